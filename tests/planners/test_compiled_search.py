@@ -8,7 +8,7 @@ import pytest
 
 from autoshard.core import Tier
 from autoshard.evaluation.validator import validate_plan
-from autoshard.planners.hybrid import descent
+from autoshard.planners.hybrid import descent, race
 from autoshard.planners.hybrid.balanced import placed_options
 from autoshard.planners.hybrid.compiled import library as compiled
 from autoshard.planners.hybrid.compiled.linear import Effort, LinearSearch, Mode
@@ -170,3 +170,24 @@ def test_plans_are_made_without_the_compiled_search(draw_task, make_request, mon
     found = search_steps(request, StepSearch(steps=20, with_policy=False))
     validate_plan(found.plan)
     assert found.status.startswith("stopped by")
+
+
+@needs_compiled
+def test_idle_bursts_are_followed_by_detours_that_never_cost_anything(start, monkeypatch):
+    """A detour begins elsewhere and with fewer options; the best layout stays until one is better."""
+    drawn = []
+
+    def some_types(ground):
+        drawn.append(ground.num_steps)
+        return original(ground)
+
+    original = Ground.options_of_some_types
+    monkeypatch.setattr(Ground, "options_of_some_types", some_types)
+    monkeypatch.setattr(race, "_PATIENCE", 8)
+    short, long = (improve([Start(layout=start)], seed=0, deadline_s=math.inf, max_steps=steps) for steps in (60, 120))
+    assert drawn
+    assert long.step_ms <= short.step_ms < start.step_ms()
+    assert long.layout.fits()
+    options_O = original(Ground(start.space, start.limits, start, seed=0))
+    assert np.logical_or.reduceat(options_O, FlatOptions.of(start.space).first_I).all()
+    assert not options_O.all()

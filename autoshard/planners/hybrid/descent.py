@@ -109,11 +109,19 @@ class Ground:
         may_O = None if tiers is None else self._options_within(tiers)
         return Neighbourhood(layout, self.flat, self.rates, exponent, may_O)
 
-    def open_options(self, tiers: tuple[Tier, ...] | None) -> BoolArray:
-        """Which options are within some tiers, or all of an item that has none there; shape (O,)."""
+    def open_options(self, tiers: tuple[Tier, ...] | None = None) -> BoolArray:
+        """Which options are within some tiers, or all of an item that has none there; None for all. Shape (O,)."""
         if tiers is None:
             return np.ones(len(self.flat.item_O), dtype=np.bool_)
-        within_O = self._options_within(tiers)
+        return self._or_all(self._options_within(tiers))
+
+    def options_of_some_types(self) -> BoolArray:
+        """Options of sharding types that are drawn, half of them in the mean; or all of an item that has none there."""
+        types_O = self.flat.type_O
+        is_drawn = self.rng.random(int(types_O.max()) + 1) < 0.5
+        return self._or_all(is_drawn[types_O])
+
+    def _or_all(self, within_O: BoolArray) -> BoolArray:
         has_any_I = np.logical_or.reduceat(within_O, self.flat.first_I)
         return np.asarray(within_O | ~np.repeat(has_any_I, self.flat.options_I))
 

@@ -9,15 +9,16 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Protocol
 
-from autoshard.core import Tier
 from autoshard.planners.hybrid.compiled.linear import Effort, Mode
 from autoshard.planners.hybrid.descent import LEAST_GAIN, Descent, Ground, Start
 from autoshard.planners.hybrid.layout import Choice, Layout
 from autoshard.planners.hybrid.ruin import Rebuilding
 from autoshard.planners.hybrid.starts import FEW_TIERS
+from autoshard.planners.space.planner_space import BoolArray
 
 
 class Racer(Protocol):
@@ -55,14 +56,16 @@ class Rules:
 _EXACT, _COMPILED = Rules(first_steps=4, reduction=2), Rules(first_steps=2, reduction=3)
 #: What the first bursts do, and what each of the next does.
 _FIRST, _NEXT = (Effort(mode=Mode.DESCEND), Effort(mode=Mode.LAUNCH_BY_LAUNCH)), Effort()
-#: Bursts that keep to some tiers.
-_WITHIN_TIERS = 2
+#: First bursts that keep to some options.
+_WITHIN = 2
 #: Excess over the layout before, as a share, up to which a burst's layout may be gone on from.
 _HEAT = 0.002
 #: Starts that bursts are made from also within fewer tiers, and these tiers.
 _NUM_WITHIN_TIERS = 4
 #: Bursts between two steps that price every change.
 _BETWEEN_EXACT = 8
+#: Bursts without a better layout before the first detour, most before a later one, and a detour's bursts over those.
+_PATIENCE, _MOST_PATIENCE, _DETOUR = 32, 256, 2
 
 
 class Bursts:
@@ -73,7 +76,8 @@ class Bursts:
     Args:
         ground: What descents share; it has a compiled search.
         layout: Where it begins; left as it is.
-        tiers: Tiers that the first bursts take options from; None for all.
+        within_O: Options that the first bursts may take.
+        num_within: These bursts.
         is_fresh: Whether it begins with a descent of all items.
 
     Attributes:
@@ -84,9 +88,16 @@ class Bursts:
     is_done = False
 
     def __init__(
-        self, ground: Ground, layout: Layout, tiers: tuple[Tier, ...] | None = None, *, is_fresh: bool = True
+        self,
+        ground: Ground,
+        layout: Layout,
+        within_O: BoolArray,
+        *,
+        num_within: int = _WITHIN,
+        is_fresh: bool = True,
     ) -> None:
-        self.ground, self.layout, self._tiers = ground, layout, tiers
+        self.ground, self.layout = ground, layout
+        self._within_O, self._num_within = within_O, num_within
         self.best, self.best_ms = layout, layout.step_ms()
         self._layout_ms, self._num_bursts = self.best_ms, 0 if is_fresh else len(_FIRST)
         ground.meet(self.best_ms, layout.chosen)
@@ -97,13 +108,13 @@ class Bursts:
 
     def step(self) -> None:
         """One burst, from the layout where the last one ended that was good enough."""
-        ground, tiers = self.ground, self._tiers if self._num_bursts < _WITHIN_TIERS else None
+        ground = self.ground
         assert ground.linear is not None, "it is compiled"
         ground.count_step(self.layout)
         found = ground.linear.improved(
             self.layout,
             _FIRST[self._num_bursts] if self._num_bursts < len(_FIRST) else _NEXT,
-            may_O=ground.open_options(tiers),
+            may_O=self._within_O if self._num_bursts < self._num_within else ground.open_options(),
             seed=int(ground.rng.integers(2**62)),
             deadline_s=ground.deadline_s,
         )
@@ -113,7 +124,7 @@ class Bursts:
         if found.fits() and found_ms < self._layout_ms * (1 + heat):
             self._go_on(found, found_ms)
 
-    def meet(self, exact: Descent) -> None:
+    def meet(self, exact: Racer) -> None:
         """Goes on from the best layout of another descent, if it is better."""
         if exact.best_ms < self.best_ms * (1 - LEAST_GAIN):
             self._go_on(exact.best_layout(), exact.best_ms)
@@ -167,7 +178,8 @@ def improve(starts: Sequence[Start], *, seed: int, deadline_s: float, max_steps:
         found = _raced(_bursts(ground, starts), _COMPILED, is_over)
     best, best_ms = found.best_layout(), found.best_ms
     if not is_over():
-        best, best_ms = _rebuilt(ground, best, is_over) if ground.linear is None else _burst(ground, best, is_over)
+        go_on = _rebuilt if ground.linear is None else partial(_burst, starts)
+        best, best_ms = go_on(ground, best, is_over)
     stopped = "steps" if ground.num_steps >= most else "time"
     return Improved(
         layout=best, step_ms=best_ms, num_steps=ground.num_steps, stopped=stopped, trail=tuple(ground.trail)
@@ -185,28 +197,48 @@ def _rebuilt(ground: Ground, layout: Layout, is_over: Callable[[], bool]) -> tup
 def _bursts(ground: Ground, starts: Sequence[Start]) -> Iterator[Bursts]:
     """Racers of all starts; the first few then also keep to fewer tiers for a while."""
     for start in starts:
-        yield Bursts(ground, start.layout, start.tiers)
+        yield Bursts(ground, start.layout, ground.open_options(start.tiers))
     for tiers in FEW_TIERS:
         for start in starts[:_NUM_WITHIN_TIERS]:
             if start.tiers is None:
-                yield Bursts(ground, start.layout, tiers)
+                yield Bursts(ground, start.layout, ground.open_options(tiers))
 
 
-def _burst(ground: Ground, layout: Layout, is_over: Callable[[], bool]) -> tuple[Layout, float]:
-    """Goes on with bursts from a layout until the end, and with steps that price every change from the best one."""
-    bursts = Bursts(ground, layout, is_fresh=False)
+def _burst(
+    starts: Sequence[Start], ground: Ground, layout: Layout, is_over: Callable[[], bool]
+) -> tuple[Layout, float]:
+    """Goes on with bursts from a layout until the end, and with steps that price every change from the best one.
+
+    Where they find nothing better for a while, they make a detour: from any start, at first with some sharding types
+    alone. Searches of fewer types end in other places, from which some go on to a shorter step.
+    """
+    bursts = Bursts(ground, layout, ground.open_options(), is_fresh=False)
     exact = Descent(ground, layout)
+    num_idle, patience = 0, _PATIENCE
     while not is_over():
-        for _ in range(_BETWEEN_EXACT):
-            if is_over():
-                break
-            bursts.step()
+        before_ms = bursts.best_ms
+        _go(bursts, _BETWEEN_EXACT, is_over)
         if bursts.best_ms < exact.best_ms:
             exact = Descent(ground, bursts.best)
         if not exact.is_done and not is_over():
             exact.step()
             bursts.meet(exact)
+        num_idle = 0 if bursts.best_ms < before_ms else num_idle + _BETWEEN_EXACT
+        if num_idle >= patience:
+            start = starts[int(ground.rng.integers(len(starts)))]
+            detour = Bursts(ground, start.layout, ground.options_of_some_types(), num_within=patience)
+            _go(detour, _DETOUR * patience, is_over)
+            bursts.meet(detour)
+            num_idle, patience = 0, min(2 * patience, _MOST_PATIENCE)
     return bursts.best, bursts.best_ms
+
+
+def _go(bursts: Bursts, num: int, is_over: Callable[[], bool]) -> None:
+    """Makes some bursts."""
+    for _ in range(num):
+        if is_over():
+            return
+        bursts.step()
 
 
 def _raced(racers: Iterator[Racer], rules: Rules, is_over: Callable[[], bool]) -> Racer:

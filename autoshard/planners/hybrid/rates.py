@@ -34,6 +34,7 @@ class FlatOptions:
         first_I: Its first option; the others follow.
         item_O: Item of each option.
         number_O: Its number among those of its item.
+        type_O: Number of its sharding type among those that there are.
         start_O: Its first shard.
         count_O: Its number of shards.
         number_E: Number of each shard within its option.
@@ -48,6 +49,7 @@ class FlatOptions:
     first_I: IndexArray
     item_O: IndexArray
     number_O: IndexArray
+    type_O: IndexArray
     start_O: IndexArray
     count_O: IndexArray
     number_E: IndexArray
@@ -71,6 +73,7 @@ class FlatOptions:
             first_I=first_I,
             item_O=item_O,
             number_O=number_O,
+            type_O=np.unique([str(option.of_tables[0].name) for option in options], return_inverse=True)[1],
             start_O=start_O,
             count_O=count_O,
             number_E=number_E,

@@ -230,8 +230,6 @@ def _option_arrays(space: PlannerSpace, flat: FlatOptions) -> dict[str, NDArray[
     """The arrays that no layout changes."""
     options = [option for item in space.items for option in item.options]
     shards = [shard for option in options for shard in option.shards]
-    types: dict[str, int] = {}
-    type_O = [types.setdefault(option.of_tables[0].name, len(types)) for option in options]
     # Sites that constraints leave, each such set once; -1 for all sites.
     sets: dict[bytes, int] = {}
     allowed_E = [
@@ -241,7 +239,7 @@ def _option_arrays(space: PlannerSpace, flat: FlatOptions) -> dict[str, NDArray[
     return {
         "first_option_i": np.append(flat.first_I, len(options)).astype(np.int32),
         "first_shard_o": np.append(flat.start_O, len(shards)).astype(np.int32),
-        "type_o": np.array(type_O, dtype=np.int32),
+        "type_o": flat.type_O.astype(np.int32),
         "kind_e": flat.kind_E.astype(np.int32),
         "holders_e": flat.holders_E.astype(np.int32),
         "allowed_e": np.array(allowed_E, dtype=np.int32),
