@@ -49,7 +49,9 @@ class BalancedOptions:
         self.lump_O = flat.largest(np.where(flat.is_shared_E, 0.0, alone_E))
         self.largest_bytes_O = flat.largest(space.kinds.bytes_VM[flat.kind_E, 0])
         self.hbm_O = flat.sums(space.kinds.bytes_VM[flat.kind_E, 0] * (flat.holders_E / space.topology.world_size))
-        self.fits_O = self.largest_bytes_O <= limits.capacity_RM[:, 0].max()
+        capacity_R = limits.capacity_RM[:, 0]
+        room_E = np.where(flat.is_shared_E, capacity_R.min(), capacity_R.max())
+        self.fits_O = flat.largest(space.kinds.bytes_VM[flat.kind_E, 0] > room_E) < 1
         self.room = _PACKED_SHARE * float(np.maximum(limits.capacity_RM[:, 0], 0.0).mean())
 
     def cheapest(self, max_lump: float = math.inf, tiers: Collection[Tier] = tuple(Tier)) -> IndexArray:
