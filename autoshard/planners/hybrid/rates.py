@@ -36,6 +36,7 @@ class FlatOptions:
         number_O: Its number among those of its item.
         start_O: Its first shard.
         count_O: Its number of shards.
+        is_uneven_O: Whether it has rows in uneven shares.
         number_E: Number of each shard within its option.
         kind_E: Its kind.
         tier_E: How it is held.
@@ -50,6 +51,7 @@ class FlatOptions:
     number_O: IndexArray
     start_O: IndexArray
     count_O: IndexArray
+    is_uneven_O: BoolArray
     number_E: IndexArray
     kind_E: IndexArray
     tier_E: NDArray[np.str_]
@@ -73,6 +75,7 @@ class FlatOptions:
             number_O=number_O,
             start_O=start_O,
             count_O=count_O,
+            is_uneven_O=np.array([option.is_uneven for option in options]),
             number_E=number_E,
             kind_E=np.array([shard.kind for shard in shards], dtype=np.int64),
             tier_E=np.array([shard.tier.value for shard in shards]),

@@ -195,7 +195,7 @@ class ShardingOption:
             by += " by rows"
         if self.name is ShardingType.ROW_TIERS:
             return " + ".join(f"{part.tier} {part.shard.access()[1]:.0%}" for part in self.parts) + by
-        if self.name is ShardingType.ROW_WISE and len(self.parts) > 1:
+        if self.is_uneven:
             dealt = [part for part in self.parts if is_everywhere(part.tier)]
             share, count = sum(part.shard.access()[1] for part in dealt), len(self.parts) - len(dealt)
             return f"{self.name} {share:.0%} + {count} range{'s' if count > 1 else ''}" + by
@@ -216,6 +216,11 @@ class ShardingOption:
     def in_one_node(self) -> bool:
         """Whether all parts must be on ranks of one node."""
         return self.name is ShardingType.TABLE_COLUMN_WISE
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether rows are cut into uneven shares, for ranks that differ in memory."""
+        return self.name is ShardingType.ROW_WISE and len(self.parts) > 1
 
     @property
     def is_everywhere(self) -> bool:

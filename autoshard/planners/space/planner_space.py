@@ -90,6 +90,11 @@ class ItemOption:
         return self.of_tables[0].label + behind
 
     @property
+    def is_uneven(self) -> bool:
+        """Whether rows are in uneven shares."""
+        return self.of_tables[0].is_uneven
+
+    @property
     def parts(self) -> tuple[tuple[UnplacedShard, ...], ...]:
         """The parts of each table, by which options are known."""
         return tuple(option.parts for option in self.of_tables)

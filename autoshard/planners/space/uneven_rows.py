@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core import EmbeddingTable, Payload, RowRange, RowsBy, Shard, TableSet, Tier, Topology
+from autoshard.planners.space.constraints import allowed_ranks
 from autoshard.planners.space.options import ShardingOption, ShardingType, UnplacedShard
 
 FloatArray = NDArray[np.float64]
@@ -24,8 +25,9 @@ def room_of_ranks(tables: TableSet, topology: Topology) -> FloatArray:
     """Bytes of device memory of each rank, less those of tables that may be on that rank alone, shape (R,)."""
     room_R = np.array([topology.memory_of(rank).hbm for rank in range(topology.world_size)], dtype=np.float64)
     for table in tables.tables:
-        if len(pinned := set(table.constraints.pinned_ranks)) == 1:
-            room_R[pinned.pop()] -= table.storage_bytes
+        allowed_R = allowed_ranks(table, topology.world_size)
+        if allowed_R.sum() == 1:
+            room_R[allowed_R] -= table.storage_bytes
     return np.maximum(room_R, 0.0)
 
 
