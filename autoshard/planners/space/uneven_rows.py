@@ -91,7 +91,9 @@ def _held(
         for rank, (start, stop) in enumerate(pairwise(bounds))
         if start < stop
     ]
+    if len(ranges) + bool(even) < 2:
+        return []
     if even:
         ways = UnplacedShard.ways(cut(0, first), Tier.ROW_WISE, topology, payload)
         return [ShardingOption(name=ShardingType.ROW_WISE, parts=(way, *ranges)) for way in ways]
-    return [ShardingOption(name=ShardingType.ROW_WISE, parts=tuple(ranges))] if len(ranges) > 1 else []
+    return [ShardingOption(name=ShardingType.ROW_WISE, parts=tuple(ranges))]
