@@ -23,6 +23,7 @@ from autoshard.core import (
 )
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate
 from autoshard.evaluation.validator import validate_plan
+from autoshard.planners.hybrid.explanation import explain
 from autoshard.planners.hybrid.layout import Limits
 from autoshard.planners.hybrid.offered import space_of
 from autoshard.planners.hybrid.starts import balanced_starts, layout_of
@@ -199,3 +200,12 @@ def test_a_plan_with_uneven_shares_is_read_again(filling, make_request):
     assert layout.step_ms() == pytest.approx(evaluate(plan, request.costs).step_ms.value, rel=1e-5)
     again = get_planner("auto").plan(replace(request, start=plan))
     assert again.shards == plan.shards
+
+
+def test_explained_bytes_are_those_of_the_fullest_rank(filling, make_request):
+    task = filling((1, 1, 1, 2), 0.9)
+    request = make_request(task, options=ROW_WISE)
+    plan = get_planner("auto").plan(request)
+    (table,) = explain(plan, request.costs).tables
+    assert table.option.startswith("row_wise 9")
+    assert table.hbm_bytes == held_bytes(plan).max()
