@@ -6,15 +6,36 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autoshard.core import DType, Exchange, GroupLayout, Payload, PlacedShard, ReplicaGroups, Shard, SyncRows
+from autoshard.core import (
+    AccessProfile,
+    CostModels,
+    DType,
+    Exchange,
+    GroupLayout,
+    ImpliedOrder,
+    Level,
+    Link,
+    MemoryBytes,
+    Payload,
+    PlacedShard,
+    ReplicaGroups,
+    RowsBy,
+    Shard,
+    SyncRows,
+    TableSet,
+    Tier,
+    Topology,
+)
 from autoshard.core.step import Overlap, StepCollective
-from autoshard.evaluation import plan_traffic
+from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, plan_traffic
 from autoshard.evaluation.group_sync import group_sync_bytes
 from autoshard.evaluation.traffic import Stream
 from autoshard.formats import read_plan, write_plan
 from autoshard.formats.row_orders import write_row_order
+from autoshard.planners.planner import PlanRequest
+from autoshard.planners.registry import get_planner
 from autoshard.runtime import RunRequest, run_requests
-from tests.contracts.drawn_layouts import drawn_plan
+from tests.contracts.drawn_layouts import drawn_plan, drawn_table
 
 #: fp32 sums in another order, relative to the largest value.
 TOLERANCE = 2e-5
@@ -177,3 +198,35 @@ def test_random_plans_on_8_processes_stay_equal_over_20_steps(tmp_path):
         # rtol 1e-5, atol 1e-6: absolute errors keep to atol alone, those of moments are relative to the largest.
         assert max(found.output_error, found.weight_error, found.dense_error) <= 1e-6, f"{result.plan_path}: {found}"
         assert found.moment_error <= 1e-5, f"{result.plan_path}: {found}"
+
+
+@pytest.mark.slow
+def test_rows_in_uneven_shares_equal_the_unsharded_reference(tmp_path):
+    """Tables of which even shares do not fit, with rows by id and by access rank, as `auto` cuts them."""
+    tables = tuple(
+        replace(drawn_table(np.random.default_rng(0), name), num_embeddings=rows, access=AccessProfile.zipf(rows, 1.05))
+        for name, rows in (("by_id", 3000), ("by_access", 2000))
+    )
+    tables = (tables[0], replace(tables[1], row_order=ImpliedOrder.BY_ID))
+    needed = sum(table.storage_bytes for table in tables)
+    link = Link(bytes_per_s=1e9)
+    topology = Topology(
+        world_size=4,
+        device="cpu",
+        memory_bytes=MemoryBytes(hbm=needed // 12),
+        levels=(Level(name="node", size=4, all_to_all=link, all_reduce=link),),
+        overrides=((1, MemoryBytes(hbm=needed // 8)), (2, MemoryBytes(hbm=needed))),
+    )
+    request = PlanRequest(
+        tables=TableSet(batch_size=24, tables=tables),
+        topology=topology,
+        costs=CostModels(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm()),
+        options={"sharding_types": "row_wise", "steps": 4, "policy": False, "count_activations": False},
+    )
+    plan = get_planner("auto").plan(request)
+    cut = {placed.shard.rows.by for placed in plan.shards if placed.tier is Tier.TABLE_WISE}
+    assert cut == {RowsBy.INDEX, RowsBy.ACCESS_RANK}
+    write_plan(plan, tmp_path / "plan.json")
+    path = str(tmp_path / "plan.json")
+    run = RunRequest(plan_path=path, steps=1, warmup_steps=0, verify_steps=3, eps=1e-3, seed=0, device="cpu")
+    assert_equal(run_requests([run], 2))

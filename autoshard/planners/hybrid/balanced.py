@@ -38,9 +38,12 @@ class BalancedOptions:
         flat: Its options.
         rates: What shards add.
         limits: Memory.
+        with_uneven: Whether rows may be in uneven shares.
     """
 
-    def __init__(self, space: PlannerSpace, flat: FlatOptions, rates: Rates, limits: Limits) -> None:
+    def __init__(
+        self, space: PlannerSpace, flat: FlatOptions, rates: Rates, limits: Limits, *, with_uneven: bool = True
+    ) -> None:
         self.flat = flat
         alone_E = rates.served_VP[flat.kind_E].sum(axis=1)
         shared_E = rates.shared_VP[flat.kind_E].sum(axis=1)
@@ -50,6 +53,8 @@ class BalancedOptions:
         self.largest_bytes_O = flat.largest(space.kinds.bytes_VM[flat.kind_E, 0])
         self.hbm_O = flat.sums(space.kinds.bytes_VM[flat.kind_E, 0] * (flat.holders_E / space.topology.world_size))
         self.fits_O = self.largest_bytes_O <= limits.capacity_RM[:, 0].max()
+        if not with_uneven:
+            self.fits_O &= ~flat.is_uneven_O
         self.room = _PACKED_SHARE * float(np.maximum(limits.capacity_RM[:, 0], 0.0).mean())
 
     def cheapest(self, max_lump: float = math.inf, tiers: Collection[Tier] = tuple(Tier)) -> IndexArray:
@@ -110,16 +115,25 @@ class BalancedOptions:
         return np.asarray(self.flat.number_O[self.flat.lowest(self.largest_bytes_O)])
 
 
-def placed_options(space: PlannerSpace, rates: Rates, limits: Limits, chosen: Sequence[int]) -> Layout | None:
+def placed_options(
+    space: PlannerSpace, rates: Rates, limits: Limits, chosen: Sequence[int], *, with_uneven: bool = True
+) -> Layout | None:
     """Items with their options placed, largest shards first, where the slowest rank grows least.
 
     An item whose shards find no room takes another option of those that do, the one with the least time.
+
+    Args:
+        space: What there is to choose from.
+        rates: What shards add.
+        limits: Memory.
+        chosen: The option that each item is to get.
+        with_uneven: Whether other options may have rows in uneven shares.
 
     Returns:
         None if some item finds no room at all.
     """
     for size_V in (rates.served_VP.sum(axis=1), space.kinds.bytes_VM.sum(axis=1)):
-        found = _placed(space, rates, limits, chosen, _order(space, chosen, size_V))
+        found = _placed(space, rates, limits, chosen, _order(space, chosen, size_V), with_uneven=with_uneven)
         if found is not None:
             layout = Layout(space, limits, found)
             return layout if layout.fits() else None
@@ -140,7 +154,13 @@ def _order(space: PlannerSpace, chosen: Sequence[int], size_V: FloatArray) -> li
 
 
 def _placed(
-    space: PlannerSpace, rates: Rates, limits: Limits, chosen: Sequence[int], order: Sequence[int]
+    space: PlannerSpace,
+    rates: Rates,
+    limits: Limits,
+    chosen: Sequence[int],
+    order: Sequence[int],
+    *,
+    with_uneven: bool,
 ) -> list[Choice] | None:
     filling = _Filling(space, rates, limits, chosen)
     found: dict[int, Choice] = {}
@@ -148,7 +168,11 @@ def _placed(
         options, number = space.items[item].options, chosen[item]
         sites = filling.put(options[number])
         if sites is None:
-            grown = [(filling.growth(option), index) for index, option in enumerate(options)]
+            grown = [
+                (filling.growth(option), index)
+                for index, option in enumerate(options)
+                if with_uneven or not option.is_uneven
+            ]
             least, number = min(grown)
             sites = filling.put(options[number]) if math.isfinite(least) else None
         if sites is None:

@@ -274,7 +274,11 @@ class _Explainer:
         )
 
     def _bytes(self, option: ItemOption) -> int:
-        return round(max(float(self.space.kinds.bytes_VM[shard.kind, 0]) for shard in option.shards))
+        """Bytes of parts that all ranks hold, and of the largest of the others."""
+        bytes_V = self.space.kinds.bytes_VM[:, 0]
+        shared = sum(float(bytes_V[shard.kind]) for shard in option.shards if shard.is_everywhere)
+        others = (float(bytes_V[shard.kind]) for shard in option.shards if not shard.is_everywhere)
+        return round(shared + max(others, default=0.0))
 
     def _ranks(self, index: int) -> tuple[int, ...]:
         ranks = np.arange(self.layout.num_ranks)

@@ -13,6 +13,7 @@ from autoshard.evaluation.cached_rows import behind_cache
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.options import GROUP_COUNTS, ShardingOption, ShardingType, enumerate_options
 from autoshard.planners.space.planner_space import PlannerSpace
+from autoshard.planners.space.uneven_rows import room_of_ranks, uneven_options
 
 #: Rows are offered behind caches where tables take more than this share of the devices' memory.
 _SCARCE_SHARE = 0.5
@@ -20,7 +21,8 @@ _SCARCE_SHARE = 0.5
 _CACHE_SHARES = (1.0, 0.25)
 #: Sharding types that few tables of good plans have; a third of all options.
 _RARE = frozenset({ShardingType.TABLE_COLUMN_WISE, ShardingType.GRID, ShardingType.FLEX})
-#: Tables that take more than this share of a device's memory have all options.
+#: Tables that take more than this share of the memory that devices have in the mean have all options, and where ranks
+#: differ in memory, uneven shares of rows: smaller ones fill the ranks whole.
 _LARGE_SHARE = 0.25
 
 
@@ -126,7 +128,10 @@ def space_of(
         names = set(names) - _GROUPS  # see `_GROUPS`
     levels = _spare_levels(tables, topology)
     usual = (frozenset(names) & offer.names) or frozenset(names)
-    with_all = _with_all(tables, topology, offer)
+    is_large = _is_large(topology)
+    with_all = _with_all(tables, offer, is_large)
+    room_R = room_of_ranks(tables, topology)
+    with_uneven = ShardingType.ROW_WISE in names and room_R.min() < room_R.max()
 
     def options_of(table: EmbeddingTable) -> list[ShardingOption]:
         is_all = with_all(table)
@@ -147,24 +152,29 @@ def space_of(
             for share in _CACHE_SHARES
             for option in simple
         ]
-        return [*offered, *cached]
+        is_uneven = with_uneven and is_all and is_large(table)
+        uneven = uneven_options(table, topology, room_R, request.payload) if is_uneven else []
+        return [*offered, *uneven, *cached]
 
     return PlannerSpace(tables, topology, request.costs, options_of, request.payload)
 
 
-def _with_all(tables: TableSet, topology: Topology, offer: Offer) -> Callable[[EmbeddingTable], bool]:
+def _is_large(topology: Topology) -> Callable[[EmbeddingTable], bool]:
+    """Whether a table takes much of the memory that devices have in the mean."""
+    memory_bytes = float(np.mean([topology.memory_of(rank).hbm for rank in range(topology.world_size)]))
+    return lambda table: table.storage_bytes > _LARGE_SHARE * memory_bytes
+
+
+def _with_all(
+    tables: TableSet, offer: Offer, is_large: Callable[[EmbeddingTable], bool]
+) -> Callable[[EmbeddingTable], bool]:
     """Whether a table is one of the costliest, by the bytes that a sample reads of it, or large."""
     if offer is EVERYTHING:
         return lambda _: True
     if (names := offer.always) is not None:
         return lambda table: table.name in names
     least_bytes = float(np.quantile([looked_up_bytes(table) for table in tables.tables], 1 - offer.costliest))
-    memory_bytes = min(topology.memory_of(rank).hbm for rank in range(topology.world_size))
-
-    def is_such(table: EmbeddingTable) -> bool:
-        return looked_up_bytes(table) >= least_bytes or table.storage_bytes > _LARGE_SHARE * memory_bytes
-
-    return is_such
+    return lambda table: looked_up_bytes(table) >= least_bytes or is_large(table)
 
 
 def looked_up_bytes(table: EmbeddingTable) -> float:

@@ -37,6 +37,7 @@ class FlatOptions:
         type_O: Number of its sharding type among those that there are.
         start_O: Its first shard.
         count_O: Its number of shards.
+        is_uneven_O: Whether it has rows in uneven shares.
         number_E: Number of each shard within its option.
         kind_E: Its kind.
         tier_E: How it is held.
@@ -52,6 +53,7 @@ class FlatOptions:
     type_O: IndexArray
     start_O: IndexArray
     count_O: IndexArray
+    is_uneven_O: BoolArray
     number_E: IndexArray
     kind_E: IndexArray
     tier_E: NDArray[np.str_]
@@ -76,6 +78,7 @@ class FlatOptions:
             type_O=np.unique([str(option.of_tables[0].name) for option in options], return_inverse=True)[1],
             start_O=start_O,
             count_O=count_O,
+            is_uneven_O=np.array([option.is_uneven for option in options]),
             number_E=number_E,
             kind_E=np.array([shard.kind for shard in shards], dtype=np.int64),
             tier_E=np.array([shard.tier.value for shard in shards]),

@@ -168,8 +168,26 @@ def balanced_starts(space: PlannerSpace, limits: Limits, until_s: float = math.i
         limits: Memory.
         until_s: When to end, by `time.perf_counter`; the likeliest few are made all the same, and one, if any has room.
     """
-    rates = Rates.of(space)
-    balanced = BalancedOptions(space, FlatOptions.of(space), rates, limits)
+    rates, flat = Rates.of(space), FlatOptions.of(space)
+    starts = _starts_of(space, flat, rates, limits, until_s, with_uneven=False)
+    if flat.is_uneven_O.any():
+        # Uneven shares take room of all ranks, which others may need: these are starts besides, not instead.
+        more = _starts_of(space, flat, rates, limits, until_s, with_uneven=True)
+        starts += [start for start in more if _is_uneven(flat, start.layout)]
+    return starts
+
+
+def _is_uneven(flat: FlatOptions, layout: Layout) -> bool:
+    """Whether a layout has rows of any item in uneven shares."""
+    numbers_I = [layout.choice(item)[0] for item in range(len(flat.first_I))]
+    return bool(flat.is_uneven_O[flat.first_I + numbers_I].any())
+
+
+def _starts_of(
+    space: PlannerSpace, flat: FlatOptions, rates: Rates, limits: Limits, until_s: float, *, with_uneven: bool
+) -> list[Start]:
+    """As `balanced_starts`, with uneven shares of rows or without."""
+    balanced = BalancedOptions(space, flat, rates, limits, with_uneven=with_uneven)
     distinct: dict[tuple[int, ...], list[tuple[Tier, ...] | None]] = {}
     for numbers_I, tiers in _choices(balanced):
         distinct.setdefault(tuple(numbers_I.tolist()), []).append(tiers)
@@ -179,7 +197,7 @@ def balanced_starts(space: PlannerSpace, limits: Limits, until_s: float = math.i
     for count, (numbers, of_tiers) in enumerate(likeliest):
         if starts and count >= num_made and time.perf_counter() >= until_s:
             break
-        layout = _with_room(space, rates, limits, numbers)
+        layout = _with_room(space, rates, limits, numbers, with_uneven=with_uneven)
         if layout is not None:
             starts += [Start(layout=layout, tiers=tiers) for tiers in dict.fromkeys(of_tiers)]
     return starts
@@ -193,13 +211,15 @@ def _choices(balanced: BalancedOptions) -> list[tuple[IndexArray, tuple[Tier, ..
     return [*whole, *cheapest, *of_few, (balanced.leanest(), None)]
 
 
-def _with_room(space: PlannerSpace, rates: Rates, limits: Limits, numbers: Sequence[int]) -> Layout | None:
+def _with_room(
+    space: PlannerSpace, rates: Rates, limits: Limits, numbers: Sequence[int], *, with_uneven: bool
+) -> Layout | None:
     """Items with their options placed, where the memory leaves room for what training needs; None if it does not.
 
     What that is depends on where items are: it is taken from ranks' memory once it is known, and items placed anew.
     """
     of_tables = replace(limits, with_activations=False)
-    layout = placed_options(space, rates, of_tables, numbers)
+    layout = placed_options(space, rates, of_tables, numbers, with_uneven=with_uneven)
     if layout is None or not limits.with_activations:
         return layout
     placed = Layout(space, limits, layout.chosen)
@@ -207,7 +227,8 @@ def _with_room(space: PlannerSpace, rates: Rates, limits: Limits, numbers: Seque
         return placed
     less_RM = limits.capacity_RM.copy()
     less_RM[:, 0] -= space.prices.training_bytes(layout.moved_RC[None])[0]
-    layout = placed_options(space, rates, replace(of_tables, capacity_RM=less_RM), numbers)
+    less = replace(of_tables, capacity_RM=less_RM)
+    layout = placed_options(space, rates, less, numbers, with_uneven=with_uneven)
     if layout is None:
         return None
     placed = Layout(space, limits, layout.chosen)

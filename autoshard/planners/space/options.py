@@ -64,6 +64,7 @@ class UnplacedShard:
         collective: How sums travel.
         grad_sync: How gradients of several replicas meet.
         memory: Memory level of the rows, and the cache before it.
+        rank: The only rank that the search may put it on; None for any. Parts that differ in it alone are equal.
     """
 
     shard: Shard
@@ -72,6 +73,7 @@ class UnplacedShard:
     collective: Collective = Collective.ALL_TO_ALL
     grad_sync: GradSync = GradSync.NONE
     memory: MemoryPlacement = field(default_factory=MemoryPlacement)
+    rank: int | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, shard: Shard, tier: Tier, topology: Topology) -> UnplacedShard:
@@ -184,7 +186,7 @@ class ShardingOption:
 
     @property
     def label(self) -> str:
-        """Its name, with the number of column shards, or the share of lookups that each tier of rows gets.
+        """Its name, with the number of column shards, or the share of lookups that each tier or part of rows gets.
 
         And the collective, where that is not the usual one; or rows, where readers pool them.
         """
@@ -193,6 +195,10 @@ class ShardingOption:
             by += " by rows"
         if self.name is ShardingType.ROW_TIERS:
             return " + ".join(f"{part.tier} {part.shard.access()[1]:.0%}" for part in self.parts) + by
+        if self.is_uneven:
+            dealt = [part for part in self.parts if is_everywhere(part.tier)]
+            share, count = sum(part.shard.access()[1] for part in dealt), len(self.parts) - len(dealt)
+            return f"{self.name} {share:.0%} + {count} range{'s' if count > 1 else ''}" + by
         return (f"{self.name} x{len(self.parts)}" if len(self.parts) > 1 else str(self.name)) + by
 
     @property
@@ -210,6 +216,11 @@ class ShardingOption:
     def in_one_node(self) -> bool:
         """Whether all parts must be on ranks of one node."""
         return self.name is ShardingType.TABLE_COLUMN_WISE
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether rows are cut into uneven shares, for ranks that differ in memory."""
+        return self.name is ShardingType.ROW_WISE and len(self.parts) > 1
 
     @property
     def is_everywhere(self) -> bool:
@@ -408,6 +419,8 @@ def _name_of(parts: Sequence[UnplacedShard]) -> ShardingType:
         return ShardingType.COLUMN_WISE
     if is_columns and tiers == {Tier.TABLE_ROW_WISE}:
         return ShardingType.GRID
+    if tiers == {Tier.ROW_WISE, Tier.TABLE_WISE} and parts[0].tier is Tier.ROW_WISE:
+        return ShardingType.ROW_WISE
     return ShardingType.ROW_GROUPS if tiers == {Tier.TABLE_WISE} else ShardingType.ROW_TIERS
 
 

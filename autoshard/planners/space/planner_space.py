@@ -31,7 +31,7 @@ from autoshard.planners.space.constraints import allowed_sites, check_constraint
 from autoshard.planners.space.kinds import FloatArray, ShardKinds
 from autoshard.planners.space.options import ShardingOption, UnplacedShard, why_not
 from autoshard.planners.space.step_cost import StepPrices
-from autoshard.planners.space.tiers import is_everywhere, num_holders, num_replicas
+from autoshard.planners.space.tiers import is_everywhere, num_holders, num_replicas, site_of
 
 IndexArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
@@ -88,6 +88,11 @@ class ItemOption:
         memory = self.shards[0].parts[0].memory
         behind = "" if memory.cache_bytes == 0 else f", {memory.level} behind a cache of {memory.cache_bytes:,} bytes"
         return self.of_tables[0].label + behind
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether rows are in uneven shares."""
+        return self.of_tables[0].is_uneven
 
     @property
     def parts(self) -> tuple[tuple[UnplacedShard, ...], ...]:
@@ -304,10 +309,10 @@ class PlannerSpace:
 
     def _sites_of(self, parts: Sequence[UnplacedShard]) -> _Sites:
         """Sites that parts of several tables may share; most tables have the same constraints: none."""
-        key = (parts[0].tier, *(part.shard.table.constraints for part in parts))
+        key = (parts[0].tier, parts[0].rank, *(part.shard.table.constraints for part in parts))
         if key not in self._sites:
             tables = [part.shard.table for part in parts]
-            self._sites[key] = _Sites.of(tables, parts[0].tier, self.topology)
+            self._sites[key] = _Sites.of(tables, parts[0].tier, parts[0].rank, self.topology)
         return self._sites[key]
 
 
@@ -339,8 +344,10 @@ class _Sites:
     is_everywhere: bool
 
     @classmethod
-    def of(cls, tables: Sequence[EmbeddingTable], tier: Tier, topology: Topology) -> _Sites:
+    def of(cls, tables: Sequence[EmbeddingTable], tier: Tier, rank: int | None, topology: Topology) -> _Sites:
         allowed_S = np.logical_and.reduce([allowed_sites(table, tier, topology) for table in tables])
+        if rank is not None:
+            allowed_S &= np.arange(len(allowed_S)) == site_of(tier, rank, topology)
         return cls(
             allowed_S=allowed_S,
             is_any=bool(allowed_S.any()),
