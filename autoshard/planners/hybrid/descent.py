@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,7 @@ from autoshard.planners.hybrid.compiled.linear import LinearSearch
 from autoshard.planners.hybrid.layout import Change, Choice, Layout, Limits
 from autoshard.planners.hybrid.neighbours import Neighbourhood
 from autoshard.planners.hybrid.rates import FlatOptions, Rates
+from autoshard.planners.space.options import ShardingType
 from autoshard.planners.space.planner_space import BoolArray, PlannerSpace
 
 _log = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ LEAST_GAIN = 1e-6
 _RATES_STEPS = 25
 #: Steps after which the best layout is kept: 1, and each time so many times as many.
 _TRAIL_FACTOR = 10
+#: Chances that a burst may take all options, or those of the sharding types there are; and that a type is drawn.
+_ALL_CHANCE, _LIKE_CHANCE, _DRAWN = 0.25, 0.5, 0.5
 #: Seconds between two lines of the log about the best layout.
 _TELL_S = 0.4
 
@@ -115,11 +118,30 @@ class Ground:
             return np.ones(len(self.flat.item_O), dtype=np.bool_)
         return self._or_all(self._options_within(tiers))
 
+    def options_of(self, names: Collection[ShardingType]) -> BoolArray:
+        """Options of some sharding types, or all of an item that has none there; shape (O,)."""
+        return self._or_all(np.array([name in names for name in self.flat.types])[self.flat.type_O])
+
     def options_of_some_types(self) -> BoolArray:
         """Options of sharding types that are drawn, half of them in the mean; or all of an item that has none there."""
-        types_O = self.flat.type_O
-        is_drawn = self.rng.random(int(types_O.max()) + 1) < 0.5
-        return self._or_all(is_drawn[types_O])
+        return self._or_all((self.rng.random(len(self.flat.types)) < _DRAWN)[self.flat.type_O])
+
+    def options_beside(self, layout: Layout) -> BoolArray:
+        """Options that the next burst from a layout may take, shape (O,).
+
+        All of them, or fewer, which takes a burst less time: those of the layout's sharding types, or of types that are
+        drawn, besides what the layout has.
+        """
+        draw = self.rng.random()
+        if draw < _ALL_CHANCE:
+            return self.open_options()
+        now_I = self.flat.first_I + np.array([layout.choice(item)[0] for item in range(len(layout.chosen))])
+        if draw < _ALL_CHANCE + _LIKE_CHANCE:
+            types = np.unique(self.flat.type_O[now_I])
+            return self._or_all(np.isin(self.flat.type_O, types))
+        may_O = self.options_of_some_types()
+        may_O[now_I] = True
+        return may_O
 
     def _or_all(self, within_O: BoolArray) -> BoolArray:
         has_any_I = np.logical_or.reduceat(within_O, self.flat.first_I)

@@ -18,6 +18,7 @@ from autoshard.planners.hybrid.descent import LEAST_GAIN, Descent, Ground, Start
 from autoshard.planners.hybrid.layout import Choice, Layout
 from autoshard.planners.hybrid.ruin import Rebuilding
 from autoshard.planners.hybrid.starts import FEW_TIERS
+from autoshard.planners.space.options import ShardingType
 from autoshard.planners.space.planner_space import BoolArray
 
 
@@ -56,8 +57,17 @@ class Rules:
 _EXACT, _COMPILED = Rules(first_steps=4, reduction=2), Rules(first_steps=2, reduction=3)
 #: What the first bursts do, and what each of the next does.
 _FIRST, _NEXT = (Effort(mode=Mode.DESCEND), Effort(mode=Mode.LAUNCH_BY_LAUNCH)), Effort()
-#: First bursts that keep to some options.
-_WITHIN = 2
+#: First bursts that keep to some options; and of those that come first in the race, which take a tenth of the time.
+_WITHIN, _LONG_WITHIN = 2, 6
+#: Sharding types that bursts from the first few starts keep to before any others are made, and these starts.
+_FEW_TYPES = (
+    frozenset({ShardingType.TABLE_WISE}),
+    frozenset({ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE}),
+    frozenset({ShardingType.TABLE_WISE, ShardingType.DATA_PARALLEL}),
+)
+_NUM_WITHIN_TYPES = 3
+#: Tables times ranks of tasks in which a burst takes so long that these would leave no time for others.
+_LARGE_TASK = 10_000
 #: Excess over the layout before, as a share, up to which a burst's layout may be gone on from.
 _HEAT = 0.002
 #: Starts that bursts are made from also within fewer tiers, and these tiers.
@@ -114,7 +124,7 @@ class Bursts:
         found = ground.linear.improved(
             self.layout,
             _FIRST[self._num_bursts] if self._num_bursts < len(_FIRST) else _NEXT,
-            may_O=self._within_O if self._num_bursts < self._num_within else ground.open_options(),
+            may_O=self._within_O if self._num_bursts < self._num_within else ground.options_beside(self.layout),
             seed=int(ground.rng.integers(2**62)),
             deadline_s=ground.deadline_s,
         )
@@ -195,7 +205,12 @@ def _rebuilt(ground: Ground, layout: Layout, is_over: Callable[[], bool]) -> tup
 
 
 def _bursts(ground: Ground, starts: Sequence[Start]) -> Iterator[Bursts]:
-    """Racers of all starts; the first few then also keep to fewer tiers for a while."""
+    """Racers of all starts, and before and after them some of the first few within fewer types or tiers for a while."""
+    is_large = len(ground.space.items) * ground.space.topology.world_size > _LARGE_TASK
+    for names in () if is_large else _FEW_TYPES:
+        within_O = ground.options_of(names)
+        for start in starts[:_NUM_WITHIN_TYPES]:
+            yield Bursts(ground, start.layout, within_O, num_within=_LONG_WITHIN)
     for start in starts:
         yield Bursts(ground, start.layout, ground.open_options(start.tiers))
     for tiers in FEW_TIERS:

@@ -18,6 +18,7 @@ from autoshard.core.step import KERNEL_PARTS
 from autoshard.evaluation.stages import syncs_ms
 from autoshard.planners.hybrid.layout import Layout
 from autoshard.planners.space.kinds import FloatArray
+from autoshard.planners.space.options import ShardingType
 from autoshard.planners.space.planner_space import BoolArray, IndexArray, PlannerSpace
 from autoshard.planners.space.step_cost import FEATURES, PARTS, SYNC, MovedArray
 
@@ -34,7 +35,8 @@ class FlatOptions:
         first_I: Its first option; the others follow.
         item_O: Item of each option.
         number_O: Its number among those of its item.
-        type_O: Number of its sharding type among those that there are.
+        type_O: Number of its sharding type.
+        types: The sharding types by their numbers.
         start_O: Its first shard.
         count_O: Its number of shards.
         is_uneven_O: Whether it has rows in uneven shares.
@@ -51,6 +53,7 @@ class FlatOptions:
     item_O: IndexArray
     number_O: IndexArray
     type_O: IndexArray
+    types: tuple[ShardingType, ...]
     start_O: IndexArray
     count_O: IndexArray
     is_uneven_O: BoolArray
@@ -65,6 +68,8 @@ class FlatOptions:
     def of(cls, space: PlannerSpace) -> FlatOptions:
         """Reads a space as it is now."""
         options = [option for item in space.items for option in item.options]
+        types: dict[ShardingType, int] = {}
+        type_O = np.array([types.setdefault(option.of_tables[0].name, len(types)) for option in options])
         shards = [shard for option in options for shard in option.shards]
         options_I = np.array([len(item.options) for item in space.items], dtype=np.int64)
         item_O, number_O, first_I = ragged(options_I)
@@ -75,7 +80,8 @@ class FlatOptions:
             first_I=first_I,
             item_O=item_O,
             number_O=number_O,
-            type_O=np.unique([str(option.of_tables[0].name) for option in options], return_inverse=True)[1],
+            type_O=type_O,
+            types=tuple(types),
             start_O=start_O,
             count_O=count_O,
             is_uneven_O=np.array([option.is_uneven for option in options]),
