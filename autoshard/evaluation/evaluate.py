@@ -91,19 +91,6 @@ def evaluate(plan: ShardingPlan, costs: CostModels, *, overlap: Overlap | None =
     )
 
 
-def price_step(plan: ShardingPlan, costs: CostModels, *, overlap: Overlap | None = None) -> StepPrice:
-    """The step of `evaluate` with all its parts, the overlap, and the names of the models behind it."""
-    return price_with_kernels(plan, costs, overlap=overlap)[1]
-
-
-def price_with_kernels(
-    plan: ShardingPlan, costs: CostModels, *, overlap: Overlap | None = None
-) -> tuple[KernelPrices, StepPrice]:
-    """As `price_step`, with the kernels behind it, of one replica group."""
-    kernels, traffic, stages = _priced(plan, plan.of_one_group(), costs)
-    return kernels, compose_step(plan, costs, kernels.costs, traffic, stages, overlap)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelPrices:
     """Priced kernels of a replica group.
@@ -121,6 +108,25 @@ class KernelPrices:
     alone_ms_N: MsArray
     binding_rank: int
     binding_shard: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedPlan:
+    """A plan's step, and the kernels of one of its replica groups."""
+
+    kernels: KernelPrices
+    step: StepPrice
+
+
+def price_step(plan: ShardingPlan, costs: CostModels, *, overlap: Overlap | None = None) -> StepPrice:
+    """The step of `evaluate` with all its parts, the overlap, and the names of the models behind it."""
+    return price_with_kernels(plan, costs, overlap=overlap).step
+
+
+def price_with_kernels(plan: ShardingPlan, costs: CostModels, *, overlap: Overlap | None = None) -> PricedPlan:
+    """As `price_step`, with the kernels behind it, of one replica group."""
+    kernels, traffic, stages = _priced(plan, plan.of_one_group(), costs)
+    return PricedPlan(kernels=kernels, step=compose_step(plan, costs, kernels.costs, traffic, stages, overlap))
 
 
 def _priced(plan: ShardingPlan, group: ShardingPlan, costs: CostModels) -> tuple[KernelPrices, Traffic, Stages]:

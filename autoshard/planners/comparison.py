@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from autoshard.core import CostModels, ShardingPlan, Tier
 from autoshard.core.costs import KernelErrors, MsArray, recorded_errors
+from autoshard.evaluation.evaluate import PricedPlan
 from autoshard.evaluation.uncertainty.plan_draws import step_draws
 from autoshard.evaluation.uncertainty.set_errors import SetErrors, half_widths
 from autoshard.planners.space.placement import PlacementProblem, RankArray
@@ -53,17 +54,18 @@ def last_told(drawn_ms_PE: NDArray[np.float64], num_cuts_P: Sequence[int]) -> in
     return taken
 
 
-def best_plan(plans: Sequence[ShardingPlan], costs: CostModels) -> int | None:
+def best_plan(plans: Sequence[ShardingPlan], priced: Sequence[PricedPlan], costs: CostModels) -> int | None:
     """Index of the plan to take by draws of its step; None where the kernel model has no errors on record.
 
     Args:
         plans: In the order of `last_told`.
-        costs: Models to price them with.
+        priced: The same plans, by these models.
+        costs: The models.
     """
     errors = recorded_errors(costs.kernel)
     if errors is None:
         return None
-    return last_told(step_draws(plans, costs, errors), [num_cuts(plan) for plan in plans])
+    return last_told(step_draws(priced, costs, errors), [num_cuts(plan) for plan in plans])
 
 
 def best_placement(placed: Sequence[Placed]) -> int | None:

@@ -9,6 +9,7 @@ import pytest
 from autoshard.core import CostModels, PlacedShard, ReplicaGroups, Shard, ShardingPlan, TableSet, Tier
 from autoshard.core.costs import KernelErrors, recorded_errors
 from autoshard.evaluation import AnalyticCostModel, evaluate, price_step
+from autoshard.evaluation.evaluate import price_with_kernels
 from autoshard.evaluation.uncertainty.plan_draws import step_draws
 from autoshard.planners.auto import AutoPlanner
 from autoshard.planners.comparison import PricedPlacements, best_placement, best_plan, last_told, num_cuts
@@ -49,6 +50,10 @@ def level_and_alone(tables, topology):
     ]
 
 
+def priced(plans, costs):
+    return [price_with_kernels(plan, costs) for plan in plans]
+
+
 def test_models_say_whether_they_know_their_errors(costs):
     assert recorded_errors(costs.kernel) is None
     assert recorded_errors(recorded(NO_ERRORS)) == NO_ERRORS
@@ -56,7 +61,7 @@ def test_models_say_whether_they_know_their_errors(costs):
 
 def test_steps_without_errors_are_those_predicted(draw_task, costs):
     plans = level_and_alone(*draw_task(4, 4))
-    drawn_PE = step_draws(plans, costs, NO_ERRORS)
+    drawn_PE = step_draws(priced(plans, costs), costs, NO_ERRORS)
     for plan, drawn_E in zip(plans, drawn_PE, strict=True):
         assert drawn_E == pytest.approx(price_step(plan, costs).step_ms.value)
 
@@ -64,7 +69,7 @@ def test_steps_without_errors_are_those_predicted(draw_task, costs):
 def test_the_slowest_of_many_equal_ranks_takes_longer_than_predicted(make_table, make_topology, costs):
     tables = TableSet(batch_size=256, tables=tuple(make_table(f"t{number}") for number in range(8)))
     level, alone = level_and_alone(tables, make_topology(8))
-    drawn_PE = step_draws([level, alone], costs, KernelErrors(table=0.0, kind=0.0, company=0.1))
+    drawn_PE = step_draws(priced([level, alone], costs), costs, KernelErrors(table=0.0, kind=0.0, company=0.1))
     growth_P = [
         drawn_E.mean() / price_step(plan, costs).step_ms.value
         for plan, drawn_E in zip((level, alone), drawn_PE, strict=True)
@@ -74,7 +79,9 @@ def test_the_slowest_of_many_equal_ranks_takes_longer_than_predicted(make_table,
 
 def test_plans_that_differ_in_nothing_have_the_same_draws(draw_task, costs):
     level, alone = level_and_alone(*draw_task(6, 3))
-    first_E, _, third_E = step_draws([level, alone, level], costs, KernelErrors(table=0.2, kind=0.1, company=0.1))
+    first_E, _, third_E = step_draws(
+        priced([level, alone, level], costs), costs, KernelErrors(table=0.2, kind=0.1, company=0.1)
+    )
     assert first_E.tolist() == third_E.tolist()
 
 
@@ -127,7 +134,8 @@ def test_cuts_are_pieces_beyond_whole_tables(draw_task):
 def test_without_errors_on_record_nothing_is_compared(draw_task, costs, make_problem):
     task = draw_task(4, 4)
     problem = make_problem(task)
-    assert best_plan(level_and_alone(*task), costs) is None
+    plans = level_and_alone(*task)
+    assert best_plan(plans, priced(plans, costs), costs) is None
     assert best_placement([(problem, CostGreedyPlanner().place(problem, 0))]) is None
 
 
@@ -136,13 +144,15 @@ def test_placements_are_drawn_as_their_plans(draw_task, with_errors):
     tables, topology = draw_task(12, 3)
     problem = PlacementProblem.table_wise(tables, topology, costs.kernel)
     placements = [CostGreedyPlanner().place(problem, 0), np.arange(12) % 3]
-    priced = PricedPlacements.of([(problem, ranks_N) for ranks_N in placements])
-    assert priced.slowest_draws(NO_ERRORS).mean(axis=1) == pytest.approx(
+    placed = PricedPlacements.of([(problem, ranks_N) for ranks_N in placements])
+    assert placed.slowest_draws(NO_ERRORS).mean(axis=1) == pytest.approx(
         [problem.rank_ms(ranks_N).max() for ranks_N in placements]
     )
-    drawn_PE = priced.slowest_draws(costs.kernel.errors)
+    drawn_PE = placed.slowest_draws(costs.kernel.errors)
     assert best_placement([(problem, ranks_N) for ranks_N in placements]) == last_told(drawn_PE, [0, 0])
-    steps_PE = step_draws([problem.to_plan(ranks_N) for ranks_N in placements], costs, costs.kernel.errors)
+    steps_PE = step_draws(
+        priced([problem.to_plan(ranks_N) for ranks_N in placements], costs), costs, costs.kernel.errors
+    )
     # The same ranks with the same tables: what is drawn of them differs, its spread does not.
     assert steps_PE.std(axis=1) == pytest.approx(drawn_PE.std(axis=1), rel=0.4)
 

@@ -12,32 +12,31 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import CostModels, ShardingPlan
+from autoshard.core import CostModels
 from autoshard.core.costs import KernelErrors
 from autoshard.core.step import KERNEL_PARTS, Coefficients, StepPart
-from autoshard.evaluation.evaluate import KernelPrices, price_with_kernels
+from autoshard.evaluation.evaluate import KernelPrices, PricedPlan
 from autoshard.evaluation.step_price import StepPrice, part_weights
 from autoshard.evaluation.uncertainty.set_errors import SetErrors, half_widths
 
 
-def step_draws(plans: Sequence[ShardingPlan], costs: CostModels, errors: KernelErrors) -> NDArray[np.float64]:
+def step_draws(priced: Sequence[PricedPlan], costs: CostModels, errors: KernelErrors) -> NDArray[np.float64]:
     """Steps of plans in milliseconds, shape (P, E), drawn from the errors of the kernel model.
 
     What is drawn of a table, of a kind of kernel and of a set is the same in all plans, so that plans differ in a draw
     by what they do differently. Collectives and dense layers are taken as priced.
 
     Args:
-        plans: Plans of one task.
-        costs: Models to price them with.
+        priced: Plans of one task, by these models.
+        costs: The models.
         errors: Of the kernel model.
     """
-    priced = [price_with_kernels(plan, costs) for plan in plans]
-    factor_XE = np.exp(_errors_of([kernels for kernels, _ in priced]).drawn(errors))
-    ends = np.cumsum([len(kernels.costs.forward_ms_S) for kernels, _ in priced])[:-1]
+    factor_XE = np.exp(_errors_of([one.kernels for one in priced]).drawn(errors))
+    ends = np.cumsum([len(one.kernels.costs.forward_ms_S) for one in priced])[:-1]
     return np.stack(
         [
-            _steps(price, part_weights(costs, price.bases), factor_RE)
-            for (_, price), factor_RE in zip(priced, np.split(factor_XE, ends), strict=True)
+            _steps(one.step, part_weights(costs, one.step.bases), factor_RE)
+            for one, factor_RE in zip(priced, np.split(factor_XE, ends), strict=True)
         ]
     )
 

@@ -18,7 +18,7 @@ from autoshard.core.errors import (
     ModelError,
 )
 from autoshard.evaluation.batch_memory import has_room
-from autoshard.evaluation.evaluate import price_step
+from autoshard.evaluation.evaluate import PricedPlan, price_with_kernels
 from autoshard.evaluation.group_sync import with_cheaper_sync
 from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.comparison import best_plan, num_cuts
@@ -108,15 +108,20 @@ class Found:
 
     Attributes:
         plan: The plan.
-        step_ms: Its step, by `evaluate`.
+        priced: Its step, as `evaluate` has it.
         status: How the search ended.
         models: Names of trained models that a start came from.
     """
 
     plan: ShardingPlan
-    step_ms: float
+    priced: PricedPlan
     status: str
     models: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def step_ms(self) -> float:
+        """The predicted step."""
+        return self.priced.step.step_ms.value
 
 
 def search_steps(request: PlanRequest, search: StepSearch) -> Found:
@@ -188,7 +193,7 @@ def _share_of_time(share: float, until_s: float) -> float:
 
 
 def _priced(plan: ShardingPlan, status: str, request: PlanRequest) -> Found:
-    return Found(plan=plan, step_ms=price_step(plan, request.costs).step_ms.value, status=status)
+    return Found(plan=plan, priced=price_with_kernels(plan, request.costs), status=status)
 
 
 def _to_beat(plans: Mapping[str, ShardingPlan], starts: Sequence[Start], request: PlanRequest) -> list[Found]:
@@ -217,7 +222,9 @@ def _best_of(found: Sequence[Found], plans: Mapping[str, ShardingPlan], request:
     """The last of them that the model can tell from those before it (`last_told`); without its errors, the fastest."""
     models = plans["policy"].provenance.models if "policy" in plans and plans["policy"].provenance else {}
     fastest = min(found, key=lambda one: one.step_ms)
-    chosen = best_plan([one.plan for one in found], request.costs) if len(found) > 1 else None
+    chosen: int | None = None
+    if len(found) > 1:
+        chosen = best_plan([one.plan for one in found], [one.priced for one in found], request.costs)
     best = fastest if chosen is None else found[chosen]
     if best is not fastest:
         best = replace(
