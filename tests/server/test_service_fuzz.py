@@ -85,7 +85,7 @@ def follow_requests(api, client, num_requests, monkeypatch):
     """Sends requests that follow from each other, such as to explain a plan that was made; returns how many, and which.
 
     What may follow depends on answers, and these on the moment: where they differ from those to the same requests
-    before, Hypothesis gives up on what it was about to draw. So requests are drawn in rounds, each with a seed of its own.
+    before, Hypothesis gives up on what it was about to draw. So requests are drawn in rounds, each with its own seed.
     """
     made, faults = [], []
 
