@@ -12,6 +12,7 @@ from autoshard.cli import run_commands
 STUDIES: Final = {
     "fig4": "studies.kernels.fig4:main",
     "repeatability": "studies.kernels.repeatability_study:main",
+    "rounds": "studies.kernels.rounds:main",
     "eviction": "studies.kernels.eviction:main",
     "kill-test": "studies.kernels.kill_test:main",
     "cost-models": "studies.cost_models.compare:main",

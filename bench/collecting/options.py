@@ -95,7 +95,7 @@ class CollectOptions:
         int | None,
         typer.Option(
             min=1,
-            help="Runs of each set that count; fewer leave time for more sets. Left out: 9 on a CPU.",
+            help="Most runs of each set that count; fewer leave time for more sets. Left out: 9 on a CPU.",
             rich_help_panel=_SETS,
         ),
         _KERNELS,

@@ -23,7 +23,7 @@ class Timing:
         backward_spread: As `forward_spread`.
         reference_forward_ms: The reference in the same rounds.
         reference_backward_ms: As `reference_forward_ms`.
-        num_rounds: Runs measured.
+        num_rounds: Runs measured; the mean over attempts.
         num_attempts: Measurements that this is the mean of.
         is_noisy: Whether its runs were too far apart for as many.
         sm_clock_mhz: Clock of the GPU right after its rounds; 0 where it is not told.
@@ -55,12 +55,12 @@ TimingT = TypeVar("TimingT", bound=Timing)
 
 
 def combined_spread(attempts: Sequence[Timing]) -> float:
-    """Spread that a single measurement as good as the mean of all would have."""
+    """Spread that a single measurement, of as many rounds as the longest, as good as the mean of all would have."""
     return float(_weights_of(attempts).sum() ** -0.5)
 
 
 def mean_of(attempts: Sequence[TimingT], max_spread: float) -> TimingT:
-    """Mean of measurements of one thing, by the inverse squares of their spreads; all else is the last one's.
+    """Mean of measurements of one thing, by rounds over the squares of their spreads; all else is the last one's.
 
     What is averaged are times relative to the reference's, which differ between measurements as the machine does.
 
@@ -93,10 +93,12 @@ def mean_of(attempts: Sequence[TimingT], max_spread: float) -> TimingT:
         backward_ms=mean("backward_ms", "reference_backward_ms") * reference_backward_ms,
         forward_spread=mean("forward_spread"),
         backward_spread=mean("backward_spread"),
+        num_rounds=round(np.mean([one.num_rounds for one in attempts])),
         num_attempts=len(attempts),
         is_noisy=is_noisy,
     )
 
 
 def _weights_of(attempts: Sequence[Timing]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    return np.array([max(one.spread, _LEAST_SPREAD) ** -2 for one in attempts])
+    most = max(one.num_rounds for one in attempts)
+    return np.array([one.num_rounds / most * max(one.spread, _LEAST_SPREAD) ** -2 for one in attempts])

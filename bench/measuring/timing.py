@@ -14,10 +14,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from autoshard.core.errors import InvalidOptionError
 from bench.measuring.caches import CacheFlush
-from bench.measuring.robust_stats import MsArray
+from bench.measuring.robust_stats import MsArray, standard_errors
 
 
 class TimedKernel(Protocol):
@@ -37,6 +38,15 @@ class TimedKernel(Protocol):
         ...
 
 
+#: Fewest runs that tell how far apart runs are.
+_FEWEST = 3
+
+
+def num_to_drop(num_rounds: int) -> int:
+    """Two runs at each end of nine, one of three: about a fifth, and all but the median where there are few."""
+    return min(2, (num_rounds - 1) // 2 if num_rounds < 5 else (num_rounds - 1) // 4)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundSettings:
     """How often kernels run, and which runs count.
@@ -49,11 +59,15 @@ class RoundSettings:
     num_warmup: int = 5
     """Rounds that are not counted, W."""
     num_measured: int = 10
-    """Rounds that are, B."""
+    """Rounds that are, B; the most where kernels may stop early."""
     num_dropped: int = 2
     """Highest and lowest of them that are dropped at each end, R."""
     flush_every_run: bool = True
     """Flush before every run; otherwise once per round, which is enough where a cache flush takes longer than a run."""
+    num_least: int | None = None
+    """Counted rounds after which a kernel may stop; None for all."""
+    enough: float = 0.0
+    """Standard error of a kernel's latency, relative to it, at which it stops."""
 
     def __post_init__(self) -> None:
         if self.num_warmup < 0 or self.num_dropped < 0 or self.num_measured <= 2 * self.num_dropped:
@@ -61,11 +75,34 @@ class RoundSettings:
                 f"must leave at least one of {self.num_measured} rounds, got {self.num_dropped} dropped at each end",
                 field="num_dropped",
             )
+        if self.num_least is not None and not _FEWEST <= self.num_least <= self.num_measured:
+            raise InvalidOptionError(
+                f"must be from {_FEWEST} to {self.num_measured} rounds, got {self.num_least}", field="num_least"
+            )
+
+    def dropped_of(self, num_rounds: int) -> int:
+        """Highest and lowest runs that are dropped at each end of a kernel that stopped after so many rounds."""
+        return self.num_dropped if num_rounds == self.num_measured else min(self.num_dropped, num_to_drop(num_rounds))
 
     @property
     def num_rounds(self) -> int:
         """Rounds that are run, counted or not."""
         return self.num_warmup + self.num_measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundTimes:
+    """Latencies of kernels that took turns.
+
+    Attributes:
+        forward_ms_SR: Forward passes in counted rounds, in order; 0 after a kernel's last round.
+        backward_ms_SR: As `forward_ms_SR`.
+        num_rounds_S: Rounds that each kernel was in, the first ones.
+    """
+
+    forward_ms_SR: MsArray
+    backward_ms_SR: MsArray
+    num_rounds_S: NDArray[np.int64]
 
 
 class _WallClock:
@@ -122,39 +159,59 @@ def time_rounds(
     settings: RoundSettings,
     *,
     seed: int = 0,
+    num_references: int = 0,
     on_round: Callable[[], None] = lambda: None,
-) -> tuple[MsArray, MsArray]:
+) -> RoundTimes:
     """Runs every kernel once per round, in an order drawn anew for each round.
+
+    A kernel whose latency is known well enough takes no more rounds, see `RoundSettings.enough`.
 
     Args:
         kernels: What to run; between two runs of a kernel all others run and the cache is flushed.
         flush: Empties the cache.
         settings: Number of rounds.
         seed: Of the order.
-        on_round: Called after every round.
-
-    Returns:
-        Forward and backward latencies of the counted rounds, each (S, R).
+        num_references: So many kernels, the first ones, run as long as any other does.
+        on_round: Called after every round, and for every round that is left out at the end.
     """
     clock = _clock(flush.device)
     rng = np.random.default_rng(seed)
-    marks = []
-    with quiet_process():
-        for round_ in range(settings.num_rounds):
-            if not settings.flush_every_run:
-                flush()
-            for index in rng.permutation(len(kernels)).tolist():
-                run = _run_once(kernels[index], flush if settings.flush_every_run else None, clock)
-                if round_ >= settings.num_warmup:
-                    marks.append((index, round_ - settings.num_warmup, run))
-            clock.settle()
-            on_round()
     forward_ms_SR = np.zeros((len(kernels), settings.num_measured))
     backward_ms_SR = np.zeros_like(forward_ms_SR)
-    for index, column, (start, middle, stop) in marks:
-        forward_ms_SR[index, column] = clock.elapsed_ms(start, middle)
-        backward_ms_SR[index, column] = clock.elapsed_ms(middle, stop)
-    return forward_ms_SR, backward_ms_SR
+    num_rounds_S = np.zeros(len(kernels), dtype=np.int64)
+    going = np.arange(len(kernels))
+    counts_S = np.array([index >= num_references and not kernel.is_idle for index, kernel in enumerate(kernels)])
+    with quiet_process():
+        for round_ in range(-settings.num_warmup, settings.num_measured):
+            if len(going):
+                if not settings.flush_every_run:
+                    flush()
+                order = rng.permutation(going).tolist()
+                runs = [_run_once(kernels[one], flush if settings.flush_every_run else None, clock) for one in order]
+                clock.settle()
+                if round_ >= 0:
+                    for one, (start, middle, stop) in zip(order, runs, strict=True):
+                        forward_ms_SR[one, round_] = clock.elapsed_ms(start, middle)
+                        backward_ms_SR[one, round_] = clock.elapsed_ms(middle, stop)
+                    num_rounds_S[going] = round_ + 1
+                    going = _going(forward_ms_SR + backward_ms_SR, going, counts_S, round_ + 1, settings)
+            on_round()
+    return RoundTimes(forward_ms_SR=forward_ms_SR, backward_ms_SR=backward_ms_SR, num_rounds_S=num_rounds_S)
+
+
+def _going(
+    latency_ms_SR: MsArray,
+    going: NDArray[np.int64],
+    counts_S: NDArray[np.bool_],
+    num_rounds: int,
+    settings: RoundSettings,
+) -> NDArray[np.int64]:
+    """Kernels that need more than these rounds, in which all of `going` were; those that do not count go along."""
+    if settings.num_least is None or num_rounds < settings.num_least:
+        return going
+    errors = standard_errors(latency_ms_SR[going, :num_rounds], settings.dropped_of(num_rounds))
+    is_open = counts_S[going] & (errors > settings.enough)
+    return going[is_open | ~counts_S[going]] if is_open.any() else going[:0]
 
 
 def _clock(device: torch.device) -> Any:

@@ -275,6 +275,12 @@ class Lab:
             tasks.append(self.plan_all(names, request))
         return {"tasks": tasks}
 
+    def test_request(self, seed: int, index: int, size: Size) -> PlanRequest:
+        """A test task of a seed, of any size, for planners that use the policy of that seed."""
+        num_tables, num_ranks = size
+        tables = self.pool.sample(num_tables, self.test_seeds(seed)[index])
+        return self.request(tables, self.topology(num_ranks), policies=self.policy_registry(seed), seed=index)
+
     def time_planner(self, name: str, request: PlanRequest) -> float:
         """Seconds from request to plan, the median of several runs, models loaded before."""
         planner, options = self.planner_of(name)

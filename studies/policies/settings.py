@@ -48,7 +48,10 @@ class EvaluationSettings:
     auto_s: Annotated[float, positive_option("Seconds that `auto` may search.")] = 1.0
     search_s: Annotated[float, positive_option("Seconds of the search for best known plans.")] = 60.0
     num_replayed: Annotated[
-        int, typer.Option("--replay", min=0, help="Tasks of each seed of fig8 whose plans are measured here.")
+        int,
+        typer.Option(
+            "--replay", min=0, help="Tasks of each seed of fig8, fig9 and fig11 whose plans are measured here."
+        ),
     ] = 0
     measured_updates: Annotated[
         int,
@@ -126,6 +129,11 @@ class EvaluationSettings:
     def size(self) -> Size:
         """Tables and ranks of the tasks that policies are trained on."""
         return self.num_tables, self.num_ranks
+
+    @property
+    def num_tasks_replayed(self) -> int:
+        """Test tasks of each seed that are replayed."""
+        return min(self.num_replayed, self.num_test_tasks)
 
     @property
     def large(self) -> Size:

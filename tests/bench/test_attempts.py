@@ -43,6 +43,16 @@ def test_measurements_are_averaged_by_how_steady_they_were(steady):
     assert mean_of([steady, slow], 0.089).is_noisy
 
 
+def test_more_rounds_have_more_weight():
+    first = STEADY["kernels"]
+    longer = replace(first, num_rounds=27, forward_ms=2.0)
+    mean = mean_of([first, longer], 0.09)
+    assert mean.forward_ms == pytest.approx((1.0 + 3 * 2.0) / 4)
+    assert mean.num_rounds == 18
+    # As good as 27 rounds with 1 / sqrt((1 + 1/3) / 0.1^2)
+    assert combined_spread([first, longer]) == pytest.approx(0.1 * (3 / 4) ** 0.5)
+
+
 def test_a_single_measurement_stays_as_it_is():
     steady = STEADY["kernels"]
     assert mean_of([steady], 0.11) == steady

@@ -2,12 +2,15 @@ import math
 from dataclasses import replace
 from itertools import count
 
+import numpy as np
 import pytest
 
 from autoshard.core.errors import DeviceError, InvalidOptionError, InvalidTableError
 from autoshard.core.machine import gpu_key
 from bench.kernels.harness import Harness, Settings, reference_set
 from bench.measuring.devices import find_device
+from bench.measuring.rounds import _timings
+from bench.measuring.timing import RoundSettings, RoundTimes
 
 
 def test_measurements_come_in_order(harness, make_shard):
@@ -53,6 +56,44 @@ def test_a_set_that_is_large_for_a_group_is_measured_alone(quick_settings, make_
     harness = Harness(find_device("cpu"), replace(quick_settings, group_bytes=2**22))
     first, second, third, fourth = (one.group for one in harness.measure([[small], [small], [large], [small]]))
     assert first == second < third < fourth
+
+
+def test_a_set_without_room_waits_for_the_next_group_while_others_fill_this_one(quick_settings, make_shard):
+    small, large = (
+        make_shard(num_embeddings=10_000, embedding_dim=32),
+        make_shard(num_embeddings=20_000, embedding_dim=32),
+    )
+    harness = Harness(find_device("cpu"), replace(quick_settings, group_bytes=2**22))
+    order = [[small], [large], [small], [large], [small]]
+    results = harness.measure(order)
+    assert [[one.shard for one in result.shards] for result in results] == order
+    groups = [result.group for result in results]
+    assert groups[0] == groups[2] < groups[1] < groups[3]
+
+
+def test_a_set_is_compared_with_the_reference_of_its_own_rounds():
+    """The machine is half as fast from the fifth round on, when one set has stopped already."""
+    rounds = RoundSettings(num_warmup=0, num_measured=8, num_dropped=1, num_least=4, enough=0.02)
+    speed_R = np.array([1.0] * 4 + [2.0] * 4)
+    forward_ms_SR = np.outer([10.0, 10.0, 10.0, 5.0, 20.0], speed_R)
+    forward_ms_SR[3, 4:] = 0.0
+    times = RoundTimes(
+        forward_ms_SR=forward_ms_SR, backward_ms_SR=2 * forward_ms_SR, num_rounds_S=np.array([8, 8, 8, 4, 8])
+    )
+    stopped, longer = _timings(times, rounds, {})
+    assert (stopped.num_rounds, longer.num_rounds) == (4, 8)
+    assert (stopped.forward_ms, stopped.reference_forward_ms) == pytest.approx((5.0, 10.0))
+    assert longer.forward_ms / longer.reference_forward_ms == pytest.approx(2.0)
+    assert longer.reference_backward_ms > stopped.reference_backward_ms
+    assert longer.spread == pytest.approx(0.0)
+
+
+def test_steady_sets_take_fewer_rounds_and_say_so(quick_settings, make_shard):
+    rounds = replace(quick_settings.rounds, num_measured=9, num_least=4, enough=math.inf)
+    harness = Harness(find_device("cpu"), replace(quick_settings, rounds=rounds))
+    assert {result.num_rounds for result in harness.measure([[make_shard()], []])} == {4}
+    strict = Harness(find_device("cpu"), replace(quick_settings, rounds=replace(rounds, enough=0.0)))
+    assert {result.num_rounds for result in strict.measure([[make_shard()]])} == {9}
 
 
 def test_a_set_that_fits_nowhere_is_an_error(harness, make_shard):
@@ -144,4 +185,5 @@ def test_unknown_devices_are_refused():
 def test_collecting_takes_as_many_rounds_as_are_asked_for(num_rounds, num_dropped):
     rounds = Settings.for_collecting(find_device("cpu"), num_rounds).rounds
     assert (rounds.num_measured, rounds.num_dropped, rounds.num_warmup) == (num_rounds, num_dropped, 1)
+    assert rounds.num_least == (4 if num_rounds > 4 else None)
     assert Settings.for_collecting(find_device("cpu")).rounds.num_measured == 9

@@ -1,8 +1,9 @@
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.measuring.robust_stats import locate
+from bench.measuring.robust_stats import locate, standard_errors
 
 
 @given(
@@ -33,3 +34,14 @@ def test_sets_that_run_nothing_take_no_time():
     located = locate(np.array([[0.0, 0.0], [1.0, 1.0]]), num_dropped=0)
     assert located.mean_ms_S.tolist() == [0.0, 1.0]
     assert locate(np.zeros((2, 2)), num_dropped=0).mean_ms_S.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(("num_rounds", "num_dropped"), [(3, 1), (4, 1), (6, 1), (9, 2), (20, 2)])
+def test_standard_errors_are_those_of_normal_runs_however_few(num_rounds, num_dropped):
+    noise_SR = np.random.default_rng(0).normal(1.0, 0.02, (20_000, num_rounds))
+    errors_S = standard_errors(noise_SR, num_dropped)
+    assert np.mean(errors_S) == pytest.approx(0.02 / np.sqrt(num_rounds), rel=0.05)
+
+
+def test_what_runs_nothing_has_no_error():
+    assert standard_errors(np.array([[0.0] * 4, [1.0] * 4]), 1).tolist() == [0.0, 0.0]

@@ -1,5 +1,7 @@
 import gc
 import time
+from dataclasses import replace
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -23,6 +25,8 @@ class Clock:
 class Lasting:
     """Takes known times on a clock, and remembers what was called."""
 
+    is_idle = False
+
     def __init__(self, forward_s, backward_s, log, clock):
         self.forward_s, self.backward_s, self.log, self.clock = forward_s, backward_s, log, clock
 
@@ -45,12 +49,88 @@ def test_every_kernel_runs_once_per_round(flush_every_run, monkeypatch):
     settings = RoundSettings(num_warmup=2, num_measured=4, num_dropped=1, flush_every_run=flush_every_run)
     flush = CacheFlush(torch.device("cpu"), cache_bytes=64)
     with intra_op_threads(1):
-        forward_ms, backward_ms = time_rounds(kernels, flush, settings)
+        times = time_rounds(kernels, flush, settings)
     assert len(log) == 2 * 6
     assert all(set(log[start : start + 2]) == set(kernels) for start in range(0, 12, 2))
     assert (flush._buffer == (12 if flush_every_run else 6)).all()
-    np.testing.assert_allclose(forward_ms, [[1.0] * 4, [3.0] * 4], rtol=1e-9)
-    np.testing.assert_allclose(backward_ms, [[2.0] * 4, [1.0] * 4], rtol=1e-9)
+    np.testing.assert_allclose(times.forward_ms_SR, [[1.0] * 4, [3.0] * 4], rtol=1e-9)
+    np.testing.assert_allclose(times.backward_ms_SR, [[2.0] * 4, [1.0] * 4], rtol=1e-9)
+    assert times.num_rounds_S.tolist() == [4, 4]
+
+
+class Unsteady(Lasting):
+    """Takes turns to be faster and slower, after a run for warming up."""
+
+    def __init__(self, forward_s, share, log, clock):
+        super().__init__(forward_s, 0.0, log, clock)
+        self._factors = cycle([1.0, 1.0 + share, 1.0 - share])
+
+    def forward(self):
+        self.clock.now_s += self.forward_s * (next(self._factors) - 1)
+        return super().forward()
+
+
+class Idle(Lasting):
+    """Runs nothing; what is timed is the clock's noise."""
+
+    is_idle = True
+
+
+class TestEarlyStops:
+    settings = RoundSettings(num_warmup=1, num_measured=9, num_dropped=2, num_least=4, enough=0.02)
+
+    def times(self, monkeypatch, make, settings=None, num_references=1, **options):
+        log, clock = [], Clock()
+        monkeypatch.setattr(time, "thread_time", clock)
+        kernels = make(log, clock)
+        flush = CacheFlush(torch.device("cpu"), cache_bytes=64)
+        with intra_op_threads(1):
+            times = time_rounds(kernels, flush, settings or self.settings, num_references=num_references, **options)
+        assert [log.count(kernel) for kernel in kernels] == [number + 1 for number in times.num_rounds_S]
+        return times
+
+    def test_steady_kernels_stop_and_references_go_on_with_the_others(self, monkeypatch):
+        def make(log, clock):
+            return [Lasting(0.01, 0.0, log, clock), Lasting(0.003, 0.0, log, clock), Unsteady(0.01, 0.3, log, clock)]
+
+        times = self.times(monkeypatch, make)
+        assert times.num_rounds_S.tolist() == [9, 4, 9]
+        np.testing.assert_allclose(times.forward_ms_SR[1], [3.0] * 4 + [0.0] * 5)
+
+    def test_without_a_least_number_all_rounds_are_run(self, monkeypatch):
+        settings = replace(self.settings, num_least=None)
+        times = self.times(monkeypatch, lambda log, clock: [Lasting(0.01, 0.0, log, clock)] * 1, settings)
+        assert times.num_rounds_S.tolist() == [9]
+
+    def test_rounds_end_with_the_last_kernel_and_are_still_told(self, monkeypatch):
+        def make(log, clock):
+            return [Unsteady(0.01, 0.3, log, clock), Lasting(0.003, 0.0, log, clock), Idle(1e-9, 0.0, log, clock)]
+
+        told = []
+        times = self.times(monkeypatch, make, on_round=lambda: told.append(1))
+        assert times.num_rounds_S.tolist() == [4, 4, 4]
+        assert len(told) == 10
+
+    def test_a_wider_bound_stops_earlier(self, monkeypatch):
+        def make(log, clock):
+            return [Lasting(0.01, 0.0, log, clock) for _ in range(3)] + [Unsteady(0.01, 0.05, log, clock)]
+
+        numbers = [
+            self.times(monkeypatch, make, replace(self.settings, enough=enough), num_references=3).num_rounds_S[3]
+            for enough in (0.01, 0.035, 0.1)
+        ]
+        assert numbers == sorted(numbers, reverse=True)
+        assert numbers[0] == 9
+        assert numbers[2] == 4
+
+    @pytest.mark.parametrize("num_least", [2, 10])
+    def test_a_least_number_out_of_range_is_refused(self, num_least):
+        with pytest.raises(InvalidOptionError, match=f"num_least: must be from 3 to 9 rounds, got {num_least}"):
+            replace(self.settings, num_least=num_least)
+
+    def test_fewer_rounds_drop_fewer_runs(self):
+        assert [self.settings.dropped_of(number) for number in (3, 4, 5, 8, 9)] == [1, 1, 1, 1, 2]
+        assert replace(self.settings, num_dropped=0).dropped_of(5) == 0
 
 
 def test_the_order_differs_between_rounds():

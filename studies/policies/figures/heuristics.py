@@ -7,17 +7,13 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-import numpy as np
-
-from autoshard.core import ShardingPlan
-from autoshard.evaluation.measured import MeasuredPlan
 from autoshard.report.images import NumberTable, Section
-from autoshard.report.wording import write_percent
 from policies.algorithms.training_options import TrainingOptions
 from studies.frame import Numbers, Summary
 from studies.policies.charts import Panel, bar_chart
 from studies.policies.figure import Figure, Found, Part
-from studies.policies.lab import AUTO, HEURISTICS, POLICY, RANDOM, SAMPLED, Lab, Scored
+from studies.policies.lab import AUTO, HEURISTICS, POLICY, RANDOM, SAMPLED, Lab
+from studies.policies.replays import joined, measured_table, replay_note, replayed
 from studies.policies.settings import EvaluationSettings
 from studies.policies.summaries import (
     by_planner,
@@ -45,39 +41,15 @@ def _plan_seed(seed: int, lab: Lab) -> Numbers:
     return lab.plan_tests(PLANNERS, seed, num_ranks, lab.policy_registry(seed), draw)
 
 
-def _plans(lab: Lab, seed: int, index: int) -> dict[str, Scored]:
-    num_tables, num_ranks = lab.settings.size
-    task = lab.test_seeds(seed)[index]
-    request = lab.request(
-        lab.pool.sample(num_tables, task),
-        lab.topology(num_ranks),
-        policies=lab.policy_registry(seed),
-        seed=index,
-    )
-    return {name: lab.plan(name, request) for name in PLANNERS}
-
-
 def _replay_task(seed: int, index: int, lab: Lab) -> Numbers:
-    """Replays all plans of one task of a seed, in the same rounds as the ceiling."""
-    scored = _plans(lab, seed, index)
-    plans: dict[str, ShardingPlan] = {name: one.plan for name, one in scored.items() if one.plan is not None}
-    replay = lab.replay(list(plans.values()))
-    measured = dict(zip(plans, replay.plans, strict=True))
-    return {
-        "device_name": replay.device_name,
-        "ceiling": _measured(replay.ceiling),
-        "tasks": [{name: {**scored[name].to_json(), **_measured(plan)} for name, plan in measured.items()}],
-        "predicted": {name: scored[name].to_json() for name in plans},
-    }
-
-
-def _measured(plan: MeasuredPlan) -> dict[str, Any]:
-    return {"max_ms": plan.max_kernel_ms, "balance": plan.balance, "kernel_ms": list(plan.kernel_ms_per_rank)}
+    """Replays all plans of one task of a seed."""
+    request = lab.test_request(seed, index, lab.settings.size)
+    return replayed(lab, {name: lab.plan(name, request) for name in PLANNERS})
 
 
 def _parts(settings: EvaluationSettings) -> Sequence[Part]:
     seeds = [Part(f"seed-{seed}", partial(_plan_seed, seed)) for seed in range(settings.num_seeds)]
-    tasks = product(range(min(settings.num_replayed, settings.num_test_tasks)), range(settings.num_seeds))
+    tasks = product(range(settings.num_tasks_replayed), range(settings.num_seeds))
     replays = [Part(f"replay-{seed}-{index}", partial(_replay_task, seed, index)) for index, seed in tasks]
     return [*seeds, *replays]
 
@@ -85,8 +57,8 @@ def _parts(settings: EvaluationSettings) -> Sequence[Part]:
 def _show(found: Found, settings: EvaluationSettings) -> Section:
     seeds = [numbers for name, numbers in found.items() if name.startswith("seed-")]
     replays = [
-        _joined([numbers for name, numbers in found.items() if name.startswith(f"replay-{seed}-")])
-        for seed in range(settings.num_seeds if settings.num_replayed else 0)
+        joined([numbers for name, numbers in found.items() if name.startswith(f"replay-{seed}-")])
+        for seed in range(settings.num_seeds if settings.num_tasks_replayed else 0)
     ]
     groups = {"predicted": by_planner(seeds, PLANNERS)}
     if replays:
@@ -105,18 +77,8 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
             Panel(title="speed-up over random", bars=speedup),
         ]
     )
-    tables = (_predicted_table(seeds, settings), *([_measured_table(replays, settings)] if replays else []))
+    tables = (_predicted_table(seeds, settings), *([measured_table(replays, PLANNERS, settings)] if replays else []))
     return Section(title=FIGURE.title, caption=_caption(settings, replays), figure=figure, tables=tables)
-
-
-def _joined(replays: Sequence[Numbers]) -> Numbers:
-    """All replays of a seed as one."""
-    return {
-        "device_name": replays[0]["device_name"],
-        "ceilings": [replay["ceiling"]["balance"] for replay in replays],
-        "tasks": [task for replay in replays for task in replay["tasks"]],
-        "predicted": [replay["predicted"] for replay in replays],
-    }
 
 
 def _num_steps(settings: EvaluationSettings) -> int:
@@ -135,15 +97,7 @@ def _caption(settings: EvaluationSettings, replays: Sequence[Numbers]) -> str:
     )
     if not replays:
         return text
-    return (
-        f"{text} Replayed on {replays[0]['device_name']}: {len(replays[0]['tasks'])} of the tasks of each seed, all "
-        f"plans of a task in the same interleaved rounds; ranks with identical work balanced at "
-        f"{write_share(_ceiling(replays))} there; differences above this are noise."
-    )
-
-
-def _ceiling(replays: Sequence[Numbers]) -> Summary:
-    return Summary.of([float(np.mean(numbers["ceilings"])) for numbers in replays])
+    return f"{text} {replay_note(replays)}"
 
 
 def _predicted_table(seeds: Sequence[Numbers], settings: EvaluationSettings) -> NumberTable:
@@ -158,32 +112,6 @@ def _predicted_table(seeds: Sequence[Numbers], settings: EvaluationSettings) -> 
             (f"speed-up over {RANDOM}", lambda _, one: write_factor(one.speedup)),
             ("planning", lambda _, one: write_seconds(one.planning_s.mean if one.planning_s else None)),
         ),
-    )
-
-
-def _measured_table(replays: Sequence[Numbers], settings: EvaluationSettings) -> NumberTable:
-    lines: list[tuple[str, ...]] = []
-    for planner, scores in by_planner(replays, PLANNERS).items():
-        off = [
-            abs(predicted[planner]["max_ms"] / task[planner]["max_ms"] - 1)
-            for numbers in replays
-            for predicted, task in zip(numbers["predicted"], numbers["tasks"], strict=True)
-            if planner in task
-        ]
-        lines.append(
-            (
-                label(planner, settings),
-                write_share(scores.balance),
-                write_time(scores.max_ms),
-                write_factor(scores.speedup),
-                write_percent(float(np.mean(off))),
-            )
-        )
-    lines.append(("identical ranks (ceiling)", write_share(_ceiling(replays)), *[""] * 3))
-    return NumberTable(
-        columns=("replayed", "balance", "slowest rank, ms", f"speed-up over {RANDOM}", "prediction off by"),
-        lines=tuple(lines),
-        caption="Measured, means and deviations over seeds",
     )
 
 

@@ -91,10 +91,10 @@ class TestCatalogue:
 class TestRandomSearch:
     def test_costs_are_those_of_the_placements(self, make_problem):
         problem = make_problem([3.0, 1.0, 2.0, 5.0, 4.0], num_ranks=3)
-        costs_PR = np.concatenate(list(random_costs(problem, 300, seed=7)))
-        rng, num_ranks, num_items = np.random.default_rng(7), problem.num_ranks, problem.num_items
-        ranks_PN = np.concatenate([rng.integers(num_ranks, size=(size, num_items)) for size in (256, 44)])
-        assert costs_PR.shape == (300, num_ranks)
+        ranks_PN, costs_PR = map(np.concatenate, zip(*random_costs(problem, 300, seed=7), strict=True))
+        assert ranks_PN.shape == (300, problem.num_items)
+        assert costs_PR.shape == (300, problem.num_ranks)
+        assert set(ranks_PN.flatten().tolist()) == set(range(problem.num_ranks))
         for ranks_N, cost_ms_R in zip(ranks_PN[::13], costs_PR[::13], strict=True):
             assert cost_ms_R == pytest.approx(problem.rank_ms(ranks_N), rel=1e-4, abs=1e-9)
 

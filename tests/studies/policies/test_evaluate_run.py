@@ -176,3 +176,36 @@ def test_replayed_plans_are_shown_beside_the_ceiling(lab, settings):
         assert part["predicted"][name]["max_ms"] > 0
     section = FIGURES["fig8"].section(replaying)
     assert "ceiling" in section.tables[1].lines[-1][0]
+
+
+@pytest.mark.slow
+def test_what_random_search_found_is_replayed_beside_planners(lab, settings):
+    replaying = Lab(replace(settings, num_replayed=1), lab.parts.folder)
+    assert FIGURES["fig9"].section(replaying) is None
+    FIGURES["fig9"].run(replaying)
+    part = replaying.parts.read("fig9/replay-1-0")
+    searched = ["random, best of 1", "random, best of 10", "random, best of 40"]
+    assert {*searched, RANDOM, COST_GREEDY, POLICY} <= set(part["tasks"][0])
+    predicted = [part["predicted"][name]["max_ms"] for name in searched]
+    assert predicted == sorted(predicted, reverse=True)
+    section = FIGURES["fig9"].section(replaying)
+    measured = section.tables[1]
+    assert [line[0] for line in measured.lines[1:4]] == searched
+    assert "ceiling" in measured.lines[-1][0]
+    assert {"best by price, replayed", "policy, replayed"} <= {trace.name for trace in section.figure.data}
+    assert "1 of the tasks of each seed" in section.caption
+
+
+@pytest.mark.slow
+def test_plans_of_larger_tasks_are_replayed(lab, settings):
+    replaying = Lab(replace(settings, num_replayed=1), lab.parts.folder)
+    FIGURES["fig11"].run(replaying)
+    part = replaying.parts.read("fig11/replay-16-4-1-0")
+    assert len(part["ceiling"]["kernel_ms"]) == 4
+    assert all(len(plan["kernel_ms"]) == 4 for plan in part["tasks"][0].values())
+    section = FIGURES["fig11"].section(replaying)
+    assert [table.caption for table in section.tables] == [
+        *("Predicted balance", "Predicted speed-up over random", "Measured balance", "Measured speed-up over random")
+    ]
+    assert section.tables[2].columns[-1] == "identical ranks (ceiling)"
+    assert all(len(line) == len(section.tables[2].columns) for line in section.tables[2].lines)
