@@ -53,8 +53,8 @@ INPUT_SPEED: Final = {
         cut_s=20e-9,
         dealt_s=40e-9,
         range_s=45e-9,
-        row_s=48e-9,
-        repeat_s=78e-9,
+        row_s=30e-9,
+        repeat_s=58e-9,
         request_s=23e-6,
     ),
 }

@@ -194,6 +194,7 @@ def test_sigterm_takes_a_cluster_down():
         assert not is_alive(sleeper)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("namespaces")
 def test_what_a_killed_process_left_is_removed_at_the_next_start():
     with another_process() as (living, _):

@@ -151,6 +151,7 @@ def test_narrow_payloads_are_near_the_reference(tmp_path):
         assert 0 < max(errors) <= tolerance
 
 
+@pytest.mark.slow
 def test_bytes_are_sent_as_predicted(tmp_path):
     # Whole tables that send sums: their bytes do not depend on the ids.
     plan, _ = drawn_plan(4, 2, 2)

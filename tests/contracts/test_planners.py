@@ -113,7 +113,7 @@ def ranks_of(plan):
     return ranks
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(num_tables=st.integers(1, 14), world_size=st.integers(1, 5), seed=st.integers(0, 10_000))
 def test_respects_tight_memory(make_plan, name, num_tables, world_size, seed):
     # Each rank has what a hidden placement puts there, and 5% more.
