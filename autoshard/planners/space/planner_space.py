@@ -159,7 +159,7 @@ class PlannerSpace:
 
     Raises:
         InvalidPlanError: If a constraint names a table or rank that is not there.
-        InfeasiblePlanError: If the constraints leave an item no option.
+        InfeasiblePlanError: If the constraints leave an item no option, or none is offered.
     """
 
     def __init__(
@@ -185,9 +185,10 @@ class PlannerSpace:
         self.offer(range(len(self.items)), options_of)
         for item in self.items:
             if not item.options:
-                raise InfeasiblePlanError(
-                    f"{item.label}: its constraints leave no rank that may hold any of it, so no bytes of it fit"
-                )
+                has_ways = any(options_of(table) for table in item.tables)
+                constraints = "its constraints leave no rank that may hold any of it"
+                why = constraints if has_ways else "no sharding type that is allowed can hold it"
+                raise InfeasiblePlanError(f"{item.label}: {why}, so no bytes of it fit")
 
     def offer(self, items: Iterable[int], options_of: Callable[[EmbeddingTable], Sequence[ShardingOption]]) -> None:
         """Adds ways to hold the tables of some items, without those that their constraints or the model rule out.
