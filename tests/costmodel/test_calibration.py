@@ -170,6 +170,7 @@ class TestRegistries:
         assert "it was calibrated, too" in again.notes[0]
         assert models.production_id("cost", "cpu") == again.id
 
+    @pytest.mark.slow
     def test_the_command_measures_fits_and_goes_on(self, base, shipped, tmp_path, capsys, store, published):
         base.publish(shipped)
         # Samples that are surely not noisy: what is measured here may be, on a busy machine.
