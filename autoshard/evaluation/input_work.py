@@ -43,8 +43,9 @@ class InputSpeed:
     request_s: float
 
 
-#: By device family. Rounded medians over the plans of `python -m studies input-work` (virtual AMD EPYC with 2 cores,
-#: torch 2.13, November 2026; docs/results/execution.md). On GPUs nobody has measured it.
+#: By device family. Fitted to runs of `python -m studies input-work` and to 20 plans of planners, by least squares,
+#: then by hand, and rounded (virtual AMD EPYC, 2 cores, torch 2.13, November 2026; docs/results/execution.md). On GPUs
+#: nobody has measured it.
 INPUT_SPEED: Final = {
     "cpu": InputSpeed(
         batch_s=1.7e-3,

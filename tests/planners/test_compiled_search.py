@@ -133,7 +133,9 @@ def test_constraints_are_kept(mixed_task, make_request):
     linear = LinearSearch(space, start.limits, FlatOptions.of(space), start)
     for seed in range(3):
         found, _ = searched(linear, start, Effort(rounds=40), seed=seed)
-        validate_plan(found.plan())
+        plan = found.plan()
+        validate_plan(plan)
+        assert {placed.shard.table.name for placed in plan.shards} == {table.name for table in plan.tables.tables}
 
 
 @needs_compiled

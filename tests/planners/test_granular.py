@@ -20,6 +20,7 @@ from autoshard.core import (
 from autoshard.core.errors import InfeasiblePlanError, InvalidPlanError
 from autoshard.evaluation import activation_bytes, evaluate, price_step
 from autoshard.evaluation.validator import validate_plan
+from autoshard.planners.comparison import num_cuts
 from autoshard.planners.hybrid.descent import Start
 from autoshard.planners.hybrid.layout import NOTHING, Layout, Limits
 from autoshard.planners.hybrid.offered import EVERYTHING, Offer, offer_within, space_of
@@ -333,6 +334,8 @@ def test_only_the_costliest_and_the_large_tables_have_all_options(draw_task, two
 
 def test_tables_that_fit_no_rank_whole_are_cut_however_short_the_time(make_table, make_topology, make_request):
     huge = [make_table(f"t{index}", 100_000, embedding_dim=64, pooling_factor=2.0) for index in range(3)]
-    topology = make_topology(4, hbm_bytes=sum(table.storage_bytes for table in huge) // 2)
+    topology = make_topology(4, hbm_bytes=huge[0].storage_bytes * 9 // 10)
     request = replace(make_request((TableSet(batch_size=64, tables=tuple(huge)), topology)), time_limit_s=1e-3)
-    validate_plan(search_steps(request, StepSearch()).plan)
+    plan = search_steps(request, StepSearch()).plan
+    validate_plan(plan)
+    assert num_cuts(plan) > 0

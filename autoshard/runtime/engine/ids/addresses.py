@@ -204,7 +204,7 @@ class AddressMap:
         self._is_cut_once = len(spans) == len(mapped)
         self._features_F = torch.arange(len(mapped), device=device)
         self._parts_K = torch.tensor(parts, dtype=torch.int64, device=device)
-        self._first_part = _Column([*_sums([len(span.addresses) for span in spans])[:-1]], device)
+        self._first_part = _Column(_sums([len(span.addresses) for span in spans])[:-1], device)
         #: Rows of a full part in blocks, parts where rows are dealt in turn.
         self._divisor = _Column([span.block if span.kind == _BLOCK else len(span.addresses) for span in spans], device)
         is_hashed = [span.kind == _HASH for span in spans]
