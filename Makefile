@@ -60,4 +60,4 @@ lock: ## Remake the lock files in requirements/ from pyproject.toml (UPGRADE=1: 
 clean: ## Remove .venv, caches and build outputs
 	rm -rf $(VENV) build dist demo site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
-	rm -f autoshard/planners/hybrid/compiled/_search.*.so
+	rm -f autoshard/planners/hybrid/compiled/_search*.so

@@ -11,6 +11,7 @@ from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.hybrid import descent, race
 from autoshard.planners.hybrid.balanced import placed_options
 from autoshard.planners.hybrid.compiled import library as compiled
+from autoshard.planners.hybrid.compiled import linear as compiled_linear
 from autoshard.planners.hybrid.compiled.linear import Effort, LinearSearch, Mode
 from autoshard.planners.hybrid.descent import Ground, Start
 from autoshard.planners.hybrid.layout import Limits
@@ -164,6 +165,30 @@ def test_the_same_seed_finds_the_same(start):
     starts = [Start(layout=start)]
     found = [improve(starts, seed=seed, deadline_s=math.inf, max_steps=6).layout.chosen for seed in (1, 1, 2)]
     assert found[0] == found[1]
+
+
+@needs_compiled
+@pytest.mark.parametrize("effort", EFFORTS)
+def test_wider_vectors_find_the_same(start, effort, monkeypatch):
+    if compiled.library() is compiled.loaded("_search"):
+        pytest.skip("this machine has no wider vectors, or its compiler does not know them")
+    linear = LinearSearch(start.space, start.limits, FlatOptions.of(start.space), start)
+    wide, won_O = searched(linear, start, effort)[0], linear.won_O.copy()
+    monkeypatch.setattr(compiled_linear, "library", lambda: compiled.loaded("_search"))
+    linear.won_O[:] = 0
+    plain, _ = searched(linear, start, effort)
+    assert plain.chosen == wide.chosen
+    assert (linear.won_O == won_O).all()
+
+
+@needs_compiled
+def test_options_that_were_best_are_counted(start):
+    flat = FlatOptions.of(start.space)
+    linear = LinearSearch(start.space, start.limits, flat, start)
+    may_O = np.arange(len(flat.item_O)) % 2 == 0
+    searched(linear, start, Effort(mode=Mode.DESCEND), may_O=may_O)
+    assert (linear.won_O[~may_O] == 0).all()
+    assert (np.add.reduceat(linear.won_O, flat.first_I) > 0).sum() > len(flat.first_I) / 2
 
 
 def test_plans_are_made_without_the_compiled_search(draw_task, make_request, monkeypatch):

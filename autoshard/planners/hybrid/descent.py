@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -37,8 +38,9 @@ LEAST_GAIN = 1e-6
 _RATES_STEPS = 25
 #: Steps after which the best layout is kept: 1, and each time so many times as many.
 _TRAIL_FACTOR = 10
-#: Chances that a burst may take all options, or those of the sharding types there are; and that a type is drawn.
-_ALL_CHANCE, _LIKE_CHANCE, _DRAWN = 0.25, 0.5, 0.5
+#: Chances that a burst may take all options, those that were the best of their items before, or those of the sharding
+#: types there are; and that a type is drawn.
+_ALL_CHANCE, _WON_CHANCE, _LIKE_CHANCE, _DRAWN = 0.15, 0.5, 0.2, 0.5
 #: Seconds between two lines of the log about the best layout.
 _TELL_S = 0.4
 
@@ -129,17 +131,18 @@ class Ground:
     def options_beside(self, layout: Layout) -> BoolArray:
         """Options that the next burst from a layout may take, shape (O,).
 
-        All of them, or fewer, which takes a burst less time: those of the layout's sharding types, or of types that are
-        drawn, besides what the layout has.
+        All of them, or fewer, which takes a burst less time: those that were an item's best at some time (about one in
+        six), of the layout's sharding types, or of types that are drawn, besides what the layout has.
         """
+        assert self.linear is not None, "it is compiled"
+        all_to, won_to, like_to = accumulate((_ALL_CHANCE, _WON_CHANCE, _LIKE_CHANCE))
         draw = self.rng.random()
-        if draw < _ALL_CHANCE:
+        if draw < all_to:
             return self.open_options()
         now_I = self.flat.first_I + np.array([layout.choice(item)[0] for item in range(len(layout.chosen))])
-        if draw < _ALL_CHANCE + _LIKE_CHANCE:
-            types = np.unique(self.flat.type_O[now_I])
-            return self._or_all(np.isin(self.flat.type_O, types))
-        may_O = self.options_of_some_types()
+        if won_to <= draw < like_to:
+            return self._or_all(np.isin(self.flat.type_O, np.unique(self.flat.type_O[now_I])))
+        may_O = self.linear.won_O > 0 if draw < won_to else self.options_of_some_types()
         may_O[now_I] = True
         return may_O
 

@@ -29,7 +29,7 @@ _ARRAYS = {
     **dict.fromkeys(("allowed_e", "first_site_i"), np.int32),
     **dict.fromkeys(("may_o", "is_shared_e", "in_node_e", "is_free_e", "allowed"), np.uint8),
     **dict.fromkeys(("served_vp", "shared_vp", "sync_v", "bytes_vm", "weight_p", "launch_kp"), np.float64),
-    **dict.fromkeys(("launches_vk", "option_i", "site"), np.int32),
+    **dict.fromkeys(("launches_vk", "option_i", "site", "won_o"), np.int32),
     **dict.fromkeys(("load_pr", "free_mr"), np.float64),
     "count_kr": np.int32,
 }
@@ -59,9 +59,21 @@ class Task(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled search; None where autoshard was installed without a C compiler."""
+    """The compiled search, for wide vectors if this machine has them; None where there was no C compiler."""
+    plain = loaded("_search")
+    if plain is None or not plain.autoshard_has_avx2():
+        return plain
+    return loaded("_search_avx2") or plain
+
+
+def loaded(name: str) -> ctypes.CDLL | None:
+    """The compiled search of one of the two files beside this module; None where it was not made.
+
+    Args:
+        name: `_search`, or `_search_avx2` for wider vectors.
+    """
     for suffix in EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(f"_search{suffix}")
+        path = Path(__file__).with_name(f"{name}{suffix}")
         if path.exists():
             found = ctypes.CDLL(str(path))
             found.autoshard_improve.restype = ctypes.c_double

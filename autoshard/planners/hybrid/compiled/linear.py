@@ -117,11 +117,15 @@ class LinearSearch:
         limits: Memory.
         flat: The options.
         around: What shards add is taken as linear around this layout, until `relinearise`.
+
+    Attributes:
+        won_O: How often each option was the best of its item, of those that could be taken.
     """
 
     def __init__(self, space: PlannerSpace, limits: Limits, flat: FlatOptions, around: Layout) -> None:
         self.space, self.limits, self.flat = space, limits, flat
         self._fixed = _option_arrays(space, flat)
+        self.won_O: IntArray = np.zeros(len(flat.item_O), dtype=np.int32)
         self.relinearise(around, Rates.of(space, around))
 
     def relinearise(self, around: Layout, rates: Rates) -> None:
@@ -153,6 +157,7 @@ class LinearSearch:
         assert compiled is not None, "it is compiled"
         state = self._state(layout)
         arrays: dict[str, NDArray[Any]] = {**self._fixed, **self._linear, **state}
+        arrays["won_o"] = self.won_O
         arrays["may_o"] = np.ascontiguousarray(may_O, dtype=np.uint8)
         held = HeldShards.of(self.flat, layout.chosen)
         is_synced_X = held.is_shared_X & (self.rates.sync_V[held.kind_X] > 0)

@@ -15,7 +15,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { PARTS = 5, LANES = 4, MAX_TYPES = 64, NONE = -1 };
+enum { PARTS = 5, LANES = 4, PADDED_PARTS = 8, MAX_TYPES = 64, NONE = -1 };
 /* Exponents of the flattest and the sharpest norm, as powers of two. */
 enum { FLAT = 3, SHARP = 7 };
 /* Most rounds of swaps after a sweep, and most sweeps by each norm of the first descent. */
@@ -39,6 +39,8 @@ typedef struct {
   const int32_t *launches_vk;
   /* The layout; changed in place. */
   int32_t *option_i, *site;
+  /* How often each option was an item's best; counted on from call to call. */
+  int32_t *won_o;
   double *load_pr, *free_mr;
   int32_t *count_kr;
   double sync_ms, sync_base_ms, deadline_s;
@@ -55,6 +57,9 @@ typedef struct {
   int32_t log2_exponent;
   uint64_t random;
   double *power_pr, *missing_kr, *score_r;
+  /* Of free shards, for swaps. */
+  double *added_px, *load_px, *power_px;
+  int32_t padded_held;
   double scale_p[PARTS], slope_p[PARTS], sum_p[PARTS];
   int32_t *absent_k;
   double *undo;
@@ -87,9 +92,15 @@ static double powered(double share, int32_t log2_exponent) {
   return share;
 }
 
-static double root(double power, int32_t log2_exponent) {
-  for (int32_t step = 0; step < log2_exponent; step++) power = sqrt(power);
-  return power;
+/* The same of one value for each part, at once. */
+static void raise(double *share_p, int32_t log2_exponent) {
+  for (int32_t step = 0; step < log2_exponent; step++)
+    for (int32_t p = 0; p < PADDED_PARTS; p++) share_p[p] *= share_p[p];
+}
+
+static void take_roots(double *power_p, int32_t log2_exponent) {
+  for (int32_t step = 0; step < log2_exponent; step++)
+    for (int32_t p = 0; p < PADDED_PARTS; p++) power_p[p] = sqrt(power_p[p]);
 }
 
 static int32_t num_shards(const Task *task, int32_t option) {
@@ -110,11 +121,13 @@ static void sum_powers(Search *search) {
 
 static double energy_with(const Search *search, const double *added_p) {
   const Task *task = search->task;
-  double energy = task->sync_ms + (task->num_synced > 0 ? task->sync_base_ms : 0);
+  double energy = task->sync_ms + (task->num_synced > 0 ? task->sync_base_ms : 0), norm_p[PADDED_PARTS] = {0};
   for (int32_t p = 0; p < PARTS; p++) {
     double mean = (search->sum_p[p] + (added_p ? added_p[p] : 0)) / task->num_ranks;
-    energy += task->weight_p[p] * search->scale_p[p] * root(mean > 0 ? mean : 0, search->log2_exponent);
+    norm_p[p] = mean > 0 ? mean : 0;
   }
+  take_roots(norm_p, search->log2_exponent);
+  for (int32_t p = 0; p < PARTS; p++) energy += task->weight_p[p] * search->scale_p[p] * norm_p[p];
   return energy;
 }
 
@@ -137,10 +150,12 @@ static double slowest_ms(const Task *task) {
 /* What one more unit in a part's sum of powers is worth. */
 static void set_slopes(Search *search) {
   const Task *task = search->task;
+  double norm_p[PADDED_PARTS] = {0}, exponent = (double)(1 << search->log2_exponent);
   sum_powers(search);
+  for (int32_t p = 0; p < PARTS; p++) norm_p[p] = search->sum_p[p] / task->num_ranks;
+  take_roots(norm_p, search->log2_exponent);
   for (int32_t p = 0; p < PARTS; p++) {
-    double norm = search->scale_p[p] * root(search->sum_p[p] / task->num_ranks, search->log2_exponent);
-    double exponent = (double)(1 << search->log2_exponent);
+    double norm = search->scale_p[p] * norm_p[p];
     search->slope_p[p] = search->sum_p[p] > 1e-300 ? task->weight_p[p] * norm / (exponent * search->sum_p[p]) : 0;
   }
 }
@@ -193,11 +208,13 @@ static void add_to_rank(Search *search, int32_t shard, int32_t rank, int32_t sig
   if (sign < 0) count_launches(search, shard, rank, sign);
   load_on(search, shard, rank, load_p);
   if (sign > 0) count_launches(search, shard, rank, sign);
+  double power_p[PADDED_PARTS] = {0};
   for (int32_t p = 0; p < PARTS; p++) {
-    size_t at = (size_t)p * task->padded_ranks + rank;
-    task->load_pr[at] += sign * load_p[p];
-    search->power_pr[at] = powered(task->load_pr[at] / search->scale_p[p], search->log2_exponent);
+    double load = task->load_pr[(size_t)p * task->padded_ranks + rank] += sign * load_p[p];
+    power_p[p] = load > 0 ? load / search->scale_p[p] : 0;
   }
+  raise(power_p, search->log2_exponent);
+  for (int32_t p = 0; p < PARTS; p++) search->power_pr[(size_t)p * task->padded_ranks + rank] = power_p[p];
   const double *bytes_m = task->bytes_vm + (size_t)task->kind_e[shard] * task->num_levels;
   for (int32_t m = 0; m < task->num_levels; m++) task->free_mr[(size_t)m * task->padded_ranks + rank] -= sign * bytes_m[m];
 }
@@ -326,6 +343,17 @@ static int32_t best_site(Search *search, int32_t shard, int32_t node) {
 static void added_powers(const Search *search, int32_t shard, int32_t site, double *added_p) {
   const Task *task = search->task;
   int32_t first = first_rank(task, shard, site), count = num_holders(task, shard);
+  if (count == 1) {
+    double after_p[PADDED_PARTS] = {0};
+    load_on(search, shard, first, after_p);
+    for (int32_t p = 0; p < PARTS; p++) {
+      double after = (task->load_pr[(size_t)p * task->padded_ranks + first] + after_p[p]) * (1 / search->scale_p[p]);
+      after_p[p] = after > 0 ? after : 0;
+    }
+    raise(after_p, search->log2_exponent);
+    for (int32_t p = 0; p < PARTS; p++) added_p[p] = after_p[p] - search->power_pr[(size_t)p * task->padded_ranks + first];
+    return;
+  }
   const double *rate_p = rates_of(task, shard);
   const int32_t *launches_k = task->launches_vk + (size_t)task->kind_e[shard] * task->num_launches;
   for (int32_t p = 0; p < PARTS; p++) {
@@ -397,6 +425,7 @@ static double hold_best(Search *search, int32_t item, int32_t barred_type, int32
     }
   }
   if (best < 0) return INFINITY;
+  task->won_o[best]++;
   task->option_i[item] = best;
   memcpy(task->site + task->first_site_i[item], search->best_sites, num_shards(task, best) * sizeof(int32_t));
   add_option(search, best, search->best_sites, 1);
@@ -446,18 +475,43 @@ static int32_t may_swap(const Task *task, int32_t given, int32_t taken, int32_t 
   return 1;
 }
 
-static double swap_score(const Search *search, const double *given_p, const double *taken_p, int32_t from, int32_t to) {
+/* Lines up what free shards add, and their ranks' loads and powers, to be worked on in blocks. */
+static void line_up(Search *search, int32_t count) {
   const Task *task = search->task;
-  double score = 0;
-  for (int32_t p = 0; p < PARTS; p++) {
-    const double *load_r = task->load_pr + (size_t)p * task->padded_ranks;
-    const double *power_r = search->power_pr + (size_t)p * task->padded_ranks;
-    double more = given_p[p] - taken_p[p], scale = search->scale_p[p];
-    double here = powered((load_r[from] - more) / scale, search->log2_exponent) - power_r[from];
-    double there = powered((load_r[to] + more) / scale, search->log2_exponent) - power_r[to];
-    score += search->slope_p[p] * (here + there);
+  for (int32_t at = 0; at < count; at++) {
+    const double *rate_p = rates_of(task, shard_of(task, search->held[at]));
+    for (int32_t p = 0; p < PARTS; p++) {
+      size_t rank = (size_t)p * task->padded_ranks + search->held[at].rank, to = (size_t)p * search->padded_held + at;
+      search->added_px[to] = rate_p[p];
+      search->load_px[to] = task->load_pr[rank];
+      search->power_px[to] = search->power_pr[rank];
+    }
   }
-  return score;
+}
+
+/* What swaps of a shard of a rank against a block of free shards would add, by slopes. */
+static void score_swaps(const Search *search, const double *given_p, int32_t from, int32_t block, double *score) {
+  const Task *task = search->task;
+  for (int32_t lane = 0; lane < LANES; lane++) score[lane] = 0;
+  for (int32_t p = 0; p < PARTS; p++) {
+    size_t at = (size_t)p * search->padded_held + (size_t)block * LANES, rank = (size_t)p * task->padded_ranks + from;
+    const double *added = search->added_px + at, *load = search->load_px + at, *power = search->power_px + at;
+    double load_from = task->load_pr[rank], power_from = search->power_pr[rank], here[LANES], there[LANES];
+    double inverse = 1 / search->scale_p[p], slope = search->slope_p[p];
+    for (int32_t lane = 0; lane < LANES; lane++) {
+      double more = given_p[p] - added[lane];
+      here[lane] = (load_from - more) * inverse;
+      there[lane] = (load[lane] + more) * inverse;
+      here[lane] = here[lane] > 0 ? here[lane] : 0;
+      there[lane] = there[lane] > 0 ? there[lane] : 0;
+    }
+    for (int32_t step = 0; step < search->log2_exponent; step++)
+      for (int32_t lane = 0; lane < LANES; lane++) {
+        here[lane] *= here[lane];
+        there[lane] *= there[lane];
+      }
+    for (int32_t lane = 0; lane < LANES; lane++) score[lane] += slope * (here[lane] - power_from + (there[lane] - power[lane]));
+  }
 }
 
 static void swap(Search *search, Held one, Held other) {
@@ -479,15 +533,17 @@ static int32_t swap_from(Search *search, int32_t slow) {
   int32_t count = free_shards(task, held);
   Held given = {-1, 0, 0}, taken = {-1, 0, 0};
   set_slopes(search);
+  line_up(search, count);
   for (int32_t one = 0; one < count; one++) {
     if (held[one].rank != slow) continue;
     int32_t mine = shard_of(task, held[one]);
-    for (int32_t other = 0; other < count; other++) {
-      if (held[other].rank == slow || held[other].item == held[one].item) continue;
-      int32_t theirs = shard_of(task, held[other]);
-      double score = swap_score(search, rates_of(task, mine), rates_of(task, theirs), slow, held[other].rank);
-      if (score < least && may_swap(task, mine, theirs, slow, held[other].rank)) {
-        least = score;
+    for (int32_t block = 0; block * LANES < count; block++) {
+      double score[LANES];
+      score_swaps(search, rates_of(task, mine), slow, block, score);
+      for (int32_t other = block * LANES; other < count && other < (block + 1) * LANES; other++) {
+        if (!(score[other % LANES] < least) || held[other].rank == slow || held[other].item == held[one].item) continue;
+        if (!may_swap(task, mine, shard_of(task, held[other]), slow, held[other].rank)) continue;
+        least = score[other % LANES];
         given = held[one];
         taken = held[other];
       }
@@ -743,6 +799,10 @@ static void take_arrays(Arena *arena, Search *search, Saved *before, Saved *best
   search->best_sites = taken(arena, task->max_shards * sizeof(int32_t));
   search->kept_sites = taken(arena, task->max_shards * sizeof(int32_t));
   search->held = taken(arena, num_sites * sizeof(Held));
+  search->padded_held = (int32_t)((num_sites + LANES - 1) / LANES * LANES);
+  search->added_px = taken(arena, (size_t)PARTS * search->padded_held * sizeof(double));
+  search->load_px = taken(arena, (size_t)PARTS * search->padded_held * sizeof(double));
+  search->power_px = taken(arena, (size_t)PARTS * search->padded_held * sizeof(double));
   search->order = taken(arena, task->num_items * sizeof(int32_t));
   for (Saved *saved = before; saved; saved = saved == before ? best : NULL) {
     saved->option_i = taken(arena, task->num_items * sizeof(int32_t));
@@ -751,6 +811,16 @@ static void take_arrays(Arena *arena, Search *search, Saved *before, Saved *best
     saved->load_pr = taken(arena, padded(task, PARTS) * sizeof(double));
     saved->free_mr = taken(arena, padded(task, task->num_levels) * sizeof(double));
   }
+}
+
+/* Whether this machine can run the search as it is compiled for wider vectors: with other instructions, to the same
+   results. */
+int32_t autoshard_has_avx2(void) {
+#if defined(__x86_64__) && defined(__GNUC__)
+  return __builtin_cpu_supports("avx2") != 0;
+#else
+  return 0;
+#endif
 }
 
 /* What a call does. */
