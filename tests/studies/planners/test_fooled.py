@@ -30,6 +30,7 @@ def test_regrets_are_over_the_best_plan_of_any_model():
             quality=Quality(store="here", num_samples=num_samples, noise=0.0),
             seed=seed,
             slowest_ms={"cost-greedy": 2.0, "auto": auto_ms},
+            step_ms={"cost-greedy": 4.0, "auto": 2.0 * auto_ms},
             true_ms={"auto": 1.25},
         )
         for seed, num_samples, auto_ms in ((1000, 100, 2.5), (1001, 100, 1.5), (1000, 300, 1.0), (1001, 300, 1.25))
@@ -41,6 +42,7 @@ def test_regrets_are_over_the_best_plan_of_any_model():
     assert rows[100, "auto"].over_greedy == pytest.approx(0.0)
     assert rows[100, "auto"].over_greedy_error == pytest.approx(0.25 / np.sqrt(2))
     assert rows[300, "auto"].slowest_ms == pytest.approx(1.125)
+    assert rows[300, "auto"].step_over_greedy == pytest.approx((0.5 + 0.625) / 2 - 1)
     assert regrets_table(regrets(tasks)).lines[1][:5] == ("100", "0%", "auto", "2", "2.000")
 
 
