@@ -45,6 +45,8 @@ ROUNDS: Final = 3
 #: Strategies that choose the sets, with their shares: the collector's mixture without what needs samples, and without
 #: larger batches, of which the stores of docs/data hold none.
 MIXTURE: Final = {name: share for name, share in DEFAULT_WEIGHTS.items() if name not in ("uncertain", "batches")}
+#: The strategy that measures other kinds of kernels than the tables' own.
+_OTHER: Final = "kinds"
 OTHER_KINDS: Final = {"kinds": 0.3, "slices": 0.2, "singles": 0.05, "placements": 0.25, "random": 0.2}
 #: Largest error over that of a model trained on everything, by seconds measured.
 GOALS: Final[Mapping[float, float]] = {20.0: 1.6, 60.0: 1.3}
@@ -92,6 +94,7 @@ class Store:
         pool: What models are made from.
         held_out: What they are tested on.
         source_S: Strategy that chose each sample of the pool, shape (S,).
+        kind_S: Kind of kernel of each one's first shard, shape (S,).
         seconds_S: Time that each sample of the pool takes to measure.
         noise_SO: What fewer rounds add to the relative error of each sample's forward and backward time: a standard
             deviation, shape (S, O).
@@ -101,6 +104,7 @@ class Store:
     pool: CostDataset
     held_out: CostDataset
     source_S: NDArray[np.str_]
+    kind_S: NDArray[np.str_]
     seconds_S: MsArray
     noise_SO: MsArray
 
@@ -117,13 +121,20 @@ class Store:
             pool=pool,
             held_out=held_out,
             source_S=np.array([sample.source for sample in kept])[is_pool_S],
+            kind_S=np.array([_kind_of(sample) for sample in kept])[is_pool_S],
             seconds_S=seconds_of(table.samples, kept, rounds)[is_pool_S],
             noise_SO=noise_of(kept, rounds)[is_pool_S],
         )
 
     def drawn(self, seconds: float, shares: Mapping[str, float], rng: np.random.Generator) -> IndexArray:
-        """Samples of the pool that take so long to measure, of strategies by their shares."""
+        """Samples of the pool that take so long to measure, of strategies by their shares.
+
+        Of other kinds of kernels, each comes before any comes again, as `autoshard calibrate` has them.
+        """
         order_S = rng.permutation(len(self.pool))
+        is_other_S = self.source_S[order_S] == _OTHER
+        other_S = order_S[is_other_S]
+        order_S[is_other_S] = other_S[np.argsort(_laps(self.kind_S[other_S]), kind="stable")]
         order_S = np.array(list(_dealt(self.source_S[order_S], order_S, shares)))
         within = np.cumsum(self.seconds_S[order_S]) <= seconds
         return order_S[within]
@@ -160,6 +171,20 @@ def seconds_of(samples: Sequence[Sample], kept: Sequence[Sample], rounds: int = 
     rest_s = max(0.0, float(gaps_s[gaps_s < _PAUSE_S].sum()) - float(kernels_S.sum()))
     share_S = np.minimum(1.0, rounds / np.array([sample.num_rounds for sample in kept]))
     return kernels_S * share_S + rest_s / len(kept)
+
+
+def _kind_of(sample: Sample) -> str:
+    first = sample.shards[0].shard
+    return "/".join((first.dtype, first.pooling, first.optimizer, first.level))
+
+
+def _laps(kind_S: NDArray[np.str_]) -> IndexArray:
+    """How often each one's kind came before it, shape (S,)."""
+    order = np.argsort(kind_S, kind="stable")
+    _, start_K, count_K = np.unique(kind_S[order], return_index=True, return_counts=True)
+    laps = np.empty(len(kind_S), dtype=np.int64)
+    laps[order] = np.arange(len(kind_S)) - np.repeat(start_K, count_K)
+    return laps
 
 
 def _dealt(source_S: NDArray[np.str_], order_S: IndexArray, shares: Mapping[str, float]) -> Iterator[int]:

@@ -72,6 +72,19 @@ def test_samples_are_drawn_by_shares_until_time_is_up(stores):
     assert len(set(drawn_S.tolist())) == len(drawn_S)
 
 
+def test_of_other_kinds_each_comes_before_any_comes_again(stores):
+    quick = Store.read(stores / "quick", 0)
+    is_other_S = quick.source_S == "kinds"
+    is_other_S |= np.arange(len(quick.pool)) % 3 == 0
+    quick = replace(quick, source_S=np.where(is_other_S, "kinds", quick.source_S))
+    drawn_S = quick.drawn(np.inf, {"kinds": 1.0}, np.random.default_rng(0))
+    kinds = quick.kind_S[drawn_S].tolist()
+    assert sorted(kinds) == sorted(quick.kind_S[is_other_S].tolist())
+    laps = [kinds[:place].count(kind) for place, kind in enumerate(kinds)]
+    assert laps == sorted(laps)
+    assert laps[-1] > 0
+
+
 def test_goals_are_reached_or_missed(outcome):
     everything = outcome(arm="everything", relative_error=0.04)
     reached, missed = outcome(relative_error=0.06), outcome(seconds=60.0, relative_error=0.06)
