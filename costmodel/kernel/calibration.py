@@ -42,13 +42,13 @@ _SPREAD_WEIGHTS, _SPREAD_BIAS = layer_name("doubt", 1, "weight"), layer_name("do
 class CalibrationOptions:
     """How a model is calibrated."""
 
-    least_updates: int = 1500
-    """Updates with few samples; one more for each sample."""
-    most_updates: int = 3000
+    least_updates: int = 500
+    """Updates with few samples; one more for each four. More fit few samples too well."""
+    most_updates: int = 2000
     """Updates with many samples."""
-    learning_rate: float = 5e-3
-    """The highest one; half of what training from scratch takes."""
-    pull: float = 0.12
+    learning_rate: float = 1e-2
+    """The highest one."""
+    pull: float = 1.0
     """Loss per squared distance from the scaled weights, times the number of samples."""
     num_folds: int = 4
     """Parts of the samples, each predicted by a model that is calibrated on the others: errors and intervals come from
@@ -62,7 +62,7 @@ class CalibrationOptions:
 
     def training(self, num_samples: int, share: float = 1.0) -> TrainingOptions:
         """How the network is trained further on so many samples, with a share of the usual updates."""
-        updates = min(self.least_updates + num_samples, self.most_updates)
+        updates = min(self.least_updates + num_samples // 4, self.most_updates)
         return TrainingOptions(
             num_updates=max(1, round(share * updates)),
             batch_size=min(256, max(64, num_samples // 8)),

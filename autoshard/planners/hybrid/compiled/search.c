@@ -16,6 +16,8 @@
 #include <time.h>
 
 enum { PARTS = 5, LANES = 4, PADDED_PARTS = 8, MAX_TYPES = 64, NONE = -1 };
+/* Lanes, and what they hold, that are worked on in turn, so that no power waits for the one before it. */
+enum { WIDE = 4, BLOCK = WIDE * LANES };
 /* Exponents of the flattest and the sharpest norm, as powers of two. */
 enum { FLAT = 3, SHARP = 7 };
 /* Most rounds of swaps after a sweep, and most sweeps by each norm of the first descent. */
@@ -60,8 +62,8 @@ typedef struct {
   /* Of free shards, for swaps. */
   double *added_px, *load_px, *power_px;
   int32_t padded_held;
-  double scale_p[PARTS], slope_p[PARTS], sum_p[PARTS];
-  int32_t *absent_k;
+  double scale_p[PARTS], slope_p[PARTS], sum_p[PARTS], energy;
+  int32_t *absent_k, *absent;
   double *undo;
   int32_t *undo_rank, num_undo;
   int32_t *sites, *best_sites, *kept_sites, *order;
@@ -147,15 +149,17 @@ static double slowest_ms(const Task *task) {
   return step;
 }
 
-/* What one more unit in a part's sum of powers is worth. */
+/* What one more unit in a part's sum of powers is worth, and the energy. */
 static void set_slopes(Search *search) {
   const Task *task = search->task;
   double norm_p[PADDED_PARTS] = {0}, exponent = (double)(1 << search->log2_exponent);
   sum_powers(search);
   for (int32_t p = 0; p < PARTS; p++) norm_p[p] = search->sum_p[p] / task->num_ranks;
   take_roots(norm_p, search->log2_exponent);
+  search->energy = task->sync_ms + (task->num_synced > 0 ? task->sync_base_ms : 0);
   for (int32_t p = 0; p < PARTS; p++) {
     double norm = search->scale_p[p] * norm_p[p];
+    search->energy += task->weight_p[p] * norm;
     search->slope_p[p] = search->sum_p[p] > 1e-300 ? task->weight_p[p] * norm / (exponent * search->sum_p[p]) : 0;
   }
 }
@@ -293,27 +297,47 @@ static void take_back(Search *search, int32_t option, int32_t count) {
 
 /* Best sites. */
 
+/* The launches of a shard that some rank has not yet. */
+static int32_t find_absent(const Search *search, int32_t shard) {
+  const Task *task = search->task;
+  const int32_t *launches_k = task->launches_vk + (size_t)task->kind_e[shard] * task->num_launches;
+  int32_t count = 0;
+  for (int32_t k = 0; k < task->num_launches; k++)
+    if (launches_k[k] && search->absent_k[k]) search->absent[count++] = k;
+  return count;
+}
+
+/* What a shard would add to a part on some blocks of ranks, as many as are worked on at once. */
+static inline void score_blocks(
+    const Search *search, int32_t p, double rate, int32_t block, int32_t num_absent, int32_t count) {
+  const Task *task = search->task;
+  const Lanes *load = (const Lanes *)(task->load_pr + (size_t)p * task->padded_ranks) + block;
+  const Lanes *power = (const Lanes *)(search->power_pr + (size_t)p * task->padded_ranks) + block;
+  Lanes *score = (Lanes *)search->score_r + block, after[WIDE];
+  double inverse = 1 / search->scale_p[p], slope = search->slope_p[p];
+  for (int32_t at = 0; at < count; at++) after[at] = load[at] + rate;
+  for (int32_t number = 0; number < num_absent; number++) {
+    int32_t k = search->absent[number];
+    const Lanes *missing = (const Lanes *)(search->missing_kr + (size_t)k * task->padded_ranks) + block;
+    for (int32_t at = 0; at < count; at++) after[at] += missing[at] * task->launch_kp[k * PARTS + p];
+  }
+  for (int32_t at = 0; at < count; at++) after[at] *= inverse;
+  for (int32_t step = 0; step < search->log2_exponent; step++)
+    for (int32_t at = 0; at < count; at++) after[at] *= after[at];
+  for (int32_t at = 0; at < count; at++) score[at] += slope * (after[at] - power[at]);
+}
+
 /* What a shard would add on each rank, by slopes. */
 static void score_ranks(Search *search, int32_t shard) {
   const Task *task = search->task;
   const double *rate_p = rates_of(task, shard);
-  const int32_t *launches_k = task->launches_vk + (size_t)task->kind_e[shard] * task->num_launches;
-  int32_t num_blocks = task->padded_ranks / LANES;
-  Lanes *score = (Lanes *)search->score_r;
+  int32_t num_blocks = task->padded_ranks / LANES, num_absent = find_absent(search, shard);
   memset(search->score_r, 0, task->padded_ranks * sizeof(double));
   for (int32_t p = 0; p < PARTS; p++) {
-    const Lanes *load = (const Lanes *)(task->load_pr + (size_t)p * task->padded_ranks);
-    const Lanes *power = (const Lanes *)(search->power_pr + (size_t)p * task->padded_ranks);
-    double inverse = 1 / search->scale_p[p], slope = search->slope_p[p];
-    for (int32_t block = 0; block < num_blocks; block++) {
-      Lanes after = load[block] + rate_p[p];
-      for (int32_t k = 0; k < task->num_launches; k++)
-        if (launches_k[k] && search->absent_k[k])
-          after += ((const Lanes *)(search->missing_kr + (size_t)k * task->padded_ranks))[block] * task->launch_kp[k * PARTS + p];
-      after *= inverse;
-      for (int32_t step = 0; step < search->log2_exponent; step++) after *= after;
-      score[block] += slope * (after - power[block]);
-    }
+    int32_t block = 0;
+    for (; block + WIDE <= num_blocks; block += WIDE) score_blocks(search, p, rate_p[p], block, num_absent, WIDE);
+    for (; block + 2 <= num_blocks; block += 2) score_blocks(search, p, rate_p[p], block, num_absent, 2);
+    for (; block < num_blocks; block++) score_blocks(search, p, rate_p[p], block, num_absent, 1);
   }
 }
 
@@ -339,6 +363,26 @@ static int32_t best_site(Search *search, int32_t shard, int32_t node) {
   return best;
 }
 
+/* Adds to sums, by lanes, what a shard would add to a part's powers on some ranks, as many as are worked on at once. */
+static inline void sum_added(
+    const Search *search, int32_t p, double rate, int32_t first, int32_t num_absent, int32_t count, double *sums) {
+  const Task *task = search->task;
+  const double *load = task->load_pr + (size_t)p * task->padded_ranks + first;
+  const double *power = search->power_pr + (size_t)p * task->padded_ranks + first;
+  double inverse = 1 / search->scale_p[p], after[WIDE * LANES];
+  for (int32_t at = 0; at < count; at++) after[at] = load[at] + rate;
+  for (int32_t number = 0; number < num_absent; number++) {
+    int32_t k = search->absent[number];
+    const double *missing = search->missing_kr + (size_t)k * task->padded_ranks + first;
+    for (int32_t at = 0; at < count; at++) after[at] += missing[at] * task->launch_kp[k * PARTS + p];
+  }
+  for (int32_t at = 0; at < count; at++) after[at] *= inverse;
+  for (int32_t at = 0; at < count; at++) after[at] = after[at] > 0 ? after[at] : 0;
+  for (int32_t step = 0; step < search->log2_exponent; step++)
+    for (int32_t at = 0; at < count; at++) after[at] *= after[at];
+  for (int32_t at = 0; at < count; at++) sums[at % LANES] += after[at] - power[at];
+}
+
 /* What a shard would add to the sums of powers at a site. */
 static void added_powers(const Search *search, int32_t shard, int32_t site, double *added_p) {
   const Task *task = search->task;
@@ -355,33 +399,31 @@ static void added_powers(const Search *search, int32_t shard, int32_t site, doub
     return;
   }
   const double *rate_p = rates_of(task, shard);
-  const int32_t *launches_k = task->launches_vk + (size_t)task->kind_e[shard] * task->num_launches;
+  int32_t num_absent = find_absent(search, shard), num_whole = count / LANES;
   for (int32_t p = 0; p < PARTS; p++) {
-    const double *load_r = task->load_pr + (size_t)p * task->padded_ranks;
-    const double *power_r = search->power_pr + (size_t)p * task->padded_ranks;
-    double inverse = 1 / search->scale_p[p], rate = rate_p[p], sums[LANES] = {0};
-    for (int32_t rank = first; rank < first + count; rank++) {
-      double after = load_r[rank] + rate;
-      for (int32_t k = 0; k < task->num_launches; k++)
-        if (launches_k[k] && search->absent_k[k])
-          after += search->missing_kr[(size_t)k * task->padded_ranks + rank] * task->launch_kp[k * PARTS + p];
-      after *= inverse;
-      after = after > 0 ? after : 0;
-      for (int32_t step = 0; step < search->log2_exponent; step++) after *= after;
-      sums[(rank - first) % LANES] += after - power_r[rank];
-    }
+    double sums[LANES] = {0};
+    int32_t block = 0;
+    for (; block + WIDE <= num_whole; block += WIDE)
+      sum_added(search, p, rate_p[p], first + block * LANES, num_absent, WIDE * LANES, sums);
+    for (; block < num_whole; block++) sum_added(search, p, rate_p[p], first + block * LANES, num_absent, LANES, sums);
+    for (int32_t at = num_whole * LANES; at < count; at++)
+      sum_added(search, p, rate_p[p], first + at, num_absent, 1, sums + at % LANES);
     added_p[p] = sums[0] + sums[1] + sums[2] + sums[3];
   }
 }
 
-/* The energy with an option at its cheapest sites, which are left in `sites`; infinite where it finds no room. */
-static double option_energy(Search *search, int32_t option) {
+/* The energy with an option at its cheapest sites, which are left in `sites`; infinite where it finds no room, and where
+   its first shards alone come to the most that it may be. */
+static double option_energy(Search *search, int32_t option, double most) {
   Task *task = search->task;
   int32_t first = task->first_shard_o[option], count = num_shards(task, option), node = -1, number;
   double energy = INFINITY, added_p[PARTS];
   search->num_undo = 0;
   for (number = 0; number < count; number++) {
-    if (number) set_slopes(search);
+    if (number) {
+      set_slopes(search);
+      if (search->energy >= most) break;
+    }
     int32_t shard = first + number, site = best_site(search, shard, node);
     if (site < 0) break;
     search->sites[number] = site;
@@ -417,7 +459,7 @@ static double hold_best(Search *search, int32_t item, int32_t barred_type, int32
   for (int32_t option = task->first_option_i[item]; option < task->first_option_i[item + 1]; option++) {
     if (!task->may_o[option] || task->type_o[option] == barred_type) continue;
     if (barred_launch >= 0 && uses(task, option, barred_launch)) continue;
-    double energy = option_energy(search, option);
+    double energy = option_energy(search, option, least);
     if (energy < least) {
       least = energy;
       best = option;
@@ -492,13 +534,13 @@ static void line_up(Search *search, int32_t count) {
 /* What swaps of a shard of a rank against a block of free shards would add, by slopes. */
 static void score_swaps(const Search *search, const double *given_p, int32_t from, int32_t block, double *score) {
   const Task *task = search->task;
-  for (int32_t lane = 0; lane < LANES; lane++) score[lane] = 0;
+  for (int32_t lane = 0; lane < BLOCK; lane++) score[lane] = 0;
   for (int32_t p = 0; p < PARTS; p++) {
-    size_t at = (size_t)p * search->padded_held + (size_t)block * LANES, rank = (size_t)p * task->padded_ranks + from;
+    size_t at = (size_t)p * search->padded_held + (size_t)block * BLOCK, rank = (size_t)p * task->padded_ranks + from;
     const double *added = search->added_px + at, *load = search->load_px + at, *power = search->power_px + at;
-    double load_from = task->load_pr[rank], power_from = search->power_pr[rank], here[LANES], there[LANES];
+    double load_from = task->load_pr[rank], power_from = search->power_pr[rank], here[BLOCK], there[BLOCK];
     double inverse = 1 / search->scale_p[p], slope = search->slope_p[p];
-    for (int32_t lane = 0; lane < LANES; lane++) {
+    for (int32_t lane = 0; lane < BLOCK; lane++) {
       double more = given_p[p] - added[lane];
       here[lane] = (load_from - more) * inverse;
       there[lane] = (load[lane] + more) * inverse;
@@ -506,11 +548,11 @@ static void score_swaps(const Search *search, const double *given_p, int32_t fro
       there[lane] = there[lane] > 0 ? there[lane] : 0;
     }
     for (int32_t step = 0; step < search->log2_exponent; step++)
-      for (int32_t lane = 0; lane < LANES; lane++) {
+      for (int32_t lane = 0; lane < BLOCK; lane++) {
         here[lane] *= here[lane];
         there[lane] *= there[lane];
       }
-    for (int32_t lane = 0; lane < LANES; lane++) score[lane] += slope * (here[lane] - power_from + (there[lane] - power[lane]));
+    for (int32_t lane = 0; lane < BLOCK; lane++) score[lane] += slope * (here[lane] - power_from + (there[lane] - power[lane]));
   }
 }
 
@@ -537,13 +579,13 @@ static int32_t swap_from(Search *search, int32_t slow) {
   for (int32_t one = 0; one < count; one++) {
     if (held[one].rank != slow) continue;
     int32_t mine = shard_of(task, held[one]);
-    for (int32_t block = 0; block * LANES < count; block++) {
-      double score[LANES];
+    for (int32_t block = 0; block * BLOCK < count; block++) {
+      double score[BLOCK];
       score_swaps(search, rates_of(task, mine), slow, block, score);
-      for (int32_t other = block * LANES; other < count && other < (block + 1) * LANES; other++) {
-        if (!(score[other % LANES] < least) || held[other].rank == slow || held[other].item == held[one].item) continue;
+      for (int32_t other = block * BLOCK; other < count && other < (block + 1) * BLOCK; other++) {
+        if (!(score[other % BLOCK] < least) || held[other].rank == slow || held[other].item == held[one].item) continue;
         if (!may_swap(task, mine, shard_of(task, held[other]), slow, held[other].rank)) continue;
-        least = score[other % LANES];
+        least = score[other % BLOCK];
         given = held[one];
         taken = held[other];
       }
@@ -793,13 +835,14 @@ static void take_arrays(Arena *arena, Search *search, Saved *before, Saved *best
   search->missing_kr = taken(arena, padded(task, task->num_launches) * sizeof(double));
   search->score_r = taken(arena, padded(task, 1) * sizeof(double));
   search->absent_k = taken(arena, task->num_launches * sizeof(int32_t));
+  search->absent = taken(arena, task->num_launches * sizeof(int32_t));
   search->undo = taken(arena, most_undo * 2 * PARTS * sizeof(double));
   search->undo_rank = taken(arena, most_undo * sizeof(int32_t));
   search->sites = taken(arena, task->max_shards * sizeof(int32_t));
   search->best_sites = taken(arena, task->max_shards * sizeof(int32_t));
   search->kept_sites = taken(arena, task->max_shards * sizeof(int32_t));
   search->held = taken(arena, num_sites * sizeof(Held));
-  search->padded_held = (int32_t)((num_sites + LANES - 1) / LANES * LANES);
+  search->padded_held = (int32_t)((num_sites + BLOCK - 1) / BLOCK * BLOCK);
   search->added_px = taken(arena, (size_t)PARTS * search->padded_held * sizeof(double));
   search->load_px = taken(arena, (size_t)PARTS * search->padded_held * sizeof(double));
   search->power_px = taken(arena, (size_t)PARTS * search->padded_held * sizeof(double));
