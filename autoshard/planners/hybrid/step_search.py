@@ -51,8 +51,8 @@ _OWN_SHARE, _STARTS_SHARE = 0.25, 0.5
 #: `validate_plan`, `evaluate` and `price_step`, one core of a Xeon, November 2026).
 _FINISH_S, _FINISH_TABLE_S = 0.002, 1e-4
 #: Seconds that the search has in any case, and for each table, and most of them: a burst of the compiled search takes
-#: 5 ms for 80 tables on 8 ranks.
-_LEAST_SEARCH_S, _LEAST_SEARCH_TABLE_S, _MOST_LEAST_S = 0.05, 5e-5, 0.07
+#: 2 to 3 ms for 80 tables on 8 ranks.
+_LEAST_SEARCH_S, _LEAST_SEARCH_TABLE_S, _MOST_LEAST_S = 0.03, 5e-5, 0.07
 #: Largest shares of the time limit for planners whose plans rarely win, and never did. With 0.6 for `neo` and
 #: `flexshard` they took 0.44 s of 1 s for 80 tables on 8 A100, for starts 9 and 37% above the search's own.
 _SMALL, _LEAST = 0.1, 0.01
