@@ -220,6 +220,12 @@ class LinkBytes:
     """Bytes that leave each rank, shape (L, ..., R)."""
     arriving_LR: MsArray
 
+    def __add__(self, other: LinkBytes) -> LinkBytes:
+        """What both send, in one message."""
+        return LinkBytes(
+            leaving_LR=self.leaving_LR + other.leaving_LR, arriving_LR=self.arriving_LR + other.arriving_LR
+        )
+
 
 class CommModel(Protocol):
     """Prices collectives over all ranks of a topology."""

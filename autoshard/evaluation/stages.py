@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autoshard.core import CommModel, CostModels, GradSync, PlacedShard, ShardingPlan, Topology
-from autoshard.core.costs import MsArray
+from autoshard.core.costs import LinkBytes, MsArray
 from autoshard.core.plan import HeldShard
 from autoshard.evaluation.group_sync import group_sync_ms
 from autoshard.evaluation.traffic import Stream, Traffic, sync_bytes_by_way
@@ -26,6 +26,7 @@ class Stages:
 
     Attributes:
         topology: Of one replica group, over which all but the last are.
+        input_ms_R: Of lengths and ids: one all-to-all.
         forward_ms_R: Of embeddings: the all-to-all, and the reduce-scatter of sums.
         backward_ms_R: Of their gradients: the all-to-all, and the all-gather.
         reduce_scatter_ms: The reduce-scatter's share, alike on all ranks.
@@ -70,17 +71,18 @@ class Stages:
         """
         links = traffic.links(group.topology)
 
-        def all_to_all(stream: Stream) -> MsArray:
-            return costs.comm.links_ms(links[stream], group.topology)
+        def all_to_all(links: LinkBytes) -> MsArray:
+            return costs.comm.links_ms(links, group.topology)
 
         reduce_scatter_ms = costs.comm.reduce_scatter_ms(traffic.scattered_bytes(Stream.FORWARD), group.topology)
         all_gather_ms = costs.comm.all_gather_ms(traffic.scattered_bytes(Stream.BACKWARD), group.topology)
         return cls(
             topology=group.topology,
-            # Ids can only travel once the lengths have told how many there are (Neo Sec. 7.1).
-            input_ms_R=all_to_all(Stream.LENGTHS) + all_to_all(Stream.IDS),
-            forward_ms_R=all_to_all(Stream.FORWARD) + reduce_scatter_ms,
-            backward_ms_R=all_to_all(Stream.BACKWARD) + all_gather_ms,
+            # Lengths and ids travel together, in messages with room for the ids of the batch before (Neo Sec. 7.1 and
+            # TorchRec send ids after their lengths).
+            input_ms_R=all_to_all(links[Stream.LENGTHS] + links[Stream.IDS]),
+            forward_ms_R=all_to_all(links[Stream.FORWARD]) + reduce_scatter_ms,
+            backward_ms_R=all_to_all(links[Stream.BACKWARD]) + all_gather_ms,
             reduce_scatter_ms=reduce_scatter_ms,
             all_gather_ms=all_gather_ms,
             reader_ms=reader_ms,

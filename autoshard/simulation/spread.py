@@ -325,26 +325,26 @@ class _Exchanges:
         """Times at the slowest rank of the slowest group."""
         growth_GR = _divided(np.maximum(self.ids_R + ids_GR, 0.0), np.broadcast_to(self.ids_R, ids_GR.shape))
         row_growth_GR = 1 + (growth_GR - 1) * self.row_share_R
-        lengths = self._slowest(Stream.LENGTHS, np.ones_like(growth_GR))
-        return {
-            StepPart.INPUT: lengths + self._slowest(Stream.IDS, growth_GR),
-            StepPart.FORWARD_EXCHANGE: self._slowest(Stream.FORWARD, row_growth_GR) + self.reduced_ms[Stream.FORWARD],
-            StepPart.BACKWARD_EXCHANGE: self._slowest(Stream.BACKWARD, row_growth_GR)
-            + self.reduced_ms[Stream.BACKWARD],
+        lengths = self._grown(Stream.LENGTHS, np.ones_like(growth_GR))
+        links = {
+            StepPart.INPUT: lengths + self._grown(Stream.IDS, growth_GR),
+            StepPart.FORWARD_EXCHANGE: self._grown(Stream.FORWARD, row_growth_GR),
+            StepPart.BACKWARD_EXCHANGE: self._grown(Stream.BACKWARD, row_growth_GR),
         }
+        slowest = {part: float(self.comm.links_ms(of, self.topology).max()) for part, of in links.items()}
+        slowest[StepPart.FORWARD_EXCHANGE] += self.reduced_ms[Stream.FORWARD]
+        slowest[StepPart.BACKWARD_EXCHANGE] += self.reduced_ms[Stream.BACKWARD]
+        return slowest
 
-    def _slowest(self, stream: Stream, growth_GR: MsArray) -> float:
+    def _grown(self, stream: Stream, growth_GR: MsArray) -> LinkBytes:
         """Owners move as much more as they serve, readers as much more as all owners on average do."""
         links = self.links[stream]
         mean_G1 = np.average(growth_GR, axis=1, weights=self.ids_R + 1e-12)[:, None]
         reading_LGR = (links.leaving_LR if stream.asks else links.arriving_LR)[:, None] * mean_G1
         owning_LGR = (links.arriving_LR if stream.asks else links.leaving_LR)[:, None] * growth_GR
-        grown = (
-            LinkBytes(leaving_LR=reading_LGR, arriving_LR=owning_LGR)
-            if stream.asks
-            else LinkBytes(leaving_LR=owning_LGR, arriving_LR=reading_LGR)
-        )
-        return float(self.comm.links_ms(grown, self.topology).max())
+        if stream.asks:
+            return LinkBytes(leaving_LR=reading_LGR, arriving_LR=owning_LGR)
+        return LinkBytes(leaving_LR=owning_LGR, arriving_LR=reading_LGR)
 
 
 def _step_ms(price: StepPrice, ratios: Mapping[StepPart, float]) -> float:

@@ -437,3 +437,12 @@ class TestEvaluate:
         first, other = cost(np.arange(WORLD)), cost(order)
         assert other.step_ms.value == pytest.approx(first.step_ms.value)
         assert other.balance == pytest.approx(first.balance)
+
+
+@pytest.mark.parametrize(("tier", "replicas"), [(Tier.ROW_WISE, ((0, 1, 2, 3),)), (Tier.TABLE_WISE, ((2,),))])
+def test_lengths_and_ids_travel_in_one_message(tier, replicas):
+    plan = plan_of(held(tier, replicas))
+    plan = replace(plan, topology=replace(plan.topology, device="a100"))  # where splitting ids is not priced
+    sent_RR = plan_traffic(plan).pairs_RR(Stream.LENGTHS) + plan_traffic(plan).pairs_RR(Stream.IDS)
+    wanted_R = COSTS.comm.all_to_all_ms(sent_RR, plan.topology)
+    np.testing.assert_allclose([rank.input_ms for rank in evaluate(plan, COSTS).ranks], wanted_R, rtol=1e-9)

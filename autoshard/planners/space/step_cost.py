@@ -56,6 +56,9 @@ _TO_ALL, _TO_NODE, _TO_ITSELF = range(3)
 _SCATTERED = slice(_NUM_STREAMS * 3, _NUM_STREAMS * 3 + 2)
 _READER_INDICES = [PARTS.index(part) for part in READER_PARTS]
 _SCATTERED_INDICES = [list(Stream).index(stream) for stream in (Stream.FORWARD, Stream.BACKWARD)]
+#: All-to-alls of a step, and the first stream of each: lengths and ids travel together.
+_EXCHANGES = (StepPart.INPUT, StepPart.FORWARD_EXCHANGE, StepPart.BACKWARD_EXCHANGE)
+_FIRST_STREAMS = [list(Stream).index(stream) for stream in (Stream.LENGTHS, Stream.FORWARD, Stream.BACKWARD)]
 #: Then bytes of gradients that are all-reduced and all-gathered, nanoseconds that all ranks work on reading what a rank
 #: serves, by `READER_PARTS`, those that the ranks of its node do and those that it does itself, features that are
 #: served, a rank's inputs with the gradients of copied rows, its outputs, embeddings that all ranks, its node or it
@@ -259,15 +262,12 @@ class StepPrices:
         """All of the parts but the kernel model's milliseconds, shape (P, B, R)."""
         moved_BRC = self._in_messages(moved_BRC)
         links, served_EBR, asked_EBR = self._streams(moved_BRC)
-        exchange_EBR = self.costs.comm.links_ms(links, self.topology)
-        exchange_EBR[_SCATTERED_INDICES] += np.stack(self._scattered_ms(moved_BRC[:, 0, _SCATTERED]))[..., None]
-        exchange_ms = dict(zip(Stream, exchange_EBR, strict=True))
+        exchange_XBR = self.costs.comm.links_ms(links, self.topology)
+        exchange_XBR[1:] += np.stack(self._scattered_ms(moved_BRC[:, 0, _SCATTERED]))[..., None]
         num_features_BR = moved_BRC[..., FEATURES]
         work = embedding_columns(
             model_ms={
-                StepPart.INPUT: exchange_ms[Stream.LENGTHS] + exchange_ms[Stream.IDS],
-                StepPart.FORWARD_EXCHANGE: exchange_ms[Stream.FORWARD],
-                StepPart.BACKWARD_EXCHANGE: exchange_ms[Stream.BACKWARD],
+                **dict(zip(_EXCHANGES, exchange_XBR, strict=True)),
                 **dict.fromkeys(KERNEL_PARTS, np.zeros_like(num_features_BR)),
             },
             handled_bytes=dict(zip(Stream, served_EBR + asked_EBR, strict=True)),
@@ -436,7 +436,7 @@ class StepPrices:
         return moved_BRC
 
     def _streams(self, moved_BRC: MovedArray) -> tuple[LinkBytes, MsArray, MsArray]:
-        """Bytes of all streams by level, and all that ranks serve and ask for, their own included; shapes (E, B, R)."""
+        """Bytes of all exchanges by level, and all that ranks serve and ask for by stream, their own included."""
         blocks_CBR = np.moveaxis(moved_BRC[..., : _SCATTERED.stop], -1, 0)
         to_all_EBR, to_node_EBR, to_itself_EBR = (
             blocks_CBR[_NUM_STREAMS * block : _NUM_STREAMS * (block + 1)].copy()
@@ -456,7 +456,11 @@ class StepPrices:
         asked_EBR[_SCATTERED_INDICES] += blocks_CBR[_SCATTERED]
         asks_E11 = np.array([stream.asks for stream in Stream])[:, None, None]
         served, asked = np.stack(served_LEBR), np.stack(asked_LEBR)
-        links = LinkBytes(leaving_LR=np.where(asks_E11, asked, served), arriving_LR=np.where(asks_E11, served, asked))
+        leaving, arriving = np.where(asks_E11, asked, served), np.where(asks_E11, served, asked)
+        links = LinkBytes(
+            leaving_LR=np.add.reduceat(leaving, _FIRST_STREAMS, axis=1),
+            arriving_LR=np.add.reduceat(arriving, _FIRST_STREAMS, axis=1),
+        )
         return links, served_EBR, asked_EBR
 
 
