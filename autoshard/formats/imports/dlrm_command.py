@@ -32,7 +32,7 @@ _NO_STARTS: Final = frozenset(
     ["cat", "cd", "chmod", "cp", "curl", "diff", "echo", "git", "grep", "ls", "mv", "printf", "rm", "sed", "test", "vi"]
 ) | {"vim", "wget", "[", "[["}
 _ROWS, _DIMS, _WIDTHS = range(1, MAX_ROWS + 1), range(1, MAX_EMBEDDING_DIM + 1), range(1, 2**20 + 1)
-_BATCHES, _FACTORS, _PROCESSES = range(1, MAX_BATCH_SIZE + 1), range(int(MAX_POOLING_FACTOR) + 1), range(1, 2**20)
+_BATCHES, _FACTORS, _PROCESSES = range(1, MAX_BATCH_SIZE + 1), range(int(MAX_POOLING_FACTOR) + 1), range(1, 2**20 + 1)
 _LIMITS: Final = range(-(2**53), 2**53)
 #: Value of an option that stands alone.
 _SET: Final = "True"
@@ -73,7 +73,9 @@ def read_dlrm_command(source: str | Path, *, batch_size: int | None = None) -> T
     if not found:
         raise FormatError(f"holds no command of {' or '.join(program.files[0] for program in _PROGRAMS)}")
     if len(found) > 1:
-        raise FormatError(f"holds commands for {len(found)} different sets of tables or batches; import one command")
+        raise FormatError(
+            f"holds commands for {len(found)} different sets of tables or batches; give one command in the file's place"
+        )
     [(tables, notes)] = found.items()
     for note in notes:
         _log.warning("%s", note)
