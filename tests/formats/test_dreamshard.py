@@ -57,7 +57,7 @@ def test_tables_without_reuse_are_looked_up_alike(tmp_path):
         ({"tables": [table(0, 0, 16, 1)]}, "tables[0].row: must be a whole number in [1, "),
         ({"tables": [table(0, 100, 16.5, 1)]}, "tables[0].dim: must be a whole number in [1, "),
         ({"tables": [table(0, 100, 16, -1)]}, "tables[0].pooling_factor: must be a finite number in [0, "),
-        ({"tables": [table(0, 100, 16, 1) | {"bin_17": 0}]}, "tables[0].bin_17: is not known"),
+        ([table(0, 100, 16, 1), table(1, 100, 16, 1) | {"bin_17": 0}], "[1].bin_17: is not known"),
         ({"tables": [table(0, 100, 16, 1)], "dtype": "fp16"}, "dtype: is not known; accepted: tables"),
         ([table(0, 100, 16, 1), {"row": 5}], "[1].dim: is missing"),
         ([table(0, 100, 16, 1), table(0, 100, 16, 1)], '"table_0" is used twice'),

@@ -27,6 +27,7 @@ from autoshard.formats.imports.shell_commands import shell_commands
         ("if [ $1 ]; then n=1; m=4; else n=1; fi; a $n $m", [["[", "$1", "]"], ["a", "1", "4"]]),
         ("n=1\nif b; then n=2; a $n; fi\na $n", [["b"], ["a", "2"], ["a", "$n"]]),
         ("case $x in\n p) n=1;;\n *) n=2;;\nesac\na $n", [["p"], ["*"], ["a", "$n"]]),
+        ("N=4; docker run image bash -lc \"cd /d && a --x=$N 'b c'\" > log", [["cd", "/d"], ["a", "--x=4", "b c"]]),
         ("n=9\nfor n in 1 2; do a $n; done", [["a", "$n"]]),
         ("n=$(seq 3); m=`date`; a $n $m $(pwd)", [["a", "$n", "$m", "$(pwd)"]]),
     ],

@@ -74,7 +74,7 @@ def read_dlrm_command(source: str | Path, *, batch_size: int | None = None) -> T
         raise FormatError(f"holds no command of {' or '.join(program.files[0] for program in _PROGRAMS)}")
     if len(found) > 1:
         raise FormatError(
-            f"holds commands for {len(found)} different sets of tables or batches; give one command in the file's place"
+            f"holds commands for {len(found)} different sets of tables or batches; give one of them alone"
         )
     [(tables, notes)] = found.items()
     for note in notes:
@@ -202,17 +202,20 @@ class _Command:
 
     def num_processes(self) -> int:
         """Processes that the launcher starts; 1 without one."""
-        launcher = self._launcher
+        launcher, accepted = self._launcher, "a whole number, or the option batch_size has to say the batch,"
         if both := re.search(r"(?:^|\s)(?:-j[=\s]*|--j[=\s]+)([^\sa-z]\S*)", launcher):
             nodes, _, each = both[1].rpartition("x")
-            return _whole(nodes or "1", "-j", _PROCESSES) * _whole(each, "-j", _PROCESSES)
-        if trainers := re.search(r"--(num[_-]trainers|nproc[_-]per[_-]node)[=\s]+(\S+)", launcher):
-            nodes = re.search(r"--nnodes[=\s]+(\S+)", launcher) if trainers[1].startswith("nproc") else None
-            num_nodes = _whole(nodes[1], "--nnodes", _PROCESSES) if nodes else 1
-            return num_nodes * _whole(trainers[2], f"--{trainers[1]}", _PROCESSES)
-        if processes := re.search(r"(?:^|\s)(WORLD_SIZE=|-np?\s+|--ntasks[=\s])(\S+)", launcher):
-            return _whole(processes[2], processes[1].strip(" ="), _PROCESSES)
-        self.notes.append(f"{self._program.batch}: taken for the global batch, for no launcher starts more processes")
+            return _whole(nodes or "1", "-j", _PROCESSES, accepted) * _whole(each, "-j", _PROCESSES, accepted)
+        if each_node := re.search(r"--(nproc[_-]per[_-]node|ntasks-per-node)[=\s]+(\S+)", launcher):
+            of_nodes = re.search(r"(?:^|\s)(--nnodes|--nodes|-N)[=\s]*(\S+)", launcher)
+            num_nodes = _whole(of_nodes[2], of_nodes[1], _PROCESSES, accepted) if of_nodes else 1
+            return num_nodes * _whole(each_node[2], f"--{each_node[1]}", _PROCESSES, accepted)
+        if every := re.search(r"(?:^|\s)(WORLD_SIZE=|--num_trainers[=\s]|-np?\s|--ntasks[=\s])\s*(\S+)", launcher):
+            return _whole(every[2], every[1].strip(" ="), _PROCESSES, accepted)
+        batch = self._program.batch
+        self.notes.append(
+            f"{batch}: taken for the global batch, for the command does not say how many processes it has"
+        )
         return 1
 
     def global_batch(self, num_processes: Callable[[], int] = lambda: 1) -> int:

@@ -22,15 +22,16 @@ from autoshard.formats.imports.table_lists import DEFAULT_BATCH_SIZE
 _TABLES: Final = "tables"
 _NEEDED: Final = ("row", "dim", "pooling_factor")
 _BINS: Final = tuple(f"bin_{n}" for n in range(NUM_REUSE_BINS))
+_KNOWN: Final = ("index", *_NEEDED, *_BINS)
 #: Precision and optimizer of these tools' benchmarks, which the files do not say.
 _DTYPE, _OPTIMIZER = "fp32", "sgd"
 
 
 def is_dreamshard(document: object) -> bool:
-    """Whether a JSON document lists tables of `row`, `dim` and `pooling_factor`."""
+    """Whether a JSON document lists tables of `row`, `dim`, `pooling_factor`, and nothing but these and bins."""
     tables = document.get(_TABLES) if isinstance(document, dict) and "schema" not in document else document
     first = tables[0] if isinstance(tables, list) and tables else None
-    return isinstance(first, dict) and all(name in first for name in _NEEDED)
+    return isinstance(first, dict) and set(_NEEDED) <= first.keys() <= set(_KNOWN)
 
 
 def read_dreamshard(path: str | Path, *, batch_size: int = DEFAULT_BATCH_SIZE) -> TableSet:
@@ -64,7 +65,7 @@ def read_dreamshard(path: str | Path, *, batch_size: int = DEFAULT_BATCH_SIZE) -
 
 def _table(position: int, value: object, batch_size: int) -> dict[str, Any]:
     """An object of tables.json."""
-    given = check_names(value, "", _NEEDED, ["index", *_BINS])
+    given = check_names(value, "", _NEEDED, _KNOWN)
     index = whole(given.get("index", position), "index")
     pooling_factor = number(given["pooling_factor"], "pooling_factor", maximum=MAX_POOLING_FACTOR)
     found = [name for name in _BINS if name in given]

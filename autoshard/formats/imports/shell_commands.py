@@ -163,6 +163,8 @@ class _Script:
                 self._set(**setting.groupdict())
         elif words[:1] == ["eval"] and depth < _MAX_DEPTH:
             self.read(" ".join(words[1:]), depth + 1)
+        elif (inner := _inner_script(words)) and depth < _MAX_DEPTH:
+            self.read(inner, depth + 1)
         elif words:
             self.commands.append(words)
 
@@ -182,6 +184,14 @@ class _Script:
         elif keyword in ("fi", "esac") and self._conditions:
             before, branches = self._conditions.pop()
             self._variables = _merged([*branches, self._variables] if branches else [before, self._variables])
+
+
+def _inner_script(words: list[str]) -> str | None:
+    """The script of `bash -c SCRIPT`, in a container or on another machine too."""
+    for shell, option, script in zip(words, words[1:], words[2:], strict=False):
+        if shell.rpartition("/")[2] in ("bash", "sh", "zsh") and re.fullmatch("-[a-z]*c", option):
+            return script
+    return None
 
 
 def _merged(branches: list[_Variables]) -> _Variables:
