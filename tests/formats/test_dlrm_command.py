@@ -1,5 +1,9 @@
 """Command lines of DLRM's two programs, as people write them."""
 
+import re
+import shlex
+from pathlib import Path
+
 import pytest
 
 from autoshard.core import DType, Optimizer
@@ -147,6 +151,15 @@ def test_tables_of_inference_have_no_optimizer_state():
     assert {(table.optimizer, table.dtype) for table in found.tables} == {(Optimizer.SGD, DType.INT8)}
     trained = import_tables(f"{PYTORCH} --optimizer=adagrad --quantize-emb-with-bit=8")
     assert {(table.optimizer, table.dtype) for table in trained.tables} == {(Optimizer.ADAGRAD, DType.FP32)}
+
+
+def test_the_command_of_the_docs_is_read():
+    page = Path(__file__).parents[2] / "docs/how-to/import-configurations.md"
+    [block] = re.findall("```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    program, command, source, *_ = shlex.split(block)
+    assert (program, command) == ("autoshard", "import")
+    found = import_tables(source)
+    assert (rows(found), found.batch_size, found.dense.bottom_mlp) == ([1000] * 26, 16384, (512, 256, 64))
 
 
 SCRIPT = """#!/bin/bash

@@ -73,9 +73,7 @@ def read_dlrm_command(source: str | Path, *, batch_size: int | None = None) -> T
     if not found:
         raise FormatError(f"holds no command of {' or '.join(program.files[0] for program in _PROGRAMS)}")
     if len(found) > 1:
-        raise FormatError(
-            f"holds commands for {len(found)} different sets of tables or batches; give one of them alone"
-        )
+        raise FormatError(f"holds commands for {len(found)} different sets of tables or batches; give one alone")
     [(tables, notes)] = found.items()
     for note in notes:
         _log.warning("%s", note)
