@@ -26,6 +26,7 @@ EXECUTED = {
     "docs/how-to/use-in-a-trainer.md": "tests/test_examples.py",
     "docs/how-to/plan-over-rest.md": "tests/server",
     "docs/how-to/plan-your-own-tables.md": "tests/test_doc_blocks.py",
+    "docs/how-to/import-configurations.md": "tests/formats/test_dlrm_command.py",
     "docs/how-to/use-with-torchrec.md": "tests/test_doc_blocks.py",
     "docs/tour.md": "tests/test_doc_blocks.py",
     "docs/reference/python.md": "tests/test_doc_blocks.py",

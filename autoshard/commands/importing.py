@@ -33,9 +33,9 @@ class ImportOptions:
     format: Annotated[
         str | None,
         typer.Option(
-            help="`bundled`, `tables-json`, `table-list`, `torchrec`, `hugectr`, `nvidia-models`, `dlrm-command`, "
-            "`dlrm-datasets`, `tbe-data-config`, `id-batches` or `row-counts`. Left out: recognised from the source, "
-            "except torchrec, row-counts, scripts with a command line, and table lists in Parquet."
+            help="`bundled`, `tables-json`, `table-list`, `torchrec`, `hugectr`, `dreamshard`, `nvidia-models`, "
+            "`dlrm-command`, `dlrm-datasets`, `tbe-data-config`, `id-batches` or `row-counts`. Left out: recognised "
+            "from the source, except torchrec, row-counts, scripts not named .sh, and table lists in Parquet."
         ),
     ] = None
     settings: Annotated[
@@ -81,7 +81,8 @@ def import_tables(options: ImportOptions, as_json: JsonOption = False) -> None:
         autoshard import my_model:make --format torchrec --set batch_size=8192 -o tables.json
         autoshard import hugectr_dlrm.json -o tables.json
         autoshard import config_v3.py:tiny -o tables.json
-        autoshard import train_dlrm.sh --format dlrm-command -o tables.json
+        autoshard import train_dlrm.sh -o tables.json
+        autoshard import table_configs.json -o tables.json
         autoshard import reported_tbes/ --format tbe-data-config -o tables.json
         autoshard import clicks.parquet --set embedding_dim=32 --set batch_size=8192 -o tables.json
         autoshard import counts/ --format row-counts --set num_samples=1000000 --row-orders -o tables.json

@@ -20,6 +20,7 @@ CONFIG = (
 def test_every_format_has_a_line_about_it():
     of_models = {"tables-json", "table-list", "torchrec", "tbe-data-config"} | {
         "hugectr",
+        "dreamshard",
         "nvidia-models",
         "dlrm-command",
     }

@@ -156,8 +156,8 @@ HPARAM = ("layers", 1, "sparse_embedding_hparam")
         ),
         (
             "m.json",
-            without(HUGECTR, "layers", 0, "slot_size_array"),
-            "layers[1].sparse_embedding_hparam: must have",
+            without(without(HUGECTR, "layers", 0, "slot_size_array"), *HPARAM, "workspace_size_per_gpu_in_mb"),
+            "layers[1].sparse_embedding_hparam: must say the rows of its tables: one of slot_size_array",
         ),
         (
             "m.json",
@@ -170,13 +170,12 @@ HPARAM = ("layers", 1, "sparse_embedding_hparam")
         ("m.py", "x = (", "is no Python file"),
         ("m.py", "x = ModelConfig('x', [EmbeddingConfig(f(), [1], 2, 4, True)])", "ModelConfig.embedding_configs[0]"),
         ("m.py", "x = ModelConfig('x', [EmbeddingConfig(1, [1], 2, 4)])", "embedding_configs[0].shared: is missing"),
-        ("m.sh", "echo nothing", "--arch-embedding-size: is missing"),
+        ("m.sh", "echo python dlrm_s_pytorch.py", "holds no command of dlrm_s_pytorch.py or dlrm_main.py"),
         ("m.sh", f"{DLRM} 'open", "is no command line: no closing quotation"),
         ("m.sh", f"{DLRM} --qr-flag", "--qr-flag: makes quotient-remainder tables"),
-        ("m.sh", f"{DLRM} --arch-embedding-size=1-2", "--arch-embedding-size: is there twice"),
-        ("m.sh", DLRM.replace("-40", "-x"), "--arch-embedding-size: must be a whole number"),
+        ("m.sh", DLRM.replace("-40", "-x"), '--arch-embedding-size: must be whole numbers with "-" between them'),
         ("m.sh", f"{DLRM} --optimizer=lamb".replace("--optimizer rwsadagrad ", ""), "--optimizer: must be one of sgd"),
-        ("m.sh", "dlrm --mini-batch-size", "--mini-batch-size: must have a value"),
+        ("m.sh", "dlrm_s_pytorch.py --mini-batch-size", "--mini-batch-size: expected one argument"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path, name, content, message):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from autoshard.core import TableSet
 from autoshard.core.errors import FormatError
-from autoshard.formats.documents.fields import at_path, check_object, items, text, whole, word
-from autoshard.formats.documents.json_document import read_json
+from autoshard.core.quoting import shortened, shown
+from autoshard.formats.documents.fields import at_path, check_flag, check_object, items, text, whole, word
+from autoshard.formats.documents.json_document import join, read_json
 from autoshard.formats.documents.tables_json import (
     MAX_BATCH_SIZE,
     MAX_EMBEDDING_DIM,
@@ -20,16 +23,33 @@ from autoshard.formats.documents.tables_json import (
     tables_from_json,
 )
 
-_EMBEDDINGS: Final = (
-    "DistributedSlotSparseEmbeddingHash",
-    "LocalizedSlotSparseEmbeddingHash",
-    "LocalizedSlotSparseEmbeddingOneHot",
-)
+_log = logging.getLogger(__name__)
+
+#: Embeddings of all versions, and those with hash tables, whose room is said for each processor.
+_HASHED: Final = ("DistributedSlotSparseEmbeddingHash", "LocalizedSlotSparseEmbeddingHash", "SparseEmbeddingHash")
+_EMBEDDINGS: Final = (*_HASHED, "LocalizedSlotSparseEmbeddingOneHot", "HybridSparseEmbedding", "SparseEmbedding")
 _DATA: Final = "Data"
+#: The input of models of the first versions, which have no data layer.
+_OLD_INPUT: Final = "data"
+_INFERENCE: Final = "inference"
 _HPARAM: Final = "sparse_embedding_hparam"
 _OPTIMIZERS: Final = {"SGD": "sgd", "AdaGrad": "adagrad", "Adam": "adam"}
+#: Values that each weight is held with, itself included, in the room of a hash table; Adam's lazy update has one more.
+_VALUES: Final = {"sgd": 1, "adagrad": 2, "adam": 3}
 #: Words and their numbers in older versions.
 _POOLINGS: Final = {"sum": "sum", "mean": "mean", "0": "sum", "1": "mean"}
+#: Fields that say the rows of each slot, and all rows together, by age.
+_SLOT_ROWS: Final = ("slot_size_array", "slot_size")
+_ALL_ROWS: Final = ("vocabulary_size", "max_vocabulary_size", "max_vocabulary_size_global")
+_ROOM_ROWS, _ROOM_MIB = "max_vocabulary_size_per_gpu", "workspace_size_per_gpu_in_mb"
+#: Fields of an embedding that are read, or that change no table.
+_READ: Final = (*_SLOT_ROWS, *_ALL_ROWS, _ROOM_ROWS, _ROOM_MIB, "slot_num", "embedding_vec_size", "combiner")
+_OF_NO_TABLE: Final = (
+    *("load_factor", "initializer", "communication_type", "hybrid_embedding_type", "num_iterations_statistics"),
+    *("max_num_frequent_categories", "max_num_infrequent_samples", "p_dup_max", "max_all_reduce_bandwidth"),
+    *("max_all_to_all_bandwidth", "efficiency_bandwidth_ratio", "use_train_precompute_indices"),
+    *("use_eval_precompute_indices",),
+)
 
 
 def is_hugectr(document: object) -> bool:
@@ -37,40 +57,89 @@ def is_hugectr(document: object) -> bool:
     return isinstance(document, dict) and isinstance(document.get("layers"), list)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Model:
+    """What an embedding's tables depend on besides the embedding.
+
+    Attributes:
+        inputs: Ids per sample of each slot, by sparse input.
+        slot_rows: Rows of each slot, by sparse input, where the data layer says them.
+        optimizer: The model's.
+        num_processors: GPUs of the solver.
+    """
+
+    inputs: Mapping[str, list[float]]
+    slot_rows: Mapping[str, list[int]]
+    optimizer: object
+    num_processors: int
+
+
 def read_hugectr(path: str | Path, *, batch_size: int | None = None) -> TableSet:
     """Tables of a model of HugeCTR.
 
-    A sparse embedding with a `slot_size_array` is a table per slot; one with a `vocabulary_size` is a table that all of
-    its slots share. The ids per sample that the data layer says are upper limits, and are taken for the mean. Rows are
-    taken to be looked up alike.
+    A sparse embedding has a table for each slot whose rows it or the data layer says; the data layer's sizes run over
+    the slots of its sparse inputs in turn. Ids of a slot of size 0 start where those of the next slot start, so that it
+    looks up the table of the next slot with rows. Where only all rows together are known, or only the room that
+    processors keep for them, they are one table that all slots share, and a warning says so.
+
+    The ids per sample that the data layer says are upper limits, unless `is_fixed_length`, and are taken for the mean.
+    Rows are taken to be looked up alike. Weights are fp32, as HugeCTR holds them with `mixed_precision`, too.
 
     Args:
         path: JSON file.
         batch_size: Global batch; None for the solver's.
 
     Raises:
-        FormatError: If the file is no such model, or says of an embedding neither rows nor dimension.
+        FormatError: If the file is no such model, has an embedding of another type, or says of one neither rows nor
+            dimension.
     """
     document = check_object(read_json(path), "model")
     layers = [check_object(one, f"layers[{n}]") for n, one in enumerate(items(document.get("layers"), "layers"))]
-    slots = dict(_slots(layers))
-    optimizer = _optimizer(document.get("optimizer"), "optimizer")
+    solver = check_object(document.get("solver", {}), "solver")
+    inputs = dict(_inputs(layers))
+    if _OLD_INPUT in document:
+        inputs[_OLD_INPUT] = _lookups(_OLD_INPUT, check_object(document[_OLD_INPUT], _OLD_INPUT))
+    model = _Model(
+        inputs=inputs,
+        slot_rows=_slot_rows_of_data(layers, inputs),
+        optimizer=document.get("optimizer"),
+        num_processors=_num_processors(solver),
+    )
+    if (
+        model.optimizer is None
+        and _INFERENCE not in document
+        and any(_is_embedding(layer) and "optimizer" not in layer for layer in layers)
+    ):
+        _log.warning("optimizer: is missing; the tables are taken to have no optimizer state")
     tables: list[dict[str, object]] = []
     for number, layer in enumerate(layers):
-        if any(layer.get("type") == kind for kind in _EMBEDDINGS):
-            made = at_path(f"layers[{number}]", partial(_tables, layer, slots, layers, optimizer))
-            tables += made
+        if _is_embedding(layer):
+            tables += at_path(f"layers[{number}]", partial(_tables, f"layers[{number}]", layer, model))
     if not tables:
         raise FormatError(f"must hold an embedding: {', '.join(_EMBEDDINGS)}", field="layers")
-    batch = batch_size or _batch_size(document)
+    batch = batch_size or _batch_size(document, solver)
     return tables_from_json({"schema": "autoshard.tables/1", "batch_size": batch, "tables": tables})
 
 
-def _batch_size(document: Mapping[str, object]) -> int:
-    solver = check_object(document.get("solver", {}), "solver")
+def _is_embedding(layer: Mapping[str, object]) -> bool:
+    """Whether a layer has tables, be it of a known type or not."""
+    return _HPARAM in layer or "Embedding" in str(layer.get("type"))
+
+
+def _batch_size(document: Mapping[str, object], solver: Mapping[str, object]) -> int:
+    """The batch of training, or the largest one of inference."""
+    if _INFERENCE in document:
+        given = check_object(document[_INFERENCE], _INFERENCE).get("max_batchsize")
+        return whole(given, f"{_INFERENCE}.max_batchsize", minimum=1, maximum=MAX_BATCH_SIZE)
     if "batchsize" not in solver:
         raise FormatError("is missing; the option batch_size says it, too", field="solver.batchsize")
     return whole(solver["batchsize"], "solver.batchsize", minimum=1, maximum=MAX_BATCH_SIZE)
+
+
+def _num_processors(solver: Mapping[str, object]) -> int:
+    """GPUs of the solver, which lists them, or those of each node; 1 if it does not."""
+    listed = items(solver["gpu"], "solver.gpu") if isinstance(solver.get("gpu"), list) else [0]
+    return sum(len(one) if isinstance(one, list) else 1 for one in listed) or 1
 
 
 def _optimizer(value: object, path: str) -> str:
@@ -79,7 +148,7 @@ def _optimizer(value: object, path: str) -> str:
     return word(check_object(value, path).get("type", "SGD"), f"{path}.type", _OPTIMIZERS)
 
 
-def _slots(layers: list[dict[str, object]]) -> Iterator[tuple[str, list[float]]]:
+def _inputs(layers: list[dict[str, object]]) -> Iterator[tuple[str, list[float]]]:
     """Sparse inputs by name: ids per sample of each of their slots."""
     for number, layer in enumerate(layers):
         if layer.get("type") != _DATA:
@@ -87,63 +156,137 @@ def _slots(layers: list[dict[str, object]]) -> Iterator[tuple[str, list[float]]]
         for position, given in enumerate(items(layer.get("sparse"), f"layers[{number}].sparse")):
             path = f"layers[{number}].sparse[{position}]"
             sparse = check_object(given, path)
-            lookups = at_path(path, partial(_lookups, sparse))
-            yield text(sparse.get("top"), f"{path}.top"), lookups
+            yield text(sparse.get("top"), f"{path}.top"), _lookups(path, sparse)
 
 
-def _lookups(sparse: Mapping[str, object]) -> list[float]:
+def _lookups(path: str, sparse: Mapping[str, object]) -> list[float]:
     """Ids per sample of each slot, from the first field that says them."""
+    return at_path(path, partial(_lookups_of_slots, path, sparse))
+
+
+def _lookups_of_slots(path: str, sparse: Mapping[str, object]) -> list[float]:
     num_slots = whole(sparse.get("slot_num"), "slot_num", minimum=1, maximum=MAX_TABLES)
     most = int(MAX_POOLING_FACTOR)
-    listed = sparse.get("nnz_per_slot", sparse.get("max_nnz"))
+    field = next((name for name in ("nnz_per_slot", "max_nnz") if name in sparse), "max_feature_num_per_sample")
+    listed = sparse.get(field)
     if isinstance(listed, list):
-        given = items(listed, "nnz_per_slot", minimum=num_slots, maximum=num_slots)
-        return [float(whole(one, f"nnz_per_slot[{n}]", maximum=most)) for n, one in enumerate(given)]
-    if listed is not None:
-        return [float(whole(listed, "nnz_per_slot", maximum=most))] * num_slots
-    total = whole(sparse.get("max_feature_num_per_sample"), "max_feature_num_per_sample", maximum=most)
-    return [total / num_slots] * num_slots
+        given = items(listed, field, minimum=num_slots, maximum=num_slots)
+        lookups = [float(whole(one, f"{field}[{n}]", maximum=most)) for n, one in enumerate(given)]
+    else:
+        number = whole(listed, field, maximum=most)
+        lookups = [number / num_slots if field == "max_feature_num_per_sample" else float(number)] * num_slots
+    if max(lookups) > 1 and not check_flag(sparse.get("is_fixed_length", False), "is_fixed_length"):
+        _log.warning("%s.%s: the largest number of ids per sample is taken for the mean", path, field)
+    return lookups
 
 
-def _tables(
-    layer: Mapping[str, object], slots: Mapping[str, list[float]], layers: list[dict[str, object]], optimizer: str
-) -> list[dict[str, object]]:
+def _slot_rows_of_data(layers: list[dict[str, object]], inputs: Mapping[str, list[float]]) -> dict[str, list[int]]:
+    """Rows of each slot of each sparse input, from the data layer's list, which runs over the inputs in turn."""
+    found: dict[str, list[int]] = {}
+    for number, layer in enumerate(layers):
+        if layer.get("type") != _DATA:
+            continue
+        field, rows = _listed(layer, f"layers[{number}]")
+        for name, lookups in inputs.items():
+            if rows:
+                found[name], rows = rows[: len(lookups)], rows[len(lookups) :]
+                _check_number(found[name], field, len(lookups))
+        _check_number(rows, field, 0)
+    return found
+
+
+def _check_number(rows: list[int], field: str, num_slots: int) -> None:
+    if len(rows) != num_slots:
+        said = f"must hold a value for each slot of each input in turn, got {len(rows)} for {num_slots} slots"
+        raise FormatError(said, field=field)
+
+
+def _listed(owner: Mapping[str, object], path: str) -> tuple[str, list[int]]:
+    """The field in which an object lists the rows of slots, and the rows; none where it does not."""
+    name = next((name for name in _SLOT_ROWS if owner.get(name)), _SLOT_ROWS[0])
+    field, listed = join(path, name), items(owner.get(name, []), join(path, name), minimum=0)
+    return field, [whole(one, f"{field}[{n}]", maximum=MAX_ROWS) for n, one in enumerate(listed)]
+
+
+def _tables(path: str, layer: Mapping[str, object], model: _Model) -> list[dict[str, object]]:
     """Tables of one sparse embedding, as objects of tables.json."""
-    name, bottom = text(layer.get("top"), "top"), text(layer.get("bottom"), "bottom")
-    if bottom not in slots:
+    word(layer.get("type"), "type", dict.fromkeys(_EMBEDDINGS))
+    name, hparam = text(layer.get("top"), "top"), check_object(layer.get(_HPARAM), _HPARAM)
+    for unread in hparam:
+        if unread not in _READ and unread not in _OF_NO_TABLE:
+            _log.warning("%s.%s.%s: not read", path, _HPARAM, shortened(unread))
+    bottom = text(layer.get("bottom", _OLD_INPUT if _OLD_INPUT in model.inputs else None), "bottom")
+    if bottom not in model.inputs:
         raise FormatError(
-            f"must be a sparse input of the data layer: {', '.join(slots) or 'there is none'}", field="bottom"
+            f"must be a sparse input of the data layer: {', '.join(model.inputs) or 'there is none'}", field="bottom"
         )
-    lookups, hparam = slots[bottom], check_object(layer.get(_HPARAM), _HPARAM)
+    optimizer = _optimizer(layer.get("optimizer", model.optimizer), "optimizer")
     shared: dict[str, Any] = {
         "embedding_dim": whole(
             hparam.get("embedding_vec_size"), f"{_HPARAM}.embedding_vec_size", minimum=1, maximum=MAX_EMBEDDING_DIM
         ),
         "dtype": "fp32",
         "pooling": word(str(hparam.get("combiner", "sum")), f"{_HPARAM}.combiner", _POOLINGS),
-        "optimizer": _optimizer(layer["optimizer"], "optimizer") if "optimizer" in layer else optimizer,
+        "optimizer": optimizer,
         "access": {"kind": "uniform"},
     }
-    features = [{"name": f"{name}_{slot}", "pooling_factor": factor} for slot, factor in enumerate(lookups)]
-    sizes = _slot_sizes(hparam, layers, len(lookups))
-    if sizes is None:
-        rows = whole(hparam.get("vocabulary_size"), f"{_HPARAM}.vocabulary_size", minimum=1, maximum=MAX_ROWS)
-        return [{"name": name, "num_embeddings": rows, "features": features, **shared}]
-    return [
-        {"name": feature["name"], "num_embeddings": rows, "features": [feature], **shared}
-        for feature, rows in zip(features, sizes, strict=True)
-    ]
+    features = [{"name": f"{name}_{slot}", "pooling_factor": one} for slot, one in enumerate(model.inputs[bottom])]
+    sizes_field, sizes = next(
+        (found for found in (_listed(hparam, _HPARAM), _listed(layer, "")) if found[1]),
+        ("bottom", model.slot_rows.get(bottom, [])),
+    )
+    together = _rows_together(layer, hparam, model, optimizer)
+    if sizes:
+        _check_number(sizes, sizes_field, len(features))
+        if together is not None and together[1] < sum(sizes):
+            _log.warning("%s.%s.%s: has room for %d of the slots' %d rows", path, _HPARAM, *together, sum(sizes))
+        return [
+            {"name": of_table[0]["name"], "num_embeddings": rows, "features": of_table, **shared}
+            for rows, of_table in _with_rows(sizes_field, sizes, features)
+        ]
+    if together is None:
+        accepted = ", ".join((*_SLOT_ROWS, *_ALL_ROWS, _ROOM_ROWS, _ROOM_MIB))
+        raise FormatError(f"must say the rows of its tables: one of {accepted}", field=_HPARAM)
+    field, rows = together
+    if len(features) > 1 or field in (_ROOM_ROWS, _ROOM_MIB):
+        shares = f"one table of {rows} rows that {len(features)} slots share"
+        _log.warning("%s.%s.%s: taken for %s", path, _HPARAM, field, shares)
+    return [{"name": name, "num_embeddings": rows, "features": features, **shared}]
 
 
-def _slot_sizes(hparam: Mapping[str, object], layers: list[dict[str, object]], num_slots: int) -> list[int] | None:
-    """Rows of each slot, by the embedding or else by the data layer; None where only their sum is known."""
-    field, given = f"{_HPARAM}.slot_size_array", hparam.get("slot_size_array")
-    if given is None and "vocabulary_size" not in hparam:
-        field = "slot_size_array"
-        given = next((one[field] for one in layers if one.get("type") == _DATA and field in one), None)
-        if given is None:
-            raise FormatError("must have a slot_size_array or a vocabulary_size", field=_HPARAM)
-    if given is None:
-        return None
-    listed = items(given, field, minimum=num_slots, maximum=num_slots)
-    return [whole(one, f"{field}[{n}]", minimum=1, maximum=MAX_ROWS) for n, one in enumerate(listed)]
+def _with_rows(
+    field: str, slot_rows: list[int], features: list[dict[str, Any]]
+) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """Rows and features of each table; a slot without rows belongs to the table of the next slot that has some."""
+    waiting: list[dict[str, Any]] = []
+    for rows, feature in zip(slot_rows, features, strict=True):
+        waiting.append(feature)
+        if rows:
+            yield rows, waiting
+            waiting = []
+    if waiting:
+        slot = len(features) - len(waiting)
+        raise FormatError(f"is 0 for slot {slot}, and no later slot of the embedding has rows to share", field=field)
+
+
+def _rows_together(
+    layer: Mapping[str, object], hparam: Mapping[str, object], model: _Model, optimizer: str
+) -> tuple[str, int] | None:
+    """Rows of all slots together, or the rows that processors have room for, and the field that says them."""
+    for field in _ALL_ROWS:
+        if hparam.get(field):
+            return field, whole(hparam[field], f"{_HPARAM}.{field}", minimum=1, maximum=MAX_ROWS)
+    for field in (_ROOM_ROWS, _ROOM_MIB):
+        if not hparam.get(field):
+            continue
+        each = whole(hparam[field], f"{_HPARAM}.{field}", minimum=1, maximum=MAX_ROWS)
+        if field == _ROOM_MIB:
+            update = check_object(layer.get("optimizer", model.optimizer) or {}, "optimizer").get("update_type")
+            values = _VALUES[optimizer] + (optimizer == "adam" and update == "LazyGlobal")
+            dim = whole(hparam.get("embedding_vec_size"), f"{_HPARAM}.embedding_vec_size", minimum=1)
+            each = each * 2**20 // (4 * values * dim)
+        rows = each * model.num_processors
+        if not 1 <= rows <= MAX_ROWS:
+            raise FormatError(f"must make 1 to {MAX_ROWS} rows, got {shown(rows)}", field=f"{_HPARAM}.{field}")
+        return field, rows
+    return None

@@ -27,6 +27,7 @@ from autoshard.formats.files import open_file
 from autoshard.formats.imports.count_tables import read_count_tables
 from autoshard.formats.imports.dlrm_command import is_dlrm_command, read_dlrm_command
 from autoshard.formats.imports.dlrm_datasets import Advance, read_dlrm_datasets
+from autoshard.formats.imports.dreamshard import is_dreamshard, read_dreamshard
 from autoshard.formats.imports.hugectr import is_hugectr, read_hugectr
 from autoshard.formats.imports.id_batches import DEFAULT_BATCH_SIZE, DEFAULT_EMBEDDING_DIM, read_id_batches
 from autoshard.formats.imports.nvidia_models import is_nvidia_models, read_nvidia_models
@@ -112,6 +113,8 @@ def _told_from(source: str) -> str:
         return "tables-json"
     if source.endswith(".json"):
         return _told_from_document(source)
+    if source.endswith(".sh"):
+        return "dlrm-command"
     if source.endswith(".csv"):
         return "table-list"
     if source.endswith(".parquet"):
@@ -145,7 +148,18 @@ def _told_from_document(source: str) -> str:
         return "tables-json"
     if is_tbe_data_config(document):
         return "tbe-data-config"
-    return "hugectr" if is_hugectr(document) else "tables-json"
+    if is_dreamshard(document):
+        return "dreamshard"
+    if is_hugectr(document):
+        return "hugectr"
+    if isinstance(document, dict) and "schema" in document:
+        return "tables-json"
+    raise UnknownNameError(
+        "is JSON of no format that can be told from it: tables-json has a schema, hugectr has layers, dreamshard has "
+        "tables with row, dim and pooling_factor, tbe-data-config has a list for each of its features; name its format "
+        f"if it is one of {', '.join(FORMATS)}",
+        source=source,
+    )
 
 
 def _is_values_and_lengths(source: str) -> bool:
@@ -213,6 +227,14 @@ FORMATS: Mapping[str, ImportFormat] = {
             options={"batch_size": ("Global batch; left out, the solver's", _BATCH_SIZES)},
         ),
         ImportFormat(
+            name="dreamshard",
+            description="Tables as AutoShard's, DreamShard's and NeuroShard's tools write them: table_configs.json",
+            read=_at_once(read_dreamshard),
+            options={
+                "batch_size": (f"Global batch, and that of the bins; left out, {DEFAULT_BATCH_SIZE:,}", _BATCH_SIZES)
+            },
+        ),
+        ImportFormat(
             name="nvidia-models",
             description="FILE.py:MODEL of NVIDIA's synthetic models, as config_v3.py lists them; parsed, not run",
             read=_at_once(read_nvidia_models),
@@ -220,9 +242,9 @@ FORMATS: Mapping[str, ImportFormat] = {
         ),
         ImportFormat(
             name="dlrm-command",
-            description="A command line of facebookresearch/dlrm's dlrm_s_pytorch.py, or a script that holds one",
+            description="facebookresearch/dlrm's command line of dlrm_s_pytorch.py or dlrm_main.py, or its script",
             read=_at_once(read_dlrm_command),
-            options={"batch_size": ("Global batch; left out, --mini-batch-size", _BATCH_SIZES)},
+            options={"batch_size": ("Global batch; left out, the command's", _BATCH_SIZES)},
         ),
         ImportFormat(
             name="dlrm-datasets",

@@ -59,7 +59,12 @@ def read_nvidia_models(source: str | Path, *, batch_size: int = DEFAULT_BATCH_SI
     path, separator, name = str(source).rpartition(":")
     if not separator or str(source).endswith(_SUFFIX):
         path, name = str(source), ""
-    model = _chosen(_models(_parsed(path)), name)
+    tree = _parsed(path)
+    if _imports_hugectr(tree):
+        raise FormatError(
+            "is a script of HugeCTR, which is not run; have it call Model.graph_to_json, and import that JSON file"
+        )
+    model = _chosen(_models(tree), name)
     tables = at_path(shortened(name) or _MODEL, lambda: _tables(model))
     return tables_from_json({"schema": "autoshard.tables/1", "batch_size": batch_size, "tables": tables})
 
@@ -71,6 +76,14 @@ def _parsed(path: str) -> ast.Module:
             return ast.parse(read_bytes(path))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise FormatError(f"is no Python file: {shortened(str(error)) or 'it is nested too deep'}") from None
+
+
+def _imports_hugectr(tree: ast.Module) -> bool:
+    imported = [one for one in ast.walk(tree) if isinstance(one, ast.Import)]
+    modules = [one.module or "" for one in ast.walk(tree) if isinstance(one, ast.ImportFrom)]
+    return "hugectr" in {
+        name.split(".")[0] for name in [*modules, *(part.name for one in imported for part in one.names)]
+    }
 
 
 def _models(tree: ast.Module) -> dict[str, ast.Call]:

@@ -1,0 +1,53 @@
+"""Commands of shell scripts, which are read and not run."""
+
+import pytest
+
+from autoshard.core.errors import FormatError
+from autoshard.formats.imports.shell_commands import shell_commands
+
+
+@pytest.mark.parametrize(
+    ("text", "commands"),
+    [
+        ("a --x=1 'b c' \"d e\" # note", [["a", "--x=1", "b c", "d e"]]),
+        ("a \\\n  --x \\\n  --y=1\nb", [["a", "--x", "--y=1"], ["b"]]),
+        ("a\n  --pasted 1\n--more", [["a", "--pasted", "1", "--more"]]),
+        ("a > out 2>&1 | b; c >> out && d 2> err < in", [["a"], ["b"], ["c"], ["d"]]),
+        ("N=3; a --x=$N --y=${N}00 \"$N x\" '$N'", [["a", "--x=3", "--y=300", "3 x", "$N"]]),
+        ("run='python a.py'\n$run --x", [["python", "a.py", "--x"]]),
+        ('c="a $1 > log"\neval $c', [["a", "$1"]]),
+        ('x="--a="1\\\n" --b="2\nrun $x', [["run", "--a=1", "--b=2"]]),
+        ("x=1; x+=23; a $x", [["a", "123"]]),
+        (
+            "export G=64 W=8\na $((G / W)) $((G/(W*2)+1)) $((G/0)) ${D:-7} ${G:-7}",
+            [["a", "8", "5", "$((G/0))", "7", "64"]],
+        ),
+        ("E=5 a $E", [["E=5", "a", "$E"]]),
+        ("if [ $1 ]; then n=1; else n=2; fi\na $n", [["[", "$1", "]"], ["a", "$n"]]),
+        ("if [ $1 ]; then n=1; m=4; else n=1; fi; a $n $m", [["[", "$1", "]"], ["a", "1", "4"]]),
+        ("n=1\nif b; then n=2; a $n; fi\na $n", [["b"], ["a", "2"], ["a", "$n"]]),
+        ("case $x in\n p) n=1;;\n *) n=2;;\nesac\na $n", [["p"], ["*"], ["a", "$n"]]),
+        ("N=4; docker run image bash -lc \"cd /d && a --x=$N 'b c'\" > log", [["cd", "/d"], ["a", "--x=4", "b c"]]),
+        ("n=9\nfor n in 1 2; do a $n; done", [["a", "$n"]]),
+        ("n=$(seq 3); m=`date`; a $n $m $(pwd)", [["a", "$n", "$m", "$(pwd)"]]),
+    ],
+)
+def test_commands_have_the_words_that_a_shell_gives_them(text, commands):
+    assert shell_commands(text) == commands
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a 'open", "no closing quotation"),
+        ('a "open', "no closing quotation"),
+        ("a=xxxxxxxxxx\n" + "a=$a$a\n" * 40, "must have at most 1,000,000 characters"),
+    ],
+)
+def test_text_that_is_no_script_is_refused(text, message):
+    with pytest.raises(FormatError, match=message):
+        shell_commands(text)
+
+
+def test_a_script_that_starts_itself_ends():
+    assert shell_commands("c='eval $c'\neval $c") == [["eval", "eval", "$c"]]
