@@ -73,7 +73,7 @@ class ReplicaGroupsOptions:
     )
     moment_scale: float = field(
         default=0.0,
-        metadata={"help": "Divides the second moment of row-wise AdaGrad, at most the number of groups; 0 for that."},
+        metadata={"help": "Divides the second moment of row-wise AdaGrad; at most, and with 0, the number of groups."},
     )
     count_activations: bool = field(
         default=True, metadata={"help": "Whether what training needs for a batch has to fit beside the tables."}

@@ -55,9 +55,9 @@ def average(states: Sequence[RowStates], peers: dist.ProcessGroup) -> int:
     sent = sum(
         _average_values(piece, peers)
         for tensor in unmarked
-        for piece in tensor.view(-1).split(_PIECE_BYTES // tensor.element_size())
+        for piece in torch.split(tensor.view(-1), _PIECE_BYTES // tensor.element_size())
     )
-    return sent + _average_marked(marked, peers) if marked else sent
+    return sent + (_average_marked(marked, peers) if marked else 0)
 
 
 def _average_values(values: torch.Tensor, peers: dist.ProcessGroup) -> int:
@@ -106,7 +106,8 @@ def _batches(
     places: Sequence[tuple[torch.Tensor, torch.Tensor]],
 ) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
     """Rows of tensors, in batches that take `_PIECE_BYTES` at most, or have one row."""
-    batch, room = [], _PIECE_BYTES
+    batch: list[tuple[torch.Tensor, torch.Tensor]] = []
+    room = _PIECE_BYTES
     for tensor, rows_U in places:
         row_bytes = tensor.stride(0) * tensor.element_size()
         for piece_U in torch.split(rows_U, max(1, _PIECE_BYTES // row_bytes)):
