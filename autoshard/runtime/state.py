@@ -61,9 +61,8 @@ def gathered_state(
     weights_ND = torch.zeros(len(ids), table.embedding_dim, dtype=TORCH_DTYPES[table.dtype], device=part.device)
     moments = None
     if table.optimizer is not Optimizer.SGD:
-        is_cut = any(
-            one.of.name == table.name and one.embedding_dim != table.embedding_dim for one in part.owners.holdings
-        )
+        holdings = [one for one in part.owners.holdings if one.of.name == table.name]
+        is_cut = any(one.embedding_dim != table.embedding_dim for one in holdings)
         width = 1 if table.optimizer is Optimizer.ROWWISE_ADAGRAD and not is_cut else table.embedding_dim
         moments = torch.zeros(len(ids), width, device=part.device)
     for holding, state in held:
@@ -166,10 +165,8 @@ def write_state(
         first, last = holding.columns
         ids = range(holding.of.num_embeddings) if rows is None else rows
         for start, rows_L, places_L in held_chunks(holding, process, order, ids):
-            piece, places_L = (
-                slice(start - ids.start, start - ids.start + CHUNK_ROWS),
-                places_L.to(state.weights_ND.device),
-            )
+            piece = slice(start - ids.start, start - ids.start + CHUNK_ROWS)
+            places_L = places_L.to(state.weights_ND.device)
             state.weights_ND[places_L] = weights_ND[piece].cpu()[rows_L, first:last].to(state.weights_ND)
             if state.marks_N is not None:
                 state.marks_N[places_L] = 1
@@ -189,17 +186,13 @@ def check_host_memory(tables: TableSet, part: Participation) -> None:
     Raises:
         DeviceError: On all of them, if one has too little.
     """
-    needed = sum(
-        table.num_embeddings
-        * table.embedding_dim
-        * (table.dtype.num_bytes + (0 if table.optimizer is Optimizer.SGD else 4))
-        for table in tables.tables
-    )
+    needed = sum(table.storage_bytes for table in tables.tables)
     short = torch.tensor([max(0, needed - free_host_bytes())], device=part.device)
     dist.all_reduce(short, op=dist.ReduceOp.MAX, group=part.group)
     if short.item():
         raise DeviceError(
-            f"state_dict would hold {needed:,} bytes of tables on every process, {int(short.item()):,} more than are free: "
+            f"state_dict would hold {needed:,} bytes of tables on every process, {int(short.item()):,} more than a "
+            "host has free: "
             "save tables in pieces with table_state(name, rows)"
         )
 
