@@ -51,8 +51,8 @@ class ReplicaGroups:
         num_groups: Groups M; 1 for full model parallelism.
         layout: Which ranks make up a group.
         sync_every: Steps from one synchronisation of weights and optimizer states between groups to the next.
-        moment_scale: 2D Algorithm 1's c, by which the second moment is divided; left out, the number of groups, its
-            upper end.
+        moment_scale: 2D Algorithm 1's c, by which the second moment is divided, in (0, M] (2D Scaling rule 1); left
+            out, M.
         sync_rows: Rows that are averaged at a synchronisation.
 
     Raises:
@@ -66,11 +66,15 @@ class ReplicaGroups:
     sync_rows: SyncRows = SyncRows.ALL
 
     def __post_init__(self) -> None:
-        within = "replica_groups."
-        WHOLE_AT_LEAST_1.check_fields(self, "num_groups", "sync_every", within=within, error=InvalidPlanError)
+        WHOLE_AT_LEAST_1.check_fields(self, "num_groups", "sync_every", error=InvalidPlanError)
         if self.moment_scale is _NUM_GROUPS:
             object.__setattr__(self, "moment_scale", float(self.num_groups))
-        FINITE_ABOVE_0.check_fields(self, "moment_scale", within=within, error=InvalidPlanError)
+        FINITE_ABOVE_0.check_fields(self, "moment_scale", error=InvalidPlanError)
+        if self.moment_scale > self.num_groups:
+            raise InvalidPlanError(
+                f"must be at most the number of groups, {self.num_groups}, got {self.moment_scale:g}",
+                field="moment_scale",
+            )
 
     def group_size(self, topology: Topology) -> int:
         """Ranks of one group.

@@ -17,8 +17,6 @@ from autoshard.core.plan import HeldShard
 
 #: Bytes of the mark of a row.
 _MARK_BYTES: Final = 1
-#: Bytes of a weight where touched rows are averaged: sums are fp32, whatever the table's dtype.
-_SUM_BYTES: Final = 4
 
 
 def group_sync_bytes(plan: ShardingPlan, held: Sequence[HeldShard]) -> tuple[MsArray, ...]:
@@ -99,7 +97,7 @@ def least_sync_ms(tables: TableSet, groups: ReplicaGroups, topology: Topology, c
 
 
 def _row_bytes(table: EmbeddingTable, embedding_dim: int) -> int:
-    return embedding_dim * _SUM_BYTES + table.optimizer.state_bytes_per_row(embedding_dim)
+    return embedding_dim * table.dtype.num_bytes + table.optimizer.state_bytes_per_row(embedding_dim)
 
 
 def _all_reduces_ms(bytes_R: MsArray, comm: CommModel, topology: Topology) -> MsArray:

@@ -72,7 +72,8 @@ class ReplicaGroupsOptions:
         },
     )
     moment_scale: float = field(
-        default=0.0, metadata={"help": "Divides the second moment of row-wise AdaGrad; 0 for the number of groups."}
+        default=0.0,
+        metadata={"help": "Divides the second moment of row-wise AdaGrad; at most, and with 0, the number of groups."},
     )
     count_activations: bool = field(
         default=True, metadata={"help": "Whether what training needs for a batch has to fit beside the tables."}
@@ -192,8 +193,16 @@ class _Search:
         elif any(table.constraints.pinned_ranks for table in self.request.tables.tables):
             self.notes["other numbers of groups"] = "dropped: tables are pinned to ranks of the world"
             numbers = [1]
+        if numbers[-1] < options.moment_scale:
+            raise InvalidOptionError(
+                f"must be at most the number of groups, {numbers[-1]}, got {options.moment_scale:g}",
+                field="options.moment_scale",
+            )
         layouts = list(GroupLayout) if options.layout == _ANY else [GroupLayout(options.layout)]
         for number in numbers:
+            if number < options.moment_scale:
+                self.notes[f"groups {number}"] = f"dropped: fewer groups than moment_scale, {options.moment_scale:g}"
+                continue
             for layout in layouts if number > 1 else layouts[:1]:
                 rows = SyncRows.ALL if options.sync_rows == _ANY or number == 1 else SyncRows(options.sync_rows)
                 groups = ReplicaGroups(num_groups=number, layout=layout, sync_every=options.sync_every, sync_rows=rows)

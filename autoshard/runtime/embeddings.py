@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from typing_extensions import override
 
-from autoshard.core import ShardingPlan, SyncRows, TableSet
+from autoshard.core import Optimizer, ShardingPlan, SyncRows, TableSet
 from autoshard.core.errors import InputError
 from autoshard.core.step import StepCollective
 from autoshard.evaluation.traffic import Stream
@@ -22,13 +25,23 @@ from autoshard.runtime.engine.ids.prefetch import Prefetched, Prefetcher
 from autoshard.runtime.engine.ids.requests import Distributed, InputExchange
 from autoshard.runtime.engine.rows.averaging import RowStates, average
 from autoshard.runtime.engine.rows.fused import FusedSettings
-from autoshard.runtime.engine.rows.places import copy_held, initialise_held
+from autoshard.runtime.engine.rows.places import initialise_held
 from autoshard.runtime.engine.rows.replicas import Replicas
 from autoshard.runtime.engine.rows.serving import FusedKernels
 from autoshard.runtime.engine.vectors.exchange import OutputExchange, StartedExchange
 from autoshard.runtime.engine.vectors.reading import Reading
+from autoshard.runtime.optimizer import TableOptimizer
 from autoshard.runtime.participation import Participation
-from autoshard.runtime.state import HeldState, TableState, gathered_state
+from autoshard.runtime.state import (
+    Held,
+    TableState,
+    check_host_memory,
+    check_state,
+    check_weights,
+    gathered_state,
+    state_on_host,
+    write_state,
+)
 from autoshard.runtime.timing import Part, StepTimer
 
 
@@ -65,6 +78,10 @@ class ShardedEmbeddings(torch.nn.Module):
     are divided by the number of processes, as in TorchRec; in a plan with several replica groups, by those of the
     group, whose mean the group's tables are trained on. After each backward pass, `end_step` is called.
 
+    The learning rate is that of `optimizer` when a batch is looked up. `state_dict` holds all weights and moments,
+    whole and on the host, and `load_state_dict` takes them under any plan of the same tables, on any number of
+    processes; every process calls both. `table_state` and `load_table_state` do it table by table, or in pieces.
+
     Communication can hide behind computation, with the same results: `prefetch` distributes the ids of the next batch
     while this one is trained on, and what is computed between `start` and its `wait` is computed while embeddings
     travel; its backward pass, while their gradients do.
@@ -79,6 +96,10 @@ class ShardedEmbeddings(torch.nn.Module):
         timer: Where to count the time of the parts; None to count none.
         row_orders: For tables that are cut by access rank, row ids in falling access frequency, by table; those that
             are left out are in the order of their ids.
+
+    Attributes:
+        optimizer: Holds the learning rate of the tables, for `torch.optim.lr_scheduler`; the same on all processes.
+        num_steps: Steps that were ended: replica groups meet at multiples of the plan's `sync_every`.
 
     Raises:
         InvalidPlanError: If the plan holds tables in a way that is not executed.
@@ -113,11 +134,11 @@ class ShardedEmbeddings(torch.nn.Module):
         settings = replace(settings, moment_scale=groups.moment_scale, marks_rows=marks_rows)
         self._kernels = FusedKernels(part.owners, settings, part.process, part.device, self.timer)
         self._replicas = Replicas(part.owners, settings, part.group, part.device, self.timer, part.groups.world_ranks)
-        self._sync_every, self._num_steps = groups.sync_every, 0
+        self.optimizer, self._learning_rate = TableOptimizer(settings.learning_rate), settings.learning_rate
+        self._sync_every, self.num_steps = groups.sync_every, 0
         self._averaged_bytes = 0
-        for state in self._held_states():
-            order = self._orders.get(state.holding.of.name)
-            initialise_held(state.weights_ND, state.holding, part.process, order, settings.seed)
+        for holding, state in self._held():
+            initialise_held(state.weights_ND, holding, part.process, self._orders.get(holding.of.name), settings.seed)
         self.input_exchange = InputExchange(part.owners, self._orders, part.group, part.device)
         self._prefetcher: Prefetcher | None = None
         self.output_exchange = OutputExchange(
@@ -151,6 +172,7 @@ class ShardedEmbeddings(torch.nn.Module):
     def start(self, ids: BatchOfIds | KeyedJagged | Distributed | Prefetched) -> StartedLookup:
         """Looks up a batch and sends its embeddings on their way; as `forward`, which waits for them."""
         keyed: BatchOfIds | None = None
+        self._follow_learning_rate()
         if isinstance(ids, Distributed):
             distributed = ids
         elif isinstance(ids, Prefetched):
@@ -197,6 +219,12 @@ class ShardedEmbeddings(torch.nn.Module):
             )
         return batch
 
+    def _follow_learning_rate(self) -> None:
+        """Hands on the learning rate that was set since the last lookup."""
+        if (learning_rate := self.optimizer.learning_rate) != self._learning_rate:
+            self._learning_rate = self._replicas.learning_rate = learning_rate
+            self._kernels.set_learning_rate(learning_rate)
+
     def sent_bytes(self) -> dict[str, float]:
         """Bytes that this process has sent since it was made, by `SENT`."""
         own, total = self._part.process, dict.fromkeys(map(str, Stream), 0.0)
@@ -212,40 +240,118 @@ class ShardedEmbeddings(torch.nn.Module):
         """Ends a training step: every `sync_every` steps, replica groups average their weights and moments.
 
         The plan's `sync_rows` says of which rows: all, or those that a group updated since the last time. All processes
-        call it after their backward pass. With one replica group it does nothing.
+        call it after their backward pass. With one replica group it does nothing but `optimizer.step`, which tells
+        schedulers that a step was made.
         """
-        self._num_steps += 1
+        self.num_steps += 1
+        self.optimizer.step()
         peers = self._part.groups.peers
-        if peers is None or self._num_steps % self._sync_every:
+        if peers is None or self.num_steps % self._sync_every:
             return
         with self.timer.measure(Part.SYNC, StepCollective.GROUP_SYNC), torch.no_grad():
             self._averaged_bytes += average(list(self._row_states().values()), peers)
 
-    def table_state(self, name: str) -> TableState:
-        """A table's weights and moments in this process's replica group. All processes have to call it."""
-        mine = [state for state in self._held_states() if state.holding.of.name == name]
-        return gathered_state(self.owners.tables[name], mine, self._orders.get(name), self._part)
+    def table_state(self, name: str, rows: range | None = None) -> TableState:
+        """A table's weights and moments in this process's replica group, on every process. All of them call it.
+
+        Args:
+            name: The table.
+            rows: Row ids, for a table that is read in pieces; None for all.
+
+        Raises:
+            InputError: If no table has that name, or they are no range of its rows.
+        """
+        table = self.owners.tables[name]
+        return gathered_state(table, self._held(name), self._orders.get(name), self._part, rows)
+
+    def load_table_state(self, name: str, state: TableState, rows: range | None = None) -> None:
+        """Sets a table's weights and moments, as `table_state` gave them under this or another plan.
+
+        Every process gives the same ones, or each replica group its own, and keeps what it holds of them. They are read
+        in chunks of rows, so that tensors may lie in a file (`torch.load(mmap=True)`).
+
+        Args:
+            name: The table.
+            state: Its weights and moments; where a plan cuts the columns of a table of row-wise AdaGrad in another way,
+                a shard's moment is the mean over its columns.
+            rows: Row ids that they are of, for a table that is written in pieces; None for all.
+
+        Raises:
+            InputError: If no table has that name, a shape or dtype is another, or moments are missing or not used;
+                nothing is written then.
+        """
+        check_state(self.owners.tables[name], state, rows)
+        self._write(name, state.weights_ND, state.moments_ND, rows)
 
     def load_weights(self, name: str, weights_ND: torch.Tensor) -> None:
-        """Sets a table's weights; every process gives the same ones, and keeps what it holds of them.
+        """Sets a table's weights, and leaves its moments; otherwise as `load_table_state`.
 
         Args:
             name: The table.
             weights_ND: All its weights, by row id.
 
         Raises:
-            InputError: If they are of another shape.
+            InputError: If no table has that name, or they are of another shape.
         """
-        table = self.owners.tables[name]
-        if weights_ND.shape != (table.num_embeddings, table.embedding_dim):
+        check_weights(self.owners.tables[name], weights_ND)
+        self._write(name, weights_ND, None)
+
+    def _write(
+        self, name: str, weights_ND: torch.Tensor, moments: torch.Tensor | None, rows: range | None = None
+    ) -> None:
+        write_state(self._held(name), self._part.process, self._orders.get(name), weights_ND, moments, rows)
+
+    @override
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self._part.groups.peers is not None and self.num_steps % self._sync_every:
             raise InputError(
-                f"must be weights of shape {(table.num_embeddings, table.embedding_dim)}, got "
-                f"{tuple(weights_ND.shape)}",
-                field=name,
+                f"replica groups differ until step {self.num_steps + -self.num_steps % self._sync_every}, when they "
+                "are averaged: call state_dict then, or table_state in each group",
+                field="state_dict",
             )
-        for state in self._held_states():
-            if state.holding.of.name == name:
-                copy_held(state.weights_ND, state.holding, self._part.process, self._orders.get(name), weights_ND)
+        check_host_memory(self.owners.tables, self._part)
+        destination[f"{prefix}num_steps"] = torch.tensor(self.num_steps)
+        for table in self.owners.tables.tables:
+            state = state_on_host(table, partial(self.table_state, table.name))
+            destination |= {f"{prefix}tables.{table.name}.{part}": tensor for part, tensor in state.items()}
+
+    @override
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Checks all tables, then writes them; the names of what is missing or is no table's go to torch's lists."""
+        own = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
+        states, expected, errors = {}, {"num_steps"}, []
+        for table in self.owners.tables.tables:
+            weights, moments = f"tables.{table.name}.weights", f"tables.{table.name}.moments"
+            expected |= {weights} if table.optimizer is Optimizer.SGD else {weights, moments}
+            if weights not in own:
+                continue
+            states[table.name] = state = TableState(own[weights], own.get(moments))
+            try:
+                if moments in own or moments not in expected:
+                    check_state(table, state)
+                else:
+                    check_weights(table, state.weights_ND)
+            except InputError as error:
+                errors.append(f"{prefix}{error}")
+        missing = sorted(expected - own.keys())
+        missing_keys += [prefix + key for key in missing]
+        unexpected_keys += [prefix + key for key in own if strict and key not in expected]
+        error_msgs += errors
+        if errors or (strict and missing):
+            return
+        for name, state in states.items():
+            self._write(name, state.weights_ND, state.moments_ND)
+        self.num_steps = int(own.get("num_steps", self.num_steps))
 
     def close(self) -> None:
         """Lets go of the tables."""
@@ -254,12 +360,10 @@ class ShardedEmbeddings(torch.nn.Module):
         if self._prefetcher is not None:
             self._prefetcher.close()
 
-    def _held_states(self) -> list[HeldState]:
-        """Weights and moments of what this process holds: views."""
-        return [
-            HeldState(self.owners.holdings[index], state.weights_ND, state.moments)
-            for index, state in self._row_states().items()
-        ]
+    def _held(self, name: str | None = None) -> list[Held]:
+        """What this process holds, of one table or of all: views."""
+        held = [(self.owners.holdings[index], state) for index, state in self._row_states().items()]
+        return [one for one in held if name in (None, one[0].of.name)]
 
     def _row_states(self) -> dict[int, RowStates]:
         """State of the rows that this process has of each holding, by rising number of the holding."""

@@ -33,7 +33,6 @@ def ownership_of(plan: ShardingPlan, num_processes: int) -> Ownership:
         raise InvalidOptionError(f"must be in [1, {world_size}], the plan's ranks; got {num_processes}", field="nproc")
     validate_plan(plan)
     group_size = len(GroupOrder.of(plan.replica_groups, num_processes).groups[0])
-    _check_groups(plan)
     for index, placed in enumerate(plan.shards):
         _check_shard(placed, f"shards[{index}]")
     for index, table in enumerate(plan.tables.tables):
@@ -73,15 +72,6 @@ def _check_folding(holdings: Sequence[Holding], num_processes: int, world_size: 
                 f"replicas of table {shown(one.of.name)}",
                 field="nproc",
             )
-
-
-def _check_groups(plan: ShardingPlan) -> None:
-    groups = plan.replica_groups
-    if groups.moment_scale > groups.num_groups:
-        raise InvalidPlanError(
-            f"must be at most the number of groups, {groups.num_groups}, got {groups.moment_scale:g}",
-            field="replica_groups.moment_scale",
-        )
 
 
 def _check_shard(placed: PlacedShard, field: str) -> None:

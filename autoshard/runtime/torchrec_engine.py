@@ -49,10 +49,11 @@ from autoshard.runtime.batch import BatchOfIds, Embedded
 from autoshard.runtime.engine.groups import own_group
 from autoshard.runtime.engine.holdings import HeldRange, Holding, Ownership
 from autoshard.runtime.engine.ids.messages import id_dtype
+from autoshard.runtime.engine.rows.averaging import RowStates
 from autoshard.runtime.engine.rows.fused import FUSED_OPTIMIZERS, FusedSettings
 from autoshard.runtime.engine.rows.places import initialise_held
 from autoshard.runtime.participation import Participation
-from autoshard.runtime.state import HeldState, TableState, gathered_state
+from autoshard.runtime.state import Held, TableState, gathered_state
 from autoshard.runtime.timing import Part, StepTimer
 
 
@@ -103,8 +104,8 @@ class TorchRecEmbeddings:
         }
         self._sharded: Any = self._shard(settings)
         self._held = self._find_held()
-        for state in self._held:
-            initialise_held(state.weights_ND, state.holding, part.process, None, settings.seed)
+        for holding, state in self._held:
+            initialise_held(state.weights_ND, holding, part.process, None, settings.seed)
 
     def __call__(self, ids: BatchOfIds) -> Embedded:
         """Pooled embeddings of the local batch."""
@@ -128,7 +129,7 @@ class TorchRecEmbeddings:
 
     def table_state(self, name: str) -> TableState:
         """A table's weights and moments, on every process. All processes have to call it."""
-        held = [state for state in self._held if state.holding.of.name == name]
+        held = [one for one in self._held if one[0].of.name == name]
         return gathered_state(self.owners.tables[name], held, None, self._part)
 
     def close(self) -> None:
@@ -199,9 +200,9 @@ class TorchRecEmbeddings:
             for index, (table, layout) in enumerate(zip(self.owners.tables.tables, self._layouts, strict=True))
         ]
 
-    def _find_held(self) -> list[HeldState]:
+    def _find_held(self) -> list[Held]:
         """State of the tables here; TorchRec's `modules()` does not lead to it."""
-        found: list[HeldState] = []
+        found: list[Held] = []
         holdings = {(_name(one.table), one.columns[0]): one for one in self.owners.holdings}
         for kernel in [kernel for lookup in self._sharded._lookups for kernel in lookup._emb_modules]:
             fused = kernel.emb_module
@@ -210,7 +211,7 @@ class TorchRecEmbeddings:
                 holding = holdings.get((config.name, config.local_metadata.shard_offsets[1]))
                 if holding is not None:
                     moments = states[index][0] if states and states[index] else None
-                    found.append(HeldState(holding, weights[index], moments))
+                    found.append((holding, RowStates(weights[index], moments, None)))
             fused.register_forward_pre_hook(self._before_kernel)
             fused.register_forward_hook(self._after_kernel)
         return found

@@ -146,6 +146,13 @@ class Planner(ShardingPlanner):  # type: ignore[misc]
     def _task(self, module: torch.nn.Module, sharders: Sequence[Any]) -> _Task:
         topology = self._ranks(module, sharders)
         found = read_model(module, batch_size=self._batch_size * topology.world_size, constraints=self._constraints)
+        for one in found.collections:
+            if len(one.paths) > 1:
+                raise InvalidTableError(
+                    f"stands at {', '.join(one.paths[1:])}, too, and DistributedModelParallel would train each apart: "
+                    "use autoshard.torchrec.shard",
+                    field=one.path,
+                )
         allowed = dict(self._allowed_types(found, sharders, device_type_of(topology)))
         tables = replace(
             found.tables,

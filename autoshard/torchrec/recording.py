@@ -37,6 +37,7 @@ class Recorder:
         self._tables, self._features, self._every = tables, dict(features), every
         self._counts: dict[str, FeatureCounts] = {}
         self._num_calls: dict[int, int] = {}
+        self._calls_per_pass: dict[int, int] = {}
         self._handles: list[Any] = []
         self._num_counted = 0
 
@@ -45,8 +46,14 @@ class Recorder:
         """Batches that were counted."""
         return self._num_counted
 
-    def watch(self, module: torch.nn.Module) -> None:
-        """Counts the ids that a module is given from now on."""
+    def watch(self, module: torch.nn.Module, *, calls_per_pass: int = 1) -> None:
+        """Counts the ids that a module is given from now on.
+
+        Args:
+            module: The module.
+            calls_per_pass: Calls of it in a forward pass of the model, which are counted together.
+        """
+        self._calls_per_pass[id(module)] = calls_per_pass
         self._handles.append(module.register_forward_pre_hook(self._see, with_kwargs=True))
 
     def tables(self) -> TableSet:
@@ -73,7 +80,7 @@ class Recorder:
     def _see(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         call = self._num_calls.get(id(module), 0)
         self._num_calls[id(module)] = call + 1
-        if call % self._every:
+        if call // self._calls_per_pass[id(module)] % self._every:
             return
         for value in (*args, *kwargs.values()):
             if isinstance(value, KeyedJaggedTensor):
@@ -126,5 +133,5 @@ def record(model: torch.nn.Module, *, every: int = _EVERY, **settings: Any) -> R
     own = (feature.name for table in found.tables.tables for feature in table.features)
     recorder = Recorder(found.tables, dict(zip(own, names, strict=True)), every)
     for one in found.collections:
-        recorder.watch(one.module)
+        recorder.watch(one.module, calls_per_pass=len(one.paths))
     return recorder

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torchrec import KeyedJaggedTensor
 
-from autoshard.core import Constraints, ShardingPlan
+from autoshard.core import Constraints, Optimizer, ShardingPlan
 from autoshard.core.errors import InputError, InvalidPlanError
 from autoshard.core.quoting import shown
 from autoshard.formats.torchrec.modules import Collection, read_model, weight_of
@@ -36,12 +36,21 @@ class ShardedCollection(torch.nn.Module):
         options: Of `ShardedEmbeddings`.
 
     Raises:
-        InputError: If its lookups are weighted, or it returns ids with the embeddings.
+        InputError: If its lookups are weighted, it returns ids with the embeddings, or several paths share it and an
+            optimizer has moments.
     """
 
     def __init__(self, collection: Collection, plan: ShardingPlan, settings: FusedSettings, **options: Any) -> None:
         super().__init__()
         field = collection.path or "model"
+        adaptive = [table for table in plan.tables.tables if table.optimizer is not Optimizer.SGD]
+        if adaptive and len(collection.paths) > 1:
+            raise InputError(
+                f"stands at {', '.join(collection.paths[1:])}, too, and each of its lookups would be an update of its "
+                f"own: {adaptive[0].optimizer} would not train table {shown(adaptive[0].name)} on their sum; look up "
+                "the features of all paths in one call, or train it with sgd",
+                field=field,
+            )
         if collection.is_weighted:
             raise InputError("weighted lookups are not executed", field=field)
         if getattr(collection.module, "need_indices", bool)():
@@ -81,16 +90,17 @@ class ShardedModel(torch.nn.Module):
     Attributes:
         module: The model; in `DistributedDataParallel` where it has parameters of its own and there are several
             processes.
-        collections: Its modules of tables by path.
+        collections: Its modules of tables by path; those at several paths by the first.
+        optimizer: Holds the learning rate of all tables, for `torch.optim.lr_scheduler`; the same on all processes.
     """
 
     def __init__(self, module: torch.nn.Module, collections: Mapping[str, ShardedCollection]) -> None:
         super().__init__()
         self.module = module
         self.collections = dict(collections)
-        self._collection_of = {
-            table.name: one for one in collections.values() for table in one.embeddings.owners.tables.tables
-        }
+        self.optimizer = next(iter(collections.values())).embeddings.optimizer
+        for one in collections.values():
+            one.embeddings.optimizer = self.optimizer
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns."""
@@ -101,9 +111,21 @@ class ShardedModel(torch.nn.Module):
         for one in self.collections.values():
             one.embeddings.end_step()
 
-    def table_state(self, name: str) -> TableState:
-        """Weights and moments of a table, by its name in the plan, on every process. All processes call it."""
-        return self._collection_of[name].embeddings.table_state(name)
+    def table_state(self, name: str, rows: range | None = None) -> TableState:
+        """Weights and moments of a table, by its name in the plan; as `ShardedEmbeddings.table_state`."""
+        return self._holder(name).table_state(name, rows)
+
+    def load_table_state(self, name: str, state: TableState, rows: range | None = None) -> None:
+        """Sets weights and moments of a table; as `ShardedEmbeddings.load_table_state`."""
+        self._holder(name).load_table_state(name, state, rows)
+
+    def _holder(self, name: str) -> ShardedEmbeddings:
+        names = []
+        for one in self.collections.values():
+            names += [table.name for table in one.embeddings.owners.tables.tables]
+            if name in names:
+                return one.embeddings
+        raise InputError(f"no table is named {shown(name)}; there are {', '.join(names)}", field="name")
 
     def close(self) -> None:
         """Lets go of the tables."""
@@ -125,8 +147,10 @@ def shard(
     """Puts the tables of a model on autoshard's engine by any plan, in place of `DistributedModelParallel`.
 
     The tables' modules are replaced in the model; what they return has the types that they returned. The optimizer runs
-    in the backward pass, by the plan's optimizer of each table. Weights that are there are kept; those on the meta
-    device are drawn with the seed. All processes of the group call it with the same arguments.
+    in the backward pass, by the plan's optimizer of each table. A module at several paths of the model is sharded once,
+    and put at all of them; each of its lookups is an update of its own, so that its tables are trained with SGD alone.
+    If `shard` fails, the model is as it was. Weights that are there are kept; those on the meta device are drawn with
+    the seed. All processes of the group call it with the same arguments.
 
     Args:
         model: The model, its other parameters on the device.
@@ -140,6 +164,7 @@ def shard(
 
     Raises:
         InvalidPlanError: If the plan lacks a table or holds one in a way that is not executed.
+        InvalidTableError: If the model has what plans cannot hold, or a module of tables cannot be replaced everywhere.
         InputError: If tables have no learning rate or several, or a module is weighted.
     """
     found = read_model(model, batch_size=plan.tables.batch_size)
@@ -149,16 +174,42 @@ def shard(
         seed=seed,
     )
     sharded: dict[str, ShardedCollection] = {}
-    for one in found.collections:
-        own = {name: ids for name, ids in (row_orders or {}).items() if name in one.tables}
-        options = {"group": group, "device": device, "row_orders": own}
-        sharded[one.path] = ShardedCollection(one, _part_of(plan, one), settings, **options)
-        if one.path:
-            model.set_submodule(one.path, sharded[one.path])
-    whole = sharded.get("", model)
-    if dist.get_world_size(group) > 1 and any(parameter.requires_grad for parameter in whole.parameters()):
-        whole = torch.nn.parallel.DistributedDataParallel(whole, process_group=group)
+    replaced: list[tuple[str, torch.nn.Module]] = []
+    try:
+        for one in found.collections:
+            own = {name: ids for name, ids in (row_orders or {}).items() if name in one.tables}
+            options = {"group": group, "device": device, "row_orders": own}
+            sharded[one.path] = ShardedCollection(one, _part_of(plan, one), settings, **options)
+        for one in found.collections:
+            for path in filter(None, one.paths):
+                replaced.append((path, one.module))
+                _replace(model, path, sharded[one.path])
+        whole = sharded.get("", model)
+        if dist.get_world_size(group) > 1 and any(parameter.requires_grad for parameter in whole.parameters()):
+            whole = torch.nn.parallel.DistributedDataParallel(whole, process_group=group)
+    except BaseException:  # the model is as it was
+        for path, module in replaced:
+            if model.get_submodule(path) is not module:
+                model.set_submodule(path, module)
+        for collection in sharded.values():
+            collection.embeddings.close()
+        raise
     return ShardedModel(whole, sharded)
+
+
+def _replace(model: torch.nn.Module, path: str, module: torch.nn.Module) -> None:
+    """Puts a module at a path of the model.
+
+    Raises:
+        InputError: If the model does not take it.
+    """
+    try:
+        model.set_submodule(path, module)
+        is_there = model.get_submodule(path) is module
+    except Exception as error:
+        raise InputError(f"cannot be replaced in the model: {error}", field=path) from error
+    if not is_there:
+        raise InputError("cannot be replaced in the model, which kept its own", field=path)
 
 
 def _part_of(plan: ShardingPlan, collection: Collection) -> ShardingPlan:

@@ -11,6 +11,7 @@ from autoshard.core import (
     AccessProfile,
     CostModels,
     DenseLayers,
+    DType,
     EmbeddingTable,
     Feature,
     GradSync,
@@ -141,6 +142,12 @@ class TestEquation1:
         np.testing.assert_allclose([marks_R, touched_R], np.transpose([expected, expected]), rtol=1e-6)
         speed = 2 * NODE_BYTES_PER_S * 7 / 8 / (2 * 3 / 4)
         assert evaluate(plan, COSTS).group_sync_ms == pytest.approx(sum(expected) / speed * 1e3 / 3)
+        # Half as many bytes of a weight in fp16; the moment stays fp32.
+        half = replace(even, dtype=DType.FP16)
+        shards = (replace(plan.shards[0], shard=Shard.whole(half)),)
+        plan = replace(plan, tables=TableSet(batch_size=BATCH, tables=(half,)), shards=shards)
+        _, half_R = group_sync_bytes(plan, plan.of_one_group().held_shards())
+        np.testing.assert_allclose(half_R, touched_R * (2 * DIM + 4) / (4 * DIM + 4))
 
     def test_copies_within_a_group_are_touched_by_all_its_lookups(self):
         groups = ReplicaGroups(num_groups=2, sync_rows=SyncRows.TOUCHED)
@@ -273,7 +280,18 @@ class TestGroups:
     def test_impossible_numbers_are_refused(self, field):
         with pytest.raises(InvalidPlanError) as caught:
             ReplicaGroups(**{field: 0})
-        assert caught.value.field == f"replica_groups.{field}"
+        assert caught.value.field == field
+
+    @pytest.mark.parametrize(("num_groups", "moment_scale"), [(1, 2.0), (2, 2.5), (4, 1e6)])
+    def test_a_moment_scale_above_the_number_of_groups_is_refused(self, num_groups, moment_scale):
+        # 2D Scaling rule 1: c in (0, M].
+        with pytest.raises(InvalidPlanError, match=rf"at most the number of groups, {num_groups}, got") as caught:
+            ReplicaGroups(num_groups=num_groups, moment_scale=moment_scale)
+        assert caught.value.field == "moment_scale"
+        document = plan_to_json(row_wise(machine(8, 64), ReplicaGroups(num_groups=num_groups)))
+        document["replica_groups"]["moment_scale"] = moment_scale
+        with pytest.raises(InvalidPlanError, match=r"^replica_groups.moment_scale: must be at most"):
+            plan_from_json(document)
 
     def test_the_moment_scale_is_the_number_of_groups_unless_it_is_given(self):
         assert [ReplicaGroups(num_groups=number).moment_scale for number in (1, 4)] == [1.0, 4.0]

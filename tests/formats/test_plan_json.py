@@ -281,7 +281,7 @@ def small_plan():
         num_groups=st.sampled_from([1, 2, 4]),
         layout=st.sampled_from(GroupLayout),
         sync_every=st.integers(1, 100),
-        moment_scale=st.floats(1e-6, 1e6),
+        moment_scale=st.floats(1e-6, 1),
         sync_rows=st.sampled_from(SyncRows),
     ),
     times_=st.lists(times, min_size=20, max_size=20),

@@ -181,6 +181,10 @@ def test_the_moment_is_scaled_by_the_number_of_groups():
     assert planned(num_groups=4).replica_groups.moment_scale == 4.0
     assert planned(num_groups=1).replica_groups.moment_scale == 1.0
     assert planned(num_groups=4, moment_scale=2.5).replica_groups.moment_scale == 2.5
+    # Fewer groups than that are not tried (Scaling rule 1).
+    chosen = planned(moment_scale=3.0)
+    assert chosen.replica_groups.num_groups >= 3
+    assert "fewer groups" in chosen.provenance.models["groups 2"]
 
 
 @pytest.mark.parametrize(
@@ -224,6 +228,8 @@ def test_plans_are_written_and_read_back(tmp_path):
         ({"sync_rows": "hot"}, "sync_rows", 'must be one of auto, all, touched, got "hot"'),
         ({"sync_every": 0}, "sync_every", "must be at least 1, got 0"),
         ({"moment_scale": -0.5}, "moment_scale", "must be at least 0, got -0.5"),
+        ({"moment_scale": 2.5, "num_groups": 2}, "moment_scale", "must be at most the number of groups, 2, got 2.5"),
+        ({"moment_scale": 17.0}, "moment_scale", "must be at most the number of groups, 16, got 17"),
         ({"base": "replica-groups"}, "base", "must be another planner"),
         ({"base_options": "tiers"}, "base_options", 'must be KEY=VALUE, got "tiers"'),
     ],

@@ -7,6 +7,7 @@ from autoshard.core.errors import DeviceError
 from autoshard.runtime.ownership import ownership_of
 from autoshard.runtime.processes.devices import check_memory, choose_device
 from autoshard.runtime.results import Device
+from autoshard.runtime.state import free_host_bytes
 
 
 @pytest.fixture
@@ -27,12 +28,10 @@ def test_tables_that_do_not_fit_are_refused(make_plan, make_table, monkeypatch):
     # Plans are checked against their own topology, which may be larger than the machine that executes them.
     owners = ownership_of(make_plan([make_table("t", 1000, 16)], [0]), 2)
     check_memory(owners, 0, torch.device("cpu"))
-    monkeypatch.setattr("autoshard.runtime.processes.devices._free_host_bytes", lambda: 67_999)
+    monkeypatch.setattr("autoshard.runtime.processes.devices.free_host_bytes", lambda: 67_999)
     with pytest.raises(DeviceError, match=r"^the tables need 68,000 bytes on this cpu, 67,999 are free: scale them"):
         check_memory(owners, 0, torch.device("cpu"))
 
 
 def test_free_memory_is_read_from_the_system():
-    from autoshard.runtime.processes.devices import _free_host_bytes
-
-    assert 1 << 20 < _free_host_bytes() < 1 << 50
+    assert 1 << 20 < free_host_bytes() < 1 << 50

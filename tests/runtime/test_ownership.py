@@ -12,7 +12,6 @@ from autoshard.core import (
     MemoryLevel,
     MemoryPlacement,
     Optimizer,
-    ReplicaGroups,
     Tier,
 )
 from autoshard.core.errors import InvalidOptionError, InvalidPlanError
@@ -101,7 +100,6 @@ def test_other_memory_and_groups_are_refused(make_plan, make_table):
         r"shards\[0\].memory.level": held(memory=MemoryPlacement(level=MemoryLevel.SSD)),
         r"shards\[0\].memory.cache_bytes": held(memory=MemoryPlacement(cache_bytes=64)),
         r"shards\[0\].memory.cache_dtype": held(memory=replace(far, cache_bytes=64, cache_dtype=DType.FP16)),
-        "replica_groups.moment_scale": replace(plan, replica_groups=ReplicaGroups(num_groups=2, moment_scale=3.0)),
     }
     for field, bad in refused.items():
         with pytest.raises(InvalidPlanError, match=f"^{field}: "):

@@ -68,6 +68,13 @@ def test_constraints_are_kept():
     assert {entry.sharding_type for entry in plan.plan["bags"].values()} == {"table_row_wise"}
 
 
+def test_a_module_at_several_paths_is_refused():
+    one = model()
+    one.again = one.bags
+    with pytest.raises(InvalidTableError, match=r"^bags: stands at again, too, and DistributedModelParallel would"):
+        planner().plan(one)
+
+
 def test_sharders_are_kept_to():
     # TorchRec's own sharder splits no rows on a CPU.
     plan = planner(topology("cpu")).plan(model(2))

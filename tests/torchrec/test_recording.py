@@ -58,6 +58,19 @@ def test_one_pass_in_so_many_is_counted_until_it_is_closed(model):
     assert recorder.num_counted == 3
 
 
+def test_all_calls_of_a_module_at_several_paths_are_counted_in_a_pass(model):
+    both = torch.nn.ModuleList([model, model])
+    recorder = record(both, every=2)
+    for step in range(4):
+        for path, tower in enumerate(both):
+            tower(batch({"a": [2 * step + path] * 4, "b": [], "c": []}))
+    # The first and the third pass, with the ids of both calls.
+    assert recorder.num_counted == 4
+    counted = recorder.tables().tables[0]
+    assert counted.access.coverage(4) == pytest.approx(1.0)
+    assert counted.access.coverage(2) == pytest.approx(0.5)
+
+
 def test_nothing_is_written_that_was_not_counted(model, tmp_path):
     recorder = record(model)
     assert recorder.tables() == tables_of(model)

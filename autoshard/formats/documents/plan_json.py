@@ -52,7 +52,7 @@ def _provenance(*, options: dict[str, object], **values: Any) -> Provenance:
     return Provenance(options=options, **values)
 
 
-_MOMENT_SCALE: Final = "c of 2D's moment-scaled row-wise AdaGrad; if left out: num_groups."
+_MOMENT_SCALE: Final = "c of 2D's moment-scaled row-wise AdaGrad, at most num_groups; if left out: num_groups."
 _SYNC_ROWS: Final = (
     "Rows that are averaged at a synchronisation: all, or those that any group updated since the last one; "
     "if left out: all."

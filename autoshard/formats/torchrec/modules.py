@@ -5,9 +5,12 @@ Weights are never read, so models on the meta device do.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -44,6 +47,12 @@ _OPTIMIZERS: Mapping[type, Optimizer] = {
     torch.optim.Adagrad: Optimizer.ADAGRAD,
     torch.optim.Adam: Optimizer.ADAM,
 }
+#: Modules of tables.
+_COLLECTIONS = (
+    EmbeddingBagCollectionInterface,
+    EmbeddingCollectionInterface,
+    FeatureProcessedEmbeddingBagCollection,
+)
 #: Modules whose tables change in ways that a plan does not hold.
 _REFUSED: Mapping[type, str] = {
     BaseManagedCollisionEmbeddingCollection: "manages collisions of ids",
@@ -66,18 +75,23 @@ class Collection:
     """One module of tables.
 
     Attributes:
-        path: Its path in the model.
+        paths: Its paths in the model: several where parts of the model share it.
         module: The module itself.
         configs: TorchRec's configs of its tables.
         tables: Names of the tables in the `TableSet`, one for each config.
         is_weighted: Whether its lookups are weighted.
     """
 
-    path: str
+    paths: tuple[str, ...]
     module: torch.nn.Module
     configs: tuple[Any, ...]
     tables: tuple[str, ...]
     is_weighted: bool
+
+    @property
+    def path(self) -> str:
+        """The first of its paths, which names it."""
+        return self.paths[0]
 
     @property
     def embedding_names(self) -> list[list[str]]:
@@ -121,6 +135,7 @@ def read_model(
 
     - Rows, dimension, number format, pooling and features are those of the configs. Tables of one name in several
       modules are told apart by the modules' paths, features that several tables look up by the tables' names.
+    - A module that parts of the model share is read once, under the first of its paths.
     - The optimizer is the one that `apply_optimizer_in_backward` or a fused module names, else row-wise AdaGrad.
     - `pooling_factors` of constraints are the mean ids per sample; `sharding_types` forbid the other tiers.
     - Rows are taken to be looked up alike until traffic is recorded (`autoshard.torchrec.record`).
@@ -175,30 +190,123 @@ def weight_of(module: Any, table: str) -> Any:
 
 
 def _collections(model: torch.nn.Module) -> Iterator[Collection]:
-    """Modules of tables, by rising path; those inside one of them are left out."""
-    inner: set[int] = set()
-    for path, module in model.named_modules():
-        if id(module) in inner:
-            continue
+    """Modules of tables, by rising path, each once.
+
+    Raises:
+        InvalidTableError: If a module is of a kind that plans do not hold, or could not be put in another's place
+            everywhere: a part of it or its weights stand elsewhere, too, or it is held by what is no module.
+    """
+    walked = list(_walk(model, "", ()))
+    paths: dict[torch.nn.Module, list[str]] = {}
+    for path, module in walked:
         for kind, reason in _REFUSED.items():
             if isinstance(module, kind):
                 raise InvalidTableError(
                     f"{type(module).__name__} {reason}, which plans do not hold", field=path or "model"
                 )
-        is_processed = isinstance(module, FeatureProcessedEmbeddingBagCollection)
-        if not (is_processed or isinstance(module, EmbeddingBagCollectionInterface | EmbeddingCollectionInterface)):
+        if isinstance(module, _COLLECTIONS):
+            paths.setdefault(module, []).append(path)
+    found = [_collection(module, tuple(of)) for module, of in paths.items()]
+    _check_parts(found, walked)
+    _check_holders(walked)
+    yield from found
+
+
+def _walk(
+    module: torch.nn.Module, path: str, above: tuple[torch.nn.Module, ...]
+) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Every path of every module, but for the parts of modules of tables; `named_modules` has paths of its own."""
+    yield path, module
+    if isinstance(module, _COLLECTIONS):
+        return
+    for name, part in module._modules.items():
+        if part is not None and part is not module and part not in above:
+            yield from _walk(part, f"{path}.{name}" if path else name, (*above, module))
+
+
+def _collection(module: Any, paths: tuple[str, ...]) -> Collection:
+    source = getattr(module, "_embedding_bag_collection", module)
+    is_bags = isinstance(source, EmbeddingBagCollectionInterface)
+    configs = source.embedding_bag_configs() if is_bags else source.embedding_configs()
+    is_weighted = is_bags and bool(source.is_weighted())
+    return Collection(paths=paths, module=module, configs=tuple(configs), tables=(), is_weighted=is_weighted)
+
+
+def _check_parts(found: Sequence[Collection], walked: Sequence[tuple[str, torch.nn.Module]]) -> None:
+    """Refuses modules of tables a part of which, or whose weights, stand elsewhere in the model, too."""
+    part_of = {part: one.path for one in found for part in one.module.modules() if part is not one.module}
+    for path, module in walked:
+        if module in part_of:
+            raise InvalidTableError(
+                f"is a part of {part_of[module]}, too, which could not be replaced without it: use one of them",
+                field=path,
+            )
+    weights: dict[object, str] = {}
+    for one in found:
+        for config in one.configs:
+            name = f"{one.path}.{config.name}" if one.path else config.name
+            key = _memory_of(weight_of(one.module, config.name))
+            if key is not None and weights.setdefault(key, name) != name:
+                raise InvalidTableError(f"shares its weights with {weights[key]}, which plans do not hold", field=name)
+    for path, module in walked:
+        for name, parameter in () if isinstance(module, _COLLECTIONS) else module._parameters.items():
+            if (owner := weights.get(_memory_of(parameter))) is not None:
+                raise InvalidTableError(
+                    f"shares its weights with table {owner}, which plans do not hold",
+                    field=f"{path}.{name}" if path else name,
+                )
+
+
+def _memory_of(weights: torch.Tensor | None) -> object:
+    """What is equal for tensors that are the same weights; None for no weights."""
+    if weights is None or not weights.numel():
+        return None
+    return id(weights) if weights.is_meta else weights.data_ptr()
+
+
+def _check_holders(walked: Sequence[tuple[str, torch.nn.Module]]) -> None:
+    """Refuses modules of tables that a model also holds in what is no module, where nobody could replace them."""
+    tree = {module for _, module in walked}
+    seen: set[int] = set()
+    left: list[tuple[str, Any]] = [
+        (f"{path}.{name}" if path else name, value)
+        for path, module in walked
+        if not isinstance(module, _COLLECTIONS)
+        for name, value in vars(module).items()
+        if name not in ("_modules", "_parameters", "_buffers")
+    ]
+    while left:
+        path, value = left.pop()
+        if isinstance(value, str | bytes | int | float | torch.Tensor | type | ModuleType) or id(value) in seen:
             continue
-        inner |= {id(part) for part in module.modules()}
-        source: Any = module._embedding_bag_collection if is_processed else module
-        is_bags = isinstance(source, EmbeddingBagCollectionInterface)
-        configs = source.embedding_bag_configs() if is_bags else source.embedding_configs()
-        yield Collection(
-            path=path,
-            module=module,
-            configs=tuple(configs),
-            tables=(),
-            is_weighted=is_bags and bool(source.is_weighted()),
-        )
+        seen.add(id(value))
+        if isinstance(value, _COLLECTIONS):
+            raise InvalidTableError(
+                f"is {type(value).__name__} in an attribute that is no submodule, where it cannot be replaced: make it "
+                "one (torch.nn.ModuleList, ModuleDict, or the module itself as an attribute), or remove it",
+                field=path,
+            )
+        if isinstance(value, torch.nn.Module) and value in tree:
+            continue
+        left += [(f"{path}{step}", part) for step, part in _held_by(value)]
+
+
+def _held_by(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a value holds, with the way to it."""
+    if isinstance(value, Mapping):
+        yield from ((f"[{shown(str(key))}]", part) for key, part in value.items())
+    elif isinstance(value, list | tuple | set | frozenset | deque):
+        yield from ((f"[{place}]", part) for place, part in enumerate(value))
+    elif isinstance(value, MethodType):
+        yield ".__self__", value.__self__
+    elif isinstance(value, partial):
+        yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
+    elif isinstance(value, FunctionType):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            with suppress(ValueError):  # not set yet
+                yield f".{name}", cell.cell_contents
+    else:
+        yield from ((f".{name}", part) for name, part in getattr(value, "__dict__", {}).items())
 
 
 def _named(found: Sequence[Collection]) -> list[Collection]:
@@ -300,6 +408,12 @@ def _constraints(constraint: Any, name: str) -> Constraints:
 
 def _notes(collections: Sequence[Collection], constraints: Mapping[str, Any]) -> tuple[str, ...]:
     notes = ["rows are taken to be looked up alike: record traffic with autoshard.torchrec.record"]
+    notes += [
+        f"{one.path} stands at {', '.join(one.paths[1:])}, too: TorchRec shards each path for itself, "
+        "autoshard.torchrec.shard shards it once"
+        for one in collections
+        if len(one.paths) > 1
+    ]
     weighted = [one.path or "model" for one in collections if one.is_weighted]
     if weighted:
         notes.append(f"weights of lookups are not priced: {', '.join(weighted[:8])}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Set
-from pathlib import Path
 
 import torch
 
@@ -12,6 +11,7 @@ from autoshard.core import MemoryLevel
 from autoshard.core.errors import DeviceError
 from autoshard.runtime.engine.holdings import Ownership
 from autoshard.runtime.results import Device
+from autoshard.runtime.state import free_host_bytes
 
 
 def choose_device(wanted: Set[Device], field: str | None = None) -> torch.device:
@@ -50,7 +50,7 @@ def check_memory(owners: Ownership, process: int, device: torch.device) -> None:
         host_levels = {MemoryLevel.DDR}
         _check_free(owners, [process], {MemoryLevel.HBM}, str(device.type), torch.cuda.mem_get_info(device)[0])
     everybody = range(owners.num_processes)
-    _check_free(owners, everybody, host_levels, "cpu", _free_host_bytes())
+    _check_free(owners, everybody, host_levels, "cpu", free_host_bytes())
 
 
 def _check_free(
@@ -62,12 +62,3 @@ def _check_free(
             f"the tables need {needed_bytes:,} bytes on this {where}, {free_bytes:,} are free: "
             "scale them down, or use more machines"
         )
-
-
-def _free_host_bytes() -> int:
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except FileNotFoundError:  # not Linux: all of the memory, since nothing says what is free
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    fields = dict(line.split(":", 1) for line in lines)
-    return int(fields["MemAvailable"].split()[0]) * 1024

@@ -1,13 +1,14 @@
 """TorchRec's models as tables: what they say is carried, what plans cannot hold is refused by name."""
 
 import contextlib
+import functools
 import json
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.modules.embedding_tower import EmbeddingTower
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
@@ -130,7 +131,105 @@ def test_weighted_lookups_are_noted():
     assert processed.places == {"t": Place("fp", "t")}
 
 
+class Holder:
+    """An object of the user's own that is no module."""
+
+    def __init__(self, held):
+        self.held = held
+
+
+def holding(**attributes):
+    """A model with such attributes."""
+    model = torch.nn.Module()
+    for name, value in attributes.items():
+        setattr(model, name, value)
+    return model
+
+
+def towers(one):
+    """A module of tables at paths of every kind: attributes, below other modules, in a list and a dict."""
+    parts = torch.nn.ModuleDict({"a": holding(bags=one), "b": holding(bags=one)})
+    return holding(first=one, second=one, parts=parts, several=torch.nn.ModuleList([torch.nn.Identity(), one]))
+
+
+@pytest.mark.parametrize("kind", ["pooled", "sequence", "processed"])
+def test_a_module_at_several_paths_is_one(kind):
+    processor = PositionWeightedModuleCollection({"f": 4}, META)
+    one = {
+        "pooled": bags,
+        "sequence": lambda: EmbeddingCollection(
+            device=META,
+            tables=[EmbeddingConfig(name="t", num_embeddings=10, embedding_dim=8, feature_names=["f"])],
+        ),
+        "processed": lambda: FeatureProcessedEmbeddingBagCollection(bags(is_weighted=True), processor),
+    }[kind]()
+    found = read_model(towers(one))
+    assert [table.name for table in found.tables.tables] == ["t"]
+    [collection] = found.collections
+    assert collection.paths == ("first", "second", "parts.a.bags", "parts.b.bags", "several.1")
+    assert found.places == {"t": Place("first", "t")}
+    assert any(note.startswith("first stands at second, parts.a.bags, ") for note in found.notes)
+
+
+def tied(of, name):
+    """A module whose parameter of that name is the weights of the first table of another."""
+    module = of.embedding_bags["t"]
+    other = torch.nn.Linear(8, 10, bias=False, device=META)
+    other.register_parameter(name, module.weight)
+    return other
+
+
+def tied_bags():
+    one, other = bags(), bags(name="u", feature_names=["g"])
+    other.embedding_bags["u"].weight = one.embedding_bags["t"].weight
+    return holding(one=one, other=other)
+
+
+def tied_storage():
+    one = EmbeddingBagCollection(
+        tables=[EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=8, feature_names=["f"])]
+    )
+    head = torch.nn.Linear(8, 10, bias=False)
+    head.weight = torch.nn.Parameter(one.embedding_bags["t"].weight.data)
+    return holding(one=one, head=head)
+
+
+def both_whole_and_part():
+    inner = bags(is_weighted=True)
+    processed = FeatureProcessedEmbeddingBagCollection(inner, PositionWeightedModuleCollection({"f": 4}, META))
+    return holding(processed=processed, raw=inner)
+
+
+def held_beside(how):
+    """A model whose one module of tables is also where no submodule is."""
+
+    def make():
+        one = bags()
+        return holding(bags=one, extra=how(one))
+
+    return make
+
+
+def lost(one):
+    """Held by a module that is no part of the model."""
+    return [holding(inner=one)]
+
+
 REFUSED = {
+    r"extra\[0\]: is EmbeddingBagCollection in an attribute that is no submodule": held_beside(lambda one: [one]),
+    r"extra\[0\]\._modules.*: is EmbeddingBagCollection in an attribute": held_beside(lost),
+    r'extra\["a"\]\[1\]: is EmbeddingBagCollection in an attribute': held_beside(lambda one: {"a": (0, one)}),
+    r"extra\.held: is EmbeddingBagCollection in an attribute": held_beside(Holder),
+    r"extra\.__self__: is EmbeddingBagCollection in an attribute": held_beside(lambda one: one.forward),
+    r"extra\.func\.__self__: is EmbeddingBagCollection in an": held_beside(lambda one: functools.partial(one.forward)),
+    r"extra\.one: is EmbeddingBagCollection in an attribute": held_beside(lambda one: lambda batch: one(batch)),
+    r"towers\[0\]: is EmbeddingBagCollection in an attribute": lambda: holding(towers=[bags()]),
+    r"head\.weights: shares its weights with table bags\.t": lambda: (
+        lambda one: holding(bags=one, head=tied(one, "weights"))
+    )(bags()),
+    r"head\.weight: shares its weights with table one\.t": tied_storage,
+    r"other\.u: shares its weights with one\.t": tied_bags,
+    r"raw: is a part of processed, too": both_whole_and_part,
     "t.use_virtual_table: is set": lambda: bags(use_virtual_table=True),
     "t.num_embeddings_post_pruning: is set": lambda: bags(num_embeddings_post_pruning=5),
     "model: EmbeddingTower is sharded with its interaction": lambda: EmbeddingTower(bags(), torch.nn.Identity()),

@@ -5,11 +5,14 @@ Shape suffixes: N rows, D embedding dim, U distinct rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+
+#: Bytes that are averaged at once: a copy of them is all that it takes beside the tables.
+_PIECE_BYTES = 1 << 26
 
 
 class RowStates(NamedTuple):
@@ -35,7 +38,7 @@ class RowStates(NamedTuple):
 def average(states: Sequence[RowStates], peers: dist.ProcessGroup) -> int:
     """Makes weights and moments the means over the peers', which are bit-identical then; clears the marks.
 
-    Rows that no peer has marked are equal already, and stay as they are. Sums are fp32, whatever the dtype.
+    Rows that no peer has marked are equal already, and stay as they are. Values travel as they are held; sums are fp32.
 
     Args:
         states: Of all that a process holds, in the same order on all peers.
@@ -47,39 +50,73 @@ def average(states: Sequence[RowStates], peers: dist.ProcessGroup) -> int:
     Source:
         2D Eq. 1: weights and moments alike. Differs where rows are marked: it averages all of them.
     """
-    marks = [one.marks_N for one in states if one.marks_N is not None]
+    marked = [one for one in states if one.marks_N is not None]
     unmarked = [tensor for one in states if one.marks_N is None for tensor in one.tensors()]
-    sent = sum(_average_all(tensor, peers) for tensor in unmarked)
-    if marks:
-        marked = [one.tensors() for one in states if one.marks_N is not None]
-        sent += _average_marked(marks, marked, peers)
+    sent = sum(
+        _average_values(piece, peers)
+        for tensor in unmarked
+        for piece in torch.split(tensor.view(-1), _PIECE_BYTES // tensor.element_size())
+    )
+    return sent + (_average_marked(marked, peers) if marked else 0)
+
+
+def _average_values(values: torch.Tensor, peers: dist.ProcessGroup) -> int:
+    """Averages a row of numbers in place; the bytes of it.
+
+    Half precision would lose bits in an all-reduce of its own: each peer sums a share of the values in fp32 and rounds
+    the mean once, for the same bytes.
+    """
+    if values.dtype is torch.float32:
+        dist.all_reduce(values, group=peers)
+        values /= peers.size()
+        return values.nbytes
+    share = -(-len(values) // peers.size())
+    all_shares = values.new_zeros(peers.size() * share)
+    all_shares[: len(values)] = values
+    own = torch.empty_like(all_shares)
+    dist.all_to_all_single(own, all_shares, group=peers)
+    mean = own.view(peers.size(), share).sum(dim=0, dtype=torch.float32) / peers.size()
+    dist.all_gather_single(all_shares, mean.to(values.dtype), group=peers)
+    values.copy_(all_shares[: len(values)])
+    return all_shares.nbytes
+
+
+def _average_marked(states: Sequence[RowStates], peers: dist.ProcessGroup) -> int:
+    """Averages rows that any peer has marked: one all-reduce of marks, then what belongs to these rows, by dtype."""
+    marks = [one.marks_N for one in states if one.marks_N is not None]
+    union = torch.cat(marks)
+    dist.all_reduce(union, op=dist.ReduceOp.MAX, group=peers)
+    rows = [piece.nonzero().squeeze(1) for piece in torch.split(union, [len(one) for one in marks])]
+    places = [(tensor, rows_U) for one, rows_U in zip(states, rows, strict=True) for tensor in one.tensors()]
+    for marks_N in marks:
+        marks_N.zero_()
+    sent = union.nbytes
+    for dtype in dict.fromkeys(tensor.dtype for tensor, _ in places):
+        for batch in _batches([place for place in places if place[0].dtype is dtype]):
+            gathered = [tensor.index_select(0, rows_U) for tensor, rows_U in batch]
+            flat = torch.cat([one.view(-1) for one in gathered])
+            sent += _average_values(flat, peers)
+            pieces = torch.split(flat, [one.numel() for one in gathered])
+            for (tensor, rows_U), one, piece in zip(batch, gathered, pieces, strict=True):
+                tensor.index_copy_(0, rows_U, piece.view(one.shape))
     return sent
 
 
-def _average_all(tensor: torch.Tensor, peers: dist.ProcessGroup) -> int:
-    summed = tensor.float() if tensor.dtype is not torch.float32 else tensor
-    dist.all_reduce(summed, group=peers)
-    tensor.copy_(summed / peers.size())
-    return summed.nbytes
-
-
-def _average_marked(
-    marks: Sequence[torch.Tensor], tensors: Sequence[Sequence[torch.Tensor]], peers: dist.ProcessGroup
-) -> int:
-    """Averages rows that any peer has marked: one all-reduce of marks, one of all that belongs to these rows."""
-    union = torch.cat(list(marks))
-    dist.all_reduce(union, op=dist.ReduceOp.MAX, group=peers)
-    rows = [piece.nonzero().squeeze(1) for piece in torch.split(union, [len(one) for one in marks])]
-    places = [(tensor, rows_U) for of, rows_U in zip(tensors, rows, strict=True) for tensor in of if len(rows_U)]
-    for marks_N in marks:
-        marks_N.zero_()
-    if not places:
-        return union.nbytes
-    gathered = [tensor.index_select(0, rows_U).float() for tensor, rows_U in places]
-    flat = torch.cat([one.reshape(-1) for one in gathered])
-    dist.all_reduce(flat, group=peers)
-    flat /= peers.size()
-    pieces = torch.split(flat, [one.numel() for one in gathered])
-    for (tensor, rows_U), one, piece in zip(places, gathered, pieces, strict=True):
-        tensor.index_copy_(0, rows_U, piece.view(one.shape).to(tensor.dtype))
-    return union.nbytes + flat.nbytes
+def _batches(
+    places: Sequence[tuple[torch.Tensor, torch.Tensor]],
+) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
+    """Rows of tensors, in batches that take `_PIECE_BYTES` at most, or have one row."""
+    batch: list[tuple[torch.Tensor, torch.Tensor]] = []
+    room = _PIECE_BYTES
+    for tensor, rows_U in places:
+        row_bytes = tensor.stride(0) * tensor.element_size()
+        for piece_U in torch.split(rows_U, max(1, _PIECE_BYTES // row_bytes)):
+            if not len(piece_U):
+                continue
+            if batch and len(piece_U) * row_bytes > room:
+                yield batch
+                batch, room = [], _PIECE_BYTES
+            batch.append((tensor, piece_U))
+            room -= len(piece_U) * row_bytes
+    if batch:
+        yield batch

@@ -27,6 +27,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 
 from autoshard.core import DType, MemoryLevel, MemoryPlacement, Optimizer
+from autoshard.core.accepted import FINITE_ABOVE_0, FINITE_AT_LEAST_0
 from autoshard.runtime.engine.rows.averaging import RowStates
 from autoshard.runtime.engine.rows.huge_pages import advise_huge_pages
 
@@ -46,12 +47,15 @@ class FusedSettings:
     """What the kernels of all tables have in common.
 
     Attributes:
-        learning_rate: Learning rate.
-        eps: Added to the root of the moments.
+        learning_rate: Learning rate, at least 0; schedules change it (`autoshard.runtime.optimizer`).
+        eps: Added to the root of the moments, above 0: rows without a gradient would become NaN.
         seed: Seed of the initial weights.
         moment_scale: By which moments are divided under the root, where groups of processes train replicas of all
             tables: c of 2D's Algorithm 1.
         marks_rows: Whether kernels mark the rows that they update, for replica groups that average these alone.
+
+    Raises:
+        InvalidOptionError: If a number is out of range.
     """
 
     learning_rate: float
@@ -60,14 +64,17 @@ class FusedSettings:
     moment_scale: float = 1.0
     marks_rows: bool = False
 
-    def of(self, optimizer: Optimizer) -> tuple[float, float]:
-        """Learning rate and epsilon that an optimizer without such a scale is given.
+    def __post_init__(self) -> None:
+        FINITE_AT_LEAST_0.check_fields(self, "learning_rate")
+        FINITE_ABOVE_0.check_fields(self, "eps")
+
+    def scale_of(self, optimizer: Optimizer) -> float:
+        """What learning rate and epsilon are multiplied by for an optimizer that does not divide its moments.
 
         Source:
             2D Algorithm 1: eta / (sqrt(v / c) + eps), which is eta sqrt(c) / (sqrt(v) + eps sqrt(c)).
         """
-        root = 1.0 if optimizer is Optimizer.SGD else math.sqrt(self.moment_scale)
-        return self.learning_rate * root, self.eps * root
+        return 1.0 if optimizer is Optimizer.SGD else math.sqrt(self.moment_scale)
 
 
 class FusedKernel:
@@ -94,7 +101,7 @@ class FusedKernel:
         table_of_feature: Sequence[int] | None = None,
         memory: MemoryPlacement = MemoryPlacement(),  # noqa: B008 - frozen
     ) -> None:
-        learning_rate, eps = settings.of(optimizer)
+        self._scale = settings.scale_of(optimizer)
         on_gpu = device.type == "cuda"
         location = _location(memory) if on_gpu else EmbeddingLocation.HOST
         compute = ComputeDevice.CUDA if on_gpu else ComputeDevice.CPU
@@ -105,8 +112,8 @@ class FusedKernel:
             weights_precision=_PRECISION[dtype],
             output_dtype=SparseType.FP32,
             optimizer=FUSED_OPTIMIZERS[optimizer],
-            learning_rate=learning_rate,
-            eps=eps,
+            learning_rate=settings.learning_rate * self._scale,
+            eps=settings.eps * self._scale,
             # Ids are checked before they are sent.
             bounds_check_mode=BoundsCheckMode.NONE,
             device=device,
@@ -150,6 +157,10 @@ class FusedKernel:
             marks_N[rows_L] = 1
 
         output.register_hook(mark)  # type: ignore[no-untyped-call]
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Sets the learning rate of lookups from now on; those that were made keep theirs."""
+        self._tbe.set_learning_rate(learning_rate * self._scale)
 
     def states(self) -> list[RowStates]:
         """State of the tables; rows that are cached are written back first, and are no longer cached."""

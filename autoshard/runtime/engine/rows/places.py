@@ -5,7 +5,7 @@ Shape suffixes: L ids, N rows, D embedding dim.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 
@@ -17,7 +17,7 @@ from autoshard.runtime.weights import CHUNK_ROWS, initial_chunk
 
 
 def held_chunks(
-    holding: Holding, process: int, order: RowOrder | None
+    holding: Holding, process: int, order: RowOrder | None, ids: range
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
     """Rows of a table that a process has of a holding, a chunk of row ids at a time.
 
@@ -25,13 +25,14 @@ def held_chunks(
         holding: The holding.
         process: The process.
         order: Row order of the table; None for that of the ids.
+        ids: Row ids to go through.
 
     Yields:
         First id of the chunk; which of its rows are held, counted from there; and their places, both of shape (L,).
     """
     num_rows = holding.of.num_embeddings
-    for start in range(0, num_rows, CHUNK_ROWS):
-        stop = min(start + CHUNK_ROWS, num_rows)
+    for start in range(ids.start, ids.stop, CHUNK_ROWS):
+        stop = min(start + CHUNK_ROWS, ids.stop)
         ids_L = torch.arange(start, stop)
         positions_L = ids_L if order is None else order.ranks(ids_L)
         first, last = (start, stop) if order is None else (0, num_rows)
@@ -45,7 +46,7 @@ def held_chunks(
             is_mine_L = (inner_L >= 0) & (inner_L < held.num_rows) & (part_L == own.part)
             rows.append(is_mine_L.nonzero().squeeze(1))
             places.append(place_L[is_mine_L] + own.offset)
-        if rows:
+        if any(map(len, rows)):
             yield start, torch.cat(rows), torch.cat(places)
 
 
@@ -59,29 +60,12 @@ def _dealt(inner_L: torch.Tensor, num_rows: int, num_parts: int, split: Split) -
     return inner_L % num_parts, inner_L // num_parts
 
 
+@torch.no_grad()
 def initialise_held(
     weights_ND: torch.Tensor, holding: Holding, process: int, order: RowOrder | None, seed: int
 ) -> None:
     """Writes the initial weights of what a process has of a holding, whatever their dtype and device."""
-    _fill_held(weights_ND, holding, process, order, lambda start: initial_chunk(holding.of, start, seed))
-
-
-def copy_held(
-    weights_ND: torch.Tensor, holding: Holding, process: int, order: RowOrder | None, source_ND: torch.Tensor
-) -> None:
-    """Writes what a process has of a holding from all weights of its table, whatever dtypes and devices."""
-    _fill_held(weights_ND, holding, process, order, lambda start: source_ND[start : start + CHUNK_ROWS].detach().cpu())
-
-
-def _fill_held(
-    weights_ND: torch.Tensor,
-    holding: Holding,
-    process: int,
-    order: RowOrder | None,
-    chunk_at: Callable[[int], torch.Tensor],
-) -> None:
     first, last = holding.columns
-    with torch.no_grad():
-        for start, rows_L, places_L in held_chunks(holding, process, order):
-            chunk_ND = chunk_at(start)[rows_L, first:last]
-            weights_ND[places_L.to(weights_ND.device)] = chunk_ND.to(weights_ND)
+    for start, rows_L, places_L in held_chunks(holding, process, order, range(holding.of.num_embeddings)):
+        chunk_ND = initial_chunk(holding.of, start, seed)[rows_L, first:last]
+        weights_ND[places_L.to(weights_ND.device)] = chunk_ND.to(weights_ND)

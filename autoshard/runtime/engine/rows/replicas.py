@@ -82,6 +82,9 @@ class Replicas:
         timer: Where to count the time.
         all_groups: Ranks in the world of each group of processes that makes an engine of the same plan now; None for
             this one alone, which is all processes then.
+
+    Attributes:
+        learning_rate: Of lookups from now on.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class Replicas:
         all_groups: Sequence[Sequence[int]] | None = None,
     ) -> None:
         self._holdings, self._timer, self._device = ownership.holdings, timer, device
+        self.learning_rate = settings.learning_rate
         process = group.rank()
         self._kernels: dict[KernelKey, _Kernel] = {}
         replicated = [one for one in ownership.holdings if one.is_replicated]
@@ -193,8 +197,8 @@ class Replicas:
         kernel.gradients.append(gradients_XD)
         kernel.num_gradients += len(gradients_XD)
 
-    def update(self) -> None:
-        """Sums the gradients of all copies, and takes a step of the optimizer."""
+    def update(self, learning_rate: float) -> None:
+        """Sums the gradients of all copies, and takes a step of the optimizer at the lookup's learning rate."""
         for keys, sync in self._syncs:
             kernels = [self._kernels[key] for key in keys]
             with self._timer.measure(Part.BACKWARD_KERNEL):
@@ -203,7 +207,7 @@ class Replicas:
                 gradients = sync(own)
             with self._timer.measure(Part.BACKWARD_KERNEL):
                 for kernel, of_kernel in zip(kernels, gradients, strict=True):
-                    kernel.rows.update(of_kernel)
+                    kernel.rows.update(of_kernel, learning_rate)
 
     def _bases(self, bases: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
         each = torch.tensor(bases, device=self._device)

@@ -62,7 +62,7 @@ class ReplicatedRows:
             torch.empty(num_rows, dim, dtype=TORCH_DTYPES[dtype], device=device)
         ).zero_()
         self._optimizer = optimizer
-        self._rate, self._eps = settings.of(optimizer)
+        self._scale, self._eps = settings.scale_of(optimizer), settings.eps
         shape = {Optimizer.ROWWISE_ADAGRAD: (num_rows,), Optimizer.ADAGRAD: (num_rows, dim)}.get(optimizer)
         self.moments = None if shape is None else torch.zeros(shape, device=device)
         self.marks_N = torch.zeros(num_rows, dtype=torch.uint8, device=device) if settings.marks_rows else None
@@ -89,7 +89,7 @@ class ReplicatedRows:
         """Rows, fp32 of shape (L, D)."""
         return self.weights_ND.index_select(0, rows_L).float()
 
-    def update(self, gradients: RowGradients) -> None:
+    def update(self, gradients: RowGradients, learning_rate: float) -> None:
         """Takes a step of the optimizer for some rows, each with its whole gradient.
 
         Source:
@@ -106,9 +106,9 @@ class ReplicatedRows:
                 squares = squares.mean(dim=1)
             moments = self.moments[rows_U] + squares
             self.moments[rows_U] = moments
-            roots = moments.sqrt() + self._eps
+            roots = moments.sqrt() + self._eps * self._scale
             step_UD = gradients_UD / (roots[:, None] if roots.dim() == 1 else roots)
-        changed_UD = self.weights_ND[rows_U].float() - self._rate * step_UD
+        changed_UD = self.weights_ND[rows_U].float() - learning_rate * self._scale * step_UD
         self.weights_ND[rows_U] = changed_UD.to(self.weights_ND.dtype)
 
 

@@ -106,6 +106,11 @@ class FusedKernels:
         """Where a kernel keeps its rows, whose holdings share one cache."""
         return replace(held[0].memory, cache_bytes=sum(one.cache_bytes(self._process) for one in held))
 
+    def set_learning_rate(self, learning_rate: float) -> None:
+        """Sets the learning rate of lookups from now on; those that were made keep theirs."""
+        for kernel in (*(one.kernel for one in self._sums), *(one.kernel for one in self._rows)):
+            kernel.set_learning_rate(learning_rate)
+
     def states(self) -> Mapping[int, RowStates]:
         """State of the rows of each holding."""
         found: dict[int, RowStates] = {}

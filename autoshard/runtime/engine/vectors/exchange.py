@@ -99,7 +99,7 @@ class OutputExchange:
 
     def start(self, looked: Looked, batch: Distributed) -> StartedExchange:
         """Sends embeddings on their way."""
-        step = _Step(batch)
+        step = _Step(batch, self.replicas.learning_rate)
         travelling: torch.Tensor = _Sent.apply(self, step, looked.sums_GO, *looked.rows)  # type: ignore[no-untyped-call]
         return StartedExchange(self, step, travelling)
 
@@ -240,7 +240,7 @@ class OutputExchange:
         if not self.replicas.is_empty:
             with self.timer.measure(Part.BACKWARD_KERNEL):
                 self._collect(step, step.blocks, step.rows, received)
-            self.replicas.update()
+            self.replicas.update(step.learning_rate)
         return fused
 
     def _backward_exchange(
@@ -333,6 +333,7 @@ class _Step:
     """What sending and receiving, forward and backward, have to know of each other."""
 
     batch: Distributed
+    learning_rate: float
     remote: list[ReplicaLookups] = field(default_factory=list)
     local: ReplicaLookups = NO_LOOKUPS
     sent_sizes: list[int] = field(default_factory=list)
