@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
 from autoshard.core import Pooling, TableSet
 from autoshard.core.errors import InputError
+from autoshard.core.quoting import shortened, shown
 
 if TYPE_CHECKING:
     from torchrec import JaggedTensor, KeyedTensor
@@ -27,28 +28,41 @@ _ID_DTYPES = (torch.int32, torch.int64)
 class BatchOfIds:
     """Ids of all features of one local batch.
 
+    What is wrong with a batch is an error where it is looked up, on all processes: none may leave the others waiting.
+
     Attributes:
         lengths_FB: Number of ids of each bag, int32 or int64.
         ids_L: The ids, feature by feature and bag by bag, int32 or int64.
-
-    Raises:
-        InputError: If shapes or dtypes are others.
     """
 
     lengths_FB: torch.Tensor
     ids_L: torch.Tensor
 
-    def __post_init__(self) -> None:
-        if self.lengths_FB.dim() != 2 or self.lengths_FB.dtype not in _ID_DTYPES:
-            raise InputError(
-                f"must be whole numbers of shape (features, batch), got {self.lengths_FB.dtype} of "
-                f"{tuple(self.lengths_FB.shape)}",
-                field="lengths",
+    def fault(self, num_features: int, device: torch.device) -> InputError | None:
+        """What is wrong with shapes, dtypes, devices or lengths, if anything is.
+
+        Args:
+            num_features: F.
+            device: Where the batch has to be.
+        """
+        for field, tensor, num_dims in (("lengths", self.lengths_FB, 2), ("ids", self.ids_L, 1)):
+            if not isinstance(tensor, torch.Tensor):
+                return InputError(f"must be a tensor, got {type(tensor).__name__}", field=field)
+            if tensor.dim() != num_dims or tensor.dtype not in _ID_DTYPES:
+                wanted = "whole numbers of shape (features, batch)" if num_dims == 2 else "one row of whole numbers"
+                return InputError(f"must be {wanted}, got {tensor.dtype} of {tuple(tensor.shape)}", field=field)
+            if tensor.device.type != device.type or device.index not in (None, tensor.device.index):
+                return InputError(f"must be on {device}, got {tensor.device}", field=field)
+        if len(self.lengths_FB) != num_features:
+            return InputError(
+                f"must have one row per feature, {num_features}, got {len(self.lengths_FB)}", field="lengths"
             )
-        if self.ids_L.dim() != 1 or self.ids_L.dtype not in _ID_DTYPES:
-            raise InputError(
-                f"must be one row of whole numbers, got {self.ids_L.dtype} of {tuple(self.ids_L.shape)}", field="ids"
-            )
+        if bool((self.lengths_FB < 0).any()):
+            return InputError("must be at least 0", field="lengths")
+        total = int(self.lengths_FB.sum())
+        if total != len(self.ids_L):
+            return InputError(f"add up to {total}, but there are {len(self.ids_L)} ids", field="lengths")
+        return None
 
     @property
     def batch_size(self) -> int:
@@ -77,6 +91,7 @@ class Embedded:
     sequences: Mapping[str, torch.Tensor]
 
 
+@runtime_checkable
 class KeyedJagged(Protocol):
     """The part of TorchRec's `KeyedJaggedTensor` that is read; TorchRec itself need not be installed."""
 
@@ -96,33 +111,74 @@ class KeyedJagged(Protocol):
         """Weights of the lookups."""
         ...
 
-    def permute(self, indices: list[int]) -> KeyedJagged:
-        """The features in another order."""
+    def stride_per_key(self) -> list[int]:
+        """Samples of each feature."""
+        ...
+
+    def inverse_indices_or_none(self) -> tuple[list[str], torch.Tensor] | None:
+        """For each feature, the sample whose embedding each sample of the batch gets."""
         ...
 
 
-def as_batch(ids: BatchOfIds | KeyedJagged, features: Sequence[str]) -> BatchOfIds:
-    """The batch in the order of `features`.
+def as_batch(ids: object, features: Sequence[str], *, leaves_weights: bool = False) -> BatchOfIds | InputError:
+    """The batch in the order of `features`, or what is wrong with it.
+
+    Args:
+        ids: A `BatchOfIds` or a `KeyedJaggedTensor`.
+        features: Names of its features that are looked up.
+        leaves_weights: Whether weights of lookups are left aside, not refused.
+    """
+    if isinstance(ids, (BatchOfIds, InputError)):
+        return ids
+    if not isinstance(ids, KeyedJagged):
+        return InputError(f"must be a BatchOfIds or a KeyedJaggedTensor, got {type(ids).__name__}", field="batch")
+    try:
+        return _of_keyed(ids, features, leaves_weights=leaves_weights)
+    except InputError as error:
+        return error
+    except Exception as error:  # noqa: BLE001 - raised again by all processes, which wait for this one else
+        fault = InputError(f"cannot be read: {type(error).__name__}: {shortened(str(error))}", field="batch")
+        fault.__cause__ = error
+        return fault
+
+
+def _of_keyed(ids: KeyedJagged, features: Sequence[str], *, leaves_weights: bool) -> BatchOfIds:
+    """The features of a keyed tensor.
 
     Raises:
-        InputError: If a keyed tensor lacks a feature, has weights, or a batch has another number of features.
+        InputError: If it lacks one, its lookups have weights, or features have batches of several sizes.
     """
-    if isinstance(ids, BatchOfIds):
-        if len(ids.lengths_FB) != len(features):
-            raise InputError(
-                f"must have one row per feature, {len(features)}, got {len(ids.lengths_FB)}", field="lengths"
-            )
-        return ids
-    keys = ids.keys()
-    if ids.weights_or_none() is not None:
+    keys = list(ids.keys())
+    place = {name: index for index, name in enumerate(keys)}
+    missing = [name for name in features if name not in place]
+    if missing:
+        raise InputError(f"has no feature {shown(missing[0])}, which the plan's tables look up", field="keys")
+    if not leaves_weights and ids.weights_or_none() is not None:
         raise InputError("weighted lookups are not executed: leave the weights out", field="weights")
-    if list(keys) != list(features):
-        place = {name: index for index, name in enumerate(keys)}
-        missing = [name for name in features if name not in place]
-        if missing:
-            raise InputError(f"has no feature {missing[0]!r}, which the plan's tables look up", field="keys")
-        ids = ids.permute([place[name] for name in features])
-    return BatchOfIds(ids.lengths().view(len(features), -1), ids.values())
+    sizes, lengths = ids.stride_per_key(), ids.lengths()
+    batch_size = sizes[0]
+    other = next((index for index, size in enumerate(sizes) if size != batch_size), None)
+    if other is not None or ids.inverse_indices_or_none() is not None:
+        found = "inverse indices"
+        if other is not None:
+            found = f"{batch_size} of {shown(keys[0])} and {sizes[other]} of {shown(keys[other])}"
+        raise InputError(
+            "batches of several sizes (VBE) are not executed: give all features the same number of samples, without "
+            f"inverse indices; got {found}",
+            field="keys",
+        )
+    if lengths.numel() != len(keys) * batch_size:
+        raise InputError(
+            f"must be as many for each feature, got {lengths.numel()} for {len(keys)} features", field="lengths"
+        )
+    batch = BatchOfIds(lengths.view(len(keys), batch_size), ids.values())
+    if keys == list(features):
+        return batch
+    fault = batch.fault(len(keys), batch.ids_L.device)
+    if fault is not None:
+        raise fault
+    places, ids_of = [place[name] for name in features], batch.per_feature()
+    return BatchOfIds(batch.lengths_FB[places], torch.cat([ids_of[index] for index in places]))
 
 
 def as_keyed(

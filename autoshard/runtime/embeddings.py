@@ -15,11 +15,11 @@ import torch.distributed as dist
 from typing_extensions import override
 
 from autoshard.core import Optimizer, ShardingPlan, SyncRows, TableSet
-from autoshard.core.errors import InputError
+from autoshard.core.errors import ExecutionError, InputError
 from autoshard.core.step import StepCollective
 from autoshard.evaluation.traffic import Stream
 from autoshard.runtime.batch import BatchOfIds, Embedded, KeyedEmbeddings, KeyedJagged, as_batch, as_keyed
-from autoshard.runtime.engine.groups import own_group
+from autoshard.runtime.engine.groups import CLOSED
 from autoshard.runtime.engine.ids.addresses import RowOrder
 from autoshard.runtime.engine.ids.prefetch import Prefetched, Prefetcher
 from autoshard.runtime.engine.ids.requests import Distributed, InputExchange
@@ -43,6 +43,9 @@ from autoshard.runtime.state import (
     write_state,
 )
 from autoshard.runtime.timing import Part, StepTimer
+
+#: What `close` lets go of: nothing can be done without it.
+_LET_GO = ("_part", "_kernels", "_replicas", "_prefetcher", "input_exchange", "output_exchange")
 
 
 class StartedLookup:
@@ -139,7 +142,7 @@ class ShardedEmbeddings(torch.nn.Module):
         self._averaged_bytes = 0
         for holding, state in self._held():
             initialise_held(state.weights_ND, holding, part.process, self._orders.get(holding.of.name), settings.seed)
-        self.input_exchange = InputExchange(part.owners, self._orders, part.group, part.device)
+        self.input_exchange = InputExchange(part.owners, self._orders, part.local_batch_size, part.groups, part.device)
         self._prefetcher: Prefetcher | None = None
         self.output_exchange = OutputExchange(
             part.owners,
@@ -151,12 +154,15 @@ class ShardedEmbeddings(torch.nn.Module):
             self.timer,
         )
 
-    def forward(self, ids: BatchOfIds | KeyedJagged | Distributed | Prefetched) -> Embedded | KeyedEmbeddings:
+    def forward(
+        self, ids: BatchOfIds | KeyedJagged | InputError | Distributed | Prefetched
+    ) -> Embedded | KeyedEmbeddings:
         """Embeddings of the local batch.
 
         Args:
             ids: Ids of all features, in the order of `feature_names`; keyed tensors may have another order. Or what
-                `distribute` or `prefetch` made of them.
+                `distribute` or `prefetch` made of them; or an error, if this process has no batch, to end the step on
+                all processes.
 
         Returns:
             Of a `KeyedJaggedTensor`, what TorchRec's modules return: a `KeyedTensor` if all tables are pooled, a
@@ -164,33 +170,39 @@ class ShardedEmbeddings(torch.nn.Module):
             tables of both kinds. `Embedded` of all else. Features are in the order of `feature_names`.
 
         Raises:
-            InputError: If the batch has another size, lacks a feature, or holds an id that is no row of its table; on
-                all processes.
+            InputError: If the batch of a process has more samples than `local_batch_size`, lacks a feature, has
+                weights, wrong lengths or an id that is no row of its table, or is none: the same error on all
+                processes, which can go on with the next batch.
+            ExecutionError: If the process group has been destroyed.
         """
         return self.start(ids).wait()
 
-    def start(self, ids: BatchOfIds | KeyedJagged | Distributed | Prefetched) -> StartedLookup:
+    def start(self, ids: BatchOfIds | KeyedJagged | InputError | Distributed | Prefetched) -> StartedLookup:
         """Looks up a batch and sends its embeddings on their way; as `forward`, which waits for them."""
         keyed: BatchOfIds | None = None
         self._follow_learning_rate()
         if isinstance(ids, Distributed):
             distributed = ids
         elif isinstance(ids, Prefetched):
-            distributed, keyed = ids.wait(), ids.batch if ids.is_keyed else None
+            distributed, keyed = ids.wait(), ids.keyed
         else:
-            batch = as_batch(ids, self.feature_names)
-            distributed, keyed = self.distribute(batch), None if batch is ids else batch
+            batch, keyed = self._read(ids)
+            distributed = self.distribute(batch)
         exchange = self.output_exchange.start(self._kernels.look_up(distributed), distributed)
         sequences = [self.feature_names[feature] for feature in self.output_exchange.reading.sequences]
         return StartedLookup(exchange, sequences, keyed, self.owners.tables)
 
-    def distribute(self, ids: BatchOfIds | KeyedJagged) -> Distributed:
-        """Sends the ids of a batch to where their rows are, ahead of their lookup if that is wanted."""
-        batch = self._checked(ids)
+    def distribute(self, ids: BatchOfIds | KeyedJagged | InputError) -> Distributed:
+        """Sends the ids of a batch to where their rows are, ahead of their lookup if that is wanted.
+
+        Raises:
+            InputError: As `forward`.
+        """
+        batch, _ = self._read(ids)
         with self.timer.measure(Part.INPUT, StepCollective.INPUT):
             return self.input_exchange(batch)
 
-    def prefetch(self, ids: BatchOfIds | KeyedJagged) -> Prefetched:
+    def prefetch(self, ids: BatchOfIds | KeyedJagged | InputError) -> Prefetched:
         """Sends the ids of a batch to where their rows are, while the process goes on.
 
         A thread does it, over a process group of its own; on a GPU on a stream of its own. Batches may be prefetched
@@ -198,26 +210,19 @@ class ShardedEmbeddings(torch.nn.Module):
 
         Returns:
             What `forward` and `start` take in place of the batch; they raise the errors of `forward`.
-
-        Raises:
-            InputError: If the batch has another size or lacks a feature.
         """
-        batch = self._checked(ids)
+        part = self._part
         if self._prefetcher is None:
-            group = own_group(self._part.groups.world_ranks, "prefetch")
-            self._prefetcher = Prefetcher(self.input_exchange.over(group), self._part.device)
-        prefetched = Prefetched(batch, batch is not ids, self.timer)
+            exchange = self.input_exchange.over(part.groups.beside("prefetch"))
+            self._prefetcher = Prefetcher(exchange, part.device)
+        prefetched = Prefetched(*self._read(ids), part.device, self.timer)
         self._prefetcher.submit(prefetched)
         return prefetched
 
-    def _checked(self, ids: BatchOfIds | KeyedJagged) -> BatchOfIds:
+    def _read(self, ids: BatchOfIds | KeyedJagged | InputError) -> tuple[BatchOfIds | InputError, BatchOfIds | None]:
+        """The batch or what is wrong with it, and the batch again if its embeddings are returned as keyed tensors."""
         batch = as_batch(ids, self.feature_names)
-        if batch.batch_size != self.local_batch_size:
-            raise InputError(
-                f"every process takes {self.local_batch_size} samples a step, got {batch.batch_size}",
-                field="batch_size",
-            )
-        return batch
+        return batch, None if batch is ids or isinstance(batch, InputError) else batch
 
     def _follow_learning_rate(self) -> None:
         """Hands on the learning rate that was set since the last lookup."""
@@ -354,11 +359,26 @@ class ShardedEmbeddings(torch.nn.Module):
         self.num_steps = int(own.get("num_steps", self.num_steps))
 
     def close(self) -> None:
-        """Lets go of the tables."""
+        """Lets go of the tables and of process groups, before these are destroyed; a second call does nothing."""
+        if "_part" not in self.__dict__:
+            return
         self._kernels.close()
         self._replicas.close()
+        self.output_exchange.close()
         if self._prefetcher is not None:
             self._prefetcher.close()
+        for name in _LET_GO:
+            delattr(self, name)
+
+    def __getattr__(self, name: str) -> Any:
+        """As a module's.
+
+        Raises:
+            ExecutionError: If `close` has let go of it.
+        """
+        if name in _LET_GO:
+            raise ExecutionError(CLOSED)
+        return super().__getattr__(name)
 
     def _held(self, name: str | None = None) -> list[Held]:
         """What this process holds, of one table or of all: views."""

@@ -32,7 +32,7 @@ from autoshard.core import (
     Split,
     Tier,
 )
-from autoshard.core.errors import InvalidPlanError
+from autoshard.core.errors import ExecutionError, InvalidPlanError
 from autoshard.core.quoting import shown
 from autoshard.formats.torchrec.configs import table_config
 from autoshard.formats.torchrec.objects import parameter_sharding
@@ -46,7 +46,7 @@ from autoshard.formats.torchrec.sharding import (
     sharding_of,
 )
 from autoshard.runtime.batch import BatchOfIds, Embedded
-from autoshard.runtime.engine.groups import own_group
+from autoshard.runtime.engine.groups import CLOSED, own_group
 from autoshard.runtime.engine.holdings import HeldRange, Holding, Ownership
 from autoshard.runtime.engine.ids.messages import id_dtype
 from autoshard.runtime.engine.rows.averaging import RowStates
@@ -55,6 +55,9 @@ from autoshard.runtime.engine.rows.places import initialise_held
 from autoshard.runtime.participation import Participation
 from autoshard.runtime.state import Held, TableState, gathered_state
 from autoshard.runtime.timing import Part, StepTimer
+
+#: What `close` lets go of: nothing can be done without it.
+_LET_GO = ("_part", "_sharded", "_held")
 
 
 class TorchRecEmbeddings:
@@ -133,11 +136,24 @@ class TorchRecEmbeddings:
         return gathered_state(self.owners.tables[name], held, None, self._part)
 
     def close(self) -> None:
-        """Lets go of TorchRec's modules; without this, processes may abort when the group is destroyed after it."""
-        self._sharded = None
-        self._held = []
+        """Lets go of TorchRec's modules and of process groups, before these are destroyed; again, it does nothing.
+
+        Without this, processes may abort when the group is destroyed after it.
+        """
+        for name in _LET_GO:
+            self.__dict__.pop(name, None)
         comm._INTRA_PG = comm._CROSS_PG = None
         gc.collect()
+
+    def __getattr__(self, name: str) -> Any:
+        """None but what `close` has let go of.
+
+        Raises:
+            ExecutionError: If it has.
+        """
+        if name in _LET_GO:
+            raise ExecutionError(CLOSED)
+        raise AttributeError(name)
 
     def _shard(self, settings: FusedSettings) -> Any:
         collection = self._collection(settings.learning_rate)

@@ -54,7 +54,8 @@ class Recorder:
             calls_per_pass: Calls of it in a forward pass of the model, which are counted together.
         """
         self._calls_per_pass[id(module)] = calls_per_pass
-        self._handles.append(module.register_forward_pre_hook(self._see, with_kwargs=True))
+        # After the pass: a batch that is refused is not counted, and nothing fails here that other processes wait for.
+        self._handles.append(module.register_forward_hook(self._see, with_kwargs=True))
 
     def tables(self) -> TableSet:
         """The tables with the access profiles and bag lengths of what was counted; others stay as they were."""
@@ -77,7 +78,7 @@ class Recorder:
             handle.remove()
         self._handles = []
 
-    def _see(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _see(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: object) -> None:
         call = self._num_calls.get(id(module), 0)
         self._num_calls[id(module)] = call + 1
         if call // self._calls_per_pass[id(module)] % self._every:
@@ -94,7 +95,8 @@ class Recorder:
             if name in wanted:
                 ids_L = bags.values().detach().cpu().numpy().astype(np.int64)
                 lengths_B = bags.lengths().detach().cpu().numpy().astype(np.int64)
-                self._counts.setdefault(name, FeatureCounts()).add(ids_L, lengths_B)
+                if len(lengths_B):
+                    self._counts.setdefault(name, FeatureCounts()).add(ids_L, lengths_B)
 
     def _recorded(self, table: EmbeddingTable) -> EmbeddingTable:
         seen: dict[str, EmbeddingTable] = {}
@@ -115,7 +117,7 @@ class Recorder:
 
 
 def record(model: torch.nn.Module, *, every: int = _EVERY, **settings: Any) -> Recorder:
-    """Counts the ids that a model's tables look up, by a hook before the forward pass of each of their modules.
+    """Counts the ids that a model's tables look up, by a hook after the forward pass of each of their modules.
 
     Call it before the model is sharded by TorchRec, on the model that the tables come from; pass modules that stand in
     their place to `Recorder.watch`. Each process counts its own batches.

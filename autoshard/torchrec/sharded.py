@@ -17,7 +17,7 @@ from autoshard.core import Constraints, Optimizer, ShardingPlan
 from autoshard.core.errors import InputError, InvalidPlanError
 from autoshard.core.quoting import shown
 from autoshard.formats.torchrec.modules import Collection, read_model, weight_of
-from autoshard.runtime.batch import BatchOfIds, Embedded, KeyedEmbeddings, as_keyed
+from autoshard.runtime.batch import BatchOfIds, Embedded, KeyedEmbeddings, as_batch, as_keyed
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.state import TableState
@@ -68,18 +68,11 @@ class ShardedCollection(torch.nn.Module):
         """Embeddings of the local batch, as the module returns them; weights of lookups are left aside, as there.
 
         Raises:
-            InputError: If the batch lacks a feature, or has batches of several sizes.
+            InputError: As `ShardedEmbeddings.forward`: on all processes.
         """
-        if features.variable_stride_per_key():
-            raise InputError("batches of several sizes (VBE) are not executed", field="features")
-        place = {name: index for index, name in enumerate(features.keys())}
-        missing = [name for name in self._wanted if name not in place]
-        if missing:
-            raise InputError(f"has no feature {shown(missing[0])}", field="features")
-        if list(features.keys()) != self._wanted:
-            features = features.permute([place[name] for name in self._wanted])
-        batch = BatchOfIds(features.lengths().view(len(self._wanted), -1), features.values())
+        batch = as_batch(features, self._wanted, leaves_weights=True)
         embedded = self.embeddings(batch)
+        assert isinstance(batch, BatchOfIds)
         assert isinstance(embedded, Embedded)
         return as_keyed(embedded, batch, self.embeddings.owners.tables, self._names)
 
@@ -128,9 +121,11 @@ class ShardedModel(torch.nn.Module):
         raise InputError(f"no table is named {shown(name)}; there are {', '.join(names)}", field="name")
 
     def close(self) -> None:
-        """Lets go of the tables."""
+        """Lets go of the tables and of process groups, before these are destroyed."""
         for one in self.collections.values():
             one.embeddings.close()
+        if isinstance(self.module, torch.nn.parallel.DistributedDataParallel):
+            self.module = self.module.module
 
 
 def shard(

@@ -46,7 +46,7 @@ def main() -> None:
 def input_ms(plan: ShardingPlan, runs: int) -> list[float]:
     """Processor time of this thread for each of several batches, in milliseconds."""
     part = Participation.agree(plan, None)
-    exchange = InputExchange(part.owners, {}, part.group, part.device)
+    exchange = InputExchange(part.owners, {}, part.local_batch_size, part.groups, part.device)
     ranked = ranked_rows(plan, {})
     flushed = torch.empty(_FLUSHED_BYTES, dtype=torch.uint8)
     times_ms = []

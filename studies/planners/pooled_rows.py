@@ -159,6 +159,7 @@ def _batch(num_bags: int, per_bag: int, dim: int, key: tuple[object, ...]) -> tu
     nothing = torch.empty(0, dtype=torch.int64)
     batch = Distributed(
         batch_size=num_bags,
+        num_samples=num_bags,
         lengths_FB=torch.full((1, num_bags), per_bag, dtype=torch.int32),
         counts_F=(num_lookups,),
         served=(),

@@ -6,7 +6,7 @@ import torch
 from autoshard.core import DType, Feature, Optimizer, Pooling
 from autoshard.core.errors import InputError
 from autoshard.core.step import StepCollective
-from autoshard.runtime.batch import BatchOfIds, as_batch
+from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.results import RunRequest
@@ -69,7 +69,7 @@ def test_keyed_jagged_tensors_give_keyed_tensors_and_may_have_another_order(plan
         assert (output.keys(), output.length_per_key()) == (["a", "b", "u.ids", "v.ids"], [8, 8, 12, 4])
         assert torch.equal(output.values(), expected_BC)
         assert torch.equal(output["u.ids"], expected_BC[:, 16:28])
-    with pytest.raises(InputError, match=r"^keys: has no feature 'b'"):
+    with pytest.raises(InputError, match=r'^keys: has no feature "b"'):
         embeddings(keyed.permute([0, 2, 3]))
     weighted = KeyedJaggedTensor(
         keys=keyed.keys(), values=keyed.values(), lengths=keyed.lengths(), weights=torch.ones(len(batch.ids_L))
@@ -138,24 +138,8 @@ def test_an_id_that_is_no_row_is_named(plan):
         ids_L = batch.ids_L.clone()
         first_of_u = int(batch.lengths_FB[:2].sum())
         ids_L[first_of_u] = bad
-        with pytest.raises(InputError, match=rf"^feature 'u.ids': table 'u' has rows 0 to 29, got id {bad}$"):
+        with pytest.raises(InputError, match=rf"^feature 'u.ids': table 'u' has rows 0 to 29, got id {bad} \(in the "):
             embeddings(BatchOfIds(batch.lengths_FB, ids_L))
-
-
-def test_batches_of_another_shape_are_refused(plan):
-    embeddings = ShardedEmbeddings(plan, SETTINGS)
-    batch = draw_samples(plan.tables, 1, BATCH_SIZE, (4,)).ids
-    with pytest.raises(InputError, match=r"^batch_size: every process takes 6 samples a step, got 5"):
-        embeddings(BatchOfIds(batch.lengths_FB[:, :5], batch.ids_L))
-    with pytest.raises(InputError, match=r"^lengths: must have one row per feature, 4, got 3"):
-        embeddings(BatchOfIds(batch.lengths_FB[:3], batch.ids_L))
-    with pytest.raises(InputError, match=r"^lengths: add up to"):
-        embeddings(BatchOfIds(batch.lengths_FB, batch.ids_L[:-1]))
-    with pytest.raises(InputError, match=r"^lengths: must be whole numbers of shape"):
-        BatchOfIds(batch.lengths_FB.view(-1), batch.ids_L)
-    with pytest.raises(InputError, match=r"^ids: must be one row of whole numbers"):
-        BatchOfIds(batch.lengths_FB, batch.ids_L.float())
-    assert as_batch(batch, embeddings.feature_names) is batch
 
 
 def compared(plan, settings, request):

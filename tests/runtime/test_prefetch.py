@@ -64,8 +64,6 @@ class TestPrefetching:
         with pytest.raises(InputError, match=r"^feature 't.ids': table 't' has rows 0 to 39, got id 10"):
             embeddings(bad)
         assert torch.equal(embeddings(good).pooled_BC, embeddings(ids).pooled_BC)
-        with pytest.raises(InputError, match=r"^batch_size: every process takes 6 samples a step, got 5"):
-            embeddings.prefetch(BatchOfIds(ids.lengths_FB[:, :5], ids.ids_L))
 
     def test_closing_ends_the_thread(self, plan, batches):
         def threads():

@@ -95,12 +95,3 @@ def test_a_row_order_is_refused_before_the_first_step(tmp_path, tiered_plan, dam
     kind, source, field, text = errors[0]
     assert (kind, source, field) == ("FormatError", str(tmp_path / "t.parquet"), "row_orders.t")
     assert text.startswith(message)
-
-
-@pytest.mark.slow
-def test_a_wrong_id_of_one_process_is_an_error_on_all(tmp_path, tiered_plan):
-    errors = errors_of(written(tiered_plan, tmp_path, [3, 4]), tmp_path)
-    assert errors == [
-        ["InputError", None, "ids", "process 1 has a batch that cannot be looked up"],
-        ["InputError", None, "feature 't.ids'", "table 't' has rows 0 to 49, got id 50"],
-    ]

@@ -5,14 +5,21 @@ Two-dimensional sparse parallelism (2D Sec. 3 and Algorithm 1).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
 from autoshard.core import GroupLayout, ReplicaGroups, ShardingPlan
-from autoshard.core.errors import InvalidOptionError
+from autoshard.core.errors import ExecutionError, InvalidOptionError
+
+#: What is said of embeddings without process groups.
+CLOSED = "the embeddings are closed, or their process group is destroyed: make them anew to use them"
+
+GroupT = TypeVar("GroupT", bound=dist.ProcessGroup | None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +97,51 @@ class JoinedGroups:
         peers = own_group(list(zip(*world_ranks, strict=True)))
         return cls(order, own, peers, world_ranks)
 
+    def beside(self, purpose: str) -> JoinedGroups:
+        """The same processes in groups for another purpose; all processes have to call it.
+
+        Args:
+            purpose: As `group_of_ranks` has it.
+        """
+        own, peers = own_group(self.world_ranks, purpose), self.peers
+        if peers is not None:
+            peers = own_group(list(zip(*self.world_ranks, strict=True)), purpose)
+        return replace(self, own=own, peers=peers)
+
+
+class WeakGroup(Generic[GroupT]):
+    """An attribute that is a process group, or None, and does not keep the group alive.
+
+    gloo's threads end with the last reference to their group. `destroy_process_group` drops torch's own; a group that
+    lives on ends while the interpreter exits, and where a thread of it drops a tensor then, the process aborts. What a
+    trainer keeps of a step (a loss, a batch on its way) refers to the exchanges, so these refer to groups like this.
+
+    Raises:
+        ExecutionError: If the group has been destroyed, or the attribute deleted.
+    """
+
+    def __set_name__(self, _: type, name: str) -> None:
+        self._name = name
+
+    def __set__(self, owner: object, group: GroupT) -> None:
+        owner.__dict__[self._name] = None if group is None else weakref.ref(group)
+
+    def __delete__(self, owner: object) -> None:
+        owner.__dict__[self._name] = lambda: None
+
+    def __get__(self, owner: object, _: type) -> GroupT:
+        known: Callable[[], GroupT | None] | None = owner.__dict__[self._name]
+        if known is None:
+            return cast(GroupT, None)
+        group = known()
+        if group is None:
+            raise ExecutionError(CLOSED)
+        return group
+
 
 #: Process groups that were made, with the world that they are of: making one takes gloo tens of milliseconds.
-_made: dict[tuple[str, tuple[int, ...]], tuple[dist.ProcessGroup, dist.ProcessGroup | None]] = {}
+_made: dict[tuple[str, tuple[int, ...]], tuple[weakref.ref[dist.ProcessGroup], weakref.ref[dist.ProcessGroup] | None]]
+_made = {}
 
 
 def group_of_ranks(ranks: Sequence[int], purpose: str = "") -> dist.ProcessGroup | None:
@@ -105,12 +154,13 @@ def group_of_ranks(ranks: Sequence[int], purpose: str = "") -> dist.ProcessGroup
         purpose: Collectives for different purposes run beside each other, each in a group of its own.
     """
     world, key = dist.distributed_c10d._get_default_group(), (purpose, tuple(ranks))
-    if key not in _made or _made[key][0] is not world:
+    if key not in _made or _made[key][0]() is not world:
         backend = world._get_backend(torch.device("cuda" if dist.get_backend(world) == "nccl" else "cpu"))
         # Else a group waits half an hour for a process that is gone, whatever the world's timeout is.
         made = dist.new_group(list(ranks), timeout=backend.options._timeout)
-        _made[key] = (world, made if isinstance(made, dist.ProcessGroup) else None)
-    return _made[key][1]
+        _made[key] = (weakref.ref(world), weakref.ref(made) if isinstance(made, dist.ProcessGroup) else None)
+    known = _made[key][1]
+    return None if known is None else known()
 
 
 def own_group(world_ranks: Sequence[Sequence[int]], purpose: str = "") -> dist.ProcessGroup:

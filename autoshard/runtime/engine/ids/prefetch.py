@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, is_dataclass
 
 import torch
 
+from autoshard.core.errors import InputError
 from autoshard.core.step import StepCollective
 from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.engine.ids.requests import Distributed, InputExchange
@@ -30,15 +31,18 @@ class Prefetched:
     """A batch under way to where its rows are looked up.
 
     Args:
-        batch: The batch.
-        is_keyed: Whether it came as a keyed tensor, and its embeddings are to be returned as one.
+        batch: The batch, or why there is none.
+        keyed: The batch, if its embeddings are to be returned as keyed tensors.
+        device: Where batches are.
         timer: Where to count the time.
     """
 
-    def __init__(self, batch: BatchOfIds, is_keyed: bool, timer: StepTimer) -> None:
-        self.batch, self.is_keyed, self._timer = batch, is_keyed, timer
+    def __init__(
+        self, batch: BatchOfIds | InputError, keyed: BatchOfIds | None, device: torch.device, timer: StepTimer
+    ) -> None:
+        self._batch, self.keyed, self._device, self._timer = batch, keyed, device, timer
         #: On a GPU, the work before it: it may be what makes the batch.
-        self._after = _event(batch)
+        self._after = _event(device)
         self._arrived: Future[_Arrived] = Future()
 
     def distribute(self, exchange: InputExchange, stream: torch.cuda.Stream | None) -> None:
@@ -53,9 +57,9 @@ class Prefetched:
                 if self._after is not None:
                     self._after.wait()
                 begun = self._timer.mark()
-                distributed = exchange(self.batch)
+                distributed = exchange(self._batch)
                 took = Span(begun, self._timer.mark())
-                self._arrived.set_result(_Arrived(distributed, took, _event(self.batch)))
+                self._arrived.set_result(_Arrived(distributed, took, _event(self._device)))
         except BaseException as error:  # noqa: BLE001 - `wait` raises it again
             self._arrived.set_exception(error)
 
@@ -63,7 +67,7 @@ class Prefetched:
         """The batch where it is looked up.
 
         Raises:
-            InputError: If it cannot be looked up: on all processes.
+            InputError: If a process's cannot be looked up: on all processes.
             RuntimeError: If another process is gone.
         """
         with self._timer.measure(Part.INPUT):
@@ -111,9 +115,9 @@ class Prefetcher:
             del prefetched  # or the last batch would stay in memory
 
 
-def _event(batch: BatchOfIds) -> torch.cuda.Event | None:
-    """The point in the current stream of the batch's device; None on a CPU."""
-    return torch.cuda.current_stream(batch.ids_L.device).record_event() if batch.ids_L.is_cuda else None
+def _event(device: torch.device) -> torch.cuda.Event | None:
+    """The point in the device's current stream; None on a CPU."""
+    return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
 
 
 def _tensors(value: object) -> Iterator[torch.Tensor]:

@@ -14,12 +14,15 @@ from itertools import islice
 import fbgemm_gpu  # noqa: F401 - registers the operators of torch.ops.fbgemm
 import torch
 import torch.distributed as dist
+from torch.nn.functional import pad
 
 from autoshard.core.errors import InputError
 from autoshard.evaluation.traffic import LENGTH_BYTES, Stream
 from autoshard.runtime.batch import BatchOfIds
+from autoshard.runtime.engine.groups import JoinedGroups, WeakGroup
 from autoshard.runtime.engine.holdings import Asked, Ownership
 from autoshard.runtime.engine.ids.addresses import AddressMap, Bucketized, CutFeature, RowOrder
+from autoshard.runtime.engine.ids.faults import refuse_together
 from autoshard.runtime.engine.ids.messages import (
     Flag,
     Message,
@@ -85,7 +88,8 @@ class Distributed:
     """A batch whose ids are where they are looked up.
 
     Attributes:
-        batch_size: B.
+        batch_size: B, the same on all processes.
+        num_samples: Samples of this process's batch, at most B; the others have no ids.
         lengths_FB: Bag lengths of this process's batch.
         counts_F: Its ids of each feature.
         served: What each process asks this one for.
@@ -96,6 +100,7 @@ class Distributed:
     """
 
     batch_size: int
+    num_samples: int
     lengths_FB: torch.Tensor
     counts_F: tuple[int, ...]
     served: tuple[Request, ...]
@@ -110,19 +115,30 @@ class InputExchange:
     A bag's length travels only where its sum is asked for; where rows are, their number does. Ids travel with the
     lengths; where there are many more of them than in the last batches, the rest follows in a second all-to-all.
     Whether a batch can be looked up travels with the lengths, so that all processes refuse a bad one together.
+    Messages are those of a full batch: a smaller one is filled up with samples without ids.
 
     Args:
         ownership: Who holds what.
         orders: Row orders of tables that are cut by access rank, by name.
-        group: The processes.
+        local_batch_size: B, the most samples of a process's batch.
+        groups: The processes; those of other replica groups refuse a bad batch, too.
         device: Where batches are.
     """
 
+    _group = WeakGroup[dist.ProcessGroup]()
+    _peers = WeakGroup[dist.ProcessGroup | None]()
+
     def __init__(
-        self, ownership: Ownership, orders: Mapping[str, RowOrder], group: dist.ProcessGroup, device: torch.device
+        self,
+        ownership: Ownership,
+        orders: Mapping[str, RowOrder],
+        local_batch_size: int,
+        groups: JoinedGroups,
+        device: torch.device,
     ) -> None:
-        self._ownership, self._group, self._device = ownership, group, device
-        self._reader = reader = group.rank()
+        self._ownership, self._batch_size, self._device = ownership, local_batch_size, device
+        self._group, self._peers = groups.own, groups.peers
+        self._reader = reader = groups.own.rank()
         self._num_processes = ownership.num_processes
         self._asked = [ownership.asked(reader, owner) for owner in range(self._num_processes)]
         self._local = ownership.local(reader)
@@ -157,10 +173,10 @@ class InputExchange:
         #: Bytes of lengths and ids that this process has sent to each process.
         self.sent_bytes = {stream: [0.0] * self._num_processes for stream in (Stream.LENGTHS, Stream.IDS)}
 
-    def over(self, group: dist.ProcessGroup) -> InputExchange:
-        """The same exchange over another process group of the same processes, with counters and rooms of its own."""
+    def over(self, groups: JoinedGroups) -> InputExchange:
+        """The same exchange over other process groups of the same processes, with counters and rooms of its own."""
         twin = copy(self)
-        twin._group, twin._rooms = group, Rooms(self._num_processes)
+        twin._group, twin._peers, twin._rooms = groups.own, groups.peers, Rooms(self._num_processes)
         twin.sent_bytes = {stream: [0.0] * self._num_processes for stream in self.sent_bytes}
         return twin
 
@@ -181,23 +197,30 @@ class InputExchange:
         bucket = self.addresses.destinations[number].index((owner, holding))
         return self._num_features + bucket * len(self.cut_index) + number
 
-    def __call__(self, batch: BatchOfIds) -> Distributed:
-        """Exchanges one batch; every process calls it with a batch of the same size.
+    def __call__(self, batch: BatchOfIds | InputError) -> Distributed:
+        """Exchanges one batch; every process calls it.
+
+        Args:
+            batch: The batch, or why this process has none.
 
         Raises:
-            InputError: If a process's lengths do not add up, or one of its ids is no row: on all processes.
+            InputError: If a process has none, or one that cannot be looked up: the same on all processes.
         """
-        fault = self._fault(batch)
-        if fault is not None:
-            batch = BatchOfIds(torch.zeros_like(batch.lengths_FB), batch.ids_L[:0])
+        fault = batch if isinstance(batch, InputError) else self._fault(batch)
+        if fault is not None or isinstance(batch, InputError):
+            nothing = torch.zeros(self._num_features, 0, dtype=torch.int32, device=self._device)
+            batch = BatchOfIds(nothing, nothing.view(-1))
         lengths_FB, ids_L = batch.lengths_FB.to(torch.int32).contiguous(), batch.ids_L.long().contiguous()
+        if batch.batch_size < self._batch_size:
+            lengths_FB = pad(lengths_FB, (0, self._batch_size - batch.batch_size))
         counts_F = tuple(lengths_FB.sum(1).tolist()) if self._needs_counts else ()
         bucketized, lengths_NB, source_L = self._sources_of(lengths_FB, ids_L, counts_F)
         wire = Wire(*_permuted(self._wire_order, lengths_NB, source_L), self._num_slots)
         rows = self._row_lookups(wire, lengths_NB, bucketized, counts_F) if self._rows_order is not None else None
-        served = self._exchanged(wire, batch.batch_size, fault)
+        served = self._exchanged(wire, fault)
         return Distributed(
-            batch_size=batch.batch_size,
+            batch_size=self._batch_size,
+            num_samples=batch.batch_size,
             lengths_FB=lengths_FB,
             counts_F=counts_F,
             served=served,
@@ -208,11 +231,15 @@ class InputExchange:
 
     def _fault(self, batch: BatchOfIds) -> InputError | None:
         """What is wrong with the batch, if anything is."""
-        if bool((batch.lengths_FB < 0).any()):
-            return InputError("must be at least 0", field="lengths")
-        total = int(batch.lengths_FB.sum())
-        if total != len(batch.ids_L):
-            return InputError(f"add up to {total}, but there are {len(batch.ids_L)} ids", field="lengths")
+        fault = batch.fault(self._num_features, self._device)
+        if fault is not None:
+            return fault
+        if batch.batch_size > self._batch_size:
+            return InputError(
+                f"every process takes up to {self._batch_size} samples a step, got {batch.batch_size}",
+                field="batch_size",
+            )
+        total = len(batch.ids_L)
         bounds_L = torch.repeat_interleave(self._rows_F, batch.lengths_FB.sum(1), output_size=total)
         is_bad_L = (batch.ids_L < 0) | (batch.ids_L >= bounds_L)
         if not bool(is_bad_L.any()):
@@ -276,12 +303,13 @@ class InputExchange:
         arrival_L = torch.cat(arrivals) if arrivals else lookups_L
         return RowLookups(lookups_L, arrival_L, tuple(counts), tuple(num_rows))
 
-    def _exchanged(self, wire: Wire, B: int, fault: InputError | None) -> tuple[Request, ...]:
+    def _exchanged(self, wire: Wire, fault: InputError | None) -> tuple[Request, ...]:
         """Sends lengths and ids; what all processes ask this one for."""
         messages = [wire.message(owner, self._id_dtype) for owner in range(self._num_processes)]
         flag = Flag.BAD if fault is not None else self._rooms.flag(messages)
-        came = self._sent(messages, flag, B)
-        self._refuse([one.flag for one in came], fault)
+        came = self._sent(messages, flag)
+        bad = [process for process, one in enumerate(came) if one.flag is Flag.BAD]
+        refuse_together(fault, bad, self._group, self._peers, self._device)
         ids = [one.ids_L for one in came]
         if any(one.flag is Flag.MORE for one in came):
             ids = self._with_rest(messages, came)
@@ -291,8 +319,9 @@ class InputExchange:
             self.sent_bytes[Stream.IDS][owner] += message.num_ids * self._id_dtype.itemsize
         return tuple(_request(one, ids_L.long()) for one, ids_L in zip(came, ids, strict=True))
 
-    def _sent(self, messages: Sequence[Message], flag: Flag, B: int) -> list[Received]:
+    def _sent(self, messages: Sequence[Message], flag: Flag) -> list[Received]:
         """Sends messages to all processes; those that come from them."""
+        B = self._batch_size
         sent, sent_sizes = packed(messages, self._rooms.sent, flag)
         headers = [header_size(len(asked.sums) * B + len(asked.rows)) for asked in self._served]
         sizes = [message_size(*pair, self._id_dtype) for pair in zip(headers, self._rooms.received, strict=True)]
@@ -329,13 +358,6 @@ class InputExchange:
         received_L = torch.empty(sum(sizes), dtype=self._id_dtype, device=self._device)
         dist.all_to_all_single(received_L, torch.cat(rests), sizes, [len(one) for one in rests], self._group)
         return [torch.cat([one.ids_L, rest]) for one, rest in zip(came, torch.split(received_L, sizes), strict=True)]
-
-    def _refuse(self, flags_P: Sequence[Flag], fault: InputError | None) -> None:
-        if fault is not None:
-            raise fault
-        bad = [process for process, flag in enumerate(flags_P) if flag is Flag.BAD]
-        if bad:
-            raise InputError(f"process {bad[0]} has a batch that cannot be looked up", field="ids")
 
 
 def _request(message: Received, ids_L: torch.Tensor) -> Request:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.nn.functional import embedding_bag
 
 from autoshard.core import DType, GradSync, Optimizer
-from autoshard.runtime.engine.groups import group_of_ranks
+from autoshard.runtime.engine.groups import WeakGroup, group_of_ranks
 from autoshard.runtime.engine.ids.messages import id_dtype
 from autoshard.runtime.engine.rows.averaging import RowStates
 from autoshard.runtime.engine.rows.fused import FusedSettings
@@ -160,6 +160,8 @@ class GradientSync:
         OPER Sec. 5.3 for the sparse one, and for the all-gather that it is compared with.
     """
 
+    _group = WeakGroup[dist.ProcessGroup | None]()
+
     def __init__(self, group: dist.ProcessGroup | None, kernels: Sequence[SyncedRows]) -> None:
         self._group, self._kernels = group, tuple(kernels)
         self._id_dtype = id_dtype(one.num_rows for one in kernels)
@@ -170,14 +172,15 @@ class GradientSync:
 
     def __call__(self, own: Sequence[RowGradients]) -> list[RowGradients]:
         """For each kernel, gradients of all rows that any of the processes has one of; all processes get the same."""
-        if self._group is None:
+        group = self._group
+        if group is None:
             return list(own)
-        everybody = self._gathered(own, self._group) if self._named else {}
+        everybody = self._gathered(own, group) if self._named else {}
         found = {n: _summed(one) for n, one in everybody.items() if self._travels(n)}
         union = {n: torch.unique(one.rows_U) for n, one in everybody.items() if n not in found}
         left = [n for n in range(len(own)) if n not in found]
         blocks = [_padded(own[n], union[n]) if n in union else _dense(own[n], self._kernels[n].num_rows) for n in left]
-        for n, sums in zip(left, self._reduced(blocks, self._group), strict=True):
+        for n, sums in zip(left, self._reduced(blocks, group), strict=True):
             found[n] = RowGradients(union[n], sums) if n in union else _touched(sums)
         return [found[n] for n in range(len(own))]
 

@@ -18,6 +18,7 @@ from autoshard.core import DType, Exchange
 from autoshard.core.plan import Payload
 from autoshard.core.step import StepCollective
 from autoshard.evaluation.traffic import Stream, message_bytes, wire_bytes
+from autoshard.runtime.engine.groups import WeakGroup
 from autoshard.runtime.engine.holdings import KernelKey, Ownership
 from autoshard.runtime.engine.ids.requests import Distributed
 from autoshard.runtime.engine.rows.replicas import (
@@ -51,6 +52,8 @@ class OutputExchange:
         device: Where batches are.
         timer: Where to count the time.
     """
+
+    _group = WeakGroup[dist.ProcessGroup]()
 
     def __init__(
         self,
@@ -96,6 +99,10 @@ class OutputExchange:
         self._assembly = Assembly(ownership, reading, device)
         #: Bytes that this process has sent to each process.
         self.sent_bytes = {stream: [0.0] * self._num_processes for stream in (Stream.FORWARD, Stream.BACKWARD)}
+
+    def close(self) -> None:
+        """Lets go of the processes: batches that have been looked up are no longer trained on."""
+        del self._group
 
     def start(self, looked: Looked, batch: Distributed) -> StartedExchange:
         """Sends embeddings on their way."""
@@ -361,11 +368,12 @@ class StartedExchange:
         self._exchanger, self._step, self._travelling = exchanger, step, travelling
 
     def wait(self) -> tuple[torch.Tensor, ...]:
-        """Embeddings of the local batch: pooled ones of shape (B, C), and for each sequence feature (L, D)."""
-        outputs: tuple[torch.Tensor, ...] = _Arrived.apply(  # type: ignore[no-untyped-call]
+        """Embeddings of the local batch's samples: pooled ones, and for each sequence feature (L, D)."""
+        pooled_BC, *sequences = _Arrived.apply(  # type: ignore[no-untyped-call]
             self._exchanger, self._step, self._travelling
         )
-        return outputs
+        batch = self._step.batch
+        return (pooled_BC[: batch.num_samples] if batch.num_samples < batch.batch_size else pooled_BC, *sequences)
 
 
 def _cut_rows(flat: torch.Tensor, alike: Sequence[torch.Tensor]) -> list[torch.Tensor]:

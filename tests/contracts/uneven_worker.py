@@ -1,0 +1,141 @@
+"""One of the processes that train drawn plans on batches of several sizes, beside the unsharded reference.
+
+Arguments: rank, number of processes, file to meet at, file for the results, ranks of the plans, ranks of a node,
+replica groups, plans.
+"""
+
+import json
+import sys
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torchrec import KeyedJaggedTensor, KeyedTensor
+
+from autoshard.core import ReplicaGroups
+from autoshard.runtime.batch import BatchOfIds, Embedded
+from autoshard.runtime.embeddings import ShardedEmbeddings
+from autoshard.runtime.engine.groups import GroupOrder
+from autoshard.runtime.engine.rows.fused import FusedSettings
+from autoshard.runtime.training.reference import ReferenceEmbeddings, moment_blocks
+from tests.contracts.drawn_layouts import drawn_plan
+
+LEARNING_RATE, EPS, STEPS = 0.1, 1e-3, 4
+
+
+def drawn_size(most, seed, step, process):
+    """Whole and empty batches among others; one step has none but empty ones."""
+    if step == 3:
+        return 0
+    if process == step:
+        return 0 if step else most
+    generator = torch.Generator().manual_seed(1000 * seed + 10 * step + process)
+    return int(torch.randint(most + 1, (), generator=generator))
+
+
+def drawn_batch(tables, most, seed, step, process):
+    size = drawn_size(most, seed, step, process)
+    generator = torch.Generator().manual_seed(77 + 1000 * seed + 10 * step + process)
+    rows = [table.num_embeddings for table in tables.tables for _ in table.features]
+    lengths_FB = torch.randint(4, (len(rows), size), generator=generator)
+    ids = [torch.randint(n, (int(of.sum()),), generator=generator) for n, of in zip(rows, lengths_FB, strict=True)]
+    return BatchOfIds(lengths_FB, torch.cat(ids))
+
+
+def keyed(batch, names):
+    """The batch as a keyed tensor in another order, with a feature that no table looks up."""
+    pieces, size = batch.per_feature()[::-1], batch.batch_size
+    lengths = torch.cat([torch.ones(1, size, dtype=torch.int64), batch.lengths_FB.flip(0)])
+    return KeyedJaggedTensor(
+        keys=["other", *reversed(names)],
+        values=torch.cat([torch.full((size,), 10**6), *pieces]),
+        lengths=lengths.view(-1),
+    )
+
+
+def parts_of(output, names):
+    """Pooled embeddings and rows of sequences of what the engine returned, checked to be of the right type."""
+    if isinstance(output, Embedded):
+        return output.pooled_BC, output.sequences
+    pooled, sequences = output if isinstance(output, tuple) else (output, {})
+    if isinstance(pooled, dict):
+        pooled, sequences = None, pooled
+    assert pooled is None or (isinstance(pooled, KeyedTensor) and set(pooled.keys()) <= set(names))
+    values_BC = torch.empty(0, 0) if pooled is None else pooled.values()
+    return values_BC, {name: one.values() for name, one in sequences.items()}
+
+
+def loss_of(pooled_BC, sequences):
+    return pooled_BC.square().sum() + sum(one.square().sum() for one in sequences.values())
+
+
+def largest(one, other):
+    assert one.shape == other.shape, (one.shape, other.shape)
+    return float((one - other).detach().abs().max()) if one.numel() else 0.0
+
+
+def error_of(seed, world_size, node_size, groups):
+    """How far outputs, weights and moments are off the reference."""
+    plan, orders = drawn_plan(seed, world_size, node_size, replica_groups=groups)
+    orders = {name: torch.from_numpy(ids) for name, ids in orders.items()}
+    settings = FusedSettings(learning_rate=LEARNING_RATE, eps=EPS, seed=seed)
+    engine = ShardedEmbeddings(plan, settings, row_orders=orders)
+    reference = ReferenceEmbeddings(
+        plan.tables,
+        learning_rate=LEARNING_RATE,
+        eps=EPS,
+        seed=seed,
+        blocks=moment_blocks(plan, orders),
+        moment_scale=groups.moment_scale,
+    )
+    rank, order = dist.get_rank(), GroupOrder.of(groups, dist.get_world_size())
+    members = order.groups[order.group_of(rank)]
+    drawn, error = partial(drawn_batch, plan.tables, engine.local_batch_size, seed), 0.0
+    for step in range(STEPS):
+        batch = given = drawn(step, rank)
+        if (seed + step + rank) % 2:
+            given = keyed(batch, engine.feature_names)
+        output = engine(engine.prefetch(given) if step % 2 else given)
+        pooled_BC, sequences = parts_of(output, engine.feature_names)
+        losses = []
+        for process in members:
+            expected = reference(drawn(step, process)) if drawn(step, process).batch_size else None
+            if expected is not None:
+                losses.append(loss_of(expected.pooled_BC, expected.sequences))
+            if process == rank:
+                assert expected is not None or not len(pooled_BC)
+                if expected is not None and expected.pooled_BC.shape[1]:
+                    error = max(error, largest(pooled_BC, expected.pooled_BC))
+                for name, rows_LD in sequences.items():
+                    error = max(error, largest(rows_LD, expected.sequences[name]) if expected else float(len(rows_LD)))
+        loss_of(pooled_BC, sequences).backward()
+        engine.end_step()
+        if losses:
+            # Gradients are divided by the number of processes, those with empty batches included.
+            (sum(losses) / len(members)).backward()
+            reference.end_step()
+    for table in plan.tables.tables:
+        state = engine.table_state(table.name)
+        error = max(error, largest(state.weights_ND, reference.weights[table.name]))
+        if state.moments_ND is not None:
+            moments_ND = reference.moments[table.name]
+            error = max(error, largest(state.moments_ND, moments_ND) / max(1.0, float(moments_ND.max())))
+    engine.close()
+    return error
+
+
+def main(rank, num_processes, rendezvous, output, world_size, node_size, num_groups, num_plans):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=num_processes)
+    # Averages would make the groups alike: they are another contract's.
+    groups = ReplicaGroups(num_groups=num_groups, sync_every=STEPS + 1, moment_scale=float(num_groups))
+    errors = torch.tensor([error_of(seed, world_size, node_size, groups) for seed in range(num_plans)])
+    dist.all_reduce(errors, op=dist.ReduceOp.MAX)
+    if rank == 0:
+        with open(output, "w", encoding="utf-8") as file:
+            json.dump(errors.tolist(), file)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], *map(int, sys.argv[5:]))

@@ -1,0 +1,234 @@
+"""One of the processes that look up bad batches, each bad on some of the processes.
+
+Arguments: rank, number of processes, file to meet at, replica groups. Prints one JSON object: what each batch was
+refused with, by name, and what is wrong afterwards.
+"""
+
+import json
+import sys
+import weakref
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+
+from autoshard.core import (
+    AccessProfile,
+    EmbeddingTable,
+    Exchange,
+    Feature,
+    Level,
+    Link,
+    MemoryBytes,
+    PlacedShard,
+    Pooling,
+    ReplicaGroups,
+    Shard,
+    ShardingPlan,
+    TableSet,
+    Tier,
+    Topology,
+)
+from autoshard.core.errors import ExecutionError, InputError
+from autoshard.runtime.batch import BatchOfIds
+from autoshard.runtime.embeddings import ShardedEmbeddings
+from autoshard.runtime.engine import groups as process_groups
+from autoshard.runtime.engine.rows.fused import FusedSettings
+from autoshard.torchrec import shard, tables_of
+
+NAMES, ROWS, B = ["a", "b", "c"], 10, 4
+
+
+def tiered_plan(num_processes, num_groups):
+    """A table in rows, one that is whole and averaged, and a sequence table that all hold."""
+    link, size = Link(bytes_per_s=1e9), num_processes // num_groups
+    level = Level(name="node", size=num_processes, all_to_all=link, all_reduce=link)
+    tables = tuple(
+        EmbeddingTable(
+            name=f"t{name}",
+            num_embeddings=ROWS,
+            embedding_dim=8,
+            features=(Feature(name=name, pooling_factor=1.0),),
+            access=AccessProfile.uniform(ROWS),
+            pooling=pooling,
+        )
+        for name, pooling in zip(NAMES, (Pooling.SUM, Pooling.MEAN, Pooling.SEQUENCE), strict=True)
+    )
+    in_rows, whole, everywhere = (PlacedShard.table_wise(Shard.whole(table), 0) for table in tables)
+    if size > 1:
+        everyone = tuple(range(size))
+        in_rows = replace(in_rows, tier=Tier.ROW_WISE, replicas=(everyone,))
+        everywhere = PlacedShard(
+            shard=everywhere.shard,
+            tier=Tier.DATA_PARALLEL,
+            replicas=tuple((rank,) for rank in everyone),
+            exchange=Exchange.ROWS,
+            grad_sync="sparse",
+        )
+    return ShardingPlan(
+        tables=TableSet(batch_size=B * num_processes, tables=tables),
+        topology=Topology(
+            world_size=num_processes, device="cpu", memory_bytes=MemoryBytes(hbm=1 << 30), levels=(level,)
+        ),
+        shards=(in_rows, whole, everywhere),
+        replica_groups=ReplicaGroups(num_groups=num_groups, sync_every=100),
+    )
+
+
+def lengths(*, size=B, dtype=torch.int64):
+    return torch.ones(len(NAMES), size, dtype=dtype)
+
+
+def ids(*, size=B):
+    return torch.arange(len(NAMES) * size) % ROWS
+
+
+def keyed(*, keys=("a", "b", "c"), size=B, **changes):
+    given = {"values": ids(size=size), "lengths": lengths(size=size).view(-1)} | changes
+    return KeyedJaggedTensor(keys=list(keys), **given)
+
+
+def good():
+    return BatchOfIds(lengths(), ids())
+
+
+def bad_batches():
+    """By name, batches that the last process gives; the others give a good one."""
+    negative = lengths()
+    negative[1, :2] = torch.tensor([-1, 3])
+    yield "larger", BatchOfIds(lengths(size=B + 1), ids(size=B + 1))
+    yield "too few features", BatchOfIds(lengths()[:2], ids()[: 2 * B])
+    yield "negative lengths", BatchOfIds(negative, ids())
+    yield "lengths of more ids", BatchOfIds(lengths(), ids()[:-1])
+    yield "lengths of fewer ids", BatchOfIds(lengths(), torch.cat([ids(), ids()]))
+    yield "lengths of floats", BatchOfIds(lengths(dtype=torch.float32), ids())
+    yield "lengths in a row", BatchOfIds(lengths().view(-1), ids())
+    yield "ids of floats", BatchOfIds(lengths(), ids().float())
+    yield "ids of booleans", BatchOfIds(lengths(), ids() > 0)
+    yield "ids in a list", BatchOfIds(lengths(), ids().tolist())
+    yield "an id too large", BatchOfIds(lengths(), ids() + 1)
+    yield "a negative id", BatchOfIds(lengths(), ids() - 1)
+    yield "another device", BatchOfIds(lengths().to("meta"), ids().to("meta"))
+    yield "ids on another device", BatchOfIds(lengths(), ids().to("meta"))
+    yield "nothing", None
+    yield "a dict", {"a": ids()}
+    yield "an error of its own", InputError("the file ends here", field="loader")
+    yield "keyed: missing feature", keyed(keys=("a", "b", "other"))
+    yield "keyed: weights", keyed(weights=torch.ones(len(NAMES) * B))
+    yield "keyed: larger", keyed(size=B + 1)
+    yield "keyed: an id too large", keyed(keys=("c", "a", "b"), values=ids() + 1)
+    yield "keyed: ids of floats", keyed(values=ids().float())
+    yield "keyed: lengths of fewer ids", keyed(keys=("c", "b", "a"), values=torch.cat([ids(), ids()]))
+    yield "keyed: a length missing", keyed(lengths=lengths().view(-1)[:-1])
+    yield "keyed: several sizes", keyed(stride_per_key_per_rank=[[2], [6], [4]])
+    yield (
+        "keyed: several sizes, in another order",
+        keyed(keys=("b", "x", "c", "a"), stride_per_key_per_rank=[[1], [4], [4], [3]]),
+    )
+    yield (
+        "keyed: inverse indices",
+        keyed(stride_per_key_per_rank=[[4]] * 3, inverse_indices=(NAMES, torch.zeros(3, 8, dtype=torch.int64))),
+    )
+
+
+class Model(torch.nn.Module):
+    """A model of TorchRec."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        configs = [
+            EmbeddingBagConfig(name=f"m{name}", num_embeddings=ROWS, embedding_dim=8, feature_names=[name])
+            for name in NAMES
+        ]
+        self.bags, self.dense = EmbeddingBagCollection(tables=configs), torch.nn.Linear(8 * len(NAMES), 1)
+
+    def forward(self, features):
+        return self.dense(self.bags(features).values())
+
+
+def sharded_model(num_processes):
+    model = Model()
+    plan = tiered_plan(num_processes, 1)
+    tables = tables_of(model, batch_size=B * num_processes)
+    shards = tuple(
+        PlacedShard.table_wise(Shard.whole(table), rank % num_processes) for rank, table in enumerate(tables.tables)
+    )
+    return shard(model, replace(plan, tables=tables, shards=shards), learning_rate=0.1)
+
+
+def refusal(look_up, batch):
+    try:
+        look_up(batch)
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def is_refused_once_closed(use):
+    try:
+        use()
+    except ExecutionError as error:
+        return str(error) == process_groups.CLOSED
+    return False
+
+
+def main(rank, num_processes, rendezvous, num_groups):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=num_processes)
+    engine = ShardedEmbeddings(tiered_plan(num_processes, num_groups), FusedSettings(learning_rate=0.1))
+    expected = engine(good())
+    ways = {
+        "forward": engine,
+        "start": lambda batch: engine.start(batch).wait(),
+        "distribute": lambda batch: engine(engine.distribute(batch)),
+        "prefetch": lambda batch: engine(engine.prefetch(batch)),
+    }
+    refused, wrong = {}, []
+    for name, batch in bad_batches():
+        for way, look_up in ways.items():
+            refused[f"{name}, {way}"] = refusal(look_up, batch if rank == num_processes - 1 else good())
+        found = engine(good())
+        pairs = (found.pooled_BC, expected.pooled_BC), (found.sequences["c"], expected.sequences["c"])
+        if not all(torch.equal(*pair) for pair in pairs):
+            wrong.append(f"the batch after {name}")
+    first = BatchOfIds(lengths(), ids() - 3) if rank == 0 else None
+    refused["on all, forward"] = refusal(engine, first)
+    refused["the first process's, forward"] = refusal(engine, first if rank == 0 else good())
+    model = sharded_model(num_processes)
+    refused_by_model = ("keyed: missing feature", "keyed: several sizes", "nothing")
+    for name, batch in bad_batches():
+        if name in refused_by_model:
+            refused[f"model: {name}"] = refusal(model, batch if rank == num_processes - 1 else keyed())
+    # Weights of lookups are left aside, as by the module; a smaller batch is the start of a larger one.
+    weighted, size = model(keyed(weights=torch.ones(len(NAMES) * B))), B - rank
+    smaller = ids().view(len(NAMES), B)[:, :size].reshape(-1)
+    logits = model(keyed(size=size, values=smaller))
+    if not torch.allclose(logits, weighted[:size]):
+        wrong.append("a smaller batch of the model")
+    logits.sum().backward()
+
+    # What a trainer may keep at module level; nothing of it keeps process groups.
+    prefetched, started = engine.prefetch(good()), engine.start(good())
+    kept = started.wait().pooled_BC.sum()
+    trained = engine(prefetched).pooled_BC.sum()
+    trained.backward()
+    engine.end_step()
+    known = [made for _, made in process_groups._made.values() if made is not None]
+    known.append(weakref.ref(dist.group.WORLD))
+    for closed in (engine, model):
+        closed.close()
+        closed.close()
+    uses = {name: (lambda use=use: use(good())) for name, use in ways.items()}
+    uses |= {"end_step": engine.end_step, "table_state": lambda: engine.table_state("ta"), "backward": kept.backward}
+    uses["model"] = lambda: model(keyed())
+    wrong += [f"{name} once closed" for name, use in uses.items() if not is_refused_once_closed(use)]
+    dist.barrier()
+    dist.destroy_process_group()
+    wrong += ["a process group is left" for one in known if one() is not None]
+    print(json.dumps({"refused": refused, "wrong": wrong, "groups": len(known)}), flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))

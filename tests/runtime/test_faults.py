@@ -1,0 +1,76 @@
+"""What one process finds wrong with its batch is the same error on all of them, which go on with the next batch."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NUM_PROCESSES = 2
+SEVERAL_SIZES = (
+    "keys: batches of several sizes (VBE) are not executed: give all features the same number of samples, without "
+    "inverse indices; got "
+)
+#: By batch, what each way of looking it up is refused with.
+EXPECTED = {
+    "larger": "batch_size: every process takes up to 4 samples a step, got 5",
+    "too few features": "lengths: must have one row per feature, 3, got 2",
+    "negative lengths": "lengths: must be at least 0",
+    "lengths of more ids": "lengths: add up to 12, but there are 11 ids",
+    "lengths of fewer ids": "lengths: add up to 12, but there are 24 ids",
+    "lengths of floats": "lengths: must be whole numbers of shape (features, batch), got torch.float32 of (3, 4)",
+    "lengths in a row": "lengths: must be whole numbers of shape (features, batch), got torch.int64 of (12,)",
+    "ids of floats": "ids: must be one row of whole numbers, got torch.float32 of (12,)",
+    "ids of booleans": "ids: must be one row of whole numbers, got torch.bool of (12,)",
+    "ids in a list": "ids: must be a tensor, got list",
+    "an id too large": "feature 'c': table 'tc' has rows 0 to 9, got id 10",
+    "a negative id": "feature 'a': table 'ta' has rows 0 to 9, got id -1",
+    "another device": "lengths: must be on cpu, got meta",
+    "ids on another device": "ids: must be on cpu, got meta",
+    "nothing": "batch: must be a BatchOfIds or a KeyedJaggedTensor, got NoneType",
+    "a dict": "batch: must be a BatchOfIds or a KeyedJaggedTensor, got dict",
+    "an error of its own": "loader: the file ends here",
+    "keyed: missing feature": 'keys: has no feature "c", which the plan\'s tables look up',
+    "keyed: weights": "weights: weighted lookups are not executed: leave the weights out",
+    "keyed: larger": "batch_size: every process takes up to 4 samples a step, got 5",
+    "keyed: an id too large": "feature 'b': table 'tb' has rows 0 to 9, got id 10",
+    "keyed: ids of floats": "ids: must be one row of whole numbers, got torch.float32 of (12,)",
+    "keyed: lengths of fewer ids": "lengths: add up to 12, but there are 24 ids",
+    "keyed: a length missing": "lengths: must be as many for each feature, got 11 for 3 features",
+    "keyed: several sizes": f'{SEVERAL_SIZES}2 of "a" and 6 of "b"',
+    "keyed: several sizes, in another order": f'{SEVERAL_SIZES}1 of "b" and 4 of "x"',
+    "keyed: inverse indices": f"{SEVERAL_SIZES}inverse indices",
+}
+
+
+@pytest.mark.parametrize("num_groups", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_fault_of_one_process_is_the_same_error_on_all(tmp_path, num_groups):
+    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("faults_worker.py"))]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(NUM_PROCESSES), str(tmp_path / "rendezvous"), str(num_groups)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(NUM_PROCESSES)
+    ]
+    # The processes wait for each other for half an hour.
+    said = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * NUM_PROCESSES
+    first, last = (json.loads(one.splitlines()[-1]) for one in said)
+    by_last = " (in the batch of process 1)"
+    expected = {
+        f"{name}, {way}": message + by_last
+        for name, message in EXPECTED.items()
+        for way in ("forward", "start", "distribute", "prefetch")
+    }
+    of_first = "feature 'a': table 'ta' has rows 0 to 9, got id -3 (in the batch of process 0)"
+    expected |= {"on all, forward": of_first, "the first process's, forward": of_first}
+    expected |= {f"model: {name}": EXPECTED[name] + by_last for name in ("keyed: missing feature", "nothing")}
+    expected |= {"model: keyed: several sizes": EXPECTED["keyed: several sizes"] + by_last}
+    assert first["refused"] == expected
+    assert last["refused"] == expected
+    assert first["wrong"] == last["wrong"] == []
+    # The world, and the groups that were made for prefetching and for replicas.
+    assert first["groups"] == (2 if num_groups == 1 else 5)
