@@ -50,6 +50,14 @@ def test_the_limit_of_the_terabyte_script_leaves_its_54_million_rows():
     assert set(factors(found)) == {1.0}
 
 
+def test_rows_that_the_program_counts_are_those_of_the_kaggle_data(caplog):
+    found = import_tables("dlrm_s_pytorch.py --data-generation=dataset --arch-sparse-feature-size=16")
+    assert (len(found.tables), sum(rows(found)), rows(found)[:3]) == (26, 33_762_577, [1460, 583, 10_131_227])
+    assert "--arch-embedding-size: left out, so that rows are those of --data-set=kaggle" in caplog.text
+    limited = import_tables("dlrm_s_pytorch.py --data-generation=dataset --data-set kaggle --max-ind-range=1000")
+    assert rows(limited)[:6] == [1000, 583, 1000, 1000, 305, 24]
+
+
 def test_options_that_are_left_out_are_those_of_the_programs(caplog):
     found = import_tables("python dlrm_s_pytorch.py --data-size=6")
     assert (rows(found), found.tables[0].embedding_dim, found.batch_size) == ([4, 3, 2], 2, 1)
@@ -65,7 +73,7 @@ def test_options_that_are_left_out_are_those_of_the_programs(caplog):
         (512, 512, 256, 1),
     )
     assert "--batch_size: left out, so that it is 32" in caplog.text
-    assert "the command says no number of processes" in caplog.text
+    assert "the command does not say how many processes it has" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -197,7 +205,7 @@ def test_a_script_is_read_with_its_variables(tmp_path, caplog):
     ("command", "message"),
     [
         (
-            "dlrm_s_pytorch.py --data-generation=dataset",
+            "dlrm_s_pytorch.py --data-generation=dataset --data-set=terabyte",
             "--arch-embedding-size: is missing: with --data-generation=data",
         ),
         (f"{PYTORCH} --data-generation=internal", "--data-generation: must be one of random, dataset"),

@@ -14,6 +14,7 @@ from typing import Any, Final, NoReturn
 from autoshard.core import TableSet
 from autoshard.core.errors import FormatError
 from autoshard.core.quoting import shortened, shown
+from autoshard.formats.bundled import load_tables
 from autoshard.formats.documents.fields import word
 from autoshard.formats.documents.tables_json import (
     MAX_BATCH_SIZE,
@@ -258,12 +259,14 @@ def _made(tables: list[dict[str, Any]], batch_size: int, dense: Mapping[str, obj
 
 
 _SIZES, _DIM, _DATA = "--arch-embedding-size", "--arch-sparse-feature-size", "--data-generation"
+_DATA_SET, _KAGGLE = "--data-set", "criteo-kaggle"
 _LOOKUPS, _FIXED, _LIMIT = "--num-indices-per-lookup", "--num-indices-per-lookup-fixed", "--max-ind-range"
 _BOTTOM, _TOP, _OPERATION = "--arch-mlp-bot", "--arch-mlp-top", "--arch-interaction-op"
 _OPTIMIZERS: Final = {"sgd": "sgd", "rwsadagrad": "rowwise_adagrad", "adagrad": "adagrad"}
 #: Options of `dlrm_s_pytorch.py` whose tables are no plain tables, and what they make of them.
 _REFUSED: Final = {"--qr-flag": "quotient-remainder tables", "--md-flag": "tables of mixed dimensions"}
-#: Bits of `--quantize-emb-with-bit`, which only counts with `--inference-only`.
+#: The option that only counts with `--inference-only`, and its bits.
+_QUANTIZED: Final = "--quantize-emb-with-bit"
 _BITS: Final = {"32": "fp32", "8": "int8"}
 
 
@@ -273,12 +276,6 @@ def _read_dlrm_s(command: _Command) -> tuple[TableSet, list[str]]:
         if name in command:
             raise FormatError(f"makes {meaning}, which cannot be imported", field=name)
     is_data_set = word(command.text(_DATA, "random"), _DATA, {"random": False, "dataset": True})
-    if is_data_set and _SIZES not in command:
-        raise FormatError(
-            f"is missing: with {_DATA}=dataset the program counts rows in its data; give the counts with this option, "
-            "or import the bundled tables criteo-kaggle or criteo-1tb",
-            field=_SIZES,
-        )
     if command.text("--weighted-pooling"):
         command.notes.append("--weighted-pooling: its weight for each row, 4 bytes, is left out of the import")
     if not is_data_set and command.text("--rand-data-dist", "uniform") != "uniform":
@@ -288,9 +285,7 @@ def _read_dlrm_s(command: _Command) -> tuple[TableSet, list[str]]:
     is_trained = "--inference-only" not in command
     values = {
         "optimizer": word(command.text("--optimizer", "sgd"), "--optimizer", _OPTIMIZERS) if is_trained else "sgd",
-        "dtype": "fp32"
-        if is_trained
-        else word(command.text("--quantize-emb-with-bit", "32"), "--quantize-emb-with-bit", _BITS),
+        "dtype": "fp32" if is_trained else word(command.text(_QUANTIZED, "32"), _QUANTIZED, _BITS),
     }
     dim = command.whole(_DIM, 2, _DIMS)
     tables = [
@@ -303,7 +298,7 @@ def _read_dlrm_s(command: _Command) -> tuple[TableSet, list[str]]:
 
 def _rows(is_data_set: bool, command: _Command) -> list[int]:
     """Rows of each table: those of a data set have the remainders of ids by `--max-ind-range`."""
-    sizes = command.wholes(_SIZES, "4-3-2", _ROWS)
+    sizes = _counts(command) if is_data_set and _SIZES not in command else command.wholes(_SIZES, "4-3-2", _ROWS)
     limit = command.whole(_LIMIT, -1, _LIMITS)
     if limit <= 0 or max(sizes) <= limit:
         return sizes
@@ -311,6 +306,17 @@ def _rows(is_data_set: bool, command: _Command) -> list[int]:
         command.notes.append(f"{_LIMIT}: without effect, for the program limits rows with {_DATA}=dataset only")
         return sizes
     return [min(rows, limit) for rows in sizes]
+
+
+def _counts(command: _Command) -> list[int]:
+    """Rows of a data set that the program counts in its data, where they are known."""
+    if command.text(_DATA_SET, "kaggle") != "kaggle":
+        raise FormatError(
+            f"is missing: with {_DATA}=dataset the program counts rows in its data; give the counts with this option",
+            field=_SIZES,
+        )
+    command.notes.append(f"{_SIZES}: left out, so that rows are those of {_DATA_SET}=kaggle, the bundled {_KAGGLE}")
+    return [table.num_embeddings for table in load_tables(_KAGGLE).tables]
 
 
 def _lookups(rows: int, is_data_set: bool, command: _Command) -> float:

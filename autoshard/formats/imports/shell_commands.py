@@ -13,7 +13,7 @@ from autoshard.core.errors import FormatError
 #: Variables by name; None for one whose value depends on a condition, a loop or a program.
 _Variables = dict[str, str | None]
 
-_EXPANSION = r"\$\(\((?:[^()]|\([^()]*\))*\)\)|\$\{[^}]*\}|\$(?:[A-Za-z_]\w*|[0-9@*#?$!])"
+_EXPANSION = r"\$\(\((?:[^()]|\([^()]*\))*\)\)|\$\{[^{}]*\}|\$(?:[A-Za-z_]\w*|[0-9@*#?$!])"
 _EXPANSIONS: Final = re.compile(_EXPANSION)
 #: A line that starts with an option continues the one before, as in commands that were pasted.
 _TOKENS: Final = re.compile(
