@@ -33,23 +33,7 @@ _TOKENS: Final = re.compile(
 )
 _NAMED: Final = re.compile(r"\$(?:(?P<name>[A-Za-z_]\w*)|\{(?P<braced>[A-Za-z_]\w*)(?::?[-=](?P<default>[^}]*))?\})")
 _ASSIGNMENT: Final = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<more>\+?)=(?P<value>.*)", re.DOTALL)
-_KEYWORDS: Final = (
-    "if",
-    "then",
-    "elif",
-    "else",
-    "fi",
-    "case",
-    "esac",
-    "while",
-    "until",
-    "do",
-    "done",
-    "{",
-    "}",
-    "!",
-    "time",
-)
+_KEYWORDS: Final = frozenset(re.findall(r"\S+", "if then elif else fi case esac while until do done { } ! time"))
 _DECLARATIONS: Final = ("export", "declare", "local", "readonly")
 #: Characters that a script may grow to, and scripts in scripts (`eval`).
 _MAX_CHARACTERS, _MAX_DEPTH = 1_000_000, 8
@@ -83,7 +67,7 @@ class _Script:
     def __init__(self) -> None:
         self.commands: list[list[str]] = []
         self._variables: _Variables = {}
-        #: Of each condition around: the variables before it, and at the end of each of its branches so far.
+        #: Of each condition around: the variables before it, and those that it may leave, by the branches so far.
         self._conditions: list[tuple[_Variables, list[_Variables]]] = []
         self._num_characters = 0
 
@@ -102,7 +86,8 @@ class _Script:
                 names_file = found[-1] not in "0123456789-" if kind == "redirection" else names_file and word is None
                 word = None
                 if kind == "end":
-                    self._finish(words, found, depth)
+                    self._finish(words, depth)
+                    self._branch(found)
                     words, names_file = [], False
                 continue
             value = "" if kind == "joint" else self._value(kind, found)
@@ -132,9 +117,9 @@ class _Script:
         if named is None:
             return reference
         name = named["name"] or named["braced"]
-        if named["default"] is not None and not self._variables.get(name, ""):
+        value = self._variables.get(name, "" if named["default"] is not None else None)
+        if value == "" and named["default"] is not None:
             return self._value("double", named["default"].strip("\"'"))
-        value = self._variables.get(name)
         return reference if value is None else value
 
     def _calculated(self, formula: str) -> int | None:
@@ -144,15 +129,13 @@ class _Script:
         except (ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
             return None
 
-    def _finish(self, words: list[str], end: str, depth: int) -> None:
+    def _finish(self, words: list[str], depth: int) -> None:
         """Takes in a command, or what stands in a command's place."""
         while words and words[0] in _KEYWORDS:
             keyword, *words = words
             self._branch(keyword)
             if keyword == "case":
                 words = []
-        if end == ";;":
-            self._branch("else")
         if words[:1] == ["for"]:
             self._variables |= dict.fromkeys(words[1:2])
             return
@@ -176,14 +159,17 @@ class _Script:
     def _branch(self, keyword: str) -> None:
         """Starts or ends a condition or one of its branches."""
         if keyword in ("if", "case"):
-            self._conditions.append((dict(self._variables), []))
-        elif keyword in ("elif", "else") and self._conditions:
-            before, branches = self._conditions[-1]
-            branches.append(self._variables)
+            before = dict(self._variables)
+            self._conditions.append((before, [before]))
+        elif keyword in ("elif", "else", ";;") and self._conditions:
+            before, outcomes = self._conditions[-1]
+            if keyword == "else" and before in outcomes:
+                outcomes.remove(before)
+            outcomes.append(self._variables)
             self._variables = dict(before)
         elif keyword in ("fi", "esac") and self._conditions:
-            before, branches = self._conditions.pop()
-            self._variables = _merged([*branches, self._variables] if branches else [before, self._variables])
+            _, outcomes = self._conditions.pop()
+            self._variables = _merged([*outcomes, self._variables])
 
 
 def _inner_script(words: list[str]) -> str | None:
