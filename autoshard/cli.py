@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
+import json
 import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer._click.core import Command
+from typer._click.shell_completion import CompletionItem
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 from typing_extensions import override
@@ -25,7 +29,12 @@ from autoshard.core.errors import AutoshardError
 from autoshard.core.quoting import printable, shortened
 
 ENTRY_POINT_GROUP = "autoshard.commands"
-_ABOUT = "Plans how the embedding tables of recommendation models are sharded, and executes the plan."
+_ABOUT = """Plans how the embedding tables of recommendation models are sharded, and executes the plan.
+
+Example:
+    autoshard plan criteo-kaggle --topology cpu-8 -o plan.json
+    autoshard run plan.json
+"""
 
 #: Commands of this package. Those of other packages are entry points, named and loaded alike.
 OWN_COMMANDS: Mapping[str, str] = {
@@ -47,9 +56,23 @@ OWN_COMMANDS: Mapping[str, str] = {
 }
 #: Commands that have sub-commands, with their help; `train-cost` becomes `autoshard train cost`.
 GROUPS: Mapping[str, str] = {
-    "train": "Train a cost model or a sharding policy, offline.",
-    "keys": "The keys of the REST service.",
-    "db": "The database of the REST service.",
+    "train": """Trains a cost model or a sharding policy, offline.
+
+    Example:
+        autoshard train cost --store samples --registry registry
+        autoshard train policy --registry registry
+    """,
+    "keys": """Makes, lists and revokes the keys of the REST service.
+
+    Example:
+        autoshard keys create nightly-training --scope plan --scope train
+        autoshard keys list
+    """,
+    "db": """Upgrades the database of the REST service.
+
+    Example:
+        autoshard db upgrade
+    """,
 }
 
 # The order in which a user needs them; commands of other packages follow, by name.
@@ -67,6 +90,10 @@ _INTERRUPTED = 130
 _BAD_INPUT = 2
 #: Characters of the option parser's messages, which repeat what was typed.
 _USAGE_ROOM = 255
+
+
+#: First paragraphs of the help of this project's commands, by entry point: generated, so that lists import no command.
+SUMMARIES = Path(__file__).parent / "commands" / "summaries.json"
 
 
 class LazyCommands(Mapping[str, Any]):
@@ -88,24 +115,48 @@ class LazyCommands(Mapping[str, Any]):
             self._loaded[name] = self._load(name)
         return self._loaded[name]
 
+    def listed(self) -> Iterator[tuple[str, Any]]:
+        """Names with commands that know their first paragraph; those of other packages are imported for it."""
+        known = json.loads(SUMMARIES.read_text(encoding="utf-8"))
+        for name in self:
+            point = self._points.get(name)
+            has_summary = point is not None and point.value in known
+            yield name, TyperCommand(name, help=known[point.value]) if has_summary and point else self[name]
+
     def _load(self, name: str) -> Any:
         if name not in GROUPS:
             if name not in self._points:
                 raise KeyError(name)
             return _command(self._points[name], name)
         inner = {sub: point for key, point in self._points.items() for top, sub in [_split(key)] if top == name and sub}
-        group = _LazyGroup(name=name, help=GROUPS[name], rich_markup_mode=None)
+        group = _LazyGroup(name=name, help=_help_text(GROUPS[name]), rich_markup_mode=None)
         group.commands = LazyCommands(inner)  # type: ignore[assignment]
         return group
 
 
 class _LazyGroup(TyperGroup):
-    """A group that knows its commands' names without importing them."""
+    """A group that lists its commands without importing them."""
 
     @override
     def list_commands(self, ctx: Any) -> list[str]:
         """The commands' names, in the order of the help."""
         return list(self.commands)
+
+    @override
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        limit = formatter.width - 6 - max(map(len, self.commands), default=0)
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.get_short_help_str(limit)) for name, command in self._listed()])
+
+    @override
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[CompletionItem]:
+        found = [(name, command) for name, command in self._listed() if name.startswith(incomplete)]
+        items = [CompletionItem(name, help=command.get_short_help_str()) for name, command in found]
+        return items + Command.shell_complete(self, ctx, incomplete)
+
+    def _listed(self) -> Iterator[tuple[str, Any]]:
+        commands: Any = self.commands
+        return commands.listed()  # type: ignore[no-any-return]
 
 
 class _PanelledCommand(TyperCommand):
@@ -203,7 +254,7 @@ def _root(points: Mapping[str, EntryPoint], about: str, *, completes: bool) -> T
         pass
 
     app = typer.Typer(add_completion=completes, rich_markup_mode=None, cls=_LazyGroup)
-    app.callback(help=about)(root)
+    app.callback(help=_help_text(about))(root)
     group = get_command(app)
     assert isinstance(group, TyperGroup)
     group.commands = LazyCommands(points)  # type: ignore[assignment]
@@ -238,7 +289,7 @@ def _command(point: EntryPoint, name: str) -> Any:
         # One damaged plugin must not take the others' help away.
         return _unavailable(name, f"{point.value} cannot be loaded: {error}")
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(name, cls=_PanelledCommand, help=_help_text(function))(as_typer_function(function))
+    app.command(name, cls=_PanelledCommand, help=_help_text(function.__doc__))(as_typer_function(function))
     return get_command(app)
 
 
@@ -252,9 +303,9 @@ def _unavailable(name: str, reason: str) -> Any:
     return get_command(app)
 
 
-def _help_text(function: Callable[..., Any]) -> str:
-    """The docstring without its sections for programmers; paragraphs with indented lines stay as they are."""
-    text = re.split(r"\n\s*(?:Args|Returns|Raises|Source):\s*\n", function.__doc__ or "")[0]
+def _help_text(docstring: str | None) -> str:
+    """A docstring without its sections for programmers; paragraphs with indented lines stay as they are."""
+    text = re.split(r"\n\s*(?:Args|Returns|Raises|Source):\s*\n", docstring or "")[0]
     lines = [line.rstrip() for line in text.splitlines()]
     margin = min((len(line) - len(line.lstrip()) for line in lines[1:] if line), default=0)
     paragraphs = "\n".join([*lines[:1], *(line[margin:] for line in lines[1:])]).strip().split("\n\n")
@@ -268,16 +319,21 @@ def _usage_hint(error: typer.TyperException) -> str:
 
 @contextlib.contextmanager
 def _logged_warnings() -> Iterator[None]:
-    """Prints logged warnings as lines of standard error; `autoshard serve` replaces this by logs of its own."""
+    """Prints warnings, logged ones and Python's, as lines of standard error; `autoshard serve` has logs of its own."""
 
     class Lines(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             _write_line(f"warning: {record.getMessage()}")
 
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        _write_line(f"warning: {message}")
+
     handler = Lines(logging.WARNING)
     logging.getLogger().addHandler(handler)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.showwarning = show
+            yield
     finally:
         logging.getLogger().removeHandler(handler)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from functools import lru_cache
 from importlib.metadata import entry_points
 from typing import Any, Final
@@ -28,8 +28,7 @@ from autoshard.formats.stores.collective_samples import Collective, CollectiveSa
 from autoshard.formats.stores.dense_samples import DenseSample
 from autoshard.formats.stores.samples import KERNEL_SAMPLES, MeasuredShard, Sample
 from autoshard.improvements import EXPLANATION
-from autoshard.planners.registry import GROUP
-from autoshard.planning import describe_planners
+from autoshard.planners.registry import GROUP, describe_planner
 from autoshard.report.comparison_json import COMPARISON
 from autoshard.report.diff_json import DIFF
 from autoshard.report.replay_json import REPLAY
@@ -110,6 +109,8 @@ def pages() -> dict[str, str]:
         "planners/options.md": planners_page(),
         "papers.md": papers_page(),
         **{f"{_SCHEMAS}/{name}": text for name, text in schema_files().items()},
+        "../../autoshard/commands/summaries.json": command_summaries(),
+        "../../autoshard/planners/summaries.json": planner_summaries(),
     }
 
 
@@ -134,7 +135,7 @@ def commands_page() -> str:
         "Results go to standard output, logs and progress to standard error. Exit codes: 0 done, 2 bad input, 3 no "
         "feasible plan, 130 interrupted, 1 anything else.",
     ]
-    own = {*OWN_COMMANDS, *_own_names(ENTRY_POINT_GROUP)}
+    own = {*OWN_COMMANDS, *_own_points(ENTRY_POINT_GROUP)}
     for words, command in _leaves(tree):
         if words.replace(" ", "-") not in own:
             continue
@@ -143,6 +144,22 @@ def commands_page() -> str:
         )
         blocks += [f"## autoshard {words}", f"```text\n{command.get_help(context).strip()}\n```"]
     return _page(blocks)
+
+
+def command_summaries() -> str:
+    """First paragraphs of the help of own commands, by entry point."""
+    helps = {words.replace(" ", "-"): command.help for words, command in _leaves(command_tree())}
+    values = {**_own_points(ENTRY_POINT_GROUP), **OWN_COMMANDS}
+    return format_json({value: helps[name].split("\n\n")[0] for name, value in sorted(values.items())})
+
+
+def planner_summaries() -> str:
+    """What own planners are and take, by entry point."""
+    own = sorted(_own_points(GROUP).items())
+    described = {value: asdict(describe_planner(name)) for name, value in own}
+    return format_json(
+        {value: {key: found for key, found in one.items() if key != "name"} for value, one in described.items()}
+    )
 
 
 def _leaves(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
@@ -155,9 +172,10 @@ def _leaves(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
             yield words, command
 
 
-def _own_names(group: str) -> set[str]:
-    """Names of the entry points of this project: other installed packages may add more."""
-    return {point.name for point in entry_points(group=group) if point.dist and point.dist.name == "autoshard"}
+def _own_points(group: str) -> dict[str, str]:
+    """This project's entry points, by name: other installed packages may add more."""
+    found = entry_points(group=group)
+    return {point.name: point.value for point in found if point.dist and point.dist.name == "autoshard"}
 
 
 def planners_page() -> str:
@@ -167,8 +185,7 @@ def planners_page() -> str:
         SOURCE,
         "An option is given as `--set KEY=VALUE`, in `compare` as `--set PLANNER.KEY=VALUE`.",
     ]
-    own = _own_names(GROUP)
-    for planner in (planner for planner in describe_planners() if planner.name in own):
+    for planner in map(describe_planner, sorted(_own_points(GROUP))):
         blocks += [f"## {planner.name}", planner.summary]
         if planner.options:
             rows = [(f"`{option.name}`", f"`{option.default}`", option.help) for option in planner.options]

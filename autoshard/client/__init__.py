@@ -5,22 +5,27 @@ with Client("http://localhost:8000") as client:
 made.plan.predicted.step_ms
 """
 
-from autoshard.client.answers import (
-    Comparison,
-    Job,
-    JobList,
-    JobSummary,
-    PlanList,
-    PlanSummary,
-    Run,
-    Schedule,
-    StoredPlan,
-    Validation,
-)
-from autoshard.client.clients import AsyncClient, Client
-from autoshard.client.problems import InfeasibleTaskError, Remedy, ServiceError
-from autoshard.client.retries import Retries
-from autoshard.client.tasks import ComparisonTask, PlanTask, Replan, SimulationTask
+from typing import TYPE_CHECKING
+
+from autoshard.core.deferred import deferred
+
+if TYPE_CHECKING:
+    from autoshard.client.answers import (
+        Comparison,
+        Job,
+        JobList,
+        JobSummary,
+        PlanList,
+        PlanSummary,
+        Run,
+        Schedule,
+        StoredPlan,
+        Validation,
+    )
+    from autoshard.client.clients import AsyncClient, Client
+    from autoshard.client.problems import InfeasibleTaskError, Remedy, ServiceError
+    from autoshard.client.retries import Retries
+    from autoshard.client.tasks import ComparisonTask, PlanTask, Replan, SimulationTask
 
 __all__ = [
     "AsyncClient",
@@ -44,3 +49,6 @@ __all__ = [
     "StoredPlan",
     "Validation",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = deferred(__name__, __all__, ("answers", "clients", "problems", "retries", "tasks"))

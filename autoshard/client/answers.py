@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
-
-from pydantic import TypeAdapter
+from typing import TYPE_CHECKING, Any
 
 from autoshard.client.problems import error_of_fault
-from autoshard.core import ShardingPlan
 from autoshard.core.errors import AutoshardError
-from autoshard.evaluation.measured import ComparedPlan
-from autoshard.formats import plan_from_json
-from autoshard.improvements import EXPLANATION, Improvement
-from autoshard.planners.hybrid.explanation import Explanation
 
-_EXPLANATION = TypeAdapter(Explanation)
+if TYPE_CHECKING:
+    from autoshard.core import ShardingPlan
+    from autoshard.evaluation.measured import ComparedPlan
+    from autoshard.improvements import Improvement
+    from autoshard.planners.hybrid.explanation import Explanation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +221,8 @@ def schedule(document: Mapping[str, Any]) -> Schedule:
 
 def stored_plan(document: Mapping[str, Any]) -> StoredPlan:
     """Reads an answer that holds a plan."""
+    from autoshard.formats import plan_from_json
+
     return StoredPlan(id=document["id"], plan=plan_from_json(document["plan"], "plan"))
 
 
@@ -240,6 +239,9 @@ def run(document: Mapping[str, Any]) -> Run:
 
 def comparison(document: Mapping[str, Any]) -> Comparison:
     """Reads an answer with several planners."""
+    from autoshard.evaluation.measured import ComparedPlan
+    from autoshard.formats import plan_from_json
+
     rows = []
     for row in document["comparison"]["planners"]:
         planner = row["planner"]
@@ -257,11 +259,18 @@ def comparison(document: Mapping[str, Any]) -> Comparison:
 
 def explanation(document: Mapping[str, Any]) -> Explanation:
     """Reads an explanation."""
-    return _EXPLANATION.validate_python(document)
+    from pydantic import TypeAdapter
+
+    from autoshard.planners.hybrid.explanation import Explanation
+
+    return TypeAdapter(Explanation).validate_python(document)
 
 
 def improvements(document: Mapping[str, Any]) -> tuple[Explanation, tuple[Improvement, ...]]:
     """Reads an explanation with the single changes that were planned."""
+    from autoshard.improvements import EXPLANATION
+    from autoshard.planners.hybrid.explanation import Explanation
+
     parts = dict(EXPLANATION.from_json(document))
     found = parts.pop("improvements")
     return Explanation(**parts), found

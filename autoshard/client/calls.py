@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -24,16 +24,15 @@ from autoshard.client.answers import (
     StoredPlan,
     Validation,
 )
-from autoshard.client.tasks import ComparisonTask, PlanTask, Replan, SimulationTask, body_of, json_of
-from autoshard.core import ShardingPlan, TableSet, Topology
-from autoshard.core.costs import Risk
-from autoshard.core.step import Overlap
-from autoshard.formats import plan_to_json
-from autoshard.improvements import Improvement
-from autoshard.planners.hybrid.explanation import Explanation
-from autoshard.report.diff_json import DIFF
-from autoshard.report.plan_diff import PlanDiff
-from autoshard.simulation import SIMULATION, SweepRecord
+from autoshard.core.choices import Overlap, Risk
+
+if TYPE_CHECKING:
+    from autoshard.client.tasks import ComparisonTask, PlanTask, Replan, SimulationTask
+    from autoshard.core import ShardingPlan, TableSet, Topology
+    from autoshard.improvements import Improvement
+    from autoshard.planners.hybrid.explanation import Explanation
+    from autoshard.report.plan_diff import PlanDiff
+    from autoshard.simulation import SweepRecord
 
 T = TypeVar("T")
 _PLANS = "/v1/plans"
@@ -73,11 +72,15 @@ class Call(Generic[T]):
 
 def plan(task: PlanTask) -> Call[StoredPlan | Job]:
     """Makes a plan; a job where it may take longer than a request."""
+    from autoshard.client.tasks import body_of
+
     return Call(method="POST", path=_PLANS, body=body_of(task), read=_plan_or_job)
 
 
 def replan(plan_id: str, change: Replan) -> Call[StoredPlan]:
     """Plans anew for a changed task."""
+    from autoshard.client.tasks import body_of
+
     return Call(method="POST", path=f"{_PLANS}/{plan_id}/replans", body=body_of(change), read=_plan)
 
 
@@ -97,12 +100,16 @@ def report_run(plan_id: str, steps_ms: Sequence[float], pooling_factors: Mapping
 
 def evaluate(given: ShardingPlan, overlap: Overlap | None, risk: Risk) -> Call[StoredPlan]:
     """Prices a plan and stores it."""
-    body = {"plan": plan_to_json(given), "overlap": json_of(overlap), "risk": risk.value}
+    from autoshard.client.tasks import json_of
+
+    body = {"plan": json_of(given), "overlap": json_of(overlap), "risk": risk.value}
     return Call(method="POST", path="/v1/evaluations", body=body, read=_plan)
 
 
 def compare(task: ComparisonTask) -> Call[Comparison]:
     """Plans with several planners."""
+    from autoshard.client.tasks import body_of
+
     return Call(
         method="POST",
         path="/v1/comparisons",
@@ -113,6 +120,9 @@ def compare(task: ComparisonTask) -> Call[Comparison]:
 
 def simulate(task: SimulationTask) -> Call[SweepRecord]:
     """Plans for other clusters and batch sizes."""
+    from autoshard.client.tasks import body_of
+    from autoshard.simulation import SIMULATION
+
     return Call(
         method="POST",
         path="/v1/simulations",
@@ -123,6 +133,8 @@ def simulate(task: SimulationTask) -> Call[SweepRecord]:
 
 def validate(tables: TableSet | str | None, topology: Topology | str | None) -> Call[Validation]:
     """Checks tables, a topology, or both."""
+    from autoshard.client.tasks import json_of
+
     return Call(
         method="POST",
         path="/v1/validations",
@@ -171,6 +183,8 @@ def improve(plan_id: str, tables: Sequence[str], risk: Risk) -> Call[tuple[Expla
 
 def diff(plan_id: str, other_id: str) -> Call[PlanDiff]:
     """Compares two stored plans."""
+    from autoshard.report.diff_json import DIFF
+
     return Call(
         method="GET",
         path=f"{_PLANS}/{plan_id}/diff/{other_id}",

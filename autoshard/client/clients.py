@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import httpx
 
@@ -27,16 +27,17 @@ from autoshard.client.answers import (
 from autoshard.client.calls import Call
 from autoshard.client.problems import ServiceError, error_of
 from autoshard.client.retries import Retries
-from autoshard.client.tasks import ComparisonTask, PlanTask, Replan, SimulationTask
-from autoshard.core import ShardingPlan, TableSet, Topology
-from autoshard.core.costs import Risk
+from autoshard.core.choices import Overlap, Risk
 from autoshard.core.errors import AutoshardError, InvalidOptionError
 from autoshard.core.quoting import shown
-from autoshard.core.step import Overlap
-from autoshard.improvements import Improvement
-from autoshard.planners.hybrid.explanation import Explanation
-from autoshard.report.plan_diff import PlanDiff
-from autoshard.simulation import SweepRecord
+
+if TYPE_CHECKING:
+    from autoshard.client.tasks import ComparisonTask, PlanTask, Replan, SimulationTask
+    from autoshard.core import ShardingPlan, TableSet, Topology
+    from autoshard.improvements import Improvement
+    from autoshard.planners.hybrid.explanation import Explanation
+    from autoshard.report.plan_diff import PlanDiff
+    from autoshard.simulation import SweepRecord
 
 T = TypeVar("T")
 #: Longest wait for an answer: in the queue, for the planner's limit, and beyond it.
@@ -504,7 +505,10 @@ def _read(call: Call[T], outcome: httpx.Response | httpx.TransportError, url: st
         AutoshardError: If it is an error, or there was none.
     """
     if isinstance(outcome, httpx.TransportError):
-        raise ServiceError(f"does not answer: {outcome}", source=url) from outcome
+        start = ""
+        if isinstance(outcome, httpx.ConnectError | httpx.ConnectTimeout):
+            start = "; `autoshard serve` starts a service, --server or the client's URL names one"
+        raise ServiceError(f"does not answer: {outcome}{start}", source=url) from outcome
     if outcome.is_success:
         return call.read(outcome)
     raise error_of(outcome, url)

@@ -13,10 +13,9 @@ import typer
 from autoshard.commands.catalogue import completed_tables, completed_topologies
 from autoshard.commands.options import command_options
 from autoshard.core.accepted import MAX_SEED
-from autoshard.core.costs import Risk
+from autoshard.core.choices import Overlap, Risk
 from autoshard.core.errors import InputError, InvalidOptionError
 from autoshard.core.quoting import shown
-from autoshard.core.step import Overlap
 from autoshard.formats.stores.remote_folders import folder_of
 
 if TYPE_CHECKING:

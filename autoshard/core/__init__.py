@@ -1,48 +1,53 @@
 """Plain, immutable data: tables, access profiles, shards, topology, plans, cost protocols, errors."""
 
-from autoshard.core.access import NUM_REUSE_BINS, REUSE_BIN_EDGES, REUSE_BIN_MIDDLES, AccessProfile
-from autoshard.core.costs import CommModel, CostModel, CostModels, KernelCosts, set_costs
-from autoshard.core.plan import (
-    CostBreakdown,
-    Estimate,
-    GroupLayout,
-    LowerBound,
-    Payload,
-    Provenance,
-    RankCost,
-    ReplicaGroups,
-    ShardingPlan,
-    SyncRows,
-)
-from autoshard.core.shard import (
-    Collective,
-    Exchange,
-    GradSync,
-    LocalShard,
-    MemoryPlacement,
-    PlacedShard,
-    RowRange,
-    RowsBy,
-    Shard,
-    Split,
-    Update,
-    local_shard,
-    local_shards,
-)
-from autoshard.core.tables import (
-    Constraints,
-    DenseLayers,
-    DType,
-    EmbeddingTable,
-    Feature,
-    ImpliedOrder,
-    Optimizer,
-    Pooling,
-    RowOrder,
-    TableSet,
-    Tier,
-)
-from autoshard.core.topology import Level, Link, MemoryBandwidth, MemoryBytes, MemoryLevel, Topology
+from typing import TYPE_CHECKING
+
+from autoshard.core.deferred import deferred
+
+if TYPE_CHECKING:
+    from autoshard.core.access import NUM_REUSE_BINS, REUSE_BIN_EDGES, REUSE_BIN_MIDDLES, AccessProfile
+    from autoshard.core.costs import CommModel, CostModel, CostModels, KernelCosts, set_costs
+    from autoshard.core.plan import (
+        CostBreakdown,
+        Estimate,
+        GroupLayout,
+        LowerBound,
+        Payload,
+        Provenance,
+        RankCost,
+        ReplicaGroups,
+        ShardingPlan,
+        SyncRows,
+    )
+    from autoshard.core.shard import (
+        Collective,
+        Exchange,
+        GradSync,
+        LocalShard,
+        MemoryPlacement,
+        PlacedShard,
+        RowRange,
+        RowsBy,
+        Shard,
+        Split,
+        Update,
+        local_shard,
+        local_shards,
+    )
+    from autoshard.core.tables import (
+        Constraints,
+        DenseLayers,
+        DType,
+        EmbeddingTable,
+        Feature,
+        ImpliedOrder,
+        Optimizer,
+        Pooling,
+        RowOrder,
+        TableSet,
+        Tier,
+    )
+    from autoshard.core.topology import Level, Link, MemoryBandwidth, MemoryBytes, MemoryLevel, Topology
 
 __all__ = [
     "NUM_REUSE_BINS",
@@ -95,3 +100,6 @@ __all__ = [
     "local_shards",
     "set_costs",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = deferred(__name__, __all__, ("access", "costs", "plan", "shard", "tables", "topology"))

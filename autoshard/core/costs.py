@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autoshard.core.choices import Risk as Risk
 from autoshard.core.dense import DenseShape
 from autoshard.core.shard import LocalShard
 from autoshard.core.step import StepModel
@@ -194,15 +194,6 @@ class KnowsErrors(Protocol):
 def recorded_errors(model: CostModel) -> KernelErrors | None:
     """A model's errors, if it has any on record."""
     return model.errors if isinstance(model, KnowsErrors) else None
-
-
-class Risk(StrEnum):
-    """The predicted time that plans are made for: the mean, or the 95th percentile."""
-
-    MEAN = "mean"
-    """The predicted values."""
-    HIGH = "high"
-    """The upper ends of the 90% intervals: the 95th percentiles."""
 
 
 #: Collectives by torch.distributed's names.

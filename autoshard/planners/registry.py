@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from autoshard.core.errors import AutoshardError, UnknownNameError
 from autoshard.core.quoting import shown
-from autoshard.planners.planner import Planner
+
+if TYPE_CHECKING:
+    from autoshard.planners.planner import Planner
 
 GROUP = "autoshard.planners"
+#: This project's planners as `describe_planner` finds them, by entry point: generated, so that lists import no planner.
+SUMMARIES = Path(__file__).parent / "summaries.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +67,21 @@ def get_planner(name: str) -> Planner:
 
 
 def describe_planners() -> tuple[PlannerHelp, ...]:
-    """All registered planners with their options; one that cannot be loaded is there with the reason."""
-    return tuple(_describe(name) for name in planner_names())
+    """All registered planners with their options; those of other packages are imported for it."""
+    known = json.loads(SUMMARIES.read_text(encoding="utf-8"))
+    points = sorted(_registered().items())
+    return tuple(
+        _listed(name, **known[point.value]) if point.value in known else describe_planner(name)
+        for name, point in points
+    )
 
 
-def _describe(name: str) -> PlannerHelp:
+def _listed(name: str, summary: str, options: Sequence[Mapping[str, Any]]) -> PlannerHelp:
+    return PlannerHelp(name=name, summary=summary, options=tuple(OptionHelp(**option) for option in options))
+
+
+def describe_planner(name: str) -> PlannerHelp:
+    """A registered planner with its options; one that cannot be loaded is described by the reason."""
     try:
         planner = get_planner(name)
     except AutoshardError as error:

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from autoshard import cli
+from autoshard.planners import registry
+from scripts.reference_pages import command_summaries, planner_summaries
+
 PROGRAM = Path(sys.executable).with_name("autoshard")
 
 
@@ -28,14 +32,6 @@ def unequal_tables():
         for index in range(25)
     ]
     return {"schema": "autoshard.tables/1", "batch_size": 65536, "tables": tables}
-
-
-def test_help_imports_no_heavy_library():
-    code = "import sys; from autoshard.cli import main; main([]); print(sorted(sys.modules))"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = result.stdout.splitlines()[-1]
-    for name in ("torch", "fbgemm_gpu", "torchrec", "plotly", "pyarrow", "fastapi", "gymnasium"):
-        assert f"'{name}'" not in loaded
 
 
 def test_folders_of_the_same_names_elsewhere_are_not_taken(tmp_path):
@@ -89,3 +85,31 @@ def test_names_that_the_terminal_cannot_show_are_printed_all_the_same(tmp_path):
     assert process.returncode == 2
     assert err.count("\n") == 1
     assert "caf\\xe9" in err
+
+
+def test_commands_import_only_what_they_use():
+    lines = ("--help", "--version", "train --help", "list planners", "jobs --server http://127.0.0.1:9")
+    code = """
+import json, sys
+from autoshard.cli import main
+codes = []
+for line in json.loads(sys.argv[1]):
+    codes.append(main(line.split()))
+    heavy = {"numpy", "torch", "fbgemm_gpu", "torchrec", "plotly", "pyarrow", "pandas", "fastapi", "gymnasium", "jinja2"}
+    found = {name for name in sys.modules if name.partition(".")[0] in heavy}
+    found |= {name for name in sys.modules if name.startswith(("autoshard.planners.", "autoshard.evaluation"))}
+    assert not found - {"autoshard.planners.registry"}, (line, found)
+print(codes)
+"""
+    command = [sys.executable, "-c", code, json.dumps(lines)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[0, 0, 0, 0, 1]"
+    assert "`autoshard serve`" in done.stderr
+
+
+def test_a_list_of_commands_says_what_the_commands_say():
+    assert json.loads(cli.SUMMARIES.read_text(encoding="utf-8")) == json.loads(command_summaries())
+    own = json.loads(registry.SUMMARIES.read_text(encoding="utf-8"))
+    assert own == json.loads(planner_summaries())
+    assert {name.partition(":")[0] for name in own} >= {"autoshard.planners.auto", "policies.planning.planner"}
