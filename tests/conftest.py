@@ -2,6 +2,7 @@
 
 import json
 import os
+from datetime import timedelta
 from pathlib import Path
 
 # Before torch is imported, here and in child processes: the tests run in one process per core.
@@ -76,3 +77,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         skip = pytest.mark.skip(reason="needs a GPU: torch finds no CUDA device on this machine")
         for item in marked:
             item.add_marker(skip)
+
+
+@pytest.fixture
+def one_process():
+    """A process group of this one process."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=30))
+    yield
+    dist.destroy_process_group()

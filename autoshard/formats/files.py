@@ -16,7 +16,25 @@ from autoshard.core.errors import FormatError
 #: Bytes of a JSON document, unless a caller says otherwise: a plan for 131,072 ranks takes 50 MB, 856 tables 3 MB.
 MAX_DOCUMENT_BYTES = 1 << 26
 
+#: An address, also as `Path` shortens it: `s3:/bucket/plan.json`.
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
+
+
+def check_of_this_machine(path: str | Path) -> None:
+    """Refuses an address of another machine's file, of which a folder `s3:` would be made here.
+
+    Raises:
+        FormatError: If it is one.
+    """
+    if _ADDRESS.match(str(path)):
+        raise FormatError("cannot be written: must be a file of this machine, got an address", source=str(path))
+
+
+def undecodable(data: bytes) -> str:
+    """Why bytes that are no UTF-8 text cannot be read, for a message."""
+    return "is compressed by gzip: unpack it first" if data.startswith(b"\x1f\x8b") else "is not UTF-8 text"
 
 
 def atomic_write(path: str | Path, data: str | bytes) -> None:
@@ -31,9 +49,12 @@ def atomic_write(path: str | Path, data: str | bytes) -> None:
     Raises:
         FormatError: If no file can be written there.
     """
+    check_of_this_machine(path)
     target = Path(os.path.realpath(path))
     temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")  # as `_TEMPORARY` knows it
     try:
+        if os.path.exists(path) and not os.path.isfile(path):  # of the path as given: a pipe has no other
+            raise FormatError("cannot be written: it is there and is no regular file", source=str(path))
         if target.exists() and not target.is_file():  # fails for a name that is too long
             raise FormatError("cannot be written: it is there and is no regular file", source=str(path))
         target.parent.mkdir(parents=True, exist_ok=True)

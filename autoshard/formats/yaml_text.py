@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from autoshard.core.errors import FormatError
+from autoshard.formats.files import undecodable
 
 _MAX_DEPTH = 64
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -40,8 +41,8 @@ def parse_yaml(text: str | bytes, source: str | None = None) -> object:
         where = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
         problem = getattr(error, "problem", None) or "it cannot be read"
         raise FormatError(f"is not YAML: {problem}{where}", source=source) from None
-    except UnicodeDecodeError:
-        raise FormatError("is not UTF-8 text", source=source) from None
+    except UnicodeDecodeError as error:
+        raise FormatError(undecodable(error.object), source=source) from None
     if len(builder.documents) != 1:
         raise FormatError(f"must hold one YAML document, got {len(builder.documents)}", source=source)
     return builder.documents[0]

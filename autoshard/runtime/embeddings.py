@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -229,6 +229,29 @@ class ShardedEmbeddings(torch.nn.Module):
         if (learning_rate := self.optimizer.learning_rate) != self._learning_rate:
             self._learning_rate = self._replicas.learning_rate = learning_rate
             self._kernels.set_learning_rate(learning_rate)
+
+    @override
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """As a module's, for training alone: tables are no parameters, which could be frozen.
+
+        Raises:
+            InputError: If it is to freeze them.
+        """
+        if not requires_grad:
+            raise InputError(
+                "tables are not frozen here: embed under torch.no_grad(); `autoshard.torchrec.shard` leaves alone "
+                "those whose weights have requires_grad=False when it is called",
+                field="requires_grad",
+            )
+        return super().requires_grad_(requires_grad)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy or a pickle would hold.
+
+        Raises:
+            InputError: Always; the tables lie in kernels, and process groups are this process's.
+        """
+        raise InputError("sharded tables are neither copied nor pickled: `state_dict` holds their weights and moments")
 
     def sent_bytes(self) -> dict[str, float]:
         """Bytes that this process has sent since it was made, by `SENT`."""

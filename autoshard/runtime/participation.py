@@ -57,9 +57,10 @@ class Participation:
 
         Raises:
             InvalidPlanError: If the plan holds tables in a way that is not executed.
-            InputError: If the processes do not agree, or the plan's batch cannot be shared evenly.
+            InputError: If there is no process group, this process is not in it, the processes do not agree, or the
+                plan's batch cannot be shared evenly.
         """
-        members = group or dist.distributed_c10d._get_default_group()
+        members = _members(group)
         owners = ownership_of(plan, members.size())
         device = device or torch.device("cpu")
         check_levels(owners, device)
@@ -101,6 +102,19 @@ class Participation:
             raise InputError(
                 f"process {different[0]} has another plan, batch size or settings than process {members.rank()}"
             )
+
+
+def _members(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """The processes.
+
+    Raises:
+        InputError: If there are none, or this process is none of them.
+    """
+    if not dist.is_initialized():
+        raise InputError("there is none: call torch.distributed.init_process_group first", field="group")
+    if group is not None and not isinstance(group, dist.ProcessGroup):  # what `new_group` gives those outside
+        raise InputError(f"process {dist.get_rank()} is not in it, and takes no part", field="group")
+    return group or dist.distributed_c10d._get_default_group()
 
 
 def _digest(content: bytes) -> bytes:

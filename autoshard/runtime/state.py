@@ -64,7 +64,7 @@ def gathered_state(
         holdings = [one for one in part.owners.holdings if one.of.name == table.name]
         is_cut = any(one.embedding_dim != table.embedding_dim for one in holdings)
         width = 1 if table.optimizer is Optimizer.ROWWISE_ADAGRAD and not is_cut else table.embedding_dim
-        moments = torch.zeros(len(ids), width, device=part.device)
+        moments = torch.zeros(len(ids), width, dtype=torch.float32, device=part.device)
     for holding, state in held:
         # One of those who have the same rows gives them.
         if any(part.process in of[1:] for of in holding.sync_groups() if len(of) > 1):

@@ -1,22 +1,34 @@
 """Models of TorchRec whose tables run on autoshard's engine, by any plan.
 
-Shape suffixes: F features, B samples of the local batch, N rows, D embedding dim.
+Shape suffixes: F features, B samples of the local batch, C columns of all pooled features, N rows, D embedding dim.
 """
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torchrec import KeyedJaggedTensor
+from typing_extensions import override
 
-from autoshard.core import Constraints, Optimizer, ShardingPlan
+from autoshard.core import Constraints, Optimizer, Pooling, ShardingPlan
 from autoshard.core.errors import InputError, InvalidPlanError
 from autoshard.core.quoting import shown
-from autoshard.formats.torchrec.modules import Collection, read_model, weight_of
+from autoshard.formats.torchrec.modules import (
+    Collection,
+    ModelTables,
+    holder_of,
+    named_optimizer,
+    optimizer_arguments,
+    read_model,
+    weight_of,
+)
 from autoshard.runtime.batch import BatchOfIds, Embedded, KeyedEmbeddings, as_batch, as_keyed
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.rows.fused import FusedSettings
@@ -24,6 +36,10 @@ from autoshard.runtime.state import TableState
 
 #: FBGEMM's own, which TorchRec leaves as it is.
 _EPS = 1e-8
+#: Arguments of optimizers that are read, or do not change what is computed.
+_ARGUMENTS = ("lr", "eps", "foreach", "fused", "capturable")
+#: Attributes of torch's tables that change lookups or gradients.
+_SETTINGS = ("padding_idx", "max_norm", "scale_grad_by_freq")
 
 
 class ShardedCollection(torch.nn.Module):
@@ -36,8 +52,8 @@ class ShardedCollection(torch.nn.Module):
         options: Of `ShardedEmbeddings`.
 
     Raises:
-        InputError: If its lookups are weighted, it returns ids with the embeddings, or several paths share it and an
-            optimizer has moments.
+        InputError: If its lookups are weighted, it returns ids with the embeddings, several paths share it and an
+            optimizer has moments, or a table or its optimizer has what is not executed.
     """
 
     def __init__(self, collection: Collection, plan: ShardingPlan, settings: FusedSettings, **options: Any) -> None:
@@ -55,14 +71,25 @@ class ShardedCollection(torch.nn.Module):
             raise InputError("weighted lookups are not executed", field=field)
         if getattr(collection.module, "need_indices", bool)():
             raise InputError("embeddings are returned without ids; set need_indices=False", field=field)
+        for config in collection.configs:
+            _check_executed(collection.module, config.name, f"{field}.{config.name}")
         self.embeddings = ShardedEmbeddings(plan, settings, **options)
         self._wanted = [name for config in collection.configs for name in config.feature_names]
         given = [name for names in collection.embedding_names for name in names]
         self._names = dict(zip(self.embeddings.feature_names, given, strict=True))
+        frozen = set()
         for table, config in zip(collection.tables, collection.configs, strict=True):
             weights_ND = weight_of(collection.module, config.name)
-            if weights_ND is not None and not weights_ND.is_meta:
+            if weights_ND is not None and not weights_ND.requires_grad:
+                frozen.add(table)
+            if weights_ND is None or weights_ND.is_meta:
+                weights_ND = _drawn(config, table, settings.seed)
+            if weights_ND is not None:
                 self.embeddings.load_weights(table, weights_ND)
+        of = [(feature.name, one) for one in self.embeddings.owners.tables.tables for feature in one.features]
+        self._frozen = {name for name, one in of if one.name in frozen}
+        pooled = [(name in self._frozen, one.embedding_dim) for name, one in of if one.pooling is not Pooling.SEQUENCE]
+        self._frozen_C = torch.tensor([is_frozen for is_frozen, dim in pooled for _ in range(dim)], dtype=torch.bool)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedEmbeddings:
         """Embeddings of the local batch, as the module returns them; weights of lookups are left aside, as there.
@@ -74,7 +101,20 @@ class ShardedCollection(torch.nn.Module):
         embedded = self.embeddings(batch)
         assert isinstance(batch, BatchOfIds)
         assert isinstance(embedded, Embedded)
+        if self._frozen:
+            embedded = self._without_frozen(embedded)
         return as_keyed(embedded, batch, self.embeddings.owners.tables, self._names)
+
+    def _without_frozen(self, embedded: Embedded) -> Embedded:
+        """The embeddings, whose gradients of frozen tables are left out: rows whose gradient is 0 stay as they are."""
+        pooled_BC = embedded.pooled_BC
+        if pooled_BC.requires_grad and bool(self._frozen_C.any()):
+            frozen_C = self._frozen_C.to(pooled_BC.device)
+            pooled_BC.register_hook(  # type: ignore[no-untyped-call]
+                lambda gradient_BC: gradient_BC.masked_fill(frozen_C, 0.0)
+            )
+        rows = {name: one.detach() if name in self._frozen else one for name, one in embedded.sequences.items()}
+        return Embedded(pooled_BC, rows)
 
 
 class ShardedModel(torch.nn.Module):
@@ -98,6 +138,17 @@ class ShardedModel(torch.nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns."""
         return self.module(*args, **kwargs)
+
+    @override
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """As a module's, for training alone.
+
+        Raises:
+            InputError: If it is to freeze the tables.
+        """
+        for one in self.collections.values():
+            one.embeddings.requires_grad_(requires_grad)
+        return super().requires_grad_(requires_grad)
 
     def end_step(self) -> None:
         """Ends a training step: plans with several replica groups average them. All processes call it."""
@@ -138,6 +189,7 @@ def shard(
     group: dist.ProcessGroup | None = None,
     device: torch.device | None = None,
     row_orders: Mapping[str, torch.Tensor] | None = None,
+    find_unused_parameters: bool = False,
 ) -> ShardedModel:
     """Puts the tables of a model on autoshard's engine by any plan, in place of `DistributedModelParallel`.
 
@@ -145,7 +197,8 @@ def shard(
     in the backward pass, by the plan's optimizer of each table. A module at several paths of the model is sharded once,
     and put at all of them; each of its lookups is an update of its own, so that its tables are trained with SGD alone.
     If `shard` fails, the model is as it was. Weights that are there are kept; those on the meta device are drawn with
-    the seed. All processes of the group call it with the same arguments.
+    the seed, by the `init_fn` of their config. Tables with `requires_grad=False` stay as they are. All processes of the
+    group call it with the same arguments.
 
     Args:
         model: The model, its other parameters on the device.
@@ -156,11 +209,14 @@ def shard(
         group: The processes; None for all.
         device: Where tables and batches are; None for the CPU.
         row_orders: As `ShardedEmbeddings` takes them.
+        find_unused_parameters: Of `DistributedDataParallel`, for models with parameters that not every step uses.
 
     Raises:
-        InvalidPlanError: If the plan lacks a table or holds one in a way that is not executed.
+        InvalidPlanError: If the plan lacks a table, is of a table that differs from the model's, or holds one in a way
+            that is not executed.
         InvalidTableError: If the model has what plans cannot hold, or a module of tables cannot be replaced everywhere.
-        InputError: If tables have no learning rate or several, or a module is weighted.
+        InputError: If there is no process group, tables have no learning rate or several, a module is weighted, or a
+            table or its optimizer has what is not executed (weight decay, momentum, hooks, `padding_idx`).
     """
     found = read_model(model, batch_size=plan.tables.batch_size)
     settings = FusedSettings(
@@ -174,14 +230,16 @@ def shard(
         for one in found.collections:
             own = {name: ids for name, ids in (row_orders or {}).items() if name in one.tables}
             options = {"group": group, "device": device, "row_orders": own}
-            sharded[one.path] = ShardedCollection(one, _part_of(plan, one), settings, **options)
+            sharded[one.path] = ShardedCollection(one, _part_of(plan, one, found), settings, **options)
         for one in found.collections:
             for path in filter(None, one.paths):
                 replaced.append((path, one.module))
                 _replace(model, path, sharded[one.path])
         whole = sharded.get("", model)
         if dist.get_world_size(group) > 1 and any(parameter.requires_grad for parameter in whole.parameters()):
-            whole = torch.nn.parallel.DistributedDataParallel(whole, process_group=group)
+            whole = torch.nn.parallel.DistributedDataParallel(
+                whole, process_group=group, find_unused_parameters=find_unused_parameters
+            )
     except BaseException:  # the model is as it was
         for path, module in replaced:
             if model.get_submodule(path) is not module:
@@ -207,12 +265,75 @@ def _replace(model: torch.nn.Module, path: str, module: torch.nn.Module) -> None
         raise InputError("cannot be replaced in the model, which kept its own", field=path)
 
 
-def _part_of(plan: ShardingPlan, collection: Collection) -> ShardingPlan:
-    """The plan of one module's tables, in the module's order."""
+def _check_executed(module: Any, table: str, field: str) -> None:
+    """Refuses what a module asks of a table, or of its optimizer, beyond what is executed.
+
+    Raises:
+        InputError: If it asks for anything else; the field names it.
+    """
+    for name, value in optimizer_arguments(module, table).items():
+        if value and name not in _ARGUMENTS:
+            raise InputError(
+                f"is not executed: must be left out, got {shown(value)}", field=f"{field}.optimizer.{name}"
+            )
+    holder = holder_of(module, table)
+    for name in _SETTINGS:
+        value = getattr(holder, name, None)
+        if value is not None and value is not False:
+            raise InputError(f"is not executed: must be left out, got {shown(value)}", field=f"{field}.{name}")
+    if getattr(weight_of(module, table), "_backward_hooks", None):
+        raise InputError("has hooks on its gradient, which no step computes as a whole: remove them", field=field)
+
+
+def _drawn(config: Any, table: str, seed: int) -> torch.Tensor | None:
+    """All weights of a table, by its config's `init_fn`; None where the engine draws the same kind without all of them.
+
+    Args:
+        config: TorchRec's.
+        table: Its name in the plan.
+        seed: Same seed and name, same weights.
+    """
+    draw, bound = config.init_fn, math.sqrt(1 / config.num_embeddings)
+    if draw is None or (
+        isinstance(draw, partial)
+        and draw.func is torch.nn.init.uniform_
+        and draw.keywords == {"a": -bound, "b": bound}  # of configs that name none
+    ):
+        return None
+    weights_ND = torch.empty(config.num_embeddings, config.embedding_dim, dtype=torch.float32)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(int.from_bytes(hashlib.sha256(f"{seed}/{table}".encode()).digest()[:8], "little"))
+        draw(weights_ND)
+    return weights_ND
+
+
+def _check_alike(plan: ShardingPlan, collection: Collection, found: ModelTables) -> None:
+    """Refuses a plan of tables that differ from the model's.
+
+    Raises:
+        InvalidPlanError: If it lacks one, or one differs; the field names what.
+    """
     known = {table.name: table for table in plan.tables.tables}
-    missing = [name for name in collection.tables if name not in known]
-    if missing:
-        raise InvalidPlanError(f"has no table {shown(missing[0])}, which the model has", field="tables")
+    for name, config in zip(collection.tables, collection.configs, strict=True):
+        if name not in known:
+            raise InvalidPlanError(f"has no table {shown(name)}, which the model has", field="tables")
+        model, planned = found.tables[name], known[name]
+        names = ["num_embeddings", "embedding_dim", "dtype", "pooling"]
+        if named_optimizer(collection.module, config.name) is not None:
+            names.append("optimizer")
+        pairs = {one: (getattr(model, one), getattr(planned, one)) for one in names}
+        pairs["features"] = len(model.features), len(planned.features)
+        for one, (wanted, got) in pairs.items():
+            if wanted != got:
+                raise InvalidPlanError(
+                    f"must be {wanted} as in the model, got {got}: plan its tables anew", field=f"tables.{name}.{one}"
+                )
+
+
+def _part_of(plan: ShardingPlan, collection: Collection, found: ModelTables) -> ShardingPlan:
+    """The plan of one module's tables, in the module's order."""
+    _check_alike(plan, collection, found)
+    known = {table.name: table for table in plan.tables.tables}
     # Who shares a rank with tables of other modules does not matter any more.
     tables = {name: replace(known[name], constraints=Constraints()) for name in collection.tables}
     shards = tuple(
@@ -239,10 +360,10 @@ def _agreed(collections: tuple[Collection, ...], key: str, given: float | None, 
     if given is not None:
         return given
     values = {
-        settings[0].get(key, usual)
+        settings.get(key, usual)
         for one in collections
         for config in one.configs
-        if (settings := getattr(weight_of(one.module, config.name), "_optimizer_kwargs", None))
+        if (settings := optimizer_arguments(one.module, config.name))
     } or {usual}
     value = values.pop()
     if values or value is None:

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from autoshard.core.errors import DeviceError, SampleStoreError
+from autoshard.formats.files import check_of_this_machine
 
 if TYPE_CHECKING:  # this module does without torch
     from bench.measuring.devices import BenchDevice
@@ -44,6 +45,7 @@ class CollectorLock:
             CollectorBusyError: If another process holds it.
             SampleStoreError: If the store's file system has no locks, or cannot be written.
         """
+        check_of_this_machine(self.file)
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

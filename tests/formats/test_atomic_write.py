@@ -2,6 +2,7 @@
 
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -73,3 +74,20 @@ def test_a_name_that_is_too_long_is_an_error_of_that_file(tmp_path):
     with pytest.raises(FormatError, match="cannot be written: file name too long"):
         atomic_write(tmp_path / ("a" * 5000), "text")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("address", ["s3://bucket/plan.json", "gs:/bucket/plan.json", "hdfs://host/plan.json"])
+def test_addresses_are_refused_before_a_folder_of_their_name_is_made(address, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in (address, Path(address)):
+        with pytest.raises(FormatError, match="must be a file of this machine, got an address"):
+            atomic_write(path, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pipe_is_no_file_to_write():
+    reading, writing = os.pipe()
+    with pytest.raises(FormatError, match="is no regular file"):
+        atomic_write(f"/dev/fd/{writing}", "")
+    os.close(reading)
+    os.close(writing)

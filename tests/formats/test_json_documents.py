@@ -1,5 +1,6 @@
 """JSON texts: what the parser refuses, how documents are laid out, and their digests."""
 
+import gzip
 import json
 import math
 
@@ -24,6 +25,7 @@ values = st.recursive(
         ("", "is not JSON"),
         (b'{"a": "\xff"}', "is not UTF-8"),
         ('{"a": 1}'.encode("utf-16"), "is not UTF-8"),
+        (gzip.compress(b'{"a": 1}'), "is compressed by gzip: unpack it first"),
         ('{"a": 1}'.encode("utf-32-le"), "is not JSON"),
         ("[" * 100_000, "nested too deep"),
         ("[" * 65 + "]" * 65, "nested too deep"),

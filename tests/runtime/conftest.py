@@ -1,7 +1,6 @@
-"""Small plans, and a process group of this one process."""
+"""Small plans."""
 
-from collections.abc import Callable, Iterator
-from datetime import timedelta
+from collections.abc import Callable
 
 import pytest
 
@@ -57,12 +56,3 @@ def make_plan() -> MakePlan:
         )
 
     return make
-
-
-@pytest.fixture
-def one_process() -> Iterator[None]:
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=30))
-    yield
-    dist.destroy_process_group()

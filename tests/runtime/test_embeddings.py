@@ -1,5 +1,8 @@
 """The engine as a module that a trainer uses, in a group of one process."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -182,3 +185,48 @@ def test_a_timer_counts_every_part(plan):
 def test_the_tables_have_no_parameters_of_the_module(plan):
     embeddings = ShardedEmbeddings(plan, SETTINGS)
     assert list(embeddings.parameters()) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_the_trainers_default_dtype_changes_nothing(plan, dtype):
+    def trained():
+        embeddings = ShardedEmbeddings(plan, SETTINGS)
+        batch = draw_samples(plan.tables, 1, BATCH_SIZE, (0,)).ids
+        for _ in range(2):
+            output_BC = embeddings(batch).pooled_BC
+            output_BC.pow(2).sum().backward()
+        return [output_BC, *(embeddings.table_state(name).weights_ND for name in "tuv")]
+
+    usual = trained()
+    torch.set_default_dtype(dtype)
+    try:
+        others = trained()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(one, other) for one, other in zip(usual, others, strict=True))
+
+
+def test_inference_mode_embeds_and_training_goes_on(plan):
+    embeddings = ShardedEmbeddings(plan, SETTINGS)
+    batch = draw_samples(plan.tables, 1, BATCH_SIZE, (0,)).ids
+    expected = reference_output(plan, batch)
+    kept = embeddings(batch).pooled_BC
+    with torch.inference_mode():
+        assert torch.allclose(embeddings(batch).pooled_BC, expected, atol=1e-6)
+        made_inside = BatchOfIds(batch.lengths_FB.clone(), batch.ids_L.clone())
+        assert torch.allclose(embeddings(made_inside).pooled_BC, expected, atol=1e-6)
+        assert torch.allclose(embeddings(embeddings.prefetch(batch)).pooled_BC, expected, atol=1e-6)
+    kept.pow(2).sum().backward()
+    with torch.inference_mode():
+        assert not torch.allclose(embeddings(batch).pooled_BC, expected, atol=1e-6)
+    embeddings.close()
+
+
+def test_tables_are_neither_copied_nor_frozen(plan):
+    embeddings = ShardedEmbeddings(plan, SETTINGS)
+    with pytest.raises(InputError, match="neither copied nor pickled"):
+        copy.deepcopy(torch.nn.Sequential(embeddings))
+    with pytest.raises(InputError, match="neither copied nor pickled"):
+        pickle.dumps(embeddings)
+    with pytest.raises(InputError, match=r"torch\.no_grad"):
+        embeddings.requires_grad_(False)

@@ -5,7 +5,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+import torch.distributed as dist
+
+from autoshard.core.errors import InputError
 from autoshard.formats import write_plan
+from autoshard.runtime.participation import Participation
 
 SCRIPT = """
 import sys
@@ -54,3 +59,16 @@ def test_processes_that_differ_are_refused_on_both(make_plan, make_table, tmp_pa
         refusal = f"process {1 - rank} has another plan, batch size or settings than process {rank}"
         assert processes[rank].returncode == 0
         assert lines == ["agreed on 4", refusal, refusal, refusal, "agreed on 4"]
+
+
+def test_without_a_process_group_one_line_says_how_to_make_one(make_plan, make_table):
+    plan = make_plan([make_table("a")], [0], world_size=1)
+    with pytest.raises(InputError, match=r"^group: there is none: call torch\.distributed\.init_process_group first$"):
+        Participation.agree(plan, "settings")
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_process_outside_the_group_is_refused(make_plan, make_table):
+    plan = make_plan([make_table("a")], [0], world_size=1)
+    with pytest.raises(InputError, match=r"^group: process 0 is not in it"):
+        Participation.agree(plan, "settings", group=dist.GroupMember.NON_GROUP_MEMBER)

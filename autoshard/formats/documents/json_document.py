@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from autoshard.core.errors import FormatError
-from autoshard.formats.files import read_bytes
+from autoshard.formats.files import read_bytes, undecodable
 
 _LINE_LENGTH = 140
 # Made once: `json.dumps` makes one for each value.
@@ -70,8 +70,8 @@ def parse_json(text: str | bytes, source: str | None = None) -> object:
         raise FormatError(
             f"is not JSON: {error.msg.lower()} at line {error.lineno}, column {error.colno}", source=source
         ) from None
-    except UnicodeDecodeError:
-        raise FormatError("is not UTF-8 text", source=source) from None
+    except UnicodeDecodeError as error:
+        raise FormatError(undecodable(error.object), source=source) from None
     except RecursionError:
         raise FormatError("is nested too deep", source=source) from None
     except ValueError:  # Python refuses whole numbers of thousands of digits

@@ -181,12 +181,31 @@ def fused_optimizer(parameter: Any) -> type | None:
     return kind
 
 
+def named_optimizer(module: Any, table: str) -> type | None:
+    """The optimizer class that `apply_optimizer_in_backward`, or a fused module, gave a table; None if neither did."""
+    kind: type | None = module.optimizer_type() if hasattr(module, "optimizer_type") else None
+    return kind or fused_optimizer(weight_of(module, table))
+
+
+def optimizer_arguments(module: Any, table: str) -> Mapping[str, Any]:
+    """What `apply_optimizer_in_backward`, or a fused module, gave the optimizer of a table; nothing if neither did."""
+    if hasattr(module, "optimizer_kwargs"):
+        return dict(module.optimizer_kwargs())
+    given = getattr(weight_of(module, table), "_optimizer_kwargs", None)
+    return dict(given[0]) if given else {}
+
+
 def weight_of(module: Any, table: str) -> Any:
     """The weights of a table in a module; None where a fused module keeps them elsewhere."""
+    return getattr(holder_of(module, table), "weight", None)
+
+
+def holder_of(module: Any, table: str) -> Any:
+    """The module of torch that a module keeps a table in; None where a fused module keeps it elsewhere."""
     inner = getattr(module, "_embedding_bag_collection", module)
     tables = getattr(inner, "embedding_bags", None)
     holders = tables if tables is not None else getattr(inner, "embeddings", {})
-    return getattr(holders[table], "weight", None) if table in holders else None
+    return dict(holders.items()).get(table)
 
 
 def _collections(model: torch.nn.Module) -> Iterator[Collection]:
@@ -367,8 +386,7 @@ def _pooling(config: BaseEmbeddingConfig, field: str) -> Pooling:
 
 
 def _optimizer(module: Any, config: BaseEmbeddingConfig, field: str) -> Optimizer:
-    kind = module.optimizer_type() if hasattr(module, "optimizer_type") else None
-    kind = kind or fused_optimizer(weight_of(module, config.name))
+    kind = named_optimizer(module, config.name)
     if kind is None:
         return DEFAULT_OPTIMIZER
     if kind not in _OPTIMIZERS:
@@ -417,11 +435,7 @@ def _notes(collections: Sequence[Collection], constraints: Mapping[str, Any]) ->
     weighted = [one.path or "model" for one in collections if one.is_weighted]
     if weighted:
         notes.append(f"weights of lookups are not priced: {', '.join(weighted[:8])}")
-    unnamed = sum(
-        fused_optimizer(weight_of(one.module, config.name)) is None and not hasattr(one.module, "optimizer_type")
-        for one in collections
-        for config in one.configs
-    )
+    unnamed = sum(named_optimizer(one.module, config.name) is None for one in collections for config in one.configs)
     if unnamed:
         notes.append(f"{unnamed} tables have no optimizer in their backward pass: taken as {DEFAULT_OPTIMIZER}")
     unused = [field for field in _UNUSED_CONSTRAINTS if any(getattr(one, field, None) for one in constraints.values())]

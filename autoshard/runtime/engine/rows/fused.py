@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,20 +106,21 @@ class FusedKernel:
         on_gpu = device.type == "cuda"
         location = _location(memory) if on_gpu else EmbeddingLocation.HOST
         compute = ComputeDevice.CUDA if on_gpu else ComputeDevice.CPU
-        self._tbe = SplitTableBatchedEmbeddingBagsCodegen(
-            [(rows, dim, location, compute) for rows, dim in sizes],
-            feature_table_map=[0] if table_of_feature is None else list(table_of_feature),
-            pooling_mode=PoolingMode.NONE if table_of_feature is None else PoolingMode.SUM,
-            weights_precision=_PRECISION[dtype],
-            output_dtype=SparseType.FP32,
-            optimizer=FUSED_OPTIMIZERS[optimizer],
-            learning_rate=settings.learning_rate * self._scale,
-            eps=settings.eps * self._scale,
-            # Ids are checked before they are sent.
-            bounds_check_mode=BoundsCheckMode.NONE,
-            device=device,
-            **(_cache_options(sizes, dtype, memory) if on_gpu else _host_options(sizes, dtype, optimizer)),
-        )
+        with _float32_by_default():
+            self._tbe = SplitTableBatchedEmbeddingBagsCodegen(
+                [(rows, dim, location, compute) for rows, dim in sizes],
+                feature_table_map=[0] if table_of_feature is None else list(table_of_feature),
+                pooling_mode=PoolingMode.NONE if table_of_feature is None else PoolingMode.SUM,
+                weights_precision=_PRECISION[dtype],
+                output_dtype=SparseType.FP32,
+                optimizer=FUSED_OPTIMIZERS[optimizer],
+                learning_rate=settings.learning_rate * self._scale,
+                eps=settings.eps * self._scale,
+                # Ids are checked before they are sent.
+                bounds_check_mode=BoundsCheckMode.NONE,
+                device=device,
+                **(_cache_options(sizes, dtype, memory) if on_gpu else _host_options(sizes, dtype, optimizer)),
+            )
         self._rows_T = [rows for rows, _ in sizes]
         self._marks_N: torch.Tensor | None = None
         if settings.marks_rows:
@@ -129,16 +131,25 @@ class FusedKernel:
     def sums(self, ids_L: torch.Tensor, lengths_FG: torch.Tensor) -> torch.Tensor:
         """Sums over bags, fp32 of shape (G, O)."""
         offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths_FG.reshape(-1).long())
-        output_GO: torch.Tensor = self._tbe(ids_L, offsets)
+        output_GO = self._looked_up(ids_L, offsets)
         self._mark_with_gradient(output_GO, ids_L, lengths_FG)
         return output_GO
 
     def rows(self, ids_L: torch.Tensor) -> torch.Tensor:
         """Rows, fp32 of shape (L, D)."""
         offsets = torch.tensor([0, len(ids_L)], device=ids_L.device)
-        output_LD: torch.Tensor = self._tbe(ids_L, offsets)
+        output_LD = self._looked_up(ids_L, offsets)
         self._mark_with_gradient(output_LD, ids_L, offsets[1:, None])
         return output_LD
+
+    def _looked_up(self, ids_L: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        if not torch.is_inference_mode_enabled():
+            output: torch.Tensor = self._tbe(ids_L, offsets)
+            return output
+        # FBGEMM's kernels of CPUs are found by way of autograd, which inference mode leaves out.
+        with torch.inference_mode(mode=False), torch.no_grad():
+            output = self._tbe(ids_L, offsets)
+        return output
 
     def _mark_with_gradient(self, output: torch.Tensor, ids_L: torch.Tensor, lengths_FG: torch.Tensor) -> None:
         """Marks the rows of a lookup once its gradient is there, which the kernel updates them with.
@@ -174,6 +185,17 @@ class FusedKernel:
         return [RowStates(*state) for state in zip(weights, moments, marks, strict=True)]
 
 
+@contextmanager
+def _float32_by_default() -> Iterator[None]:
+    """FBGEMM makes moments and the learning rate in the default dtype, which the trainer may have set to another."""
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(usual)
+
+
 def _location(memory: MemoryPlacement) -> EmbeddingLocation:
     """Where FBGEMM keeps rows on a GPU."""
     if memory.level is MemoryLevel.HBM:
@@ -198,5 +220,5 @@ def _host_options(sizes: Sequence[tuple[int, int]], dtype: DType, optimizer: Opt
     num_moments = sum(rows * optimizer.state_bytes_per_row(dim) // 4 for rows, dim in sizes)
     memory = {"weights": torch.empty(num_weights, dtype=_PRECISION[dtype].as_dtype())}
     if num_moments:
-        memory["momentum1"] = torch.empty(num_moments)
+        memory["momentum1"] = torch.empty(num_moments, dtype=torch.float32)
     return {"preallocated_host_buffers": {name: advise_huge_pages(piece).zero_() for name, piece in memory.items()}}

@@ -64,7 +64,8 @@ class _Kernel:
     def summed(self) -> RowGradients:
         """Gradients of distinct rows, of all that was collected; forgets it."""
         if not self.lookups:
-            empty = torch.empty(0, self.rows.weights_ND.shape[1], device=self.rows.weights_ND.device)
+            weights_ND = self.rows.weights_ND
+            empty = torch.empty(0, weights_ND.shape[1], dtype=torch.float32, device=weights_ND.device)
             return RowGradients(torch.empty(0, dtype=torch.int64, device=empty.device), empty)
         summed = summed_by_row(torch.cat(self.lookups), torch.cat(self.sources), torch.cat(self.gradients))
         self.lookups, self.sources, self.gradients, self.num_gradients = [], [], [], 0

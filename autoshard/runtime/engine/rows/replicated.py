@@ -64,7 +64,7 @@ class ReplicatedRows:
         self._optimizer = optimizer
         self._scale, self._eps = settings.scale_of(optimizer), settings.eps
         shape = {Optimizer.ROWWISE_ADAGRAD: (num_rows,), Optimizer.ADAGRAD: (num_rows, dim)}.get(optimizer)
-        self.moments = None if shape is None else torch.zeros(shape, device=device)
+        self.moments = None if shape is None else torch.zeros(shape, dtype=torch.float32, device=device)
         self.marks_N = torch.zeros(num_rows, dtype=torch.uint8, device=device) if settings.marks_rows else None
 
     @property

@@ -133,7 +133,8 @@ class FusedKernels:
         rows = [self._timed(one.kernel.rows, self._row_ids(batch, one)) for one in self._rows]
         if not sums and not rows:  # nothing here; the empty output still has to be in the graph of every process
             num_samples = batch.batch_size * len(batch.served)
-            return Looked(torch.zeros(num_samples, 0, device=self._device, requires_grad=True), ())
+            nothing = torch.zeros(num_samples, 0, dtype=torch.float32, device=self._device, requires_grad=True)
+            return Looked(nothing, ())
         return Looked(torch.cat(sums, dim=1) if len(sums) > 1 else sums[0] if sums else None, tuple(rows))
 
     def _look_up_sums(self, batch: Distributed) -> list[torch.Tensor]:

@@ -102,7 +102,7 @@ class Assembly:
 
     def _pooled_features(self, blocks: Sequence[torch.Tensor], B: int) -> torch.Tensor:
         if not self._reading.gathered:
-            return torch.empty(0, device=self._device).view(1, 0).expand(B, 0)
+            return torch.empty(B, 0, dtype=torch.float32, device=self._device)
         pieces = [cuts(block) for cuts, block in zip(self._block_cuts, blocks, strict=True)]
         pooled_BC = torch.cat(
             [piece for block, run in self._gathered for piece in pieces[block][run]],
@@ -120,7 +120,8 @@ class Assembly:
         return torch.repeat_interleave(scale_FB, self._pooled_dims, dim=0).T.contiguous()
 
     def _empty_sequence(self, batch: Distributed, feature: int) -> torch.Tensor:
-        return torch.empty(0, device=self._device).new_empty(batch.counts_F[feature], self._reading.dim_F[feature])
+        shape = (batch.counts_F[feature], self._reading.dim_F[feature])
+        return torch.empty(shape, dtype=torch.float32, device=self._device)
 
     def _place_sequences(
         self, kernel: RowKernel, index: RowIndex, rows_RD: torch.Tensor, sequences: dict[int, torch.Tensor]

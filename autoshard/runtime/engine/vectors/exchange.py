@@ -332,7 +332,7 @@ class OutputExchange:
             self.sent_bytes[stream][process] += sent
 
     def _nothing(self) -> torch.Tensor:
-        return torch.empty(0, device=self._device)
+        return torch.empty(0, dtype=torch.float32, device=self._device)
 
 
 @dataclass(slots=True, eq=False)

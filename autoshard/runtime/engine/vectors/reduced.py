@@ -60,7 +60,7 @@ class ReducedSums:
         num_mine, num_samples = 0 if mine_GM is None else mine_GM.shape[1], batch_size * self._num_processes
         sums_GW = mine_GM
         if num_mine < self.width:
-            zeros = torch.zeros(num_samples, self.width - num_mine, device=device)
+            zeros = torch.zeros(num_samples, self.width - num_mine, dtype=torch.float32, device=device)
             sums_GW = zeros if mine_GM is None else _woven(self._buffer, mine_GM, zeros)
         assert sums_GW is not None, "what is not there is zeros"
         return sums_GW

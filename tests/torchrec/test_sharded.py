@@ -1,0 +1,170 @@
+"""What a model, its configs and their optimizers say is executed by `shard`, or refused by name; in a group of one."""
+
+import copy
+
+import pytest
+import torch
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
+from torchrec.modules.embedding_configs import DataType, PoolingType
+from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+from torchrec.optim import RowWiseAdagrad
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+from autoshard.core import Level, Link, MemoryBytes, PlacedShard, Shard, ShardingPlan, Topology
+from autoshard.core.errors import InputError, InvalidPlanError
+from autoshard.torchrec import shard, tables_of
+
+pytestmark = [
+    pytest.mark.usefixtures("one_process"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of torch.jit, on torchrec's own import
+]
+
+BATCH = KeyedJaggedTensor(keys=["f", "g"], values=torch.tensor([1, 2, 3, 4, 5, 1]), lengths=torch.tensor([2, 1, 1, 2]))
+
+
+def bags(device="cpu", names=("t",), **config):
+    torch.manual_seed(0)
+    usual = {"num_embeddings": 10, "embedding_dim": 8, "feature_names": ["f", "g"]} | config
+    return EmbeddingBagCollection(
+        tables=[EmbeddingBagConfig(name=name, **usual) for name in names], device=torch.device(device)
+    )
+
+
+def plan_of(model):
+    link = Link(bytes_per_s=1e9)
+    tables = tables_of(model, batch_size=2)
+    level = Level(name="node", size=1, all_to_all=link, all_reduce=link)
+    return ShardingPlan(
+        tables=tables,
+        topology=Topology(world_size=1, device="cpu", memory_bytes=MemoryBytes(hbm=1 << 30), levels=(level,)),
+        shards=tuple(PlacedShard.table_wise(Shard.whole(table), 0) for table in tables.tables),
+    )
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "argument", "value"),
+    [
+        (torch.optim.SGD, "weight_decay", 0.5),
+        (torch.optim.SGD, "momentum", 0.9),
+        (torch.optim.SGD, "maximize", True),
+        (torch.optim.Adagrad, "lr_decay", 0.1),
+        (torch.optim.Adagrad, "initial_accumulator_value", 0.1),
+        (RowWiseAdagrad, "weight_decay", 0.1),
+    ],
+)
+def test_arguments_of_optimizers_that_are_not_executed_are_refused_by_name(optimizer, argument, value):
+    model = bags()
+    apply_optimizer_in_backward(optimizer, model.parameters(), {"lr": 0.1, argument: value})
+    with pytest.raises(InputError, match=rf"^model\.t\.optimizer\.{argument}: "):
+        shard(model, plan_of(model))
+
+
+def test_arguments_that_change_nothing_are_taken_and_fused_modules_name_theirs():
+    model = bags()
+    apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1, "momentum": 0.0, "foreach": True})
+    shard(model, plan_of(model)).close()
+    tables = [EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=8, feature_names=["f"])]
+    options = {"tables": tables, "optimizer_type": torch.optim.SGD, "device": torch.device("cpu")}
+    shard(plain := FusedEmbeddingBagCollection(optimizer_kwargs={"lr": 0.1}, **options), plan_of(plain)).close()
+    decayed = FusedEmbeddingBagCollection(optimizer_kwargs={"lr": 0.1, "weight_decay": 0.1}, **options)
+    with pytest.raises(InputError, match="weight_decay"):
+        shard(decayed, plan_of(decayed))
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad, RowWiseAdagrad])
+@pytest.mark.parametrize("kind", ["bags", "rows"])
+def test_frozen_tables_stay_as_they_are_and_others_are_trained(optimizer, kind):
+    if kind == "bags":
+        model = bags(names=("old", "new"))
+        holders = model.embedding_bags
+    else:
+        configs = [
+            EmbeddingConfig(name=name, num_embeddings=10, embedding_dim=8, feature_names=[feature])
+            for name, feature in (("old", "f"), ("new", "g"))
+        ]
+        model = EmbeddingCollection(tables=configs)
+        holders = model.embeddings
+    apply_optimizer_in_backward(optimizer, model.parameters(), {"lr": 0.1})
+    holders["old"].weight.requires_grad_(False)
+    before = {name: holder.weight.detach().clone() for name, holder in holders.items()}
+    sharded = shard(model, plan_of(model))
+    for _ in range(2):
+        output = sharded(BATCH)
+        output = output.values() if kind == "bags" else torch.cat([rows.values() for rows in output.values()])
+        output.pow(2).sum().backward()
+        sharded.end_step()
+    assert torch.equal(sharded.table_state("old").weights_ND, before["old"])
+    assert not torch.equal(sharded.table_state("new").weights_ND, before["new"])
+    with torch.no_grad():
+        sharded(BATCH)
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        ({"pooling": PoolingType.MEAN}, "pooling"),
+        ({"num_embeddings": 12}, "num_embeddings"),
+        ({"embedding_dim": 16}, "embedding_dim"),
+        ({"data_type": DataType.FP16}, "dtype"),
+        ({"feature_names": ["f", "g", "h"]}, "features"),
+    ],
+)
+def test_a_plan_of_a_model_that_changed_is_refused_by_name(config, field):
+    plan = plan_of(bags())
+    with pytest.raises(InvalidPlanError, match=rf"^tables\.t\.{field}: must be .* as in the model, got "):
+        shard(bags("meta", **config), plan, learning_rate=0.1)
+
+
+def test_a_plan_of_another_optimizer_than_the_model_names_is_refused():
+    model = bags()
+    plan = plan_of(model)
+    apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
+    with pytest.raises(InvalidPlanError, match="must be sgd as in the model, got rowwise_adagrad"):
+        shard(model, plan)
+
+
+@pytest.mark.parametrize(
+    ("config", "low", "high"),
+    [
+        ({"init_fn": lambda weights: torch.nn.init.constant_(weights, 0.5)}, 0.5, 0.5),
+        ({"weight_init_min": 1.0, "weight_init_max": 2.0}, 1.0, 2.0),
+        ({"init_fn": torch.nn.init.zeros_}, 0.0, 0.0),
+        ({}, -(10**-0.5), 10**-0.5),
+    ],
+)
+def test_tables_on_the_meta_device_are_drawn_as_their_configs_say(config, low, high):
+    def drawn(seed):
+        model = bags("meta", names=("t", "u"), **config)
+        sharded = shard(model, plan_of(model), learning_rate=0.1, seed=seed)
+        return [sharded.table_state(name).weights_ND for name in "tu"]
+
+    t, u = drawn(0)
+    assert low <= t.min() <= t.max() <= high
+    assert torch.equal(t, drawn(0)[0])
+    is_constant = low == high
+    assert torch.equal(t, u) == torch.equal(t, drawn(1)[0]) == is_constant
+
+
+@pytest.mark.parametrize(("setting", "value"), [("padding_idx", 0), ("max_norm", 1.0), ("scale_grad_by_freq", True)])
+def test_settings_of_tables_that_are_not_executed_are_refused_by_name(setting, value):
+    model = bags()
+    setattr(model.embedding_bags["t"], setting, value)
+    with pytest.raises(InputError, match=rf"^model\.t\.{setting}: "):
+        shard(model, plan_of(model), learning_rate=0.1)
+
+
+def test_hooks_on_a_tables_gradient_are_refused():
+    model = bags()
+    model.embedding_bags["t"].weight.register_hook(torch.nn.functional.normalize)
+    with pytest.raises(InputError, match=r"^model\.t: has hooks"):
+        shard(model, plan_of(model), learning_rate=0.1)
+
+
+def test_sharded_models_are_neither_copied_nor_frozen():
+    model = bags()
+    sharded = shard(model, plan_of(model), learning_rate=0.1)
+    with pytest.raises(InputError, match="neither copied nor pickled"):
+        copy.deepcopy(sharded)
+    with pytest.raises(InputError, match="not frozen"):
+        sharded.requires_grad_(False)
+    sharded.requires_grad_()
