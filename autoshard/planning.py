@@ -26,15 +26,17 @@ from autoshard.core import (
     local_shards,
 )
 from autoshard.core.costs import MeasuredRange, OutsideRange, Risk, StepModels
-from autoshard.core.errors import AutoshardError, InvalidOptionError, InvalidPlanError, ModelError
+from autoshard.core.errors import AutoshardError, InvalidOptionError, InvalidPlanError
 from autoshard.core.machine import KnowsMachine, device_family, model_key
 from autoshard.core.quoting import shortened
 from autoshard.evaluation.analytic import AnalyticCostModel
+from autoshard.evaluation.cached_rows import in_device_memory
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.evaluation.evaluate import evaluate
 from autoshard.evaluation.measured import ComparedPlan, Comparison
 from autoshard.evaluation.step_price import model_names
-from autoshard.evaluation.upper_end import at_upper_end
+from autoshard.evaluation.unseen_kernels import UnseenKernelsModel, kernels_of, pricing
+from autoshard.evaluation.upper_end import UpperEndKernels, at_upper_end
 from autoshard.evaluation.validator import validate_plan
 from autoshard.hardware import CPU, this_processor
 from autoshard.planners.auto import AutoOptions
@@ -112,15 +114,13 @@ def make_costs(
     Collectives without a trained model are priced by the topology's latencies and bandwidths, dense layers
     analytically, and steps as the sum of their parts.
 
-    A trained model that has never seen tables of such a kind is passed over for the analytic one, with a line in
-    the log; every answer names the model that it comes from.
+    Kernels that a trained model has never seen are priced by the analytic one, all others by the trained one. A line in
+    the log says of how many tables, and which kernels; every answer names the models that it comes from.
 
     Raises:
         ModelError: As `kernel_model`.
     """
-    whole = [PlacedShard.table_wise(Shard.whole(table), 0) for table in tables.tables]
-    shards = local_shards(whole, group_batch_size=tables.batch_size, bags_share_N=[1.0] * len(whole))
-    return _costs_of(shards, topology, registry, risk)
+    return _costs_of(_whole_shards(tables), topology, registry, risk, with_all_kernels=True)
 
 
 def plan_costs(plan: ShardingPlan, registry: Path | None = None, *, risk: Risk = Risk.MEAN) -> CostModels:
@@ -130,19 +130,22 @@ def plan_costs(plan: ShardingPlan, registry: Path | None = None, *, risk: Risk =
         ModelError: As `kernel_model`.
     """
     shards = [shard for held in plan.local_shards() for shard in held]
-    return _costs_of(shards, plan.topology, registry, risk)
+    return _costs_of(shards, plan.topology, registry, risk, with_all_kernels=False)
 
 
-def _costs_of(shards: Sequence[LocalShard], topology: Topology, registry: Path | None, risk: Risk) -> CostModels:
-    model = kernel_model(topology, registry)
-    try:
-        model.encode(shards)
-    except ModelError as error:
-        if isinstance(model, AnalyticCostModel):
-            raise
+def _costs_of(
+    shards: Sequence[LocalShard], topology: Topology, registry: Path | None, risk: Risk, *, with_all_kernels: bool
+) -> CostModels:
+    """Models that price some shards, and with all kernels everything that they may be cut into."""
+    # Kernels find all rows in the device's memory, wherever these live.
+    shards = [in_device_memory(shard) for shard in shards]
+    model = trained = kernel_model(topology, registry)
+    if not isinstance(trained, AnalyticCostModel):
         analytic = _analytic_model(topology)
-        _log.warning("%s cannot price this, so %s does: %s", model.name, analytic.name, error)
-        model = analytic
+        needed = kernels_of(shards) if with_all_kernels else shards
+        model, unseen = UnseenKernelsModel.covering(trained, analytic, needed)
+        if alone := [shard for shard in shards if shard.kernel_kind in unseen]:
+            _log.warning("%s", _unseen_warning(alone, trained.name, analytic.name))
     if isinstance(model, MeasuredRange) and (notes := model.notes(shards)):
         _log.warning("%s: %s", model.name, _range_warning(notes))
     if note := machine_note(model, topology.device):
@@ -150,6 +153,20 @@ def _costs_of(shards: Sequence[LocalShard], topology: Topology, registry: Path |
     others = step_models(topology.device, registry)
     costs = CostModels(kernel=model, comm=others.comm or AlphaBetaComm(), dense=others.dense, step=others.step)
     return at_upper_end(costs, topology.device) if risk is Risk.HIGH else costs
+
+
+def _whole_shards(tables: TableSet) -> Sequence[LocalShard]:
+    """Every table whole, on a rank of its own."""
+    whole = [PlacedShard.table_wise(Shard.whole(table), 0) for table in tables.tables]
+    return local_shards(whole, group_batch_size=tables.batch_size, bags_share_N=[1.0] * len(whole))
+
+
+def _unseen_warning(unseen: Sequence[LocalShard], trained: str, analytic: str) -> str:
+    """How many tables have kernels that the trained model has not seen, and which kernels these are."""
+    num_tables = len({shard.table for shard in unseen})
+    tables = "1 table" if num_tables == 1 else f"{num_tables:,} tables"
+    kinds = shortened(", ".join(dict.fromkeys(shard.kernel_kind for shard in unseen)), _MAX_CHARACTERS)
+    return f"{trained} has not measured kernels of {tables} ({kinds}): {analytic} prices these"
 
 
 def machine_note(model: CostModel, device: str) -> str:
@@ -273,11 +290,12 @@ def _finished(plan: ShardingPlan, costs: CostModels, provenance: Provenance) -> 
         # The planner's fault, not that of whoever asked for a plan.
         raise AutoshardError(f"made an invalid plan: {error}", source=f"planner {provenance.planner}") from error
     orders = _orders_of_cut(plan)
+    held = [in_device_memory(shard) for shards in plan.local_shards() for shard in shards]
+    _warn_of_unseen(plan.tables, held, costs.kernel)
+    costs = replace(costs, kernel=pricing(costs.kernel, held))
     models = {**provenance.models, **_order_notes(orders), **model_names(costs, plan.tables, plan.topology.device)}
-    if isinstance(costs.kernel, MeasuredRange):
-        held = [shard for shards in plan.local_shards() for shard in shards]
-        if notes := costs.kernel.notes(held):
-            models["kernel_notes"] = _notes_text(notes)
+    if isinstance(costs.kernel, MeasuredRange) and (notes := costs.kernel.notes(held)):
+        models["kernel_notes"] = _notes_text(notes)
     if isinstance(costs.kernel, KnowsMachine) and costs.kernel.measured_on is not None:
         models["kernel_machine"] = str(costs.kernel.measured_on)
     if note := machine_note(costs.kernel, plan.topology.device):
@@ -292,6 +310,16 @@ def _finished(plan: ShardingPlan, costs: CostModels, provenance: Provenance) -> 
         predicted=predicted,
         provenance=replace(provenance, models=models),
     )
+
+
+def _warn_of_unseen(tables: TableSet, held: Sequence[LocalShard], model: CostModel) -> None:
+    """Says in the log which shards the kernel model has not seen, where it has seen their tables whole."""
+    if isinstance(model, UpperEndKernels):
+        model = model.model
+    if isinstance(model, UnseenKernelsModel):
+        known = {shard.kernel_kind for shard in _whole_shards(tables)}
+        if cut := [shard for shard in held if model.is_unseen(shard) and shard.kernel_kind not in known]:
+            _log.warning("%s", _unseen_warning(cut, model.model.name, model.other.name))
 
 
 def _warn_of_memory(plan: ShardingPlan, predicted: CostBreakdown) -> None:

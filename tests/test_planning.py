@@ -10,7 +10,19 @@ import numpy as np
 import pytest
 
 from autoshard import __version__
-from autoshard.core import GradSync, MemoryBandwidth, PlacedShard, Pooling, Shard, ShardingPlan, Tier, local_shard
+from autoshard.core import (
+    DType,
+    GradSync,
+    MemoryBandwidth,
+    Optimizer,
+    PlacedShard,
+    Pooling,
+    Shard,
+    ShardingPlan,
+    Tier,
+    local_shard,
+    local_shards,
+)
 from autoshard.core.costs import Risk
 from autoshard.core.errors import AutoshardError, InfeasiblePlanError, InvalidOptionError, UnknownNameError
 from autoshard.core.machine import MeasuredMachine
@@ -44,6 +56,11 @@ def registry(tmp_path_factory):
     trained = train_cost_model(CostDataset.from_samples(read_samples(SAMPLES, "cpu")), device="cpu", options=options)
     trained.model.publish(Registry(root))
     return root
+
+
+def whole_shards(tables):
+    placed = [PlacedShard.table_wise(Shard.whole(table), 0) for table in tables.tables]
+    return local_shards(placed, group_batch_size=tables.batch_size, bags_share_N=[1.0] * len(placed))
 
 
 @pytest.fixture(scope="module")
@@ -121,13 +138,38 @@ class TestModels:
         assert kernel_model(named, tmp_path).name == "analytic:cpu:abacus"
 
     def test_tables_of_a_kind_that_was_not_learned(self, tables, topology, registry, caplog):
+        """Are priced by the analytic model, the others as if they were alone."""
         mean = replace(tables, tables=(replace(tables.tables[0], pooling=Pooling.MEAN), *tables.tables[1:]))
         with caplog.at_level(logging.WARNING):
-            assert make_costs(mean, topology, registry).kernel.name == "analytic:cpu"
-        assert " cannot price this, so analytic:cpu does" in caplog.text
-        assert make_costs(tables, topology, registry).kernel.name.startswith("learned:cpu@")
+            costs = make_costs(mean, topology, registry)
+        learned = kernel_model(topology, registry)
+        assert costs.kernel.name == f"{learned.name} and analytic:cpu"
+        assert "has not measured kernels of 1 table (fused/hbm/fp32/rowwise_adagrad/mean): analytic:cpu" in caplog.text
+        shards = whole_shards(mean)
+        ms_N = costs.kernel.predict_ms(costs.kernel.encode(shards))
+        analytic = kernel_model(replace(topology, device="cpu"), registry.parent / "none")
+        np.testing.assert_array_equal(ms_N[:1], analytic.predict_ms(analytic.encode(shards[:1])))
+        np.testing.assert_allclose(ms_N[1:], learned.predict_ms(learned.encode(shards[1:])), rtol=1e-6)
+        both = costs.kernel.predict_parts(costs.kernel.encode(shards).sum(axis=0, keepdims=True))
+        rest = learned.predict_ms(learned.encode(shards[1:]).sum(axis=0, keepdims=True))
+        assert float(both.kernel_ms_S[0]) == pytest.approx(float(ms_N[0] + rest[0]), rel=1e-5)
+        assert both.low_ms_S < both.kernel_ms_S < both.high_ms_S
+        assert costs.kernel.predict_ms(np.zeros((1, sum(costs.kernel.widths)), dtype=np.float32)) == 0
 
-    def test_plans_with_shards_of_a_kind_that_was_not_learned(self, tables, topology, registry):
+    @pytest.mark.parametrize(
+        "changes", [{"dtype": DType.BF16}, {"optimizer": Optimizer.ADAM}, {"pooling": Pooling.SEQUENCE}]
+    )
+    def test_where_no_kernel_was_learned_the_analytic_model_prices_all(self, tables, topology, registry, changes):
+        changed = replace(tables, tables=tuple(replace(table, **changes) for table in tables.tables))
+        request = PlanRequest(
+            tables=changed, topology=topology, costs=make_costs(changed, topology, registry), time_limit_s=0.3
+        )
+        for name in ("auto", "neo", "oper", "flexshard", "neuroshard", "cost-greedy"):
+            plan = make_plan(name, request)
+            assert plan.predicted.cost_model == "analytic:cpu"
+            assert plan.predicted.step_ms == evaluate(plan, plan_costs(plan, registry)).step_ms
+
+    def test_plans_with_shards_of_a_kind_that_was_not_learned(self, tables, topology, registry, caplog):
         every = tuple((rank,) for rank in range(topology.world_size))
         first, *rest = tables.tables
         replicated = PlacedShard(
@@ -135,8 +177,28 @@ class TestModels:
         )
         whole = tuple(PlacedShard.table_wise(Shard.whole(table), 0) for table in rest)
         mixed = ShardingPlan(tables=tables, topology=topology, shards=(replicated, *whole))
-        costs = plan_costs(mixed, registry)
-        assert evaluate(mixed, costs).cost_model == "analytic:cpu"
+        names = f"{kernel_model(topology, registry).name} and analytic:cpu"
+        assert evaluate(mixed, plan_costs(mixed, registry)).cost_model == names
+        costs = make_costs(tables, topology, registry)
+        assert evaluate(mixed, costs).cost_model == names
+        unmixed = replace(mixed, shards=tuple(PlacedShard.table_wise(Shard.whole(t), 0) for t in tables.tables))
+        assert evaluate(unmixed, costs).cost_model == kernel_model(topology, registry).name
+        assert "has not measured" in caplog.text  # the plan's kernels, none of the tables'
+        caplog.clear()
+        few = replace(tables, tables=tables.tables[:2])
+        for name in ("auto", "neo"):
+            asked = PlanRequest(
+                tables=few,
+                topology=topology,
+                costs=make_costs(few, topology, registry),
+                options={"sharding_types": "data_parallel"},
+                time_limit_s=0.2,
+            )
+            plan = make_plan(name, asked)
+            assert {placed.tier for placed in plan.shards} == {Tier.DATA_PARALLEL}
+            assert plan.predicted.cost_model == "analytic:cpu"
+            assert "has not measured kernels of 2 tables (all_reduced/hbm/fp32/none/sum): analytic:cpu" in caplog.text
+            caplog.clear()
 
 
 class TestMakePlan:

@@ -269,12 +269,12 @@ class CachedRowsModel:
 
     def notes(self, shards: Sequence[LocalShard]) -> tuple[OutsideRange, ...]:
         """Those of the model, if it has any."""
-        near = [_in_device_memory(shard) for shard in shards]
+        near = [in_device_memory(shard) for shard in shards]
         return self.model.notes(near) if isinstance(self.model, MeasuredRange) else ()
 
     def encode(self, shards: Sequence[LocalShard]) -> CodeArray:
         """Codes of single shards, shape (N, H)."""
-        codes = self.model.encode([_in_device_memory(shard) for shard in shards])
+        codes = self.model.encode([in_device_memory(shard) for shard in shards])
         transfers_ms = transfers_seconds(shards, self.speeds) * 1e3
         return np.concatenate([codes, transfers_ms.astype(np.float32)], axis=1)
 
@@ -308,5 +308,6 @@ def _transfers(codes_SH: CodeArray) -> MsArray:
     return np.maximum(codes_SH[:, -2:].astype(np.float64), 0.0)
 
 
-def _in_device_memory(shard: LocalShard) -> LocalShard:
+def in_device_memory(shard: LocalShard) -> LocalShard:
+    """The shard as if its rows were all in the device's memory, without a cache."""
     return shard if shard.level is MemoryLevel.HBM else replace(shard, level=MemoryLevel.HBM, cache_bytes=0)

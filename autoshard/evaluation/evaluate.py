@@ -5,7 +5,7 @@ Shape suffixes: R ranks of a replica group, N distinct shards as ranks hold them
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,11 +22,13 @@ from autoshard.core.costs import MsArray
 from autoshard.core.plan import HeldShard
 from autoshard.core.step import Overlap
 from autoshard.evaluation.batch_memory import BatchMemory
-from autoshard.evaluation.cached_rows import behind_caches
+from autoshard.evaluation.cached_rows import behind_caches, in_device_memory
 from autoshard.evaluation.reader_work import plan_reader_ms
 from autoshard.evaluation.stages import Stages
 from autoshard.evaluation.step_price import StepPrice, compose_step
 from autoshard.evaluation.traffic import Traffic, plan_traffic
+from autoshard.evaluation.unseen_kernels import UnseenKernelsModel, pricing
+from autoshard.evaluation.upper_end import UpperEndKernels
 
 
 def evaluate(plan: ShardingPlan, costs: CostModels, *, overlap: Overlap | None = None) -> CostBreakdown:
@@ -66,6 +68,7 @@ def evaluate(plan: ShardingPlan, costs: CostModels, *, overlap: Overlap | None =
         3.1 and 5, Eq. 1.
     """
     group = plan.of_one_group()
+    costs = _pricing(group, costs)
     kernels, traffic, stages = _priced(plan, group, costs)
     kernel_ms_R = kernels.costs.kernel_ms_S
     exchange_ms_R = stages.forward_ms_R + stages.backward_ms_R
@@ -125,8 +128,19 @@ def price_step(plan: ShardingPlan, costs: CostModels, *, overlap: Overlap | None
 
 def price_with_kernels(plan: ShardingPlan, costs: CostModels, *, overlap: Overlap | None = None) -> PricedPlan:
     """As `price_step`, with the kernels behind it, of one replica group."""
-    kernels, traffic, stages = _priced(plan, plan.of_one_group(), costs)
+    group = plan.of_one_group()
+    costs = _pricing(group, costs)
+    kernels, traffic, stages = _priced(plan, group, costs)
     return PricedPlan(kernels=kernels, step=compose_step(plan, costs, kernels.costs, traffic, stages, overlap))
+
+
+def _pricing(group: ShardingPlan, costs: CostModels) -> CostModels:
+    """The models without a kernel model that prices none of the plan's shards."""
+    if isinstance(costs.kernel, UnseenKernelsModel | UpperEndKernels):
+        return replace(
+            costs, kernel=pricing(costs.kernel, [in_device_memory(one.local) for one in group.held_shards()])
+        )
+    return costs
 
 
 def _priced(plan: ShardingPlan, group: ShardingPlan, costs: CostModels) -> tuple[KernelPrices, Traffic, Stages]:

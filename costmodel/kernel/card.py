@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import LocalShard
+from autoshard.core import DType, Exchange, LocalShard, MemoryLevel, Optimizer, Pooling, Update
 from autoshard.core.costs import KernelErrors, OutsideRange
 from autoshard.core.errors import FormatError, ModelError
 from autoshard.core.machine import MeasuredMachine
@@ -86,6 +86,27 @@ class Coverage:
                 f"the learned cost model has seen {seen}; table {shown(shard.table)} needs {shard.kernel_kind}",
                 field="kernel_kind",
             )
+
+    def nearest(self, shard: LocalShard) -> LocalShard:
+        """The shard in the measured kernel whose kind has most in common with its own; itself if that was measured."""
+        if shard.kernel_kind in self.kinds:
+            return shard
+        own = shard.kernel_kind.split("/")
+        kinds = [kind.split("/") for kind in self.kinds]
+        update, _, dtype, optimizer, pooling = max(
+            kinds, key=lambda kind: sum(mine == theirs for mine, theirs in zip(own, kind, strict=True))
+        )
+        gives_rows = pooling == "rows"
+        return replace(
+            shard,
+            update=Update(update),
+            dtype=DType(dtype),
+            optimizer=shard.optimizer if optimizer == "none" else Optimizer(optimizer),
+            pooling=shard.pooling if gives_rows else Pooling(pooling),
+            output=Exchange.ROWS if gives_rows else Exchange.PARTIAL_SUMS,
+            level=MemoryLevel.HBM,
+            cache_bytes=0,
+        )
 
     def outside(self, shard: LocalShard) -> OutsideRange | None:
         """The field by which the shard lies furthest outside the trained range; None if it is inside."""

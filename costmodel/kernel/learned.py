@@ -37,6 +37,7 @@ class LearnedCostModel(LearnedModel[CostModelCard]):
         card: What the weights are of.
         version: What answers say besides the device: the id in the registry, and whether the model came with this
             package; empty for a model that was not published.
+        takes_nearest: Whether kernels that were not measured are taken for the most similar ones that were.
 
     Raises:
         ModelError: If a tensor is missing, of another shape, or not finite.
@@ -48,9 +49,11 @@ class LearnedCostModel(LearnedModel[CostModelCard]):
     kind = "cost"
     card_type = CostModelCard
 
-    def __init__(self, weights: Weights, card: CostModelCard, version: str = "") -> None:
+    def __init__(
+        self, weights: Weights, card: CostModelCard, version: str = "", *, takes_nearest: bool = False
+    ) -> None:
         super().__init__(card, version)
-        self._weights = weights
+        self._weights, self._takes_nearest = weights, takes_nearest
         self.predictor = CostPredictor(
             weights, encoder_hidden=card.encoder_hidden, scaling=card.scaling, scale_ms=card.scale_ms
         )
@@ -59,6 +62,10 @@ class LearnedCostModel(LearnedModel[CostModelCard]):
     def restored(cls, stored: StoredModel, card: CostModelCard) -> LearnedCostModel:
         """See `LearnedModel.restored`."""
         return cls(stored.tensors, card, stored.label)
+
+    def with_nearest_kernels(self) -> LearnedCostModel:
+        """The same model, for tables that have to be seen by it: it takes kernels for the nearest that it knows."""
+        return LearnedCostModel(self._weights, self.card, self.version, takes_nearest=True)
 
     @property
     def measured_on(self) -> MeasuredMachine | None:
@@ -78,8 +85,10 @@ class LearnedCostModel(LearnedModel[CostModelCard]):
         """Codes of single shards, shape (N, H): see `FULL_CODE_WIDTH`.
 
         Raises:
-            ModelError: If no kernel of a shard's kind was measured.
+            ModelError: If no kernel of a shard's kind was measured, unless the nearest ones are taken.
         """
+        if self._takes_nearest:
+            shards = [self.card.coverage.nearest(shard) for shard in shards]
         first: dict[str, LocalShard] = {}
         for shard in shards:
             first.setdefault(shard.kernel_kind, shard)

@@ -88,8 +88,9 @@ class PolicyPlanner:
 
     Tables are cut as they were in training, and parts that end up side by side are put together again. The policy
     plays for the objective that it was trained for, and sees codes of the cost model that it was trained on, which is
-    published with it. Candidates are compared by the request's cost models: by their steps if these are the
-    objective, else by their slowest ranks. Masks keep to memory limits and constraints.
+    published with it; tables in kernels that this model has not seen look like those in the nearest one that it has.
+    Candidates are compared by the request's cost models: by their steps if these are the objective, else by their
+    slowest ranks. Masks keep to memory limits and constraints.
 
     Source:
         AutoShard Sec. 4.5. Differs: memory limits hold, and several placements may be drawn.
@@ -103,7 +104,7 @@ class PolicyPlanner:
         """Makes a plan, without prediction; its provenance names the policy.
 
         Raises:
-            ModelError: If there is no policy of the device for such items, or a cost model cannot price them.
+            ModelError: If there is no policy of the device for such items.
             InfeasiblePlanError: If no placement within the memory limits was found.
             InvalidOptionError: If an option is unknown or out of range.
         """
@@ -113,7 +114,8 @@ class PolicyPlanner:
         options = parse_options(PolicyOptions, request.options)
         items = Items(options.items)
         policy = _load(request.registry, request.topology.device, items)
-        seen = items_problem(request.tables, request.topology, policy.cost, items, request.payload)
+        model = policy.cost.with_nearest_kernels()
+        seen = items_problem(request.tables, request.topology, model, items, request.payload)
         costs = replace(request.costs, kernel=seen.model)
         task = items_task(seen, items, objective=policy.card.objective, costs=costs)
         plan = _best(_candidates(policy, task, options, request.seed), task, request, items)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from autoshard.core import AccessProfile, Constraints, MemoryBytes, Shard, TableSet, Tier
+from autoshard.core import Constraints, MemoryBytes, Shard, TableSet, Tier
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidTopologyError
 from autoshard.core.step import Overlap, plain_coefficients
 from autoshard.evaluation import evaluate
@@ -335,12 +335,3 @@ def test_a_world_too_large_to_be_searched_gets_the_best_plan_of_other_planners(m
     limited = replace(request, options={"policy": False, "sharding_types": "row_wise"})
     with pytest.raises(InvalidTopologyError, match="world_size: must be at most 7 for a search by the planner auto"):
         make_plan("auto", limited)
-
-
-@pytest.mark.parametrize("names", ["grid", "row_groups"])
-def test_types_that_hold_no_table_are_not_taken_for_constraints(names, draw_task, make_request):
-    tables, topology = draw_task(3, 2, seed=5)
-    one_column = replace(tables.tables[0], num_embeddings=1, embedding_dim=1, access=AccessProfile.uniform(1))
-    task = replace(tables, tables=(one_column,)), topology
-    with pytest.raises(InfeasiblePlanError, match="no sharding type that is allowed can hold it"):
-        AutoPlanner().plan(make_request(task, options={"sharding_types": names}))

@@ -8,10 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from autoshard.core import EmbeddingTable, MemoryLevel, TableSet, Topology
+from autoshard.core.errors import InfeasiblePlanError
 from autoshard.core.machine import device_family
 from autoshard.evaluation.cached_rows import behind_cache
 from autoshard.planners.planner import PlanRequest
-from autoshard.planners.space.options import GROUP_COUNTS, ShardingOption, ShardingType, enumerate_options
+from autoshard.planners.space.options import (
+    GROUP_COUNTS,
+    ShardingOption,
+    ShardingType,
+    enumerate_options,
+    why_none,
+    why_not,
+)
 from autoshard.planners.space.planner_space import PlannerSpace
 from autoshard.planners.space.uneven_rows import room_of_ranks, uneven_options
 
@@ -122,6 +130,9 @@ def space_of(
         names: Ways that tables may be held; if they are all, CPUs are offered no row groups.
         offer: Which of them tables are offered.
         min_partition: Least columns of a column shard; 0 for 32 bytes of a row.
+
+    Raises:
+        InfeasiblePlanError: If a table cannot be held as any of the names.
     """
     topology, tables = request.topology, request.tables
     if device_family(topology.device) == "cpu" and len(set(names)) == len(ShardingType):
@@ -133,9 +144,8 @@ def space_of(
     room_R = room_of_ranks(tables, topology)
     with_uneven = ShardingType.ROW_WISE in names and room_R.min() < room_R.max()
 
-    def options_of(table: EmbeddingTable) -> list[ShardingOption]:
-        is_all = with_all(table)
-        offered = enumerate_options(
+    def listed(table: EmbeddingTable, is_all: bool) -> tuple[ShardingOption, ...]:
+        return enumerate_options(
             table,
             topology,
             names if is_all else usual,
@@ -145,6 +155,14 @@ def space_of(
             rest_on_one=offer.rest_on_one and not is_all,
             group_counts=GROUP_COUNTS if is_all else offer.group_counts,
         )
+
+    def options_of(table: EmbeddingTable) -> list[ShardingOption]:
+        is_all = with_all(table)
+        offered = listed(table, is_all)
+        if not is_all and all(why_not(option, topology) for option in offered):
+            offered = listed(table, True)
+        if not offered:
+            raise InfeasiblePlanError(f"{table.name}: {why_none(table, topology, names)}")
         simple = [option for option in offered if option.name is not ShardingType.ROW_TIERS]
         cached = [
             _behind_cache(option, level, share, topology, tables.batch_size)

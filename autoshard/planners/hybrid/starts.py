@@ -21,7 +21,7 @@ from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner, planner_names
 from autoshard.planners.space.options import ShardingType, option_of_placed
 from autoshard.planners.space.placement import exceeds_total
-from autoshard.planners.space.planner_space import IndexArray, PlannerSpace
+from autoshard.planners.space.planner_space import IndexArray, ItemOption, PlannerSpace
 
 #: Largest shard on one rank, over the mean of what ranks have, for which balanced starts are made: of all tiers, and
 #: of few.
@@ -138,9 +138,12 @@ def layout_of(
     for item in space.items:
         read = [option_of_placed(held[table.name], space.topology) for table in item.tables]
         found = [one for one in read if one is not None]
-        if len(found) < len(read) or any(option.name not in names for option, _ in found):
-            return None
         options = [option for option, _ in found]
+        if len(found) < len(read):
+            return None
+        # A whole table may be what the space has as one column shard.
+        if any(option.name not in names for option in options) and item.number(item.shared(options)) is None:
+            return None
         is_everywhere = all(option.is_everywhere for option in options)
         # Tables that share their ranks are cut alike, unless all ranks hold all of them.
         alike = {(tuple(part.tier for part in option.parts), sites) for option, sites in found}
@@ -241,10 +244,27 @@ def no_room(space: PlannerSpace, limits: Limits) -> InfeasiblePlanError:
     room = int(sum(max(0.0, free) for free in limits.capacity_RM.sum(axis=1).tolist()))
     if needed > room:
         return exceeds_total(needed, room, len(limits.capacity_RM))
+    most = int(limits.capacity_RM.sum(axis=1).max())
+    for item in space.items:
+        option = min(item.options, key=lambda one: _largest_bytes(space, one))
+        if (least := _largest_bytes(space, option)) > most:
+            return InfeasiblePlanError(
+                f"{item.label} needs {least:,} bytes of a rank as {option.label}, the sharding type that needs least "
+                f"there, and no rank has more than {most:,}"
+            )
     bytes_of = {item.label: sum(table.storage_bytes for table in item.tables) for item in space.items}
     largest = max(bytes_of, key=bytes_of.__getitem__)
     beside = ", and leave room for training on a batch" if limits.with_activations else ""
     return InfeasiblePlanError(
         f"no way was found to hold all tables{beside}, {needed:,} bytes of the {room:,} bytes that the ranks have; the "
         f"largest is {largest} with {bytes_of[largest]:,} bytes"
+    )
+
+
+def _largest_bytes(space: PlannerSpace, option: ItemOption) -> int:
+    """Bytes that an option takes at least of some rank, on all memory levels together."""
+    bytes_V = space.kinds.bytes_VM.sum(axis=1)
+    shared = sum(float(bytes_V[shard.kind]) for shard in option.shards if shard.is_everywhere)
+    return int(
+        shared + max((float(bytes_V[shard.kind]) for shard in option.shards if not shard.is_everywhere), default=0)
     )

@@ -25,6 +25,7 @@ from autoshard.planners.space.options import (
     ShardingType,
     UnplacedShard,
     enumerate_options,
+    why_none,
     why_not,
 )
 from autoshard.planners.space.tiers import SITED_TIERS, num_sites
@@ -197,10 +198,17 @@ class Chooser:
             ]
             for table in unit
         ]
+        for table, offered in zip(unit, listed, strict=True):
+            if not offered:
+                stay = f"{', '.join(self._names)} keeps rows in {MemoryLevel.HBM}, not in {level}"
+                why = stay if self._offered(table) else why_none(table, self._topology, self._names)
+                raise InfeasiblePlanError(f"{table.name}: {why}")
         found: list[Choice] = []
         too_large: list[IntArray] = []
+        ruled_out: dict[str, None] = {}
         for options in _together(listed):
-            if any(why_not(option, self._topology) for option in options):
+            if reasons := [why for option in options if (why := why_not(option, self._topology))]:
+                ruled_out[f"{reasons[0]} ({options[0].name})"] = None
                 continue
             items = self._items(options)
             if all(item.allowed_S.any() for item in items):
@@ -208,7 +216,7 @@ class Chooser:
             else:
                 too_large.append(max((item.held_L for item in items), key=lambda held_L: held_L[HBM]))
         if not found:
-            raise self._nowhere("+".join(table.name for table in unit), too_large)
+            raise self._nowhere("+".join(table.name for table in unit), too_large, list(ruled_out))
         return tuple(found)
 
     def _offered(self, table: EmbeddingTable) -> list[ShardingOption]:
@@ -262,15 +270,17 @@ class Chooser:
         room_LS: IntArray = self._capacity_LR.reshape(len(LEVELS), sites, -1).min(axis=2)
         return room_LS
 
-    def _nowhere(self, label: str, too_large: Sequence[IntArray]) -> InfeasiblePlanError:
+    def _nowhere(self, label: str, too_large: Sequence[IntArray], ruled_out: Sequence[str]) -> InfeasiblePlanError:
         if not too_large:
-            return InfeasiblePlanError(f"{label}: its constraints leave no sharding type of {', '.join(self._names)}")
+            why = "; ".join(ruled_out) or f"none of {', '.join(self._names)} keeps its tables on the same ranks"
+            return InfeasiblePlanError(f"{label}: no sharding type is left: {why}")
         least_L = min(too_large, key=lambda held_L: held_L[HBM])
         most_L = self._capacity_LR.max(axis=1)
         level = int((least_L - most_L).argmax())
         return InfeasiblePlanError(
-            f"{label} needs {least_L[level]:,} bytes of {LEVELS[level]} on one rank in the sharding type that needs "
-            f"least, and no rank that may hold it has more than {most_L[level]:,} bytes"
+            f"{label} needs {least_L[level]:,} bytes of {LEVELS[level]} on one rank in the sharding type of "
+            f"{', '.join(self._names)} that needs least, and no rank that may hold it has more than {most_L[level]:,} "
+            "bytes"
         )
 
 

@@ -199,7 +199,7 @@ class Placement:
 
 
 def _no_room(group: RowGroup, rank: int, free_bytes: int) -> InfeasiblePlanError:
-    if free_bytes < 0:
+    if not group.allowed_R.any():
         return InfeasiblePlanError(f"{group.label}: its constraints leave no rank that may hold its rows")
     needed = group.num_bytes // (group.shards[0].num_embeddings if group.is_cuttable else 1)
     what = "a row" if group.is_cuttable else "all rows"

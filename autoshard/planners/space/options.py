@@ -165,6 +165,14 @@ class ShardingType(StrEnum):
 
 #: Sharding types that cut rows by how often they are looked up.
 _BY_ACCESS_RANK = (ShardingType.ROW_TIERS, ShardingType.ROW_GROUPS)
+#: Sharding types by columns, and what they are with one column shard.
+_WITHOUT_COLUMNS = {
+    ShardingType.COLUMN_WISE: ShardingType.TABLE_WISE,
+    ShardingType.TABLE_COLUMN_WISE: ShardingType.TABLE_WISE,
+    ShardingType.GRID: ShardingType.TABLE_ROW_WISE,
+}
+#: Sharding types that take several nodes of several ranks.
+_OF_NODES = (ShardingType.TABLE_ROW_WISE, ShardingType.FLEX, ShardingType.TABLE_COLUMN_WISE, ShardingType.GRID)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,9 +306,10 @@ def enumerate_options(
     """Ways to hold a table on a machine, whatever its constraints (see `why_not`); the simplest comes first.
 
     Ways that are the same there are listed once: without several nodes none is hierarchical, with one rank there is
-    only `table_wise`. Numbers of column shards are powers of two. Pooled rows that are split over all ranks are listed
-    twice, with sums by reduce-scatter after the exchange with fewer bytes by all-to-all. Tables without a row order
-    have no `row_tiers` and no `row_groups`.
+    only `table_wise`. Numbers of column shards are powers of two; where a table is too narrow for two, or there is one
+    rank, and the same without columns is not among the names, there is one column shard. Pooled rows that are split
+    over all ranks are listed twice, with sums by reduce-scatter after the exchange with fewer bytes by all-to-all.
+    Tables without a row order have no `row_tiers` and no `row_groups`.
 
     Args:
         table: The table.
@@ -322,6 +331,7 @@ def enumerate_options(
         for name, tier, most in _offered(topology.world_size, topology.local_world_size, topology.num_nodes)
         if name in names and (name not in _BY_ACCESS_RANK or table.row_order is not None)
         for cut in _cuts(table, name, tier, most, min_partition, rest_on_one=rest_on_one, group_counts=group_counts)
+        or _uncut(table, name, tier, names)
         for parts in product(
             # Of row groups there would be a way for every choice of each.
             *(
@@ -352,6 +362,8 @@ def _ways(
 def _offered(world: int, node: int, nodes: int) -> list[tuple[ShardingType, Tier, int]]:
     """Sharding types that differ on a machine, how their parts are held, and the most column shards."""
     offered = [(ShardingType.TABLE_WISE, Tier.TABLE_WISE, 1)]
+    if world == 1:
+        offered.append((ShardingType.COLUMN_WISE, Tier.TABLE_WISE, 1))
     if world > 1:
         offered += [
             (ShardingType.DATA_PARALLEL, Tier.DATA_PARALLEL, 1),
@@ -445,9 +457,55 @@ def _cuts(
     if name is ShardingType.ROW_GROUPS:
         groups = (_row_groups(whole, count) for count in group_counts if count <= most)
         return [[((group,), tier) for group in of_count] for of_count in groups if of_count]
-    counts = column_counts(table, most, min_partition) if most > 1 else [1]
+    counts = column_counts(table, most, min_partition) if name in _WITHOUT_COLUMNS else [1]
     cuts = [column_cuts(whole, count) for count in counts]
     return [[(columns, tier)] for columns in cuts]
+
+
+def _uncut(
+    table: EmbeddingTable, name: ShardingType, tier: Tier, names: Collection[ShardingType]
+) -> list[list[tuple[tuple[Shard, ...], Tier]]]:
+    """The table as the only column shard, for sharding types by columns; none where that is listed under its own name.
+
+    Of several such types that are the same then, the first one has it.
+    """
+    same = _WITHOUT_COLUMNS.get(name)
+    earlier = [other for other in names if _WITHOUT_COLUMNS.get(other) is same and other < name]
+    return [] if same is None or same in names or earlier else [[((Shard.whole(table),), tier)]]
+
+
+def why_none(table: EmbeddingTable, topology: Topology, names: Collection[ShardingType]) -> str:
+    """Why a table has no way to be held as any of some sharding types on a machine, constraints aside.
+
+    Args:
+        table: The table, of which `enumerate_options` lists none.
+        topology: The machine.
+        names: The sharding types, at least one.
+    """
+    nodes, node = topology.num_nodes, topology.local_world_size
+    reasons: dict[str, list[str]] = {}
+    for name in sorted(names):
+        if name in _OF_NODES and not (nodes > 1 and node > 1):
+            reason = f"needs several nodes of several ranks, there {_are(nodes, 'node')} of {_counted(node, 'rank')}"
+        elif topology.world_size == 1:
+            reason = "needs several ranks, there is 1"
+        elif name in _BY_ACCESS_RANK and table.row_order is None:
+            reason = (
+                "needs the order of the table's rows by lookups, which is unknown (`hot_rows`, or `autoshard import "
+                "COUNTS --format row-counts --row-orders`)"
+            )
+        else:
+            reason = "finds too few rows, or too even lookups, to cut the table"
+        reasons.setdefault(reason, []).append(str(name))
+    return "; ".join(f"{', '.join(of_reason)} {reason}" for reason, of_reason in reasons.items())
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _are(number: int, noun: str) -> str:
+    return f"{'is' if number == 1 else 'are'} {_counted(number, noun)}"
 
 
 def _hot_cuts(table: EmbeddingTable) -> list[tuple[Shard, Shard]]:

@@ -159,7 +159,7 @@ class PlannerSpace:
 
     Raises:
         InvalidPlanError: If a constraint names a table or rank that is not there.
-        InfeasiblePlanError: If the constraints leave an item no option, or none is offered.
+        InfeasiblePlanError: If the constraints or the model leave an item no option, or none is offered.
     """
 
     def __init__(
@@ -185,10 +185,7 @@ class PlannerSpace:
         self.offer(range(len(self.items)), options_of)
         for item in self.items:
             if not item.options:
-                has_ways = any(options_of(table) for table in item.tables)
-                constraints = "its constraints leave no rank that may hold any of it"
-                why = constraints if has_ways else "no sharding type that is allowed can hold it"
-                raise InfeasiblePlanError(f"{item.label}: {why}, so no bytes of it fit")
+                raise InfeasiblePlanError(f"{item.label}: {self._why_none(item)}")
 
     def offer(self, items: Iterable[int], options_of: Callable[[EmbeddingTable], Sequence[ShardingOption]]) -> None:
         """Adds ways to hold the tables of some items, without those that their constraints or the model rule out.
@@ -283,6 +280,23 @@ class PlannerSpace:
         if number is not None:
             return number
         return len(item.options) - 1 if self._add(item, shared) else None
+
+    def _why_none(self, item: Item) -> str:
+        """Why an item has no options: what rules out each way that was offered, with the sharding types."""
+        if not item.refused:
+            return "no sharding type that is offered keeps tables that must share their ranks on the same ones"
+        ruled_out: dict[str, list[str]] = {}
+        for of_tables in item.refused:
+            reasons = filter(None, (why_not(option, self.topology) for option in of_tables))
+            if any(self.kinds.of_parts(parts) is None for parts in _together(of_tables)):
+                other = f"{self.costs.kernel.name} cannot price it"
+            else:
+                other = "its tables are pinned to ranks of which none is allowed to all of them"
+            names = ruled_out.setdefault(next(reasons, other), [])
+            if (name := str(of_tables[0].name)) not in names:
+                names.append(name)
+        told = "; ".join(f"{reason} ({', '.join(names)})" for reason, names in ruled_out.items())
+        return f"no sharding type is left: {told}"
 
     def _add(self, item: Item, of_tables: Sequence[ShardingOption]) -> bool:
         if any(why_not(option, self.topology) for option in of_tables):
