@@ -155,9 +155,9 @@ def _told_from_document(source: str) -> str:
     if isinstance(document, dict) and "schema" in document:
         return "tables-json"
     raise UnknownNameError(
-        "must be an object of a format that can be told from it: tables-json has a schema, hugectr has layers, dreamshard has "
-        "tables with row, dim and pooling_factor, tbe-data-config has a list for each of its features; name its format "
-        f"if it is one of {', '.join(FORMATS)}",
+        "must be an object of a format that can be told from it: tables-json has a schema, hugectr has layers, "
+        "dreamshard has tables with row, dim and pooling_factor, tbe-data-config has pooling_params; or name its format: "
+        f"{', '.join(FORMATS)}",
         source=source,
     )
 
