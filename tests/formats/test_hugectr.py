@@ -174,7 +174,7 @@ def test_a_model_that_says_all_is_read_without_a_word(tmp_path, caplog):
         ),
         (
             model([sparse("x", 3)], embedding("x", slot_size_array=[4, 0, 0])),
-            "slot_size_array: is 0 for slot 1, and no later slot of the embedding has rows to share",
+            "slot_size_array: has size 0 for slot 1, and no later slot of the embedding has rows to share",
         ),
         (model([sparse("x", 3)], embedding("x", embedding_vec_size=[8, 8])), "embedding_vec_size: must be a whole"),
         (

@@ -25,9 +25,11 @@ from autoshard.formats.documents.tables_json import (
 
 _log = logging.getLogger(__name__)
 
-#: Embeddings of all versions, and those with hash tables, whose room is said for each processor.
-_HASHED: Final = ("DistributedSlotSparseEmbeddingHash", "LocalizedSlotSparseEmbeddingHash", "SparseEmbeddingHash")
-_EMBEDDINGS: Final = (*_HASHED, "LocalizedSlotSparseEmbeddingOneHot", "HybridSparseEmbedding", "SparseEmbedding")
+#: Types of embeddings, of all versions.
+_EMBEDDINGS: Final = (
+    *("DistributedSlotSparseEmbeddingHash", "LocalizedSlotSparseEmbeddingHash", "LocalizedSlotSparseEmbeddingOneHot"),
+    *("HybridSparseEmbedding", "SparseEmbeddingHash", "SparseEmbedding"),
+)
 _DATA: Final = "Data"
 #: The input of models of the first versions, which have no data layer.
 _OLD_INPUT: Final = "data"
@@ -138,7 +140,7 @@ def _batch_size(document: Mapping[str, object], solver: Mapping[str, object]) ->
 
 def _num_processors(solver: Mapping[str, object]) -> int:
     """GPUs of the solver, which lists them, or those of each node; 1 if it does not."""
-    listed = items(solver["gpu"], "solver.gpu") if isinstance(solver.get("gpu"), list) else [0]
+    listed = items(solver.get("gpu", [0]), "solver.gpu")
     return sum(len(one) if isinstance(one, list) else 1 for one in listed) or 1
 
 
@@ -266,7 +268,9 @@ def _with_rows(
             waiting = []
     if waiting:
         slot = len(features) - len(waiting)
-        raise FormatError(f"is 0 for slot {slot}, and no later slot of the embedding has rows to share", field=field)
+        raise FormatError(
+            f"has size 0 for slot {slot}, and no later slot of the embedding has rows to share", field=field
+        )
 
 
 def _rows_together(

@@ -156,8 +156,8 @@ def _told_from_document(source: str) -> str:
         return "tables-json"
     raise UnknownNameError(
         "must be an object of a format that can be told from it: tables-json has a schema, hugectr has layers, "
-        "dreamshard has tables with row, dim and pooling_factor, tbe-data-config has pooling_params; or name its format: "
-        f"{', '.join(FORMATS)}",
+        "dreamshard has tables with row, dim and pooling_factor, tbe-data-config has pooling_params; or name its "
+        f"format: {', '.join(FORMATS)}",
         source=source,
     )
 
