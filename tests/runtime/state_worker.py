@@ -118,10 +118,11 @@ def check_restores(folder, world_size):
 
 
 def check_pieces(source, target, table):
-    """A table goes over in pieces of 7 rows; row-wise moments of whole rows take one number a row."""
+    """A table goes over in pieces; row-wise moments of whole rows take one number a row."""
     num_rows = table.num_embeddings
-    for start in range(0, num_rows, 7):
-        rows = range(start, min(start + 7, num_rows))
+    size = num_rows // 3 + 1
+    for start in range(0, num_rows, size):
+        rows = range(start, min(start + size, num_rows))
         state = source.table_state(table.name, rows)
         assert state.weights_ND.shape == (len(rows), table.embedding_dim)
         if table.optimizer is Optimizer.ROWWISE_ADAGRAD and cuts_of(source, table) == {(0, table.embedding_dim)}:
