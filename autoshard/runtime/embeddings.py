@@ -355,7 +355,7 @@ class ShardedEmbeddings(torch.nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Checks all tables, then writes them; the names of what is missing or is no table's go to torch's lists."""
+        """Writes the tables if all that are there fit; what is missing or is no table's goes to torch's lists."""
         own = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
         states, expected, errors = {}, {"num_steps"}, []
         for table in self.owners.tables.tables:
@@ -371,11 +371,10 @@ class ShardedEmbeddings(torch.nn.Module):
                     check_weights(table, state.weights_ND)
             except InputError as error:
                 errors.append(f"{prefix}{error}")
-        missing = sorted(expected - own.keys())
-        missing_keys += [prefix + key for key in missing]
-        unexpected_keys += [prefix + key for key in own if strict and key not in expected]
+        missing_keys += [prefix + key for key in sorted(expected - own.keys())]
+        unexpected_keys += [prefix + key for key in sorted(own.keys() - expected)]
         error_msgs += errors
-        if errors or (strict and missing):
+        if errors:
             return
         for name, state in states.items():
             self._write(name, state.weights_ND, state.moments_ND)

@@ -48,3 +48,20 @@ def test_batches_that_are_not_executed_are_refused_by_name(results):
     assert weighted == ""
     assert of_several_sizes.startswith("keys: batches of several sizes (VBE) are not executed: ")
     assert without.startswith('keys: has no feature "b", ')
+
+
+def test_towers_that_share_tables_train_as_the_unsharded_model(results):
+    assert max(results["towers"]["differences"].values()) < 1e-5, results["towers"]["differences"]
+    assert all(results["towers"]["replaced"])
+
+
+def test_a_sharded_model_is_restored_under_another_plan(results):
+    assert results["towers"]["restored"] == [True] * 5
+
+
+def test_models_that_cannot_be_replaced_whole_are_refused_and_left_as_they_were(results):
+    told = results["towers"]["refusals"]
+    assert told["stubborn"] == "kept.tables: cannot be replaced in the model: this tower keeps its tables"
+    assert told["list"].startswith("plain[0]: is EmbeddingBagCollection in an attribute that is no submodule")
+    assert told["weighted"] == "1: weighted lookups are not executed"
+    assert told["adaptive"].startswith("towers.0.inner.tables: stands at towers.1.inner.tables, again, too")

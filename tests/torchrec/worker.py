@@ -9,6 +9,7 @@ import warnings
 
 import torch
 import torch.distributed as dist
+import towers
 from torchrec import (
     EmbeddingBagCollection,
     EmbeddingBagConfig,
@@ -218,6 +219,7 @@ def main(rank, world_size, rendezvous, output):
     }
     results["difference"] = max(float((states[name] - weights[name]).abs().max()) for name in weights)
     results["round_trip"] = to_torchrec(from_torchrec(plan, found.tables, machine, found.places), found.places) == plan
+    results["towers"] = towers.results(machine)
     if rank == 0:
         with open(output, "w", encoding="utf-8") as file:
             json.dump(results, file)
