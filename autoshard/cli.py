@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import sys
+import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
@@ -94,6 +95,10 @@ _USAGE_ROOM = 255
 
 #: First paragraphs of the help of this project's commands, by entry point: generated, so that lists import no command.
 SUMMARIES = Path(__file__).parent / "commands" / "summaries.json"
+
+
+#: Characters of a line of an example, beside the help's indentation and the mark of a line that goes on.
+_EXAMPLE_WIDTH = 74
 
 
 class LazyCommands(Mapping[str, Any]):
@@ -309,7 +314,20 @@ def _help_text(docstring: str | None) -> str:
     lines = [line.rstrip() for line in text.splitlines()]
     margin = min((len(line) - len(line.lstrip()) for line in lines[1:] if line), default=0)
     paragraphs = "\n".join([*lines[:1], *(line[margin:] for line in lines[1:])]).strip().split("\n\n")
-    return "\n\n".join(f"\b\n{part}" if re.search(r"^ +\S", part, re.MULTILINE) else part for part in paragraphs)
+    return "\n\n".join(
+        f"\b\n{_folded(part)}" if re.search(r"^ +\S", part, re.MULTILINE) else part for part in paragraphs
+    )
+
+
+def _folded(example: str) -> str:
+    """A paragraph shown as it is; commands that do not fit a terminal of 80 columns go on in the next line."""
+    lines = ["\b"]
+    for line in example.splitlines():
+        folded = textwrap.wrap(
+            line, _EXAMPLE_WIDTH, subsequent_indent="        ", break_long_words=False, break_on_hyphens=False
+        )
+        lines.append(" \\\n".join(folded) if line.startswith(" ") else line)
+    return "\n".join(lines)
 
 
 def _usage_hint(error: typer.TyperException) -> str:

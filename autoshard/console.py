@@ -7,15 +7,18 @@ them for its markup; characters that a terminal obeys are printed as escapes (`p
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from copy import copy
 from typing import Annotated, Any, TextIO
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -26,6 +29,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.segment import Segment
+from rich.table import Table
 from rich.text import Text
 
 from autoshard.core.quoting import printable
@@ -37,13 +41,18 @@ Advance = Callable[[float], None]
 
 _line_every_s: float | None = None
 
-# Files and pipes have no width of their own, and rich would cut tables at 80 columns.
+# Files and pipes have no width of their own unless $COLUMNS says it, and rich would take 80.
 _WIDTH_WITHOUT_TERMINAL = 160
 
 
 def log(message: RenderableType) -> None:
     """Prints a line for the user on standard error."""
     _print(sys.stderr, message)
+
+
+def warn(message: str) -> None:
+    """Prints a warning on standard error."""
+    log(f"warning: {message}")
 
 
 def emit(result: Mapping[str, object], rendered: RenderableType, *, as_json: bool) -> None:
@@ -158,11 +167,71 @@ class _PrintableConsole(Console):
         return super().render_str(printable(text), **settings)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        for segment in super().render(renderable, options):
-            yield segment if segment.control else segment._replace(text=printable(segment.text))
+        width = (options or self.options).max_width
+        fitting = _fitted(renderable, self, width) if isinstance(renderable, Table) else (renderable,)
+        for index, part in enumerate(fitting):
+            if index:
+                yield Segment.line()
+            for segment in super().render(part, options):
+                yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
+def _fitted(table: Table, console: Console, width: int) -> Iterator[Table]:
+    """The table, or one below the other where its columns do not fit: each begins with the first column.
+
+    rich alone narrows columns down to breaking words and numbers.
+    """
+    ranges = [table._measure_column(console, console.options.update(width=10_000), one) for one in table.columns]
+    room = width - table._extra_width
+    if not ranges or sum(one.maximum for one in ranges) <= room:
+        yield table
+        return
+    parts: list[list[int]] = [[0]]
+    for index, least in enumerate(ranges[1:], start=1):
+        if len(parts[-1]) > 1 and sum(ranges[one].minimum for one in parts[-1]) + least.minimum > room:
+            parts.append([0])
+        parts[-1].append(index)
+    for part in parts:
+        yield _part_of(table, part, _widths([ranges[index] for index in part], room))
+
+
+def _widths(ranges: Sequence[Measurement], room: int) -> list[int]:
+    """Widths between least and most that fill the room; columns that need little more get it first."""
+    widths = [one.minimum for one in ranges]
+    spare = room - sum(widths)
+    for index in sorted(range(len(ranges)), key=lambda one: ranges[one].maximum - ranges[one].minimum):
+        more = max(min(spare, ranges[index].maximum - widths[index]), min(0, spare))
+        widths[index], spare = max(1, widths[index] + more), spare - more
+    return widths
+
+
+def _part_of(table: Table, indices: Sequence[int], widths: Sequence[int]) -> Table:
+    """Some of a table's columns, with set widths (padding included)."""
+    part = copy(table)
+    part.columns = [copy(table.columns[index]) for index in indices]
+    for index, (column, width) in enumerate(zip(part.columns, widths, strict=True)):
+        column._index = index
+        column.min_width = column.max_width = None
+        column.width = max(1, width - part._get_padding_width(index))
+        column.no_wrap, column.overflow = False, "fold"
+    return part
 
 
 def _print(stream: TextIO, message: RenderableType) -> None:
-    width = None if stream.isatty() else _WIDTH_WITHOUT_TERMINAL
-    console = _PrintableConsole(file=stream, width=width, highlight=False, markup=False, emoji=False)
-    console.print(message, soft_wrap=isinstance(message, str))
+    width = _width(stream)
+    console = _PrintableConsole(
+        file=stream, width=width or _WIDTH_WITHOUT_TERMINAL, highlight=False, markup=False, emoji=False
+    )
+    # Messages stay lines that can be searched; sentences of results are wrapped where there is a width.
+    is_line = isinstance(message, str) and (stream is sys.stderr or width is None)
+    console.print(message, soft_wrap=is_line)
+
+
+def _width(stream: TextIO) -> int | None:
+    """Columns of $COLUMNS, or of the terminal that the stream is; None where neither says it."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdigit() and int(columns) > 0:
+        return int(columns)
+    with suppress(OSError, ValueError):  # rich would take the size of standard input's terminal
+        return os.get_terminal_size(stream.fileno()).columns or None
+    return None

@@ -142,6 +142,9 @@ ImageOption = Annotated[
     Path | None,
     image_option("Also draw the page's pictures; those after the first are put beside it, as FILE-NAME."),
 ]
+PageOption = Annotated[
+    Path | None, typer.Option("--output", "-o", "--html", help="Also write a page that opens without a network.")
+]
 HtmlOption = Annotated[Path | None, typer.Option(help="Also write a page that opens without a network.")]
 
 

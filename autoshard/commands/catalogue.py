@@ -81,7 +81,7 @@ def _list_planners(as_json: bool) -> None:
     described = describe_planners()
     rendered = _empty_table("planner", "what it does", "options (--set KEY=VALUE)")
     for planner in described:
-        options = [f"{option.name}={option.default}  {option.help}" for option in planner.options]
+        options = [f"{option.name}={_spaced(option.default)}  {option.help}" for option in planner.options]
         rendered.add_row(planner.name, planner.summary, "\n".join(options))
     listed = [
         {
@@ -94,6 +94,11 @@ def _list_planners(as_json: bool) -> None:
         for planner in described
     ]
     emit(CATALOGUE.to_json({"planners": listed}), rendered, as_json=as_json)
+
+
+def _spaced(default: object) -> str:
+    """A default as a table shows it: lists of names can be wrapped, and are read with spaces, too."""
+    return str(default).replace(",", ", ")
 
 
 def _empty_table(*headings: str) -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,7 +24,7 @@ from autoshard.commands.replaying import DeviceOption, RefineOption, refined
 from autoshard.commands.replaying import replay as replay_all
 from autoshard.commands.serving import ServerOption, open_client, refuse_local, tables_to_send, topology_to_send
 from autoshard.commands.showing import draw
-from autoshard.console import JsonOption, emit, log, progress, working
+from autoshard.console import JsonOption, emit, log, progress, warn, working
 from autoshard.core.errors import AutoshardError, InvalidOptionError
 from autoshard.core.quoting import shown
 from autoshard.plugins import Replay, find_replay
@@ -58,7 +58,10 @@ class CompareOptions:
     ] = None
     search: SearchOptions
     server: ServerOption = None
-    output_dir: Annotated[Path | None, typer.Option(help="Folder for the plans, one PLANNER.json each.")] = None
+    output_dir: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", "--output-dir", help="Folder for the plans, one PLANNER.json each."),
+    ] = None
     html: HtmlOption = None
     image: ImageOption = None
 
@@ -121,6 +124,8 @@ def compare(options: CompareOptions, as_json: JsonOption = False) -> None:
     notes = _notes(rows, measured)
     if options.html is not None:
         atomic_write(options.html, comparison_page(rows, notes))
+    for warning in dict.fromkeys(_warnings(rows, is_served=options.server is not None)):
+        warn(warning)
     emit(COMPARISON.to_json((rows, measured)), comparison_table(rows, notes), as_json=as_json)
     for written in (options.output_dir, options.html):
         if written is not None:
@@ -205,11 +210,22 @@ def _replay(rows: Sequence[ComparedPlan], device: str) -> Replay:
     return replay_all(find_replay("--replay"), plans, device, "Measuring ranks")
 
 
+def _warnings(rows: Sequence[ComparedPlan], *, is_served: bool) -> Iterator[str]:
+    """Sentences about the plans; what the models noted here was logged when they priced."""
+    from autoshard.report.caveats import memory_warnings, noise_warnings, plan_warnings
+
+    yield from noise_warnings(rows)
+    for row in rows:
+        if row.plan is not None:
+            yield from plan_warnings(row.plan) if is_served else memory_warnings(row.plan)
+
+
 def _notes(rows: Sequence[ComparedPlan], measured: Replay | None) -> list[str]:
     from autoshard.report import floor_ms
+    from autoshard.report.comparison import comparison_order
     from autoshard.report.wording import write_ms, write_percent
 
-    notes = []
+    notes = [comparison_order(rows)]
     floor = floor_ms(rows)
     models = sorted({row.plan.predicted.cost_model for row in rows if row.plan and row.plan.predicted})
     if floor is not None:

@@ -23,7 +23,7 @@ from autoshard.commands.catalogue import completed_planners
 from autoshard.commands.options import Needs, command_options
 from autoshard.commands.replaying import DeviceOption, RefineOption, refined
 from autoshard.commands.serving import ServerOption, open_client, refuse_local, tables_to_send, topology_to_send
-from autoshard.console import JsonOption, emit, log, until, working
+from autoshard.console import JsonOption, emit, log, until, warn, working
 from autoshard.core.errors import InvalidOptionError
 
 if TYPE_CHECKING:
@@ -233,9 +233,12 @@ def _bounded(plan: ShardingPlan, costs: CostModels, is_wanted: bool | None) -> S
 def _finish(plan: ShardingPlan, output: Path | None, as_json: bool) -> None:
     from autoshard.formats import plan_to_json, write_plan
     from autoshard.report import plan_summary
+    from autoshard.report.caveats import memory_warnings
 
     if output is not None:
         write_plan(plan, output)
+    for warning in memory_warnings(plan):
+        warn(warning)
     emit(plan_to_json(plan) if as_json else {}, plan_summary(plan), as_json=as_json)
     if output is not None:
         log(f"Wrote {output}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autoshard.console import log, progress
+from autoshard.console import log, progress, warn
 from autoshard.core.machine import device_family
 from autoshard.plugins import Replay, ReplayPlans, find_replay
 
@@ -71,5 +71,5 @@ def refined(plan: ShardingPlan, costs: CostModels, num_measurements: int, device
     plan, status = refine_plan(plan, costs, measure, num_measurements=num_measurements)
     log(status)
     if measured_on[0] != device_family(plan.topology.device):
-        log(f"warning: measured on {measured_on[0]}, but the plan is for {plan.topology.device}")
+        warn(f"measured on {measured_on[0]}, but the plan is for {plan.topology.device}")
     return plan

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +13,7 @@ from rich.table import Table
 
 from autoshard.commands.arguments import seed_option
 from autoshard.commands.options import command_options
-from autoshard.console import JsonOption, emit, log, progress
+from autoshard.console import JsonOption, emit, progress
 from autoshard.core.machine import device_family
 from autoshard.hardware import CPU, this_processor
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from autoshard.core import ShardingPlan
     from autoshard.runtime import RunProgress, RunRequest, RunResult
     from autoshard.runtime.processes.launch import Launcher
+    from autoshard.runtime.results import RunPrediction
 
 
 @command_options()
@@ -76,21 +79,48 @@ def run(options: RunOptions, as_json: JsonOption = False) -> None:
     from autoshard.runtime.processes.launch import LOCAL
 
     plan = read_plan(options.plan)
-    if note := _machine_note(plan):
-        log(note)
-    run_on(LOCAL, options, options.nproc or _num_processes(plan.topology.world_size), as_json)
+    run_on(LOCAL, options, options.nproc or _num_processes(plan.topology.world_size), as_json, plan)
 
 
 def _machine_note(plan: ShardingPlan) -> str:
-    """Says that a plan's prices are of another processor than the one that runs it; empty if not, or nobody knows."""
+    """That a plan's prices are of another processor than the one that runs it; empty if not, or nobody knows."""
     priced_on = plan.provenance.models.get("kernel_machine") if plan.provenance else None
     here = this_processor()
     if priced_on in (None, str(here), here.device_name) or device_family(plan.topology.device) != CPU:
         return ""
-    return f"The prices of this plan are of {priced_on}, this machine is {here}"
+    return f"the plan's prices are of {priced_on}, and this machine is {here}"
 
 
-def run_on(launcher: Launcher, options: RunOptions, num_processes: int, as_json: bool) -> None:
+def _predicted(plan: ShardingPlan, result: RunResult) -> RunPrediction | None:
+    """What the plan predicted for the run, and how the run differs from that; None without prices."""
+    from autoshard.core.step import Overlap
+    from autoshard.runtime.results import RunPrediction
+
+    predicted = plan.predicted
+    if predicted is None:
+        return None
+    num_cores = len(os.sched_getaffinity(0))
+    load = os.getloadavg()[0]
+    device, overlap = plan.topology.device, predicted.overlap or Overlap.NONE
+    differences = {
+        f"{result.num_processes} processes share {num_cores} core{'' if num_cores == 1 else 's'}": (
+            result.device == CPU and result.num_processes > num_cores
+        ),
+        f"others use the machine: its load is {load:.1f} on {num_cores} cores": load
+        > max(num_cores, result.num_processes),
+        f"{result.num_processes} processes run the plan's {result.plan_world_size} ranks": result.folded,
+        f"the plan is for {device}, and ran on {result.device}": (device_family(device) == CPU)
+        != (result.device == CPU),
+        _machine_note(plan): bool(_machine_note(plan)),
+        f"the plan is for batches of {plan.tables.batch_size:,} samples": result.batch_size != plan.tables.batch_size,
+        f"the prediction is for overlap {overlap}": overlap is not result.overlap,
+        "the engine torchrec ran it, and models are fitted to the engine thin": result.engine == "torchrec",
+    }
+    reasons = tuple(text for text, applies in differences.items() if applies)
+    return RunPrediction(step_ms=predicted.step_ms, parts=predicted.parts or None, reasons=reasons)
+
+
+def run_on(launcher: Launcher, options: RunOptions, num_processes: int, as_json: bool, plan: ShardingPlan) -> None:
     """Executes a plan on the nodes of a launcher, and prints what was measured.
 
     Args:
@@ -98,6 +128,7 @@ def run_on(launcher: Launcher, options: RunOptions, num_processes: int, as_json:
         options: What to execute.
         num_processes: Processes.
         as_json: Whether to print JSON.
+        plan: The plan of the options' file.
 
     Raises:
         AutoshardError: As `run_requests`.
@@ -115,12 +146,11 @@ def run_on(launcher: Launcher, options: RunOptions, num_processes: int, as_json:
             done = state.done
 
         (result,) = run_requests([options.request()], num_processes, on_progress=on_progress, launcher=launcher)
+    result = replace(result, predicted=_predicted(plan, result))
     emit(RUN.to_json(result), _rendered(result), as_json=as_json)
 
 
 def _num_processes(world_size: int) -> int:
-    import os
-
     return max(1, min(world_size, os.cpu_count() or 1))
 
 
@@ -156,7 +186,26 @@ def _rendered(result: RunResult) -> RenderableType:
             rank.kernel_ms,
         )
         table.add_row(str(rank.process), str(rank.num_tables), *(write_ms(value) for value in times))
-    return Group(*lines, "", table, "", _collective_table(result))
+    predicted = () if result.predicted is None else (*_comparison(result, result.predicted), "")
+    return Group(*lines, "", *predicted, table, "", _collective_table(result))
+
+
+def _comparison(result: RunResult, predicted: RunPrediction) -> tuple[RenderableType, ...]:
+    """Predicted beside measured times, and why they may differ."""
+    from autoshard.report.wording import write_interval, write_ms, write_percent
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("part of the step")
+    for column in ("predicted ms", "90% interval", "measured ms", "predicted against measured"):
+        table.add_column(column, justify="right")
+    lines = [(str(part).replace("_", " "), one, result.part_ms(part)) for part, one in (predicted.parts or {}).items()]
+    for name, estimate, measured_ms in (*lines, ("step", predicted.step_ms, result.step_ms)):
+        error = write_percent(estimate.value / measured_ms - 1, signed=True) if measured_ms > 0 else ""
+        table.add_row(name, write_ms(estimate.value), write_interval(estimate), write_ms(measured_ms), error)
+    if predicted.step_ms.low <= result.step_ms <= predicted.step_ms.high:
+        return (table,)
+    why = f": {'; '.join(predicted.reasons)}" if predicted.reasons else ", and no difference of the run is known"
+    return (table, f"The measured step is outside of the predicted interval{why}.")
 
 
 def _collective_table(result: RunResult) -> RenderableType:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autoshard.commands.arguments import HtmlOption, ImageOption
-from autoshard.console import JsonOption, emit, log, progress
+from autoshard.commands.arguments import ImageOption, PageOption
+from autoshard.console import JsonOption, emit, log, progress, warn
 from autoshard.core.errors import FormatError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def show(
     plan: Annotated[Path, typer.Argument(help="Plan to look at.", metavar="PLAN")],
-    html: HtmlOption = None,
+    html: PageOption = None,
     image: ImageOption = None,
     replayed: Annotated[
         Path | None, typer.Option(help="Output of `autoshard replay --json`, to show measured beside predicted times.")
@@ -42,7 +42,9 @@ def show(
     if html is not None:
         atomic_write(html, plan_page(loaded, measured, title=f"Sharding plan {plan.name}"))
         log(f"Wrote {html}")
-    emit(plan_to_json(loaded), plan_summary(loaded, measured, warnings=plan_warnings(loaded)), as_json=as_json)
+    for warning in plan_warnings(loaded):
+        warn(warning)
+    emit(plan_to_json(loaded), plan_summary(loaded, measured), as_json=as_json)
     if image is not None:
         pictures = plan_figures(loaded, measured)
         draw({picture.name: picture.figure for picture in pictures}, image)

@@ -19,7 +19,7 @@ def plan_warnings(plan: ShardingPlan) -> tuple[str, ...]:
     """Sentences about a plan: tables outside the trained range, another machine's model, memory close to its limit."""
     carried = plan.provenance.models if plan.provenance is not None else {}
     notes = [carried[name] for name in _NOTES if name in carried]
-    return tuple(f"{_capitalised(note)}." for note in notes) + _memory_warnings(plan)
+    return tuple(f"{_capitalised(note)}." for note in notes) + memory_warnings(plan)
 
 
 def _capitalised(note: str) -> str:
@@ -49,7 +49,8 @@ def memory_shares(plan: ShardingPlan) -> tuple[float, ...]:
     return tuple(num_bytes / capacity if capacity else 0.0 for num_bytes, capacity in used)
 
 
-def _memory_warnings(plan: ShardingPlan) -> tuple[str, ...]:
+def memory_warnings(plan: ShardingPlan) -> tuple[str, ...]:
+    """Says that ranks are close to their memory's limit; nothing where none is."""
     shares = memory_shares(plan)
     if plan.predicted is None or not shares or max(shares) <= CLOSE_TO_FULL:
         return ()

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autoshard.core.step import StepPart
 from autoshard.evaluation.measured import ComparedPlan, speedups_over
 from autoshard.report.wording import write_ms, write_percent
 
@@ -26,16 +25,19 @@ class ComparisonLine:
 
 def comparison_columns(rows: Sequence[ComparedPlan]) -> tuple[str, ...]:
     """Headings of the table."""
-    measured = ("measured max ms", "measured balance") if _any_measured(rows) else ()
+    measured = ("measured max kernel ms", "measured balance") if _any_measured(rows) else ()
     error = ("predicted against measured",) if _any_measured(rows) else ()
     speedup = (f"speed-up over {BASELINE}",) if speedups_over(BASELINE, rows) else ()
-    return ("planner", "predicted max ms", "predicted balance", *measured, *speedup, *error, "planning, s")
+    return (
+        *("planner", "predicted step ms", "predicted max kernel ms", "predicted balance"),
+        *(*measured, *speedup, *error, "planning, s"),
+    )
 
 
 def comparison_lines(rows: Sequence[ComparedPlan]) -> tuple[ComparisonLine, ...]:
-    """The table's lines, in the order of the rows.
+    """The table's lines, the fastest plan first: by the predicted step, or by the slowest rank that was measured.
 
-    The plan with the fastest slowest rank is marked as best, unless others are within noise of it.
+    The first plan is marked as best, unless others are within noise of it.
     """
     speedups = speedups_over(BASELINE, rows)
     measured = _any_measured(rows)
@@ -47,15 +49,21 @@ def comparison_lines(rows: Sequence[ComparedPlan]) -> tuple[ComparisonLine, ...]
             failure=None if row.failure is None else str(row.failure),
             is_best=best == (row.planner,),
         )
-        for row in rows
+        for row in sorted(rows, key=lambda row: _rank_by(row, measured))
     )
 
 
-def within_noise(rows: Sequence[ComparedPlan]) -> tuple[str, ...]:
-    """Planners whose slowest rank may be the fastest: the best one, and those that noise hides behind it.
+def comparison_order(rows: Sequence[ComparedPlan]) -> str:
+    """The sentence that says by what the lines are ordered."""
+    by = "measured kernels of the slowest rank" if _any_measured(rows) else "predicted step"
+    return f"Plans are ordered by the {by}; the first is marked, unless others are within noise of it."
 
-    Noise of measured times is what ranks with identical work differ by, that of predicted ones the upper half of the
-    best one's 90% interval.
+
+def within_noise(rows: Sequence[ComparedPlan]) -> tuple[str, ...]:
+    """Planners whose plan may be the fastest: the best one, and those that noise hides behind it.
+
+    Plans rank by their predicted step, or by their slowest rank where kernels were measured. Noise of measured times is
+    what ranks with identical work differ by, that of predicted steps the upper half of the best one's 90% interval.
 
     Returns:
         Names in the order of the rows; a single one has clearly won, and none means that there is no plan.
@@ -80,18 +88,18 @@ def _any_measured(rows: Sequence[ComparedPlan]) -> bool:
 
 
 def _rank_by(row: ComparedPlan, measured: bool) -> float:
-    value = row.measured.max_kernel_ms if measured and row.measured else row.predicted_max_ms
-    return float("inf") if value is None else value
+    if measured:
+        return row.measured.max_kernel_ms if row.measured else math.inf
+    return row.plan.predicted.step_ms.value if row.plan and row.plan.predicted else math.inf
 
 
 def _noise_factor(row: ComparedPlan) -> float:
-    """Largest ratio of another row's slowest rank to this one's that noise explains."""
+    """Largest ratio of another row's time to this one's that noise explains."""
     if row.measured is not None:
         return 1 / (1 - row.measured_noise) if row.measured_noise < 1 else math.inf
     assert row.plan is not None
     assert row.plan.predicted is not None
-    predicted = row.plan.predicted
-    estimate = predicted.parts.get(StepPart.BACKWARD_KERNEL, predicted.step_ms)
+    estimate = row.plan.predicted.step_ms
     return estimate.high / estimate.value if estimate.value else 1.0
 
 
@@ -99,7 +107,10 @@ def _cells(row: ComparedPlan, measured: bool, speedup: float | None) -> tuple[st
     if row.plan is None:
         return ()
     predicted = row.plan.predicted
-    cells = [write_ms(predicted.max_kernel_ms), write_percent(predicted.balance)] if predicted else ["", ""]
+    cells = ["", "", ""]
+    if predicted is not None:
+        times_ms = (predicted.step_ms.value, predicted.max_kernel_ms)
+        cells = [*map(write_ms, times_ms), write_percent(predicted.balance)]
     if measured:
         cells += (
             [write_ms(row.measured.max_kernel_ms), write_percent(row.measured.balance)] if row.measured else ["", ""]

@@ -22,6 +22,7 @@ def _row_parts(found: tuple[ComparedPlan, float | None]) -> dict[str, Any]:
         "planner": row.planner,
         "planning_s": row.planning_s,
         "failure": None if row.failure is None else str(row.failure),
+        "predicted_step_ms": predicted.step_ms.value if predicted else None,
         "predicted_max_kernel_ms": row.predicted_max_ms,
         "predicted_balance": predicted.balance if predicted else None,
         "cost_model": predicted.cost_model if predicted else None,
@@ -39,6 +40,7 @@ _ROW: Final[Kind[Any]] = record(
     Field("planner", ANY_TEXT, "Name of the planner."),
     Field("planning_s", number_in(), "Wall-clock seconds of planning."),
     Field("failure", or_null(ANY_TEXT), "Why there is no plan; null where there is one."),
+    Field("predicted_step_ms", _NUMBER, "Predicted time of a step, in ms, by which plans rank; null without a plan."),
     Field("predicted_max_kernel_ms", _NUMBER, "Predicted kernel time of the slowest rank, in ms; null without a plan."),
     Field("predicted_balance", _SHARE, "Least over most predicted kernel time of a rank (AutoShard); null likewise."),
     Field("cost_model", or_null(TEXT), "The model of kernels; null likewise."),
@@ -68,7 +70,10 @@ def _parts(found: tuple[Sequence[ComparedPlan], Replay | None]) -> dict[str, Any
 
 
 _FLOOR: Final = "Predicted kernel time of the costliest shard, in ms: a floor for all placements; null without a plan."
-_WITHIN: Final = "Planners whose slowest rank may be the fastest: the best one, and those within noise of it."
+_WITHIN: Final = (
+    "Planners whose plan may be the fastest: the one with the shortest predicted step (with --replay, with the fastest "
+    "slowest rank), and those within noise of it."
+)
 #: Written from the rows and the replay, if there was one.
 COMPARISON: Final[Document[Any]] = Document(
     name="comparison",

@@ -10,7 +10,7 @@ from typing import Any
 from autoshard.core import CostBreakdown, ShardingPlan, SyncRows
 from autoshard.evaluation.measured import ComparedPlan, MeasuredPlan
 from autoshard.report.caveats import comparison_warnings, memory_shares, plan_warnings
-from autoshard.report.comparison import comparison_columns, comparison_lines
+from autoshard.report.comparison import comparison_columns, comparison_lines, comparison_order
 from autoshard.report.rendering import chart_markup, render_page
 from autoshard.report.wording import (
     write_bytes,
@@ -186,7 +186,7 @@ def comparison_page(rows: Sequence[ComparedPlan], notes: Sequence[str], *, title
         planners_chart=chart_markup(planners_figure(rows), "chart-planners"),
         columns=comparison_columns(rows),
         lines=comparison_lines(rows),
-        table_caption="The plan whose slowest rank is fastest is marked, unless others are within noise of it.",
+        table_caption=comparison_order(rows),
         notes=list(notes),
         rank_charts=small,
         measured=any(row.measured for row in rows),

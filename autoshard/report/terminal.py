@@ -11,7 +11,6 @@ from rich.text import Text
 from autoshard.core import CostBreakdown, ShardingPlan
 from autoshard.core.step import CollectiveTime, Overlap, StepCollective
 from autoshard.evaluation.measured import ComparedPlan, MeasuredPlan
-from autoshard.report.caveats import noise_warnings
 from autoshard.report.comparison import comparison_columns, comparison_lines
 from autoshard.report.pages import task_line
 from autoshard.report.wording import (
@@ -29,18 +28,15 @@ _BAR_WIDTH = 30
 _MAX_RANKS = 256
 
 
-def plan_summary(
-    plan: ShardingPlan, measured: MeasuredPlan | None = None, *, warnings: Sequence[str] = ()
-) -> RenderableType:
+def plan_summary(plan: ShardingPlan, measured: MeasuredPlan | None = None) -> RenderableType:
     """Costs of a plan: its step by part, and a bar per rank.
 
     Args:
         plan: The plan.
         measured: Kernel times of its ranks, to be shown beside the predicted ones.
-        warnings: Sentences that come first, see `plan_warnings`.
     """
     predicted = plan.predicted
-    lines = [*(f"Warning: {warning}" for warning in warnings), task_line(plan)]
+    lines = [task_line(plan)]
     if predicted is None:
         return Group(*lines, "No prediction: `autoshard evaluate` prices the plan.")
     step = predicted.step_ms
@@ -81,7 +77,7 @@ def comparison_table(rows: Sequence[ComparedPlan], notes: Sequence[str]) -> Rend
         table.add_row(line.planner, *(line.cells or ["no plan"]), style=style)
         if line.failure is not None:
             failures.append(f"{line.planner}: {line.failure}")
-    return Group(*noise_warnings(rows), table, "", *failures, *notes)
+    return Group(table, "", *failures, *notes)
 
 
 def collective_table(times: Mapping[StepCollective, CollectiveTime]) -> RenderableType:

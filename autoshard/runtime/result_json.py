@@ -20,8 +20,8 @@ from autoshard.formats.documents.kinds import (
     record,
     whole_number,
 )
-from autoshard.formats.documents.prediction_json import collective_times
-from autoshard.runtime.results import OVERLAPS, Device, Engine, RankTiming, RunResult, Verification
+from autoshard.formats.documents.prediction_json import ESTIMATE, STEP_PARTS, collective_times
+from autoshard.runtime.results import OVERLAPS, Device, Engine, RankTiming, RunPrediction, RunResult, Verification
 
 _MS: Final = number_in()
 _BYTES: Final = number_in()
@@ -64,6 +64,12 @@ _VERIFICATION: Final = record(
     Field("dense_error", _ERROR, "Of the dense layers' weights after the last step."),
     derived("max_error", _ERROR, "The largest of these."),
 )
+_PREDICTION: Final = record(
+    RunPrediction,
+    Field("step_ms", ESTIMATE, "Predicted step, in ms."),
+    Field("parts", or_null(STEP_PARTS), "Its parts at their slowest ranks, in ms; null where the plan has none."),
+    Field("reasons", list_of(ANY_TEXT, 0), "How the run differs from what the prediction is for."),
+)
 _FIELDS: Final = (
     Field("plan_path", ANY_TEXT, "File of the plan."),
     Field("engine", one_of(Engine), "What executed the embedding part."),
@@ -85,6 +91,7 @@ _FIELDS: Final = (
     Field("ranks", list_of(_RANK), "One entry per process: medians over the measured steps, in ms."),
     Field("verification", or_null(_VERIFICATION), "Largest absolute errors against an unsharded model; null without."),
     Field("overlap", one_of(OVERLAPS), "Which parts of a step ran at the same time."),
+    Field("predicted", or_null(_PREDICTION), "What the plan predicted; null where it has no prices."),
 )
 RUN: Final = Document(
     name="run",

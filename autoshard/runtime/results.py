@@ -8,7 +8,8 @@ from enum import StrEnum
 from typing import Final
 
 from autoshard.core.accepted import FINITE_ABOVE_0, WHOLE_AT_LEAST_0, WHOLE_AT_LEAST_1, check_choice
-from autoshard.core.step import CollectiveTime, Overlap, StepCollective
+from autoshard.core.plan import Estimate
+from autoshard.core.step import CollectiveTime, Overlap, StepCollective, StepPart
 from autoshard.evaluation.traffic import Stream
 
 #: What runs count the bytes of.
@@ -143,6 +144,21 @@ class Verification:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunPrediction:
+    """What a plan predicted for a run, in milliseconds.
+
+    Attributes:
+        step_ms: Its step, with the 90% interval.
+        parts: Parts of the step at their slowest ranks; None where the plan does not have them.
+        reasons: How the run differs from what the prediction is for.
+    """
+
+    step_ms: Estimate
+    parts: Mapping[StepPart, Estimate] | None
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
     """What a run measured.
 
@@ -167,6 +183,7 @@ class RunResult:
         ranks: Medians per process.
         verification: Errors against the unsharded reference, where asked for.
         overlap: Which parts of a step ran at the same time.
+        predicted: What the plan predicted; None where it has no prices.
     """
 
     plan_path: str
@@ -189,6 +206,15 @@ class RunResult:
     ranks: tuple[RankTiming, ...]
     verification: Verification | None = None
     overlap: Overlap = Overlap.NONE
+    predicted: RunPrediction | None = None
+
+    def part_ms(self, part: StepPart) -> float:
+        """A part at its slowest process; `dense` is what the step has beyond the longest sum of others."""
+        others = [one for one in StepPart if one is not StepPart.DENSE]
+        if part is StepPart.DENSE:
+            known_ms = max((sum(getattr(rank, f"{one}_ms") for one in others) for rank in self.ranks), default=0.0)
+            return max(0.0, self.step_ms - known_ms)
+        return max((getattr(rank, f"{part}_ms") for rank in self.ranks), default=0.0)
 
 
 def _member(choices: type[Engine] | type[Device], value: str, field: str) -> Engine | Device:

@@ -108,8 +108,11 @@ def run(options: RunOptions, cluster: ClusterOptions, as_json: JsonOption = Fals
         raise InvalidOptionError(
             f"must be auto or cpu: links of a cluster are gloo's, got {options.device}", field="device"
         )
+    from autoshard.formats import read_plan
+
+    plan = read_plan(options.plan)
     with _opened(spec) as opened:
-        run_on(opened, replace(options, device="cpu"), spec.num_ranks, as_json)
+        run_on(opened, replace(options, device="cpu"), spec.num_ranks, as_json, plan)
 
 
 @contextmanager

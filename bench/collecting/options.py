@@ -56,7 +56,9 @@ class CollectOptions:
         SampleStoreError: If the store is there and is no folder.
     """
 
-    store: Annotated[Path, typer.Option(help="Folder that samples are appended to; made when missing.")]
+    store: Annotated[
+        Path, typer.Option("--store", "--output", "-o", help="Folder that samples are appended to; made when missing.")
+    ]
     device: Annotated[str, typer.Option(help="`auto` (a GPU if there is one), `cpu` or `cuda`.")] = "auto"
     kinds: Annotated[str, typer.Option(help="Any of kernels, dense, collectives, separated by commas.")] = "kernels"
     if_busy: Annotated[

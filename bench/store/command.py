@@ -35,7 +35,8 @@ class SamplesOptions:
     store: Annotated[Path, typer.Argument(help="Folder with samples.")]
     device: Annotated[str | None, typer.Option(help="Look at this device only, such as `cpu` or `h200`.")] = None
     html: Annotated[
-        Path | None, typer.Option(help="Write a page of the regions that the samples of kernels cover.")
+        Path | None,
+        typer.Option("--output", "-o", "--html", help="Write a page of the regions that the samples of kernels cover."),
     ] = None
     image: ImageOption = None
     tables: Annotated[

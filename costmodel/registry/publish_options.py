@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -12,22 +12,25 @@ from autoshard.commands.options import Needs, command_options
 from autoshard.core.errors import InvalidOptionError
 from costmodel.registry.aliases import Alias
 
-RegistryOption = Annotated[
-    Path | None,
-    typer.Option(
+
+def _registry_option(*names: str) -> Any:
+    return typer.Option(
+        *names,
         parser=registry_folder,
         metavar="<path or address>",
         help="Folder of trained models, here or on object storage (`s3://bucket/models`). "
         "[default: $AUTOSHARD_REGISTRY or ~/.local/share/autoshard/registry]",
-    ),
-]
+    )
+
+
+RegistryOption = Annotated[Path | None, _registry_option("--registry")]
 
 
 @command_options(panel="Registry")
 class PublishOptions:
     """What to do with a trained version."""
 
-    registry: RegistryOption = None
+    registry: Annotated[Path | None, _registry_option("--registry", "--output", "-o")] = None
     alias: Annotated[
         Alias,
         typer.Option(

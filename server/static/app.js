@@ -62,9 +62,10 @@ const comparePlanners = guarded(async () => {
   const planners = ["cost-greedy", "neo", "flexshard", "auto"].filter((name) =>
     [...find("planner").options].some((option) => option.value === name));
   const found = await ask("POST", "/v1/comparisons", { ...(await task()), planners });
-  const rows = found.comparison.planners.map((one) => {
-    const predicted = (found.plans[one.planner] || {}).predicted;
-    return [one.planner, ms(predicted && predicted.step_ms.value), ms(one.predicted_max_kernel_ms),
+  const step = (one) => one.predicted_step_ms ?? Infinity;
+  const ranked = found.comparison.planners.sort((one, other) => (step(one) < step(other) ? -1 : 1));
+  const rows = ranked.map((one) => {
+    return [one.planner, ms(one.predicted_step_ms), ms(one.predicted_max_kernel_ms),
       one.predicted_balance === null ? "" : `${(100 * one.predicted_balance).toFixed(1)}%`, one.failure || ""];
   });
   fill("compared", [["planner"], ["predicted step, ms", "number"], ["slowest kernel, ms", "number"], ["balance", "number"],

@@ -28,7 +28,6 @@ from autoshard.core import (
     Topology,
 )
 from autoshard.core.errors import InfeasiblePlanError
-from autoshard.core.step import StepPart
 from autoshard.evaluation import DEVICE_MEMORY, AlphaBetaComm, AnalyticCostModel, evaluate
 from autoshard.evaluation.measured import Comparison
 from autoshard.report import (
@@ -249,12 +248,13 @@ def test_a_comparison_ranks_by_measured_time(plan, measured):
     rows = compared(plan, measured)
     assert speedups_over("random", rows) == {"random": 1.0, "auto": 2.0}
     assert rows[0].prediction_error == pytest.approx(plan.predicted.max_kernel_ms / 8.0 - 1)
-    random, auto, broken = comparison_lines(rows)
+    auto, random, broken = comparison_lines(rows)  # the fastest first
     by_column = dict(zip(comparison_columns(rows)[1:], auto.cells, strict=True))
-    assert by_column["measured max ms"] == "4.00"
+    assert by_column["measured max kernel ms"] == "4.00"
     assert by_column["measured balance"] == "100.0%"
     assert by_column["speed-up over random"] == "2.000×"
     assert by_column["planning, s"] == "1.25"
+    assert [line.planner for line in (auto, random, broken)] == ["auto", "random", "broken"]
     assert (random.is_best, auto.is_best, broken.is_best) == (False, True, False)
     assert broken.cells == ()
 
@@ -274,23 +274,27 @@ def test_within_noise_nobody_is_best(plan, measured):
     for noise, level in ((0.49, ("auto",)), (0.5, ("random", "auto")), (1.0, ("random", "auto"))):
         rows = (replace(random, measured_noise=noise), replace(auto, measured_noise=noise), broken)
         assert within_noise(rows) == level
-        assert [line.is_best for line in comparison_lines(rows)] == [False, len(level) == 1, False]
+        assert [line.is_best for line in comparison_lines(rows)] == [len(level) == 1, False, False]
     assert within_noise((broken,)) == ()
     bare = replace(random, plan=replace(random.plan, predicted=None), measured=None)
     assert within_noise((bare, broken)) == ()
 
 
-def test_predictions_are_as_good_as_the_best_one_within_its_interval(plan):
-    def row(name, kernel_ms, high):
-        part = Estimate(value=2.0, low=1.0, high=high)
-        parts = {**plan.predicted.parts, StepPart.BACKWARD_KERNEL: part}
-        predicted = replace(plan.predicted, max_kernel_ms=kernel_ms, parts=parts)
+def test_predictions_rank_by_the_step_and_are_as_good_as_the_best_one_within_its_interval(plan):
+    def row(name, step_ms, high, kernel_ms):
+        step = Estimate(value=step_ms, low=1.0, high=high)
+        predicted = replace(plan.predicted, step_ms=step, max_kernel_ms=kernel_ms)
         return ComparedPlan(planner=name, planning_s=0.1, plan=replace(plan, predicted=predicted))
 
-    rows = (row("a", 10.0, 2.2), row("b", 10.9, 9.0), row("c", 11.1, 9.0))
-    assert within_noise(rows) == ("a", "b")
-    assert not any(line.is_best for line in comparison_lines(rows))
-    assert within_noise((row("a", 10.0, 2.0), *rows[1:])) == ("a",)
+    rows = (row("c", 11.1, 90.0, 1.0), row("b", 10.9, 90.0, 2.0), row("a", 10.0, 11.0, 3.0))
+    assert set(within_noise(rows)) == {"a", "b"}
+    lines = comparison_lines(rows)
+    assert [line.planner for line in lines] == ["a", "b", "c"]
+    assert [line.cells[:2] for line in lines] == [("10.0", "3.00"), ("10.9", "2.00"), ("11.1", "1.00")]
+    assert not any(line.is_best for line in lines)
+    sure = (*rows[:2], row("a", 10.0, 10.0, 3.0))
+    assert within_noise(sure) == ("a",)
+    assert [line.is_best for line in comparison_lines(sure)] == [True, False, False]
 
 
 def test_a_comparison_page_and_table_show_every_planner(plan, measured):

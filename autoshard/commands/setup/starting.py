@@ -53,7 +53,12 @@ class InitOptions:
             show_default=_ASKED,
         ),
     ] = None
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The same as FOLDER.", metavar="FOLDER")] = None
     force: Annotated[bool, typer.Option("--force", help="Write over files that are there.")] = False
+
+    def __post_init__(self) -> None:
+        if self.output is not None and self.folder != Path():
+            raise InvalidOptionError("cannot be given with FOLDER, which is the same", field="--output")
 
     def answers(self) -> Mapping[str, Any]:
         """Answers to all questions: what was left out is asked for; without a terminal, the usual answers.
@@ -86,7 +91,8 @@ def init(options: InitOptions, as_json: JsonOption = False) -> None:
     from autoshard.commands.printed import INIT
     from autoshard.formats import load_topology, write_tables, write_topology
 
-    tables_path, topology_path = options.folder / "tables.yaml", options.folder / "topology.yaml"
+    folder = options.output or options.folder
+    tables_path, topology_path = folder / "tables.yaml", folder / "topology.yaml"
     for path in (tables_path, topology_path):
         if path.exists() and not options.force:
             raise InvalidOptionError("is there already; --force writes over it", source=str(path))

@@ -59,7 +59,7 @@ _RANK: Final = record(
     Field("activation_bytes", _BYTES, "A batch's inputs and outputs, and gradients of copied rows."),
     optional("training_bytes", _BYTES, "Activations, gradients of the backward pass, and dense layers.", 0),
 )
-_STEP_PARTS: Final[Kind[dict[StepPart, Estimate]]] = record(
+STEP_PARTS: Final[Kind[dict[StepPart, Estimate]]] = record(
     lambda **values: {StepPart(name): estimate for name, estimate in values.items()},
     Field("input", ESTIMATE, "Exchange of ids and lengths."),
     Field("forward_kernel", ESTIMATE, "Lookup and pooling."),
@@ -135,7 +135,7 @@ def prediction_kind(min_ranks: int = 1, max_ranks: int = MAX_WORLD_SIZE) -> Kind
         optional("dense_ms", _NUMBER, "Dense layers, forward and backward.", None),
         optional("sync_ms", _NUMBER, _MEANINGS["sync_ms"], None),
         optional("group_sync_ms", _NUMBER, _MEANINGS["group_sync_ms"], None),
-        optional("parts", _STEP_PARTS, _MEANINGS["parts"], {}),
+        optional("parts", STEP_PARTS, _MEANINGS["parts"], {}),
         optional("collectives", collective_times(Field), _MEANINGS["collectives"], {}),
         optional("bounds", by_name(_BOUND), _MEANINGS["bounds"], {}),
     )
