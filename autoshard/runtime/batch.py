@@ -146,13 +146,16 @@ def _of_keyed(ids: KeyedJagged, features: Sequence[str], *, leaves_weights: bool
     """The features of a keyed tensor.
 
     Raises:
-        InputError: If it lacks one, its lookups have weights, or features have batches of several sizes.
+        InputError: If it lacks one, has one twice, its lookups have weights, or features have batches of several sizes.
     """
     keys = list(ids.keys())
     place = {name: index for index, name in enumerate(keys)}
     missing = [name for name in features if name not in place]
     if missing:
         raise InputError(f"has no feature {shown(missing[0])}, which the plan's tables look up", field="keys")
+    if len(place) < len(keys):
+        twice = next(name for name in keys if keys.count(name) > 1)
+        raise InputError(f"has feature {shown(twice)} more than once", field="keys")
     if not leaves_weights and ids.weights_or_none() is not None:
         raise InputError("weighted lookups are not executed: leave the weights out", field="weights")
     sizes, lengths = ids.stride_per_key(), ids.lengths()

@@ -74,6 +74,9 @@ def test_keyed_jagged_tensors_give_keyed_tensors_and_may_have_another_order(plan
         assert torch.equal(output["u.ids"], expected_BC[:, 16:28])
     with pytest.raises(InputError, match=r'^keys: has no feature "b"'):
         embeddings(keyed.permute([0, 2, 3]))
+    for repeated, name in (([0, 1, 2, 3, 1], "b"), ([3, 3, 0, 1, 2], "v.ids"), ([2, 1, 2, 3, 0, 0], "u.ids")):
+        with pytest.raises(InputError, match=rf'^keys: has feature "{name}" more than once'):
+            embeddings(keyed.permute(repeated))
     weighted = KeyedJaggedTensor(
         keys=keyed.keys(), values=keyed.values(), lengths=keyed.lengths(), weights=torch.ones(len(batch.ids_L))
     )
