@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # half a minute
+
 NUM_PROCESSES = 2
 #: Parts of names of the kinds that TorchRec 1.8 computes wrongly or fails on, and what is said of them.
 REFUSED = {
