@@ -13,7 +13,7 @@ from autoshard.console import JsonOption, emit, log
 
 if TYPE_CHECKING:
     from autoshard.core import ShardingPlan
-    from autoshard.formats.torchrec import Change
+    from autoshard.formats.torchrec import Change, Places
 
 
 class ExportFormat(StrEnum):
@@ -62,9 +62,11 @@ def export(options: ExportOptions, as_json: JsonOption = False) -> None:
     from autoshard.commands.printed import EXPORTED
     from autoshard.formats import read_plan
     from autoshard.formats.torchrec import changes, refusals
+    from autoshard.formats.torchrec.child import read_factory
 
     plan = read_plan(options.plan)
-    refused = refusals(plan)
+    places = None if options.model is None else read_factory(options.model).places
+    refused = refusals(plan, places)
     for error in refused[1:]:
         log(f"{options.plan}: {error}")
     if refused:
@@ -72,7 +74,7 @@ def export(options: ExportOptions, as_json: JsonOption = False) -> None:
     if options.format is ExportFormat.CONSTRAINTS:
         _write_constraints(plan, options.output)
     else:
-        _write_plan(plan, options)
+        _write_plan(plan, places, options.output)
     found = changes(plan)
     result = {
         "output": str(options.output),
@@ -86,13 +88,11 @@ def export(options: ExportOptions, as_json: JsonOption = False) -> None:
     emit(EXPORTED.to_json(result), "\n".join(_lines(result, found)), as_json=as_json)
 
 
-def _write_plan(plan: ShardingPlan, options: ExportOptions) -> None:
+def _write_plan(plan: ShardingPlan, places: Places | None, output: Path) -> None:
     from autoshard.formats.torchrec import to_torchrec
-    from autoshard.formats.torchrec.child import read_factory
     from autoshard.formats.torchrec.stored_plans import write_stored_plan
 
-    places = None if options.model is None else read_factory(options.model).places
-    write_stored_plan(to_torchrec(plan, places), options.output)
+    write_stored_plan(to_torchrec(plan, places), output)
 
 
 def _write_constraints(plan: ShardingPlan, output: Path) -> None:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
         RowOrder,
         TableSet,
         Tier,
+        weight_row_bytes,
     )
     from autoshard.core.topology import Level, Link, MemoryBandwidth, MemoryBytes, MemoryLevel, Topology
 
@@ -99,6 +100,7 @@ __all__ = [
     "local_shard",
     "local_shards",
     "set_costs",
+    "weight_row_bytes",
 ]
 
 if not TYPE_CHECKING:

@@ -14,7 +14,7 @@ import numpy as np
 
 from autoshard.core.access import AccessProfile, ProfileBatch
 from autoshard.core.errors import InvalidPlanError
-from autoshard.core.tables import DType, EmbeddingTable, Optimizer, Pooling, Tier
+from autoshard.core.tables import DType, EmbeddingTable, Optimizer, Pooling, Tier, weight_row_bytes
 from autoshard.core.topology import MemoryLevel
 
 Replicas = tuple[tuple[int, ...], ...]
@@ -144,8 +144,7 @@ class Shard:
     @property
     def storage_bytes(self) -> int:
         """Bytes of weights and optimizer state of one copy, wherever it lives."""
-        per_row = self.embedding_dim * self.table.dtype.num_bytes
-        return self.num_embeddings * (per_row + self.table.optimizer.state_bytes_per_row(self.embedding_dim))
+        return self.num_embeddings * self.table.row_bytes(self.embedding_dim)
 
     def access(self) -> tuple[AccessProfile, float]:
         """Profile of the shard's rows and the share of the table's lookups that they get.
@@ -272,7 +271,7 @@ class LocalShard:
     @property
     def weight_bytes(self) -> int:
         """Bytes of the weights."""
-        return self.num_embeddings * self.embedding_dim * self.dtype.num_bytes
+        return self.num_embeddings * weight_row_bytes(self.dtype, self.optimizer, self.embedding_dim)
 
     @property
     def memory_bytes(self) -> int:

@@ -46,6 +46,8 @@ class Optimizer(StrEnum):
     ROWWISE_ADAGRAD = "rowwise_adagrad"
     ADAGRAD = "adagrad"
     ADAM = "adam"
+    NONE = "none"
+    """Rows are only read, as those of quantised models are."""
 
     def state_bytes_per_row(self, embedding_dim: int) -> int:
         """Bytes of fp32 optimizer state held for one row."""
@@ -54,8 +56,34 @@ class Optimizer(StrEnum):
             Optimizer.ROWWISE_ADAGRAD: 1,
             Optimizer.ADAGRAD: embedding_dim,
             Optimizer.ADAM: 2 * embedding_dim,
+            Optimizer.NONE: 0,
         }
         return 4 * per_row[self]
+
+
+#: Bytes that FBGEMM's inference kernels fill rows up to.
+_READ_ROW_ALIGNMENT = 16
+
+
+def weight_row_bytes(dtype: DType, optimizer: Optimizer, embedding_dim: int) -> int:
+    """Bytes of the weights of one stored row.
+
+    An int8 row has a scale and an offset of its own: of fp32 in trained tables; of fp16 in tables that are only read,
+    whose rows are filled up to 16 bytes. A shard of some columns has its own, too.
+
+    Args:
+        dtype: The row's number format.
+        optimizer: The table's optimizer.
+        embedding_dim: Columns of the row.
+
+    Source:
+        FBGEMM 1.8, sizes of the weights of `SplitTableBatchedEmbeddingBagsCodegen` and, for rows that are only read,
+        of `IntNBitTableBatchedEmbeddingBagsCodegen` with the row alignment of a GPU and of TorchRec on any device.
+    """
+    is_read_only = optimizer is Optimizer.NONE
+    scale_bytes = (4 if is_read_only else 8) if dtype is DType.INT8 else 0
+    row_bytes = embedding_dim * dtype.num_bytes + scale_bytes
+    return -(-row_bytes // _READ_ROW_ALIGNMENT) * _READ_ROW_ALIGNMENT if is_read_only else row_bytes
 
 
 class Tier(StrEnum):
@@ -158,12 +186,17 @@ class EmbeddingTable:
     @property
     def weight_bytes(self) -> int:
         """Bytes of the weights."""
-        return self.num_embeddings * self.embedding_dim * self.dtype.num_bytes
+        return self.num_embeddings * weight_row_bytes(self.dtype, self.optimizer, self.embedding_dim)
 
     @property
     def storage_bytes(self) -> int:
         """Bytes of weights and optimizer state."""
-        return self.weight_bytes + self.num_embeddings * self.optimizer.state_bytes_per_row(self.embedding_dim)
+        return self.num_embeddings * self.row_bytes(self.embedding_dim)
+
+    def row_bytes(self, embedding_dim: int) -> int:
+        """Bytes of weights and optimizer state of one row's part of so many columns."""
+        weights = weight_row_bytes(self.dtype, self.optimizer, embedding_dim)
+        return weights + self.optimizer.state_bytes_per_row(embedding_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

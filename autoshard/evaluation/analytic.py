@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import DType, Exchange, KernelCosts, LocalShard, Optimizer, Pooling, Update
+from autoshard.core import DType, Exchange, KernelCosts, LocalShard, Optimizer, Pooling, Update, weight_row_bytes
 from autoshard.core.access import ProfileBatch
 from autoshard.core.costs import CodeArray, KernelFloor, MsArray
 from autoshard.core.machine import device_family
@@ -189,7 +189,7 @@ class _Work:
                 shard.num_lookups,
                 shard.num_bags,
                 shard.embedding_dim,
-                shard.dtype.num_bytes,
+                weight_row_bytes(shard.dtype, shard.optimizer, shard.embedding_dim),
                 shard.optimizer.state_bytes_per_row(shard.embedding_dim),
                 shard.num_gradient_rows,
                 shard.output is Exchange.ROWS,
@@ -198,7 +198,7 @@ class _Work:
             for shard in shards
         ]
         columns = np.array(amounts, dtype=np.float64).reshape(-1, 8).T
-        lookups_N, bags_N, dim_N, width_N, state_bytes_N, gradient_rows_N, gives_rows_N, is_reduced_N = columns
+        lookups_N, bags_N, dim_N, row_bytes_N, state_bytes_N, gradient_rows_N, gives_rows_N, is_reduced_N = columns
         profiles = ProfileBatch.of([shard.access for shard in shards])
         return cls(
             profiles=profiles,
@@ -206,7 +206,7 @@ class _Work:
             distinct_N=profiles.expected_distinct(lookups_N),
             bags_N=bags_N,
             outputs_N=np.where(gives_rows_N, lookups_N, bags_N),
-            row_bytes_N=dim_N * width_N,
+            row_bytes_N=row_bytes_N,
             vector_bytes_N=dim_N * _GRADIENT_BYTES,
             state_bytes_N=state_bytes_N,
             is_reduced_N=is_reduced_N.astype(np.bool_),

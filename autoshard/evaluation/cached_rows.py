@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from autoshard.core import AccessProfile, CostModel, KernelCosts, LocalShard, MemoryLevel, Topology
+from autoshard.core import AccessProfile, CostModel, KernelCosts, LocalShard, MemoryLevel, Topology, weight_row_bytes
 from autoshard.core.access import FloatArray, ProfileBatch
 from autoshard.core.costs import CodeArray, KernelFloor, MeasuredRange, MsArray, OutsideRange, kernel_floor
 from autoshard.core.shard import MemoryPlacement
@@ -182,7 +182,7 @@ def _disk_of(bytes_per_s: float) -> SolidStateDisk:
 
 def cached_row_bytes(shard: LocalShard) -> int:
     """Bytes that a row takes in the cache: its weights, in the cache's number format."""
-    return shard.embedding_dim * (shard.cache_dtype or shard.dtype).num_bytes
+    return weight_row_bytes(shard.cache_dtype or shard.dtype, shard.optimizer, shard.embedding_dim)
 
 
 def behind_cache(shard: LocalShard, level: MemoryLevel, num_cached_rows: int, policy: str = LRU) -> MemoryPlacement:
@@ -221,7 +221,7 @@ def transfer_seconds(shard: LocalShard, speeds: TransferSpeeds) -> tuple[float, 
     if shard.level is MemoryLevel.HBM:
         return 0.0, 0.0
     found = cache_traffic(shard)
-    row_bytes = shard.embedding_dim * shard.dtype.num_bytes
+    row_bytes = weight_row_bytes(shard.dtype, shard.optimizer, shard.embedding_dim)
     state_bytes = shard.optimizer.state_bytes_per_row(shard.embedding_dim)
     if shard.level is MemoryLevel.SSD:
         forward_s = found.num_missed * speeds.fetch_s(shard.level, row_bytes + state_bytes)

@@ -294,8 +294,7 @@ def _bytes_per_rank(placed: PlacedShard) -> int:
     """Weights and optimizer state on each rank of a replica; the last rank may hold fewer rows than that."""
     table, (start, stop) = placed.shard.table, placed.shard.columns
     num_rows = -(-placed.shard.rows.num_rows // len(placed.replicas[0]))
-    weights = (stop - start) * table.dtype.num_bytes
-    return num_rows * (weights + table.optimizer.state_bytes_per_row(stop - start))
+    return num_rows * table.row_bytes(stop - start)
 
 
 def _holds(placed: PlacedShard, rank: int, level: MemoryLevel) -> bool:

@@ -211,8 +211,7 @@ class _StaticStorage:
             table = self._tables[option.name]
             for shard in option.shards:
                 num_rows, num_columns = shard.size
-                per_row = num_columns * table.dtype.num_bytes + table.optimizer.state_bytes_per_row(num_columns)
-                size = num_rows * per_row
+                size = num_rows * table.row_bytes(num_columns)
                 shard.storage = Storage(hbm=0, ddr=size) if self._on_host else Storage(hbm=size, ddr=0)
 
 

@@ -42,6 +42,7 @@ from autoshard.formats.torchrec.sharding import (
     NotInTorchRecError,
     ShardingType,
     TableSharding,
+    fault_of,
     refused,
     sharding_of,
 )
@@ -93,7 +94,7 @@ class TorchRecEmbeddings:
     ) -> None:
         part = Participation.agree(plan, settings, local_batch_size=local_batch_size, device=device)
         self._part = part
-        self._layouts = layouts_of(plan, part.owners)
+        self._layouts = layouts_of(plan, part.owners, device_type=part.device.type)
         self.owners = replace(part.owners, holdings=tuple(one for layout in self._layouts for one in layout.holdings))
         self.local_batch_size, self.feature_dims = part.local_batch_size, part.feature_dims
         self._id_dtype = id_dtype(table.num_embeddings for table in self.owners.tables.tables)
@@ -270,12 +271,13 @@ class TableLayout:
         return self.holdings[0].ranges[0].num_parts > 1
 
 
-def layouts_of(plan: ShardingPlan, ownership: Ownership) -> list[TableLayout]:
+def layouts_of(plan: ShardingPlan, ownership: Ownership, *, device_type: str) -> list[TableLayout]:
     """TorchRec's layout of each table, in the plan's order.
 
     Args:
         plan: The plan.
         ownership: Which process holds what of it.
+        device_type: `cuda` or `cpu`.
 
     Raises:
         InvalidPlanError: If TorchRec has none for a shard, or for the plan.
@@ -286,7 +288,7 @@ def layouts_of(plan: ShardingPlan, ownership: Ownership) -> list[TableLayout]:
         for index, table in enumerate(plan.tables.tables):
             held = [one for one in ownership.holdings if one.table == index]
             field = next(f"shards[{place}]" for place, one in enumerate(plan.shards) if one.shard.table == table)
-            layouts.append(_layout(held, ownership.num_processes, field))
+            layouts.append(_layout(held, ownership.num_processes, device_type, field))
             sizes = {one.node_size for one in layouts if one.node_size}
             if len(sizes) > 1:
                 raise refused(f"has nodes of one size; {shown(table.name)} is split over {max(sizes)}", field)
@@ -295,7 +297,7 @@ def layouts_of(plan: ShardingPlan, ownership: Ownership) -> list[TableLayout]:
     return layouts
 
 
-def _layout(held: Sequence[Holding], num_processes: int, field: str) -> TableLayout:
+def _layout(held: Sequence[Holding], num_processes: int, device_type: str, field: str) -> TableLayout:
     """A table's layout.
 
     Raises:
@@ -313,11 +315,10 @@ def _layout(held: Sequence[Holding], num_processes: int, field: str) -> TableLay
             field,
         )
     sharding = sharding_of(shards, world_size=num_processes, node_size=size, field=field)
-    if any(block.rows[0] == block.rows[1] for block in sharding.blocks):
-        # FBGEMM fails on kernels without rows.
-        raise refused(
-            f"needs rows in every block; {shown(table.name)} has {table.num_embeddings} for {size} processes", field
-        )
+    kind = sharding.sharding_type
+    fault = fault_of(table, kind, device_type=device_type, world_size=num_processes, node_size=size)
+    if fault is not None:
+        raise refused(fault, field)
     return TableLayout(
         sharding=sharding,
         holdings=tuple(_in_blocks(one, sharding, num_processes) for one in held),

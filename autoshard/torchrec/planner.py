@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,15 @@ from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 from torchrec.distributed.types import ShardingPlanner
 
-from autoshard.core import CostModels, EmbeddingTable, ShardingPlan, TableSet, Tier, Topology
+from autoshard.core import CostModels, EmbeddingTable, Pooling, ShardingPlan, TableSet, Tier, Topology
 from autoshard.core.errors import AutoshardError, InfeasiblePlanError, InvalidTableError
 from autoshard.core.quoting import shown
 from autoshard.evaluation import evaluate
 from autoshard.formats import load_topology
-from autoshard.formats.torchrec.modules import Collection, ModelTables, fused_optimizer, read_model, weight_of
+from autoshard.formats.torchrec.modules import KERNEL_SETTINGS, ModelTables, fused_optimizer, read_model, weight_of
+from autoshard.formats.torchrec.modules import Collection as Module
 from autoshard.formats.torchrec.plans import as_executed, device_type_of, shardings_of, to_torchrec
-from autoshard.formats.torchrec.sharding import TIERS, ShardingType, refused
-from autoshard.planners.neo.choice import NEO_TYPES
+from autoshard.formats.torchrec.sharding import BY_ROWS, TIERS, ShardingType, TableSharding, fault_of, fault_of_means
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs, make_plan
 from autoshard.torchrec.topologies import topology_of, usual_topology
@@ -56,8 +56,9 @@ class Planner(ShardingPlanner):  # type: ignore[misc]
     """Plans a TorchRec model for `DistributedModelParallel`, with the calls of `EmbeddingShardingPlanner`.
 
     Several planners of autoshard plan the model. Of the plans that TorchRec can say, priced as TorchRec carries them
-    out, the fastest is taken. Tables get sharding types that their sharder and their constraints allow; those whose
-    optimizer runs in the backward pass are never data-parallel, since TorchRec does not train them then.
+    out, the fastest is taken. Tables get sharding types that their sharder and their constraints allow, and by which
+    TorchRec computes what the unsharded model does: those whose optimizer runs in the backward pass are never
+    data-parallel, nor are sequence tables on CPUs; means are split by rows only where all tables of their module are.
 
     Args:
         topology: TorchRec's topology; or a topology, its file, or the name of a bundled one. None for the processes of
@@ -103,18 +104,20 @@ class Planner(ShardingPlanner):  # type: ignore[misc]
             InvalidTableError: If the model has what plans cannot hold, or a module without a sharder.
             InfeasiblePlanError: If no planner found a plan that TorchRec can say; the text has a reason for each.
         """
-        task = self._task(module, list(sharders) if sharders is not None else get_default_sharders())
-        plans, failures = [], []
-        for name in self._planners:
-            try:
-                plans.append(self._planned(name, task))
-            except AutoshardError as error:
-                failures.append(f"{name}: {error}")
-        if not plans:
-            raise InfeasiblePlanError(f"no planner found a plan for TorchRec: {'; '.join(failures)}")
-        # The earliest of equals.
-        self.chosen = min(plans, key=lambda plan: plan.predicted.step_ms.value if plan.predicted else 0.0)
-        return to_torchrec(self.chosen, task.found.places)
+        failures: list[str] = []
+        for task in self._tasks(module, list(sharders) if sharders is not None else get_default_sharders()):
+            plans = []
+            for name in self._planners:
+                try:
+                    plans.append(self._planned(name, task))
+                except AutoshardError as error:
+                    failures.append(f"{name}: {error}")
+            if plans:
+                # The earliest of equals.
+                self.chosen = min(plans, key=lambda plan: plan.predicted.step_ms.value if plan.predicted else 0.0)
+                made = to_torchrec(self.chosen, task.found.places, sharding_types=task.allowed)
+                return self._carry(made, task)
+        raise InfeasiblePlanError(f"no planner found a plan for TorchRec: {'; '.join(failures)}")
 
     def collective_plan(
         self, module: torch.nn.Module, sharders: Sequence[Any] | None = None, pg: dist.ProcessGroup | None = None
@@ -143,7 +146,8 @@ class Planner(ShardingPlanner):  # type: ignore[misc]
         plan, self.chosen = result[0]
         return plan
 
-    def _task(self, module: torch.nn.Module, sharders: Sequence[Any]) -> _Task:
+    def _tasks(self, module: torch.nn.Module, sharders: Sequence[Any]) -> Iterator[_Task]:
+        """The task, with the sharding types of modules of means in each of the ways that `_with_means` has."""
         topology = self._ranks(module, sharders)
         found = read_model(module, batch_size=self._batch_size * topology.world_size, constraints=self._constraints)
         for one in found.collections:
@@ -153,18 +157,16 @@ class Planner(ShardingPlanner):  # type: ignore[misc]
                     "use autoshard.torchrec.shard",
                     field=one.path,
                 )
-        allowed = dict(self._allowed_types(found, sharders, device_type_of(topology)))
-        tables = replace(
-            found.tables,
-            tables=tuple(_with_tiers(table, allowed[table.name]) for table in found.tables.tables),
-        )
-        return _Task(
-            found=found,
-            tables=tables,
-            allowed=allowed,
-            topology=topology,
-            costs=make_costs(tables, topology, self._registry),
-        )
+        for allowed in _with_means(found, dict(self._allowed_types(found, sharders, topology))):
+            tables = tuple(_with_tiers(table, allowed[table.name], topology) for table in found.tables.tables)
+            of_types = replace(found.tables, tables=tables)
+            yield _Task(
+                found=found,
+                tables=of_types,
+                allowed=allowed,
+                topology=topology,
+                costs=make_costs(of_types, topology, self._registry),
+            )
 
     def _ranks(self, module: torch.nn.Module, sharders: Sequence[Any]) -> Topology:
         given = self._topology if self._topology is not None else usual_topology()
@@ -183,34 +185,59 @@ class Planner(ShardingPlanner):  # type: ignore[misc]
         return topology_of(given)
 
     def _allowed_types(
-        self, found: ModelTables, sharders: Sequence[Any], device_type: str
+        self, found: ModelTables, sharders: Sequence[Any], topology: Topology
     ) -> Iterator[tuple[str, frozenset[ShardingType]]]:
-        """Sharding types that each table may have."""
+        """Sharding types that each table may have.
+
+        Raises:
+            InvalidTableError: If there are none for a table.
+        """
+        device_type = device_type_of(topology)
         for collection in found.collections:
             offered = _offered(collection, sharders, device_type)
             for name, config in zip(collection.tables, collection.configs, strict=True):
-                wanted = getattr(self._constraints.get(config.name), "sharding_types", None) or list(ShardingType)
+                constraint = self._constraints.get(config.name)
+                wanted = getattr(constraint, "sharding_types", None) or list(ShardingType)
                 allowed = offered & {ShardingType(kind) for kind in wanted}
-                if fused_optimizer(weight_of(collection.module, config.name)) is not None:
-                    allowed -= {ShardingType.DATA_PARALLEL}
+                field = f"constraints.{config.name}.sharding_types"
                 if not allowed:
                     raise InvalidTableError(
-                        f"allows {', '.join(wanted)}, its sharder {', '.join(sorted(offered))}",
-                        field=f"constraints.{config.name}.sharding_types",
+                        f"allows {', '.join(wanted)}, its sharder {', '.join(sorted(offered))}", field=field
                     )
-                yield name, allowed
+                place = getattr(constraint, "device_group", None)
+                if place not in (None, device_type):
+                    raise InvalidTableError(
+                        f"must be {device_type} as the topology is, got {shown(place)}",
+                        field=f"constraints.{config.name}.device_group",
+                    )
+                faults = {
+                    kind: fault_of(
+                        found.tables[name],
+                        kind,
+                        device_type=device_type,
+                        world_size=topology.world_size,
+                        node_size=topology.local_world_size,
+                    )
+                    for kind in sorted(offered)
+                }
+                if fused_optimizer(weight_of(collection.module, config.name)) is not None:
+                    faults[ShardingType.DATA_PARALLEL] = (
+                        f"trains no data-parallel table in the backward pass; {shown(name)} has its optimizer there"
+                    )
+                right = frozenset(kind for kind in allowed if faults[kind] is None)
+                if not right:
+                    others = [str(kind) for kind in sorted(offered) if faults[kind] is None]
+                    hint = f"; {', '.join(others)} would do" if others else ""
+                    raise InvalidTableError(f"TorchRec {faults[min(allowed)]}{hint}", field=field if others else name)
+                yield name, right
 
     def _planned(self, name: str, task: _Task) -> ShardingPlan:
         """A planner's plan as TorchRec carries it out, priced anew.
 
         Raises:
-            AutoshardError: If it finds none, or one that TorchRec cannot say or may not carry out.
+            AutoshardError: If it finds none, or one that TorchRec cannot say or must not carry out.
         """
-        everywhere = frozenset.intersection(*task.allowed.values())
-        options = {}
-        if name == "neo":
-            names = [str(kind) for kind in NEO_TYPES if _torchrec_name(str(kind)) in everywhere]
-            options = {"sharding_types": ",".join(names), "memory": "hbm"} if names else {}
+        options = self._options(name, task)
         request = PlanRequest(
             tables=task.tables,
             topology=task.topology,
@@ -222,19 +249,68 @@ class Planner(ShardingPlanner):  # type: ignore[misc]
         )
         made = make_plan(name, request)
         executed = as_executed(made)
-        for table, sharding in shardings_of(executed).items():
-            if sharding.sharding_type not in task.allowed[table]:
-                accepted = ", ".join(sorted(task.allowed[table]))
-                raise refused(f"may hold {shown(table)} as {accepted}; it is {sharding.sharding_type}", "shards")
+        self._check_kept(task, shardings_of(executed, sharding_types=task.allowed))
         return executed.with_predicted(evaluate(executed, task.costs))
 
+    def _options(self, name: str, task: _Task) -> dict[str, object]:
+        """Options by which a planner keeps to sharding types and `min_partition`, as far as it has them."""
+        kinds: set[ShardingType] = set()
+        if name == "auto":
+            kinds |= frozenset.union(*task.allowed.values())
+            # Other names of the same shards, see `renamed`.
+            if kinds & {ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE}:
+                kinds.add(ShardingType.TABLE_WISE)
+            if kinds & {ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD} and _has_one_node(task.topology):
+                kinds.add(ShardingType.ROW_WISE)
+        elif name == "neo":
+            kinds |= frozenset.intersection(*task.allowed.values())
+        names = [_own_name(kind) for kind in ShardingType if kind in kinds]
+        options: dict[str, object] = {"sharding_types": ",".join(names)} if names else {}
+        if name == "neo" and names:
+            options["memory"] = "hbm"
+        least = [getattr(constraint, "min_partition", None) or 0 for constraint in self._constraints.values()]
+        if name in ("auto", "neo") and any(least):
+            options["min_partition"] = max(least)
+        return options
 
-def _torchrec_name(neo_type: str) -> str:
-    """TorchRec's name of a sharding type of `neo`."""
-    return ShardingType.GRID_SHARD.value if neo_type == "grid" else neo_type
+    def _check_kept(self, task: _Task, shardings: Mapping[str, TableSharding]) -> None:
+        """Refuses a plan that does not keep to `min_partition` and `compute_kernels`."""
+        for name, place in task.found.places.items():
+            constraint, sharding = self._constraints.get(place.name), shardings[name]
+            kernels = getattr(constraint, "compute_kernels", None)
+            if kernels and sharding.kernel not in kernels:
+                raise InvalidTableError(
+                    f"allows {', '.join(kernels)}; the plan has {sharding.kernel}, as does each of this planner for "
+                    f"{sharding.sharding_type}",
+                    field=f"constraints.{place.name}.compute_kernels",
+                )
+            least = min(getattr(constraint, "min_partition", None) or 0, task.found.tables[name].embedding_dim)
+            first, last = sharding.blocks[0].columns
+            if last - first < least:
+                raise InvalidTableError(
+                    f"is {least}; the plan has column shards of {last - first}",
+                    field=f"constraints.{place.name}.min_partition",
+                )
+
+    def _carry(self, plan: TorchRecPlan, task: _Task) -> TorchRecPlan:
+        """The plan with the settings of kernels that TorchRec's planner takes over from constraints as they are."""
+        for place in task.found.places.values():
+            for setting in KERNEL_SETTINGS:
+                given = getattr(self._constraints.get(place.name), setting, None)
+                setattr(plan.plan[place.path][place.name], setting, given)
+        return plan
 
 
-def _offered(collection: Collection, sharders: Sequence[Any], device_type: str) -> frozenset[ShardingType]:
+def _has_one_node(topology: Topology) -> bool:
+    return topology.local_world_size == topology.world_size
+
+
+def _own_name(kind: ShardingType) -> str:
+    """The planners' name of a sharding type."""
+    return "grid" if kind is ShardingType.GRID_SHARD else kind.value
+
+
+def _offered(collection: Module, sharders: Sequence[Any], device_type: str) -> frozenset[ShardingType]:
     """Sharding types that a module's sharder offers, as far as plans can say them.
 
     Raises:
@@ -248,12 +324,47 @@ def _offered(collection: Collection, sharders: Sequence[Any], device_type: str) 
         )
     offered = {ShardingType(kind) for kind in sharder.sharding_types(device_type) if kind in list(ShardingType)}
     if isinstance(sharder, EmbeddingCollectionSharder):
-        offered -= {ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD}
+        if sharder._use_index_dedup and device_type == "cpu":
+            raise InvalidTableError(
+                "has a sharder with use_index_dedup, which TorchRec carries out on cuda only; leave it out on cpu",
+                field=collection.path or "model",
+            )
+        offered -= {ShardingType.TABLE_COLUMN_WISE, ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD}
     return frozenset(offered)
 
 
-def _with_tiers(table: EmbeddingTable, allowed: frozenset[ShardingType]) -> EmbeddingTable:
+def _with_means(
+    found: ModelTables, allowed: Mapping[str, frozenset[ShardingType]]
+) -> Iterator[Mapping[str, frozenset[ShardingType]]]:
+    """Sharding types by which TorchRec computes all means of a module rightly (`fault_of_means`).
+
+    First no mean is split by rows, then all tables are in the modules where that is allowed.
+
+    Raises:
+        InvalidTableError: If constraints leave neither.
+    """
+    whole, split = dict(allowed), dict(allowed)
+    for collection in found.collections:
+        tables = [found.tables[name] for name in collection.tables]
+        means = [table.name for table in tables if table.pooling is Pooling.MEAN]
+        whole |= {name: allowed[name] - BY_ROWS for name in means}
+        by_rows = {table.name: allowed[table.name] & BY_ROWS for table in tables}
+        fault = fault_of_means(dict.fromkeys(tables, ShardingType.ROW_WISE))
+        is_possible = bool(means) and fault is None and all(by_rows.values())
+        split |= by_rows if is_possible else {name: whole[name] for name in means}
+        lacking = [name for name in means if not whole[name]]
+        if lacking and not is_possible:
+            name = collection.configs[collection.tables.index(lacking[0])].name
+            reason = fault[1] if fault is not None else "splits means by rows only where all tables of a module are"
+            raise InvalidTableError(f"TorchRec {reason}", field=f"constraints.{name}.sharding_types")
+    ways = [way for way in (whole, split) if all(way.values())]
+    yield from ways if whole != split else ways[:1]
+
+
+def _with_tiers(table: EmbeddingTable, allowed: Collection[ShardingType], topology: Topology) -> EmbeddingTable:
     """The table, tiers forbidden that none of its sharding types has."""
     tiers = {TIERS[kind] for kind in allowed}
+    if Tier.TABLE_ROW_WISE in tiers and _has_one_node(topology):
+        tiers.add(Tier.ROW_WISE)  # The ranks of the only node are all ranks.
     forbidden = tuple(tier for tier in Tier if tier not in tiers)
     return replace(table, constraints=replace(table.constraints, forbidden_tiers=forbidden))

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from autoshard.core import DType, LocalShard, MemoryLevel, Optimizer, Update
 from autoshard.core.errors import InvalidTableError
 
+#: On a CPU, all but the last.
+_GPU_OPTIMIZERS = (Optimizer.SGD, Optimizer.ROWWISE_ADAGRAD, Optimizer.ADAGRAD, Optimizer.ADAM)
 #: Batches that runs take turns among where rows live behind a cache.
 _CACHED_DRAWS = 8
 
@@ -26,7 +28,7 @@ def check_measurable(shard: LocalShard, *, on_cuda: bool) -> None:
     fused = shard.update is Update.FUSED
     accepted: dict[str, Sequence[object]] = {
         "dtype": (DType.FP32, DType.FP16, DType.BF16) if on_cuda else (DType.FP32, DType.FP16),
-        "optimizer": tuple(Optimizer) if on_cuda else (Optimizer.SGD, Optimizer.ROWWISE_ADAGRAD, Optimizer.ADAGRAD),
+        "optimizer": _GPU_OPTIMIZERS if on_cuda else _GPU_OPTIMIZERS[:-1],
         "level": (MemoryLevel.HBM, MemoryLevel.DDR) if on_cuda and fused else (MemoryLevel.HBM,),
     }
     if not fused and not on_cuda:

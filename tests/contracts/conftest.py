@@ -22,7 +22,7 @@ from policies.planning.trained import TrainedPolicy
 #: Widths of the untrained encoder.
 HIDDEN = (16,)
 #: Kinds of kernels that it says it has seen: all there are.
-KINDS = tuple(map("/".join, product(Update, MemoryLevel, DType, [*Optimizer, "none"], [*Pooling, "rows"])))
+KINDS = tuple(map("/".join, product(Update, MemoryLevel, DType, Optimizer, [*Pooling, "rows"])))
 
 
 @pytest.fixture(scope="session")

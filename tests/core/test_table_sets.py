@@ -87,7 +87,9 @@ def test_impossible_values_are_refused_by_field(make, field):
         (Optimizer.SGD, DType.FP32, 16 * 4),
         (Optimizer.ROWWISE_ADAGRAD, DType.FP32, 16 * 4 + 4),
         (Optimizer.ADAGRAD, DType.FP16, 16 * 2 + 16 * 4),
-        (Optimizer.ADAM, DType.INT8, 16 * 1 + 2 * 16 * 4),
+        (Optimizer.ADAM, DType.INT8, 16 * 1 + 2 * 4 + 2 * 16 * 4),
+        (Optimizer.NONE, DType.INT8, 32),
+        (Optimizer.NONE, DType.FP16, 16 * 2),
     ],
 )
 def test_bytes_are_weights_and_optimizer_state(optimizer, dtype, bytes_per_row):

@@ -63,7 +63,7 @@ KERNEL = {
 }
 
 #: All kinds of kernels, which the model says it has seen.
-KINDS = tuple(map("/".join, product(Update, MemoryLevel, DType, [*Optimizer, "none"], [*Pooling, "rows"])))
+KINDS = tuple(map("/".join, product(Update, MemoryLevel, DType, Optimizer, [*Pooling, "rows"])))
 
 
 def _table(name, access, **changes):

@@ -1,5 +1,7 @@
 """The planner in TorchRec's planner's place."""
 
+import re
+
 import pytest
 import torch
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
@@ -13,6 +15,7 @@ from torchrec.distributed.planner.types import (
     TopologyFactory,
     TrainerConfig,
 )
+from torchrec.modules.embedding_configs import DataType, PoolingType
 from torchrec.optim import RowWiseAdagrad
 
 from autoshard.core.errors import InfeasiblePlanError, InvalidTableError
@@ -100,3 +103,78 @@ def test_torchrecs_topology_is_carried():
     assert [level.all_to_all.bytes_per_s for level in told.levels] == [6e11, 1e10]
     assert told.memory_of(3).hbm == 1000
     assert topology_of(topology("cpu", memory=77)).memory_of(0).hbm == 77
+
+
+def mean_model(*, shared=False, poolings=("MEAN", "SUM"), **config):
+    bags = EmbeddingBagCollection(
+        device=torch.device("meta"),
+        tables=[
+            EmbeddingBagConfig(
+                name=f"t{n}",
+                feature_names=["f0" if shared else f"f{n}"],
+                pooling=PoolingType[pooling],
+                **{"num_embeddings": 1000, "embedding_dim": 16, **config},
+            )
+            for n, pooling in enumerate(poolings)
+        ],
+    )
+    return torch.nn.ModuleDict({"bags": bags})
+
+
+def types_of(plan):
+    return [entry.sharding_type for _, entry in sorted(plan.plan["bags"].items())]
+
+
+def test_means_are_split_by_rows_only_with_all_of_their_module():
+    # Whole where they fit; where no rank holds a table whole, rows of all tables are split, those of sums, too.
+    assert not {"row_wise", "table_row_wise"} & {types_of(planner().plan(mean_model()))[0]}
+    narrow = mean_model(poolings=("MEAN", "SUM", "MEAN"), num_embeddings=10_000, embedding_dim=4)
+    small = planner(topology(memory=180_000))
+    assert set(types_of(small.plan(narrow))) <= {"row_wise", "table_row_wise"}
+    by_rows = {"t0": ParameterConstraints(sharding_types=["row_wise"])}
+    assert set(types_of(planner(constraints=by_rows).plan(mean_model()))) <= {"row_wise", "table_row_wise"}
+    whole = {**by_rows, "t1": ParameterConstraints(sharding_types=["table_wise"])}
+    for constraints, settings, reason in (
+        (whole, {}, "splits means by rows only where all tables of a module are"),
+        (by_rows, {"shared": True}, "computes wrong means by rows of features that sums by rows look up, too, as"),
+    ):
+        with pytest.raises(InvalidTableError, match=rf"^constraints\.t0\.sharding_types: TorchRec {reason}"):
+            planner(constraints=constraints).plan(mean_model(**settings))
+
+
+@pytest.mark.parametrize(
+    ("device", "config", "types", "message"),
+    [
+        ("cuda", {"poolings": ["MEAN"]}, "grid_shard", "computes wrong means of grid_shard tables"),
+        ("cuda", {"data_type": DataType.INT8}, None, 't0: TorchRec trains fp32, fp16, bf16 on cuda; "t0" is int8'),
+        ("cpu", {"data_type": DataType.BF16}, None, 't0: TorchRec trains fp32, fp16 on cpu; "t0" is bf16'),
+        ("cuda", {"num_embeddings": 5}, "row_wise", 'needs rows in every block; "t0" has 5 for 4 ranks; column_wise'),
+        ("cuda", {"embedding_dim": 10}, "table_wise", '4; "t0" has 10; data_parallel would do'),
+    ],
+)
+def test_what_torchrec_computes_wrongly_is_refused_by_name(device, config, types, message):
+    constraints = {"t0": ParameterConstraints(sharding_types=[types])} if types else None
+    with pytest.raises(InvalidTableError, match=re.escape(message)):
+        planner(topology(device), constraints=constraints).plan(mean_model(**config))
+
+
+@pytest.mark.parametrize("kind", ["column_wise", "table_column_wise"])
+def test_a_table_too_narrow_to_cut_is_one_column_shard(kind):
+    constraints = {"t0": ParameterConstraints(sharding_types=[kind])}
+    entry = planner(constraints=constraints).plan(mean_model(poolings=["SUM"], embedding_dim=4)).plan["bags"]["t0"]
+    assert (entry.sharding_type, [shard.shard_sizes for shard in entry.sharding_spec.shards]) == (kind, [[1000, 4]])
+
+
+def test_settings_of_kernels_are_handed_on_and_others_kept():
+    constraints = {
+        "t0": ParameterConstraints(min_partition=32, sharding_types=["column_wise"], enforce_hbm=False),
+        "t1": ParameterConstraints(stochastic_rounding=True, output_dtype=DataType.FP16, compute_kernels=["fused"]),
+    }
+    entries = planner(constraints=constraints).plan(mean_model(poolings=["SUM"] * 2, embedding_dim=64)).plan["bags"]
+    assert (entries["t0"].enforce_hbm, entries["t0"].output_dtype) == (False, None)
+    assert (entries["t1"].stochastic_rounding, entries["t1"].output_dtype) == (True, DataType.FP16)
+    assert min(shard.shard_sizes[1] for shard in entries["t0"].sharding_spec.shards) >= 32
+    with pytest.raises(InfeasiblePlanError, match=r"constraints\.t0\.compute_kernels: allows key_value; the plan has"):
+        planner(constraints={"t0": ParameterConstraints(compute_kernels=["key_value"])}).plan(mean_model())
+    with pytest.raises(InvalidTableError, match=r"^constraints\.t0\.device_group: must be cuda as the"):
+        planner(constraints={"t0": ParameterConstraints(device_group="cpu")}).plan(mean_model())

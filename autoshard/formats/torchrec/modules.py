@@ -25,6 +25,8 @@ from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCo
 from torchrec.modules.itep_embedding_modules import ITEPEmbeddingBagCollection, ITEPEmbeddingCollection
 from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 from torchrec.modules.pec_embedding_modules import PECEmbeddingCollection
+from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantEmbeddingBagCollection
+from torchrec.quant.embedding_modules import EmbeddingCollection as QuantEmbeddingCollection
 
 from autoshard.core import AccessProfile, Constraints, EmbeddingTable, Feature, Optimizer, Pooling, TableSet, Tier
 from autoshard.core.accepted import FINITE_AT_LEAST_0, WHOLE_AT_LEAST_1
@@ -62,12 +64,39 @@ _REFUSED: Mapping[type, str] = {
     EmbeddingTower: "is sharded with its interaction as one",
     EmbeddingTowerCollection: "is sharded with its interaction as one",
 }
-#: Fields of TorchRec's constraints that plans carry; `pooling_factors` and `sharding_types` become the tables' own.
-_UNUSED_CONSTRAINTS = (
-    *("compute_kernels", "min_partition", "cache_params", "enforce_hbm", "stochastic_rounding", "bounds_check_mode"),
-    *("output_dtype", "device_group"),
-)
-_REFUSED_CONSTRAINTS = ("num_poolings", "batch_sizes", "key_value_params", "use_virtual_table")
+#: Fields of TorchRec's constraints that become the tables' own, and those that repeat what the model says.
+READ_CONSTRAINTS = ("sharding_types", "pooling_factors", "feature_names", "is_weighted")
+#: Settings of kernels, which `autoshard.torchrec.Planner` hands on to TorchRec's plan.
+KERNEL_SETTINGS = ("enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_dtype")
+#: Fields that tables do not hold, and what does the same.
+UNKEPT_CONSTRAINTS: Mapping[str, str] = {
+    "min_partition": "plan with --set min_partition=N",
+    "compute_kernels": "plan with --planner neo --set memory=hbm or ddr",
+    "cache_params": "plan with --planner neo --set memory=ddr",
+    "device_group": "take a topology of that device",
+    **dict.fromkeys(KERNEL_SETTINGS, "set it in the exported ParameterSharding"),
+}
+#: Fields that change what a table is, and the nearest that plans hold.
+REFUSED_CONSTRAINTS: Mapping[str, str] = {
+    "num_poolings": "multiply pooling_factors by it",
+    "batch_sizes": "give the largest as batch size, and scale pooling_factors",
+    "key_value_params": "leave it out, and plan with --planner neo --set memory=ssd",
+    "use_virtual_table": "leave it out, and give num_embeddings the rows that are in use",
+}
+#: Fields of TorchRec's configs that tables take over, and those that say how weights begin or kernels run.
+READ_CONFIG = ("num_embeddings", "embedding_dim", "name", "data_type", "feature_names", "pooling")
+LEFT_CONFIG = ("weight_init_max", "weight_init_min", "init_fn", "need_pos", "enable_embedding_update", "stash_weights")
+REFUSED_CONFIG: Mapping[str, str] = {
+    "use_virtual_table": "a virtual table; give num_embeddings the rows that are in use",
+    "virtual_table_eviction_policy": "a virtual table; give num_embeddings the rows that are in use",
+    "total_num_buckets": "buckets of managed collisions; leave it out",
+    "input_dim": "ids that are hashed to rows; leave it out",
+    "num_embeddings_post_pruning": "rows pruned after training; give it as num_embeddings",
+}
+#: The nearest of the number formats that plans have.
+_NEAREST_FORMATS = {"FP64": DataType.FP32, "INT64": DataType.FP32, "INT32": DataType.FP32, "UINT32": DataType.FP32}
+#: Optimizers whose state takes as much memory as that of others, or less.
+_NEAREST_OPTIMIZERS = {"LarsSGD": "SGD"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -352,17 +381,16 @@ def _table(
     one: Collection, config: BaseEmbeddingConfig, name: str, features: tuple[Feature, ...], constraint: Any
 ) -> EmbeddingTable:
     field = f"{one.path}.{config.name}" if one.path else config.name
-    for setting, meaning in (
-        ("use_virtual_table", "a virtual table"),
-        ("total_num_buckets", "buckets of managed collisions"),
-        ("num_embeddings_post_pruning", "rows pruned after training"),
-    ):
+    for setting, meaning in REFUSED_CONFIG.items():
         if getattr(config, setting, None):
             raise InvalidTableError(f"is set: plans do not hold {meaning}", field=f"{field}.{setting}")
     if config.data_type not in _DTYPES:
         accepted = ", ".join(str(kind.value) for kind in _DTYPES)
         got = config.data_type.value if isinstance(config.data_type, DataType) else config.data_type
-        raise InvalidTableError(f"must be one of {accepted}, got {shown(got)}", field=f"{field}.data_type")
+        nearest = _NEAREST_FORMATS.get(str(got), DataType.INT8).value
+        raise InvalidTableError(
+            f"must be one of {accepted}, got {shown(got)}; the nearest is {nearest}", field=f"{field}.data_type"
+        )
     return EmbeddingTable(
         name=name,
         num_embeddings=config.num_embeddings,
@@ -386,12 +414,18 @@ def _pooling(config: BaseEmbeddingConfig, field: str) -> Pooling:
 
 
 def _optimizer(module: Any, config: BaseEmbeddingConfig, field: str) -> Optimizer:
+    if _is_quantised(module):
+        return Optimizer.NONE
     kind = named_optimizer(module, config.name)
     if kind is None:
         return DEFAULT_OPTIMIZER
     if kind not in _OPTIMIZERS:
         accepted = ", ".join(dict.fromkeys(known.__name__ for known in _OPTIMIZERS))
-        raise InvalidTableError(f"must be one of {accepted}, got {kind.__name__}", field=f"{field}.optimizer")
+        nearest = _NEAREST_OPTIMIZERS.get(kind.__name__, "Adam")
+        raise InvalidTableError(
+            f"must be one of {accepted}, got {kind.__name__}; {nearest} has the nearest state",
+            field=f"{field}.optimizer",
+        )
     return _OPTIMIZERS[kind]
 
 
@@ -409,9 +443,9 @@ def _pooling_factors(config: BaseEmbeddingConfig, constraint: Any, usual: float)
 
 
 def _constraints(constraint: Any, name: str) -> Constraints:
-    for field in _REFUSED_CONSTRAINTS:
+    for field, nearest in REFUSED_CONSTRAINTS.items():
         if getattr(constraint, field, None):
-            raise InvalidTableError("is set, and plans do not hold it", field=f"constraints.{name}.{field}")
+            raise InvalidTableError(f"is set, and plans do not hold it: {nearest}", field=f"constraints.{name}.{field}")
     types = getattr(constraint, "sharding_types", None)
     if not types:
         return Constraints()
@@ -435,10 +469,30 @@ def _notes(collections: Sequence[Collection], constraints: Mapping[str, Any]) ->
     weighted = [one.path or "model" for one in collections if one.is_weighted]
     if weighted:
         notes.append(f"weights of lookups are not priced: {', '.join(weighted[:8])}")
+<<<<<<< HEAD
     unnamed = sum(named_optimizer(one.module, config.name) is None for one in collections for config in one.configs)
+=======
+    unnamed = sum(
+        fused_optimizer(weight_of(one.module, config.name)) is None and not hasattr(one.module, "optimizer_type")
+        for one in collections
+        if not _is_quantised(one.module)
+        for config in one.configs
+    )
+>>>>>>> db86de2 (TorchRec: plans only of what it computes as the unsharded model does; rows as FBGEMM holds them; tables that are only read have no optimizer)
     if unnamed:
         notes.append(f"{unnamed} tables have no optimizer in their backward pass: taken as {DEFAULT_OPTIMIZER}")
-    unused = [field for field in _UNUSED_CONSTRAINTS if any(getattr(one, field, None) for one in constraints.values())]
-    if unused:
-        notes.append(f"constraints that plans do not keep to: {', '.join(unused)}")
+    quantised = [one.path or "model" for one in collections if _is_quantised(one.module)]
+    if quantised:
+        notes.append(
+            "quantised tables have no optimizer; steps are priced as if they were trained without state: "
+            f"{', '.join(quantised[:8])}"
+        )
+    for field, nearest in UNKEPT_CONSTRAINTS.items():
+        names = [name for name, one in constraints.items() if getattr(one, field, None) is not None]
+        if names:
+            notes.append(f"constraints.{names[0]}.{field} is not kept: {nearest}")
     return tuple(notes)
+
+
+def _is_quantised(module: torch.nn.Module) -> bool:
+    return isinstance(module, QuantEmbeddingBagCollection | QuantEmbeddingCollection)

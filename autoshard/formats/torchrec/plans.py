@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
-from autoshard.core import Payload, PlacedShard, ShardingPlan, TableSet, Topology
+from autoshard.core import EmbeddingTable, Payload, PlacedShard, ShardingPlan, TableSet, Topology
 from autoshard.core.errors import InvalidPlanError
 from autoshard.core.machine import device_family
 from autoshard.core.quoting import shown
@@ -17,7 +17,10 @@ from autoshard.formats.torchrec.sharding import (
     NotInTorchRecError,
     ShardingType,
     TableSharding,
+    fault_of,
+    fault_of_means,
     refused,
+    renamed,
     sharding_of,
     shards_of,
 )
@@ -43,14 +46,25 @@ class Change:
     executed: object
 
 
-def shardings_of(plan: ShardingPlan) -> dict[str, TableSharding]:
+def shardings_of(
+    plan: ShardingPlan,
+    *,
+    device_type: str | None = None,
+    sharding_types: Mapping[str, Collection[ShardingType]] | None = None,
+) -> dict[str, TableSharding]:
     """What TorchRec's plan says of each table, by name.
 
+    Args:
+        plan: The plan.
+        device_type: `cuda` or `cpu`; None for that of the plan's topology.
+        sharding_types: Sharding types by table that its entry may have; None for any.
+
     Raises:
-        NotInTorchRecError: At the first part of the plan that TorchRec cannot say.
+        NotInTorchRecError: At the first part of the plan that TorchRec cannot say, or would not compute rightly.
     """
     check_whole(plan)
-    return {name: _sharding(plan, held) for name, held in _held(plan).items()}
+    kinds = sharding_types or {}
+    return {name: _sharding(plan, held, device_type, kinds.get(name)) for name, held in _held(plan).items()}
 
 
 def check_whole(plan: ShardingPlan) -> None:
@@ -65,8 +79,13 @@ def check_whole(plan: ShardingPlan) -> None:
         raise refused(f"sends fp32, not {plan.payload.forward} and {plan.payload.backward}", "payload")
 
 
-def refusals(plan: ShardingPlan) -> tuple[NotInTorchRecError, ...]:
-    """Everything of a plan that TorchRec cannot say, table by table; empty if it can say it."""
+def refusals(plan: ShardingPlan, places: Places | None = None) -> tuple[NotInTorchRecError, ...]:
+    """Everything of a plan that TorchRec cannot say, or would not compute rightly, table by table; empty if nothing.
+
+    Args:
+        plan: The plan.
+        places: Where its tables are in the model; None for `usual_places`.
+    """
     found = []
     checks: list[Callable[[], object]] = [partial(check_whole, plan)]
     checks += [partial(_sharding, plan, held) for held in _held(plan).values()]
@@ -75,10 +94,21 @@ def refusals(plan: ShardingPlan) -> tuple[NotInTorchRecError, ...]:
             check()
         except NotInTorchRecError as error:
             found.append(error)
+    if not found:
+        try:
+            _check_modules(plan, shardings_of(plan), usual_places(plan.tables) if places is None else places)
+        except NotInTorchRecError as error:
+            found.append(error)
     return tuple(found)
 
 
-def to_torchrec(plan: ShardingPlan, places: Places | None = None, *, device_type: str | None = None) -> Any:
+def to_torchrec(
+    plan: ShardingPlan,
+    places: Places | None = None,
+    *,
+    device_type: str | None = None,
+    sharding_types: Mapping[str, Collection[ShardingType]] | None = None,
+) -> Any:
     """TorchRec's `ShardingPlan` of a plan, for `DistributedModelParallel`.
 
     TorchRec carries out some things otherwise than the plan has them, see `changes`.
@@ -87,15 +117,17 @@ def to_torchrec(plan: ShardingPlan, places: Places | None = None, *, device_type
         plan: The plan.
         places: Where its tables are in the model; None for `usual_places`.
         device_type: `cuda` or `cpu`; None for that of the plan's topology.
+        sharding_types: Sharding types by table that its entry may have; None for any.
 
     Raises:
-        NotInTorchRecError: At the first part of the plan that TorchRec cannot say.
+        NotInTorchRecError: At the first part of the plan that TorchRec cannot say, or would not compute rightly.
     """
     from torchrec.distributed.types import EmbeddingModuleShardingPlan
     from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 
     found = usual_places(plan.tables) if places is None else places
-    shardings = shardings_of(plan)
+    shardings = shardings_of(plan, device_type=device_type, sharding_types=sharding_types)
+    _check_modules(plan, shardings, found)
     modules: dict[str, Any] = {}
     for table in plan.tables.tables:
         place = found[table.name]
@@ -145,7 +177,7 @@ def as_executed(plan: ShardingPlan) -> ShardingPlan:
     """The plan as TorchRec carries it out: rows in blocks, sums of rows that all ranks hold by reduce-scatter.
 
     Raises:
-        NotInTorchRecError: At the first part of the plan that TorchRec cannot say.
+        NotInTorchRecError: At the first part of the plan that TorchRec cannot say, or would not compute rightly.
     """
     shardings = shardings_of(plan)
     shards: list[PlacedShard] = []
@@ -186,11 +218,12 @@ def parameter_constraints(plan: ShardingPlan) -> dict[str, Any]:
     """`ParameterConstraints` by which TorchRec's planner holds every table as a plan does, ranks left to it.
 
     Raises:
-        NotInTorchRecError: At the first part of the plan that TorchRec cannot say.
+        NotInTorchRecError: At the first part of the plan that TorchRec cannot say, or would not compute rightly.
     """
     from torchrec.distributed.planner.types import ParameterConstraints
 
     shardings = shardings_of(plan)
+    _check_modules(plan, shardings, usual_places(plan.tables))
     made = {}
     for table in plan.tables.tables:
         sharding = shardings[table.name]
@@ -220,14 +253,44 @@ def _held(plan: ShardingPlan) -> dict[str, list[int]]:
     return held
 
 
-def _sharding(plan: ShardingPlan, held: Sequence[int]) -> TableSharding:
-    topology = plan.topology
-    return sharding_of(
-        [plan.shards[index] for index in held],
-        world_size=topology.world_size,
-        node_size=topology.local_world_size,
-        field=f"shards[{held[0]}]",
+def _sharding(
+    plan: ShardingPlan,
+    held: Sequence[int],
+    device_type: str | None = None,
+    kinds: Collection[ShardingType] | None = None,
+) -> TableSharding:
+    topology, field = plan.topology, f"shards[{held[0]}]"
+    shards, table = [plan.shards[index] for index in held], plan.shards[held[0]].shard.table
+    world_size, node_size = topology.world_size, topology.local_world_size
+    sharding = sharding_of(shards, world_size=world_size, node_size=node_size, field=field)
+    if kinds is not None:
+        named = renamed(sharding, kinds, world_size=world_size, node_size=node_size)
+        if named is None:
+            accepted = ", ".join(sorted(kinds))
+            raise refused(f"may hold {shown(table.name)} as {accepted}; it is {sharding.sharding_type}", field)
+        sharding = named
+    fault = fault_of(
+        table,
+        sharding.sharding_type,
+        device_type=device_type or device_type_of(topology),
+        world_size=world_size,
+        node_size=node_size,
     )
+    if fault is not None:
+        raise refused(fault, field)
+    return sharding
+
+
+def _check_modules(plan: ShardingPlan, shardings: Mapping[str, TableSharding], places: Places) -> None:
+    """Refuses what TorchRec would not compute rightly in a module, whose tables each are right alone."""
+    modules: dict[str, dict[EmbeddingTable, ShardingType]] = {}
+    for table in plan.tables.tables:
+        modules.setdefault(places[table.name].path, {})[table] = shardings[table.name].sharding_type
+    for kinds in modules.values():
+        fault = fault_of_means(kinds)
+        if fault is not None:
+            table, reason = fault
+            raise refused(reason, f"shards[{_held(plan)[table.name][0]}]")
 
 
 def _found_places(entries: Mapping[Place, Any], tables: TableSet) -> Places:

@@ -5,23 +5,26 @@ This module imports neither torch nor TorchRec.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 
 from autoshard.core import (
     Collective,
+    DType,
     EmbeddingTable,
     Exchange,
     GradSync,
     MemoryLevel,
     MemoryPlacement,
+    Optimizer,
     PlacedShard,
     Pooling,
     RowRange,
     Shard,
     Tier,
+    weight_row_bytes,
 )
 from autoshard.core.errors import InvalidPlanError
 from autoshard.core.quoting import shown
@@ -49,6 +52,12 @@ TIERS = {
     ShardingType.GRID_SHARD: Tier.TABLE_ROW_WISE,
     ShardingType.DATA_PARALLEL: Tier.DATA_PARALLEL,
 }
+
+
+#: Sharding types whose ranks each sum up some rows of a bag; TorchRec divides the sums of means afterwards.
+BY_ROWS = frozenset({ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE})
+#: FBGEMM's kernels load four numbers at a time.
+_DIM_MULTIPLE = 4
 
 
 class ComputeKernel(StrEnum):
@@ -118,6 +127,110 @@ def row_blocks(num_rows: int, num_ranks: int) -> list[tuple[int, int]]:
     """
     size = -(-num_rows // num_ranks)
     return [(min(rank * size, num_rows), min((rank + 1) * size, num_rows)) for rank in range(num_ranks)]
+
+
+def fault_of(
+    table: EmbeddingTable, kind: ShardingType, *, device_type: str, world_size: int, node_size: int
+) -> str | None:
+    """What TorchRec cannot do, or does wrong, with a table of a sharding type; None if it trains the table rightly.
+
+    Args:
+        table: The table.
+        kind: The sharding type.
+        device_type: `cuda` or `cpu`.
+        world_size: Ranks.
+        node_size: Ranks of a node.
+
+    Returns:
+        A text that follows the word TorchRec.
+
+    Source:
+        TorchRec and FBGEMM 1.8 against the unsharded model, `tests/contracts/test_torchrec_kinds.py`.
+    """
+    name, on_host = shown(table.name), device_type == "cpu"
+    if table.optimizer is Optimizer.NONE:
+        return f"shards quantised modules by other kernels; {name} has no optimizer"
+    trained = (DType.FP32, DType.FP16) if on_host else (DType.FP32, DType.FP16, DType.BF16)
+    if table.dtype not in trained:
+        return f"trains {', '.join(trained)} on {device_type}; {name} is {table.dtype}"
+    if kind is ShardingType.DATA_PARALLEL:
+        if on_host and table.pooling is Pooling.SEQUENCE:
+            return f"computes wrong rows of data-parallel sequence tables on cpu, such as {name}"
+        return None
+    if on_host and table.optimizer is Optimizer.ADAM:
+        return f"trains with sgd, rowwise_adagrad or adagrad on cpu; {name} has adam"
+    if table.embedding_dim % _DIM_MULTIPLE:
+        return f"needs dimensions that are multiples of {_DIM_MULTIPLE}; {name} has {table.embedding_dim}"
+    if kind is ShardingType.GRID_SHARD and table.pooling is Pooling.MEAN:
+        return f"computes wrong means of grid_shard tables, such as {name}"
+    num_parts = world_size if kind is ShardingType.ROW_WISE else node_size
+    is_split = kind in BY_ROWS or kind is ShardingType.GRID_SHARD
+    if is_split and row_blocks(table.num_embeddings, num_parts)[-1] == (table.num_embeddings, table.num_embeddings):
+        return f"needs rows in every block; {name} has {table.num_embeddings} for {num_parts} ranks"
+    return None
+
+
+def fault_of_means(kinds: Mapping[EmbeddingTable, ShardingType]) -> tuple[EmbeddingTable, str] | None:
+    """As `fault_of`, of the tables of one module together.
+
+    A module with means that are split by rows divides the outputs of all its tables by lengths, but for features of
+    sums that are split by rows, too.
+
+    Args:
+        kinds: Sharding types of all tables of the module.
+
+    Returns:
+        Such a mean and a text that follows the word TorchRec; None if there is no fault.
+    """
+    means = [table for table, kind in kinds.items() if table.pooling is Pooling.MEAN and kind in BY_ROWS]
+    if not means:
+        return None
+    for table, kind in kinds.items():
+        if kind not in BY_ROWS:
+            return means[0], (
+                f"splits means by rows only where it splits all tables of their module by rows; {shown(table.name)} is "
+                f"{kind}, {shown(means[0].name)} is {kinds[means[0]]}"
+            )
+    features = {_feature_name(table, feature.name) for table in means for feature in table.features}
+    for table in kinds:
+        if table.pooling is Pooling.SUM and any(_feature_name(table, one.name) in features for one in table.features):
+            return means[0], (
+                f"computes wrong means by rows of features that sums by rows look up, too, as {shown(table.name)} does"
+            )
+    return None
+
+
+def _feature_name(table: EmbeddingTable, name: str) -> str:
+    """A feature's name in the model: where several tables look it up, `read_model` adds theirs."""
+    return name.removesuffix(f"@{table.name}")
+
+
+def renamed(
+    sharding: TableSharding, kinds: Collection[ShardingType], *, world_size: int, node_size: int
+) -> TableSharding | None:
+    """The entry under the first of its sharding types that is accepted; None if none is.
+
+    A whole table is also one column shard, and rows split over all ranks are also split over those of a node if there
+    is only one.
+
+    Args:
+        sharding: The entry.
+        kinds: Sharding types that are accepted.
+        world_size: Ranks.
+        node_size: Ranks of a node.
+    """
+    in_one_node = len({block.rank // node_size for block in sharding.blocks}) == 1
+    over_node = (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
+    others = {
+        ShardingType.TABLE_WISE: (ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE),
+        ShardingType.COLUMN_WISE: (ShardingType.TABLE_COLUMN_WISE,) if in_one_node else (),
+        ShardingType.ROW_WISE: over_node if node_size == world_size else (),
+        ShardingType.TABLE_ROW_WISE: (ShardingType.GRID_SHARD,),
+    }
+    for kind in (sharding.sharding_type, *others.get(sharding.sharding_type, ())):
+        if kind in kinds:
+            return replace(sharding, sharding_type=kind)
+    return None
 
 
 def sharding_of(shards: Sequence[PlacedShard], *, world_size: int, node_size: int, field: str) -> TableSharding:
@@ -205,8 +318,11 @@ def _check_cut(shards: Sequence[PlacedShard], field: str) -> None:
     name = shown(shards[0].shard.table.name)
     if not all(one.shard.num_embeddings == one.shard.table.num_embeddings for one in shards):
         raise refused(f"splits all rows of a table alike; {name} has several ranges of rows", field)
-    if len({one.shard.embedding_dim for one in shards}) > 1:
+    widths = {one.shard.embedding_dim for one in shards}
+    if len(widths) > 1:
         raise refused(f"cuts columns evenly; {name} has shards of several widths", field)
+    if len(shards) > 1 and max(widths) % _DIM_MULTIPLE:
+        raise refused(f"cuts columns in multiples of {_DIM_MULTIPLE}; {name} has shards of {max(widths)}", field)
 
 
 def _kernel(shards: Sequence[PlacedShard], field: str) -> ComputeKernel:
@@ -310,7 +426,7 @@ def _memory(table: EmbeddingTable, sharding: TableSharding) -> MemoryPlacement:
 def _held_bytes(table: EmbeddingTable, blocks: Sequence[Block]) -> int:
     """Bytes of weights of the largest block, in the table's number format."""
     (start, stop), (first, last) = blocks[0].rows, blocks[0].columns
-    return (stop - start) * (last - first) * table.dtype.num_bytes
+    return (stop - start) * weight_row_bytes(table.dtype, table.optimizer, last - first)
 
 
 def _check_tiled(table: EmbeddingTable, by_columns: dict[tuple[int, int], list[Block]], field: str) -> None:

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from autoshard.core import Collective, EmbeddingTable, Exchange, Payload, Pooling, Tier
+from autoshard.core import Collective, EmbeddingTable, Exchange, Payload, Pooling, Tier, weight_row_bytes
 from autoshard.core.access import FloatArray
 from autoshard.evaluation.traffic import REDUCED_BYTES, wire_bytes
 from autoshard.planners.flexshard.equations import (
@@ -76,7 +76,7 @@ class Pricing:
             num_rows=table.num_embeddings,
             lookups_per_sample=table.pooling_factor,
             embedding_dim=table.embedding_dim,
-            weight_bytes=table.dtype.num_bytes,
+            weight_bytes=weight_row_bytes(table.dtype, table.optimizer, table.embedding_dim) / table.embedding_dim,
             payload_bytes=(wire_bytes(self.payload.forward) + wire_bytes(self.payload.backward)) / 2,
             replica_multiplier=replica,
             sharded_multiplier=sharded,
@@ -131,7 +131,7 @@ def real_multipliers(table: EmbeddingTable) -> tuple[float, float]:
     those of other rows go into the fused update and are never held.
     """
     state = table.optimizer.state_bytes_per_row(table.embedding_dim)
-    weights = table.embedding_dim * table.dtype.num_bytes
+    weights = weight_row_bytes(table.dtype, table.optimizer, table.embedding_dim)
     gradients = table.embedding_dim * REDUCED_BYTES
     return (weights + state + gradients) / weights, (weights + state) / weights
 

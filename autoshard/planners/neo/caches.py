@@ -12,7 +12,7 @@ from itertools import chain
 
 import numpy as np
 
-from autoshard.core import EmbeddingTable, LocalShard, MemoryLevel, PlacedShard, Topology, local_shard
+from autoshard.core import EmbeddingTable, LocalShard, MemoryLevel, PlacedShard, Topology, local_shard, weight_row_bytes
 from autoshard.evaluation.cached_rows import TransferSpeeds, cached_row_bytes
 
 #: Shares of a lower level that tables are laid out for, in the order in which they are tried: ranks cannot be filled to
@@ -117,6 +117,6 @@ def _rows_by_worth(local: LocalShard, speeds: TransferSpeeds) -> tuple[np.ndarra
     access, row_bytes = local.access, cached_row_bytes(local)
     ends_I = np.clip(access.ranks_K - local.cache_bytes // row_bytes, 0.0, None)
     chance_I = np.diff(access.cumulative_K) / np.diff(access.ranks_K)
-    stored = local.embedding_dim * local.dtype.num_bytes
+    stored = weight_row_bytes(local.dtype, local.optimizer, local.embedding_dim)
     both_ways_s = speeds.fetch_s(local.level, stored) + speeds.store_s(local.level, stored)
     return np.diff(ends_I), -np.expm1(-chance_I * local.num_lookups) * both_ways_s / row_bytes

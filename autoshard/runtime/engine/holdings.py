@@ -181,10 +181,8 @@ class Holding:
 
     def num_bytes(self, process: int) -> dict[MemoryLevel, int]:
         """Bytes that a process holds in each level: weights and optimizer state, and the cache before them."""
-        row_bytes = self.embedding_dim * self.of.dtype.num_bytes
-        row_bytes += self.of.optimizer.state_bytes_per_row(self.embedding_dim)
         held = dict.fromkeys(MemoryLevel, 0)
-        held[self.memory.level] += self.num_rows(process) * row_bytes
+        held[self.memory.level] += self.num_rows(process) * self.of.row_bytes(self.embedding_dim)
         held[MemoryLevel.HBM] += self.cache_bytes(process)
         return held
 

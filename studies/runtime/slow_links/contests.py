@@ -277,7 +277,7 @@ def _check_executable(plan: ShardingPlan, engine: Engine) -> None:
         # Its import takes seconds.
         from autoshard.runtime.torchrec_engine import layouts_of
 
-        layouts_of(plan, ownership)
+        layouts_of(plan, ownership, device_type="cpu")
 
 
 def _request(planned: _Planned, file: Path, contest: Contest, effort: Effort) -> RunRequest:

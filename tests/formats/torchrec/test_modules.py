@@ -1,6 +1,7 @@
 """TorchRec's models as tables: what they say is carried, what plans cannot hold is refused by name."""
 
 import contextlib
+import dataclasses
 import functools
 import json
 import sys
@@ -10,15 +11,27 @@ import pytest
 import torch
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
 from torchrec.distributed.planner.types import ParameterConstraints
+from torchrec.inference.modules import quantize_embeddings
+from torchrec.modules.embedding_configs import DataType
 from torchrec.modules.embedding_tower import EmbeddingTower
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+from torchrec.optim import LAMB, LarsSGD, PartialRowWiseAdam
+from torchrec.quant.embedding_modules import EmbeddingCollection as QuantEmbeddingCollection
 
 from autoshard.core import DType, Optimizer, Pooling, Tier
 from autoshard.core.errors import FormatError, InvalidTableError
 from autoshard.formats import import_tables
 from autoshard.formats.torchrec.child import main
-from autoshard.formats.torchrec.modules import read_model
+from autoshard.formats.torchrec.modules import (
+    LEFT_CONFIG,
+    READ_CONFIG,
+    READ_CONSTRAINTS,
+    REFUSED_CONFIG,
+    REFUSED_CONSTRAINTS,
+    UNKEPT_CONSTRAINTS,
+    read_model,
+)
 from autoshard.formats.torchrec.places import Place
 
 META = torch.device("meta")
@@ -254,6 +267,66 @@ def test_what_plans_do_not_hold_is_refused_by_name(message):
 def test_constraints_that_are_not_kept_are_refused_by_name(constraint, message):
     with pytest.raises(InvalidTableError, match=f"^{message}"):
         read_model(bags(), constraints=constraint)
+
+
+@pytest.mark.parametrize(
+    ("config", "known"),
+    [
+        (ParameterConstraints, [*READ_CONSTRAINTS, *UNKEPT_CONSTRAINTS, *REFUSED_CONSTRAINTS]),
+        (EmbeddingBagConfig, [*READ_CONFIG, *LEFT_CONFIG, *REFUSED_CONFIG]),
+        (EmbeddingConfig, [*READ_CONFIG[:-1], *LEFT_CONFIG, *REFUSED_CONFIG]),
+    ],
+)
+def test_every_field_is_read_refused_or_noted(config, known):
+    assert sorted(one.name for one in dataclasses.fields(config)) == sorted(known)
+
+
+@pytest.mark.parametrize("field", UNKEPT_CONSTRAINTS)
+def test_a_constraint_that_is_not_kept_is_noted_with_what_does_the_same(field):
+    notes = read_model(bags(), constraints={"t": ParameterConstraints(**{field: 8})}).notes
+    assert f"constraints.t.{field} is not kept: {UNKEPT_CONSTRAINTS[field]}" in notes
+    usual = read_model(bags(), constraints={"t": ParameterConstraints()}).notes
+    assert not any("is not kept" in note for note in usual)
+
+
+@pytest.mark.parametrize(("dtype", "row_bytes"), [(torch.qint8, 32), (torch.float16, 48)])
+@pytest.mark.parametrize("kind", ["pooled", "sequence"])
+def test_quantised_tables_have_no_optimizer(kind, dtype, row_bytes):
+    config = {"name": "t", "num_embeddings": 10, "embedding_dim": 20, "feature_names": ["f"]}
+    module = (
+        EmbeddingBagCollection(tables=[EmbeddingBagConfig(**config)])
+        if kind == "pooled"
+        else EmbeddingCollection(tables=[EmbeddingConfig(**config)])
+    )
+    model = quantize_embeddings(
+        torch.nn.ModuleDict({"q": module}),
+        dtype=dtype,
+        inplace=True,
+        additional_qconfig_spec_keys=[EmbeddingCollection],
+        additional_mapping={EmbeddingCollection: QuantEmbeddingCollection},
+    )
+    found = read_model(model)
+    [table] = found.tables.tables
+    held = sum(weights.numel() * weights.element_size() for weights in model.buffers())
+    assert (table.optimizer, table.storage_bytes) == (Optimizer.NONE, held) == (Optimizer.NONE, 10 * row_bytes)
+    assert any(note.startswith("quantised tables have no optimizer") for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("data_type", "nearest"), [("INT4", "INT8"), ("INT2", "INT8"), ("NFP8", "INT8"), ("INT32", "FP32")]
+)
+def test_other_number_formats_name_the_nearest(data_type, nearest):
+    message = rf"^t\.data_type: must be one of FP32, .*, got .*{data_type}.*; the nearest is {nearest}$"
+    with pytest.raises(InvalidTableError, match=message):
+        read_model(bags(data_type=getattr(DataType, data_type)))
+
+
+@pytest.mark.parametrize(("kind", "nearest"), [(LAMB, "Adam"), (PartialRowWiseAdam, "Adam"), (LarsSGD, "SGD")])
+def test_other_optimizers_name_the_nearest(kind, nearest):
+    module = bags()
+    next(module.parameters())._optimizer_classes = [kind]
+    with pytest.raises(InvalidTableError, match=rf"^t\.optimizer: must be .* got {kind.__name__}; {nearest} has the"):
+        read_model(module)
 
 
 def test_an_optimizer_that_is_not_known_is_refused():
