@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+from typing import Any
 
 from autoshard import __version__
 from autoshard.core import (
@@ -33,6 +34,7 @@ from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.evaluation.cached_rows import in_device_memory
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.evaluation.evaluate import evaluate
+from autoshard.evaluation.executable import plan_note
 from autoshard.evaluation.measured import ComparedPlan, Comparison
 from autoshard.evaluation.step_price import model_names
 from autoshard.evaluation.unseen_kernels import UnseenKernelsModel, kernels_of, pricing
@@ -214,11 +216,13 @@ def make_plan(name: str, request: PlanRequest) -> ShardingPlan:
     planner = get_planner(name)
     if request.start is not None and not getattr(planner, "takes_start", False):
         raise InvalidOptionError(f"the planner {name} searches from no start; auto does", field="start")
+    options: Any = parse_options(planner.options_type, request.options)
+    models = {}
+    if getattr(options, "cuts_by_access", False) and (note := _no_order_note(request)):
+        _log.warning("%s", note)
+        models["unknown_orders"] = note
     provenance = Provenance(
-        planner=name,
-        version=__version__,
-        seed=request.seed,
-        options=asdict(parse_options(planner.options_type, request.options)),
+        planner=name, version=__version__, seed=request.seed, options=asdict(options), models=models
     )
     return _finished(planner.plan(request), request.costs, provenance)
 
@@ -300,6 +304,9 @@ def _finished(plan: ShardingPlan, costs: CostModels, provenance: Provenance) -> 
         models["kernel_machine"] = str(costs.kernel.measured_on)
     if note := machine_note(costs.kernel, plan.topology.device):
         models["machine_notes"] = shortened(note, _MAX_CHARACTERS)
+    if note := plan_note(plan):
+        _log.warning("%s", note)
+        models["execution_notes"] = shortened(note, _MAX_CHARACTERS)
     if plan.provenance is not None:
         models |= plan.provenance.models
     predicted = evaluate(plan, costs)
@@ -351,6 +358,21 @@ def _order_notes(orders: Mapping[str, RowOrder | ImpliedOrder | None]) -> dict[s
         "`autoshard import COUNTS --format row-counts --row-orders`, and plan again; "
     )
     return {"row_orders": text + _named(tables, _MAX_CHARACTERS - len(text))}
+
+
+def _no_order_note(request: PlanRequest) -> str:
+    """Says which tables are not cut by how often rows are looked up, for it is unknown which rows those are."""
+    if request.topology.world_size == 1:
+        return ""
+    # Of rows that are all looked up alike, none is hot.
+    tables = [one.name for one in request.tables.tables if one.row_order is None and len(one.access.ranks_K) > 2]
+    if not tables:
+        return ""
+    text = (
+        "hot rows are held as all others, since it is not known which rows are hot: --assume-row-order (in tables.json "
+        '"row_order": "assumed") plans as if it was, `autoshard import COUNTS --format row-counts --row-orders` tells; '
+    )
+    return text + _named(tables, _MAX_CHARACTERS - len(text))
 
 
 def _named(tables: Sequence[str], most: int) -> str:

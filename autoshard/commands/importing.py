@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,8 @@ from autoshard.core.quoting import shown
 
 if TYPE_CHECKING:
     from autoshard.core import TableSet
+
+_log = logging.getLogger(__name__)
 
 
 @command_options()
@@ -88,6 +91,7 @@ def import_tables(options: ImportOptions, as_json: JsonOption = False) -> None:
         autoshard import counts/ --format row-counts --set num_samples=1000000 --row-orders -o tables.json
     """
     from autoshard.commands.printed import IMPORTED
+    from autoshard.evaluation.executable import tables_note
     from autoshard.formats import import_tables as read_source
     from autoshard.formats import write_tables
     from autoshard.formats.imports.count_tables import with_count_orders
@@ -102,6 +106,8 @@ def import_tables(options: ImportOptions, as_json: JsonOption = False) -> None:
     orders = MovedOrders(made, Path(options.source).parent, options.output)
     made = with_count_orders(made, options.source, options.output) if options.row_orders else orders.named
     orders.copy()
+    if note := tables_note(made):
+        _log.warning("%s", note)
     write_tables(made, options.output)
     result = {
         "output": str(options.output),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,8 @@ from autoshard.core.errors import InvalidOptionError
 if TYPE_CHECKING:
     from autoshard.core import CostModels, ShardingPlan
     from autoshard.planners.planner import PlanRequest
+
+_log = logging.getLogger(__name__)
 
 
 #: Tables up to which plans have lower bounds unless told otherwise: bounds of 80 tables on 8 ranks take 0.07 to 0.3 s
@@ -209,11 +212,14 @@ def evaluate(options: EvaluateOptions, as_json: JsonOption = False) -> None:
         autoshard evaluate torchrec_plan.pt --tables tables.json --topology cpu-8 -o plan.json
     """
     from autoshard.evaluation import evaluate as price
+    from autoshard.evaluation.executable import plan_note
     from autoshard.evaluation.validator import validate_plan
 
     loaded = options.read()
     if options.is_torchrec:
         validate_plan(loaded)
+    if note := plan_note(loaded):
+        _log.warning("%s", note)
     costs = options.pricing.costs_of(loaded)
     priced = loaded.with_predicted(price(loaded, costs, overlap=options.overlap))
     _finish(_bounded(priced, costs, options.bound), options.output, as_json)

@@ -16,7 +16,7 @@ from autoshard.core.quoting import shown
 from autoshard.planners.hybrid.step_search import Found, StepSearch, search_steps
 from autoshard.planners.kernel_search import plan_by_kernel
 from autoshard.planners.planner import PlanRequest, parse_options
-from autoshard.planners.space.options import ShardingType
+from autoshard.planners.space.options import BY_ACCESS_RANK, ShardingType
 
 #: Stands for all sharding types.
 ALL = "all"
@@ -124,6 +124,11 @@ class AutoOptions:
         """Ways that tables may be held."""
         names = frozenset(ShardingType(name) for name in self._listed if name != _GROUPS) or frozenset(ShardingType)
         return names & frozenset(_OF_KERNELS) if self.objective == AutoObjective.KERNEL else names
+
+    @property
+    def cuts_by_access(self) -> bool:
+        """Whether rows may be held by how often they are looked up."""
+        return self.objective == AutoObjective.STEP and not self.types.isdisjoint(BY_ACCESS_RANK)
 
     @property
     def with_groups(self) -> bool:

@@ -64,8 +64,8 @@ class Planner(Protocol):
     """Makes plans. Planners are named by the entry-point group `autoshard.planners` and made without arguments.
 
     The contract (tests/contracts): tables are tiled exactly, memory limits hold, the plan has the request's payload,
-    the same seed gives the same plan, and a task without a feasible plan raises InfeasiblePlanError with bytes in its
-    text.
+    the same seed gives the same plan, and a task without a feasible plan raises InfeasiblePlanError: its text has the
+    bytes that are missing, or says what the sharding types lack.
 
     A planner that searches from a request's start says so by a class attribute `takes_start`, which is then true; its
     plan is never worse than the start, if that is a plan for the task (see `start_of`).
@@ -75,7 +75,10 @@ class Planner(Protocol):
     summary: ClassVar[str]
     """One line for `autoshard list planners`."""
     options_type: ClassVar[type]
-    """Frozen dataclass of the options; every field has a default and `metadata={"help": ...}`."""
+    """Frozen dataclass of the options; every field has a default and `metadata={"help": ...}`.
+
+    Where its property `cuts_by_access` is true, users are told of tables whose row order is unknown.
+    """
 
     def plan(self, request: PlanRequest) -> ShardingPlan:
         """Makes a plan, without prediction; its provenance, if it has any, names the models that it was made with.

@@ -12,7 +12,7 @@ from autoshard.report.wording import write_bytes, write_percent
 #: Share of a rank's device memory above which little is left for what plans do not count.
 CLOSE_TO_FULL = 0.9
 #: Notes that plans carry, in the order in which they are shown.
-_NOTES = ("kernel_notes", "machine_notes", "row_orders")
+_NOTES = ("kernel_notes", "machine_notes", "row_orders", "unknown_orders", "execution_notes")
 
 
 def plan_warnings(plan: ShardingPlan) -> tuple[str, ...]:

@@ -86,6 +86,11 @@ class FlexShardOptions:
             check_choice(getattr(self, name), accepted, f"options.{name}")
         AT_LEAST_0.check_fields(self, "memory_multiplier", "table_wise_below_rows", within="options.")
 
+    @property
+    def cuts_by_access(self) -> bool:
+        """Whether rows may be held by how often they are looked up."""
+        return self.tiers > 1
+
 
 class FlexShardPlanner:
     """Shards every table row by row: hot rows replicated, warm rows once per node, cold rows over all ranks.
@@ -97,7 +102,8 @@ class FlexShardPlanner:
     - Tables that may not be split (pinned, row-wise forbidden, co-located with such) and those below
       `table_wise_below_rows` are placed whole by the cost model, in the memory that is left. If some rank has no room
       for its share of the others, all tables are.
-    - Rows count by access rank, so that a plan with more than one tier needs a row order to be executed.
+    - Rows count by access rank, so that a plan with more than one tier needs a row order to be executed. Tables
+      without one are all `row_wise`; `autoshard plan --assume-row-order` cuts them as if it was known.
 
     Source:
         FlexShard. Differs: pooled tables are planned too, with rows or partial sums exchanged; `rule=paper` has the

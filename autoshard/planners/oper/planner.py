@@ -92,6 +92,11 @@ class OperOptions:
         Range(at_least=0, at_most=1).check_fields(self, "balance", within="options.")
         AT_LEAST_0.check_fields(self, "extra_memory_ratio", within="options.")
 
+    @property
+    def cuts_by_access(self) -> bool:
+        """Whether rows may be held by how often they are looked up: always."""
+        return True
+
 
 class OperPlanner:
     """Row groups in two phases, with a finer partition until they balance, and copies of the hot ones.

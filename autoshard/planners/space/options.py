@@ -164,7 +164,7 @@ class ShardingType(StrEnum):
 
 
 #: Sharding types that cut rows by how often they are looked up.
-_BY_ACCESS_RANK = (ShardingType.ROW_TIERS, ShardingType.ROW_GROUPS)
+BY_ACCESS_RANK = (ShardingType.ROW_TIERS, ShardingType.ROW_GROUPS)
 #: Sharding types by columns, and what they are with one column shard.
 _WITHOUT_COLUMNS = {
     ShardingType.COLUMN_WISE: ShardingType.TABLE_WISE,
@@ -329,7 +329,7 @@ def enumerate_options(
     return tuple(
         ShardingOption(name=name, parts=tuple(chain.from_iterable(parts)))
         for name, tier, most in _offered(topology.world_size, topology.local_world_size, topology.num_nodes)
-        if name in names and (name not in _BY_ACCESS_RANK or table.row_order is not None)
+        if name in names and (name not in BY_ACCESS_RANK or table.row_order is not None)
         for cut in _cuts(table, name, tier, most, min_partition, rest_on_one=rest_on_one, group_counts=group_counts)
         or _uncut(table, name, tier, names)
         for parts in product(
@@ -489,7 +489,7 @@ def why_none(table: EmbeddingTable, topology: Topology, names: Collection[Shardi
             reason = f"needs several nodes of several ranks, there {_are(nodes, 'node')} of {_counted(node, 'rank')}"
         elif topology.world_size == 1:
             reason = "needs several ranks, there is 1"
-        elif name in _BY_ACCESS_RANK and table.row_order is None:
+        elif name in BY_ACCESS_RANK and table.row_order is None:
             reason = (
                 "needs the order of the table's rows by lookups, which is unknown (`hot_rows`, or `autoshard import "
                 "COUNTS --format row-counts --row-orders`)"

@@ -9,13 +9,11 @@ from typing import TypeAlias
 
 from autoshard.core import (
     Collective,
-    DType,
     EmbeddingTable,
     Exchange,
     GradSync,
     MemoryLevel,
     MemoryPlacement,
-    Optimizer,
     PlacedShard,
     Pooling,
     ShardingPlan,
@@ -417,8 +415,3 @@ class Ownership:
     def plan_ranks_of(self, process: int) -> tuple[int, ...]:
         """Ranks of the plan that a process runs."""
         return tuple(range(process, self.plan_world_size, self.num_processes))
-
-
-#: FBGEMM trains these; bf16 and int8 weights do not train on a CPU.
-TRAINED_DTYPES = (DType.FP32, DType.FP16)
-TRAINED_OPTIMIZERS = (Optimizer.SGD, Optimizer.ROWWISE_ADAGRAD, Optimizer.ADAGRAD)

@@ -1,0 +1,134 @@
+"""What the runtime does not execute, of plans that can be made and priced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from autoshard.core import (
+    DType,
+    EmbeddingTable,
+    Exchange,
+    MemoryLevel,
+    Optimizer,
+    PlacedShard,
+    Pooling,
+    ShardingPlan,
+    TableSet,
+)
+from autoshard.core.errors import InvalidPlanError
+from autoshard.core.machine import device_family
+from autoshard.core.quoting import shown
+
+#: FBGEMM trains these; bf16 and int8 weights do not train on a CPU.
+TRAINED_DTYPES = (DType.FP32, DType.FP16)
+TRAINED_OPTIMIZERS = (Optimizer.SGD, Optimizer.ROWWISE_ADAGRAD, Optimizer.ADAGRAD)
+#: FBGEMM's kernels load four numbers at a time.
+DIM_MULTIPLE = 4
+#: Tables that a note names.
+_MOST_NAMED = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionFault:
+    """Why a plan is not executed.
+
+    Attributes:
+        field: Place in the plan.
+        reason: What would be executed, and what is there.
+        table: Name of the table.
+    """
+
+    field: str
+    reason: str
+    table: str
+
+    @property
+    def error(self) -> InvalidPlanError:
+        """What the runtime raises."""
+        return InvalidPlanError(self.reason, field=self.field)
+
+
+def plan_faults(plan: ShardingPlan) -> Iterator[ExecutionFault]:
+    """All that keeps a valid plan from being executed, on devices of any kind."""
+    for index, placed in enumerate(plan.shards):
+        yield from _shard_faults(placed, f"shards[{index}]")
+    for index, table in enumerate(plan.tables.tables):
+        yield from _kernel_faults(table, f"tables.tables[{index}]")
+
+
+def level_fault(table: str, level: MemoryLevel) -> ExecutionFault:
+    """Rows outside of the device's memory where the device is a CPU, which has no other."""
+    return ExecutionFault(
+        field="memory.level",
+        reason=f"table {shown(table)} lies in {level}, behind the memory of a GPU: a CPU has only its own memory, "
+        "which plans call hbm",
+        table=table,
+    )
+
+
+def plan_note(plan: ShardingPlan) -> str:
+    """Says what keeps a plan from being executed on its topology's devices; empty if nothing does."""
+    faults = list(plan_faults(plan))
+    if device_family(plan.topology.device) == "cpu":
+        lower = {one.shard.table.name: one.memory.level for one in plan.shards if one.memory.level is MemoryLevel.DDR}
+        faults += [level_fault(table, level) for table, level in lower.items()]
+    return _note("this plan", faults)
+
+
+def tables_note(tables: TableSet) -> str:
+    """Says what keeps plans of some tables from being executed, however they are held; empty if nothing does."""
+    faults: list[ExecutionFault] = []
+    for index, table in enumerate(tables.tables):
+        faults += _dim_faults(table.name, table.embedding_dim, f"tables[{index}].embedding_dim")
+        faults += _kernel_faults(table, f"tables[{index}]")
+    return _note("plans of these tables", faults)
+
+
+def _note(what: str, faults: Iterable[ExecutionFault]) -> str:
+    """One line: the first fault of each field, with the tables that have it."""
+    by_field: dict[str, list[ExecutionFault]] = {}
+    for fault in faults:
+        by_field.setdefault(fault.field.rpartition("]")[2], []).append(fault)
+    told = []
+    for alike in by_field.values():
+        names = list(dict.fromkeys(fault.table for fault in alike))
+        more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+        named = f"{', '.join(map(shown, names[:_MOST_NAMED]))}{more}"
+        told.append(f"{alike[0].field}: {alike[0].reason} (tables {named})")
+    return f"`autoshard run` does not execute {what}: {'; '.join(told)}" if told else ""
+
+
+def _shard_faults(placed: PlacedShard, field: str) -> Iterator[ExecutionFault]:
+    table, memory = placed.shard.table, placed.memory
+    if memory.level is MemoryLevel.SSD:
+        reason = "must be hbm or ddr, which the runtime holds tables in; got ssd"
+        yield ExecutionFault(field=f"{field}.memory.level", reason=reason, table=table.name)
+    if memory.level is MemoryLevel.HBM and memory.cache_bytes:
+        reason = "must be 0: hbm has no cache before it"
+        yield ExecutionFault(field=f"{field}.memory.cache_bytes", reason=reason, table=table.name)
+    if memory.level is MemoryLevel.DDR and len(placed.replicas) > 1:
+        reason = "must be hbm for rows that several ranks have replicas of, got ddr"
+        yield ExecutionFault(field=f"{field}.memory.level", reason=reason, table=table.name)
+    if memory.cache_dtype not in (None, table.dtype):
+        reason = f"must be that of the table, {table.dtype}, got {memory.cache_dtype}"
+        yield ExecutionFault(field=f"{field}.memory.cache_dtype", reason=reason, table=table.name)
+    yield from _dim_faults(table.name, placed.shard.embedding_dim, f"{field}.columns")
+    if table.pooling is Pooling.SEQUENCE and placed.exchange is not Exchange.ROWS:
+        reason = f"must be rows for sequence table {shown(table.name)}, got {placed.exchange}"
+        yield ExecutionFault(field=f"{field}.exchange", reason=reason, table=table.name)
+
+
+def _dim_faults(table: str, dim: int, field: str) -> Iterator[ExecutionFault]:
+    if dim % DIM_MULTIPLE:
+        reason = f"must be a multiple of {DIM_MULTIPLE} columns to be executed, got {dim}"
+        yield ExecutionFault(field=field, reason=reason, table=table)
+
+
+def _kernel_faults(table: EmbeddingTable, field: str) -> Iterator[ExecutionFault]:
+    if table.dtype not in TRAINED_DTYPES:
+        reason = f"the runtime trains {' and '.join(TRAINED_DTYPES)} weights, got {table.dtype}"
+        yield ExecutionFault(field=f"{field}.dtype", reason=reason, table=table.name)
+    if table.optimizer not in TRAINED_OPTIMIZERS:
+        reason = f"the runtime fuses {', '.join(TRAINED_OPTIMIZERS)}; got {table.optimizer}"
+        yield ExecutionFault(field=f"{field}.optimizer", reason=reason, table=table.name)

@@ -1,0 +1,103 @@
+"""What the runtime refuses is said of plans and tables before they are run."""
+
+import logging
+from dataclasses import replace
+
+import pytest
+
+from autoshard.core import (
+    DType,
+    EmbeddingTable,
+    Feature,
+    MemoryLevel,
+    MemoryPlacement,
+    Optimizer,
+    PlacedShard,
+    Shard,
+    ShardingPlan,
+    TableSet,
+)
+from autoshard.core.access import AccessProfile
+from autoshard.core.errors import InvalidPlanError
+from autoshard.evaluation.executable import plan_note, tables_note
+from autoshard.formats import load_topology
+from autoshard.planners.planner import PlanRequest
+from autoshard.planning import make_costs, make_plan
+from autoshard.runtime import ownership_of
+
+TABLE = EmbeddingTable(
+    name="t",
+    num_embeddings=1000,
+    embedding_dim=8,
+    features=(Feature(name="f", pooling_factor=2.0),),
+    access=AccessProfile.zipf(1000, alpha=1.1),
+)
+USUAL = replace(TABLE, name="usual", features=(Feature(name="g", pooling_factor=2.0),))
+TOPOLOGY = load_topology("cpu-4")
+
+
+def tables_of(**changes):
+    return TableSet(tables=(replace(TABLE, **changes), USUAL), batch_size=64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"embedding_dim": 6}, "must be a multiple of 4 columns to be executed, got 6"),
+        ({"embedding_dim": 1}, "must be a multiple of 4 columns to be executed, got 1"),
+        ({"dtype": DType.INT8}, "the runtime trains fp32 and fp16 weights, got int8"),
+        ({"dtype": DType.BF16}, "the runtime trains fp32 and fp16 weights, got bf16"),
+        ({"optimizer": Optimizer.ADAM}, "the runtime fuses sgd, rowwise_adagrad, adagrad; got adam"),
+    ],
+)
+def test_tables_that_are_not_trained_are_named_when_they_are_planned(changes, told, caplog):
+    tables = tables_of(**changes)
+    assert told in tables_note(tables)
+    request = PlanRequest(tables=tables, topology=TOPOLOGY, costs=make_costs(tables, TOPOLOGY), time_limit_s=0.1)
+    with caplog.at_level(logging.WARNING):
+        plan = make_plan("cost-greedy", request)
+    note = plan_note(plan)
+    assert note.startswith("`autoshard run` does not execute this plan: ")
+    assert told in note
+    assert 'tables "t")' in note
+    assert note in caplog.text
+    assert plan.provenance.models["execution_notes"] == note
+    with pytest.raises(InvalidPlanError, match=told):
+        ownership_of(plan, TOPOLOGY.world_size)
+
+
+def test_rows_that_no_cpu_process_holds_are_told():
+    tables = tables_of()
+    held = [PlacedShard.table_wise(Shard.whole(table), 0) for table in tables.tables]
+    plan = ShardingPlan(tables=tables, topology=TOPOLOGY, shards=tuple(held))
+    assert plan_note(plan) == tables_note(tables) == ""
+    for level, told in ((MemoryLevel.DDR, "lies in ddr"), (MemoryLevel.SSD, "must be hbm or ddr")):
+        below = replace(held[0], memory=MemoryPlacement(level=level, cache_bytes=320))
+        assert told in plan_note(replace(plan, shards=(below, held[1])))
+
+
+@pytest.mark.parametrize(
+    ("planner", "options", "is_told"),
+    [
+        ("flexshard", {}, True),
+        ("flexshard", {"tiers": 1}, False),
+        ("oper", {}, True),
+        ("auto", {}, True),
+        ("auto", {"sharding_types": "table_wise,row_wise"}, False),
+        ("auto", {"objective": "kernel"}, False),
+        ("neo", {}, False),
+        ("cost-greedy", {}, False),
+    ],
+)
+def test_unknown_row_orders_are_told_by_planners_that_cut_by_access(planner, options, is_told, caplog):
+    uniform = tables_of(access=AccessProfile.uniform(1000))
+    costs = make_costs(uniform, TOPOLOGY)
+    for tables, has_unknown in ((uniform, True), (uniform.assuming_orders(), False)):
+        caplog.clear()
+        request = PlanRequest(tables=tables, topology=TOPOLOGY, costs=costs, options=options, time_limit_s=0.1)
+        plan = make_plan(planner, request)
+        # Rows of the uniform table are all alike.
+        is_there = is_told and has_unknown
+        assert ("--assume-row-order" in caplog.text) == is_there
+        note = plan.provenance.models.get("unknown_orders", "")
+        assert note.endswith("tables: usual") == is_there
