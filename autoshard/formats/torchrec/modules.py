@@ -469,16 +469,12 @@ def _notes(collections: Sequence[Collection], constraints: Mapping[str, Any]) ->
     weighted = [one.path or "model" for one in collections if one.is_weighted]
     if weighted:
         notes.append(f"weights of lookups are not priced: {', '.join(weighted[:8])}")
-<<<<<<< HEAD
-    unnamed = sum(named_optimizer(one.module, config.name) is None for one in collections for config in one.configs)
-=======
     unnamed = sum(
-        fused_optimizer(weight_of(one.module, config.name)) is None and not hasattr(one.module, "optimizer_type")
+        named_optimizer(one.module, config.name) is None
         for one in collections
         if not _is_quantised(one.module)
         for config in one.configs
     )
->>>>>>> db86de2 (TorchRec: plans only of what it computes as the unsharded model does; rows as FBGEMM holds them; tables that are only read have no optimizer)
     if unnamed:
         notes.append(f"{unnamed} tables have no optimizer in their backward pass: taken as {DEFAULT_OPTIMIZER}")
     quantised = [one.path or "model" for one in collections if _is_quantised(one.module)]
