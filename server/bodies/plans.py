@@ -31,8 +31,13 @@ PlanId = Annotated[str, Field(pattern="^sha256:[0-9a-f]{64}$", description="Dige
 
 # Fields that several bodies have.
 _Tables = Annotated[
-    _Name | dict[str, Any],
-    Field(description="The object of a tables.json (autoshard.tables/1), or the name of a bundled table set."),
+    _Name | dict[str, Any] | list[dict[str, Any]],
+    Field(
+        description="The object of a tables.json (autoshard.tables/1), the name of a bundled table set, or a table "
+        "list: rows with columns by any usual names, or an object with `tables` (rows), `text` (of a CSV, TSV, JSON or "
+        "YAML file) or `base64` (of a file's bytes, Parquet too), and beside it `batch_size` and `columns` (fields by "
+        "column; empty to ignore one)."
+    ),
 ]
 _Topology = Annotated[
     _Name | dict[str, Any],
@@ -60,6 +65,7 @@ _Overlap = Annotated[
 _Count = Annotated[int, Field(ge=1, le=1 << 31)]
 _Counts = Annotated[list[_Count], Field(min_length=1, max_length=64)]
 
+_NOTES = "How a table list was read, and what was taken for what it leaves open."
 _SMALL_TASK = {"tables": "criteo-kaggle", "topology": "cpu-8"}
 _LINK = {"bytes_per_s": 1e9, "latency_s": 1e-4}
 _SMALL_PLAN = {
@@ -231,7 +237,11 @@ class ValidationAnswer(BaseModel):
     """Whether a task can be planned for, and its size."""
 
     is_valid: bool
-    faults: list[Fault] = Field(description="The first fault of each document.")
+    faults: list[Fault] = Field(description="The first fault of each document, and all those of a table list.")
+    columns: dict[str, str] | None = Field(
+        default=None, description="Fields that a table list's columns were read as, empty for ignored ones."
+    )
+    notes: list[str] = Field(default_factory=list, description=_NOTES)
     num_tables: int | None = None
     table_bytes: int | None = Field(default=None, description="Weights and optimizer states of all tables, once.")
     num_ranks: int | None = None
@@ -244,6 +254,7 @@ class ComparisonAnswer(BaseModel):
     comparison: dict[str, Any] = Field(description="What `autoshard compare --json` prints.")
     plans: dict[str, dict[str, Any]] = Field(description="Plans by planner, of those that found one.")
     failures: dict[str, Fault] = Field(description="Why the others found none, by planner.")
+    notes: list[str] = Field(default_factory=list, description=_NOTES)
 
 
 class PlanAnswer(BaseModel):
@@ -251,6 +262,7 @@ class PlanAnswer(BaseModel):
 
     id: PlanId
     plan: dict[str, Any] = Field(description="The object of a plan.json (autoshard.plan/1).")
+    notes: list[str] = Field(default_factory=list, description=_NOTES)
 
 
 class PlanFacts(BaseModel):
@@ -314,6 +326,7 @@ class Problem(BaseModel):
     )
     rank: int | None = Field(default=None, description="The rank that may hold it and has most room left.")
     missing_bytes: int | None = Field(default=None, description="Bytes of device memory that the rank lacks for it.")
+    faults: list[Fault] | None = Field(default=None, description="All faults, of a table list that has several.")
     remedies: list[RemedyAnswer] | None = Field(
         default=None, description="Of an infeasible task: changes with which the service found a plan, one by one."
     )
