@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from autoshard.core import GroupLayout
 from autoshard.core.accepted import MAX_SEED
@@ -29,14 +29,33 @@ _Options = dict[str, _Option]
 #: Digest of a plan's canonical JSON.
 PlanId = Annotated[str, Field(pattern="^sha256:[0-9a-f]{64}$", description="Digest of the plan's canonical JSON.")]
 
+_ROWS_SCHEMA: Final = {"type": "array", "minItems": 1, "items": {"type": "object"}}
+_LIST_SCHEMA: Final = {
+    "type": "object",
+    "oneOf": [{"required": [name]} for name in ("tables", "rows", "text", "base64")],
+    "additionalProperties": False,
+    "properties": {
+        **dict.fromkeys(("tables", "rows"), {"description": "A row per table.", **_ROWS_SCHEMA}),
+        "text": {"description": "Text of a CSV, TSV, JSON, JSON lines or YAML file.", "type": "string"},
+        "base64": {"description": "Bytes of such a file, or of Parquet.", "type": "string", "format": "byte"},
+        "batch_size": {"description": "Samples per step over all ranks.", "type": "integer", "minimum": 1},
+        "columns": {
+            "description": "Fields by column, where names do not say them; empty to ignore a column.",
+            "type": "object",
+            "additionalProperties": {"type": "string"},
+        },
+    },
+}
+
 # Fields that several bodies have.
 _Tables = Annotated[
-    _Name | dict[str, Any] | list[dict[str, Any]],
+    _Name
+    | dict[str, Any]
+    | Annotated[dict[str, Any], WithJsonSchema(_LIST_SCHEMA)]
+    | Annotated[list[dict[str, Any]], WithJsonSchema(_ROWS_SCHEMA)],
     Field(
         description="The object of a tables.json (autoshard.tables/1), the name of a bundled table set, or a table "
-        "list: rows with columns by any usual names, or an object with `tables` (rows), `text` (of a CSV, TSV, JSON or "
-        "YAML file) or `base64` (of a file's bytes, Parquet too), and beside it `batch_size` and `columns` (fields by "
-        "column; empty to ignore one)."
+        "list, whose columns may have any usual names: its rows, or an object that holds rows or a file."
     ),
 ]
 _Topology = Annotated[
