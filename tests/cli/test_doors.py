@@ -79,7 +79,9 @@ def test_init_writes_files_that_can_be_planned(tmp_path, capsys, monkeypatch, pu
 
 def test_a_table_list_is_imported_and_planned_with_its_mapping_told(tmp_path, capsys, monkeypatch, published):
     monkeypatch.chdir(tmp_path)
-    Path("list.csv").write_text('Table Name,#Rows,Dim,Avg Pooling,size,owner\nuser,"1,234",64.0,2.5,9,a\nad,1K,8,1,9,b\n')
+    Path("list.csv").write_text(
+        'Table Name,#Rows,Dim,Avg Pooling,size,owner\nuser,"1,234",64.0,2.5,9,a\nad,1K,8,1,9,b\n'
+    )
     command = ["import", "list.csv", "-o", "tables.json", "--json"]
     assert main(command) == 2
     err = capsys.readouterr().err.splitlines()
