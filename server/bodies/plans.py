@@ -29,13 +29,14 @@ _Options = dict[str, _Option]
 #: Digest of a plan's canonical JSON.
 PlanId = Annotated[str, Field(pattern="^sha256:[0-9a-f]{64}$", description="Digest of the plan's canonical JSON.")]
 
-_ROWS_SCHEMA: Final = {"type": "array", "minItems": 1, "items": {"type": "object"}}
+_ROWS_SCHEMA: Final = {"description": "A row per table.", "type": "array", "minItems": 1, "items": {"type": "object"}}
 _LIST_SCHEMA: Final = {
     "type": "object",
     "oneOf": [{"required": [name]} for name in ("tables", "rows", "text", "base64")],
     "additionalProperties": False,
     "properties": {
-        **dict.fromkeys(("tables", "rows"), {"description": "A row per table.", **_ROWS_SCHEMA}),
+        "tables": _ROWS_SCHEMA,
+        "rows": _ROWS_SCHEMA,
         "text": {"description": "Text of a CSV, TSV, JSON, JSON lines or YAML file.", "type": "string"},
         "base64": {"description": "Bytes of such a file, or of Parquet.", "type": "string", "format": "byte"},
         "batch_size": {"description": "Samples per step over all ranks.", "type": "integer", "minimum": 1},
