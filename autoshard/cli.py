@@ -26,7 +26,7 @@ from typing_extensions import override
 
 from autoshard import __version__
 from autoshard.commands.options import as_typer_function
-from autoshard.core.errors import AutoshardError
+from autoshard.core.errors import AutoshardError, FormatError
 from autoshard.core.quoting import printable, shortened
 
 ENTRY_POINT_GROUP = "autoshard.commands"
@@ -87,6 +87,8 @@ _ORDER = (
 #: offering their sharding types took 0.87 s for 800 tables on 80 ranks with Python's 700, 0.67 s without collections
 #: (CPU time, least of 5 runs, one core of a Xeon at a load of 9, November 2026).
 _OBJECTS_PER_COLLECTION = 50_000
+#: Logger of how the columns of table lists were read.
+_LISTS_LOGGER = "autoshard.formats.imports.table_lists"
 _INTERRUPTED = 130
 _BAD_INPUT = 2
 #: Characters of the option parser's messages, which repeat what was typed.
@@ -225,7 +227,9 @@ def run_commands(points: Mapping[str, EntryPoint], args: Sequence[str] | None, *
     except typer.TyperException as error:
         return _fail(shortened(error.format_message(), _USAGE_ROOM) + _usage_hint(error), error.exit_code)
     except AutoshardError as error:
-        return _fail(str(error), error.exit_code)
+        for fault in error.faults if isinstance(error, FormatError) and error.faults else [error]:
+            _fail(str(fault), error.exit_code)
+        return error.exit_code
     except BrokenPipeError:  # the reader of our output has left
         _drop_output()
         return 1
@@ -337,23 +341,29 @@ def _usage_hint(error: typer.TyperException) -> str:
 
 @contextlib.contextmanager
 def _logged_warnings() -> Iterator[None]:
-    """Prints warnings, logged ones and Python's, as lines of standard error; `autoshard serve` has logs of its own."""
+    """Prints warnings, logged ones and Python's, and how table lists were read, as lines of standard error.
+
+    `autoshard serve` has logs of its own.
+    """
 
     class Lines(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            _write_line(f"warning: {record.getMessage()}")
+            _write_line(f"{'warning: ' if record.levelno >= logging.WARNING else ''}{record.getMessage()}")
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
         _write_line(f"warning: {message}")
 
-    handler = Lines(logging.WARNING)
+    handler, lists = Lines(), logging.getLogger(_LISTS_LOGGER)
+    handler.addFilter(lambda record: record.levelno >= logging.WARNING or record.name == _LISTS_LOGGER)
     logging.getLogger().addHandler(handler)
+    lists.setLevel(logging.INFO)
     try:
         with warnings.catch_warnings():
             warnings.showwarning = show
             yield
     finally:
         logging.getLogger().removeHandler(handler)
+        lists.setLevel(logging.NOTSET)
 
 
 def _own_location_first() -> None:

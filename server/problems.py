@@ -232,6 +232,8 @@ def problem_of(error: AutoshardError) -> Problem:
     """The problem document of an error."""
     title = (type(error).__doc__ or "").split("\n")[0].rstrip(".").split(";")[0]
     known: dict[str, Any] = {}
+    if isinstance(error, FormatError) and error.faults:
+        known = {"faults": [fault_of(fault) for fault in error.faults]}
     if isinstance(error, InfeasibleTaskError):
         known = {"remedies": error.remedies, **(asdict(error.shortage) if error.shortage else {})}
     return Problem(

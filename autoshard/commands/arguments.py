@@ -75,7 +75,8 @@ def _folder_that_exists(value: str | Path) -> Path:
 TablesArgument = Annotated[
     str,
     typer.Argument(
-        help="A tables.json, or the name of bundled tables (`autoshard list tables`).",
+        help="A tables.json, a table list (CSV, TSV, JSON, YAML or Parquet with a row per table), or the name of "
+        "bundled tables (`autoshard list tables`).",
         metavar="TABLES",
         autocompletion=completed_tables,
     ),

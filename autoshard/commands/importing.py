@@ -16,6 +16,7 @@ from autoshard.core.quoting import shown
 
 if TYPE_CHECKING:
     from autoshard.core import TableSet
+    from autoshard.formats import TableList
 
 _log = logging.getLogger(__name__)
 
@@ -38,12 +39,21 @@ class ImportOptions:
         typer.Option(
             help="`bundled`, `tables-json`, `table-list`, `torchrec`, `hugectr`, `dreamshard`, `nvidia-models`, "
             "`dlrm-command`, `dlrm-datasets`, `tbe-data-config`, `id-batches` or `row-counts`. Left out: recognised "
-            "from the source, except torchrec, row-counts, scripts not named .sh, and table lists in Parquet."
+            "from the source, except torchrec, row-counts, and scripts not named .sh."
         ),
     ] = None
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="An option of the format, such as embedding_dim=32."),
+    ] = None
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--map",
+            metavar="COLUMN=FIELD",
+            help="The field of a table list's column whose name does not say it, such as size=num_embeddings; "
+            "COLUMN= ignores the column. May be repeated.",
+        ),
     ] = None
     part: Annotated[
         str | None,
@@ -81,6 +91,7 @@ def import_tables(options: ImportOptions, as_json: JsonOption = False) -> None:
         autoshard import metasyn --part 1/4 -o quarter.json
         autoshard import fbgemm_t856_bs65536.pt.gz -o tables.json
         autoshard import my_tables.csv --set batch_size=8192 -o tables.json
+        autoshard import my_tables.parquet --map size=num_embeddings --map owner= -o tables.json
         autoshard import my_model:make --format torchrec --set batch_size=8192 -o tables.json
         autoshard import hugectr_dlrm.json -o tables.json
         autoshard import config_v3.py:tiny -o tables.json
@@ -95,11 +106,18 @@ def import_tables(options: ImportOptions, as_json: JsonOption = False) -> None:
     from autoshard.formats import import_tables as read_source
     from autoshard.formats import write_tables
     from autoshard.formats.imports.count_tables import with_count_orders
+    from autoshard.formats.imports.table_lists import log_list
     from autoshard.formats.row_orders import MovedOrders
 
     with progress("Importing", 1.0) as advance:
         settings = {key: _whole(key, value) for key, value in parse_settings(options.settings or []).items()}
-        found = read_source(options.source, options.format, advance=advance, **settings)
+        mapping = _mapping(options.columns or [])
+        lists: list[TableList] = []
+        found = read_source(
+            options.source, options.format, advance=advance, columns=mapping, told=lists.append, **settings
+        )
+    for read in lists:
+        log_list(read)
     dealt = found if options.part is None else found.part(*_part(options.part, len(found.tables)))
     chosen = dealt if options.num_tables is None else dealt.sample(options.num_tables, options.seed)
     made = chosen if options.scale == 1 else chosen.scaled(options.scale)
@@ -119,8 +137,23 @@ def import_tables(options: ImportOptions, as_json: JsonOption = False) -> None:
         "bytes": sum(table.storage_bytes for table in made.tables),
         "seed": options.seed if options.num_tables is not None else None,
         "scale": options.scale,
+        "columns": dict(lists[0].columns) if lists else None,
+        "notes": list(lists[0].notes) if lists else [],
     }
     emit(IMPORTED.to_json(result), "\n".join(_lines(found, made, result)), as_json=as_json)
+
+
+def _mapping(given: list[str]) -> dict[str, str]:
+    """Fields by column, of texts COLUMN=FIELD; a column may have `=` in its name."""
+    mapping: dict[str, str] = {}
+    for one in given:
+        column, separator, name = one.rpartition("=")
+        if not separator or not column:
+            raise InvalidOptionError(f"must be COLUMN=FIELD, or COLUMN= to ignore it, got {shown(one)}", field="--map")
+        if column in mapping:
+            raise InvalidOptionError(f"{shown(column)} is given twice", field="--map")
+        mapping[column] = name.strip()
+    return mapping
 
 
 def _whole(key: str, value: object) -> int:

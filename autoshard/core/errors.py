@@ -17,6 +17,10 @@ AutoshardError
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from typing_extensions import override
+
 from autoshard.core.quoting import shortened
 
 #: Characters of a file's or a field's name that an error has room for, and of its message.
@@ -59,9 +63,32 @@ class InputError(AutoshardError, ValueError):
 
 
 class FormatError(InputError):
-    """A file or request body that does not follow its schema."""
+    """A file or request body that does not follow its schema.
+
+    Args:
+        message: As of all errors.
+        field: Likewise.
+        source: Likewise.
+        faults: What is wrong, one by one, where a reader found more than one fault; the message names them all.
+    """
 
     kind = "invalid-format"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        field: str | None = None,
+        source: str | None = None,
+        faults: Sequence[FormatError] = (),
+    ) -> None:
+        super().__init__(message, field=field, source=source)
+        self.faults = tuple(faults)
+
+    @override
+    def in_source(self, source: str) -> FormatError:
+        faults = [fault.in_source(source) for fault in self.faults]
+        return FormatError(self.message, field=self.field, source=source, faults=faults)
 
 
 class InvalidTableError(InputError):

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
         bundled_topologies,
         bundled_topology,
         load_machine,
-        load_tables,
         load_topology,
     )
     from autoshard.formats.documents.digest import canonical_json, digest
@@ -26,11 +25,13 @@ if TYPE_CHECKING:
     )
     from autoshard.formats.files import atomic_write
     from autoshard.formats.imports.dlrm_datasets import read_dlrm_datasets
-    from autoshard.formats.imports.importing import FORMATS, ImportFormat, import_tables
+    from autoshard.formats.imports.importing import FORMATS, ImportFormat, import_tables, load_tables
+    from autoshard.formats.imports.table_lists import TableList, tables_from_list
 
 __all__ = [
     "FORMATS",
     "ImportFormat",
+    "TableList",
     "atomic_write",
     "bundled_table_sets",
     "bundled_topologies",
@@ -52,6 +53,7 @@ __all__ = [
     "read_tables",
     "read_topology",
     "tables_from_json",
+    "tables_from_list",
     "tables_to_json",
     "topology_from_json",
     "topology_to_json",
@@ -75,5 +77,6 @@ if not TYPE_CHECKING:
             "files",
             "imports.dlrm_datasets",
             "imports.importing",
+            "imports.table_lists",
         ),
     )

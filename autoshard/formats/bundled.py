@@ -13,7 +13,6 @@ from typing import Any
 from autoshard.core import EmbeddingTable, Feature, ImpliedOrder, Optimizer, TableSet, Topology
 from autoshard.core.errors import InvalidTopologyError, UnknownNameError
 from autoshard.formats.documents.access_json import AccessContext, access_from_json
-from autoshard.formats.documents.tables_json import read_tables
 from autoshard.formats.documents.topology_json import MAX_WORLD_SIZE, read_topology, topology_from_json
 from autoshard.formats.metasyn import metasyn
 from autoshard.formats.topology_scaling import scaled_topology
@@ -21,20 +20,6 @@ from autoshard.formats.topology_scaling import scaled_topology
 _DATA = resources.files("autoshard.formats") / "bundled"
 _METASYN = "metasyn"
 _METASYN_DESCRIPTION = "AutoShard's MetaSyn: a pool of 856 tables generated to its published statistics"
-
-
-def load_tables(name_or_path: str | Path) -> TableSet:
-    """Tables by the name of a bundled set, or from a `tables.json`.
-
-    Raises:
-        UnknownNameError: If it is neither the name of a bundled set nor a file.
-        InputError: If the file does not hold tables; the text names file and field.
-    """
-    known = bundled_table_sets()
-    if str(name_or_path) in known:
-        return _bundled_tables(str(name_or_path))
-    _check_file(name_or_path, known, "tables")
-    return read_tables(name_or_path)
 
 
 def load_topology(name_or_path: str | Path) -> Topology:
@@ -52,7 +37,7 @@ def load_topology(name_or_path: str | Path) -> Topology:
         found = bundled_topology(str(name_or_path))
         if found is not None:
             return found
-    _check_file(name_or_path, known, "topology")
+    check_file(name_or_path, known, "topology")
     return read_topology(name_or_path)
 
 
@@ -97,7 +82,8 @@ def bundled_topologies() -> Mapping[str, str]:
 
 
 @lru_cache(maxsize=4)
-def _bundled_tables(name: str) -> TableSet:
+def bundled_tables(name: str) -> TableSet:
+    """A bundled table set by one of the names of `bundled_table_sets`."""
     if name == _METASYN:
         return metasyn()
     published = _published("tables", name)
@@ -166,7 +152,12 @@ def _published(folder: str, name: str) -> dict[str, Any]:
     return content
 
 
-def _check_file(name_or_path: str | Path, known: Mapping[str, str], kind: str) -> None:
+def check_file(name_or_path: str | Path, known: Mapping[str, str], kind: str) -> None:
+    """Refuses what is neither a file nor one of the bundled names.
+
+    Raises:
+        UnknownNameError: Then; the text lists the names.
+    """
     if not _is_there(name_or_path):
         raise UnknownNameError(
             f"is neither a file nor bundled {kind}; bundled are {', '.join(known)}", source=str(name_or_path)

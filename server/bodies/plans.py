@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from autoshard.core import GroupLayout
 from autoshard.core.accepted import MAX_SEED
@@ -29,10 +29,35 @@ _Options = dict[str, _Option]
 #: Digest of a plan's canonical JSON.
 PlanId = Annotated[str, Field(pattern="^sha256:[0-9a-f]{64}$", description="Digest of the plan's canonical JSON.")]
 
+_ROWS_SCHEMA: Final = {"description": "A row per table.", "type": "array", "minItems": 1, "items": {"type": "object"}}
+_LIST_SCHEMA: Final = {
+    "type": "object",
+    "oneOf": [{"required": [name]} for name in ("tables", "rows", "text", "base64")],
+    "additionalProperties": False,
+    "properties": {
+        "tables": _ROWS_SCHEMA,
+        "rows": _ROWS_SCHEMA,
+        "text": {"description": "Text of a CSV, TSV, JSON, JSON lines or YAML file.", "type": "string"},
+        "base64": {"description": "Bytes of such a file, or of Parquet.", "type": "string", "format": "byte"},
+        "batch_size": {"description": "Samples per step over all ranks.", "type": "integer", "minimum": 1},
+        "columns": {
+            "description": "Fields by column, where names do not say them; empty to ignore a column.",
+            "type": "object",
+            "additionalProperties": {"type": "string"},
+        },
+    },
+}
+
 # Fields that several bodies have.
 _Tables = Annotated[
-    _Name | dict[str, Any],
-    Field(description="The object of a tables.json (autoshard.tables/1), or the name of a bundled table set."),
+    _Name
+    | dict[str, Any]
+    | Annotated[dict[str, Any], WithJsonSchema(_LIST_SCHEMA)]
+    | Annotated[list[dict[str, Any]], WithJsonSchema(_ROWS_SCHEMA)],
+    Field(
+        description="The object of a tables.json (autoshard.tables/1), the name of a bundled table set, or a table "
+        "list, whose columns may have any usual names: its rows, or an object that holds rows or a file."
+    ),
 ]
 _Topology = Annotated[
     _Name | dict[str, Any],
@@ -60,6 +85,7 @@ _Overlap = Annotated[
 _Count = Annotated[int, Field(ge=1, le=1 << 31)]
 _Counts = Annotated[list[_Count], Field(min_length=1, max_length=64)]
 
+_NOTES = "How a table list was read, and what was taken for what it leaves open."
 _SMALL_TASK = {"tables": "criteo-kaggle", "topology": "cpu-8"}
 _LINK = {"bytes_per_s": 1e9, "latency_s": 1e-4}
 _SMALL_PLAN = {
@@ -231,7 +257,11 @@ class ValidationAnswer(BaseModel):
     """Whether a task can be planned for, and its size."""
 
     is_valid: bool
-    faults: list[Fault] = Field(description="The first fault of each document.")
+    faults: list[Fault] = Field(description="The first fault of each document, and all those of a table list.")
+    columns: dict[str, str] | None = Field(
+        default=None, description="Fields that a table list's columns were read as, empty for ignored ones."
+    )
+    notes: list[str] = Field(default_factory=list, description=_NOTES)
     num_tables: int | None = None
     table_bytes: int | None = Field(default=None, description="Weights and optimizer states of all tables, once.")
     num_ranks: int | None = None
@@ -244,6 +274,7 @@ class ComparisonAnswer(BaseModel):
     comparison: dict[str, Any] = Field(description="What `autoshard compare --json` prints.")
     plans: dict[str, dict[str, Any]] = Field(description="Plans by planner, of those that found one.")
     failures: dict[str, Fault] = Field(description="Why the others found none, by planner.")
+    notes: list[str] = Field(default_factory=list, description=_NOTES)
 
 
 class PlanAnswer(BaseModel):
@@ -251,6 +282,7 @@ class PlanAnswer(BaseModel):
 
     id: PlanId
     plan: dict[str, Any] = Field(description="The object of a plan.json (autoshard.plan/1).")
+    notes: list[str] = Field(default_factory=list, description=_NOTES)
 
 
 class PlanFacts(BaseModel):
@@ -314,6 +346,7 @@ class Problem(BaseModel):
     )
     rank: int | None = Field(default=None, description="The rank that may hold it and has most room left.")
     missing_bytes: int | None = Field(default=None, description="Bytes of device memory that the rank lacks for it.")
+    faults: list[Fault] | None = Field(default=None, description="All faults, of a table list that has several.")
     remedies: list[RemedyAnswer] | None = Field(
         default=None, description="Of an infeasible task: changes with which the service found a plan, one by one."
     )

@@ -8,6 +8,7 @@ const VIEWS = ["sign-in", "plan", "plans", "one", "jobs", "models"];
 let search = null;
 let watched = null;
 let running = null;
+let listFields = [];
 
 /* Planning. */
 
@@ -22,8 +23,66 @@ async function given(name) {
   }
 }
 
+/* Fields by column, as chosen for the list that is shown; empty for a column to ignore. */
+let chosenColumns = {};
+
+/* Tables by name, the object of a tables.json, or a list for the service to read. */
+async function givenTables() {
+  const file = find("tables-file").files[0];
+  const text = file ? await file.text() : find("tables-text").value.trim();
+  if (!text) return find("tables").value;
+  try {
+    const document = JSON.parse(text);
+    if (document && document.schema) return document;
+  } catch { /* another syntax */ }
+  const content = file ? { base64: await encoded(file) } : { text };
+  const batch = find("batch").value;
+  return { ...content, ...(batch ? { batch_size: Number(batch) } : {}), columns: chosenColumns };
+}
+
+async function encoded(file) {
+  const bytes = new Uint8Array(await file.arrayBuffer());
+  let text = "";
+  for (let start = 0; start < bytes.length; start += 32768) text += String.fromCharCode(...bytes.subarray(start, start + 32768));
+  return btoa(text);
+}
+
+/* How the service reads a list: a field for each column, which can be changed, and what is wrong or left open. */
+const showList = guarded(async () => {
+  const tables = await givenTables();
+  find("list").hidden = typeof tables === "string" || "schema" in tables;
+  if (find("list").hidden) return;
+  const found = await ask("POST", "/v1/validations", { tables });
+  const unread = found.faults.map((one) => /^tables\.column (".*")$/.exec(one.field || "")).filter(Boolean).map((one) => JSON.parse(one[1]));
+  const read = { ...(found.columns || {}) };
+  for (const column of [...unread, ...Object.keys(chosenColumns)]) read[column] = chosenColumns[column] ?? null;
+  const rows = Object.entries(read).map(([column, field]) => [column, choice(column, field)]);
+  fill("columns", [["column", "name"], ["read as"]], rows);
+  const lines = found.is_valid ? [`${found.num_tables.toLocaleString("en")} tables.`, ...found.notes] : found.faults.map((one) => one.detail);
+  find("list-notes").replaceChildren(...lines.map((line) => cell(line, "", "li")));
+});
+
+function choice(column, field) {
+  const select = document.createElement("select");
+  select.setAttribute("aria-label", `Field of column ${column}`);
+  const options = [...listFields.map((name) => [name, name]), ["ignored", "-"]];
+  select.replaceChildren(new Option("not known", "?"), ...options.map(([name, value]) => new Option(name, value)));
+  select.value = field === null ? "?" : field || "-";
+  select.addEventListener("change", () => {
+    if (select.value === "?") delete chosenColumns[column];
+    else chosenColumns[column] = select.value === "-" ? "" : select.value;
+    showList();
+  });
+  return select;
+}
+
+const newList = () => {
+  chosenColumns = {};
+  showList();
+};
+
 async function task() {
-  return { tables: await given("tables"), topology: await given("topology"), time_limit_s: Number(find("limit").value) };
+  return { tables: await givenTables(), topology: await given("topology"), time_limit_s: Number(find("limit").value) };
 }
 
 function follow(job, done) {
@@ -169,6 +228,7 @@ async function catalogue() {
   find("leave").hidden = !(await ask("GET", "/page/session")).signed_in;
   if (find("planner").options.length) return;
   const found = await ask("GET", "/v1/catalogue");
+  listFields = found.table_fields;
   for (const [id, names, usual] of [["tables", found.tables, "criteo-kaggle"], ["topology", found.topologies, "a100-8"],
     ["planner", found.planners.map((one) => one.name), "auto"]]) {
     find(id).replaceChildren(...names.map((name) => new Option(name, name, name === usual, name === usual)));
@@ -198,6 +258,8 @@ addEventListener("DOMContentLoaded", () => {
     find("main").focus();
   });
   find("task").addEventListener("submit", makePlan);
+  for (const id of ["tables-file", "tables-text"]) find(id).addEventListener("change", newList);
+  find("batch").addEventListener("change", showList);
   find("compare").addEventListener("click", comparePlanners);
   find("cancel").addEventListener("click", guarded(async () => { if (running) await ask("POST", `/v1/jobs/${running}/cancel`); }));
   find("find").addEventListener("submit", guarded(() => list(true)));

@@ -30,7 +30,8 @@ export function reason(problem, otherwise) {
   }
   if (!found) return otherwise;
   const remedies = (found.remedies || []).map((one) => `It would be feasible with ${one.field} = ${JSON.stringify(one.value)}.`);
-  return [found.detail || found.title || otherwise, ...remedies].join("\n");
+  const faults = (found.faults || []).map((one) => one.detail);
+  return [...(faults.length ? faults : [found.detail || found.title || otherwise]), ...remedies].join("\n");
 }
 
 /* The states of a job until it has ended. A browser asks again by itself, unless it was refused. */

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autoshard.core.errors import FormatError
 from autoshard.core.quoting import shown
-from autoshard.formats import plan_to_json
+from autoshard.formats import TableList, plan_to_json
 from autoshard.planning import compare
 from autoshard.report.comparison_json import COMPARISON
 from server.bodies.plans import ComparisonAnswer, ComparisonBody
@@ -19,7 +19,8 @@ def answer_compare(body: ComparisonBody, context: TaskContext) -> Reply:
     """Plans with each planner; one that finds no plan has a row with the reason."""
     _check_names(body)
     context.allow_s(len(body.planners) * body.time_limit_s)
-    tables, topology = task_of(body.tables, body.topology, context.settings)
+    lists: list[TableList] = []
+    tables, topology = task_of(body.tables, body.topology, context.settings, lists.append)
     request = request_of(
         tables,
         topology,
@@ -34,6 +35,7 @@ def answer_compare(body: ComparisonBody, context: TaskContext) -> Reply:
         comparison=COMPARISON.to_json((rows, None)),
         plans={row.planner: plan_to_json(row.plan) for row in rows if row.plan is not None},
         failures={row.planner: fault_of(row.failure) for row in rows if row.failure is not None},
+        notes=[note for read in lists for note in (read.mapping, *read.notes)],
     )
     return Reply(status=200, body=answer.model_dump_json().encode())
 

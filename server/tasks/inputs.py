@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from autoshard.core import Payload, ShardingPlan, TableSet, Topology
 from autoshard.core.costs import Risk
-from autoshard.core.errors import AutoshardError, UnknownNameError
+from autoshard.core.errors import AutoshardError, FormatError, UnknownNameError
 from autoshard.core.quoting import shown
 from autoshard.evaluation.validator import validate_plan
 from autoshard.formats import (
+    TableList,
     bundled_table_sets,
     bundled_topologies,
     bundled_topology,
@@ -20,27 +21,53 @@ from autoshard.formats import (
     parse_json,
     plan_from_json,
     tables_from_json,
+    tables_from_list,
     topology_from_json,
 )
+from autoshard.formats.documents.json_document import join
+from autoshard.formats.imports.table_lists import LIST_KEYS
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs
 from server.settings import ServerSettings
 from server.tasks.size import check_documents, check_num_shards, check_task
 
 Named = str | dict[str, Any]
+Listed = Named | list[dict[str, Any]]
 
 
-def tables_of(given: Named, field: str = "tables") -> TableSet:
-    """The tables of a body: an object, or the name of bundled ones.
+def tables_of(given: Listed, field: str = "tables", told: Callable[[TableList], None] | None = None) -> TableSet:
+    """The tables of a body: an object, the name of bundled ones, or a table list.
+
+    Args:
+        given: A table list is what `tables_from_list` takes: rows, or an object without a schema.
+        field: Of the body.
+        told: Is told how a table list was read. Without it, where the answer has no room for that, a list has to say
+            its batch size.
 
     Raises:
-        InputError: If they are neither, or make no sense.
+        InputError: If they are none of these, or make no sense.
     """
     if isinstance(given, str):
         if given not in bundled_table_sets():
             raise _not_bundled(given, bundled_table_sets(), field)
         return load_tables(given)
-    return tables_from_json(given, field)
+    if isinstance(given, dict) and ("schema" in given or not given.keys() & LIST_KEYS):
+        return tables_from_json(given, field)
+    try:
+        return tables_from_list(given, told=told or _refuse_default)
+    except FormatError as error:
+        raise _within(error, field) from None
+
+
+def _refuse_default(found: TableList) -> None:
+    if found.is_default_batch:
+        raise FormatError("must be there, as the list says none", field="batch_size")
+
+
+def _within(error: FormatError, field: str) -> FormatError:
+    """The error of a part of a body, whose field is within `field`."""
+    faults = [_within(fault, field) for fault in error.faults]
+    return FormatError(error.message, field=join(field, error.field) if error.field else field, faults=faults)
 
 
 def topology_of(given: Named, field: str = "topology") -> Topology:
@@ -57,14 +84,19 @@ def topology_of(given: Named, field: str = "topology") -> Topology:
     return topology_from_json(given, field)
 
 
-def task_of(tables: Named, topology: Named, settings: ServerSettings) -> tuple[TableSet, Topology]:
-    """Tables and topology of a body, which are not too large for a task.
+def task_of(
+    tables: Listed,
+    topology: Named,
+    settings: ServerSettings,
+    told: Callable[[TableList], None] | None = None,
+) -> tuple[TableSet, Topology]:
+    """Tables and topology of a body, which are not too large for a task; `told` as of `tables_of`.
 
     Raises:
         InputError: If they are too large, or cannot be read.
     """
     check_documents(tables, topology, settings)
-    read = tables_of(tables), topology_of(topology)
+    read = tables_of(tables, told=told), topology_of(topology)
     check_task(*read, settings)
     return read
 

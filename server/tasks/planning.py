@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import InputError
-from autoshard.formats import digest, plan_to_json
+from autoshard.formats import TableList, digest, plan_to_json
 from server.bodies.plans import PlanAnswer, PlanBody, PlanFacts, ReplanBody
 from server.tasks.context import TaskContext
 from server.tasks.infeasible import plan_or_remedies
@@ -24,7 +25,8 @@ UNKNOWN_PLANNER = "unknown"
 def answer_plan(body: PlanBody, context: TaskContext) -> Reply:
     """Makes a plan."""
     context.allow_s(body.time_limit_s)
-    tables, topology = task_of(body.tables, body.topology, context.settings)
+    lists: list[TableList] = []
+    tables, topology = task_of(body.tables, body.topology, context.settings, lists.append)
     request = request_of(
         tables,
         topology,
@@ -38,7 +40,8 @@ def answer_plan(body: PlanBody, context: TaskContext) -> Reply:
     )
     if body.start is not None:
         request = replace(request, start=plan_of(body.start, context.settings, "start"))
-    return plan_reply(plan_or_remedies(body.planner, request, context), body.planner)
+    notes = [note for read in lists for note in (read.mapping, *read.notes)]
+    return plan_reply(plan_or_remedies(body.planner, request, context), body.planner, notes)
 
 
 def answer_replan(body: ReplanBody, context: TaskContext, stored: bytes) -> Reply:
@@ -67,10 +70,10 @@ def answer_replan(body: ReplanBody, context: TaskContext, stored: bytes) -> Repl
     return plan_reply(plan_or_remedies(planner, request, context), planner)
 
 
-def plan_reply(plan: ShardingPlan, planner: str) -> Reply:
-    """The answer that holds a plan, which is stored."""
+def plan_reply(plan: ShardingPlan, planner: str, notes: Sequence[str] = ()) -> Reply:
+    """The answer that holds a plan, which is stored, and notes on how its tables were read."""
     document = plan_to_json(plan)
-    answer = PlanAnswer(id=digest(document), plan=document)
+    answer = PlanAnswer(id=digest(document), plan=document, notes=list(notes))
     return Reply(
         status=200,
         body=answer.model_dump_json().encode(),

@@ -15,14 +15,14 @@ def check_documents(tables: object, topology: object, settings: ServerSettings) 
     """Checks counts that documents state, before they are read in full.
 
     Args:
-        tables: The object of a tables.json, a name, or what is neither.
+        tables: The object of a tables.json, a name, a table list, or what is none of these.
         topology: The object of a topology.json, likewise.
         settings: Limits.
 
     Raises:
         InputError: If there are more tables, ranks or knots than planned for.
     """
-    listed = tables.get("tables") if isinstance(tables, Mapping) else None
+    listed = tables.get("tables", tables.get("rows")) if isinstance(tables, Mapping) else tables
     if isinstance(listed, list):
         _check_count(len(listed), settings.max_tables, "tables", "tables.tables")
         _check_count(sum(map(_num_knots, listed)), settings.max_knots, "knots of access curves", "tables.tables")

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from autoshard.core import TableSet, Topology
 from autoshard.core.errors import FormatError, InputError
+from autoshard.formats import TableList
 from server.bodies.plans import Fault, ValidationAnswer, ValidationBody
 from server.problems import fault_of
 from server.tasks.context import TaskContext
@@ -18,20 +19,21 @@ T = TypeVar("T")
 
 
 def answer_validate(body: ValidationBody, context: TaskContext) -> Reply:
-    """Names the first fault of each document; both without faults are checked together, too."""
+    """Names the first fault of each document, all faults of a table list; both without are checked together, too."""
     if body.tables is None and body.topology is None:
         raise FormatError("must hold tables, a topology or both", field="body")
     faults: list[Fault] = []
-    tables = _checked(lambda: _tables(body, context), faults)
+    lists: list[TableList] = []
+    tables = _checked(lambda: _tables(body, context, lists), faults)
     topology = _checked(lambda: _topology(body, context), faults)
     if tables is not None and topology is not None:
         _checked(lambda: check_task(tables, topology, context.settings), faults)
-    return Reply(status=200, body=_answer(faults, tables, topology).model_dump_json().encode())
+    return Reply(status=200, body=_answer(faults, tables, topology, lists).model_dump_json().encode())
 
 
-def _tables(body: ValidationBody, context: TaskContext) -> TableSet | None:
+def _tables(body: ValidationBody, context: TaskContext, lists: list[TableList]) -> TableSet | None:
     check_documents(body.tables, None, context.settings)
-    return None if body.tables is None else tables_of(body.tables)
+    return None if body.tables is None else tables_of(body.tables, told=lists.append)
 
 
 def _topology(body: ValidationBody, context: TaskContext) -> Topology | None:
@@ -44,15 +46,19 @@ def _checked(read: Callable[[], T], faults: list[Fault]) -> T | None:
     try:
         return read()
     except InputError as error:
-        faults.append(fault_of(error))
+        faults += map(fault_of, error.faults if isinstance(error, FormatError) and error.faults else [error])
         return None
 
 
-def _answer(faults: list[Fault], tables: TableSet | None, topology: Topology | None) -> ValidationAnswer:
+def _answer(
+    faults: list[Fault], tables: TableSet | None, topology: Topology | None, lists: list[TableList]
+) -> ValidationAnswer:
     ranks = range(topology.world_size) if topology else ()
     return ValidationAnswer(
         is_valid=not faults,
         faults=faults,
+        columns=dict(lists[0].columns) if lists else None,
+        notes=list(lists[0].notes) if lists else [],
         num_tables=len(tables.tables) if tables else None,
         table_bytes=sum(table.storage_bytes for table in tables.tables) if tables else None,
         num_ranks=topology.world_size if topology else None,

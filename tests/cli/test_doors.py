@@ -1,6 +1,7 @@
 """Doors to other tools: plans to and from TorchRec, files to start from, what is installed."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -74,6 +75,45 @@ def test_init_writes_files_that_can_be_planned(tmp_path, capsys, monkeypatch, pu
     assert main(command) == 2
     assert "tables.yaml: is there already; --force writes over it" in capsys.readouterr().err
     assert main([*command, "--force"]) == 0
+
+
+def test_a_table_list_is_imported_and_planned_with_its_mapping_told(tmp_path, capsys, monkeypatch, published):
+    monkeypatch.chdir(tmp_path)
+    Path("list.csv").write_text(
+        'Table Name,#Rows,Dim,Avg Pooling,size,owner\nuser,"1,234",64.0,2.5,9,a\nad,1K,8,1,9,b\n'
+    )
+    command = ["import", "list.csv", "-o", "tables.json", "--json"]
+    assert main(command) == 2
+    err = capsys.readouterr().err.splitlines()
+    assert [line.split(";")[0] for line in err] == [
+        'error: list.csv: column "size": may mean rows or bytes',
+        'error: list.csv: column "owner": is no field that is known',
+    ]
+    assert not Path("tables.json").exists()
+    assert main([*command, "--map", "size=", "--map", "owner="]) == 0
+    out, err = capsys.readouterr()
+    written = published("imported", out)
+    read = {"Table Name": "name", "#Rows": "num_embeddings", "Dim": "embedding_dim", "Avg Pooling": "pooling_factor"}
+    assert written["columns"] == {**read, "size": "", "owner": ""}
+    assert written["batch_size"] == 65_536
+    assert err.startswith('columns: "Table Name" is name, "#Rows" is num_embeddings, ')
+    assert "warning: the list says no batch size: 65,536 samples over all ranks are taken" in err
+    assert "--set batch_size=N" in err
+    assert [table.num_embeddings for table in read_tables("tables.json").tables] == [1234, 1000]
+    assert main([*command, "--map", "size=", "--map", "owner=", "--set", "batch_size=64"]) == 0
+    assert "batch size" not in capsys.readouterr().err
+    Path("short.csv").write_text("rows,dim,batch\n1000,8,64\n")
+    assert main(["plan", "short.csv", "--topology", "cpu-4", "--planner", "size-greedy"]) == 0
+    assert 'columns: "rows" is num_embeddings, "dim" is embedding_dim, "batch" is batch_size' in capsys.readouterr().err
+    for wrong, message in {
+        "size": '--map: must be COLUMN=FIELD, or COLUMN= to ignore it, got "size"',
+        "nothing=name": 'list.csv: column "nothing": is not there to be mapped; there are "Table Name"',
+        "size=rows": 'list.csv: column "size": "rows" is no field; these are: name, num_embeddings',
+    }.items():
+        assert main([*command, "--map", wrong]) == 2
+        assert f"error: {message}" in capsys.readouterr().err
+    assert main(["import", "tables.json", "-o", "x.json", "--map", "a=name"]) == 2
+    assert "columns: format tables-json has no columns to map; table-list has" in capsys.readouterr().err
 
 
 def test_init_asks_for_what_is_left_out(tmp_path, monkeypatch):

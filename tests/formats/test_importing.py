@@ -30,11 +30,11 @@ def test_every_format_has_a_line_about_it():
 
 def test_the_format_is_told_from_the_source(tmp_path):
     write_tables(load_tables("param-b"), tmp_path / "tables.json")
-    write_tables(load_tables("param-b"), tmp_path / "tables.txt")
+    write_tables(load_tables("param-b"), tmp_path / "tables.odt")
     for source, format in [
         ("param-b", None),
         (tmp_path / "tables.json", None),
-        (tmp_path / "tables.txt", "tables-json"),
+        (tmp_path / "tables.odt", "tables-json"),
     ]:
         told = []
         assert import_tables(source, format, advance=told.append) == load_tables("param-b")
@@ -103,8 +103,8 @@ def test_tables_that_no_tables_json_can_hold_are_refused(factor, num_embeddings,
 @pytest.mark.parametrize(
     ("source", "format", "options", "error", "line"),
     [
-        ("tables.txt", None, {}, UnknownNameError, "tables.txt: is neither a bundled table set (metasyn, "),
-        ("tables.txt", "csv", {}, UnknownNameError, 'format: no import format is named "csv"; there are bundled, '),
+        ("tables.odt", None, {}, UnknownNameError, "tables.odt: is neither a bundled table set (metasyn, "),
+        ("tables.odt", "csv", {}, UnknownNameError, 'format: no import format is named "csv"; there are bundled, '),
         ("param-b", None, {"seed": 1}, InvalidOptionError, "options.seed: format bundled takes these options: none"),
         (
             "x.pt",

@@ -33,7 +33,7 @@ from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate, pla
 from autoshard.evaluation.stages import cheapest_sync
 from autoshard.evaluation.traffic import Stream
 from autoshard.evaluation.validator import validate_plan
-from autoshard.formats.bundled import load_tables, load_topology
+from autoshard.formats import load_tables, load_topology
 from autoshard.planners.oper import OperPlanner
 from autoshard.planners.planner import PlanRequest
 

@@ -1,5 +1,6 @@
 """What the service tells of plans and tasks beside plans: prices, comparisons, simulations, explanations, pages."""
 
+import base64
 import json
 
 import pytest
@@ -211,6 +212,42 @@ def test_documents_are_checked_without_planning(client):
     assert not answer["is_valid"]
     assert [fault["field"] for fault in answer["faults"]] == ["tables.tables[3].num_embeddings", "topology"]
     refused(client.post("/v1/validations", json={}), 400, "invalid-format", "body")
+
+
+def test_tables_may_be_a_list_as_people_have_it(client):
+    text = 'Table Name;#Rows;Dim;pooling\nuser;"1,234,567";64.0;2.5\nitem;120K;32;mean\n'
+    asked = {"tables": {"text": text}, "topology": "cpu-8", "planner": "size-greedy"}
+    fault = client.post("/v1/plans", json=asked)
+    refused(fault, 400, "invalid-format", 'tables.line 2, table user, column "pooling"')
+    for given in (
+        [{"table": "user", "rows": "1,234,567", "dim": 64.0, "pooling": 2.5}],
+        {"rows": [{"table": "user", "hash_size": 1_234_567, "D": 64, "L": 2.5, "bytes": 7}], "columns": {"bytes": ""}},
+        {"base64": base64.b64encode(b"table\trows\tdim\tavg pooling\nuser\t1234567\t64\t2.5").decode()},
+    ):
+        answer = client.post("/v1/plans", json={**asked, "tables": given}).json()
+        (table,) = answer["plan"]["tables"]["tables"]
+        assert (table["name"], table["num_embeddings"], table["embedding_dim"]) == ("user", 1_234_567, 64)
+        assert table["features"] == [{"name": "user", "pooling_factor": 2.5}]
+        assert answer["notes"][0].startswith('columns: "table" is name, ')
+        assert answer["notes"][1].startswith("the list says no batch size: 65,536 samples")
+    compared = {"tables": given, "topology": "cpu-8", "planners": ["size-greedy"]}
+    assert "no batch size" in client.post("/v1/comparisons", json=compared).json()["notes"][1]
+    swept = {"tables": given, "topologies": ["cpu-8"], "ranks": [8], "planner": "size-greedy"}
+    refused(client.post("/v1/simulations", json=swept), 400, "invalid-format", "tables.batch_size")
+    swept["tables"] = {**given, "batch_size": 512}
+    assert client.post("/v1/simulations", json=swept).status_code == 200
+    checked = client.post("/v1/validations", json={"tables": swept["tables"]}).json()
+    assert (checked["is_valid"], checked["columns"]["avg pooling"]) == (True, "pooling_factor")
+    faulty = {"text": "name,rows,dim,owner\na,1.5,4,x\nb,1,0,y\n"}
+    fields = [
+        'tables.column "owner"',
+        'tables.line 2, table a, column "rows"',
+        'tables.line 3, table b, column "dim"',
+    ]
+    checked = client.post("/v1/validations", json={"tables": faulty}).json()
+    assert [fault["field"] for fault in checked["faults"]] == fields
+    problem = client.post("/v1/plans", json={**asked, "tables": faulty}).json()
+    assert [fault["field"] for fault in problem["faults"]] == fields
 
 
 def test_requests_with_a_key_are_done_once(client):

@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import Any, Final
 
 from autoshard.formats.documents.document import Document
-from autoshard.formats.documents.kinds import ANY_TEXT, ANYTHING, TEXT, Field, list_of, or_null, record, whole_number
+from autoshard.formats.documents.kinds import (
+    ANY_TEXT,
+    ANYTHING,
+    TEXT,
+    Field,
+    by_name,
+    list_of,
+    or_null,
+    record,
+    whole_number,
+)
 
 _COUNT: Final = whole_number()
 INIT: Final[Document[dict[str, Any]]] = Document(
@@ -32,6 +42,12 @@ IMPORTED: Final[Document[dict[str, Any]]] = Document(
         Field("bytes", _COUNT, "Weights and optimizer states of all tables."),
         Field("seed", or_null(_COUNT), "Seed by which tables were drawn; null if all were taken."),
         Field("scale", whole_number(1), "By what rows and batch were divided."),
+        Field(
+            "columns",
+            or_null(by_name(ANY_TEXT)),
+            "Fields that a table list's columns were read as, empty for ignored ones; null for other sources.",
+        ),
+        Field("notes", list_of(ANY_TEXT, 0), "What a table list leaves open, and what was taken for it."),
     ),
     parts=dict,
 )

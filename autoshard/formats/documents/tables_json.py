@@ -192,6 +192,10 @@ def _table(
     return EmbeddingTable(num_embeddings=num_embeddings, features=features, access=profile, row_order=order, **values)
 
 
+#: A table by itself.
+TABLE: Final = _table_kind(None)
+
+
 def _fields(folder: Path | None) -> tuple[Field, ...]:
     tables = list_of(_table_kind(folder), 1, MAX_TABLES)
     return (
@@ -212,7 +216,7 @@ TABLES: Final = Document(
     meaning="The embedding tables of one model and the batch that they see.",
     make=_table_set,
     fields=_fields,
-    definitions=(_NAME, _table_kind(None), DTYPE, TIER, _FEATURE, _CONSTRAINTS, _ROW_ORDER, _DENSE, ACCESS),
+    definitions=(_NAME, TABLE, DTYPE, TIER, _FEATURE, _CONSTRAINTS, _ROW_ORDER, _DENSE, ACCESS),
 )
 read_tables, write_tables = TABLES.read, TABLES.write
 tables_from_json, tables_to_json = TABLES.from_json, TABLES.to_json

@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn
 from autoshard.core import TableSet
 from autoshard.core.errors import FormatError
 from autoshard.core.quoting import shortened, shown
-from autoshard.formats.bundled import load_tables
+from autoshard.formats.bundled import bundled_tables
 from autoshard.formats.documents.fields import word
 from autoshard.formats.documents.tables_json import (
     MAX_BATCH_SIZE,
@@ -316,7 +316,7 @@ def _counts(command: _Command) -> list[int]:
             field=_SIZES,
         )
     command.notes.append(f"{_SIZES}: left out, so that rows are those of {_DATA_SET}=kaggle, the bundled {_KAGGLE}")
-    return [table.num_embeddings for table in load_tables(_KAGGLE).tables]
+    return [table.num_embeddings for table in bundled_tables(_KAGGLE).tables]
 
 
 def _lookups(rows: int, is_data_set: bool, command: _Command) -> float:

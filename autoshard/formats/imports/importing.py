@@ -12,7 +12,7 @@ from autoshard.core import TableSet
 from autoshard.core.errors import FormatError, InvalidOptionError, UnknownNameError
 from autoshard.core.quoting import shortened, shown
 from autoshard.formats.archives.torch_archive import read_tensors
-from autoshard.formats.bundled import bundled_table_sets, load_tables
+from autoshard.formats.bundled import bundled_table_sets, bundled_tables, check_file
 from autoshard.formats.documents.fields import from_source
 from autoshard.formats.documents.json_document import YAML_SUFFIXES, read_json
 from autoshard.formats.documents.tables_json import (
@@ -31,7 +31,14 @@ from autoshard.formats.imports.dreamshard import is_dreamshard, read_dreamshard
 from autoshard.formats.imports.hugectr import is_hugectr, read_hugectr
 from autoshard.formats.imports.id_batches import DEFAULT_BATCH_SIZE, DEFAULT_EMBEDDING_DIM, read_id_batches
 from autoshard.formats.imports.nvidia_models import is_nvidia_models, read_nvidia_models
-from autoshard.formats.imports.table_lists import read_table_list
+from autoshard.formats.imports.table_lists import (
+    LIST_SUFFIXES,
+    Told,
+    is_parquet_list,
+    is_table_list,
+    log_list,
+    read_table_list,
+)
 from autoshard.formats.imports.tbe_data_config import is_tbe_data_config, read_tbe_data_config
 
 
@@ -44,16 +51,55 @@ class ImportFormat:
         description: One line about it.
         read: Reads a source; takes `advance` and the options as keywords.
         options: The format's own options, whole numbers all, by name: what they mean, and the values accepted.
+        has_columns: Whether `read` also takes `columns` and `told`, as `import_tables` does.
     """
 
     name: str
     description: str
     read: Callable[..., TableSet]
     options: Mapping[str, tuple[str, range]] = field(default_factory=dict)
+    has_columns: bool = False
+
+
+def load_tables(name_or_path: str | Path, *, told: Told = log_list) -> TableSet:
+    """Tables by the name of a bundled set, from a `tables.json`, or from a table list (CSV, JSON, Parquet and others).
+
+    Args:
+        name_or_path: The name or the file.
+        told: Is told how the columns of a table list were read; left out, that is logged.
+
+    Raises:
+        UnknownNameError: If it is neither the name of a bundled set nor a file.
+        InputError: If the file does not hold tables; the text names file and field.
+    """
+    known, path = bundled_table_sets(), str(name_or_path)
+    if path in known:
+        return bundled_tables(path)
+    check_file(path, known, "tables")
+    if path.endswith((".json", *YAML_SUFFIXES)):
+        try:
+            format = _told_from_document(path)
+        except UnknownNameError:
+            format = "tables-json"  # whose reader names the field
+    else:
+        format = "table-list" if path.endswith((*LIST_SUFFIXES, ".parquet")) else "tables-json"
+    if format == "table-list":
+        return import_tables(path, format, told=told)
+    if format != "tables-json":
+        raise FormatError(
+            f"holds tables in the format {format}: make a tables.json with `autoshard import`", source=path
+        )
+    return read_tables(path)
 
 
 def import_tables(
-    source: str | Path, format: str | None = None, *, advance: Advance = lambda _: None, **options: object
+    source: str | Path,
+    format: str | None = None,
+    *,
+    advance: Advance = lambda _: None,
+    columns: Mapping[str, str] | None = None,
+    told: Told = log_list,
+    **options: object,
 ) -> TableSet:
     """Tables from a file, a folder or a name, in one of `FORMATS`.
 
@@ -61,6 +107,8 @@ def import_tables(
         source: File, folder, or name of a bundled table set.
         format: Name of the format; None tells it from the source.
         advance: Is told of progress where a format takes long, in shares that add up to 1.
+        columns: Of a table list: fields by column, for columns whose names do not say it; empty to ignore a column.
+        told: Is told how the columns of a table list were read.
         options: The format's own options.
 
     Raises:
@@ -83,6 +131,10 @@ def import_tables(
                 f"must be a whole number in [{limits.start}, {limits.stop - 1}], got {shown(value)}",
                 field=f"options.{name}",
             )
+    if chosen.has_columns:
+        options |= {"columns": columns, "told": told}
+    elif columns:
+        raise InvalidOptionError(f"format {chosen.name} has no columns to map; table-list has", field="columns")
     return from_source(str(source), lambda: _within_limits(chosen.read(source, advance=advance, **options)))
 
 
@@ -109,21 +161,19 @@ def _told_from(source: str) -> str:
         return _told_from_folder(source)
     if is_nvidia_models(source):
         return "nvidia-models"
-    if source.endswith(YAML_SUFFIXES):
-        return "tables-json"
-    if source.endswith(".json"):
+    if source.endswith((".json", *YAML_SUFFIXES)):
         return _told_from_document(source)
     if source.endswith(".sh"):
         return "dlrm-command"
-    if source.endswith(".csv"):
+    if source.endswith(LIST_SUFFIXES):
         return "table-list"
     if source.endswith(".parquet"):
-        return "id-batches"
+        return "table-list" if is_parquet_list(source) else "id-batches"
     if source.endswith((".pt", ".pt.gz")):
         return "id-batches" if _is_values_and_lengths(source) else "dlrm-datasets"
     raise UnknownNameError(
-        f"is neither a bundled table set ({', '.join(bundled_table_sets())}) nor a .json, .yaml, .csv, .parquet, .pt "
-        f"or .pt.gz file; name its format: {', '.join(FORMATS)}",
+        f"is neither a bundled table set ({', '.join(bundled_table_sets())}) nor a .json, .yaml, .csv, .tsv, .jsonl, "
+        f".parquet, .pt or .pt.gz file; name its format: {', '.join(FORMATS)}",
         source=source,
     )
 
@@ -152,12 +202,14 @@ def _told_from_document(source: str) -> str:
         return "dreamshard"
     if is_hugectr(document):
         return "hugectr"
+    if is_table_list(document):
+        return "table-list"
     if isinstance(document, dict) and "schema" in document:
         return "tables-json"
     raise UnknownNameError(
-        "must be an object of a format that can be told from it: tables-json has a schema, hugectr has layers, "
-        "dreamshard has tables with row, dim and pooling_factor, tbe-data-config has pooling_params; or name its "
-        f"format: {', '.join(FORMATS)}",
+        "must be of a format that can be told from it: tables-json has a schema, table-list is a list of objects or "
+        "has tables, hugectr has layers, dreamshard has tables with row, dim and pooling_factor, tbe-data-config has "
+        f"pooling_params; or name its format: {', '.join(FORMATS)}",
         source=source,
     )
 
@@ -207,8 +259,9 @@ FORMATS: Mapping[str, ImportFormat] = {
         ),
         ImportFormat(
             name="table-list",
-            description="A .csv or Parquet file with a row per table: num_embeddings, embedding_dim and other fields",
+            description="A list with a row per table and columns by any usual names: CSV, TSV, JSON, YAML, Parquet",
             read=_at_once(read_table_list),
+            has_columns=True,
             options={"batch_size": (f"Global batch; left out, {DEFAULT_BATCH_SIZE:,}", _BATCH_SIZES)},
         ),
         ImportFormat(

@@ -19,6 +19,7 @@ from starlette.concurrency import run_in_threadpool
 
 from autoshard.core.errors import AutoshardError
 from autoshard.formats import bundled_table_sets, bundled_topologies, parse_json
+from autoshard.formats.imports.table_lists import FIELDS
 from autoshard.planners.registry import planner_names
 from server.bodies.jobs import JobAnswer, JobId
 from server.bodies.plans import parse_body
@@ -86,6 +87,7 @@ class Catalogue(BaseModel):
     tables: list[str] = Field(description="Bundled table sets.")
     topologies: list[str] = Field(description="Bundled topologies.")
     planners: list[PlannerSummary]
+    table_fields: list[str] = Field(description="Fields that columns of a table list may be read as.")
 
 
 def add_pages(app: FastAPI, storage: Storage, settings: ServerSettings) -> None:
@@ -134,6 +136,7 @@ def _add_catalogue(app: FastAPI) -> None:
             tables=list(bundled_table_sets()),
             topologies=list(bundled_topologies()),
             planners=[PlannerSummary(name=name) for name in planner_names()],
+            table_fields=list(FIELDS),
         )
 
 

@@ -243,3 +243,37 @@ def test_names_that_are_html_are_texts_everywhere(own_service):
 
     browse(play)
     assert {element: text[:300] for element, text in shown.items() if EVIL not in text} == {}
+
+
+@pytest.mark.slow
+@needs_browser
+def test_a_table_list_is_shown_mapped_and_planned(own_service, tmp_path):
+    service = own_service("--workers", "1")
+    file = tmp_path / "list.csv"
+    file.write_text('Table Name,#Rows,Dim,Avg Pooling,size\nuser,"1,234,567",64.0,2.5,9\nitem,120K,32,1,9\n')
+
+    async def play(page):
+        await page.open(service.url)
+        await page.until("document.getElementById('planner').options.length > 3")
+        await page.upload("#tables-file", file)
+        await page.until("/may mean rows or bytes/.test(document.getElementById('list-notes').textContent)")
+        await page.fill("#columns select", "-")
+        await page.until("/^2 tables/.test(document.getElementById('list-notes').textContent)")
+        read = await page.value("[...document.querySelectorAll('#columns select')].map((one) => one.value)")
+        assert read == ["name", "num_embeddings", "embedding_dim", "pooling_factor", "-"]
+        assert "the list says no batch size: 65,536" in await page.text("list-notes")
+        await page.fill("#batch", "4096")
+        await page.until("!/batch size/.test(document.getElementById('list-notes').textContent)")
+        await page.picture(tmp_path / "list.png", height=1200)
+        await page.fill("#topology", "cpu-8")
+        await page.fill("#limit", "0.2")
+        await page.click("#make")
+        await page.until("location.hash.startsWith('#one/')")
+        plan_id = (await page.value("location.hash")).partition("/")[2]
+        assert page.problems == []
+        return plan_id
+
+    plan_id = browse(play)
+    with service.client() as client:
+        tables = client.get(f"/v1/plans/{plan_id}").json()["plan"]["tables"]
+    assert (tables["batch_size"], tables["tables"][0]["num_embeddings"]) == (4096, 1_234_567)
