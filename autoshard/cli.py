@@ -327,10 +327,12 @@ def _folded(example: str) -> str:
     """A paragraph shown as it is; commands that do not fit a terminal of 80 columns go on in the next line."""
     lines = ["\b"]
     for line in example.splitlines():
+        # An option's value stays on its line.
+        bound = re.sub(r"( --?[a-z-]+) (?=[^-\s])", "\\1\x00", line)
         folded = textwrap.wrap(
-            line, _EXAMPLE_WIDTH, subsequent_indent="        ", break_long_words=False, break_on_hyphens=False
+            bound, _EXAMPLE_WIDTH, subsequent_indent="        ", break_long_words=False, break_on_hyphens=False
         )
-        lines.append(" \\\n".join(folded) if line.startswith(" ") else line)
+        lines.append(" \\\n".join(folded).replace("\x00", " ") if line.startswith(" ") else line)
     return "\n".join(lines)
 
 
