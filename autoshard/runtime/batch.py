@@ -48,6 +48,8 @@ class BatchOfIds:
         for field, tensor, num_dims in (("lengths", self.lengths_FB, 2), ("ids", self.ids_L, 1)):
             if not isinstance(tensor, torch.Tensor):
                 return InputError(f"must be a tensor, got {type(tensor).__name__}", field=field)
+            if tensor.layout is not torch.strided:
+                return InputError(f"must be a dense tensor, got {tensor.layout}", field=field)
             if tensor.dim() != num_dims or tensor.dtype not in _ID_DTYPES:
                 wanted = "whole numbers of shape (features, batch)" if num_dims == 2 else "one row of whole numbers"
                 return InputError(f"must be {wanted}, got {tensor.dtype} of {tuple(tensor.shape)}", field=field)

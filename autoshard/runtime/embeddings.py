@@ -19,7 +19,7 @@ from autoshard.core.errors import ExecutionError, InputError
 from autoshard.core.step import StepCollective
 from autoshard.evaluation.traffic import Stream
 from autoshard.runtime.batch import BatchOfIds, Embedded, KeyedEmbeddings, KeyedJagged, as_batch, as_keyed
-from autoshard.runtime.engine.groups import CLOSED
+from autoshard.runtime.engine.groups import CLOSED, release_world
 from autoshard.runtime.engine.ids.addresses import RowOrder
 from autoshard.runtime.engine.ids.prefetch import Prefetched, Prefetcher
 from autoshard.runtime.engine.ids.requests import Distributed, InputExchange
@@ -73,13 +73,14 @@ class StartedLookup:
 class ShardedEmbeddings(torch.nn.Module):
     """Looks up the tables of a plan over a group of processes, and trains them in the backward pass.
 
-    Every process makes one, with the same arguments, and calls it in step with the others, with a local batch of
-    the same size. Weights and moments are updated inside `backward`: they are no parameters of the module and no
-    optimizer may touch them.
+    Every process makes one, with the same arguments, and calls it in step with the others, with a local batch of up
+    to `local_batch_size` samples: fewer, down to none, on any process. Weights and moments are updated inside
+    `backward`: they are no parameters of the module and no optimizer may touch them.
 
-    A loss that is the mean over the local batch trains the tables on the mean over the global batch: gradients
-    are divided by the number of processes, as in TorchRec; in a plan with several replica groups, by those of the
-    group, whose mean the group's tables are trained on. After each backward pass, `end_step` is called.
+    A loss that is the mean over the local batch trains the tables on the mean over the processes, which is that over
+    the global batch where local batches are of one size: gradients are divided by the number of processes, as in
+    TorchRec; in a plan with several replica groups, by those of the group, whose mean the group's tables are trained
+    on. After each backward pass, `end_step` is called, and `close` before the process group is destroyed.
 
     The learning rate is that of `optimizer` when a batch is looked up. `state_dict` holds all weights and moments,
     whole and on the host, and `load_state_dict` takes them under any plan of the same tables, on any number of
@@ -92,7 +93,7 @@ class ShardedEmbeddings(torch.nn.Module):
     Args:
         plan: The plan.
         settings: Learning rate, epsilon and seed.
-        local_batch_size: Samples per process and step; None for an even share of the plan's batch.
+        local_batch_size: Most samples of a process's batch; None for an even share of the plan's batch.
         group: The processes, over gloo (CPU) or NCCL (CUDA); None for all. With fewer processes than the plan has
             ranks, rank r runs on process `r % processes`.
         device: Where tables and batches are.
@@ -391,6 +392,7 @@ class ShardedEmbeddings(torch.nn.Module):
             self._prefetcher.close()
         for name in _LET_GO:
             delattr(self, name)
+        release_world()
 
     def __getattr__(self, name: str) -> Any:
         """As a module's.

@@ -47,7 +47,7 @@ from autoshard.formats.torchrec.sharding import (
     sharding_of,
 )
 from autoshard.runtime.batch import BatchOfIds, Embedded
-from autoshard.runtime.engine.groups import CLOSED, own_group
+from autoshard.runtime.engine.groups import CLOSED, own_group, release_world
 from autoshard.runtime.engine.holdings import HeldRange, Holding, Ownership
 from autoshard.runtime.engine.ids.messages import id_dtype
 from autoshard.runtime.engine.rows.averaging import RowStates
@@ -144,6 +144,7 @@ class TorchRecEmbeddings:
         for name in _LET_GO:
             self.__dict__.pop(name, None)
         comm._INTRA_PG = comm._CROSS_PG = None
+        release_world()
         gc.collect()
 
     def __getattr__(self, name: str) -> Any:

@@ -5,6 +5,7 @@ Shape suffixes: F features, B samples of the local batch, C columns of all poole
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import math
 from collections.abc import Mapping
@@ -177,6 +178,7 @@ class ShardedModel(torch.nn.Module):
             one.embeddings.close()
         if isinstance(self.module, torch.nn.parallel.DistributedDataParallel):
             self.module = self.module.module
+            gc.collect()  # The first one that a process makes lies in a cycle of torch's.
 
 
 def shard(

@@ -4,6 +4,8 @@ Arguments: rank, number of processes, file to meet at, replica groups. Prints on
 refused with, by name, and what is wrong afterwards.
 """
 
+# ruff: noqa: E402
+
 import json
 import sys
 import weakref
@@ -11,6 +13,10 @@ from dataclasses import replace
 
 import torch
 import torch.distributed as dist
+
+# Before all other imports, as in many trainers: torch and TorchRec keep the group at hand then.
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=int(sys.argv[1]), world_size=int(sys.argv[2]))
+
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 from autoshard.core import (
@@ -107,6 +113,7 @@ def bad_batches():
     yield "ids of floats", BatchOfIds(lengths(), ids().float())
     yield "ids of booleans", BatchOfIds(lengths(), ids() > 0)
     yield "ids in a list", BatchOfIds(lengths(), ids().tolist())
+    yield "sparse ids", BatchOfIds(lengths(), ids().to_sparse())
     yield "an id too large", BatchOfIds(lengths(), ids() + 1)
     yield "a negative id", BatchOfIds(lengths(), ids() - 1)
     yield "another device", BatchOfIds(lengths().to("meta"), ids().to("meta"))
@@ -174,9 +181,8 @@ def is_refused_once_closed(use):
     return False
 
 
-def main(rank, num_processes, rendezvous, num_groups):
+def main(rank, num_processes, num_groups):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=num_processes)
     engine = ShardedEmbeddings(tiered_plan(num_processes, num_groups), FusedSettings(learning_rate=0.1))
     expected = engine(good())
     ways = {
@@ -231,4 +237,4 @@ def main(rank, num_processes, rendezvous, num_groups):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[4]))

@@ -24,6 +24,7 @@ EXPECTED = {
     "ids of floats": "ids: must be one row of whole numbers, got torch.float32 of (12,)",
     "ids of booleans": "ids: must be one row of whole numbers, got torch.bool of (12,)",
     "ids in a list": "ids: must be a tensor, got list",
+    "sparse ids": "ids: must be a dense tensor, got torch.sparse_coo",
     "an id too large": "feature 'c': table 'tc' has rows 0 to 9, got id 10",
     "a negative id": "feature 'a': table 'ta' has rows 0 to 9, got id -1",
     "another device": "lengths: must be on cpu, got meta",

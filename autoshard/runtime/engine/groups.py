@@ -5,9 +5,11 @@ Two-dimensional sparse parallelism (2D Sec. 3 and Algorithm 1).
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from types import FunctionType
 from typing import Generic, TypeVar, cast
 
 import torch
@@ -161,6 +163,19 @@ def group_of_ranks(ranks: Sequence[int], purpose: str = "") -> dist.ProcessGroup
         _made[key] = (weakref.ref(world), weakref.ref(made) if isinstance(made, dist.ProcessGroup) else None)
     known = _made[key][1]
     return None if known is None else known()
+
+
+def release_world() -> None:
+    """Makes torch's differentiable collectives forget the default group; None is what means it there.
+
+    Their module has it in default arguments for good if it is first imported after `init_process_group`, as TorchRec
+    and `DistributedDataParallel` do.
+    """
+    module = sys.modules.get("torch.distributed.nn.functional")
+    for value in () if module is None else vars(module).values():
+        if isinstance(value, FunctionType) and value.__defaults__:
+            kept = (None if isinstance(one, dist.ProcessGroup) else one for one in value.__defaults__)
+            value.__defaults__ = tuple(kept)
 
 
 def own_group(world_ranks: Sequence[Sequence[int]], purpose: str = "") -> dist.ProcessGroup:

@@ -22,7 +22,7 @@ from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.engine.groups import JoinedGroups, WeakGroup
 from autoshard.runtime.engine.holdings import Asked, Ownership
 from autoshard.runtime.engine.ids.addresses import AddressMap, Bucketized, CutFeature, RowOrder
-from autoshard.runtime.engine.ids.faults import refuse_together
+from autoshard.runtime.engine.ids.faults import fault_of_all
 from autoshard.runtime.engine.ids.messages import (
     Flag,
     Message,
@@ -309,7 +309,9 @@ class InputExchange:
         flag = Flag.BAD if fault is not None else self._rooms.flag(messages)
         came = self._sent(messages, flag)
         bad = [process for process, one in enumerate(came) if one.flag is Flag.BAD]
-        refuse_together(fault, bad, self._group, self._peers, self._device)
+        refusal = fault_of_all(fault, bad, self._group, self._peers, self._device)
+        if refusal is not None:
+            raise refusal from (None if fault is None else fault.__cause__)
         ids = [one.ids_L for one in came]
         if any(one.flag is Flag.MORE for one in came):
             ids = self._with_rest(messages, came)
