@@ -54,7 +54,7 @@ def planned(make_plan, make_table):
 
 def test_rows_are_dealt_in_blocks_whatever_the_plans_split(planned):
     plan = planned(lambda table: [split(part(table), (0, 1, 2, 3))])
-    layout, _ = layouts_of(plan, ownership_of(plan, 4))
+    layout, _ = layouts_of(plan, ownership_of(plan, 4), device_type="cpu")
     assert layout.is_summed
     assert [layout.holdings[0].num_rows(process) for process in range(4)] == [11, 11, 11, 8]
     assert layout.node_size is None
@@ -62,12 +62,12 @@ def test_rows_are_dealt_in_blocks_whatever_the_plans_split(planned):
 
 def test_the_rows_of_a_node_stay_there(planned):
     plan = planned(lambda table: [split(part(table), (2, 3))])
-    layout, whole = layouts_of(plan, ownership_of(plan, 4))
+    layout, whole = layouts_of(plan, ownership_of(plan, 4), device_type="cpu")
     assert layout.node_size == 2
     assert [layout.holdings[0].num_rows(process) for process in range(4)] == [0, 0, 21, 20]
     assert not whole.is_summed
     # With 2 processes, each runs a rank of the node.
-    layout, _ = layouts_of(plan, ownership_of(plan, 2))
+    layout, _ = layouts_of(plan, ownership_of(plan, 2), device_type="cpu")
     assert layout.node_size is None
     assert [layout.holdings[0].num_rows(process) for process in range(2)] == [21, 20]
 
@@ -75,7 +75,7 @@ def test_the_rows_of_a_node_stay_there(planned):
 def test_columns_have_a_holding_each(planned):
     shards = [((0, 8), 3), ((8, 16), 1)]
     plan = planned(lambda table: [PlacedShard.table_wise(part(table, None, of), rank) for of, rank in shards])
-    layout, _ = layouts_of(plan, ownership_of(plan, 4))
+    layout, _ = layouts_of(plan, ownership_of(plan, 4), device_type="cpu")
     assert [(one.columns, one.owners(0)) for one in layout.holdings] == [((0, 8), (3,)), ((8, 16), (1,))]
 
 
@@ -110,21 +110,21 @@ def test_a_shard_that_torchrec_has_no_layout_for_is_named(planned, reason):
     shards_of, options = REFUSED[reason]
     plan = planned(shards_of, **options)
     with pytest.raises(InvalidPlanError, match=rf'^shards\[1\]: the torchrec engine .*t\.x" {reason}: use the thin'):
-        layouts_of(plan, ownership_of(plan, 4))
+        layouts_of(plan, ownership_of(plan, 4), device_type="cpu")
 
 
 def test_nodes_have_to_be_nodes_of_processes_too(planned):
     plan = planned(lambda table: [split(part(table), (2, 3))])
     with pytest.raises(InvalidPlanError, match=r"^shards\[1\]: .* is split over processes 0, 2 of 3: use the thin"):
-        layouts_of(plan, ownership_of(plan, 3))
+        layouts_of(plan, ownership_of(plan, 3), device_type="cpu")
 
 
 def test_tables_without_rows_in_every_block_are_refused(make_plan, make_table):
     table = make_table("t", 5)
     plan = make_plan([table], [0], world_size=4)
     plan = replace(plan, shards=(split(part(table), (0, 1, 2, 3)),))
-    with pytest.raises(InvalidPlanError, match=r"^shards\[0\]: .*needs rows in every block; .* has 5 for 4 processes"):
-        layouts_of(plan, ownership_of(plan, 4))
+    with pytest.raises(InvalidPlanError, match=r"^shards\[0\]: .*needs rows in every block; .* has 5 for 4 ranks"):
+        layouts_of(plan, ownership_of(plan, 4), device_type="cpu")
 
 
 @pytest.mark.parametrize(
@@ -137,4 +137,4 @@ def test_tables_without_rows_in_every_block_are_refused(make_plan, make_table):
 def test_what_the_whole_plan_asks_for_is_refused_by_name(make_plan, make_table, change, message):
     plan = replace(make_plan([make_table("t")], [0], world_size=2), **change)
     with pytest.raises(InvalidPlanError, match=re.escape(message)):
-        layouts_of(plan, ownership_of(plan, 2))
+        layouts_of(plan, ownership_of(plan, 2), device_type="cpu")
