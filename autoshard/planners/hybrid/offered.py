@@ -69,8 +69,6 @@ EVERYTHING = Offer(
     rest_on_one=False,
     group_counts=GROUP_COUNTS,
 )
-#: On CPUs they are offered only where they are asked for: they save 0.6 to 2.6% of the kernels' time, but splitting ids
-#: by access rank, which no model prices, took 10 ms more of steps of 185 ms (docs/results/planners.md).
 _GROUPS = frozenset({ShardingType.ROW_GROUPS})
 _WHOLE = frozenset({ShardingType.TABLE_WISE, ShardingType.DATA_PARALLEL})
 _HOT = _WHOLE | {ShardingType.ROW_TIERS}
@@ -127,7 +125,7 @@ def space_of(
 
     Args:
         request: The task.
-        names: Ways that tables may be held; if they are all, CPUs are offered no row groups.
+        names: Ways that tables may be held.
         offer: Which of them tables are offered.
         min_partition: Least columns of a column shard; 0 for 32 bytes of a row.
 
@@ -135,8 +133,6 @@ def space_of(
         InfeasiblePlanError: If a table cannot be held as any of the names.
     """
     topology, tables = request.topology, request.tables
-    if device_family(topology.device) == "cpu" and len(set(names)) == len(ShardingType):
-        names = set(names) - _GROUPS  # see `_GROUPS`
     levels = _spare_levels(tables, topology)
     usual = (frozenset(names) & offer.names) or frozenset(names)
     is_large = _is_large(topology)

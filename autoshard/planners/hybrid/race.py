@@ -62,7 +62,7 @@ _WITHIN, _LONG_WITHIN = 2, 6
 #: Sharding types that bursts from the first few starts keep to before any others are made, and these starts.
 _FEW_TYPES = (
     frozenset({ShardingType.TABLE_WISE}),
-    frozenset({ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE}),
+    frozenset({ShardingType.TABLE_WISE, ShardingType.ROW_GROUPS}),
     frozenset({ShardingType.TABLE_WISE, ShardingType.DATA_PARALLEL}),
 )
 _NUM_WITHIN_TYPES = 3
