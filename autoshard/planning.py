@@ -29,7 +29,7 @@ from autoshard.core import (
 from autoshard.core.costs import MeasuredRange, OutsideRange, Risk, StepModels
 from autoshard.core.errors import AutoshardError, InvalidOptionError, InvalidPlanError
 from autoshard.core.machine import KnowsMachine, device_family, model_key
-from autoshard.core.quoting import shortened
+from autoshard.core.quoting import printable, shortened
 from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.evaluation.cached_rows import in_device_memory
 from autoshard.evaluation.communication import AlphaBetaComm
@@ -219,7 +219,7 @@ def make_plan(name: str, request: PlanRequest) -> ShardingPlan:
     options: Any = parse_options(planner.options_type, request.options)
     models = {}
     if getattr(options, "cuts_by_access", False) and (note := _no_order_note(request)):
-        _log.warning("%s", note)
+        _log.warning("%s", printable(note))
         models["unknown_orders"] = note
     provenance = Provenance(
         planner=name, version=__version__, seed=request.seed, options=asdict(options), models=models
