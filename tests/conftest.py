@@ -7,6 +7,8 @@ from pathlib import Path
 
 # Before torch is imported, here and in child processes: the tests run in one process per core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Processes that pytest shares its tests among are told a width; what commands print has none unless a test says one.
+os.environ.pop("COLUMNS", None)
 
 import hypothesis
 import pytest

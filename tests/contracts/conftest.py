@@ -92,7 +92,8 @@ def _recounted_bytes(plan, level):
     for placed in plan.shards:
         table, columns = placed.shard.table, placed.shard.columns[1] - placed.shard.columns[0]
         per_row, per_value = state[table.optimizer]
-        row_bytes = columns * (width[table.dtype] + per_value) + per_row
+        scale_and_offset = 8 if table.dtype is DType.INT8 else 0
+        row_bytes = columns * (width[table.dtype] + per_value) + scale_and_offset + per_row
         for replica in placed.replicas:
             num_rows = math.ceil((placed.shard.rows.stop - placed.shard.rows.start) / len(replica))
             for rank in replica:

@@ -63,7 +63,7 @@ def test_tables_without_reuse_are_looked_up_alike(tmp_path):
         ([table(0, 100, 16, 1), table(0, 100, 16, 1)], '"table_0" is used twice'),
         (
             {"embeddings": []},
-            "must be an object of a format that can be told from it: tables-json has a schema, hugectr has",
+            "must be of a format that can be told from it: tables-json has a schema, table-list is a list of",
         ),
     ],
 )

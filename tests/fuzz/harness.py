@@ -198,12 +198,12 @@ def _error_faults(case, outcome):
         return
     if outcome.out and outcome.code != INFEASIBLE:  # `simulate` prints the points that have no plan, and why
         yield "a failure that printed on standard output"
-    # Warnings and what was done may come before it.
-    if len(lines) != 1 or not outcome.err.endswith(f"{lines[0]}\n"):
-        yield "standard error does not end with one line that begins with `error: `"
+    # Warnings and what was done may come before them; a file has a line for each of its faults.
+    if not lines or not outcome.err.endswith("".join(f"{line}\n" for line in lines)):
+        yield "standard error does not end with lines that begin with `error: `"
         return
-    if len(lines[0]) > LONGEST_ERROR:
-        yield f"an error of {len(lines[0])} characters"
+    if (longest := max(map(len, lines))) > LONGEST_ERROR:
+        yield f"an error of {longest} characters"
     if outcome.code == OTHER and outcome.error not in OTHER_ERRORS:
         yield f"exit code 1 for {outcome.error}"
     if outcome.code == BAD_INPUT and not _names_something(case, lines[0]):
