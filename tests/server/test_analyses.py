@@ -153,9 +153,9 @@ def test_a_plan_is_explained(client, tmp_path, capsys):
     printed = json.loads(capsys.readouterr().out)
     improved = client.get(f"/v1/plans/{plan['id']}/improvements", params={"table": ["t3"]}).json()
     assert improved["schema"] == "autoshard.explanation/1"
-    # The trials search for a set time: which of them improve most differs from run to run.
+    # The trials search for a set time: which of them improve differs from run to run.
     fields = [{one["field"] for one in answer.pop("improvements")} for answer in (printed, improved)]
-    assert {"plan", "tables.batch_size"} <= fields[0] & fields[1]
+    assert "plan" in fields[0] & fields[1]
     assert improved == printed
     answer = client.get(f"/v1/plans/{plan['id']}/explanation", params={"table": ["t3"]})
     assert answer.json() | {"schema": "autoshard.explanation/1"} == printed
