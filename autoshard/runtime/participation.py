@@ -14,6 +14,7 @@ from autoshard.core.errors import InputError
 from autoshard.runtime.engine.groups import JoinedGroups
 from autoshard.runtime.engine.holdings import Ownership
 from autoshard.runtime.ownership import check_levels, even_share, ownership_of
+from autoshard.runtime.releases import all_gather
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +97,7 @@ class Participation:
         digest = _digest(repr(statement).encode())
         own = torch.tensor([int.from_bytes(digest[:7], "little")], dtype=torch.int64, device=self.device)
         everybody = own.new_empty(members.size())
-        dist.all_gather_single(everybody, own, group=members)
+        all_gather(everybody, own, group=members)
         different = (everybody != own).nonzero().flatten().tolist()
         if different:
             raise InputError(

@@ -5,7 +5,6 @@ Shape suffixes: B bags per table, D sum of the embedding dims, L lookups.
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Sequence
 from itertools import groupby
@@ -22,6 +21,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 
 from autoshard.core import DType, LocalShard, MemoryLevel, Optimizer, Update
+from autoshard.runtime.releases import fused_embedding
 from bench.kernels.inputs import FusedInput, ShardBatch, fuse
 from bench.measuring.arena import Arenas
 from bench.measuring.devices import TORCH_DTYPES
@@ -34,8 +34,6 @@ _OPTIMIZERS = {
     Optimizer.ADAGRAD: EmbOptimType.EXACT_ADAGRAD,
     Optimizer.ADAM: EmbOptimType.ADAM,
 }
-#: FBGEMM 1.8 takes memory from its caller; older ones allocate, and get it replaced.
-_TAKES_MEMORY = "preallocated_host_buffers" in inspect.signature(SplitTableBatchedEmbeddingBagsCodegen).parameters
 
 LEARNING_RATE = 0.01
 EPSILON = 1e-8
@@ -222,9 +220,9 @@ def _build_fused(
         if optimizer is not Optimizer.SGD:
             state_bytes = sum(s.num_embeddings * optimizer.state_bytes_per_row(s.embedding_dim) for s in shards)
             memory["momentum1"] = arenas.moments(state_bytes // 4)
-        extra = {"preallocated_host_buffers": memory} if _TAKES_MEMORY else {}
-    module = SplitTableBatchedEmbeddingBagsCodegen(
+    return fused_embedding(
         [(shard.num_embeddings, shard.embedding_dim, *place) for shard in shards],
+        memory,
         optimizer=_OPTIMIZERS[optimizer],
         learning_rate=LEARNING_RATE,
         eps=EPSILON,
@@ -234,10 +232,6 @@ def _build_fused(
         device=device,
         **extra,
     )
-    if not _TAKES_MEMORY:
-        for name, piece in memory.items():
-            setattr(module, f"{name}_host", torch.nn.Parameter(piece))
-    return module
 
 
 def _num_cache_sets(shards: Sequence[LocalShard]) -> int:

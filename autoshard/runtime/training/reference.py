@@ -22,6 +22,7 @@ from autoshard.core.errors import ExecutionError, InvalidOptionError
 from autoshard.runtime.batch import BatchOfIds, Embedded
 from autoshard.runtime.engine.groups import GroupOrder
 from autoshard.runtime.engine.ids.addresses import RowOrder
+from autoshard.runtime.releases import all_gather
 from autoshard.runtime.results import RunRequest, Verification
 from autoshard.runtime.training.dense import DenseModel
 from autoshard.runtime.training.step import EmbeddingEngine, TrainingStep
@@ -299,7 +300,7 @@ def compare(
         following = samples if is_last else drawn(step + 1, rank).to(device)
         vectors_BC = training(samples, None if is_last else following).vectors_BC
         vectors_GC = vectors_BC.new_empty(world_size * B, vectors_BC.shape[1])
-        dist.all_gather_single(vectors_GC, vectors_BC.contiguous())
+        all_gather(vectors_GC, vectors_BC.contiguous())
         if reference is not None:
             parts = [drawn(step, process) for process in range(world_size)]
             output_error = max(output_error, _error(vectors_GC, reference.step(global_samples(parts))))

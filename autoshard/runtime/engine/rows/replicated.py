@@ -18,6 +18,7 @@ from autoshard.runtime.engine.ids.messages import id_dtype
 from autoshard.runtime.engine.rows.averaging import RowStates
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.engine.rows.huge_pages import advise_huge_pages
+from autoshard.runtime.releases import all_gather
 
 TORCH_DTYPES = {DType.FP32: torch.float32, DType.FP16: torch.float16}
 
@@ -208,13 +209,13 @@ class GradientSync:
         message = torch.cat([torch.cat(ids).view(torch.int32), *(one.view(torch.int32) for one in values)])
         counts = torch.tensor([len(one) for one in ids], device=message.device)
         counts_PN = counts.new_empty(group.size(), len(counts))
-        dist.all_gather_single(counts_PN.view(-1), counts, group=group)
+        all_gather(counts_PN.view(-1), counts, group=group)
         sizes_PN = [self._message_sizes(counts_N) for counts_N in counts_PN.tolist()]
         longest = max(map(sum, sizes_PN))
         longest += longest % self._id_words  # every process's ids start at a whole one
         messages = message.new_empty(group.size() * longest)
         padded = torch.cat([message, message.new_zeros(longest - len(message))])
-        dist.all_gather_single(messages, padded, group=group)
+        all_gather(messages, padded, group=group)
         self.sent_bytes += padded.nbytes
         parts_PN = [
             torch.split(messages[process * longest :][: sum(sizes_N)], sizes_N)
