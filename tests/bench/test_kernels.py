@@ -5,7 +5,15 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBat
 
 from autoshard.core import DType, Exchange, Optimizer, Pooling, Update
 from autoshard.runtime import releases
-from bench.kernels.fused import EPSILON, LEARNING_RATE, FusedKernel, PooledGradientKernel, RowGradientKernel, ShardSet
+from bench.kernels.fused import (
+    EPSILON,
+    LEARNING_RATE,
+    FusedKernel,
+    PooledGradientKernel,
+    RowGradientKernel,
+    ShardSet,
+    fusable,
+)
 from bench.kernels.inputs import draw_batch
 from bench.measuring.arena import Arenas
 
@@ -55,9 +63,7 @@ def stepped(table, optimizer):
 
 
 def in_kernel_order(shards):
-    return sorted(
-        ([draw_batch(shard)] for shard in shards), key=lambda d: bench.kernels.fused.fusable(d[0].measured.shard)
-    )
+    return sorted(([draw_batch(shard)] for shard in shards), key=lambda d: fusable(d[0].measured.shard))
 
 
 def weights_of(kernel):
