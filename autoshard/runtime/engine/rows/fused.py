@@ -116,6 +116,7 @@ class FusedKernel:
                 eps=settings.eps * self._scale,
                 # Ids are checked before they are sent.
                 bounds_check_mode=BoundsCheckMode.NONE,
+                stochastic_rounding=rounds_at_random(dtype, device),
                 device=device,
                 **(_cache_options(sizes, dtype, memory) if on_gpu else {}),
             )
@@ -181,6 +182,15 @@ class FusedKernel:
         if self._marks_N is not None:
             marks = list(torch.split(self._marks_N, self._rows_T))
         return [RowStates(*state) for state in zip(weights, moments, marks, strict=True)]
+
+
+def rounds_at_random(dtype: DType, device: torch.device) -> bool:
+    """Whether updated weights are rounded up or down at random, with their value as the mean.
+
+    To the nearest, fp16 loses updates below half the gap to the next number, which is 5e-4 of a weight: AdaGrad's
+    become that small. On a CPU, FBGEMM has nothing else.
+    """
+    return dtype is DType.FP16 and device.type == "cuda"
 
 
 @contextmanager
