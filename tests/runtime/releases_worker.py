@@ -11,22 +11,18 @@ Arguments: rank, file to meet at.
 import sys
 
 import torch.distributed as dist
-from fbgemm_gpu import split_table_batched_embeddings_ops_training as training
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
 
 for name in ("all_gather_single", "reduce_scatter_single"):
     if hasattr(dist, name):
         delattr(dist, name)
 
-new = training.SplitTableBatchedEmbeddingBagsCodegen
 
-
-class OldEmbedding(new):
+class OldEmbedding(SplitTableBatchedEmbeddingBagsCodegen):
     def __init__(self, embedding_specs, **options):
         assert "preallocated_host_buffers" not in options
         super().__init__(embedding_specs, **options)
 
-
-training.SplitTableBatchedEmbeddingBagsCodegen = OldEmbedding
 
 from autoshard.core import (
     AccessProfile,
@@ -45,12 +41,15 @@ from autoshard.core import (
     Tier,
     Topology,
 )
+from autoshard.runtime import releases
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.results import RunRequest
 from autoshard.runtime.training.dense import DenseModel, default_layers
 from autoshard.runtime.training.reference import Reference, compare
 from autoshard.runtime.training.step import distributed_step
+
+releases.SplitTableBatchedEmbeddingBagsCodegen = OldEmbedding
 
 rank, rendezvous = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
