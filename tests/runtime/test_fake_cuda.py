@@ -1,6 +1,7 @@
 """The engine on a pretended GPU: no tensor of the CPU meets one of the GPU, and results are those of the CPU."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,11 @@ import pytest
 import torch
 
 from autoshard.core import PlacedShard, RowRange, RowsBy, Shard, Split, Tier
+from autoshard.runtime import participation
 from autoshard.runtime.engine.holdings import holdings_of
 from autoshard.runtime.engine.ids.addresses import RowOrder
 from autoshard.runtime.engine.rows.places import held_chunks
+from autoshard.runtime.participation import Participation
 from tests.runtime.pretended_gpu import CUDA, OnGpu, WrongDeviceError, pretended, waits
 
 ROOT = Path(__file__).parents[2]
@@ -54,6 +57,25 @@ def test_row_orders_on_a_gpu_find_the_places_of_rows(make_plan, make_table):
         [(_, found_L, found_places_L)] = held_chunks(holding, 0, RowOrder(ids_N, 100, CUDA), range(100))
     assert found_L.tolist() == rows_L.tolist()
     assert found_places_L.tolist() == places_L.tolist()
+
+
+@pytest.mark.usefixtures("one_process")
+def test_processes_over_nccl_use_the_current_gpu(make_plan, make_table, monkeypatch):
+    plan = make_plan([make_table("t")], [0], world_size=1)
+    assert Participation.agree(plan, "settings").device == torch.device("cpu")
+    monkeypatch.setattr("torch.cuda.current_device", lambda: CUDA.index)
+    monkeypatch.setattr("autoshard.runtime.engine.groups.dist.get_backend", lambda _: "nccl")
+    with pretended([participation]):
+        assert Participation.agree(plan, "settings").device == CUDA
+
+
+def test_every_group_over_nccl_is_told_its_device():
+    # Or communicators are made at the first collective, in whichever thread that is.
+    folders = ("autoshard", "bench", "examples", "studies")
+    files = [path.read_text(encoding="utf-8") for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    calls = [call for text in files for call in re.findall(r"init_process_group\(([^)]*nccl[^)]*)\)", text)]
+    assert calls
+    assert all("device_id=" in call for call in calls)
 
 
 def test_all_that_a_gpu_computes_is_what_a_cpu_does(tmp_path):
