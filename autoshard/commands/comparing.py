@@ -104,7 +104,7 @@ def compare(options: CompareOptions, as_json: JsonOption = False) -> None:
     Example:
         autoshard compare tables.json --topology cpu-8 --planners random,cost-greedy,auto --replay --html report.html
 
-    Example of plans that `autoshard run` executes:
+    Example with whole tables only:
         autoshard compare tables.json --topology cpu-8 --planners cost-greedy,auto --set auto.sharding_types=table_wise
     """
     from autoshard.formats import atomic_write, write_plan
