@@ -222,10 +222,9 @@ def _warnings(rows: Sequence[ComparedPlan], *, is_served: bool) -> Iterator[str]
 
 def _notes(rows: Sequence[ComparedPlan], measured: Replay | None) -> list[str]:
     from autoshard.report import floor_ms
-    from autoshard.report.comparison import comparison_order
     from autoshard.report.wording import write_ms, write_percent
 
-    notes = [comparison_order(rows)]
+    notes = []
     floor = floor_ms(rows)
     models = sorted({row.plan.predicted.cost_model for row in rows if row.plan and row.plan.predicted})
     if floor is not None:
