@@ -176,13 +176,15 @@ def release_world() -> None:
     """Makes torch's differentiable collectives forget the default group; None is what means it there.
 
     Their module has it in default arguments for good if it is first imported after `init_process_group`, as TorchRec
-    and `DistributedDataParallel` do.
+    and `DistributedDataParallel` do. So has TorchRec 1.6's module of planners, in those of methods.
     """
-    module = sys.modules.get("torch.distributed.nn.functional")
-    for value in () if module is None else vars(module).values():
-        if isinstance(value, FunctionType) and value.__defaults__:
-            kept = (None if isinstance(one, dist.ProcessGroup) else one for one in value.__defaults__)
-            value.__defaults__ = tuple(kept)
+    for name in ("torch.distributed.nn.functional", "torchrec.distributed.planner.planners"):
+        found = vars(sys.modules[name]) if name in sys.modules else {}
+        classes = [one for one in found.values() if isinstance(one, type) and one.__module__ == name]
+        for value in (value for of in (found, *map(vars, classes)) for value in of.values()):
+            if isinstance(value, FunctionType) and value.__defaults__:
+                kept = (None if isinstance(one, dist.ProcessGroup) else one for one in value.__defaults__)
+                value.__defaults__ = tuple(kept)
 
 
 def own_group(world_ranks: Sequence[Sequence[int]], purpose: str = "") -> dist.ProcessGroup:
