@@ -211,7 +211,8 @@ class GradientSync:
         """Sums over the processes, in one all-reduce."""
         if not gradients:
             return []
-        flat = torch.cat([one.reshape(-1) for one in gradients])
+        # One kernel's may be as large as its table, and needs no copy.
+        flat = torch.cat([one.reshape(-1) for one in gradients]) if len(gradients) > 1 else gradients[0].reshape(-1)
         dist.all_reduce(flat, group=group)
         self.sent_bytes += flat.nbytes
         pieces = torch.split(flat, [one.numel() for one in gradients])
