@@ -39,11 +39,6 @@ class OnGpu(torch.Tensor):
         return _run(function, args, kwargs or {})
 
 
-def on_gpu(tensor):
-    """A tensor of the CPU, copied to the device."""
-    return OnGpu(tensor.clone())
-
-
 def _held(tensor):
     return tensor.__dict__["held"]
 
@@ -136,12 +131,12 @@ class _Factories(TorchFunctionMode):
 
 
 def _collective(function):
-    """A collective that takes tensors of the device; as NCCL, none of the CPU."""
+    """A collective that takes tensors of the device alone, as those of NCCL."""
 
     def run(*args, **kwargs):
         tensors = [one for one in tree_flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
-        if any(isinstance(one, OnGpu) for one in tensors) and not all(isinstance(one, OnGpu) for one in tensors):
-            raise WrongDeviceError("a collective takes tensors of the CPU and of the GPU")
+        if not all(isinstance(one, OnGpu) for one in tensors):
+            raise WrongDeviceError("a collective takes tensors of the CPU")
         arguments, options = held((args, kwargs))
         return function(*arguments, **options)
 
