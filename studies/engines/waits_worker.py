@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -109,11 +110,8 @@ def _counting_prefetches(counts: Counter[str]) -> Iterator[None]:
         with _counting(counts):
             distribute(*arguments)
 
-    Prefetched.distribute = counted  # type: ignore[method-assign]
-    try:
+    with patch.object(Prefetched, "distribute", counted):
         yield
-    finally:
-        Prefetched.distribute = distribute  # type: ignore[method-assign]
 
 
 class _Operators(TorchDispatchMode):
