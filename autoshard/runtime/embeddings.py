@@ -216,6 +216,7 @@ class ShardedEmbeddings(torch.nn.Module):
         if self._prefetcher is None:
             exchange = self.input_exchange.over(part.groups.beside("prefetch"))
             self._prefetcher = Prefetcher(exchange, part.device)
+            self.output_exchange.before_gradients = self._prefetcher.let_send
         prefetched = Prefetched(*self._read(ids), part.device, self.timer)
         self._prefetcher.submit(prefetched)
         return prefetched

@@ -36,6 +36,7 @@ from autoshard.runtime.engine.ids.messages import (
     message_size,
     packed,
 )
+from autoshard.runtime.engine.ids.turns import Turn
 from autoshard.runtime.engine.staging import staged
 
 #: Bag lengths and ids of jagged rows, and how many ids each row has, on the host.
@@ -203,11 +204,12 @@ class InputExchange:
         bucket = self.addresses.destinations[number].index((owner, holding))
         return self._num_features + bucket * len(self.cut_index) + number
 
-    def __call__(self, batch: BatchOfIds | InputError) -> Distributed:
+    def __call__(self, batch: BatchOfIds | InputError, turn: Turn | None = None) -> Distributed:
         """Exchanges one batch; every process calls it.
 
         Args:
             batch: The batch, or why this process has none.
+            turn: When to launch collectives; None for at once.
 
         Raises:
             InputError: If a process has none, or one that cannot be looked up: the same on all processes.
@@ -224,7 +226,7 @@ class InputExchange:
         rows = None
         if self._rows_order is not None:
             rows = self._row_lookups(wire, self._rows_order, sources, lengths_FB, bucketized, counts_F)
-        served = self._exchanged(wire, fault)
+        served = self._exchanged(wire, fault, turn or Turn(is_ordered=False))
         return Distributed(
             batch_size=self._batch_size,
             num_samples=batch.batch_size,
@@ -351,17 +353,20 @@ class InputExchange:
                 distinct[place] = one
         return distinct, _arrivals(distinct, dict(zip(once.places, inverse, strict=True)), self._device)
 
-    def _exchanged(self, wire: Wire, fault: InputError | None) -> tuple[Request, ...]:
+    def _exchanged(self, wire: Wire, fault: InputError | None, turn: Turn) -> tuple[Request, ...]:
         """Sends lengths and ids; what all processes ask this one for."""
         messages = [wire.message(owner, self._id_dtype) for owner in range(self._num_processes)]
         flag = Flag.BAD if fault is not None else self._rooms.flag(messages)
-        came = self._sent(messages, flag)
+        came = self._sent(messages, flag, turn)
         bad = [process for process, one in enumerate(came) if one.flag is Flag.BAD]
+        follows = any(one.flag is Flag.MORE for one in came)
+        if bad or follows or self._peers is not None:
+            turn.ending()
         refusal = fault_of_all(fault, bad, self._group, self._peers, self._device)
         if refusal is not None:
             raise refusal from (None if fault is None else fault.__cause__)
         ids = [one.ids_L for one in came]
-        if any(one.flag is Flag.MORE for one in came):
+        if follows:
             ids = self._with_rest(messages, came)
         self._rooms.adapt([one.num_ids for one in messages], [one.num_ids for one in came])
         for owner, message in enumerate(messages):
@@ -369,14 +374,17 @@ class InputExchange:
             self.sent_bytes[Stream.IDS][owner] += message.num_ids * self._id_dtype.itemsize
         return tuple(_request(one, ids_L.long()) for one, ids_L in zip(came, ids, strict=True))
 
-    def _sent(self, messages: Sequence[Message], flag: Flag) -> list[Received]:
+    def _sent(self, messages: Sequence[Message], flag: Flag, turn: Turn) -> list[Received]:
         """Sends messages to all processes; those that come from them."""
         B = self._batch_size
         sent, sent_sizes = packed(messages, self._rooms.sent, flag)
         headers = [header_size(len(asked.sums) * B + len(asked.rows)) for asked in self._served]
         sizes = [message_size(*pair, self._id_dtype) for pair in zip(headers, self._rooms.received, strict=True)]
         received = torch.empty(sum(sizes), dtype=torch.int32, device=self._device)
-        dist.all_to_all_single(received, sent, sizes, sent_sizes, self._group)
+        with turn.sending():
+            work = dist.all_to_all_single(received, sent, sizes, sent_sizes, self._group, async_op=True)
+        assert work is not None, "this process is in the group"
+        work.wait()
         came = torch.split(received, sizes)
         lengths = [one[: len(of.sums) * B].view(-1, B) for one, of in zip(came, self._served, strict=True)]
         known: list[torch.Tensor] = []
