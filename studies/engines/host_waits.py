@@ -76,7 +76,7 @@ class HostWaitsOptions:
     """Options of the study `host-waits`."""
 
     features: Annotated[
-        list[int] | None, typer.Option(min=1, help="Features, each of a table of its own.  [default: 10, 200]")
+        list[int] | None, typer.Option(help="Features, each of a table of its own.  [default: 10, 200]")
     ] = None
     nproc: Annotated[int, typer.Option(min=1, help="Processes, one per rank.")] = 2
 

@@ -8,22 +8,22 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
 from autoshard.core import RowsBy, ShardingPlan
 from autoshard.formats import atomic_write, read_plan
-from autoshard.runtime.batch import Embedded
+from autoshard.runtime.batch import BatchOfIds, Embedded
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.ids.prefetch import Prefetched
 from autoshard.runtime.engine.rows.fused import FusedSettings
@@ -37,9 +37,6 @@ _WARM_UP = 3
 _WAITING = frozenset(
     ("_local_scalar_dense", "nonzero", "_unique2", "unique_consecutive", "unique_dim", "masked_select", "bincount")
 )
-#: Methods of a tensor that read it into Python.
-_READING = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu)
-_INDEXING = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
 
 
 def main() -> None:
@@ -59,7 +56,7 @@ def main() -> None:
 
 
 def counted_step(plan: ShardingPlan) -> dict[str, dict[str, int]]:
-    """Counts of one step with prefetched ids, by thread: `step`, and `prefetch`, which sends the ids."""
+    """Counts of one step with prefetched ids, by thread: `step`, and `prefetch`, which sends the next batch's ids."""
     orders = {
         one.shard.table.name: torch.arange(one.shard.table.num_embeddings).flip(0)[
             : one.shard.table.num_embeddings // 2
@@ -69,55 +66,78 @@ def counted_step(plan: ShardingPlan) -> dict[str, dict[str, int]]:
     }
     engine = ShardedEmbeddings(plan, FusedSettings(learning_rate=0.05), row_orders=orders)
     batch = draw_samples(plan.tables, 0, engine.local_batch_size, (0, 0, dist.get_rank())).ids
-    counts = {"step": Counter[str](), "prefetch": Counter[str]()}
-    with _counting_prefetches(counts["prefetch"]):
-        prefetched = engine.prefetch(batch)
-        for step in range(_WARM_UP + 1):
-            if step == _WARM_UP:
-                prefetched._arrived.result()  # what is counted is the last step, and the batch after it
-                for of_thread in counts.values():
-                    of_thread.clear()
-            following = engine.prefetch(batch)
-            with _counting(counts["step"]):
-                _train(engine, prefetched)
-            prefetched = following
-        engine(prefetched)
+    counts = Counts()
+    prefetched = engine.prefetch(batch)
+    for _ in range(_WARM_UP):
+        prefetched = _step(engine, prefetched, batch)
+    prefetched._arrived.result()  # so that the next one alone is counted
+    with counts.counting():
+        prefetched = _step(engine, prefetched, batch)
+        prefetched._arrived.result()
+    engine(prefetched)
     engine.close()
-    return {thread: dict(of_thread) for thread, of_thread in counts.items()}
+    return {thread: dict(of_thread) for thread, of_thread in counts.by_thread.items()}
 
 
-def _train(engine: ShardedEmbeddings, prefetched: Prefetched) -> None:
-    embedded = engine(prefetched)
+def _step(engine: ShardedEmbeddings, prefetched: Prefetched, batch: BatchOfIds) -> Prefetched:
+    """Trains on a batch; the next one, on its way."""
+    started, following = engine.start(prefetched), engine.prefetch(batch)
+    embedded = started.wait()
     assert isinstance(embedded, Embedded), "the batch has no keys"
     outputs = [one for one in (embedded.pooled_BC, *embedded.sequences.values()) if one.numel()]
     # On a CPU, the backward pass runs on the thread that asks for it.
     torch.autograd.backward(outputs, [torch.ones_like(one) for one in outputs])
     engine.end_step()
+    return following
 
 
-@contextmanager
-def _counting(counts: Counter[str]) -> Iterator[None]:
-    with _Calls(counts), _Operators(counts):
-        yield
+class Counts:
+    """What torch is called for, by thread.
 
+    Operators are seen as they are dispatched. What never is on a CPU is replaced meanwhile: lists that become tensors,
+    and tensors that become lists.
 
-@contextmanager
-def _counting_prefetches(counts: Counter[str]) -> Iterator[None]:
-    """Counts on the thread that distributes batches; modes of torch are those of one thread."""
-    distribute = Prefetched.distribute
+    Attributes:
+        by_thread: Counts of `step` and `prefetch`.
+    """
 
-    def counted(*arguments: Any) -> None:
-        with _counting(counts):
-            distribute(*arguments)
+    def __init__(self) -> None:
+        self.by_thread = {"step": Counter[str](), "prefetch": Counter[str]()}
 
-    with patch.object(Prefetched, "distribute", counted):
-        yield
+    def add(self, what: str) -> None:
+        """Counts a call of this thread, if it is not FBGEMM's Python, whose own counters stay on the host."""
+        if not _is_of_fbgemm():
+            is_prefetch = threading.current_thread().name == "autoshard-prefetch"
+            self.by_thread["prefetch" if is_prefetch else "step"][what] += 1
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """While calls are counted."""
+        distribute = Prefetched.distribute
+
+        def distribute_counted(*arguments: Any) -> None:
+            with _Operators(self):  # of this thread
+                distribute(*arguments)
+
+        with ExitStack() as replaced:
+            for owner, name, what_of in _CALLS:
+                counted = self._counted(getattr(owner, name), what_of)
+                replaced.enter_context(patch.object(owner, name, counted))
+            replaced.enter_context(patch.object(Prefetched, "distribute", distribute_counted))
+            replaced.enter_context(_Operators(self))
+            yield
+
+    def _counted(self, function: Callable[..., Any], what_of: Callable[..., str | None]) -> Callable[..., Any]:
+        def counted(*arguments: Any, **options: Any) -> Any:
+            if what := what_of(*arguments):
+                self.add(what)
+            return function(*arguments, **options)
+
+        return counted
 
 
 class _Operators(TorchDispatchMode):
-    """Counts operators, and those at which the host would wait for a GPU."""
-
-    def __init__(self, counts: Counter[str]) -> None:
+    def __init__(self, counts: Counts) -> None:
         super().__init__()
         self._counts = counts
 
@@ -125,37 +145,31 @@ class _Operators(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if not _is_of_fbgemm():
-            self._counts["operators"] += 1
-            if waits := _wait_of(func.__name__.split(".")[0], args, kwargs or {}):
-                self._counts[waits] += 1
+        self._counts.add("operators")
+        if wait := _wait_of(func.__name__.split(".")[0], args, kwargs or {}):
+            self._counts.add(wait)
         return func(*args, **(kwargs or {}))
 
 
-class _Calls(TorchFunctionMode):
-    """Counts what never reaches the dispatcher on a CPU: lists that become tensors, and tensors that become lists."""
+def _of_list(*_: object) -> str:
+    return "staged copies" if sys._getframe(2).f_code.co_name == "staged" else "copied from a list"
 
-    def __init__(self, counts: Counter[str]) -> None:
-        super().__init__()
-        self._counts = counts
 
-    @override
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        if not _is_of_fbgemm():
-            if func in _READING:
-                self._counts["read by the host"] += 1
-            elif func is torch.tensor:
-                is_staged = sys._getframe(1).f_code.co_name == "staged"
-                self._counts["staged copies" if is_staged else "copied from a list"] += 1
-            elif func in _INDEXING and any(isinstance(one, list) for one in _indices(args[1])):
-                self._counts["copied from a list"] += 1
-        return func(*args, **(kwargs or {}))
+def _of_index(_: torch.Tensor, index: object, *_value: object) -> str | None:
+    indices = index if isinstance(index, tuple) else (index,)
+    return "copied from a list" if any(isinstance(one, list) for one in indices) else None
+
+
+def _of_reading(*_: object) -> str:
+    return "read by the host"
+
+
+#: What is replaced, and what a call of it counts as.
+_CALLS: Final[tuple[tuple[Any, str, Callable[..., str | None]], ...]] = (
+    (torch, "tensor", _of_list),
+    *((torch.Tensor, name, _of_reading) for name in ("tolist", "numpy", "cpu")),
+    *((torch.Tensor, name, _of_index) for name in ("__getitem__", "__setitem__")),
+)
 
 
 def _wait_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
@@ -174,13 +188,9 @@ def _wait_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str |
     return None
 
 
-def _indices(index: Any) -> tuple[Any, ...]:
-    return index if isinstance(index, tuple) else (index,)
-
-
 def _is_of_fbgemm() -> bool:
     """Whether FBGEMM's Python asks, whose counters stay on the host."""
-    frame = sys._getframe(2)
+    frame = sys._getframe(1)
     while f"{os.sep}torch{os.sep}" in frame.f_code.co_filename or frame.f_code.co_filename == __file__:
         assert frame.f_back is not None, "the outermost frame is a thread's or a program's"
         frame = frame.f_back

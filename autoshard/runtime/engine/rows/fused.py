@@ -158,10 +158,15 @@ class FusedKernel:
         """Sets the learning rate of lookups from now on; those that were made keep theirs."""
         self._tbe.set_learning_rate(learning_rate * self._scale)
 
-    def states(self) -> list[RowStates]:
-        """State of the tables; rows that are cached are written back first, and are no longer cached."""
+    def states(self, *, writes: bool) -> list[RowStates]:
+        """State of the tables; rows that are cached are written back first.
+
+        Args:
+            writes: Whether the state is written to, in the memory behind the cache: rows are no longer cached then.
+        """
         self._tbe.flush()
-        self._tbe.reset_cache_states()  # whoever writes to the state writes to memory behind the cache
+        if writes:
+            self._tbe.reset_cache_states()
         weights, states = self._tbe.split_embedding_weights(), self._tbe.split_optimizer_states()
         moments: list[Any] = [one[0] if one else None for one in states] if states else [None] * len(weights)
         marks: list[Any] = [None] * len(weights)
