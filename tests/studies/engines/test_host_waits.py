@@ -22,12 +22,14 @@ def counted():
     return host_waits.count([3, 30], 2)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("plan", MOST_WAITS)
 def test_a_step_waits_no_more_often_than_it_did(counted, plan):
     found = [(one.step_waits, one.prefetch_waits) for one in counted if one.plan == plan]
     assert found == [MOST_WAITS[plan]] * 2
 
 
+@pytest.mark.smoke
 def test_copies_do_not_grow_with_features(counted):
     few, many = ([one.copies for one in counted if one.num_features == number] for number in (3, 30))
     assert few == many
