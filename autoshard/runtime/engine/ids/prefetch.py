@@ -16,7 +16,7 @@ from autoshard.core.errors import InputError
 from autoshard.core.step import StepCollective
 from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.engine.ids.requests import Distributed, InputExchange
-from autoshard.runtime.engine.ids.turns import Turn
+from autoshard.runtime.engine.ids.turns import AT_ONCE, Turn
 from autoshard.runtime.timing import Part, Span, StepTimer
 
 
@@ -44,7 +44,7 @@ class Prefetched:
     ) -> None:
         self._batch, self.keyed, self._device, self._timer = batch, keyed, device, timer
         #: Set when it is submitted.
-        self.turn, self.under_way = Turn(is_ordered=False), deque[Prefetched]()
+        self.turn, self.under_way = AT_ONCE, deque[Prefetched]()
         #: On a GPU, the work before it: it may be what makes the batch.
         self._after = _event(device)
         self._arrived: Future[_Arrived] = Future()
@@ -109,7 +109,8 @@ class Prefetcher:
 
     def submit(self, prefetched: Prefetched) -> None:
         """Distributes a batch after those before it."""
-        prefetched.turn, prefetched.under_way = Turn(is_ordered=self.is_ordered), self._under_way
+        prefetched.turn = Turn(is_ordered=True) if self.is_ordered else AT_ONCE
+        prefetched.under_way = self._under_way
         self._under_way.append(prefetched)
         self._waiting.put(prefetched)
 

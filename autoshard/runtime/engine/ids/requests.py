@@ -36,7 +36,7 @@ from autoshard.runtime.engine.ids.messages import (
     message_size,
     packed,
 )
-from autoshard.runtime.engine.ids.turns import Turn
+from autoshard.runtime.engine.ids.turns import AT_ONCE, Turn
 from autoshard.runtime.engine.staging import staged
 
 #: Bag lengths and ids of jagged rows, and how many ids each row has, on the host.
@@ -204,12 +204,12 @@ class InputExchange:
         bucket = self.addresses.destinations[number].index((owner, holding))
         return self._num_features + bucket * len(self.cut_index) + number
 
-    def __call__(self, batch: BatchOfIds | InputError, turn: Turn | None = None) -> Distributed:
+    def __call__(self, batch: BatchOfIds | InputError, turn: Turn = AT_ONCE) -> Distributed:
         """Exchanges one batch; every process calls it.
 
         Args:
             batch: The batch, or why this process has none.
-            turn: When to launch collectives; None for at once.
+            turn: When to launch collectives.
 
         Raises:
             InputError: If a process has none, or one that cannot be looked up: the same on all processes.
@@ -226,7 +226,7 @@ class InputExchange:
         rows = None
         if self._rows_order is not None:
             rows = self._row_lookups(wire, self._rows_order, sources, lengths_FB, bucketized, counts_F)
-        served = self._exchanged(wire, fault, turn or Turn(is_ordered=False))
+        served = self._exchanged(wire, fault, turn)
         return Distributed(
             batch_size=self._batch_size,
             num_samples=batch.batch_size,

@@ -51,3 +51,7 @@ class Turn:
         """Lets the distributing thread launch all of them, while the training thread launches none."""
         self._may_send.set()
         self._may_end.set()
+
+
+#: Of batches that nobody else's collectives are launched beside.
+AT_ONCE = Turn(is_ordered=False)
