@@ -175,22 +175,6 @@ class FusedKernel:
         return [RowStates(*state) for state in zip(weights, moments, marks, strict=True)]
 
 
-def _mark_with_gradient(output: torch.Tensor, marks_N: torch.Tensor, rows_L: torch.Tensor) -> None:
-    """Marks the rows of a lookup once its gradient is there, which the kernel updates them with.
-
-    Args:
-        output: Of the lookup.
-        marks_N: The marks.
-        rows_L: The rows.
-    """
-
-    def mark(_: torch.Tensor) -> None:
-        marks_N[rows_L] = 1
-
-    if output.requires_grad:
-        output.register_hook(mark)  # type: ignore[no-untyped-call]
-
-
 @contextmanager
 def _float32_by_default() -> Iterator[None]:
     """FBGEMM makes moments and the learning rate in the default dtype, which the trainer may have set to another."""
@@ -228,3 +212,19 @@ def _host_options(sizes: Sequence[tuple[int, int]], dtype: DType, optimizer: Opt
     if num_moments:
         memory["momentum1"] = torch.empty(num_moments, dtype=torch.float32)
     return {"preallocated_host_buffers": {name: advise_huge_pages(piece).zero_() for name, piece in memory.items()}}
+
+
+def _mark_with_gradient(output: torch.Tensor, marks_N: torch.Tensor, rows_L: torch.Tensor) -> None:
+    """Marks the rows of a lookup once its gradient is there, which the kernel updates them with.
+
+    Args:
+        output: Of the lookup.
+        marks_N: The marks.
+        rows_L: The rows.
+    """
+
+    def mark(_: torch.Tensor) -> None:
+        marks_N[rows_L] = 1
+
+    if output.requires_grad:
+        output.register_hook(mark)  # type: ignore[no-untyped-call]
