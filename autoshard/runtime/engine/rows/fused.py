@@ -186,6 +186,22 @@ def _float32_by_default() -> Iterator[None]:
         torch.set_default_dtype(usual)
 
 
+def _mark_with_gradient(output: torch.Tensor, marks_N: torch.Tensor, rows_L: torch.Tensor) -> None:
+    """Marks the rows of a lookup once its gradient is there, which the kernel updates them with.
+
+    Args:
+        output: Of the lookup.
+        marks_N: The marks.
+        rows_L: The rows.
+    """
+
+    def mark(_: torch.Tensor) -> None:
+        marks_N[rows_L] = 1
+
+    if output.requires_grad:
+        output.register_hook(mark)  # type: ignore[no-untyped-call]
+
+
 def _location(memory: MemoryPlacement) -> EmbeddingLocation:
     """Where FBGEMM keeps rows on a GPU."""
     if memory.level is MemoryLevel.HBM:
@@ -212,19 +228,3 @@ def _host_options(sizes: Sequence[tuple[int, int]], dtype: DType, optimizer: Opt
     if num_moments:
         memory["momentum1"] = torch.empty(num_moments, dtype=torch.float32)
     return {"preallocated_host_buffers": {name: advise_huge_pages(piece).zero_() for name, piece in memory.items()}}
-
-
-def _mark_with_gradient(output: torch.Tensor, marks_N: torch.Tensor, rows_L: torch.Tensor) -> None:
-    """Marks the rows of a lookup once its gradient is there, which the kernel updates them with.
-
-    Args:
-        output: Of the lookup.
-        marks_N: The marks.
-        rows_L: The rows.
-    """
-
-    def mark(_: torch.Tensor) -> None:
-        marks_N[rows_L] = 1
-
-    if output.requires_grad:
-        output.register_hook(mark)  # type: ignore[no-untyped-call]
