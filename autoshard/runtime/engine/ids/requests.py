@@ -253,7 +253,7 @@ class InputExchange:
             self._rows_F, torch.where(is_right, counts, total * self._is_first_F), output_size=total
         )
         is_bad_L = (batch.ids_L < 0) | (batch.ids_L >= bounds_L)
-        negative, bad, *counts_F = torch.cat([torch.stack([has_negative, is_bad_L.any()]), counts]).tolist()
+        negative, bad, *counts_F = torch.cat([has_negative.view(1), is_bad_L.any().view(1), counts]).tolist()
         return self._fault(batch, counts_F, is_bad_L, has_negative=bool(negative), has_bad=bool(bad)), tuple(counts_F)
 
     def _fault(
