@@ -25,6 +25,7 @@ STUDIES: Final = {
     "torchrec-doors": "studies.engines.torchrec_doors:main",
     "host-time": "studies.engines.host_time:main",
     "input-work": "studies.engines.input_work:main",
+    "host-waits": "studies.engines.host_waits:main",
     "env-speed": "studies.environment.speed:main",
     "policy": "studies.policies.evaluate:main",
     "search": "studies.planners.search_runs:main",

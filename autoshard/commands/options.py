@@ -107,7 +107,8 @@ class _Option:
 
     def check_range(self, value: Any) -> None:
         if self.info.min is not None or self.info.max is not None:
-            Range(at_least=self.info.min, at_most=self.info.max).check(value, self.name)
+            for one in value if isinstance(value, list) else [value]:
+                Range(at_least=self.info.min, at_most=self.info.max).check(one, self.name)
         if self.info.callback is not None:
             try:
                 self.info.callback(value)

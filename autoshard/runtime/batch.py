@@ -39,7 +39,7 @@ class BatchOfIds:
     ids_L: torch.Tensor
 
     def fault(self, num_features: int, device: torch.device) -> InputError | None:
-        """What is wrong with shapes, dtypes, devices or lengths, if anything is.
+        """What is wrong with shapes, dtypes or devices, if anything is; no value is read.
 
         Args:
             num_features: F.
@@ -59,11 +59,19 @@ class BatchOfIds:
             return InputError(
                 f"must have one row per feature, {num_features}, got {len(self.lengths_FB)}", field="lengths"
             )
-        if bool((self.lengths_FB < 0).any()):
+        return None
+
+    def lengths_fault(self, counts_F: Sequence[int], *, has_negative: bool) -> InputError | None:
+        """What is wrong with the lengths, if anything is.
+
+        Args:
+            counts_F: Their sums.
+            has_negative: Whether one is below 0.
+        """
+        if has_negative:
             return InputError("must be at least 0", field="lengths")
-        total = int(self.lengths_FB.sum())
-        if total != len(self.ids_L):
-            return InputError(f"add up to {total}, but there are {len(self.ids_L)} ids", field="lengths")
+        if sum(counts_F) != len(self.ids_L):
+            return InputError(f"add up to {sum(counts_F)}, but there are {len(self.ids_L)} ids", field="lengths")
         return None
 
     @property
@@ -75,9 +83,16 @@ class BatchOfIds:
         """Ids of each feature."""
         return torch.split(self.ids_L, self.lengths_FB.sum(1).tolist())
 
-    def to(self, device: torch.device) -> BatchOfIds:
-        """The same batch on a device."""
-        return BatchOfIds(self.lengths_FB.to(device), self.ids_L.to(device))
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> BatchOfIds:
+        """The same batch on a device.
+
+        Args:
+            device: The device.
+            non_blocking: Whether the host goes on while a GPU copies from pinned memory.
+        """
+        return BatchOfIds(
+            self.lengths_FB.to(device, non_blocking=non_blocking), self.ids_L.to(device, non_blocking=non_blocking)
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,8 +197,15 @@ def _of_keyed(ids: KeyedJagged, features: Sequence[str], *, leaves_weights: bool
     fault = batch.fault(len(keys), batch.ids_L.device)
     if fault is not None:
         raise fault
-    places, ids_of = [place[name] for name in features], batch.per_feature()
-    return BatchOfIds(batch.lengths_FB[places], torch.cat([ids_of[index] for index in places]))
+    # One read of the host, of all that it has to know.
+    has_negative, *counts = torch.cat([(lengths < 0).any().view(1), batch.lengths_FB.sum(1)]).tolist()
+    fault = batch.lengths_fault(counts, has_negative=bool(has_negative))
+    if fault is not None:
+        raise fault
+    places, ids_of = [place[name] for name in features], torch.split(batch.ids_L, counts)
+    return BatchOfIds(
+        torch.stack([batch.lengths_FB[index] for index in places]), torch.cat([ids_of[index] for index in places])
+    )
 
 
 def as_keyed(

@@ -141,7 +141,7 @@ class ShardedEmbeddings(torch.nn.Module):
         self.optimizer, self._learning_rate = TableOptimizer(settings.learning_rate), settings.learning_rate
         self._sync_every, self.num_steps = groups.sync_every, 0
         self._averaged_bytes = 0
-        for holding, state in self._held():
+        for holding, state in self._held(writes=True):
             initialise_held(state.weights_ND, holding, part.process, self._orders.get(holding.of.name), settings.seed)
         self.input_exchange = InputExchange(part.owners, self._orders, part.local_batch_size, part.groups, part.device)
         self._prefetcher: Prefetcher | None = None
@@ -216,6 +216,7 @@ class ShardedEmbeddings(torch.nn.Module):
         if self._prefetcher is None:
             exchange = self.input_exchange.over(part.groups.beside("prefetch"))
             self._prefetcher = Prefetcher(exchange, part.device)
+            self.output_exchange.before_gradients = self._prefetcher.let_send
         prefetched = Prefetched(*self._read(ids), part.device, self.timer)
         self._prefetcher.submit(prefetched)
         return prefetched
@@ -278,7 +279,7 @@ class ShardedEmbeddings(torch.nn.Module):
         if peers is None or self.num_steps % self._sync_every:
             return
         with self.timer.measure(Part.SYNC, StepCollective.GROUP_SYNC), torch.no_grad():
-            self._averaged_bytes += average(list(self._row_states().values()), peers)
+            self._averaged_bytes += average(list(self._row_states(writes=True).values()), peers)
 
     def table_state(self, name: str, rows: range | None = None) -> TableState:
         """A table's weights and moments in this process's replica group, on every process. All of them call it.
@@ -291,7 +292,7 @@ class ShardedEmbeddings(torch.nn.Module):
             InputError: If no table has that name, or they are no range of its rows.
         """
         table = self.owners.tables[name]
-        return gathered_state(table, self._held(name), self._orders.get(name), self._part, rows)
+        return gathered_state(table, self._held(name, writes=False), self._orders.get(name), self._part, rows)
 
     def load_table_state(self, name: str, state: TableState, rows: range | None = None) -> None:
         """Sets a table's weights and moments, as `table_state` gave them under this or another plan.
@@ -328,7 +329,9 @@ class ShardedEmbeddings(torch.nn.Module):
     def _write(
         self, name: str, weights_ND: torch.Tensor, moments: torch.Tensor | None, rows: range | None = None
     ) -> None:
-        write_state(self._held(name), self._part.process, self._orders.get(name), weights_ND, moments, rows)
+        write_state(
+            self._held(name, writes=True), self._part.process, self._orders.get(name), weights_ND, moments, rows
+        )
 
     @override
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -404,11 +407,11 @@ class ShardedEmbeddings(torch.nn.Module):
             raise ExecutionError(CLOSED)
         return super().__getattr__(name)
 
-    def _held(self, name: str | None = None) -> list[Held]:
-        """What this process holds, of one table or of all: views."""
-        held = [(self.owners.holdings[index], state) for index, state in self._row_states().items()]
+    def _held(self, name: str | None = None, *, writes: bool) -> list[Held]:
+        """What this process holds, of one table or of all: views, and whether they are written to."""
+        held = [(self.owners.holdings[index], state) for index, state in self._row_states(writes=writes).items()]
         return [one for one in held if name in (None, one[0].of.name)]
 
-    def _row_states(self) -> dict[int, RowStates]:
+    def _row_states(self, *, writes: bool) -> dict[int, RowStates]:
         """State of the rows that this process has of each holding, by rising number of the holding."""
-        return dict(sorted({**self._kernels.states(), **self._replicas.states()}.items()))
+        return dict(sorted({**self._kernels.states(writes=writes), **self._replicas.states()}.items()))

@@ -32,24 +32,50 @@ class Span(NamedTuple):
     begun: Any
     ended: Any
 
+    @property
+    def ms(self) -> float:
+        """Milliseconds; a GPU has to have come to the end."""
+        if isinstance(self.begun, float):
+            return float(self.ended - self.begun) * 1e3
+        return float(self.begun.elapsed_time(self.ended))
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True)
 class Timings:
-    """What a timer has counted.
+    """What a timer has counted, read after `StepTimer.wait`.
 
     Attributes:
-        parts: Milliseconds per part.
-        collectives: Time of each kind of collective.
+        spans: Time of parts, each with its part.
+        awaited: Time of collectives: their kind, from start to end, and while the step waited for them.
     """
 
-    parts: Mapping[Part, float]
-    collectives: Mapping[StepCollective, CollectiveTime]
+    spans: Sequence[tuple[Part, Span]]
+    awaited: Sequence[tuple[StepCollective, Span, Span]]
+
+    @property
+    def parts(self) -> Mapping[Part, float]:
+        """Milliseconds per part."""
+        parts = dict.fromkeys(Part, 0.0)
+        for part, span in self.spans:
+            parts[part] += span.ms
+        return parts
+
+    @property
+    def collectives(self) -> Mapping[StepCollective, CollectiveTime]:
+        """Time of each kind of collective."""
+        return {
+            kind: CollectiveTime(
+                serialised_ms=_union_ms([took for one, took, _ in self.awaited if one is kind]),
+                exposed_ms=sum(waited.ms for one, _, waited in self.awaited if one is kind),
+            )
+            for kind in StepCollective
+        }
 
 
 class StepTimer:
     """Adds up the time between marks, by part and by collective, until it is read.
 
-    On a GPU marks are events of the current stream, so timing does not make the host wait before `take`.
+    On a GPU marks are events of the current stream, so the host waits for none of them before `wait`.
 
     Args:
         device: Whose clock to read.
@@ -121,37 +147,16 @@ class StepTimer:
         node.register_hook(after)
 
     def take(self) -> Timings:
-        """What was counted since the last call."""
+        """What was counted since the last call; on a GPU it is read after `wait`."""
+        timings = Timings(self._spans, self._collectives)
+        self._spans, self._collectives = [], []
+        self._begun.clear()
+        return timings
+
+    def wait(self) -> None:
+        """Waits until a GPU has come to all marks."""
         if self._on_gpu:
             torch.cuda.synchronize()
-        parts = dict.fromkeys(Part, 0.0)
-        for part, span in self._spans:
-            parts[part] += self._ms(span)
-        collectives = {
-            kind: CollectiveTime(
-                serialised_ms=self._union_ms([took for one, took, _ in self._collectives if one is kind]),
-                exposed_ms=sum(self._ms(waited) for one, _, waited in self._collectives if one is kind),
-            )
-            for kind in StepCollective
-        }
-        self._spans.clear()
-        self._collectives.clear()
-        self._begun.clear()
-        return Timings(parts=parts, collectives=collectives)
-
-    def _union_ms(self, spans: Sequence[Span]) -> float:
-        """Time in which any of the spans runs."""
-        since_ms = [
-            (self._ms(Span(spans[0].begun, one.begun)), self._ms(Span(spans[0].begun, one.ended))) for one in spans
-        ]
-        total_ms, until_ms = 0.0, -math.inf
-        for begun_ms, ended_ms in sorted(since_ms):
-            total_ms += max(0.0, ended_ms - max(begun_ms, until_ms))
-            until_ms = max(until_ms, ended_ms)
-        return total_ms
-
-    def _ms(self, span: Span) -> float:
-        return float(span.begun.elapsed_time(span.ended) if self._on_gpu else (span.ended - span.begun) * 1e3)
 
     def mark(self) -> Any:
         """The clock of a CPU, or an event of the current stream of a GPU; None if the timer does nothing."""
@@ -162,3 +167,13 @@ class StepTimer:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
+
+
+def _union_ms(spans: Sequence[Span]) -> float:
+    """Time in which any of the spans runs."""
+    since_ms = [(Span(spans[0].begun, one.begun).ms, Span(spans[0].begun, one.ended).ms) for one in spans]
+    total_ms, until_ms = 0.0, -math.inf
+    for begun_ms, ended_ms in sorted(since_ms):
+        total_ms += max(0.0, ended_ms - max(begun_ms, until_ms))
+        until_ms = max(until_ms, ended_ms)
+    return total_ms

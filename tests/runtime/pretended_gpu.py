@@ -5,7 +5,6 @@ whole training steps run, and are compared with those of a CPU. Refused is every
 but for those that torch allows: copies, indices on the CPU, and single numbers of the CPU.
 """
 
-from collections import Counter
 from contextlib import contextmanager
 
 import torch
@@ -17,12 +16,6 @@ CUDA = torch.device("cuda", 0)
 _CPU = torch.device("cpu")
 #: Take tensors of both devices.
 _COPIES = {"copy_", "to", "type_as", "tensor", "as_tensor"}
-#: Make the host wait for the device, which knows the numbers, or how many there are.
-_WAITS = {"tolist", "item", "__bool__", "__int__", "__index__", "__float__", "nonzero", "unique", "unique_consecutive"}
-_WAITS |= {"equal", "masked_select", "cpu", "numpy"}
-
-#: What the host has waited for, by the name of the operation.
-waits: Counter = Counter()
 
 
 class OnGpu(torch.Tensor):
@@ -67,12 +60,9 @@ def _run(function, args, kwargs):
     target = _target(name, args, kwargs, there)
     if there and here and name not in _COPIES:
         _check(name, args, here)
-    if there and (name in _WAITS or _is_wait(name, args, kwargs, target)):
-        waits[name] += 1
-    if name == "tensor" and target == CUDA:
-        waits["tensor"] += 1  # from memory of the host that is not pinned
     if name == "register_hook":
         return _held(args[0]).register_hook(_hook(args[1]))
+    kwargs = {key: value for key, value in kwargs.items() if key != "pin_memory"}  # which needs a real one
     arguments, options = held(tree_map(lambda one: _CPU if isinstance(one, torch.device) else one, (args, kwargs)))
     known = {id(_held(one)): one for one in there}
     made = function(*arguments, **options)
@@ -112,17 +102,9 @@ def _target(name, args, kwargs, there):
 def _check(name, args, here):
     """Refuses tensors of the CPU, `here`, beside those of the GPU, but for single numbers and indices."""
     if name in ("__getitem__", "__setitem__") and isinstance(args[0], OnGpu):
-        waits["indices of the CPU"] += 1
         here = [one for one in args[2:] if isinstance(one, torch.Tensor) and not isinstance(one, OnGpu)]
     if any(one.dim() for one in here):
         raise WrongDeviceError(f"{name} takes tensors of the CPU and of the GPU")
-
-
-def _is_wait(name, args, kwargs, target):
-    """Whether arguments make the host wait: a copy to it, a mask, repetitions that it has to count."""
-    if name in ("__getitem__", "__setitem__"):
-        return any(isinstance(one, OnGpu) and held(one).dtype is torch.bool for one in tree_flatten(args[1])[0])
-    return (name == "to" and target == _CPU) or (name == "repeat_interleave" and kwargs.get("output_size") is None)
 
 
 class _Factories(TorchFunctionMode):

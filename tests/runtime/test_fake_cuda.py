@@ -15,7 +15,7 @@ from autoshard.runtime.engine.holdings import holdings_of
 from autoshard.runtime.engine.ids.addresses import RowOrder
 from autoshard.runtime.engine.rows.places import held_chunks
 from autoshard.runtime.participation import Participation
-from tests.runtime.pretended_gpu import CUDA, OnGpu, WrongDeviceError, pretended, waits
+from tests.runtime.pretended_gpu import CUDA, OnGpu, WrongDeviceError, pretended
 
 ROOT = Path(__file__).parents[2]
 #: Drawn plans that have among them every split, pooling, exchange, optimizer and way to sum gradients, cut columns,
@@ -36,13 +36,10 @@ def test_the_device_is_told_from_the_cpu():
         ):
             with pytest.raises(WrongDeviceError):
                 mixes()
-        waits.clear()
         there += 1
         assert isinstance(there, OnGpu)
         assert (there + there.new_ones(()))[there[:1]].device == CUDA
-        assert not waits
         assert there[there > 2].tolist() == [3, 4]
-        assert waits == {"__getitem__": 1, "tolist": 1}
 
 
 def test_row_orders_on_a_gpu_find_the_places_of_rows(make_plan, make_table):
@@ -93,8 +90,6 @@ def test_all_that_a_gpu_computes_is_what_a_cpu_does(tmp_path):
     said = [process.communicate(timeout=250) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], said
     for output, _ in said:
-        counts, differences, waited = json.loads(output.splitlines()[-1])
+        counts, differences = json.loads(output.splitlines()[-1])
         assert min(counts) >= 4
         assert not any(differences)
-        # Whole tables: faults, lengths and rooms of a batch.
-        assert sum(waited.values()) <= 6, waited

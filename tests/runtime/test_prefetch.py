@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from autoshard.core.step import Overlap, StepCollective
 from autoshard.runtime import RunRequest
 from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.embeddings import ShardedEmbeddings
+from autoshard.runtime.engine.ids.prefetch import Prefetcher
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.processes.launch import running_workers
 from autoshard.runtime.timing import Part, Span, StepTimer
@@ -76,6 +78,47 @@ class TestPrefetching:
         started.join(timeout=30)
         assert not started.is_alive()
 
+    def test_collectives_have_one_order_however_long_batches_take(self, plan, batches, monkeypatch):
+        """As on NCCL, where another order on another process could keep it waiting for good."""
+        launched, all_to_all = [], dist.all_to_all_single
+
+        def counted(*arguments, **options):
+            launched.append(threading.current_thread().name == "autoshard-prefetch")
+            return all_to_all(*arguments, **options)
+
+        class Ordered(Prefetcher):
+            def __init__(self, exchange, device):
+                super().__init__(slowed(exchange), device)
+                self.is_ordered = True
+
+        def slowed(exchange):
+            def distribute(batch, turn):
+                time.sleep(next(delays))
+                return exchange(batch, turn)
+
+            return distribute
+
+        monkeypatch.setattr("autoshard.runtime.embeddings.Prefetcher", Ordered)
+        monkeypatch.setattr(dist, "all_to_all_single", counted)
+        orders = []
+        for delays_s in ([0.0] * 6, [0.02, 0.0, 0.05, 0.0, 0.03, 0.0]):
+            before = set(threading.enumerate())
+            delays, embeddings = iter(delays_s), ShardedEmbeddings(plan, SETTINGS)
+            under_way = [embeddings.prefetch(batch.ids) for batch in batches[:2]]  # two ahead
+            for samples in [*batches[2:], *batches[:2]]:
+                embedded = embeddings(under_way.pop(0))
+                under_way.append(embeddings.prefetch(samples.ids))
+                embedded.pooled_BC.sum().backward()
+            (thread,) = set(threading.enumerate()) - before
+            embeddings.close()  # with batches under way
+            thread.join(timeout=30)
+            orders.append([*launched])
+            launched.clear()
+        # The first message of the first batch has no room for its ids, so that a second follows.
+        one_step = [False, True, False]
+        assert orders[0][: 2 + 4 * 3] == [True, True, *one_step * 4]
+        assert orders[0][: 2 + 4 * 3] == orders[1][: 2 + 4 * 3]
+
     def test_the_exposed_part_of_the_input_is_what_the_step_waits(self, plan, batches):
         timer = StepTimer(CPU)
         embeddings = ShardedEmbeddings(plan, SETTINGS, timer=timer)
@@ -93,6 +136,34 @@ def test_time_of_collectives_beside_each_other_counts_once():
     time = timer.take().collectives[StepCollective.ALL_REDUCE]
     # From 1 to 4 s, and a quarter before.
     assert (time.serialised_ms, time.exposed_ms) == (3250.0, 500.0 + 1000.0 + 250.0)
+
+
+def test_a_gpu_is_waited_for_once_and_not_by_reading_the_clock(monkeypatch):
+    class Event:
+        now_ms, is_there = 0.0, False
+
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            Event.now_ms += 1.0
+            self.ms = Event.now_ms
+
+        def elapsed_time(self, other):
+            assert Event.is_there, "nobody has waited"
+            return other.ms - self.ms
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: setattr(Event, "is_there", True))
+    timer = StepTimer(torch.device("cuda"))
+    steps = []
+    for _ in range(2):
+        with timer.measure(Part.INPUT, StepCollective.INPUT):
+            pass
+        steps.append(timer.take())
+    timer.wait()
+    for timings in steps:
+        assert timings.parts[Part.INPUT] == timings.collectives[StepCollective.INPUT].serialised_ms == 1.0
 
 
 def states(plan, batches, overlap):
@@ -162,6 +233,7 @@ import torch.distributed as dist
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats import read_plan
 from autoshard.runtime.embeddings import ShardedEmbeddings
+from autoshard.runtime.engine.ids.prefetch import Prefetcher
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.processes.worker import run_worker
 from autoshard.runtime.training.synthetic import draw_samples

@@ -6,8 +6,8 @@ Shape suffixes: S measured steps, P processes, M measured quantities.
 from __future__ import annotations
 
 import gc
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -26,7 +26,7 @@ from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.processes.devices import check_memory, choose_device
 from autoshard.runtime.releases import all_gather
 from autoshard.runtime.results import SENT, Device, Engine, RankTiming, RunRequest, RunResult, Verification
-from autoshard.runtime.timing import Part, StepTimer
+from autoshard.runtime.timing import Part, Span, StepTimer, Timings
 from autoshard.runtime.training.dense import DenseModel, default_layers
 from autoshard.runtime.training.reference import Reference, check_verifiable, compare
 from autoshard.runtime.training.step import EmbeddingEngine, TrainingStep, distributed_step
@@ -139,22 +139,27 @@ class Session:
     def _steps(
         self, request: RunRequest, training: TrainingStep, batches: Sequence[Samples], timer: StepTimer
     ) -> torch.Tensor:
-        """Trains; returns step time, loss and parts of every measured step, shape (S, M)."""
-        measured: list[list[float]] = []
+        """Trains; returns step time, loss and parts of every measured step, shape (S, M).
+
+        Steps follow each other as in a trainer: a GPU is waited for when all are done, not after each.
+        """
+        counted: list[tuple[Span, torch.Tensor, Timings]] = []
         num_steps = request.warmup_steps + request.steps
         for step in range(num_steps):
             samples = batches[step % len(batches)]
             following = batches[(step + 1) % len(batches)] if step + 1 < num_steps else None
             timer.take()
-            begun = time.perf_counter()
+            begun = timer.mark()
             loss = training(samples, following).loss
-            timings = timer.take()  # waits for a GPU
-            step_ms = (time.perf_counter() - begun) * 1e3
             if step >= request.warmup_steps:
-                collectives = (ms for one in timings.collectives.values() for ms in (one.serialised_ms, one.exposed_ms))
-                measured.append([step_ms, loss.item(), *timings.parts.values(), *collectives])
+                counted.append((Span(begun, timer.mark()), loss, timer.take()))
             self._done += 1
             self._on_step(self._done, self._total)
+        timer.wait()
+        measured = [
+            [step.ms, loss.item(), *timings.parts.values(), *_flat(timings.collectives.values())]
+            for step, loss, timings in counted
+        ]
         return torch.tensor(measured, dtype=torch.float64, device=self._device)
 
 
@@ -168,6 +173,8 @@ def open_session(requests: Sequence[RunRequest], on_step: OnStep) -> Iterator[Se
     device = choose_device({request.device for request in requests})
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        # Collectives are launched in one order on all processes, in which NCCL runs them then (`Turn`).
+        os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
         dist.init_process_group("nccl", timeout=_COLLECTIVE_TIMEOUT, device_id=device)
     else:
         dist.init_process_group("gloo", timeout=_COLLECTIVE_TIMEOUT)
@@ -255,6 +262,11 @@ def _summary(
         verification=verification,
         overlap=request.overlap,
     )
+
+
+def _flat(times: Iterable[CollectiveTime]) -> list[float]:
+    """Pairs of serialised and exposed milliseconds."""
+    return [ms for one in times for ms in (one.serialised_ms, one.exposed_ms)]
 
 
 def _collective_times(times: Sequence[float]) -> dict[StepCollective, CollectiveTime]:

@@ -96,7 +96,8 @@ class FeatureVectors:
 
 def _weighted_sums(rows_LD: torch.Tensor, lengths_B: torch.Tensor) -> torch.Tensor:
     lengths_B = lengths_B.long()
-    sample_L = torch.repeat_interleave(torch.arange(len(lengths_B), device=rows_LD.device), lengths_B)
+    samples = torch.arange(len(lengths_B), device=rows_LD.device)
+    sample_L = torch.repeat_interleave(samples, lengths_B, output_size=len(rows_LD))
     place_L = torch.arange(len(rows_LD), device=rows_LD.device) - (lengths_B.cumsum(0) - lengths_B)[sample_L]
     weighted_LD = rows_LD / (place_L + 1)[:, None]
     return rows_LD.new_zeros(len(lengths_B), rows_LD.shape[1]).index_add(0, sample_L, weighted_LD)

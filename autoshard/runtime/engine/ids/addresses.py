@@ -58,7 +58,7 @@ class RowOrder:
         self._taken_low = (self._low_N < 0).nonzero().squeeze(1)
         self._low_N[self._taken_low] = self._given_up
         self._ids_N = ids_N
-        self._slots, self._shift = _hash_map(high, high_ranks, device)
+        self._high = _HashMap(high, high_ranks) if len(high) else None
 
     @property
     def num_ordered(self) -> int:
@@ -72,14 +72,12 @@ class RowOrder:
 
     def ranks(self, ids_L: torch.Tensor) -> torch.Tensor:
         """Access ranks of ids, shape (L,), int64."""
-        ranks_L = ids_L.long().clone()
-        low = (ids_L < self.num_ordered).nonzero().squeeze(1)
-        high = (ids_L >= self.num_ordered).nonzero().squeeze(1)
-        if len(low):
-            ranks_L.scatter_(0, low, self._low_N.index_select(0, ranks_L.index_select(0, low)))
-        if len(high) and len(self._slots):
-            ranks_L.scatter_(0, high, self._known(ranks_L.index_select(0, high)))
-        return ranks_L
+        ids_L = ids_L.long()
+        if not self.num_ordered:
+            return ids_L
+        low_L = self._low_N.index_select(0, ids_L.clamp(max=self.num_ordered - 1))
+        high_L = ids_L if self._high is None else self._high.values(ids_L)
+        return torch.where(ids_L < self.num_ordered, low_L, high_L)
 
     def ids(self, ranks_L: torch.Tensor) -> torch.Tensor:
         """Ids of access ranks, shape (L,), int64; the reverse of `ranks`."""
@@ -92,36 +90,39 @@ class RowOrder:
         ids_L[is_listed_L] = self._ids_N[ranks_L[is_listed_L].long()]
         return ids_L
 
-    def _known(self, ids_L: torch.Tensor) -> torch.Tensor:
-        """Ranks of listed ids, and other ids as they are."""
-        found_L, mask = ids_L.clone(), len(self._slots) - 1
-        slot_L = _slot(ids_L, self._shift)
-        left = torch.arange(len(ids_L), device=ids_L.device)
-        while len(left):
-            keys = self._slots[slot_L, 0]
-            is_hit = keys == ids_L[left]
-            found_L[left[is_hit]] = self._slots[slot_L[is_hit], 1]
-            goes_on = ~is_hit & (keys >= 0)
-            left, slot_L = left[goes_on], (slot_L[goes_on] + 1) & mask
-        return found_L
 
+class _HashMap:
+    """Numbers by key, at most half of whose slots are full.
 
-def _hash_map(keys: torch.Tensor, values: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, int]:
-    """Slots with a key and a value each, at most half of them full, and how far hashes are shifted."""
-    if not len(keys):
-        return torch.empty(0, 2, dtype=torch.int64, device=device), 0
-    bits = max(1, (2 * len(keys) - 1).bit_length())
-    slots = torch.full((1 << bits, 2), -1, dtype=torch.int64, device=device)
-    shift, mask = 64 - bits, (1 << bits) - 1
-    left, slot = torch.arange(len(keys), device=device), _slot(keys, 64 - bits)
-    while len(left):
-        is_free = slots[slot, 0] < 0
-        # Of those that want the same free slot, one gets it; the others find it taken and go on.
-        slots[slot[is_free], 0] = keys[left[is_free]]
-        is_mine = slots[slot, 0] == keys[left]
-        slots[slot[is_mine], 1] = values[left[is_mine]]
-        left, slot = left[~is_mine], (slot[~is_mine] + 1) & mask
-    return slots, shift
+    Keys are kept in the order of their hashes, each in the first free slot from that of its hash. So none is far from
+    it (8 slots of 2 million keys), and a lookup is as many probes as the farthest one needs, none of which the host
+    waits for.
+
+    Args:
+        keys_K: Keys, each once, at least 0.
+        values_K: Their numbers.
+    """
+
+    def __init__(self, keys_K: torch.Tensor, values_K: torch.Tensor) -> None:
+        bits = (2 * len(keys_K)).bit_length()
+        self._shift = 64 - bits
+        wanted_K, order_K = _slot(keys_K, self._shift).sort(stable=True)
+        number_K = torch.arange(len(keys_K), device=keys_K.device)
+        slot_K = (wanted_K - number_K).cummax(0).values + number_K
+        self._num_probes = int((slot_K - wanted_K).max()) + 1
+        # Behind the last slot, room for keys that are pushed there.
+        self._keys = keys_K.new_full(((1 << bits) + self._num_probes,), -1)
+        self._values = torch.empty_like(self._keys)
+        self._keys[slot_K], self._values[slot_K] = keys_K[order_K], values_K[order_K]
+
+    def values(self, keys_L: torch.Tensor) -> torch.Tensor:
+        """Numbers of keys, and other keys as they are."""
+        first_L = slot_L = _slot(keys_L, self._shift)
+        for probe in range(1, self._num_probes):
+            at_L = first_L + probe
+            slot_L = torch.where(self._keys.index_select(0, at_L) == keys_L, at_L, slot_L)
+        is_known_L = self._keys.index_select(0, slot_L) == keys_L
+        return torch.where(is_known_L, self._values.index_select(0, slot_L), keys_L)
 
 
 def _slot(ids_L: torch.Tensor, shift: int) -> torch.Tensor:
@@ -184,7 +185,6 @@ class AddressMap:
         orders: Mapping[str, RowOrder],
         device: torch.device,
     ) -> None:
-        self._device = device
         layouts = [_Layout.of(one, holdings, reader, orders) for one in cut]
         layouts.sort(key=lambda layout: not layout.is_identity)
         #: The features in the order in which they are dealt out.
@@ -197,8 +197,6 @@ class AddressMap:
         self._blocks_F = torch.ones(len(layouts), dtype=torch.int64, device=device)
         self._num_identities = sum(layout.is_identity for layout in layouts)
         mapped = layouts[self._num_identities :]
-        #: Whether the numbers of lookups have to be known on the host.
-        self.needs_counts = bool(mapped)
         self._orders = [layout.order for layout in mapped]
         spans = [span for layout in mapped for span in layout.spans]
         before_F = _sums([layout.num_rows for layout in mapped])[:-1]
@@ -227,12 +225,12 @@ class AddressMap:
         Args:
             lengths_FB: Bag lengths of the cut features, int32.
             ids_L: Their ids, rows of their tables, int64.
-            counts_F: Lookups of each feature, on the host; empty where `needs_counts` is false.
+            counts_F: Lookups of each feature, on the host.
             with_lookups: Whether to say which lookup each is of.
         """
         lengths, offsets_L, _, _, order_L = torch.ops.fbgemm.block_bucketize_sparse_features(
             lengths_FB.reshape(-1),
-            self._addresses(ids_L, counts_F),
+            self._addresses(lengths_FB, ids_L, counts_F),
             False,
             with_lookups,
             self._blocks_F,
@@ -248,19 +246,18 @@ class AddressMap:
             lookups_L = torch.empty_like(order_L).scatter_(0, order_L, lookup_L)
         return Bucketized(lengths.view(self.num_buckets, *lengths_FB.shape), offsets_L, lookups_L)
 
-    def _addresses(self, ids_L: torch.Tensor, counts_F: Sequence[int]) -> torch.Tensor:
+    def _addresses(self, lengths_FB: torch.Tensor, ids_L: torch.Tensor, counts_F: Sequence[int]) -> torch.Tensor:
         """Virtual addresses, shape (L,)."""
-        if not self.needs_counts:
+        if self._num_identities == len(self.features):
             return ids_L
         mapped_F = counts_F[self._num_identities :]
         start = len(ids_L) - sum(mapped_F)
-        mapped_L = self._mapped(ids_L[start:], mapped_F)
+        mapped_L = self._mapped(lengths_FB[self._num_identities :].sum(1), ids_L[start:], mapped_F)
         return torch.cat([ids_L[:start], mapped_L]) if start else mapped_L
 
-    def _mapped(self, ids_L: torch.Tensor, counts_F: Sequence[int]) -> torch.Tensor:
-        """Virtual addresses of the features whose ids are none."""
+    def _mapped(self, counts: torch.Tensor, ids_L: torch.Tensor, counts_F: Sequence[int]) -> torch.Tensor:
+        """Virtual addresses of the features whose ids are none; their lookups are known here and on the host."""
         position_L = self._positions(ids_L, counts_F)
-        counts = torch.tensor(counts_F, device=self._device)
         if self._is_cut_once:
             inner_L = position_L
             range_L = torch.repeat_interleave(self._features_F, counts, output_size=len(ids_L))

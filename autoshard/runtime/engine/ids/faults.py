@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from autoshard.core.errors import InputError
+from autoshard.runtime.engine.staging import staged
 
 
 def fault_of_all(
@@ -35,7 +36,7 @@ def fault_of_all(
     num_groups = 1 if peers is None else peers.size()
     first = num_groups if not bad else 0 if peers is None else peers.rank()
     if peers is not None:
-        first_1 = torch.tensor([first], device=device)
+        first_1 = staged([first], device)
         dist.all_reduce(first_1, op=dist.ReduceOp.MIN, group=peers)
         first = int(first_1)
     if first == num_groups:

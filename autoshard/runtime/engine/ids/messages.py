@@ -17,6 +17,7 @@ from itertools import accumulate
 import torch
 
 from autoshard.evaluation.traffic import id_width
+from autoshard.runtime.engine.staging import staged
 
 
 def id_dtype(num_rows: Iterable[int]) -> torch.dtype:
@@ -133,7 +134,7 @@ def packed(messages: Sequence[Message], rooms: Sequence[int], flag: Flag) -> tup
     """Messages for all processes, one after the other, and the numbers of each."""
     tails = [[*one.row_counts, flag, *[0] * (header_size(one.num_numbers) - one.num_numbers - 1)] for one in messages]
     lengths_Z = messages[0].lengths_Z
-    tails_Z = torch.tensor([number for of in tails for number in of], dtype=torch.int32, device=lengths_Z.device)
+    tails_Z = staged([number for of in tails for number in of], lengths_Z.device, torch.int32)
     pieces: list[torch.Tensor] = []
     for message, tail, room in zip(messages, torch.split(tails_Z, [len(of) for of in tails]), rooms, strict=True):
         pieces += [message.lengths_Z, tail, *message.pieces(room)]
@@ -150,14 +151,19 @@ class Wire:
     Args:
         lengths_NB: Bag lengths, int32.
         ids_L: Ids.
+        counts_N: Ids of each row, on the host.
         num_slots: For each owner, jagged rows of sums, and those of every holding whose rows are asked for.
     """
 
     def __init__(
-        self, lengths_NB: torch.Tensor, ids_L: torch.Tensor, num_slots: Sequence[tuple[int, Sequence[int]]]
+        self,
+        lengths_NB: torch.Tensor,
+        ids_L: torch.Tensor,
+        counts_N: Sequence[int],
+        num_slots: Sequence[tuple[int, Sequence[int]]],
     ) -> None:
         self._lengths_NB, self._ids_L, self._num_slots = lengths_NB, ids_L, num_slots
-        self._counts_N: list[int] = lengths_NB.sum(1).tolist()
+        self._counts_N = counts_N
         self._starts = [0, *accumulate(self._counts_N)]
         self._rows: dict[int, list[torch.Tensor]] = {}
         self._first = [0, *accumulate(sums + sum(rows) for sums, rows in num_slots)]

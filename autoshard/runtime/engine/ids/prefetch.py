@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import nullcontext
@@ -15,6 +16,7 @@ from autoshard.core.errors import InputError
 from autoshard.core.step import StepCollective
 from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.engine.ids.requests import Distributed, InputExchange
+from autoshard.runtime.engine.ids.turns import AT_ONCE, Turn
 from autoshard.runtime.timing import Part, Span, StepTimer
 
 
@@ -41,6 +43,8 @@ class Prefetched:
         self, batch: BatchOfIds | InputError, keyed: BatchOfIds | None, device: torch.device, timer: StepTimer
     ) -> None:
         self._batch, self.keyed, self._device, self._timer = batch, keyed, device, timer
+        #: Set when it is submitted.
+        self.turn, self.under_way = AT_ONCE, deque[Prefetched]()
         #: On a GPU, the work before it: it may be what makes the batch.
         self._after = _event(device)
         self._arrived: Future[_Arrived] = Future()
@@ -57,11 +61,12 @@ class Prefetched:
                 if self._after is not None:
                     self._after.wait()
                 begun = self._timer.mark()
-                distributed = exchange(self._batch)
+                distributed = exchange(self._batch, self.turn)
                 took = Span(begun, self._timer.mark())
                 self._arrived.set_result(_Arrived(distributed, took, _event(self._device)))
         except BaseException as error:  # noqa: BLE001 - `wait` raises it again
             self._arrived.set_exception(error)
+            self.turn.fail()
 
     def wait(self) -> Distributed:
         """The batch where it is looked up.
@@ -72,6 +77,8 @@ class Prefetched:
         """
         with self._timer.measure(Part.INPUT):
             waiting = self._timer.mark()
+            while self in self.under_way:
+                self.under_way.popleft().turn.let_end()
             arrived = self._arrived.result()
             if arrived.event is not None:
                 arrived.event.wait()
@@ -94,22 +101,36 @@ class Prefetcher:
 
     def __init__(self, exchange: InputExchange, device: torch.device) -> None:
         self.exchange, self._device = exchange, device
+        #: Whether collectives are launched at fixed places of the training thread.
+        self.is_ordered = device.type == "cuda"
+        self._under_way: deque[Prefetched] = deque()
         self._waiting: queue.SimpleQueue[Prefetched | None] = queue.SimpleQueue()
         threading.Thread(target=self._work, name="autoshard-prefetch", daemon=True).start()
 
     def submit(self, prefetched: Prefetched) -> None:
         """Distributes a batch after those before it."""
+        prefetched.turn = Turn(is_ordered=True) if self.is_ordered else AT_ONCE
+        prefetched.under_way = self._under_way
+        self._under_way.append(prefetched)
         self._waiting.put(prefetched)
+
+    def let_send(self) -> None:
+        """Returns when the ids of the next batch that is trained on are on their way, if one is submitted."""
+        if self._under_way:
+            self._under_way[0].turn.let_send()
 
     def close(self) -> None:
         """Ends the thread when it has distributed all batches."""
+        while self._under_way:
+            self._under_way.popleft().turn.let_end()
         self._waiting.put(None)
 
     def _work(self) -> None:
         stream = None
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
-            stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            # Its small kernels do not queue behind the training thread's.
+            stream = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
         while (prefetched := self._waiting.get()) is not None:
             prefetched.distribute(self.exchange, stream)
             del prefetched  # or the last batch would stay in memory

@@ -6,10 +6,12 @@ destination).
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
+from typing import TypeAlias
 
 import fbgemm_gpu  # noqa: F401 - registers the operators of torch.ops.fbgemm
 import torch
@@ -34,6 +36,11 @@ from autoshard.runtime.engine.ids.messages import (
     message_size,
     packed,
 )
+from autoshard.runtime.engine.ids.turns import AT_ONCE, Turn
+from autoshard.runtime.engine.staging import staged
+
+#: Bag lengths and ids of jagged rows, and how many ids each row has, on the host.
+JaggedRows: TypeAlias = tuple[torch.Tensor, torch.Tensor, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,13 +153,13 @@ class InputExchange:
         tables = ownership.tables.tables
         self._rows_F = torch.tensor([table.num_embeddings for table in tables for _ in table.features], device=device)
         self._num_features = len(self._rows_F)
+        self._is_first_F = torch.arange(self._num_features, device=device) == 0
         self._id_dtype = id_dtype(table.num_embeddings for table in tables)
         cut = _cut_features(ownership, reader, orders)
         self.addresses = AddressMap(cut, ownership.holdings, reader, orders, device) if cut else None
         cut = self.addresses.features if self.addresses else []
         self.cut_index = {(one.feature, ownership.holdings[one.holdings[0]].columns): n for n, one in enumerate(cut)}
-        self._cut_order = _permutation([one.feature for one in cut], self._num_features, device)
-        self._cut_features = [one.feature for one in cut]
+        self._cut_order = _Order([one.feature for one in cut], self._num_features, device)
         by_owner = [self._sources(asked, owner) for owner, asked in enumerate(self._asked)]
         by_owner.append(self._sources(self._local, reader))
         rows_only = [source for _, rows in by_owner for of in rows for source in of]
@@ -165,9 +172,9 @@ class InputExchange:
         else:
             wire = [source - self._num_features for source in wire]
             rows_only = [source - self._num_features for source in rows_only]
-        self._wire_order = _permutation(wire, num_sources, device)
-        self._rows_order = torch.tensor(rows_only, dtype=torch.int32, device=device) if rows_only else None
-        self._needs_counts = bool(rows_only) or (self.addresses is not None and self.addresses.needs_counts)
+        self._wire_order = _Order(wire, num_sources, device)
+        self._rows_order = _Order(rows_only, num_sources, device) if rows_only else None
+        self._once = self._asked_once(device)
         self._num_slots = [(len(sums), [len(of) for of in rows]) for sums, rows in by_owner]
         self._rooms = Rooms(self._num_processes)
         #: Bytes of lengths and ids that this process has sent to each process.
@@ -197,27 +204,29 @@ class InputExchange:
         bucket = self.addresses.destinations[number].index((owner, holding))
         return self._num_features + bucket * len(self.cut_index) + number
 
-    def __call__(self, batch: BatchOfIds | InputError) -> Distributed:
+    def __call__(self, batch: BatchOfIds | InputError, turn: Turn = AT_ONCE) -> Distributed:
         """Exchanges one batch; every process calls it.
 
         Args:
             batch: The batch, or why this process has none.
+            turn: When to launch collectives.
 
         Raises:
             InputError: If a process has none, or one that cannot be looked up: the same on all processes.
         """
-        fault = batch if isinstance(batch, InputError) else self._fault(batch)
+        fault, counts_F = self._checked(batch)
         if fault is not None or isinstance(batch, InputError):
             nothing = torch.zeros(self._num_features, 0, dtype=torch.int32, device=self._device)
-            batch = BatchOfIds(nothing, nothing.view(-1))
+            batch, counts_F = BatchOfIds(nothing, nothing.view(-1)), (0,) * self._num_features
         lengths_FB, ids_L = batch.lengths_FB.to(torch.int32).contiguous(), batch.ids_L.long().contiguous()
         if batch.batch_size < self._batch_size:
             lengths_FB = pad(lengths_FB, (0, self._batch_size - batch.batch_size))
-        counts_F = tuple(lengths_FB.sum(1).tolist()) if self._needs_counts else ()
-        bucketized, lengths_NB, source_L = self._sources_of(lengths_FB, ids_L, counts_F)
-        wire = Wire(*_permuted(self._wire_order, lengths_NB, source_L), self._num_slots)
-        rows = self._row_lookups(wire, lengths_NB, bucketized, counts_F) if self._rows_order is not None else None
-        served = self._exchanged(wire, fault)
+        bucketized, sources = self._sources_of(lengths_FB, ids_L, counts_F)
+        wire = Wire(*self._wire_order(*sources), self._num_slots)
+        rows = None
+        if self._rows_order is not None:
+            rows = self._row_lookups(wire, self._rows_order, sources, lengths_FB, bucketized, counts_F)
+        served = self._exchanged(wire, fault, turn)
         return Distributed(
             batch_size=self._batch_size,
             num_samples=batch.batch_size,
@@ -229,9 +238,28 @@ class InputExchange:
             bucketized=bucketized,
         )
 
-    def _fault(self, batch: BatchOfIds) -> InputError | None:
-        """What is wrong with the batch, if anything is."""
+    def _checked(self, batch: BatchOfIds | InputError) -> tuple[InputError | None, tuple[int, ...]]:
+        """What is wrong with the batch, if anything is, and its ids of each feature; the host waits once for both."""
+        if isinstance(batch, InputError):
+            return batch, ()
         fault = batch.fault(self._num_features, self._device)
+        if fault is not None:
+            return fault, ()
+        total, counts = len(batch.ids_L), batch.lengths_FB.sum(1)
+        has_negative = (batch.lengths_FB < 0).any()
+        # Where lengths are wrong, which is said first, all ids count as those of feature 0.
+        is_right = (counts.sum() == total) & ~has_negative
+        bounds_L = torch.repeat_interleave(
+            self._rows_F, torch.where(is_right, counts, total * self._is_first_F), output_size=total
+        )
+        is_bad_L = (batch.ids_L < 0) | (batch.ids_L >= bounds_L)
+        negative, bad, *counts_F = torch.cat([has_negative.view(1), is_bad_L.any().view(1), counts]).tolist()
+        return self._fault(batch, counts_F, is_bad_L, has_negative=bool(negative), has_bad=bool(bad)), tuple(counts_F)
+
+    def _fault(
+        self, batch: BatchOfIds, counts_F: Sequence[int], is_bad_L: torch.Tensor, *, has_negative: bool, has_bad: bool
+    ) -> InputError | None:
+        fault = batch.lengths_fault(counts_F, has_negative=has_negative)
         if fault is not None:
             return fault
         if batch.batch_size > self._batch_size:
@@ -239,13 +267,10 @@ class InputExchange:
                 f"every process takes up to {self._batch_size} samples a step, got {batch.batch_size}",
                 field="batch_size",
             )
-        total = len(batch.ids_L)
-        bounds_L = torch.repeat_interleave(self._rows_F, batch.lengths_FB.sum(1), output_size=total)
-        is_bad_L = (batch.ids_L < 0) | (batch.ids_L >= bounds_L)
-        if not bool(is_bad_L.any()):
+        if not has_bad:
             return None
         first = int(is_bad_L.nonzero()[0])
-        feature = int(torch.searchsorted(batch.lengths_FB.sum(1).cumsum(0), first, right=True))
+        feature = bisect_right(list(accumulate(counts_F)), first)
         table, name = self._named(feature)
         return InputError(
             f"table {table!r} has rows 0 to {int(self._rows_F[feature]) - 1}, got id {int(batch.ids_L[first])}",
@@ -258,62 +283,90 @@ class InputExchange:
 
     def _sources_of(
         self, lengths_FB: torch.Tensor, ids_L: torch.Tensor, counts_F: Sequence[int]
-    ) -> tuple[Bucketized | None, torch.Tensor, torch.Tensor]:
-        """Jagged rows that messages are made of: the batch's features, and those that are cut by destination."""
+    ) -> tuple[Bucketized | None, JaggedRows]:
+        """Jagged rows that messages are made of: the batch's features, and those that are cut by destination.
+
+        The host waits for how many ids go to each destination.
+        """
         if self.addresses is None:
-            return None, lengths_FB, ids_L
-        cut_FB, cut_L = _permuted(self._cut_order, lengths_FB, ids_L)
-        counts = [counts_F[feature] for feature in self._cut_features] if self.addresses.needs_counts else []
-        bucketized = self.addresses(cut_FB, cut_L, counts, with_lookups=self._rows_order is not None)
+            return None, (lengths_FB, ids_L, counts_F)
+        cut = self._cut_order(lengths_FB, ids_L, counts_F)
+        bucketized = self.addresses(*cut, with_lookups=self._rows_order is not None)
         by_destination = bucketized.lengths_DFB.view(-1, lengths_FB.shape[1])
+        counts: list[int] = by_destination.sum(1).tolist()
         if not self._has_whole:
-            return bucketized, by_destination, bucketized.offsets_L
-        return bucketized, torch.cat([lengths_FB, by_destination]), torch.cat([ids_L, bucketized.offsets_L])
+            return bucketized, (by_destination, bucketized.offsets_L, counts)
+        lengths_NB, source_L = torch.cat([lengths_FB, by_destination]), torch.cat([ids_L, bucketized.offsets_L])
+        return bucketized, (lengths_NB, source_L, [*counts_F, *counts])
 
     def _row_lookups(
-        self, wire: Wire, lengths_NB: torch.Tensor, bucketized: Bucketized | None, counts_F: Sequence[int]
+        self,
+        wire: Wire,
+        order: _Order,
+        sources: JaggedRows,
+        lengths_FB: torch.Tensor,
+        bucketized: Bucketized | None,
+        counts_F: Sequence[int],
     ) -> RowLookups:
         """Which lookup each row answers; asks for each row once where that is wanted."""
-        assert self._rows_order is not None, "there are rows"
+        lengths_NB, _, counts_N = sources
         lookups_L = torch.arange(sum(counts_F), device=self._device)
         if bucketized is not None:
             assert bucketized.lookups_L is not None, "rows are asked for"
-            cut_L = lookups_L
-            if self._cut_order is not None:
-                one_FB = torch.tensor([counts_F], dtype=torch.int32, device=self._device).view(-1, 1)
-                cut_L = _permuted(self._cut_order, one_FB, lookups_L)[1]
+            _, cut_L, _ = self._cut_order(lengths_FB.sum(1, keepdim=True, dtype=torch.int32), lookups_L, counts_F)
             cut_L = cut_L.index_select(0, bucketized.lookups_L.long())
             lookups_L = torch.cat([lookups_L, cut_L]) if self._has_whole else cut_L
-        _, lookups_L = _permuted(self._rows_order, lengths_NB, lookups_L)
-        arrivals, counts, num_rows, start = [], [], [], 0
+        _, lookups_L, _ = order(lengths_NB, lookups_L, counts_N)
+        owners = range(self._num_processes + 1)
+        ids, arrival_L = self._distinct([ids_L for owner in owners for ids_L in wire.row_ids(owner)])
+        pieces, num_rows = iter(ids), []
         for owner, asked in enumerate([*self._asked, self._local]):
-            counts.append(wire.row_counts(owner))
-            uniques, sizes = [], []
-            for holding, of_features, ids_L in zip(asked.rows, counts[-1], wire.row_ids(owner), strict=True):
-                if self._ownership.holdings[holding].deduplicate:
-                    ids_L, inverse_L = torch.unique(ids_L, return_inverse=True)
-                    arrivals.append(inverse_L + start)
-                else:
-                    arrivals.append(torch.arange(start, start + sum(of_features), device=self._device))
-                uniques.append(ids_L)
-                sizes.append(len(ids_L))
-                start += len(ids_L)
-            wire.ask_for(owner, uniques)
-            num_rows.append(tuple(sizes))
-        arrival_L = torch.cat(arrivals) if arrivals else lookups_L
-        return RowLookups(lookups_L, arrival_L, tuple(counts), tuple(num_rows))
+            wire.ask_for(owner, list(islice(pieces, len(asked.rows))))
+            num_rows.append(tuple(len(one) for one in wire.rows(owner)))
+        return RowLookups(lookups_L, arrival_L, tuple(wire.row_counts(owner) for owner in owners), tuple(num_rows))
 
-    def _exchanged(self, wire: Wire, fault: InputError | None) -> tuple[Request, ...]:
+    def _asked_once(self, device: torch.device) -> _Once:
+        holdings = self._ownership.holdings
+        own = [(owner, index) for owner, asked in enumerate(self._asked) for index in asked.rows]
+        own += [(self._reader, index) for index in self._local.rows]
+        places = [place for place, (_, index) in enumerate(own) if holdings[index].deduplicate]
+        stops = list(accumulate(holdings[own[place][1]].num_rows(own[place][0]) for place in places))
+        return _Once(places, torch.tensor([0, *stops], device=device))
+
+    def _distinct(self, ids: list[torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """Ids of every owner's holdings, where it is wanted each once; and the one that answers each, over all."""
+        once = self._once
+        starts_K, stops_K = once.bounds[:-1], once.bounds[1:]
+        inverse: list[torch.Tensor] = []
+        distinct = list(ids)
+        if once.places:
+            several = [ids[place] for place in once.places]
+            counts = [len(one) for one in several]
+            start_L = torch.repeat_interleave(starts_K, staged(counts, self._device), output_size=sum(counts))
+            # Rows of all owners' holdings, one after the other, so that one sort finds the distinct ones of all.
+            rows_U, inverse_L = torch.unique(torch.cat(several) + start_L, return_inverse=True)
+            ends_K = torch.searchsorted(rows_U, stops_K)
+            sizes_K = ends_K.diff(prepend=torch.zeros_like(ends_K[:1]))
+            places_U = rows_U - torch.repeat_interleave(starts_K, sizes_K, output_size=len(rows_U))
+            inverse = list(torch.split(inverse_L, counts))
+            for place, one in zip(once.places, torch.split(places_U, sizes_K.tolist()), strict=True):
+                distinct[place] = one
+        return distinct, _arrivals(distinct, dict(zip(once.places, inverse, strict=True)), self._device)
+
+    def _exchanged(self, wire: Wire, fault: InputError | None, turn: Turn) -> tuple[Request, ...]:
         """Sends lengths and ids; what all processes ask this one for."""
         messages = [wire.message(owner, self._id_dtype) for owner in range(self._num_processes)]
         flag = Flag.BAD if fault is not None else self._rooms.flag(messages)
-        came = self._sent(messages, flag)
+        came = self._sent(messages, flag, turn)
         bad = [process for process, one in enumerate(came) if one.flag is Flag.BAD]
+        follows = any(one.flag is Flag.MORE for one in came)
+        if bad or follows or self._peers is not None:
+            turn.ending()
         refusal = fault_of_all(fault, bad, self._group, self._peers, self._device)
         if refusal is not None:
             raise refusal from (None if fault is None else fault.__cause__)
         ids = [one.ids_L for one in came]
-        if any(one.flag is Flag.MORE for one in came):
+        if follows:
             ids = self._with_rest(messages, came)
         self._rooms.adapt([one.num_ids for one in messages], [one.num_ids for one in came])
         for owner, message in enumerate(messages):
@@ -321,14 +374,17 @@ class InputExchange:
             self.sent_bytes[Stream.IDS][owner] += message.num_ids * self._id_dtype.itemsize
         return tuple(_request(one, ids_L.long()) for one, ids_L in zip(came, ids, strict=True))
 
-    def _sent(self, messages: Sequence[Message], flag: Flag) -> list[Received]:
+    def _sent(self, messages: Sequence[Message], flag: Flag, turn: Turn) -> list[Received]:
         """Sends messages to all processes; those that come from them."""
         B = self._batch_size
         sent, sent_sizes = packed(messages, self._rooms.sent, flag)
         headers = [header_size(len(asked.sums) * B + len(asked.rows)) for asked in self._served]
         sizes = [message_size(*pair, self._id_dtype) for pair in zip(headers, self._rooms.received, strict=True)]
         received = torch.empty(sum(sizes), dtype=torch.int32, device=self._device)
-        dist.all_to_all_single(received, sent, sizes, sent_sizes, self._group)
+        with turn.sending():
+            work = dist.all_to_all_single(received, sent, sizes, sent_sizes, self._group, async_op=True)
+        assert work is not None, "this process is in the group"
+        work.wait()
         came = torch.split(received, sizes)
         lengths = [one[: len(of.sums) * B].view(-1, B) for one, of in zip(came, self._served, strict=True)]
         known: list[torch.Tensor] = []
@@ -384,17 +440,57 @@ def _cut_features(ownership: Ownership, reader: int, orders: Mapping[str, RowOrd
     return cut
 
 
-def _permutation(order: Sequence[int], num_rows: int, device: torch.device) -> torch.Tensor | None:
-    """The order as FBGEMM takes it; None if it changes nothing."""
-    if list(order) == list(range(num_rows)):
-        return None
-    return torch.tensor(order, dtype=torch.int32, device=device)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Once:
+    """What a process asks for with each row once.
+
+    Attributes:
+        places: Their numbers among all owners' holdings whose rows it asks for, K of them.
+        bounds: Where the rows of each begin if they lie one after the other, and the end.
+    """
+
+    places: list[int]
+    bounds: torch.Tensor
 
 
-def _permuted(
-    order: torch.Tensor | None, lengths_NB: torch.Tensor, ids_L: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    if order is None:
-        return lengths_NB, ids_L
-    lengths, ids, _ = torch.ops.fbgemm.permute_2D_sparse_data(order, lengths_NB, ids_L, None, None)
-    return lengths, ids
+class _Order:
+    """Puts jagged rows in an order, in which some may be missing and others be there twice.
+
+    Args:
+        order: Their numbers.
+        num_rows: How many there are to choose from.
+        device: Where they are.
+    """
+
+    def __init__(self, order: Sequence[int], num_rows: int, device: torch.device) -> None:
+        self._order = tuple(order)
+        self._changes = self._order != tuple(range(num_rows))
+        self._order_N = torch.tensor(order, dtype=torch.int32, device=device)
+
+    def __call__(self, lengths_NB: torch.Tensor, ids_L: torch.Tensor, counts_N: Sequence[int]) -> JaggedRows:
+        """The rows in their order."""
+        if not self._changes:
+            return lengths_NB, ids_L, counts_N
+        counts = [counts_N[row] for row in self._order]
+        lengths, ids, _ = torch.ops.fbgemm.permute_2D_sparse_data(self._order_N, lengths_NB, ids_L, None, sum(counts))
+        return lengths, ids, counts
+
+
+def _arrivals(ids: Sequence[torch.Tensor], inverse: Mapping[int, torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Which of all ids answers each lookup.
+
+    Args:
+        ids: As they are asked for, owner by owner and holding by holding.
+        inverse: For those that are asked for once, by their number, the one of all these that answers each lookup.
+        device: Where they are.
+    """
+    arrivals, start, start_once = [], 0, 0
+    for place, of_holding in enumerate(ids):
+        if place in inverse:
+            shift = start - start_once
+            arrivals.append(inverse[place] + shift if shift else inverse[place])
+            start_once += len(of_holding)
+        else:
+            arrivals.append(torch.arange(start, start + len(of_holding), device=device))
+        start += len(of_holding)
+    return torch.cat(arrivals)

@@ -131,14 +131,17 @@ class FusedKernel:
         """Sums over bags, fp32 of shape (G, O)."""
         offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths_FG.reshape(-1).long())
         output_GO = self._looked_up(ids_L, offsets)
-        self._mark_with_gradient(output_GO, ids_L, lengths_FG)
+        if self._marks_N is not None:
+            first_L = torch.repeat_interleave(self._first_F, lengths_FG.sum(dim=1), output_size=len(ids_L))
+            _mark_with_gradient(output_GO, self._marks_N, ids_L + first_L)
         return output_GO
 
     def rows(self, ids_L: torch.Tensor) -> torch.Tensor:
         """Rows, fp32 of shape (L, D)."""
-        offsets = torch.tensor([0, len(ids_L)], device=ids_L.device)
-        output_LD = self._looked_up(ids_L, offsets)
-        self._mark_with_gradient(output_LD, ids_L, offsets[1:, None])
+        # A bag for each: a GPU's kernel gives a bag to one warp. On a CPU it takes as long as one bag of all of them.
+        output_LD = self._looked_up(ids_L, torch.arange(len(ids_L) + 1, device=ids_L.device))
+        if self._marks_N is not None:
+            _mark_with_gradient(output_LD, self._marks_N, ids_L)
         return output_LD
 
     def _looked_up(self, ids_L: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
@@ -150,32 +153,19 @@ class FusedKernel:
             output = self._tbe(ids_L, offsets)
         return output
 
-    def _mark_with_gradient(self, output: torch.Tensor, ids_L: torch.Tensor, lengths_FG: torch.Tensor) -> None:
-        """Marks the rows of a lookup once its gradient is there, which the kernel updates them with.
-
-        Args:
-            output: Of the lookup.
-            ids_L: Rows of the features' tables, feature by feature.
-            lengths_FG: How many they are, bag by bag.
-        """
-        marks_N = self._marks_N
-        if marks_N is None or not output.requires_grad:
-            return
-        rows_L = ids_L + torch.repeat_interleave(self._first_F, lengths_FG.sum(dim=1), output_size=len(ids_L))
-
-        def mark(_: torch.Tensor) -> None:
-            marks_N[rows_L] = 1
-
-        output.register_hook(mark)  # type: ignore[no-untyped-call]
-
     def set_learning_rate(self, learning_rate: float) -> None:
         """Sets the learning rate of lookups from now on; those that were made keep theirs."""
         self._tbe.set_learning_rate(learning_rate * self._scale)
 
-    def states(self) -> list[RowStates]:
-        """State of the tables; rows that are cached are written back first, and are no longer cached."""
+    def states(self, *, writes: bool) -> list[RowStates]:
+        """State of the tables; rows that are cached are written back first.
+
+        Args:
+            writes: Whether the state is written to, in the memory behind the cache: rows are no longer cached then.
+        """
         self._tbe.flush()
-        self._tbe.reset_cache_states()  # whoever writes to the state writes to memory behind the cache
+        if writes:
+            self._tbe.reset_cache_states()
         weights, states = self._tbe.split_embedding_weights(), self._tbe.split_optimizer_states()
         moments: list[Any] = [one[0] if one else None for one in states] if states else [None] * len(weights)
         marks: list[Any] = [None] * len(weights)
@@ -202,6 +192,22 @@ def _float32_by_default() -> Iterator[None]:
         yield
     finally:
         torch.set_default_dtype(usual)
+
+
+def _mark_with_gradient(output: torch.Tensor, marks_N: torch.Tensor, rows_L: torch.Tensor) -> None:
+    """Marks the rows of a lookup once its gradient is there, which the kernel updates them with.
+
+    Args:
+        output: Of the lookup.
+        marks_N: The marks.
+        rows_L: The rows.
+    """
+
+    def mark(_: torch.Tensor) -> None:
+        marks_N[rows_L] = 1
+
+    if output.requires_grad:
+        output.register_hook(mark)  # type: ignore[no-untyped-call]
 
 
 def _location(memory: MemoryPlacement) -> EmbeddingLocation:

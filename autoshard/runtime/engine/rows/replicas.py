@@ -24,6 +24,7 @@ from autoshard.runtime.engine.rows.replicated import (
     holder_groups,
     summed_by_row,
 )
+from autoshard.runtime.engine.staging import staged
 from autoshard.runtime.timing import Part, StepTimer
 
 
@@ -211,8 +212,8 @@ class Replicas:
                     kernel.rows.update(of_kernel, learning_rate)
 
     def _bases(self, bases: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
-        each = torch.tensor(bases, device=self._device)
-        return torch.repeat_interleave(each, torch.tensor(counts, device=self._device), output_size=sum(counts))
+        each, counts_E = staged([bases, counts], self._device)
+        return torch.repeat_interleave(each, counts_E, output_size=sum(counts))
 
 
 def _by_kernel(places: Sequence[int], holdings: Sequence[Holding]) -> list[tuple[KernelKey, list[int]]]:

@@ -18,6 +18,7 @@ from autoshard.runtime.engine.ids.messages import id_dtype
 from autoshard.runtime.engine.rows.averaging import RowStates
 from autoshard.runtime.engine.rows.fused import FusedSettings, rounds_at_random
 from autoshard.runtime.engine.rows.huge_pages import advise_huge_pages
+from autoshard.runtime.engine.staging import staged
 from autoshard.runtime.releases import all_gather
 
 TORCH_DTYPES = {DType.FP32: torch.float32, DType.FP16: torch.float16}
@@ -142,8 +143,20 @@ def summed_by_row(rows_L: torch.Tensor, source_L: torch.Tensor, gradients_XD: to
     sorted_L, order_L = rows_L.sort(stable=True)
     rows_U, counts_U = torch.unique_consecutive(sorted_L, return_counts=True)
     offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(counts_U)
-    summed_UD = embedding_bag(source_L[order_L], gradients_XD, offsets, mode="sum", include_last_offset=True)
-    return RowGradients(rows_U, summed_UD)
+    return RowGradients(rows_U, _sums(gradients_XD, source_L[order_L], offsets))
+
+
+def summed_by_place(
+    places_L: torch.Tensor, num_places: int, source_L: torch.Tensor, gradients_XD: torch.Tensor
+) -> torch.Tensor:
+    """Gradients of places, of which each has a lookup: as `summed_by_row`, but the host knows how many they are."""
+    sorted_L, order_L = places_L.sort(stable=True)
+    offsets = torch.searchsorted(sorted_L, torch.arange(num_places + 1, device=sorted_L.device))
+    return _sums(gradients_XD, source_L[order_L], offsets)
+
+
+def _sums(gradients_XD: torch.Tensor, source_L: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    return embedding_bag(source_L, gradients_XD, offsets, mode="sum", include_last_offset=True)
 
 
 class SyncedRows(NamedTuple):
@@ -226,7 +239,7 @@ class GradientSync:
         ids = [own[n].rows_U.to(self._id_dtype) for n in self._named]
         values = [own[n].gradients_UD.reshape(-1) for n in self._named if self._travels(n)]
         message = torch.cat([torch.cat(ids).view(torch.int32), *(one.view(torch.int32) for one in values)])
-        counts = torch.tensor([len(one) for one in ids], device=message.device)
+        counts = staged([len(one) for one in ids], message.device)
         counts_PN = counts.new_empty(group.size(), len(counts))
         all_gather(counts_PN.view(-1), counts, group=group)
         sizes_PN = [self._message_sizes(counts_N) for counts_N in counts_PN.tolist()]

@@ -111,13 +111,17 @@ class FusedKernels:
         for kernel in (*(one.kernel for one in self._sums), *(one.kernel for one in self._rows)):
             kernel.set_learning_rate(learning_rate)
 
-    def states(self) -> Mapping[int, RowStates]:
-        """State of the rows of each holding."""
+    def states(self, *, writes: bool) -> Mapping[int, RowStates]:
+        """State of the rows of each holding.
+
+        Args:
+            writes: Whether it is written to.
+        """
         found: dict[int, RowStates] = {}
         for sums in self._sums:
-            found.update(zip(sums.holdings, sums.kernel.states(), strict=True))
+            found.update(zip(sums.holdings, sums.kernel.states(writes=writes), strict=True))
         for rows in self._rows:
-            [state] = rows.kernel.states()
+            [state] = rows.kernel.states(writes=writes)
             for index in rows.holdings:
                 start = rows.base[index]
                 found[index] = state.of(start, start + self._holdings[index].num_rows(self._process))

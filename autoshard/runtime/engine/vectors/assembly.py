@@ -16,7 +16,7 @@ from autoshard.core import Pooling
 from autoshard.runtime.engine.holdings import KernelKey, Ownership
 from autoshard.runtime.engine.ids.requests import Distributed
 from autoshard.runtime.engine.rows.replicas import ReplicaLookups, one_below_the_other, side_by_side
-from autoshard.runtime.engine.rows.replicated import summed_by_row
+from autoshard.runtime.engine.rows.replicated import summed_by_place
 from autoshard.runtime.engine.vectors.reading import ColumnCuts, Reading, RowIndex, RowKernel, SumGroup, row_index
 
 
@@ -64,10 +64,12 @@ class Assembly:
         self._pooled_cuts = ColumnCuts([run for runs in reading.scattered for run in runs])
         self._scattered = [[self._pooled_cuts.pieces(*run) for run in runs] for runs in reading.scattered]
         features = [table for table in ownership.tables.tables for _ in table.features]
-        self._pooled = [n for n, table in enumerate(features) if table.pooling is not Pooling.SEQUENCE]
+        pooled = [n for n, table in enumerate(features) if table.pooling is not Pooling.SEQUENCE]
+        dims = [features[n].embedding_dim for n in pooled]
         self._has_means = any(table.pooling is Pooling.MEAN for table in features)
-        self._is_mean_F = torch.tensor([features[n].pooling is Pooling.MEAN for n in self._pooled], device=device)
-        self._pooled_dims = torch.tensor([features[n].embedding_dim for n in self._pooled], device=device)
+        self._pooled = torch.tensor(pooled, dtype=torch.int64, device=device)
+        self._is_mean_F = torch.tensor([features[n].pooling is Pooling.MEAN for n in pooled], device=device)
+        self._pooled_dims, self._num_columns = torch.tensor(dims, dtype=torch.int64, device=device), sum(dims)
 
     def put_together(
         self, batch: Distributed, came: Sequence[Came], local: ReplicaLookups, reduced_BW: torch.Tensor | None
@@ -114,10 +116,11 @@ class Assembly:
 
     def _mean_scales(self, batch: Distributed) -> torch.Tensor:
         """One over the bag length of features that are averaged, 1 for those that are summed; shape (B, C)."""
-        lengths_FB = batch.lengths_FB[self._pooled].clamp(min=1).float()
+        lengths_FB = batch.lengths_FB.index_select(0, self._pooled).clamp(min=1).float()
         ones = torch.ones_like(lengths_FB)
         scale_FB = torch.where(self._is_mean_F[:, None], lengths_FB.reciprocal(), ones)
-        return torch.repeat_interleave(scale_FB, self._pooled_dims, dim=0).T.contiguous()
+        scale_CB = torch.repeat_interleave(scale_FB, self._pooled_dims, dim=0, output_size=self._num_columns)
+        return scale_CB.T.contiguous()
 
     def _empty_sequence(self, batch: Distributed, feature: int) -> torch.Tensor:
         shape = (batch.counts_F[feature], self._reading.dim_F[feature])
@@ -207,7 +210,7 @@ def _by_arrival(kernel: RowKernel, index: RowIndex, sources_XD: torch.Tensor) ->
     in_sequence_L = torch.arange(num_bags, num_bags + num_sequence, device=sources_XD.device)
     source_L = torch.cat([index.bags_L, in_sequence_L])
     if kernel.deduplicated:
-        return summed_by_row(index.arrival_L, source_L, sources_XD).gradients_UD
+        return summed_by_place(index.arrival_L, index.num_rows, source_L, sources_XD)
     source_R = torch.empty_like(source_L)
     source_R[index.arrival_L] = source_L
     return sources_XD[source_R]

@@ -6,7 +6,7 @@ features, O columns of one process's fused sums, W columns of a block, D embeddi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -97,6 +97,8 @@ class OutputExchange:
             for owner in range(self._num_processes + 2)
         ]
         self._assembly = Assembly(ownership, reading, device)
+        #: Called before gradients are sent: what else is launched there.
+        self.before_gradients: Callable[[], None] = _nothing_else
         #: Bytes that this process has sent to each process.
         self.sent_bytes = {stream: [0.0] * self._num_processes for stream in (Stream.FORWARD, Stream.BACKWARD)}
 
@@ -231,6 +233,7 @@ class OutputExchange:
 
     def send_gradients(self, step: _Step, gradients: Sequence[torch.Tensor]) -> None:
         """Sends gradients to those who hold the rows."""
+        self.before_gradients()
         with self.timer.measure(Part.BACKWARD_EXCHANGE):
             scaled = [one / self._num_processes for one in gradients]
             step.blocks, step.rows = self._assembly.take_apart(step.assembled, scaled)
@@ -374,6 +377,10 @@ class StartedExchange:
         )
         batch = self._step.batch
         return (pooled_BC[: batch.num_samples] if batch.num_samples < batch.batch_size else pooled_BC, *sequences)
+
+
+def _nothing_else() -> None:
+    """Where no batch is distributed ahead."""
 
 
 def _cut_rows(flat: torch.Tensor, alike: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -17,6 +17,7 @@ from autoshard.core import Pooling
 from autoshard.runtime.engine.holdings import Holding, KernelKey, Ownership
 from autoshard.runtime.engine.ids.addresses import Destination
 from autoshard.runtime.engine.ids.requests import Distributed, InputExchange, RowLookups
+from autoshard.runtime.engine.staging import staged
 
 CutIndex: TypeAlias = Mapping[tuple[int, tuple[int, int]], int]
 Destinations: TypeAlias = Sequence[Sequence[Destination]]
@@ -332,10 +333,10 @@ def row_index(kernel: RowKernel, batch: Distributed) -> RowIndex:
         size += batch.counts_F[one.feature]
     entries = _entries(kernel, rows)
     device = rows.lookups_L.device
-    shifts = torch.tensor([base[one.holding, feature] for one in entries for feature in one.features], device=device)
-    counts = torch.tensor([count for one in entries for count in one.counts], device=device)
+    shifts = [base[one.holding, feature] for one in entries for feature in one.features]
+    shift_E, count_E = staged([shifts, [count for one in entries for count in one.counts]], device)
     lookups_L = torch.cat([rows.lookups_L[one.lookups] for one in entries])
-    place_L = lookups_L + torch.repeat_interleave(shifts, counts, output_size=len(lookups_L))
+    place_L = lookups_L + torch.repeat_interleave(shift_E, count_E, output_size=len(lookups_L))
     table = torch.full((size,), -1, dtype=torch.int64, device=device)
     table[place_L] = torch.cat([rows.arrival_L[one.lookups] + one.shift for one in entries])
     known = dict.fromkeys(base, 0)
@@ -345,9 +346,10 @@ def row_index(kernel: RowKernel, batch: Distributed) -> RowIndex:
     positions = []
     for one in kernel.sequences:
         first = base[one.holding, one.feature] + start_F[one.feature]
-        here = table[first : first + batch.counts_F[one.feature]] >= 0
-        positions.append(None if one.is_whole else here.nonzero().squeeze(1))
-    arrival_L = table if all(one.is_whole for one in kernel.features) else table[table >= 0]
+        of_feature = table[first : first + batch.counts_F[one.feature]]
+        positions.append(None if one.is_whole else _known_places(of_feature, known[one.holding, one.feature]))
+    is_whole = all(one.is_whole for one in kernel.features)
+    arrival_L = table if is_whole else table.index_select(0, _known_places(table, sum(known.values())))
     lengths = [_bag_lengths(one, batch) for one in kernel.pooled]
     lengths_X = torch.cat(lengths) if lengths else batch.lengths_FB.new_empty(0)
     num_pooled = sum(known[one.holding, one.feature] for one in kernel.pooled)
@@ -361,6 +363,11 @@ def row_index(kernel: RowKernel, batch: Distributed) -> RowIndex:
         num_sequence=tuple(known[one.holding, one.feature] for one in kernel.sequences),
         num_rows=sum(one.num_rows for one in entries),
     )
+
+
+def _known_places(numbers_X: torch.Tensor, count: int) -> torch.Tensor:
+    """Places of the numbers of at least 0; the host knows how many they are, and waits for none."""
+    return torch.nonzero_static(numbers_X >= 0, size=count).squeeze(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -403,4 +410,5 @@ def _bag_lengths(one: RowFeature, batch: Distributed) -> torch.Tensor:
     if one.is_whole or one.cut is None:
         return batch.lengths_FB[one.feature]
     assert batch.bucketized is not None, "the feature is cut"
-    return batch.bucketized.lengths_DFB[list(one.buckets), one.cut].sum(0, dtype=torch.int32)
+    lengths_DB = batch.bucketized.lengths_DFB[:, one.cut]
+    return torch.stack([lengths_DB[bucket] for bucket in one.buckets]).sum(0, dtype=torch.int32)

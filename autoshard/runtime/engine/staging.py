@@ -1,0 +1,24 @@
+"""Numbers that the host sends to its device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def staged(
+    numbers: Sequence[int] | Sequence[Sequence[int]], device: torch.device, dtype: torch.dtype = torch.int64
+) -> torch.Tensor:
+    """Numbers on the device, for the current stream; the host does not wait.
+
+    A GPU copies them from pinned memory, which torch gives to nobody else before. From other memory the host would
+    wait for all work that the stream still has.
+
+    Args:
+        numbers: The numbers, or rows of them.
+        device: Where they go.
+        dtype: As what.
+    """
+    on_host = torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda")
+    return on_host.to(device, non_blocking=True)
