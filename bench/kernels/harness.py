@@ -22,6 +22,8 @@ from bench.measuring.timing import RoundSettings, num_to_drop
 #: second, and a short run is over before it has used much of it again. Sets near the memory limit fill up to 1 GiB; a
 #: quarter more is room for others beside them.
 _COLLECTED_GROUP_BYTES = 5 * 2**28
+#: Batch of a GPU's reference, whose tables are 1 GB then: one copy leaves the card to the ranks that are replayed.
+_CUDA_REFERENCE_BAGS = 16_384
 #: Rounds after which a set may stop on a CPU, and the standard error at which it does. Of the samples of
 #: `docs/data/samples`, half have spreads below 3.9%, so that they stop after 4 to 6 rounds instead of 9.
 _LEAST_ROUNDS, _ENOUGH = 4, 0.02
@@ -40,7 +42,7 @@ class Settings(GroupSettings):
     def for_device(cls, device: BenchDevice) -> Settings:
         """The usual settings of a device."""
         if device.is_cuda:
-            return cls(reference_bags=65536)
+            return cls(reference_bags=_CUDA_REFERENCE_BAGS, num_references=1)
         rounds = RoundSettings(num_warmup=2, num_measured=9, num_dropped=2, flush_every_run=False)
         return cls(rounds=rounds)
 
