@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
@@ -30,7 +30,7 @@ from autoshard.runtime.results import Device
 from bench.collectives.operators import BoundCollective, Buffers, Movement, collective_from_json, verify
 from bench.measuring.arena import free_bytes
 from bench.measuring.robust_stats import MsArray, locate
-from bench.measuring.timing import RoundSettings, quiet_process
+from bench.measuring.timing import Clock, CudaClock, RoundSettings, WallClock, quiet_process
 
 #: The reference is measured more than once per round: its mean divides every sample of the chunk.
 _REFERENCE_COPIES = 4
@@ -38,6 +38,10 @@ _REFERENCE_COPIES = 4
 _BACKEND_FACTOR = 2
 #: Up to here a rank's buffers are taken to fit into its share of the last-level cache.
 _CACHED_BYTES = 2**22
+#: Up to here a GPU runs a collective several times in a row, and a run counts as their mean. A single one takes tens of
+#: microseconds, and begins on ranks as far apart as the host's agreement lets them go.
+_REPEATED_BYTES = 2**23
+_NUM_REPEATED = 20
 _HEARTBEAT_S = 0.5
 _TIME_IS_UP = "the time given was up, or would have been before they were measured"
 
@@ -68,6 +72,8 @@ class CollectiveWorker:
         self._refused: dict[tuple[object, ...], str | None] = {}
         self._deadline = float("inf")
         self._heard = 0.0
+        self._clock: Clock = WallClock()
+        self._aligned = torch.zeros(1, device=device)
 
     def run(self) -> None:
         """Measures all chunks once, or again and again while there is time.
@@ -131,6 +137,7 @@ class CollectiveWorker:
         collectives = [*[self._reference] * _REFERENCE_COPIES, *chosen]
         bound = self._bind(collectives)
         elapsed_ms_SR = np.zeros((len(collectives), self._rounds.num_rounds))
+        self._clock = CudaClock() if self._device.type == "cuda" else WallClock()
         begun = time.monotonic()
         with quiet_process():
             for round_ in range(self._rounds.num_rounds):
@@ -138,7 +145,7 @@ class CollectiveWorker:
                     self._warm(bound[index])
                     if not self._agree(self._has_time(begun, round_, position)):
                         return False
-                    elapsed_ms_SR[index, round_] = self._time(bound[index])
+                    elapsed_ms_SR[index, round_] = self._time(bound[index], index)
                     self._heartbeat()
         slowest_SR = torch.from_numpy(elapsed_ms_SR)
         dist.all_reduce(slowest_SR, op=dist.ReduceOp.MAX, group=self._control)
@@ -171,18 +178,26 @@ class CollectiveWorker:
             bound.run()
             bound.prepare()
 
-    def _time(self, bound: BoundCollective) -> float:
-        """Milliseconds on this rank's clock, from after the agreement until the result is there."""
+    def _time(self, bound: BoundCollective, key: int) -> float:
+        """Milliseconds of one collective on this rank's clock, until the result is there.
+
+        On a GPU it is queued behind a lead, as kernels are, and behind an all-reduce of one number, for ranks to begin
+        together: otherwise the host's launch and the ranks' distance would count, which take longer than a small
+        collective. Small ones are queued several times in a row and divided, as nccl-tests does: this mean is what
+        is stored, since it is what a step's collectives take, whose ranks are at work before.
+
+        Args:
+            bound: What to run.
+            key: Of its lead.
+        """
         if self._device.type == "cuda":
-            start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            bound.run()
-            stop.record()
-            torch.cuda.synchronize()
-            return float(start.elapsed_time(stop))
-        begun = time.perf_counter()
+            times = _NUM_REPEATED if _largest_buffer(bound.movement) <= _REPEATED_BYTES else 1
+            return queued_ms(
+                bound, times, self._clock, key, lambda: dist.all_reduce(self._aligned, group=bound.group), self._agree
+            )
+        start = self._clock.mark()
         bound.run()
-        return (time.perf_counter() - begun) * 1e3
+        return self._clock.elapsed_ms(start, self._clock.mark())
 
     def _agree(self, vote: bool) -> bool:
         """A barrier that tells whether every rank votes for it."""
@@ -217,6 +232,37 @@ class CollectiveWorker:
         self._heard = time.monotonic()
         if dist.get_rank() == 0:
             print(json.dumps(event, allow_nan=False), flush=True)
+
+
+def queued_ms(
+    bound: BoundCollective,
+    times: int,
+    clock: Clock,
+    key: int,
+    align: Callable[[], object],
+    agree: Callable[[bool], bool],
+) -> float:
+    """Milliseconds of a collective that is queued some times in a row behind a lead.
+
+    Args:
+        bound: What to run.
+        times: How often.
+        clock: A GPU's.
+        key: Of the lead; the same on all ranks.
+        align: Queues what ranks leave together.
+        agree: Tells whether all ranks vote for something, and waits for all that is queued. A late rank makes all of
+            them run again, with leads that stay alike.
+    """
+    while True:
+        clock.lead(key)
+        align()
+        start = clock.mark()
+        for _ in range(times):
+            bound.run()
+        stop = clock.mark()
+        if agree(not clock.is_late(start)) or not clock.lengthen(key):
+            return clock.elapsed_ms(start, stop) / times
+        bound.prepare()
 
 
 def _groups(node_size: int) -> dict[GroupLevel, dist.ProcessGroup]:

@@ -71,7 +71,8 @@ class ClockWatch:
 
     def __init__(self, device: BenchDevice) -> None:
         self._device = device
-        self._nvml, self._handle = _opened(device.device) if device.is_cuda else (None, None)
+        nothing: tuple[ModuleType | None, Any] = (None, None)
+        self._nvml, self._handle = _opened(device.device) if device.is_cuda else nothing
         self._mhz: list[int] = []
         self._reasons: set[str] = set()
         self.lowest_mhz: int | None = None

@@ -121,8 +121,12 @@ class Clock(Protocol):
         """Keeps the device busy, so that the next run of what has this key is queued before it begins."""
         ...
 
-    def was_led(self, key: int, start: Any) -> bool:
-        """Whether the run of this key, whose last mark was just made, was queued before `start` came to pass."""
+    def is_late(self, start: Any) -> bool:
+        """Whether a run, whose last mark was just made, began before all of it was queued: at `start` or later."""
+        ...
+
+    def lengthen(self, key: int) -> bool:
+        """Makes a key's lead longer after a late run, which is to be run again; false if no lead is long enough."""
         ...
 
     def settle(self) -> None:
@@ -134,26 +138,33 @@ class Clock(Protocol):
         ...
 
 
-class _WallClock:
+class WallClock:
     """Monotonic clock of the machine. Nothing is queued on a CPU, so that no run needs a lead."""
 
     def mark(self) -> float:
+        """Now, in seconds."""
         return time.perf_counter()
 
-    def lead(self, key: int) -> None:
-        pass
+    def lead(self, _key: int) -> None:
+        """Nothing."""
 
-    def was_led(self, key: int, start: float) -> bool:
-        return True
+    def is_late(self, _start: float) -> bool:
+        """Never."""
+        return False
+
+    def lengthen(self, _key: int) -> bool:
+        """There is no lead."""
+        return False
 
     def settle(self) -> None:
-        pass
+        """Nothing."""
 
     def elapsed_ms(self, start: float, stop: float) -> float:
+        """Milliseconds between two marks."""
         return (stop - start) * 1e3
 
 
-class _ThreadClock(_WallClock):
+class _ThreadClock(WallClock):
     """Time that the calling thread has run: it stands still while another process has the core.
 
     A kernel of one thread takes as long on this clock as on the wall while the machine is otherwise idle. With
@@ -168,42 +179,50 @@ class CudaClock:
     """CUDA events on the current stream, behind a lead: the GPU idles while the host queues a run.
 
     A run that began before all of it was queued may hold waits for the host. It is to be run again, with a lead twice
-    as long, which its key keeps. A run that is not queued in time behind the longest lead waits for the host by itself
-    (it reads a number back): its key gets the shortest lead from then on, and its runs count as they are.
+    as long, which its key keeps. A run that is late behind the longest lead waits for the host by itself (it reads a
+    number back): its key gets the shortest lead from then on, and its runs count as they are.
+
+    Attributes:
+        waiting: Keys whose runs wait for the host.
     """
 
     #: Cycles of the shortest lead, 1.5 ms at 1.98 GHz: launching one fused kernel from Python takes about 1 ms.
     LEAD_CYCLES = 3_000_000
     #: The longest lead is so many times as long.
-    _MAX_FACTOR = 32
+    MAX_FACTOR = 32
 
     def __init__(self) -> None:
         self._factors: dict[int, int] = {}
         self.waiting: set[int] = set()
-        """Keys whose runs wait for the host."""
 
     def mark(self) -> torch.cuda.Event:
+        """An event in the queue."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
     def lead(self, key: int) -> None:
+        """Queues as many idle cycles as the key's runs need."""
         torch.cuda._sleep(self.LEAD_CYCLES * self._factors.get(key, 1))
 
-    def was_led(self, key: int, start: torch.cuda.Event) -> bool:
-        if key in self.waiting or not start.query():
-            return True
+    def is_late(self, start: torch.cuda.Event) -> bool:
+        """Whether the GPU has come to `start`."""
+        return start.query()
+
+    def lengthen(self, key: int) -> bool:
+        """Doubles the lead; false if that was done as often as it may."""
         factor = 2 * self._factors.get(key, 1)
-        if factor > self._MAX_FACTOR:
+        if factor > self.MAX_FACTOR:
             self.waiting.add(key)
-            factor = 1
-        self._factors[key] = factor
-        return key in self.waiting
+        self._factors[key] = 1 if key in self.waiting else factor
+        return key not in self.waiting
 
     def settle(self) -> None:
+        """Waits for the GPU."""
         torch.cuda.synchronize()
 
     def elapsed_ms(self, start: torch.cuda.Event, stop: torch.cuda.Event) -> float:
+        """Milliseconds of the GPU between two events that have come to pass."""
         return float(start.elapsed_time(stop))
 
 
@@ -293,7 +312,7 @@ def device_clock(device: torch.device) -> Clock:
     """The clock that runs on a device are timed by."""
     if device.type == "cuda":
         return CudaClock()
-    return _ThreadClock() if torch.get_num_threads() == 1 else _WallClock()
+    return _ThreadClock() if torch.get_num_threads() == 1 else WallClock()
 
 
 def _run(
@@ -309,7 +328,7 @@ def _run(
         middle = clock.mark()
         kernel.backward(outputs)
         stop = clock.mark()
-        if not checks or clock.was_led(key, start):
+        if not (checks and clock.is_late(start) and clock.lengthen(key)):
             return (start, middle, stop), num_discarded
     raise AssertionError("a clock leads at last")
 

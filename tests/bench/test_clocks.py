@@ -50,15 +50,15 @@ def driver(monkeypatch):
         functions = {
             "nvmlInit": lambda: None,
             "nvmlDeviceGetHandleByPciBusId": lambda bus_id: bus_id,
-            "nvmlDeviceGetClockInfo": lambda handle, kind: told("clock"),
-            "nvmlDeviceGetCurrentClocksThrottleReasons": lambda handle: told("bits"),
+            "nvmlDeviceGetClockInfo": lambda _handle, _kind: told("clock"),
+            "nvmlDeviceGetCurrentClocksThrottleReasons": lambda _handle: told("bits"),
             "nvmlSystemGetDriverVersion": lambda: b"580.65.06",
-            "nvmlDeviceGetMaxClockInfo": lambda handle, kind: 1980,
+            "nvmlDeviceGetMaxClockInfo": lambda _handle, _kind: 1980,
         }
         for name, function in functions.items():
             monkeypatch.setattr(pynvml, name, function)  # of the library itself: each name must be there
         properties = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: properties)
 
     yield install
     clocks._warn_once.cache_clear()

@@ -80,7 +80,7 @@ def test_a_set_is_compared_with_the_reference_of_its_own_rounds():
     times = RoundTimes(
         forward_ms_SR=forward_ms_SR, backward_ms_SR=2 * forward_ms_SR, num_rounds_S=np.array([8, 8, 8, 4, 8])
     )
-    stopped, longer = _timings(times, rounds, {})
+    stopped, longer = _timings(times, rounds, 3, {})
     assert (stopped.num_rounds, longer.num_rounds) == (4, 8)
     assert (stopped.forward_ms, stopped.reference_forward_ms) == pytest.approx((5.0, 10.0))
     assert longer.forward_ms / longer.reference_forward_ms == pytest.approx(2.0)

@@ -157,44 +157,6 @@ def test_settings_that_measure_nothing_are_refused(wrong):
         RoundSettings(**wrong)
 
 
-class Gpu:
-    """A GPU's queue beside a host: what is launched begins when all before it is done, never before its launch."""
-
-    CYCLES_PER_MS = 2_000_000
-
-    def __init__(self, monkeypatch):
-        self.host_ms = self.free_ms = 0.0
-        self.waits = 0
-        gpu = self
-
-        class Event:
-            def __init__(self, *, enable_timing):
-                assert enable_timing
-
-            def record(self):
-                self.at_ms = gpu.free_ms = max(gpu.free_ms, gpu.host_ms)
-
-            def query(self):
-                return self.at_ms <= gpu.host_ms
-
-            def elapsed_time(self, stop):
-                assert stop.query(), "is read after the wait"
-                return stop.at_ms - self.at_ms
-
-        monkeypatch.setattr(torch.cuda, "Event", Event)
-        monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: self.launch(0.0, cycles / self.CYCLES_PER_MS))
-        monkeypatch.setattr(torch.cuda, "synchronize", self.wait)
-
-    def launch(self, host_ms, device_ms):
-        """Takes the host a while, then the device, once it is done with all before."""
-        self.host_ms += host_ms
-        self.free_ms = max(self.free_ms, self.host_ms) + device_ms
-
-    def wait(self):
-        self.waits += 1
-        self.host_ms = max(self.host_ms, self.free_ms)
-
-
 class Launched:
     """A kernel of three launches a pass; `reads` makes its backward pass wait for the device."""
 
@@ -210,7 +172,7 @@ class Launched:
         for _ in range(3):
             self.gpu.launch(self.launch_ms, self.device_ms)
 
-    def backward(self, outputs):
+    def backward(self, _outputs):
         self.forward()
         self.runs -= 1
         if self.reads:
@@ -224,15 +186,14 @@ class TestLeads:
         flush = CacheFlush(torch.device("cpu"), cache_bytes=64)
         return time_rounds(kernels, flush, settings or self.settings, clock=CudaClock())
 
-    def test_a_run_that_is_queued_in_time_counts(self, monkeypatch):
-        kernel = Launched(Gpu(monkeypatch), launch_ms=0.1, device_ms=0.02, compile_ms=3000.0)
+    def test_a_run_that_is_queued_in_time_counts(self, gpu):
+        kernel = Launched(gpu, launch_ms=0.1, device_ms=0.02, compile_ms=3000.0)
         times = self.times(kernel)
         np.testing.assert_allclose(times.forward_ms_SR, 0.06)
         np.testing.assert_allclose(times.backward_ms_SR, 0.06)
         assert (times.num_discarded, times.num_waiting, kernel.runs) == (0, 0, 6)
 
-    def test_a_late_run_is_run_again_behind_a_longer_lead(self, monkeypatch):
-        gpu = Gpu(monkeypatch)
+    def test_a_late_run_is_run_again_behind_a_longer_lead(self, gpu):
         slow, quick = Launched(gpu, launch_ms=1.0, device_ms=0.02), Launched(gpu, launch_ms=0.1, device_ms=0.02)
         times = self.times(slow, quick)
         np.testing.assert_allclose(times.forward_ms_SR, 0.06)
@@ -240,21 +201,20 @@ class TestLeads:
         assert times.num_discarded == slow.runs - 6 == 3  # 6 ms of launches: leads of 1.5, 3 and 6 ms are too short
         assert quick.runs == 6
 
-    def test_without_the_check_launches_would_count(self, monkeypatch):
-        monkeypatch.setattr(CudaClock, "was_led", lambda *_: True)
-        times = self.times(Launched(Gpu(monkeypatch), launch_ms=1.0, device_ms=0.02))
+    def test_without_the_check_launches_would_count(self, gpu, monkeypatch):
+        monkeypatch.setattr(CudaClock, "is_late", lambda *_: False)
+        times = self.times(Launched(gpu, launch_ms=1.0, device_ms=0.02))
         assert (times.forward_ms_SR + times.backward_ms_SR > 1.0).all()
 
-    def test_a_kernel_that_waits_for_the_device_is_not_run_forever(self, monkeypatch):
-        gpu = Gpu(monkeypatch)
+    def test_a_kernel_that_waits_for_the_device_is_not_run_forever(self, gpu):
         reading, plain = Launched(gpu, 0.1, 0.02, reads=True), Launched(gpu, 0.1, 0.02)
         times = self.times(reading, plain)
         assert times.num_waiting == 1
         assert times.num_discarded == reading.runs - 6 == 5  # leads of 2 to 32 times the shortest
         np.testing.assert_allclose(times.forward_ms_SR[1], 0.06)
 
-    def test_the_clock_is_noted_while_the_device_works(self, monkeypatch):
-        gpu, ahead_ms = Gpu(monkeypatch), []
+    def test_the_clock_is_noted_while_the_device_works(self, gpu):
+        ahead_ms = []
         flush, kernel = CacheFlush(torch.device("cpu"), cache_bytes=64), Launched(gpu, 0.1, 0.02)
         time_rounds(
             [kernel],
