@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
+import torch
+
 from autoshard.core import AccessProfile, LocalShard
 from autoshard.core.errors import DeviceError
 from autoshard.formats.stores.samples import MeasuredShard
 from bench.kernels.fused import ShardSet
-from bench.kernels.inputs import BatchCache
+from bench.kernels.inputs import HELD_BYTES, BatchCache
 from bench.kernels.measurable import check_measurable, num_draws, set_bytes
-from bench.measuring.arena import Arenas
+from bench.measuring.arena import Arenas, free_bytes
 from bench.measuring.attempts import Timing
 from bench.measuring.caches import CacheFlush
 from bench.measuring.devices import BenchDevice
@@ -96,7 +98,8 @@ class Harness(GroupHarness[Sequence[LocalShard], ShardSet, Measurement]):
         super().__init__(device, self.settings, reference_set(self.settings.reference_bags), CacheFlush(device.device))
         # A GPU's caching allocator does what the arenas do.
         self._arenas = Arenas(0 if device.is_cuda else self._max_bytes, device.device)
-        self._batches_of = BatchCache()
+        # A GPU's batches take longer to draw than to run, and its host has the memory.
+        self._batches_of = BatchCache(free_bytes(torch.device("cpu")) if device.is_cuda else HELD_BYTES)
         self._measure_group([self._reference])  # FBGEMM compiles its kernels when they first run
         self._timed_s = self._wall_s = 0.0
 
@@ -124,6 +127,7 @@ class Harness(GroupHarness[Sequence[LocalShard], ShardSet, Measurement]):
         self, items: Sequence[Sequence[LocalShard]], on_round: Callable[[], None] = lambda: None
     ) -> list[Measurement]:
         self._arenas.clear()
+        self._batches_of.prepare((shard, num_draws(shard)) for shards in items for shard in shards)
         return super()._measure_group(items, on_round)
 
     def _build(self, item: Sequence[LocalShard], _seed: int) -> ShardSet:
