@@ -10,9 +10,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from autoshard.runtime.results import Device
 from bench.collectives.operators import BoundCollective, Buffers, Movement, collective_from_json, verify
 from bench.measuring.arena import free_bytes
 from bench.measuring.robust_stats import MsArray, locate
-from bench.measuring.timing import Clock, CudaClock, RoundSettings, WallClock, quiet_process
+from bench.measuring.timing import Clock, CudaClock, RoundSettings, WallClock, led_ms, quiet_process
 
 #: The reference is measured more than once per round: its mean divides every sample of the chunk.
 _REFERENCE_COPIES = 4
@@ -192,8 +193,14 @@ class CollectiveWorker:
         """
         if self._device.type == "cuda":
             times = _NUM_REPEATED if _largest_buffer(bound.movement) <= _REPEATED_BYTES else 1
-            return queued_ms(
-                bound, times, self._clock, key, lambda: dist.all_reduce(self._aligned, group=bound.group), self._agree
+            return led_ms(
+                bound.run,
+                self._clock,
+                key=key,
+                times=times,
+                before=partial(dist.all_reduce, self._aligned, group=bound.group),
+                again=bound.prepare,
+                agree=self._agree,
             )
         start = self._clock.mark()
         bound.run()
@@ -232,37 +239,6 @@ class CollectiveWorker:
         self._heard = time.monotonic()
         if dist.get_rank() == 0:
             print(json.dumps(event, allow_nan=False), flush=True)
-
-
-def queued_ms(
-    bound: BoundCollective,
-    times: int,
-    clock: Clock,
-    key: int,
-    align: Callable[[], object],
-    agree: Callable[[bool], bool],
-) -> float:
-    """Milliseconds of a collective that is queued some times in a row behind a lead.
-
-    Args:
-        bound: What to run.
-        times: How often.
-        clock: A GPU's.
-        key: Of the lead; the same on all ranks.
-        align: Queues what ranks leave together.
-        agree: Tells whether all ranks vote for something, and waits for all that is queued. A late rank makes all of
-            them run again, with leads that stay alike.
-    """
-    while True:
-        clock.lead(key)
-        align()
-        start = clock.mark()
-        for _ in range(times):
-            bound.run()
-        stop = clock.mark()
-        if agree(not clock.is_late(start)) or not clock.lengthen(key):
-            return clock.elapsed_ms(start, stop) / times
-        bound.prepare()
 
 
 def _groups(node_size: int) -> dict[GroupLevel, dist.ProcessGroup]:

@@ -308,6 +308,45 @@ def _going(
     return going[is_open | ~counts_S[going]] if is_open.any() else going[:0]
 
 
+def led_ms(
+    run: Callable[[], object],
+    clock: Clock,
+    *,
+    key: int = 0,
+    times: int = 1,
+    before: Callable[[], object] = lambda: None,
+    again: Callable[[], object] = lambda: None,
+    agree: Callable[[bool], bool] | None = None,
+) -> float:
+    """Milliseconds of something that is run some times in a row, on a GPU behind a lead.
+
+    Args:
+        run: What to time.
+        clock: Times it.
+        key: Of the lead.
+        times: How often; the mean is returned.
+        before: Runs between lead and start.
+        again: Runs after a late run, before the next one.
+        agree: Waits for all that is queued, and tells whether all processes vote for something: a late one makes all of
+            them run again, with leads that stay alike. None for this process alone.
+    """
+    while True:
+        clock.lead(key)
+        before()
+        start = clock.mark()
+        for _ in range(times):
+            run()
+        stop = clock.mark()
+        was_led = not clock.is_late(start)
+        if agree is None:
+            clock.settle()
+        else:
+            was_led = agree(was_led)
+        if was_led or not clock.lengthen(key):
+            return clock.elapsed_ms(start, stop) / times
+        again()
+
+
 def device_clock(device: torch.device) -> Clock:
     """The clock that runs on a device are timed by."""
     if device.type == "cuda":

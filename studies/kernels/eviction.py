@@ -18,7 +18,7 @@ from autoshard.commands.options import command_options
 from autoshard.runtime.processes.threads import intra_op_threads
 from bench.measuring.caches import CacheFlush, device_cache_bytes
 from bench.measuring.devices import find_device
-from bench.measuring.timing import device_clock
+from bench.measuring.timing import device_clock, led_ms
 from studies.frame import BenchDeviceOption, OutputOptions, StudyResult
 
 _MAX_CPU_BUFFER_BYTES: Final = 8 * 2**20
@@ -61,17 +61,7 @@ class _Gather:
 
     def read_ms(self, before: Callable[[], object]) -> float:
         """Milliseconds of a read after something else, both queued at once on a GPU."""
-        clock = self._clock
-        while True:
-            clock.lead(0)
-            before()
-            start = clock.mark()
-            self._values.index_select(0, self._order)
-            stop = clock.mark()
-            is_late = clock.is_late(start)
-            clock.settle()
-            if not is_late or not clock.lengthen(0):
-                return clock.elapsed_ms(start, stop)
+        return led_ms(lambda: self._values.index_select(0, self._order), self._clock, before=before)
 
 
 def measure_eviction(device: torch.device, repetitions: int = _REPETITIONS) -> Eviction:

@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from dataclasses import asdict
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -39,8 +38,8 @@ from bench.collectives.sampling import (
     fewest_first,
     powers_of_four,
 )
-from bench.collectives.worker import CollectiveWorker, queued_ms
-from bench.measuring.timing import CudaClock, RoundSettings
+from bench.collectives.worker import CollectiveWorker
+from bench.measuring.timing import RoundSettings
 
 ROOT = Path(__file__).parents[2]
 TWO, FOUR = Processes(nproc=2, node_size=2), Processes(nproc=4, node_size=2)
@@ -238,47 +237,6 @@ def test_all_is_measured_anew_with_other_splits_while_there_is_time(capsys):
     assert len(seeds) > 1
     assert seeds == [[7 + sweep, 0] for sweep in range(len(seeds))]
     assert all(row["latency_ms"] > 0 for rows in measured for row in rows)
-
-
-class Queued:
-    """A collective on a GPU's queue."""
-
-    def __init__(self, gpu, launch_ms):
-        self.gpu, self.launch_ms, self.runs, self.prepared = gpu, launch_ms, 0, 0
-
-    def run(self):
-        self.runs += 1
-        self.gpu.launch(self.launch_ms, 0.01)
-
-    def prepare(self):
-        self.prepared += 1
-
-
-@pytest.mark.parametrize(("late_peers", "runs"), [(0, 20), (2, 60)])
-def test_a_gpus_collectives_are_timed_behind_a_lead_until_no_rank_is_late(late_peers, runs, gpu):
-    votes = []
-
-    def agree(vote):
-        gpu.wait()
-        votes.append(vote)
-        return vote and len(votes) > late_peers
-
-    bound = Queued(gpu, launch_ms=0.05)
-    align = partial(gpu.launch, 0.05, 0.3)
-    assert queued_ms(bound, 20, CudaClock(), 0, align, agree) == pytest.approx(0.01)
-    assert (bound.runs, bound.prepared) == (runs, late_peers)
-    assert all(votes)
-
-
-def test_a_slow_host_lengthens_the_lead_of_a_collective(gpu):
-    bound, clock = Queued(gpu, launch_ms=0.2), CudaClock()
-
-    def agree(vote):
-        gpu.wait()
-        return vote
-
-    assert queued_ms(bound, 20, clock, 7, lambda: None, agree) == pytest.approx(0.01)
-    assert bound.runs == 60  # 4 ms of launches: leads of 1.5 and 3 ms are too short, and one of 6 is not
 
 
 @pytest.mark.slow

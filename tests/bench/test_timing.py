@@ -1,6 +1,7 @@
 import gc
 import time
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from autoshard.core.errors import InvalidOptionError
 from autoshard.runtime.processes.threads import intra_op_threads
 from bench.measuring.caches import CacheFlush
-from bench.measuring.timing import CudaClock, RoundSettings, quiet_process, time_rounds
+from bench.measuring.timing import CudaClock, RoundSettings, led_ms, quiet_process, time_rounds
 
 
 class Clock:
@@ -225,3 +226,41 @@ class TestLeads:
         )
         assert len(ahead_ms) == 5
         assert min(ahead_ms) > 0
+
+
+class Queued:
+    """A collective on a GPU's queue."""
+
+    def __init__(self, gpu, launch_ms):
+        self.gpu, self.launch_ms, self.runs, self.prepared = gpu, launch_ms, 0, 0
+
+    def run(self):
+        self.runs += 1
+        self.gpu.launch(self.launch_ms, 0.01)
+
+    def prepare(self):
+        self.prepared += 1
+
+
+@pytest.mark.parametrize(("late_peers", "runs"), [(0, 20), (2, 60)])
+def test_a_gpus_collectives_are_timed_behind_a_lead_until_no_rank_is_late(late_peers, runs, gpu):
+    votes = []
+
+    def agree(vote):
+        gpu.wait()
+        votes.append(vote)
+        return vote and len(votes) > late_peers
+
+    bound = Queued(gpu, launch_ms=0.05)
+    align = partial(gpu.launch, 0.05, 0.3)
+    assert led_ms(bound.run, CudaClock(), times=20, before=align, again=bound.prepare, agree=agree) == pytest.approx(
+        0.01
+    )
+    assert (bound.runs, bound.prepared) == (runs, late_peers)
+    assert all(votes)
+
+
+def test_a_slow_host_lengthens_the_lead(gpu):
+    bound = Queued(gpu, launch_ms=0.2)
+    assert led_ms(bound.run, CudaClock(), times=20) == pytest.approx(0.01)
+    assert bound.runs == 60  # 4 ms of launches: leads of 1.5 and 3 ms are too short, and one of 6 is not
