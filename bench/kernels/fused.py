@@ -21,7 +21,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 )
 
 from autoshard.core import DType, LocalShard, MemoryLevel, Optimizer, Update
-from autoshard.runtime.engine.rows.fused import FusedSettings
+from autoshard.runtime.engine.rows.fused import CACHE_POLICIES, FusedSettings
 from autoshard.runtime.engine.rows.replicas import one_below_the_other, side_by_side
 from autoshard.runtime.engine.rows.replicated import ReplicatedRows, summed_by_row
 from bench.kernels.inputs import FusedInput, ShardBatch, fuse
@@ -100,10 +100,12 @@ class ReplicaKernel:
             0 if on_cpu else num_rows, kind.embedding_dim, kind.dtype, kind.optimizer, settings, device
         )
         if on_cpu:
-            self.rows.weights_ND = arenas.weights(_num_weights(shards), kind.dtype).view(num_rows, -1)
+            # Updates of memory that a fused kernel's forward pass has noted as well would make autograd refuse its
+            # backward pass: `data` counts them by itself.
+            self.rows.weights_ND = arenas.weights(_num_weights(shards), kind.dtype).data.view(num_rows, -1)
             if self.rows.moments is not None:
                 shape = (num_rows, *self.rows.moments.shape[1:])
-                self.rows.moments = arenas.moments(math.prod(shape)).view(shape)
+                self.rows.moments = arenas.moments(math.prod(shape)).data.view(shape)
         fused = fuse(batches, device)
         self._ids_L = fused.indices_L
         self._lengths_X = fused.offsets_B.diff()
@@ -161,6 +163,11 @@ class ShardSet:
         """Whether the set is empty."""
         return not self.measured
 
+    @property
+    def kernels(self) -> Sequence[Kernel]:
+        """The kernels, in the order in which they run."""
+        return self._kernels
+
     def forward(self) -> list[torch.Tensor]:
         """Runs all forward kernels."""
         return [kernel.forward() for kernel in self._kernels]
@@ -198,7 +205,8 @@ def _build_fused(
         is_cached = kind.level is MemoryLevel.DDR
         location = EmbeddingLocation.MANAGED_CACHING if is_cached else EmbeddingLocation.DEVICE
         place = (location, ComputeDevice.CUDA)
-        extra = {"cache_sets": _num_cache_sets(shards)} if is_cached else {}
+        if is_cached:
+            extra = {"cache_sets": _num_cache_sets(shards), "cache_algorithm": CACHE_POLICIES[kind.cache_policy]}
     else:
         memory = {"weights": arenas.weights(_num_weights(shards), kind.dtype)}
         if optimizer is not Optimizer.SGD:

@@ -105,7 +105,9 @@ class Arenas:
 def free_bytes(device: torch.device) -> int:
     """Memory of a device that sets of shards may fill at once."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * _SHARE_OF_FREE_CUDA)
+        # What torch's allocator holds and nobody uses is free, too.
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int((torch.cuda.mem_get_info(device)[0] + unused) * _SHARE_OF_FREE_CUDA)
     return int(_available_bytes() * _SHARE_OF_FREE)
 
 

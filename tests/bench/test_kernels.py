@@ -137,6 +137,13 @@ def test_replicas_are_looked_up_and_updated_as_plain_tables(pooling, optimizer, 
     assert not torch.equal(expected, torch.cat(tables))
 
 
+def test_replicas_and_fused_tables_of_one_arena_run_side_by_side(make_shard):
+    draws = in_kernel_order([make_shard("a"), make_shard("b", update=Update.ALL_REDUCED)])
+    running = ShardSet(draws, Arenas(100_000, CPU), CPU)
+    for _ in range(2):
+        running.backward(running.forward())
+
+
 def test_replicas_of_a_kind_are_one_kernel_for_each_dim_and_optimizer(make_shard):
     def replica(name, dim, optimizer=Optimizer.ADAGRAD):
         return make_shard(name, embedding_dim=dim, optimizer=optimizer, update=Update.ALL_REDUCED)
