@@ -94,12 +94,13 @@ def _beside(harness: Harness, shards: Sequence[LocalShard]) -> dict[str, float |
         Arenas(0 if device.type == "cuda" else 2 * set_bytes(shards) + 2**20, device),
         device,
     )
-    flush, clock = CacheFlush(device), device_clock(device)
+    flush = CacheFlush(device)
 
     def step() -> None:
         running.backward(running.forward())
 
     with intra_op_threads(harness.settings.num_threads):
+        clock = device_clock(device)
         cold = [led_ms(step, clock, before=flush) for _ in range(_REPETITIONS)]
         warm = [led_ms(step, clock, before=step) for _ in range(_REPETITIONS)]
         profiled_ms = _profiled_ms(step, flush, device)
@@ -162,8 +163,9 @@ def _clocks_section(numbers: Numbers) -> Section:
     return Section(
         title="Clocks side by side",
         caption="Forward and backward with the fused optimizer, by the harness and by other clocks; all but "
-        f"`warm` after a flush. Of {runs + discarded} runs of the harness, {discarded} were thrown away, since the device "
-        f"began before the host had queued them; {numbers['num_waiting']} kernels wait for the host by themselves.",
+        f"`warm` after a flush. Of {runs + discarded} runs of the harness, {discarded} were thrown away, since the "
+        f"device began before the host had queued them; {numbers['num_waiting']} kernels "
+        "wait for the host by themselves.",
         tables=(
             NumberTable(
                 columns=("set", "forward, ms", "backward, ms", *_CLOCKS.values()),

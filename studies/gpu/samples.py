@@ -167,8 +167,9 @@ def _show(numbers: Numbers) -> Sequence[Section]:
     caption = (
         f"{numbers['num_samples']:,} sets, {numbers['samples_per_s']:.1f} a second in this run, "
         f"{write_percent(numbers['timed_share'])} of the time in timed kernels. {numbers['num_noisy']} stayed noisy. "
-        f"Of {total:,} runs {numbers['num_discarded']:,} were run again behind longer leads; {numbers['num_waiting']:,} "
-        f"kernels wait for the host by themselves; the clock was held back in {numbers['throttled']:,} samples."
+        f"Of {total:,} runs {numbers['num_discarded']:,} were run again behind longer leads; "
+        f"{numbers['num_waiting']:,} kernels wait for the host by themselves; "
+        f"the clock was held back in {numbers['throttled']:,} samples."
     )
     return (
         Section(

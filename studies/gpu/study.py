@@ -161,24 +161,29 @@ def _write_page(found: Found, folder: Path) -> None:
 
 
 def _write_picture(found: Found, folder: Path) -> None:
-    """The page's figures one below the other; where there is no browser, the page has them all the same."""
-    figures = [section.figure for section in _sections(found) if section.figure is not None]
-    if not figures:
+    """The page's figures in one image; where there is no browser, the page has them all the same."""
+    drawn = [section for section in _sections(found) if section.figure is not None]
+    if not drawn:
         return
-    result = replace(gpu_result(found), images={"": joined(figures)})
+    result = replace(gpu_result(found), images={"": joined(drawn)})
     try:
         write_result(result, folder)
     except ImageError as error:
         console.warn(f"no picture: {error}")
 
 
-def joined(figures: Sequence[go.Figure]) -> go.Figure:
-    """Figures of one plot each, side by side."""
-    whole = make_subplots(1, len(figures), horizontal_spacing=0.06)
-    in_house_style(whole, height=460)
-    for column, figure in enumerate(figures, start=1):
-        for trace in figure.data:
-            whole.add_trace(trace.update(showlegend=False), row=1, col=column)
-        for axis, update in (("xaxis", whole.update_xaxes), ("yaxis", whole.update_yaxes)):
-            update(figure.layout[axis].to_plotly_json() | {"anchor": None, "domain": None}, row=1, col=column)
+def joined(sections: Sequence[Section]) -> go.Figure:
+    """Figures of one plot each, two in a row, under the titles of their sections."""
+    num_rows = -(-len(sections) // 2)
+    titles = [f"<b>{section.title}</b>" for section in sections]
+    whole = make_subplots(num_rows, 2, subplot_titles=titles, horizontal_spacing=0.08, vertical_spacing=0.3 / num_rows)
+    in_house_style(whole, height=420 * num_rows)
+    for place, section in enumerate(sections):
+        at = {"row": place // 2 + 1, "col": place % 2 + 1}
+        for trace in section.figure.data:
+            whole.add_trace(trace, **at)
+        for name, update in (("xaxis", whole.update_xaxes), ("yaxis", whole.update_yaxes)):
+            axis = section.figure.layout[name].to_plotly_json()
+            update(**{key: value for key, value in axis.items() if key not in ("anchor", "domain")}, **at)
+    whole.update_layout(showlegend=False, margin={"t": 40})
     return whole
