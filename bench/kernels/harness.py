@@ -12,7 +12,7 @@ from autoshard.core.errors import DeviceError
 from autoshard.formats.stores.samples import MeasuredShard
 from bench.kernels.fused import ShardSet
 from bench.kernels.inputs import HELD_BYTES, BatchCache
-from bench.kernels.measurable import check_measurable, num_draws, set_bytes
+from bench.kernels.measurable import buffer_bytes, check_measurable, num_draws, set_bytes
 from bench.measuring.arena import Arenas, free_bytes
 from bench.measuring.attempts import Timing
 from bench.measuring.caches import CacheFlush
@@ -112,16 +112,19 @@ class Harness(GroupHarness[Sequence[LocalShard], ShardSet, Measurement]):
         """
         for shard in item:
             check_measurable(shard, on_cuda=self.device.is_cuda)
-        needed, free = set_bytes(item), self._max_bytes - self._reserved_bytes
+        needed, free = self.needs(item)[0], self._max_bytes - self._reserved_bytes
         if needed > free:
             raise DeviceError(
-                f"a set of {len(item)} shards has {needed:,} bytes of weights and optimizer state, more than the "
+                f"a set of {len(item)} shards takes {needed:,} bytes, more than the "
                 f"{free:,} that the benchmark may fill on {self.device.name}"
             )
 
     def needs(self, item: Sequence[LocalShard]) -> tuple[int, float]:
-        """Bytes that a set takes while it is measured; groups are not limited by time."""
-        return set_bytes(item), 0.0
+        """Bytes that a set takes while it is measured; groups are not limited by time.
+
+        On a GPU these are those of its inputs as well; a host has room for them beside the arenas.
+        """
+        return set_bytes(item) + (buffer_bytes(item) if self.device.is_cuda else 0), 0.0
 
     def _measure_group(
         self, items: Sequence[Sequence[LocalShard]], on_round: Callable[[], None] = lambda: None

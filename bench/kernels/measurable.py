@@ -9,6 +9,7 @@ from autoshard.core.errors import InvalidTableError
 
 #: On a CPU, and of replicas, all but the last.
 _GPU_OPTIMIZERS = (Optimizer.SGD, Optimizer.ROWWISE_ADAGRAD, Optimizer.ADAGRAD, Optimizer.ADAM)
+_ID_BYTES, _GRADIENT_BYTES = 8, 4
 #: Batches that runs take turns among where rows live behind a cache.
 _CACHED_DRAWS = 8
 
@@ -70,6 +71,20 @@ def is_measurable(shard: LocalShard, *, on_cuda: bool) -> bool:
 def num_draws(shard: LocalShard) -> int:
     """Different batches that runs of a shard take turns among."""
     return _CACHED_DRAWS if shard.level is MemoryLevel.DDR else 1
+
+
+def buffer_bytes(shards: Sequence[LocalShard]) -> int:
+    """Memory of a set's ids and of the gradients that it is given, which last as long as its group."""
+    return sum(
+        int(
+            num_draws(shard)
+            * (
+                _ID_BYTES * (shard.num_lookups + shard.num_bags)
+                + _GRADIENT_BYTES * shard.embedding_dim * (shard.num_bags if shard.is_pooled else shard.num_lookups)
+            )
+        )
+        for shard in shards
+    )
 
 
 def set_bytes(shards: Sequence[LocalShard]) -> int:

@@ -86,10 +86,8 @@ class JointVTrace(VTrace):
         chosen_TER = functional.one_hot(data.actions_TE, num_ranks).to(codes_TEH.dtype)
         placed_TERH = chosen_TER[..., None] * codes_TEH[:, :, None]
         before_TERH = placed_TERH.cumsum(dim=0) - placed_TERH
-        scales_E2 = np.array(
-            [(tasks[place].item_scale, tasks[place].rank_scale) for place in place_E], dtype=np.float32
-        )
-        item_scale_E, rank_scale_E = uploaded(scales_E2, device).unbind(dim=1)
+        scales_E2 = [(tasks[place].item_scale, tasks[place].rank_scale) for place in place_E]
+        item_scale_E, rank_scale_E = uploaded(np.array(scales_E2, dtype=np.float32), device).unbind(dim=1)
         return {
             **data.observations,
             ITEM_CODE: codes_TEH / item_scale_E[:, None],

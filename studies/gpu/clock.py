@@ -103,7 +103,7 @@ def _beside(harness: Harness, shards: Sequence[LocalShard]) -> dict[str, float |
         clock = device_clock(device)
         cold = [led_ms(step, clock, before=flush) for _ in range(_REPETITIONS)]
         warm = [led_ms(step, clock, before=step) for _ in range(_REPETITIONS)]
-        profiled_ms = _profiled_ms(step, flush, device)
+        profiled_ms = _profiled_ms(step, flush) if device.type == "cuda" else None
     return {
         "forward_ms": ours.forward_ms,
         "backward_ms": ours.backward_ms,
@@ -114,26 +114,22 @@ def _beside(harness: Harness, shards: Sequence[LocalShard]) -> dict[str, float |
     }
 
 
-def _profiled_ms(step: Callable[[], object], flush: Callable[[], object], device: torch.device) -> float:
+def _profiled_ms(step: Callable[[], object], flush: Callable[[], object]) -> float:
     """What the kernels of a step take by themselves, after a flush."""
 
     def both() -> None:
         flush()
         step()
 
-    return (_total_ms(both, device) - _total_ms(flush, device)) / _PROFILED
+    return (_total_ms(both) - _total_ms(flush)) / _PROFILED
 
 
-def _total_ms(run: Callable[[], object], device: torch.device) -> float:
-    on_gpu = device.type == "cuda"
-    activity = torch.profiler.ProfilerActivity.CUDA if on_gpu else torch.profiler.ProfilerActivity.CPU
-    with torch.profiler.profile(activities=[activity]) as profile:
+def _total_ms(run: Callable[[], object]) -> float:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(_PROFILED):
             run()
-        if on_gpu:
-            torch.cuda.synchronize()
-    name = "self_device_time_total" if on_gpu else "self_cpu_time_total"
-    return float(sum(getattr(event, name) for event in profile.key_averages()) / 1e3)
+        torch.cuda.synchronize()
+    return float(sum(event.self_device_time_total for event in profile.key_averages()) / 1e3)
 
 
 def _triton_ms(step: Callable[[], object]) -> float | None:

@@ -15,7 +15,6 @@ import numpy as np
 import plotly.graph_objects as go
 import torch
 
-from autoshard.core.errors import SampleStoreError
 from autoshard.formats.stores.samples import Sample, SampleTable
 from autoshard.report.figures import BLUE, GRID, INK, in_house_style
 from autoshard.report.images import NumberTable, Section
@@ -38,6 +37,8 @@ _SIZES: Final = (50, 200)
 _HELD_OUT: Final = 0.2
 #: Updates by which it is found out how long one takes, and most updates of a network.
 _TRIED, _MOST = 30, 5_000
+#: Of fewer samples, a fifth says nothing.
+_FEWEST: Final = 3 * MIN_SAMPLES
 #: Dots of the picture.
 _MOST_DOTS: Final = 500
 _PAPER: Final = ("AutoShard's paper", "1.321", "3.408", "3.061", "10.835")
@@ -59,8 +60,8 @@ class _Pace:
 def _run(visit: Visit) -> Numbers:
     samples = read_samples(visit.folder)
     learners = Learners(device=visit.device.device)
-    if len(samples) < 3 * MIN_SAMPLES:
-        raise SampleStoreError(f"models need {3 * MIN_SAMPLES} samples or more, there are {len(samples)}")
+    if len(samples) < _FEWEST:
+        return {"reason": f"models need {_FEWEST} samples or more, there are {len(samples)}"}
     dataset = _dataset([one for one in samples if one.source not in (SEEN_TEST, UNSEEN_TEST)])
     train, held_out = dataset.split(_HELD_OUT, seed=0)
     pace = {str(device): _pace(dataset, Learners(device=device)) for device in {torch.device("cpu"), learners.device}}
@@ -169,6 +170,8 @@ def _show(numbers: Numbers) -> Sequence[Section]:
 
 
 def _sections(numbers: Numbers) -> Iterator[Section]:
+    if "reason" in numbers:
+        return
     speeds = ", ".join(f"{speed:,.0f} on {name}" for name, speed in numbers["updates_per_s"].items())
     if "arms" in numbers:
         table = NumberTable.of(
@@ -244,7 +247,7 @@ def dots_figure(dots: dict[str, list[float]]) -> go.Figure:
 
 def _headline(numbers: Numbers) -> str:
     if "arms" not in numbers:
-        return ""
+        return str(numbers.get("reason", ""))
     best = min(numbers["arms"], key=lambda one: one["relative_error"])
     return f"{write_percent(best['relative_error'])} off on held-out sets, {best['arm']}"
 

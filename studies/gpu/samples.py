@@ -46,6 +46,8 @@ _MIXTURE: Final = {
 }
 #: Divisors of rows and batch: batches of 65,536, 16,384 and 4,096 on a GPU.
 _SCALES: Final = {"cuda": (1, 4, 16), "cpu": (256, 1024)}
+#: Counted runs of each set on a GPU, and at most two before them.
+_CUDA_ROUNDS: Final = 7
 #: In which order sources come.
 _TURNS: Final = ("mixture", SEEN, "mixture", SEEN_TEST, "mixture", SEEN, "mixture", UNSEEN_TEST)
 #: Samples are written this often at least, as shares of the stage's time.
@@ -61,7 +63,7 @@ def read_samples(folder: Path) -> tuple[Sample, ...]:
 def _run(visit: Visit) -> Numbers:
     before, device = read_samples(visit.folder), visit.device
     seconds = visit.seconds_left
-    harness = Harness(device, Settings.for_collecting(device))
+    harness = Harness(device, _settings(device))
     samples = list(before)
 
     def numbers() -> dict[str, Any]:
@@ -82,6 +84,12 @@ def _run(visit: Visit) -> Numbers:
             on_file=on_file,
         )
     return {**numbers(), "failed": dict(collected.failed), "reasons": list(collected.reasons)[:5]}
+
+
+def _settings(device: BenchDevice) -> Settings:
+    """Those of the collector, on a GPU with fewer rounds: more sets teach more than steadier ones."""
+    usual = Settings.for_collecting(device, _CUDA_ROUNDS if device.is_cuda else None)
+    return replace(usual, rounds=replace(usual.rounds, num_warmup=min(2, usual.rounds.num_warmup)))
 
 
 def _summary(samples: Sequence[Sample], num_before: int, harness: Harness, seconds: float) -> dict[str, Any]:

@@ -2,7 +2,7 @@ import pytest
 
 from autoshard.core import DType, MemoryLevel, Optimizer, Pooling, Update
 from autoshard.core.errors import InvalidTableError
-from bench.kernels.measurable import check_measurable, is_measurable, num_draws, set_bytes
+from bench.kernels.measurable import buffer_bytes, check_measurable, is_measurable, num_draws, set_bytes
 
 
 @pytest.mark.parametrize(
@@ -66,3 +66,10 @@ def test_memory_counts_optimizer_state(update, make_shard):
     fused = make_shard(num_embeddings=100, embedding_dim=8, update=update)
     assert set_bytes([fused]) == 100 * (32 + 4)
     assert set_bytes([fused, fused]) == 2 * set_bytes([fused])
+
+
+def test_inputs_are_ids_offsets_and_gradients(make_shard):
+    pooled = make_shard(embedding_dim=8, num_bags=16, pooling_factor=2.5)
+    assert buffer_bytes([pooled]) == 8 * (40 + 16) + 4 * 8 * 16
+    rows = make_shard(embedding_dim=8, num_bags=16, pooling_factor=2.5, pooling=Pooling.SEQUENCE)
+    assert buffer_bytes([rows]) == 8 * (40 + 16) + 4 * 8 * 40
