@@ -299,7 +299,7 @@ def _finished(plan: ShardingPlan, costs: CostModels, provenance: Provenance) -> 
     costs = replace(costs, kernel=pricing(costs.kernel, held))
     models = {**provenance.models, **_order_notes(orders), **model_names(costs, plan.tables, plan.topology.device)}
     if isinstance(costs.kernel, MeasuredRange) and (notes := costs.kernel.notes(held)):
-        models["kernel_notes"] = _notes_text(notes)
+        models["kernel_notes"] = _notes_text(notes, plan.tables)
     if isinstance(costs.kernel, KnowsMachine) and costs.kernel.measured_on is not None:
         models["kernel_machine"] = str(costs.kernel.measured_on)
     if note := machine_note(costs.kernel, plan.topology.device):
@@ -385,11 +385,11 @@ def _named(tables: Sequence[str], most: int) -> str:
     return ""
 
 
-def _notes_text(notes: Sequence[OutsideRange]) -> str:
+def _notes_text(notes: Sequence[OutsideRange], tables: TableSet) -> str:
     """The warning, and after it the names of as many tables as a text of `plan.json` holds."""
     summary = _range_warning(notes)
-    tables = list(dict.fromkeys(note.table for note in notes))
-    named = _named(tables, _MAX_CHARACTERS - len(summary) - 2)
+    noted = {note.table for note in notes}
+    named = _named([table.name for table in tables.tables if table.name in noted], _MAX_CHARACTERS - len(summary) - 2)
     return f"{summary}; {named}" if named else summary
 
 

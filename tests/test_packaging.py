@@ -201,6 +201,7 @@ def test_the_wheel_works_in_an_empty_environment(installed, tmp_path):
     run("show", "plan.json", "--html", "plan.html")
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_models_and_data(wheel, tree, shipped):
     names = set(zipfile.ZipFile(wheel).namelist())
     for kind, identity in shipped.items():
@@ -215,6 +216,7 @@ def test_the_wheel_holds_models_and_data(wheel, tree, shipped):
         assert data <= names
 
 
+@pytest.mark.slow
 def test_plans_are_made_with_what_is_shipped(run, shipped):
     plan = run("plan", "criteo-kaggle", "--topology", "cpu-4", "--planner", "policy")
     name = f"learned:cpu@{shipped[LearnedCostModel.kind]} (shipped)"

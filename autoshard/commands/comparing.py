@@ -104,7 +104,7 @@ def compare(options: CompareOptions, as_json: JsonOption = False) -> None:
     Example:
         autoshard compare tables.json --topology cpu-8 --planners random,cost-greedy,auto --replay --html report.html
 
-    Example of plans that `autoshard run` executes:
+    Example with whole tables only:
         autoshard compare tables.json --topology cpu-8 --planners cost-greedy,auto --set auto.sharding_types=table_wise
     """
     from autoshard.formats import atomic_write, write_plan
@@ -222,10 +222,9 @@ def _warnings(rows: Sequence[ComparedPlan], *, is_served: bool) -> Iterator[str]
 
 def _notes(rows: Sequence[ComparedPlan], measured: Replay | None) -> list[str]:
     from autoshard.report import floor_ms
-    from autoshard.report.comparison import comparison_order
     from autoshard.report.wording import write_ms, write_percent
 
-    notes = [comparison_order(rows)]
+    notes = []
     floor = floor_ms(rows)
     models = sorted({row.plan.predicted.cost_model for row in rows if row.plan and row.plan.predicted})
     if floor is not None:

@@ -141,7 +141,7 @@ def plan(options: PlanOptions, as_json: JsonOption = False) -> None:
     Example with a service's models:
         autoshard plan tables.json --topology cpu-8 --server http://localhost:8000 -o plan.json
 
-    Example of a plan that `autoshard run` executes:
+    Example with whole tables only:
         autoshard plan tables.json --topology cpu-8 --set sharding_types=table_wise -o plan.json
     """
     from autoshard.formats import read_plan

@@ -89,6 +89,32 @@ MAX_SEED = 2**32 - 1
 SEED = Range(at_least=0, at_most=MAX_SEED)
 
 
+#: Words of other libraries for what plans do not hold, and the word for what takes as much memory or little more.
+_NEAREST = {
+    "int2": "int8",
+    "int4": "int8",
+    "uint4": "int8",
+    "fp8": "int8",
+    "fp64": "fp32",
+    "float64": "fp32",
+    "double": "fp32",
+    "lamb": "adam",
+    "partial_rowwise_adam": "adam",
+    "partial_rowwise_lamb": "adam",
+    "lars_sgd": "adagrad",
+    "ftrl": "adam",
+    "rmsprop": "adagrad",
+}
+
+
+def none_of(accepted: Iterable[str], value: object) -> str:
+    """What is wrong with a value that is none of some words, and which of them is nearest where one is."""
+    names = list(dict.fromkeys(accepted))
+    nearest = _NEAREST.get(value.strip().lower()) if isinstance(value, str) else None
+    hint = f"; the nearest is {nearest}" if nearest in names else ""
+    return f"must be one of {', '.join(names)}, got {shown(value)}{hint}"
+
+
 def check_choice(value: str, accepted: Iterable[str], field: str) -> None:
     """Refuses a text that is none of those accepted.
 
@@ -97,7 +123,7 @@ def check_choice(value: str, accepted: Iterable[str], field: str) -> None:
     """
     names = list(accepted)
     if value not in names:
-        raise InvalidOptionError(f"must be one of {', '.join(names)}, got {shown(value)}", field=field)
+        raise InvalidOptionError(none_of(names, value), field=field)
 
 
 def listed(text: str) -> tuple[str, ...]:

@@ -49,8 +49,14 @@ def comparison_lines(rows: Sequence[ComparedPlan]) -> tuple[ComparisonLine, ...]
             failure=None if row.failure is None else str(row.failure),
             is_best=best == (row.planner,),
         )
-        for row in sorted(rows, key=lambda row: _rank_by(row, measured))
+        for row in ranked(rows)
     )
+
+
+def ranked(rows: Sequence[ComparedPlan]) -> list[ComparedPlan]:
+    """The rows, the fastest plan first: by the predicted step, or by the slowest rank that was measured."""
+    measured = _any_measured(rows)
+    return sorted(rows, key=lambda row: _rank_by(row, measured))
 
 
 def comparison_order(rows: Sequence[ComparedPlan]) -> str:

@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 
 from autoshard.core import CostBreakdown, Topology
 from autoshard.evaluation.measured import ComparedPlan, MeasuredPlan
+from autoshard.report.comparison import ranked
 
 #: Okabe and Ito's palette, which colour-blind readers can distinguish.
 BLUE, SKY, GREEN = "#0072B2", "#56B4E9", "#009E73"
@@ -86,24 +87,24 @@ def memory_figure(predicted: CostBreakdown, topology: Topology) -> go.Figure:
 
 
 def planners_figure(rows: Sequence[ComparedPlan]) -> go.Figure:
-    """Bars of the slowest rank's kernel time per planner, predicted and, where replayed, measured."""
-    planned = [row for row in rows if row.plan is not None]
+    """Bars per planner, the fastest first: predicted steps, and kernels of the slowest rank, also measured ones."""
+    planned = [row for row in ranked(rows) if row.plan is not None]
     names = [html.escape(row.planner) for row in planned]
-    figure = go.Figure()
-    figure.add_bar(
-        name="predicted",
-        x=names,
-        y=[row.predicted_max_ms for row in planned],
-        marker_color=SKY,
-        hovertemplate=_hover("%{x}"),
-    )
+    steps_ms = [row.plan.predicted.step_ms.value if row.plan and row.plan.predicted else None for row in planned]
+    bars = [
+        ("predicted step", steps_ms, GREY),
+        ("predicted kernels, slowest rank", [row.predicted_max_ms for row in planned], SKY),
+    ]
     if any(row.measured for row in planned):
-        values = [row.measured.max_kernel_ms if row.measured else None for row in planned]
-        figure.add_bar(name="measured", x=names, y=values, marker_color=BLUE, hovertemplate=_hover("%{x}"))
+        measured_ms = [row.measured.max_kernel_ms if row.measured else None for row in planned]
+        bars.append(("measured kernels, slowest rank", measured_ms, BLUE))
+    figure = go.Figure()
+    for label, values, colour in bars:
+        figure.add_bar(name=label, x=names, y=values, marker_color=colour, hovertemplate=_hover("%{x}"))
     floors = [row.plan.predicted.floor_kernel_ms for row in planned if row.plan and row.plan.predicted]
     if floors:
-        _add_line(figure, min(floors), "floor: costliest shard")
-    return _styled(figure, "", "kernel ms, slowest rank", barmode="group")
+        _add_line(figure, min(floors), "floor of kernels: costliest shard")
+    return _styled(figure, "", "ms", barmode="group")
 
 
 def planner_ranks_figure(row: ComparedPlan, highest_ms: float) -> go.Figure:

@@ -10,7 +10,7 @@ from typing import Any
 from autoshard.core import CostBreakdown, ShardingPlan, SyncRows
 from autoshard.evaluation.measured import ComparedPlan, MeasuredPlan
 from autoshard.report.caveats import comparison_warnings, memory_shares, plan_warnings
-from autoshard.report.comparison import comparison_columns, comparison_lines, comparison_order
+from autoshard.report.comparison import comparison_columns, comparison_lines, comparison_order, ranked
 from autoshard.report.rendering import chart_markup, render_page
 from autoshard.report.wording import (
     write_bytes,
@@ -170,7 +170,7 @@ def comparison_page(rows: Sequence[ComparedPlan], notes: Sequence[str], *, title
     """
     from autoshard.report.figures import planner_ranks_figure, planners_figure
 
-    planned, highest_ms = _planned(rows)
+    planned, highest_ms = _planned(ranked(rows))
     small = []
     for index, row in enumerate(planned):
         kernel_ms = _kernel_ms_per_rank(row)

@@ -11,7 +11,7 @@ from rich.text import Text
 from autoshard.core import CostBreakdown, ShardingPlan
 from autoshard.core.step import CollectiveTime, Overlap, StepCollective
 from autoshard.evaluation.measured import ComparedPlan, MeasuredPlan
-from autoshard.report.comparison import comparison_columns, comparison_lines
+from autoshard.report.comparison import comparison_columns, comparison_lines, comparison_order
 from autoshard.report.pages import task_line
 from autoshard.report.wording import (
     write_bounds,
@@ -77,7 +77,7 @@ def comparison_table(rows: Sequence[ComparedPlan], notes: Sequence[str]) -> Rend
         table.add_row(line.planner, *(line.cells or ["no plan"]), style=style)
         if line.failure is not None:
             failures.append(f"{line.planner}: {line.failure}")
-    return Group(table, "", *failures, *notes)
+    return Group(table, "", *failures, comparison_order(rows), *notes)
 
 
 def collective_table(times: Mapping[StepCollective, CollectiveTime]) -> RenderableType:

@@ -104,3 +104,15 @@ def test_an_alias_is_for_what_changes_it(refused):
 
 def test_a_calibration_has_a_fewest_number_of_runs(refused):
     assert "--calibrate: must be 0, or at least 4, got 3" in refused("train", "step", "--calibrate", "3")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("plan", "compare", "import", "export", "simulate", "collect", "samples", "init", "detect"),
+        *("train cost", "train policy", "train step", "calibrate"),
+    ],
+)
+def test_what_is_written_goes_where_the_same_option_says(command, capfd):
+    assert main([*command.split(), "--help"]) == 0
+    assert re.search(r"^  -o, .*--output\b|^ +--output, -o\b", capfd.readouterr().out, re.MULTILINE)

@@ -14,10 +14,10 @@ TOLERANCE = 2e-5
 @pytest.mark.parametrize(
     ("num_processes", "world_size", "node_size", "num_groups", "num_plans"),
     [
-        (2, 2, 1, 1, 12),
+        (2, 2, 1, 1, 6),
         *(
             pytest.param(*of, marks=pytest.mark.slow)
-            for of in ((2, 2, 1, 2, 10), (4, 4, 2, 1, 30), (4, 2, 2, 2, 10), (3, 6, 3, 1, 10))
+            for of in ((2, 2, 1, 1, 24), (2, 2, 1, 2, 10), (4, 4, 2, 1, 30), (4, 2, 2, 2, 10), (3, 6, 3, 1, 10))
         ),
     ],
 )

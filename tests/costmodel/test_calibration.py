@@ -200,6 +200,7 @@ class TestRegistries:
         for text in ("mean relative error", "90% interval holds", version, "measured on", "Xeon"):
             assert text in shown
 
+    @pytest.mark.slow
     def test_without_a_model_to_start_from(self, tmp_path, capsys):
         arguments = ["--store", tmp_path / "samples", "--seconds", 1, "--registry", tmp_path / "registry"]
         assert main(["calibrate", *map(str, arguments)]) == 1

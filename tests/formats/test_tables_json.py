@@ -128,6 +128,15 @@ def test_whole_documents_are_read_field_by_field(documents):
         ({"embedding_dim": 16.0}, "embedding_dim: must be a whole number in [1, 65536], got 16.0"),
         ({"embedding_dim": 10**50}, "embedding_dim: must be a whole number in [1, 65536], got a number of 167 bits"),
         ({"dtype": "FP32"}, 'dtype: must be one of fp32, fp16, bf16, int8, got "FP32"'),
+        ({"dtype": "int4"}, 'dtype: must be one of fp32, fp16, bf16, int8, got "int4"; the nearest is int8'),
+        (
+            {"optimizer": "lamb"},
+            'optimizer: must be one of sgd, rowwise_adagrad, adagrad, adam, none, got "lamb"; the nearest is adam',
+        ),
+        (
+            {"optimizer": "lars_sgd"},
+            'optimizer: must be one of sgd, rowwise_adagrad, adagrad, adam, none, got "lars_sgd"; the nearest is adagr',
+        ),
         ({"pooling": None}, "pooling: must be one of sum, mean, sequence, got null"),
         ({"name": ""}, 'name: must be a text of 1 to 512 characters, got ""'),
         ({"name": "a" * 10_000}, 'name: must be a text of 1 to 512 characters, got "' + "a" * 58 + "…"),

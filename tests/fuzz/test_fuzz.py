@@ -19,7 +19,7 @@ from tests.fuzz.harness import DONE, Case, faults
 from tests.fuzz.oddities import KINDS
 from tests.fuzz.targets import READERS, all_targets
 
-NUM_CASES, NUM_CASES_SLOW = 48, 20_000
+NUM_CASES, NUM_CASES_SLOW = 24, 20_000
 #: Targets are dealt to as many tests, which may run side by side.
 NUM_PARTS = 4
 #: Commands that execute plans: they are given an option that is at fault.

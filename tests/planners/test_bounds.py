@@ -123,7 +123,7 @@ def space_and_limits(tables, topology, costs, names=tuple(ShardingType), payload
 
 
 class TestSteps:
-    @settings(max_examples=15, deadline=None)
+    @settings(max_examples=6, deadline=None)
     @given(
         tables=table_sets(),
         topology=topologies(),

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
+from autoshard.core.accepted import none_of
 from autoshard.core.errors import AutoshardError, FormatError, InputError
 from autoshard.core.quoting import shortened, shown
 from autoshard.formats.documents.json_document import join
@@ -182,7 +183,7 @@ def word(value: object, path: str, accepted: Mapping[str, T]) -> T:
         FormatError: If the value is none of them.
     """
     if not isinstance(value, str) or value not in accepted:
-        raise FormatError(f"must be one of {', '.join(accepted)}, got {shown(value)}", field=path)
+        raise FormatError(none_of(accepted, value), field=path)
     return accepted[value]
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from autoshard.core import DType, EmbeddingTable, Optimizer, Pooling, TableSet
+from autoshard.core.accepted import none_of
 from autoshard.core.errors import FormatError, InputError
 from autoshard.core.quoting import shortened, shown
 from autoshard.formats.documents.json_document import YAML_SUFFIXES, parse_json
@@ -669,7 +670,7 @@ def _word(name: str, value: object) -> str:
     text = str(value) if type(value).__module__ == "torch" or isinstance(value, str) else ""
     plain = _plain(text.rpartition(".")[2])
     if plain not in known:
-        raise FormatError(f"must be one of {', '.join(dict.fromkeys(known.values()))}, got {shown(value)}")
+        raise FormatError(none_of(known.values(), value))
     return known[plain]
 
 

@@ -95,8 +95,8 @@ REFUSED_CONFIG: Mapping[str, str] = {
 }
 #: The nearest of the number formats that plans have.
 _NEAREST_FORMATS = {"FP64": DataType.FP32, "INT64": DataType.FP32, "INT32": DataType.FP32, "UINT32": DataType.FP32}
-#: Optimizers whose state takes as much memory as that of others, or less.
-_NEAREST_OPTIMIZERS = {"LarsSGD": "SGD"}
+#: Optimizers whose state takes as much memory as that of others; Adam takes the most.
+_NEAREST_OPTIMIZERS = {"LarsSGD": "Adagrad"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
