@@ -6,9 +6,12 @@ Source:
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -26,12 +29,14 @@ from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.metrics import MsArray, held_out_metrics, predict
 from costmodel.kernel.training import MIN_SAMPLES, TrainingOptions, train_cost_model
-from costmodel.registry.versions import shipped_models
+from costmodel.registry.versions import Registry, shipped_models
 from studies.cost_models.baselines import PaperOptions, fit_paper_network
 from studies.frame import Numbers
 from studies.gpu.samples import SEEN, SEEN_TEST, UNSEEN_TEST, read_samples
 from studies.gpu.stages import Stage, Visit
 
+#: A registry with the model that all samples made.
+MODELS_FILE: Final = "models.zip"
 #: Samples that models are made from, as well as all of them.
 _SIZES: Final = (50, 200)
 _HELD_OUT: Final = 0.2
@@ -91,7 +96,15 @@ def _run(visit: Visit) -> Numbers:
             model = _from_scratch(some, visit.device.key, learners, scratch.updates(seconds))
             arms.append(_arm("from scratch", size, model, held_out))
         visit.keep(numbers)
+    _keep_model(model, visit.folder)
     return {**numbers, "dots": _dots(model, held_out)}
+
+
+def _keep_model(model: LearnedCostModel, folder: Path) -> None:
+    """Writes a registry with the model as one file; `--registry` takes it where it is unpacked."""
+    with tempfile.TemporaryDirectory() as registry:
+        model.publish(Registry(Path(registry)))
+        shutil.make_archive(str(folder / Path(MODELS_FILE).stem), "zip", registry)
 
 
 def _dataset(samples: Sequence[Sample]) -> CostDataset:

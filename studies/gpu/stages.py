@@ -2,6 +2,7 @@
 
 FOLDER/gpu.json         the numbers of all stages, written after each of them and whenever one has more
 FOLDER/samples.parquet  measured sets of shards
+FOLDER/models.zip       a registry with the cost model that they made
 FOLDER/gpu.md, .html    the report
 FOLDER/gpu*.png         its picture, where there is a browser to draw with
 """

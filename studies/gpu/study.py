@@ -24,7 +24,7 @@ from autoshard.report.images import FigureReport, ImageError, Section
 from bench.measuring.devices import find_device
 from studies.frame import BenchDeviceOption, FromOption, Machine, StudyResult, command_line, to_document
 from studies.frame.results import write_result
-from studies.gpu import caches, card, clock, costs, fig4, samples
+from studies.gpu import caches, card, checks, clock, costs, fig4, plans, samples, training
 from studies.gpu.stages import SCHEMA, Found, Stage, State, failures, run_stages
 
 #: In the order in which they run; a new stage has its place here.
@@ -33,8 +33,11 @@ STAGES: Final[tuple[Stage, ...]] = (
     clock.STAGE,
     samples.STAGE,
     costs.STAGE,
+    plans.STAGE,
     fig4.STAGE,
     caches.STAGE,
+    training.STAGE,
+    checks.STAGE,
 )
 #: Left of the minutes for the last report.
 _REPORT_S: Final = 5.0
@@ -97,9 +100,10 @@ def _measured(options: GpuOptions) -> Found:
     found = Found(machine=machine)
     if options.resume is not None:
         found = replace(Found.read(options.resume), machine=machine)
-        earlier = options.resume / samples.SAMPLES_FILE
-        if earlier.exists() and options.resume.resolve() != folder.resolve():
-            atomic_write(folder / samples.SAMPLES_FILE, earlier.read_bytes())
+        for name in (samples.SAMPLES_FILE, costs.MODELS_FILE):
+            earlier = options.resume / name
+            if earlier.exists() and options.resume.resolve() != folder.resolve():
+                atomic_write(folder / name, earlier.read_bytes())
     found.write(folder)
 
     def on_result(now: Found) -> None:

@@ -10,6 +10,7 @@ import pytest
 from autoshard.core.errors import DeviceError
 from autoshard.formats.stores.samples import KERNEL_SAMPLES
 from bench.measuring.devices import find_device
+from costmodel.registry.versions import SHIPPED_VARIABLE
 from studies.frame import Machine
 from studies.gpu.samples import SAMPLES_FILE, SEEN, SEEN_TEST, UNSEEN_TEST, _sets
 from studies.gpu.stages import Found, Outcome, Stage, State, failures, run_stages
@@ -129,7 +130,8 @@ def test_a_short_run_leaves_a_page(run_study, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_of_three_minutes_and_one_that_goes_on(run_study, tmp_path):
+def test_a_run_of_three_minutes_and_one_that_goes_on(run_study, tmp_path, monkeypatch):
+    monkeypatch.delenv(SHIPPED_VARIABLE, raising=False)
     first, second = tmp_path / "first", tmp_path / "second"
     started = time.monotonic()
     assert run_study("gpu", "--device", "cpu", "--minutes", "3", "--no-images", "-o", first) == 0
