@@ -140,16 +140,21 @@ def _opened(device: torch.device) -> tuple[ModuleType | None, Any]:
         return None, None
     try:
         pynvml.nvmlInit()
-        return pynvml, pynvml.nvmlDeviceGetHandleByPciBusId(_bus_id(device).encode())
+        return pynvml, _handle(pynvml, device)
     except pynvml.NVMLError as error:
         _warn_once(f"NVML does not answer ({error}): samples are stored without the clock of the GPU")
         return None, None
 
 
-def _bus_id(device: torch.device) -> str:
-    """A name of the device that does not depend on CUDA_VISIBLE_DEVICES, as its index does."""
+def _handle(nvml: ModuleType, device: torch.device) -> Any:
+    """NVML's handle by a name of the device that does not depend on CUDA_VISIBLE_DEVICES, as its index does."""
     properties: Any = torch.cuda.get_device_properties(device)  # torch's own types lack some of its fields
-    return f"{properties.pci_domain_id:08x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+    if not hasattr(properties, "pci_bus_id"):
+        return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{properties.uuid}".encode())
+    # A part of a GPU (MIG) has a UUID of its own, but shares its bus id.
+    domain = getattr(properties, "pci_domain_id", 0)
+    bus_id = f"{domain:08x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+    return nvml.nvmlDeviceGetHandleByPciBusId(bus_id.encode())
 
 
 def _asked(nvml: ModuleType, question: Callable[[], Any]) -> Any:

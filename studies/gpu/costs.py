@@ -112,12 +112,10 @@ def _dataset(samples: Sequence[Sample]) -> CostDataset:
 
 
 def _pace(dataset: CostDataset, learners: Learners) -> _Pace:
-    seconds = []
-    for updates in (_TRIED, 2 * _TRIED):
-        started = time.monotonic()
-        _from_scratch(dataset, _BASE_DEVICE, learners, updates)
-        seconds.append(time.monotonic() - started)
-    return _Pace(max(1e-4, (seconds[1] - seconds[0]) / _TRIED))
+    _from_scratch(dataset, _BASE_DEVICE, learners, 1)  # what runs first is slow
+    started = time.monotonic()
+    _from_scratch(dataset, _BASE_DEVICE, learners, _TRIED)
+    return _Pace((time.monotonic() - started) / _TRIED)
 
 
 def _from_scratch(dataset: CostDataset, device: str, learners: Learners, updates: int) -> LearnedCostModel:
