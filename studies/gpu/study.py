@@ -20,7 +20,7 @@ from autoshard.commands.options import command_options
 from autoshard.core.errors import ExecutionError, InvalidOptionError
 from autoshard.formats.files import atomic_write
 from autoshard.report.figures import in_house_style
-from autoshard.report.images import FigureReport, ImageError, Section
+from autoshard.report.images import FigureReport, ImageError, Section, find_browser
 from bench.measuring.devices import find_device
 from studies.frame import BenchDeviceOption, FromOption, Machine, StudyResult, command_line, to_document
 from studies.frame.results import write_result
@@ -39,8 +39,8 @@ STAGES: Final[tuple[Stage, ...]] = (
     training.STAGE,
     checks.STAGE,
 )
-#: Left of the minutes for the last report.
-_REPORT_S: Final = 5.0
+#: Left of the minutes for the last report, and for its picture.
+_REPORT_S, _PICTURE_S = 5.0, 15.0
 _WIDTH: Final = 1440
 
 
@@ -112,8 +112,17 @@ def _measured(options: GpuOptions) -> Found:
         if device.is_cuda:
             torch.cuda.empty_cache()
 
-    deadline = options.started + 60.0 * options.minutes - _REPORT_S
+    reserved_s = _REPORT_S + (_PICTURE_S if options.images and _has_browser() else 0.0)
+    deadline = options.started + 60.0 * options.minutes - reserved_s
     return run_stages(options.chosen, device, folder, found, deadline=deadline, on_result=on_result)
+
+
+def _has_browser() -> bool:
+    try:
+        find_browser()
+    except ImageError:
+        return False
+    return True
 
 
 def gpu_result(found: Found) -> StudyResult:
