@@ -85,7 +85,9 @@ class SimulateOptions:
         int, typer.Option(min=1, help="Steps from one synchronisation of groups to the next."), _GROUPED
     ] = 1
     overlap: OverlapOption = None
-    batches: Annotated[int, typer.Option(min=0, help="Batches to draw per point, for the spread; 0 for none.")] = 100
+    batches: Annotated[
+        int, typer.Option(min=0, max=1_000_000, help="Batches to draw per point, for the spread; 0 for none.")
+    ] = 100
     lengths: Annotated[
         Lengths,
         typer.Option(help="Ids per sample: declared (the features' variance; without one, a fixed length) or poisson."),

@@ -116,3 +116,22 @@ def test_a_calibration_has_a_fewest_number_of_runs(refused):
 def test_what_is_written_goes_where_the_same_option_says(command, capfd):
     assert main([*command.split(), "--help"]) == 0
     assert re.search(r"^  -o, .*--output\b|^ +--output, -o\b", capfd.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["detect", "--ranks", "9" * 25], "'--ranks'"),
+        (["detect", "--nodes", "9" * 25], "'--nodes'"),
+        (["detect", "--ranks", "1000", "--nodes", "1000"], "--nodes: must be at most 131,072 ranks"),
+        (["init", "--num-embeddings", "9" * 25], "'--num-embeddings'"),
+        (["init", "--embedding-dim", "65537"], "'--embedding-dim'"),
+        (["init", "--pooling-factor", "1e300"], "'--pooling-factor'"),
+        (["init", "--batch-size", "9" * 25], "'--batch-size'"),
+        (["init", "--num-tables", "100000", "--num-embeddings", str(2**40), "--embedding-dim", "65536"], "in total"),
+        (["simulate", "nothing", "--batches", "9" * 13], "'--batches'"),
+    ],
+)
+def test_what_no_file_holds_is_refused_before_it_is_written(arguments, said, refused, tmp_path):
+    assert said in refused(*arguments)
+    assert not list(tmp_path.iterdir())

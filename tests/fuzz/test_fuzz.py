@@ -1,6 +1,6 @@
 """Generated bad input of every kind: no traceback, no hang, little memory, an error in one line, and its exit code.
 
-Hundreds of cases by default, and 20,000 others with `pytest -m slow tests/fuzz`, the same ones every time.
+Dozens of cases by default, and 2,000 others with `pytest -m slow tests/fuzz`, the same ones every time.
 AUTOSHARD_FUZZ_CASES sets another number, and AUTOSHARD_FUZZ_SEED another seed; `random` draws one, and prints it. A
 case that fails is made as small as it gets, and written to a file: in `tests/fuzz/corpus` it is a test from then on.
 """
@@ -19,7 +19,7 @@ from tests.fuzz.harness import DONE, Case, faults
 from tests.fuzz.oddities import KINDS
 from tests.fuzz.targets import READERS, all_targets
 
-NUM_CASES, NUM_CASES_SLOW = 24, 20_000
+NUM_CASES, NUM_CASES_SLOW = 24, 2_000
 #: Targets are dealt to as many tests, which may run side by side.
 NUM_PARTS = 4
 #: Commands that execute plans: they are given an option that is at fault.

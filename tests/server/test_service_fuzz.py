@@ -14,7 +14,7 @@ from schemathesis import GenerationMode
 from schemathesis.checks import negative_data_rejection, not_a_server_error, positive_data_acceptance
 
 #: Requests of the long run; a nightly job asks for 100,000.
-LONG_RUN = int(os.environ.get("AUTOSHARD_FUZZ_REQUESTS", "10000"))
+LONG_RUN = int(os.environ.get("AUTOSHARD_FUZZ_REQUESTS", "2000"))
 STEPS = 10
 #: Scenarios of such requests that are drawn with one seed.
 ROUND = 25

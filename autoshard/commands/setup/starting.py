@@ -28,6 +28,8 @@ _QUESTIONS: Mapping[str, tuple[str, int | float | str]] = {
     "topology": ("Ranks, as a bundled topology such as cpu-8 or dgx-a100-16", "cpu-8"),
 }
 _ASKED = "asked for"
+#: Of a topology (`topology_json.MAX_WORLD_SIZE`).
+_MOST_RANKS = 2**17
 
 
 @command_options()
@@ -38,13 +40,17 @@ class InitOptions:
     num_tables: Annotated[
         int | None, typer.Option(min=1, max=100_000, help="Embedding tables.", show_default=_ASKED)
     ] = None
-    num_embeddings: Annotated[int | None, typer.Option(min=1, help="Rows of each.", show_default=_ASKED)] = None
-    embedding_dim: Annotated[int | None, typer.Option(min=1, help="Columns of each.", show_default=_ASKED)] = None
+    num_embeddings: Annotated[int | None, typer.Option(min=1, max=2**40, help="Rows of each.", show_default=_ASKED)] = (
+        None
+    )
+    embedding_dim: Annotated[
+        int | None, typer.Option(min=1, max=2**16, help="Columns of each.", show_default=_ASKED)
+    ] = None
     pooling_factor: Annotated[
-        float | None, typer.Option(min=0, help="Mean ids per sample of each.", show_default=_ASKED)
+        float | None, typer.Option(min=0, max=1e6, help="Mean ids per sample of each.", show_default=_ASKED)
     ] = None
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Samples per step over all ranks.", show_default=_ASKED)
+        int | None, typer.Option(min=1, max=2**31, help="Samples per step over all ranks.", show_default=_ASKED)
     ] = None
     topology: Annotated[
         str | None,
@@ -89,7 +95,7 @@ def init(options: InitOptions, as_json: JsonOption = False) -> None:
         autoshard plan tables.yaml --topology topology.yaml -o plan.json
     """
     from autoshard.commands.printed import INIT
-    from autoshard.formats import load_topology, write_tables, write_topology
+    from autoshard.formats import load_topology, tables_from_json, tables_to_json, write_tables, write_topology
 
     folder = options.output or options.folder
     tables_path, topology_path = folder / "tables.yaml", folder / "topology.yaml"
@@ -97,7 +103,9 @@ def init(options: InitOptions, as_json: JsonOption = False) -> None:
         if path.exists() and not options.force:
             raise InvalidOptionError("is there already; --force writes over it", source=str(path))
     answers = options.answers()
-    tables, topology = _tables(answers), load_topology(answers["topology"])
+    # As they will be read: no file is written that plan refuses.
+    tables = tables_from_json(tables_to_json(_tables(answers)))
+    topology = load_topology(answers["topology"])
     write_tables(tables, tables_path)
     write_topology(topology, topology_path)
     result = INIT.to_json({"tables": str(tables_path), "topology": str(topology_path)})
@@ -130,11 +138,14 @@ class DetectOptions:
 
     ranks: Annotated[
         int | None,
-        typer.Option(min=1, help="Ranks of a machine.", show_default="one for each GPU, or torchrun's, or 1"),
+        typer.Option(
+            min=1, max=_MOST_RANKS, help="Ranks of a machine.", show_default="one for each GPU, or torchrun's, or 1"
+        ),
     ] = None
-    nodes: Annotated[int | None, typer.Option(min=1, help="Machines like this.", show_default="torchrun's, or 1")] = (
-        None
-    )
+    nodes: Annotated[
+        int | None,
+        typer.Option(min=1, max=_MOST_RANKS, help="Machines like this.", show_default="torchrun's, or 1"),
+    ] = None
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write the topology to; .yaml has comments.")
     ] = None
@@ -155,6 +166,8 @@ def detect(options: DetectOptions, as_json: JsonOption = False) -> None:
     from autoshard.commands.setup.machine import this_machine
     from autoshard.formats import topology_to_json, write_topology
 
+    if (options.ranks or 1) * (options.nodes or 1) > _MOST_RANKS:
+        raise InvalidOptionError(f"must be at most {_MOST_RANKS:,} ranks on all machines together", field="--nodes")
     topology, notes = this_machine(ranks=options.ranks, nodes=options.nodes)
     for note in notes:
         log(note)
