@@ -22,6 +22,9 @@ FusedKernel = tuple[str, ...]
 #: Writes of each row that any replica's batch hits, by the update after the sum: its squared gradient, its step, its
 #: weights as they were, the step by the learning rate, the new weights, and these in their place.
 _UPDATE_WRITES = 6
+#: Bytes of a device's memory for each row of the host's that is behind a cache: where it is in the cache, and with LFU
+#: how often it was looked up (FBGEMM's `cache_index_table_map` and `lxu_state`).
+_CACHE_INDEX_BYTES = {"lru": 4, "lfu": 12}
 #: Access curves of parts of tables that are kept, about a kilobyte each: 800 tables have 3,000 of either kind.
 _NUM_CURVES = 1 << 14
 
@@ -104,6 +107,12 @@ class MemoryPlacement:
     cache_bytes: int = 0
     policy: str = "lru"
     cache_dtype: DType | None = None
+
+    def cache_device_bytes(self, num_rows: int) -> int:
+        """Bytes of a rank's device memory for the cache before so many rows of it, and for the index of that cache."""
+        if not self.cache_bytes or self.level is not MemoryLevel.DDR:
+            return self.cache_bytes
+        return self.cache_bytes + num_rows * _CACHE_INDEX_BYTES[self.policy]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,11 +288,18 @@ class LocalShard:
         return self.weight_bytes + self.num_embeddings * self.optimizer.state_bytes_per_row(self.embedding_dim)
 
     @property
+    def cache_device_bytes(self) -> int:
+        """Bytes of the device's memory for the cache and its index."""
+        memory = MemoryPlacement(level=self.level, cache_bytes=self.cache_bytes, policy=self.cache_policy)
+        return memory.cache_device_bytes(self.num_embeddings)
+
+    @property
     def held_bytes(self) -> dict[MemoryLevel, int]:
-        """Bytes by memory level: weights and optimizer state on the shard's own, its cache in the device's."""
+        """Bytes by memory level: weights and optimizer state on the shard's own, cache and index in the device's."""
         held = _NO_BYTES.copy()
         held[self.level] += self.memory_bytes
-        held[MemoryLevel.HBM] += self.cache_bytes
+        if self.cache_bytes:
+            held[MemoryLevel.HBM] += self.cache_device_bytes
         return held
 
 

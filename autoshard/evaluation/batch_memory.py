@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autoshard.core import EmbeddingTable, MemoryLevel, Payload, Pooling, ShardingPlan, TableSet
+from autoshard.core import EmbeddingTable, MemoryLevel, Payload, Pooling, RowOrder, RowsBy, ShardingPlan, TableSet
 from autoshard.core.costs import MsArray
 from autoshard.core.dense import dense_shapes
 from autoshard.core.errors import InvalidOptionError, InvalidPlanError
@@ -43,7 +43,8 @@ def training_bytes(plan: ShardingPlan, traffic: Traffic | None = None) -> MsArra
     """Bytes that ranks need for training beside weights and optimizer states of tables, shape (R,).
 
     As `activation_bytes`, but in the backward pass: with the gradients of all that a rank got and of all that it sent,
-    while its own outputs are gone. And the dense layers, where the tables describe them, see `dense_bytes`.
+    while its own outputs are gone. And the dense layers, where the tables describe them, see `dense_bytes`, and row
+    orders, see `row_order_bytes`.
 
     Args:
         plan: The plan, or that of one replica group.
@@ -66,12 +67,28 @@ def has_room(plan: ShardingPlan, reserved_bytes: int = 0, *, count_activations: 
     group = plan.of_one_group()
     held_R = np.zeros(group.group_size)
     for shard in group.held_shards():
-        in_device = shard.local.memory_bytes if shard.local.level is MemoryLevel.HBM else 0
-        held_R[shard.ranks] += in_device + shard.local.cache_bytes
+        held_R[shard.ranks] += shard.local.held_bytes[MemoryLevel.HBM]
     if count_activations:
         held_R += training_bytes(group)
     room_R = np.array([group.topology.memory_of(rank).hbm for rank in range(group.group_size)], dtype=np.float64)
     return bool((held_R + reserved_bytes <= room_R).all())
+
+
+def row_order_bytes(plan: ShardingPlan) -> int:
+    """Bytes of row orders on every rank: of tables that are cut by access rank, where a file lists their rows.
+
+    The runtime keeps the place of each listed row in both directions, 16 bytes, and of those whose id is beyond the
+    list's length as many again, and a key with its place in a hash table at most half full; at worst all are.
+    """
+    total = 0
+    for name in {one.shard.table.name for one in plan.shards if one.shard.rows.by is RowsBy.ACCESS_RANK}:
+        table = plan.tables[name]
+        order = plan.row_orders.get(name, table.row_order)
+        if isinstance(order, RowOrder):
+            beyond = min(order.num_ordered, table.num_embeddings - order.num_ordered)
+            slots = 1 << (2 * beyond - 1).bit_length() if beyond else 0
+            total += 16 * (order.num_ordered + beyond + slots)
+    return total
 
 
 def gradient_ratio(payload: Payload) -> float:
@@ -132,7 +149,7 @@ class BatchMemory:
         backward_R = inputs_R + received_R + np.maximum(gradients_R, outputs_R)
         return cls(
             activation_R=inputs_R + outputs_R + received_R,
-            training_R=backward_R + dense_bytes(plan.tables, local_batch),
+            training_R=backward_R + dense_bytes(plan.tables, local_batch) + row_order_bytes(plan),
         )
 
 

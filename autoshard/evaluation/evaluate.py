@@ -188,7 +188,7 @@ def _rank_costs(kernels: KernelPrices, stages: Stages, memory: BatchMemory) -> t
     caches_R = [0] * len(memory.activation_R)
     for shard in kernels.held if any(held[MemoryLevel.DDR]) or any(held[MemoryLevel.SSD]) else ():
         for rank in shard.ranks.tolist():
-            caches_R[rank] += shard.local.cache_bytes
+            caches_R[rank] += shard.local.cache_device_bytes
     asking_ms, pooling_ms, spreading_ms = stages.reader_ms
     # Lists, since worlds may have 100,000 ranks: arrays are a hundred times slower to read number by number.
     times_R = [

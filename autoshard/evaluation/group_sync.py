@@ -35,7 +35,7 @@ def group_sync_bytes(plan: ShardingPlan, held: Sequence[HeldShard]) -> tuple[MsA
     for shard in held:
         local = shard.local
         if not is_touched:
-            all_R[shard.ranks] += sum(local.held_bytes.values())
+            all_R[shard.ranks] += local.memory_bytes
             continue
         table = plan.tables[local.table]
         # Copies within a group are updated by the lookups of the whole group.

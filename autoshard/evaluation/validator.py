@@ -271,7 +271,7 @@ def _check_memory(plan: ShardingPlan, group: _Group) -> None:
     for placed in plan.shards:
         holders = group.holders(placed.replicas).ranks
         held_R[placed.memory.level][holders] += _bytes_per_rank(placed)
-        held_R[MemoryLevel.HBM][holders] += placed.memory.cache_bytes
+        held_R[MemoryLevel.HBM][holders] += placed.memory.cache_device_bytes(_rows_per_rank(placed))
     for level, held in held_R.items():
         limit_of_world = np.full(plan.topology.world_size, plan.topology.memory_bytes[level], dtype=np.float64)
         for rank, memory in plan.topology.overrides:
@@ -293,8 +293,11 @@ def _check_memory(plan: ShardingPlan, group: _Group) -> None:
 def _bytes_per_rank(placed: PlacedShard) -> int:
     """Weights and optimizer state on each rank of a replica; the last rank may hold fewer rows than that."""
     table, (start, stop) = placed.shard.table, placed.shard.columns
-    num_rows = -(-placed.shard.rows.num_rows // len(placed.replicas[0]))
-    return num_rows * table.row_bytes(stop - start)
+    return _rows_per_rank(placed) * table.row_bytes(stop - start)
+
+
+def _rows_per_rank(placed: PlacedShard) -> int:
+    return -(-placed.shard.rows.num_rows // len(placed.replicas[0]))
 
 
 def _holds(placed: PlacedShard, rank: int, level: MemoryLevel) -> bool:

@@ -204,7 +204,7 @@ class _StaticStorage:
         self._tables = {table.name: table for table in request.tables.tables}
         self._on_host = device_type_of(request.topology) == "cpu"
 
-    def estimate(self, sharding_options: list[Any], **_: Any) -> None:
+    def estimate(self, sharding_options: list[Any], *_: Any, **__: Any) -> None:
         from torchrec.distributed.planner.types import Storage
 
         for option in sharding_options:

@@ -96,7 +96,7 @@ class ShardedEmbeddings(torch.nn.Module):
         local_batch_size: Most samples of a process's batch; None for an even share of the plan's batch.
         group: The processes, over gloo (CPU) or NCCL (CUDA); None for all. With fewer processes than the plan has
             ranks, rank r runs on process `r % processes`.
-        device: Where tables and batches are.
+        device: Where tables and batches are; None for the CPU or, over NCCL, the current CUDA device.
         timer: Where to count the time of the parts; None to count none.
         row_orders: For tables that are cut by access rank, row ids in falling access frequency, by table; those that
             are left out are in the order of their ids.

@@ -11,9 +11,10 @@ import torch.distributed as dist
 
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import InputError
-from autoshard.runtime.engine.groups import JoinedGroups
+from autoshard.runtime.engine.groups import JoinedGroups, device_of
 from autoshard.runtime.engine.holdings import Ownership
 from autoshard.runtime.ownership import check_levels, even_share, ownership_of
+from autoshard.runtime.releases import all_gather
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,7 @@ class Participation:
             settings: Whatever else has to be the same everywhere; compared by `repr`.
             local_batch_size: Samples per process and step; None for an even share of the plan's batch.
             group: The processes; None for all.
-            device: Where tables and batches are; None for the CPU.
+            device: Where tables and batches are; None for the group's, see `device_of`.
             row_orders: Row ids in falling access frequency, by table.
 
         Raises:
@@ -62,7 +63,7 @@ class Participation:
         """
         members = _members(group)
         owners = ownership_of(plan, members.size())
-        device = device or torch.device("cpu")
+        device = device or device_of(members)
         check_levels(owners, device)
         local_batch_size = local_batch_size or even_share(plan.tables.batch_size, members.size())
         groups = JoinedGroups.join(plan, members)
@@ -96,7 +97,7 @@ class Participation:
         digest = _digest(repr(statement).encode())
         own = torch.tensor([int.from_bytes(digest[:7], "little")], dtype=torch.int64, device=self.device)
         everybody = own.new_empty(members.size())
-        dist.all_gather_single(everybody, own, group=members)
+        all_gather(everybody, own, group=members)
         different = (everybody != own).nonzero().flatten().tolist()
         if different:
             raise InputError(

@@ -62,6 +62,7 @@ _VERIFICATION: Final = record(
     Field("weight_error", _ERROR, "Of the tables' weights after the last step."),
     Field("moment_error", _ERROR, "Of the tables' optimizer moments after the last step, over the table's largest."),
     Field("dense_error", _ERROR, "Of the dense layers' weights after the last step."),
+    optional("weight_rounding", _ERROR, "What rounding explains of weights that are held in fp16, about.", 0.0),
     derived("max_error", _ERROR, "The largest of these."),
 )
 _PREDICTION: Final = record(

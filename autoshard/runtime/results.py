@@ -129,6 +129,8 @@ class Verification:
         moment_error: Of the tables' optimizer moments after the last step, relative to the table's largest. Row-wise
             AdaGrad cancels the scale of gradients in the weights; only the moments show it.
         dense_error: Of the dense layers' weights after the last step.
+        weight_rounding: About what rounding explains of `weight_error` where weights are held in fp16, and of
+            `output_error` for each row of a bag.
     """
 
     steps: int
@@ -136,6 +138,7 @@ class Verification:
     weight_error: float
     moment_error: float
     dense_error: float
+    weight_rounding: float = 0.0
 
     @property
     def max_error(self) -> float:

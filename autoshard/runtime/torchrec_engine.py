@@ -74,7 +74,7 @@ class TorchRecEmbeddings:
         plan: A plan of such tables.
         settings: Learning rate, epsilon and seed.
         local_batch_size: Samples per process and step; None for an even share of the plan's batch.
-        device: Where tables and batches are.
+        device: Where tables and batches are; None for the CPU or, over NCCL, the current CUDA device.
         timer: Where to count the time of the parts; None to count none.
 
     Raises:

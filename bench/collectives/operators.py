@@ -17,11 +17,8 @@ from numpy.typing import NDArray
 from autoshard.core import DType
 from autoshard.core.errors import ExecutionError, InvalidOptionError
 from autoshard.formats.stores.collective_samples import Collective, GroupLevel, Operator, Splits
+from autoshard.runtime.releases import all_gather, reduce_scatter
 from bench.measuring.devices import TORCH_DTYPES
-
-# torch 2.13 renamed them, and warns of the old names; older versions have those only.
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 #: fp16 numbers whose bits, two at a time, are ordinary fp32 numbers as well: sums of them are neither infinite nor
 #: denormal, on which processors are slow.
@@ -210,9 +207,9 @@ class BoundCollective:
                 received, sent = count_RR[:, rank].tolist(), count_RR[rank].tolist()
                 dist.all_to_all_single(self.outputs, self.inputs, received, sent, group=group)
         elif operator is Operator.REDUCE_SCATTER:
-            _reduce_scatter(self.outputs, self.inputs, group=group)
+            reduce_scatter(self.outputs, self.inputs, group=group)
         elif operator is Operator.ALL_GATHER:
-            _all_gather(self.outputs, self.inputs, group=group)
+            all_gather(self.outputs, self.inputs, group=group)
         else:
             dist.all_reduce(self.outputs, group=group)
 

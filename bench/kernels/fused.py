@@ -5,7 +5,6 @@ Shape suffixes: B bags per table, X bags of all tables, D sum of the embedding d
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Sequence
 from itertools import accumulate, groupby
@@ -24,6 +23,7 @@ from autoshard.core import DType, LocalShard, MemoryLevel, Optimizer, Update
 from autoshard.runtime.engine.rows.fused import CACHE_POLICIES, FusedSettings
 from autoshard.runtime.engine.rows.replicas import one_below_the_other, side_by_side
 from autoshard.runtime.engine.rows.replicated import ReplicatedRows, summed_by_row
+from autoshard.runtime.releases import fused_embedding
 from bench.kernels.inputs import FusedInput, ShardBatch, fuse
 from bench.measuring.arena import Arenas
 
@@ -35,8 +35,6 @@ _OPTIMIZERS = {
     Optimizer.ADAGRAD: EmbOptimType.EXACT_ADAGRAD,
     Optimizer.ADAM: EmbOptimType.ADAM,
 }
-#: FBGEMM 1.8 takes memory from its caller; older ones allocate, and get it replaced.
-_TAKES_MEMORY = "preallocated_host_buffers" in inspect.signature(SplitTableBatchedEmbeddingBagsCodegen).parameters
 
 LEARNING_RATE = 0.01
 EPSILON = 1e-8
@@ -212,9 +210,9 @@ def _build_fused(
         if optimizer is not Optimizer.SGD:
             state_bytes = sum(s.num_embeddings * optimizer.state_bytes_per_row(s.embedding_dim) for s in shards)
             memory["momentum1"] = arenas.moments(state_bytes // 4)
-        extra = {"preallocated_host_buffers": memory} if _TAKES_MEMORY else {}
-    module = SplitTableBatchedEmbeddingBagsCodegen(
+    return fused_embedding(
         [(shard.num_embeddings, shard.embedding_dim, *place) for shard in shards],
+        memory,
         optimizer=_OPTIMIZERS[optimizer],
         learning_rate=LEARNING_RATE,
         eps=EPSILON,
@@ -224,10 +222,6 @@ def _build_fused(
         device=device,
         **extra,
     )
-    if not _TAKES_MEMORY:
-        for name, piece in memory.items():
-            setattr(module, f"{name}_host", torch.nn.Parameter(piece))
-    return module
 
 
 def _num_cache_sets(shards: Sequence[LocalShard]) -> int:

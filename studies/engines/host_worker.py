@@ -23,6 +23,7 @@ from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.processes.job import JOB_FILE, RESULTS_FILE
 from autoshard.runtime.processes.worker import run_worker
+from autoshard.runtime.releases import all_gather
 from autoshard.runtime.training.synthetic import draw_samples
 
 _NUM_BATCHES = 4
@@ -63,7 +64,7 @@ def measured_steps(plan: ShardingPlan, steps: int) -> torch.Tensor:
     engine.close()
     own_S = torch.tensor(ms[_NUM_BATCHES:], dtype=torch.float64)
     ms_PS = own_S.new_empty(dist.get_world_size(), steps)
-    dist.all_gather_single(ms_PS.view(-1), own_S)
+    all_gather(ms_PS.view(-1), own_S)
     return ms_PS
 
 

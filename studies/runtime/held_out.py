@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from autoshard.runtime.embeddings import ShardedEmbeddings
+from autoshard.runtime.releases import all_gather
 from autoshard.runtime.training.dense import DenseModel
 from autoshard.runtime.training.step import FeatureVectors
 from autoshard.runtime.training.synthetic import Samples
@@ -60,6 +61,6 @@ def entropy_of(logits_B: torch.Tensor, tested: Sequence[Samples]) -> float:
     labels_B = torch.cat([one.labels_B for one in tested])
     own = torch.stack([logits_B, labels_B])
     everybody = own.new_empty(dist.get_world_size() * len(own), own.shape[1])
-    dist.all_gather_single(everybody, own)
+    all_gather(everybody, own)
     logits_G, labels_G = everybody.view(-1, *own.shape).unbind(1)
     return normalised_entropy(logits_G.flatten(), labels_G.flatten())

@@ -80,7 +80,7 @@ def _check_prediction(plan, predicted):
 
 
 def _recounted_bytes(plan, level):
-    """Weights and optimizer state of each rank, from the plan's plain data."""
+    """Weights, optimizer state and caches with their indices of each rank, from the plan's plain data."""
     state = {
         Optimizer.SGD: (0, 0),
         Optimizer.ROWWISE_ADAGRAD: (4, 0),
@@ -98,5 +98,8 @@ def _recounted_bytes(plan, level):
             num_rows = math.ceil((placed.shard.rows.stop - placed.shard.rows.start) / len(replica))
             for rank in replica:
                 held_R[rank] += num_rows * row_bytes if placed.memory.level is level else 0
-                held_R[rank] += placed.memory.cache_bytes if level is MemoryLevel.HBM else 0
+                if level is MemoryLevel.HBM and placed.memory.cache_bytes:
+                    index_bytes = {"lru": 4, "lfu": 12}[placed.memory.policy] * num_rows
+                    is_in_host = placed.memory.level is MemoryLevel.DDR
+                    held_R[rank] += placed.memory.cache_bytes + (index_bytes if is_in_host else 0)
     return held_R

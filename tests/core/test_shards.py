@@ -156,9 +156,11 @@ def test_what_a_rank_holds_is_on_the_shard_s_level_and_its_cache_in_the_device_s
     whole = PlacedShard.table_wise(Shard.whole(table()), 0)
     near = local_shard(whole, group_batch_size=64)
     assert near.held_bytes == {MemoryLevel.HBM: near.memory_bytes, MemoryLevel.DDR: 0, MemoryLevel.SSD: 0}
-    memory = MemoryPlacement(level=MemoryLevel.DDR, cache_bytes=640)
-    far = local_shard(replace(whole, memory=memory), group_batch_size=64)
-    assert far.held_bytes == {MemoryLevel.HBM: 640, MemoryLevel.DDR: near.memory_bytes, MemoryLevel.SSD: 0}
+    for policy, index_bytes in {"lru": 4, "lfu": 12}.items():
+        memory = MemoryPlacement(level=MemoryLevel.DDR, cache_bytes=640, policy=policy)
+        far = local_shard(replace(whole, memory=memory), group_batch_size=64)
+        cache_bytes = 640 + index_bytes * far.num_embeddings
+        assert far.held_bytes == {MemoryLevel.HBM: cache_bytes, MemoryLevel.DDR: near.memory_bytes, MemoryLevel.SSD: 0}
 
 
 def test_shards_are_fused_by_what_their_tables_are_and_where_the_optimizer_runs():

@@ -205,7 +205,10 @@ def test_evaluate_prices_transfers_and_counts_caches_as_device_memory():
     assert cached.step_ms.value - near.step_ms.value == pytest.approx(transfers_ms, rel=1e-4)
     assert cached.step_ms.high > near.step_ms.high
     assert (near.ranks[0].hbm_bytes, near.ranks[0].ddr_bytes) == (table.storage_bytes, 0)
-    assert (cached.ranks[0].hbm_bytes, cached.ranks[0].ddr_bytes) == (256, table.storage_bytes)
+    assert (cached.ranks[0].hbm_bytes, cached.ranks[0].ddr_bytes) == (
+        256 + 12 * table.num_embeddings,
+        table.storage_bytes,
+    )
     assert cached.cost_model == near.cost_model == "analytic:a100"
 
 

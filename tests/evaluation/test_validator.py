@@ -431,12 +431,13 @@ class TestMemory:
     def test_levels_have_limits_of_their_own_and_caches_count_as_hbm(self):
         of = table()
         lower = MemoryPlacement(level=MemoryLevel.DDR, cache_bytes=500)
-        shard = placed(part(of), memory=lower)
-        assert fault_of(plan(shard, machine=topology(hbm=500, ddr=of.storage_bytes))) is None
+        shard, hbm = placed(part(of), memory=lower), 500 + 4 * of.num_embeddings  # with the cache's index
+        assert fault_of(plan(shard, machine=topology(hbm=hbm, ddr=of.storage_bytes))) is None
         assert "bytes of ddr, 1 bytes more" in fault_of(
-            plan(shard, machine=topology(hbm=500, ddr=of.storage_bytes - 1))
+            plan(shard, machine=topology(hbm=hbm, ddr=of.storage_bytes - 1))
         )
-        assert "bytes of hbm, 1 bytes more" in fault_of(plan(shard, machine=topology(hbm=499, ddr=of.storage_bytes)))
+        less = topology(hbm=hbm - 1, ddr=of.storage_bytes)
+        assert "bytes of hbm, 1 bytes more" in fault_of(plan(shard, machine=less))
 
     def test_absurd_sizes_do_not_wrap_around(self):
         huge = [

@@ -1,13 +1,30 @@
 """Devices that are not there, and memory that is not."""
 
+import re
+from dataclasses import replace
+
 import pytest
 import torch
 
+from autoshard.core import (
+    MemoryBytes,
+    MemoryLevel,
+    MemoryPlacement,
+    PlacedShard,
+    ReplicaGroups,
+    RowOrder,
+    RowRange,
+    RowsBy,
+    Shard,
+)
 from autoshard.core.errors import DeviceError
-from autoshard.runtime.ownership import ownership_of
+from autoshard.evaluation.batch_memory import row_order_bytes, training_bytes
+from autoshard.runtime.engine.ids import addresses
 from autoshard.runtime.processes.devices import check_memory, choose_device
 from autoshard.runtime.results import Device
 from autoshard.runtime.state import free_host_bytes
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -24,13 +41,87 @@ def test_processes_without_a_gpu_each_use_the_cpu():
         choose_device({Device.AUTO, Device.CUDA})
 
 
+def needed(plan, process, num_processes, device, monkeypatch):
+    """Bytes that a check asks a device for, and the host: found out by having less."""
+    found = []
+    for gpu_bytes, host_bytes in ((-1, 1 << 60), (1 << 60, -1)):
+        monkeypatch.setattr("torch.cuda.mem_get_info", lambda _, free=gpu_bytes: (free, free))
+        monkeypatch.setattr("autoshard.runtime.processes.devices.free_host_bytes", lambda free=host_bytes: free)
+        try:
+            check_memory(plan, process, num_processes, torch.device(device))
+        except DeviceError as error:
+            found.append(int(re.search(r"need ([\d,]+) bytes", str(error))[1].replace(",", "")))
+        else:
+            found.append(0)
+    return found
+
+
 def test_tables_that_do_not_fit_are_refused(make_plan, make_table, monkeypatch):
     # Plans are checked against their own topology, which may be larger than the machine that executes them.
-    owners = ownership_of(make_plan([make_table("t", 1000, 16)], [0]), 2)
-    check_memory(owners, 0, torch.device("cpu"))
-    monkeypatch.setattr("autoshard.runtime.processes.devices.free_host_bytes", lambda: 67_999)
-    with pytest.raises(DeviceError, match=r"^the tables need 68,000 bytes on this cpu, 67,999 are free: scale them"):
-        check_memory(owners, 0, torch.device("cpu"))
+    plan = make_plan([make_table("t", 1000, 16)], [0])
+    check_memory(plan, 0, 2, CPU)
+    # Weights, a moment for each row, and a batch.
+    free = 1000 * (16 * 4 + 4) + round(training_bytes(plan).sum()) - 1
+    monkeypatch.setattr("autoshard.runtime.processes.devices.free_host_bytes", lambda: free)
+    with pytest.raises(DeviceError, match=rf"need {free + 1:,} bytes on this cpu, {free:,} are free: scale the tables"):
+        check_memory(plan, 0, 2, CPU)
+
+
+def test_a_host_holds_what_its_own_processes_need(make_plan, make_table, monkeypatch):
+    plan = make_plan([make_table("large", 1000, 16), make_table("small", 10, 16)], [0, 1])
+    _, both = needed(plan, 0, 2, "cpu", monkeypatch)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    (_, first), (_, second) = (needed(plan, process, 2, "cpu", monkeypatch) for process in range(2))
+    assert first + second == both
+    assert second < 10_000 < 68_000 < first
+
+
+def test_every_replica_group_holds_the_tables(make_plan, make_table, monkeypatch):
+    plan = make_plan([make_table("t", 1000, 16)], [0])
+    copies = replace(make_plan([make_table("t", 1000, 16)], [0], 2), replica_groups=ReplicaGroups(num_groups=2))
+    _, once = needed(plan, 0, 2, "cpu", monkeypatch)
+    _, twice = needed(copies, 1, 2, "cpu", monkeypatch)
+    assert twice > 2 * 68_000 > once
+
+
+def test_a_gpu_holds_caches_with_their_indices_row_orders_and_communicators(make_plan, make_table, monkeypatch):
+    table = make_table("t", 1000, 16)
+    plan = make_plan([table], [0])
+    gpu, host = needed(plan, 0, 2, "cuda", monkeypatch)
+    assert (gpu, host) == (68_000 + round(training_bytes(plan)[0]) + (1 << 30), 0)
+
+    [shard] = plan.shards
+    topology = replace(plan.topology, memory_bytes=MemoryBytes(hbm=1 << 30, ddr=1 << 30))
+    for policy, index_bytes in (("lru", 4), ("lfu", 12)):
+        memory = MemoryPlacement(level=MemoryLevel.DDR, cache_bytes=6400, policy=policy)
+        cached = replace(plan, topology=topology, shards=(replace(shard, memory=memory),))
+        assert needed(cached, 0, 2, "cuda", monkeypatch) == [gpu - 68_000 + 6400 + 1000 * index_bytes, 68_000]
+
+    halves = [
+        PlacedShard.table_wise(Shard(table=table, rows=rows, columns=(0, 16)), rank)
+        for rank, rows in enumerate(RowRange(start=n, stop=n + 500, by=RowsBy.ACCESS_RANK) for n in (0, 500))
+    ]
+    cut = replace(plan, shards=tuple(halves))
+    listed = replace(cut, row_orders={"t": RowOrder(file="t.parquet", digest="0" * 64, num_ordered=100)})
+    # 100 rows, all of them beyond the list: 32 bytes each, and 256 slots of 16.
+    more = needed(listed, 1, 2, "cuda", monkeypatch)[0] - needed(cut, 1, 2, "cuda", monkeypatch)[0]
+    assert more == row_order_bytes(listed) == 100 * 32 + 256 * 16
+
+
+@pytest.mark.parametrize("first_id", [0, 300, 900])
+def test_row_orders_take_no_more_than_is_counted(first_id, make_plan, make_table):
+    table = make_table("t", 1000, 16)
+    plan = make_plan([table], [0])
+    ids_N = torch.arange(first_id, first_id + 100)
+    rows = RowRange(start=0, stop=1000, by=RowsBy.ACCESS_RANK)
+    shard = PlacedShard.table_wise(Shard(table=table, rows=rows, columns=(0, 16)), 0)
+    order = RowOrder(file="t.parquet", digest="0" * 64, num_ordered=100)
+    counted = row_order_bytes(replace(plan, shards=(shard,), row_orders={"t": order}))
+    held = addresses.RowOrder(ids_N, 1000, CPU)
+    taken = sum(one.nbytes for one in vars(held).values() if isinstance(one, torch.Tensor))
+    assert taken <= counted
+    assert taken == counted or first_id < 100
 
 
 def test_free_memory_is_read_from_the_system():

@@ -11,7 +11,9 @@ from autoshard.core.errors import InputError
 from autoshard.core.step import StepCollective
 from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.embeddings import ShardedEmbeddings
+from autoshard.runtime.engine.rows import fused
 from autoshard.runtime.engine.rows.fused import FusedSettings
+from autoshard.runtime.engine.rows.replicated import half_at_random
 from autoshard.runtime.results import RunRequest
 from autoshard.runtime.timing import Part, StepTimer
 from autoshard.runtime.training.dense import DenseModel, default_layers
@@ -233,3 +235,36 @@ def test_tables_are_neither_copied_nor_frozen(plan):
         pickle.dumps(embeddings)
     with pytest.raises(InputError, match=r"torch\.no_grad"):
         embeddings.requires_grad_(False)
+
+
+def test_rounding_explains_the_error_of_half_precision_weights(make_plan, make_table):
+    request = RunRequest(plan_path="none", verify_steps=3, learning_rate=0.05)
+    whole, halves = (
+        compared(make_plan([make_table("t", 40, 8, dtype=dtype)], [0], 1, BATCH_SIZE), SETTINGS, request)
+        for dtype in (DType.FP32, DType.FP16)
+    )
+    assert whole.weight_rounding == 0.0
+    # Weights below 0.5: half the gap of 2^-12 for the initial weights, and for each of the steps.
+    assert 0.25 <= halves.weight_rounding / 2**-12 <= 2.0
+    assert whole.weight_error < halves.weight_error <= halves.weight_rounding
+
+
+def test_rounding_at_random_keeps_the_mean_and_is_alike_on_all_copies():
+    values = torch.tensor([1.0, 1.0 + 2**-12, -3.0 - 2**-10, 1e-3]).repeat(10_000, 1)
+    rounded, again = (half_at_random(values, torch.Generator().manual_seed(3)) for _ in range(2))
+    assert torch.equal(rounded, again)
+    gaps = torch.tensor([0.0, 2**-10, 2**-9, 2**-20])
+    assert ((rounded.float() - values).abs() < gaps.clamp(min=1e-9)).all()
+    # Four deviations of the mean of 10,000 numbers, each off by half a gap.
+    assert ((rounded.double().mean(dim=0) - values[0]).abs() <= 4 * gaps / 200).all()
+    assert not torch.equal(rounded[:, 1], values[:, 1].half())
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_half_precision_weights_are_rounded_at_random_on_a_gpu(device, monkeypatch):
+    asked = {}
+    monkeypatch.setattr(fused, "fused_embedding", lambda *_, **options: asked.update(options))
+    fused.FusedKernel([(10, 4)], DType.FP16, Optimizer.SGD, SETTINGS, torch.device(device))
+    assert asked["stochastic_rounding"] == (device == "cuda")
+    fused.FusedKernel([(10, 4)], DType.FP32, Optimizer.SGD, SETTINGS, torch.device(device))
+    assert not asked["stochastic_rounding"]

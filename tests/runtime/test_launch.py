@@ -137,7 +137,7 @@ def test_an_error_in_a_worker_comes_back_as_it_was(plan, tmp_path):
     dense = DenseLayers(num_dense_features=2, bottom_mlp=(4,), top_mlp=(2,))
     path = tmp_path / "bad.json"
     write_plan(replace(plan, tables=replace(plan.tables, dense=dense)), path)
-    with pytest.raises(InvalidPlanError, match=r"^tables.dense.top_mlp: must end in width 1"):
+    with pytest.raises(InvalidPlanError, match=r"^tables\.dense: of a top perceptron must end in 1, the logit"):
         run_plan(path, 1, 1)
 
 

@@ -116,8 +116,8 @@ def test_rows_behind_a_cache_take_a_kernel_of_their_own_and_a_gpu(make_plan, mak
     plan = replace(plan, topology=replace(plan.topology, memory_bytes=memory), shards=shards)
     owners = ownership_of(plan, 2)
     assert [owners.of_kernel(key, 0) for key in owners.kernels] == [(0,), (1,), (2,)]
-    # Weights and a moment for each row; the cache lies in the device's memory.
-    assert owners.storage_bytes(0) == {MemoryLevel.HBM: 68_000 + 6_400, MemoryLevel.DDR: 136_000, MemoryLevel.SSD: 0}
+    # Weights and a moment for each row; the cache lies in the device's memory, with 4 bytes of index for each row.
+    assert owners.storage_bytes(0) == {MemoryLevel.HBM: 78_400, MemoryLevel.DDR: 136_000, MemoryLevel.SSD: 0}
     check_levels(owners, torch.device("cuda"))
     with pytest.raises(InvalidPlanError, match=r'^memory\.level: table "b" lies in ddr, behind the memory of a GPU'):
         check_levels(owners, torch.device("cpu"))

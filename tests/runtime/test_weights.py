@@ -1,11 +1,16 @@
 """Initial weights do not depend on who holds them."""
 
 import math
+from dataclasses import replace
 
+import pytest
 import torch
 
-from autoshard.core import DType
-from autoshard.runtime.weights import CHUNK_ROWS, initial_chunks, initialise
+from autoshard.core import DType, PlacedShard, Shard, Split, Tier
+from autoshard.core.batches import coprime_step
+from autoshard.runtime.engine.holdings import holdings_of
+from autoshard.runtime.engine.rows import places
+from autoshard.runtime.weights import CHUNK_ROWS, initial_chunk, initial_chunks, initialise
 
 
 def drawn(table, seed=0, dtype=torch.float32):
@@ -31,6 +36,36 @@ def test_name_and_seed_decide_and_nothing_else(make_table):
     assert not torch.equal(weights_ND, drawn(make_table("t"), seed=1))
     halved = drawn(make_table("t", dtype=DType.FP16), dtype=torch.float16)
     assert torch.equal(halved, weights_ND.half())
+
+
+@pytest.mark.parametrize("split", list(Split))
+def test_a_process_draws_and_looks_at_chunks_that_it_may_have_rows_of(make_plan, make_table, split, monkeypatch):
+    table = make_table("t", 40 * CHUNK_ROWS, 4)
+    placed = PlacedShard(shard=Shard.whole(table), tier=Tier.ROW_WISE, replicas=(tuple(range(64)),), split=split)
+    plan = replace(make_plan([table], [0], world_size=64, batch_size=64), shards=(placed,))
+    [holding] = holdings_of(plan, 64)
+    drawn, looked_at, dealt = [], [], places._dealt
+    monkeypatch.setattr(
+        places, "initial_chunk", lambda of, start, seed: drawn.append(start) or initial_chunk(of, start, seed)
+    )
+    monkeypatch.setattr(places, "_dealt", lambda *of: looked_at.append(of) or dealt(*of))
+    weights_ND = torch.full((holding.num_rows(5), 4), math.nan)
+    places.initialise_held(weights_ND, holding, 5, None, 0)
+    # Of a block of 10,240 rows from 51,200 on, chunk 3 is the first and the last; rows that are dealt lie in all.
+    assert drawn == [CHUNK_ROWS * chunk for chunk in ([3] if split is Split.BLOCK else range(40))]
+    assert len(looked_at) == len(drawn)
+    if split is Split.BLOCK:
+        assert torch.equal(weights_ND, initial_chunk(table, 3 * CHUNK_ROWS, 0)[51_200 - 3 * CHUNK_ROWS :][:10_240])
+
+
+@pytest.mark.parametrize("num_rows", [3_030_000_001, 3_100_000_000, 10**10, 2**40])
+def test_hashed_rows_of_large_tables_are_a_permutation(num_rows):
+    step = coprime_step(num_rows)
+    assert math.gcd(step, num_rows) == 1
+    assert step * (num_rows - 1) < 2**63
+    ids_L = torch.arange(num_rows - 1000, num_rows)
+    hashed_L, _ = places._dealt(ids_L, num_rows, num_rows, Split.HASH)
+    assert hashed_L.tolist() == [row * step % num_rows for row in range(num_rows - 1000, num_rows)]
 
 
 def test_a_chunk_is_the_same_without_the_others(make_table):

@@ -8,11 +8,11 @@ from typing import Any
 
 #: Packages by their names in registries, of which one is enough; what needs them, and how they are installed.
 _PACKAGES: Mapping[tuple[str, ...], tuple[str, str]] = {
-    ("torch",): ("all commands that measure, train or execute", "pip install 'torch>=2.13,<2.14'"),
+    ("torch",): ("all commands that measure, train or execute", "pip install 'torch>=2.11,<2.14'"),
     ("fbgemm-gpu", "fbgemm-gpu-cpu"): ("embedding kernels", "pip install 'autoshard[cpu]', or 'autoshard[cuda]'"),
     ("torchrec",): (
         "TorchRec's models, planner and engine",
-        "pip install --no-deps 'torchrec>=1.8,<1.9', or 'autoshard[cuda]'",
+        "pip install --no-deps 'torchrec>=1.6,<1.9', or 'autoshard[cuda]'",
     ),
     ("ortools",): ("planner cp-sat", "pip install 'autoshard[exact]'"),
     ("nvidia-ml-py",): ("GPUs' links in `autoshard detect`", "pip install 'autoshard[nvml]'"),

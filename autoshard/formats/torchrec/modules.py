@@ -24,7 +24,6 @@ from torchrec.modules.embedding_tower import EmbeddingTower, EmbeddingTowerColle
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.modules.itep_embedding_modules import ITEPEmbeddingBagCollection, ITEPEmbeddingCollection
 from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
-from torchrec.modules.pec_embedding_modules import PECEmbeddingCollection
 from torchrec.quant.embedding_modules import EmbeddingBagCollection as QuantEmbeddingBagCollection
 from torchrec.quant.embedding_modules import EmbeddingCollection as QuantEmbeddingCollection
 
@@ -35,6 +34,11 @@ from autoshard.core.quoting import shown
 from autoshard.formats.torchrec.configs import DATA_TYPES, OPTIMIZER_CLASSES, POOLING_TYPES
 from autoshard.formats.torchrec.places import Place, Places
 from autoshard.formats.torchrec.sharding import TIERS, ShardingType
+
+try:
+    from torchrec.modules.pec_embedding_modules import PECEmbeddingCollection
+except ModuleNotFoundError:  # TorchRec 1.6 has none
+    PECEmbeddingCollection = None
 
 #: Global batch of models that do not say it.
 DEFAULT_BATCH_SIZE = 65_536
@@ -60,7 +64,7 @@ _REFUSED: Mapping[type, str] = {
     BaseManagedCollisionEmbeddingCollection: "manages collisions of ids",
     ITEPEmbeddingBagCollection: "prunes rows while it trains",
     ITEPEmbeddingCollection: "prunes rows while it trains",
-    PECEmbeddingCollection: "shares rows between tables",
+    **({} if PECEmbeddingCollection is None else {PECEmbeddingCollection: "shares rows between tables"}),
     EmbeddingTower: "is sharded with its interaction as one",
     EmbeddingTowerCollection: "is sharded with its interaction as one",
 }

@@ -76,8 +76,10 @@ def with_grown_caches(
     free_R = list(hbm_bytes)
     for index, (placed, local) in enumerate(zip(shards, locals_, strict=True)):
         is_cached = local.level is not MemoryLevel.HBM
+        # The index of a cache takes its room before the cache has any.
+        with_index = replace(local, cache_bytes=max(1, local.cache_bytes)) if is_cached else local
         for rank in chain.from_iterable(placed.replicas):
-            free_R[rank] -= local.cache_bytes if is_cached else local.memory_bytes
+            free_R[rank] -= with_index.held_bytes[MemoryLevel.HBM]
             if is_cached:
                 cached_R[rank].append(index)
 

@@ -146,6 +146,13 @@ _made: dict[tuple[str, tuple[int, ...]], tuple[weakref.ref[dist.ProcessGroup], w
 _made = {}
 
 
+def device_of(group: dist.ProcessGroup) -> torch.device:
+    """Where a group's collectives take tensors from: the CPU or, if its backend is NCCL, the current CUDA device."""
+    if dist.get_backend(group) != "nccl":
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 def group_of_ranks(ranks: Sequence[int], purpose: str = "") -> dist.ProcessGroup | None:
     """The process group of some ranks of the world, made once; None for processes that are none of them.
 
@@ -157,7 +164,7 @@ def group_of_ranks(ranks: Sequence[int], purpose: str = "") -> dist.ProcessGroup
     """
     world, key = dist.distributed_c10d._get_default_group(), (purpose, tuple(ranks))
     if key not in _made or _made[key][0]() is not world:
-        backend = world._get_backend(torch.device("cuda" if dist.get_backend(world) == "nccl" else "cpu"))
+        backend = world._get_backend(device_of(world))
         # Else a group waits half an hour for a process that is gone, whatever the world's timeout is.
         made = dist.new_group(list(ranks), timeout=backend.options._timeout)
         _made[key] = (weakref.ref(world), weakref.ref(made) if isinstance(made, dist.ProcessGroup) else None)
@@ -169,13 +176,15 @@ def release_world() -> None:
     """Makes torch's differentiable collectives forget the default group; None is what means it there.
 
     Their module has it in default arguments for good if it is first imported after `init_process_group`, as TorchRec
-    and `DistributedDataParallel` do.
+    and `DistributedDataParallel` do. So has TorchRec 1.6's module of planners, in those of methods.
     """
-    module = sys.modules.get("torch.distributed.nn.functional")
-    for value in () if module is None else vars(module).values():
-        if isinstance(value, FunctionType) and value.__defaults__:
-            kept = (None if isinstance(one, dist.ProcessGroup) else one for one in value.__defaults__)
-            value.__defaults__ = tuple(kept)
+    for name in ("torch.distributed.nn.functional", "torchrec.distributed.planner.planners"):
+        found = vars(sys.modules[name]) if name in sys.modules else {}
+        classes = [one for one in found.values() if isinstance(one, type) and one.__module__ == name]
+        for value in (value for of in (found, *map(vars, classes)) for value in of.values()):
+            if isinstance(value, FunctionType) and value.__defaults__:
+                kept = (None if isinstance(one, dist.ProcessGroup) else one for one in value.__defaults__)
+                value.__defaults__ = tuple(kept)
 
 
 def own_group(world_ranks: Sequence[Sequence[int]], purpose: str = "") -> dist.ProcessGroup:

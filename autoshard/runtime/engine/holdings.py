@@ -62,6 +62,14 @@ class HeldRange:
             return max(0, min(block, self.num_rows - part * block))
         return max(0, -(-(self.num_rows - part) // self.num_parts))
 
+    def may_hold(self, part: int, start: int, stop: int) -> bool:
+        """Whether a part can have rows at positions [start, stop): those of its block, any where rows are dealt."""
+        first, last = self.start, self.stop
+        if self.split is Split.BLOCK:
+            first += part * -(-self.num_rows // self.num_parts)
+            last = first + self.part_rows(part)
+        return start < last and first < stop
+
     @property
     def is_replicated(self) -> bool:
         """Whether several processes hold the same rows."""
@@ -178,10 +186,11 @@ class Holding:
         return parts[-1].offset + parts[-1].num_rows if parts else 0
 
     def num_bytes(self, process: int) -> dict[MemoryLevel, int]:
-        """Bytes that a process holds in each level: weights and optimizer state, and the cache before them."""
+        """Bytes that a process holds in each level: weights and optimizer state; of a cache, with its index."""
         held = dict.fromkeys(MemoryLevel, 0)
         held[self.memory.level] += self.num_rows(process) * self.of.row_bytes(self.embedding_dim)
-        held[MemoryLevel.HBM] += self.cache_bytes(process)
+        for one in self.parts_of(process):
+            held[MemoryLevel.HBM] += self.memory.cache_device_bytes(one.num_rows)
         return held
 
     def cache_bytes(self, process: int) -> int:

@@ -7,11 +7,17 @@ from collections.abc import Iterable, Set
 
 import torch
 
-from autoshard.core import MemoryLevel
+from autoshard.core import MemoryLevel, ShardingPlan
 from autoshard.core.errors import DeviceError
-from autoshard.runtime.engine.holdings import Ownership
+from autoshard.evaluation.batch_memory import dense_bytes, row_order_bytes, training_bytes
+from autoshard.runtime.engine.groups import GroupOrder
+from autoshard.runtime.ownership import ownership_of
 from autoshard.runtime.results import Device
 from autoshard.runtime.state import free_host_bytes
+
+#: Of each GPU, for NCCL: four communicators (vectors, batches that are prefetched, dense layers, replicas) of 256 MiB.
+#: Assumed from its buffers of 4 MiB per channel and peer; nothing here has measured it.
+_COMMUNICATORS_BYTES = 1 << 30
 
 
 def choose_device(wanted: Set[Device], field: str | None = None) -> torch.device:
@@ -34,31 +40,66 @@ def choose_device(wanted: Set[Device], field: str | None = None) -> torch.device
     return torch.device("cuda", local_rank)
 
 
-def check_memory(owners: Ownership, process: int, device: torch.device) -> None:
-    """Refuses tables that the device cannot hold; on a CPU the system would end the process without a word.
+def check_memory(plan: ShardingPlan, process: int, num_processes: int, device: torch.device) -> None:
+    """Refuses a plan that the device cannot train; on a CPU the system would end the process without a word.
+
+    Tables with their optimizer state count, caches with their indices, what `training_bytes` counts for a batch, and
+    NCCL's buffers. Host memory is that of the processes which torchrun started on this host; without it, of all.
 
     Args:
-        owners: Who holds which tables. The processes are taken to share this machine.
-        process: This process.
-        device: Its device.
+        plan: The plan.
+        process: This process, of all that execute the plan.
+        num_processes: All of them.
+        device: This process's device.
 
     Raises:
-        DeviceError: If the tables and their optimizer state need more than is free.
+        DeviceError: If more is needed than is free.
     """
-    host_levels = set(MemoryLevel)
+    need = _Need(plan, num_processes)
+    here: Iterable[int] = range(num_processes)
+    if "LOCAL_WORLD_SIZE" in os.environ:
+        first = process - int(os.environ["LOCAL_RANK"])
+        here = range(first, first + int(os.environ["LOCAL_WORLD_SIZE"]))
+    on_host = set(MemoryLevel)
     if device.type == "cuda":
-        host_levels = {MemoryLevel.DDR}
-        _check_free(owners, [process], {MemoryLevel.HBM}, str(device.type), torch.cuda.mem_get_info(device)[0])
-    everybody = range(owners.num_processes)
-    _check_free(owners, everybody, host_levels, "cpu", free_host_bytes())
+        on_host = {MemoryLevel.DDR}
+        communicators = _COMMUNICATORS_BYTES if num_processes > 1 else 0
+        needed = need.bytes_of(process, {MemoryLevel.HBM}) + communicators
+        _check_free(needed, device.type, torch.cuda.mem_get_info(device)[0])
+    _check_free(sum(need.bytes_of(one, on_host) for one in here), "cpu", free_host_bytes())
 
 
-def _check_free(
-    owners: Ownership, processes: Iterable[int], levels: Set[MemoryLevel], where: str, free_bytes: int
-) -> None:
-    needed_bytes = sum(owners.storage_bytes(one)[level] for one in processes for level in levels)
+class _Need:
+    """What processes need of memory.
+
+    Args:
+        plan: The plan.
+        num_processes: All processes that execute it.
+    """
+
+    def __init__(self, plan: ShardingPlan, num_processes: int) -> None:
+        self._owners = ownership_of(plan, num_processes)
+        groups = GroupOrder.of(plan.replica_groups, num_processes).groups
+        self._places = {process: place for group in groups for place, process in enumerate(group)}
+        group = plan.of_one_group()
+        self._training_R = training_bytes(group)
+        # What a process has once, however many ranks it runs: row orders, parameters of dense layers.
+        self._once = row_order_bytes(group) + dense_bytes(group.tables, 1)
+
+    def bytes_of(self, process: int, levels: Set[MemoryLevel]) -> int:
+        """Bytes that a process needs on some levels; those of training are the device's."""
+        place = self._places[process]
+        held = self._owners.storage_bytes(place)
+        needed = sum(held[level] for level in levels)
+        if MemoryLevel.HBM in levels:
+            ranks = list(self._owners.plan_ranks_of(place))
+            needed += round(self._training_R[ranks].sum() - (len(ranks) - 1) * self._once)
+        return needed
+
+
+def _check_free(needed_bytes: int, where: str, free_bytes: int) -> None:
     if needed_bytes > free_bytes:
         raise DeviceError(
-            f"the tables need {needed_bytes:,} bytes on this {where}, {free_bytes:,} are free: "
-            "scale them down, or use more machines"
+            f"tables and training need {needed_bytes:,} bytes on this {where}, {free_bytes:,} are free: "
+            "scale the tables down, or use more machines"
         )

@@ -224,7 +224,7 @@ def _start(torchrun: Torchrun, folder: Path, module: str, path: Sequence[str]) -
     program = (*torchrun.prefix, sys.executable, "-m", "torch.distributed.run", *torchrun.options)
     with (folder / "stderr").open("ab") as stderr:
         return subprocess.Popen(
-            [*program, f"--shutdown-timeout={_GRACE_S:.0f}", "-m", module, str(folder)],
+            [*program, "-m", module, str(folder)],
             # Workers inherit it, and end when it does: when this process is gone, however it went.
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -240,6 +240,7 @@ def _environment(folder: Path, path: Sequence[str]) -> dict[str, str]:
     if path:
         environment["PYTHONPATH"] = ":".join([*path, *filter(None, [environment.get("PYTHONPATH")])])
     environment.setdefault("OMP_NUM_THREADS", "1")
+    environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = f"{_GRACE_S:.0f}"  # torchrun of torch 2.11 waits for 30 s
     environment["PYTHONSAFEPATH"] = "1"  # or a folder of the user's might stand before a module that workers import
     environment["TMPDIR"] = str(folder)  # torchrun and torch leave files behind, which go with the folder
     return environment

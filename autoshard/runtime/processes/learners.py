@@ -107,7 +107,10 @@ def joined_learners(accelerator: str, *, mixed_precision: bool = False) -> Itera
     if world_size == 1:
         yield Learners(device=device, mixed_precision=mixed_precision)
         return
-    distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    if device.type == "cuda":
+        distributed.init_process_group("nccl", device_id=device)
+    else:
+        distributed.init_process_group("gloo")
     try:
         rank = distributed.get_rank()
         yield Learners(device=device, rank=rank, world_size=world_size, mixed_precision=mixed_precision)

@@ -23,8 +23,8 @@ from autoshard.formats.row_orders import read_row_orders
 from autoshard.runtime.engine.groups import GroupOrder
 from autoshard.runtime.engine.holdings import Ownership
 from autoshard.runtime.engine.rows.fused import FusedSettings
-from autoshard.runtime.ownership import ownership_of
 from autoshard.runtime.processes.devices import check_memory, choose_device
+from autoshard.runtime.releases import all_gather
 from autoshard.runtime.results import SENT, Device, Engine, RankTiming, RunRequest, RunResult, Verification
 from autoshard.runtime.timing import Part, StepTimer
 from autoshard.runtime.training.dense import DenseModel, default_layers
@@ -77,7 +77,7 @@ class Session:
         plan = read_plan(request.plan_path)
         batch_size = request.batch_size or plan.tables.batch_size
         plan = replace(plan, tables=replace(plan.tables, batch_size=batch_size))
-        check_memory(ownership_of(plan, dist.get_world_size()), dist.get_rank(), self._device)
+        check_memory(plan, dist.get_rank(), dist.get_world_size(), self._device)
         if request.verify_steps:
             check_verifiable(plan.tables)
         timer = StepTimer(self._device)
@@ -108,7 +108,7 @@ class Session:
         sent_E = measured_SM.new_tensor([sent[name] / num_steps for name in SENT] if sent else [])
         measured_SM = torch.cat([measured_SM, sent_E.expand(len(measured_SM), -1)], dim=1)
         measured_PSM = measured_SM.new_empty(dist.get_world_size(), *measured_SM.shape)
-        dist.all_gather_single(measured_PSM.view(-1, measured_SM.shape[1]), measured_SM)
+        all_gather(measured_PSM.view(-1, measured_SM.shape[1]), measured_SM)
         return _summary(request, plan, engine.owners, dense.interaction, self._device, measured_PSM.cpu(), verification)
 
     def _verified(

@@ -17,11 +17,13 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import embedding, embedding_bag
 
-from autoshard.core import EmbeddingTable, Optimizer, Pooling, RowsBy, ShardingPlan, TableSet
+from autoshard.core import DType, EmbeddingTable, Optimizer, Pooling, RowsBy, ShardingPlan, TableSet
 from autoshard.core.errors import ExecutionError, InvalidOptionError
 from autoshard.runtime.batch import BatchOfIds, Embedded
 from autoshard.runtime.engine.groups import GroupOrder
 from autoshard.runtime.engine.ids.addresses import RowOrder
+from autoshard.runtime.engine.rows.fused import rounds_at_random
+from autoshard.runtime.releases import all_gather
 from autoshard.runtime.results import RunRequest, Verification
 from autoshard.runtime.training.dense import DenseModel
 from autoshard.runtime.training.step import EmbeddingEngine, TrainingStep
@@ -299,7 +301,7 @@ def compare(
         following = samples if is_last else drawn(step + 1, rank).to(device)
         vectors_BC = training(samples, None if is_last else following).vectors_BC
         vectors_GC = vectors_BC.new_empty(world_size * B, vectors_BC.shape[1])
-        dist.all_gather_single(vectors_GC, vectors_BC.contiguous())
+        all_gather(vectors_GC, vectors_BC.contiguous())
         if reference is not None:
             parts = [drawn(step, process) for process in range(world_size)]
             output_error = max(output_error, _error(vectors_GC, reference.step(global_samples(parts))))
@@ -323,7 +325,17 @@ def compare(
         weight_error=weight_error,
         moment_error=moment_error,
         dense_error=dense_error,
+        weight_rounding=_rounding(tables, reference, request.verify_steps, device),
     )
+
+
+def _rounding(tables: TableSet, reference: Reference, steps: int, device: torch.device) -> float:
+    """What weights that are held in fp16 are off by if every step rounds the largest one by as much as it can."""
+    halves = [reference.embeddings.copies[0].weights[one.name] for one in tables.tables if one.dtype is DType.FP16]
+    largest = max((float(weights_ND.detach().abs().max()) for weights_ND in halves), default=0.0)
+    gap = torch.finfo(torch.float16).eps * 2.0 ** math.floor(math.log2(largest)) if largest else 0.0
+    # The initial weights are rounded to the nearest, updates as `rounds_at_random` has it.
+    return gap * (0.5 + steps * (1.0 if rounds_at_random(DType.FP16, device) else 0.5))
 
 
 @torch.no_grad()

@@ -27,6 +27,7 @@ from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.processes.job import JOB_FILE
 from autoshard.runtime.processes.worker import run_worker
+from autoshard.runtime.releases import all_gather
 from autoshard.runtime.training.dense import DenseModel
 from autoshard.runtime.training.step import distributed_step
 from autoshard.runtime.training.synthetic import Samples
@@ -127,7 +128,7 @@ def _states(embeddings: ShardedEmbeddings) -> set[int]:
             digest.update(tensor.numpy().tobytes())
     own = torch.tensor([int.from_bytes(digest.digest()[:7], "little")])
     everybody = own.new_empty(dist.get_world_size())
-    dist.all_gather_single(everybody, own)
+    all_gather(everybody, own)
     return set(everybody.tolist())
 
 

@@ -65,6 +65,11 @@ class RowOrder:
         """N."""
         return len(self._low_N)
 
+    @property
+    def device(self) -> torch.device:
+        """Where it looks ids up."""
+        return self._low_N.device
+
     def ranks(self, ids_L: torch.Tensor) -> torch.Tensor:
         """Access ranks of ids, shape (L,), int64."""
         ranks_L = ids_L.long().clone()

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from autoshard.runtime.releases import all_gather
+
 #: Bytes that are averaged at once: a copy of them is all that it takes beside the tables.
 _PIECE_BYTES = 1 << 26
 
@@ -76,7 +78,7 @@ def _average_values(values: torch.Tensor, peers: dist.ProcessGroup) -> int:
     own = torch.empty_like(all_shares)
     dist.all_to_all_single(own, all_shares, group=peers)
     mean = own.view(peers.size(), share).sum(dim=0, dtype=torch.float32) / peers.size()
-    dist.all_gather_single(all_shares, mean.to(values.dtype), group=peers)
+    all_gather(all_shares, mean.to(values.dtype), group=peers)
     values.copy_(all_shares[: len(values)])
     return all_shares.nbytes
 

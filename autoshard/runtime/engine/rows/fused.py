@@ -21,16 +21,13 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
     EmbeddingLocation,
     PoolingMode,
 )
-from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-    DEFAULT_ASSOC,
-    ComputeDevice,
-    SplitTableBatchedEmbeddingBagsCodegen,
-)
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import DEFAULT_ASSOC, ComputeDevice
 
 from autoshard.core import DType, MemoryLevel, MemoryPlacement, Optimizer
 from autoshard.core.accepted import FINITE_ABOVE_0, FINITE_AT_LEAST_0
 from autoshard.runtime.engine.rows.averaging import RowStates
 from autoshard.runtime.engine.rows.huge_pages import advise_huge_pages
+from autoshard.runtime.releases import fused_embedding
 
 #: FBGEMM's names of the optimizers that it fuses into the backward kernel.
 FUSED_OPTIMIZERS = {
@@ -107,8 +104,9 @@ class FusedKernel:
         location = _location(memory) if on_gpu else EmbeddingLocation.HOST
         compute = ComputeDevice.CUDA if on_gpu else ComputeDevice.CPU
         with _float32_by_default():
-            self._tbe = SplitTableBatchedEmbeddingBagsCodegen(
+            self._tbe = fused_embedding(
                 [(rows, dim, location, compute) for rows, dim in sizes],
+                None if on_gpu else _host_memory(sizes, dtype, optimizer),
                 feature_table_map=[0] if table_of_feature is None else list(table_of_feature),
                 pooling_mode=PoolingMode.NONE if table_of_feature is None else PoolingMode.SUM,
                 weights_precision=_PRECISION[dtype],
@@ -118,8 +116,9 @@ class FusedKernel:
                 eps=settings.eps * self._scale,
                 # Ids are checked before they are sent.
                 bounds_check_mode=BoundsCheckMode.NONE,
+                stochastic_rounding=rounds_at_random(dtype, device),
                 device=device,
-                **(_cache_options(sizes, dtype, memory) if on_gpu else _host_options(sizes, dtype, optimizer)),
+                **(_cache_options(sizes, dtype, memory) if on_gpu else {}),
             )
         self._rows_T = [rows for rows, _ in sizes]
         self._marks_N: torch.Tensor | None = None
@@ -185,6 +184,15 @@ class FusedKernel:
         return [RowStates(*state) for state in zip(weights, moments, marks, strict=True)]
 
 
+def rounds_at_random(dtype: DType, device: torch.device) -> bool:
+    """Whether updated weights are rounded up or down at random, with their value as the mean.
+
+    To the nearest, fp16 loses updates below half the gap to the next number, which is 5e-4 of a weight: AdaGrad's
+    become that small. On a CPU, FBGEMM has nothing else.
+    """
+    return dtype is DType.FP16 and device.type == "cuda"
+
+
 @contextmanager
 def _float32_by_default() -> Iterator[None]:
     """FBGEMM makes moments and the learning rate in the default dtype, which the trainer may have set to another."""
@@ -214,11 +222,11 @@ def _cache_options(sizes: Sequence[tuple[int, int]], dtype: DType, memory: Memor
     }
 
 
-def _host_options(sizes: Sequence[tuple[int, int]], dtype: DType, optimizer: Optimizer) -> dict[str, Any]:
+def _host_memory(sizes: Sequence[tuple[int, int]], dtype: DType, optimizer: Optimizer) -> dict[str, torch.Tensor]:
     """Memory for the weights and moments of a CPU's kernel, zeroed, in large pages where the system has them."""
     num_weights = sum(rows * dim for rows, dim in sizes)
     num_moments = sum(rows * optimizer.state_bytes_per_row(dim) // 4 for rows, dim in sizes)
     memory = {"weights": torch.empty(num_weights, dtype=_PRECISION[dtype].as_dtype())}
     if num_moments:
         memory["momentum1"] = torch.empty(num_moments, dtype=torch.float32)
-    return {"preallocated_host_buffers": {name: advise_huge_pages(piece).zero_() for name, piece in memory.items()}}
+    return {name: advise_huge_pages(piece).zero_() for name, piece in memory.items()}

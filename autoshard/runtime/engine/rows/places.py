@@ -30,17 +30,19 @@ def held_chunks(
     Yields:
         First id of the chunk; which of its rows are held, counted from there; and their places, both of shape (L,).
     """
-    num_rows = holding.of.num_embeddings
+    parts = [(own, holding.ranges[own.range]) for own in holding.parts_of(process)]
     for start in range(ids.start, ids.stop, CHUNK_ROWS):
         stop = min(start + CHUNK_ROWS, ids.stop)
-        ids_L = torch.arange(start, stop)
-        positions_L = ids_L if order is None else order.ranks(ids_L)
-        first, last = (start, stop) if order is None else (0, num_rows)
+        mine = parts
+        if order is None:
+            mine = [(own, held) for own, held in parts if held.may_hold(own.part, start, stop)]
+        if not mine:
+            continue
+        positions_L = torch.arange(start, stop)
+        if order is not None:  # which lies where batches are
+            positions_L = order.ranks(positions_L.to(order.device)).cpu()
         rows, places = [], []
-        for own in holding.parts_of(process):
-            held = holding.ranges[own.range]
-            if held.stop <= first or held.start >= last:
-                continue
+        for own, held in mine:
             inner_L = positions_L - held.start
             part_L, place_L = _dealt(inner_L, held.num_rows, held.num_parts, held.split)
             is_mine_L = (inner_L >= 0) & (inner_L < held.num_rows) & (part_L == own.part)

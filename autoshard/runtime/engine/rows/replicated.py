@@ -16,8 +16,9 @@ from autoshard.core import DType, GradSync, Optimizer
 from autoshard.runtime.engine.groups import WeakGroup, group_of_ranks
 from autoshard.runtime.engine.ids.messages import id_dtype
 from autoshard.runtime.engine.rows.averaging import RowStates
-from autoshard.runtime.engine.rows.fused import FusedSettings
+from autoshard.runtime.engine.rows.fused import FusedSettings, rounds_at_random
 from autoshard.runtime.engine.rows.huge_pages import advise_huge_pages
+from autoshard.runtime.releases import all_gather
 
 TORCH_DTYPES = {DType.FP32: torch.float32, DType.FP16: torch.float16}
 
@@ -66,6 +67,10 @@ class ReplicatedRows:
         shape = {Optimizer.ROWWISE_ADAGRAD: (num_rows,), Optimizer.ADAGRAD: (num_rows, dim)}.get(optimizer)
         self.moments = None if shape is None else torch.zeros(shape, dtype=torch.float32, device=device)
         self.marks_N = torch.zeros(num_rows, dtype=torch.uint8, device=device) if settings.marks_rows else None
+        # Of one seed, so that all copies, which get the same updates, draw the same.
+        self._noise: torch.Generator | None = None
+        if rounds_at_random(dtype, device):
+            self._noise = torch.Generator(device).manual_seed(settings.seed)
 
     @property
     def state(self) -> RowStates:
@@ -109,7 +114,21 @@ class ReplicatedRows:
             roots = moments.sqrt() + self._eps * self._scale
             step_UD = gradients_UD / (roots[:, None] if roots.dim() == 1 else roots)
         changed_UD = self.weights_ND[rows_U].float() - learning_rate * self._scale * step_UD
+        if self._noise is not None:
+            changed_UD = half_at_random(changed_UD, self._noise)
         self.weights_ND[rows_U] = changed_UD.to(self.weights_ND.dtype)
+
+
+def half_at_random(values: torch.Tensor, noise: torch.Generator) -> torch.Tensor:
+    """fp32 values in fp16, each one of its two neighbours there, with the value as the mean.
+
+    fp16 keeps 10 of the 23 bits of an fp32 fraction: a random number of the 13 others is added before they are cut off.
+    Below 6e-5, where fp16 keeps fewer, the last bits are rounded to the nearest.
+    """
+    cut = 1 << 13
+    bits = values.view(torch.int32)
+    drawn = torch.randint(cut, bits.shape, generator=noise, dtype=torch.int32, device=bits.device)
+    return (bits + drawn).bitwise_and_(-cut).view(torch.float32).half()
 
 
 def summed_by_row(rows_L: torch.Tensor, source_L: torch.Tensor, gradients_XD: torch.Tensor) -> RowGradients:
@@ -192,7 +211,8 @@ class GradientSync:
         """Sums over the processes, in one all-reduce."""
         if not gradients:
             return []
-        flat = torch.cat([one.reshape(-1) for one in gradients])
+        # One kernel's may be as large as its table, and needs no copy.
+        flat = torch.cat([one.reshape(-1) for one in gradients]) if len(gradients) > 1 else gradients[0].reshape(-1)
         dist.all_reduce(flat, group=group)
         self.sent_bytes += flat.nbytes
         pieces = torch.split(flat, [one.numel() for one in gradients])
@@ -208,13 +228,13 @@ class GradientSync:
         message = torch.cat([torch.cat(ids).view(torch.int32), *(one.view(torch.int32) for one in values)])
         counts = torch.tensor([len(one) for one in ids], device=message.device)
         counts_PN = counts.new_empty(group.size(), len(counts))
-        dist.all_gather_single(counts_PN.view(-1), counts, group=group)
+        all_gather(counts_PN.view(-1), counts, group=group)
         sizes_PN = [self._message_sizes(counts_N) for counts_N in counts_PN.tolist()]
         longest = max(map(sum, sizes_PN))
         longest += longest % self._id_words  # every process's ids start at a whole one
         messages = message.new_empty(group.size() * longest)
         padded = torch.cat([message, message.new_zeros(longest - len(message))])
-        dist.all_gather_single(messages, padded, group=group)
+        all_gather(messages, padded, group=group)
         self.sent_bytes += padded.nbytes
         parts_PN = [
             torch.split(messages[process * longest :][: sum(sizes_N)], sizes_N)

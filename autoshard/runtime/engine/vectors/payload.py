@@ -14,6 +14,7 @@ from autoshard.core import DType
 from autoshard.core.step import StepCollective
 from autoshard.evaluation.traffic import INT8_BLOCK
 from autoshard.runtime.pending import Pending
+from autoshard.runtime.releases import all_gather, reduce_scatter
 from autoshard.runtime.timing import StepTimer
 
 _CAST = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16}
@@ -149,7 +150,7 @@ class ReduceScatter:
         self._num_terms = 1 if encoded_GW.is_cuda else group.size()
         num_rows = len(encoded_GW) // group.size() * self._num_terms
         self._wire = encoded_GW.new_empty(num_rows, encoded_GW.shape[1])
-        start = dist.reduce_scatter_single if encoded_GW.is_cuda else dist.all_to_all_single
+        start = reduce_scatter if encoded_GW.is_cuda else dist.all_to_all_single
         self._pending = Pending(start(self._wire, encoded_GW, group=group, async_op=True), collective, timer)
 
     def wait(self) -> torch.Tensor:
@@ -179,7 +180,7 @@ class AllGather:
     ) -> None:
         encoded_BW = CastFormat(dtype).encode(sent_BW).contiguous()
         self._wire = encoded_BW.new_empty(len(encoded_BW) * group.size(), encoded_BW.shape[1])
-        work = dist.all_gather_single(self._wire, encoded_BW, group=group, async_op=True)
+        work = all_gather(self._wire, encoded_BW, group=group, async_op=True)
         self._pending = Pending(work, collective, timer)
 
     def wait(self) -> torch.Tensor:

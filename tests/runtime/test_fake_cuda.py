@@ -1,0 +1,100 @@
+"""The engine on a pretended GPU: no tensor of the CPU meets one of the GPU, and results are those of the CPU."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from autoshard.core import PlacedShard, RowRange, RowsBy, Shard, Split, Tier
+from autoshard.runtime import participation
+from autoshard.runtime.engine.holdings import holdings_of
+from autoshard.runtime.engine.ids.addresses import RowOrder
+from autoshard.runtime.engine.rows.places import held_chunks
+from autoshard.runtime.participation import Participation
+from tests.runtime.pretended_gpu import CUDA, OnGpu, WrongDeviceError, pretended, waits
+
+ROOT = Path(__file__).parents[2]
+#: Drawn plans that have among them every split, pooling, exchange, optimizer and way to sum gradients, cut columns,
+#: rows that are sent once, row orders, and eight-bit numbers on the wire.
+SEEDS = ("50", "7", "4")
+
+
+def test_the_device_is_told_from_the_cpu():
+    with pretended():
+        there, here = torch.arange(4, device=CUDA), torch.arange(4)
+        assert (there.device, there.is_cuda, here.device.type) == (CUDA, True, "cpu")
+        for mixes in (
+            lambda: torch.cat([there, here]),
+            lambda: here.index_select(0, there),
+            lambda: here[there],
+            lambda: there.add_(here),
+            lambda: torch.searchsorted(there, here),
+        ):
+            with pytest.raises(WrongDeviceError):
+                mixes()
+        waits.clear()
+        there += 1
+        assert isinstance(there, OnGpu)
+        assert (there + there.new_ones(()))[there[:1]].device == CUDA
+        assert not waits
+        assert there[there > 2].tolist() == [3, 4]
+        assert waits == {"__getitem__": 1, "tolist": 1}
+
+
+def test_row_orders_on_a_gpu_find_the_places_of_rows(make_plan, make_table):
+    table = make_table("t", 100)
+    shard = Shard(table=table, rows=RowRange(start=0, stop=100, by=RowsBy.ACCESS_RANK), columns=(0, 8))
+    placed = PlacedShard(shard=shard, tier=Tier.ROW_WISE, replicas=((0, 1),), split=Split.CYCLIC)
+    plan = make_plan([table], [0])
+    [holding] = holdings_of(type(plan)(tables=plan.tables, topology=plan.topology, shards=(placed,)), 2)
+    ids_N = torch.tensor([90, 3, 0, 17, 55])
+    [(_, rows_L, places_L)] = held_chunks(holding, 0, RowOrder(ids_N, 100, torch.device("cpu")), range(100))
+    with pretended():
+        [(_, found_L, found_places_L)] = held_chunks(holding, 0, RowOrder(ids_N, 100, CUDA), range(100))
+    assert found_L.tolist() == rows_L.tolist()
+    assert found_places_L.tolist() == places_L.tolist()
+
+
+@pytest.mark.usefixtures("one_process")
+def test_processes_over_nccl_use_the_current_gpu(make_plan, make_table, monkeypatch):
+    plan = make_plan([make_table("t")], [0], world_size=1)
+    assert Participation.agree(plan, "settings").device == torch.device("cpu")
+    monkeypatch.setattr("torch.cuda.current_device", lambda: CUDA.index)
+    monkeypatch.setattr("autoshard.runtime.engine.groups.dist.get_backend", lambda _: "nccl")
+    with pretended([participation]):
+        assert Participation.agree(plan, "settings").device == CUDA
+
+
+def test_every_group_over_nccl_is_told_its_device():
+    # Or communicators are made at the first collective, in whichever thread that is.
+    folders = ("autoshard", "bench", "examples", "studies")
+    files = [path.read_text(encoding="utf-8") for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    calls = [call for text in files for call in re.findall(r"init_process_group\(([^)]*nccl[^)]*)\)", text)]
+    assert calls
+    assert all("device_id=" in call for call in calls)
+
+
+def test_all_that_a_gpu_computes_is_what_a_cpu_does(tmp_path):
+    command = [sys.executable, "-W", "ignore", "-m", "tests.runtime.cuda_worker"]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / "rendezvous"), *SEEDS],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+        )
+        for rank in range(2)
+    ]
+    said = [process.communicate(timeout=250) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    for output, _ in said:
+        counts, differences, waited = json.loads(output.splitlines()[-1])
+        assert min(counts) >= 4
+        assert not any(differences)
+        # Whole tables: faults, lengths and rooms of a batch.
+        assert sum(waited.values()) <= 6, waited

@@ -1,0 +1,51 @@
+"""The runtime on the oldest releases of torch and FBGEMM that it admits: a step without what newer ones have added."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+import autoshard
+
+ROOT = Path(autoshard.__file__).parents[1]
+WORKER = Path(__file__).with_name("releases_worker.py")
+
+
+def test_a_step_needs_none_of_the_names_that_newer_releases_have_added(tmp_path):
+    workers = [
+        subprocess.Popen(
+            [sys.executable, WORKER, str(rank), str(tmp_path / "rendezvous")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=ROOT,
+        )
+        for rank in range(2)
+    ]
+    said = [worker.communicate(timeout=120)[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], "\n".join(said)
+
+
+def test_only_one_module_uses_names_that_differ_between_releases():
+    newer = re.compile(r"\b(all_gather_single|reduce_scatter_single|all_gather_into_tensor|reduce_scatter_tensor)\b")
+    files = [
+        path for folder in ("autoshard", "bench", "costmodel", "studies") for path in (ROOT / folder).rglob("*.py")
+    ]
+    assert [path.name for path in files if newer.search(path.read_text())] == ["releases.py"]
+
+
+def test_the_releases_of_both_pairs_are_admitted():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    named = {
+        one.name: one.specifier for one in map(Requirement, [*project["dependencies"], *extras["cuda"], *extras["cpu"]])
+    }
+    for name, versions in {
+        "torch": ("2.11.0", "2.13.0"),
+        "fbgemm-gpu": ("1.6.0", "1.8.0"),
+        "fbgemm-gpu-cpu": ("1.6.0", "1.8.0"),
+    }.items():
+        assert all(version in named[name] for version in versions), name
