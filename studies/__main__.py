@@ -14,6 +14,7 @@ STUDIES: Final = {
     "repeatability": "studies.kernels.repeatability_study:main",
     "rounds": "studies.kernels.rounds:main",
     "eviction": "studies.kernels.eviction:main",
+    "gpu": "studies.gpu.study:main",
     "kill-test": "studies.kernels.kill_test:main",
     "cost-models": "studies.cost_models.compare:main",
     "calibrate": "studies.cost_models.calibration:main",

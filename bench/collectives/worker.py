@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from autoshard.runtime.results import Device
 from bench.collectives.operators import BoundCollective, Buffers, Movement, collective_from_json, verify
 from bench.measuring.arena import free_bytes
 from bench.measuring.robust_stats import MsArray, locate
-from bench.measuring.timing import RoundSettings, quiet_process
+from bench.measuring.timing import Clock, CudaClock, RoundSettings, WallClock, led_ms, quiet_process
 
 #: The reference is measured more than once per round: its mean divides every sample of the chunk.
 _REFERENCE_COPIES = 4
@@ -38,6 +39,10 @@ _REFERENCE_COPIES = 4
 _BACKEND_FACTOR = 2
 #: Up to here a rank's buffers are taken to fit into its share of the last-level cache.
 _CACHED_BYTES = 2**22
+#: Up to here a GPU runs a collective several times in a row, and a run counts as their mean. A single one takes tens of
+#: microseconds, and begins on ranks as far apart as the host's agreement lets them go.
+_REPEATED_BYTES = 2**23
+_NUM_REPEATED = 20
 _HEARTBEAT_S = 0.5
 _TIME_IS_UP = "the time given was up, or would have been before they were measured"
 
@@ -68,6 +73,8 @@ class CollectiveWorker:
         self._refused: dict[tuple[object, ...], str | None] = {}
         self._deadline = float("inf")
         self._heard = 0.0
+        self._clock: Clock = WallClock()
+        self._aligned = torch.zeros(1, device=device)
 
     def run(self) -> None:
         """Measures all chunks once, or again and again while there is time.
@@ -131,6 +138,7 @@ class CollectiveWorker:
         collectives = [*[self._reference] * _REFERENCE_COPIES, *chosen]
         bound = self._bind(collectives)
         elapsed_ms_SR = np.zeros((len(collectives), self._rounds.num_rounds))
+        self._clock = CudaClock() if self._device.type == "cuda" else WallClock()
         begun = time.monotonic()
         with quiet_process():
             for round_ in range(self._rounds.num_rounds):
@@ -138,7 +146,7 @@ class CollectiveWorker:
                     self._warm(bound[index])
                     if not self._agree(self._has_time(begun, round_, position)):
                         return False
-                    elapsed_ms_SR[index, round_] = self._time(bound[index])
+                    elapsed_ms_SR[index, round_] = self._time(bound[index], index)
                     self._heartbeat()
         slowest_SR = torch.from_numpy(elapsed_ms_SR)
         dist.all_reduce(slowest_SR, op=dist.ReduceOp.MAX, group=self._control)
@@ -171,18 +179,32 @@ class CollectiveWorker:
             bound.run()
             bound.prepare()
 
-    def _time(self, bound: BoundCollective) -> float:
-        """Milliseconds on this rank's clock, from after the agreement until the result is there."""
+    def _time(self, bound: BoundCollective, key: int) -> float:
+        """Milliseconds of one collective on this rank's clock, until the result is there.
+
+        On a GPU it is queued behind a lead, as kernels are, and behind an all-reduce of one number, for ranks to begin
+        together: otherwise the host's launch and the ranks' distance would count, which take longer than a small
+        collective. Small ones are queued several times in a row and divided, as nccl-tests does: this mean is what
+        is stored, since it is what a step's collectives take, whose ranks are at work before.
+
+        Args:
+            bound: What to run.
+            key: Of its lead.
+        """
         if self._device.type == "cuda":
-            start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            bound.run()
-            stop.record()
-            torch.cuda.synchronize()
-            return float(start.elapsed_time(stop))
-        begun = time.perf_counter()
+            times = _NUM_REPEATED if _largest_buffer(bound.movement) <= _REPEATED_BYTES else 1
+            return led_ms(
+                bound.run,
+                self._clock,
+                key=key,
+                times=times,
+                before=partial(dist.all_reduce, self._aligned, group=bound.group),
+                again=bound.prepare,
+                agree=self._agree,
+            )
+        start = self._clock.mark()
         bound.run()
-        return (time.perf_counter() - begun) * 1e3
+        return self._clock.elapsed_ms(start, self._clock.mark())
 
     def _agree(self, vote: bool) -> bool:
         """A barrier that tells whether every rank votes for it."""

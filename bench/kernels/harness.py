@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
+import torch
+
 from autoshard.core import AccessProfile, LocalShard
 from autoshard.core.errors import DeviceError
 from autoshard.formats.stores.samples import MeasuredShard
 from bench.kernels.fused import ShardSet
-from bench.kernels.inputs import BatchCache
-from bench.kernels.measurable import check_measurable, num_draws, set_bytes
-from bench.measuring.arena import Arenas
+from bench.kernels.inputs import HELD_BYTES, BatchCache
+from bench.kernels.measurable import buffer_bytes, check_measurable, num_draws, set_bytes
+from bench.measuring.arena import Arenas, free_bytes
 from bench.measuring.attempts import Timing
 from bench.measuring.caches import CacheFlush
 from bench.measuring.devices import BenchDevice
@@ -22,6 +24,8 @@ from bench.measuring.timing import RoundSettings, num_to_drop
 #: second, and a short run is over before it has used much of it again. Sets near the memory limit fill up to 1 GiB; a
 #: quarter more is room for others beside them.
 _COLLECTED_GROUP_BYTES = 5 * 2**28
+#: Batch of a GPU's reference, whose tables are 1 GB then: one copy leaves the card to the ranks that are replayed.
+_CUDA_REFERENCE_BAGS = 16_384
 #: Rounds after which a set may stop on a CPU, and the standard error at which it does. Of the samples of
 #: `docs/data/samples`, half have spreads below 3.9%, so that they stop after 4 to 6 rounds instead of 9.
 _LEAST_ROUNDS, _ENOUGH = 4, 0.02
@@ -40,7 +44,7 @@ class Settings(GroupSettings):
     def for_device(cls, device: BenchDevice) -> Settings:
         """The usual settings of a device."""
         if device.is_cuda:
-            return cls(reference_bags=65536)
+            return cls(reference_bags=_CUDA_REFERENCE_BAGS, num_references=1)
         rounds = RoundSettings(num_warmup=2, num_measured=9, num_dropped=2, flush_every_run=False)
         return cls(rounds=rounds)
 
@@ -94,7 +98,8 @@ class Harness(GroupHarness[Sequence[LocalShard], ShardSet, Measurement]):
         super().__init__(device, self.settings, reference_set(self.settings.reference_bags), CacheFlush(device.device))
         # A GPU's caching allocator does what the arenas do.
         self._arenas = Arenas(0 if device.is_cuda else self._max_bytes, device.device)
-        self._batches_of = BatchCache()
+        # A GPU's batches take longer to draw than to run, and its host has the memory.
+        self._batches_of = BatchCache(free_bytes(torch.device("cpu")) if device.is_cuda else HELD_BYTES)
         self._measure_group([self._reference])  # FBGEMM compiles its kernels when they first run
         self._timed_s = self._wall_s = 0.0
 
@@ -107,21 +112,25 @@ class Harness(GroupHarness[Sequence[LocalShard], ShardSet, Measurement]):
         """
         for shard in item:
             check_measurable(shard, on_cuda=self.device.is_cuda)
-        needed, free = set_bytes(item), self._max_bytes - self._reserved_bytes
+        needed, free = self.needs(item)[0], self._max_bytes - self._reserved_bytes
         if needed > free:
             raise DeviceError(
-                f"a set of {len(item)} shards has {needed:,} bytes of weights and optimizer state, more than the "
+                f"a set of {len(item)} shards takes {needed:,} bytes, more than the "
                 f"{free:,} that the benchmark may fill on {self.device.name}"
             )
 
     def needs(self, item: Sequence[LocalShard]) -> tuple[int, float]:
-        """Bytes that a set takes while it is measured; groups are not limited by time."""
-        return set_bytes(item), 0.0
+        """Bytes that a set takes while it is measured; groups are not limited by time.
+
+        On a GPU these are those of its inputs as well; a host has room for them beside the arenas.
+        """
+        return set_bytes(item) + (buffer_bytes(item) if self.device.is_cuda else 0), 0.0
 
     def _measure_group(
         self, items: Sequence[Sequence[LocalShard]], on_round: Callable[[], None] = lambda: None
     ) -> list[Measurement]:
         self._arenas.clear()
+        self._batches_of.prepare((shard, num_draws(shard)) for shards in items for shard in shards)
         return super()._measure_group(items, on_round)
 
     def _build(self, item: Sequence[LocalShard], _seed: int) -> ShardSet:

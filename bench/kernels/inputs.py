@@ -6,7 +6,9 @@ Shape suffixes: B bags, L lookups.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,31 +41,51 @@ class FusedInput:
     offsets_B: torch.Tensor
 
 
+#: Of the batches that are held on a CPU.
+HELD_BYTES = 512 * 2**20
+
+
 class BatchCache:
     """Draws each shard's batches once, and keeps as many as fit.
 
     A batch depends on the shard alone (its name aside), so all runs on all machines look up the same rows.
     """
 
-    def __init__(self, max_bytes: int = 512 * 2**20) -> None:
+    def __init__(self, max_bytes: int = HELD_BYTES) -> None:
         """Starts empty; batches beyond `max_bytes` push the oldest out."""
         self._max_bytes = max_bytes
         self._held_bytes = 0
         self._batches: dict[tuple[LocalShard, int], ShardBatch] = {}
+
+    def prepare(self, wanted: Iterable[tuple[LocalShard, int]]) -> None:
+        """Draws the first batches of shards, each with its number of draws, on all cores; what is held is left."""
+        missing = dict.fromkeys(
+            (shard, draw) for shard, num_draws in wanted for draw in range(num_draws) if (shard, draw) not in self
+        )
+        if len(missing) > 1:
+            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+                for key, batch in zip(missing, threads.map(draw_batch, *zip(*missing, strict=True)), strict=True):
+                    self._keep(key, batch)
+
+    def __contains__(self, key: object) -> bool:
+        """Whether a shard's draw is held."""
+        return key in self._batches
 
     def __call__(self, shard: LocalShard, num_draws: int = 1) -> list[ShardBatch]:
         """The shard's first `num_draws` batches."""
         return [self._draw(shard, draw) for draw in range(num_draws)]
 
     def _draw(self, shard: LocalShard, draw: int) -> ShardBatch:
-        if (shard, draw) not in self._batches:
-            batch = draw_batch(shard, draw)
-            self._batches[shard, draw] = batch
-            self._held_bytes += _num_bytes(batch)
-            while self._held_bytes > self._max_bytes and len(self._batches) > 1:
-                oldest = next(iter(self._batches))
-                self._held_bytes -= _num_bytes(self._batches.pop(oldest))
+        if (shard, draw) not in self:
+            self._keep((shard, draw), draw_batch(shard, draw))
         return self._batches[shard, draw]
+
+    def _keep(self, key: tuple[LocalShard, int], batch: ShardBatch) -> None:
+        self._batches[key] = batch
+        self._held_bytes += _num_bytes(batch)
+        while self._held_bytes > self._max_bytes and len(self._batches) > 1:
+            oldest = next(iter(self._batches))
+            self._held_bytes -= _num_bytes(self._batches.pop(oldest))
 
 
 def draw_batch(shard: LocalShard, draw: int = 0) -> ShardBatch:

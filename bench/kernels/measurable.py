@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from autoshard.core import DType, LocalShard, MemoryLevel, Optimizer, Update
 from autoshard.core.errors import InvalidTableError
 
-#: On a CPU, all but the last.
+#: On a CPU, and of replicas, all but the last.
 _GPU_OPTIMIZERS = (Optimizer.SGD, Optimizer.ROWWISE_ADAGRAD, Optimizer.ADAGRAD, Optimizer.ADAM)
+_ID_BYTES, _GRADIENT_BYTES = 8, 4
 #: Batches that runs take turns among where rows live behind a cache.
 _CACHED_DRAWS = 8
 
@@ -16,7 +17,8 @@ _CACHED_DRAWS = 8
 def check_measurable(shard: LocalShard, *, on_cuda: bool) -> None:
     """Raises unless the benchmark can measure shards of this kind.
 
-    FBGEMM trains no bf16 weights and runs no Adam on a CPU, where there is no memory to cache either.
+    FBGEMM trains no bf16 weights and runs no Adam on a CPU, where there is no memory to cache either; nor does the
+    runtime for replicas.
 
     Args:
         shard: The shard.
@@ -26,13 +28,12 @@ def check_measurable(shard: LocalShard, *, on_cuda: bool) -> None:
         InvalidTableError: If it cannot, naming the field.
     """
     fused = shard.update is Update.FUSED
+    fused_on_cuda = fused and on_cuda
     accepted: dict[str, Sequence[object]] = {
-        "dtype": (DType.FP32, DType.FP16, DType.BF16) if on_cuda else (DType.FP32, DType.FP16),
-        "optimizer": _GPU_OPTIMIZERS if on_cuda else _GPU_OPTIMIZERS[:-1],
-        "level": (MemoryLevel.HBM, MemoryLevel.DDR) if on_cuda and fused else (MemoryLevel.HBM,),
+        "dtype": (DType.FP32, DType.FP16, DType.BF16) if fused_on_cuda else (DType.FP32, DType.FP16),
+        "optimizer": _GPU_OPTIMIZERS if fused_on_cuda else _GPU_OPTIMIZERS[:-1],
+        "level": (MemoryLevel.HBM, MemoryLevel.DDR) if fused_on_cuda else (MemoryLevel.HBM,),
     }
-    if not fused and not on_cuda:
-        accepted["dtype"] = (DType.FP32,)
     for name, values in accepted.items():
         if getattr(shard, name) not in values:
             kinds = " or ".join(map(str, values))
@@ -72,6 +73,20 @@ def num_draws(shard: LocalShard) -> int:
     return _CACHED_DRAWS if shard.level is MemoryLevel.DDR else 1
 
 
+def buffer_bytes(shards: Sequence[LocalShard]) -> int:
+    """Memory of a set's ids and of the gradients that it is given, which last as long as its group."""
+    return sum(
+        int(
+            num_draws(shard)
+            * (
+                _ID_BYTES * (shard.num_lookups + shard.num_bags)
+                + _GRADIENT_BYTES * shard.embedding_dim * (shard.num_bags if shard.is_pooled else shard.num_lookups)
+            )
+        )
+        for shard in shards
+    )
+
+
 def set_bytes(shards: Sequence[LocalShard]) -> int:
-    """Memory that a set takes while it is measured: weights, and optimizer state or gradients of all rows."""
-    return sum(shard.memory_bytes if shard.update is Update.FUSED else 2 * shard.weight_bytes for shard in shards)
+    """Memory that a set takes while it is measured: weights and optimizer state."""
+    return sum(shard.memory_bytes for shard in shards)

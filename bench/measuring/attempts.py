@@ -26,8 +26,8 @@ class Timing:
         num_rounds: Runs measured; the mean over attempts.
         num_attempts: Measurements that this is the mean of.
         is_noisy: Whether its runs were too far apart for as many.
-        sm_clock_mhz: Clock of the GPU right after its rounds; 0 where it is not told.
-        throttle_reasons: What held the clock back before or after them, separated by commas.
+        sm_clock_mhz: Median clock of the GPU during its rounds; 0 where nothing tells it.
+        throttle_reasons: What held the clock back in any of them, separated by commas.
     """
 
     forward_ms: float

@@ -1,20 +1,18 @@
-"""The clock of a GPU and what holds it back, as nvidia-smi tells them."""
+"""The clock of a GPU and what holds it back, as NVML tells them inside this process."""
 
 from __future__ import annotations
 
-import csv
-import math
-import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from statistics import median
+from types import ModuleType
 from typing import Any
 
 import torch
 
+from autoshard import console
 from bench.measuring.devices import BenchDevice
-
-#: The second field's name changed with driver 535; older drivers refuse the new one.
-_REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
-_TIMEOUT_S = 20.0
 
 #: NVML's bits for why clocks are not higher, by nvidia-smi's names.
 _REASON_OF_BIT = {
@@ -30,19 +28,23 @@ _REASON_OF_BIT = {
 }
 #: Rest and settings that somebody chose: the clock is what it should be.
 _NOT_THROTTLING = {"gpu_idle", "applications_clocks_setting", "sync_boost", "display_clock_setting"}
+#: A locked clock moves by one step of 15 MHz at most.
+_STEADY = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceClocks:
-    """State of a GPU at one moment.
+    """A GPU while it worked.
 
     Attributes:
-        sm_mhz: Clock of the multiprocessors; None if the driver does not tell.
-        throttle_reasons: Why the clock is held back, by nvidia-smi's names; resting and clocks that were set by hand
+        sm_mhz: Median clock of the multiprocessors; None if nothing tells.
+        lowest_sm_mhz: The lowest one.
+        throttle_reasons: Why the clock was held back, by nvidia-smi's names; resting and clocks that were set by hand
             are no reasons.
     """
 
-    sm_mhz: int | None
+    sm_mhz: float | None = None
+    lowest_sm_mhz: float | None = None
     throttle_reasons: tuple[str, ...] = ()
 
 
@@ -50,63 +52,75 @@ class DeviceClocks:
 class GpuDriver:
     """A GPU's driver: its version, empty if it is not told, and the highest clock that it sets."""
 
-    version: str
-    max_sm_mhz: int | None
+    version: str = ""
+    max_sm_mhz: int | None = None
 
 
-def read_clocks(device: BenchDevice) -> DeviceClocks | None:
-    """The state of a GPU now; None on a CPU, and where nvidia-smi is missing or tells nothing.
+class ClockWatch:
+    """Notes the clock of a device while it works; of a CPU, and where NVML does not answer, nothing.
 
-    One call takes some 20 to 500 ms, and the clocks of a GPU that rests fall within seconds: call it right after work.
+    A call of NVML takes some 10 to 100 us. The clock of a GPU that rests falls: note it while work is queued.
+
+    Args of the constructor:
+        device: Whose clock.
+
+    Attributes:
+        lowest_mhz: Lowest clock that was ever noted; None before.
+        highest_mhz: As `lowest_mhz`.
     """
-    return query_clocks(_selector(device.device)) if device.is_cuda else None
+
+    def __init__(self, device: BenchDevice) -> None:
+        self._device = device
+        nothing: tuple[ModuleType | None, Any] = (None, None)
+        self._nvml, self._handle = _opened(device.device) if device.is_cuda else nothing
+        self._mhz: list[int] = []
+        self._reasons: set[str] = set()
+        self.lowest_mhz: int | None = None
+        self.highest_mhz: int | None = None
+
+    def note(self) -> None:
+        """Reads the clock and what holds it back."""
+        nvml = self._nvml
+        if nvml is None:
+            return
+        mhz = _asked(nvml, lambda: nvml.nvmlDeviceGetClockInfo(self._handle, nvml.NVML_CLOCK_SM))
+        bits = _asked(nvml, lambda: nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))
+        self._reasons.update(throttle_reasons(bits or 0))
+        if mhz is None:
+            _warn_once(f"NVML does not tell the clock of {self._device.name}: samples are stored without it")
+            return
+        self._mhz.append(mhz)
+        self.lowest_mhz = mhz if self.lowest_mhz is None else min(mhz, self.lowest_mhz)
+        self.highest_mhz = mhz if self.highest_mhz is None else max(mhz, self.highest_mhz)
+
+    def taken(self) -> DeviceClocks:
+        """What was noted since the last call; warns once of a clock that moved."""
+        mhz, reasons = self._mhz, tuple(sorted(self._reasons))
+        self._mhz, self._reasons = [], set()
+        if not mhz:
+            return DeviceClocks(throttle_reasons=reasons)
+        if min(mhz) < max(mhz) * (1 - _STEADY):
+            _warn_once(
+                f"the clock of {self._device.name} is not locked: it went from {min(mhz)} to {max(mhz)} MHz during a "
+                "group of rounds; `nvidia-smi --lock-gpu-clocks` steadies it"
+            )
+        return DeviceClocks(sm_mhz=float(median(mhz)), lowest_sm_mhz=float(min(mhz)), throttle_reasons=reasons)
 
 
-def query_clocks(selector: str) -> DeviceClocks | None:
-    """The state of the GPU that `nvidia-smi --id` knows by this UUID or PCI bus id; None if it tells nothing."""
-    answers = (_asked(selector, f"clocks.sm,{reasons}") for reasons in _REASONS)
-    answer = next((answer for answer in answers if answer is not None), None)
-    return None if answer is None else parse_clocks(answer)
+def query_driver(device: torch.device) -> GpuDriver:
+    """The driver of a GPU; what NVML does not tell is empty."""
+    nvml, handle = _opened(device)
+    if nvml is None:
+        return GpuDriver()
+    version = _asked(nvml, nvml.nvmlSystemGetDriverVersion) or ""
+    return GpuDriver(
+        version=version.decode() if isinstance(version, bytes) else version,  # bytes in its older versions
+        max_sm_mhz=_asked(nvml, lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)),
+    )
 
 
-def query_driver(device: BenchDevice) -> GpuDriver:
-    """The driver of a GPU; what nvidia-smi does not tell is empty."""
-    words = (_asked(_selector(device.device), "driver_version,clocks.max.sm") or "").strip().split(", ")
-    return GpuDriver(version=words[0], max_sm_mhz=_mhz(words[-1]))
-
-
-def _asked(selector: str, fields: str) -> str | None:
-    """What nvidia-smi prints of a GPU's fields; None if it is missing or does not know them."""
-    command = ["nvidia-smi", f"--id={selector}", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return answer.stdout if answer.returncode == 0 else None
-
-
-def parse_clocks(text: str) -> DeviceClocks | None:
-    """Reads the line that nvidia-smi prints for one GPU.
-
-    Args:
-        text: Its standard output: the clock in MHz and a hexadecimal mask, separated by a comma. A clock that is no
-            number (`[N/A]`, `[Unknown Error]`) is taken as not told.
-
-    Returns:
-        None if the text is no such line.
-    """
-    lines = [row for row in csv.reader(text.splitlines(), skipinitialspace=True) if row]
-    if len(lines) != 1 or len(lines[0]) != 2:
-        return None
-    clock, mask = lines[0]
-    return DeviceClocks(sm_mhz=_mhz(clock), throttle_reasons=_throttle_reasons(mask))
-
-
-def _throttle_reasons(mask: str) -> tuple[str, ...]:
-    try:
-        bits = int(mask.strip(), 16)
-    except ValueError:  # not told
-        return ()
+def throttle_reasons(bits: int) -> tuple[str, ...]:
+    """What holds a clock back, of NVML's mask."""
     names = []
     for position in range(bits.bit_length()):
         bit = 1 << position
@@ -117,18 +131,40 @@ def _throttle_reasons(mask: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _mhz(text: str) -> int | None:
+def _opened(device: torch.device) -> tuple[ModuleType | None, Any]:
+    """NVML and its handle of a GPU; it stays open, and counts how often it was opened."""
     try:
-        number = float(text)
-    except ValueError:
-        return None
-    return round(number) if math.isfinite(number) else None
+        import pynvml
+    except ImportError:
+        _warn_once("nvidia-ml-py is not installed: samples are stored without the clock of the GPU")
+        return None, None
+    try:
+        pynvml.nvmlInit()
+        return pynvml, _handle(pynvml, device)
+    except pynvml.NVMLError as error:
+        _warn_once(f"NVML does not answer ({error}): samples are stored without the clock of the GPU")
+        return None, None
 
 
-def _selector(device: torch.device) -> str:
-    """A name of the device that does not depend on CUDA_VISIBLE_DEVICES, as its index does."""
+def _handle(nvml: ModuleType, device: torch.device) -> Any:
+    """NVML's handle by a name of the device that does not depend on CUDA_VISIBLE_DEVICES, as its index does."""
     properties: Any = torch.cuda.get_device_properties(device)  # torch's own types lack some of its fields
-    if hasattr(properties, "pci_bus_id"):  # a part of a GPU (MIG) has a UUID of its own, but shares its bus id
-        domain = getattr(properties, "pci_domain_id", 0)
-        return f"{domain:08x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
-    return f"GPU-{properties.uuid}"
+    if not hasattr(properties, "pci_bus_id"):
+        return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{properties.uuid}".encode())
+    # A part of a GPU (MIG) has a UUID of its own, but shares its bus id.
+    domain = getattr(properties, "pci_domain_id", 0)
+    bus_id = f"{domain:08x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+    return nvml.nvmlDeviceGetHandleByPciBusId(bus_id.encode())
+
+
+def _asked(nvml: ModuleType, question: Callable[[], Any]) -> Any:
+    """The answer; None where the driver has none, as for a part of a GPU."""
+    try:
+        return question()
+    except nvml.NVMLError:
+        return None
+
+
+@cache
+def _warn_once(message: str) -> None:
+    console.warn(message)

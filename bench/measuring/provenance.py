@@ -45,7 +45,7 @@ def described_hardware(device: BenchDevice) -> MeasuredMachine:
     if not device.is_cuda:
         return this_processor()
     properties = torch.cuda.get_device_properties(device.device)
-    driver = query_driver(device)
+    driver = query_driver(device.device)
     return MeasuredMachine(
         device_name=device.name,
         cache_bytes=device_cache_bytes(device.device),

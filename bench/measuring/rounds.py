@@ -23,14 +23,12 @@ from autoshard.runtime.processes.threads import intra_op_threads
 from bench.measuring.arena import free_bytes
 from bench.measuring.attempts import Timing, mean_of
 from bench.measuring.caches import CacheFlush
-from bench.measuring.clocks import DeviceClocks, read_clocks
+from bench.measuring.clocks import ClockWatch, DeviceClocks
 from bench.measuring.devices import BenchDevice
 from bench.measuring.provenance import Machine, described_hardware, installed_software
 from bench.measuring.robust_stats import locate
 from bench.measuring.timing import RoundSettings, RoundTimes, TimedKernel, time_rounds
 
-#: Copies of the reference that each group holds, in memory of their own; their mean is the reference.
-_REFERENCE_COPIES = 3
 #: Items that may be put back while a group is filled, so that one large item does not end it. Of 600 sets of the
 #: mixture of `collect`, 8 make groups as large as 64 do: 10.7 sets instead of 8.5 in 1 GiB, 13.3 instead of 10.3 in
 #: 1.25.
@@ -49,6 +47,8 @@ class GroupSettings:
     rounds: RoundSettings = field(default_factory=RoundSettings)
     num_threads: int = 1
     """Intra-op threads of a CPU kernel: what one of several ranks on a machine gets."""
+    num_references: int = 3
+    """Copies of the reference that each group holds, in memory of their own; their mean is the reference."""
     max_group_sets: int = 24
     """Sets that share their rounds."""
     max_bytes: int | None = None
@@ -81,15 +81,23 @@ class GroupHarness(ABC, Generic[ItemT, KernelT, ResultT]):
         settings: How.
         reference: What is measured beside all others.
         flush: Empties the device's caches.
+
+    Attributes:
+        clocks: The clock of a GPU while it measured.
+        num_runs: Counted runs so far, references included.
+        num_discarded: Runs that were run again, see `RoundTimes`.
+        num_waiting: Kernels that waited for the host by themselves, see `RoundTimes`.
     """
 
     def __init__(self, device: BenchDevice, settings: GroupSettings, reference: ItemT, flush: CacheFlush) -> None:
         self.device = device
         self._group_settings, self._reference, self._flush = settings, reference, flush
         self._max_bytes = free_bytes(device.device) if settings.max_bytes is None else settings.max_bytes
-        self._reserved_bytes = _REFERENCE_COPIES * self.needs(reference)[0]
+        self._reserved_bytes = settings.num_references * self.needs(reference)[0]
         self._num_groups = 0
         self._timed_s = self._wall_s = 0.0
+        self.clocks = ClockWatch(device)
+        self.num_runs = self.num_discarded = self.num_waiting = 0
 
     @abstractmethod
     def check(self, item: ItemT) -> None:
@@ -240,50 +248,50 @@ class GroupHarness(ABC, Generic[ItemT, KernelT, ResultT]):
         started = time.perf_counter()
         self._num_groups += 1
         rounds = self._group_settings.rounds
-        before = read_clocks(self.device)
+        copies = self._group_settings.num_references
         with intra_op_threads(self._group_settings.num_threads), _memory_as_device_error(self.device):
-            measured = [*[self._reference] * _REFERENCE_COPIES, *items]
+            measured = [*[self._reference] * copies, *items]
             kernels = [self._build(item, seed) for seed, item in enumerate(measured)]
             times = time_rounds(
                 kernels,
                 self._flush,
                 rounds,
                 seed=self._num_groups,
-                num_references=_REFERENCE_COPIES,
+                num_references=copies,
                 on_round=on_round,
+                while_queued=self.clocks.note,
             )
         self._timed_s += float(times.forward_ms_SR.sum() + times.backward_ms_SR.sum()) / 1e3
         self._wall_s += time.perf_counter() - started
+        self.num_runs += int(times.num_rounds_S.sum())
+        self.num_discarded += times.num_discarded
+        self.num_waiting += times.num_waiting
         idle_S = [kernel.is_idle for kernel in kernels]
         for ms_SR in (times.forward_ms_SR, times.backward_ms_SR):
             ms_SR[idle_S] = 0.0  # what was timed is the clock itself
-        timings = _timings(times, rounds, _clock_fields(before, read_clocks(self.device)))
-        return [
-            self._result(kernel, timing) for kernel, timing in zip(kernels[_REFERENCE_COPIES:], timings, strict=True)
-        ]
+        timings = _timings(times, rounds, copies, _clock_fields(self.clocks.taken()))
+        return [self._result(kernel, timing) for kernel, timing in zip(kernels[copies:], timings, strict=True)]
 
 
-def _clock_fields(before: DeviceClocks | None, after: DeviceClocks | None) -> dict[str, Any]:
-    """What timings say of a GPU, which worked between the two."""
-    reasons = {reason for one in (before, after) if one is not None for reason in one.throttle_reasons}
-    sm_mhz = None if after is None else after.sm_mhz
-    return {"sm_clock_mhz": float(sm_mhz or 0), "throttle_reasons": ",".join(sorted(reasons))}
+def _clock_fields(clocks: DeviceClocks) -> dict[str, Any]:
+    """What timings say of a GPU."""
+    return {"sm_clock_mhz": clocks.sm_mhz or 0.0, "throttle_reasons": ",".join(clocks.throttle_reasons)}
 
 
-def _timings(times: RoundTimes, rounds: RoundSettings, clock_fields: dict[str, Any]) -> list[Timing]:
-    """Timings of all but the references, which come first.
+def _timings(times: RoundTimes, rounds: RoundSettings, copies: int, clock_fields: dict[str, Any]) -> list[Timing]:
+    """Timings of all but the copies of the reference, which come first.
 
     What stopped after n rounds is located among all that were in these rounds, so that its drift and its reference are
     those of its own rounds.
     """
     found: dict[int, Timing] = {}
-    for num_rounds in np.unique(times.num_rounds_S[_REFERENCE_COPIES:]).tolist():
+    for num_rounds in np.unique(times.num_rounds_S[copies:]).tolist():
         rows = np.flatnonzero(times.num_rounds_S >= num_rounds)
         forward, backward = (
             locate(ms_SR[rows, :num_rounds], rounds.dropped_of(num_rounds))
             for ms_SR in (times.forward_ms_SR, times.backward_ms_SR)
         )
-        references = slice(_REFERENCE_COPIES)
+        references = slice(copies)
         for place in np.flatnonzero(times.num_rounds_S[rows] == num_rounds).tolist():
             found[int(rows[place])] = Timing(
                 forward_ms=float(forward.mean_ms_S[place]),
@@ -295,7 +303,7 @@ def _timings(times: RoundTimes, rounds: RoundSettings, clock_fields: dict[str, A
                 num_rounds=num_rounds,
                 **clock_fields,
             )
-    return [found[row] for row in range(_REFERENCE_COPIES, len(times.num_rounds_S))]
+    return [found[row] for row in range(copies, len(times.num_rounds_S))]
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Protocol
 
 import numpy as np
@@ -98,30 +99,72 @@ class RoundTimes:
         forward_ms_SR: Forward passes in counted rounds, in order; 0 after a kernel's last round.
         backward_ms_SR: As `forward_ms_SR`.
         num_rounds_S: Rounds that each kernel was in, the first ones.
+        num_discarded: Runs that were run again, since they began before all of them was queued on the GPU.
+        num_waiting: Kernels that wait for the host by themselves: their latency holds its time.
     """
 
     forward_ms_SR: MsArray
     backward_ms_SR: MsArray
     num_rounds_S: NDArray[np.int64]
+    num_discarded: int = 0
+    num_waiting: int = 0
 
 
-class _WallClock:
-    """Monotonic clock of the machine."""
+class Clock(Protocol):
+    """Where and how moments are noted: on the host, or in the queue of a GPU."""
 
-    def mark(self) -> float:
-        return time.perf_counter()
+    def mark(self) -> Any:
+        """Notes a moment."""
+        ...
 
-    def lead(self) -> None:
-        """Nothing is queued on a CPU."""
+    def lead(self, key: int) -> None:
+        """Keeps the device busy, so that the next run of what has this key is queued before it begins."""
+        ...
+
+    def is_late(self, start: Any) -> bool:
+        """Whether a run, whose last mark was just made, began before all of it was queued: at `start` or later."""
+        ...
+
+    def lengthen(self, key: int) -> bool:
+        """Makes a key's lead longer after a late run, which is to be run again; false if no lead is long enough."""
+        ...
 
     def settle(self) -> None:
-        """Nothing is queued on a CPU."""
+        """Waits for all that is queued."""
+        ...
+
+    def elapsed_ms(self, start: Any, stop: Any) -> float:
+        """Time between two marks."""
+        ...
+
+
+class WallClock:
+    """Monotonic clock of the machine. Nothing is queued on a CPU, so that no run needs a lead."""
+
+    def mark(self) -> float:
+        """Now, in seconds."""
+        return time.perf_counter()
+
+    def lead(self, _key: int) -> None:
+        """Nothing."""
+
+    def is_late(self, _start: float) -> bool:
+        """Never."""
+        return False
+
+    def lengthen(self, _key: int) -> bool:
+        """There is no lead."""
+        return False
+
+    def settle(self) -> None:
+        """Nothing."""
 
     def elapsed_ms(self, start: float, stop: float) -> float:
+        """Milliseconds between two marks."""
         return (stop - start) * 1e3
 
 
-class _ThreadClock(_WallClock):
+class _ThreadClock(WallClock):
     """Time that the calling thread has run: it stands still while another process has the core.
 
     A kernel of one thread takes as long on this clock as on the wall while the machine is otherwise idle. With
@@ -132,24 +175,54 @@ class _ThreadClock(_WallClock):
         return time.thread_time()
 
 
-class _CudaClock:
-    """CUDA events on the current stream."""
+class CudaClock:
+    """CUDA events on the current stream, behind a lead: the GPU idles while the host queues a run.
 
-    #: Cycles that the GPU idles before each run, so that launching from Python (about 1 ms) is not part of it.
-    _LEAD_CYCLES = 3_000_000
+    A run that began before all of it was queued may hold waits for the host. It is to be run again, with a lead twice
+    as long, which its key keeps. A run that is late behind the longest lead waits for the host by itself (it reads a
+    number back): its key gets the shortest lead from then on, and its runs count as they are.
+
+    Attributes:
+        waiting: Keys whose runs wait for the host.
+    """
+
+    #: Cycles of the shortest lead, 1.5 ms at 1.98 GHz: launching one fused kernel from Python takes about 1 ms.
+    LEAD_CYCLES = 3_000_000
+    #: The longest lead is so many times as long.
+    MAX_FACTOR = 32
+
+    def __init__(self) -> None:
+        self._factors: dict[int, int] = {}
+        self.waiting: set[int] = set()
 
     def mark(self) -> torch.cuda.Event:
+        """An event in the queue."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
-    def lead(self) -> None:
-        torch.cuda._sleep(self._LEAD_CYCLES)
+    def lead(self, key: int) -> None:
+        """Queues as many idle cycles as the key's runs need."""
+        torch.cuda._sleep(self.LEAD_CYCLES * self._factors.get(key, 1))
+
+    def is_late(self, start: torch.cuda.Event) -> bool:
+        """Whether the GPU has come to `start`."""
+        return start.query()
+
+    def lengthen(self, key: int) -> bool:
+        """Doubles the lead; false if that was done as often as it may."""
+        factor = 2 * self._factors.get(key, 1)
+        if factor > self.MAX_FACTOR:
+            self.waiting.add(key)
+        self._factors[key] = 1 if key in self.waiting else factor
+        return key not in self.waiting
 
     def settle(self) -> None:
+        """Waits for the GPU."""
         torch.cuda.synchronize()
 
     def elapsed_ms(self, start: torch.cuda.Event, stop: torch.cuda.Event) -> float:
+        """Milliseconds of the GPU between two events that have come to pass."""
         return float(start.elapsed_time(stop))
 
 
@@ -161,6 +234,8 @@ def time_rounds(
     seed: int = 0,
     num_references: int = 0,
     on_round: Callable[[], None] = lambda: None,
+    while_queued: Callable[[], None] = lambda: None,
+    clock: Clock | None = None,
 ) -> RoundTimes:
     """Runs every kernel once per round, in an order drawn anew for each round.
 
@@ -173,8 +248,11 @@ def time_rounds(
         seed: Of the order.
         num_references: So many kernels, the first ones, run as long as any other does.
         on_round: Called after every round, and for every round that is left out at the end.
+        while_queued: Called in every counted round once all runs are queued: on a GPU, while it is at work.
+        clock: Times the runs; the flushed device's own when left out.
     """
-    clock = _clock(flush.device)
+    clock = device_clock(flush.device) if clock is None else clock
+    num_discarded = 0
     rng = np.random.default_rng(seed)
     forward_ms_SR = np.zeros((len(kernels), settings.num_measured))
     backward_ms_SR = np.zeros_like(forward_ms_SR)
@@ -187,7 +265,17 @@ def time_rounds(
                 if not settings.flush_every_run:
                     flush()
                 order = rng.permutation(going).tolist()
-                runs = [_run_once(kernels[one], flush if settings.flush_every_run else None, clock) for one in order]
+                # The first round compiles and allocates, which no lead is long enough for.
+                is_first = round_ == -settings.num_warmup < 0
+                runs = []
+                for one in order:
+                    marks, discarded = _run(
+                        kernels[one], flush if settings.flush_every_run else None, clock, one, checks=not is_first
+                    )
+                    runs.append(marks)
+                    num_discarded += discarded
+                if round_ >= 0:
+                    while_queued()
                 clock.settle()
                 if round_ >= 0:
                     for one, (start, middle, stop) in zip(order, runs, strict=True):
@@ -196,7 +284,13 @@ def time_rounds(
                     num_rounds_S[going] = round_ + 1
                     going = _going(forward_ms_SR + backward_ms_SR, going, counts_S, round_ + 1, settings)
             on_round()
-    return RoundTimes(forward_ms_SR=forward_ms_SR, backward_ms_SR=backward_ms_SR, num_rounds_S=num_rounds_S)
+    return RoundTimes(
+        forward_ms_SR=forward_ms_SR,
+        backward_ms_SR=backward_ms_SR,
+        num_rounds_S=num_rounds_S,
+        num_discarded=num_discarded,
+        num_waiting=len(clock.waiting) if isinstance(clock, CudaClock) else 0,
+    )
 
 
 def _going(
@@ -214,21 +308,68 @@ def _going(
     return going[is_open | ~counts_S[going]] if is_open.any() else going[:0]
 
 
-def _clock(device: torch.device) -> Any:
+def led_ms(
+    run: Callable[[], object],
+    clock: Clock,
+    *,
+    key: int = 0,
+    times: int = 1,
+    before: Callable[[], object] = lambda: None,
+    again: Callable[[], object] = lambda: None,
+    agree: Callable[[bool], bool] | None = None,
+) -> float:
+    """Milliseconds of something that is run some times in a row, on a GPU behind a lead.
+
+    Args:
+        run: What to time.
+        clock: Times it.
+        key: Of the lead.
+        times: How often; the mean is returned.
+        before: Runs between lead and start.
+        again: Runs after a late run, before the next one.
+        agree: Waits for all that is queued, and tells whether all processes vote for something: a late one makes all of
+            them run again, with leads that stay alike. None for this process alone.
+    """
+    while True:
+        clock.lead(key)
+        before()
+        start = clock.mark()
+        for _ in range(times):
+            run()
+        stop = clock.mark()
+        was_led = not clock.is_late(start)
+        if agree is None:
+            clock.settle()
+        else:
+            was_led = agree(was_led)
+        if was_led or not clock.lengthen(key):
+            return clock.elapsed_ms(start, stop) / times
+        again()
+
+
+def device_clock(device: torch.device) -> Clock:
+    """The clock that runs on a device are timed by."""
     if device.type == "cuda":
-        return _CudaClock()
-    return _ThreadClock() if torch.get_num_threads() == 1 else _WallClock()
+        return CudaClock()
+    return _ThreadClock() if torch.get_num_threads() == 1 else WallClock()
 
 
-def _run_once(kernel: TimedKernel, flush: CacheFlush | None, clock: Any) -> tuple[Any, Any, Any]:
-    if flush is not None:
-        flush()
-    clock.lead()
-    start = clock.mark()
-    outputs = kernel.forward()
-    middle = clock.mark()
-    kernel.backward(outputs)
-    return start, middle, clock.mark()
+def _run(
+    kernel: TimedKernel, flush: CacheFlush | None, clock: Clock, key: int, *, checks: bool
+) -> tuple[tuple[Any, Any, Any], int]:
+    """Marks of a run that was queued in time, and how many before it were not; the first one where nobody checks."""
+    for num_discarded in count():
+        if flush is not None:
+            flush()
+        clock.lead(key)
+        start = clock.mark()
+        outputs = kernel.forward()
+        middle = clock.mark()
+        kernel.backward(outputs)
+        stop = clock.mark()
+        if not (checks and clock.is_late(start) and clock.lengthen(key)):
+            return (start, middle, stop), num_discarded
+    raise AssertionError("a clock leads at last")
 
 
 @contextmanager

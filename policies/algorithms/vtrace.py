@@ -15,12 +15,12 @@ from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.type_aliases import GymEnv
-from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 from torch import Tensor
 
 from autoshard.runtime.processes.learners import Learners
+from costmodel.kernel.updates.batches import uploaded
 from env import ITEM_CODE, REMAINING
 from policies.algorithms.returns import vtrace_returns
 from policies.algorithms.training_options import VTraceSettings
@@ -122,7 +122,7 @@ class VTrace(OnPolicyAlgorithm):
         while num_steps < n_rollout_steps or (self.settings.whole_episodes and not has_ended_E.all()):
             observation = self._to_tensors(self._last_obs)
             starts_E = self._last_episode_starts
-            before = keep(self._lstm_state, torch.as_tensor(~starts_E, device=self.device))
+            before = keep(self._lstm_state, uploaded(~starts_E, self.device))
             logits_EA, _, self._lstm_state = self.policy.step(observation, before)
             actions_E = choose(logits_EA, deterministic=False)
             log_probs_E = log_prob(logits_EA, actions_E)
@@ -132,9 +132,9 @@ class VTrace(OnPolicyAlgorithm):
                 observation,
                 actions=actions_E,
                 log_probs=log_probs_E,
-                rewards=torch.as_tensor(rewards_E, device=self.device),
+                rewards=uploaded(rewards_E, self.device),
                 starts=torch.as_tensor(starts_E, dtype=torch.bool),
-                dones=torch.as_tensor(dones_E, device=self.device),
+                dones=uploaded(dones_E, self.device),
                 tasks=torch.as_tensor(tasks_E),
             )
             num_steps += 1
@@ -158,7 +158,7 @@ class VTrace(OnPolicyAlgorithm):
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         with self.learners.autocast():
-            loss = self._loss(self._trajectories)
+            loss, told = self._loss(self._trajectories)
         self.policy.optimizer.zero_grad()
         loss.backward()
         parameters = [item for group in self.policy.optimizer.param_groups for item in group["params"]]
@@ -166,10 +166,14 @@ class VTrace(OnPolicyAlgorithm):
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.settings.max_grad_norm)
         self.policy.optimizer.step()
         self._n_updates += 1
-        self.logger.record("train/gradient_norm", float(norm))
+        told["gradient_norm"] = norm
+        # Read at once, after all work of the update is queued: the only wait for the device.
+        for name, value in zip(told, torch.stack(list(told.values())).cpu().tolist(), strict=True):
+            self.logger.record(f"train/{name}", value)
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
 
-    def _loss(self, data: Trajectories) -> Tensor:
+    def _loss(self, data: Trajectories) -> tuple[Tensor, Tensors]:
+        """The loss, and numbers of it for logs, by name."""
         observations = self._learner_observations(data)
         states_TES, after = self._states(observations, data)
         values_TE = self.policy.network.values(states_TES)
@@ -190,10 +194,9 @@ class VTrace(OnPolicyAlgorithm):
         policy_loss = -(counts_TE * log_probs_TE * advantages_TE).sum() / num_trajectories
         value_loss = 0.5 * (counts_TE * (returns.targets_TB - values_TE).square()).sum() / num_trajectories
         entropy_loss = -(counts_TE.flatten() * entropy_B).sum() / num_trajectories
-        self.logger.record("train/policy_loss", policy_loss.item())
-        self.logger.record("train/value_loss", value_loss.item())
-        self.logger.record("train/entropy", entropy_B.mean().item())
-        return policy_loss + self.settings.baseline_weight * value_loss + self.settings.entropy_weight * entropy_loss
+        loss = policy_loss + self.settings.baseline_weight * value_loss + self.settings.entropy_weight * entropy_loss
+        told = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy_B.mean()}
+        return loss, {name: value.detach().float() for name, value in told.items()}
 
     def _learner_observations(self, data: Trajectories) -> Tensors:
         """What the learner reads; a place for joint training to make codes through which gradients flow."""
@@ -202,8 +205,7 @@ class VTrace(OnPolicyAlgorithm):
     def _states(self, observations: Tensors, data: Trajectories) -> tuple[Tensor, LstmState]:
         parts, state = [], data.before
         for slab in data.slabs:
-            is_kept_E = torch.from_numpy(~data.starts_TE[slab.start].numpy())
-            state = keep(state, is_kept_E.to(state[0].device))
+            state = keep(state, uploaded(~data.starts_TE[slab.start].numpy(), state[0].device))
             states_TES, state = self.policy.network.states(
                 observations[ITEM_CODE][slab], observations[REMAINING][slab], state
             )
@@ -218,9 +220,7 @@ class VTrace(OnPolicyAlgorithm):
         return self.policy.network.values(states_TES[0])
 
     def _to_tensors(self, observation: Any) -> Tensors:
-        tensors = obs_as_tensor(observation, self.device)
-        assert isinstance(tensors, dict)
-        return tensors
+        return {key: uploaded(value, self.device) for key, value in observation.items()}
 
 
 def compared_within_task(advantages_TE: Tensor, tasks_TE: Tensor) -> Tensor:
@@ -284,7 +284,7 @@ class _Groups:
     def of(cls, tasks_TE: Tensor, device: torch.device) -> _Groups:
         """Groups of tasks, whose numbers go to a device."""
         tasks, group_TE = np.unique(tasks_TE.numpy(), return_inverse=True)
-        return cls(group_TE=torch.from_numpy(group_TE.reshape(tasks_TE.shape)).to(device), number=len(tasks))
+        return cls(group_TE=uploaded(group_TE.reshape(tasks_TE.shape), device), number=len(tasks))
 
 
 def _centred(values_TE: Tensor, groups: _Groups) -> Tensor:

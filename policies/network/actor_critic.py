@@ -97,4 +97,4 @@ def choose(logits_BA: Tensor, *, deterministic: bool, generator: torch.Generator
         return logits_BA.argmax(dim=-1)
     # Exponential races draw from a softmax without ever forming it, in one pass over the scores.
     races_BA = torch.empty(logits_BA.shape, dtype=logits_BA.dtype).exponential_(generator=generator).log_()
-    return (logits_BA - races_BA.to(logits_BA.device)).argmax(dim=-1)
+    return (logits_BA - races_BA.to(logits_BA.device, non_blocking=True)).argmax(dim=-1)

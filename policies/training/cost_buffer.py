@@ -10,9 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.features import NUM_INPUTS, FeatureArray, FeatureScaling
@@ -61,8 +59,8 @@ class CostBuffer:
 
     def batches(
         self, num_batches: int, batch_size: int, rng: np.random.Generator
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Draws batches, with replacement; on the CPU.
+    ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float32]]]:
+        """Draws batches, with replacement.
 
         Yields:
             Scaled features of all shards (M, F), where each sample starts among them (B,), and the samples'
@@ -72,7 +70,7 @@ class CostBuffer:
             drawn = [self._samples[index] for index in rng.integers(len(self._samples), size=batch_size)]
             counts_B = np.array([len(features_MF) for features_MF, _ in drawn])
             yield (
-                torch.from_numpy(np.concatenate([features_MF for features_MF, _ in drawn])),
-                torch.from_numpy(np.cumsum(counts_B) - counts_B),
-                torch.from_numpy(np.stack([latency_O for _, latency_O in drawn])),
+                np.concatenate([features_MF for features_MF, _ in drawn]),
+                np.cumsum(counts_B) - counts_B,
+                np.stack([latency_O for _, latency_O in drawn]),
             )

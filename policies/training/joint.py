@@ -24,6 +24,7 @@ from autoshard.planners.space.placement import PlacementProblem, RankArray
 from autoshard.runtime.processes.learners import Learners
 from costmodel.kernel.features import FeatureArray, shard_features
 from costmodel.kernel.learned import LearnedCostModel
+from costmodel.kernel.updates.batches import uploaded
 from env import CHOICE_CODES, ITEM_CODE, PlacementTask
 from policies.algorithms.training_options import TrainingOptions, VTraceSettings
 from policies.algorithms.trajectories import Tensors, Trajectories
@@ -80,13 +81,13 @@ class JointVTrace(VTrace):
         assert tasks[0].num_actions == tasks[0].num_ranks, "codes of other choices would have to be made anew too"
         codes_PNH = torch.stack([self.trainer.codes(task) for task in tasks_P.tolist()])
         device = codes_PNH.device
-        codes_TEH = codes_PNH[torch.from_numpy(place_E).to(device)].swapaxes(0, 1)
+        codes_TEH = codes_PNH[uploaded(place_E, device)].swapaxes(0, 1)
         num_ranks = data.observations[CHOICE_CODES].shape[2]
         chosen_TER = functional.one_hot(data.actions_TE, num_ranks).to(codes_TEH.dtype)
         placed_TERH = chosen_TER[..., None] * codes_TEH[:, :, None]
         before_TERH = placed_TERH.cumsum(dim=0) - placed_TERH
-        item_scale_E = torch.tensor([tasks[place].item_scale for place in place_E], device=device)
-        rank_scale_E = torch.tensor([tasks[place].rank_scale for place in place_E], device=device)
+        scales_E2 = [(tasks[place].item_scale, tasks[place].rank_scale) for place in place_E]
+        item_scale_E, rank_scale_E = uploaded(np.array(scales_E2, dtype=np.float32), device).unbind(dim=1)
         return {
             **data.observations,
             ITEM_CODE: codes_TEH / item_scale_E[:, None],
@@ -147,11 +148,11 @@ class JointTrainer(PolicyTrainer):
         tables, order_N = self._train_tables[task], self.train_tasks[task].order_N
         position_N = np.argsort(order_N)
         device = self.cost.learners.device
-        learned_MH = self.cost.encoder(torch.from_numpy(self.cost.scaling.apply(tables.features_MF)).to(device))
+        learned_MH = self.cost.encoder(uploaded(self.cost.scaling.apply(tables.features_MF), device))
         # The last numbers of a code count tables, and those unlike all that were measured, as in CostPredictor.
         count_M1 = learned_MH.new_ones((len(learned_MH), 1))
         codes_MH = torch.cat([learned_MH, count_M1, torch.zeros_like(count_M1)], dim=1)
-        position_M = torch.from_numpy(position_N[tables.item_M]).to(device)
+        position_M = uploaded(position_N[tables.item_M], device)
         return codes_MH.new_zeros((len(order_N), codes_MH.shape[1])).index_add(0, position_M, codes_MH)
 
     def update(self) -> None:

@@ -24,6 +24,7 @@ from costmodel.kernel.metrics import assess
 from costmodel.kernel.network import CostNetwork
 from costmodel.kernel.predictor import CostPredictor
 from costmodel.kernel.training import MIN_SAMPLES
+from costmodel.kernel.updates.batches import uploaded
 from costmodel.kernel.weights import ENCODER_HIDDEN, NUM_OUTPUTS
 from policies.choices import CostLoss
 from policies.network.weights import load_arrays, optimizer_arrays, restore_optimizer, to_arrays, with_prefix
@@ -135,9 +136,13 @@ class JointCost:
             self._updates.num_updates, self._updates.batch_size, self._rng
         ):
             # Measured rewards are of forward and backward together, so only the sum is known.
-            known_L = torch.from_numpy(np.flatnonzero(~np.isnan(latency_BO.numpy())))
-            latency_BO = latency_BO.to(device).nan_to_num()
-            self.update(features_MF.to(device), starts_B.to(device), latency_BO, known_L.to(device))
+            known_L = np.flatnonzero(~np.isnan(latency_BO))
+            self.update(
+                uploaded(features_MF, device),
+                uploaded(starts_B, device),
+                uploaded(latency_BO, device).nan_to_num(),
+                uploaded(known_L, device),
+            )
 
     def update(self, features_MF: Tensor, starts_B: Tensor, latency_BO: Tensor, known_L: Tensor) -> None:
         """Makes one update.

@@ -1,102 +1,125 @@
-"""What nvidia-smi tells, from lines in its format."""
+"""What NVML tells of clocks, answered in place of a driver."""
 
-import os
+from types import SimpleNamespace
 
+import pynvml
 import pytest
+import torch
 
-from bench.measuring.clocks import DeviceClocks, parse_clocks, query_clocks, read_clocks
-from bench.measuring.devices import find_device
+from bench.measuring import clocks
+from bench.measuring.clocks import ClockWatch, DeviceClocks, GpuDriver, query_driver, throttle_reasons
+from bench.measuring.devices import BenchDevice, find_device
 
-H100 = "1980, 0x0000000000000000\n"
-BUS_ID = "00000000:1b:00.0"
-
-
-def test_a_line_is_read():
-    assert parse_clocks(H100) == DeviceClocks(sm_mhz=1980, throttle_reasons=())
+CUDA = BenchDevice(device=torch.device("cuda", 1), key="h100", name="NVIDIA H100")
 
 
 @pytest.mark.parametrize(
-    ("mask", "reasons"),
+    ("bits", "reasons"),
     [
-        ("0x0000000000000001", ()),  # idle
-        ("0x0000000000000002", ()),  # application clocks were set
-        ("0x0000000000000110", ()),  # sync boost, display clocks
-        ("0x0000000000000004", ("sw_power_cap",)),
-        ("0x0000000000000008", ("hw_slowdown",)),
-        ("0x0000000000000020", ("sw_thermal_slowdown",)),
-        ("0x0000000000000048", ("hw_slowdown", "hw_thermal_slowdown")),
-        ("0x0000000000000080", ("hw_power_brake_slowdown",)),
-        ("0x0000000000000007", ("sw_power_cap",)),
-        ("0x0000000000000401", ("unknown_0x400",)),
-        ("[N/A]", ()),
+        (0x0, ()),
+        (0x1, ()),  # idle
+        (0x2, ()),  # application clocks were set
+        (0x110, ()),  # sync boost, display clocks
+        (0x4, ("sw_power_cap",)),
+        (0x8, ("hw_slowdown",)),
+        (0x20, ("sw_thermal_slowdown",)),
+        (0x48, ("hw_slowdown", "hw_thermal_slowdown")),
+        (0x80, ("hw_power_brake_slowdown",)),
+        (0x7, ("sw_power_cap",)),
+        (0x401, ("unknown_0x400",)),
     ],
 )
-def test_the_mask_is_decoded_into_what_holds_the_clock_back(mask, reasons):
-    clocks = parse_clocks(f"1350, {mask}\n")
-    assert clocks.throttle_reasons == reasons
-
-
-@pytest.mark.parametrize("nothing", ["[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "[GPU requires reset]"])
-def test_fields_that_are_not_told_are_none(nothing):
-    assert parse_clocks(f"{nothing}, {nothing}\n") == DeviceClocks(sm_mhz=None)
-    assert parse_clocks(f"{nothing}, 0x0000000000000004\n").throttle_reasons == ("sw_power_cap",)
-
-
-@pytest.mark.parametrize("text", ["", "\n", "No devices were found\n", H100 + H100, "1980\n", "1980, 1980, 0x0\n"])
-def test_anything_else_is_no_answer(text):
-    assert parse_clocks(text) is None
+def test_the_mask_is_decoded_into_what_holds_the_clock_back(bits, reasons):
+    assert throttle_reasons(bits) == reasons
 
 
 @pytest.fixture
-def nvidia_smi(tmp_path, monkeypatch):
-    """Puts a program of that name first on the PATH; it notes its arguments and runs some lines of shell."""
+def driver(monkeypatch):
+    """Makes NVML answer with clocks and masks, one after the other; None for a question that it does not know."""
+    clocks._warn_once.cache_clear()
 
-    def install(script):
-        program, log = tmp_path / "nvidia-smi", tmp_path / "arguments"
-        program.write_text(f'#!/bin/sh\necho "$@" >> {log}\n{script}\n')
-        program.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-        return log
+    def install(mhz, bits=()):
+        answers = {"clock": iter(mhz), "bits": iter(bits)}
 
-    return install
+        def told(kind):
+            value = next(answers[kind], 0 if kind == "bits" else None)
+            if value is None:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            return value
 
+        functions = {
+            "nvmlInit": lambda: None,
+            "nvmlDeviceGetHandleByPciBusId": lambda bus_id: bus_id,
+            "nvmlDeviceGetClockInfo": lambda _handle, _kind: told("clock"),
+            "nvmlDeviceGetCurrentClocksThrottleReasons": lambda _handle: told("bits"),
+            "nvmlSystemGetDriverVersion": lambda: b"580.65.06",
+            "nvmlDeviceGetMaxClockInfo": lambda _handle, _kind: 1980,
+        }
+        for name, function in functions.items():
+            monkeypatch.setattr(pynvml, name, function)  # of the library itself: each name must be there
+        properties = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: properties)
 
-def test_the_device_is_asked_by_its_own_name(nvidia_smi):
-    log = nvidia_smi(f"printf '{H100.strip()}\\n'")
-    assert query_clocks(BUS_ID) == parse_clocks(H100)
-    (arguments,) = log.read_text().splitlines()
-    assert f"--id={BUS_ID} " in arguments
-    assert "clocks_event_reasons.active --format=csv,noheader,nounits" in arguments
-
-
-def test_drivers_that_know_the_older_name_only_are_asked_by_it(nvidia_smi):
-    log = nvidia_smi(
-        'case "$*" in *clocks_event_reasons*)\n'
-        "echo 'Field \"clocks_event_reasons.active\" is not a valid field to query.'; exit 2;; esac\n"
-        "echo '1410, 0x0000000000000004'"
-    )
-    assert query_clocks(BUS_ID).throttle_reasons == ("sw_power_cap",)
-    assert "clocks_throttle_reasons.active" in log.read_text().splitlines()[1]
-
-
-def test_a_driver_that_does_not_answer_tells_nothing(nvidia_smi):
-    nvidia_smi('echo "NVIDIA-SMI has failed because it couldn\'t communicate with the NVIDIA driver."; exit 9')
-    assert query_clocks(BUS_ID) is None
+    yield install
+    clocks._warn_once.cache_clear()
 
 
-def test_without_the_program_nothing_is_told(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert query_clocks(BUS_ID) is None
+def noted(watch, times):
+    for _ in range(times):
+        watch.note()
+    return watch.taken()
 
 
-def test_a_processor_has_no_such_clocks(nvidia_smi):
-    log = nvidia_smi(f"printf '{H100.strip()}\\n'")
-    assert read_clocks(find_device("cpu")) is None
-    assert not log.exists()
+def test_the_median_counts_and_the_next_group_begins_anew(driver, capsys):
+    driver([1980, 1965, 1980, 1410], [0x0, 0x1, 0x2, 0x4])
+    watch = ClockWatch(CUDA)
+    assert watch._handle == b"00000000:1b:00.0"  # whatever CUDA_VISIBLE_DEVICES makes its index
+    assert noted(watch, 3) == DeviceClocks(sm_mhz=1980, lowest_sm_mhz=1965)
+    assert noted(watch, 1) == DeviceClocks(sm_mhz=1410, lowest_sm_mhz=1410, throttle_reasons=("sw_power_cap",))
+    assert (watch.lowest_mhz, watch.highest_mhz) == (1410, 1980)
+    assert not capsys.readouterr().err
+
+
+def test_a_clock_that_moves_during_a_group_is_said_once(driver, capsys):
+    driver([1980, 1755, 1980, 1755])
+    watch = ClockWatch(CUDA)
+    noted(watch, 2)
+    noted(watch, 2)
+    err = " ".join(capsys.readouterr().err.split())
+    assert err.count("is not locked: it went from 1755 to 1980 MHz") == 1
+
+
+def test_a_driver_that_does_not_tell_the_clock_is_said_once(driver, capsys):
+    driver([None, None], [0x4, 0x0])
+    watch = ClockWatch(CUDA)
+    assert noted(watch, 2) == DeviceClocks(throttle_reasons=("sw_power_cap",))
+    assert capsys.readouterr().err.count("NVML does not tell the clock") == 1
+
+
+def test_without_a_driver_nothing_is_told(driver, monkeypatch, capsys):
+    driver([])
+
+    def no_driver():
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
+    assert noted(ClockWatch(CUDA), 2) == DeviceClocks()
+    assert query_driver(CUDA.device) == GpuDriver()
+    assert capsys.readouterr().err.count("NVML does not answer") == 1
+
+
+def test_the_driver_is_described(driver):
+    driver([])
+    assert query_driver(CUDA.device) == GpuDriver(version="580.65.06", max_sm_mhz=1980)
+
+
+def test_a_processor_has_no_such_clocks(monkeypatch):
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: pytest.fail("is not asked"))
+    assert noted(ClockWatch(find_device("cpu")), 1) == DeviceClocks()
 
 
 @pytest.mark.gpu
 def test_a_gpu_tells_its_clocks():
-    clocks = read_clocks(find_device("cuda"))
-    assert clocks is not None
-    assert clocks.sm_mhz > 0
+    found = noted(ClockWatch(find_device("cuda")), 1)
+    assert found.sm_mhz is not None
+    assert found.sm_mhz > 0

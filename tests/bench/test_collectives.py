@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,6 +38,7 @@ from bench.collectives.sampling import (
     fewest_first,
     powers_of_four,
 )
+from bench.collectives.worker import CollectiveWorker
 from bench.measuring.timing import RoundSettings
 
 ROOT = Path(__file__).parents[2]
@@ -205,10 +207,6 @@ def test_wrong_data_is_noticed(operator, one_process):
 
 
 def reports_of(capsys, seconds, *chunks):
-    import torch
-
-    from bench.collectives.worker import CollectiveWorker
-
     job = {
         "rounds": asdict(QUICK),
         "seed": 0,

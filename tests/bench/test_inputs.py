@@ -50,6 +50,18 @@ def test_the_cache_keeps_batches_until_they_fill_it(make_shard):
     assert cache(shards[0])[0] is not first
 
 
+def test_batches_are_drawn_ahead_as_one_by_one(make_shard):
+    shards = [make_shard(num_embeddings=50 + index) for index in range(4)]
+    cache = BatchCache()
+    cache.prepare([(shards[0], 2), *((shard, 1) for shard in shards)])
+    assert len(cache._batches) == 5
+    held = dict(cache._batches)
+    for shard in shards:
+        (batch,) = cache(shard)
+        assert batch is held[shard, 0]
+        np.testing.assert_array_equal(batch.bags.ids_L, draw_batch(shard).bags.ids_L)
+
+
 def test_further_draws_of_a_shard_differ(make_shard):
     first, second, third = BatchCache()(make_shard(), 3)
     assert first.measured.num_lookups == second.measured.num_lookups

@@ -5,15 +5,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBat
 
 from autoshard.core import DType, Exchange, Optimizer, Pooling, Update
 from autoshard.runtime import releases
-from bench.kernels.fused import (
-    EPSILON,
-    LEARNING_RATE,
-    FusedKernel,
-    PooledGradientKernel,
-    RowGradientKernel,
-    ShardSet,
-    fusable,
-)
+from bench.kernels.fused import EPSILON, LEARNING_RATE, FusedKernel, ReplicaKernel, ShardSet, fusable
 from bench.kernels.inputs import draw_batch
 from bench.measuring.arena import Arenas
 
@@ -68,15 +60,7 @@ def in_kernel_order(shards):
 
 def weights_of(kernel):
     """The tables of a kernel, as leaves in fp32."""
-    if isinstance(kernel, RowGradientKernel):
-        found = kernel.weights
-    elif isinstance(kernel, PooledGradientKernel):
-        specs = [rows * dim for rows, dim in kernel.module.embedding_specs]
-        pieces = kernel.module.weights.detach().split(specs)
-        found = [piece.view(spec) for piece, spec in zip(pieces, kernel.module.embedding_specs, strict=True)]
-    else:
-        found = kernel.module.split_embedding_weights()
-    return [table.detach().float().clone().requires_grad_() for table in found]
+    return [table.detach().float().clone().requires_grad_() for table in kernel.module.split_embedding_weights()]
 
 
 def check_outputs(outputs, expected):
@@ -135,24 +119,45 @@ def test_a_set_does_what_plain_tables_do(case, embedding, make_shard, monkeypatc
             assert (table.grad.abs().sum() == 0) == torch.equal(after, table.detach())
 
 
-@pytest.mark.parametrize("pooling", list(Pooling))
-def test_replicated_shards_get_the_gradient_of_all_their_rows(pooling, make_shard):
-    kinds = {"pooling": pooling, "update": Update.ALL_REDUCED}
+@pytest.mark.parametrize("dtype", [DType.FP32, DType.FP16])
+@pytest.mark.parametrize("optimizer", [Optimizer.SGD, Optimizer.ROWWISE_ADAGRAD, Optimizer.ADAGRAD])
+@pytest.mark.parametrize("pooling", [Pooling.SUM, Pooling.SEQUENCE])
+def test_replicas_are_looked_up_and_updated_as_plain_tables(pooling, optimizer, dtype, make_shard):
+    kinds = {"pooling": pooling, "update": Update.ALL_REDUCED, "optimizer": optimizer, "dtype": dtype}
     draws = in_kernel_order([make_shard("a", **kinds), make_shard("b", 30, 8, pooling_factor=0.2, **kinds)])
     running = ShardSet(draws, Arenas(100_000, CPU), CPU)
     (kernel,) = running._kernels
-    tables = weights_of(kernel)
+    torch.nn.init.normal_(kernel.rows.weights_ND)
+    if kernel.rows.moments is not None:
+        kernel.rows.moments.zero_()
+    tables = [table.float().clone().requires_grad_() for table in kernel.rows.weights_ND.split([50, 30])]
     plain = [looked_up(table, batch) for table, (batch,) in zip(tables, draws, strict=True)]
-    for _ in range(2):  # gradients of earlier runs do not add up
-        outputs = running.forward()
-        check_outputs(outputs, plain)
-        running.backward(outputs)
+    outputs = running.forward()
+    check_outputs(outputs, plain)
+    running.backward(outputs)
     for output in plain:
         output.backward(torch.full_like(output, GRADIENT))
-    held = kernel.weights if isinstance(kernel, RowGradientKernel) else [kernel.module.weights]
-    found = torch.cat([weights.grad.flatten() for weights in held])
-    torch.testing.assert_close(found, torch.cat([table.grad.flatten() for table in tables]))
-    assert found.abs().sum() > 0
+    expected = torch.cat([stepped(table, optimizer).detach() for table in tables])
+    tolerance = 5e-3 if dtype is DType.FP16 else 1e-6
+    torch.testing.assert_close(kernel.rows.weights_ND.float(), expected, rtol=1e-3, atol=tolerance)
+    assert not torch.equal(expected, torch.cat(tables))
+
+
+def test_replicas_and_fused_tables_of_one_arena_run_side_by_side(make_shard):
+    draws = in_kernel_order([make_shard("a"), make_shard("b", update=Update.ALL_REDUCED)])
+    running = ShardSet(draws, Arenas(100_000, CPU), CPU)
+    for _ in range(2):
+        running.backward(running.forward())
+
+
+def test_replicas_of_a_kind_are_one_kernel_for_each_dim_and_optimizer(make_shard):
+    def replica(name, dim, optimizer=Optimizer.ADAGRAD):
+        return make_shard(name, embedding_dim=dim, optimizer=optimizer, update=Update.ALL_REDUCED)
+
+    draws = in_kernel_order([replica("a", 8), replica("b", 4), replica("c", 8), replica("d", 8, Optimizer.SGD)])
+    running = ShardSet(draws, Arenas(100_000, CPU), CPU)
+    assert [type(kernel) for kernel in running._kernels] == [ReplicaKernel] * 3
+    running.backward(running.forward())
 
 
 def test_a_set_runs_on_memory_of_the_arenas(make_shard):

@@ -2,7 +2,7 @@ import pytest
 
 from autoshard.core import DType, MemoryLevel, Optimizer, Pooling, Update
 from autoshard.core.errors import InvalidTableError
-from bench.kernels.measurable import check_measurable, is_measurable, num_draws, set_bytes
+from bench.kernels.measurable import buffer_bytes, check_measurable, is_measurable, num_draws, set_bytes
 
 
 @pytest.mark.parametrize(
@@ -53,14 +53,23 @@ def test_rows_behind_a_cache_need_its_size(make_shard):
     assert num_draws(cached) > num_draws(make_shard()) == 1
 
 
-def test_replicated_fp16_rows_are_refused_on_a_cpu(make_shard):
-    shard = make_shard(dtype=DType.FP16, update=Update.ALL_REDUCED)
-    with pytest.raises(InvalidTableError, match="fp32 with update all_reduced on a CPU, got fp16"):
-        check_measurable(shard, on_cuda=False)
+@pytest.mark.parametrize("kinds", [{"dtype": DType.BF16}, {"optimizer": Optimizer.ADAM}])
+def test_replicas_are_of_the_kinds_that_the_runtime_runs(kinds, make_shard):
+    assert not is_measurable(make_shard(update=Update.ALL_REDUCED, **kinds), on_cuda=True)
+    assert is_measurable(make_shard(update=Update.ALL_REDUCED, dtype=DType.FP16), on_cuda=True)
+    with pytest.raises(InvalidTableError, match="fp32 or fp16 with update all_reduced on a GPU, got bf16"):
+        check_measurable(make_shard(update=Update.ALL_REDUCED, dtype=DType.BF16), on_cuda=True)
 
 
-def test_memory_counts_optimizer_state_or_gradients(make_shard):
-    fused = make_shard(num_embeddings=100, embedding_dim=8)
+@pytest.mark.parametrize("update", list(Update))
+def test_memory_counts_optimizer_state(update, make_shard):
+    fused = make_shard(num_embeddings=100, embedding_dim=8, update=update)
     assert set_bytes([fused]) == 100 * (32 + 4)
-    assert set_bytes([make_shard(num_embeddings=100, embedding_dim=8, update=Update.ALL_REDUCED)]) == 100 * 64
     assert set_bytes([fused, fused]) == 2 * set_bytes([fused])
+
+
+def test_inputs_are_ids_offsets_and_gradients(make_shard):
+    pooled = make_shard(embedding_dim=8, num_bags=16, pooling_factor=2.5)
+    assert buffer_bytes([pooled]) == 8 * (40 + 16) + 4 * 8 * 16
+    rows = make_shard(embedding_dim=8, num_bags=16, pooling_factor=2.5, pooling=Pooling.SEQUENCE)
+    assert buffer_bytes([rows]) == 8 * (40 + 16) + 4 * 8 * 40

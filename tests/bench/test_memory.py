@@ -1,10 +1,14 @@
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autoshard.core import DType
 from autoshard.core.errors import DeviceError
+from bench.kernels.harness import Settings, reference_set
+from bench.kernels.measurable import set_bytes
 from bench.measuring.arena import Arena, Arenas, _available_bytes, free_bytes
 from bench.measuring.caches import FALLBACK_CPU_BYTES, CacheFlush, device_cache_bytes, last_level_cache_bytes
+from bench.measuring.devices import BenchDevice
 
 CPU = torch.device("cpu")
 
@@ -94,6 +98,27 @@ def test_a_container_limits_the_memory(tmp_path):
     assert _available_bytes(meminfo, tmp_path) == 5_000_000_000
     (tmp_path / "memory.max").write_text("max\n")
     assert _available_bytes(meminfo, tmp_path) == 16_000_000 * 1024
+
+
+def test_a_rank_of_60_gb_fits_on_a_gpu_of_80_beside_its_reference(monkeypatch):
+    cuda = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (70 * 10**9, 80 * 10**9))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 9 * 10**9)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 10**9)
+    settings = Settings.for_device(BenchDevice(device=cuda, key="h100", name="NVIDIA H100"))
+    reference = settings.num_references * set_bytes(reference_set(settings.reference_bags))
+    assert reference < 1.1e9
+    assert free_bytes(cuda) - reference > 60e9
+
+
+def test_a_gpus_flush_reads_four_caches_and_leaves_nothing_to_write_back():
+    with FakeTensorMode():
+        flush = CacheFlush(torch.device("cuda", 0), cache_bytes=100 * 2**20)
+        assert flush.num_bytes == 400 * 2**20
+        written = flush._buffer._version
+        flush()
+        assert flush._buffer._version == written
+        assert CacheFlush(torch.device("cuda", 0), cache_bytes=50 * 2**20).num_bytes == 256 * 2**20
 
 
 def test_some_memory_is_free_here():

@@ -1,6 +1,7 @@
 import gc
 import time
 from dataclasses import replace
+from functools import partial
 from itertools import cycle
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from autoshard.core.errors import InvalidOptionError
 from autoshard.runtime.processes.threads import intra_op_threads
 from bench.measuring.caches import CacheFlush
-from bench.measuring.timing import RoundSettings, quiet_process, time_rounds
+from bench.measuring.timing import CudaClock, RoundSettings, led_ms, quiet_process, time_rounds
 
 
 class Clock:
@@ -155,3 +156,111 @@ def test_the_collector_comes_back_after_an_error():
 def test_settings_that_measure_nothing_are_refused(wrong):
     with pytest.raises(InvalidOptionError, match="num_dropped"):
         RoundSettings(**wrong)
+
+
+class Launched:
+    """A kernel of three launches a pass; `reads` makes its backward pass wait for the device."""
+
+    is_idle = False
+
+    def __init__(self, gpu, launch_ms, device_ms, *, compile_ms=0.0, reads=False):
+        self.gpu, self.launch_ms, self.device_ms, self.reads = gpu, launch_ms, device_ms, reads
+        self.compile_ms, self.runs = compile_ms, 0
+
+    def forward(self):
+        self.runs += 1
+        self.gpu.host_ms += self.compile_ms if self.runs == 1 else 0.0
+        for _ in range(3):
+            self.gpu.launch(self.launch_ms, self.device_ms)
+
+    def backward(self, _outputs):
+        self.forward()
+        self.runs -= 1
+        if self.reads:
+            self.gpu.wait()
+
+
+class TestLeads:
+    settings = RoundSettings(num_warmup=1, num_measured=5, num_dropped=1)
+
+    def times(self, *kernels, settings=None):
+        flush = CacheFlush(torch.device("cpu"), cache_bytes=64)
+        return time_rounds(kernels, flush, settings or self.settings, clock=CudaClock())
+
+    def test_a_run_that_is_queued_in_time_counts(self, gpu):
+        kernel = Launched(gpu, launch_ms=0.1, device_ms=0.02, compile_ms=3000.0)
+        times = self.times(kernel)
+        np.testing.assert_allclose(times.forward_ms_SR, 0.06)
+        np.testing.assert_allclose(times.backward_ms_SR, 0.06)
+        assert (times.num_discarded, times.num_waiting, kernel.runs) == (0, 0, 6)
+
+    def test_a_late_run_is_run_again_behind_a_longer_lead(self, gpu):
+        slow, quick = Launched(gpu, launch_ms=1.0, device_ms=0.02), Launched(gpu, launch_ms=0.1, device_ms=0.02)
+        times = self.times(slow, quick)
+        np.testing.assert_allclose(times.forward_ms_SR, 0.06)
+        np.testing.assert_allclose(times.backward_ms_SR, 0.06)
+        assert times.num_discarded == slow.runs - 6 == 3  # 6 ms of launches: leads of 1.5, 3 and 6 ms are too short
+        assert quick.runs == 6
+
+    def test_without_the_check_launches_would_count(self, gpu, monkeypatch):
+        monkeypatch.setattr(CudaClock, "is_late", lambda *_: False)
+        times = self.times(Launched(gpu, launch_ms=1.0, device_ms=0.02))
+        assert (times.forward_ms_SR + times.backward_ms_SR > 1.0).all()
+
+    def test_a_kernel_that_waits_for_the_device_is_not_run_forever(self, gpu):
+        reading, plain = Launched(gpu, 0.1, 0.02, reads=True), Launched(gpu, 0.1, 0.02)
+        times = self.times(reading, plain)
+        assert times.num_waiting == 1
+        assert times.num_discarded == reading.runs - 6 == 5  # leads of 2 to 32 times the shortest
+        np.testing.assert_allclose(times.forward_ms_SR[1], 0.06)
+
+    def test_the_clock_is_noted_while_the_device_works(self, gpu):
+        ahead_ms = []
+        flush, kernel = CacheFlush(torch.device("cpu"), cache_bytes=64), Launched(gpu, 0.1, 0.02)
+        time_rounds(
+            [kernel],
+            flush,
+            self.settings,
+            clock=CudaClock(),
+            while_queued=lambda: ahead_ms.append(gpu.free_ms - gpu.host_ms),
+        )
+        assert len(ahead_ms) == 5
+        assert min(ahead_ms) > 0
+
+
+class Queued:
+    """A collective on a GPU's queue."""
+
+    def __init__(self, gpu, launch_ms):
+        self.gpu, self.launch_ms, self.runs, self.prepared = gpu, launch_ms, 0, 0
+
+    def run(self):
+        self.runs += 1
+        self.gpu.launch(self.launch_ms, 0.01)
+
+    def prepare(self):
+        self.prepared += 1
+
+
+@pytest.mark.parametrize(("late_peers", "runs"), [(0, 20), (2, 60)])
+def test_a_gpus_collectives_are_timed_behind_a_lead_until_no_rank_is_late(late_peers, runs, gpu):
+    votes = []
+
+    def agree(vote):
+        gpu.wait()
+        votes.append(vote)
+        return vote and len(votes) > late_peers
+
+    bound = Queued(gpu, launch_ms=0.05)
+    align = partial(gpu.launch, 0.05, 0.3)
+    assert led_ms(bound.run, CudaClock(), times=20, before=align, again=bound.prepare, agree=agree) == pytest.approx(
+        0.01
+    )
+    assert (bound.runs, bound.prepared) == (runs, late_peers)
+    assert all(votes)
+
+
+def test_a_slow_host_lengthens_the_lead(gpu):
+    bound = Queued(gpu, launch_ms=0.2)
+    assert led_ms(bound.run, CudaClock(), times=20) == pytest.approx(0.01)
+    assert bound.runs == 60  # 4 ms of launches: leads of 1.5 and 3 ms are too short, and one of 6 is not

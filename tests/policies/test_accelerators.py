@@ -37,16 +37,25 @@ CARRIERS = {"_to_copy", "copy_", "detach", "alias", "lift_fresh", "select", "sli
 
 
 class NothingOnTheCpu(TorchDispatchMode):
-    """Fails at every operation that computes with tensors of the CPU, and answers what the host asks of a tensor."""
+    """Fails at every operation that computes with tensors of the CPU, and answers what the host asks of a tensor.
+
+    It counts how often the host waits for the device: for numbers, and for copies to it that are not queued.
+    """
 
     def __init__(self):
         super().__init__()
-        self.num_operations = 0
+        self.num_operations = self.num_waits = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__
         if name == "_local_scalar_dense" and args[0].device == META:  # for logs; it has no number
+            self.num_waits += 1
             return 0.0
+        if name == "_to_copy":
+            source, target = args[0].device, torch.device(kwargs.get("device") or args[0].device)
+            self.num_waits += source != target and not kwargs.get("non_blocking")
+            if (source, target) == (META, torch.device("cpu")):
+                return torch.zeros(args[0].shape, dtype=args[0].dtype)
         result = func(*args, **(kwargs or {}))
         if name not in CARRIERS:
             self.num_operations += 1
@@ -86,6 +95,17 @@ def test_the_mode_notices_what_is_left_on_the_cpu():
         torch.empty(3, device=META) + on_cpu
 
 
+def test_the_mode_counts_waits():
+    on_host = torch.arange(3.0)
+    with NothingOnTheCpu() as mode:
+        on_device = on_host.to(META, non_blocking=True)
+        assert mode.num_waits == 0
+        on_host.to(META)
+        float(on_device.sum())
+        on_device.cpu().tolist()
+    assert mode.num_waits == 3
+
+
 def test_an_update_of_the_cost_model_leaves_nothing_on_the_cpu(dataset):
     options, rng = CostOptions(batch_size=16), np.random.default_rng(0)
     fit = _Fit(dataset, 1.0, options, rng, Learners(device=META))
@@ -95,6 +115,7 @@ def test_an_update_of_the_cost_model_leaves_nothing_on_the_cpu(dataset):
         loss = fit.update(samples.batch(np.arange(16), rng))
     assert loss.device == META
     assert mode.num_operations > 100
+    assert mode.num_waits == 0
     assert {parameter.device for parameter in fit.network.parameters()} == {META}
     assert all(parameter.grad is not None for parameter in fit.network.parameters())
 
@@ -146,6 +167,7 @@ def test_an_update_of_v_trace_leaves_nothing_on_the_cpu(make_tasks, whole_episod
     with NothingOnTheCpu() as mode:
         learner.train()
     assert mode.num_operations > 100
+    assert mode.num_waits == 1  # what logs tell, at the end
     assert {parameter.device for parameter in learner.policy.parameters()} == {META}
     assert all(parameter.grad is not None for parameter in learner.policy.network.parameters())
 
@@ -181,10 +203,12 @@ def test_an_update_of_joint_training_leaves_nothing_on_the_cpu(dataset, make_tab
     with NothingOnTheCpu() as mode:
         trainer.algorithm.train()
     assert mode.num_operations > 100
+    assert mode.num_waits == 1
     assert all(parameter.grad is not None for parameter in cost.encoder.parameters())
     with NothingOnTheCpu() as mode:
         cost.train()
     assert mode.num_operations > 100
+    assert mode.num_waits == 0  # in 20 updates
     assert {parameter.device for parameter in cost.network.parameters()} == {META}
 
 

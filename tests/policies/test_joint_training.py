@@ -132,8 +132,8 @@ def test_measured_rewards_become_samples(joint_cost, make_trainer):
     assert 0 < len(measured) == trainer.measured.num_measured <= num_episodes
     assert num_before + num_episodes <= len(joint_cost.buffer) <= num_before + 2 * num_episodes
     features_MF, starts_B, latency_BO = next(joint_cost.buffer.batches(1, 2000, np.random.default_rng(0)))
-    of_rank_B = latency_BO[latency_BO[:, 0].isnan()]
-    assert set((of_rank_B[:, 2] * joint_cost.scale_ms).round(decimals=3).tolist()) == {3.0, 6.0}
+    of_rank_B = latency_BO[np.isnan(latency_BO[:, 0])]
+    assert set((of_rank_B[:, 2] * joint_cost.scale_ms).round(3).tolist()) == {3.0, 6.0}
     assert len(features_MF) > starts_B.max()
 
 

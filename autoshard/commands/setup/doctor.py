@@ -25,11 +25,12 @@ def doctor(as_json: JsonOption = False) -> None:
     from autoshard.commands.printed import DOCTOR
 
     with working("Looking around"):
-        found = _found()
+        found = found_here()
     emit(DOCTOR.to_json(found), _rendered(found), as_json=as_json)
 
 
-def _found() -> dict[str, Any]:
+def found_here() -> dict[str, Any]:
+    """Versions, devices, models and what is missing, as the command's JSON has them."""
     from autoshard import __version__
 
     packages = found_packages()

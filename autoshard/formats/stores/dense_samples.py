@@ -31,7 +31,7 @@ class DenseSample:
         num_rounds: Rounds measured, warm-ups left out.
         num_attempts: Measurements that this is the mean of: more than one if their spread asked for it.
         is_noisy: Whether the spread stayed above the harness's bound.
-        sm_clock_mhz: Clock of the GPU right after it was measured; 0 where it is not read.
+        sm_clock_mhz: Median clock of the GPU while it was measured; 0 where it is not read.
         throttle_reasons: Why the device held its clock back, separated by commas; empty for no reason.
     """
 

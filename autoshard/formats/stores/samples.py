@@ -145,7 +145,7 @@ class Sample:
         num_rounds: Rounds measured, warm-ups left out.
         num_attempts: Measurements that this is the mean of: more than one if their spread asked for it.
         is_noisy: Whether the spread stayed above the harness's bound.
-        sm_clock_mhz: Clock of the processor while it was measured; 0 where it is not read.
+        sm_clock_mhz: Median clock of the GPU while it was measured; 0 where it is not read.
         throttle_reasons: Why the device held its clock back, as its driver names it; empty for no reason.
         core_cache_bytes: Second-level cache of a core; 0 where the machine does not tell, as for all that follows.
         cache_bytes: Cache before the memory.
