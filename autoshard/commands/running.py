@@ -13,7 +13,8 @@ from rich.table import Table
 
 from autoshard.commands.arguments import seed_option
 from autoshard.commands.options import command_options
-from autoshard.console import JsonOption, emit, progress
+from autoshard.console import JsonOption, emit, log, progress
+from autoshard.core.errors import InvalidOptionError
 from autoshard.core.machine import device_family
 from autoshard.hardware import CPU, this_processor
 
@@ -48,6 +49,14 @@ class RunOptions:
     overlap: Annotated[
         str, typer.Option(help="`none`, or `pipelined`: communication hides behind computation, with the same results.")
     ] = "none"
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Also write a Chrome trace (chrome://tracing) of two more steps; .gz is compressed."),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.trace is not None and not self.trace.absolute().parent.is_dir():
+            raise InvalidOptionError(f"must be in a folder that is there, got {self.trace}", field="--trace")
 
     def request(self) -> RunRequest:
         """The execution.
@@ -66,6 +75,7 @@ class RunOptions:
             seed=self.seed,
             device=self.device,  # type: ignore[arg-type]
             overlap=self.overlap,  # type: ignore[arg-type]
+            trace_path=None if self.trace is None else str(self.trace.absolute()),
         )
 
 
@@ -147,6 +157,8 @@ def run_on(launcher: Launcher, options: RunOptions, num_processes: int, as_json:
 
         (result,) = run_requests([options.request()], num_processes, on_progress=on_progress, launcher=launcher)
     result = replace(result, predicted=_predicted(plan, result))
+    if options.trace is not None:
+        log(f"Wrote {options.trace}")
     emit(RUN.to_json(result), _rendered(result), as_json=as_json)
 
 

@@ -104,9 +104,25 @@ class EngineComparison:
 
 
 def measure(
-    plans: Mapping[Layout, ShardingPlan], batch_size: int, *, rounds: int, steps: int, nproc: int
+    plans: Mapping[Layout, ShardingPlan],
+    batch_size: int,
+    *,
+    rounds: int,
+    steps: int,
+    nproc: int,
+    device: Device = Device.CPU,
+    traces: Path | None = None,
 ) -> list[EngineSteps]:
     """Runs plans on both engines in turn, in one start of the processes.
+
+    Args:
+        plans: What to run.
+        batch_size: Samples of all processes.
+        rounds: Runs of each engine.
+        steps: Measured steps of each run.
+        nproc: Processes.
+        device: Where.
+        traces: Folder for a Chrome trace of each plan's last round, LAYOUT-ENGINE.json; None for none.
 
     Raises:
         AutoshardError: As `run_requests`.
@@ -118,12 +134,14 @@ def measure(
         for number in range(rounds):
             for layout in plans:
                 for engine in Engine:
+                    is_traced = traces is not None and number == rounds - 1
                     requests[layout, engine, number] = RunRequest(
                         plan_path=str(Path(folder, f"{layout}.json")),
                         engine=engine,
                         steps=steps,
                         batch_size=batch_size,
-                        device=Device.CPU,
+                        device=device,
+                        trace_path=str(traces / f"{layout}-{engine}.json") if traces and is_traced else None,
                     )
         results = dict(zip(requests, run_requests(list(requests.values()), nproc), strict=True))
     return [

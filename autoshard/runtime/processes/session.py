@@ -8,12 +8,13 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.profiler import profile
 
 from autoshard.core import DenseLayers, ShardingPlan
 from autoshard.core.errors import ExecutionError
@@ -109,6 +110,8 @@ class Session:
         measured_SM = torch.cat([measured_SM, sent_E.expand(len(measured_SM), -1)], dim=1)
         measured_PSM = measured_SM.new_empty(dist.get_world_size(), *measured_SM.shape)
         all_gather(measured_PSM.view(-1, measured_SM.shape[1]), measured_SM)
+        if request.trace_path is not None:
+            _trace(request.trace_path, training, batches)
         return _summary(request, plan, engine.owners, dense.interaction, self._device, measured_PSM.cpu(), verification)
 
     def _verified(
@@ -161,6 +164,15 @@ class Session:
             for step, loss, timings in counted
         ]
         return torch.tensor(measured, dtype=torch.float64, device=self._device)
+
+
+def _trace(path: str, training: TrainingStep, batches: Sequence[Samples]) -> None:
+    """Takes two more steps; process 0 writes what torch's profiler saw of them."""
+    with profile() if dist.get_rank() == 0 else nullcontext() as found:
+        training(batches[0], batches[-1])
+        training(batches[-1])
+    if found is not None:
+        found.export_chrome_trace(path)
 
 
 @contextmanager
