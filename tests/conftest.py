@@ -27,6 +27,9 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("untimed")
 
 
+_DEVICES = ("cpu", "cuda")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def only_own_models(tmp_path_factory):
     """Neither the user's models and database nor models that come with this package; tests of these name a folder."""
@@ -67,6 +70,20 @@ def published(faults):
         return document
 
     return published
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    help_text = "Where tests run that are the same on a processor and on a GPU; left out, on both."
+    parser.addoption("--device", choices=_DEVICES, help=help_text)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests that take `any_device` run on the processor, and have a twin for a GPU."""
+    if "any_device" in metafunc.fixturenames:
+        chosen = metafunc.config.getoption("--device")
+        marks = {"cuda": pytest.mark.gpu, "cpu": ()}
+        devices = [pytest.param(name, marks=marks[name]) for name in _DEVICES if chosen in (None, name)]
+        metafunc.parametrize("any_device", devices)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -154,12 +154,11 @@ def test_one_call_measures(quick_settings, make_shard):
     assert result.kernel_ms > 0
 
 
-@pytest.mark.gpu
-def test_a_gpu_measures_with_the_usual_settings():
-    device = find_device("cuda")
+def test_a_device_measures_with_its_usual_settings(any_device):
+    device = find_device(any_device)
     large, small = Harness(device).measure([reference_set(4096), reference_set(64)])
     assert min(large.backward_ms, small.backward_ms) > 0
-    assert large.num_rounds == 10
+    assert large.num_rounds == Settings.for_device(device).rounds.num_measured
 
 
 def test_devices_have_short_keys():

@@ -40,16 +40,16 @@ def test_a_flush_touches_more_than_the_cache():
     assert (flush._buffer == 1).all()  # every byte was read and written
 
 
-def test_a_flush_of_this_machine_is_larger_than_its_last_cache():
-    assert CacheFlush(CPU).num_bytes > last_level_cache_bytes() == device_cache_bytes(CPU)
-
-
-@pytest.mark.gpu
-def test_a_gpu_is_flushed_on_the_gpu():
-    device = torch.device("cuda", 0)
+def test_a_flush_is_on_its_device_and_larger_than_its_last_cache(any_device):
+    device = torch.device(any_device)
     flush = CacheFlush(device)
+    flush()
     assert flush.device == device
-    assert flush.num_bytes > torch.cuda.get_device_properties(device).L2_cache_size > 0
+    assert flush.num_bytes > device_cache_bytes(device) > 0
+
+
+def test_the_cache_of_a_processor_is_its_last_level():
+    assert device_cache_bytes(CPU) == last_level_cache_bytes()
 
 
 def test_pieces_do_not_overlap_until_taken_back():

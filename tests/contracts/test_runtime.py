@@ -341,14 +341,13 @@ def test_rows_in_host_memory_are_refused_on_a_cpu_by_name(tmp_path):
         run_requests([RunRequest(plan_path=str(path), steps=4, device="cpu")], 2)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize(("engine", "overlap"), [("thin", "none"), ("thin", "pipelined"), ("torchrec", "none")])
-def test_a_gpu_equals_the_unsharded_reference(tmp_path, engine, overlap):
-    path = tmp_path / "plan.json"
+def test_one_process_equals_the_unsharded_reference(tmp_path, any_device):
+    path, trace = tmp_path / "plan.json", tmp_path / "trace.json"
     path.write_text(json.dumps(PLANS["eight ranks"]), encoding="utf-8")
-    request = RunRequest(
-        plan_path=str(path), steps=4, engine=engine, verify_steps=NUM_STEPS, device="cuda", overlap=overlap
-    )
-    (result,) = run_requests([request], 1)
-    assert result.backend == "nccl"
-    assert result.verification.max_error <= TOLERANCE
+    values = {"plan_path": str(path), "steps": 4, "verify_steps": NUM_STEPS, "device": any_device}
+    ways = [{"trace_path": str(trace)}, {"overlap": "pipelined"}, {"engine": "torchrec"}]
+    for result in run_requests([RunRequest(**values, **way) for way in ways], 1):
+        assert result.backend == {"cpu": "gloo", "cuda": "nccl"}[any_device]
+        assert result.verification.max_error <= TOLERANCE
+    names = {event.get("name", "") for event in json.loads(trace.read_bytes())["traceEvents"]}
+    assert any("embedding" in name for name in names)
