@@ -67,6 +67,7 @@ class Proxy:
     def __init__(self) -> None:
         self.replicas: list[Replica] = []
         self._turn = itertools.count()
+        self._serving: set[asyncio.Task[None]] = set()
         self.num_repeated = 0
 
     @asynccontextmanager
@@ -77,9 +78,10 @@ class Proxy:
         try:
             yield f"http://{_HOST}:{server.sockets[0].getsockname()[1]}"
         finally:
-            health.cancel()
             server.close()
-            await server.wait_closed()
+            for task in (health, *self._serving):
+                task.cancel()
+            await asyncio.gather(health, *self._serving, server.wait_closed(), return_exceptions=True)
 
     async def _watch(self) -> None:
         async with httpx.AsyncClient(timeout=_HEALTH_TIMEOUT_S, trust_env=False) as client:
@@ -89,11 +91,17 @@ class Proxy:
                 await asyncio.sleep(_HEALTH_EVERY_S)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            request = await _Request.read(reader)
-            writer.write(await self._answer(request))
-            await writer.drain()
-        writer.close()
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+        try:
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                request = await _Request.read(reader)
+                writer.write(await self._answer(request))
+                await writer.drain()
+        finally:
+            await _closed(writer)
 
     async def _answer(self, request: _Request) -> bytes:
         turn = next(self._turn)
@@ -131,9 +139,15 @@ async def _exchanged(request: _Request, replica: Replica) -> bytes:
         await writer.drain()
         answer = await reader.read(-1)
     finally:
-        writer.close()
+        await _closed(writer)
     head, end, body = answer.partition(b"\r\n\r\n")
     lengths = [int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")]
     if not end or (lengths and len(body) < lengths[0]):
         raise asyncio.IncompleteReadError(answer, None)
     return answer
+
+
+async def _closed(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
