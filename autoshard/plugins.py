@@ -55,7 +55,7 @@ class TrainingRound:
 TrainKernelModel: TypeAlias = Callable[[Path, str, Path], TrainingRound]
 
 
-class Replay(Protocol):
+class ReplayProtocol(Protocol):
     """Plans as one machine ran them; `ceiling` are ranks that all ran the same."""
 
     @property
@@ -84,7 +84,7 @@ class ReplayPlans(Protocol):
 
     def __call__(
         self, plans: Sequence[ShardingPlan], *, device: str = "auto", advance: Callable[[float], None]
-    ) -> Replay:
+    ) -> ReplayProtocol:
         """Measures the kernels of every rank; `advance` is told how many ranks are done, the ceiling's included."""
         ...
 

@@ -1,6 +1,6 @@
 """Learned costs of embedding kernels: features, networks, training and the registry of models."""
 
-from costmodel.kernel.card import CostModelCard, Coverage, HeldOutMetrics
+from costmodel.kernel.card import CostModelCard, HeldOutMetrics, TrainedCoverage
 from costmodel.kernel.features import FEATURE_NAMES, NUM_FEATURES, FeatureScaling, shard_features
 from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.predictor import FULL_CODE_WIDTH
@@ -13,12 +13,12 @@ __all__ = [
     "FULL_CODE_WIDTH",
     "NUM_FEATURES",
     "CostModelCard",
-    "Coverage",
     "FeatureScaling",
     "HeldOutMetrics",
     "LearnedCostModel",
     "Registry",
     "StoredModel",
+    "TrainedCoverage",
     "Version",
     "default_registry",
     "shard_features",

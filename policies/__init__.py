@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from policies.network.network import PlacementNetwork
     from policies.planning.decoding import decode
     from policies.planning.planner import PolicyOptions, PolicyPlanner
-    from policies.planning.tasks import Split, TaskKind, sample_problems, task_seeds
+    from policies.planning.tasks import TaskKind, TaskSplit, sample_problems, task_seeds
     from policies.planning.trained import TrainedPolicy
-    from policies.training.run_options import RunOptions, TaskOptions
+    from policies.training.run_options import PolicyRunOptions, TaskOptions
     from policies.training.runs import FinishedRun, run_training
     from policies.training.trainer import Evaluation, PolicyTrainer
 
@@ -31,9 +31,9 @@ _MODULES = {
     "network.network": ("PlacementNetwork",),
     "planning.planner": ("PolicyOptions", "PolicyPlanner"),
     "algorithms.ppo": ("PlacementPPO",),
-    "training.run_options": ("RunOptions", "TaskOptions"),
+    "training.run_options": ("PolicyRunOptions", "TaskOptions"),
     "training.runs": ("FinishedRun", "run_training"),
-    "planning.tasks": ("Split", "TaskKind", "sample_problems", "task_seeds"),
+    "planning.tasks": ("TaskSplit", "TaskKind", "sample_problems", "task_seeds"),
     "planning.trained": ("TrainedPolicy",),
     "training.trainer": ("Evaluation", "PolicyTrainer"),
     "algorithms.training_options": ("Budget", "PPOSettings", "TrainingOptions", "VTraceSettings"),
@@ -54,12 +54,12 @@ __all__ = [
     "PlacementPolicy",
     "PolicyOptions",
     "PolicyPlanner",
+    "PolicyRunOptions",
     "PolicyTrainer",
     "RewardSource",
-    "RunOptions",
-    "Split",
     "TaskKind",
     "TaskOptions",
+    "TaskSplit",
     "TrainedPolicy",
     "TrainingOptions",
     "VTrace",

@@ -24,7 +24,7 @@ from autoshard.core.costs import KernelErrors
 from autoshard.core.dense import DenseShape
 from autoshard.core.machine import MeasuredMachine
 from autoshard.formats import format_json, json_schemas
-from autoshard.formats.stores.collective_samples import Collective, CollectiveSample
+from autoshard.formats.stores.collective_samples import CollectiveSample, MeasuredCollective
 from autoshard.formats.stores.dense_samples import DenseSample
 from autoshard.formats.stores.samples import KERNEL_SAMPLES, MeasuredShard, Sample
 from autoshard.improvements import EXPLANATION
@@ -36,7 +36,7 @@ from autoshard.runtime.result_json import RUN
 from autoshard.simulation import SIMULATION
 from bench.collecting.collection import COLLECTED
 from bench.store.printed import STORE
-from costmodel.kernel.card import CALIBRATED, TRAINED_COST, CostModelCard, Coverage, HeldOutMetrics, Interval
+from costmodel.kernel.card import CALIBRATED, TRAINED_COST, CostModelCard, HeldOutMetrics, Interval, TrainedCoverage
 from costmodel.registry.printed import MODEL, MODEL_ALIAS, MODELS
 from costmodel.step.collective_model import CollectiveCard
 from costmodel.step.dense_model import DenseCard
@@ -344,8 +344,8 @@ def samples_page() -> str:
             "## Samples of collectives",
             "Files `collectives/device=KEY/part-*.parquet`: one row per measured collective.",
             _attributes(CollectiveSample),
-            "### Collective",
-            _attributes(Collective),
+            "### MeasuredCollective",
+            _attributes(MeasuredCollective),
         ]
     )
 
@@ -353,7 +353,7 @@ def samples_page() -> str:
 def cards_page() -> str:
     """Fields of the cards of trained models."""
     parts = {
-        "coverage": Coverage,
+        "coverage": TrainedCoverage,
         "metrics": HeldOutMetrics,
         "interval": Interval,
         "measured_on": MeasuredMachine,

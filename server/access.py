@@ -22,7 +22,7 @@ ANYBODY = "anybody"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Actor:
+class Principal:
     """Who does something.
 
     Attributes:
@@ -47,4 +47,4 @@ class Actor:
         return scope in self.scopes or Scope.ADMIN in self.scopes
 
 
-COMMAND_LINE = Actor(name="command line")
+COMMAND_LINE = Principal(name="command line")

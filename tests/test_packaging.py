@@ -20,7 +20,7 @@ from costmodel import Registry
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.predictor import FULL_CODE_WIDTH
-from costmodel.kernel.training import TrainingOptions, train_cost_model
+from costmodel.kernel.training import CostTrainingOptions, train_cost_model
 from costmodel.registry.versions import REGISTRY_VARIABLE, SHIPPED_VARIABLE
 from policies.network.network import PlacementNetwork
 from policies.planning.trained import TrainedPolicy, load_cost_model
@@ -123,7 +123,7 @@ def shipped(tree):
     """A cost model trained shortly on measured samples, and an untrained policy beside it."""
     models = Registry(tree / "costmodel" / "shipped", author="autoshard")
     dataset = CostDataset.from_samples(read_samples(ROOT / "tests" / "data" / "samples", "cpu"))
-    options = TrainingOptions(num_updates=60, batch_size=64)
+    options = CostTrainingOptions(num_updates=60, batch_size=64)
     trained = train_cost_model(dataset, device="cpu", options=options)
     ids = {LearnedCostModel.kind: trained.model.publish(models)}
     policy = TrainedPolicy(network=PlacementNetwork(FULL_CODE_WIDTH), cost=load_cost_model(models, "cpu"), training={})

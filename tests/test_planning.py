@@ -42,7 +42,7 @@ from autoshard.report import speedups_over
 from costmodel import Registry
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.learned import LearnedCostModel
-from costmodel.kernel.training import TrainingOptions, train_cost_model
+from costmodel.kernel.training import CostTrainingOptions, train_cost_model
 
 SAMPLES = Path(__file__).parent / "data" / "samples"
 SCALE = 64
@@ -52,7 +52,7 @@ SCALE = 64
 def registry(tmp_path_factory):
     """A cost model of this project's own, trained shortly on real samples."""
     root = tmp_path_factory.mktemp("registry")
-    options = TrainingOptions(num_updates=150, batch_size=64)
+    options = CostTrainingOptions(num_updates=150, batch_size=64)
     trained = train_cost_model(CostDataset.from_samples(read_samples(SAMPLES, "cpu")), device="cpu", options=options)
     trained.model.publish(Registry(root))
     return root

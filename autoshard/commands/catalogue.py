@@ -12,7 +12,7 @@ from rich.table import Table
 from autoshard.console import JsonOption, emit
 
 
-class Catalogue(StrEnum):
+class NameKind(StrEnum):
     """Kinds of names that can be listed."""
 
     TABLES = "tables"
@@ -21,7 +21,7 @@ class Catalogue(StrEnum):
 
 
 def list_names(
-    what: Annotated[Catalogue, typer.Argument(help="What to list.", metavar="WHAT")],
+    what: Annotated[NameKind, typer.Argument(help="What to list.", metavar="WHAT")],
     as_json: JsonOption = False,
 ) -> None:
     """Lists bundled tables, bundled topologies, or planners with their options.
@@ -30,7 +30,7 @@ def list_names(
         autoshard list tables
         autoshard list planners --json
     """
-    if what is Catalogue.PLANNERS:
+    if what is NameKind.PLANNERS:
         _list_planners(as_json)
     else:
         _list_bundled(what, as_json)
@@ -62,11 +62,11 @@ def _last_completed(incomplete: str, known: Mapping[str, str]) -> list[tuple[str
     return [(f"{before}{comma}{name}", about) for name, about in known.items() if name.startswith(begun)]
 
 
-def _list_bundled(what: Catalogue, as_json: bool) -> None:
+def _list_bundled(what: NameKind, as_json: bool) -> None:
     from autoshard.commands.printed import CATALOGUE
     from autoshard.formats import bundled_table_sets, bundled_topologies
 
-    known = bundled_table_sets() if what is Catalogue.TABLES else bundled_topologies()
+    known = bundled_table_sets() if what is NameKind.TABLES else bundled_topologies()
     rendered = _empty_table("name", "description")
     for name, description in known.items():
         rendered.add_row(name, description)

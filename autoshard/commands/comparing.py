@@ -27,7 +27,7 @@ from autoshard.commands.showing import draw
 from autoshard.console import JsonOption, emit, log, progress, warn, working
 from autoshard.core.errors import AutoshardError, InvalidOptionError
 from autoshard.core.quoting import shown
-from autoshard.plugins import Replay, find_replay
+from autoshard.plugins import ReplayProtocol, find_replay
 
 if TYPE_CHECKING:
     from autoshard.core import CostModels
@@ -205,7 +205,7 @@ def _with_refined(
     return found
 
 
-def _replay(rows: Sequence[ComparedPlan], device: str) -> Replay:
+def _replay(rows: Sequence[ComparedPlan], device: str) -> ReplayProtocol:
     plans = [row.plan for row in rows if row.plan is not None]
     return replay_all(find_replay("--replay"), plans, device, "Measuring ranks")
 
@@ -220,7 +220,7 @@ def _warnings(rows: Sequence[ComparedPlan], *, is_served: bool) -> Iterator[str]
             yield from plan_warnings(row.plan) if is_served else memory_warnings(row.plan)
 
 
-def _notes(rows: Sequence[ComparedPlan], measured: Replay | None) -> list[str]:
+def _notes(rows: Sequence[ComparedPlan], measured: ReplayProtocol | None) -> list[str]:
     from autoshard.report import floor_ms
     from autoshard.report.wording import write_ms, write_percent
 

@@ -13,7 +13,7 @@ from autoshard.console import JsonOption, emit, log
 
 if TYPE_CHECKING:
     from autoshard.core import ShardingPlan
-    from autoshard.formats.torchrec import Change, Places
+    from autoshard.formats.torchrec import ExportedDifference, Places
 
 
 class ExportFormat(StrEnum):
@@ -118,9 +118,9 @@ def _plain(value: object) -> Any:
     return value if isinstance(value, bool | int | str) or value is None else str(value)
 
 
-def _lines(result: dict[str, Any], found: tuple[Change, ...]) -> list[str]:
+def _lines(result: dict[str, Any], found: tuple[ExportedDifference, ...]) -> list[str]:
     lines = [f"Wrote {result['output']}: {result['num_tables']:,} tables."]
-    kinds: dict[str, list[Change]] = {}
+    kinds: dict[str, list[ExportedDifference]] = {}
     for one in found:
         kinds.setdefault(one.field.partition(".")[2], []).append(one)
     for kind, same in kinds.items():

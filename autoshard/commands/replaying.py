@@ -9,7 +9,7 @@ import typer
 
 from autoshard.console import log, progress, warn
 from autoshard.core.machine import device_family
-from autoshard.plugins import Replay, ReplayPlans, find_replay
+from autoshard.plugins import ReplayPlans, ReplayProtocol, find_replay
 
 if TYPE_CHECKING:
     from autoshard.core import CostModels, ShardingPlan
@@ -28,7 +28,7 @@ RefineOption = Annotated[
 ]
 
 
-def replay(replay_plans: ReplayPlans, plans: Sequence[ShardingPlan], device: str, title: str) -> Replay:
+def replay(replay_plans: ReplayPlans, plans: Sequence[ShardingPlan], device: str, title: str) -> ReplayProtocol:
     """Measures plans with a progress bar.
 
     Args:

@@ -27,9 +27,9 @@ from autoshard.core.quoting import shown
 from autoshard.simulation import (
     SIMULATION,
     Lengths,
-    Point,
     SimulatedPoint,
     Simulator,
+    SweepPoint,
     SweepRecord,
     read_record,
     sweep_points,
@@ -108,7 +108,7 @@ class SimulateOptions:
         if self.batch_size is not None and self.batch_per_rank is not None:
             raise InvalidOptionError("cannot be given with --batch-per-rank", field="--batch-size")
 
-    def points(self, task: TableSet) -> Sequence[Point]:
+    def points(self, task: TableSet) -> Sequence[SweepPoint]:
         """All combinations."""
         return sweep_points(
             machines=_texts(self.topology, "--topology"),
@@ -169,7 +169,7 @@ def simulate(options: SimulateOptions, as_json: JsonOption = False) -> None:
     _check_priced(record.points)
 
 
-def _run(simulator: Simulator, name: str, points: Sequence[Point], output: Path | None) -> SweepRecord:
+def _run(simulator: Simulator, name: str, points: Sequence[SweepPoint], output: Path | None) -> SweepRecord:
     """Simulates the points that the file lacks, and writes it after each; the record of these points alone."""
     from autoshard.formats import load_machine
     from autoshard.planners.registry import get_planner

@@ -60,7 +60,7 @@ class NoOptions:
     """For planners that have no options of their own."""
 
 
-class Planner(Protocol):
+class PlannerProtocol(Protocol):
     """Makes plans. Planners are named by the entry-point group `autoshard.planners` and made without arguments.
 
     The contract (tests/contracts): tables are tiled exactly, memory limits hold, the plan has the request's payload,

@@ -15,7 +15,7 @@ from autoshard.core.errors import AutoshardError, UnknownNameError
 from autoshard.core.quoting import shown
 
 if TYPE_CHECKING:
-    from autoshard.planners.planner import Planner
+    from autoshard.planners.planner import PlannerProtocol
 
 GROUP = "autoshard.planners"
 #: This project's planners as `describe_planner` finds them, by entry point: generated, so that lists import no planner.
@@ -45,7 +45,7 @@ def planner_names() -> tuple[str, ...]:
     return tuple(sorted(_registered()))
 
 
-def get_planner(name: str) -> Planner:
+def get_planner(name: str) -> PlannerProtocol:
     """The planner of a name.
 
     Raises:
@@ -59,7 +59,7 @@ def get_planner(name: str) -> Planner:
         )
     point = found[name]
     try:
-        planner: Planner = point.load()()
+        planner: PlannerProtocol = point.load()()
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise AutoshardError(f"{point.value} cannot be loaded: {reason}", source=f"planner {name}") from error

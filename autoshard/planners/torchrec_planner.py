@@ -15,7 +15,7 @@ from autoshard.core.machine import device_family
 from autoshard.evaluation.device_memory import DEVICE_MEMORY, device_memory
 from autoshard.evaluation.validator import validate_plan
 from autoshard.formats.torchrec.plans import device_type_of, from_torchrec
-from autoshard.formats.torchrec.sharding import TIERS, ComputeKernel, ShardingType
+from autoshard.formats.torchrec.sharding import TIERS, ComputeKernel, TorchRecType
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.space.placement import PlacementProblem
 
@@ -27,7 +27,7 @@ class TorchRecOptions:
     """Options of the `torchrec` planner."""
 
     sharding_types: str = field(
-        default=ShardingType.TABLE_WISE.value,
+        default=TorchRecType.TABLE_WISE.value,
         metadata={"help": "Sharding types that tables may have, a comma between them; or all."},
     )
     reserved_share: float = field(
@@ -41,7 +41,7 @@ class TorchRecOptions:
 
     def __post_init__(self) -> None:
         for name in self.names:
-            check_choice(name, [_ALL, *ShardingType], "options.sharding_types")
+            check_choice(name, [_ALL, *TorchRecType], "options.sharding_types")
         Range(at_least=0, below=1).check_fields(self, "reserved_share", within="options.")
         AT_LEAST_0.check_fields(self, "timeout_s", within="options.")
 
@@ -49,7 +49,7 @@ class TorchRecOptions:
     def names(self) -> list[str]:
         """The sharding types, each once."""
         names = dict.fromkeys(listed(self.sharding_types))
-        return [str(kind) for kind in ShardingType] if _ALL in names else list(names)
+        return [str(kind) for kind in TorchRecType] if _ALL in names else list(names)
 
 
 class TorchRecPlanner:
@@ -83,7 +83,7 @@ class TorchRecPlanner:
         """
         options = parse_options(TorchRecOptions, request.options)
         _check_expressible(request)
-        if options.names == [ShardingType.TABLE_WISE]:
+        if options.names == [TorchRecType.TABLE_WISE]:
             # Says which table fits nowhere, as for the other planners of whole tables.
             PlacementProblem.table_wise(request.tables, request.topology, request.costs.kernel, request.payload)
         with _quiet():
@@ -178,21 +178,21 @@ def _sharders() -> list[Any]:
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 
     def kernels(_: object, sharding_type: str, __: str) -> list[str]:
-        is_dense = sharding_type == ShardingType.DATA_PARALLEL
+        is_dense = sharding_type == TorchRecType.DATA_PARALLEL
         return [(ComputeKernel.DENSE if is_dense else ComputeKernel.FUSED).value]
 
     class Pooled(EmbeddingBagCollectionSharder):  # type: ignore[misc]
         compute_kernels = kernels
 
         def sharding_types(self, compute_device_type: str) -> list[str]:  # noqa: ARG002 (TorchRec's signature)
-            return [kind.value for kind in ShardingType]
+            return [kind.value for kind in TorchRecType]
 
     class Sequences(EmbeddingCollectionSharder):  # type: ignore[misc]
         compute_kernels = kernels
 
         def sharding_types(self, compute_device_type: str) -> list[str]:  # noqa: ARG002 (TorchRec's signature)
-            over_nodes = (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
-            return [kind.value for kind in ShardingType if kind not in over_nodes]
+            over_nodes = (TorchRecType.TABLE_ROW_WISE, TorchRecType.GRID_SHARD)
+            return [kind.value for kind in TorchRecType if kind not in over_nodes]
 
     return [Pooled(), Sequences()]
 
@@ -254,7 +254,7 @@ def _constraints(tables: TableSet, options: TorchRecOptions) -> Mapping[str, Any
     forbidden = {table.name: set(table.constraints.forbidden_tiers) for table in tables.tables}
     return {
         table.name: ParameterConstraints(
-            sharding_types=[name for name in options.names if TIERS[ShardingType(name)] not in forbidden[table.name]],
+            sharding_types=[name for name in options.names if TIERS[TorchRecType(name)] not in forbidden[table.name]],
             pooling_factors=[feature.pooling_factor for feature in table.features],
         )
         for table in tables.tables

@@ -8,7 +8,7 @@ from typing import Any, Final
 from autoshard.evaluation.measured import ComparedPlan, speedups_over
 from autoshard.formats.documents.document import Document
 from autoshard.formats.documents.kinds import ANY_TEXT, TEXT, Field, Kind, list_of, number_in, or_null, record
-from autoshard.plugins import Replay
+from autoshard.plugins import ReplayProtocol
 from autoshard.report.comparison import BASELINE, floor_ms, within_noise
 
 _NUMBER: Final = or_null(number_in())
@@ -57,7 +57,7 @@ _ROW: Final[Kind[Any]] = record(
 )
 
 
-def _parts(found: tuple[Sequence[ComparedPlan], Replay | None]) -> dict[str, Any]:
+def _parts(found: tuple[Sequence[ComparedPlan], ReplayProtocol | None]) -> dict[str, Any]:
     rows, measured = found
     speedups = speedups_over(BASELINE, rows)
     return {

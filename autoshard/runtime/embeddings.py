@@ -20,7 +20,7 @@ from autoshard.core.step import StepCollective
 from autoshard.evaluation.traffic import Stream
 from autoshard.runtime.batch import BatchOfIds, Embedded, KeyedEmbeddings, KeyedJagged, as_batch, as_keyed
 from autoshard.runtime.engine.groups import CLOSED, release_world
-from autoshard.runtime.engine.ids.addresses import RowOrder
+from autoshard.runtime.engine.ids.addresses import RowOrderMap
 from autoshard.runtime.engine.ids.prefetch import Prefetched, Prefetcher
 from autoshard.runtime.engine.ids.requests import Distributed, InputExchange
 from autoshard.runtime.engine.rows.averaging import RowStates, average
@@ -130,7 +130,7 @@ class ShardedEmbeddings(torch.nn.Module):
         self.feature_names, self.feature_dims = part.feature_names, part.feature_dims
         self.timer = timer or StepTimer(part.device, enabled=False)
         self._orders = {
-            name: RowOrder(ids_N, plan.tables[name].num_embeddings, part.device)
+            name: RowOrderMap(ids_N, plan.tables[name].num_embeddings, part.device)
             for name, ids_N in (row_orders or {}).items()
         }
         groups = plan.replica_groups

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from autoshard.core import EmbeddingTable, Optimizer, TableSet
 from autoshard.core.errors import DeviceError, InputError
 from autoshard.runtime.engine.holdings import Holding
-from autoshard.runtime.engine.ids.addresses import RowOrder
+from autoshard.runtime.engine.ids.addresses import RowOrderMap
 from autoshard.runtime.engine.rows.averaging import RowStates
 from autoshard.runtime.engine.rows.places import held_chunks
 from autoshard.runtime.engine.rows.replicated import TORCH_DTYPES
@@ -46,7 +46,11 @@ class TableState:
 
 
 def gathered_state(
-    table: EmbeddingTable, held: Sequence[Held], order: RowOrder | None, part: Participation, rows: range | None = None
+    table: EmbeddingTable,
+    held: Sequence[Held],
+    order: RowOrderMap | None,
+    part: Participation,
+    rows: range | None = None,
 ) -> TableState:
     """Gives every process the state of a table; all of them have to call it.
 
@@ -143,7 +147,7 @@ def check_weights(table: EmbeddingTable, weights_ND: torch.Tensor) -> None:
 def write_state(
     held: Iterable[Held],
     process: int,
-    order: RowOrder | None,
+    order: RowOrderMap | None,
     weights_ND: torch.Tensor,
     moments: torch.Tensor | None,
     rows: range | None = None,

@@ -40,8 +40,8 @@ from autoshard.formats.torchrec.plans import check_whole
 from autoshard.formats.torchrec.sharding import (
     Block,
     NotInTorchRecError,
-    ShardingType,
     TableSharding,
+    TorchRecType,
     fault_of,
     refused,
     sharding_of,
@@ -395,4 +395,4 @@ def _placeholder(process: int) -> EmbeddingBagConfig:
 
 def _placeholder_sharding(process: int) -> TableSharding:
     block = Block(rank=process, rows=(0, _PLACEHOLDER_ROWS), columns=(0, _PLACEHOLDER_DIM))
-    return TableSharding(sharding_type=ShardingType.TABLE_WISE, blocks=(block,))
+    return TableSharding(sharding_type=TorchRecType.TABLE_WISE, blocks=(block,))

@@ -25,7 +25,7 @@ class PointStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class SweepPoint:
     """One cluster and batch to simulate.
 
     Attributes:
@@ -111,7 +111,7 @@ class PricedPoint:
         spread: Over sampled batches; None if none were drawn.
     """
 
-    point: Point
+    point: SweepPoint
     needed_bytes: int
     available_bytes: int
     step_ms: Estimate
@@ -144,7 +144,7 @@ class UnpricedPoint:
         planning_s: Time until that was known.
     """
 
-    point: Point
+    point: SweepPoint
     needed_bytes: int
     available_bytes: int
     status: PointStatus

@@ -30,11 +30,11 @@ from autoshard.formats.documents.kinds import (
 from autoshard.formats.documents.prediction_json import ESTIMATE
 from autoshard.formats.documents.topology_json import MAX_WORLD_SIZE
 from autoshard.simulation.points import (
-    Point,
     PointMemory,
     PointStatus,
     PricedPoint,
     SimulatedPoint,
+    SweepPoint,
     UnpricedPoint,
     scaling_factors,
 )
@@ -59,7 +59,7 @@ class SweepRecord:
         """What notebooks show; drawn by the reports, by name, which stand above this package."""
         return str(EntryPoint(name="html", value="autoshard.report.notebooks:sweep_html", group="").load()(self))
 
-    def find(self, point: Point) -> SimulatedPoint | None:
+    def find(self, point: SweepPoint) -> SimulatedPoint | None:
         """The point, if it has been simulated."""
         return next((one for one in self.points if one.point == point), None)
 
@@ -71,7 +71,7 @@ class SweepRecord:
 
 
 def _priced_or_not(*, status: PointStatus, reason: str, **known: Any) -> tuple[SimulatedPoint, None]:
-    point = Point(**{name: known.pop(name) for name in _POINT})
+    point = SweepPoint(**{name: known.pop(name) for name in _POINT})
     if status is not PointStatus.PRICED:
         shared = {name: known[name] for name in ("needed_bytes", "available_bytes", "planning_s")}
         return UnpricedPoint(point=point, status=status, reason=reason, **shared), None

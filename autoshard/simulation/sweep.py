@@ -27,7 +27,7 @@ from autoshard.formats import digest, load_machine, tables_to_json
 from autoshard.formats.topology_scaling import scaled_topology
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs, make_plan
-from autoshard.simulation.points import Point, PointMemory, PointStatus, PricedPoint, SimulatedPoint, UnpricedPoint
+from autoshard.simulation.points import PointMemory, PointStatus, PricedPoint, SimulatedPoint, SweepPoint, UnpricedPoint
 from autoshard.simulation.spread import Lengths, StepSpread, sample_steps
 
 
@@ -39,12 +39,12 @@ def sweep_points(
     is_batch_per_rank: bool = False,
     groups: Sequence[int] = (1,),
     group_sizes: Sequence[int] = (),
-) -> tuple[Point, ...]:
+) -> tuple[SweepPoint, ...]:
     """All combinations, series by series, ranks last; `group_sizes` in place of `groups` where there are any."""
     batch = {"is_batch_per_rank": is_batch_per_rank}
     if group_sizes:
         return tuple(
-            Point(
+            SweepPoint(
                 machine=machine,
                 num_ranks=num_ranks,
                 batch_size=size,
@@ -55,7 +55,7 @@ def sweep_points(
             for machine, group_size, size, num_ranks in product(machines, group_sizes, batch_sizes, ranks)
         )
     return tuple(
-        Point(machine=machine, num_ranks=num_ranks, batch_size=size, num_groups=num_groups, **batch)
+        SweepPoint(machine=machine, num_ranks=num_ranks, batch_size=size, num_groups=num_groups, **batch)
         for machine, num_groups, size, num_ranks in product(machines, groups, batch_sizes, ranks)
     )
 
@@ -116,7 +116,7 @@ class Simulator:
             "version": __version__,
         }
 
-    def simulate(self, point: Point) -> SimulatedPoint:
+    def simulate(self, point: SweepPoint) -> SimulatedPoint:
         """Plans and prices one point.
 
         A point without a plan is a result, too, with the reason.
@@ -148,7 +148,7 @@ class Simulator:
         spread = self._spread(plan, costs) if self.num_batches else None
         return _priced(point, plan, needed_bytes, available_bytes, planning_s, spread)
 
-    def _topology(self, point: Point) -> Topology:
+    def _topology(self, point: SweepPoint) -> Topology:
         given = self.machines.get(point.machine)
         if given is None:
             return load_machine(point.machine, point.num_ranks)
@@ -157,7 +157,7 @@ class Simulator:
         except InvalidTopologyError as error:
             raise error.in_source(point.machine) from error
 
-    def _planned(self, point: Point, topology: Topology) -> tuple[ShardingPlan, CostModels]:
+    def _planned(self, point: SweepPoint, topology: Topology) -> tuple[ShardingPlan, CostModels]:
         """A priced plan for the point, made for one of its groups."""
         tables = replace(self.tables, batch_size=point.global_batch_size)
         groups = ReplicaGroups(num_groups=point.num_groups, layout=self.layout, sync_every=self.sync_every)
@@ -202,7 +202,7 @@ class Simulator:
 
 
 def _priced(
-    point: Point,
+    point: SweepPoint,
     plan: ShardingPlan,
     needed_bytes: int,
     available_bytes: int,

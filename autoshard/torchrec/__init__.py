@@ -8,7 +8,7 @@
 """
 
 from autoshard.formats.torchrec import (
-    Change,
+    ExportedDifference,
     NotInTorchRecError,
     Place,
     as_executed,
@@ -25,7 +25,7 @@ from autoshard.torchrec.sharded import ShardedModel, shard
 from autoshard.torchrec.tables import tables_of
 
 __all__ = [
-    "Change",
+    "ExportedDifference",
     "ModelTables",
     "NotInTorchRecError",
     "Place",

@@ -22,7 +22,14 @@ from autoshard.formats import load_topology
 from autoshard.formats.torchrec.modules import KERNEL_SETTINGS, ModelTables, fused_optimizer, read_model, weight_of
 from autoshard.formats.torchrec.modules import Collection as Module
 from autoshard.formats.torchrec.plans import as_executed, device_type_of, shardings_of, to_torchrec
-from autoshard.formats.torchrec.sharding import BY_ROWS, TIERS, ShardingType, TableSharding, fault_of, fault_of_means
+from autoshard.formats.torchrec.sharding import (
+    BY_ROWS,
+    TIERS,
+    TableSharding,
+    TorchRecType,
+    fault_of,
+    fault_of_means,
+)
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs, make_plan
 from autoshard.torchrec.topologies import topology_of, usual_topology
@@ -47,7 +54,7 @@ class _Task:
 
     found: ModelTables
     tables: TableSet
-    allowed: Mapping[str, frozenset[ShardingType]]
+    allowed: Mapping[str, frozenset[TorchRecType]]
     topology: Topology
     costs: CostModels
 
@@ -186,7 +193,7 @@ class Planner(ShardingPlanner):  # type: ignore[misc]
 
     def _allowed_types(
         self, found: ModelTables, sharders: Sequence[Any], topology: Topology
-    ) -> Iterator[tuple[str, frozenset[ShardingType]]]:
+    ) -> Iterator[tuple[str, frozenset[TorchRecType]]]:
         """Sharding types that each table may have.
 
         Raises:
@@ -197,8 +204,8 @@ class Planner(ShardingPlanner):  # type: ignore[misc]
             offered = _offered(collection, sharders, device_type)
             for name, config in zip(collection.tables, collection.configs, strict=True):
                 constraint = self._constraints.get(config.name)
-                wanted = getattr(constraint, "sharding_types", None) or list(ShardingType)
-                allowed = offered & {ShardingType(kind) for kind in wanted}
+                wanted = getattr(constraint, "sharding_types", None) or list(TorchRecType)
+                allowed = offered & {TorchRecType(kind) for kind in wanted}
                 field = f"constraints.{config.name}.sharding_types"
                 if not allowed:
                     raise InvalidTableError(
@@ -221,7 +228,7 @@ class Planner(ShardingPlanner):  # type: ignore[misc]
                     for kind in sorted(offered)
                 }
                 if fused_optimizer(weight_of(collection.module, config.name)) is not None:
-                    faults[ShardingType.DATA_PARALLEL] = (
+                    faults[TorchRecType.DATA_PARALLEL] = (
                         f"trains no data-parallel table in the backward pass; {shown(name)} has its optimizer there"
                     )
                 right = frozenset(kind for kind in allowed if faults[kind] is None)
@@ -254,17 +261,17 @@ class Planner(ShardingPlanner):  # type: ignore[misc]
 
     def _options(self, name: str, task: _Task) -> dict[str, object]:
         """Options by which a planner keeps to sharding types and `min_partition`, as far as it has them."""
-        kinds: set[ShardingType] = set()
+        kinds: set[TorchRecType] = set()
         if name == "auto":
             kinds |= frozenset.union(*task.allowed.values())
             # Other names of the same shards, see `renamed`.
-            if kinds & {ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE}:
-                kinds.add(ShardingType.TABLE_WISE)
-            if kinds & {ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD} and _has_one_node(task.topology):
-                kinds.add(ShardingType.ROW_WISE)
+            if kinds & {TorchRecType.COLUMN_WISE, TorchRecType.TABLE_COLUMN_WISE}:
+                kinds.add(TorchRecType.TABLE_WISE)
+            if kinds & {TorchRecType.TABLE_ROW_WISE, TorchRecType.GRID_SHARD} and _has_one_node(task.topology):
+                kinds.add(TorchRecType.ROW_WISE)
         elif name == "neo":
             kinds |= frozenset.intersection(*task.allowed.values())
-        names = [_own_name(kind) for kind in ShardingType if kind in kinds]
+        names = [_own_name(kind) for kind in TorchRecType if kind in kinds]
         options: dict[str, object] = {"sharding_types": ",".join(names)} if names else {}
         if name == "neo" and names:
             options["memory"] = "hbm"
@@ -305,12 +312,12 @@ def _has_one_node(topology: Topology) -> bool:
     return topology.local_world_size == topology.world_size
 
 
-def _own_name(kind: ShardingType) -> str:
+def _own_name(kind: TorchRecType) -> str:
     """The planners' name of a sharding type."""
-    return "grid" if kind is ShardingType.GRID_SHARD else kind.value
+    return "grid" if kind is TorchRecType.GRID_SHARD else kind.value
 
 
-def _offered(collection: Module, sharders: Sequence[Any], device_type: str) -> frozenset[ShardingType]:
+def _offered(collection: Module, sharders: Sequence[Any], device_type: str) -> frozenset[TorchRecType]:
     """Sharding types that a module's sharder offers, as far as plans can say them.
 
     Raises:
@@ -322,20 +329,24 @@ def _offered(collection: Module, sharders: Sequence[Any], device_type: str) -> f
             f"has no sharder: {type(collection.module).__name__} is not among the sharders' modules",
             field=collection.path or "model",
         )
-    offered = {ShardingType(kind) for kind in sharder.sharding_types(device_type) if kind in list(ShardingType)}
+    offered = {TorchRecType(kind) for kind in sharder.sharding_types(device_type) if kind in list(TorchRecType)}
     if isinstance(sharder, EmbeddingCollectionSharder):
         if sharder._use_index_dedup and device_type == "cpu":
             raise InvalidTableError(
                 "has a sharder with use_index_dedup, which TorchRec carries out on cuda only; leave it out on cpu",
                 field=collection.path or "model",
             )
-        offered -= {ShardingType.TABLE_COLUMN_WISE, ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD}
+        offered -= {
+            TorchRecType.TABLE_COLUMN_WISE,
+            TorchRecType.TABLE_ROW_WISE,
+            TorchRecType.GRID_SHARD,
+        }
     return frozenset(offered)
 
 
 def _with_means(
-    found: ModelTables, allowed: Mapping[str, frozenset[ShardingType]]
-) -> Iterator[Mapping[str, frozenset[ShardingType]]]:
+    found: ModelTables, allowed: Mapping[str, frozenset[TorchRecType]]
+) -> Iterator[Mapping[str, frozenset[TorchRecType]]]:
     """Sharding types by which TorchRec computes all means of a module rightly (`fault_of_means`).
 
     First no mean is split by rows, then all tables are in the modules where that is allowed.
@@ -349,7 +360,7 @@ def _with_means(
         means = [table.name for table in tables if table.pooling is Pooling.MEAN]
         whole |= {name: allowed[name] - BY_ROWS for name in means}
         by_rows = {table.name: allowed[table.name] & BY_ROWS for table in tables}
-        fault = fault_of_means(dict.fromkeys(tables, ShardingType.ROW_WISE))
+        fault = fault_of_means(dict.fromkeys(tables, TorchRecType.ROW_WISE))
         is_possible = bool(means) and fault is None and all(by_rows.values())
         split |= by_rows if is_possible else {name: whole[name] for name in means}
         lacking = [name for name in means if not whole[name]]
@@ -361,7 +372,7 @@ def _with_means(
     yield from ways if whole != split else ways[:1]
 
 
-def _with_tiers(table: EmbeddingTable, allowed: Collection[ShardingType], topology: Topology) -> EmbeddingTable:
+def _with_tiers(table: EmbeddingTable, allowed: Collection[TorchRecType], topology: Topology) -> EmbeddingTable:
     """The table, tiers forbidden that none of its sharding types has."""
     tiers = {TIERS[kind] for kind in allowed}
     if Tier.TABLE_ROW_WISE in tiers and _has_one_node(topology):

@@ -30,7 +30,7 @@ _NOT_SHOWN = ("files", "is_terminated")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collection:
+class CollectedSamples:
     """What a run of the collector added of one kind.
 
     Attributes:
@@ -70,7 +70,7 @@ class Collection:
         return sum(self.added.values())
 
 
-def joined(stretches: Sequence[Collection]) -> Collection:
+def joined(stretches: Sequence[CollectedSamples]) -> CollectedSamples:
     """Stretches of one run as one, at least one; shares of the time are averaged, for stretches are equally long."""
     shares = [one.timed_share for one in stretches if one.timed_share is not None]
     return replace(

@@ -14,7 +14,7 @@ from autoshard.core.accepted import FINITE_ABOVE_0
 from autoshard.core.errors import DeviceError
 from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES, CollectiveSample
 from autoshard.runtime.processes.launch import LOCAL, START_S, Launcher, running_workers
-from bench.collecting.collection import Collection
+from bench.collecting.collection import CollectedSamples
 from bench.collecting.options import SampleKind
 from bench.collecting.sample_log import Advance, SampleLog
 from bench.collectives.operators import collective_from_json, refusal
@@ -37,7 +37,7 @@ def collect_collectives(
     seed: int = 0,
     advance: Advance = lambda *_: None,
     launcher: Launcher = LOCAL,
-) -> Collection:
+) -> CollectedSamples:
     """Measures collectives on processes of this machine and appends the samples to a store.
 
     What the store has fewest samples of comes first, small sizes before large, so that a run that was ended early is

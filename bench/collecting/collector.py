@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic
 
 from autoshard.core.errors import AutoshardError
 from autoshard.formats.stores.sample_store import SampleStore, SampleT
-from bench.collecting.collection import Collection
+from bench.collecting.collection import CollectedSamples
 from bench.collecting.options import SampleKind
 from bench.collecting.sample_log import Advance, SampleLog
 from bench.collecting.set_queue import ChosenT, Queued, SetQueue, StreamPosition
@@ -85,7 +85,7 @@ class CollectedKind(ABC, Generic[ChosenT, ItemT, ResultT, SampleT]):
         position: StreamPosition | None = None,
         advance: Advance = lambda *_: None,
         on_file: Callable[[Path], None] = lambda _: None,
-    ) -> Collection:
+    ) -> CollectedSamples:
         """Measures and appends to a store, until there are enough samples or time is up.
 
         What was measured before on a device of this name with these versions is left out. What cannot be measured is
@@ -138,7 +138,7 @@ class _Run(Generic[ChosenT, ItemT, ResultT, SampleT]):
         self._started = time.monotonic()
         self._taken: dict[int, Queued[ChosenT]] = {}
 
-    def measure(self, chosen: Iterator[ChosenT], num_samples: int | None, seconds: float | None) -> Collection:
+    def measure(self, chosen: Iterator[ChosenT], num_samples: int | None, seconds: float | None) -> CollectedSamples:
         """See `CollectedKind.collect`."""
         clock = GroupClock(math.inf if seconds is None else self._started + seconds)
         queue = SetQueue(

@@ -15,7 +15,7 @@ from bench.collecting.store_lock import CollectorBusyError
 from bench.collecting.termination import TERMINATED_EXIT_CODE, Terminated, termination_raised
 
 if TYPE_CHECKING:
-    from bench.collecting.collection import Collection
+    from bench.collecting.collection import CollectedSamples
 
 _MOST_REASONS = 3
 
@@ -53,7 +53,7 @@ def collect(options: CollectOptions, as_json: console.JsonOption = False) -> Non
         raise typer.Exit(TERMINATED_EXIT_CODE)
 
 
-def _measured(options: CollectOptions) -> Sequence[Collection]:
+def _measured(options: CollectOptions) -> Sequence[CollectedSamples]:
     total = options.num_samples * len(options.sample_kinds) if options.num_samples else options.limit_s or 0
     with termination_raised(), console.progress("Measuring", total) as bar:
 
@@ -69,7 +69,7 @@ def _measured(options: CollectOptions) -> Sequence[Collection]:
         return run_collection(options, advance)
 
 
-def _result(options: CollectOptions, parts: Sequence[Collection], took: float) -> dict[str, object]:
+def _result(options: CollectOptions, parts: Sequence[CollectedSamples], took: float) -> dict[str, object]:
     return {
         "store": str(options.store),
         "device": parts[0].device,
@@ -83,7 +83,7 @@ def _result(options: CollectOptions, parts: Sequence[Collection], took: float) -
     }
 
 
-def _text(options: CollectOptions, parts: Sequence[Collection], took: float) -> str:
+def _text(options: CollectOptions, parts: Sequence[CollectedSamples], took: float) -> str:
     number = sum(part.num_samples for part in parts)
     devices = ", ".join(dict.fromkeys(part.device for part in parts))
     ended = " Ended by SIGTERM." if any(part.is_terminated for part in parts) else ""

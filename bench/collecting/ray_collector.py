@@ -18,7 +18,7 @@ from autoshard import console
 from autoshard.core.errors import DeviceError, ExecutionError
 from autoshard.formats.stores.samples import KERNEL_SAMPLES, Sample
 from autoshard.ray_library import connect, import_ray
-from bench.collecting.collection import Collection
+from bench.collecting.collection import CollectedSamples
 from bench.collecting.kernels import KernelKind
 from bench.collecting.options import CollectOptions, SampleKind
 from bench.collecting.run import check_names, check_store, set_source
@@ -85,7 +85,7 @@ def collect_on_ray(
     options: CollectOptions,
     advance: Advance = lambda *_: None,
     settings: Settings | None = None,
-) -> tuple[Collection, ...]:
+) -> tuple[CollectedSamples, ...]:
     """Measures kernels on all workers of a Ray cluster and appends the samples to a store of this machine.
 
     Each worker gets a stream of sets of its own. When one dies, its sets go to the next batch of its successor; a set
@@ -148,7 +148,7 @@ class _Driver:
         self._seats = [_Seat(index, self._actor()) for index in range(num_workers)]
         self._running: dict[Any, _Seat] = {}
 
-    def run(self) -> Collection:
+    def run(self) -> CollectedSamples:
         """Until there are enough samples, or time is up."""
         console.log(f"Measuring on {len(self._seats)} workers of a Ray cluster.")
         with self._log.recording():

@@ -10,17 +10,17 @@ from pathlib import Path
 from autoshard import console
 from autoshard.core.errors import SampleStoreError
 from autoshard.plugins import TrainKernelModel
-from bench.collecting.collection import Collection, joined
+from bench.collecting.collection import CollectedSamples, joined
 from bench.collecting.options import CollectOptions
 from bench.collecting.termination import Terminated
 
 #: Collects kernels until a time of the monotonic clock.
-CollectUntil = Callable[[CollectOptions, float], Collection]
+CollectUntil = Callable[[CollectOptions, float], CollectedSamples]
 
 
 def collect_and_train(
     options: CollectOptions, device: str, deadline: float, collect: CollectUntil, train: TrainKernelModel
-) -> Collection:
+) -> CollectedSamples:
     """Collects in `options.retrain + 1` stretches of equal length and trains after each but the last.
 
     The models go to a registry inside the store, which strategies such as `uncertain` then ask. A stretch after which
@@ -34,7 +34,7 @@ def collect_and_train(
         train: Trains the model.
     """
     registry = options.store / f"models-{device}"
-    stretches: list[Collection] = []
+    stretches: list[CollectedSamples] = []
     try:
         for left in range(options.retrain, -1, -1):
             asked = replace(options, registry=registry) if registry.is_dir() else options

@@ -15,7 +15,7 @@ from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES
 from autoshard.formats.stores.dense_samples import DENSE_SAMPLES
 from autoshard.formats.stores.samples import KERNEL_SAMPLES, devices_in, measured_sets, read_samples
 from autoshard.plugins import find_trainer
-from bench.collecting.collection import Collection
+from bench.collecting.collection import CollectedSamples
 from bench.collecting.kernels import KernelKind
 from bench.collecting.options import GIB, CollectOptions, SampleKind, seconds_until
 from bench.collecting.retraining import collect_and_train
@@ -30,7 +30,7 @@ from bench.measuring.provenance import installed_software
 from bench.sampling.stream import STRATEGIES, SetSource, stream_sets
 
 
-def run_collection(options: CollectOptions, advance: Advance = lambda *_: None) -> tuple[Collection, ...]:
+def run_collection(options: CollectOptions, advance: Advance = lambda *_: None) -> tuple[CollectedSamples, ...]:
     """Measures and appends to the store; one collection per kind.
 
     Args:
@@ -45,7 +45,7 @@ def run_collection(options: CollectOptions, advance: Advance = lambda *_: None) 
     """
     check_names(options)
     device = find_device(options.device)
-    found: list[Collection] = []
+    found: list[CollectedSamples] = []
     with CollectorLock(options.store, device_lock_name(device)):
         check_store(options.store)
         for index, kind in enumerate(options.sample_kinds):
@@ -53,7 +53,7 @@ def run_collection(options: CollectOptions, advance: Advance = lambda *_: None) 
             try:
                 found.append(_COLLECT[kind](options, device, deadline, advance))
             except Terminated:  # before anything of the kind was measured
-                found.append(Collection(kind=kind, device=device.key, is_terminated=True))
+                found.append(CollectedSamples(kind=kind, device=device.key, is_terminated=True))
             if found[-1].is_terminated:
                 break
     return tuple(found)
@@ -129,8 +129,10 @@ def stream_position(options: CollectOptions, source: SetSource, device: BenchDev
     return StreamPosition.of_stream(options.store, description)
 
 
-def _collect_kernels(options: CollectOptions, device: BenchDevice, deadline: float, advance: Advance) -> Collection:
-    def collect(asked: CollectOptions, until: float) -> Collection:
+def _collect_kernels(
+    options: CollectOptions, device: BenchDevice, deadline: float, advance: Advance
+) -> CollectedSamples:
+    def collect(asked: CollectOptions, until: float) -> CollectedSamples:
         source = set_source(asked, device)
         position = stream_position(asked, source, device)
         return KernelKind.collect(
@@ -148,7 +150,7 @@ def _collect_kernels(options: CollectOptions, device: BenchDevice, deadline: flo
     return collect_and_train(options, device.key, deadline, collect, find_trainer("--retrain"))
 
 
-def _collect_dense(options: CollectOptions, device: BenchDevice, deadline: float, advance: Advance) -> Collection:
+def _collect_dense(options: CollectOptions, device: BenchDevice, deadline: float, advance: Advance) -> CollectedSamples:
     from bench.collecting.dense import DenseLayersKind
     from bench.dense.harness import DenseHarness
     from bench.dense.sampling import choose_dense_shapes
@@ -166,7 +168,7 @@ def _collect_dense(options: CollectOptions, device: BenchDevice, deadline: float
 
 def _collect_collectives(
     options: CollectOptions, _device: BenchDevice, deadline: float, advance: Advance
-) -> Collection:
+) -> CollectedSamples:
     from bench.collecting.collectives import collect_collectives
     from bench.collectives.sampling import Processes
 
@@ -181,7 +183,7 @@ def _collect_collectives(
 
 
 #: How samples of each kind are collected until a time of the monotonic clock.
-_COLLECT: Mapping[SampleKind, Callable[[CollectOptions, BenchDevice, float, Advance], Collection]] = {
+_COLLECT: Mapping[SampleKind, Callable[[CollectOptions, BenchDevice, float, Advance], CollectedSamples]] = {
     SampleKind.KERNELS: _collect_kernels,
     SampleKind.DENSE: _collect_dense,
     SampleKind.COLLECTIVES: _collect_collectives,

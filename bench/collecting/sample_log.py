@@ -12,7 +12,7 @@ from typing import Generic, Protocol
 
 from autoshard.core.errors import SampleStoreError
 from autoshard.formats.stores.sample_store import SampleStore, SampleT
-from bench.collecting.collection import Collection
+from bench.collecting.collection import CollectedSamples
 from bench.collecting.options import SampleKind, check_folder
 from bench.collecting.set_queue import StreamPosition
 from bench.collecting.termination import Terminated
@@ -149,9 +149,9 @@ class SampleLog(Generic[SampleT]):
 
     def collection(
         self, kind: SampleKind, device: str, *, skipped: Mapping[str, int], timed_share: float | None = None
-    ) -> Collection:
+    ) -> CollectedSamples:
         """What was added."""
-        return Collection(
+        return CollectedSamples(
             kind=kind,
             device=device,
             files=tuple(self._files),

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from autoshard.core import DType
 from autoshard.core.errors import ExecutionError, InvalidOptionError
-from autoshard.formats.stores.collective_samples import Collective, GroupLevel, Operator, Splits
+from autoshard.formats.stores.collective_samples import GroupLevel, MeasuredCollective, Operator, Splits
 from autoshard.runtime.releases import all_gather, reduce_scatter
 from bench.measuring.devices import TORCH_DTYPES
 
@@ -27,17 +27,17 @@ _HALVES = (1.0, 1.5, 2.0, 3.0)
 _VERIFIED_BYTES = 480
 
 
-def refusal(collective: Collective) -> str | None:
+def refusal(collective: MeasuredCollective) -> str | None:
     """Why a collective is not measured on any backend; None if it is."""
     if collective.operator.is_reduction and collective.dtype is DType.INT8:
         return f"{collective.operator} of int8: sums of quantised values overflow, so nobody reduces them"
     return None
 
 
-def collective_from_json(document: dict[str, Any]) -> Collective:
+def collective_from_json(document: dict[str, Any]) -> MeasuredCollective:
     """The collective that `dataclasses.asdict` made a JSON object of."""
     kinds = {"level": GroupLevel, "operator": Operator, "dtype": DType, "splits": Splits}
-    return Collective(**document | {name: kind(document[name]) for name, kind in kinds.items()})
+    return MeasuredCollective(**document | {name: kind(document[name]) for name, kind in kinds.items()})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Movement:
     count_RR: NDArray[np.int64]
 
     @classmethod
-    def of(cls, collective: Collective, num_ranks: int) -> Movement:
+    def of(cls, collective: MeasuredCollective, num_ranks: int) -> Movement:
         """Cuts a collective's bytes into as many blocks as there are ranks, at least one element each."""
         elements = collective.bytes_per_rank // collective.dtype.num_bytes
         if collective.splits is Splits.UNEQUAL:
@@ -215,7 +215,7 @@ class BoundCollective:
 
 
 def verify(
-    collective: Collective,
+    collective: MeasuredCollective,
     group: dist.ProcessGroup,
     device: torch.device,
     run: Callable[[BoundCollective], None] = BoundCollective.run,
@@ -227,7 +227,7 @@ def verify(
         RuntimeError: If the backend refuses it or a peer is gone.
     """
     rank, dtype = dist.get_rank(group), TORCH_DTYPES[collective.dtype]
-    small = Collective(
+    small = MeasuredCollective(
         level=collective.level,
         operator=collective.operator,
         dtype=collective.dtype,

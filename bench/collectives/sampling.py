@@ -11,7 +11,13 @@ from pathlib import Path
 from autoshard.core import DType
 from autoshard.core.accepted import AT_LEAST_1, FINITE_ABOVE_0
 from autoshard.core.errors import InvalidOptionError
-from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES, Collective, GroupLevel, Operator, Splits
+from autoshard.formats.stores.collective_samples import (
+    COLLECTIVE_SAMPLES,
+    GroupLevel,
+    MeasuredCollective,
+    Operator,
+    Splits,
+)
 from bench.collectives.operators import Movement
 from bench.measuring.timing import RoundSettings
 
@@ -36,7 +42,7 @@ class CollectiveSettings:
     """Which collectives are measured, and how.
 
     Attributes:
-        sizes: Bytes per rank, see `Collective.bytes_per_rank`.
+        sizes: Bytes per rank, see `MeasuredCollective.bytes_per_rank`.
         dtypes: Formats of the payload.
         skew: Of unequal splits, see `split_matrix`.
         rounds: Rounds of a chunk. Every collective of a chunk runs once per round, beside the reference.
@@ -110,15 +116,17 @@ class Processes:
             GroupLevel.WORLD: (self.nproc, num_nodes),
         }[level]
 
-    def movement(self, collective: Collective) -> Movement:
+    def movement(self, collective: MeasuredCollective) -> Movement:
         """What a collective moves in one group of its level."""
         return Movement.of(collective, self.group_shape(collective.level)[0])
 
 
-def choose_collectives(processes: Processes, settings: CollectiveSettings, seed: int = 0) -> tuple[Collective, ...]:
+def choose_collectives(
+    processes: Processes, settings: CollectiveSettings, seed: int = 0
+) -> tuple[MeasuredCollective, ...]:
     """Everything that settings name, from small to large, for the levels that the processes have."""
     return tuple(
-        Collective(
+        MeasuredCollective(
             level=level,
             operator=operator,
             dtype=dtype,
@@ -135,8 +143,8 @@ def choose_collectives(processes: Processes, settings: CollectiveSettings, seed:
 
 
 def fewest_first(
-    chosen: Sequence[Collective], store: Path, device: str, processes: Processes
-) -> tuple[Collective, ...]:
+    chosen: Sequence[MeasuredCollective], store: Path, device: str, processes: Processes
+) -> tuple[MeasuredCollective, ...]:
     """Puts first what a store has fewest samples of from such processes; otherwise keeps the order.
 
     Raises:
@@ -151,16 +159,16 @@ def fewest_first(
         if (sample.nproc, sample.node_size) == (processes.nproc, processes.node_size)
     )
 
-    def num_samples(one: Collective) -> int:
+    def num_samples(one: MeasuredCollective) -> int:
         movement = processes.movement(one)
         return counts[_kind(replace(one, bytes_per_rank=movement.bytes_per_rank), movement.num_ranks)]
 
     return tuple(sorted(chosen, key=num_samples))
 
 
-def chunks_of(chosen: Sequence[Collective], settings: CollectiveSettings) -> Iterator[list[Collective]]:
+def chunks_of(chosen: Sequence[MeasuredCollective], settings: CollectiveSettings) -> Iterator[list[MeasuredCollective]]:
     """Collectives that share their rounds."""
-    chunk: list[Collective] = []
+    chunk: list[MeasuredCollective] = []
     for one in chosen:
         is_full = sum(held.bytes_per_rank for held in chunk) + one.bytes_per_rank > settings.chunk_bytes
         if len(chunk) >= settings.max_chunk or (is_full and len(chunk) >= settings.min_chunk):
@@ -171,5 +179,5 @@ def chunks_of(chosen: Sequence[Collective], settings: CollectiveSettings) -> Ite
         yield chunk
 
 
-def _kind(one: Collective, group_size: int) -> tuple[object, ...]:
+def _kind(one: MeasuredCollective, group_size: int) -> tuple[object, ...]:
     return one.level, one.operator, one.splits, one.dtype, one.bytes_per_rank, group_size

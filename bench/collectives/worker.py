@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from autoshard.core import DType
 from autoshard.core.errors import DeviceError
-from autoshard.formats.stores.collective_samples import Collective, GroupLevel, Operator, Splits
+from autoshard.formats.stores.collective_samples import GroupLevel, MeasuredCollective, Operator, Splits
 from autoshard.runtime.processes.devices import choose_device
 from autoshard.runtime.processes.job import JOB_FILE
 from autoshard.runtime.processes.worker import run_worker
@@ -60,7 +60,7 @@ class CollectiveWorker:
         self._rounds = RoundSettings(**job["rounds"])
         self._rng = np.random.default_rng(job["seed"])  # the same on every rank
         self._chunks = [[collective_from_json(document) for document in chunk] for chunk in job["chunks"]]
-        self._reference = Collective(
+        self._reference = MeasuredCollective(
             level=GroupLevel.WORLD,
             operator=Operator.ALL_TO_ALL,  # its times spread less than an all-reduce's on a busy machine
             dtype=DType.FP32,
@@ -100,13 +100,13 @@ class CollectiveWorker:
                 return
             sweep += 1
 
-    def _can_run(self, one: Collective, sweep: int) -> bool:
+    def _can_run(self, one: MeasuredCollective, sweep: int) -> bool:
         reason = self._refusal(one) or self._shortage(one)
         if reason and sweep == 0:
             self._report(event="skipped", reason=reason, count=1)
         return reason is None
 
-    def _refusal(self, one: Collective) -> str | None:
+    def _refusal(self, one: MeasuredCollective) -> str | None:
         """Why the backend does not run it; a kind that it runs is verified when it is first met."""
         kind = (one.level, one.operator, one.splits, one.dtype)
         if kind not in self._refused:
@@ -122,7 +122,7 @@ class CollectiveWorker:
             )
         return self._refused[kind]
 
-    def _shortage(self, one: Collective) -> str | None:
+    def _shortage(self, one: MeasuredCollective) -> str | None:
         group = self._groups[one.level]
         movement = Movement.of(one, dist.get_world_size(group))
         needed = _BACKEND_FACTOR * 2 * _largest_buffer(movement)
@@ -133,7 +133,7 @@ class CollectiveWorker:
             return None
         return f"memory does not hold {one.bytes_per_rank:,} bytes per rank and what the backend needs beside"
 
-    def _measure(self, chosen: Sequence[Collective]) -> bool:
+    def _measure(self, chosen: Sequence[MeasuredCollective]) -> bool:
         """Measures one chunk; false if there is no time for it."""
         collectives = [*[self._reference] * _REFERENCE_COPIES, *chosen]
         bound = self._bind(collectives)
@@ -162,7 +162,7 @@ class CollectiveWorker:
         ahead = (now - begun) / num_warmup * self._rounds.num_measured if round_ == num_warmup else 0.0
         return now + ahead < self._deadline
 
-    def _bind(self, collectives: Sequence[Collective]) -> list[BoundCollective]:
+    def _bind(self, collectives: Sequence[MeasuredCollective]) -> list[BoundCollective]:
         groups = [self._groups[one.level] for one in collectives]
         moved = [Movement.of(one, dist.get_world_size(group)) for one, group in zip(collectives, groups, strict=True)]
         self._buffers.reserve(max(map(_largest_buffer, moved)))
@@ -214,7 +214,7 @@ class CollectiveWorker:
         dist.all_reduce(votes, op=dist.ReduceOp.MIN, group=self._control)
         return bool(votes.item())
 
-    def _report_measured(self, chosen: Sequence[Collective], latency_ms_SR: MsArray) -> None:
+    def _report_measured(self, chosen: Sequence[MeasuredCollective], latency_ms_SR: MsArray) -> None:
         found = locate(latency_ms_SR, self._rounds.num_dropped)
         rows = enumerate(chosen, start=_REFERENCE_COPIES)
         self._report(
@@ -257,7 +257,7 @@ def _groups(node_size: int) -> dict[GroupLevel, dist.ProcessGroup]:
     return groups
 
 
-def _in_sweep(one: Collective, sweep: int) -> Collective:
+def _in_sweep(one: MeasuredCollective, sweep: int) -> MeasuredCollective:
     """Other splits each time that all is measured anew."""
     return replace(one, split_seed=one.split_seed + sweep) if one.splits is Splits.UNEQUAL else one
 

@@ -41,7 +41,7 @@ EPSILON = 1e-8
 _GRADIENT = 1e-3
 
 
-class FusedKernel:
+class TimedFusedKernel:
     """One fused embedding: forward, and backward with the optimizer inside.
 
     Bounds are not checked in the timed kernel: the ids are made here, and a runtime checks ids where it receives
@@ -135,7 +135,7 @@ class ReplicaKernel:
 
 
 #: Shards of one kind that run together.
-Kernel: TypeAlias = FusedKernel | ReplicaKernel
+Kernel: TypeAlias = TimedFusedKernel | ReplicaKernel
 
 
 class ShardSet:
@@ -188,7 +188,7 @@ def _build(draws: Sequence[Sequence[ShardBatch]], arenas: Arenas, device: torch.
     if shards[0].update is Update.ALL_REDUCED:
         return ReplicaKernel(shards, [batches[0] for batches in draws], arenas, device)
     inputs = [fuse(batches, device) for batches in zip(*draws, strict=True)]
-    return FusedKernel(shards, inputs, arenas)
+    return TimedFusedKernel(shards, inputs, arenas)
 
 
 def _build_fused(

@@ -24,7 +24,7 @@ from bench.sampling.strategies import SetSource, ShardSet, generator_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class ShardKind:
     """What sort of kernel a table needs."""
 
     dtype: DType
@@ -44,8 +44,8 @@ class Kind:
 
 
 #: Every combination; a device runs those that `SetSource.accepts`.
-KINDS: tuple[Kind, ...] = tuple(
-    Kind(dtype=dtype, pooling=pooling, optimizer=optimizer, level=level)
+KINDS: tuple[ShardKind, ...] = tuple(
+    ShardKind(dtype=dtype, pooling=pooling, optimizer=optimizer, level=level)
     for dtype, pooling, optimizer, level in product(
         (DType.FP32, DType.FP16, DType.BF16),
         (Pooling.SUM, Pooling.MEAN, Pooling.SEQUENCE),
@@ -92,19 +92,19 @@ class OtherKinds:
                 return shards
             kind = self._any_kind(rng)  # few tables may be measurable in the one before
 
-    def _next_kind(self, number: int) -> Kind:
+    def _next_kind(self, number: int) -> ShardKind:
         lap, place = divmod(number, len(self._kinds))
         order = generator_of(self._seed, "laps of kinds", lap).permutation(len(self._kinds))
         return self._kinds[int(order[place])]
 
-    def _any_kind(self, rng: np.random.Generator) -> Kind:
+    def _any_kind(self, rng: np.random.Generator) -> ShardKind:
         return self._kinds[int(rng.integers(len(self._kinds)))]
 
-    def _runs(self, table: EmbeddingTable, kind: Kind) -> bool:
+    def _runs(self, table: EmbeddingTable, kind: ShardKind) -> bool:
         return self._source.holds(kind.placed(table, self._batch_size))
 
     def _shard(
-        self, table: EmbeddingTable, kind: Kind, rng: np.random.Generator, *, is_sliced: bool
+        self, table: EmbeddingTable, kind: ShardKind, rng: np.random.Generator, *, is_sliced: bool
     ) -> LocalShard | None:
         if is_sliced and kind.level is MemoryLevel.HBM:
             return draw_piece(self._source, kind.of(table), rng)

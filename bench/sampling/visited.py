@@ -15,7 +15,7 @@ from autoshard.core.errors import InfeasiblePlanError, ModelError
 from autoshard.evaluation.analytic import DEVICE_MEMORY, AnalyticCostModel
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.evaluation.validator import validate_plan
-from autoshard.planners.planner import Planner, PlanRequest
+from autoshard.planners.planner import PlannerProtocol, PlanRequest
 from autoshard.planners.registry import get_planner, planner_names
 from autoshard.planning import make_costs
 from bench.sampling.strategies import SetSource, ShardSet, generator_of
@@ -72,7 +72,7 @@ class Placements:
         self._seed = seed
         self._costs = planning_costs(self._pool, source)
         self.planners = planners if planners is not None else self._registered()
-        self._loaded: dict[str, Planner] = {name: get_planner(name) for name in self.planners}
+        self._loaded: dict[str, PlannerProtocol] = {name: get_planner(name) for name in self.planners}
         self._plan = lru_cache(maxsize=_PLANS_KEPT)(self._make_plan)
 
     def draw(self, number: int) -> ShardSet:

@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 import autoshard
 from autoshard.core.accepted import AT_LEAST_1, FINITE_AT_LEAST_0
 from autoshard.runtime.processes.threads import intra_op_threads
-from costmodel.kernel.card import Coverage, Interval
+from costmodel.kernel.card import Interval, TrainedCoverage
 from costmodel.kernel.dataset import CostDataset, IndexArray
 from costmodel.kernel.errors import fitted_errors, half_widths_of, measurement_noise
 from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.metrics import MsArray, calibrated_interval, held_out_metrics, set_codes
 from costmodel.kernel.network import CostNetwork
 from costmodel.kernel.predictor import CostPredictor
-from costmodel.kernel.training import Advance, TrainingOptions, descend
+from costmodel.kernel.training import Advance, CostTrainingOptions, descend
 from costmodel.kernel.weights import NUM_OUTPUTS, OVERHEAD, layer_name
 
 #: Logarithm of the factor by which kernels of a machine that nobody measured may take longer or shorter than those of
@@ -60,10 +60,10 @@ class CalibrationOptions:
         AT_LEAST_1.check_fields(self, "least_updates", "most_updates", "num_folds")
         FINITE_AT_LEAST_0.check_fields(self, "pull", "fold_share")
 
-    def training(self, num_samples: int, share: float = 1.0) -> TrainingOptions:
+    def training(self, num_samples: int, share: float = 1.0) -> CostTrainingOptions:
         """How the network is trained further on so many samples, with a share of the usual updates."""
         updates = min(self.least_updates + num_samples // 4, self.most_updates)
-        return TrainingOptions(
+        return CostTrainingOptions(
             num_updates=max(1, round(share * updates)),
             batch_size=min(256, max(64, num_samples // 8)),
             learning_rate=self.learning_rate,
@@ -220,7 +220,12 @@ def _num_folds(num_sets: int, options: CalibrationOptions) -> int:
 
 
 def _fitted(
-    base: LearnedCostModel, dataset: CostDataset, training: TrainingOptions, pull: float, seed: int, advance: Advance
+    base: LearnedCostModel,
+    dataset: CostDataset,
+    training: CostTrainingOptions,
+    pull: float,
+    seed: int,
+    advance: Advance,
 ) -> LearnedCostModel:
     """The base scaled to the samples and trained further on them, with the spreads that it had."""
     scaled = scaled_to(base, dataset)
@@ -249,9 +254,9 @@ def _priced(predictor: CostPredictor, dataset: CostDataset) -> tuple[NDArray[np.
     return predictor.predict(codes_SH), predictor.spread(codes_SH)
 
 
-def _joined(first: Coverage, second: Coverage) -> Coverage:
+def _joined(first: TrainedCoverage, second: TrainedCoverage) -> TrainedCoverage:
     """What either of two models has seen."""
-    return Coverage(
+    return TrainedCoverage(
         kinds=tuple(sorted({*first.kinds, *second.kinds})),
         num_tables=_span(first.num_tables, second.num_tables),
         ranges={name: _span(ends, second.ranges[name]) for name, ends in first.ranges.items()},

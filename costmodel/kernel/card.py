@@ -48,7 +48,7 @@ _KINDS_ROOM = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Coverage:
+class TrainedCoverage:
     """The shards that a model has seen.
 
     Attributes:
@@ -68,7 +68,7 @@ class Coverage:
                 raise FormatError(f"must rise, got {low:g} to {high:g}", field=field)
 
     @classmethod
-    def of(cls, shards: Iterable[LocalShard], *, num_tables: tuple[int, int]) -> Coverage:
+    def of(cls, shards: Iterable[LocalShard], *, num_tables: tuple[int, int]) -> TrainedCoverage:
         """The coverage of some shards, at least one."""
         held = tuple(shards)
         values = {name: [float(getattr(shard, name)) for shard in held] for name in _RANGED}
@@ -178,7 +178,7 @@ _RANGE: Final = tuple_of(number_in(0, _MAX_RANGE), number_in(0, _MAX_RANGE))
 _RANGES: Final = record(dict, *(Field(name, _RANGE, f"Of `{name}`, over all shards.") for name in _RANGED), parts=dict)
 _METRIC: Final = number_in(0, MAX_METRIC)
 _COVERAGE: Final = record(
-    Coverage,
+    TrainedCoverage,
     Field("kinds", list_of(TEXT), "Kinds of kernels that it prices."),
     Field("num_tables", tuple_of(whole_number(), whole_number()), "Fewest and most tables of a sample."),
     Field("ranges", _RANGES, "Smallest and largest value of some fields of shards."),
@@ -236,7 +236,7 @@ class CostModelCard(ModelCard):
     )
 
     device: str
-    coverage: Coverage
+    coverage: TrainedCoverage
     encoder_hidden: tuple[int, ...]
     scaling: FeatureScaling
     scale_ms: float

@@ -85,10 +85,10 @@ def train_cost(options: TrainCostOptions, publishing: PublishOptions, as_json: c
 def _train(options: TrainCostOptions, learners: Learners) -> TrainedCostModel:
     from autoshard.formats.stores.samples import read_samples
     from costmodel.kernel.dataset import CostDataset
-    from costmodel.kernel.training import TrainingOptions, train_cost_model
+    from costmodel.kernel.training import CostTrainingOptions, train_cost_model
     from costmodel.kernel.updates.progress import tensorboard_log
 
-    training = TrainingOptions()
+    training = CostTrainingOptions()
     if options.updates is not None:
         training = replace(training, num_updates=options.updates)
     table = read_samples(options.store, options.device)

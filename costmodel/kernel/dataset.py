@@ -18,7 +18,7 @@ from autoshard.core.errors import SampleStoreError
 from autoshard.core.machine import MeasuredMachine
 from autoshard.formats.stores.drift import corrected_ms
 from autoshard.formats.stores.samples import SampleTable
-from costmodel.kernel.card import Coverage
+from costmodel.kernel.card import TrainedCoverage
 from costmodel.kernel.features import NUM_INPUTS, FeatureArray, shard_features
 
 IndexArray = NDArray[np.int64]
@@ -93,10 +93,10 @@ class CostDataset:
         return work_K
 
     @property
-    def coverage(self) -> Coverage:
+    def coverage(self) -> TrainedCoverage:
         """The shards that its samples hold."""
         used = (self.shards_U[index] for index in np.unique(self.shard_N).tolist())
-        return Coverage.of(used, num_tables=(int(self.num_shards_S.min()), int(self.num_shards_S.max())))
+        return TrainedCoverage.of(used, num_tables=(int(self.num_shards_S.min()), int(self.num_shards_S.max())))
 
     def shards_of(self, samples_B: IndexArray) -> tuple[IndexArray, IndexArray]:
         """Indices of the shards that some samples hold, and where each of these samples starts among them."""

@@ -42,7 +42,7 @@ Advance = Callable[[float], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingOptions:
+class CostTrainingOptions:
     """How the network is trained, by Adam with decoupled weight decay on relative errors."""
 
     num_updates: int = 5000
@@ -90,7 +90,7 @@ def train_cost_model(
     dataset: CostDataset,
     *,
     device: str,
-    options: TrainingOptions | None = None,
+    options: CostTrainingOptions | None = None,
     seed: int = 0,
     advance: Advance = lambda _: None,
     learners: Learners | None = None,
@@ -113,7 +113,7 @@ def train_cost_model(
     Raises:
         SampleStoreError: If there are fewer than MIN_SAMPLES samples.
     """
-    options, learners = options or TrainingOptions(), learners or Learners()
+    options, learners = options or CostTrainingOptions(), learners or Learners()
     if len(dataset) < MIN_SAMPLES:
         raise SampleStoreError(
             f"training needs at least {MIN_SAMPLES} samples, there are {len(dataset)}: "
@@ -168,7 +168,7 @@ class _Fit:
         self,
         dataset: CostDataset,
         scale_ms: float,
-        options: TrainingOptions,
+        options: CostTrainingOptions,
         rng: np.random.Generator,
         learners: Learners,
         network: CostNetwork | None = None,
@@ -225,7 +225,7 @@ class _Fit:
 
 
 def _new_network(
-    dataset: CostDataset, scale_ms: float, options: TrainingOptions, rng: np.random.Generator
+    dataset: CostDataset, scale_ms: float, options: CostTrainingOptions, rng: np.random.Generator
 ) -> CostNetwork:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(rng.integers(2**31)))
@@ -239,7 +239,7 @@ def descend(
     dataset: CostDataset,
     features_UF: NDArray[np.float32],
     scale_ms: float,
-    options: TrainingOptions,
+    options: CostTrainingOptions,
     rng: np.random.Generator,
     advance: Advance = lambda _: None,
     *,
@@ -261,7 +261,7 @@ def descend(
     return fit.run(features_UF, advance, lambda _: None)
 
 
-def sample_batches(num_samples: int, options: TrainingOptions, rng: np.random.Generator) -> Iterator[IndexArray]:
+def sample_batches(num_samples: int, options: CostTrainingOptions, rng: np.random.Generator) -> Iterator[IndexArray]:
     """Indices of the samples of each update."""
     batch_size = min(options.batch_size, num_samples)
     order, start = rng.permutation(num_samples), 0

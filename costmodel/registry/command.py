@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from costmodel.registry.sources import ModelSource
 
 
-class Action(StrEnum):
+class RegistryAction(StrEnum):
     """What to do with the registry."""
 
     LIST = "list"
@@ -43,7 +43,7 @@ _SHIPPED = "shipped"
 class ModelsOptions:
     """What to do with which models."""
 
-    action: Annotated[Action, typer.Argument(help="What to do.", show_default=True)] = Action.LIST
+    action: Annotated[RegistryAction, typer.Argument(help="What to do.", show_default=True)] = RegistryAction.LIST
     version: Annotated[
         str | None,
         typer.Argument(help="`production`, `candidate`, `shipped`, or the first digits of an id.", show_default=False),
@@ -51,7 +51,9 @@ class ModelsOptions:
     alias: Annotated[
         Alias,
         typer.Option(help="Which alias `promote` and `roll-back` change."),
-        Needs("promote or roll-back", lambda options: options.action in (Action.PROMOTE, Action.ROLL_BACK)),
+        Needs(
+            "promote or roll-back", lambda options: options.action in (RegistryAction.PROMOTE, RegistryAction.ROLL_BACK)
+        ),
     ] = Alias.PRODUCTION
     kind: Annotated[
         str | None,
@@ -65,17 +67,20 @@ class ModelsOptions:
     force: Annotated[
         bool,
         typer.Option("--force", help="Promote a cost model that the service has not compared with the one in use."),
-        Needs("promote and --server", lambda options: options.server is not None and options.action is Action.PROMOTE),
+        Needs(
+            "promote and --server",
+            lambda options: options.server is not None and options.action is RegistryAction.PROMOTE,
+        ),
     ] = False
 
     def __post_init__(self) -> None:
         refuse_local(self.server, {"--registry": self.registry})
         action, version = self.action, self.version
-        if version is None and action in (Action.SHOW, Action.PROMOTE):
+        if version is None and action in (RegistryAction.SHOW, RegistryAction.PROMOTE):
             raise InvalidOptionError(
                 "needs an id, `production`, `candidate` or `shipped`", field="version", source=str(action)
             )
-        if version is not None and action in (Action.LIST, Action.ROLL_BACK):
+        if version is not None and action in (RegistryAction.LIST, RegistryAction.ROLL_BACK):
             raise InvalidOptionError(f"takes none, got {shown(version)}", field="version", source=str(action))
 
 
@@ -118,11 +123,11 @@ def _done(source: ModelSource, options: ModelsOptions) -> tuple[dict[str, Any], 
     from costmodel.registry.printed import MODEL, MODEL_ALIAS, MODELS
 
     chosen = source.listed(options.kind, options.device)
-    if options.action is Action.LIST:
+    if options.action is RegistryAction.LIST:
         found = {"registry": source.place, "models": [item.to_json() for item in chosen]}
         empty = f"No models in {source.place}; `autoshard train` makes some."
         return MODELS.to_json(found), _list_table(chosen) if chosen else empty
-    if options.action is Action.SHOW:
+    if options.action is RegistryAction.SHOW:
         assert options.version is not None
         shown_version, table = _show(source, _find(source, chosen, options.version))
         return MODEL.to_json(shown_version), table
@@ -157,10 +162,12 @@ def _find(source: ModelSource, listed: Sequence[ListedVersion], wanted: str) -> 
 def _move(source: ModelSource, options: ModelsOptions, listed: Sequence[ListedVersion]) -> tuple[dict[str, Any], str]:
     """Has an alias name another version."""
     alias = options.alias
-    if options.action is Action.ROLL_BACK:  # of what the registry has named; shipped aliases are not ours to change
+    if (
+        options.action is RegistryAction.ROLL_BACK
+    ):  # of what the registry has named; shipped aliases are not ours to change
         listed = [item for item in listed if source.history(item, alias)]
     item = _find(source, listed, str(alias) if options.version is None else options.version)
-    change = source.promote if options.action is Action.PROMOTE else source.roll_back
+    change = source.promote if options.action is RegistryAction.PROMOTE else source.roll_back
     history, version = change(item, alias), item.version
     result = {
         "kind": version.kind,

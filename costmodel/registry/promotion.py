@@ -29,7 +29,7 @@ LEAST_TOLERANCE = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class HeldOutComparison:
     """A trained version against another one, or a planner, on the same held-out samples or tasks.
 
     Attributes:
@@ -51,7 +51,9 @@ class Comparison:
     unit: str = "%"
 
     @classmethod
-    def paired(cls, difference_P: FloatArray, *, against: str, measure: str, of: str, unit: str = "%") -> Comparison:
+    def paired(
+        cls, difference_P: FloatArray, *, against: str, measure: str, of: str, unit: str = "%"
+    ) -> HeldOutComparison:
         """The comparison of pairs; its tolerance is the mean's standard error, but at least `LEAST_TOLERANCE`."""
         count = len(difference_P)
         error = float(difference_P.std(ddof=1)) / count**0.5 if count > 1 else 0.0
@@ -95,8 +97,8 @@ class TrainedVersion:
     name: str
     tensors: Tensors
     card: Mapping[str, Any]
-    compare: Callable[[StoredModel], Comparison]
-    baselines: tuple[Comparison, ...] = ()
+    compare: Callable[[StoredModel], HeldOutComparison]
+    baselines: tuple[HeldOutComparison, ...] = ()
 
     @classmethod
     def by_errors(cls, model: ModelT, difference: Callable[[ModelT], FloatArray], of: str) -> TrainedVersion:
@@ -108,8 +110,8 @@ class TrainedVersion:
             of: What these are.
         """
 
-        def compare(stored: StoredModel) -> Comparison:
-            return Comparison.paired(
+        def compare(stored: StoredModel) -> HeldOutComparison:
+            return HeldOutComparison.paired(
                 difference(type(model).from_stored(stored)),
                 against=f"version {stored.label}",
                 measure="mean relative error",
@@ -123,8 +125,8 @@ class TrainedVersion:
     def of(
         cls,
         model: LearnedModel[Any],
-        compare: Callable[[StoredModel], Comparison],
-        baselines: tuple[Comparison, ...] = (),
+        compare: Callable[[StoredModel], HeldOutComparison],
+        baselines: tuple[HeldOutComparison, ...] = (),
     ) -> TrainedVersion:
         """What there is to publish of a model."""
         return cls(
@@ -152,11 +154,11 @@ class Published:
     id: str | None = None
     alias: str | None = None
     registry: Path | None = None
-    comparisons: tuple[Comparison, ...] = ()
+    comparisons: tuple[HeldOutComparison, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
-    def refused(self) -> tuple[Comparison, ...]:
+    def refused(self) -> tuple[HeldOutComparison, ...]:
         """The comparisons that kept it from production."""
         return () if self.alias else tuple(one for one in self.comparisons if one.is_worse)
 
@@ -204,7 +206,7 @@ def publish_version(models: Registry, trained: TrainedVersion, options: PublishO
 
 def _compare(
     models: Registry, trained: TrainedVersion, version: str
-) -> tuple[tuple[AliasEntry, ...], tuple[Comparison, ...], tuple[str, ...]]:
+) -> tuple[tuple[AliasEntry, ...], tuple[HeldOutComparison, ...], tuple[str, ...]]:
     """The production alias as it is, the comparisons, and why the production version is in none of them."""
     seen: tuple[AliasEntry, ...] = ()
     try:

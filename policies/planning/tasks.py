@@ -51,7 +51,7 @@ _CLUSTER_LINK = Link(bytes_per_s=1e9, latency_s=4e-4)
 _MORE_MEMORY = 1.01
 
 
-class Split(Enum):
+class TaskSplit(Enum):
     """What tasks are for."""
 
     VALIDATION = 0
@@ -62,7 +62,7 @@ class Split(Enum):
     """Different ones for every seed of a run."""
 
 
-def task_seeds(split: Split, num_tasks: int, seed: int = 0) -> range:
+def task_seeds(split: TaskSplit, num_tasks: int, seed: int = 0) -> range:
     """Seeds of a run's tasks; those of different splits never meet.
 
     Raises:
@@ -70,7 +70,7 @@ def task_seeds(split: Split, num_tasks: int, seed: int = 0) -> range:
     """
     Range(at_least=1, at_most=_SEEDS_PER_RUN).check(num_tasks, "num_tasks")
     AT_LEAST_0.check(seed, "seed")
-    block = split.value + (seed if split is Split.TRAIN else 0)
+    block = split.value + (seed if split is TaskSplit.TRAIN else 0)
     first = _FIRST_SEED + block * _SEEDS_PER_RUN
     return range(first, first + num_tasks)
 

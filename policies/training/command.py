@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from autoshard import console
 from costmodel.registry.promotion import report_published, status_of
 from costmodel.registry.publish_options import PublishOptions
-from policies.training.run_options import RunOptions
+from policies.training.run_options import PolicyRunOptions
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from policies.training.trainer import Evaluation
 
 
-def train_policy(publishing: PublishOptions, options: RunOptions, as_json: console.JsonOption = False) -> None:
+def train_policy(publishing: PublishOptions, options: PolicyRunOptions, as_json: console.JsonOption = False) -> None:
     """Trains the sharding policy of a device, and makes it the production version unless it is worse.
 
     The planner `policy` uses the production version for such items. On 20 held-out tasks, the trained policy is

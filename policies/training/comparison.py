@@ -14,7 +14,7 @@ from autoshard.core import CostModel, CostModels
 from autoshard.core.costs import MsArray
 from autoshard.planners.space.placement import PlacementProblem
 from autoshard.planners.space.step_cost import StepCost
-from costmodel.registry.promotion import Comparison, TrainedVersion
+from costmodel.registry.promotion import HeldOutComparison, TrainedVersion
 from costmodel.registry.versions import StoredModel
 from env import FinishedEpisodes, Objective, PlacementTask
 from policies.planning.decoding import decode
@@ -42,11 +42,13 @@ def policy_version(
     model = policy.cost
     ours_ms_P = decode(policy.network, tasks).objective_ms_D
 
-    def compared(others_ms_P: MsArray, against: str) -> Comparison:
+    def compared(others_ms_P: MsArray, against: str) -> HeldOutComparison:
         measure = "slowest rank" if policy.card.objective is not Objective.STEP else "step"
-        return Comparison.paired(ours_ms_P / others_ms_P - 1, against=against, measure=measure, of="held-out tasks")
+        return HeldOutComparison.paired(
+            ours_ms_P / others_ms_P - 1, against=against, measure=measure, of="held-out tasks"
+        )
 
-    def compare(stored: StoredModel) -> Comparison:
+    def compare(stored: StoredModel) -> HeldOutComparison:
         other = TrainedPolicy.from_stored(stored, items=policy.card.items)
         placements = decode(other.network, make_tasks(other.cost, other.card.objective))
         step_costs = replace(costs, kernel=model) if costs is not None else None

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from autoshard.core import LocalShard
 from autoshard.core.errors import SampleStoreError
 from autoshard.runtime.processes.learners import Learners
-from costmodel.kernel.card import CostModelCard, Coverage, HeldOutMetrics, Interval
+from costmodel.kernel.card import CostModelCard, HeldOutMetrics, Interval, TrainedCoverage
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.features import FeatureArray, FeatureScaling, shard_features
 from costmodel.kernel.learned import LearnedCostModel
@@ -113,7 +113,7 @@ class JointCost:
     def _begin_with_nothing(self, tables: tuple[LocalShard, ...]) -> None:
         self.scaling = FeatureScaling.fit(shard_features(tables))
         self.scale_ms = 1.0
-        self.coverage = Coverage.of(tables, num_tables=(1, len(tables)))
+        self.coverage = TrainedCoverage.of(tables, num_tables=(1, len(tables)))
         self.buffer = CostBuffer(self.scaling, self.scale_ms)
         self._has_level = False
 

@@ -73,7 +73,7 @@ class TaskOptions:
 
 
 @command_options()
-class RunOptions:
+class PolicyRunOptions:
     """What is trained, on what, and for how long."""
 
     tasks: TaskOptions = field(default_factory=TaskOptions)

@@ -22,7 +22,7 @@ from costmodel.registry.publish_options import PublishOptions
 from env import Objective, PlacementTask
 from policies.choices import RewardSource
 from policies.planning.tasks import (
-    Split,
+    TaskSplit,
     items_task,
     sample_problems,
     task_seeds,
@@ -37,7 +37,7 @@ from policies.rollout.ray_actors import RayActors
 from policies.training.comparison import policy_version
 from policies.training.joint import JointTrainer
 from policies.training.joint_cost import CostUpdates, JointCost
-from policies.training.run_options import RunOptions
+from policies.training.run_options import PolicyRunOptions
 from policies.training.scores import Baselines, score_policy
 from policies.training.trainer import Evaluation, PolicyTrainer
 
@@ -60,7 +60,7 @@ class FinishedRun:
 
 
 def run_training(
-    options: RunOptions,
+    options: PolicyRunOptions,
     publishing: PublishOptions,
     *,
     advance: Callable[[float], None] = lambda _: None,
@@ -97,7 +97,7 @@ def run_training(
 class _Run:
     """A training and what goes with it."""
 
-    def __init__(self, options: RunOptions, models: Registry, learners: Learners) -> None:
+    def __init__(self, options: PolicyRunOptions, models: Registry, learners: Learners) -> None:
         self._options, self._models, self.learners = options, models, learners
         self._pool = load_tables(options.tasks.tables).scaled(options.tasks.scale)
         self._objective = Objective(options.tasks.objective)
@@ -170,17 +170,17 @@ class _Run:
 
     def _training_problems(self, model: CostModel) -> tuple[tuple[PlacementProblem, ...], tuple[PlacementProblem, ...]]:
         return (
-            self._problems(model, Split.TRAIN, self._options.tasks.num_tasks),
-            self._problems(model, Split.VALIDATION, NUM_VALIDATION_TASKS),
+            self._problems(model, TaskSplit.TRAIN, self._options.tasks.num_tasks),
+            self._problems(model, TaskSplit.VALIDATION, NUM_VALIDATION_TASKS),
         )
 
-    def _problems(self, model: CostModel, split: Split, num_tasks: int) -> tuple[PlacementProblem, ...]:
+    def _problems(self, model: CostModel, split: TaskSplit, num_tasks: int) -> tuple[PlacementProblem, ...]:
         seeds = task_seeds(split, num_tasks, self._options.seed)
         return sample_problems(self._pool, model, self._options.tasks.kind, seeds)
 
     def _test_tasks(self, model: CostModel, objective: Objective) -> list[PlacementTask]:
         as_task = self._as_task(model, objective)
-        return [as_task(problem) for problem in self._problems(model, Split.TEST, NUM_TEST_TASKS)]
+        return [as_task(problem) for problem in self._problems(model, TaskSplit.TEST, NUM_TEST_TASKS)]
 
     def train(self, advance: Callable[[float], None], on_evaluated: Callable[[Evaluation], None]) -> None:
         """Trains until the budget is used up."""

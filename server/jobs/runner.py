@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 
-from server.access import Actor
+from server.access import Principal
 from server.bodies.jobs import JobState
 from server.bodies.plans import PlanFacts, Problem
 from server.jobs.child import ChildWork, run_child
@@ -29,7 +29,7 @@ from server.tasks.reply import Reply
 LOOK_S = 0.5
 _LOG_BYTES = 8192
 #: Who finished a job, in the audit log.
-ACTOR = Actor(name="job")
+ACTOR = Principal(name="job")
 _log = structlog.get_logger()
 _context = multiprocessing.get_context("spawn")
 

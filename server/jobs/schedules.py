@@ -14,7 +14,7 @@ from dbos import DBOS, StepOptions
 from dbos._error import DBOSException  # raised where a name is taken, and where DBOS is not launched
 from sqlalchemy.exc import DBAPIError
 
-from server.access import Actor
+from server.access import Principal
 from server.bodies.jobs import JobKind
 from server.bodies.schedules import ScheduleAnswer, ScheduleBody, ScheduleList, next_time
 from server.problems import (
@@ -147,7 +147,7 @@ class JobSchedules:
         job_id, name = job_of(firing), _schedule_of(firing)
         body = json.dumps(context["body"]).encode()
         try:
-            self._storage.add_scheduled_job(job_id, JobKind(context["kind"]), body, Actor(name=f"schedule {name}"))
+            self._storage.add_scheduled_job(job_id, JobKind(context["kind"]), body, Principal(name=f"schedule {name}"))
         except (BusyError, ClientBusyError) as error:
             _log.warning("schedule made no job", schedule=name, reason=str(error))
             return None

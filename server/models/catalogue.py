@@ -11,7 +11,7 @@ from autoshard.core.machine import device_family
 from costmodel.registry.aliases import Alias, AliasEntry
 from costmodel.registry.listing import ListedVersion, alias_histories, listed_versions
 from costmodel.registry.versions import AliasChangedError, Registry, shipped_models
-from server.access import Actor
+from server.access import Principal
 from server.bodies.models import AliasChange, ModelList, ModelState, ModelSummary
 from server.problems import ModelChangedError, UnknownModelError
 
@@ -91,7 +91,7 @@ class ModelCatalogue:
         )
 
     def promote(
-        self, kind: str, name: str, version: str, alias: Alias, actor: Actor, expected: str | None = None
+        self, kind: str, name: str, version: str, alias: Alias, actor: Principal, expected: str | None = None
     ) -> ModelState:
         """Has an alias name a version.
 
@@ -118,7 +118,9 @@ class ModelCatalogue:
             raise ModelChangedError(str(error)) from error
         return self.state(kind, name)
 
-    def roll_back(self, kind: str, name: str, alias: Alias, actor: Actor, expected: str | None = None) -> ModelState:
+    def roll_back(
+        self, kind: str, name: str, alias: Alias, actor: Principal, expected: str | None = None
+    ) -> ModelState:
         """Gives an alias back to the version that had it before; arguments and errors as of `promote`."""
         self.state(kind, name)
         if expected is not None:

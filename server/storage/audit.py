@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, insert
 
-from server.access import Actor
+from server.access import Principal
 from server.storage.schema import AUDIT_LOG, now_us
 
 
-def record(connection: Connection, actor: Actor, action: str, target: str) -> None:
+def record(connection: Connection, actor: Principal, action: str, target: str) -> None:
     """Adds a row.
 
     Args:

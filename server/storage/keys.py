@@ -12,7 +12,7 @@ from sqlalchemy import Row, select, update
 
 from autoshard.core.errors import InvalidOptionError, UnknownNameError
 from autoshard.core.quoting import shown
-from server.access import Actor, Scope
+from server.access import Principal, Scope
 from server.storage.audit import record
 from server.storage.database import Database
 from server.storage.schema import API_KEYS, iso_time, now_us
@@ -61,7 +61,7 @@ class KeyStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def create(self, name: str, scopes: Collection[Scope], actor: Actor) -> tuple[ApiKey, str]:
+    def create(self, name: str, scopes: Collection[Scope], actor: Principal) -> tuple[ApiKey, str]:
         """Makes a key.
 
         Args:
@@ -81,7 +81,7 @@ class KeyStore:
         assert key is not None
         return key, secret
 
-    def add(self, secret: str, name: str, scopes: Collection[Scope], actor: Actor) -> ApiKey | None:
+    def add(self, secret: str, name: str, scopes: Collection[Scope], actor: Principal) -> ApiKey | None:
         """Adds a key whose secret was made elsewhere; returns None if it is there, revoked or not.
 
         Raises:
@@ -117,7 +117,7 @@ class KeyStore:
             rows = connection.execute(select(API_KEYS).order_by(API_KEYS.c.created_us, API_KEYS.c.id)).all()
         return tuple(_key(row) for row in rows)
 
-    def revoke(self, key_id: str, actor: Actor) -> ApiKey:
+    def revoke(self, key_id: str, actor: Principal) -> ApiKey:
         """Ends a key; one that has ended stays as it is.
 
         Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from server.access import Actor
+from server.access import Principal
 from server.bodies.jobs import JobAnswer, JobKind
 from server.bodies.plans import PlanFacts
 from server.bodies.runs import RunAnswer
@@ -39,7 +39,7 @@ class Storage:
         self.database.close()
 
     def keep(
-        self, answer: KeptAnswer, facts: PlanFacts | None, request: IdempotentRequest | None, actor: Actor
+        self, answer: KeptAnswer, facts: PlanFacts | None, request: IdempotentRequest | None, actor: Principal
     ) -> None:
         """Stores an answer in one transaction: its plan, and the answer to later requests with the same key.
 
@@ -60,7 +60,7 @@ class Storage:
                 self.requests.keep(connection, request, answer)
 
     def keep_change(
-        self, answer: KeptAnswer, request: IdempotentRequest | None, actor: Actor, action: str, target: str
+        self, answer: KeptAnswer, request: IdempotentRequest | None, actor: Principal, action: str, target: str
     ) -> None:
         """Notes a change that was made outside of the database, with the answer to later requests with the same key.
 
@@ -80,7 +80,7 @@ class Storage:
                 self.requests.keep(connection, request, answer)
 
     def keep_run(
-        self, plan_id: str, run: RunAnswer, answer: KeptAnswer, request: IdempotentRequest | None, actor: Actor
+        self, plan_id: str, run: RunAnswer, answer: KeptAnswer, request: IdempotentRequest | None, actor: Principal
     ) -> None:
         """Stores a run of a plan, with the answer to later requests with the same key, in one transaction.
 
@@ -100,7 +100,7 @@ class Storage:
             if request is not None:
                 self.requests.keep(connection, request, answer)
 
-    def delete_plan(self, plan_id: str, actor: Actor) -> None:
+    def delete_plan(self, plan_id: str, actor: Principal) -> None:
         """Deletes a plan.
 
         Args:
@@ -116,7 +116,7 @@ class Storage:
             record(connection, actor, "plan.delete", plan_id)
 
     def add_job(
-        self, kind: JobKind, body: bytes, client: str, request: IdempotentRequest | None, actor: Actor
+        self, kind: JobKind, body: bytes, client: str, request: IdempotentRequest | None, actor: Principal
     ) -> tuple[JobRun, KeptAnswer]:
         """Stores a job, with the answer to later requests with the same key, in one transaction.
 
@@ -138,7 +138,7 @@ class Storage:
                 self.requests.keep(connection, request, answer)
         return run, answer
 
-    def add_scheduled_job(self, job_id: str, kind: JobKind, body: bytes, schedule: Actor) -> None:
+    def add_scheduled_job(self, job_id: str, kind: JobKind, body: bytes, schedule: Principal) -> None:
         """Stores a job that a schedule makes, once.
 
         Args:
@@ -155,7 +155,7 @@ class Storage:
                 self.jobs.add(connection, kind, body, schedule.name, job_id)
                 record(connection, schedule, "job.make", job_id)
 
-    def finish_job(self, run: JobRun, end: JobEnd, plan: tuple[PlanFacts, bytes] | None, actor: Actor) -> bool:
+    def finish_job(self, run: JobRun, end: JobEnd, plan: tuple[PlanFacts, bytes] | None, actor: Principal) -> bool:
         """Ends an attempt of a job and stores its plan, in one transaction, once.
 
         Args:
@@ -178,7 +178,7 @@ class Storage:
                 record(connection, actor, f"job.{end.state}", run.id)
         return is_ended
 
-    def cancel_job(self, job_id: str, actor: Actor) -> JobAnswer:
+    def cancel_job(self, job_id: str, actor: Principal) -> JobAnswer:
         """Cancels a job, as `JobStore.cancel`.
 
         Raises:
@@ -190,7 +190,7 @@ class Storage:
             record(connection, actor, "job.cancel", job_id)
         return answer
 
-    def retry_job(self, job_id: str, actor: Actor) -> JobRun:
+    def retry_job(self, job_id: str, actor: Principal) -> JobRun:
         """Begins another attempt, as `JobStore.retry`.
 
         Raises:

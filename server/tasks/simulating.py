@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from autoshard.core import Payload, TableSet
 from autoshard.core.errors import FormatError
-from autoshard.simulation import SIMULATION, Point, Simulator, SweepRecord, sweep_points
+from autoshard.simulation import SIMULATION, Simulator, SweepPoint, SweepRecord, sweep_points
 from server.bodies.plans import SimulationBody
 from server.settings import ServerSettings
 from server.tasks.context import TaskContext
@@ -31,7 +31,7 @@ def answer_simulate(body: SimulationBody, context: TaskContext) -> Reply:
     return Reply(status=200, body=json.dumps(SIMULATION.to_json(found), allow_nan=False).encode(), planner=body.planner)
 
 
-def _points(body: SimulationBody, tables: TableSet, settings: ServerSettings) -> Sequence[Point]:
+def _points(body: SimulationBody, tables: TableSet, settings: ServerSettings) -> Sequence[SweepPoint]:
     if body.group_sizes and body.groups != [1]:
         raise FormatError("cannot be given with groups", field="group_sizes")
     batch_sizes, groups = body.batch_sizes or [tables.batch_size], body.group_sizes or body.groups

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from autoshard.core.errors import AutoshardError
 from server import access
-from server.access import Actor
+from server.access import Principal
 from server.bodies.jobs import JobKind
 from server.oidc import TokenIssuer
 from server.problems import ForbiddenError, HostError, UnauthenticatedError
@@ -136,7 +136,7 @@ class AccessControl:
             structlog.contextvars.bind_contextvars(actor=actor.name)
         await self._app(scope, receive, send)
 
-    async def _actor(self, scope: Scope) -> Actor:
+    async def _actor(self, scope: Scope) -> Principal:
         headers = Headers(scope=scope)
         kind, _, secret = headers.get("authorization", "").partition(" ")
         if "authorization" not in headers and (cookie := _cookie(headers)):
@@ -149,13 +149,13 @@ class AccessControl:
         if kind.lower() == "bearer" and secret.strip():
             name, scopes = await run_in_threadpool(self._bearer, secret.strip())
             _check_host(headers, self._allowed_hosts)
-            return Actor(name=name, scopes=scopes, **origin)
+            return Principal(name=name, scopes=scopes, **origin)
         if self._issuer is not None or await run_in_threadpool(self._keys.exist):
             raise UnauthenticatedError("must be `Bearer KEY`", field="authorization")
         # Without keys the service listens on loopback only; the name keeps out pages of other hosts that a browser
         # on this machine shows.
         _check_host(headers, self._allowed_hosts or _LOOPBACK_HOSTS)
-        return Actor(**origin)
+        return Principal(**origin)
 
     def _bearer(self, secret: str) -> tuple[str, frozenset[access.Scope]]:
         """Name and scopes of who sent a key or a token."""
@@ -170,7 +170,7 @@ class AccessControl:
         """Path of the route that answers a request; None if there is none."""
         return next((_path(route) for route in self._routes if route.matches(scope)[0] is Match.FULL), None)
 
-    def _check(self, actor: Actor, method: str, path: str | None) -> None:
+    def _check(self, actor: Principal, method: str, path: str | None) -> None:
         """Checks that the actor may do this; what is nowhere may be asked for by all who have a key."""
         if path is None or path in _DESCRIPTIONS or (method, path) in _OF_ANY_SCOPE:
             return

@@ -6,7 +6,7 @@ from collections import Counter
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.access import Actor
+from server.access import Principal
 from server.problems import BusyError, ClientBusyError
 from server.settings import ServerSettings
 
@@ -118,7 +118,7 @@ class BufferLimit:
 
 def client_of(scope: Scope) -> str:
     """Whom a request's share is counted to: its key, or the address that it comes from where no keys are needed."""
-    actor: Actor | None = scope["state"].get("actor")
+    actor: Principal | None = scope["state"].get("actor")
     return actor.name if actor is not None and not actor.is_anybody else address_of(scope)
 
 

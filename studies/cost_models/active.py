@@ -23,7 +23,7 @@ from bench.collecting.options import CollectOptions
 from bench.collecting.run import run_collection
 from bench.collecting.termination import TERMINATED_EXIT_CODE, termination_raised
 from costmodel.kernel.metrics import held_out_metrics, predict
-from costmodel.kernel.training import MIN_SAMPLES, TrainedCostModel, TrainingOptions, train_cost_model
+from costmodel.kernel.training import MIN_SAMPLES, CostTrainingOptions, TrainedCostModel, train_cost_model
 from costmodel.registry.versions import Registry
 from studies.cost_models.evidence import Evidence
 from studies.frame import read_document, to_document
@@ -57,11 +57,11 @@ class ActiveOptions:
     """Whether a second store, in which samples are chosen at random, is filled and trained on as well."""
     max_tables: int = 15
     """Largest number of tables in a set."""
-    training: TrainingOptions = field(default_factory=TrainingOptions)
+    training: CostTrainingOptions = field(default_factory=CostTrainingOptions)
     """Of every model; `updates` take precedence over its schedule."""
 
     @property
-    def updated_training(self) -> TrainingOptions:
+    def updated_training(self) -> CostTrainingOptions:
         """Training options with the number of updates."""
         return self.training if self.updates is None else replace(self.training, num_updates=self.updates)
 

@@ -28,7 +28,7 @@ from costmodel.kernel.calibration import CalibrationOptions, calibrate, scaled_t
 from costmodel.kernel.dataset import CostDataset, IndexArray
 from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.metrics import MsArray, set_codes
-from costmodel.kernel.training import TrainingOptions, train_cost_model
+from costmodel.kernel.training import CostTrainingOptions, train_cost_model
 from studies.frame import FromOption, Machine, OutputOptions, PartsOption, PartStore, StudyResult, command_line
 from studies.frame.documents import read_document, to_document
 from studies.frame.options import names_in
@@ -294,9 +294,9 @@ class CalibrationStudyOptions:
             raise InvalidOptionError(f"must be numbers, got {self.seconds}", field="--seconds") from None
 
     @property
-    def training(self) -> TrainingOptions:
+    def training(self) -> CostTrainingOptions:
         """Of models that are trained on everything."""
-        usual = TrainingOptions()
+        usual = CostTrainingOptions()
         return usual if self.updates is None else replace(usual, num_updates=self.updates)
 
 

@@ -11,7 +11,7 @@ import typer
 from autoshard import console
 from autoshard.commands.options import command_options
 from autoshard.formats.stores.samples import devices_in, read_samples
-from costmodel.kernel.training import TrainingOptions
+from costmodel.kernel.training import CostTrainingOptions
 from studies.cost_models.evaluation import EvaluationOptions, evaluate_methods
 from studies.cost_models.evaluation_report import evaluation_result
 from studies.cost_models.evidence import plain_sets
@@ -37,7 +37,7 @@ class CompareOptions:
 
     def evaluation(self) -> EvaluationOptions:
         """Amounts of training."""
-        training = TrainingOptions()
+        training = CostTrainingOptions()
         if self.updates is not None:
             training = replace(training, num_updates=self.updates)
         if self.quick:

@@ -20,7 +20,7 @@ from autoshard.formats.stores.samples import SampleTable
 from costmodel.kernel.dataset import CostDataset, IndexArray
 from costmodel.kernel.metrics import set_codes
 from costmodel.kernel.predictor import CostPredictor
-from costmodel.kernel.training import MIN_SAMPLES, TrainingOptions, train_cost_model
+from costmodel.kernel.training import MIN_SAMPLES, CostTrainingOptions, train_cost_model
 from studies.cost_models import baselines
 from studies.cost_models.ablation import FULL, REMOVALS, without
 from studies.cost_models.baselines import PaperOptions, Pricing
@@ -49,7 +49,7 @@ METHODS: Final[Mapping[str, str]] = {
 class EvaluationOptions:
     """Amounts of training. The defaults take some minutes for a few thousand samples on two free cores."""
 
-    training: TrainingOptions = field(default_factory=TrainingOptions)
+    training: CostTrainingOptions = field(default_factory=CostTrainingOptions)
     """Of the kernel model."""
     paper_updates: int = 6000
     """Updates of AutoShard's network."""
@@ -76,9 +76,9 @@ class EvaluationOptions:
             raise InvalidOptionError(f"must be in (0, 1), got {self.unseen_share}", field="unseen_share")
 
     @classmethod
-    def quick(cls, training: TrainingOptions | None = None) -> EvaluationOptions:
+    def quick(cls, training: CostTrainingOptions | None = None) -> EvaluationOptions:
         """One seed, a tenth of the updates: for a first look."""
-        base = training or TrainingOptions()
+        base = training or CostTrainingOptions()
         updates = max(1, base.num_updates // 10)
         return cls(
             training=replace(base, num_updates=updates),

@@ -22,7 +22,7 @@ from bench.measuring.devices import find_device
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.metrics import sum_codes
-from costmodel.kernel.training import TrainedCostModel, TrainingOptions, train_cost_model
+from costmodel.kernel.training import CostTrainingOptions, TrainedCostModel, train_cost_model
 from studies.frame import Machine, OutputOptions, StudyResult, command_line
 
 SCHEMA: Final = "autoshard.cost_speed/1"
@@ -82,10 +82,10 @@ def time_pricing(model: LearnedCostModel, dataset: CostDataset, num_runs: int, s
 
 
 def time_training(
-    dataset: CostDataset, device: str, num_runs: int, options: TrainingOptions | None = None
+    dataset: CostDataset, device: str, num_runs: int, options: CostTrainingOptions | None = None
 ) -> tuple[TrainedCostModel, Timing]:
     """Times of training on 10,000 samples; fewer are repeated until they are as many."""
-    options = options or TrainingOptions()
+    options = options or CostTrainingOptions()
     repeated = dataset.take(np.resize(np.arange(len(dataset)), NUM_TRAINED))
     took, trained = [], None
     for seed in range(num_runs):

@@ -14,7 +14,7 @@ from autoshard.evaluation.analytic import AnalyticCostModel, kernel_seconds
 from autoshard.evaluation.cached_rows import cache_traffic
 from autoshard.report.images import NumberTable, Section
 from autoshard.report.wording import write_ms, write_percent
-from bench.kernels.fused import FusedKernel, ShardSet
+from bench.kernels.fused import ShardSet, TimedFusedKernel
 from bench.kernels.inputs import ShardBatch, draw_batch
 from bench.measuring.arena import Arenas
 from bench.measuring.timing import Clock, device_clock, led_ms
@@ -103,7 +103,7 @@ def _once(run: Callable[[], object], clock: Clock) -> float:
 def _hit_share(running: ShardSet, batch: ShardBatch, device: torch.device) -> float:
     """Share of a batch's lookups whose row is in FBGEMM's cache now."""
     [kernel] = running.kernels
-    assert isinstance(kernel, FusedKernel)
+    assert isinstance(kernel, TimedFusedKernel)
     module = kernel.module
     ids_L = torch.from_numpy(batch.bags.ids_L).to(device)
     places_L = torch.ops.fbgemm.lxu_cache_lookup(ids_L, module.lxu_cache_state, module.total_cache_hash_size)

@@ -28,7 +28,7 @@ from costmodel.kernel.calibration import CalibrationOptions, calibrate, nearest_
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.metrics import MsArray, held_out_metrics, predict
-from costmodel.kernel.training import MIN_SAMPLES, TrainingOptions, train_cost_model
+from costmodel.kernel.training import MIN_SAMPLES, CostTrainingOptions, train_cost_model
 from costmodel.registry.versions import Registry, shipped_models
 from studies.cost_models.baselines import PaperOptions, fit_paper_network
 from studies.frame import Numbers
@@ -119,7 +119,7 @@ def _pace(dataset: CostDataset, learners: Learners) -> _Pace:
 
 
 def _from_scratch(dataset: CostDataset, device: str, learners: Learners, updates: int) -> LearnedCostModel:
-    options = TrainingOptions(num_updates=updates, held_out_share=0.05)
+    options = CostTrainingOptions(num_updates=updates, held_out_share=0.05)
     return train_cost_model(dataset, device=device, options=options, learners=learners).model
 
 

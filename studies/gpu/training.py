@@ -17,7 +17,7 @@ from autoshard.runtime.processes.learners import Learners
 from costmodel.kernel.learned import LearnedCostModel
 from costmodel.registry.versions import shipped_models
 from policies.algorithms.training_options import TrainingOptions
-from policies.planning.tasks import Split, TaskKind, sample_problems, task_seeds
+from policies.planning.tasks import TaskKind, TaskSplit, sample_problems, task_seeds
 from policies.training.trainer import Budget, Evaluation, PolicyTrainer
 from studies.frame import Numbers
 from studies.gpu.stages import Stage, Visit
@@ -35,7 +35,7 @@ def _run(visit: Visit) -> Numbers:
     pool = load_tables("metasyn").scaled(_SCALE)
     train, validation = (
         sample_problems(pool, model, kind, task_seeds(split, number))
-        for split, number in ((Split.TRAIN, _NUM_TRAIN), (Split.VALIDATION, _NUM_VALIDATION))
+        for split, number in ((TaskSplit.TRAIN, _NUM_TRAIN), (TaskSplit.VALIDATION, _NUM_VALIDATION))
     )
     devices = list(dict.fromkeys([visit.device.device, torch.device("cpu")]))
     arms: list[dict[str, Any]] = []

@@ -32,7 +32,7 @@ from autoshard.planning import PlanRequest, get_planner
 from autoshard.report.images import NumberTable
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.learned import LearnedCostModel
-from costmodel.kernel.training import MIN_SAMPLES, TrainingOptions, train_cost_model
+from costmodel.kernel.training import MIN_SAMPLES, CostTrainingOptions, train_cost_model
 from studies.frame import OutputOptions, PartsOption, PartStore, StudyResult, names_in
 
 _FIRST_SEED: Final = 1000
@@ -123,7 +123,7 @@ class FooledOptions:
     topology: Annotated[str, typer.Option(help="Ranks to plan for.")] = "cpu-8"
     num_tables: Annotated[int, typer.Option(min=1, help="Tables per task.")] = 80
     num_tasks: Annotated[int, typer.Option(min=1, help="Tasks, with seeds 1000, 1001, ...")] = 30
-    updates: Annotated[int, typer.Option(min=1, help="Updates of every training.")] = TrainingOptions().num_updates
+    updates: Annotated[int, typer.Option(min=1, help="Updates of every training.")] = CostTrainingOptions().num_updates
     seed: Annotated[int, typer.Option(min=0, help="Of draws of samples, noise and training.")] = 0
     parts: PartsOption = None
 
@@ -240,7 +240,7 @@ class _Machine:
         return true.max_kernel_ms, true.step_ms.value
 
     def _trained(self, dataset: CostDataset) -> LearnedCostModel:
-        options = TrainingOptions(num_updates=self.options.updates)
+        options = CostTrainingOptions(num_updates=self.options.updates)
         return train_cost_model(dataset, device=self.topology.device, options=options, seed=self.options.seed).model
 
 

@@ -16,13 +16,13 @@ from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner
 from autoshard.planners.space.placement import PlacementProblem
 from autoshard.planning import make_costs, make_plan
-from autoshard.plugins import Replay, find_replay
+from autoshard.plugins import ReplayProtocol, find_replay
 from costmodel import Registry
 from costmodel.kernel.learned import LearnedCostModel
 from env import Objective
 from policies.choices import Items
 from policies.network.network import PlacementNetwork
-from policies.planning.tasks import Split, TaskKind, sample_problems, task_seeds, training_topology
+from policies.planning.tasks import TaskKind, TaskSplit, sample_problems, task_seeds, training_topology
 from policies.planning.trained import TrainedPolicy, load_cost_model
 from studies.frame import Numbers, PartStore
 from studies.policies.settings import EvaluationSettings, Size
@@ -111,20 +111,20 @@ class Lab:
 
     def train_seeds(self, seed: int) -> range:
         """Seeds of the tasks that the policies of a seed learn from."""
-        return task_seeds(Split.TRAIN, self.settings.num_train_tasks, seed)
+        return task_seeds(TaskSplit.TRAIN, self.settings.num_train_tasks, seed)
 
     def validation_seeds(self) -> range:
         """Seeds of the tasks that their best weights are chosen by."""
-        return task_seeds(Split.VALIDATION, self.settings.num_validation_tasks)
+        return task_seeds(TaskSplit.VALIDATION, self.settings.num_validation_tasks)
 
     def test_seeds(self, seed: int) -> range:
         """Seeds of the tasks that the plans of a seed are compared on."""
         count = self.settings.num_test_tasks
-        return task_seeds(Split.TEST, _FIRST_SEED_TASK + count * (seed + 1))[-count:]
+        return task_seeds(TaskSplit.TEST, _FIRST_SEED_TASK + count * (seed + 1))[-count:]
 
     def target_seeds(self) -> range:
         """Seeds of the tasks for what has to be reached."""
-        return task_seeds(Split.TEST, self.settings.num_target_tasks)
+        return task_seeds(TaskSplit.TEST, self.settings.num_target_tasks)
 
     def problems(
         self,
@@ -308,7 +308,7 @@ class Lab:
 
         return self.parts.find(f"best/{num_tables}-{num_ranks}-{seed}", search)
 
-    def replay(self, plans: Sequence[ShardingPlan]) -> Replay:
+    def replay(self, plans: Sequence[ShardingPlan]) -> ReplayProtocol:
         """Measures all plans on this machine in the same interleaved rounds, and its ceiling.
 
         Raises:

@@ -24,7 +24,7 @@ from autoshard.core import (
 )
 from autoshard.core.errors import DeviceError, ExecutionError, InvalidOptionError
 from autoshard.formats import read_topology, write_plan
-from autoshard.formats.stores.collective_samples import Collective, CollectiveSample, GroupLevel, Operator
+from autoshard.formats.stores.collective_samples import CollectiveSample, GroupLevel, MeasuredCollective, Operator
 from autoshard.runtime import RunRequest, run_requests
 from bench.cluster.__main__ import main
 from bench.cluster.links import fit_links, measured_topology
@@ -304,7 +304,7 @@ def sample_of(level, operator, bytes_per_rank, latency_ms):
         spread=0.0,
         reference_ms=1.0,
         num_rounds=9,
-        collective=Collective(level=level, operator=operator, dtype=DType.FP32, bytes_per_rank=bytes_per_rank),
+        collective=MeasuredCollective(level=level, operator=operator, dtype=DType.FP32, bytes_per_rank=bytes_per_rank),
     )
 
 

@@ -22,9 +22,9 @@ from autoshard.core import DType
 from autoshard.core.errors import DeviceError, ExecutionError, InvalidOptionError, SampleStoreError
 from autoshard.formats.stores.collective_samples import (
     COLLECTIVE_SAMPLES,
-    Collective,
     CollectiveSample,
     GroupLevel,
+    MeasuredCollective,
     Operator,
     Splits,
 )
@@ -52,7 +52,9 @@ def quick(*sizes, **values):
 
 
 def collective_of(operator=Operator.ALL_TO_ALL, bytes_per_rank=4096, level=GroupLevel.WORLD, **values):
-    return Collective(operator=operator, bytes_per_rank=bytes_per_rank, level=level, **{"dtype": DType.FP32} | values)
+    return MeasuredCollective(
+        operator=operator, bytes_per_rank=bytes_per_rank, level=level, **{"dtype": DType.FP32} | values
+    )
 
 
 def unequal_of(**values):
@@ -124,7 +126,7 @@ ORACLE = """
 import os, sys, time
 import torch, torch.distributed as dist
 from autoshard.core import DType
-from autoshard.formats.stores.collective_samples import Collective, GroupLevel, Operator, Splits
+from autoshard.formats.stores.collective_samples import MeasuredCollective, GroupLevel, Operator, Splits
 from bench.collectives.operators import BoundCollective, Movement, verify
 from bench.collectives.sampling import OPERATORS
 from bench.measuring.devices import TORCH_DTYPES
@@ -134,7 +136,7 @@ dist.init_process_group("gloo", store=dist.FileStore(sys.argv[2], size), rank=ra
 for operator, splits in OPERATORS:
     for dtype in (DType.FP32, DType.FP16, DType.INT8):
         skew = 1.0 if splits is Splits.UNEQUAL else 0.0
-        one = Collective(level=GroupLevel.WORLD, operator=operator, dtype=dtype, bytes_per_rank=240,
+        one = MeasuredCollective(level=GroupLevel.WORLD, operator=operator, dtype=dtype, bytes_per_rank=240,
                          splits=splits, skew=skew)
         verify(one, dist.group.WORLD, torch.device("cpu"))
         movement = Movement.of(one, size)

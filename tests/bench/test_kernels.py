@@ -5,7 +5,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBat
 
 from autoshard.core import DType, Exchange, MemoryLevel, Optimizer, Pooling, Update
 from autoshard.runtime import releases
-from bench.kernels.fused import EPSILON, LEARNING_RATE, FusedKernel, ReplicaKernel, ShardSet, fusable
+from bench.kernels.fused import EPSILON, LEARNING_RATE, ReplicaKernel, ShardSet, TimedFusedKernel, fusable
 from bench.kernels.inputs import draw_batch
 from bench.kernels.measurable import is_measurable
 from bench.measuring.arena import Arenas
@@ -98,7 +98,7 @@ def test_a_set_does_what_plain_tables_do(case, embedding, make_shard, monkeypatc
     batches = [batch for (batch,) in draws]
     running = ShardSet(draws, Arenas(100_000, CPU), CPU)
     for kernel in running._kernels:
-        assert isinstance(kernel, FusedKernel)
+        assert isinstance(kernel, TimedFusedKernel)
         torch.nn.init.normal_(kernel.module.weights_host)
         if kernel.module.optimizer.name != "EXACT_SGD":
             kernel.module.momentum1_host.data.zero_()

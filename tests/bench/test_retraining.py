@@ -10,7 +10,7 @@ from autoshard.cli import main
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats.stores.samples import read_samples
 from autoshard.plugins import TrainingRound, find_trainer
-from bench.collecting.collection import Collection
+from bench.collecting.collection import CollectedSamples
 from bench.collecting.options import CollectOptions, SampleKind
 from bench.collecting.retraining import collect_and_train
 from bench.collecting.termination import Terminated
@@ -26,7 +26,7 @@ def options(tmp_path):
 def collected(asked, stretches, **counts):
     stretches.append(asked.registry)
     counts = {"added": {"random": 3}, "timed_share": 0.5, "num_noisy": 1, **counts}
-    return Collection(kind=SampleKind.KERNELS, device="cpu", **counts)
+    return CollectedSamples(kind=SampleKind.KERNELS, device="cpu", **counts)
 
 
 def test_each_stretch_asks_the_model_of_the_one_before(options):

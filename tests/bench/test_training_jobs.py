@@ -11,7 +11,7 @@ from typer.main import get_command
 from autoshard.commands.options import as_typer_function
 from costmodel.kernel.command import TrainCostOptions
 from costmodel.registry.publish_options import PublishOptions
-from policies.training.run_options import RunOptions
+from policies.training.run_options import PolicyRunOptions
 
 JOBS = Path(__file__).parents[2] / "deploy" / "jobs"
 
@@ -40,7 +40,7 @@ def accepted(words):
     def cost(options: TrainCostOptions, publishing: PublishOptions) -> None:
         asked.append((options, publishing))
 
-    def policy(options: RunOptions, publishing: PublishOptions) -> None:
+    def policy(options: PolicyRunOptions, publishing: PublishOptions) -> None:
         asked.append((options, publishing))
 
     app = typer.Typer()
@@ -53,7 +53,7 @@ def accepted(words):
 def test_the_job_trains_the_cost_model_first_and_both_into_one_registry():
     (cost, of_cost), (policy, of_policy) = (accepted(container["command"][2:]) for container in containers())
     assert isinstance(cost, TrainCostOptions)
-    assert isinstance(policy, RunOptions)
+    assert isinstance(policy, PolicyRunOptions)
     assert of_cost.registry == of_policy.registry
     assert cost.accelerator == policy.accelerator == "cuda"
 

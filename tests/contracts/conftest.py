@@ -12,7 +12,15 @@ import pytest
 import torch
 
 from autoshard.core import DType, MemoryLevel, Optimizer, Pooling, RankCost, Update
-from costmodel import FEATURE_NAMES, CostModelCard, Coverage, FeatureScaling, HeldOutMetrics, Registry, weight_shapes
+from costmodel import (
+    FEATURE_NAMES,
+    CostModelCard,
+    FeatureScaling,
+    HeldOutMetrics,
+    Registry,
+    TrainedCoverage,
+    weight_shapes,
+)
 from costmodel.kernel.card import Interval
 from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.predictor import FULL_CODE_WIDTH
@@ -34,7 +42,7 @@ def registry(tmp_path_factory):
         torch.manual_seed(0)
         card = CostModelCard(
             device=device,
-            coverage=Coverage(
+            coverage=TrainedCoverage(
                 kinds=KINDS,
                 num_tables=(1, 100),
                 ranges=dict.fromkeys(("num_bags", "embedding_dim", "num_embeddings", "pooling_factor"), (0.0, 1e12)),

@@ -20,7 +20,7 @@ from autoshard.core.costs import CommModel
 from autoshard.core.errors import InputError
 from autoshard.evaluation import AlphaBetaComm, UpperEndComm
 from autoshard.evaluation.communication import link_bytes
-from autoshard.formats.stores.collective_samples import Collective, CollectiveSample, GroupLevel, Operator
+from autoshard.formats.stores.collective_samples import CollectiveSample, GroupLevel, MeasuredCollective, Operator
 from costmodel.step.collective_curve import num_latencies
 from costmodel.step.collective_model import COLLECTIVES
 from costmodel.step.collective_training import train_collective_model
@@ -56,7 +56,7 @@ def _sample(operator: Operator, level: GroupLevel, num_bytes: int, nproc: int, n
     chosen = {
         "nproc": nproc,
         "node_size": node_size,
-        "collective": Collective(level=level, operator=operator, dtype=DType.FP32, bytes_per_rank=num_bytes),
+        "collective": MeasuredCollective(level=level, operator=operator, dtype=DType.FP32, bytes_per_rank=num_bytes),
         "group_size": group,
         "num_nodes": 1 if is_near else 2,
         "mean_sent_bytes": sent,

@@ -15,7 +15,7 @@ from autoshard.core.costs import kernel_floor
 from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.formats.stores.samples import read_samples
 from costmodel.kernel.dataset import CostDataset
-from costmodel.kernel.training import TrainingOptions, train_cost_model
+from costmodel.kernel.training import CostTrainingOptions, train_cost_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ sketches = st.tuples(shares, shares, shares, st.floats(0, 1.5))
 
 def learned() -> Subject:
     samples = read_samples(Path(__file__).parents[1] / "data" / "samples")
-    options = TrainingOptions(num_updates=400, batch_size=64)
+    options = CostTrainingOptions(num_updates=400, batch_size=64)
     model = train_cost_model(CostDataset.from_samples(samples), device="cpu", options=options).model
     ranges = model.card.coverage.ranges
     return Subject(

@@ -1,4 +1,4 @@
-"""What every registered planner promises (autoshard.planners.planner.Planner), this project's own and anyone's."""
+"""What every registered planner promises (`PlannerProtocol`), this project's own and anyone's."""
 
 from dataclasses import fields
 

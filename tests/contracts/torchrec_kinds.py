@@ -32,7 +32,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from autoshard.core import Level, Link, MemoryBytes, Topology
 from autoshard.core.errors import AutoshardError
-from autoshard.formats.torchrec import ShardingType
+from autoshard.formats.torchrec import TorchRecType
 from autoshard.torchrec import Planner
 
 WORLD_SIZE, BATCH_SIZE, NUM_STEPS, LEARNING_RATE, EPS = 2, 4, 3, 0.1, 1e-8
@@ -50,7 +50,7 @@ PLAIN = {
 
 
 def every_type(_, __):
-    return [kind.value for kind in ShardingType]
+    return [kind.value for kind in TorchRecType]
 
 
 class Bags(EmbeddingBagCollectionSharder):
@@ -68,7 +68,7 @@ def case(name, *tables, optimizer="sgd", **settings):
 
 def cases():
     dense, by_rows = "data_parallel", ("row_wise", "table_row_wise")
-    for kind in map(str, ShardingType):
+    for kind in map(str, TorchRecType):
         optimizer = None if kind == dense else "sgd"
         for pooling in ("sum", "mean"):
             yield case(f"{kind} {pooling}", (kind, pooling, "ab"), (kind, pooling, "c"), optimizer=optimizer)
@@ -80,7 +80,7 @@ def cases():
     ):
         for pooling in ("sum", "sequence"):
             yield case(f"{kind} {pooling} {optimizer}", (kind, pooling, "ab"), optimizer=optimizer)
-    for one, other in itertools.combinations(map(str, ShardingType), 2):
+    for one, other in itertools.combinations(map(str, TorchRecType), 2):
         yield case(f"{one} with {other}", (one, "sum", "ab"), (other, "sum", "ac"), optimizer=None)
     for one, other in itertools.product(by_rows, ("table_wise", "column_wise", dense, *by_rows)):
         yield case(f"mean {one} with {other}", (one, "mean", "ab"), (other, "sum", "c"), optimizer=None)

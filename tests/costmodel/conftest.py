@@ -5,11 +5,11 @@ import pytest
 
 from autoshard.core import AccessProfile, LocalShard
 from autoshard.formats.stores.samples import read_samples
-from costmodel.kernel.card import CostModelCard, Coverage, HeldOutMetrics, Interval
+from costmodel.kernel.card import CostModelCard, HeldOutMetrics, Interval, TrainedCoverage
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.features import NUM_INPUTS, NUM_WORK, FeatureScaling
 from costmodel.kernel.learned import LearnedCostModel
-from costmodel.kernel.training import TrainingOptions, train_cost_model
+from costmodel.kernel.training import CostTrainingOptions, train_cost_model
 from costmodel.kernel.weights import weight_shapes
 
 #: 400 measured sets of MetaSyn's tables, rows and batch divided by 64, on one CPU thread.
@@ -33,7 +33,7 @@ def dataset(samples):
 
 @pytest.fixture(scope="session")
 def short_options():
-    return TrainingOptions(num_updates=400, batch_size=64)
+    return CostTrainingOptions(num_updates=400, batch_size=64)
 
 
 @pytest.fixture(scope="session")
@@ -68,7 +68,7 @@ def random_weights():
 def card():
     return CostModelCard(
         device="cpu",
-        coverage=Coverage(
+        coverage=TrainedCoverage(
             kinds=("fused/hbm/fp32/rowwise_adagrad/sum",),
             num_tables=(1, 5),
             ranges={

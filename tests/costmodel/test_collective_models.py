@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from autoshard.core import DType, Level, Link, MemoryBytes, Topology
 from autoshard.core.errors import InvalidTopologyError, ModelError
-from autoshard.formats.stores.collective_samples import Collective, CollectiveSample, GroupLevel, Operator
+from autoshard.formats.stores.collective_samples import CollectiveSample, GroupLevel, MeasuredCollective, Operator
 from costmodel.registry.versions import Registry
 from costmodel.step.collective_curve import num_latencies
 from costmodel.step.collective_model import COLLECTIVES, LearnedCollectives
@@ -40,7 +40,7 @@ def sample(operator, level, num_bytes, *, nproc=8, node_size=4, noise=1.0, **cha
         "num_hosts": 1,
         "nproc": nproc,
         "node_size": node_size,
-        "collective": Collective(level=level, operator=operator, dtype=DType.FP32, bytes_per_rank=num_bytes),
+        "collective": MeasuredCollective(level=level, operator=operator, dtype=DType.FP32, bytes_per_rank=num_bytes),
         "group_size": group,
         "num_nodes": span,
         "mean_sent_bytes": sent,

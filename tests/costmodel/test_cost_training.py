@@ -15,7 +15,7 @@ from costmodel.kernel.features import FeatureScaling, shard_features
 from costmodel.kernel.metrics import calibrated_interval, held_out_metrics, kendall_tau, predict, set_codes
 from costmodel.kernel.network import CostNetwork
 from costmodel.kernel.predictor import CostPredictor
-from costmodel.kernel.training import MIN_SAMPLES, TrainingOptions, sample_batches, train_cost_model
+from costmodel.kernel.training import MIN_SAMPLES, CostTrainingOptions, sample_batches, train_cost_model
 from costmodel.kernel.weights import LOG_SPREAD_RANGE
 
 
@@ -112,7 +112,7 @@ def test_noisy_samples_are_left_out(samples):
 
 @given(num_samples=st.integers(1, 50), batch_size=st.integers(1, 60), num_updates=st.integers(1, 30))
 def test_shuffled_batches_see_each_sample_once_per_order(num_samples, batch_size, num_updates):
-    options = TrainingOptions(num_updates=num_updates, batch_size=batch_size)
+    options = CostTrainingOptions(num_updates=num_updates, batch_size=batch_size)
     batches = list(sample_batches(num_samples, options, np.random.default_rng(0)))
     size = min(batch_size, num_samples)
     assert [len(batch) for batch in batches] == [size] * num_updates
@@ -125,12 +125,12 @@ def test_shuffled_batches_see_each_sample_once_per_order(num_samples, batch_size
 @pytest.mark.parametrize(
     ("make", "field"),
     [
-        (lambda: TrainingOptions(batch_size=0), "batch_size"),
-        (lambda: TrainingOptions(learning_rate=0), "learning_rate"),
-        (lambda: TrainingOptions(held_out_share=1), "held_out_share"),
-        (lambda: TrainingOptions(weight_decay=-1), "weight_decay"),
-        (lambda: TrainingOptions(least_share=1), "least_share"),
-        (lambda: TrainingOptions(num_updates=0), "num_updates"),
+        (lambda: CostTrainingOptions(batch_size=0), "batch_size"),
+        (lambda: CostTrainingOptions(learning_rate=0), "learning_rate"),
+        (lambda: CostTrainingOptions(held_out_share=1), "held_out_share"),
+        (lambda: CostTrainingOptions(weight_decay=-1), "weight_decay"),
+        (lambda: CostTrainingOptions(least_share=1), "least_share"),
+        (lambda: CostTrainingOptions(num_updates=0), "num_updates"),
     ],
 )
 def test_options_are_checked(make, field):

@@ -10,7 +10,7 @@ import pytest
 
 from autoshard.core import DType, Exchange, MemoryLevel, Optimizer, Pooling, Update, set_costs
 from autoshard.core.errors import ModelError
-from costmodel.kernel.card import CostModelCard, Coverage
+from costmodel.kernel.card import CostModelCard, TrainedCoverage
 from costmodel.kernel.features import NUM_FEATURES
 from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.predictor import COUNT, FULL_CODE_WIDTH, NUM_OUTSIDE
@@ -130,7 +130,7 @@ def test_kinds_that_were_not_seen_are_refused(random_model, make_shard, changes,
 
 def test_a_long_list_of_kinds_is_cut(make_shard):
     kinds = tuple(f"fused/hbm/fp32/optimizer{number}/sum" for number in range(500))
-    coverage = Coverage(kinds=kinds, num_tables=(1, 2), ranges={})
+    coverage = TrainedCoverage(kinds=kinds, num_tables=(1, 2), ranges={})
     with pytest.raises(ModelError, match="has seen fused/hbm/fp32/optimizer0/sum") as caught:
         coverage.check(make_shard())
     assert len(str(caught.value)) < 1500

@@ -10,7 +10,7 @@ from autoshard.cli import main
 from autoshard.core.errors import ModelError
 from costmodel.kernel.comparison import kernel_version, unseen_by
 from costmodel.kernel.learned import LearnedCostModel
-from costmodel.registry.promotion import LEAST_TOLERANCE, Comparison, TrainedVersion, publish_version
+from costmodel.registry.promotion import LEAST_TOLERANCE, HeldOutComparison, TrainedVersion, publish_version
 from costmodel.registry.publish_options import PublishOptions
 from costmodel.registry.versions import SHIPPED_VARIABLE, Registry
 
@@ -29,7 +29,7 @@ def shipped(tmp_path, monkeypatch):
 
 
 def against(name, difference):
-    return Comparison.paired(np.full(20, difference), against=name, measure="error", of="samples")
+    return HeldOutComparison.paired(np.full(20, difference), against=name, measure="error", of="samples")
 
 
 def version(number, *, compare=None, baselines=()):
@@ -55,12 +55,12 @@ def publish(registry, trained, **options):
 class TestComparison:
     def test_the_tolerance_is_the_standard_error_of_the_pairs(self):
         difference_P = np.array([0.0, 0.02, 0.04, 0.02])
-        found = Comparison.paired(difference_P, against="x", measure="error", of="samples")
+        found = HeldOutComparison.paired(difference_P, against="x", measure="error", of="samples")
         # Deviations -2, 0, 2 and 0%: a variance of 8/3 %^2, over four pairs.
         assert found.tolerance == pytest.approx(0.01 * (8 / 3 / 4) ** 0.5)
         assert found.difference == pytest.approx(0.02)
         assert found.is_worse
-        assert not Comparison.paired(difference_P - 0.015, against="x", measure="error", of="samples").is_worse
+        assert not HeldOutComparison.paired(difference_P - 0.015, against="x", measure="error", of="samples").is_worse
 
     @pytest.mark.parametrize(("difference", "is_worse"), [(0.0009, False), (0.0011, True), (-1, False), (np.nan, True)])
     def test_differences_that_never_vary_may_be_small(self, difference, is_worse):

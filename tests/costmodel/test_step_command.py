@@ -16,9 +16,9 @@ from autoshard.evaluation import evaluate
 from autoshard.formats.metasyn import metasyn
 from autoshard.formats.stores.collective_samples import (
     COLLECTIVE_SAMPLES,
-    Collective,
     CollectiveSample,
     GroupLevel,
+    MeasuredCollective,
     Operator,
 )
 from autoshard.formats.stores.dense_samples import DENSE_SAMPLES, DenseSample
@@ -44,7 +44,9 @@ WHERE = {
 
 
 def collective(num_bytes):
-    what = Collective(level=GroupLevel.NODE, operator=Operator.ALL_TO_ALL, dtype=DType.FP32, bytes_per_rank=num_bytes)
+    what = MeasuredCollective(
+        level=GroupLevel.NODE, operator=Operator.ALL_TO_ALL, dtype=DType.FP32, bytes_per_rank=num_bytes
+    )
     return CollectiveSample(
         **WHERE,
         backend="gloo",

@@ -25,7 +25,7 @@ from autoshard.core import (
 )
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel
 from autoshard.planners.space.placement import PlacementProblem
-from costmodel import CostModelCard, Coverage, FeatureScaling, HeldOutMetrics, LearnedCostModel
+from costmodel import CostModelCard, FeatureScaling, HeldOutMetrics, LearnedCostModel, TrainedCoverage
 from costmodel.kernel.card import Interval
 from costmodel.kernel.features import NUM_FEATURES
 from costmodel.kernel.weights import ENCODER_HIDDEN, weight_shapes
@@ -54,7 +54,7 @@ def learned():
     }
     card = CostModelCard(
         device="cpu",
-        coverage=Coverage(kinds=KINDS, num_tables=(1, 10), ranges=RANGES),
+        coverage=TrainedCoverage(kinds=KINDS, num_tables=(1, 10), ranges=RANGES),
         encoder_hidden=ENCODER_HIDDEN,
         scaling=FeatureScaling(mean_F=(0.0,) * NUM_FEATURES, std_F=(1.0,) * NUM_FEATURES),
         scale_ms=3.0,

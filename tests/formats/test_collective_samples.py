@@ -11,9 +11,9 @@ from autoshard.core import DType
 from autoshard.core.errors import FormatError, InvalidOptionError, SampleStoreError
 from autoshard.formats.stores.collective_samples import (
     COLLECTIVE_SAMPLES,
-    Collective,
     CollectiveSample,
     GroupLevel,
+    MeasuredCollective,
     Operator,
     Splits,
 )
@@ -23,7 +23,7 @@ NOON = datetime(2026, 1, 2, 12, 0, 0, 123456, tzinfo=UTC)
 
 def collective_of(operator=Operator.ALL_TO_ALL, **values):
     defaults = {"level": GroupLevel.NODE, "dtype": DType.FP16, "bytes_per_rank": 4096}
-    return Collective(operator=operator, **defaults | values)
+    return MeasuredCollective(operator=operator, **defaults | values)
 
 
 def sample_of(minute=0, **values):

@@ -19,15 +19,15 @@ from autoshard.core.dense import DenseKind, DenseShape
 from autoshard.core.step import PART_FEATURES, Overlap
 from autoshard.formats.stores.collective_samples import (
     COLLECTIVE_SAMPLES,
-    Collective,
     CollectiveSample,
     GroupLevel,
+    MeasuredCollective,
     Operator,
 )
 from autoshard.formats.stores.dense_samples import DENSE_SAMPLES, DenseSample
 from autoshard.formats.stores.samples import MeasuredShard, Sample, write_samples
 from autoshard.report.replay_json import REPLAY, ReplayedRank, ReplayResult
-from costmodel import CostModelCard, Coverage, FeatureScaling, HeldOutMetrics, Registry, weight_shapes
+from costmodel import CostModelCard, FeatureScaling, HeldOutMetrics, Registry, TrainedCoverage, weight_shapes
 from costmodel.kernel.card import Interval
 from costmodel.kernel.features import NUM_FEATURES
 from costmodel.kernel.learned import LearnedCostModel
@@ -266,7 +266,7 @@ def _collective_sample(operator, level, num_bytes, nproc):
         num_hosts=1,
         nproc=nproc,
         node_size=nproc // 2,
-        collective=Collective(level=level, operator=operator, dtype=DType.FP32, bytes_per_rank=num_bytes),
+        collective=MeasuredCollective(level=level, operator=operator, dtype=DType.FP32, bytes_per_rank=num_bytes),
         group_size=group,
         num_nodes=nodes,
         mean_sent_bytes=sent,
@@ -290,7 +290,7 @@ def _write_registry(folder, store):
     weights = {name: rng.normal(0, 0.1, shape).astype(np.float32) for name, shape in weight_shapes(hidden).items()}
     card = CostModelCard(
         device="cpu",
-        coverage=Coverage(
+        coverage=TrainedCoverage(
             kinds=KINDS,
             num_tables=(1, 5),
             ranges=dict.fromkeys(("num_bags", "embedding_dim", "num_embeddings", "pooling_factor"), (1.0, 1e6)),

@@ -18,9 +18,9 @@ from autoshard.planners.flexshard.break_points import (
 )
 from autoshard.planners.flexshard.equations import (
     Bandwidths,
-    Machine,
+    FlexMachine,
     RowSet,
-    Strategy,
+    TierStrategy,
     communication_s,
     dynamic_communication_s,
     dynamic_memory_bytes,
@@ -31,7 +31,7 @@ from autoshard.planners.flexshard.equations import (
     static_memory_bytes,
 )
 
-RW, CW, DP, FLEX = Strategy.ROW_WISE, Strategy.COLUMN_WISE, Strategy.DATA_PARALLEL, Strategy.FLEX
+RW, CW, DP, FLEX = TierStrategy.ROW_WISE, TierStrategy.COLUMN_WISE, TierStrategy.DATA_PARALLEL, TierStrategy.FLEX
 #: The paper's cluster (Sec. 5): 4 nodes of 8, batch of 4,096 per rank; bandwidths as in its Fig. 3, in bytes per s.
 BANDWIDTHS = Bandwidths(
     all_to_all_global=2e9,
@@ -40,7 +40,7 @@ BANDWIDTHS = Bandwidths(
     all_reduce_cross=1e9,
     reduce_scatter_global=2e9,
 )
-PAPER = Machine(ranks_per_node=8, num_nodes=4, local_batch_size=4096, bandwidths=BANDWIDTHS)
+PAPER = FlexMachine(ranks_per_node=8, num_nodes=4, local_batch_size=4096, bandwidths=BANDWIDTHS)
 #: 32 ranks of which each has 2^20 rows; 100 lookups per sample of 256 fp32.
 ROWS = RowSet(num_rows=2**25, lookups_per_sample=100, embedding_dim=256)
 ROW_BYTES = 1024
@@ -76,7 +76,7 @@ class TestEquations:
         assert input_distribution_s(DP, ROWS, PAPER) == 0
 
     @given(
-        strategy=st.sampled_from(Strategy),
+        strategy=st.sampled_from(TierStrategy),
         num_rows=st.lists(st.floats(0, 1e9), min_size=2, max_size=2),
         lookups=st.lists(st.floats(0, 1e4), min_size=2, max_size=2),
     )

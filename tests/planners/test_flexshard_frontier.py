@@ -21,8 +21,8 @@ from autoshard.core import (
 )
 from autoshard.planners.flexshard.equations import (
     Bandwidths,
-    Machine,
-    Strategy,
+    FlexMachine,
+    TierStrategy,
     communication_s,
     input_distribution_s,
     memory_bytes,
@@ -38,7 +38,7 @@ BANDWIDTHS = Bandwidths(
     all_reduce_cross=3e9,
     reduce_scatter_global=2e9,
 )
-MACHINE = Machine(ranks_per_node=2, num_nodes=2, local_batch_size=64, bandwidths=BANDWIDTHS)
+MACHINE = FlexMachine(ranks_per_node=2, num_nodes=2, local_batch_size=64, bandwidths=BANDWIDTHS)
 PRICING = Pricing(machine=MACHINE)
 
 
@@ -62,8 +62,8 @@ def cost(one, bounds, pricing=PRICING):
     """Memory and communication of a cut of a sequence table, straight from the scaling equations."""
     whole = pricing.rows_of(one)
     totals = np.zeros(2)
-    ends = {Strategy.DATA_PARALLEL: (0, bounds.replicated), Strategy.FLEX: (bounds.replicated, bounds.flexed)}
-    ends[Strategy.ROW_WISE] = (bounds.flexed, one.num_embeddings)
+    ends = {TierStrategy.DATA_PARALLEL: (0, bounds.replicated), TierStrategy.FLEX: (bounds.replicated, bounds.flexed)}
+    ends[TierStrategy.ROW_WISE] = (bounds.flexed, one.num_embeddings)
     for strategy, (start, stop) in ends.items():
         share = float(one.access.coverage(stop) - one.access.coverage(start))
         rows = replace(whole, num_rows=stop - start, lookups_per_sample=whole.lookups_per_sample * share)

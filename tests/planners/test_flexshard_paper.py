@@ -5,7 +5,7 @@ import pytest
 
 from autoshard.core import Tier
 from autoshard.planners.flexshard.break_points import memory_neutral_probability, pareto_frontier
-from autoshard.planners.flexshard.equations import RowSet, Strategy, dynamic_memory_bytes
+from autoshard.planners.flexshard.equations import RowSet, TierStrategy, dynamic_memory_bytes
 from studies.papers.flexshard.models import (
     DIM,
     EACH_NODE_ROWS,
@@ -65,7 +65,9 @@ class TestTable4:
         # 4.19 GB for a mean length of about 1,000, 2.10 GB for 500.
         length, printed_gb = (1000, 4.19) if model in (RM_1, RM_2) else (500, 2.10)
         rows = RowSet(num_rows=0, lookups_per_sample=length, embedding_dim=DIM)
-        assert dynamic_memory_bytes(Strategy.DATA_PARALLEL, rows, MACHINE) / 1e9 == pytest.approx(printed_gb, abs=0.005)
+        assert dynamic_memory_bytes(TierStrategy.DATA_PARALLEL, rows, MACHINE) / 1e9 == pytest.approx(
+            printed_gb, abs=0.005
+        )
 
 
 class TestTable5:

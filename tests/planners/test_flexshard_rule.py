@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoshard.core import AccessProfile, EmbeddingTable, Feature, ImpliedOrder, Pooling
-from autoshard.planners.flexshard.equations import Bandwidths, Machine
+from autoshard.planners.flexshard.equations import Bandwidths, FlexMachine
 from autoshard.planners.flexshard.frontier import Frontier
 from autoshard.planners.flexshard.paper_rule import paper_choice
 from autoshard.planners.flexshard.tier_costs import Pricing, tiers_of
@@ -24,7 +24,7 @@ BANDWIDTHS = Bandwidths(
     reduce_scatter_global=2e9,
 )
 PRICING = Pricing(
-    machine=Machine(ranks_per_node=NODE, num_nodes=WORLD // NODE, local_batch_size=BATCH, bandwidths=BANDWIDTHS),
+    machine=FlexMachine(ranks_per_node=NODE, num_nodes=WORLD // NODE, local_batch_size=BATCH, bandwidths=BANDWIDTHS),
     memory_multiplier=MULTIPLIER,
 )
 #: Memory of a row over row-wise, by Table 2: copies on each rank and on each node, and what a lookup per sample saves.

@@ -17,7 +17,7 @@ from autoshard.planners.hybrid.offered import space_of
 from autoshard.planners.hybrid.race import improve
 from autoshard.planners.hybrid.rates import FlatOptions, Rates
 from autoshard.planners.hybrid.ruin import Rebuilding
-from autoshard.planners.hybrid.starts import Asked, asked_plans, balanced_starts
+from autoshard.planners.hybrid.starts import StartSpec, asked_plans, balanced_starts
 from autoshard.planners.hybrid.step_search import StepSearch, search_steps
 
 EXPONENT = 32
@@ -145,7 +145,7 @@ def test_a_limit_that_is_over_gives_a_plan_all_the_same(draw_task, make_request)
 
 
 def test_imports_that_are_still_to_be_made_count():
-    asked = Asked(name="any", base_s=1.0, library="a_module_that_nobody_imports", import_s=3.0)
+    asked = StartSpec(name="any", base_s=1.0, library="a_module_that_nobody_imports", import_s=3.0)
     assert asked.seconds(10, 2) == 1.0
     assert asked.missing_import_s() == 3.0
     assert replace(asked, library="numpy").missing_import_s() == 0.0
@@ -153,7 +153,7 @@ def test_imports_that_are_still_to_be_made_count():
 
 def test_who_is_asked_depends_on_the_clock_only_where_time_ends_the_search(draw_task, make_request):
     request = make_request(draw_task(6, 4, seed=1))
-    greedy = Asked(name="cost-greedy", table_s=1e-6, share=1.0)
+    greedy = StartSpec(name="cost-greedy", table_s=1e-6, share=1.0)
     over_s = time.perf_counter() - 1.0
     assert set(asked_plans(request, [greedy])) == {"cost-greedy"}
     assert asked_plans(request, [greedy], over_s) == {}

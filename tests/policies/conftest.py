@@ -15,7 +15,7 @@ from autoshard.core import (
     Topology,
 )
 from autoshard.planners.space.placement import PlacementProblem
-from costmodel import CostModelCard, Coverage, FeatureScaling, HeldOutMetrics
+from costmodel import CostModelCard, FeatureScaling, HeldOutMetrics, TrainedCoverage
 from costmodel.kernel.card import Interval
 from costmodel.kernel.features import INPUT_NAMES, NUM_FEATURES, NUM_WORK, WORK_NAMES
 from costmodel.kernel.learned import LearnedCostModel
@@ -39,7 +39,7 @@ def additive_cost_model(num_bags):
     weights["encoder.trunk.2.weight"][0, 0] = weights["encoder.traits.0.weight"][0, 0] = 1.0
     card = CostModelCard(
         device="cpu",
-        coverage=Coverage(
+        coverage=TrainedCoverage(
             kinds=(KIND,),
             num_tables=(1, 10),
             ranges=dict.fromkeys(("num_bags", "embedding_dim", "num_embeddings", "pooling_factor"), (0.0, 1e9)),

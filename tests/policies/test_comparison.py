@@ -19,7 +19,7 @@ from env import Objective
 from policies.choices import Items
 from policies.network.network import PlacementNetwork
 from policies.planning.decoding import decode
-from policies.planning.tasks import Split, TaskKind, items_task, sample_problems, task_seeds
+from policies.planning.tasks import TaskKind, TaskSplit, items_task, sample_problems, task_seeds
 from policies.planning.trained import TrainedPolicy
 from policies.training.comparison import placed_ms, policy_version
 
@@ -50,7 +50,7 @@ def make_tasks():
 
     def make(model, objective, items=Items.TABLES):
         kind = TaskKind(device="cpu", num_tables=6, num_ranks=2, items=items)
-        problems = sample_problems(pool, model, kind, task_seeds(Split.TEST, NUM_TASKS))
+        problems = sample_problems(pool, model, kind, task_seeds(TaskSplit.TEST, NUM_TASKS))
         costs = CostModels(kernel=model, comm=AlphaBetaComm())
         return [items_task(problem, items, objective=objective, costs=costs) for problem in problems]
 

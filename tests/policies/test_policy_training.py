@@ -13,9 +13,9 @@ from env import Objective, PlacementTask
 from policies.algorithms.training_options import Plateau
 from policies.choices import Algorithm, Items, RewardSource
 from policies.network.network import PlacementNetwork
-from policies.planning.tasks import NUM_ROW_RANGES, Split, TaskKind, items_task, sample_problems, task_seeds
+from policies.planning.tasks import NUM_ROW_RANGES, TaskKind, TaskSplit, items_task, sample_problems, task_seeds
 from policies.training.checkpoint import Checkpoint
-from policies.training.run_options import RunOptions
+from policies.training.run_options import PolicyRunOptions
 from policies.training.scores import Baselines, score_placements
 from policies.training.trainer import Budget, PolicyTrainer, TrainingOptions
 
@@ -164,7 +164,7 @@ def test_parts_of_tables_are_trained_on_and_compared_with_planners(make_tables, 
     model = AnalyticCostModel.for_device("cpu")
     pool = make_tables([1, 9, 4, 2, 7, 3], rows=[4000, 90, 800, 6000, 50, 700])
     kind = TaskKind(device="cpu", num_tables=4, num_ranks=2, items=items, memory_fill=0.9)
-    problems = sample_problems(pool, model, kind, task_seeds(Split.TRAIN, 3))
+    problems = sample_problems(pool, model, kind, task_seeds(TaskSplit.TRAIN, 3))
     costs = CostModels(kernel=model, comm=AlphaBetaComm())
     as_task = partial(items_task, items=items, objective=Objective.STEP, costs=costs)
     trainer = PolicyTrainer(problems, problems, options=OPTIONS, as_task=as_task)
@@ -179,7 +179,7 @@ def test_parts_of_tables_are_trained_on_and_compared_with_planners(make_tables, 
 def test_ppo_cannot_learn_from_episodes_of_different_lengths(make_tables):
     model = AnalyticCostModel.for_device("cpu")
     kind = TaskKind(device="cpu", num_tables=2, num_ranks=2, items=Items.TIERS)
-    problems = sample_problems(make_tables([1, 9, 4]), model, kind, task_seeds(Split.TRAIN, 2))
+    problems = sample_problems(make_tables([1, 9, 4]), model, kind, task_seeds(TaskSplit.TRAIN, 2))
     options = replace(OPTIONS, algorithm=Algorithm.PPO)
     with pytest.raises(InvalidOptionError, match="algorithm: must be vtrace where items may be split"):
         PolicyTrainer(problems, problems, options=options, as_task=partial(items_task, items=Items.TIERS))
@@ -239,10 +239,10 @@ def test_what_a_budget_leaves_out_has_a_usual_value(budget, limit_s, most_stale)
 
 def test_patience_under_a_cost_model_in_training_is_asked_for(tmp_path):
     budget = Budget(seconds=100.0)
-    assert RunOptions(budget=budget).ending.most_stale == 60
-    assert RunOptions(budget=budget, joint=True, store=tmp_path).ending.most_stale is None
+    assert PolicyRunOptions(budget=budget).ending.most_stale == 60
+    assert PolicyRunOptions(budget=budget, joint=True, store=tmp_path).ending.most_stale is None
     patient = replace(budget, patience=3)
-    assert RunOptions(budget=patient, joint=True, store=tmp_path).ending.most_stale == 3
+    assert PolicyRunOptions(budget=patient, joint=True, store=tmp_path).ending.most_stale == 3
 
 
 def test_tasks_of_different_sizes_are_refused(make_tasks, validation):

@@ -7,8 +7,8 @@ from autoshard.core.errors import InvalidOptionError, InvalidTableError
 from autoshard.evaluation.analytic import AnalyticCostModel
 from policies.choices import Items
 from policies.planning.tasks import (
-    Split,
     TaskKind,
+    TaskSplit,
     cut,
     items_problem,
     items_task,
@@ -21,23 +21,23 @@ from policies.planning.tasks import (
 
 def test_splits_and_runs_never_share_a_seed():
     seeds = [
-        *task_seeds(Split.VALIDATION, 1000),
-        *task_seeds(Split.TEST, 1000),
-        *(seed for run in range(20) for seed in task_seeds(Split.TRAIN, 1000, run)),
+        *task_seeds(TaskSplit.VALIDATION, 1000),
+        *task_seeds(TaskSplit.TEST, 1000),
+        *(seed for run in range(20) for seed in task_seeds(TaskSplit.TRAIN, 1000, run)),
     ]
     assert len(set(seeds)) == len(seeds)
     assert min(seeds) > 2**32  # out of reach of what people type
 
 
 def test_only_training_tasks_depend_on_the_runs_seed():
-    assert task_seeds(Split.TEST, 20, seed=0) == task_seeds(Split.TEST, 20, seed=7)
-    assert task_seeds(Split.TRAIN, 20, seed=0) != task_seeds(Split.TRAIN, 20, seed=7)
+    assert task_seeds(TaskSplit.TEST, 20, seed=0) == task_seeds(TaskSplit.TEST, 20, seed=7)
+    assert task_seeds(TaskSplit.TRAIN, 20, seed=0) != task_seeds(TaskSplit.TRAIN, 20, seed=7)
 
 
 @pytest.mark.parametrize(("num_tasks", "seed"), [(0, 0), (1 << 21, 0), (1, -1)])
 def test_numbers_out_of_range_are_refused(num_tasks, seed):
     with pytest.raises(InvalidOptionError, match="must be"):
-        task_seeds(Split.TRAIN, num_tasks, seed)
+        task_seeds(TaskSplit.TRAIN, num_tasks, seed)
 
 
 def kind(num_tables, num_ranks, **options):
@@ -46,7 +46,7 @@ def kind(num_tables, num_ranks, **options):
 
 def test_problems_are_subsets_of_the_pool_without_limits(make_tables, model):
     pool = make_tables([1, 2, 3, 4, 5, 6])
-    problems = sample_problems(pool, model, kind(4, 3), task_seeds(Split.TRAIN, 8))
+    problems = sample_problems(pool, model, kind(4, 3), task_seeds(TaskSplit.TRAIN, 8))
     names = {table.name for table in pool.tables}
     drawn = {tuple(table.name for table in problem.tables.tables) for problem in problems}
     assert len(drawn) > 1
@@ -59,7 +59,7 @@ def test_problems_are_subsets_of_the_pool_without_limits(make_tables, model):
 
 def test_a_pool_that_is_too_small_is_refused(make_tables, model):
     with pytest.raises(InvalidTableError, match="num_tables"):
-        sample_problems(make_tables([1, 2]), model, kind(3, 2), task_seeds(Split.TEST, 1))
+        sample_problems(make_tables([1, 2]), model, kind(3, 2), task_seeds(TaskSplit.TEST, 1))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_kinds_of_tasks_that_make_no_sense_are_refused(options, told):
 def test_items_tile_their_tables_and_are_equally_many_in_every_task(make_tables, items):
     pool = make_tables([1, 2, 3, 4, 5, 6], rows=[1, 7, 100, 3, 1000, 50])
     model = AnalyticCostModel.for_device("cpu")
-    problems = sample_problems(pool, model, kind(3, 2, items=items), task_seeds(Split.TRAIN, 6))
+    problems = sample_problems(pool, model, kind(3, 2, items=items), task_seeds(TaskSplit.TRAIN, 6))
     assert len({problem.num_items for problem in problems}) == 1
     for problem in problems:
         for table in problem.tables.tables:
@@ -113,7 +113,7 @@ def test_tables_of_too_few_rows_are_cut_less_or_not_at_all(make_tables):
 
 def test_memory_is_as_full_as_asked_for(make_tables, model):
     pool = make_tables([1.0] * 30, rows=list(range(1000, 1030)))
-    for problem in sample_problems(pool, model, kind(24, 2, memory_fill=0.9), task_seeds(Split.TEST, 5)):
+    for problem in sample_problems(pool, model, kind(24, 2, memory_fill=0.9), task_seeds(TaskSplit.TEST, 5)):
         fill = problem.bytes_N.sum() / problem.capacity_R.sum()
         assert fill == pytest.approx(0.9, abs=0.001)
 
@@ -121,7 +121,7 @@ def test_memory_is_as_full_as_asked_for(make_tables, model):
 def test_there_is_more_memory_where_nothing_fits_otherwise(make_tables, model):
     # Two narrow tables on one rank, the wide one on the other.
     pool = make_tables([1.0] * 3, rows=1000)
-    (problem,) = sample_problems(pool, model, kind(3, 2, memory_fill=1.0), task_seeds(Split.TEST, 1))
+    (problem,) = sample_problems(pool, model, kind(3, 2, memory_fill=1.0), task_seeds(TaskSplit.TEST, 1))
     assert sorted(problem.bytes_N.tolist()) == [68_000, 68_000, 132_000]
     assert 136_000 <= problem.capacity_R[0] <= 1.01 * 136_000
 

@@ -11,7 +11,7 @@ from policies.algorithms.training_options import Budget
 from policies.choices import Algorithm
 from policies.planning.planner import PolicyPlanner
 from policies.planning.trained import TrainedPolicy
-from policies.training.run_options import RunOptions, TaskOptions
+from policies.training.run_options import PolicyRunOptions, TaskOptions
 from policies.training.runs import run_training
 
 SMALL = ["--num-tables", "8", "--num-ranks", "2", "--num-tasks", "4", "--updates", "2"]
@@ -184,7 +184,7 @@ def test_it_goes_on_from_a_checkpoint(registry, tmp_path, capsys):
 def test_a_cost_model_that_is_published_meanwhile_waits_for_the_next_training(tmp_path, make_cost):
     models, before, after = Registry(tmp_path), make_cost(num_bags=1024), make_cost(num_bags=2048)
     first = models.publish("cost", "cpu", before.tensors(), before.card.to_json())
-    options = RunOptions(budget=Budget(num_updates=1), tasks=TaskOptions(num_tasks=4, num_tables=8, num_ranks=2))
+    options = PolicyRunOptions(budget=Budget(num_updates=1), tasks=TaskOptions(num_tasks=4, num_tables=8, num_ranks=2))
     run = run_training(
         options,
         PublishOptions(registry=tmp_path, force=True),

@@ -26,7 +26,7 @@ from autoshard.report.coverage_page import MOST_POINTS, Listing, PairAxis, Regio
 from autoshard.report.images import figure_page
 from autoshard.report.rendering import PLOTLY_JS, short_markup
 from autoshard.report.simulation import curves_figure, simulation_report
-from autoshard.simulation.points import Point, PointMemory, PointStatus, PricedPoint, UnpricedPoint
+from autoshard.simulation.points import PointMemory, PointStatus, PricedPoint, SweepPoint, UnpricedPoint
 from autoshard.simulation.record import SweepRecord
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -68,7 +68,7 @@ def a_comparison(plan):
 def a_sweep():
     points = tuple(
         PricedPoint(
-            point=Point(machine=machine, num_ranks=ranks, batch_size=4096, num_groups=groups),
+            point=SweepPoint(machine=machine, num_ranks=ranks, batch_size=4096, num_groups=groups),
             needed_bytes=1 << 30,
             available_bytes=1 << 34,
             step_ms=Estimate(value=1.0, low=0.9, high=1.2),

@@ -118,7 +118,7 @@ def test_row_orders_take_no_more_than_is_counted(first_id, make_plan, make_table
     shard = PlacedShard.table_wise(Shard(table=table, rows=rows, columns=(0, 16)), 0)
     order = RowOrder(file="t.parquet", digest="0" * 64, num_ordered=100)
     counted = row_order_bytes(replace(plan, shards=(shard,), row_orders={"t": order}))
-    held = addresses.RowOrder(ids_N, 1000, CPU)
+    held = addresses.RowOrderMap(ids_N, 1000, CPU)
     parts = [*vars(held).values(), *(vars(held._high).values() if held._high is not None else ())]
     taken = sum(one.nbytes for one in parts if isinstance(one, torch.Tensor))
     assert taken <= counted

@@ -12,7 +12,7 @@ import torch
 from autoshard.core import PlacedShard, RowRange, RowsBy, Shard, Split, Tier
 from autoshard.runtime import participation
 from autoshard.runtime.engine.holdings import holdings_of
-from autoshard.runtime.engine.ids.addresses import RowOrder
+from autoshard.runtime.engine.ids.addresses import RowOrderMap
 from autoshard.runtime.engine.rows.places import held_chunks
 from autoshard.runtime.participation import Participation
 from tests.runtime.pretended_gpu import CUDA, OnGpu, WrongDeviceError, pretended
@@ -49,9 +49,9 @@ def test_row_orders_on_a_gpu_find_the_places_of_rows(make_plan, make_table):
     plan = make_plan([table], [0])
     [holding] = holdings_of(type(plan)(tables=plan.tables, topology=plan.topology, shards=(placed,)), 2)
     ids_N = torch.tensor([90, 3, 0, 17, 55])
-    [(_, rows_L, places_L)] = held_chunks(holding, 0, RowOrder(ids_N, 100, torch.device("cpu")), range(100))
+    [(_, rows_L, places_L)] = held_chunks(holding, 0, RowOrderMap(ids_N, 100, torch.device("cpu")), range(100))
     with pretended():
-        [(_, found_L, found_places_L)] = held_chunks(holding, 0, RowOrder(ids_N, 100, CUDA), range(100))
+        [(_, found_L, found_places_L)] = held_chunks(holding, 0, RowOrderMap(ids_N, 100, CUDA), range(100))
     assert found_L.tolist() == rows_L.tolist()
     assert found_places_L.tolist() == places_L.tolist()
 

@@ -11,7 +11,7 @@ import costmodel
 from autoshard.cli import main
 from autoshard.client import Client
 from costmodel.registry.versions import SHIPPED_VARIABLE, Registry
-from server.access import Actor
+from server.access import Principal
 from server.bodies.jobs import JobKind, JobState
 from server.jobs.engine import JobEngine
 from server.problems import StorageError
@@ -189,7 +189,7 @@ def test_a_database_that_does_not_answer_for_a_moment_fails_no_job(tmp_path, mon
     engine = JobEngine(storage, ServerSettings(data=tmp_path))
     engine.start()
     try:
-        run, _ = storage.add_job(JobKind.PLAN, json.dumps(TASK).encode(), "client", None, Actor())
+        run, _ = storage.add_job(JobKind.PLAN, json.dumps(TASK).encode(), "client", None, Principal())
         engine.enqueue(run)
         deadline = time.monotonic() + 60
         while not (job := storage.jobs.read(run.id)).state.is_final:

@@ -13,10 +13,10 @@ from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs, make_plan
 from autoshard.simulation import (
     SIMULATION,
-    Point,
     PointMemory,
     PricedPoint,
     Simulator,
+    SweepPoint,
     SweepRecord,
     UnpricedPoint,
     read_record,
@@ -83,14 +83,14 @@ class TestPoints:
 
     def test_nothing_below_one(self):
         with pytest.raises(InvalidOptionError, match="num_ranks: must be at least 1, got 0"):
-            Point(machine="zionex", num_ranks=0, batch_size=1)
+            SweepPoint(machine="zionex", num_ranks=0, batch_size=1)
 
     def test_scaling_factors_are_throughput_per_rank_over_the_smallest(self):
         def priced(num_ranks, step_ms, machine="zionex"):
-            point = Point(machine=machine, num_ranks=num_ranks, batch_size=100, is_batch_per_rank=True)
+            point = SweepPoint(machine=machine, num_ranks=num_ranks, batch_size=100, is_batch_per_rank=True)
             return priced_point(point, step_ms)
 
-        point = Point(machine="zionex", num_ranks=4, batch_size=100, is_batch_per_rank=True)
+        point = SweepPoint(machine="zionex", num_ranks=4, batch_size=100, is_batch_per_rank=True)
         failed = UnpricedPoint(
             point=point,
             needed_bytes=2,
@@ -153,14 +153,14 @@ class TestSimulator:
         ],
     )
     def test_what_cannot_be_says_why(self, changes, reason):
-        point = replace(Point(machine="dgx-a100", num_ranks=8, batch_size=4096), **changes)
+        point = replace(SweepPoint(machine="dgx-a100", num_ranks=8, batch_size=4096), **changes)
         found = simulator().simulate(point)
         assert found.status is PointStatus.IMPOSSIBLE
         assert reason in found.reason
 
     def test_a_machine_that_cannot_be_is_an_error(self):
         with pytest.raises(InvalidTopologyError, match="must be a multiple of the 8 ranks"):
-            simulator().simulate(Point(machine="dgx-a100", num_ranks=12, batch_size=64))
+            simulator().simulate(SweepPoint(machine="dgx-a100", num_ranks=12, batch_size=64))
 
     def test_batches_are_drawn_where_asked_for(self):
         (point,) = sweep_points(machines=["dgx-a100"], ranks=[8], batch_sizes=[4096])

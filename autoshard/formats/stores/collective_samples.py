@@ -50,7 +50,7 @@ class GroupLevel(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collective:
+class MeasuredCollective:
     """What is measured.
 
     Attributes:
@@ -129,7 +129,7 @@ class CollectiveSample:
     reference_ms: Milliseconds
     num_rounds: _Number
     sample_id: str = ""
-    collective: Collective
+    collective: MeasuredCollective
 
     def __post_init__(self) -> None:
         sizes = (self.group_size, self.node_size, self.num_nodes)

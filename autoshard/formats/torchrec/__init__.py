@@ -2,7 +2,7 @@
 
 from autoshard.formats.torchrec.places import Place, Places, usual_places
 from autoshard.formats.torchrec.plans import (
-    Change,
+    ExportedDifference,
     as_executed,
     changes,
     from_torchrec,
@@ -10,14 +10,14 @@ from autoshard.formats.torchrec.plans import (
     refusals,
     to_torchrec,
 )
-from autoshard.formats.torchrec.sharding import NotInTorchRecError, ShardingType
+from autoshard.formats.torchrec.sharding import NotInTorchRecError, TorchRecType
 
 __all__ = [
-    "Change",
+    "ExportedDifference",
     "NotInTorchRecError",
     "Place",
     "Places",
-    "ShardingType",
+    "TorchRecType",
     "as_executed",
     "changes",
     "from_torchrec",

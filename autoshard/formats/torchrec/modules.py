@@ -33,7 +33,7 @@ from autoshard.core.errors import InvalidTableError
 from autoshard.core.quoting import shown
 from autoshard.formats.torchrec.configs import DATA_TYPES, OPTIMIZER_CLASSES, POOLING_TYPES
 from autoshard.formats.torchrec.places import Place, Places
-from autoshard.formats.torchrec.sharding import TIERS, ShardingType
+from autoshard.formats.torchrec.sharding import TIERS, TorchRecType
 
 try:
     from torchrec.modules.pec_embedding_modules import PECEmbeddingCollection
@@ -453,12 +453,13 @@ def _constraints(constraint: Any, name: str) -> Constraints:
     types = getattr(constraint, "sharding_types", None)
     if not types:
         return Constraints()
-    unknown = [kind for kind in types if kind not in list(ShardingType)]
+    unknown = [kind for kind in types if kind not in list(TorchRecType)]
     if unknown:
         raise InvalidTableError(
-            f"must be of {', '.join(ShardingType)}, got {shown(unknown[0])}", field=f"constraints.{name}.sharding_types"
+            f"must be of {', '.join(TorchRecType)}, got {shown(unknown[0])}",
+            field=f"constraints.{name}.sharding_types",
         )
-    allowed = {TIERS[ShardingType(kind)] for kind in types}
+    allowed = {TIERS[TorchRecType(kind)] for kind in types}
     return Constraints(forbidden_tiers=tuple(tier for tier in Tier if tier not in allowed))
 
 

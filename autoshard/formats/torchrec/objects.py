@@ -12,7 +12,7 @@ from typing import Any
 from autoshard.core import DType
 from autoshard.core.errors import InvalidPlanError
 from autoshard.core.quoting import shown
-from autoshard.formats.torchrec.sharding import Block, ComputeKernel, ShardingType, TableSharding, refused
+from autoshard.formats.torchrec.sharding import Block, ComputeKernel, TableSharding, TorchRecType, refused
 
 #: Values of FBGEMM's `CacheAlgorithm`.
 _CACHE_ALGORITHMS = {"lru": 0, "lfu": 1}
@@ -33,7 +33,7 @@ def parameter_sharding(sharding: TableSharding, *, device_type: str, node_size: 
     from torchrec.distributed.types import ParameterSharding
 
     spec = None
-    if sharding.sharding_type is not ShardingType.DATA_PARALLEL:
+    if sharding.sharding_type is not TorchRecType.DATA_PARALLEL:
         spec = EnumerableShardingSpec(
             [
                 ShardMetadata(
@@ -94,8 +94,8 @@ def table_sharding(entry: Any, num_rows: int, embedding_dim: int, *, world_size:
         NotInTorchRecError: If it is of a sharding type or a compute kernel that plans cannot say.
         InvalidPlanError: If its ranks and shards contradict each other.
     """
-    sharding_type = _named(ShardingType, entry.sharding_type, f"{field}.sharding_type")
-    if sharding_type is ShardingType.DATA_PARALLEL:
+    sharding_type = _named(TorchRecType, entry.sharding_type, f"{field}.sharding_type")
+    if sharding_type is TorchRecType.DATA_PARALLEL:
         whole = ((0, num_rows), (0, embedding_dim))
         blocks = tuple(Block(rank=rank, rows=whole[0], columns=whole[1]) for rank in range(world_size))
         return TableSharding(sharding_type=sharding_type, blocks=blocks, kernel=ComputeKernel.DENSE)

@@ -15,8 +15,8 @@ from autoshard.formats.torchrec.objects import cache_params, parameter_sharding,
 from autoshard.formats.torchrec.places import Place, Places, usual_places
 from autoshard.formats.torchrec.sharding import (
     NotInTorchRecError,
-    ShardingType,
     TableSharding,
+    TorchRecType,
     fault_of,
     fault_of_means,
     refused,
@@ -30,7 +30,7 @@ _HOST_DEVICES = ("cpu",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class ExportedDifference:
     """A field of a shard that TorchRec has another value for. None of them changes what is computed.
 
     Attributes:
@@ -50,7 +50,7 @@ def shardings_of(
     plan: ShardingPlan,
     *,
     device_type: str | None = None,
-    sharding_types: Mapping[str, Collection[ShardingType]] | None = None,
+    sharding_types: Mapping[str, Collection[TorchRecType]] | None = None,
 ) -> dict[str, TableSharding]:
     """What TorchRec's plan says of each table, by name.
 
@@ -107,7 +107,7 @@ def to_torchrec(
     places: Places | None = None,
     *,
     device_type: str | None = None,
-    sharding_types: Mapping[str, Collection[ShardingType]] | None = None,
+    sharding_types: Mapping[str, Collection[TorchRecType]] | None = None,
 ) -> Any:
     """TorchRec's `ShardingPlan` of a plan, for `DistributedModelParallel`.
 
@@ -188,7 +188,7 @@ def as_executed(plan: ShardingPlan) -> ShardingPlan:
     return replace(plan, shards=tuple(shards), row_orders={}, predicted=None)
 
 
-def changes(plan: ShardingPlan) -> tuple[Change, ...]:
+def changes(plan: ShardingPlan) -> tuple[ExportedDifference, ...]:
     """What TorchRec carries out otherwise than a plan has it, shard by shard.
 
     Raises:
@@ -204,7 +204,7 @@ def changes(plan: ShardingPlan) -> tuple[Change, ...]:
                 before, after = placed.shard.rows.by, other.shard.rows.by
             if before != after:
                 found.append(
-                    Change(
+                    ExportedDifference(
                         field=f"shards[{index}].{'rows.by' if field.name == 'shard' else field.name}",
                         table=placed.shard.table.name,
                         planned=before,
@@ -228,7 +228,7 @@ def parameter_constraints(plan: ShardingPlan) -> dict[str, Any]:
     for table in plan.tables.tables:
         sharding = shardings[table.name]
         first, last = sharding.blocks[0].columns
-        is_cut = sharding.sharding_type in (ShardingType.COLUMN_WISE, ShardingType.GRID_SHARD)
+        is_cut = sharding.sharding_type in (TorchRecType.COLUMN_WISE, TorchRecType.GRID_SHARD)
         made[table.name] = ParameterConstraints(
             sharding_types=[sharding.sharding_type.value],
             compute_kernels=[sharding.kernel.value],
@@ -257,7 +257,7 @@ def _sharding(
     plan: ShardingPlan,
     held: Sequence[int],
     device_type: str | None = None,
-    kinds: Collection[ShardingType] | None = None,
+    kinds: Collection[TorchRecType] | None = None,
 ) -> TableSharding:
     topology, field = plan.topology, f"shards[{held[0]}]"
     shards, table = [plan.shards[index] for index in held], plan.shards[held[0]].shard.table
@@ -283,7 +283,7 @@ def _sharding(
 
 def _check_modules(plan: ShardingPlan, shardings: Mapping[str, TableSharding], places: Places) -> None:
     """Refuses what TorchRec would not compute rightly in a module, whose tables each are right alone."""
-    modules: dict[str, dict[EmbeddingTable, ShardingType]] = {}
+    modules: dict[str, dict[EmbeddingTable, TorchRecType]] = {}
     for table in plan.tables.tables:
         modules.setdefault(places[table.name].path, {})[table] = shardings[table.name].sharding_type
     for kinds in modules.values():

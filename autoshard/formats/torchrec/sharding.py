@@ -30,7 +30,7 @@ from autoshard.core.errors import InvalidPlanError
 from autoshard.core.quoting import shown
 
 
-class ShardingType(StrEnum):
+class TorchRecType(StrEnum):
     """TorchRec's sharding types of training."""
 
     TABLE_WISE = "table_wise"
@@ -44,18 +44,18 @@ class ShardingType(StrEnum):
 
 #: How the shards of each sharding type are held.
 TIERS = {
-    ShardingType.TABLE_WISE: Tier.TABLE_WISE,
-    ShardingType.COLUMN_WISE: Tier.TABLE_WISE,
-    ShardingType.TABLE_COLUMN_WISE: Tier.TABLE_WISE,
-    ShardingType.ROW_WISE: Tier.ROW_WISE,
-    ShardingType.TABLE_ROW_WISE: Tier.TABLE_ROW_WISE,
-    ShardingType.GRID_SHARD: Tier.TABLE_ROW_WISE,
-    ShardingType.DATA_PARALLEL: Tier.DATA_PARALLEL,
+    TorchRecType.TABLE_WISE: Tier.TABLE_WISE,
+    TorchRecType.COLUMN_WISE: Tier.TABLE_WISE,
+    TorchRecType.TABLE_COLUMN_WISE: Tier.TABLE_WISE,
+    TorchRecType.ROW_WISE: Tier.ROW_WISE,
+    TorchRecType.TABLE_ROW_WISE: Tier.TABLE_ROW_WISE,
+    TorchRecType.GRID_SHARD: Tier.TABLE_ROW_WISE,
+    TorchRecType.DATA_PARALLEL: Tier.DATA_PARALLEL,
 }
 
 
 #: Sharding types whose ranks each sum up some rows of a bag; TorchRec divides the sums of means afterwards.
-BY_ROWS = frozenset({ShardingType.ROW_WISE, ShardingType.TABLE_ROW_WISE})
+BY_ROWS = frozenset({TorchRecType.ROW_WISE, TorchRecType.TABLE_ROW_WISE})
 #: FBGEMM's kernels load four numbers at a time.
 _DIM_MULTIPLE = 4
 
@@ -111,7 +111,7 @@ class TableSharding:
         cache_dtype: Number format of cached rows; None for the table's.
     """
 
-    sharding_type: ShardingType
+    sharding_type: TorchRecType
     blocks: tuple[Block, ...]
     kernel: ComputeKernel = ComputeKernel.FUSED
     cache_load_factor: float | None = None
@@ -130,7 +130,7 @@ def row_blocks(num_rows: int, num_ranks: int) -> list[tuple[int, int]]:
 
 
 def fault_of(
-    table: EmbeddingTable, kind: ShardingType, *, device_type: str, world_size: int, node_size: int
+    table: EmbeddingTable, kind: TorchRecType, *, device_type: str, world_size: int, node_size: int
 ) -> str | None:
     """What TorchRec cannot do, or does wrong, with a table of a sharding type; None if it trains the table rightly.
 
@@ -153,7 +153,7 @@ def fault_of(
     trained = (DType.FP32, DType.FP16) if on_host else (DType.FP32, DType.FP16, DType.BF16)
     if table.dtype not in trained:
         return f"trains {', '.join(trained)} on {device_type}; {name} is {table.dtype}"
-    if kind is ShardingType.DATA_PARALLEL:
+    if kind is TorchRecType.DATA_PARALLEL:
         if on_host and table.pooling is Pooling.SEQUENCE:
             return f"computes wrong rows of data-parallel sequence tables on cpu, such as {name}"
         return None
@@ -161,16 +161,16 @@ def fault_of(
         return f"trains with sgd, rowwise_adagrad or adagrad on cpu; {name} has adam"
     if table.embedding_dim % _DIM_MULTIPLE:
         return f"needs dimensions that are multiples of {_DIM_MULTIPLE}; {name} has {table.embedding_dim}"
-    if kind is ShardingType.GRID_SHARD and table.pooling is Pooling.MEAN:
+    if kind is TorchRecType.GRID_SHARD and table.pooling is Pooling.MEAN:
         return f"computes wrong means of grid_shard tables, such as {name}"
-    num_parts = world_size if kind is ShardingType.ROW_WISE else node_size
-    is_split = kind in BY_ROWS or kind is ShardingType.GRID_SHARD
+    num_parts = world_size if kind is TorchRecType.ROW_WISE else node_size
+    is_split = kind in BY_ROWS or kind is TorchRecType.GRID_SHARD
     if is_split and row_blocks(table.num_embeddings, num_parts)[-1] == (table.num_embeddings, table.num_embeddings):
         return f"needs rows in every block; {name} has {table.num_embeddings} for {num_parts} ranks"
     return None
 
 
-def fault_of_means(kinds: Mapping[EmbeddingTable, ShardingType]) -> tuple[EmbeddingTable, str] | None:
+def fault_of_means(kinds: Mapping[EmbeddingTable, TorchRecType]) -> tuple[EmbeddingTable, str] | None:
     """As `fault_of`, of the tables of one module together.
 
     A module with means that are split by rows divides the outputs of all its tables by lengths, but for features of
@@ -206,7 +206,7 @@ def _feature_name(table: EmbeddingTable, name: str) -> str:
 
 
 def renamed(
-    sharding: TableSharding, kinds: Collection[ShardingType], *, world_size: int, node_size: int
+    sharding: TableSharding, kinds: Collection[TorchRecType], *, world_size: int, node_size: int
 ) -> TableSharding | None:
     """The entry under the first of its sharding types that is accepted; None if none is.
 
@@ -220,12 +220,12 @@ def renamed(
         node_size: Ranks of a node.
     """
     in_one_node = len({block.rank // node_size for block in sharding.blocks}) == 1
-    over_node = (ShardingType.TABLE_ROW_WISE, ShardingType.GRID_SHARD)
+    over_node = (TorchRecType.TABLE_ROW_WISE, TorchRecType.GRID_SHARD)
     others = {
-        ShardingType.TABLE_WISE: (ShardingType.COLUMN_WISE, ShardingType.TABLE_COLUMN_WISE),
-        ShardingType.COLUMN_WISE: (ShardingType.TABLE_COLUMN_WISE,) if in_one_node else (),
-        ShardingType.ROW_WISE: over_node if node_size == world_size else (),
-        ShardingType.TABLE_ROW_WISE: (ShardingType.GRID_SHARD,),
+        TorchRecType.TABLE_WISE: (TorchRecType.COLUMN_WISE, TorchRecType.TABLE_COLUMN_WISE),
+        TorchRecType.COLUMN_WISE: (TorchRecType.TABLE_COLUMN_WISE,) if in_one_node else (),
+        TorchRecType.ROW_WISE: over_node if node_size == world_size else (),
+        TorchRecType.TABLE_ROW_WISE: (TorchRecType.GRID_SHARD,),
     }
     for kind in (sharding.sharding_type, *others.get(sharding.sharding_type, ())):
         if kind in kinds:
@@ -293,7 +293,7 @@ def shards_of(
         NotInTorchRecError: If the entry does not hold the table as its sharding type says, or by a kernel that is no
             fused one.
     """
-    if sharding.sharding_type is ShardingType.DATA_PARALLEL:
+    if sharding.sharding_type is TorchRecType.DATA_PARALLEL:
         return (_replicated(table, world_size),)
     if sharding.kernel is ComputeKernel.DENSE:
         raise refused("must train the table in a fused kernel, got dense", f"{field}.compute_kernel")
@@ -351,17 +351,17 @@ def _data_parallel(shards: Sequence[PlacedShard], world_size: int, field: str) -
         raise refused(f"keeps data-parallel tables in hbm; {name} is elsewhere", f"{field}.memory")
     rows, columns = (0, placed.shard.num_embeddings), placed.shard.columns
     blocks = tuple(Block(rank=rank, rows=rows, columns=columns) for rank in range(world_size))
-    return TableSharding(sharding_type=ShardingType.DATA_PARALLEL, blocks=blocks, kernel=ComputeKernel.DENSE)
+    return TableSharding(sharding_type=TorchRecType.DATA_PARALLEL, blocks=blocks, kernel=ComputeKernel.DENSE)
 
 
 def _sharding_type(
     shards: Sequence[PlacedShard], ranks_of: Sequence[tuple[int, ...]], world_size: int, node_size: int, field: str
-) -> ShardingType:
+) -> TorchRecType:
     table, ranks = shards[0].shard.table, ranks_of[0]
     if all(len(one) == 1 for one in ranks_of):
-        return ShardingType.TABLE_WISE if len(shards) == 1 else ShardingType.COLUMN_WISE
+        return TorchRecType.TABLE_WISE if len(shards) == 1 else TorchRecType.COLUMN_WISE
     if len(shards) == 1 and len(ranks) == world_size:
-        return ShardingType.ROW_WISE
+        return TorchRecType.ROW_WISE
     for one in ranks_of:
         first = one[0] - one[0] % node_size
         if one != tuple(range(first, first + node_size)):
@@ -373,12 +373,12 @@ def _sharding_type(
     if table.pooling is Pooling.SEQUENCE:
         raise refused(f"splits rows of sequence tables over all ranks; {shown(table.name)} is split over a node", field)
     if len(shards) == 1:
-        return ShardingType.TABLE_ROW_WISE
+        return TorchRecType.TABLE_ROW_WISE
     if len({one[0] for one in ranks_of}) < len(shards):
         raise refused(
             f"puts each part of the columns on a node of its own; {shown(table.name)} has several on one", field
         )
-    return ShardingType.GRID_SHARD
+    return TorchRecType.GRID_SHARD
 
 
 def _replicated(table: EmbeddingTable, world_size: int) -> PlacedShard:

@@ -10,7 +10,7 @@ from itertools import pairwise
 from autoshard.core import AccessProfile
 from autoshard.core.accepted import Range
 from autoshard.core.errors import InvalidTableError, InvalidTopologyError
-from autoshard.planners.flexshard.equations import Machine, RowSet, Strategy, communication_s, memory_bytes
+from autoshard.planners.flexshard.equations import FlexMachine, RowSet, TierStrategy, communication_s, memory_bytes
 
 
 def memory_neutral_probability(
@@ -38,7 +38,7 @@ def memory_neutral_probability(
     return more / local_batch_size if local_batch_size > 0 else math.inf
 
 
-def neutral_communication(strategy: Strategy, rows: RowSet, machine: Machine) -> float:
+def neutral_communication(strategy: TierStrategy, rows: RowSet, machine: FlexMachine) -> float:
     """Row probability above which a row communicates faster by `strategy` than row-wise; infinite if it never does.
 
     Args:
@@ -50,7 +50,7 @@ def neutral_communication(strategy: Strategy, rows: RowSet, machine: Machine) ->
         FlexShard, Sec. 4.2 and 4.5.
     """
     more_s, more_per_lookup_s = (
-        communication_s(strategy, one, machine) - communication_s(Strategy.ROW_WISE, one, machine)
+        communication_s(strategy, one, machine) - communication_s(TierStrategy.ROW_WISE, one, machine)
         for one in (rows.one_row, rows.one_lookup)
     )
     if more_s <= 0:
@@ -94,7 +94,7 @@ class ParetoFrontier:
     whole_table: ParetoPoint
 
 
-def pareto_frontier(access: AccessProfile, rows: RowSet, machine: Machine) -> ParetoFrontier:
+def pareto_frontier(access: AccessProfile, rows: RowSet, machine: FlexMachine) -> ParetoFrontier:
     """Memory and communication of a table whose hottest rows are data-parallel and the rest row-wise.
 
     Args:
@@ -115,7 +115,7 @@ def pareto_frontier(access: AccessProfile, rows: RowSet, machine: Machine) -> Pa
         coverage = float(access.coverage(num_rows))
         hot = replace(rows, num_rows=num_rows, lookups_per_sample=rows.lookups_per_sample * coverage)
         more_bytes, more_s = (
-            cost(Strategy.DATA_PARALLEL, hot, machine) - cost(Strategy.ROW_WISE, hot, machine)
+            cost(TierStrategy.DATA_PARALLEL, hot, machine) - cost(TierStrategy.ROW_WISE, hot, machine)
             for cost in (memory_bytes, communication_s)
         )
         return ParetoPoint(num_rows=num_rows, coverage=coverage, memory_bytes=more_bytes, communication_s=more_s)

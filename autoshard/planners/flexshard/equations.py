@@ -27,7 +27,7 @@ PAPER_MEMORY_MULTIPLIER = 6.0
 _PROBE_BYTES = float(1 << 28)
 
 
-class Strategy(StrEnum):
+class TierStrategy(StrEnum):
     """How rows are held by the ranks."""
 
     ROW_WISE = "row_wise"
@@ -91,7 +91,7 @@ def _bytes_per_s(probe_ms: float) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class FlexMachine:
     """The machine and its share of the batch.
 
     Attributes:
@@ -113,7 +113,7 @@ class Machine:
         FINITE_AT_LEAST_0.check_fields(self, "local_batch_size", error=InvalidTopologyError)
 
     @classmethod
-    def of(cls, topology: Topology, comm: CommModel, batch_size: int, payload: Payload) -> Machine:
+    def of(cls, topology: Topology, comm: CommModel, batch_size: int, payload: Payload) -> FlexMachine:
         """The ranks of a topology, with a global batch of `batch_size` samples, and formats on the wire."""
         return cls(
             ranks_per_node=topology.local_world_size,
@@ -134,14 +134,14 @@ class Machine:
         is_faster = self.bandwidths.reduce_scatter_global > self.bandwidths.all_to_all_global
         return Collective.REDUCE_SCATTER if is_faster and self.can_reduce_scatter else Collective.ALL_TO_ALL
 
-    def collective_of(self, strategy: Strategy, exchange: Exchange) -> Collective:
+    def collective_of(self, strategy: TierStrategy, exchange: Exchange) -> Collective:
         """How what owners of a tier send travels."""
-        are_sums = strategy is Strategy.ROW_WISE and exchange is Exchange.PARTIAL_SUMS
+        are_sums = strategy is TierStrategy.ROW_WISE and exchange is Exchange.PARTIAL_SUMS
         return self.sums_travel_by if are_sums else Collective.ALL_TO_ALL
 
-    def num_owners(self, strategy: Strategy) -> int:
+    def num_owners(self, strategy: TierStrategy) -> int:
         """Ranks over which a copy of the rows is split."""
-        return {Strategy.DATA_PARALLEL: 1, Strategy.FLEX: self.ranks_per_node}.get(strategy, self.world_size)
+        return {TierStrategy.DATA_PARALLEL: 1, TierStrategy.FLEX: self.ranks_per_node}.get(strategy, self.world_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,38 +183,38 @@ class RowSet:
         return replace(self, num_rows=0, lookups_per_sample=1)
 
 
-def static_memory_bytes(strategy: Strategy, rows: RowSet, machine: Machine) -> float:
+def static_memory_bytes(strategy: TierStrategy, rows: RowSet, machine: FlexMachine) -> float:
     """Bytes per rank that hold the rows, whatever the batch.
 
     Source:
         FlexShard, Table 2. Differs: multipliers are arguments, and split rows have one too.
     """
-    is_replicated = strategy in (Strategy.FLEX, Strategy.DATA_PARALLEL)
+    is_replicated = strategy in (TierStrategy.FLEX, TierStrategy.DATA_PARALLEL)
     multiplier = rows.replica_multiplier if is_replicated else rows.sharded_multiplier
     return multiplier * (rows.num_rows * rows.embedding_dim * rows.weight_bytes) / machine.num_owners(strategy)
 
 
-def dynamic_memory_bytes(strategy: Strategy, rows: RowSet, machine: Machine) -> float:
+def dynamic_memory_bytes(strategy: TierStrategy, rows: RowSet, machine: FlexMachine) -> float:
     """Bytes per rank of rows looked up: once where they are looked up, once more where they were sent to.
 
     Source:
         FlexShard, Table 2.
     """
-    copies = 1 if strategy is Strategy.DATA_PARALLEL else 2
+    copies = 1 if strategy is TierStrategy.DATA_PARALLEL else 2
     return copies * machine.local_batch_size * rows.lookups_per_sample * rows.embedding_dim * rows.payload_bytes
 
 
-def ids_distributed(strategy: Strategy, rows: RowSet, machine: Machine) -> float:
+def ids_distributed(strategy: TierStrategy, rows: RowSet, machine: FlexMachine) -> float:
     """Ids that a rank sends before lookups can start.
 
     Source:
         FlexShard, Table 3, "input data dist".
     """
-    copies = {Strategy.COLUMN_WISE: machine.world_size, Strategy.DATA_PARALLEL: 0}.get(strategy, 1)
+    copies = {TierStrategy.COLUMN_WISE: machine.world_size, TierStrategy.DATA_PARALLEL: 0}.get(strategy, 1)
     return copies * machine.local_batch_size * rows.lookups_per_sample
 
 
-def dynamic_communication_s(strategy: Strategy, rows: RowSet, machine: Machine) -> float:
+def dynamic_communication_s(strategy: TierStrategy, rows: RowSet, machine: FlexMachine) -> float:
     """Seconds of the all-to-all of rows, in the forward pass and once more in the backward pass.
 
     Source:
@@ -224,33 +224,33 @@ def dynamic_communication_s(strategy: Strategy, rows: RowSet, machine: Machine) 
     return num_bytes / _all_to_all_bytes_per_s(strategy, machine)
 
 
-def reduced_memory_bytes(rows: RowSet, machine: Machine) -> float:
+def reduced_memory_bytes(rows: RowSet, machine: FlexMachine) -> float:
     """As `dynamic_memory_bytes`, of sums of rows over all ranks that are added up on the way: one comes of each U."""
-    looked_up = dynamic_memory_bytes(Strategy.DATA_PARALLEL, rows, machine)
+    looked_up = dynamic_memory_bytes(TierStrategy.DATA_PARALLEL, rows, machine)
     return looked_up * (1 + 1 / machine.world_size)
 
 
-def reduced_communication_s(rows: RowSet, machine: Machine) -> float:
+def reduced_communication_s(rows: RowSet, machine: FlexMachine) -> float:
     """As `dynamic_communication_s`, of a reduce-scatter or of its all-gather; not in the paper."""
     num_bytes = machine.local_batch_size * rows.lookups_per_sample * rows.embedding_dim * rows.payload_bytes
     return num_bytes / machine.bandwidths.reduce_scatter_global
 
 
-def static_communication_s(strategy: Strategy, rows: RowSet, machine: Machine) -> float:
+def static_communication_s(strategy: TierStrategy, rows: RowSet, machine: FlexMachine) -> float:
     """Seconds of the all-reduce of replicas' gradients, in the backward pass only.
 
     Source:
         FlexShard, Table 3.
     """
     num_bytes = rows.num_rows * rows.embedding_dim * rows.payload_bytes
-    if strategy is Strategy.DATA_PARALLEL:
+    if strategy is TierStrategy.DATA_PARALLEL:
         return num_bytes / machine.bandwidths.all_reduce_global
-    if strategy is Strategy.FLEX:
+    if strategy is TierStrategy.FLEX:
         return num_bytes / machine.ranks_per_node / machine.bandwidths.all_reduce_cross
     return 0.0
 
 
-def input_distribution_s(strategy: Strategy, rows: RowSet, machine: Machine) -> float:
+def input_distribution_s(strategy: TierStrategy, rows: RowSet, machine: FlexMachine) -> float:
     """Seconds of the all-to-all of ids.
 
     Source:
@@ -260,18 +260,18 @@ def input_distribution_s(strategy: Strategy, rows: RowSet, machine: Machine) -> 
     return ids_bytes / _all_to_all_bytes_per_s(strategy, machine)
 
 
-def memory_bytes(strategy: Strategy, rows: RowSet, machine: Machine) -> float:
+def memory_bytes(strategy: TierStrategy, rows: RowSet, machine: FlexMachine) -> float:
     """Static and dynamic memory (Sec. 3.2)."""
     return static_memory_bytes(strategy, rows, machine) + dynamic_memory_bytes(strategy, rows, machine)
 
 
-def communication_s(strategy: Strategy, rows: RowSet, machine: Machine) -> float:
+def communication_s(strategy: TierStrategy, rows: RowSet, machine: FlexMachine) -> float:
     """Seconds of communication per step: dynamic forward and backward, and static (Sec. 3.2)."""
     return 2 * dynamic_communication_s(strategy, rows, machine) + static_communication_s(strategy, rows, machine)
 
 
-def _all_to_all_bytes_per_s(strategy: Strategy, machine: Machine) -> float:
+def _all_to_all_bytes_per_s(strategy: TierStrategy, machine: FlexMachine) -> float:
     return {
-        Strategy.DATA_PARALLEL: math.inf,
-        Strategy.FLEX: machine.bandwidths.all_to_all_intra,
+        TierStrategy.DATA_PARALLEL: math.inf,
+        TierStrategy.FLEX: machine.bandwidths.all_to_all_intra,
     }.get(strategy, machine.bandwidths.all_to_all_global)

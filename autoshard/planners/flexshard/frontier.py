@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from autoshard.core import EmbeddingTable, Exchange, Pooling
 from autoshard.core.access import FloatArray, IntArray
-from autoshard.planners.flexshard.equations import Strategy
+from autoshard.planners.flexshard.equations import TierStrategy
 from autoshard.planners.flexshard.tier_costs import Pricing, TierCost, intervals
 
 #: Of a row: knots are doubles, so that the bound of all rows may end up just below a whole number.
@@ -35,13 +35,13 @@ class TierBounds:
     flex_exchange: Exchange = Exchange.ROWS
     tail_exchange: Exchange = Exchange.ROWS
 
-    def tiers(self, table: EmbeddingTable) -> list[tuple[Strategy, int, int, Exchange]]:
+    def tiers(self, table: EmbeddingTable) -> list[tuple[TierStrategy, int, int, Exchange]]:
         """The tiers of a table that have rows: strategy, first access rank, end, and exchange."""
         hot_exchange = Exchange.ROWS if table.pooling is Pooling.SEQUENCE else Exchange.PARTIAL_SUMS
         tiers = [
-            (Strategy.DATA_PARALLEL, 0, self.replicated, hot_exchange),
-            (Strategy.FLEX, self.replicated, self.flexed, self.flex_exchange),
-            (Strategy.ROW_WISE, self.flexed, table.num_embeddings, self.tail_exchange),
+            (TierStrategy.DATA_PARALLEL, 0, self.replicated, hot_exchange),
+            (TierStrategy.FLEX, self.replicated, self.flexed, self.flex_exchange),
+            (TierStrategy.ROW_WISE, self.flexed, table.num_embeddings, self.tail_exchange),
         ]
         return [tier for tier in tiers if tier[1] < tier[2]]
 
@@ -132,7 +132,7 @@ class Frontier:
     def __init__(
         self,
         tables: Sequence[EmbeddingTable],
-        tiers: Sequence[Sequence[Strategy]],
+        tiers: Sequence[Sequence[TierStrategy]],
         pricing: Pricing,
         exchanges: Sequence[Exchange] = tuple(Exchange),
     ) -> None:
@@ -185,16 +185,16 @@ class Frontier:
 
 
 def _table_curve(
-    table: EmbeddingTable, tiers: Sequence[Strategy], pricing: Pricing, exchanges: Sequence[Exchange]
+    table: EmbeddingTable, tiers: Sequence[TierStrategy], pricing: Pricing, exchanges: Sequence[Exchange]
 ) -> _Curve:
     """The lower hull of all ways to cut a table."""
     curves = []
     if Exchange.ROWS in exchanges:
         rows = [pricing.cost(table, strategy, Exchange.ROWS) for strategy in tiers]
         curves.append(_mixed(table, rows))
-        if Strategy.FLEX in tiers and Exchange.PARTIAL_SUMS in exchanges:
-            pooled = pricing.cost(table, Strategy.FLEX, Exchange.PARTIAL_SUMS)
-            curves.append(_mixed(table, [pooled if one.strategy is Strategy.FLEX else one for one in rows]))
+        if TierStrategy.FLEX in tiers and Exchange.PARTIAL_SUMS in exchanges:
+            pooled = pricing.cost(table, TierStrategy.FLEX, Exchange.PARTIAL_SUMS)
+            curves.append(_mixed(table, [pooled if one.strategy is TierStrategy.FLEX else one for one in rows]))
     if Exchange.PARTIAL_SUMS in exchanges:
         curves += [_whole(table, pricing.cost(table, strategy, Exchange.PARTIAL_SUMS)) for strategy in tiers]
     return curves[0] if len(curves) == 1 else _lower_hull(curves)
@@ -211,9 +211,9 @@ def _whole(table: EmbeddingTable, cost: TierCost) -> _Curve:
     )
 
 
-def _is_in(strategy: Strategy) -> tuple[bool, bool]:
+def _is_in(strategy: TierStrategy) -> tuple[bool, bool]:
     """Whether rows of a strategy are replicated, and whether they are replicated or Flex."""
-    return strategy is Strategy.DATA_PARALLEL, strategy is not Strategy.ROW_WISE
+    return strategy is TierStrategy.DATA_PARALLEL, strategy is not TierStrategy.ROW_WISE
 
 
 def _mixed(table: EmbeddingTable, costs: Sequence[TierCost]) -> _Curve:
@@ -229,7 +229,7 @@ def _mixed(table: EmbeddingTable, costs: Sequence[TierCost]) -> _Curve:
     start_QI = np.ascontiguousarray(values_SQI[start_I, :, np.arange(len(rows_I))].T)
     first_Q = start_QI.sum(axis=1)
     first_Q[: len(costs[0].fixed)] += sum(cost.fixed for cost in costs)
-    flex = next((cost.exchange for cost in costs if cost.strategy is Strategy.FLEX), Exchange.ROWS)
+    flex = next((cost.exchange for cost in costs if cost.strategy is TierStrategy.FLEX), Exchange.ROWS)
     return _Curve(
         points_VQ=np.concatenate([first_Q[None], first_Q + np.cumsum(more_EQ[order_E], axis=0)]),
         exchanges_V=((flex, Exchange.ROWS),) * (len(steps) + 1),

@@ -11,14 +11,14 @@ from autoshard.core import Collective, EmbeddingTable, Exchange
 from autoshard.core.plan import Payload
 from autoshard.evaluation.batch_memory import gradient_ratio, peak_factor
 from autoshard.evaluation.traffic import HELD_ID_BYTES, PairTraffic, id_bytes
-from autoshard.planners.flexshard.equations import Machine, Strategy
+from autoshard.planners.flexshard.equations import FlexMachine, TierStrategy
 from autoshard.planners.flexshard.frontier import TierBounds
 
 
 def held_bytes(
     tables: Sequence[EmbeddingTable],
     bounds: Sequence[TierBounds],
-    machine: Machine,
+    machine: FlexMachine,
     payload: Payload,
     *,
     with_activations: bool,
@@ -45,12 +45,12 @@ def held_bytes(
                 # and a reduce-scatter leaves one answer of all owners.
                 is_reduced = machine.collective_of(strategy, exchange) is Collective.REDUCE_SCATTER
                 received += answers if is_reduced else owners * answers
-                outputs += 0.0 if strategy is Strategy.DATA_PARALLEL else owners * answers
+                outputs += 0.0 if strategy is TierStrategy.DATA_PARALLEL else owners * answers
     return total + received + max(outputs, gradient_ratio(payload) * (outputs + received))
 
 
 def pair_bytes(
-    table: EmbeddingTable, share: float, owners: int, exchange: Exchange, machine: Machine, payload: Payload
+    table: EmbeddingTable, share: float, owners: int, exchange: Exchange, machine: FlexMachine, payload: Payload
 ) -> tuple[float, float]:
     """Bytes that a rank asks of one owner with, and that it gets back, for its share of the lookups."""
     batch_size = machine.local_batch_size

@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from autoshard.core import EmbeddingTable, Exchange
 from autoshard.core.access import FloatArray
 from autoshard.planners.flexshard.break_points import neutral_communication
-from autoshard.planners.flexshard.equations import Strategy
+from autoshard.planners.flexshard.equations import TierStrategy
 from autoshard.planners.flexshard.frontier import TierBounds, TierChoice, whole_rows
 from autoshard.planners.flexshard.tier_costs import Pricing, intervals
 
 
 def paper_choice(
     tables: Sequence[EmbeddingTable],
-    tiers: Sequence[Sequence[Strategy]],
+    tiers: Sequence[Sequence[TierStrategy]],
     pricing: Pricing,
     row_wise: TierChoice,
     memory_bytes: float,
@@ -47,15 +47,15 @@ def paper_choice(
         FlexShard, Sec. 4.3, 4.5 and 4.6.
     """
     merged = _Merged(tables, tiers, pricing, row_wise)
-    worth_I, more_I = merged.is_worth(Strategy.DATA_PARALLEL), merged.more(Strategy.DATA_PARALLEL)[0]
+    worth_I, more_I = merged.is_worth(TierStrategy.DATA_PARALLEL), merged.more(TierStrategy.DATA_PARALLEL)[0]
     room = memory_bytes - row_wise.memory_bytes
-    if not any(Strategy.FLEX in allowed for allowed in tiers):
+    if not any(TierStrategy.FLEX in allowed for allowed in tiers):
         replicated_I = merged.down_to_budget(worth_I, more_I, room)
         return None if replicated_I is None else merged.choice(replicated_I, 0.0 * replicated_I)
     saves_I = worth_I & (more_I <= 0)
     room -= float(more_I[saves_I].sum())
-    worth_I = merged.is_worth(Strategy.FLEX) & ~saves_I
-    flexed_I = merged.down_to_budget(worth_I, merged.more(Strategy.FLEX)[0], room)
+    worth_I = merged.is_worth(TierStrategy.FLEX) & ~saves_I
+    flexed_I = merged.down_to_budget(worth_I, merged.more(TierStrategy.FLEX)[0], room)
     return None if flexed_I is None else merged.choice(merged.rows_I * saves_I, flexed_I)
 
 
@@ -74,7 +74,7 @@ class _Merged:
     def __init__(
         self,
         tables: Sequence[EmbeddingTable],
-        tiers: Sequence[Sequence[Strategy]],
+        tiers: Sequence[Sequence[TierStrategy]],
         pricing: Pricing,
         row_wise: TierChoice,
     ) -> None:
@@ -86,20 +86,20 @@ class _Merged:
         self.rows_I, self._probability_I = rows_I[order_I], probability_I[order_I]
         self._table_I = np.repeat(np.arange(len(tables)), list(map(len, rows)))[order_I]
 
-    def is_worth(self, strategy: Strategy) -> NDArray[np.bool_]:
+    def is_worth(self, strategy: TierStrategy) -> NDArray[np.bool_]:
         """Whether rows may leave the row-wise tier, and take less time to communicate then."""
         neutral_T = np.full(len(self._tables), np.inf)
         for index, (table, allowed) in enumerate(zip(self._tables, self._tiers, strict=True)):
             sends_rows = self._row_wise.bounds[index].tail_exchange is Exchange.ROWS
-            if sends_rows and strategy in allowed and Strategy.ROW_WISE in allowed:
+            if sends_rows and strategy in allowed and TierStrategy.ROW_WISE in allowed:
                 neutral_T[index] = neutral_communication(strategy, self._pricing.rows_of(table), self._pricing.machine)
         return np.asarray(self._probability_I > neutral_T[self._table_I])
 
-    def more(self, strategy: Strategy) -> FloatArray:
+    def more(self, strategy: TierStrategy) -> FloatArray:
         """Bytes and seconds over row-wise, shape (2, I)."""
         ours, row_wise = (
             [self._pricing.cost(table, one, Exchange.ROWS) for table in self._tables]
-            for one in (strategy, Strategy.ROW_WISE)
+            for one in (strategy, TierStrategy.ROW_WISE)
         )
         pairs = list(zip(ours, row_wise, strict=True))
         per_row_QT = np.array([one.per_row - other.per_row for one, other in pairs]).T
@@ -128,7 +128,7 @@ class _Merged:
     def choice(self, replicated_I: FloatArray, flexed_I: FloatArray) -> TierChoice:
         """What comes out if so many rows of each interval leave the row-wise tier."""
         memory, seconds = self._row_wise.memory_bytes, self._row_wise.communication_s
-        for strategy, moved_I in ((Strategy.DATA_PARALLEL, replicated_I), (Strategy.FLEX, flexed_I)):
+        for strategy, moved_I in ((TierStrategy.DATA_PARALLEL, replicated_I), (TierStrategy.FLEX, flexed_I)):
             more_bytes, more_s = (moved_I / self.rows_I * self.more(strategy)).sum(axis=1).tolist()
             memory, seconds = memory + more_bytes, seconds + more_s
         num_tables = len(self._tables)

@@ -21,7 +21,7 @@ from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.evaluation.batch_memory import dense_bytes
 from autoshard.evaluation.stages import cheapest_sync
 from autoshard.evaluation.traffic import SyncBytes
-from autoshard.planners.flexshard.equations import Machine
+from autoshard.planners.flexshard.equations import FlexMachine
 from autoshard.planners.flexshard.frontier import Frontier, TierBounds, TierChoice
 from autoshard.planners.flexshard.memory import held_bytes
 from autoshard.planners.flexshard.paper_rule import paper_choice
@@ -125,7 +125,7 @@ class FlexShardPlanner:
         options = parse_options(FlexShardOptions, request.options)
         check_constraints(request.tables, request.topology)
         pricing = Pricing(
-            machine=Machine.of(request.topology, request.costs.comm, request.tables.batch_size, request.payload),
+            machine=FlexMachine.of(request.topology, request.costs.comm, request.tables.batch_size, request.payload),
             memory_multiplier=options.memory_multiplier,
             payload=request.payload,
         )
@@ -226,7 +226,7 @@ class _TieredTables:
         return choice
 
 
-def _cut(request: PlanRequest, machine: Machine, table: EmbeddingTable, bounds: TierBounds) -> list[PlacedShard]:
+def _cut(request: PlanRequest, machine: FlexMachine, table: EmbeddingTable, bounds: TierBounds) -> list[PlacedShard]:
     """The table's shards, one per tier that has rows."""
     tiers = bounds.tiers(table)
     by = RowsBy.INDEX if len(tiers) == 1 else RowsBy.ACCESS_RANK

@@ -14,9 +14,9 @@ from autoshard.core import Collective, EmbeddingTable, Exchange, Payload, Poolin
 from autoshard.core.access import FloatArray
 from autoshard.evaluation.traffic import REDUCED_BYTES, wire_bytes
 from autoshard.planners.flexshard.equations import (
-    Machine,
+    FlexMachine,
     RowSet,
-    Strategy,
+    TierStrategy,
     dynamic_communication_s,
     dynamic_memory_bytes,
     input_distribution_s,
@@ -41,7 +41,7 @@ class TierCost:
         fixed: Cost as soon as the tier has a row.
     """
 
-    strategy: Strategy
+    strategy: TierStrategy
     exchange: Exchange
     per_row: FloatArray
     per_lookup: FloatArray
@@ -63,7 +63,7 @@ class Pricing:
         payload: Number formats of what is sent; the equations have one for both ways, of their mean width.
     """
 
-    machine: Machine
+    machine: FlexMachine
     memory_multiplier: float = 0.0
     payload: Payload = field(default_factory=Payload)
 
@@ -82,7 +82,7 @@ class Pricing:
             sharded_multiplier=sharded,
         )
 
-    def cost(self, table: EmbeddingTable, strategy: Strategy, exchange: Exchange) -> TierCost:
+    def cost(self, table: EmbeddingTable, strategy: TierStrategy, exchange: Exchange) -> TierCost:
         """What the table's rows cost in a tier.
 
         Owners that send partial sums send a vector per bag, each of them, whatever the lookups; those of the row-wise
@@ -97,11 +97,16 @@ class Pricing:
 
 @lru_cache(maxsize=4096)
 def _cost(
-    machine: Machine, rows: RowSet, strategy: Strategy, exchange: Exchange, num_features: int, is_sequence: bool
+    machine: FlexMachine,
+    rows: RowSet,
+    strategy: TierStrategy,
+    exchange: Exchange,
+    num_features: int,
+    is_sequence: bool,
 ) -> TierCost:
     """What rows cost in a tier; kept, for tables of one width and optimizer cost alike."""
     row, lookup = rows.one_row, rows.one_lookup
-    is_replicated = strategy is Strategy.DATA_PARALLEL
+    is_replicated = strategy is TierStrategy.DATA_PARALLEL
     by_lookup = is_sequence if is_replicated else exchange is Exchange.ROWS
     vectors = 0 if is_replicated else machine.num_owners(strategy) * num_features
     sent = lookup if by_lookup else replace(lookup, lookups_per_sample=vectors)
@@ -136,7 +141,7 @@ def real_multipliers(table: EmbeddingTable) -> tuple[float, float]:
     return (weights + state + gradients) / weights, (weights + state) / weights
 
 
-def tiers_of(table: EmbeddingTable, machine: Machine, num_tiers: int) -> tuple[Strategy, ...]:
+def tiers_of(table: EmbeddingTable, machine: FlexMachine, num_tiers: int) -> tuple[TierStrategy, ...]:
     """Strategies that a table's rows may have, from least to most replicated.
 
     With two tiers rows are row-wise or data-parallel, the third is Flex in between. Flex is left out where it is
@@ -146,9 +151,11 @@ def tiers_of(table: EmbeddingTable, machine: Machine, num_tiers: int) -> tuple[S
     bandwidths = machine.bandwidths
     is_flex_apart = min(machine.num_nodes, machine.ranks_per_node) > 1
     offered = {
-        Strategy.ROW_WISE: True,
-        Strategy.FLEX: num_tiers > 2 and is_flex_apart and bandwidths.all_to_all_intra >= bandwidths.all_to_all_global,
-        Strategy.DATA_PARALLEL: num_tiers > 1 and machine.world_size > 1,
+        TierStrategy.ROW_WISE: True,
+        TierStrategy.FLEX: num_tiers > 2
+        and is_flex_apart
+        and bandwidths.all_to_all_intra >= bandwidths.all_to_all_global,
+        TierStrategy.DATA_PARALLEL: num_tiers > 1 and machine.world_size > 1,
     }
     forbidden = table.constraints.forbidden_tiers
     tiers = tuple(strategy for strategy, is_there in offered.items() if is_there and Tier(strategy) not in forbidden)

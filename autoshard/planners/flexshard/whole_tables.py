@@ -15,7 +15,7 @@ from autoshard.core.access import FloatArray
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.evaluation.batch_memory import gradient_ratio
 from autoshard.evaluation.traffic import cheaper_exchange
-from autoshard.planners.flexshard.equations import Machine
+from autoshard.planners.flexshard.equations import FlexMachine
 from autoshard.planners.flexshard.memory import pair_bytes
 from autoshard.planners.flexshard.tier_costs import tiers_of
 from autoshard.planners.heuristics.greedy import place_by_cost
@@ -25,7 +25,7 @@ from autoshard.planners.space.feasibility import repair
 from autoshard.planners.space.placement import PlacementProblem
 
 
-def unsplit(tables: TableSet, machine: Machine, num_tiers: int, below_rows: int) -> frozenset[str]:
+def unsplit(tables: TableSet, machine: FlexMachine, num_tiers: int, below_rows: int) -> frozenset[str]:
     """Names of the tables that are not split over all ranks.
 
     Those that are pinned to some of the ranks or have no tier left, those that may not be row-wise or have fewer than
@@ -39,7 +39,7 @@ def unsplit(tables: TableSet, machine: Machine, num_tiers: int, below_rows: int)
     )
 
 
-def _stays_whole(table: EmbeddingTable, machine: Machine, num_tiers: int, below_rows: int) -> bool:
+def _stays_whole(table: EmbeddingTable, machine: FlexMachine, num_tiers: int, below_rows: int) -> bool:
     forbidden, world_size = table.constraints.forbidden_tiers, machine.world_size
     is_pinned = not allowed_ranks(table, world_size).all()
     is_better_whole = world_size == 1 or Tier.ROW_WISE in forbidden or table.num_embeddings < below_rows
@@ -58,7 +58,7 @@ class WholeTables:
     """
 
     request: PlanRequest
-    machine: Machine
+    machine: FlexMachine
     count_activations: bool
 
     @property

@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class StartSpec:
     """Another planner whose plan may be a start.
 
     Attributes:
@@ -86,10 +86,10 @@ class Asked:
 
 #: The trained policy. Its imports took 1.6 s, planning 0.07 s for 80 tables on 8 ranks, 0.67 s for 800 on 16, 0.72 s
 #: for 800 on 80 (CPU time of `get_planner("policy").plan`, one core of a Xeon, November 2026).
-POLICY = Asked(name="policy", table_s=1e-3, table_rank_s=1e-6, library="torch", import_s=1.6)
+POLICY = StartSpec(name="policy", table_s=1e-3, table_rank_s=1e-6, library="torch", import_s=1.6)
 
 
-def asked_plans(request: PlanRequest, asked: Sequence[Asked], until_s: float = math.inf) -> dict[str, ShardingPlan]:
+def asked_plans(request: PlanRequest, asked: Sequence[StartSpec], until_s: float = math.inf) -> dict[str, ShardingPlan]:
     """Plans of other planners, of those that are thought to be done in time.
 
     Args:

@@ -28,7 +28,7 @@ from autoshard.planners.hybrid.offered import EVERYTHING, Offer, offer_within, s
 from autoshard.planners.hybrid.race import Improved, improve
 from autoshard.planners.hybrid.starts import (
     POLICY,
-    Asked,
+    StartSpec,
     asked_plans,
     balanced_starts,
     is_searchable,
@@ -57,18 +57,18 @@ _LEAST_SEARCH_S, _LEAST_SEARCH_TABLE_S, _MOST_LEAST_S = 0.03, 5e-5, 0.07
 #: `flexshard` they took 0.44 s of 1 s for 80 tables on 8 A100, for starts 9 and 37% above the search's own.
 _SMALL, _LEAST = 0.1, 0.01
 _HEURISTICS = (
-    Asked(name="dim-greedy", table_s=1.2e-4),
-    Asked(name="cost-greedy", table_s=1.2e-4),
-    Asked(name="karmarkar-karp", table_s=1.2e-4),
-    Asked(name="size-greedy", table_s=1.2e-4),
-    Asked(name="neuroshard", base_s=0.01, table_s=1.2e-4, options={"steps": 0}),
+    StartSpec(name="dim-greedy", table_s=1.2e-4),
+    StartSpec(name="cost-greedy", table_s=1.2e-4),
+    StartSpec(name="karmarkar-karp", table_s=1.2e-4),
+    StartSpec(name="size-greedy", table_s=1.2e-4),
+    StartSpec(name="neuroshard", base_s=0.01, table_s=1.2e-4, options={"steps": 0}),
 )
 _PLANNERS = (
-    Asked(name="flexshard", base_s=0.02, table_s=1.5e-3, share=_SMALL),
-    Asked(name="neo", base_s=0.05, table_s=2e-3, table_rank_s=1e-5, share=_SMALL),
-    Asked(name="oper", base_s=0.5, table_s=5e-3, rank_s=0.03, share=_LEAST),
-    Asked(name="neuroshard", table_s=9e-3, table_rank_s=1e-6, share=_SMALL),
-    Asked(name="replica-groups", base_s=0.1, table_s=2e-3, table_rank_s=1e-5),
+    StartSpec(name="flexshard", base_s=0.02, table_s=1.5e-3, share=_SMALL),
+    StartSpec(name="neo", base_s=0.05, table_s=2e-3, table_rank_s=1e-5, share=_SMALL),
+    StartSpec(name="oper", base_s=0.5, table_s=5e-3, rank_s=0.03, share=_LEAST),
+    StartSpec(name="neuroshard", table_s=9e-3, table_rank_s=1e-6, share=_SMALL),
+    StartSpec(name="replica-groups", base_s=0.1, table_s=2e-3, table_rank_s=1e-5),
 )
 #: Whose plan is taken where the model cannot tell another one from it: the caller's start, or else this planner's.
 _GIVEN, _PLAINEST = "start", "cost-greedy"
@@ -296,7 +296,7 @@ def _plans(request: PlanRequest, search: StepSearch, until_s: float, *, is_neede
     return wide
 
 
-def _with_width(asked: Asked, min_partition: int) -> Asked:
+def _with_width(asked: StartSpec, min_partition: int) -> StartSpec:
     """The planner asked for column shards of at least so many columns, if it cuts any."""
     if not min_partition or asked.name not in _CUT_COLUMNS:
         return asked

@@ -50,7 +50,7 @@ _MAX_MIXED = 6
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Item:
+class NeoItem:
     """What is placed as one: a part of a table, or one part of each table of a unit.
 
     Attributes:
@@ -91,7 +91,7 @@ class Choice:
         in_one_node: Whether the items must be on ranks of one node.
     """
 
-    items: tuple[Item, ...]
+    items: tuple[NeoItem, ...]
     in_one_node: bool
 
     @property
@@ -244,16 +244,18 @@ class Chooser:
             parts.append(replace(part, memory=behind_cache(local, level, rows, self._cache_policy)))
         return replace(option, parts=tuple(parts))
 
-    def _items(self, options: Sequence[ShardingOption]) -> tuple[Item, ...]:
+    def _items(self, options: Sequence[ShardingOption]) -> tuple[NeoItem, ...]:
         """The items of a unit; column shards of one width are alike but for their columns."""
-        known: dict[tuple[object, ...], Item] = {}
+        known: dict[tuple[object, ...], NeoItem] = {}
         items = []
         for parts in zip(*(option.parts for option in options), strict=True):
             key = tuple((part.shard.rows, part.shard.embedding_dim) for part in parts)
             if key not in known:
                 costs = tuple(map(self._cost.of, parts))
                 held_L = np.array([sum(cost.held_bytes[level] for cost in costs) for level in LEVELS], dtype=np.int64)
-                known[key] = Item(parts=parts, costs=costs, held_L=held_L, allowed_S=self._allowed_sites(parts, held_L))
+                known[key] = NeoItem(
+                    parts=parts, costs=costs, held_L=held_L, allowed_S=self._allowed_sites(parts, held_L)
+                )
             items.append(replace(known[key], parts=parts))
         return tuple(items)
 

@@ -15,7 +15,7 @@ from autoshard.core import CostModel, TableSet, Tier, Topology
 from autoshard.core.access import FloatArray, IntArray
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.planners.heuristics.karmarkar_karp import partition
-from autoshard.planners.neo.choice import HBM, LEVELS, Choice, Item
+from autoshard.planners.neo.choice import HBM, LEVELS, Choice, NeoItem
 from autoshard.planners.space.feasibility import Filling, repair
 from autoshard.planners.space.options import UnplacedShard
 from autoshard.planners.space.placement import PlacementProblem, RankArray
@@ -87,7 +87,7 @@ class Arranger:
         return Arrangement(parts=parts, cost_s_R=ranks.cost_s_R)
 
 
-def _of_nodes(choice: Choice) -> list[tuple[Item, ...]]:
+def _of_nodes(choice: Choice) -> list[tuple[NeoItem, ...]]:
     """Items that go to one node: one over its ranks, or all of a choice on single ranks of it."""
     if choice.tier is Tier.TABLE_ROW_WISE:
         return [(item,) for item in choice.items]
@@ -101,9 +101,9 @@ class _Ranks:
         self.task, self.node_size = task, task.topology.local_world_size
         self.free_LR = task.capacity_LR.copy()
         self.cost_s_R: FloatArray = np.zeros(task.topology.world_size)
-        self.site_of: dict[Item, int] = {}
+        self.site_of: dict[NeoItem, int] = {}
 
-    def put_everywhere(self, items: Sequence[Item]) -> None:
+    def put_everywhere(self, items: Sequence[NeoItem]) -> None:
         """Items on all ranks."""
         for item in items:
             self._put(item, 0)
@@ -114,7 +114,7 @@ class _Ranks:
                     f"{rank} has left"
                 )
 
-    def put_on_nodes(self, groups: Sequence[Sequence[Item]]) -> None:
+    def put_on_nodes(self, groups: Sequence[Sequence[NeoItem]]) -> None:
         """By falling cost, each group on the node that the method says, or else on the cheapest one with room."""
         if not groups:
             return
@@ -130,7 +130,7 @@ class _Ranks:
             if not any(self._put_in_node(items, node) for node in sorted(nodes, key=cost_s_S.__getitem__)):
                 raise self._no_room(max(items, key=lambda item: item.held_L.sum()))
 
-    def put_far(self, items: Sequence[Item]) -> None:
+    def put_far(self, items: Sequence[NeoItem]) -> None:
         """Items with bytes on several levels, by falling cost on the cheapest rank with room on all of them."""
         for item in sorted(items, key=lambda item: -item.cost_s):
             fits_R = item.allowed_S & (self.free_LR >= item.held_L[:, None]).all(axis=0)
@@ -138,7 +138,7 @@ class _Ranks:
                 raise self._no_room(item)
             self._put(item, int(np.where(fits_R, self.cost_s_R, np.inf).argmin()))
 
-    def put_near(self, items: Sequence[Item], seed: int) -> None:
+    def put_near(self, items: Sequence[NeoItem], seed: int) -> None:
         """Items in device memory only, by the method; where memory does not allow that, as near to it as can be."""
         if items:
             problem = self._problem(items)
@@ -146,12 +146,12 @@ class _Ranks:
             for item, rank in zip(items, ranks_N.tolist(), strict=True):
                 self._put(item, rank)
 
-    def _allowed_nodes(self, item: Item) -> NDArray[np.bool_]:
+    def _allowed_nodes(self, item: NeoItem) -> NDArray[np.bool_]:
         """Whether a node has a site of the item."""
         sites_per_node = 1 if item.tier is Tier.TABLE_ROW_WISE else self.node_size
         return np.asarray(item.allowed_S.reshape(-1, sites_per_node).any(axis=1))
 
-    def _put_in_node(self, items: Sequence[Item], node: int) -> bool:
+    def _put_in_node(self, items: Sequence[NeoItem], node: int) -> bool:
         """Places items on a node or its ranks; False, and nothing is placed, if one of them has no room."""
         before = self.free_LR.copy(), self.cost_s_R.copy()
         ranks = range(node * self.node_size, (node + 1) * self.node_size)
@@ -164,7 +164,7 @@ class _Ranks:
             self._put(item, min(fitting, key=self.cost_s_R.__getitem__))
         return True
 
-    def _problem(self, items: Sequence[Item]) -> PlacementProblem:
+    def _problem(self, items: Sequence[NeoItem]) -> PlacementProblem:
         members: list[tuple[int, ...]] = []
         for item in items:
             first = members[-1][-1] + 1 if members else 0
@@ -207,20 +207,20 @@ class _Ranks:
     def _node_cost_s(self) -> FloatArray:
         return np.asarray(self.cost_s_R.reshape(-1, self.node_size).mean(axis=1))
 
-    def _ranks(self, item: Item, site: int) -> slice:
+    def _ranks(self, item: NeoItem, site: int) -> slice:
         size = {Tier.TABLE_WISE: 1, Tier.TABLE_ROW_WISE: self.node_size}.get(item.tier, len(self.cost_s_R))
         return slice(site * size, (site + 1) * size)
 
-    def _has_room(self, item: Item, site: int) -> bool:
+    def _has_room(self, item: NeoItem, site: int) -> bool:
         return bool((self.free_LR[:, self._ranks(item, site)] >= item.held_L[:, None]).all())
 
-    def _put(self, item: Item, site: int) -> None:
+    def _put(self, item: NeoItem, site: int) -> None:
         ranks = self._ranks(item, site)
         self.free_LR[:, ranks] -= item.held_L[:, None]
         self.cost_s_R[ranks] += item.cost_s
         self.site_of[item] = site
 
-    def _no_room(self, item: Item) -> InfeasiblePlanError:
+    def _no_room(self, item: NeoItem) -> InfeasiblePlanError:
         levels = list(zip(LEVELS, item.held_L.tolist(), self.free_LR.max(axis=1).tolist(), strict=True))
         needs = ", ".join(f"{held:,} bytes of {level}" for level, held, _ in levels if held)
         left = ", ".join(f"{free:,} of {level}" for level, _, free in levels)

@@ -17,7 +17,7 @@ Piece = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Found:
+class BeamResult:
     """The best plan of a search.
 
     Attributes:
@@ -74,7 +74,7 @@ class BeamSearch:
             (index, 0): item.options[0].shards[0] for index, item in enumerate(space.items)
         }
 
-    def run(self, deadline_s: float) -> Found | None:
+    def run(self, deadline_s: float) -> BeamResult | None:
         """The plan with the shortest predicted step; None if no candidate fits under any cap.
 
         Args:
@@ -98,7 +98,7 @@ class BeamSearch:
                     best = pieces, found
         if best is None:
             return None
-        return Found(
+        return BeamResult(
             pieces=best[0], packed=best[1], first_ms=None if first is None else first.step_ms, num_steps=num_steps
         )
 

@@ -13,7 +13,7 @@ from autoshard import __version__
 from autoshard.core import EmbeddingTable, PlacedShard, Provenance, Shard, ShardingPlan, Tier
 from autoshard.core.accepted import AT_LEAST_0, AT_LEAST_1
 from autoshard.planners.heuristics.greedy import CostGreedyPlanner
-from autoshard.planners.neuroshard.beam import BeamSearch, Found
+from autoshard.planners.neuroshard.beam import BeamResult, BeamSearch
 from autoshard.planners.neuroshard.capped_greedy import CappedGreedy
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.space.options import ShardingOption, ShardingType, UnplacedShard
@@ -110,7 +110,7 @@ def _capacity(request: PlanRequest) -> np.ndarray[tuple[int], np.dtype[np.float6
     return np.array([topology.memory_of(rank).hbm for rank in range(topology.world_size)], dtype=np.float64)
 
 
-def _plan(request: PlanRequest, search: BeamSearch, found: Found) -> ShardingPlan:
+def _plan(request: PlanRequest, search: BeamSearch, found: BeamResult) -> ShardingPlan:
     placed: dict[str, list[PlacedShard]] = {table.name: [] for table in request.tables.tables}
     for shard, rank in zip(search.shards(found.pieces), found.packed.ranks_P.tolist(), strict=True):
         for part in shard.parts:
@@ -119,7 +119,7 @@ def _plan(request: PlanRequest, search: BeamSearch, found: Found) -> ShardingPla
     return ShardingPlan(tables=request.tables, topology=request.topology, shards=shards, payload=request.payload)
 
 
-def _describe(found: Found, num_items: int) -> str:
+def _describe(found: BeamResult, num_items: int) -> str:
     first = "no plan" if found.first_ms is None else f"{found.first_ms:.6g} ms"
     return (
         f"{found.num_steps} steps, {len(found.pieces) - num_items} halvings: {first} (whole tables) -> "

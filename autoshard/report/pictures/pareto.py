@@ -11,7 +11,7 @@ from autoshard.core import EmbeddingTable, ShardingPlan, Tier
 from autoshard.core.quoting import printable, shortened
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.planners.flexshard.break_points import ParetoFrontier, ParetoPoint, pareto_frontier
-from autoshard.planners.flexshard.equations import Machine
+from autoshard.planners.flexshard.equations import FlexMachine
 from autoshard.planners.flexshard.tier_costs import Pricing
 from autoshard.report.figures import BLUE, GREEN, INK, ORANGE, PINK, in_house_style
 
@@ -34,7 +34,7 @@ def pareto_figure(plan: ShardingPlan) -> go.Figure | None:
     """
     if plan.provenance is None or plan.provenance.planner != "flexshard" or plan.topology.world_size < 2:
         return None
-    machine = Machine.of(plan.topology, AlphaBetaComm(), plan.tables.batch_size, plan.payload)
+    machine = FlexMachine.of(plan.topology, AlphaBetaComm(), plan.tables.batch_size, plan.payload)
     pricing = Pricing(machine=machine, payload=plan.payload)
     replicated = _replicated_rows(plan)
     tables = sorted(plan.tables.tables, key=lambda table: (table.name not in replicated, -table.storage_bytes))

@@ -287,7 +287,7 @@ class SumSlot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class OwnerRequest:
     """What one process asks another for, in the order in which it travels.
 
     Attributes:
@@ -347,15 +347,15 @@ class Ownership:
             num_rows += self.holdings[index].num_rows(process)
         return first_rows
 
-    def asked(self, reader: int, owner: int) -> Asked:
+    def asked(self, reader: int, owner: int) -> OwnerRequest:
         """What a process asks another for; of itself only rows that no other process has copies of (see `local`)."""
         return self._asked(reader, owner, lambda one: not (one.is_replicated and reader == owner))
 
-    def local(self, reader: int) -> Asked:
+    def local(self, reader: int) -> OwnerRequest:
         """Replicas that a process reads from its own memory."""
         return self._asked(reader, reader, lambda one: one.is_replicated)
 
-    def _asked(self, reader: int, owner: int, wanted: Callable[[Holding], bool]) -> Asked:
+    def _asked(self, reader: int, owner: int, wanted: Callable[[Holding], bool]) -> OwnerRequest:
         order = {key: number for number, key in enumerate(self.kernels)}
         held = [
             (order[one.kernel_key], one.is_reduced, one.owners(reader), index)
@@ -366,7 +366,7 @@ class Ownership:
         indices = [index for *_, index in sorted(held)]
         sums = [index for index in indices if self.holdings[index].output is Exchange.PARTIAL_SUMS]
         rows = [index for index in indices if self.holdings[index].output is Exchange.ROWS]
-        return Asked(
+        return OwnerRequest(
             sums=tuple(
                 SumSlot(holding=index, feature=feature)
                 for index in sums
@@ -388,7 +388,7 @@ class Ownership:
             for feature in self.features_of[self.holdings[index].table]
         )
 
-    def sent_apart(self, asked: Asked) -> tuple[SumSlot, ...]:
+    def sent_apart(self, asked: OwnerRequest) -> tuple[SumSlot, ...]:
         """Sums among what is asked for that travel by all-to-all."""
         return tuple(slot for slot in asked.sums if not self.holdings[slot.holding].is_reduced)
 

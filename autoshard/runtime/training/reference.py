@@ -21,7 +21,7 @@ from autoshard.core import DType, EmbeddingTable, Optimizer, Pooling, RowsBy, Sh
 from autoshard.core.errors import ExecutionError, InvalidOptionError
 from autoshard.runtime.batch import BatchOfIds, Embedded
 from autoshard.runtime.engine.groups import GroupOrder
-from autoshard.runtime.engine.ids.addresses import RowOrder
+from autoshard.runtime.engine.ids.addresses import RowOrderMap
 from autoshard.runtime.engine.rows.fused import rounds_at_random
 from autoshard.runtime.releases import all_gather
 from autoshard.runtime.results import RunRequest, Verification
@@ -232,7 +232,7 @@ def moment_blocks(plan: ShardingPlan, row_orders: Mapping[str, torch.Tensor]) ->
         ids_N = row_orders.get(shard.table.name)
         if ids_N is not None and shard.rows.by is RowsBy.ACCESS_RANK:
             all_rows = shard.table.num_embeddings
-            ranks_L = RowOrder(ids_N, all_rows, torch.device("cpu")).ranks(torch.arange(all_rows))
+            ranks_L = RowOrderMap(ids_N, all_rows, torch.device("cpu")).ranks(torch.arange(all_rows))
             rows_L = ((ranks_L >= shard.rows.start) & (ranks_L < shard.rows.stop)).nonzero().squeeze(1)
         blocks[shard.table.name].append((rows_L, shard.columns))
     return blocks

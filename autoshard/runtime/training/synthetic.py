@@ -16,7 +16,7 @@ from autoshard.core import RowsBy, ShardingPlan, TableSet
 from autoshard.core.access import IntArray
 from autoshard.core.batches import draw_bags
 from autoshard.runtime.batch import BatchOfIds
-from autoshard.runtime.engine.ids.addresses import RowOrder
+from autoshard.runtime.engine.ids.addresses import RowOrderMap
 
 IdsOfRanks: TypeAlias = Callable[[IntArray], IntArray]
 
@@ -48,7 +48,7 @@ def ranked_rows(plan: ShardingPlan, row_orders: Mapping[str, torch.Tensor]) -> d
 def _ids_of_ranks(ids_N: torch.Tensor | None, num_rows: int) -> IdsOfRanks:
     if ids_N is None:
         return lambda ranks_L: ranks_L
-    order = RowOrder(ids_N, num_rows, torch.device("cpu"))
+    order = RowOrderMap(ids_N, num_rows, torch.device("cpu"))
     return lambda ranks_L: order.ids(torch.from_numpy(ranks_L)).numpy()
 
 

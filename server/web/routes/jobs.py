@@ -12,7 +12,7 @@ from starlette.status import HTTP_202_ACCEPTED
 
 from autoshard.core.errors import FormatError
 from autoshard.formats import parse_json
-from server.access import Actor
+from server.access import Principal
 from server.bodies.jobs import BODIES, JobAnswer, JobId, JobKind, JobList, JobState, PlanJobBody
 from server.bodies.plans import MAX_TIME_LIMIT_S, ValidationAnswer, parse_body
 from server.jobs.engine import JobEngine
@@ -109,7 +109,7 @@ class JobDesk:
         response = await self._desk.once(request, do)
         return _with_location(response) if response.status_code == HTTP_202_ACCEPTED else response
 
-    def cancel(self, job_id: str, actor: Actor) -> JobAnswer:
+    def cancel(self, job_id: str, actor: Principal) -> JobAnswer:
         """Cancels a job.
 
         Raises:
@@ -119,7 +119,7 @@ class JobDesk:
         self._check(job_id, actor)
         return self._storage.cancel_job(job_id, actor)
 
-    def retry(self, job_id: str, actor: Actor) -> JobAnswer:
+    def retry(self, job_id: str, actor: Principal) -> JobAnswer:
         """Begins another attempt of a job that failed or was cancelled.
 
         Raises:
@@ -138,7 +138,7 @@ class JobDesk:
         self._engine.enqueue(run)
         return answer
 
-    def _check(self, job_id: str, actor: Actor) -> None:
+    def _check(self, job_id: str, actor: Principal) -> None:
         scope = self._storage.jobs.read(job_id).kind.scope
         if not actor.may(scope):
             raise ForbiddenError(f"needs a key with the scope {scope}", field="authorization")

@@ -8,7 +8,7 @@ from fastapi import FastAPI, Path, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from autoshard.formats import parse_json
-from server.access import Actor
+from server.access import Principal
 from server.bodies.jobs import BODIES, JobKind
 from server.bodies.plans import parse_body
 from server.bodies.schedules import ScheduleAnswer, ScheduleBody, ScheduleList, ScheduleName
@@ -52,7 +52,7 @@ class ScheduleDesk:
         response.headers["Location"] = f"/v1/schedules/{made.name}"
         return response
 
-    def pause(self, name: str, actor: Actor, *, is_paused: bool) -> ScheduleAnswer:
+    def pause(self, name: str, actor: Principal, *, is_paused: bool) -> ScheduleAnswer:
         """Has a schedule make no more jobs, or make them again.
 
         Raises:
@@ -62,7 +62,7 @@ class ScheduleDesk:
         self._record(answer, None, actor, "schedule.pause" if is_paused else "schedule.resume")
         return answer
 
-    def delete(self, name: str, actor: Actor) -> None:
+    def delete(self, name: str, actor: Principal) -> None:
         """Deletes a schedule.
 
         Raises:
@@ -72,13 +72,13 @@ class ScheduleDesk:
         self.schedules.delete(name)
         self._record(answer, None, actor, "schedule.delete")
 
-    def _made(self, text: bytes, keyed: IdempotentRequest | None, actor: Actor) -> KeptAnswer:
+    def _made(self, text: bytes, keyed: IdempotentRequest | None, actor: Principal) -> KeptAnswer:
         body = parse_body(ScheduleBody, parse_json(text))
         parse_body(BODIES[JobKind(body.kind)], body.body)
         return self._record(self.schedules.create(body), keyed, actor, "schedule.make")
 
     def _record(
-        self, schedule: ScheduleAnswer, keyed: IdempotentRequest | None, actor: Actor, action: str
+        self, schedule: ScheduleAnswer, keyed: IdempotentRequest | None, actor: Principal, action: str
     ) -> KeptAnswer:
         answer = KeptAnswer(status=201, body=schedule.model_dump_json().encode())
         target = f"{schedule.name} {schedule.kind} {schedule.cron}"

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from autoshard.core import Tier
 from autoshard.planners.flexshard.break_points import ParetoFrontier
-from autoshard.planners.flexshard.equations import Machine
+from autoshard.planners.flexshard.equations import FlexMachine
 from autoshard.report.images import NumberTable
 from autoshard.report.wording import write_percent
 from studies.papers.flexshard.figures import named_points
@@ -44,7 +44,7 @@ def results_tables(
 
 
 def results_document(
-    machine: Machine,
+    machine: FlexMachine,
     results: Sequence[ModelResult],
     frontier: ParetoFrontier,
     histories: HistoryCosts,

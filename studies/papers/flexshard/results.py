@@ -23,9 +23,9 @@ from autoshard.planners.flexshard.break_points import (
 from autoshard.planners.flexshard.equations import (
     PAPER_MEMORY_MULTIPLIER,
     Bandwidths,
-    Machine,
+    FlexMachine,
     RowSet,
-    Strategy,
+    TierStrategy,
     communication_s,
     dynamic_communication_s,
     dynamic_memory_bytes,
@@ -59,7 +59,7 @@ TWO_TIER_GAIN = 0.61
 FIG1_TABLES, FIG1_LENGTH = (1, 2, 4, 8), 2000
 
 
-def fitted_machine() -> Machine:
+def fitted_machine() -> FlexMachine:
     """The paper's cluster, with bandwidths from RM-1's runs alone.
 
     The global all-to-all is as fast as in the row-wise run of Table 6, and the global all-reduce three times as fast
@@ -71,7 +71,7 @@ def fitted_machine() -> Machine:
     row_bytes = DIM * NUMBER_BYTES
     all_to_all = 2 * model.row_wise_run.volume * NUMBER_BYTES / (model.row_wise_run.all_to_all_ms / 1e3)
     flex_bytes = 2 * model.flexed.coverage * model.row_wise_run.volume * NUMBER_BYTES
-    return Machine(
+    return FlexMachine(
         ranks_per_node=RANKS_PER_NODE,
         num_nodes=NUM_NODES,
         local_batch_size=LOCAL_BATCH,
@@ -124,7 +124,7 @@ class ModelResult:
     predicted: tuple[Run, Run, Run]
 
     @classmethod
-    def of(cls, model: PaperModel, machine: Machine) -> ModelResult:
+    def of(cls, model: PaperModel, machine: FlexMachine) -> ModelResult:
         """Plans the model's table."""
 
         def plans(length: float) -> tuple[dict[Tier, TierShare], dict[Tier, TierShare]]:
@@ -193,21 +193,21 @@ def rest_of_step_ms(model: PaperModel, gain: float = TWO_TIER_GAIN) -> float:
     return (row_wise - (1 + gain) * two) / gain
 
 
-def predicted_run(tiers: dict[Tier, TierShare], length: float, machine: Machine) -> Run:
+def predicted_run(tiers: dict[Tier, TierShare], length: float, machine: FlexMachine) -> Run:
     """Communication of a step by the equations of Table 3."""
     rows = {
         tier: RowSet(num_rows=share.num_rows, lookups_per_sample=share.coverage * length, embedding_dim=DIM)
         for tier, share in tiers.items()
     }
     times_ms = dict.fromkeys(("all_to_all_ms", "intra_ms", "all_reduce_ms", "cross_ms"), 0.0)
-    times_ms["all_to_all_ms"] = 2e3 * dynamic_communication_s(Strategy.ROW_WISE, rows[Tier.ROW_WISE], machine)
+    times_ms["all_to_all_ms"] = 2e3 * dynamic_communication_s(TierStrategy.ROW_WISE, rows[Tier.ROW_WISE], machine)
     if Tier.DATA_PARALLEL in rows:
         times_ms["all_reduce_ms"] = 1e3 * static_communication_s(
-            Strategy.DATA_PARALLEL, rows[Tier.DATA_PARALLEL], machine
+            TierStrategy.DATA_PARALLEL, rows[Tier.DATA_PARALLEL], machine
         )
     if Tier.FLEX in rows:
-        times_ms["intra_ms"] = 2e3 * dynamic_communication_s(Strategy.FLEX, rows[Tier.FLEX], machine)
-        times_ms["cross_ms"] = 1e3 * static_communication_s(Strategy.FLEX, rows[Tier.FLEX], machine)
+        times_ms["intra_ms"] = 2e3 * dynamic_communication_s(TierStrategy.FLEX, rows[Tier.FLEX], machine)
+        times_ms["cross_ms"] = 1e3 * static_communication_s(TierStrategy.FLEX, rows[Tier.FLEX], machine)
     volume = LOCAL_BATCH * rows[Tier.ROW_WISE].lookups_per_sample * DIM
     return Run(volume=round(volume), **times_ms)
 
@@ -218,7 +218,7 @@ def model_results() -> list[ModelResult]:
     return [ModelResult.of(model, machine) for model in MODELS]
 
 
-def all_to_all_fit_ms(model: PaperModel, machine: Machine) -> tuple[float, float, float]:
+def all_to_all_fit_ms(model: PaperModel, machine: FlexMachine) -> tuple[float, float, float]:
     """Times of Table 6's three measured volumes at the fitted bandwidth."""
     row_wise, two, three = (
         2e3 * run.volume * NUMBER_BYTES / machine.bandwidths.all_to_all_global for run in model.runs
@@ -249,7 +249,7 @@ class HistoryCosts:
     reduced_ms: dict[int, float]
 
 
-def fig1_costs(machine: Machine) -> HistoryCosts:
+def fig1_costs(machine: FlexMachine) -> HistoryCosts:
     """Costs by Tables 2 and 3; summed histories send a vector from each rank for each sample and table."""
 
     def vectors(per_sample: float) -> RowSet:
@@ -258,8 +258,8 @@ def fig1_costs(machine: Machine) -> HistoryCosts:
     def costs(per_sample: float) -> tuple[float, float]:
         rows = vectors(per_sample)
         return (
-            dynamic_memory_bytes(Strategy.ROW_WISE, rows, machine) / 1e9,
-            communication_s(Strategy.ROW_WISE, rows, machine) * 1e3,
+            dynamic_memory_bytes(TierStrategy.ROW_WISE, rows, machine) / 1e9,
+            communication_s(TierStrategy.ROW_WISE, rows, machine) * 1e3,
         )
 
     length_N = np.unique(np.r_[np.geomspace(1, FIG1_LENGTH, 30).round(), np.linspace(0, FIG1_LENGTH, 41)[1:]])
@@ -297,7 +297,7 @@ class ReplicaCosts:
     communication_neutral: float
 
 
-def fig3_costs(machine: Machine) -> ReplicaCosts:
+def fig3_costs(machine: FlexMachine) -> ReplicaCosts:
     """Ratios for 10 million rows; how many they are cancels."""
     num_rows = 10_000_000
     alpha_N = np.geomspace(1e-6, 1e-1, 101)
@@ -305,9 +305,12 @@ def fig3_costs(machine: Machine) -> ReplicaCosts:
         RowSet(num_rows=num_rows, lookups_per_sample=alpha * num_rows, embedding_dim=DIM) for alpha in alpha_N.tolist()
     ]
 
-    def ratio(cost: Callable[[Strategy, RowSet, Machine], float]) -> FloatArray:
+    def ratio(cost: Callable[[TierStrategy, RowSet, FlexMachine], float]) -> FloatArray:
         return np.array(
-            [cost(Strategy.DATA_PARALLEL, one, machine) / cost(Strategy.ROW_WISE, one, machine) for one in row_sets]
+            [
+                cost(TierStrategy.DATA_PARALLEL, one, machine) / cost(TierStrategy.ROW_WISE, one, machine)
+                for one in row_sets
+            ]
         )
 
     return ReplicaCosts(
@@ -315,11 +318,11 @@ def fig3_costs(machine: Machine) -> ReplicaCosts:
         memory_N=ratio(memory_bytes),
         communication_N=ratio(communication_s),
         memory_neutral=memory_neutral_probability(machine.world_size, LOCAL_BATCH, PAPER_MEMORY_MULTIPLIER),
-        communication_neutral=neutral_communication(Strategy.DATA_PARALLEL, row_sets[0], machine),
+        communication_neutral=neutral_communication(TierStrategy.DATA_PARALLEL, row_sets[0], machine),
     )
 
 
-def fig5_frontier(machine: Machine) -> ParetoFrontier:
+def fig5_frontier(machine: FlexMachine) -> ParetoFrontier:
     """The frontier of `FIG5_MODEL`, with L from its neutral 2-tier rows."""
     rows = RowSet(num_rows=FIG5_MODEL.num_rows, lookups_per_sample=FIG5_MODEL.neutral_length, embedding_dim=DIM)
     return pareto_frontier(FIG5_MODEL.access, rows, machine)

@@ -25,7 +25,7 @@ from autoshard.formats import load_topology
 from autoshard.planners.auto import AutoPlanner
 from autoshard.planners.neo import NeoPlanner
 from autoshard.planners.neo.choice import NEO_TYPES
-from autoshard.planners.planner import Planner, PlanRequest
+from autoshard.planners.planner import PlannerProtocol, PlanRequest
 from studies.papers.neo.models import FULL_RANKS, MODEL_A, MODEL_F, MODEL_I, PaperModel
 
 #: Share of a rank's device memory for tables and caches; the framework, NCCL, dense layers and a batch's inputs and
@@ -44,7 +44,7 @@ _MEMORY: Final = DEVICE_MEMORY[DEVICE]
 #: Sec. 8.4: "FP16 in forward AlltoAll and BF16 in backward AlltoAll".
 QUANTISED: Final = Payload(forward=DType.FP16, backward=DType.BF16)
 PLAIN: Final = Payload()
-_PLANNERS: Final[Mapping[str, type[Planner]]] = {"auto": AutoPlanner, "neo": NeoPlanner}
+_PLANNERS: Final[Mapping[str, type[PlannerProtocol]]] = {"auto": AutoPlanner, "neo": NeoPlanner}
 #: Neo's seven sharding types (Sec. 4), and those of Fig. 11's baseline: row-wise is for tables that no rank can hold.
 ALL_TYPES: Final = ",".join(NEO_TYPES)
 BASELINE_TYPES: Final = "table_wise,row_wise"

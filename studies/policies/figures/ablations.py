@@ -17,7 +17,7 @@ from autoshard.report.images import NumberTable, Section
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.features import shard_features
 from costmodel.kernel.predictor import CostPredictor
-from costmodel.kernel.training import TrainingOptions, train_cost_model
+from costmodel.kernel.training import CostTrainingOptions, train_cost_model
 from env import PlacementTask
 from policies.planning.decoding import decode
 from policies.planning.tasks import whole_tables
@@ -70,7 +70,7 @@ class FeaturelessCostModel:
         dataset = CostDataset.from_samples(read_samples(lab.settings.store, lab.settings.device))
         # Samples and tables lose features together, so that both get the same values instead.
         blind = without(_with_tables(dataset, tables), removed)
-        options = TrainingOptions(num_updates=lab.settings.cost_updates)
+        options = CostTrainingOptions(num_updates=lab.settings.cost_updates)
         trained = train_cost_model(blind, device=lab.settings.device, options=options, seed=seed)
         predictor = trained.model.predictor
         codes_UH = predictor.encode(blind.features_UF[-len(tables) :])

@@ -17,7 +17,7 @@ from autoshard.report.wording import write_ms
 from costmodel import LearnedCostModel, Registry
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.metrics import held_out_metrics, predict
-from costmodel.kernel.training import TrainingOptions, train_cost_model
+from costmodel.kernel.training import CostTrainingOptions, train_cost_model
 from studies.cost_models.baselines import PaperOptions, Pricing, fit_paper_network
 from studies.cost_models.evidence import half_of_tables, plain_sets, unseen_shares
 from studies.frame import Numbers, Summary
@@ -81,7 +81,7 @@ def blind_lab(lab: Lab, seed: int) -> Lab:
     registry = Registry(folder / "models")
     if registry.production_id(LearnedCostModel.kind, lab.settings.device) is None:
         samples = half_samples(lab, seed).seen
-        options = TrainingOptions(num_updates=lab.settings.cost_updates)
+        options = CostTrainingOptions(num_updates=lab.settings.cost_updates)
         train_cost_model(samples, device=lab.settings.device, options=options, seed=seed).model.publish(registry)
     return Lab(replace(lab.settings, registry=registry.root), folder)
 
@@ -90,7 +90,7 @@ def _run_seed(seed: int, lab: Lab) -> Numbers:
     """Errors of each cost model on held-out sets of seen tables, and on sets of unseen ones."""
     samples = half_samples(lab, seed)
     # Parts the samples as the training of the kernel model does.
-    train, held_out = samples.seen.split(TrainingOptions().held_out_share, seed)
+    train, held_out = samples.seen.split(CostTrainingOptions().held_out_share, seed)
     tests = {SEEN: _sets_of_ten(held_out, seed), UNSEEN: _sets_of_ten(samples.unseen, seed)}
     return {method: _errors(fit(), tests) for method, fit in _methods(lab, seed, train).items()}
 

@@ -25,7 +25,7 @@ from bench.collecting.collectives import collect_collectives
 from bench.collectives.sampling import CollectiveSettings, Processes
 from costmodel.kernel.comparison import kernel_version
 from costmodel.kernel.dataset import CostDataset
-from costmodel.kernel.training import TrainingOptions, train_cost_model
+from costmodel.kernel.training import CostTrainingOptions, train_cost_model
 from costmodel.registry.promotion import TrainedVersion, publish_version
 from costmodel.registry.publish_options import PublishOptions
 from costmodel.registry.versions import Registry
@@ -84,7 +84,7 @@ class ClusterModels:
 def train_kernels(folder: Path, settings: ModelSettings) -> dict[str, Any]:
     """Trains the model of kernels; returns its metrics."""
     dataset = CostDataset.from_samples(read_samples(settings.kernel_samples, DEVICE))
-    training = TrainingOptions(num_updates=settings.kernel_updates)
+    training = CostTrainingOptions(num_updates=settings.kernel_updates)
     version = kernel_version(train_cost_model(dataset, device=DEVICE, options=training))
     return _published(version, _emptied(folder / "kernels"))
 

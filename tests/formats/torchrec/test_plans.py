@@ -38,7 +38,7 @@ from autoshard.core.errors import InvalidPlanError
 from autoshard.evaluation.validator import validate_plan
 from autoshard.formats.torchrec import (
     NotInTorchRecError,
-    ShardingType,
+    TorchRecType,
     as_executed,
     changes,
     from_torchrec,
@@ -116,25 +116,25 @@ def plans(draw):
 @st.composite
 def held(draw, table, topology):
     world, node = topology.world_size, topology.local_world_size
-    kind = draw(st.sampled_from([*ShardingType, "flex", "rows"]))
+    kind = draw(st.sampled_from([*TorchRecType, "flex", "rows"]))
     memory = draw(memories(table))
     split = {"split": draw(st.sampled_from(list(Split))), "memory": memory}
     nodes = [tuple(range(first, first + node)) for first in range(0, world, node)]
     num_parts = draw(st.sampled_from([n for n in (1, 2, 4) if table.embedding_dim % (4 * n) == 0]))
     width = table.embedding_dim // num_parts
     parts = [(first, first + width) for first in range(0, table.embedding_dim, width)]
-    if kind == ShardingType.DATA_PARALLEL and world > 1:
+    if kind == TorchRecType.DATA_PARALLEL and world > 1:
         return [everywhere(table, world, grad_sync=draw(st.sampled_from([GradSync.DENSE, GradSync.SPARSE])))]
-    if kind == ShardingType.ROW_WISE and world > 1:
+    if kind == TorchRecType.ROW_WISE and world > 1:
         is_summed = table.pooling is not Pooling.SEQUENCE
         if is_summed and draw(st.booleans()):
             rows = {"exchange": Exchange.ROWS, "deduplicate": draw(st.booleans())}
             return [over(table, range(world), Tier.ROW_WISE, **rows, **split)]
         ways = list(Collective) if is_summed else [Collective.ALL_TO_ALL]
         return [over(table, range(world), Tier.ROW_WISE, collective=draw(st.sampled_from(ways)), **split)]
-    if kind == ShardingType.TABLE_ROW_WISE and 1 < node < world:
+    if kind == TorchRecType.TABLE_ROW_WISE and 1 < node < world:
         return [over(table, draw(st.sampled_from(nodes)), Tier.TABLE_ROW_WISE, **split)]
-    if kind == ShardingType.GRID_SHARD and 1 < node < world:
+    if kind == TorchRecType.GRID_SHARD and 1 < node < world:
         return [over(table, draw(st.sampled_from(nodes)), Tier.TABLE_ROW_WISE, part, **split) for part in parts]
     if kind == "flex" and 1 < node < world:
         whole = over(table, range(world), Tier.FLEX, **split)

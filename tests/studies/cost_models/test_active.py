@@ -5,7 +5,7 @@ import pytest
 
 from autoshard.core.errors import FormatError, InvalidOptionError, SampleStoreError, UnknownNameError
 from autoshard.formats.stores.samples import read_samples, write_samples
-from costmodel.kernel.training import TrainingOptions
+from costmodel.kernel.training import CostTrainingOptions
 from studies.cost_models.active import (
     SCHEMA,
     ActiveOptions,
@@ -27,7 +27,7 @@ def own_store(store, tmp_path):
 @pytest.fixture
 def make_options(own_store):
     def make(**changes):
-        training = TrainingOptions(num_updates=30, batch_size=64)
+        training = CostTrainingOptions(num_updates=30, batch_size=64)
         # Too short to collect anything: what is trained on is what the store holds.
         usual = {"store": own_store, "seconds": 1.0, "device": "cpu", "training": training, "compare_random": False}
         return ActiveOptions(**usual | changes)
@@ -127,7 +127,7 @@ class TestWithCollector:
     """Real measurements on this machine's CPU."""
 
     def test_from_an_empty_store(self, tmp_path):
-        training = TrainingOptions(num_updates=100, batch_size=64)
+        training = CostTrainingOptions(num_updates=100, batch_size=64)
         options = ActiveOptions(
             store=tmp_path / "store",
             seconds=240.0,

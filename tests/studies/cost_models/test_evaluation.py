@@ -8,7 +8,7 @@ from autoshard.core import DType
 from autoshard.core.errors import InvalidOptionError, SampleStoreError
 from autoshard.formats.stores.samples import SampleTable
 from autoshard.report.images import NumberTable
-from costmodel.kernel.training import TrainingOptions, train_cost_model
+from costmodel.kernel.training import CostTrainingOptions, train_cost_model
 from studies.cost_models.ablation import FULL, REMOVALS
 from studies.cost_models.evaluation import (
     KERNEL,
@@ -39,7 +39,7 @@ from studies.cost_models.evidence import (
 )
 
 OPTIONS = EvaluationOptions(
-    training=TrainingOptions(num_updates=60),
+    training=CostTrainingOptions(num_updates=60),
     paper_updates=5,
     tree_iterations=5,
     num_seeds=1,

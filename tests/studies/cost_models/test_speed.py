@@ -2,13 +2,13 @@ import pytest
 
 from autoshard.formats.stores.samples import read_samples
 from costmodel.kernel.dataset import CostDataset
-from costmodel.kernel.training import TrainingOptions
+from costmodel.kernel.training import CostTrainingOptions
 from studies.cost_models.speed import time_pricing, time_training, timings_table
 
 
 @pytest.mark.smoke
 def test_every_figure_is_timed(store, dataset):
-    options = TrainingOptions(num_updates=5, batch_size=16)
+    options = CostTrainingOptions(num_updates=5, batch_size=16)
     trained, training = time_training(dataset, "cpu", 1, options)
     assert trained.model.card.training["num_samples"] + trained.model.card.metrics.num_samples == 10_000
     small = CostDataset.from_samples(read_samples(store, "cpu"))

@@ -25,7 +25,7 @@ Destination: TypeAlias = tuple[int, int]
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
-class RowOrder:
+class RowOrderMap:
     """Access ranks of the rows of one table, from the ids that are listed in falling access frequency.
 
     A listed id has its place in the list. All others have ranks behind the list in an order of their own, which needs
@@ -182,7 +182,7 @@ class AddressMap:
         cut: Sequence[CutFeature],
         holdings: Sequence[Holding],
         reader: int,
-        orders: Mapping[str, RowOrder],
+        orders: Mapping[str, RowOrderMap],
         device: torch.device,
     ) -> None:
         layouts = [_Layout.of(one, holdings, reader, orders) for one in cut]
@@ -342,7 +342,7 @@ class _Layout:
     """Addresses of one cut feature."""
 
     cut: CutFeature
-    order: RowOrder | None
+    order: RowOrderMap | None
     destinations: list[Destination]
     bounds: list[int]
     """First address of every destination, and the one after the last."""
@@ -355,7 +355,9 @@ class _Layout:
     """Whether every id is its address."""
 
     @classmethod
-    def of(cls, cut: CutFeature, holdings: Sequence[Holding], reader: int, orders: Mapping[str, RowOrder]) -> _Layout:
+    def of(
+        cls, cut: CutFeature, holdings: Sequence[Holding], reader: int, orders: Mapping[str, RowOrderMap]
+    ) -> _Layout:
         table = holdings[cut.holdings[0]].of
         ranges = sorted(
             ((held, number, index) for index in cut.holdings for number, held in enumerate(holdings[index].ranges)),

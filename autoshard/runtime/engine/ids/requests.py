@@ -22,8 +22,8 @@ from autoshard.core.errors import InputError
 from autoshard.evaluation.traffic import LENGTH_BYTES, Stream
 from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.engine.groups import JoinedGroups, WeakGroup
-from autoshard.runtime.engine.holdings import Asked, Ownership
-from autoshard.runtime.engine.ids.addresses import AddressMap, Bucketized, CutFeature, RowOrder
+from autoshard.runtime.engine.holdings import OwnerRequest, Ownership
+from autoshard.runtime.engine.ids.addresses import AddressMap, Bucketized, CutFeature, RowOrderMap
 from autoshard.runtime.engine.ids.faults import fault_of_all
 from autoshard.runtime.engine.ids.messages import (
     Flag,
@@ -138,7 +138,7 @@ class InputExchange:
     def __init__(
         self,
         ownership: Ownership,
-        orders: Mapping[str, RowOrder],
+        orders: Mapping[str, RowOrderMap],
         local_batch_size: int,
         groups: JoinedGroups,
         device: torch.device,
@@ -187,7 +187,7 @@ class InputExchange:
         twin.sent_bytes = {stream: [0.0] * self._num_processes for stream in self.sent_bytes}
         return twin
 
-    def _sources(self, asked: Asked, owner: int) -> tuple[list[int], list[list[int]]]:
+    def _sources(self, asked: OwnerRequest, owner: int) -> tuple[list[int], list[list[int]]]:
         """Jagged rows of sums, and those of every holding whose rows are asked for."""
         sums = [self._source(slot.holding, slot.feature, owner) for slot in asked.sums]
         features_of, holdings = self._ownership.features_of, self._ownership.holdings
@@ -425,7 +425,7 @@ def _request(message: Received, ids_L: torch.Tensor) -> Request:
     return Request(sums=Jagged(message.lengths_NB, counts_N, ids_L[:summed]), counts=row_counts, ids_L=ids_L[summed:])
 
 
-def _cut_features(ownership: Ownership, reader: int, orders: Mapping[str, RowOrder]) -> list[CutFeature]:
+def _cut_features(ownership: Ownership, reader: int, orders: Mapping[str, RowOrderMap]) -> list[CutFeature]:
     """Features that a process reads from several places, once for each range of columns."""
     by_columns: dict[tuple[int, tuple[int, int]], list[int]] = {}
     for index, holding in enumerate(ownership.holdings):

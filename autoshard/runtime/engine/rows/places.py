@@ -12,12 +12,12 @@ import torch
 from autoshard.core import Split
 from autoshard.core.batches import coprime_step
 from autoshard.runtime.engine.holdings import Holding
-from autoshard.runtime.engine.ids.addresses import RowOrder
+from autoshard.runtime.engine.ids.addresses import RowOrderMap
 from autoshard.runtime.weights import CHUNK_ROWS, initial_chunk
 
 
 def held_chunks(
-    holding: Holding, process: int, order: RowOrder | None, ids: range
+    holding: Holding, process: int, order: RowOrderMap | None, ids: range
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
     """Rows of a table that a process has of a holding, a chunk of row ids at a time.
 
@@ -64,7 +64,7 @@ def _dealt(inner_L: torch.Tensor, num_rows: int, num_parts: int, split: Split) -
 
 @torch.no_grad()
 def initialise_held(
-    weights_ND: torch.Tensor, holding: Holding, process: int, order: RowOrder | None, seed: int
+    weights_ND: torch.Tensor, holding: Holding, process: int, order: RowOrderMap | None, seed: int
 ) -> None:
     """Writes the initial weights of what a process has of a holding, whatever their dtype and device."""
     first, last = holding.columns

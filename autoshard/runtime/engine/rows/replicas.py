@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from autoshard.core.step import StepCollective
-from autoshard.runtime.engine.holdings import Asked, Holding, KernelKey, Ownership
+from autoshard.runtime.engine.holdings import Holding, KernelKey, OwnerRequest, Ownership
 from autoshard.runtime.engine.ids.requests import Request
 from autoshard.runtime.engine.rows.averaging import RowStates
 from autoshard.runtime.engine.rows.fused import FusedSettings
@@ -146,7 +146,7 @@ class Replicas:
                 found[index] = kernel.rows.state.of(start, end)
         return found
 
-    def look_up(self, request: Request, asked: Asked, B: int) -> ReplicaLookups:
+    def look_up(self, request: Request, asked: OwnerRequest, B: int) -> ReplicaLookups:
         """Embeddings of the replicated part of a request."""
         slots = [n for n, slot in enumerate(asked.sums) if self._holdings[slot.holding].is_replicated]
         sums, known, column = [], [], 0
@@ -168,7 +168,7 @@ class Replicas:
         return ReplicaLookups(sums_BW, rows, tuple(known), wanted)
 
     def _rows(
-        self, request: Request, asked: Asked
+        self, request: Request, asked: OwnerRequest
     ) -> tuple[tuple[torch.Tensor, ...], tuple[tuple[KernelKey, torch.Tensor], ...]]:
         places = [n for n, index in enumerate(asked.rows) if self._holdings[index].is_replicated]
         at = sum(request.counts[: places[0]]) if places else 0
