@@ -7,7 +7,7 @@ from collections.abc import Callable
 from fastapi import FastAPI, Response
 from starlette.concurrency import run_in_threadpool
 
-from server.bodies.plans import Health
+from autoshard.api import Health
 from server.planning.workers import WorkerPool
 from server.problems import StorageError
 from server.storage.storage import Storage

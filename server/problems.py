@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from autoshard.api import Fault, Problem, RemedyAnswer
 from autoshard.core.errors import AutoshardError, FormatError, InfeasiblePlanError, InputError, ModelError
 from autoshard.remedies import Shortage
-from server.bodies.plans import Fault, Problem, RemedyAnswer
 
 MEDIA_TYPE = "application/problem+json"
 

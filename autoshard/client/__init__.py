@@ -3,6 +3,8 @@
 with Client("http://localhost:8000") as client:
     made = client.plan(PlanTask(tables="criteo-kaggle", topology="cpu-8", planner="auto"))
 made.plan.predicted.step_ms
+
+Answers that hold no plans are those of `autoshard.api`.
 """
 
 from typing import TYPE_CHECKING
@@ -10,44 +12,25 @@ from typing import TYPE_CHECKING
 from autoshard.core.deferred import deferred
 
 if TYPE_CHECKING:
-    from autoshard.client.answers import (
-        Comparison,
-        Job,
-        JobList,
-        JobSummary,
-        PlanList,
-        PlanSummary,
-        Run,
-        Schedule,
-        StoredPlan,
-        Validation,
-    )
+    from autoshard.client.answers import Job, ServedComparison, StoredPlan
     from autoshard.client.clients import AsyncClient, Client
-    from autoshard.client.problems import InfeasibleTaskError, Remedy, ServiceError
+    from autoshard.client.problems import InfeasibleTaskError, ServiceError
     from autoshard.client.retries import Retries
     from autoshard.client.tasks import ComparisonTask, PlanTask, Replan, SimulationTask
 
 __all__ = [
     "AsyncClient",
     "Client",
-    "Comparison",
     "ComparisonTask",
     "InfeasibleTaskError",
     "Job",
-    "JobList",
-    "JobSummary",
-    "PlanList",
-    "PlanSummary",
     "PlanTask",
-    "Remedy",
     "Replan",
     "Retries",
-    "Run",
-    "Schedule",
+    "ServedComparison",
     "ServiceError",
     "SimulationTask",
     "StoredPlan",
-    "Validation",
 ]
 
 if not TYPE_CHECKING:

@@ -9,21 +9,23 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import quote
 
 import httpx
+from pydantic import BaseModel
 
-from autoshard.client import answers
-from autoshard.client.answers import (
-    Comparison,
-    Job,
+from autoshard.api import (
     JobList,
+    ModelAnswer,
+    ModelList,
     ModelState,
     ModelSummary,
-    ModelVersion,
     PlanList,
-    Run,
-    Schedule,
-    StoredPlan,
-    Validation,
+    RunAnswer,
+    SamplesAnswer,
+    ScheduleAnswer,
+    ScheduleList,
+    ValidationAnswer,
 )
+from autoshard.client import answers
+from autoshard.client.answers import Job, ServedComparison, StoredPlan
 from autoshard.core.choices import Overlap, Risk
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from autoshard.simulation import SweepRecord
 
 T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
 _PLANS = "/v1/plans"
 _JOBS = "/v1/jobs"
 _SCHEDULES = "/v1/schedules"
@@ -87,15 +90,18 @@ def replan(plan_id: str, change: Replan) -> Call[StoredPlan]:
 def send_samples(content: bytes) -> Call[int]:
     """Sends a file of samples; the number of samples in it."""
     return Call(
-        method="POST", path="/v1/samples", content=content, read=lambda answer: int(answer.json()["num_samples"])
+        method="POST",
+        path="/v1/samples",
+        content=content,
+        read=lambda answer: read_as(SamplesAnswer)(answer).num_samples,
     )
 
 
-def report_run(plan_id: str, steps_ms: Sequence[float], pooling_factors: Mapping[str, float]) -> Call[Run]:
+def report_run(plan_id: str, steps_ms: Sequence[float], pooling_factors: Mapping[str, float]) -> Call[RunAnswer]:
     """Reports what a training job measured."""
     body = {"steps_ms": list(steps_ms), "pooling_factors": dict(pooling_factors)}
     path = f"{_PLANS}/{plan_id}/runs"
-    return Call(method="POST", path=path, body=body, read=lambda answer: answers.run(answer.json()))
+    return Call(method="POST", path=path, body=body, read=read_as(RunAnswer))
 
 
 def evaluate(given: ShardingPlan, overlap: Overlap | None, risk: Risk) -> Call[StoredPlan]:
@@ -106,7 +112,7 @@ def evaluate(given: ShardingPlan, overlap: Overlap | None, risk: Risk) -> Call[S
     return Call(method="POST", path="/v1/evaluations", body=body, read=_plan)
 
 
-def compare(task: ComparisonTask) -> Call[Comparison]:
+def compare(task: ComparisonTask) -> Call[ServedComparison]:
     """Plans with several planners."""
     from autoshard.client.tasks import body_of
 
@@ -114,7 +120,7 @@ def compare(task: ComparisonTask) -> Call[Comparison]:
         method="POST",
         path="/v1/comparisons",
         body=body_of(task),
-        read=lambda response: answers.comparison(response.json()),
+        read=lambda response: answers.comparison(response.content),
     )
 
 
@@ -131,7 +137,7 @@ def simulate(task: SimulationTask) -> Call[SweepRecord]:
     )
 
 
-def validate(tables: TableSet | str | None, topology: Topology | str | None) -> Call[Validation]:
+def validate(tables: TableSet | str | None, topology: Topology | str | None) -> Call[ValidationAnswer]:
     """Checks tables, a topology, or both."""
     from autoshard.client.tasks import json_of
 
@@ -139,7 +145,7 @@ def validate(tables: TableSet | str | None, topology: Topology | str | None) -> 
         method="POST",
         path="/v1/validations",
         body={"tables": json_of(tables), "topology": json_of(topology)},
-        read=lambda response: answers.validation(response.json()),
+        read=read_as(ValidationAnswer),
     )
 
 
@@ -156,9 +162,7 @@ def delete_plan(plan_id: str) -> Call[None]:
 def list_plans(**chosen: str | int | None) -> Call[PlanList]:
     """Lists stored plans; what is None does not matter."""
     parameters = {name: value for name, value in chosen.items() if value is not None}
-    return Call(
-        method="GET", path=_PLANS, parameters=parameters, read=lambda response: answers.plan_list(response.json())
-    )
+    return Call(method="GET", path=_PLANS, parameters=parameters, read=read_as(PlanList))
 
 
 def explain(plan_id: str, tables: Sequence[str], risk: Risk) -> Call[Explanation]:
@@ -201,45 +205,49 @@ def list_models(kind: str | None, name: str | None, *, cards: bool) -> Call[tupl
     """Versions of trained models."""
     given = {"kind": kind, "name": name, "cards": "true" if cards else None}
     chosen = {key: value for key, value in given.items() if value is not None}
-    return Call(method="GET", path="/v1/models", parameters=chosen, read=lambda answer: answers.models(answer.json()))
+
+    def read(response: httpx.Response) -> tuple[ModelSummary, ...]:
+        return tuple(read_as(ModelList)(response).models)
+
+    return Call(method="GET", path="/v1/models", parameters=chosen, read=read)
 
 
 def read_model_state(kind: str, name: str) -> Call[ModelState]:
     """What the aliases of a model name."""
-    return Call(method="GET", path=_model(kind, name), read=_state)
+    return Call(method="GET", path=_model(kind, name), read=read_as(ModelState))
 
 
-def read_model(kind: str, name: str, version: str) -> Call[ModelVersion]:
+def read_model(kind: str, name: str, version: str) -> Call[ModelAnswer]:
     """A version's card."""
     path = f"{_model(kind, name)}/versions/{version}"
-    return Call(method="GET", path=path, read=lambda answer: answers.model_version(answer.json()))
+    return Call(method="GET", path=path, read=read_as(ModelAnswer))
 
 
 def promote_model(kind: str, name: str, version: str, alias: str, *, force: bool) -> Call[ModelState]:
     """Has an alias name a version."""
     body = {"version": version, "alias": alias, "force": force}
-    return Call(method="POST", path=f"{_model(kind, name)}/promotions", body=body, read=_state)
+    return Call(method="POST", path=f"{_model(kind, name)}/promotions", body=body, read=read_as(ModelState))
 
 
 def roll_back_model(kind: str, name: str, alias: str) -> Call[ModelState]:
     """Gives an alias back to the version that had it before."""
-    return Call(method="POST", path=f"{_model(kind, name)}/rollbacks", body={"alias": alias}, read=_state)
+    return Call(method="POST", path=f"{_model(kind, name)}/rollbacks", body={"alias": alias}, read=read_as(ModelState))
 
 
 def make_job(kind: str, body: Mapping[str, Any]) -> Call[Job]:
     """Makes a job."""
-    return Call(method="POST", path=f"{_JOBS}/{quote(kind, safe='')}", body=body, read=_job)
+    return Call(method="POST", path=f"{_JOBS}/{quote(kind, safe='')}", body=body, read=read_as(Job))
 
 
 def list_jobs(**chosen: str | int | None) -> Call[JobList]:
     """Lists jobs; what is None does not matter."""
     parameters = {name: value for name, value in chosen.items() if value is not None}
-    return Call(method="GET", path=_JOBS, parameters=parameters, read=lambda answer: answers.job_list(answer.json()))
+    return Call(method="GET", path=_JOBS, parameters=parameters, read=read_as(JobList))
 
 
 def read_job(job_id: str) -> Call[Job]:
     """Reads a job."""
-    return Call(method="GET", path=_of_job(job_id), read=_job)
+    return Call(method="GET", path=_of_job(job_id), read=read_as(Job))
 
 
 def read_job_result(job_id: str) -> Call[Mapping[str, Any]]:
@@ -249,37 +257,39 @@ def read_job_result(job_id: str) -> Call[Mapping[str, Any]]:
 
 def cancel_job(job_id: str) -> Call[Job]:
     """Cancels a job."""
-    return Call(method="POST", path=f"{_of_job(job_id)}/cancel", read=_job)
+    return Call(method="POST", path=f"{_of_job(job_id)}/cancel", read=read_as(Job))
 
 
 def retry_job(job_id: str) -> Call[Job]:
     """Begins another attempt of a job."""
-    return Call(method="POST", path=f"{_of_job(job_id)}/retry", read=_job)
+    return Call(method="POST", path=f"{_of_job(job_id)}/retry", read=read_as(Job))
 
 
-def make_schedule(name: str, cron: str, kind: str, body: Mapping[str, Any]) -> Call[Schedule]:
+def make_schedule(name: str, cron: str, kind: str, body: Mapping[str, Any]) -> Call[ScheduleAnswer]:
     """Makes a schedule."""
     made = {"name": name, "cron": cron, "kind": kind, "body": body}
-    return Call(method="POST", path=_SCHEDULES, body=made, read=_schedule)
+    return Call(method="POST", path=_SCHEDULES, body=made, read=read_as(ScheduleAnswer))
 
 
-def list_schedules() -> Call[tuple[Schedule, ...]]:
+def list_schedules() -> Call[tuple[ScheduleAnswer, ...]]:
     """Lists all schedules."""
 
-    def read(answer: httpx.Response) -> tuple[Schedule, ...]:
-        return tuple(map(answers.schedule, answer.json()["schedules"]))
+    def read(response: httpx.Response) -> tuple[ScheduleAnswer, ...]:
+        return tuple(read_as(ScheduleList)(response).schedules)
 
     return Call(method="GET", path=_SCHEDULES, read=read)
 
 
-def read_schedule(name: str) -> Call[Schedule]:
+def read_schedule(name: str) -> Call[ScheduleAnswer]:
     """Reads a schedule."""
-    return Call(method="GET", path=_of_schedule(name), read=_schedule)
+    return Call(method="GET", path=_of_schedule(name), read=read_as(ScheduleAnswer))
 
 
-def pause_schedule(name: str, *, is_paused: bool) -> Call[Schedule]:
+def pause_schedule(name: str, *, is_paused: bool) -> Call[ScheduleAnswer]:
     """Has a schedule make no jobs, or make them again."""
-    return Call(method="POST", path=f"{_of_schedule(name)}/{'pause' if is_paused else 'resume'}", read=_schedule)
+    return Call(
+        method="POST", path=f"{_of_schedule(name)}/{'pause' if is_paused else 'resume'}", read=read_as(ScheduleAnswer)
+    )
 
 
 def delete_schedule(name: str) -> Call[None]:
@@ -291,10 +301,6 @@ def _of_schedule(name: str) -> str:
     return f"{_SCHEDULES}/{quote(name, safe='')}"
 
 
-def _schedule(response: httpx.Response) -> Schedule:
-    return answers.schedule(response.json())
-
-
 def _of_job(job_id: str) -> str:
     return f"{_JOBS}/{quote(job_id, safe='')}"
 
@@ -303,17 +309,14 @@ def _model(kind: str, name: str) -> str:
     return f"/v1/models/{quote(kind, safe=':')}/{quote(name, safe=':')}"
 
 
-def _state(response: httpx.Response) -> ModelState:
-    return answers.model_state(response.json())
-
-
-def _job(response: httpx.Response) -> Job:
-    return answers.job(response.json())
+def read_as(kind: type[M]) -> Callable[[httpx.Response], M]:
+    """Reads an answer as what the service says it is."""
+    return lambda response: kind.model_validate_json(response.content)
 
 
 def _plan_or_job(response: httpx.Response) -> StoredPlan | Job:
-    return _job(response) if response.status_code == httpx.codes.ACCEPTED else _plan(response)
+    return read_as(Job)(response) if response.status_code == httpx.codes.ACCEPTED else _plan(response)
 
 
 def _plan(response: httpx.Response) -> StoredPlan:
-    return answers.stored_plan(response.json())
+    return answers.stored_plan(response.content)

@@ -10,20 +10,18 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import httpx
 
-from autoshard.client import calls
-from autoshard.client.answers import (
-    Comparison,
-    Job,
+from autoshard.api import (
     JobList,
+    ModelAnswer,
     ModelState,
     ModelSummary,
-    ModelVersion,
     PlanList,
-    Run,
-    Schedule,
-    StoredPlan,
-    Validation,
+    RunAnswer,
+    ScheduleAnswer,
+    ValidationAnswer,
 )
+from autoshard.client import calls
+from autoshard.client.answers import Job, ServedComparison, StoredPlan
 from autoshard.client.calls import Call
 from autoshard.client.problems import ServiceError, error_of
 from autoshard.client.retries import Retries
@@ -91,7 +89,7 @@ class Client:
         while True:
             job = self.read_job(job_id)
             on_progress(job)
-            if job.is_final:
+            if job.state.is_final:
                 return job
             time.sleep(_LOOK_S)
 
@@ -105,7 +103,7 @@ class Client:
 
     def report_run(
         self, plan_id: str, steps_ms: Sequence[float], *, pooling_factors: Mapping[str, float] | None = None
-    ) -> Run:
+    ) -> RunAnswer:
         """Reports the steps that a training job measured, and the mean ids per sample that it sees by feature."""
         return self._answer(calls.report_run(plan_id, steps_ms, pooling_factors or {}))
 
@@ -113,7 +111,7 @@ class Client:
         """Prices a plan; the service stores it."""
         return self._answer(calls.evaluate(plan, overlap, risk))
 
-    def compare(self, task: ComparisonTask) -> Comparison:
+    def compare(self, task: ComparisonTask) -> ServedComparison:
         """Plans with several planners."""
         return self._answer(calls.compare(task))
 
@@ -121,7 +119,9 @@ class Client:
         """Plans and prices combinations of clusters and batch sizes."""
         return self._answer(calls.simulate(task))
 
-    def validate(self, tables: TableSet | str | None = None, topology: Topology | str | None = None) -> Validation:
+    def validate(
+        self, tables: TableSet | str | None = None, topology: Topology | str | None = None
+    ) -> ValidationAnswer:
         """Checks tables, a topology, or both."""
         return self._answer(calls.validate(tables, topology))
 
@@ -177,7 +177,7 @@ class Client:
         """What the aliases of a model name, and have named."""
         return self._answer(calls.read_model_state(kind, name))
 
-    def read_model(self, kind: str, name: str, version: str) -> ModelVersion:
+    def read_model(self, kind: str, name: str, version: str) -> ModelAnswer:
         """A version's card."""
         return self._answer(calls.read_model(kind, name, version))
 
@@ -217,7 +217,7 @@ class Client:
         """Begins another attempt of a job that failed or was cancelled."""
         return self._answer(calls.retry_job(job_id))
 
-    def make_schedule(self, name: str, cron: str, kind: str, body: Mapping[str, Any] | None = None) -> Schedule:
+    def make_schedule(self, name: str, cron: str, kind: str, body: Mapping[str, Any] | None = None) -> ScheduleAnswer:
         """Has jobs made again and again, such as `make_schedule("nightly", "0 3 * * *", "collect", {"seconds": 600})`.
 
         Args:
@@ -228,19 +228,19 @@ class Client:
         """
         return self._answer(calls.make_schedule(name, cron, kind, body or {}))
 
-    def list_schedules(self) -> tuple[Schedule, ...]:
+    def list_schedules(self) -> tuple[ScheduleAnswer, ...]:
         """All schedules, by name."""
         return self._answer(calls.list_schedules())
 
-    def read_schedule(self, name: str) -> Schedule:
+    def read_schedule(self, name: str) -> ScheduleAnswer:
         """Reads a schedule."""
         return self._answer(calls.read_schedule(name))
 
-    def pause_schedule(self, name: str) -> Schedule:
+    def pause_schedule(self, name: str) -> ScheduleAnswer:
         """Has a schedule make no jobs until `resume_schedule`."""
         return self._answer(calls.pause_schedule(name, is_paused=True))
 
-    def resume_schedule(self, name: str) -> Schedule:
+    def resume_schedule(self, name: str) -> ScheduleAnswer:
         """Has a schedule make jobs again."""
         return self._answer(calls.pause_schedule(name, is_paused=False))
 
@@ -301,7 +301,7 @@ class AsyncClient:
         while True:
             job = await self.read_job(job_id)
             on_progress(job)
-            if job.is_final:
+            if job.state.is_final:
                 return job
             await asyncio.sleep(_LOOK_S)
 
@@ -315,7 +315,7 @@ class AsyncClient:
 
     async def report_run(
         self, plan_id: str, steps_ms: Sequence[float], *, pooling_factors: Mapping[str, float] | None = None
-    ) -> Run:
+    ) -> RunAnswer:
         """As `Client.report_run`."""
         return await self._answer(calls.report_run(plan_id, steps_ms, pooling_factors or {}))
 
@@ -325,7 +325,7 @@ class AsyncClient:
         """As `Client.evaluate`."""
         return await self._answer(calls.evaluate(plan, overlap, risk))
 
-    async def compare(self, task: ComparisonTask) -> Comparison:
+    async def compare(self, task: ComparisonTask) -> ServedComparison:
         """As `Client.compare`."""
         return await self._answer(calls.compare(task))
 
@@ -335,7 +335,7 @@ class AsyncClient:
 
     async def validate(
         self, tables: TableSet | str | None = None, topology: Topology | str | None = None
-    ) -> Validation:
+    ) -> ValidationAnswer:
         """As `Client.validate`."""
         return await self._answer(calls.validate(tables, topology))
 
@@ -391,7 +391,7 @@ class AsyncClient:
         """As `Client.read_model_state`."""
         return await self._answer(calls.read_model_state(kind, name))
 
-    async def read_model(self, kind: str, name: str, version: str) -> ModelVersion:
+    async def read_model(self, kind: str, name: str, version: str) -> ModelAnswer:
         """As `Client.read_model`."""
         return await self._answer(calls.read_model(kind, name, version))
 
@@ -431,23 +431,25 @@ class AsyncClient:
         """As `Client.retry_job`."""
         return await self._answer(calls.retry_job(job_id))
 
-    async def make_schedule(self, name: str, cron: str, kind: str, body: Mapping[str, Any] | None = None) -> Schedule:
+    async def make_schedule(
+        self, name: str, cron: str, kind: str, body: Mapping[str, Any] | None = None
+    ) -> ScheduleAnswer:
         """As `Client.make_schedule`."""
         return await self._answer(calls.make_schedule(name, cron, kind, body or {}))
 
-    async def list_schedules(self) -> tuple[Schedule, ...]:
+    async def list_schedules(self) -> tuple[ScheduleAnswer, ...]:
         """As `Client.list_schedules`."""
         return await self._answer(calls.list_schedules())
 
-    async def read_schedule(self, name: str) -> Schedule:
+    async def read_schedule(self, name: str) -> ScheduleAnswer:
         """As `Client.read_schedule`."""
         return await self._answer(calls.read_schedule(name))
 
-    async def pause_schedule(self, name: str) -> Schedule:
+    async def pause_schedule(self, name: str) -> ScheduleAnswer:
         """As `Client.pause_schedule`."""
         return await self._answer(calls.pause_schedule(name, is_paused=True))
 
-    async def resume_schedule(self, name: str) -> Schedule:
+    async def resume_schedule(self, name: str) -> ScheduleAnswer:
         """As `Client.resume_schedule`."""
         return await self._answer(calls.pause_schedule(name, is_paused=False))
 
@@ -510,5 +512,8 @@ def _read(call: Call[T], outcome: httpx.Response | httpx.TransportError, url: st
             start = "; `autoshard serve` starts a service, --server or the client's URL names one"
         raise ServiceError(f"does not answer: {outcome}{start}", source=url) from outcome
     if outcome.is_success:
-        return call.read(outcome)
+        try:
+            return call.read(outcome)
+        except ValueError as error:  # pydantic's and JSON's
+            raise ServiceError("answers as no service of this version of autoshard does", source=url) from error
     raise error_of(outcome, url)

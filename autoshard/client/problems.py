@@ -10,24 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
+from autoshard.api import Fault, Problem, RemedyAnswer
 from autoshard.core.errors import AutoshardError, InfeasiblePlanError
 
 _URN = "urn:autoshard:problem:"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remedy:
-    """A single change with which the service found a plan; `field` is a path in the request's body."""
-
-    field: str
-    value: int | str | None
-    text: str
-    step_ms: float
 
 
 class ServiceError(AutoshardError):
@@ -75,7 +65,7 @@ class InfeasibleTaskError(InfeasiblePlanError):
         table: str | None = None,
         rank: int | None = None,
         missing_bytes: int | None = None,
-        remedies: tuple[Remedy, ...] = (),
+        remedies: tuple[RemedyAnswer, ...] = (),
     ) -> None:
         super().__init__(message)
         self.table, self.rank, self.missing_bytes, self.remedies = table, rank, missing_bytes, remedies
@@ -94,10 +84,9 @@ def error_of(response: httpx.Response, url: str) -> AutoshardError:
     )
 
 
-def error_of_fault(fault: Mapping[str, Any]) -> AutoshardError:
+def error_of_fault(fault: Fault | Problem) -> AutoshardError:
     """The error that a part of a request has, of which the others were answered."""
-    kind, detail, field = fault["type"].removeprefix(_URN), fault["detail"], fault.get("field")
-    return _own_error(kind, detail, field) or AutoshardError(detail)
+    return _own_error(fault.type.removeprefix(_URN), fault.detail, fault.field) or AutoshardError(fault.detail)
 
 
 def _own_error(kind: str, detail: str, field: str | None) -> AutoshardError | None:
@@ -115,7 +104,7 @@ def _problem(response: httpx.Response) -> Mapping[str, Any]:
 
 
 def _infeasible(problem: Mapping[str, Any], detail: str) -> InfeasibleTaskError:
-    remedies = tuple(Remedy(**one) for one in problem.get("remedies") or ())
+    remedies = tuple(map(RemedyAnswer.model_validate, problem.get("remedies") or ()))
     helps = f"; a plan was found with {', or with '.join(one.text for one in remedies)}" if remedies else ""
     return InfeasibleTaskError(
         detail + helps,

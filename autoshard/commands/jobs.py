@@ -17,7 +17,8 @@ from autoshard.core.quoting import shown
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from autoshard.client import Client, Job, JobSummary
+    from autoshard.api import JobSummary
+    from autoshard.client import Client, Job
 
 _DEFAULT_SERVER = "http://localhost:8000"
 _FAILED = 1

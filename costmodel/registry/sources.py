@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
@@ -12,8 +12,8 @@ from costmodel.registry.listing import ListedVersion, alias_histories, listed_ve
 from costmodel.registry.versions import Registry, Version, shipped_models
 
 if TYPE_CHECKING:
+    from autoshard.api import AliasChange, ModelState, ModelSummary
     from autoshard.client import Client
-    from autoshard.client.answers import AliasChange, ModelState, ModelSummary
 
 History = tuple[AliasEntry, ...]
 
@@ -155,18 +155,18 @@ def _listed(found: ModelSummary) -> ListedVersion:
         kind=found.kind,
         name=found.name,
         id=found.id,
-        aliases=found.aliases,
+        aliases=tuple(found.aliases),
         published_s=datetime.fromisoformat(found.published_at).timestamp(),
         card=dict(found.card or {}),
     )
-    return ListedVersion(version=version, is_shipped=found.shipped, aliases=found.aliases)
+    return ListedVersion(version=version, is_shipped=found.shipped, aliases=tuple(found.aliases))
 
 
 def _history(state: ModelState, alias: Alias) -> History:
     return _entries(state.history.get(alias, ()))
 
 
-def _entries(changes: tuple[AliasChange, ...]) -> History:
+def _entries(changes: Sequence[AliasChange]) -> History:
     return tuple(
         AliasEntry(action=Action(change.action), id=change.id, at=change.at, by=change.by) for change in changes
     )

@@ -3,54 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Annotated, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from autoshard.api import JobKind
 from autoshard.core.accepted import MAX_SEED
 from server.access import Scope
-from server.bodies.plans import ComparisonBody, PlanBody, Problem
+from server.bodies.plans import ComparisonBody, PlanBody
 
 MAX_JOB_TIME_LIMIT_S = 3600.0
 _MAX_SECONDS = 86_400.0
 
-JobId = Annotated[str, Field(pattern="^[0-9a-f]{32}$", description="The job's id.")]
 _Device = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Key of the device.")]
 _Updates = Annotated[int, Field(ge=1, le=10_000_000, description="Number of updates; more take longer.")]
 _Seconds = Annotated[float, Field(gt=0, le=_MAX_SECONDS)]
 _Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
-
-
-class JobKind(StrEnum):
-    """What a job does."""
-
-    PLAN = "plan"
-    COMPARE = "compare"
-    COLLECT = "collect"
-    CALIBRATE = "calibrate"
-    TRAIN_COST = "train-cost"
-    TRAIN_POLICY = "train-policy"
-
-    @property
-    def scope(self) -> Scope:
-        """Scope of the keys that it needs."""
-        return Scope.PLAN if self in (JobKind.PLAN, JobKind.COMPARE) else Scope.TRAIN
-
-
-class JobState(StrEnum):
-    """How far a job is."""
-
-    QUEUED = "queued"
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-    @property
-    def is_final(self) -> bool:
-        """Whether nothing is done any more."""
-        return self not in (JobState.QUEUED, JobState.RUNNING)
 
 
 class PlanJobBody(PlanBody):
@@ -116,37 +84,6 @@ BODIES: Final[Mapping[JobKind, type[BaseModel]]] = {
 }
 
 
-class JobAnswer(BaseModel):
-    """A job."""
-
-    id: JobId
-    kind: JobKind
-    state: JobState
-    attempt: int = Field(description="1, and 1 more for each retry.")
-    created_at: str = Field(description="When it was asked for, UTC (ISO 8601).")
-    started_at: str | None = Field(description="When its present attempt began.")
-    seen_at: str = Field(description="When its state and log were last known; 5 s ago at most while it runs.")
-    finished_at: str | None
-    is_cancelling: bool = Field(description="Whether it is to end, and has not yet.")
-    progress: str = Field(description="The last line of its log.")
-    log: str = Field(description="The end of its log.")
-    plan_id: str | None = Field(description="The plan that it made.")
-    problem: Problem | None = Field(description="Why it failed.")
-
-
-class JobSummary(BaseModel):
-    """A job, in a list."""
-
-    id: JobId
-    kind: JobKind
-    state: JobState
-    attempt: int
-    created_at: str
-    progress: str
-
-
-class JobList(BaseModel):
-    """One page of jobs, the latest first."""
-
-    jobs: list[JobSummary]
-    next: str | None = Field(description="The `cursor` of the next page; null on the last.")
+def scope_of(kind: JobKind) -> Scope:
+    """Scope of the keys that a kind of jobs needs."""
+    return Scope.PLAN if kind in (JobKind.PLAN, JobKind.COMPARE) else Scope.TRAIN

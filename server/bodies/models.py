@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -40,66 +40,3 @@ class RollbackBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra={"examples": [{"alias": "production"}]})
 
     alias: _Alias = Alias.PRODUCTION
-
-
-class ModelSummary(BaseModel):
-    """A version as lists show it."""
-
-    kind: str
-    name: str
-    id: str
-    aliases: list[str]
-    shipped: bool = Field(description="Whether it came with autoshard.")
-    used: bool = Field(description="Whether requests are answered with it.")
-    published_at: str
-    relative_error: float | None = Field(description="Mean relative error on held-out samples; null if not on record.")
-    card: dict[str, Any] | None = Field(default=None, description="Its card, if `cards` asked for it.")
-
-
-class ModelList(BaseModel):
-    """All versions, by kind, name and time; shipped ones last."""
-
-    models: list[ModelSummary]
-
-
-class ShadowSummary(BaseModel):
-    """A candidate's prices of plans that the service made, beside those of the production model."""
-
-    num_plans: int
-    median_ratio: float | None = Field(description="Of the candidate's predicted step over the production model's.")
-    least_ratio: float | None
-    largest_ratio: float | None
-
-
-class AliasChange(BaseModel):
-    """A version that an alias named from then on."""
-
-    id: str
-    action: str
-    at: str
-    by: str
-
-
-class ModelAnswer(ModelSummary):
-    """A version with its card."""
-
-    card: dict[str, Any]
-    shadow: ShadowSummary
-    history: dict[str, list[AliasChange]] = Field(
-        description="What the aliases have named, the latest last; as shipped where the registry has given none."
-    )
-
-
-class ModelState(BaseModel):
-    """What the aliases of a model name, and have named."""
-
-    kind: str
-    name: str
-    production: str | None
-    candidate: str | None
-    history: dict[str, list[AliasChange]]
-
-    @property
-    def etag(self) -> str:
-        """Changes with the aliases."""
-        return f'"{self.production or "none"}-{self.candidate or "none"}-{sum(map(len, self.history.values()))}"'

@@ -26,9 +26,6 @@ _Option = bool | int | float | Annotated[str, Field(max_length=512)]
 _Options = dict[str, _Option]
 
 
-#: Digest of a plan's canonical JSON.
-PlanId = Annotated[str, Field(pattern="^sha256:[0-9a-f]{64}$", description="Digest of the plan's canonical JSON.")]
-
 _ROWS_SCHEMA: Final = {"description": "A row per table.", "type": "array", "minItems": 1, "items": {"type": "object"}}
 _LIST_SCHEMA: Final = {
     "type": "object",
@@ -85,7 +82,6 @@ _Overlap = Annotated[
 _Count = Annotated[int, Field(ge=1, le=1 << 31)]
 _Counts = Annotated[list[_Count], Field(min_length=1, max_length=64)]
 
-_NOTES = "How a table list was read, and what was taken for what it leaves open."
 _SMALL_TASK = {"tables": "criteo-kaggle", "topology": "cpu-8"}
 _LINK = {"bytes_per_s": 1e9, "latency_s": 1e-4}
 _SMALL_PLAN = {
@@ -245,46 +241,6 @@ class ValidationBody(BaseModel):
     topology: _Topology | None = None
 
 
-class Fault(BaseModel):
-    """Why a part of a request could not be answered."""
-
-    type: str = Field(description="The kind of error, as in a problem.")
-    detail: str
-    field: str | None = None
-
-
-class ValidationAnswer(BaseModel):
-    """Whether a task can be planned for, and its size."""
-
-    is_valid: bool
-    faults: list[Fault] = Field(description="The first fault of each document, and all those of a table list.")
-    columns: dict[str, str] | None = Field(
-        default=None, description="Fields that a table list's columns were read as, empty for ignored ones."
-    )
-    notes: list[str] = Field(default_factory=list, description=_NOTES)
-    num_tables: int | None = None
-    table_bytes: int | None = Field(default=None, description="Weights and optimizer states of all tables, once.")
-    num_ranks: int | None = None
-    hbm_bytes: int | None = Field(default=None, description="Device memory of all ranks together.")
-
-
-class ComparisonAnswer(BaseModel):
-    """Planners side by side."""
-
-    comparison: dict[str, Any] = Field(description="What `autoshard compare --json` prints.")
-    plans: dict[str, dict[str, Any]] = Field(description="Plans by planner, of those that found one.")
-    failures: dict[str, Fault] = Field(description="Why the others found none, by planner.")
-    notes: list[str] = Field(default_factory=list, description=_NOTES)
-
-
-class PlanAnswer(BaseModel):
-    """A plan and its id."""
-
-    id: PlanId
-    plan: dict[str, Any] = Field(description="The object of a plan.json (autoshard.plan/1).")
-    notes: list[str] = Field(default_factory=list, description=_NOTES)
-
-
 class PlanFacts(BaseModel):
     """What is stored of a plan, beside the plan."""
 
@@ -295,61 +251,6 @@ class PlanFacts(BaseModel):
     num_ranks: int
     step_ms: float
     search_text: str
-
-
-class PlanSummary(BaseModel):
-    """A stored plan, in a list."""
-
-    id: PlanId
-    created_at: str = Field(description="When it was first made, UTC (ISO 8601).")
-    planner: str = Field(description="Name of the planner.")
-    device: str = Field(description="Key of the topology's device.")
-    num_tables: int
-    num_ranks: int
-    step_ms: float = Field(description="Predicted milliseconds of a training step.")
-
-
-class PlanList(BaseModel):
-    """One page of stored plans, the latest first."""
-
-    plans: list[PlanSummary]
-    next: str | None = Field(description="The `cursor` of the next page; null on the last.")
-
-
-class Health(BaseModel):
-    """State of the service."""
-
-    status: str
-
-
-class RemedyAnswer(BaseModel):
-    """A single change with which the planner found a plan."""
-
-    field: str = Field(description="What to change, as a dotted path in the body.")
-    value: int | str | None = Field(description="What to change it to; null for what is to be left out.")
-    text: str = Field(description="The change in words.")
-    step_ms: float = Field(description="Predicted milliseconds of a step of the plan that was found.")
-
-
-class Problem(BaseModel):
-    """Problem details (RFC 9457)."""
-
-    type: str = Field(description="`urn:autoshard:problem:` and the kind of error, such as `infeasible`.")
-    title: str = Field(description="The kind of error in words.")
-    status: int
-    detail: str = Field(description="What is wrong here, and what would be accepted.")
-    field: str | None = Field(default=None, description="Dotted path of the offending field, if there is one.")
-    table: str | None = Field(
-        default=None,
-        description="Of an infeasible task: the first table without room, where whole tables are placed by falling "
-        "size; several share a rank.",
-    )
-    rank: int | None = Field(default=None, description="The rank that may hold it and has most room left.")
-    missing_bytes: int | None = Field(default=None, description="Bytes of device memory that the rank lacks for it.")
-    faults: list[Fault] | None = Field(default=None, description="All faults, of a table list that has several.")
-    remedies: list[RemedyAnswer] | None = Field(
-        default=None, description="Of an infeasible task: changes with which the service found a plan, one by one."
-    )
 
 
 def parse_body(kind: type[B], document: object) -> B:

@@ -4,29 +4,18 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from enum import StrEnum
 from typing import Annotated, Any
 
 from croniter import CroniterError, croniter
 from pydantic import BaseModel, ConfigDict, Field
 
+from autoshard.api import ScheduledKind, ScheduleName
 from autoshard.core.errors import InputError
 from autoshard.core.quoting import shown
-from server.bodies.jobs import JobKind
 
-ScheduleName = Annotated[str, Field(pattern="^[a-z0-9][a-z0-9-]{0,63}$", description="The schedule's name.")]
 #: Numbers, names of days and months, and signs; no field that begins with H or R, which would be drawn at random.
 _FIELD = r"(?![HhRr])[0-9A-Za-z*/,?#-]+"
 _CRON = re.compile(rf"{_FIELD}( {_FIELD}){{4,5}}")
-
-
-class ScheduledKind(StrEnum):
-    """Kinds of jobs that a schedule makes: those of the scope `train`."""
-
-    COLLECT = JobKind.COLLECT.value
-    CALIBRATE = JobKind.CALIBRATE.value
-    TRAIN_COST = JobKind.TRAIN_COST.value
-    TRAIN_POLICY = JobKind.TRAIN_POLICY.value
 
 
 class ScheduleBody(BaseModel):
@@ -47,24 +36,6 @@ class ScheduleBody(BaseModel):
     )
     kind: Annotated[ScheduledKind, Field(strict=False, description="What its jobs do.")]
     body: dict[str, Any] = Field(default_factory=dict, description="The body of `POST /v1/jobs/{kind}`.")
-
-
-class ScheduleAnswer(BaseModel):
-    """A schedule."""
-
-    name: ScheduleName
-    cron: str
-    kind: ScheduledKind
-    body: dict[str, Any]
-    is_paused: bool = Field(description="Whether it makes no jobs at present.")
-    last_fired_at: str | None = Field(description="The time of its last job, UTC (ISO 8601); null if there was none.")
-    next_fires_at: str | None = Field(description="The time of the next one; null while it is paused.")
-
-
-class ScheduleList(BaseModel):
-    """All schedules, by name."""
-
-    schedules: list[ScheduleAnswer]
 
 
 def next_time(cron: str) -> str:

@@ -13,20 +13,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from autoshard.api import JobKind
 from autoshard.cli import main
 from autoshard.console import print_progress
 from autoshard.core.errors import AutoshardError, InfeasiblePlanError, InputError
 from autoshard.formats import parse_json
 from costmodel.registry.aliases import Alias
-from server.bodies.jobs import (
-    BODIES,
-    CalibrateBody,
-    CollectBody,
-    JobKind,
-    PlanJobBody,
-    TrainCostBody,
-    TrainPolicyBody,
-)
+from server.bodies.jobs import BODIES, CalibrateBody, CollectBody, PlanJobBody, TrainCostBody, TrainPolicyBody
 from server.bodies.plans import ComparisonBody, parse_body
 from server.problems import InternalError, problem_of
 from server.settings import ServerSettings

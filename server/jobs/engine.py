@@ -11,7 +11,7 @@ from typing import Any, Final
 import structlog
 from dbos import DBOS, DBOSConfig, Serializer, SetWorkflowID, StepOptions
 
-from server.bodies.jobs import JobState
+from autoshard.api import JobState
 from server.jobs.runner import ACTOR, JobRunner
 from server.jobs.schedules import POLL_S, JobSchedules
 from server.problems import InternalError, StorageError, problem_of

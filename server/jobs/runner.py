@@ -15,9 +15,9 @@ from typing import Any
 
 import structlog
 
+from autoshard.api import JobState, Problem
 from server.access import Principal
-from server.bodies.jobs import JobState
-from server.bodies.plans import PlanFacts, Problem
+from server.bodies.plans import PlanFacts
 from server.jobs.child import ChildWork, run_child
 from server.problems import InternalError, StorageError, problem_of
 from server.settings import ServerSettings

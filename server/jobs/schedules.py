@@ -14,9 +14,9 @@ from dbos import DBOS, StepOptions
 from dbos._error import DBOSException  # raised where a name is taken, and where DBOS is not launched
 from sqlalchemy.exc import DBAPIError
 
+from autoshard.api import JobKind, ScheduleAnswer, ScheduleList
 from server.access import Principal
-from server.bodies.jobs import JobKind
-from server.bodies.schedules import ScheduleAnswer, ScheduleBody, ScheduleList, next_time
+from server.bodies.schedules import ScheduleBody, next_time
 from server.problems import (
     BusyError,
     ClientBusyError,

@@ -7,12 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from autoshard.api import AliasChange, ModelList, ModelState, ModelSummary
 from autoshard.core.machine import device_family
 from costmodel.registry.aliases import Alias, AliasEntry
 from costmodel.registry.listing import ListedVersion, alias_histories, listed_versions
 from costmodel.registry.versions import AliasChangedError, Registry, shipped_models
 from server.access import Principal
-from server.bodies.models import AliasChange, ModelList, ModelState, ModelSummary
 from server.problems import ModelChangedError, UnknownModelError
 
 COST = "cost"

@@ -9,8 +9,8 @@ import numpy as np
 import structlog
 from starlette.concurrency import run_in_threadpool
 
+from autoshard.api import ShadowSummary
 from autoshard.core.errors import AutoshardError
-from server.bodies.models import ShadowSummary
 from server.models.catalogue import COST, ModelCatalogue
 from server.planning.workers import WorkerPool
 from server.storage.shadow import ShadowRow

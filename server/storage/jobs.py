@@ -9,8 +9,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, func, insert, select, tuple_, update
 
-from server.bodies.jobs import JobAnswer, JobKind, JobList, JobState, JobSummary
-from server.bodies.plans import Problem
+from autoshard.api import JobAnswer, JobKind, JobList, JobState, JobSummary, Problem
 from server.problems import BusyError, ClientBusyError, JobStateError, UnknownJobError
 from server.storage.database import Database
 from server.storage.paging import cursor_of, position_of

@@ -8,7 +8,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, delete, select, tuple_
 
-from server.bodies.plans import PlanFacts, PlanList, PlanSummary
+from autoshard.api import PlanList, PlanSummary
+from server.bodies.plans import PlanFacts
 from server.problems import UnknownPlanError
 from server.storage.database import Database
 from server.storage.paging import cursor_of, position_of

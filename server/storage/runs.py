@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, insert, select
 
-from server.bodies.runs import RunAnswer, RunList, StoredRun
+from autoshard.api import RunAnswer, RunList, StoredRun
 from server.storage.database import Database
 from server.storage.schema import RUNS, iso_time, now_us
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from autoshard.api import JobAnswer, JobKind, RunAnswer
 from server.access import Principal
-from server.bodies.jobs import JobAnswer, JobKind
 from server.bodies.plans import PlanFacts
-from server.bodies.runs import RunAnswer
 from server.storage.audit import record
 from server.storage.database import Database
 from server.storage.idempotency import IdempotencyStore, IdempotentRequest, KeptAnswer

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
+from autoshard.api import RemedyAnswer
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_plan
 from autoshard.remedies import find_remedies, find_shortage
-from server.bodies.plans import RemedyAnswer
 from server.problems import InfeasibleTaskError
 from server.tasks.context import TaskContext
 from server.tasks.size import most_ranks

@@ -13,10 +13,11 @@ from starlette.requests import cookie_parser
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from autoshard.api import JobKind
 from autoshard.core.errors import AutoshardError
 from server import access
 from server.access import Principal
-from server.bodies.jobs import JobKind
+from server.bodies.jobs import scope_of
 from server.oidc import TokenIssuer
 from server.problems import ForbiddenError, HostError, UnauthenticatedError
 from server.settings import ServerSettings
@@ -73,7 +74,7 @@ _SCOPES: Final[Mapping[tuple[str, str], access.Scope]] = {
     ("DELETE", "/v1/schedules/{name}"): access.Scope.TRAIN,
     ("POST", "/v1/schedules/{name}/pause"): access.Scope.TRAIN,
     ("POST", "/v1/schedules/{name}/resume"): access.Scope.TRAIN,
-    **{("POST", f"/v1/jobs/{kind}"): kind.scope for kind in JobKind},
+    **{("POST", f"/v1/jobs/{kind}"): scope_of(kind) for kind in JobKind},
 }
 
 #: Routes of jobs and models that any key opens; to change a job, it needs the scope of the job's kind, too.

@@ -14,8 +14,8 @@ import structlog
 from fastapi import Request, Response
 from starlette.concurrency import run_in_threadpool
 
+from autoshard.api import PARQUET, SamplesAnswer
 from autoshard.core.errors import FormatError
-from server.bodies.samples import PARQUET, SamplesAnswer
 from server.planning.workers import WorkerPool
 from server.problems import MEDIA_TYPE, StorageError
 from server.settings import ServerSettings

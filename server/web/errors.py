@@ -8,8 +8,8 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from autoshard.api import Problem
 from autoshard.core.errors import AutoshardError, FormatError
-from server.bodies.plans import Problem
 from server.problems import MEDIA_TYPE, InternalError, UnauthenticatedError, problem_of, retry_after_s
 
 

@@ -12,10 +12,10 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from typing_extensions import override
 
+from autoshard.api import RunAnswer
 from autoshard.core.errors import AutoshardError, ModelError
 from costmodel.registry.object_storage import ObjectStorage
 from costmodel.registry.versions import default_registry, models_in_use
-from server.bodies.runs import RunAnswer
 from server.models.shadow import ShadowPricer
 from server.planning.workers import WorkerPool
 from server.settings import ServerSettings

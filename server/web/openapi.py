@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel
 
+from autoshard.api import Problem
 from autoshard.formats import json_schemas
 from autoshard.formats.documents.document import Document
 from autoshard.improvements import EXPLANATION
@@ -16,15 +17,7 @@ from autoshard.report.diff_json import DIFF
 from autoshard.simulation import SIMULATION
 from server.bodies.jobs import CalibrateBody, CollectBody, PlanJobBody, TrainCostBody, TrainPolicyBody
 from server.bodies.models import PromotionBody, RollbackBody
-from server.bodies.plans import (
-    ComparisonBody,
-    EvaluationBody,
-    PlanBody,
-    Problem,
-    ReplanBody,
-    SimulationBody,
-    ValidationBody,
-)
+from server.bodies.plans import ComparisonBody, EvaluationBody, PlanBody, ReplanBody, SimulationBody, ValidationBody
 from server.bodies.runs import RunBody
 from server.bodies.schedules import ScheduleBody
 from server.problems import MEDIA_TYPE

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import httpx
 from sqlalchemy import func, select
 
+from autoshard.api import JobState
 from autoshard.formats import digest
-from server.bodies.jobs import JobState
 from server.storage.database import Database
 from server.storage.location import parsed_url
 from server.storage.schema import AUDIT_LOG

@@ -140,9 +140,17 @@ def test_requests_are_sent_again_when_the_service_says_so(status, monkeypatch):
     monkeypatch.setattr("autoshard.client.clients.time.sleep", waits.append)
     answers = Answers(httpx.Response(status, headers={"Retry-After": "3"}), httpx.ReadError("cut off"), PAGE)
     with Client("http://service", key="secret", transport=httpx.MockTransport(answers)) as client:
-        assert client.list_plans().plans == ()
+        assert client.list_plans().plans == []
     assert waits == [3.0, 0.5]
     assert {request.headers["authorization"] for request in answers.seen} == {"Bearer secret"}
+
+
+@pytest.mark.parametrize("answer", [{"text": "<html>"}, {"json": {"plans": "none"}}, {"json": {}}])
+def test_what_is_no_answer_of_the_service_is_told(answer):
+    answers = Answers(httpx.Response(200, **answer))
+    opened = Client("http://service", transport=httpx.MockTransport(answers))
+    with opened as client, pytest.raises(ServiceError, match="answers as no service of this version"):
+        client.list_plans()
 
 
 def test_a_request_that_is_sent_again_has_the_same_key(monkeypatch):

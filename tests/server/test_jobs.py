@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import costmodel
+from autoshard.api import JobKind, JobState
 from autoshard.cli import main
 from autoshard.client import Client
 from costmodel.registry.versions import SHIPPED_VARIABLE, Registry
 from server.access import Principal
-from server.bodies.jobs import JobKind, JobState
 from server.jobs.engine import JobEngine
 from server.problems import StorageError
 from server.settings import ServerSettings

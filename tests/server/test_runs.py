@@ -39,9 +39,10 @@ def test_other_mean_ids_are_priced_and_planned_for(served):
     step_ms = made.plan.predicted.step_ms.value
     same = served.report_run(made.id, [step_ms], pooling_factors=features)
     assert same.drifted_ms == pytest.approx(step_ms, rel=1e-9)
-    assert (same.features, same.is_drifted) == ({}, False)
+    assert (same.features, same.is_drifted) == ([], False)
     other = served.report_run(made.id, [step_ms], pooling_factors={name: 50 * features[name]})
-    assert other.features == {name: (features[name], 50 * features[name])}
+    [drift] = other.features
+    assert (drift.feature, drift.planned, drift.measured) == (name, features[name], 50 * features[name])
     assert other.drifted_ms > 1.05 * step_ms
     assert other.is_drifted
     replanned = served.replan(made.id, Replan(pooling_factors={name: 50 * features[name]}))

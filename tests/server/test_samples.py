@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from autoshard.api import PARQUET
 from autoshard.cli import main
 from autoshard.client import Client, ServiceError
 from autoshard.core.errors import FormatError
 from autoshard.formats.stores.samples import KERNEL_SAMPLES
-from server.bodies.samples import PARQUET
 
 STORE = Path(__file__).parents[2] / "docs" / "data" / "samples"
 

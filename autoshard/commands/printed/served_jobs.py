@@ -8,7 +8,8 @@ from autoshard.formats.documents.document import Document
 from autoshard.formats.documents.kinds import ANY_TEXT, TEXT, Field, list_of, or_null, record, whole_number
 
 if TYPE_CHECKING:
-    from autoshard.client import Job, JobSummary
+    from autoshard.api import JobSummary
+    from autoshard.client import Job
 
 _FIELDS: Final = (
     Field("id", TEXT, "Its id."),
@@ -25,7 +26,7 @@ _DETAILS: Final = (
 )
 
 
-def _summary(job: JobSummary) -> dict[str, Any]:
+def _summary(job: JobSummary | Job) -> dict[str, Any]:
     return {field.name: getattr(job, field.name) for field in _FIELDS}
 
 

@@ -10,11 +10,12 @@ from fastapi import FastAPI, Path, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.status import HTTP_202_ACCEPTED
 
+from autoshard.api import JobAnswer, JobId, JobKind, JobList, JobState, ValidationAnswer
 from autoshard.core.errors import FormatError
 from autoshard.formats import parse_json
 from server.access import Principal
-from server.bodies.jobs import BODIES, JobAnswer, JobId, JobKind, JobList, JobState, PlanJobBody
-from server.bodies.plans import MAX_TIME_LIMIT_S, ValidationAnswer, parse_body
+from server.bodies.jobs import BODIES, PlanJobBody, scope_of
+from server.bodies.plans import MAX_TIME_LIMIT_S, parse_body
 from server.jobs.engine import JobEngine
 from server.problems import BusyError, ForbiddenError
 from server.storage.idempotency import IdempotentRequest, KeptAnswer
@@ -139,7 +140,7 @@ class JobDesk:
         return answer
 
     def _check(self, job_id: str, actor: Principal) -> None:
-        scope = self._storage.jobs.read(job_id).kind.scope
+        scope = scope_of(self._storage.jobs.read(job_id).kind)
         if not actor.may(scope):
             raise ForbiddenError(f"needs a key with the scope {scope}", field="authorization")
 

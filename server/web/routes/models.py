@@ -9,16 +9,10 @@ from fastapi import FastAPI, Path, Query, Request, Response
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
+from autoshard.api import ModelAnswer, ModelList, ModelState
 from autoshard.formats import parse_json
 from costmodel.registry.aliases import Alias
-from server.bodies.models import (
-    KEY_PATTERN,
-    ModelAnswer,
-    ModelList,
-    ModelState,
-    PromotionBody,
-    RollbackBody,
-)
+from server.bodies.models import KEY_PATTERN, PromotionBody, RollbackBody
 from server.bodies.plans import parse_body
 from server.models.catalogue import COST, ModelCatalogue, summary_of
 from server.models.shadow import LEAST_PLANS, ShadowPricer

@@ -17,11 +17,11 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
+from autoshard.api import JobAnswer, JobId
 from autoshard.core.errors import AutoshardError
 from autoshard.formats import bundled_table_sets, bundled_topologies, parse_json
 from autoshard.formats.imports.table_lists import FIELDS
 from autoshard.planners.registry import planner_names
-from server.bodies.jobs import JobAnswer, JobId
 from server.bodies.plans import parse_body
 from server.problems import UnauthenticatedError
 from server.settings import ServerSettings

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Path, Query, Request, Response
 
-from server.bodies.plans import PlanAnswer, PlanId, PlanList
+from autoshard.api import PlanAnswer, PlanId, PlanList
 from server.storage.plans import PlanFilter
 from server.storage.storage import Storage
 from server.web.openapi import IDEMPOTENCY_KEY, body_of, plan_answer, problems

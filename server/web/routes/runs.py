@@ -7,8 +7,7 @@ from typing import Annotated
 from fastapi import FastAPI, Path, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from server.bodies.plans import PlanId
-from server.bodies.runs import RunAnswer, RunList
+from autoshard.api import PlanId, RunAnswer, RunList
 from server.storage.idempotency import IdempotentRequest, KeptAnswer
 from server.storage.storage import Storage
 from server.tasks.work import WorkKind

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
-from server.bodies.samples import PARQUET, SampleList, SamplesAnswer
+from autoshard.api import PARQUET, SampleList, SamplesAnswer
 from server.tasks.work import WorkKind
 from server.web.desk import WorkDesk
 from server.web.openapi import problems

@@ -7,11 +7,12 @@ from typing import Annotated, Any
 from fastapi import FastAPI, Path, Request, Response
 from starlette.concurrency import run_in_threadpool
 
+from autoshard.api import JobKind, ScheduleAnswer, ScheduleList, ScheduleName
 from autoshard.formats import parse_json
 from server.access import Principal
-from server.bodies.jobs import BODIES, JobKind
+from server.bodies.jobs import BODIES
 from server.bodies.plans import parse_body
-from server.bodies.schedules import ScheduleAnswer, ScheduleBody, ScheduleList, ScheduleName
+from server.bodies.schedules import ScheduleBody
 from server.jobs.schedules import JobSchedules
 from server.storage.idempotency import IdempotentRequest, KeptAnswer
 from server.storage.storage import Storage
