@@ -160,7 +160,7 @@ class ClientGoneError(AutoshardError):
     kind = "client-gone"
 
 
-class InfeasibleTaskError(InfeasiblePlanError):
+class UnplannableTaskError(InfeasiblePlanError):
     """No plan satisfies the limits; changes with which one does are known.
 
     Args:
@@ -234,7 +234,7 @@ def problem_of(error: AutoshardError) -> Problem:
     known: dict[str, Any] = {}
     if isinstance(error, FormatError) and error.faults:
         known = {"faults": [fault_of(fault) for fault in error.faults]}
-    if isinstance(error, InfeasibleTaskError):
+    if isinstance(error, UnplannableTaskError):
         known = {"remedies": error.remedies, **(asdict(error.shortage) if error.shortage else {})}
     return Problem(
         type=_type(error),

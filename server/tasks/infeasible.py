@@ -10,7 +10,7 @@ from autoshard.core.errors import InfeasiblePlanError
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_plan
 from autoshard.remedies import find_remedies, find_shortage
-from server.problems import InfeasibleTaskError
+from server.problems import UnplannableTaskError
 from server.tasks.context import TaskContext
 from server.tasks.size import most_ranks
 
@@ -22,7 +22,7 @@ def plan_or_remedies(planner: str, request: PlanRequest, context: TaskContext) -
     """A planner's plan; a task that has none is told what is missing, and changes with which it has one.
 
     Raises:
-        InfeasibleTaskError: If there is no feasible plan.
+        UnplannableTaskError: If there is no feasible plan.
         AutoshardError: As `make_plan`.
     """
     started = time.perf_counter()
@@ -39,7 +39,7 @@ def plan_or_remedies(planner: str, request: PlanRequest, context: TaskContext) -
             max_ranks=most_ranks(request.tables, context.settings),
         )
         shortage = find_shortage(request.tables, request.topology)
-        raise InfeasibleTaskError(
+        raise UnplannableTaskError(
             error.message,
             shortage=shortage,
             remedies=[
