@@ -50,7 +50,10 @@ def test_an_interrupt_ends_it_with_130_and_without_a_word(tmp_path):
     # Shells start their background jobs, this one's parents perhaps, with interrupts ignored.
     heeding = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
     process = start("plan", str(task), "--topology", "cpu-8", "--time-limit", "60", "-o", str(output), **heeding)
-    time.sleep(3)
+    # It searches: all that it imports is there.
+    while "compiled/_search" not in Path(f"/proc/{process.pid}/maps").read_text():
+        assert process.poll() is None
+        time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (130, "", "")
