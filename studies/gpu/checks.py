@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -15,7 +16,8 @@ from studies.gpu.stages import Stage, Visit
 
 _ROOT: Final = Path(__file__).parents[2]
 _TAIL: Final = 4_000
-_COUNT: Final = re.compile(r"(\d+) (passed|failed|skipped|errors?)")
+#: A line for each test as it ends, so that a run which is cut tells of those before.
+_ENDED: Final = re.compile(r"^(tests/\S+::.*?) (PASSED|FAILED|ERROR|SKIPPED)", re.MULTILINE)
 
 
 def _run(visit: Visit) -> Numbers:
@@ -23,7 +25,8 @@ def _run(visit: Visit) -> Numbers:
         return {"counts": {}, "failed": [], "reason": "the tests need a GPU"}
     if not (_ROOT / "tests").is_dir():
         return {"counts": {}, "failed": [], "reason": "the tests are not part of this installation"}
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "--tb=line", "-p", "no:cacheprovider", "tests"]
+    command = [sys.executable, "-m", "pytest", "-v", "-m", "gpu", "--tb=line", "-p", "no:cacheprovider"]
+    command += ["--continue-on-collection-errors", *_files()]
     try:
         done = subprocess.run(
             command, cwd=_ROOT, capture_output=True, text=True, timeout=0.95 * visit.seconds_left, check=False
@@ -32,11 +35,18 @@ def _run(visit: Visit) -> Numbers:
     except subprocess.TimeoutExpired as error:
         text, reason = (error.stdout or b"").decode(errors="replace"), "the time was up"
     return {
-        "counts": {kind: int(number) for number, kind in _COUNT.findall(text)},
-        "failed": re.findall(r"^(?:FAILED|ERROR) .*", text, re.MULTILINE),
+        "counts": dict(Counter(state.lower() for _, state in _ENDED.findall(text))),
+        "failed": [test for test, state in _ENDED.findall(text) if state in ("FAILED", "ERROR")],
         "reason": reason,
         "tail": text[-_TAIL:],
     }
+
+
+def _files() -> list[str]:
+    """Files with tests of a GPU; others may need packages that a machine for measuring lacks."""
+    files = sorted((_ROOT / "tests").rglob("test_*.py"))
+    texts = {path: path.read_text(encoding="utf-8") for path in files}
+    return [str(path.relative_to(_ROOT)) for path, text in texts.items() if "mark.gpu" in text or "any_device" in text]
 
 
 def _show(numbers: Numbers) -> Sequence[Section]:
