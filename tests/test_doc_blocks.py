@@ -134,13 +134,18 @@ def test_counts_of_ones_own_become_a_plan_that_runs(folder):
         pq.write_table(pa.table({"count": counts}), folder / "counts" / f"{name}.parquet")
     (imported,) = blocks("docs/reference/access-profiles.md", "sh")
     run_lines(imported)
-    first, *others = blocks("docs/how-to/plan-your-own-tables.md", "sh")
+    (folder / "my_tables.csv").write_text("Table Name,#Rows,Dim\nuser,10000,16\nitem,2000,16\n")
+    listed = {"name": ["user"], "size": [10_000], "dim": [16], "owner": ["somebody"]}
+    pq.write_table(pa.table(listed), folder / "my_tables.parquet")
+    lists, first, *others = blocks("docs/how-to/plan-your-own-tables.md", "sh")
+    run_lines(lists)
     run_lines(first)
     tables = json.loads((folder / "tables.json").read_text())
     (folder / "tables.json").write_text(json.dumps(tables | {"batch_size": 256}))
     for block in others:
         run_lines(block)
-    (trainer,) = blocks("docs/how-to/plan-your-own-tables.md", "python")
+    framed, trainer = blocks("docs/how-to/plan-your-own-tables.md", "python")
+    assert execute(f"{framed}\nprint(len(tables.tables))").strip().endswith("2")
     # At the batch of the page, FlexShard's rule cuts both tables by access rank.
     run_lines(first)
     run_lines("autoshard plan tables.json --topology cpu-4 --planner flexshard --set rule=paper -o plan.json")

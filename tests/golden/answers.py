@@ -13,14 +13,14 @@ import tempfile
 from pathlib import Path
 
 from autoshard.cli import main
-from costmodel.registry.versions import REGISTRY_VARIABLE
+from costmodel.registry.versions import REGISTRY_VARIABLE, SHIPPED_VARIABLE
+from server.storage.location import DATABASE_VARIABLE
 from tests.fuzz.examples import write_examples
 from tests.fuzz.targets import READERS
 
 RECORDED = Path(__file__).with_name("answers.json")
 #: Commands that read none of the examples' files, or none that the fuzzer spoils.
 OTHERS = (
-    ("doctor", "--json"),
     ("list", "tables", "--json"),
     ("list", "topologies", "--json"),
     ("list", "planners", "--json"),
@@ -58,13 +58,15 @@ def _kind(value: object) -> str:
 
 
 def answers(folder: Path) -> dict[str, list[str]]:
-    """What all commands answer, by the kind of document, a line for each path: run in a folder of examples."""
+    """What all commands answer, by the kind of document, a line for each path: run in a folder, on examples."""
     before = Path.cwd()
     found: dict[str, dict[str, set[str]]] = {}
+    variables = {name: str(folder / "none") for name in (REGISTRY_VARIABLE, SHIPPED_VARIABLE)}
+    variables[DATABASE_VARIABLE] = f"sqlite:///{folder}/service.sqlite"
     os.chdir(folder)
-    os.environ[REGISTRY_VARIABLE] = str(folder / "none")
-    os.environ["AUTOSHARD_DATABASE_URL"] = f"sqlite:///{folder}/service.sqlite"
     try:
+        os.environ.update(variables)
+        write_examples(folder)
         for arguments in commands():
             out = io.StringIO()
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
@@ -85,7 +87,6 @@ def answers(folder: Path) -> dict[str, list[str]]:
 def record() -> None:
     """Runs all commands on fresh examples, and keeps what they answer."""
     with tempfile.TemporaryDirectory() as folder:
-        write_examples(Path(folder))
         found = answers(Path(folder))
     RECORDED.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

@@ -116,7 +116,8 @@ def import_tables(
         InvalidOptionError: If the format has no such option, or does not accept its value.
         InputError: If the source does not follow its format.
     """
-    chosen = FORMATS.get(format or _told_from(str(source)))
+    # Columns to map are those of a table list, whatever else a file may be.
+    chosen = FORMATS.get(format or ("table-list" if columns else _told_from(str(source))))
     if chosen is None:
         raise UnknownNameError(
             f"no import format is named {shown(format)}; there are {', '.join(FORMATS)}", field="format"

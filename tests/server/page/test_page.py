@@ -100,7 +100,8 @@ def test_plans_are_made_watched_listed_compared_and_explained(own_service, tmp_p
         await page.click("#explain")
         await page.shown("explained")
         assert EVIL in await page.text("alternatives")
-        assert await page.value("document.querySelectorAll('#binding tbody tr').length") == 10
+        # Tables without which the step is shorter: how many these are is the plan's.
+        assert 1 <= await page.value("document.querySelectorAll('#binding tbody tr').length") <= 10
         assert "fullest rank" in await page.text("bounds")
         await page.click("#improve")
         await page.shown("trying")
@@ -164,7 +165,7 @@ def test_files_are_uploaded_and_planned(own_service, tmp_path):
         await page.go("plan")
         await page.upload("#tables-file", files[0])
         await page.click("#make")
-        assert "tables: is not JSON" in await page.until("document.getElementById('message').textContent")
+        assert "column" in await page.until("document.getElementById('message').textContent"), "read as a table list"
         assert page.problems == []
 
     browse(play)
@@ -236,6 +237,7 @@ def test_names_that_are_html_are_texts_everywhere(own_service):
         await page.until("document.querySelectorAll('#worked a').length === 3")
         await page.value("location.hash = document.querySelector('#worked a').getAttribute('href')")
         await page.shown("log")
+        await page.until("document.getElementById('log').textContent !== ''")
         await note(page, "log")
         assert await page.value("document.title") == "autoshard"
         assert page.problems == []

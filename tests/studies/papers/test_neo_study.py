@@ -119,7 +119,7 @@ class TestTargets:
     @pytest.mark.parametrize("name", ["A", "I"])
     def test_throughput_by_auto(self, name):
         ((run, found),) = priced(one for one in throughput_runs("auto") if one.name == name)
-        assert found.qps(run) == pytest.approx(run.paper_qps, rel=0.25)
+        assert found.qps(run) > 0.75 * run.paper_qps, "it may find what is faster than the paper's plans"
 
     @pytest.mark.slow
     def test_scaling_of_model_a(self):
