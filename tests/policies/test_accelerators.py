@@ -19,7 +19,7 @@ from costmodel.kernel.training import _Fit, train_cost_model
 from costmodel.kernel.updates.batches import DeviceSamples
 from env import PlacementVecEnv
 from policies.algorithms.ppo import PlacementPPO
-from policies.algorithms.training_options import CostTrainingOptions, PPOSettings, VTraceSettings
+from policies.algorithms.training_options import PPOSettings, TrainingOptions, VTraceSettings
 from policies.algorithms.vtrace import VTrace
 from policies.choices import Algorithm, RewardSource
 from policies.network.actor_critic import PlacementPolicy
@@ -131,7 +131,7 @@ def test_an_update_of_the_cost_model_leaves_nothing_on_the_cpu(dataset):
 def test_what_several_processes_cannot_do_is_refused(make_problem, options, told):
     problems = [make_problem([1.0, 2.0, 3.0, 4.0])] * 2
     with pytest.raises(InvalidOptionError, match=told):
-        PolicyTrainer(problems, problems, options=CostTrainingOptions(**options), learners=Learners(world_size=2))
+        PolicyTrainer(problems, problems, options=TrainingOptions(**options), learners=Learners(world_size=2))
 
 
 class Pool:
@@ -193,7 +193,7 @@ def test_an_update_of_joint_training_leaves_nothing_on_the_cpu(dataset, make_tab
     cost = JointCost(dataset, device="cpu", seed=0)
     tables = make_tables(range(1, 7))
     problems = [PlacementProblem.table_wise(tables, make_topology(2), cost.model())] * 4
-    options = CostTrainingOptions(num_groups=2, num_rollouts=3)
+    options = TrainingOptions(num_groups=2, num_rollouts=3)
     trainer = JointTrainer(problems[:3], problems[3:], cost=cost, options=options, seed=0)
     trainer.update()
     cost.network.to(META)
@@ -255,7 +255,7 @@ def test_a_cost_model_learns_the_same_on_any_device(dataset, any_device):
 @pytest.mark.parametrize("num_actors", [0, 1])
 def test_a_training_begun_on_a_device_goes_on_on_the_cpu(make_problem, tmp_path, num_actors, any_device):
     problems = [make_problem([1.0, 2.0, 3.0, 4.0])] * 2
-    options = CostTrainingOptions(num_groups=2, num_rollouts=2, num_actors=num_actors)
+    options = TrainingOptions(num_groups=2, num_rollouts=2, num_actors=num_actors)
     there = torch.device(any_device)
     for num_updates, device in ((2, there), (3, CPU), (4, there)):
         trainer = PolicyTrainer(problems, problems, options=options, learners=Learners(device=device))

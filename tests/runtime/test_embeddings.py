@@ -264,7 +264,7 @@ def test_rounding_at_random_keeps_the_mean_and_is_alike_on_all_copies():
 def test_half_precision_weights_are_rounded_at_random_on_a_gpu(device, monkeypatch):
     asked = {}
     monkeypatch.setattr(fused, "fused_embedding", lambda *_, **options: asked.update(options))
-    fused.TimedFusedKernel([(10, 4)], DType.FP16, Optimizer.SGD, SETTINGS, torch.device(device))
+    fused.FusedKernel([(10, 4)], DType.FP16, Optimizer.SGD, SETTINGS, torch.device(device))
     assert asked["stochastic_rounding"] == (device == "cuda")
-    fused.TimedFusedKernel([(10, 4)], DType.FP32, Optimizer.SGD, SETTINGS, torch.device(device))
+    fused.FusedKernel([(10, 4)], DType.FP32, Optimizer.SGD, SETTINGS, torch.device(device))
     assert not asked["stochastic_rounding"]

@@ -116,8 +116,7 @@ def import_tables(
         InvalidOptionError: If the format has no such option, or does not accept its value.
         InputError: If the source does not follow its format.
     """
-    # Columns to map are those of a table list, whatever else a file may be.
-    chosen = FORMATS.get(format or ("table-list" if columns else _told_from(str(source))))
+    chosen = FORMATS.get(format or _told_from(str(source), has_columns=bool(columns)))
     if chosen is None:
         raise UnknownNameError(
             f"no import format is named {shown(format)}; there are {', '.join(FORMATS)}", field="format"
@@ -153,7 +152,7 @@ def _within_limits(tables: TableSet) -> TableSet:
     return tables
 
 
-def _told_from(source: str) -> str:
+def _told_from(source: str, *, has_columns: bool) -> str:
     if source in bundled_table_sets():
         return "bundled"
     if is_dlrm_command(source):
@@ -169,7 +168,7 @@ def _told_from(source: str) -> str:
     if source.endswith(LIST_SUFFIXES):
         return "table-list"
     if source.endswith(".parquet"):
-        return "table-list" if is_parquet_list(source) else "id-batches"
+        return "table-list" if has_columns or is_parquet_list(source) else "id-batches"
     if source.endswith((".pt", ".pt.gz")):
         return "id-batches" if _is_values_and_lengths(source) else "dlrm-datasets"
     raise UnknownNameError(
