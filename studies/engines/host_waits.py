@@ -78,7 +78,7 @@ class HostWaitsOptions:
     features: Annotated[
         list[int] | None, typer.Option(help="Features, each of a table of its own.  [default: 10, 200]")
     ] = None
-    nproc: Annotated[int, typer.Option(min=1, help="Processes, one per rank.")] = 2
+    nproc: Annotated[int, typer.Option(min=2, help="Processes, one per rank.")] = 2
 
 
 def plans(num_features: int, num_processes: int) -> dict[str, ShardingPlan]:

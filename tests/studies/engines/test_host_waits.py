@@ -38,5 +38,5 @@ def test_copies_do_not_grow_with_features(counted):
 @pytest.mark.slow
 @pytest.mark.smoke
 def test_waits_are_printed(run_study, capsys):
-    assert run_study("host-waits", "--features", "2", "--nproc", "1") == 0
+    assert run_study("host-waits", "--features", "2") == 0
     assert "| sequences | 2 | 0 | 2 |" in capsys.readouterr().out
