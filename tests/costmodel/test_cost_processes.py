@@ -18,10 +18,10 @@ from autoshard.formats.stores.samples import read_samples
 from autoshard.runtime.processes.learners import joined_learners
 from autoshard.runtime.results import Device
 from costmodel.kernel.dataset import CostDataset
-from costmodel.kernel.training import TrainingOptions, train_cost_model
+from costmodel.kernel.training import CostTrainingOptions, train_cost_model
 
 dataset = CostDataset.from_samples(read_samples(Path(sys.argv[1]), "cpu"))
-options = TrainingOptions(num_updates=8, batch_size=65, least_share=0.0)
+options = CostTrainingOptions(num_updates=8, batch_size=65, least_share=0.0)
 with joined_learners(Device.CPU) as learners:
     trained = train_cost_model(dataset, device="cpu", options=options, learners=learners)
     sums = {name: float(abs(value).sum(dtype="float64")) for name, value in trained.model.tensors().items()}
