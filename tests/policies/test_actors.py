@@ -236,14 +236,14 @@ TRAIN_FOR_LONG = """
 import sys
 import pytest
 from policies.training.trainer import Budget, PolicyTrainer, TrainingOptions
-from policies.planning.tasks import Split, TaskKind, sample_problems, task_seeds
+from policies.planning.tasks import TaskSplit, TaskKind, sample_problems, task_seeds
 from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.formats import load_tables
 
 if __name__ == "__main__":
     pool = load_tables("metasyn").scaled(64)
     kind = TaskKind(device="cpu", num_tables=6, num_ranks=2)
-    problems = sample_problems(pool, AnalyticCostModel.for_device("cpu"), kind, task_seeds(Split.TRAIN, 4))
+    problems = sample_problems(pool, AnalyticCostModel.for_device("cpu"), kind, task_seeds(TaskSplit.TRAIN, 4))
     trainer = PolicyTrainer(problems, problems, options=TrainingOptions(num_actors=2, evaluate_every=1))
     def told(evaluation):
         print("PIDS", *[actor.pid for actor in trainer.pool._actors], flush=True)

@@ -14,7 +14,7 @@ from autoshard.core.errors import ExecutionError
 from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.formats import load_tables
 from policies.rollout.ray_actors import RayActors
-from policies.planning.tasks import Split, TaskKind, sample_problems, task_seeds
+from policies.planning.tasks import TaskSplit, TaskKind, sample_problems, task_seeds
 from policies.training.trainer import Budget, PolicyTrainer, TrainingOptions
 from policies.network.weights import to_arrays
 
@@ -45,7 +45,7 @@ def train(launcher, on_evaluated=lambda _: None):
 if __name__ == "__main__":
     pool = load_tables("metasyn").scaled(64)
     kind = TaskKind(device="cpu", num_tables=6, num_ranks=2)
-    problems = sample_problems(pool, AnalyticCostModel.for_device("cpu"), kind, task_seeds(Split.TRAIN, 4))
+    problems = sample_problems(pool, AnalyticCostModel.for_device("cpu"), kind, task_seeds(TaskSplit.TRAIN, 4))
     killed = []
     on_ray = train(RayActors("local", 2), lambda evaluation: killed or killed.append(kill_one()))
     assert killed == [1] and on_ray.pool.num_deaths >= 1, (killed, on_ray.pool.num_deaths)

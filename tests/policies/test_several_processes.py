@@ -21,7 +21,7 @@ import json, sys
 from pathlib import Path
 from autoshard.runtime.processes.learners import joined_learners
 from autoshard.runtime.results import Device
-from policies import Budget, RunOptions, TaskOptions
+from policies import Budget, PolicyRunOptions, TaskOptions
 from policies.algorithms.training_options import TrainingOptions
 from policies.network.weights import to_arrays
 from policies.training.runs import _Run
@@ -29,7 +29,7 @@ from costmodel import Registry
 
 registry, tables = sys.argv[1:]
 with joined_learners(Device.CPU) as learners:
-    options = RunOptions(
+    options = PolicyRunOptions(
         budget=Budget(num_updates=2),
         tasks=TaskOptions(tables=tables, scale=1, num_tasks=4, num_tables=8, num_ranks=2),
         training=TrainingOptions(num_groups=2, num_rollouts=3),
