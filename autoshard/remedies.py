@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autoshard.core import Constraints, MemoryBytes, TableSet, Topology
+from autoshard.core.accepted import MAX_WORLD_SIZE
 from autoshard.core.errors import InfeasiblePlanError, InputError, ModelError
-from autoshard.formats.documents.topology_json import MAX_WORLD_SIZE
 from autoshard.formats.topology_scaling import scaled_topology
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.constraints import allowed_ranks, colocated

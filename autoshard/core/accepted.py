@@ -87,6 +87,13 @@ WHOLE_AT_LEAST_1 = Range(at_least=1, kind=WHOLE)
 #: more.
 MAX_SEED = 2**32 - 1
 SEED = Range(at_least=0, at_most=MAX_SEED)
+#: What files may hold: some hundred times what published models have, small enough that bytes fit 64 bits.
+MAX_TABLES = 100_000
+MAX_ROWS = 2**40
+MAX_EMBEDDING_DIM = 2**16
+MAX_BATCH_SIZE = 2**31
+MAX_POOLING_FACTOR = 1e6
+MAX_WORLD_SIZE = 2**17
 
 
 #: Words of other libraries for what plans do not hold, and the word for what takes as much memory or little more.

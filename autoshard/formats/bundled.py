@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.core import EmbeddingTable, Feature, ImpliedOrder, Optimizer, TableSet, Topology
+from autoshard.core.accepted import MAX_WORLD_SIZE
 from autoshard.core.errors import InvalidTopologyError, UnknownNameError
 from autoshard.formats.documents.access_json import AccessContext, access_from_json
-from autoshard.formats.documents.topology_json import MAX_WORLD_SIZE, read_topology, topology_from_json
+from autoshard.formats.documents.topology_json import read_topology, topology_from_json
 from autoshard.formats.metasyn import metasyn
 from autoshard.formats.topology_scaling import scaled_topology
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from autoshard.core import CostModels, Link, MemoryBytes, ShardingPlan, Topology
+from autoshard.core.accepted import MAX_WORLD_SIZE
 from autoshard.core.errors import InfeasiblePlanError, InputError, ModelError
-from autoshard.formats.documents.topology_json import MAX_WORLD_SIZE
 from autoshard.formats.topology_scaling import scaled_topology
 from autoshard.planners.hybrid.explanation import Explanation
 from autoshard.planners.planner import PlanRequest

@@ -9,6 +9,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, Final
 
+from autoshard.core.accepted import MAX_WORLD_SIZE
 from autoshard.core.errors import FormatError
 from autoshard.core.quoting import shown
 from autoshard.formats.documents.document import Document
@@ -28,7 +29,6 @@ from autoshard.formats.documents.kinds import (
     whole_number,
 )
 from autoshard.formats.documents.prediction_json import ESTIMATE
-from autoshard.formats.documents.topology_json import MAX_WORLD_SIZE
 from autoshard.simulation.points import (
     PointMemory,
     PointStatus,

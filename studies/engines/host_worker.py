@@ -7,43 +7,33 @@ Shape suffixes: S steps, P processes.
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
-from pathlib import Path
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from autoshard.core import ShardingPlan
-from autoshard.formats import atomic_write, read_plan
+from autoshard.formats import read_plan
 from autoshard.runtime.batch import Embedded
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.rows.fused import FusedSettings
-from autoshard.runtime.processes.job import JOB_FILE, RESULTS_FILE
-from autoshard.runtime.processes.worker import run_worker
 from autoshard.runtime.releases import all_gather
 from autoshard.runtime.training.synthetic import draw_samples
+from studies.frame.jobs import do_job
 
 _NUM_BATCHES = 4
 
 
 def main() -> None:
     """Measures the plan in the folder that the command line names."""
-    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    do_job(_measured)
 
-    def work() -> None:
-        job = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
-        torch.set_num_threads(1)
-        dist.init_process_group("gloo")
-        ms_PS = measured_steps(read_plan(job["plan_path"]), job["steps"])
-        if rank == 0:
-            medians = {"median_ms": ms_PS.median().item(), "slowest_ms": ms_PS.median(dim=1).values.max().item()}
-            atomic_write(folder / RESULTS_FILE, json.dumps(medians))
-        dist.destroy_process_group()
 
-    run_worker(work, folder, rank)
+def _measured(job: Mapping[str, Any]) -> dict[str, float]:
+    ms_PS = measured_steps(read_plan(job["plan_path"]), job["steps"])
+    return {"median_ms": ms_PS.median().item(), "slowest_ms": ms_PS.median(dim=1).values.max().item()}
 
 
 def measured_steps(plan: ShardingPlan, steps: int) -> torch.Tensor:

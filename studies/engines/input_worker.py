@@ -5,23 +5,18 @@ The folder holds `job.json`; the process of rank 0 writes `results.json` into it
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
-from pathlib import Path
 from statistics import median
 
 import torch
 import torch.distributed as dist
 
 from autoshard.core import ShardingPlan
-from autoshard.formats import atomic_write, read_plan
+from autoshard.formats import read_plan
 from autoshard.runtime.engine.ids.requests import InputExchange
 from autoshard.runtime.participation import Participation
-from autoshard.runtime.processes.job import JOB_FILE, RESULTS_FILE
-from autoshard.runtime.processes.worker import run_worker
 from autoshard.runtime.training.synthetic import draw_samples, ranked_rows
+from studies.frame.jobs import do_job
 
 _WARM_UP = 2
 _FLUSHED_BYTES = 64 << 20
@@ -29,18 +24,9 @@ _FLUSHED_BYTES = 64 << 20
 
 def main() -> None:
     """Measures the plans in the folder that the command line names."""
-    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
-
-    def work() -> None:
-        job = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
-        torch.set_num_threads(1)
-        dist.init_process_group("gloo")
-        means = [_mean_over_processes(median(input_ms(read_plan(path), job["runs"]))) for path in job["plan_paths"]]
-        if rank == 0:
-            atomic_write(folder / RESULTS_FILE, json.dumps(means))
-        dist.destroy_process_group()
-
-    run_worker(work, folder, rank)
+    do_job(
+        lambda job: [_mean_over_processes(median(input_ms(read_plan(path), job["runs"]))) for path in job["plan_paths"]]
+    )
 
 
 def input_ms(plan: ShardingPlan, runs: int) -> list[float]:

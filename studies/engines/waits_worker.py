@@ -5,14 +5,12 @@ The folder holds `job.json`; the process of rank 0 writes `results.json` into it
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -22,14 +20,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
 from autoshard.core import RowsBy, ShardingPlan
-from autoshard.formats import atomic_write, read_plan
+from autoshard.formats import read_plan
 from autoshard.runtime.batch import BatchOfIds, Embedded
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.ids.prefetch import Prefetched
 from autoshard.runtime.engine.rows.fused import FusedSettings
-from autoshard.runtime.processes.job import JOB_FILE, RESULTS_FILE
-from autoshard.runtime.processes.worker import run_worker
 from autoshard.runtime.training.synthetic import draw_samples
+from studies.frame.jobs import do_job
 
 #: Steps before the one that is counted: messages have found their room by then.
 _WARM_UP = 3
@@ -41,18 +38,7 @@ _WAITING = frozenset(
 
 def main() -> None:
     """Counts in the plans in the folder that the command line names."""
-    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
-
-    def work() -> None:
-        job = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
-        torch.set_num_threads(1)
-        dist.init_process_group("gloo")
-        counts = [counted_step(read_plan(path)) for path in job["plan_paths"]]
-        if rank == 0:
-            atomic_write(folder / RESULTS_FILE, json.dumps(counts))
-        dist.destroy_process_group()
-
-    run_worker(work, folder, rank)
+    do_job(lambda job: [counted_step(read_plan(path)) for path in job["plan_paths"]])
 
 
 def counted_step(plan: ShardingPlan) -> dict[str, dict[str, int]]:

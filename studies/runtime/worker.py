@@ -5,40 +5,24 @@ Shape suffixes: B samples of a local batch, P processes.
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from autoshard.formats import atomic_write, read_plan
+from autoshard.formats import read_plan
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.rows.fused import FusedSettings
-from autoshard.runtime.processes.job import JOB_FILE, RESULTS_FILE
-from autoshard.runtime.processes.worker import run_worker
 from autoshard.runtime.training.dense import DenseModel
 from autoshard.runtime.training.step import distributed_step
+from studies.frame.jobs import do_job
 from studies.runtime.clicks import ClickModel
 from studies.runtime.held_out import Purpose, batches, entropy_of, held_out_entropy, planted
 
 
 def main() -> None:
     """Trains the runs of the job in the folder that the command line names."""
-    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
-
-    def work() -> None:
-        job = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
-        torch.set_num_threads(1)
-        dist.init_process_group("gloo")
-        results = [_trained(ClickModel(**job["model"]), **run) for run in job["runs"]]
-        dist.destroy_process_group()
-        if rank == 0:
-            atomic_write(folder / RESULTS_FILE, json.dumps(results, allow_nan=False))
-
-    run_worker(work, folder, rank)
+    do_job(lambda job: [_trained(ClickModel(**job["model"]), **run) for run in job["runs"]])
 
 
 def _trained(

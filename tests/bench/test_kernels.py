@@ -147,8 +147,10 @@ def test_replicas_are_looked_up_and_updated_as_plain_tables(pooling, optimizer, 
 def test_replicas_and_fused_tables_of_one_arena_run_side_by_side(make_shard):
     draws = in_kernel_order([make_shard("a"), make_shard("b", update=Update.ALL_REDUCED)])
     running = ShardSet(draws, Arenas(100_000, CPU), CPU)
-    for _ in range(2):
-        running.backward(running.forward())
+    before = running.forward()
+    running.backward(before)
+    for one, other in zip(before, running.forward(), strict=True):
+        assert not torch.equal(one, other), "both were updated"
 
 
 def test_replicas_of_a_kind_are_one_kernel_for_each_dim_and_optimizer(make_shard):

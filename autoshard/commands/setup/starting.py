@@ -12,6 +12,8 @@ import typer
 
 from autoshard.commands.options import command_options
 from autoshard.console import JsonOption, emit, log
+from autoshard.core import accepted
+from autoshard.core.accepted import MAX_WORLD_SIZE
 from autoshard.core.errors import InvalidOptionError
 
 if TYPE_CHECKING:
@@ -28,8 +30,11 @@ _QUESTIONS: Mapping[str, tuple[str, int | float | str]] = {
     "topology": ("Ranks, as a bundled topology such as cpu-8 or dgx-a100-16", "cpu-8"),
 }
 _ASKED = "asked for"
-#: Of a topology (`topology_json.MAX_WORLD_SIZE`).
-_MOST_RANKS = 2**17
+
+
+def _asked(at_least: int, at_most: float, help: str) -> Any:
+    """An option that answers a question, with a number in a range."""
+    return typer.Option(min=at_least, max=at_most, help=help, show_default=_ASKED)
 
 
 @command_options()
@@ -37,21 +42,13 @@ class InitOptions:
     """Options of `autoshard init`."""
 
     folder: Annotated[Path, typer.Argument(help="Folder of the files.", metavar="[FOLDER]")] = Path()
-    num_tables: Annotated[
-        int | None, typer.Option(min=1, max=100_000, help="Embedding tables.", show_default=_ASKED)
-    ] = None
-    num_embeddings: Annotated[int | None, typer.Option(min=1, max=2**40, help="Rows of each.", show_default=_ASKED)] = (
+    num_tables: Annotated[int | None, _asked(1, accepted.MAX_TABLES, "Embedding tables.")] = None
+    num_embeddings: Annotated[int | None, _asked(1, accepted.MAX_ROWS, "Rows of each.")] = None
+    embedding_dim: Annotated[int | None, _asked(1, accepted.MAX_EMBEDDING_DIM, "Columns of each.")] = None
+    pooling_factor: Annotated[float | None, _asked(0, accepted.MAX_POOLING_FACTOR, "Mean ids per sample of each.")] = (
         None
     )
-    embedding_dim: Annotated[
-        int | None, typer.Option(min=1, max=2**16, help="Columns of each.", show_default=_ASKED)
-    ] = None
-    pooling_factor: Annotated[
-        float | None, typer.Option(min=0, max=1e6, help="Mean ids per sample of each.", show_default=_ASKED)
-    ] = None
-    batch_size: Annotated[
-        int | None, typer.Option(min=1, max=2**31, help="Samples per step over all ranks.", show_default=_ASKED)
-    ] = None
+    batch_size: Annotated[int | None, _asked(1, accepted.MAX_BATCH_SIZE, "Samples per step over all ranks.")] = None
     topology: Annotated[
         str | None,
         typer.Option(
@@ -139,12 +136,15 @@ class DetectOptions:
     ranks: Annotated[
         int | None,
         typer.Option(
-            min=1, max=_MOST_RANKS, help="Ranks of a machine.", show_default="one for each GPU, or torchrun's, or 1"
+            min=1,
+            max=MAX_WORLD_SIZE,
+            help="Ranks of a machine.",
+            show_default="one for each GPU, or torchrun's, or 1",
         ),
     ] = None
     nodes: Annotated[
         int | None,
-        typer.Option(min=1, max=_MOST_RANKS, help="Machines like this.", show_default="torchrun's, or 1"),
+        typer.Option(min=1, max=MAX_WORLD_SIZE, help="Machines like this.", show_default="torchrun's, or 1"),
     ] = None
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write the topology to; .yaml has comments.")
@@ -166,8 +166,8 @@ def detect(options: DetectOptions, as_json: JsonOption = False) -> None:
     from autoshard.commands.setup.machine import this_machine
     from autoshard.formats import topology_to_json, write_topology
 
-    if (options.ranks or 1) * (options.nodes or 1) > _MOST_RANKS:
-        raise InvalidOptionError(f"must be at most {_MOST_RANKS:,} ranks on all machines together", field="--nodes")
+    if (options.ranks or 1) * (options.nodes or 1) > MAX_WORLD_SIZE:
+        raise InvalidOptionError(f"must be at most {MAX_WORLD_SIZE:,} ranks on all machines together", field="--nodes")
     topology, notes = this_machine(ranks=options.ranks, nodes=options.nodes)
     for note in notes:
         log(note)

@@ -17,6 +17,7 @@ from autoshard.core import (
     TableSet,
     Topology,
 )
+from autoshard.core.accepted import MAX_WORLD_SIZE
 from autoshard.core.errors import FormatError, InvalidPlanError
 from autoshard.core.quoting import shortened
 from autoshard.evaluation.validator import validate_plan
@@ -40,7 +41,7 @@ from autoshard.formats.documents.prediction_json import ESTIMATE, prediction_kin
 from autoshard.formats.documents.rank_layouts import RankLayouts
 from autoshard.formats.documents.shards_json import shard_kind
 from autoshard.formats.documents.tables_json import DTYPE, LISTED_ORDER, TABLES
-from autoshard.formats.documents.topology_json import MAX_WORLD_SIZE, TOPOLOGY
+from autoshard.formats.documents.topology_json import TOPOLOGY
 
 #: More than the 100,000 tables that there may be. Reading takes about 0.07 ms and 3 kB a shard, pricing as long again.
 MAX_SHARDS = 2**17

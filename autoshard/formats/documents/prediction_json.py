@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from autoshard.core import CostBreakdown, Estimate, LowerBound, RankCost
+from autoshard.core.accepted import MAX_WORLD_SIZE
 from autoshard.core.errors import FormatError
 from autoshard.core.step import CollectiveTime, Overlap, StepCollective, StepPart
 from autoshard.formats.documents.kinds import (
@@ -21,7 +22,6 @@ from autoshard.formats.documents.kinds import (
     record,
     whole_number,
 )
-from autoshard.formats.documents.topology_json import MAX_WORLD_SIZE
 
 
 def _estimate(value: float, low: float, high: float) -> Estimate:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from autoshard.core import ReplicaGroups, Tier, Topology
+from autoshard.core.accepted import MAX_WORLD_SIZE
 from autoshard.core.errors import FormatError, InvalidPlanError
 from autoshard.core.quoting import shown
 from autoshard.core.shard import Replicas
 from autoshard.formats.documents.kinds import Kind, Schema, in_context, list_of, one_of, whole_number
-from autoshard.formats.documents.topology_json import MAX_WORLD_SIZE
 
 #: The name that a tier's replicas are written under, where they match.
 _NAME_OF_TIER = {Tier.ROW_WISE: "all", Tier.DATA_PARALLEL: "each", Tier.FLEX: "each_node"}

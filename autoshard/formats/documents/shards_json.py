@@ -21,6 +21,7 @@ from autoshard.core import (
     Split,
     Tier,
 )
+from autoshard.core.accepted import MAX_EMBEDDING_DIM, MAX_ROWS, MAX_WORLD_SIZE
 from autoshard.core.errors import FormatError
 from autoshard.core.quoting import shown
 from autoshard.core.shard import Replicas
@@ -39,8 +40,8 @@ from autoshard.formats.documents.kinds import (
     whole_number,
 )
 from autoshard.formats.documents.rank_layouts import ANY_GROUP, REPLICAS, RankLayouts
-from autoshard.formats.documents.tables_json import DTYPE, MAX_EMBEDDING_DIM, MAX_ROWS, TIER
-from autoshard.formats.documents.topology_json import MAX_WORLD_SIZE, MEMORY_SIZE
+from autoshard.formats.documents.tables_json import DTYPE, TIER
+from autoshard.formats.documents.topology_json import MEMORY_SIZE
 
 _POLICIES: Final = ("lru", "lfu")
 

@@ -20,6 +20,7 @@ from autoshard.core import (
     TableSet,
     Tier,
 )
+from autoshard.core.accepted import MAX_BATCH_SIZE, MAX_EMBEDDING_DIM, MAX_POOLING_FACTOR, MAX_ROWS, MAX_TABLES
 from autoshard.core.errors import FormatError
 from autoshard.core.quoting import shown
 from autoshard.formats.documents.access_json import ACCESS, AccessContext, access_from_json
@@ -39,12 +40,7 @@ from autoshard.formats.documents.kinds import (
 )
 from autoshard.formats.row_orders import described_row_order
 
-#: Largest accepted sizes: some hundred times what published models have, small enough that bytes fit 64 bits.
-MAX_ROWS = 2**40
-MAX_EMBEDDING_DIM = 2**16
-MAX_BATCH_SIZE = 2**31
-MAX_POOLING_FACTOR = 1e6
-MAX_TABLES = 100_000
+#: Of all tables with their optimizer state.
 MAX_TOTAL_BYTES = 2**62
 _DIGEST = "sha256:[0-9a-f]{64}"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from autoshard.core import Level, Link, MemoryBandwidth, MemoryBytes, Topology
+from autoshard.core.accepted import MAX_WORLD_SIZE
 from autoshard.core.errors import FormatError
 from autoshard.core.quoting import shown
 from autoshard.core.topology import DEVICE_KEY, MAX_BANDWIDTH, MAX_FETCH_MS, MAX_LATENCY_S, MIN_BANDWIDTH
@@ -27,7 +28,6 @@ from autoshard.formats.documents.kinds import (
     whole_number,
 )
 
-MAX_WORLD_SIZE = 2**17
 _MAX_LEVELS = 16
 
 MEMORY_SIZE: Final = whole_number(0, 2**60)

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 
 from autoshard.core import EmbeddingTable, Feature, TableSet
+from autoshard.core.accepted import MAX_ROWS
 from autoshard.core.errors import FormatError, InvalidOptionError
 from autoshard.formats.documents.fields import from_source
 from autoshard.formats.documents.row_counts import SUFFIX, ids_by_count, is_counts_file, read_row_counts
-from autoshard.formats.documents.tables_json import MAX_ROWS
 from autoshard.formats.imports.dlrm_datasets import Advance
 from autoshard.formats.imports.id_batches import DEFAULT_BATCH_SIZE, DEFAULT_EMBEDDING_DIM
 from autoshard.formats.row_orders import write_row_order

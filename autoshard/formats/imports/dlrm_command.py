@@ -12,17 +12,12 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from autoshard.core import TableSet
+from autoshard.core.accepted import MAX_BATCH_SIZE, MAX_EMBEDDING_DIM, MAX_POOLING_FACTOR, MAX_ROWS
 from autoshard.core.errors import FormatError
 from autoshard.core.quoting import shortened, shown
 from autoshard.formats.bundled import bundled_tables
 from autoshard.formats.documents.fields import word
-from autoshard.formats.documents.tables_json import (
-    MAX_BATCH_SIZE,
-    MAX_EMBEDDING_DIM,
-    MAX_POOLING_FACTOR,
-    MAX_ROWS,
-    tables_from_json,
-)
+from autoshard.formats.documents.tables_json import tables_from_json
 from autoshard.formats.files import read_bytes
 from autoshard.formats.imports.shell_commands import shell_commands
 

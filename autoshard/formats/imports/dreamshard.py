@@ -7,16 +7,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from autoshard.core import NUM_REUSE_BINS, TableSet
+from autoshard.core.accepted import MAX_EMBEDDING_DIM, MAX_POOLING_FACTOR, MAX_ROWS, MAX_TABLES
 from autoshard.core.errors import FormatError
 from autoshard.formats.documents.fields import at_path, check_names, items, number, whole
 from autoshard.formats.documents.json_document import read_json
-from autoshard.formats.documents.tables_json import (
-    MAX_EMBEDDING_DIM,
-    MAX_POOLING_FACTOR,
-    MAX_ROWS,
-    MAX_TABLES,
-    tables_from_json,
-)
+from autoshard.formats.documents.tables_json import tables_from_json
 from autoshard.formats.imports.table_lists import DEFAULT_BATCH_SIZE
 
 _TABLES: Final = "tables"

@@ -10,18 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from autoshard.core import TableSet
+from autoshard.core.accepted import MAX_BATCH_SIZE, MAX_EMBEDDING_DIM, MAX_POOLING_FACTOR, MAX_ROWS, MAX_TABLES
 from autoshard.core.errors import FormatError
 from autoshard.core.quoting import shortened, shown
 from autoshard.formats.documents.fields import at_path, check_flag, check_object, items, text, whole, word
 from autoshard.formats.documents.json_document import join, read_json
-from autoshard.formats.documents.tables_json import (
-    MAX_BATCH_SIZE,
-    MAX_EMBEDDING_DIM,
-    MAX_POOLING_FACTOR,
-    MAX_ROWS,
-    MAX_TABLES,
-    tables_from_json,
-)
+from autoshard.formats.documents.tables_json import tables_from_json
 
 _log = logging.getLogger(__name__)
 

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core import AccessProfile, EmbeddingTable, Feature, TableSet
+from autoshard.core.accepted import MAX_POOLING_FACTOR, MAX_ROWS, MAX_TABLES
 from autoshard.core.access import FloatArray, IntArray, log_spaced_ranks
 from autoshard.core.errors import FormatError
 from autoshard.core.quoting import shortened
 from autoshard.formats.archives.torch_archive import read_tensors
 from autoshard.formats.documents.fields import from_source
-from autoshard.formats.documents.tables_json import MAX_POOLING_FACTOR, MAX_ROWS, MAX_TABLES
 from autoshard.formats.files import open_file
 from autoshard.formats.imports.dlrm_datasets import Advance
 

@@ -9,20 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.core import TableSet
+from autoshard.core.accepted import MAX_BATCH_SIZE, MAX_EMBEDDING_DIM, MAX_POOLING_FACTOR, MAX_ROWS
 from autoshard.core.errors import FormatError, InvalidOptionError, UnknownNameError
 from autoshard.core.quoting import shortened, shown
 from autoshard.formats.archives.torch_archive import read_tensors
 from autoshard.formats.bundled import bundled_table_sets, bundled_tables, check_file
 from autoshard.formats.documents.fields import from_source
 from autoshard.formats.documents.json_document import YAML_SUFFIXES, read_json
-from autoshard.formats.documents.tables_json import (
-    MAX_BATCH_SIZE,
-    MAX_EMBEDDING_DIM,
-    MAX_POOLING_FACTOR,
-    MAX_ROWS,
-    MAX_TOTAL_BYTES,
-    read_tables,
-)
+from autoshard.formats.documents.tables_json import MAX_TOTAL_BYTES, read_tables
 from autoshard.formats.files import open_file
 from autoshard.formats.imports.count_tables import read_count_tables
 from autoshard.formats.imports.dlrm_command import is_dlrm_command, read_dlrm_command

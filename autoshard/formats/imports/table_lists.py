@@ -17,19 +17,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from autoshard.core import DType, EmbeddingTable, Optimizer, Pooling, TableSet
-from autoshard.core.accepted import none_of
+from autoshard.core.accepted import MAX_TABLES, none_of
 from autoshard.core.errors import FormatError, InputError
 from autoshard.core.quoting import shortened, shown
 from autoshard.formats.documents.json_document import YAML_SUFFIXES, parse_json
-from autoshard.formats.documents.tables_json import (
-    BATCH_SIZE,
-    DIM,
-    MAX_TABLES,
-    MAX_TOTAL_BYTES,
-    NUM_ROWS,
-    POOLING_FACTOR,
-    TABLE,
-)
+from autoshard.formats.documents.tables_json import BATCH_SIZE, DIM, MAX_TOTAL_BYTES, NUM_ROWS, POOLING_FACTOR, TABLE
 from autoshard.formats.files import open_file, read_bytes
 from autoshard.formats.imports.list_numbers import read_number, read_whole
 

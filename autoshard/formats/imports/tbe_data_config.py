@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from autoshard.core import AccessProfile, EmbeddingTable, Feature, TableSet
+from autoshard.core.accepted import MAX_BATCH_SIZE, MAX_EMBEDDING_DIM, MAX_POOLING_FACTOR, MAX_TABLES
 from autoshard.core.access import FloatArray, mixture
 from autoshard.core.errors import FormatError, InvalidTableError
 from autoshard.core.quoting import shown
@@ -33,16 +34,7 @@ from autoshard.formats.documents.kinds import (
     record,
     whole_number,
 )
-from autoshard.formats.documents.tables_json import (
-    BATCH_SIZE,
-    DIM,
-    MAX_BATCH_SIZE,
-    MAX_EMBEDDING_DIM,
-    MAX_POOLING_FACTOR,
-    MAX_TABLES,
-    NUM_ROWS,
-    POOLING_FACTOR,
-)
+from autoshard.formats.documents.tables_json import BATCH_SIZE, DIM, NUM_ROWS, POOLING_FACTOR
 from autoshard.formats.imports.dlrm_datasets import Advance
 
 #: Fields by which a file of this format is known.
