@@ -21,7 +21,7 @@ from autoshard.core.accepted import MAX_TABLES, none_of
 from autoshard.core.errors import FormatError, InputError
 from autoshard.core.quoting import shortened, shown
 from autoshard.formats.documents.json_document import YAML_SUFFIXES, parse_json
-from autoshard.formats.documents.tables_json import BATCH_SIZE, DIM, MAX_TOTAL_BYTES, NUM_ROWS, POOLING_FACTOR, TABLE
+from autoshard.formats.documents.tables_json import BATCH_SIZE, DIM, NUM_ROWS, POOLING_FACTOR, TABLE
 from autoshard.formats.files import open_file, read_bytes
 from autoshard.formats.imports.list_numbers import read_number, read_whole
 
@@ -772,8 +772,6 @@ def _read(grid: _Grid, chosen: _Chosen) -> TableList:
     if faults:
         raise _all_of(faults)
     read = tuple(table for table in tables if table is not None)
-    if sum(table.storage_bytes for table in read) > MAX_TOTAL_BYTES:
-        raise FormatError(f"must need at most {MAX_TOTAL_BYTES:,} bytes in total", field="tables")
     return TableList(
         tables=TableSet(batch_size=batch_size, tables=read),
         columns=columns.read_as,
