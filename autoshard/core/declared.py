@@ -114,6 +114,11 @@ def declared(owner: Any) -> tuple[DeclaredField, ...]:
     return tuple(found)
 
 
+def declared_field(owner: type, name: str) -> DeclaredField:
+    """One of the fields of a dataclass."""
+    return next(one for one in declared(owner) if one.name == name)
+
+
 def check_ranges(owner: Any, error: type[InputError] = InvalidOptionError, within: str = "") -> None:
     """Refuses numbers outside of the ranges that their fields declare; None, for what was left out, is accepted.
 

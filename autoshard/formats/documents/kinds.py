@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Annotated, Any, Final, Generic, Literal, TypeVar, get_args, get_origin
 
 from autoshard.core.accepted import Range
-from autoshard.core.declared import Written, declared
+from autoshard.core.declared import Written, declared, declared_field
 from autoshard.core.quoting import shortened
 from autoshard.formats.documents.fields import (
     MAX_ITEMS,
@@ -230,7 +230,7 @@ def fields_of(
     """
     listed = {}
     for one in declared(owner):
-        kind = kinds.get(one.name) or kind_of(one.type, one.range, known or {})
+        kind = kinds.get(one.name) or kind_of(one.type, one.range, known)
         is_optional = one.default is not MISSING and one.meaning.written is not Written.REQUIRED
         default = one.default if one.meaning.written is Written.UNLESS_DEFAULT else _NONE_SUCH
         listed[one.name] = Field(one.name, kind, one.meaning.text, is_optional, default if is_optional else _NONE_SUCH)
@@ -239,11 +239,11 @@ def fields_of(
 
 def field_kind(owner: type, name: str) -> Kind[Any]:
     """The kind of one declared field of a dataclass."""
-    (found,) = (kind_of(one.type, one.range, {}) for one in declared(owner) if one.name == name)
-    return found
+    one = declared_field(owner, name)
+    return kind_of(one.type, one.range)
 
 
-def kind_of(hint: Any, accepted: Range | None, known: Mapping[type, Kind[Any]]) -> Kind[Any]:
+def kind_of(hint: Any, accepted: Range | None = None, known: Mapping[type, Kind[Any]] | None = None) -> Kind[Any]:
     """What holds values of a type; None is no value of it, but what was left out.
 
     Raises:
@@ -253,7 +253,7 @@ def kind_of(hint: Any, accepted: Range | None, known: Mapping[type, Kind[Any]]) 
         hint, *marks = get_args(hint)
         accepted = next((mark for mark in marks if isinstance(mark, Range)), accepted)
     origin, inner = get_origin(hint), [one for one in get_args(hint) if one is not type(None)]
-    if hint in known:
+    if known and hint in known:
         return known[hint]
     if len(inner) < len(get_args(hint)) and len(inner) == 1:
         return kind_of(inner[0], accepted, known)
