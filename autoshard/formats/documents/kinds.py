@@ -259,6 +259,8 @@ def kind_of(hint: Any, accepted: Range | None = None, known: Mapping[type, Kind[
         return kind_of(inner[0], accepted, known)
     if origin is tuple:
         return list_of(kind_of(inner[0], accepted, known))
+    if origin is Mapping and inner[0] is str:
+        return by_name(kind_of(inner[1], accepted, known))
     if origin is Literal:
         return one_of(inner)
     if hint is int or hint is float:
