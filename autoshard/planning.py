@@ -39,7 +39,6 @@ from autoshard.evaluation.measured import ComparedPlan, Comparison
 from autoshard.evaluation.step_price import model_names
 from autoshard.evaluation.unseen_kernels import UnseenKernelsModel, kernels_of, pricing
 from autoshard.evaluation.upper_end import UpperEndKernels, at_upper_end
-from autoshard.evaluation.validator import validate_plan
 from autoshard.hardware import CPU, this_processor
 from autoshard.planners.auto import AutoOptions
 from autoshard.planners.plan_bounds import plan_bounds
@@ -48,6 +47,7 @@ from autoshard.planners.refine import MeasurePlans, refine
 from autoshard.planners.registry import OptionHelp, PlannerHelp, describe_planners, get_planner, planner_names
 from autoshard.planners.space.options import ShardingType
 from autoshard.plugins import kernel_model_loaders, step_model_loaders
+from autoshard.validator import validate_plan
 
 __all__ = [
     "OptionHelp",

@@ -22,13 +22,13 @@ from autoshard.core.errors import (
 from autoshard.core.plan import GroupLayout
 from autoshard.core.step import Overlap, StepPart
 from autoshard.evaluation.evaluate import evaluate
-from autoshard.evaluation.validator import validate_plan
 from autoshard.formats import digest, load_machine, tables_to_json
 from autoshard.formats.topology_scaling import scaled_topology
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs, make_plan
 from autoshard.simulation.points import PointMemory, PointStatus, PricedPoint, SimulatedPoint, SweepPoint, UnpricedPoint
 from autoshard.simulation.spread import Lengths, StepSpread, sample_steps
+from autoshard.validator import validate_plan
 
 
 def sweep_points(

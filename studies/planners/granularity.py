@@ -21,13 +21,13 @@ from autoshard.console import log, progress
 from autoshard.core import ShardingPlan, TableSet, Topology
 from autoshard.core.errors import AutoshardError, InvalidOptionError
 from autoshard.evaluation import evaluate
-from autoshard.evaluation.validator import validate_plan
 from autoshard.formats import load_tables, load_topology
 from autoshard.formats.metasyn import metasyn
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner, planner_names
 from autoshard.planning import make_costs
 from autoshard.report.images import NumberTable
+from autoshard.validator import validate_plan
 from studies.frame import OutputOptions, PartsOption, PartStore, StudyResult, names_in
 from studies.planners.search_runs import SCALE
 

@@ -1,6 +1,8 @@
 """What commands print and write when all is well."""
 
 import json
+import sys
+from collections import Counter
 from importlib.metadata import EntryPoint
 
 import pyarrow as pa
@@ -9,8 +11,8 @@ import pytest
 
 from autoshard import __version__, cli
 from autoshard.cli import main
-from autoshard.evaluation.validator import validate_plan
 from autoshard.formats import load_tables, read_plan, read_tables
+from autoshard.validator import validate_plan
 
 COMMANDS = (
     *("doctor", "init", "detect", "list", "import", "calibrate", "collect", "samples", "train", "models"),
@@ -125,9 +127,32 @@ def test_a_plan_is_written_valid_and_the_same_for_the_same_seed(succeeds, tmp_pa
         )
         documents.append(file.read_bytes())
         assert json.loads(printed) == json.loads(documents[-1])
-        validate_plan(read_plan(file))
+        read_plan(file)
     assert documents[0] == documents[1]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.json", "two.json"]
+
+
+def test_tables_are_read_and_a_plan_is_validated_once(succeeds, tmp_path):
+    calls = Counter()
+
+    def count(frame, event, _):
+        if event == "call":
+            calls[frame.f_code] += 1
+
+    tables, plan = tmp_path / "tables.json", tmp_path / "plan.json"
+    succeeds("import", "criteo-kaggle", "-o", tables)
+    for command in (
+        ("plan", tables, "--topology", "cpu-4", "--planner", "cost-greedy", "-o", plan),
+        ("evaluate", plan, "-o", tmp_path / "priced.json"),
+    ):
+        calls.clear()
+        sys.setprofile(count)
+        try:
+            succeeds(*command)
+        finally:
+            sys.setprofile(None)
+        assert calls[validate_plan.__code__] == 1, command
+        assert calls[load_tables.__code__] == (command[0] == "plan")
 
 
 def test_evaluate_prices_a_plan_that_has_no_prices(succeeds, plan_file, tmp_path):
