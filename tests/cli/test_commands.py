@@ -251,6 +251,23 @@ def test_compare_goes_on_when_one_planner_cannot_do_the_task(succeeds, tmp_path)
     assert "no plan" in text
 
 
+def test_commands_of_other_packages_are_listed_by_their_package_and_imported_when_they_run(
+    monkeypatch, tmp_path, capfd
+):
+    """A package as pip leaves it: a module, and the metadata beside it."""
+    about = tmp_path / "my_commands-0.1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: my-commands\nVersion: 0.1\n")
+    (about / "entry_points.txt").write_text("[autoshard.commands]\nhello = my_commands:hello\n")
+    (tmp_path / "my_commands.py").write_text('def hello() -> None:\n    """Greets."""\n    print("Hello.")\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["--help"]) == 0
+    assert "  hello      Comes from my-commands 0.1.\n" in capfd.readouterr().out
+    assert "my_commands" not in sys.modules
+    assert main(["hello"]) == 0
+    assert capfd.readouterr().out == "Hello.\n"
+
+
 def test_a_damaged_plugin_leaves_the_others_alone(succeeds, monkeypatch, capfd):
     real = cli.entry_points
 
