@@ -35,7 +35,6 @@ from autoshard.evaluation.cached_rows import in_device_memory
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.evaluation.evaluate import evaluate
 from autoshard.evaluation.executable import plan_note
-from autoshard.evaluation.measured import ComparedPlan, Comparison
 from autoshard.evaluation.step_price import model_names
 from autoshard.evaluation.unseen_kernels import UnseenKernelsModel, kernels_of, pricing
 from autoshard.evaluation.upper_end import UpperEndKernels, at_upper_end
@@ -47,6 +46,7 @@ from autoshard.planners.refine import MeasurePlans, refine
 from autoshard.planners.registry import OptionHelp, PlannerHelp, describe_planners, get_planner, planner_names
 from autoshard.planners.space.options import ShardingType
 from autoshard.plugins import kernel_model_loaders, step_model_loaders
+from autoshard.results.comparison import ComparedPlan, Comparison
 from autoshard.validator import validate_plan
 
 __all__ = [

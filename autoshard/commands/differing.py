@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from autoshard.report.plan_diff import PlanDiff, ValueChange
+    from autoshard.results.plan_diff import PlanDiff, ValueChange
 
 #: Tables and ranks that are listed without `--json`.
 _MAX_LINES = 64
@@ -31,8 +31,8 @@ def diff(
         autoshard diff plan.json other.json
     """
     from autoshard.formats import read_plan
-    from autoshard.report.diff_json import DIFF
     from autoshard.report.plan_diff import diff_plans
+    from autoshard.results.diff_json import DIFF
 
     found = diff_plans(read_plan(before), read_plan(after))
     emit(DIFF.to_json(found), _rendered(found), as_json=as_json)

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from autoshard.core import ShardingPlan
-    from autoshard.improvements import Improvement
-    from autoshard.planners.hybrid.explanation import ExplainedTable, Explanation
+    from autoshard.results.explanation import ExplainedTable, Explanation, Improvement
 
 #: Ranks that a cell names one by one.
 _RANKS_SHOWN = 6
@@ -57,7 +56,7 @@ def explain(options: ExplainOptions, as_json: JsonOption = False) -> None:
         autoshard explain plan.json --table t3
     """
     from autoshard.formats import read_plan
-    from autoshard.improvements import EXPLANATION
+    from autoshard.results.explanation_json import EXPLANATION
 
     loaded = read_plan(options.plan)
     if options.server is not None:
@@ -70,8 +69,8 @@ def explain(options: ExplainOptions, as_json: JsonOption = False) -> None:
 
 
 def _explained(plan: ShardingPlan, options: ExplainOptions) -> tuple[Explanation, tuple[Improvement, ...]]:
-    from autoshard.improvements import find_improvements, trials_budget_s
     from autoshard.planners.hybrid.explanation import explain as explained
+    from autoshard.whatif.improvements import find_improvements, trials_budget_s
 
     costs = options.pricing.costs_of(plan)
     started_s = time.perf_counter()

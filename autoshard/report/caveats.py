@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autoshard.core import ShardingPlan
-from autoshard.evaluation.measured import ComparedPlan
 from autoshard.report.comparison import within_noise
 from autoshard.report.wording import write_bytes, write_percent
+from autoshard.results.comparison import ComparedPlan
 
 #: Share of a rank's device memory above which little is left for what plans do not count.
 CLOSE_TO_FULL = 0.9

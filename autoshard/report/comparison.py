@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autoshard.evaluation.measured import ComparedPlan, speedups_over
 from autoshard.report.wording import write_ms, write_percent
+from autoshard.results.comparison import ComparedPlan, speedups_over
 
 #: The planner that speed-ups are counted from (AutoShard Sec. 4.1).
 BASELINE = "random"

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from markupsafe import Markup
 
 from autoshard.core import CostBreakdown, ShardingPlan
-from autoshard.evaluation.measured import ComparedPlan
 from autoshard.report.caveats import comparison_warnings, plan_warnings
 from autoshard.report.comparison import comparison_columns, comparison_lines
 from autoshard.report.figures import BLUE, ORANGE, PINK
@@ -16,7 +15,8 @@ from autoshard.report.pages import plan_facts, task_line
 from autoshard.report.rendering import render_template
 from autoshard.report.simulation import point_table
 from autoshard.report.wording import write_interval, write_ms, write_part
-from autoshard.simulation.record import SweepRecord
+from autoshard.results.comparison import ComparedPlan
+from autoshard.results.sweep_record import SweepRecord
 
 #: Ranks that the bars show; more would be thinner than a pixel.
 _MOST_RANKS = 512

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoshard.core import CostBreakdown, ShardingPlan, SyncRows
-from autoshard.evaluation.measured import ComparedPlan, MeasuredPlan
 from autoshard.report.caveats import comparison_warnings, memory_shares, plan_warnings
 from autoshard.report.comparison import comparison_columns, comparison_lines, comparison_order, ranked
 from autoshard.report.rendering import chart_markup, render_page
@@ -23,6 +22,7 @@ from autoshard.report.wording import (
     write_ranks,
     write_rows,
 )
+from autoshard.results.comparison import ComparedPlan, MeasuredPlan
 
 #: Shards that a page lists; more would make it large and slow, and `--json` has them all.
 _MOST_SHARDS = 1500

@@ -11,12 +11,12 @@ from rich.table import Table
 
 from autoshard.report.images import FigureReport, NumberTable, Section
 from autoshard.report.wording import write_bytes, write_ms, write_percent
-from autoshard.simulation.points import PointStatus, PricedPoint, SimulatedPoint, UnpricedPoint, scaling_factors
+from autoshard.results.sweep import PointStatus, PricedPoint, SimulatedPoint, UnpricedPoint, scaling_factors
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from autoshard.simulation.record import SweepRecord
+    from autoshard.results.sweep_record import SweepRecord
 
 #: Parts of a step in the order in which they stand, with their words.
 _PARTS = (

@@ -10,7 +10,6 @@ from rich.text import Text
 
 from autoshard.core import CostBreakdown, ShardingPlan
 from autoshard.core.step import CollectiveTime, Overlap, StepCollective
-from autoshard.evaluation.measured import ComparedPlan, MeasuredPlan
 from autoshard.report.comparison import comparison_columns, comparison_lines, comparison_order
 from autoshard.report.pages import task_line
 from autoshard.report.wording import (
@@ -22,6 +21,7 @@ from autoshard.report.wording import (
     write_part,
     write_percent,
 )
+from autoshard.results.comparison import ComparedPlan, MeasuredPlan
 
 _BAR_WIDTH = 30
 #: Ranks that a table lists: those with the longest kernels. A thousand lines take seconds to lay out.

@@ -131,7 +131,7 @@ def _train(store: Path, device: str | None, models: Registry, publishing: Publis
 
 def _calibrate(options: TrainStepOptions, device: str, models: Registry, publishing: PublishOptions) -> dict[str, Any]:
     from autoshard.formats import load_tables
-    from autoshard.trials import draw_trials, local_topology, plan_trial
+    from autoshard.whatif.trials import draw_trials, local_topology, plan_trial
     from costmodel.step.calibration import calibrate_step, run_calibration
     from costmodel.step.comparison import step_version
 

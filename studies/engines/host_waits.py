@@ -22,7 +22,7 @@ from autoshard.formats import write_plan
 from autoshard.report.images import NumberTable
 from autoshard.runtime.processes.job import RESULTS_FILE
 from autoshard.runtime.processes.launch import running_workers
-from autoshard.trials import local_topology
+from autoshard.whatif.trials import local_topology
 from studies.engines.input_work import plans_of
 from studies.frame import OutputOptions, StudyResult
 

@@ -24,7 +24,7 @@ from autoshard.formats import load_tables, write_plan
 from autoshard.report.images import NumberTable
 from autoshard.runtime.processes.launch import run_requests
 from autoshard.runtime.results import Device, Engine, RunRequest, RunResult
-from autoshard.trials import local_topology
+from autoshard.whatif.trials import local_topology
 from bench.measuring.devices import find_device
 from studies.engines.layouts import Layout, plan_of
 from studies.frame import Machine, OutputOptions, PartsOption, PartStore, StudyResult, command_line, to_document

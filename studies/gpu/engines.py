@@ -17,7 +17,7 @@ from autoshard.formats.files import atomic_write
 from autoshard.report.images import NumberTable, Section
 from autoshard.report.wording import write_ms
 from autoshard.runtime.results import Device, Engine
-from autoshard.trials import local_topology
+from autoshard.whatif.trials import local_topology
 from studies.engines.layouts import Layout, plan_of
 from studies.engines.side_by_side import measure
 from studies.frame import Numbers

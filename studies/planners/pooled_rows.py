@@ -35,7 +35,7 @@ from autoshard.runtime.engine.rows.replicas import NO_LOOKUPS
 from autoshard.runtime.engine.vectors.assembly import Assembly, Came
 from autoshard.runtime.engine.vectors.reading import Reading, RowFeature, RowKernel
 from autoshard.runtime.ownership import ownership_of
-from autoshard.trials import local_topology
+from autoshard.whatif.trials import local_topology
 from bench.measuring.devices import find_device
 from studies.frame import Machine, OutputOptions, StudyResult, command_line
 

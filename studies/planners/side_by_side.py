@@ -22,13 +22,13 @@ from autoshard.commands.options import command_options
 from autoshard.console import log, progress
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import InvalidOptionError
-from autoshard.evaluation.measured import MeasuredPlan
 from autoshard.evaluation.step_price import model_names
 from autoshard.formats import load_tables, load_topology
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import compare, make_costs, refine_plan
 from autoshard.report import ComparedPlan
 from autoshard.report.images import NumberTable
+from autoshard.results.comparison import MeasuredPlan
 from bench.kernels.replay import Replay, replay_plans
 from bench.measuring.devices import find_device
 from bench.measuring.robust_stats import MsArray

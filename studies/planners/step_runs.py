@@ -22,7 +22,7 @@ from autoshard.evaluation import price_step
 from autoshard.formats import load_tables
 from autoshard.planning import plan_costs
 from autoshard.report.images import NumberTable
-from autoshard.trials import DEFAULT_PLANNERS, Trial, draw_trials, local_topology, plan_trial, run_trials
+from autoshard.whatif.trials import DEFAULT_PLANNERS, Trial, draw_trials, local_topology, plan_trial, run_trials
 from bench.measuring.devices import find_device
 from studies.frame import OutputOptions, PartsOption, PartStore, RegistryOption, StudyResult, names_in
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from autoshard.evaluation.measured import MeasuredPlan
 from autoshard.report.images import NumberTable
 from autoshard.report.wording import write_percent
+from autoshard.results.comparison import MeasuredPlan
 from studies.frame import Numbers, Summary
 from studies.policies.lab import RANDOM, Lab, Scored
 from studies.policies.settings import EvaluationSettings

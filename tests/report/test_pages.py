@@ -26,8 +26,8 @@ from autoshard.report.coverage_page import MOST_POINTS, Listing, PairAxis, Regio
 from autoshard.report.images import figure_page
 from autoshard.report.rendering import PLOTLY_JS, short_markup
 from autoshard.report.simulation import curves_figure, simulation_report
-from autoshard.simulation.points import PointMemory, PointStatus, PricedPoint, SweepPoint, UnpricedPoint
-from autoshard.simulation.record import SweepRecord
+from autoshard.results.sweep import PointMemory, PointStatus, PricedPoint, SweepPoint, UnpricedPoint
+from autoshard.results.sweep_record import SweepRecord
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 AXE = Path(__file__).parents[2] / "build" / "axe-core" / "axe.min.js"
