@@ -31,6 +31,7 @@ from autoshard.core.errors import AutoshardError, InvalidOptionError, InvalidPla
 from autoshard.core.machine import KnowsMachine, device_family, model_key
 from autoshard.core.quoting import printable, shortened
 from autoshard.evaluation.analytic import AnalyticCostModel
+from autoshard.evaluation.batch_memory import rank_memory
 from autoshard.evaluation.cached_rows import in_device_memory
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.evaluation.evaluate import evaluate
@@ -331,8 +332,7 @@ def _warn_of_unseen(tables: TableSet, held: Sequence[LocalShard], model: CostMod
 
 def _warn_of_memory(plan: ShardingPlan, predicted: CostBreakdown) -> None:
     """Says in the log where tables fit, and training on a batch does not."""
-    topology = plan.of_one_group().topology
-    full = [rank.rank for rank in predicted.ranks if rank.used_bytes > topology.memory_of(rank.rank).hbm]
+    full = [one for one in rank_memory(plan, predicted) if one.free_bytes < 0]
     if full:
         _log.warning(
             "%d of %d ranks have room for their tables, but not for training on a batch besides: `autoshard show` says "

@@ -22,6 +22,11 @@ class ComparisonLine:
     failure: str | None
     is_best: bool
 
+    def across(self, columns: Sequence[str], reason: str) -> tuple[str, ...]:
+        """A value for each column; without a plan, the reason in the second."""
+        cells = self.cells or (reason, *("" for _ in columns[2:]))
+        return (self.planner, *cells)
+
 
 def comparison_columns(rows: Sequence[ComparedPlan]) -> tuple[str, ...]:
     """Headings of the table."""

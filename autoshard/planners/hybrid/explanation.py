@@ -13,6 +13,7 @@ import numpy as np
 from autoshard.core import CostModels, ShardingPlan, TableSet
 from autoshard.core.errors import InvalidPlanError, InvalidTableError
 from autoshard.core.quoting import shown
+from autoshard.evaluation.batch_memory import rank_memory
 from autoshard.evaluation.evaluate import evaluate
 from autoshard.planners.hybrid.layout import NOTHING, Change, Layout, Limits
 from autoshard.planners.hybrid.neighbours import Neighbourhood
@@ -73,7 +74,7 @@ def explain(
         )
     predicted = evaluate(plan, costs)
     step_ms = predicted.step_ms.value
-    fullest = min(predicted.ranks, key=lambda one: group.topology.memory_of(one.rank).hbm - one.used_bytes)
+    fullest = min(rank_memory(plan, predicted), key=lambda one: one.free_bytes)
     explainer = _Explainer(layout, step_ms - layout.step_ms())
     items = sorted({space.item_of[name] for name in chosen})
     tables = []
@@ -87,7 +88,7 @@ def explain(
         collectives=predicted.collectives,
         fullest_rank=fullest.rank,
         used_bytes=fullest.used_bytes,
-        capacity_bytes=group.topology.memory_of(fullest.rank).hbm,
+        capacity_bytes=fullest.capacity_bytes,
     )
 
 
