@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint
+from typing import Annotated
 
 import numpy as np
 
 from autoshard.core.access import IntArray
+from autoshard.core.declared import Meaning, Written
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
 from autoshard.core.replica_groups import GroupLayout, ReplicaGroups, SyncRows
@@ -35,8 +37,8 @@ __all__ = [
 class Payload:
     """Number formats on the wire: of embeddings on their way forward, and of their gradients on the way back."""
 
-    forward: DType = DType.FP32
-    backward: DType = DType.FP32
+    forward: Annotated[DType, Meaning("Of embeddings.", written=Written.REQUIRED)] = DType.FP32
+    backward: Annotated[DType, Meaning("Of gradients.", written=Written.REQUIRED)] = DType.FP32
 
     @property
     def can_be_summed(self) -> bool:
@@ -69,39 +71,41 @@ class Payload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A predicted value with its interval."""
+    """A predicted value with its 90% interval."""
 
-    value: float
-    low: float
-    high: float
+    value: Annotated[float, Meaning("The prediction.")]
+    low: Annotated[float, Meaning("Lower end.")]
+    high: Annotated[float, Meaning("Upper end.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCost:
     """Predicted cost of one rank's step, in milliseconds and bytes.
 
-    In a plan over several replica groups the rank is number `rank` of each group, which all cost alike; `sync_ms` has
-    its synchronisation with the other groups, too.
-
-    `activation_bytes` are a batch's inputs and outputs, long sequences included, and gradients of rows that are held
-    more than once; the bytes of the levels are weights, optimizer states and caches. `training_bytes` are activations,
-    what the backward pass holds beyond them, and dense layers; 0 in predictions that were written before they were
-    counted.
+    In a plan over several replica groups the rank is number `rank` of each group, which all cost alike.
     """
 
-    rank: int
-    input_ms: float
-    forward_kernel_ms: float
-    forward_exchange_ms: float
-    backward_exchange_ms: float
-    backward_kernel_ms: float
-    kernel_ms: float
-    sync_ms: float
-    hbm_bytes: int
-    ddr_bytes: int
-    ssd_bytes: int
-    activation_bytes: int
-    training_bytes: int = 0
+    rank: Annotated[int, Meaning("The rank.")]
+    input_ms: Annotated[float, Meaning("As parts.input.")]
+    forward_kernel_ms: Annotated[float, Meaning("As parts.forward_kernel.")]
+    forward_exchange_ms: Annotated[float, Meaning("As parts.forward_exchange.")]
+    backward_exchange_ms: Annotated[float, Meaning("As parts.backward_exchange.")]
+    backward_kernel_ms: Annotated[float, Meaning("As parts.backward_kernel.")]
+    kernel_ms: Annotated[float, Meaning("Forward and backward kernels.")]
+    sync_ms: Annotated[float, Meaning("All-reduce and synchronisation, with other replica groups, too.")]
+    hbm_bytes: Annotated[int, Meaning("Tables, optimizer states and caches in device memory.")]
+    ddr_bytes: Annotated[int, Meaning("Tables and optimizer states in host memory.")]
+    ssd_bytes: Annotated[int, Meaning("Tables on disks.")]
+    activation_bytes: Annotated[
+        int, Meaning("A batch's inputs and outputs, long sequences included, and gradients of copied rows.")
+    ]
+    training_bytes: Annotated[
+        int,
+        Meaning(
+            "Activations, what the backward pass holds beyond them, and dense layers; 0 in predictions that are older "
+            "than the count."
+        ),
+    ] = 0
 
     @property
     def used_bytes(self) -> int:
@@ -111,15 +115,14 @@ class RankCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LowerBound:
-    """What no plan of a space takes less than, in milliseconds.
+    """What no plan of a space takes less than, in milliseconds."""
 
-    Attributes:
-        proven_ms: Holds for every plan; None where prices have no floor that proves it.
-        estimated_ms: A higher bound that is likely to hold; None where the proven one is as sharp.
-    """
-
-    proven_ms: float | None = None
-    estimated_ms: float | None = None
+    proven_ms: Annotated[
+        float | None, Meaning("Holds for every plan; left out where prices have no floor that proves it.")
+    ] = None
+    estimated_ms: Annotated[
+        float | None, Meaning("Higher, and likely to hold; left out where the proven bound is as sharp.")
+    ] = None
 
     def above(self, value_ms: float) -> tuple[float, str]:
         """How far a value is above the sharper bound, as a share of it, and whether that is `proven` or `estimated`."""
@@ -129,64 +132,89 @@ class LowerBound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostBreakdown:
-    """Predicted cost of a plan.
+    """Predicted cost of a plan by the ranks of one replica group.
 
-    Attributes:
-        step_ms: One training step.
-        max_kernel_ms: Kernel time of the slowest rank.
-        balance: min / max over ranks of kernel time (AutoShard Sec. 4.3).
-        exchange_balance: min / max over ranks of exchange time (OPER).
-        imbalance: max / mean over ranks of kernel time (2D).
-        floor_kernel_ms: Kernel time of the costliest single shard: no placement of these shards goes below it.
-        binding_rank: The slowest rank.
-        binding_shard: Its costliest shard's table.
-        cost_model: Which model priced the kernels.
-        ranks: The ranks' parts.
-        overlap: Which parts of the step were taken to run at the same time. This and what follows is missing (None,
-            empty) from predictions that were written before there was such a thing.
-        models: Names of the models behind it: `kernel`, `communication`, and where there are any, `dense` and `step`.
-        dense_ms: Dense layers, forward and backward.
-        sync_ms: All-reduce of the dense layers' gradients and of tables that are held in several replicas, and the
-            synchronisation of replica groups.
-        group_sync_ms: That of replica groups alone, per step; None if there is one group.
-        parts: The step's parts at their slowest ranks. Their values add up to the step if nothing overlaps; `dense`
-            holds `dense_ms`, `sync_ms`, and what belongs to no part. Each has the relative interval of the models that
-            priced it, also where a step model knows better of the whole.
-        collectives: Time of each kind of collective at its slowest rank, and by how much the step would be shorter
-            without it.
-        bounds: Where they were asked for: what no plan takes less than. `step` and parts of it, over all sharding types
-            that the planner may choose from; `max_kernel` over whole tables on single ranks.
+    Fields with defaults are younger than the rest, and missing (None, empty) from predictions that are older.
     """
 
-    step_ms: Estimate
-    max_kernel_ms: float
-    balance: float
-    exchange_balance: float
-    imbalance: float
-    floor_kernel_ms: float
-    binding_rank: int
-    binding_shard: str
-    cost_model: str
-    ranks: tuple[RankCost, ...]
-    overlap: Overlap | None = None
-    models: Mapping[str, str] = field(default_factory=dict)
-    dense_ms: float | None = None
-    sync_ms: float | None = None
-    group_sync_ms: float | None = None
-    parts: Mapping[StepPart, Estimate] = field(default_factory=dict)
-    collectives: Mapping[StepCollective, CollectiveTime] = field(default_factory=dict)
-    bounds: Mapping[str, LowerBound] = field(default_factory=dict)
+    step_ms: Annotated[Estimate, Meaning("One training step.")]
+    max_kernel_ms: Annotated[float, Meaning("Kernel time of the slowest rank.")]
+    balance: Annotated[float, Meaning("Least over most kernel time of a rank (AutoShard Sec. 4.3).")]
+    exchange_balance: Annotated[float, Meaning("Least over most exchange time of a rank (OPER).")]
+    imbalance: Annotated[float, Meaning("Most over mean kernel time of the ranks (2D).")]
+    floor_kernel_ms: Annotated[
+        float, Meaning("Kernel time of the costliest shard: no placement of these shards goes below it.")
+    ]
+    binding_rank: Annotated[int, Meaning("The rank whose kernels take longest, numbered within a replica group.")]
+    binding_shard: Annotated[str, Meaning("Table of the binding rank's costliest shard.")]
+    cost_model: Annotated[str, Meaning("The model of kernels.")]
+    ranks: Annotated[
+        tuple[RankCost, ...],
+        Meaning(
+            "One entry per rank of one replica group, numbered within it: ranks at the same place in their groups "
+            "hold the same and take equally long."
+        ),
+    ]
+    overlap: Annotated[
+        Overlap | None,
+        Meaning(
+            "Which parts of the step were taken to run at the same time: none, pipelined as in a pipelined run, neo "
+            "as in Neo's Appendix B, Eq. 1, or neo_prefetch as there and in its Sec. 4.2."
+        ),
+    ] = None
+    models: Annotated[
+        Mapping[str, str],
+        Meaning(
+            "Names of the models behind the prediction: kernel, communication, and where there are any, dense and step."
+        ),
+    ] = field(default_factory=dict)
+    dense_ms: Annotated[float | None, Meaning("Dense layers, forward and backward.")] = None
+    sync_ms: Annotated[
+        float | None,
+        Meaning(
+            "All-reduce of the dense layers' gradients and of tables that are held in several replicas, and "
+            "synchronisation of replica groups."
+        ),
+    ] = None
+    group_sync_ms: Annotated[
+        float | None,
+        Meaning("Synchronisation of replica groups alone, per step; left out where there is one group."),
+    ] = None
+    parts: Annotated[
+        Mapping[StepPart, Estimate],
+        Meaning(
+            "Parts of the step at their slowest ranks, which add up to it if nothing overlaps; dense holds dense_ms, "
+            "sync_ms and what belongs to no part. Each has the relative interval of the models that priced it, also "
+            "where a step model knows better of the whole."
+        ),
+    ] = field(default_factory=dict)
+    collectives: Annotated[
+        Mapping[StepCollective, CollectiveTime],
+        Meaning("Collectives of the step at their slowest ranks: how long they take, and what of it does not hide."),
+    ] = field(default_factory=dict)
+    bounds: Annotated[
+        Mapping[str, LowerBound],
+        Meaning(
+            "What no plan takes less than: step and parts of it over the sharding types that the planner may choose "
+            "from, max_kernel over whole tables on single ranks; left out unless asked for."
+        ),
+    ] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
     """How a plan was made."""
 
-    planner: str
-    version: str
-    seed: int = 0
-    options: Mapping[str, object] = field(default_factory=dict)
-    models: Mapping[str, str] = field(default_factory=dict)
+    planner: Annotated[str, Meaning("The planner's name.")]
+    options: Annotated[Mapping[str, object], Meaning("The planner's options.", written=Written.REQUIRED)] = field(
+        default_factory=dict
+    )
+    seed: Annotated[int, Meaning("The seed.", written=Written.REQUIRED)] = 0
+    models: Annotated[
+        Mapping[str, str],
+        Meaning("Names of the models, and notes by planners and models.", written=Written.REQUIRED),
+    ] = field(default_factory=dict)
+    version: Annotated[str, Meaning("Version of autoshard.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -206,14 +234,26 @@ class HeldShard:
 class ShardingPlan:
     """A whole plan: it carries its tables and its topology."""
 
-    tables: TableSet
-    topology: Topology
-    shards: tuple[PlacedShard, ...]
-    replica_groups: ReplicaGroups = field(default_factory=ReplicaGroups)
-    payload: Payload = field(default_factory=Payload)
-    row_orders: Mapping[str, RowOrder] = field(default_factory=dict)
-    predicted: CostBreakdown | None = None
-    provenance: Provenance | None = None
+    tables: Annotated[TableSet, Meaning("The tables, as in tables.json.")]
+    topology: Annotated[Topology, Meaning("The ranks, as in topology.json.")]
+    replica_groups: Annotated[
+        ReplicaGroups,
+        Meaning(
+            "The plan is held once per group of ranks; across_nodes takes every num_groups-th rank into a group, "
+            "within_nodes consecutive ones.",
+            written=Written.REQUIRED,
+        ),
+    ] = field(default_factory=ReplicaGroups)
+    payload: Annotated[Payload, Meaning("Number formats on the wire.", written=Written.REQUIRED)] = field(
+        default_factory=Payload
+    )
+    shards: Annotated[tuple[PlacedShard, ...], Meaning("They tile every table exactly.")]
+    row_orders: Annotated[
+        Mapping[str, RowOrder],
+        Meaning("By table name: Parquet files of row ids in falling access frequency, beside this one."),
+    ] = field(default_factory=dict)
+    predicted: Annotated[CostBreakdown | None, Meaning("What the models predict of a step.")] = None
+    provenance: Annotated[Provenance | None, Meaning("How the plan was made.")] = None
 
     @property
     def group_size(self) -> int:

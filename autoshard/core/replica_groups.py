@@ -11,9 +11,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final, cast
+from typing import Annotated, Final, cast
 
-from autoshard.core.accepted import FINITE_ABOVE_0, WHOLE_AT_LEAST_1
+from autoshard.core.accepted import FINITE, MAX_WORLD_SIZE, WHOLE, WHOLE_AT_LEAST_1, Range
+from autoshard.core.declared import Meaning, Written, check_ranges
 from autoshard.core.errors import InvalidPlanError
 from autoshard.core.topology import Level, MemoryBytes, MemoryLevel, Topology
 
@@ -47,29 +48,47 @@ class SyncRows(StrEnum):
 class ReplicaGroups:
     """Two-dimensional sparse parallelism: the plan is held once per group of ranks (2D Sec. 3).
 
-    Attributes:
-        num_groups: Groups M; 1 for full model parallelism.
-        layout: Which ranks make up a group.
-        sync_every: Steps from one synchronisation of weights and optimizer states between groups to the next.
-        moment_scale: 2D Algorithm 1's c, by which the second moment is divided, in (0, M] (2D Scaling rule 1); left
-            out, M.
-        sync_rows: Rows that are averaged at a synchronisation.
-
     Raises:
         InvalidPlanError: If a number is out of range.
     """
 
-    num_groups: int = 1
-    layout: GroupLayout = GroupLayout.ACROSS_NODES
-    sync_every: int = 1
-    moment_scale: float = _NUM_GROUPS
-    sync_rows: SyncRows = SyncRows.ALL
+    num_groups: Annotated[
+        int,
+        Range(at_least=1, at_most=MAX_WORLD_SIZE, kind=WHOLE),
+        Meaning("Groups M; 1: every table is held once.", written=Written.REQUIRED),
+    ] = 1
+    layout: Annotated[GroupLayout, Meaning("Which ranks form a group.", written=Written.REQUIRED)] = (
+        GroupLayout.ACROSS_NODES
+    )
+    sync_every: Annotated[
+        int,
+        WHOLE_AT_LEAST_1,
+        Meaning(
+            "Steps from one synchronisation of the groups' weights and optimizer states to the next.",
+            written=Written.REQUIRED,
+        ),
+    ] = 1
+    moment_scale: Annotated[
+        float,
+        Range(at_least=1e-6, at_most=1e6, kind=FINITE),
+        Meaning(
+            "c of 2D's moment-scaled row-wise AdaGrad (Algorithm 1), by which the second moment is divided, at most "
+            "num_groups (Scaling rule 1); if left out: num_groups.",
+            written=Written.ALWAYS,
+        ),
+    ] = _NUM_GROUPS
+    sync_rows: Annotated[
+        SyncRows,
+        Meaning(
+            "Rows that are averaged at a synchronisation: all, or those that any group updated since the last one; if "
+            "left out: all."
+        ),
+    ] = SyncRows.ALL
 
     def __post_init__(self) -> None:
-        WHOLE_AT_LEAST_1.check_fields(self, "num_groups", "sync_every", error=InvalidPlanError)
         if self.moment_scale is _NUM_GROUPS:
             object.__setattr__(self, "moment_scale", float(self.num_groups))
-        FINITE_ABOVE_0.check_fields(self, "moment_scale", error=InvalidPlanError)
+        check_ranges(self, InvalidPlanError)
         if self.moment_scale > self.num_groups:
             raise InvalidPlanError(
                 f"must be at most the number of groups, {self.num_groups}, got {self.moment_scale:g}",

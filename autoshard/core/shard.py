@@ -13,12 +13,23 @@ from functools import lru_cache
 import numpy as np
 
 from autoshard.core.access import AccessProfile, ProfileBatch
+from autoshard.core.declared import Role, undecided, values
 from autoshard.core.errors import InvalidPlanError
-from autoshard.core.tables import DType, EmbeddingTable, Optimizer, Pooling, Tier, weight_row_bytes
+from autoshard.core.tables import (
+    DType,
+    EmbeddingTable,
+    KernelTraits,
+    Pooling,
+    Tier,
+    traits_of,
+    weight_row_bytes,
+)
 from autoshard.core.topology import MemoryLevel
 
 Replicas = tuple[tuple[int, ...], ...]
-FusedKernel = tuple[str, ...]
+FusedKernel = tuple[object, ...]
+#: Traits whose value alone tells, in `LocalShard.kernel_kind`.
+NAMED_TRAITS = ("dtype", "optimizer", "pooling")
 #: Writes of each row that any replica's batch hits, by the update after the sum: its squared gradient, its step, its
 #: weights as they were, the step by the learning rate, the new weights, and these in their place.
 _UPDATE_WRITES = 6
@@ -217,7 +228,7 @@ class PlacedShard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalShard:
+class LocalShard(KernelTraits):
     """What one rank holds of a placed shard: a small table that sees a batch. Cost models price it.
 
     Attributes:
@@ -239,9 +250,6 @@ class LocalShard:
     num_bags: int
     pooling_factor: float
     access: AccessProfile
-    dtype: DType = DType.FP32
-    pooling: Pooling = Pooling.SUM
-    optimizer: Optimizer = Optimizer.ROWWISE_ADAGRAD
     output: Exchange = Exchange.PARTIAL_SUMS
     update: Update = Update.FUSED
     written_rows: float | None = None
@@ -271,11 +279,14 @@ class LocalShard:
     def kernel_kind(self) -> str:
         """Kind of kernel that runs it: update, memory level, number format, optimizer, and pooling or `rows`.
 
-        Where gradients are all-reduced, the optimizer is no part of the kernel.
+        Where gradients are all-reduced, the optimizer is no part of the kernel. Other traits are named where they are
+        not usual.
         """
         optimizer = self.optimizer if self.update is Update.FUSED else "none"
         pooling = self.pooling if self.is_pooled else "rows"
-        return "/".join((self.update, self.level, self.dtype, optimizer, pooling))
+        others = undecided(self, NAMED_TRAITS, Role.KERNEL, of=KernelTraits)
+        named = (f"{name}={getattr(self, name)}" for name in others)
+        return "/".join((self.update, self.level, self.dtype, optimizer, pooling, *named))
 
     @property
     def weight_bytes(self) -> int:
@@ -316,7 +327,7 @@ def _thinned(access: AccessProfile, num_rows: int) -> AccessProfile:
 
 def fused_kernel(table: EmbeddingTable, update: Update = Update.FUSED) -> FusedKernel:
     """What the runtime's shards of one rank must have in common to run in one fused kernel."""
-    return table.pooling, table.dtype, update, table.optimizer
+    return table.pooling, update, *values(table, Role.KERNEL)
 
 
 def local_shard(placed: PlacedShard, *, group_batch_size: int, bags_share: float = 1.0) -> LocalShard:
@@ -358,9 +369,7 @@ def _local(placed: PlacedShard, group_batch_size: int, bags_share: float) -> Loc
         num_bags=_num_bags(table, group_batch_size * bags_share),
         pooling_factor=table.pooling_factor / len(table.features) * mass / num_parts,
         access=profile,
-        dtype=table.dtype,
-        pooling=table.pooling,
-        optimizer=table.optimizer,
+        **traits_of(table),
         output=placed.exchange,
         update=placed.update,
         level=placed.memory.level,

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Annotated, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from autoshard.core.accepted import FINITE_AT_LEAST_0
 from autoshard.core.choices import Overlap as Overlap
+from autoshard.core.declared import Meaning
 
 
 class StepCollective(StrEnum):
@@ -32,16 +34,18 @@ class StepCollective(StrEnum):
 class CollectiveTime:
     """Time of a collective in a step, in milliseconds.
 
-    Attributes:
-        serialised_ms: From its start to its end; of several that run beside each other, from the first to the last.
-        exposed_ms: What the step waits for it; the rest hides behind computation.
-
     Source:
         Neo Sec. 8.3 and Fig. 10 for both.
     """
 
-    serialised_ms: float
-    exposed_ms: float
+    serialised_ms: Annotated[
+        float,
+        FINITE_AT_LEAST_0,
+        Meaning("From its start to its end; of several that run beside each other, from the first to the last."),
+    ]
+    exposed_ms: Annotated[
+        float, FINITE_AT_LEAST_0, Meaning("By how much the step would be shorter without it; the rest hides.")
+    ]
 
 
 class StepPart(StrEnum):

@@ -5,13 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Annotated, Any, Final
 
 import numpy as np
 
-from autoshard.core.accepted import AT_LEAST_0, AT_LEAST_1, FINITE_AT_LEAST_0, WHOLE_AT_LEAST_1, Range
+from autoshard.core.accepted import (
+    AT_LEAST_0,
+    AT_LEAST_1,
+    FINITE,
+    MAX_BATCH_SIZE,
+    MAX_EMBEDDING_DIM,
+    MAX_POOLING_FACTOR,
+    MAX_ROWS,
+    WHOLE,
+    Range,
+)
 from autoshard.core.access import AccessProfile
+from autoshard.core.declared import Meaning, Role, Written, check_ranges, declared
 from autoshard.core.errors import InvalidTableError
-from autoshard.core.quoting import shown
+from autoshard.core.quoting import shortened, shown
 
 
 class DType(StrEnum):
@@ -97,21 +109,33 @@ class Tier(StrEnum):
     REPLICATED = "replicated"
 
 
+#: Of all tables with their optimizer state.
+MAX_TOTAL_BYTES: Final = 2**62
+_ROWS: Final = Range(at_least=1, at_most=MAX_ROWS, kind=WHOLE)
+_COLUMNS: Final = Range(at_least=1, at_most=MAX_EMBEDDING_DIM, kind=WHOLE)
+_POOLING_FACTORS: Final = Range(at_least=0, at_most=MAX_POOLING_FACTOR, kind=FINITE)
+_POOLING_VARIANCES: Final = Range(at_least=0, at_most=MAX_POOLING_FACTOR**2, kind=FINITE)
+_BATCH_SIZES: Final = Range(at_least=1, at_most=MAX_BATCH_SIZE, kind=WHOLE)
+_DENSE_FEATURES: Final = Range(at_least=0, at_most=2**16, kind=WHOLE)
+_WIDTHS: Final = Range(at_least=1, at_most=2**20, kind=WHOLE)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
     """One categorical feature: a bag of ids per sample."""
 
-    name: str
-    pooling_factor: float
-    """Mean number of ids per sample."""
-    pooling_variance: float = 0.0
-    pooling_p99: float | None = None
+    name: Annotated[str, Meaning("Used once.", Role.IDENTITY)]
+    pooling_factor: Annotated[float, _POOLING_FACTORS, Meaning("Mean number of ids per sample.", Role.PRICE)]
+    pooling_variance: Annotated[
+        float, _POOLING_VARIANCES, Meaning("Variance of the number of ids per sample.", Role.PRICE)
+    ] = 0.0
+    pooling_p99: Annotated[
+        float | None, _POOLING_FACTORS, Meaning("99th percentile of the number of ids per sample.", Role.PRICE)
+    ] = None
 
     def __post_init__(self) -> None:
         _check_name(self.name, "name")
-        FINITE_AT_LEAST_0.check_fields(
-            self, "pooling_factor", "pooling_variance", "pooling_p99", error=InvalidTableError
-        )
+        check_ranges(self, InvalidTableError, f"{shortened(self.name)}.")
 
 
 class ImpliedOrder(StrEnum):
@@ -142,32 +166,64 @@ class RowOrder:
 class Constraints:
     """What a planner may not decide about a table."""
 
-    pinned_ranks: tuple[int, ...] = ()
-    """Ranks that may hold the table; empty for any."""
-    colocate_with: tuple[str, ...] = ()
-    """Names of tables that must share this table's rank."""
-    forbidden_tiers: tuple[Tier, ...] = ()
+    pinned_ranks: Annotated[tuple[int, ...], Meaning("Ranks that may hold the table.")] = ()
+    colocate_with: Annotated[tuple[str, ...], Meaning("Tables that share this table's ranks.")] = ()
+    forbidden_tiers: Annotated[tuple[Tier, ...], Meaning("Tiers that the table may not have.")] = ()
+
+
+#: What a stored row depends on, and with it the kernel that serves it.
+_OF_ROWS: Final = Role.PRICE | Role.MEMORY | Role.KERNEL | Role.IDENTITY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmbeddingTable:
+class KernelTraits:
+    """What a table has in common with all that is held of it, and what decides the kernels that serve it."""
+
+    dtype: Annotated[DType, Meaning("Number format of the weights.", _OF_ROWS, Written.REQUIRED)] = DType.FP32
+    pooling: Annotated[
+        Pooling,
+        Meaning(
+            "How looked-up rows become one vector per sample; sequence keeps every row.",
+            Role.PRICE | Role.IDENTITY,
+            Written.REQUIRED,
+        ),
+    ] = Pooling.SUM
+    optimizer: Annotated[Optimizer, Meaning("rowwise_adagrad if left out.", _OF_ROWS, Written.ALWAYS)] = (
+        Optimizer.ROWWISE_ADAGRAD
+    )
+
+
+def traits_of(owner: KernelTraits) -> dict[str, Any]:
+    """The traits of a table, or of what is held of it, by name."""
+    return {one.name: getattr(owner, one.name) for one in declared(KernelTraits)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingTable(KernelTraits):
     """One embedding table of the model."""
 
-    name: str
-    num_embeddings: int
-    embedding_dim: int
-    features: tuple[Feature, ...]
-    access: AccessProfile
-    dtype: DType = DType.FP32
-    pooling: Pooling = Pooling.SUM
-    optimizer: Optimizer = Optimizer.ROWWISE_ADAGRAD
-    constraints: Constraints = field(default_factory=Constraints)
-    row_order: RowOrder | ImpliedOrder | None = None
-    """Which rows are accessed most; planners cut a table by access rank only where this is known."""
+    name: Annotated[str, Meaning("Used once.", Role.IDENTITY)]
+    num_embeddings: Annotated[int, _ROWS, Meaning("Rows.", Role.PRICE | Role.MEMORY | Role.IDENTITY)]
+    embedding_dim: Annotated[
+        int, _COLUMNS, Meaning("Columns: numbers per row.", Role.PRICE | Role.MEMORY | Role.IDENTITY)
+    ]
+    features: Annotated[
+        tuple[Feature, ...],
+        Meaning("What looks rows up in the table; several may share it.", Role.PRICE | Role.IDENTITY),
+    ]
+    access: Annotated[AccessProfile, Meaning("How often rows are looked up.", Role.PRICE)]
+    constraints: Annotated[Constraints, Meaning("Limits that planners keep to.")] = field(default_factory=Constraints)
+    row_order: Annotated[
+        RowOrder | ImpliedOrder | None,
+        Meaning(
+            "Which rows are accessed most: by_id (those with the lowest ids), assumed (unknown, but planned with), or "
+            "a file that lists them. Without it, planners do not cut the table by access rank."
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         _check_name(self.name, "name")
-        WHOLE_AT_LEAST_1.check_fields(self, "num_embeddings", "embedding_dim", error=InvalidTableError)
+        check_ranges(self, InvalidTableError)
         if not self.features:
             raise InvalidTableError("needs at least one feature", field="features")
         if self.access.num_rows != self.num_embeddings:
@@ -203,25 +259,29 @@ class EmbeddingTable:
 class DenseLayers:
     """The dense part of a DLRM, so that whole steps can be priced."""
 
-    num_dense_features: int
-    bottom_mlp: tuple[int, ...]
-    top_mlp: tuple[int, ...]
-    interaction: str = "dot"
+    num_dense_features: Annotated[int, _DENSE_FEATURES, Meaning("Numbers per sample that the bottom MLP takes.")]
+    bottom_mlp: Annotated[tuple[Annotated[int, _WIDTHS], ...], Meaning("Widths of its layers.")]
+    top_mlp: Annotated[tuple[Annotated[int, _WIDTHS], ...], Meaning("Widths of its layers.")]
+    interaction: Annotated[str, Meaning("How dense and embedded features meet.", written=Written.REQUIRED)] = "dot"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSet:
     """The tables of one model and the global batch that they see."""
 
-    batch_size: int
-    """Samples per step over all ranks."""
-    tables: tuple[EmbeddingTable, ...]
-    dense: DenseLayers | None = None
+    batch_size: Annotated[int, _BATCH_SIZES, Meaning("Samples per step over all ranks.")]
+    tables: Annotated[
+        tuple[EmbeddingTable, ...],
+        Meaning("Names of tables differ, and so do names of features over all tables."),
+    ]
+    dense: Annotated[DenseLayers | None, Meaning("The dense layers, which the predicted step then includes.")] = None
 
     def __post_init__(self) -> None:
-        WHOLE_AT_LEAST_1.check_fields(self, "batch_size", error=InvalidTableError)
+        check_ranges(self, InvalidTableError)
         if not self.tables:
             raise InvalidTableError("needs at least one table", field="tables")
+        if sum(table.storage_bytes for table in self.tables) > MAX_TOTAL_BYTES:
+            raise InvalidTableError(f"must need at most {MAX_TOTAL_BYTES:,} bytes in total", field="tables")
         for label, names in (
             ("name", [table.name for table in self.tables]),
             ("features", [feature.name for table in self.tables for feature in table.features]),

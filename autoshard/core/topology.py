@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated
 
-from autoshard.core.accepted import FINITE, WHOLE_AT_LEAST_0, WHOLE_AT_LEAST_1, Range
+from autoshard.core.accepted import FINITE, MAX_WORLD_SIZE, WHOLE, Range
+from autoshard.core.declared import Meaning, Written, check_ranges
 from autoshard.core.errors import InvalidTopologyError
 from autoshard.core.quoting import shown
 
@@ -18,6 +20,8 @@ DEVICE_KEY = re.compile(f"{_NAME}(:{_NAME})?")
 #: Bytes per second of a link or a memory, and seconds of latency: beyond any hardware, and no sum of them overflows.
 MIN_BANDWIDTH, MAX_BANDWIDTH = 1.0, 1e18
 MAX_LATENCY_S = 3600.0
+_BYTES = Range(at_least=0, at_most=2**60, kind=WHOLE)
+_RANKS = Range(at_least=1, at_most=MAX_WORLD_SIZE, kind=WHOLE)
 _BANDWIDTHS = Range(at_least=MIN_BANDWIDTH, at_most=MAX_BANDWIDTH, kind=FINITE)
 _LATENCIES = Range(at_least=0, at_most=MAX_LATENCY_S, kind=FINITE)
 #: Milliseconds in which a rank fetches one row.
@@ -36,13 +40,12 @@ class MemoryLevel(StrEnum):
 class MemoryBytes:
     """Bytes per memory level."""
 
-    hbm: int
-    ddr: int = 0
-    ssd: int = 0
+    hbm: Annotated[int, _BYTES, Meaning("Device memory.")]
+    ddr: Annotated[int, _BYTES, Meaning("Host memory.", written=Written.ALWAYS)] = 0
+    ssd: Annotated[int, _BYTES, Meaning("Disks.", written=Written.ALWAYS)] = 0
 
     def __post_init__(self) -> None:
-        for level in MemoryLevel:
-            WHOLE_AT_LEAST_0.check(self[level], f"memory_bytes.{level}", InvalidTopologyError)
+        check_ranges(self, InvalidTopologyError, "memory_bytes.")
 
     def __getitem__(self, level: MemoryLevel) -> int:
         return {MemoryLevel.HBM: self.hbm, MemoryLevel.DDR: self.ddr, MemoryLevel.SSD: self.ssd}[level]
@@ -50,22 +53,21 @@ class MemoryBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBandwidth:
-    """Bytes per second at which one rank reads rows of a memory level, and writes them; None for what is usual.
+    """Bytes per second at which one rank reads rows of a memory level, and writes them; None for what is usual."""
 
-    Attributes:
-        hbm: Of the device's own memory, as gathers of whole rows reach it.
-        ddr: Between the host's memory and the device, in one direction: what all ranks of a host share, each rank has
-            its part of.
-        ssd: Of the solid-state disks of a rank, whole pages.
-    """
-
-    hbm: float | None = None
-    ddr: float | None = None
-    ssd: float | None = None
+    hbm: Annotated[float | None, _BANDWIDTHS, Meaning("Device memory, as gathers of whole rows reach it.")] = None
+    ddr: Annotated[
+        float | None,
+        _BANDWIDTHS,
+        Meaning(
+            "Between the host's memory and the device, in one direction: of what all ranks of a host share, each rank "
+            "has its part."
+        ),
+    ] = None
+    ssd: Annotated[float | None, _BANDWIDTHS, Meaning("Solid-state disks of a rank, whole pages.")] = None
 
     def __post_init__(self) -> None:
-        for level in MemoryLevel:
-            _BANDWIDTHS.check(self[level], f"memory_bandwidth_bytes_per_s.{level}", InvalidTopologyError)
+        check_ranges(self, InvalidTopologyError, "memory_bandwidth_bytes_per_s.")
 
     def __getitem__(self, level: MemoryLevel) -> float | None:
         return {MemoryLevel.HBM: self.hbm, MemoryLevel.DDR: self.ddr, MemoryLevel.SSD: self.ssd}[level]
@@ -75,61 +77,67 @@ class MemoryBandwidth:
 class Link:
     """Bandwidth per rank and latency of one collective at one level."""
 
-    bytes_per_s: float
-    latency_s: float = 0.0
+    bytes_per_s: Annotated[float, _BANDWIDTHS, Meaning("Bandwidth.")]
+    latency_s: Annotated[float, _LATENCIES, Meaning("Latency.", written=Written.REQUIRED)] = 0.0
 
     def __post_init__(self) -> None:
-        _BANDWIDTHS.check(self.bytes_per_s, "bytes_per_s", InvalidTopologyError)
-        _LATENCIES.check(self.latency_s, "latency_s", InvalidTopologyError)
+        check_ranges(self, InvalidTopologyError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """A nested level: `size` consecutive ranks that its links connect.
+    """A nested level: `size` consecutive ranks that its links connect."""
 
-    Attributes:
-        name: Label.
-        size: Ranks that the level connects.
-        all_to_all: Link of a rank in an all-to-all.
-        all_reduce: The same in an all-reduce.
-        shared_links: Whether the ranks of each unit of the level inside share their links to this one, as those of a
-            node with one network card do; `all_to_all` is then a rank's part while all of them send alike. Never at the
-            first level.
-    """
-
-    name: str
-    size: int
-    all_to_all: Link
-    all_reduce: Link
-    shared_links: bool = False
+    name: Annotated[str, Meaning("Label, such as node.")]
+    size: Annotated[int, _RANKS, Meaning("Ranks that the level connects.")]
+    all_to_all: Annotated[Link, Meaning("Link of a rank in an all-to-all.")]
+    all_reduce: Annotated[Link, Meaning("The same in an all-reduce.")]
+    shared_links: Annotated[
+        bool,
+        Meaning(
+            "Whether the ranks of each unit of the level inside share their links to this one, as those of a node "
+            "with one network card do; all_to_all is then a rank's part while all of them send alike. Never at the "
+            "first level; false if left out."
+        ),
+    ] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """The ranks of a cluster.
+    """The ranks of a cluster."""
 
-    Attributes:
-        world_size: Number of ranks.
-        device: Key of the device (`cpu`, `a100`, `cpu:amd-epyc`), by which cost models are found: those of
-            the model, else those of the kind.
-        memory_bytes: Memory of each rank for embeddings, unless overridden.
-        levels: From the node outwards; each size divides the next, and the last is the world.
-        overrides: Memory of single ranks, as (rank, memory) pairs.
-        fetch_ms: OPER's matrix L, `L[i][j]` the cost in milliseconds for rank i to fetch one row from rank j.
-        memory_bandwidth: How fast ranks reach their rows by memory level, where that is known.
-    """
-
-    world_size: int
-    device: str
-    memory_bytes: MemoryBytes
-    levels: tuple[Level, ...]
-    overrides: tuple[tuple[int, MemoryBytes], ...] = ()
-    fetch_ms: tuple[tuple[float, ...], ...] | None = None
-    memory_bandwidth: MemoryBandwidth = field(default_factory=MemoryBandwidth)
+    world_size: Annotated[int, _RANKS, Meaning("Number of ranks.")]
+    device: Annotated[
+        str,
+        Meaning(
+            "Kind of device, such as cpu or a100, or one model of it, such as cpu:amd-epyc, by which cost models are "
+            "found; for a model without any, those of its kind are taken."
+        ),
+    ]
+    memory_bytes: Annotated[
+        MemoryBytes, Meaning("Of each rank, for embeddings, unless overridden; levels left out have none.")
+    ]
+    levels: Annotated[
+        tuple[Level, ...],
+        Meaning("From the node outwards; each size is a multiple of the one before, the last is world_size."),
+    ]
+    # As (rank, memory) pairs.
+    overrides: Annotated[tuple[tuple[int, MemoryBytes], ...], Meaning("Ranks with other memory than the rest.")] = ()
+    fetch_ms: Annotated[
+        tuple[tuple[float, ...], ...] | None,
+        Meaning("`[i][j]`: milliseconds for rank i to fetch one row from rank j (OPER's matrix L)."),
+    ] = None
+    memory_bandwidth: Annotated[
+        MemoryBandwidth,
+        Meaning(
+            "At which one rank reads rows of a memory level, and writes them; levels left out are priced by published "
+            "figures."
+        ),
+    ] = field(default_factory=MemoryBandwidth)
     _memory: tuple[MemoryBytes, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        WHOLE_AT_LEAST_1.check_fields(self, "world_size", error=InvalidTopologyError)
+        check_ranges(self, InvalidTopologyError)
         if not DEVICE_KEY.fullmatch(self.device):
             raise InvalidTopologyError(
                 "must name a kind of device, such as cpu or a100, in up to 100 letters, digits, '.', '_' and '-', "

@@ -16,6 +16,7 @@ from autoshard.core import (
     ShardingPlan,
     TableSet,
 )
+from autoshard.core.declared import Role, undecided
 from autoshard.core.errors import InvalidPlanError
 from autoshard.core.machine import device_family
 from autoshard.core.quoting import shown
@@ -23,6 +24,8 @@ from autoshard.core.quoting import shown
 #: FBGEMM trains these; bf16 and int8 weights do not train on a CPU.
 TRAINED_DTYPES = (DType.FP32, DType.FP16)
 TRAINED_OPTIMIZERS = (Optimizer.SGD, Optimizer.ROWWISE_ADAGRAD, Optimizer.ADAGRAD)
+#: Fields of tables that the runtime does what they say of; others of a kernel have to have their defaults.
+_EXECUTED = ("dtype", "optimizer", "num_embeddings", "embedding_dim", "name", "pooling", "features")
 #: FBGEMM's kernels load four numbers at a time.
 DIM_MULTIPLE = 4
 #: Tables that a note names.
@@ -132,3 +135,6 @@ def _kernel_faults(table: EmbeddingTable, field: str) -> Iterator[ExecutionFault
     if table.optimizer not in TRAINED_OPTIMIZERS:
         reason = f"the runtime fuses {', '.join(TRAINED_OPTIMIZERS)}; got {table.optimizer}"
         yield ExecutionFault(field=f"{field}.optimizer", reason=reason, table=table.name)
+    for name in undecided(table, _EXECUTED, Role.KERNEL | Role.IDENTITY):
+        reason = f"the runtime does not execute it, got {getattr(table, name)}"
+        yield ExecutionFault(field=f"{field}.{name}", reason=reason, table=table.name)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from autoshard.core import CostBreakdown, EmbeddingTable, Estimate, PlacedShard, RowsBy, ShardingPlan, Split
+from autoshard.core import CostBreakdown, Estimate, PlacedShard, RowsBy, ShardingPlan, Split
+from autoshard.core.declared import Role, values
 from autoshard.core.step import StepPart
 from autoshard.report.wording import write_columns, write_ranks, write_rows
 from autoshard.results.plan_diff import Change, PlanDiff, RankChange, TableChange, ValueChange
@@ -137,20 +138,16 @@ def _world(plan: ShardingPlan) -> tuple[object, ...]:
 
 def _layouts(held: Sequence[PlacedShard]) -> list[tuple[object, ...]]:
     """All of a table's shards with their ranks, and its size."""
-    return [(*_cut(placed), placed.replicas, placed.fetch, *_size(placed.shard.table)) for placed in held]
+    return [(*_cut(placed), placed.replicas, placed.fetch, *values(placed.shard.table, Role.MEMORY)) for placed in held]
 
 
 def _kind(before: Sequence[PlacedShard], after: Sequence[PlacedShard]) -> Change:
     if not before or not after:
         return Change.REMOVED if before else Change.ADDED
-    if _size(before[0].shard.table) != _size(after[0].shard.table):
+    if values(before[0].shard.table, Role.MEMORY) != values(after[0].shard.table, Role.MEMORY):
         return Change.RESIZED
     cuts = [[_cut(placed) for placed in held] for held in (before, after)]
     return Change.MOVED if cuts[0] == cuts[1] else Change.RESHARDED
-
-
-def _size(table: EmbeddingTable) -> tuple[object, ...]:
-    return table.num_embeddings, table.embedding_dim, table.dtype, table.optimizer
 
 
 def _cut(placed: PlacedShard) -> tuple[object, ...]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autoshard.core import DType, LocalShard, MemoryLevel, Optimizer, Update
+from autoshard.core.declared import Role, undecided
 from autoshard.core.errors import InvalidTableError
+from autoshard.core.tables import KernelTraits
 
 #: On a CPU, and of replicas, all but the last.
 _GPU_OPTIMIZERS = (Optimizer.SGD, Optimizer.ROWWISE_ADAGRAD, Optimizer.ADAGRAD, Optimizer.ADAM)
@@ -43,6 +45,10 @@ def check_measurable(shard: LocalShard, *, on_cuda: bool) -> None:
                 f"the benchmark measures {kinds}{updates} on {where}, got {getattr(shard, name)}",
                 field=f"{shard.table}.{name}",
             )
+    for name in undecided(shard, (*accepted, "pooling"), Role.PRICE, of=KernelTraits):
+        raise InvalidTableError(
+            f"the benchmark does not measure it, got {getattr(shard, name)}", field=f"{shard.table}.{name}"
+        )
     if shard.embedding_dim % 4:
         raise InvalidTableError(
             f"must be a multiple of 4, got {shard.embedding_dim}", field=f"{shard.table}.embedding_dim"

@@ -19,22 +19,20 @@ from autoshard.core import (
     local_shard,
 )
 from autoshard.core.errors import InvalidOptionError
+from autoshard.core.tables import KernelTraits, traits_of
 from bench.sampling.slices import draw_piece
 from bench.sampling.strategies import SetSource, ShardSet, generator_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShardKind:
+class ShardKind(KernelTraits):
     """What sort of kernel a table needs."""
 
-    dtype: DType
-    pooling: Pooling
-    optimizer: Optimizer
     level: MemoryLevel
 
     def of(self, table: EmbeddingTable) -> EmbeddingTable:
         """The table in this kind; where its rows live is not the table's to say."""
-        return replace(table, dtype=self.dtype, pooling=self.pooling, optimizer=self.optimizer)
+        return replace(table, **traits_of(self))
 
     def placed(self, table: EmbeddingTable, batch_size: int) -> LocalShard:
         """The table in this kind as a rank runs it that holds it whole."""

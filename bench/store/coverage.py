@@ -14,6 +14,7 @@ from itertools import combinations, islice, pairwise
 import numpy as np
 
 from autoshard.core import LocalShard, TableSet
+from autoshard.core.tables import traits_of
 from autoshard.formats.stores.samples import Sample, SampleTable
 from bench.sampling.stream import SetSource, stream_sets, table_wise_pool
 
@@ -192,7 +193,7 @@ def _counted(names: Iterable[str]) -> Mapping[str, int]:
 
 
 def _kind(shard: LocalShard) -> str:
-    return f"{shard.dtype}, {shard.pooling}, {shard.optimizer}, {shard.level}, {shard.update}, {shard.output}"
+    return ", ".join(map(str, (*traits_of(shard).values(), shard.level, shard.update, shard.output)))
 
 
 @lru_cache(maxsize=_CACHED_SHARDS)

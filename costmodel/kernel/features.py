@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from autoshard.core import NUM_REUSE_BINS, AccessProfile, DType, LocalShard, MemoryLevel, Optimizer, Pooling, Update
 from autoshard.core.access import ProfileBatch
 from autoshard.core.content_cache import ContentCache
+from autoshard.core.declared import Role, undecided
+from autoshard.core.errors import ModelError
+from autoshard.core.tables import KernelTraits
 from autoshard.formats.documents.kinds import Field, list_of, number_in, record
 from costmodel.registry.card_fields import MAX_METRIC
 
@@ -55,6 +58,9 @@ WORK_NAMES: tuple[str, ...] = (
 )
 _WORK_UNITS = np.array([1.0, 1e3, 1e4, 1e6, 1e4, 1e6, 1e7, 1e4])
 
+#: Traits that flags tell; others have to have their defaults, which is what samples were measured with.
+_SEEN_TRAITS = ("dtype", "pooling", "optimizer")
+
 #: In the order of the columns: inputs, then work.
 FEATURE_NAMES = (*INPUT_NAMES, *WORK_NAMES)
 NUM_INPUTS, NUM_WORK = len(INPUT_NAMES), len(WORK_NAMES)
@@ -76,6 +82,9 @@ def shard_features(shards: Sequence[LocalShard]) -> FeatureArray:
     Of lookups they carry over better to tables that training did not see than of rows, which the paper leaves open:
     3.3% mean relative error instead of 4.3% (4,800 samples of MetaSyn / 64 for training, 312 of another draw of its
     tables for testing; Xeon, 1 thread).
+
+    Raises:
+        ModelError: If a shard has a trait that no feature tells.
 
     Source:
         AutoShard B.2 has embedding dimension, rows, pooling factor, size, and reuse bins counted on one batch. Here
@@ -131,6 +140,8 @@ def _flags(shards: Sequence[LocalShard]) -> FeatureArray:
     known: dict[tuple[object, ...], tuple[bool, ...]] = {}
     flags = []
     for shard in shards:
+        if unseen := undecided(shard, _SEEN_TRAITS, Role.PRICE, of=KernelTraits):
+            raise ModelError(f"{shard.table} has another {unseen[0]} than the learned model was trained on")
         kind = (shard.is_pooled, shard.pooling, shard.dtype, shard.optimizer, shard.update, shard.level)
         if kind not in known:
             known[kind] = _kind_flags(shard)

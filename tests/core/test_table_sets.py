@@ -49,9 +49,9 @@ def test_level_pools_have_no_table_that_decides_alone():
     ("make", "field"),
     [
         (lambda: Feature(name="", pooling_factor=1.0), "name"),
-        (lambda: Feature(name="f", pooling_factor=-1.0), "pooling_factor"),
-        (lambda: Feature(name="f", pooling_factor=1.0, pooling_variance=math.nan), "pooling_variance"),
-        (lambda: Feature(name="f", pooling_factor=1.0, pooling_p99=math.inf), "pooling_p99"),
+        (lambda: Feature(name="f", pooling_factor=-1.0), "f.pooling_factor"),
+        (lambda: Feature(name="f", pooling_factor=1.0, pooling_variance=math.nan), "f.pooling_variance"),
+        (lambda: Feature(name="f", pooling_factor=1.0, pooling_p99=math.inf), "f.pooling_p99"),
         (lambda: table(name=""), "name"),
         (lambda: table(num_embeddings=0), "num_embeddings"),
         (lambda: table(embedding_dim=16.0), "embedding_dim"),

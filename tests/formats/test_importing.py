@@ -81,20 +81,25 @@ def test_folders_that_do_not_tell_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("factor", "num_embeddings", "line"),
     [
-        (2e6, 10, "x: f0: must have at most 1e+06 ids per sample, got 2e+06"),
-        (1.0, 2**46, "x: must need at most 4,611,686,018,427,387,904 bytes in total"),
+        (2e6, 10, "x: f0.pooling_factor: must be a number in [0, 1e+06], got 2000000.0"),
+        (1.0, 2**40, "x: tables: must need at most 4,611,686,018,427,387,904 bytes in total"),
     ],
 )
 def test_tables_that_no_tables_json_can_hold_are_refused(factor, num_embeddings, line, monkeypatch):
-    table = EmbeddingTable(
-        name="t0",
-        num_embeddings=num_embeddings,
-        embedding_dim=65_536,
-        features=(Feature(name="f0", pooling_factor=factor),),
-        access=AccessProfile.uniform(num_embeddings),
-    )
-    made = ImportFormat(name="made", description="Made", read=lambda *_, **__: TableSet(batch_size=1, tables=(table,)))
-    monkeypatch.setitem(FORMATS, "made", made)
+    def read(*_, **__):
+        tables = [
+            EmbeddingTable(
+                name=f"t{number}",
+                num_embeddings=num_embeddings,
+                embedding_dim=65_536,
+                features=(Feature(name=f"f{number}", pooling_factor=factor),),
+                access=AccessProfile.uniform(num_embeddings),
+            )
+            for number in range(16)
+        ]
+        return TableSet(batch_size=1, tables=tuple(tables))
+
+    monkeypatch.setitem(FORMATS, "made", ImportFormat(name="made", description="Made", read=read))
     with pytest.raises(InputError) as caught:
         import_tables("x", "made")
     assert str(caught.value) == line

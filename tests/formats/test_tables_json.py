@@ -230,7 +230,7 @@ def test_a_fault_is_one_line_with_file_field_and_what_is_accepted(changes, line,
             lambda it: it.update(
                 tables=[{**it["tables"][0], "num_embeddings": 2**40, "embedding_dim": 2**16, "optimizer": "adam"}] * 8
             ),
-            FormatError,
+            InvalidTableError,
             "tables: must need at most",
         ),
     ],

@@ -151,6 +151,7 @@ def _shortest(value: float) -> float | int:
     return int(value) if value.is_integer() else value
 
 
+ALPHA: Final = number_in(0, MAX_ALPHA)
 _PAIR: Final = tuple_of(number_in(), number_in(0, 1.000001))
 _KNOTS: Final = Kind({"type": "array", "items": _PAIR.schema, "minItems": 2, "maxItems": MAX_KNOTS}, _read_knots)
 _BINS: Final = list_of(number_in(0, MAX_SHARE), NUM_REUSE_BINS, NUM_REUSE_BINS)
@@ -173,7 +174,7 @@ _KINDS: Final = {
     "zipf": record(
         _zipf,
         Field("kind", "zipf"),
-        Field("alpha", number_in(0, MAX_ALPHA), _MEANINGS["alpha"]),
+        Field("alpha", ALPHA, _MEANINGS["alpha"]),
         optional("shift", number_in(0, MAX_SHIFT), "0 if left out."),
     ),
     "reuse_bins": record(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, Generic, TypeVar
+from dataclasses import MISSING, dataclass, field, is_dataclass
+from enum import StrEnum
+from typing import Annotated, Any, Final, Generic, Literal, TypeVar, get_args, get_origin
 
+from autoshard.core.accepted import Range
+from autoshard.core.declared import Written, declared, declared_field
 from autoshard.core.quoting import shortened
 from autoshard.formats.documents.fields import (
     MAX_ITEMS,
@@ -209,6 +212,74 @@ def record(make: Callable[..., T], *listed: Field, parts: Callable[[T], Mapping[
         return written
 
     return Kind(_object_schema(listed), read, write if constants or writers else parts_of)
+
+
+def fields_of(
+    owner: type, *first: str, known: Mapping[type, Kind[Any]] | None = None, **kinds: Kind[Any]
+) -> tuple[Field, ...]:
+    """The fields of a record that holds a dataclass, as its annotations declare them.
+
+    Args:
+        owner: The dataclass.
+        first: Names of fields that are written before all others, in this order.
+        known: Kinds of types that have a definition of their own.
+        kinds: Kinds of fields by name, where a type does not tell: what a file names is not what Python holds.
+
+    Raises:
+        TypeError: If a field has no `Meaning`, or a type that no kind is known for.
+    """
+    listed = {}
+    for one in declared(owner):
+        kind = kinds.get(one.name) or kind_of(one.type, one.range, known)
+        is_optional = one.default is not MISSING and one.meaning.written is not Written.REQUIRED
+        default = one.default if one.meaning.written is Written.UNLESS_DEFAULT else _NONE_SUCH
+        listed[one.name] = Field(one.name, kind, one.meaning.text, is_optional, default if is_optional else _NONE_SUCH)
+    return (*(listed.pop(name) for name in first), *listed.values())
+
+
+def field_kind(owner: type, name: str) -> Kind[Any]:
+    """The kind of one declared field of a dataclass."""
+    one = declared_field(owner, name)
+    return kind_of(one.type, one.range)
+
+
+def kind_of(hint: Any, accepted: Range | None = None, known: Mapping[type, Kind[Any]] | None = None) -> Kind[Any]:
+    """What holds values of a type; None is no value of it, but what was left out.
+
+    Raises:
+        TypeError: If no kind is known for it.
+    """
+    if get_origin(hint) is Annotated:
+        hint, *marks = get_args(hint)
+        accepted = next((mark for mark in marks if isinstance(mark, Range)), accepted)
+    origin, inner = get_origin(hint), [one for one in get_args(hint) if one is not type(None)]
+    if known and hint in known:
+        return known[hint]
+    if len(inner) < len(get_args(hint)) and len(inner) == 1:
+        return kind_of(inner[0], accepted, known)
+    if origin is tuple:
+        return list_of(kind_of(inner[0], accepted, known))
+    if origin is Mapping and inner[0] is str:
+        return by_name(kind_of(inner[1], accepted, known))
+    if origin is Literal:
+        return one_of(inner)
+    if hint is int or hint is float:
+        return _numbers(hint, accepted or Range(at_least=0))
+    if hint is bool or hint is str:
+        return FLAG if hint is bool else TEXT
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return one_of(hint)
+    if is_dataclass(hint):
+        return record(hint, *fields_of(hint, known=known))  # type: ignore[arg-type]
+    raise TypeError(f"{hint} has no kind")
+
+
+def _numbers(hint: type, accepted: Range) -> Kind[Any]:
+    lowest = accepted.at_least if accepted.above is None else accepted.above
+    if hint is int:
+        return whole_number(int(lowest or 0), MAX_WHOLE if accepted.at_most is None else int(accepted.at_most))
+    highest = math.inf if accepted.at_most is None else accepted.at_most
+    return number_in(lowest or 0, highest, is_open=accepted.above is not None)
 
 
 def _object_schema(listed: tuple[Field, ...]) -> Schema:

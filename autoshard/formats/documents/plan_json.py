@@ -7,17 +7,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from autoshard.core import (
-    GroupLayout,
-    Payload,
+    DType,
     Provenance,
     ReplicaGroups,
     RowOrder,
     ShardingPlan,
-    SyncRows,
     TableSet,
     Topology,
 )
-from autoshard.core.accepted import MAX_WORLD_SIZE
 from autoshard.core.errors import FormatError, InvalidPlanError
 from autoshard.core.quoting import shortened
 from autoshard.formats.documents.document import Document
@@ -25,16 +22,12 @@ from autoshard.formats.documents.fields import check_object, check_writable, fro
 from autoshard.formats.documents.json_document import join
 from autoshard.formats.documents.kinds import (
     ANY_OBJECT,
-    TEXT,
     Field,
     by_name,
+    fields_of,
     in_context,
     list_of,
-    number_in,
-    one_of,
-    optional,
     record,
-    whole_number,
 )
 from autoshard.formats.documents.prediction_json import ESTIMATE, prediction_kind
 from autoshard.formats.documents.rank_layouts import RankLayouts
@@ -45,7 +38,6 @@ from autoshard.validator import validate_plan
 
 #: More than the 100,000 tables that there may be. Reading takes about 0.07 ms and 3 kB a shard, pricing as long again.
 MAX_SHARDS = 2**17
-_MAX_MOMENT_SCALE = 1e6
 
 
 def _provenance(*, options: dict[str, object], **values: Any) -> Provenance:
@@ -53,46 +45,19 @@ def _provenance(*, options: dict[str, object], **values: Any) -> Provenance:
     return Provenance(options=options, **values)
 
 
-_MOMENT_SCALE: Final = "c of 2D's moment-scaled row-wise AdaGrad, at most num_groups; if left out: num_groups."
-_SYNC_ROWS: Final = (
-    "Rows that are averaged at a synchronisation: all, or those that any group updated since the last one; "
-    "if left out: all."
-)
-_GROUPS: Final = record(
-    ReplicaGroups,
-    Field("num_groups", whole_number(1, MAX_WORLD_SIZE), "1: every table is held once."),
-    Field("layout", one_of(GroupLayout), "Which ranks form a group."),
-    Field("sync_every", whole_number(1), "Steps from one synchronisation of the groups to the next."),
-    optional("moment_scale", number_in(1e-6, _MAX_MOMENT_SCALE), _MOMENT_SCALE),
-    optional("sync_rows", one_of(SyncRows), _SYNC_ROWS, SyncRows.ALL),
-)
-_PAYLOAD: Final = record(Payload, Field("forward", DTYPE, "Of embeddings."), Field("backward", DTYPE, "Of gradients."))
-_PROVENANCE: Final = record(
-    _provenance,
-    Field("planner", TEXT, "The planner's name."),
-    Field("options", ANY_OBJECT, "The planner's options."),
-    Field("seed", whole_number(), "The seed."),
-    Field("models", by_name(TEXT), "Names of the models, and notes by planners and models."),
-    Field("version", TEXT, "Version of autoshard."),
-)
+_PROVENANCE: Final = record(_provenance, *fields_of(Provenance, options=ANY_OBJECT))
 
 
 def _fields(folder: Path | None) -> tuple[Field, ...]:
-    groups = (
-        "The plan is held once per group of ranks; across_nodes takes every num_groups-th rank into a group, "
-        "within_nodes consecutive ones."
-    )
-    orders = "By table name: Parquet files of row ids in falling access frequency, beside this one."
-    shards = in_context(list_of(shard_kind({}), 1, MAX_SHARDS).schema)
-    return (
-        Field("tables", TABLES.kind(folder), "The tables, as in tables.json."),
-        Field("topology", TOPOLOGY.kind(), "The ranks, as in topology.json."),
-        Field("replica_groups", _GROUPS, groups),
-        Field("payload", _PAYLOAD, "Number formats on the wire."),
-        Field("shards", shards, "They tile every table exactly."),
-        optional("row_orders", in_context(by_name(LISTED_ORDER).schema), orders),
-        optional("predicted", in_context(prediction_kind().schema)),
-        optional("provenance", _PROVENANCE, "How the plan was made."),
+    return fields_of(
+        ShardingPlan,
+        known={DType: DTYPE},
+        tables=TABLES.kind(folder),
+        topology=TOPOLOGY.kind(),
+        shards=in_context(list_of(shard_kind({}), 1, MAX_SHARDS).schema),
+        row_orders=in_context(by_name(LISTED_ORDER).schema),
+        predicted=in_context(prediction_kind().schema),
+        provenance=_PROVENANCE,
     )
 
 

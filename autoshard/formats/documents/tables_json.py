@@ -14,13 +14,11 @@ from autoshard.core import (
     EmbeddingTable,
     Feature,
     ImpliedOrder,
-    Optimizer,
-    Pooling,
     RowOrder,
     TableSet,
     Tier,
 )
-from autoshard.core.accepted import MAX_BATCH_SIZE, MAX_EMBEDDING_DIM, MAX_POOLING_FACTOR, MAX_ROWS, MAX_TABLES
+from autoshard.core.accepted import MAX_TABLES
 from autoshard.core.errors import FormatError
 from autoshard.core.quoting import shown
 from autoshard.formats.documents.access_json import ACCESS, AccessContext, access_from_json
@@ -29,63 +27,38 @@ from autoshard.formats.documents.kinds import (
     TEXT,
     Field,
     Kind,
+    field_kind,
+    fields_of,
     list_of,
     named,
-    number_in,
     one_of,
     optional,
     record,
     text_of,
-    whole_number,
 )
 from autoshard.formats.row_orders import described_row_order
 
-#: Of all tables with their optimizer state.
-MAX_TOTAL_BYTES = 2**62
 _DIGEST = "sha256:[0-9a-f]{64}"
 
-_WIDTHS: Final = list_of(whole_number(1, 2**20))
-NUM_ROWS: Final = whole_number(1, MAX_ROWS)
-DIM: Final = whole_number(1, MAX_EMBEDDING_DIM)
-BATCH_SIZE: Final = whole_number(1, MAX_BATCH_SIZE)
-POOLING_FACTOR: Final = number_in(0, MAX_POOLING_FACTOR)
-_POOLING_VARIANCE: Final = number_in(0, MAX_POOLING_FACTOR**2)
-_NAME: Final = named("tables", "name", TEXT, "Used once.")
+NUM_ROWS: Final[Kind[int]] = field_kind(EmbeddingTable, "num_embeddings")
+DIM: Final[Kind[int]] = field_kind(EmbeddingTable, "embedding_dim")
+BATCH_SIZE: Final[Kind[int]] = field_kind(TableSet, "batch_size")
+POOLING_FACTOR: Final[Kind[float]] = field_kind(Feature, "pooling_factor")
 DTYPE: Final = named("tables", "dtype", one_of(DType))
 TIER: Final = named("tables", "tier", one_of(Tier), "How a shard is held.")
-
-_FEATURE: Final = named(
-    "tables",
-    "feature",
-    record(
-        Feature,
-        Field("name", _NAME),
-        Field("pooling_factor", POOLING_FACTOR, "Mean number of ids per sample."),
-        optional("pooling_variance", _POOLING_VARIANCE, "Variance of the number of ids per sample.", 0.0),
-        optional("pooling_p99", POOLING_FACTOR, "99th percentile of the number of ids per sample.", None),
-    ),
-)
+_NAME: Final = named("tables", "name", TEXT)
+_KNOWN: Final[dict[type, Kind[Any]]] = {DType: DTYPE, Tier: TIER}
+_FEATURE: Final = named("tables", "feature", record(Feature, *fields_of(Feature, name=_NAME)))
 _CONSTRAINTS: Final = named(
     "tables",
     "constraints",
-    record(
-        Constraints,
-        optional("pinned_ranks", list_of(whole_number()), "Ranks that may hold the table.", ()),
-        optional("colocate_with", list_of(TEXT), "Tables that share this table's ranks.", ()),
-        optional("forbidden_tiers", list_of(TIER), "Tiers that the table may not have.", ()),
-    ),
+    record(Constraints, *fields_of(Constraints, known=_KNOWN)),
     "Limits that planners keep to.",
 )
 _DENSE: Final = named(
     "tables",
     "dense",
-    record(
-        DenseLayers,
-        Field("num_dense_features", whole_number(0, 2**16), "Numbers per sample that the bottom MLP takes."),
-        Field("bottom_mlp", _WIDTHS, "Widths of its layers."),
-        Field("top_mlp", _WIDTHS, "Widths of its layers."),
-        Field("interaction", one_of(("dot",)), "How dense and embedded features meet."),
-    ),
+    record(DenseLayers, *fields_of(DenseLayers, interaction=one_of(("dot",)))),
     "The dense layers.",
 )
 
@@ -134,8 +107,6 @@ _ROW_ORDER: Final = named(
     "tables",
     "row_order",
     _EITHER_ORDER,
-    "Which rows are accessed most: by_id (those with the lowest ids), assumed (unknown, but planned with), or a file "
-    "that lists them. Without it, planners do not cut the table by access rank.",
 )
 
 
@@ -154,22 +125,14 @@ def _row_order(value: object, folder: Path | None, num_rows: int) -> RowOrder | 
         raise FormatError(f"{given['file']} {error.message}", field="row_order.file") from None
 
 
+#: How fields of a table are called and ordered at the beginning of its object.
+_FIRST: Final = ("name", "num_embeddings", "embedding_dim", "dtype", "pooling", "optimizer", "features", "access")
+
+
 def _table_kind(folder: Path | None) -> Kind[EmbeddingTable]:
-    pooling = "How looked-up rows become one vector per sample; sequence keeps every row."
-    table = record(
-        partial(_table, folder),
-        Field("name", _NAME),
-        Field("num_embeddings", NUM_ROWS, "Rows."),
-        Field("embedding_dim", DIM, "Columns: numbers per row."),
-        Field("dtype", DTYPE, "Number format of the weights."),
-        Field("pooling", one_of(Pooling), pooling),
-        optional("optimizer", one_of(Optimizer), "rowwise_adagrad if left out."),
-        Field("features", list_of(_FEATURE), "What looks rows up in the table; several may share it."),
-        Field("access", ACCESS),
-        optional("constraints", _CONSTRAINTS, default=Constraints()),
-        optional("row_order", _ROW_ORDER, default=None),
-    )
-    return named("tables", "table", table)
+    special: dict[str, Kind[Any]] = {"name": _NAME, "features": list_of(_FEATURE), "access": ACCESS}
+    listed = fields_of(EmbeddingTable, *_FIRST, known=_KNOWN, **special, constraints=_CONSTRAINTS, row_order=_ROW_ORDER)
+    return named("tables", "table", record(partial(_table, folder), *listed))
 
 
 def _table(
@@ -193,24 +156,13 @@ TABLE: Final = _table_kind(None)
 
 
 def _fields(folder: Path | None) -> tuple[Field, ...]:
-    tables = list_of(_table_kind(folder), 1, MAX_TABLES)
-    return (
-        Field("batch_size", BATCH_SIZE, "Samples per step over all ranks."),
-        Field("tables", tables, "Names of tables differ, and so do names of features over all tables."),
-        optional("dense", _DENSE, "The dense layers, which the predicted step then includes.", None),
-    )
-
-
-def _table_set(*, tables: tuple[EmbeddingTable, ...], **values: Any) -> TableSet:
-    if sum(table.storage_bytes for table in tables) > MAX_TOTAL_BYTES:
-        raise FormatError(f"must need at most {MAX_TOTAL_BYTES:,} bytes in total", field="tables")
-    return TableSet(tables=tables, **values)
+    return fields_of(TableSet, tables=list_of(_table_kind(folder), 1, MAX_TABLES), dense=_DENSE)
 
 
 TABLES: Final = Document(
     name="tables",
     meaning="The embedding tables of one model and the batch that they see.",
-    make=_table_set,
+    make=TableSet,
     fields=_fields,
     definitions=(_NAME, TABLE, DTYPE, TIER, _FEATURE, _CONSTRAINTS, _ROW_ORDER, _DENSE, ACCESS),
 )

@@ -11,70 +11,38 @@ from autoshard.core import Level, Link, MemoryBandwidth, MemoryBytes, Topology
 from autoshard.core.accepted import MAX_WORLD_SIZE
 from autoshard.core.errors import FormatError
 from autoshard.core.quoting import shown
-from autoshard.core.topology import DEVICE_KEY, MAX_BANDWIDTH, MAX_FETCH_MS, MAX_LATENCY_S, MIN_BANDWIDTH
+from autoshard.core.topology import DEVICE_KEY, MAX_FETCH_MS
 from autoshard.formats.documents.document import Document
 from autoshard.formats.documents.kinds import (
-    FLAG,
-    TEXT,
     Field,
     Kind,
+    field_kind,
+    fields_of,
     in_context,
     list_of,
     named,
     number_in,
-    optional,
     record,
     text_of,
     whole_number,
 )
 
 _MAX_LEVELS = 16
+#: What files call a field, where it is not what Python does.
+_NAMES: Final = {"memory_bandwidth": "memory_bandwidth_bytes_per_s"}
 
-MEMORY_SIZE: Final = whole_number(0, 2**60)
-_BANDWIDTH: Final = number_in(MIN_BANDWIDTH, MAX_BANDWIDTH)
+MEMORY_SIZE: Final[Kind[int]] = field_kind(MemoryBytes, "hbm")
 _LINK: Final = named(
     "topology",
     "link",
-    record(
-        Link,
-        Field("bytes_per_s", _BANDWIDTH, "Bandwidth."),
-        Field("latency_s", number_in(0, MAX_LATENCY_S), "Latency."),
-    ),
+    record(Link, *fields_of(Link)),
     "Bytes per second and rank, and latency, of a collective.",
 )
-_SHARED_LINKS: Final = (
-    "Whether the ranks of each unit of the level inside share their links to this one, as those of a node with one "
-    "network card do; false if left out. all_to_all is then a rank's part while all of them send alike."
-)
-_LEVEL: Final = named(
-    "topology",
-    "level",
-    record(
-        Level,
-        Field("name", TEXT, "Label, such as node."),
-        Field("size", whole_number(1, MAX_WORLD_SIZE), "Ranks that the level connects."),
-        Field("all_to_all", _LINK),
-        Field("all_reduce", _LINK),
-        optional("shared_links", FLAG, _SHARED_LINKS, False),
-    ),
-)
-_MEMORY: Final = record(
-    MemoryBytes,
-    Field("hbm", MEMORY_SIZE, "Device memory."),
-    optional("ddr", MEMORY_SIZE, "Host memory; 0 if left out."),
-    optional("ssd", MEMORY_SIZE, "Disks; 0 if left out."),
-)
+_KNOWN: Final[dict[type, Kind[Any]]] = {Link: _LINK}
+_LEVEL: Final = named("topology", "level", record(Level, *fields_of(Level, known=_KNOWN)))
+_MEMORY: Final = record(MemoryBytes, *fields_of(MemoryBytes))
 _OTHER_MEMORY: Final[Kind[dict[str, int]]] = record(
-    dict,
-    optional("hbm", MEMORY_SIZE, "Device memory."),
-    optional("ddr", MEMORY_SIZE, "Host memory."),
-    optional("ssd", MEMORY_SIZE, "Disks."),
-)
-_MEMORY_BANDWIDTH: Final = record(
-    MemoryBandwidth,
-    optional("hbm", _BANDWIDTH, "Device memory, as gathers of rows reach it.", None),
-    optional("ddr", _BANDWIDTH, "Host memory, as the device reaches it.", None),
-    optional("ssd", _BANDWIDTH, "Disks.", None),
+    dict, *(replace(one, is_optional=True) for one in fields_of(MemoryBytes))
 )
 
 
@@ -93,25 +61,21 @@ def _fetch_ms(*num_ranks: int) -> Kind[tuple[tuple[float, ...], ...]]:
 
 
 def _fields(_folder: Path | None) -> tuple[Field, ...]:
-    device = (
-        "Kind of device, such as cpu or a100, or one model of it, such as cpu:amd-epyc, by which cost models are "
-        "found; for a model without any, those of its kind are taken."
+    listed = fields_of(
+        Topology,
+        "world_size",
+        "device",
+        "memory_bytes",
+        "levels",
+        "memory_bandwidth",
+        known=_KNOWN,
+        device=text_of(DEVICE_KEY.pattern),
+        memory_bytes=_MEMORY,
+        levels=list_of(_LEVEL, 1, _MAX_LEVELS),
+        overrides=in_context(_overrides(MAX_WORLD_SIZE).schema),
+        fetch_ms=in_context(_fetch_ms(1, MAX_WORLD_SIZE).schema),
     )
-    levels = "From the node outwards; each size is a multiple of the one before, the last is world_size."
-    bandwidth = (
-        "At which one rank reads rows of a memory level, and writes them; levels left out are priced by published "
-        "figures."
-    )
-    fetch_ms = "`[i][j]`: milliseconds for rank i to fetch one row from rank j."
-    return (
-        Field("world_size", whole_number(1, MAX_WORLD_SIZE), "Number of ranks."),
-        Field("device", text_of(DEVICE_KEY.pattern), device),
-        Field("memory_bytes", _MEMORY, "Of each rank, for embeddings."),
-        Field("levels", list_of(_LEVEL, 1, _MAX_LEVELS), levels),
-        optional("memory_bandwidth_bytes_per_s", _MEMORY_BANDWIDTH, bandwidth),
-        optional("overrides", in_context(_overrides(MAX_WORLD_SIZE).schema), "Ranks with other memory than the rest."),
-        optional("fetch_ms", in_context(_fetch_ms(1, MAX_WORLD_SIZE).schema), fetch_ms),
-    )
+    return tuple(replace(one, name=_NAMES.get(one.name, one.name)) for one in listed)
 
 
 def _topology(

@@ -11,12 +11,12 @@ from typing import Any
 from autoshard.core import TableSet
 from autoshard.core.accepted import MAX_BATCH_SIZE, MAX_EMBEDDING_DIM, MAX_POOLING_FACTOR, MAX_ROWS
 from autoshard.core.errors import FormatError, InvalidOptionError, UnknownNameError
-from autoshard.core.quoting import shortened, shown
+from autoshard.core.quoting import shown
 from autoshard.formats.archives.torch_archive import read_tensors
 from autoshard.formats.bundled import bundled_table_sets, bundled_tables, check_file
 from autoshard.formats.documents.fields import from_source
 from autoshard.formats.documents.json_document import YAML_SUFFIXES, read_json
-from autoshard.formats.documents.tables_json import MAX_TOTAL_BYTES, read_tables
+from autoshard.formats.documents.tables_json import read_tables
 from autoshard.formats.files import open_file
 from autoshard.formats.imports.count_tables import read_count_tables
 from autoshard.formats.imports.dlrm_command import is_dlrm_command, read_dlrm_command
@@ -129,21 +129,7 @@ def import_tables(
         options |= {"columns": columns, "told": told}
     elif columns:
         raise InvalidOptionError(f"format {chosen.name} has no columns to map; table-list has", field="columns")
-    return from_source(str(source), lambda: _within_limits(chosen.read(source, advance=advance, **options)))
-
-
-def _within_limits(tables: TableSet) -> TableSet:
-    """The tables, which a tables.json can hold."""
-    for table in tables.tables:
-        for feature in table.features:
-            if feature.pooling_factor > MAX_POOLING_FACTOR:
-                raise FormatError(
-                    f"must have at most {MAX_POOLING_FACTOR:g} ids per sample, got {feature.pooling_factor:g}",
-                    field=shortened(feature.name),
-                )
-    if sum(table.storage_bytes for table in tables.tables) > MAX_TOTAL_BYTES:
-        raise FormatError(f"must need at most {MAX_TOTAL_BYTES:,} bytes in total")
-    return tables
+    return from_source(str(source), lambda: chosen.read(source, advance=advance, **options))
 
 
 def _told_from(source: str, *, has_columns: bool) -> str:

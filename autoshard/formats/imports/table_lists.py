@@ -12,16 +12,20 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, replace
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
-from autoshard.core import DType, EmbeddingTable, Optimizer, Pooling, TableSet
+from autoshard.core import DType, EmbeddingTable, Feature, Optimizer, Pooling, TableSet
 from autoshard.core.accepted import MAX_TABLES, none_of
+from autoshard.core.declared import Written, declared, declared_field
 from autoshard.core.errors import FormatError, InputError
 from autoshard.core.quoting import shortened, shown
+from autoshard.formats.documents.access_json import ALPHA
 from autoshard.formats.documents.json_document import YAML_SUFFIXES, parse_json
-from autoshard.formats.documents.tables_json import BATCH_SIZE, DIM, MAX_TOTAL_BYTES, NUM_ROWS, POOLING_FACTOR, TABLE
+from autoshard.formats.documents.kinds import kind_of
+from autoshard.formats.documents.tables_json import BATCH_SIZE, TABLE
 from autoshard.formats.files import open_file, read_bytes
 from autoshard.formats.imports.list_numbers import read_number, read_whole
 
@@ -32,6 +36,8 @@ DEFAULT_BATCH_SIZE = 65_536
 #: Endings of files that hold lists, whatever their text says; .json and .yaml may hold other things.
 LIST_SUFFIXES = (".csv", ".tsv", ".tab", ".txt", ".psv", ".jsonl", ".ndjson")
 
+#: Types of fields that a cell holds.
+_SCALARS: Final = (str, int, float)
 #: Other names of the fields' columns, as `_plain` writes them. A name is here only if it means one thing.
 _NAMES: Final[Mapping[str, str]] = {
     "name": "table tablename tables tbl tableid embeddingname embname embeddingtable embeddingtablename",
@@ -79,34 +85,53 @@ _UNCLEAR: Final = {
     "mode": "pooling or another mode",
 }
 _NEEDED: Final = ("num_embeddings", "embedding_dim")
-_WHOLE: Final = {"num_embeddings": NUM_ROWS, "embedding_dim": DIM, "batch_size": BATCH_SIZE}
-_NUMBERS: Final = ("pooling_factor", "pooling_variance", "pooling_p99", "zipf_alpha")
+#: Declared fields that a column holds as they are: of tables, and of their features but for the name.
+_OF_TABLES: Final = {
+    one.name: one for one in declared(EmbeddingTable) if isinstance(one.type, type) and issubclass(one.type, _SCALARS)
+}
+_OF_FEATURES: Final = {one.name: one for one in declared(Feature) if one.name != "name"}
+_DECLARED: Final = {**_OF_TABLES, **_OF_FEATURES, "batch_size": declared_field(TableSet, "batch_size")}
+#: Fields that columns may be read as.
+FIELDS: Final = tuple(dict.fromkeys((*_NAMES, *_DECLARED)))
+_KINDS: Final = {name: kind_of(one.type, one.range) for name, one in _DECLARED.items()}
+_WHOLE: Final = {name: _KINDS[name] for name, one in _DECLARED.items() if one.type is int}
+_NUMBERS: Final = {name: _KINDS[name] for name, one in _DECLARED.items() if float in (one.type, *get_args(one.type))}
+_NUMBERS["zipf_alpha"] = ALPHA
 #: What fields are where a list has no value, as messages show it.
-_DEFAULTS: Final = {"pooling_factor": "1", "pooling": "sum", "dtype": "fp32", "optimizer": "rowwise_adagrad"}
-#: Words that people use, without spaces and marks, and the members that they mean; the members' own are added.
-_WORDS: Final[Mapping[str, Mapping[str, str]]] = {
+_DEFAULTS: Final = {
+    "pooling_factor": "1",
+    **{
+        name: str(_OF_TABLES[name].default)
+        for name in FIELDS
+        if name in _OF_TABLES
+        and _OF_TABLES[name].default is not MISSING
+        and _OF_TABLES[name].meaning.written is not Written.UNLESS_DEFAULT
+    },
+}
+#: Words that people use, without spaces and marks, and the members that they mean, beside the members' own.
+_OTHER_WORDS: Final[Mapping[str, Mapping[str, str]]] = {
     "pooling": {
-        **{word.replace("_", ""): word for word in Pooling},
         **dict.fromkeys(("average", "avg"), Pooling.MEAN),
         **dict.fromkeys(("none", "nopooling", "unpooled", "seq"), Pooling.SEQUENCE),
     },
     "dtype": {
-        **dict(zip(DType, DType, strict=True)),
         **dict.fromkeys(("float32", "float", "f32", "single"), DType.FP32),
         **dict.fromkeys(("float16", "half", "f16"), DType.FP16),
         **dict.fromkeys(("bfloat16", "bfloat"), DType.BF16),
         "i8": DType.INT8,
     },
     "optimizer": {
-        **{word.replace("_", ""): word for word in Optimizer},
         "exactsgd": Optimizer.SGD,
         "exactadagrad": Optimizer.ADAGRAD,
         "exactrowwiseadagrad": Optimizer.ROWWISE_ADAGRAD,
     },
 }
-#: Fields that columns may be read as.
-FIELDS: Final = tuple(_NAMES)
-_BY_NAME: Final = {plain: name for name, others in _NAMES.items() for plain in (name.replace("_", ""), *others.split())}
+_WORDS: Final[Mapping[str, Mapping[str, str]]] = {
+    name: {**{word.replace("_", ""): word for word in one.type}, **_OTHER_WORDS.get(name, {})}
+    for name, one in _OF_TABLES.items()
+    if issubclass(one.type, StrEnum)
+}
+_BY_NAME: Final = {plain: name for name in FIELDS for plain in (name.replace("_", ""), *_NAMES.get(name, "").split())}
 #: What brackets of a header may hold: by what its numbers are multiplied; 1 says what is counted.
 _UNITS: Final = {
     **dict.fromkeys(("", "#", "num", "count", "rows", "ids", "elements", "columns", "floats", "values", "avg"), 1),
@@ -644,8 +669,7 @@ def _value(name: str, value: object, scale: int) -> Any:
     if name in _WHOLE:
         return _WHOLE[name].read(read_whole(value, scale, may_have_suffix=name == "num_embeddings"), "")
     if name in _NUMBERS:
-        number = read_number(value, scale)
-        return POOLING_FACTOR.read(number, "") if name == "pooling_factor" else number
+        return _NUMBERS[name].read(read_number(value, scale), "")
     if name in _WORDS:
         return _word(name, value)
     if name == "features":
@@ -772,8 +796,6 @@ def _read(grid: _Grid, chosen: _Chosen) -> TableList:
     if faults:
         raise _all_of(faults)
     read = tuple(table for table in tables if table is not None)
-    if sum(table.storage_bytes for table in read) > MAX_TOTAL_BYTES:
-        raise FormatError(f"must need at most {MAX_TOTAL_BYTES:,} bytes in total", field="tables")
     return TableList(
         tables=TableSet(batch_size=batch_size, tables=read),
         columns=columns.read_as,
@@ -819,15 +841,12 @@ def _document(number: int, values: Mapping[str, Any]) -> dict[str, Any]:
     """A row as an object of tables.json."""
     features = values.get("features")
     name = values.get("name") or (features[0] if features and len(features) == 1 else f"table_{number}")
-    pooling = {key: values[key] for key in ("pooling_variance", "pooling_p99") if key in values}
+    looked_up = {"pooling_factor": 1.0, **{key: values[key] for key in _OF_FEATURES if key in values}}
     alpha = values.get("zipf_alpha")
     return {
+        **{key: default for key, default in _DEFAULTS.items() if key in _OF_TABLES},
+        **{key: values[key] for key in _OF_TABLES if key in values},
         "name": name,
-        **{key: values[key] for key in _NEEDED if key in values},
-        **{key: values.get(key, _DEFAULTS[key]) for key in ("dtype", "pooling", "optimizer")},
-        "features": [
-            {"name": feature, "pooling_factor": values.get("pooling_factor", 1.0), **pooling}
-            for feature in features or [name]
-        ],
+        "features": [{"name": feature, **looked_up} for feature in features or [name]],
         "access": {"kind": "uniform"} if alpha is None else {"kind": "zipf", "alpha": alpha},
     }

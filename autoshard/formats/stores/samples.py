@@ -27,8 +27,10 @@ from autoshard.core import (
     Update,
 )
 from autoshard.core.accepted import AT_LEAST_0, AT_LEAST_1
+from autoshard.core.declared import Role, undecided
 from autoshard.core.errors import FormatError, SampleStoreError
 from autoshard.core.machine import MeasuredMachine
+from autoshard.core.tables import KernelTraits
 from autoshard.formats.documents.digest import digest
 from autoshard.formats.stores.sample_columns import (
     Amount,
@@ -88,6 +90,8 @@ _OF_SHARD = tuple(item.name for item in fields(_ShardRow) if item.name not in (*
 
 def _shard_row(measured: MeasuredShard) -> _ShardRow:
     shard = measured.shard
+    if lacking := undecided(shard, _OF_SHARD, Role.PRICE, of=KernelTraits):
+        raise FormatError("has no column in samples", field=f"shards.{lacking[0]}")
     return _ShardRow(
         **{name: getattr(shard, name) for name in _OF_SHARD},
         **{name: getattr(measured, name) for name in _OF_BATCH},

@@ -12,6 +12,7 @@ from autoshard.core.errors import InfeasiblePlanError
 from autoshard.core.machine import device_family
 from autoshard.evaluation.cached_rows import behind_cache
 from autoshard.planners.planner import PlanRequest
+from autoshard.planners.space.kinds import first_alike
 from autoshard.planners.space.options import (
     GROUP_COUNTS,
     ShardingOption,
@@ -105,9 +106,7 @@ def offer_within(tables: TableSet, topology: Topology, left_s: float) -> Offer:
         topology: Where they are to be.
         left_s: Seconds for all of the planning.
     """
-    num_tables = len(
-        {(table.num_embeddings, table.embedding_dim, table.pooling_factor, table.access) for table in tables.tables}
-    )
+    num_tables = len(set(first_alike(tables).values()))
     are_links_fast = topology.num_nodes == 1 or device_family(topology.device) == "cpu"
     offers: tuple[Offer, ...] = (EVERYTHING, *(_LESS_ON_FAST_LINKS if are_links_fast else _LESS))
     return next(

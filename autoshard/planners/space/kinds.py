@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core import CostModel, LocalShard, MemoryLevel, Shard, TableSet, Tier
+from autoshard.core.declared import Role, values
 from autoshard.core.errors import ModelError
 from autoshard.planners.space.options import ShardingOption, UnplacedShard, locals_of
 from autoshard.planners.space.step_cost import StepPrices
@@ -104,12 +105,7 @@ def first_alike(tables: TableSet) -> dict[str, int]:
     first: dict[Hashable, int] = {}
     found = {}
     for index, table in enumerate(tables.tables):
-        like = (
-            (table.num_embeddings, table.embedding_dim, table.dtype, table.pooling, table.optimizer),
-            tuple((one.pooling_factor, one.pooling_variance, one.pooling_p99) for one in table.features),
-            table.access,
-        )
-        found[table.name] = first.setdefault(like, index)
+        found[table.name] = first.setdefault(values(table, Role.PRICE | Role.MEMORY), index)
     return found
 
 

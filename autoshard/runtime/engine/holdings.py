@@ -20,6 +20,7 @@ from autoshard.core import (
     Split,
     TableSet,
 )
+from autoshard.core.declared import Role, values
 from autoshard.core.shard import Replicas
 from autoshard.evaluation.traffic import replicas_read
 
@@ -156,7 +157,7 @@ class Holding:
         gradients meet in the same collectives. Behind a cache are all tables of a kernel or none.
         """
         cache = self.memory.policy if self.memory.cache_bytes else None
-        key: KernelKey = (self.is_replicated, self.output, self.of.dtype, self.of.optimizer, self.memory.level, cache)
+        key: KernelKey = (self.is_replicated, self.output, *values(self.of, Role.KERNEL), self.memory.level, cache)
         if self.is_replicated:
             return (*key, self.embedding_dim, self.grad_sync, self.ranges[0].replicas, self.ranges[0].read_by)
         return key if self.output is Exchange.PARTIAL_SUMS else (*key, self.embedding_dim)
@@ -400,16 +401,12 @@ class Ownership:
     @property
     def identity(self) -> tuple[object, ...]:
         """All that processes have to agree on, whose `repr` is equal if and only if it is."""
-        tables = tuple(
-            (table.name, table.num_embeddings, table.embedding_dim, table.dtype, table.pooling, table.optimizer)
-            for table in self.tables.tables
-        )
-        features = tuple(tuple(feature.name for feature in table.features) for table in self.tables.tables)
+        tables = tuple(values(table, Role.IDENTITY) for table in self.tables.tables)
         held = tuple(
             (one.table, one.columns, one.output, one.collective, one.deduplicate, one.memory, one.ranges)
             for one in self.holdings
         )
-        return tables, features, held, self.num_processes
+        return tables, held, self.num_processes
 
     def tables_of(self, process: int) -> tuple[EmbeddingTable, ...]:
         """Tables that a process holds some of, in the plan's order."""
