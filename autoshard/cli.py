@@ -123,12 +123,17 @@ class LazyCommands(Mapping[str, Any]):
         return self._loaded[name]
 
     def listed(self) -> Iterator[tuple[str, Any]]:
-        """Names with commands that know their first paragraph; those of other packages are imported for it."""
+        """Names with commands that know their first paragraph; of other installed packages, which package it is.
+
+        No command is imported that is installed.
+        """
         known = json.loads(SUMMARIES.read_text(encoding="utf-8"))
         for name in self:
             point = self._points.get(name)
-            has_summary = point is not None and point.value in known
-            yield name, TyperCommand(name, help=known[point.value]) if has_summary and point else self[name]
+            text = None if point is None else known.get(point.value)
+            if text is None and point is not None and point.dist is not None:
+                text = f"Comes from {point.dist.name} {point.dist.version}."
+            yield name, self[name] if text is None else TyperCommand(name, help=text)
 
     def _load(self, name: str) -> Any:
         if name not in GROUPS:

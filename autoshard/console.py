@@ -28,6 +28,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.protocol import rich_cast
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -168,6 +169,7 @@ class _PrintableConsole(Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         width = (options or self.options).max_width
+        renderable = rich_cast(renderable)
         fitting = _fitted(renderable, self, width) if isinstance(renderable, Table) else (renderable,)
         for index, part in enumerate(fitting):
             if index:

@@ -31,15 +31,14 @@ from autoshard.core.errors import AutoshardError, InvalidOptionError, InvalidPla
 from autoshard.core.machine import KnowsMachine, device_family, model_key
 from autoshard.core.quoting import printable, shortened
 from autoshard.evaluation.analytic import AnalyticCostModel
+from autoshard.evaluation.batch_memory import rank_memory
 from autoshard.evaluation.cached_rows import in_device_memory
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.evaluation.evaluate import evaluate
 from autoshard.evaluation.executable import plan_note
-from autoshard.evaluation.measured import ComparedPlan, Comparison
 from autoshard.evaluation.step_price import model_names
 from autoshard.evaluation.unseen_kernels import UnseenKernelsModel, kernels_of, pricing
 from autoshard.evaluation.upper_end import UpperEndKernels, at_upper_end
-from autoshard.evaluation.validator import validate_plan
 from autoshard.hardware import CPU, this_processor
 from autoshard.planners.auto import AutoOptions
 from autoshard.planners.plan_bounds import plan_bounds
@@ -48,6 +47,8 @@ from autoshard.planners.refine import MeasurePlans, refine
 from autoshard.planners.registry import OptionHelp, PlannerHelp, describe_planners, get_planner, planner_names
 from autoshard.planners.space.options import ShardingType
 from autoshard.plugins import kernel_model_loaders, step_model_loaders
+from autoshard.results.comparison import ComparedPlan, Comparison
+from autoshard.validator import validate_plan
 
 __all__ = [
     "OptionHelp",
@@ -331,8 +332,7 @@ def _warn_of_unseen(tables: TableSet, held: Sequence[LocalShard], model: CostMod
 
 def _warn_of_memory(plan: ShardingPlan, predicted: CostBreakdown) -> None:
     """Says in the log where tables fit, and training on a batch does not."""
-    topology = plan.of_one_group().topology
-    full = [rank.rank for rank in predicted.ranks if rank.used_bytes > topology.memory_of(rank.rank).hbm]
+    full = [one for one in rank_memory(plan, predicted) if one.free_bytes < 0]
     if full:
         _log.warning(
             "%d of %d ranks have room for their tables, but not for training on a batch besides: `autoshard show` says "

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias
 from autoshard.core import CostModel, ShardingPlan
 from autoshard.core.costs import StepModels
 from autoshard.core.errors import InvalidOptionError
-from autoshard.evaluation.measured import MeasuredPlan
+from autoshard.results.comparison import MeasuredPlan
 
 COST_MODEL_GROUP = "autoshard.cost_models"
 

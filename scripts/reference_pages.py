@@ -27,13 +27,13 @@ from autoshard.formats import format_json, json_schemas
 from autoshard.formats.stores.collective_samples import CollectiveSample, MeasuredCollective
 from autoshard.formats.stores.dense_samples import DenseSample
 from autoshard.formats.stores.samples import KERNEL_SAMPLES, MeasuredShard, Sample
-from autoshard.improvements import EXPLANATION
 from autoshard.planners.registry import GROUP, describe_planner
 from autoshard.report.comparison_json import COMPARISON
-from autoshard.report.diff_json import DIFF
 from autoshard.report.replay_json import REPLAY
+from autoshard.results.diff_json import DIFF
+from autoshard.results.explanation_json import EXPLANATION
+from autoshard.results.sweep_record import SIMULATION
 from autoshard.runtime.result_json import RUN
-from autoshard.simulation import SIMULATION
 from bench.collecting.collection import COLLECTED
 from bench.store.printed import STORE
 from costmodel.kernel.card import CALIBRATED, TRAINED_COST, CostModelCard, HeldOutMetrics, Interval, TrainedCoverage

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autoshard import console
+from autoshard.table import Column, Table
 from server.access import COMMAND_LINE, Scope
 from server.settings import ServerSettings
 
@@ -81,17 +82,21 @@ def list_keys(as_json: console.JsonOption = False) -> None:
     Example:
         autoshard keys list
     """
-    from rich.table import Table
-
     from server.printed import KEYS
 
     with _keys() as keys:
         found = keys.list()
-    table = Table()
-    for heading in ("key", "for", "scopes", "created", "revoked"):
-        table.add_column(heading)
-    for key in found:
-        table.add_row(key.id, key.name, ", ".join(sorted(key.scopes)), key.created_at, key.revoked_at or "")
+    table = Table.of(
+        found,
+        [
+            ("key", lambda key: key.id),
+            (Column("for"), lambda key: key.name),
+            (Column("scopes"), lambda key: ", ".join(sorted(key.scopes))),
+            (Column("created"), lambda key: key.created_at),
+            (Column("revoked"), lambda key: key.revoked_at),
+        ],
+        is_boxed=True,
+    )
     rendered = table if found else "No keys; `autoshard keys create` makes one."
     console.emit(KEYS.to_json({"keys": [key.to_json() for key in found]}), rendered, as_json=as_json)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from autoshard.api import Fault, Problem, RemedyAnswer
 from autoshard.core.errors import AutoshardError, FormatError, InfeasiblePlanError, InputError, ModelError
-from autoshard.remedies import Shortage
+from autoshard.whatif.remedies import Shortage
 
 MEDIA_TYPE = "application/problem+json"
 

@@ -159,7 +159,7 @@ def test_counts_of_ones_own_become_a_plan_that_runs(folder):
 _BEFORE = """
 import tempfile, torch, torch.distributed as dist
 import autoshard.torchrec
-from autoshard.trials import local_topology
+from autoshard.whatif.trials import local_topology
 from examples.torchrec_model import batch as draw, make
 from torchrec.distributed.model_parallel import DistributedModelParallel, get_default_sharders
 dist.init_process_group("gloo", init_method=f"file://{tempfile.mkdtemp()}/meet", rank=0, world_size=1)

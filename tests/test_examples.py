@@ -16,9 +16,9 @@ import pytest
 from autoshard.cli import main
 from autoshard.core import CostModels, Tier
 from autoshard.evaluation import AlphaBetaComm, evaluate
-from autoshard.evaluation.validator import validate_plan
 from autoshard.formats import read_plan, read_tables, read_topology
 from autoshard.planning import PlanRequest
+from autoshard.validator import validate_plan
 from costmodel.registry.versions import SHIPPED_VARIABLE
 from studies.frame import OutputOptions
 

@@ -12,9 +12,8 @@ from autoshard.core.errors import AutoshardError
 
 if TYPE_CHECKING:
     from autoshard.core import ShardingPlan
-    from autoshard.evaluation.measured import ComparedPlan
-    from autoshard.improvements import Improvement
-    from autoshard.planners.hybrid.explanation import Explanation
+    from autoshard.results.comparison import ComparedPlan
+    from autoshard.results.explanation import Explanation, Improvement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +51,8 @@ def stored_plan(content: bytes) -> StoredPlan:
 
 def comparison(content: bytes) -> ServedComparison:
     """Reads an answer with several planners."""
-    from autoshard.evaluation.measured import ComparedPlan
     from autoshard.formats import plan_from_json
+    from autoshard.results.comparison import ComparedPlan
 
     answer = ComparisonAnswer.model_validate_json(content)
     rows = []
@@ -75,15 +74,15 @@ def explanation(document: Mapping[str, Any]) -> Explanation:
     """Reads an explanation."""
     from pydantic import TypeAdapter
 
-    from autoshard.planners.hybrid.explanation import Explanation
+    from autoshard.results.explanation import Explanation
 
     return TypeAdapter(Explanation).validate_python(document)
 
 
 def improvements(document: Mapping[str, Any]) -> tuple[Explanation, tuple[Improvement, ...]]:
     """Reads an explanation with the single changes that were planned."""
-    from autoshard.improvements import EXPLANATION
-    from autoshard.planners.hybrid.explanation import Explanation
+    from autoshard.results.explanation import Explanation
+    from autoshard.results.explanation_json import EXPLANATION
 
     parts = dict(EXPLANATION.from_json(document))
     found = parts.pop("improvements")

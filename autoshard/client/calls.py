@@ -31,10 +31,9 @@ from autoshard.core.choices import Overlap, Risk
 if TYPE_CHECKING:
     from autoshard.client.tasks import ComparisonTask, PlanTask, Replan, SimulationTask
     from autoshard.core import ShardingPlan, TableSet, Topology
-    from autoshard.improvements import Improvement
-    from autoshard.planners.hybrid.explanation import Explanation
-    from autoshard.report.plan_diff import PlanDiff
-    from autoshard.simulation import SweepRecord
+    from autoshard.results.explanation import Explanation, Improvement
+    from autoshard.results.plan_diff import PlanDiff
+    from autoshard.results.sweep_record import SweepRecord
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
@@ -127,7 +126,7 @@ def compare(task: ComparisonTask) -> Call[ServedComparison]:
 def simulate(task: SimulationTask) -> Call[SweepRecord]:
     """Plans for other clusters and batch sizes."""
     from autoshard.client.tasks import body_of
-    from autoshard.simulation import SIMULATION
+    from autoshard.results.sweep_record import SIMULATION
 
     return Call(
         method="POST",
@@ -187,7 +186,7 @@ def improve(plan_id: str, tables: Sequence[str], risk: Risk) -> Call[tuple[Expla
 
 def diff(plan_id: str, other_id: str) -> Call[PlanDiff]:
     """Compares two stored plans."""
-    from autoshard.report.diff_json import DIFF
+    from autoshard.results.diff_json import DIFF
 
     return Call(
         method="GET",

@@ -32,10 +32,9 @@ from autoshard.core.quoting import shown
 if TYPE_CHECKING:
     from autoshard.client.tasks import ComparisonTask, PlanTask, Replan, SimulationTask
     from autoshard.core import ShardingPlan, TableSet, Topology
-    from autoshard.improvements import Improvement
-    from autoshard.planners.hybrid.explanation import Explanation
-    from autoshard.report.plan_diff import PlanDiff
-    from autoshard.simulation import SweepRecord
+    from autoshard.results.explanation import Explanation, Improvement
+    from autoshard.results.plan_diff import PlanDiff
+    from autoshard.results.sweep_record import SweepRecord
 
 T = TypeVar("T")
 #: Longest wait for an answer: in the queue, for the planner's limit, and beyond it.

@@ -12,7 +12,7 @@ from autoshard.core.costs import Risk
 from autoshard.core.plan import GroupLayout
 from autoshard.core.step import Overlap
 from autoshard.formats import plan_to_json, tables_to_json, topology_to_json
-from autoshard.simulation import Lengths
+from autoshard.results.sweep import Lengths
 
 Options = Mapping[str, object]
 
@@ -78,7 +78,7 @@ class ComparisonTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationTask:
-    """Combinations of clusters and batch sizes; attributes as of `PlanTask` and `autoshard.simulation.Simulator`.
+    """Combinations of clusters and batch sizes; attributes as of `PlanTask` and `autoshard.whatif.sweep.Simulator`.
 
     Attributes:
         topologies: Machines, each made for each number of ranks.

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from autoshard.console import JsonOption, emit
+from autoshard.table import Column, Table, texts
+
+if TYPE_CHECKING:
+    from autoshard.planners.registry import OptionHelp
 
 
 class NameKind(StrEnum):
@@ -67,11 +71,8 @@ def _list_bundled(what: NameKind, as_json: bool) -> None:
     from autoshard.formats import bundled_table_sets, bundled_topologies
 
     known = bundled_table_sets() if what is NameKind.TABLES else bundled_topologies()
-    rendered = _empty_table("name", "description")
-    for name, description in known.items():
-        rendered.add_row(name, description)
-    listed = [{"name": name, "description": description} for name, description in known.items()]
-    emit(CATALOGUE.to_json({str(what): listed}), rendered, as_json=as_json)
+    table = Table(columns=texts("name", "description"), rows=tuple(known.items()))
+    emit(CATALOGUE.to_json({str(what): table.records()}), table, as_json=as_json)
 
 
 def _list_planners(as_json: bool) -> None:
@@ -79,30 +80,17 @@ def _list_planners(as_json: bool) -> None:
     from autoshard.planners.registry import describe_planners
 
     described = describe_planners()
-    rendered = _empty_table("planner", "what it does", "options (--set KEY=VALUE)")
-    for planner in described:
-        options = [f"{option.name}={_spaced(option.default)}  {option.help}" for option in planner.options]
-        rendered.add_row(planner.name, planner.summary, "\n".join(options))
-    listed = [
-        {
-            "name": planner.name,
-            "summary": planner.summary,
-            "options": [
-                {"name": option.name, "default": option.default, "help": option.help} for option in planner.options
-            ],
-        }
-        for planner in described
-    ]
-    emit(CATALOGUE.to_json({"planners": listed}), rendered, as_json=as_json)
+    table = Table.of(
+        described,
+        [
+            ("planner", lambda planner: planner.name),
+            (Column("what it does"), lambda planner: planner.summary),
+            (Column("options (--set KEY=VALUE)"), lambda planner: "\n".join(map(_option, planner.options))),
+        ],
+    )
+    emit(CATALOGUE.to_json({"planners": [asdict(planner) for planner in described]}), table, as_json=as_json)
 
 
-def _spaced(default: object) -> str:
-    """A default as a table shows it: lists of names can be wrapped, and are read with spaces, too."""
-    return str(default).replace(",", ", ")
-
-
-def _empty_table(*headings: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table
+def _option(option: OptionHelp) -> str:
+    """An option with its default: lists of names can be wrapped, and are read with spaces, too."""
+    return f"{option.name}={str(option.default).replace(',', ', ')}  {option.help}"

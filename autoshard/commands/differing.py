@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autoshard.console import JsonOption, emit
+from autoshard.table import Column, Table, texts
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
 
-    from autoshard.report.plan_diff import PlanDiff, ValueChange
+    from autoshard.results.plan_diff import PlanDiff, ValueChange
 
 #: Tables and ranks that are listed without `--json`.
 _MAX_LINES = 64
@@ -31,8 +31,8 @@ def diff(
         autoshard diff plan.json other.json
     """
     from autoshard.formats import read_plan
-    from autoshard.report.diff_json import DIFF
     from autoshard.report.plan_diff import diff_plans
+    from autoshard.results.diff_json import DIFF
 
     found = diff_plans(read_plan(before), read_plan(after))
     emit(DIFF.to_json(found), _rendered(found), as_json=as_json)
@@ -74,10 +74,8 @@ def _lines(found: PlanDiff) -> list[str]:
 
 
 def _values(heading: str, changes: Iterable[ValueChange]) -> Table:
-    table = _empty(heading, "before", "after")
-    for change in changes:
-        table.add_row(change.name.replace("_", " "), _word(change.before), _word(change.after))
-    return table
+    rows = [(change.name.replace("_", " "), _word(change.before), _word(change.after)) for change in changes]
+    return Table(columns=texts(heading, "before", "after"), rows=rows)
 
 
 def _word(value: object) -> str:
@@ -93,11 +91,11 @@ def _tables(found: PlanDiff) -> RenderableType:
 
     from autoshard.report.wording import write_bytes
 
-    table = _empty("table", "change", "before", "after", "to receive")
-    for change in found.tables[:_MAX_LINES]:
-        table.add_row(
-            change.table, change.change.value, change.before, change.after, write_bytes(change.received_bytes)
-        )
+    rows = [
+        (change.table, change.change.value, change.before, change.after, write_bytes(change.received_bytes))
+        for change in found.tables[:_MAX_LINES]
+    ]
+    table = Table(columns=texts("table", "change", "before", "after", "to receive"), rows=rows)
     return Group(table, *_left_out(len(found.tables), "tables"))
 
 
@@ -106,23 +104,17 @@ def _ranks(found: PlanDiff) -> RenderableType:
 
     from autoshard.report.wording import write_bytes, write_ms
 
-    table = _empty("rank", "kernel ms before", "after", "memory before", "after")
-    for one in found.ranks[:_MAX_LINES]:
-        times = ["" if ms is None else write_ms(ms) for ms in (one.kernel_ms_before, one.kernel_ms_after)]
-        held = ["" if size is None else write_bytes(size) for size in (one.hbm_bytes_before, one.hbm_bytes_after)]
-        table.add_row(str(one.rank), *times, *held)
-    return Group(table, *_left_out(len(found.ranks), "ranks"))
+    columns = (
+        *(Column("rank"), Column("kernel ms before", text=write_ms), Column("after", text=write_ms)),
+        *(Column("memory before", text=write_bytes), Column("after", text=write_bytes)),
+    )
+    rows = [
+        (one.rank, one.kernel_ms_before, one.kernel_ms_after, one.hbm_bytes_before, one.hbm_bytes_after)
+        for one in found.ranks[:_MAX_LINES]
+    ]
+    return Group(Table(columns=columns, rows=rows), *_left_out(len(found.ranks), "ranks"))
 
 
 def _left_out(count: int, what: str) -> list[str]:
     left = count - _MAX_LINES
     return [f"{left:,} more {what}; --json lists all"] if left > 0 else []
-
-
-def _empty(*headings: str) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table

@@ -13,13 +13,13 @@ from autoshard.commands.arguments import PricingOptions
 from autoshard.commands.options import command_options
 from autoshard.commands.serving import ServerOption, open_client, refuse_local
 from autoshard.console import JsonOption, emit, progress, until, working
+from autoshard.table import Column, Table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from autoshard.core import ShardingPlan
-    from autoshard.improvements import Improvement
-    from autoshard.planners.hybrid.explanation import ExplainedTable, Explanation
+    from autoshard.results.explanation import Alternative, ExplainedTable, Explanation, Improvement
 
 #: Ranks that a cell names one by one.
 _RANKS_SHOWN = 6
@@ -57,7 +57,7 @@ def explain(options: ExplainOptions, as_json: JsonOption = False) -> None:
         autoshard explain plan.json --table t3
     """
     from autoshard.formats import read_plan
-    from autoshard.improvements import EXPLANATION
+    from autoshard.results.explanation_json import EXPLANATION
 
     loaded = read_plan(options.plan)
     if options.server is not None:
@@ -70,8 +70,8 @@ def explain(options: ExplainOptions, as_json: JsonOption = False) -> None:
 
 
 def _explained(plan: ShardingPlan, options: ExplainOptions) -> tuple[Explanation, tuple[Improvement, ...]]:
-    from autoshard.improvements import find_improvements, trials_budget_s
     from autoshard.planners.hybrid.explanation import explain as explained
+    from autoshard.whatif.improvements import find_improvements, trials_budget_s
 
     costs = options.pricing.costs_of(plan)
     started_s = time.perf_counter()
@@ -84,18 +84,23 @@ def _explained(plan: ShardingPlan, options: ExplainOptions) -> tuple[Explanation
 
 def _with_improvements(shown: RenderableType, improvements: Sequence[Improvement]) -> RenderableType:
     from rich.console import Group
-    from rich.table import Table
 
     from autoshard.report.wording import write_ms, write_percent
 
     if not improvements:
         return shown
-    table = Table(title="Single changes, each planned")
-    for name in ("change", "step ms", "samples/s", "gain"):
-        table.add_column(name, justify="left" if name == "change" else "right", overflow="fold")
-    for one in improvements:
-        gain = write_percent(one.gain, signed=True)
-        table.add_row(one.text, write_ms(one.step_ms), f"{one.samples_per_s:,.0f}", gain)
+    table = Table.of(
+        improvements,
+        [
+            ("change", lambda one: one.text),
+            ("step ms", lambda one: write_ms(one.step_ms)),
+            ("samples/s", lambda one: f"{one.samples_per_s:,.0f}"),
+            ("gain", lambda one: write_percent(one.gain, signed=True)),
+        ],
+        title="Single changes, each planned",
+        title_justify="center",
+        is_boxed=True,
+    )
     return Group(shown, "", table)
 
 
@@ -107,45 +112,51 @@ def _served(plan: ShardingPlan, options: ExplainOptions, server: str) -> tuple[E
         return client.improve(stored.id, tables=options.table or (), risk=risk)
 
 
-def _overview(found: Explanation, num_tables: int) -> RenderableType:
-    from rich.table import Table
-
+def _overview(found: Explanation, num_tables: int) -> Table:
     left = num_tables - len(found.tables)
     others = f" {left:,} more tables: --most 0 explains all." if left > 0 else ""
-    shown = Table(title=_title(found), caption=f"{_collectives(found)} {_memory(found)}{others}")
-    for name in ("table", "sharding", "ranks", "bytes per rank", "on the slowest rank of", "reason"):
-        shown.add_column(name, justify="right" if name == "bytes per rank" else "left", overflow="fold")
-    for one in found.tables:
-        held = f"{one.hbm_bytes:,}"
-        shown.add_row(one.table, one.option, _ranks(one.ranks), held, _binds(one), one.reason)
-    return shown
+    return Table.of(
+        found.tables,
+        [
+            ("table", lambda one: one.table),
+            (Column("sharding"), lambda one: one.option),
+            (Column("ranks"), lambda one: _ranks(one.ranks)),
+            ("bytes per rank", lambda one: f"{one.hbm_bytes:,}"),
+            (Column("on the slowest rank of"), _binds),
+            (Column("reason"), lambda one: one.reason),
+        ],
+        title=_title(found),
+        caption=f"{_collectives(found)} {_memory(found)}{others}",
+        title_justify="center",
+        is_boxed=True,
+    )
 
 
 def _details(found: Explanation) -> RenderableType:
     from rich.console import Group
-    from rich.table import Table
 
-    blocks: list[RenderableType] = []
-    for one in found.tables:
-        shown = Table(
+    def change(other: Alternative) -> str:
+        return "" if other.step_ms is None else f"{other.step_ms / found.step_ms - 1:+.2%}"
+
+    tables = [
+        Table.of(
+            one.alternatives,
+            [
+                ("alternative", lambda other: other.option),
+                ("step ms", lambda other: None if other.step_ms is None else f"{other.step_ms:.6g}"),
+                ("change", change),
+                ("bytes per rank", lambda other: f"{other.hbm_bytes:,}"),
+                (Column("ruled out"), lambda other: other.ruled_out),
+            ],
             title=f"{one.table}: {one.option} on {_ranks(one.ranks)}",
             caption=f"{one.reason}. {_title(found)}, {one.without_ms:.6g} ms without it. At the slowest rank of: "
             f"{_binds(one) or 'no part'}.",
+            title_justify="center",
+            is_boxed=True,
         )
-        for name in ("alternative", "step ms", "change", "bytes per rank", "ruled out"):
-            right = name in ("step ms", "change", "bytes per rank")
-            shown.add_column(name, justify="right" if right else "left", overflow="fold")
-        for other in one.alternatives:
-            is_open = other.step_ms is not None
-            shown.add_row(
-                other.option,
-                f"{other.step_ms:.6g}" if is_open else "",
-                f"{(other.step_ms or 0.0) / found.step_ms - 1:+.2%}" if is_open else "",
-                f"{other.hbm_bytes:,}",
-                other.ruled_out,
-            )
-        blocks.append(shown)
-    return Group(*blocks)
+        for one in found.tables
+    ]
+    return Group(*tables)
 
 
 def _title(found: Explanation) -> str:

@@ -13,6 +13,7 @@ from autoshard.commands.serving import KEY_VARIABLE, open_client
 from autoshard.console import JsonOption, emit, log, working
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
+from autoshard.table import Column, Table, facts
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -105,33 +106,31 @@ def _done(client: Client, action: JobAction, job_id: str) -> Job:
 
 
 def _listed(found: Sequence[JobSummary]) -> RenderableType:
-    from rich.table import Table
-
     if not found:
         return "No jobs."
-    table = Table()
-    for name in ("job", "kind", "state", "attempt", "asked for", "progress"):
-        table.add_column(name, justify="right" if name == "attempt" else "left", overflow="fold")
-    for job in found:
-        table.add_row(job.id, job.kind, job.state, str(job.attempt), job.created_at, job.progress)
-    return table
+    return Table.of(
+        found,
+        [
+            ("job", lambda job: job.id),
+            (Column("kind"), lambda job: job.kind),
+            (Column("state"), lambda job: job.state),
+            ("attempt", lambda job: job.attempt),
+            (Column("asked for"), lambda job: job.created_at),
+            (Column("progress"), lambda job: job.progress),
+        ],
+        is_boxed=True,
+    )
 
 
-def _details(job: Job) -> RenderableType:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, show_header=False)
+def _details(job: Job) -> Table:
     rows = {
         "job": job.id,
         "kind": job.kind,
         "state": job.state,
-        "attempt": str(job.attempt),
+        "attempt": job.attempt,
         "asked for": job.created_at,
-        "plan": job.plan_id or "",
-        "failure": "" if job.failure is None else str(job.failure),
+        "plan": job.plan_id,
+        "failure": job.failure,
         "log": job.log,
     }
-    for name, value in rows.items():
-        if value:
-            table.add_row(name, value)
-    return table
+    return facts([(name, value) for name, value in rows.items() if value])

@@ -213,7 +213,7 @@ def evaluate(options: EvaluateOptions, as_json: JsonOption = False) -> None:
     """
     from autoshard.evaluation import evaluate as price
     from autoshard.evaluation.executable import plan_note
-    from autoshard.evaluation.validator import validate_plan
+    from autoshard.validator import validate_plan
 
     loaded = options.read()
     if options.is_torchrec:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Group, RenderableType
-from rich.table import Table
 
 from autoshard.commands.arguments import seed_option
 from autoshard.commands.options import command_options
@@ -17,6 +17,7 @@ from autoshard.console import JsonOption, emit, log, progress
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.machine import device_family
 from autoshard.hardware import CPU, this_processor
+from autoshard.table import Column, Table
 
 if TYPE_CHECKING:
     from autoshard.core import ShardingPlan
@@ -183,21 +184,21 @@ def _rendered(result: RunResult) -> RenderableType:
             f"Largest error against an unsharded model over {result.verification.steps} steps: "
             f"{result.verification.max_error:.2g}"
         )
-    columns = ("process", "tables", "input", "forward", "exchange", "exchange back", "backward", "sync", "kernel ms")
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, justify="right")
-    for rank in result.ranks:
-        times = (
-            rank.input_ms,
-            rank.forward_kernel_ms,
-            rank.forward_exchange_ms,
-            rank.backward_exchange_ms,
-            rank.backward_kernel_ms,
-            rank.sync_ms,
-            rank.kernel_ms,
-        )
-        table.add_row(str(rank.process), str(rank.num_tables), *(write_ms(value) for value in times))
+    ms = partial(Column, text=write_ms, justify="right")
+    table = Table.of(
+        result.ranks,
+        [
+            (Column("process", justify="right"), lambda rank: rank.process),
+            ("tables", lambda rank: rank.num_tables),
+            (ms("input"), lambda rank: rank.input_ms),
+            (ms("forward"), lambda rank: rank.forward_kernel_ms),
+            (ms("exchange"), lambda rank: rank.forward_exchange_ms),
+            (ms("exchange back"), lambda rank: rank.backward_exchange_ms),
+            (ms("backward"), lambda rank: rank.backward_kernel_ms),
+            (ms("sync"), lambda rank: rank.sync_ms),
+            (ms("kernel", "ms"), lambda rank: rank.kernel_ms),
+        ],
+    )
     predicted = () if result.predicted is None else (*_comparison(result, result.predicted), "")
     return Group(*lines, "", *predicted, table, "", _collective_table(result))
 
@@ -206,14 +207,13 @@ def _comparison(result: RunResult, predicted: RunPrediction) -> tuple[Renderable
     """Predicted beside measured times, and why they may differ."""
     from autoshard.report.wording import write_interval, write_ms, write_percent
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("part of the step")
-    for column in ("predicted ms", "90% interval", "measured ms", "predicted against measured"):
-        table.add_column(column, justify="right")
     lines = [(str(part).replace("_", " "), one, result.part_ms(part)) for part, one in (predicted.parts or {}).items()]
+    rows = []
     for name, estimate, measured_ms in (*lines, ("step", predicted.step_ms, result.step_ms)):
         error = write_percent(estimate.value / measured_ms - 1, signed=True) if measured_ms > 0 else ""
-        table.add_row(name, write_ms(estimate.value), write_interval(estimate), write_ms(measured_ms), error)
+        rows.append((name, write_ms(estimate.value), write_interval(estimate), write_ms(measured_ms), error))
+    columns = ("part of the step", "predicted ms", "90% interval", "measured ms", "predicted against measured")
+    table = Table(columns=columns, rows=rows)
     if predicted.step_ms.low <= result.step_ms <= predicted.step_ms.high:
         return (table,)
     why = f": {'; '.join(predicted.reasons)}" if predicted.reasons else ", and no difference of the run is known"

@@ -24,17 +24,9 @@ from autoshard.console import JsonOption, emit, log, progress
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.core.plan import GroupLayout, Payload
 from autoshard.core.quoting import shown
-from autoshard.simulation import (
-    SIMULATION,
-    Lengths,
-    SimulatedPoint,
-    Simulator,
-    SweepPoint,
-    SweepRecord,
-    read_record,
-    sweep_points,
-)
-from autoshard.simulation.points import PointStatus, UnpricedPoint
+from autoshard.results.sweep import Lengths, PointStatus, SimulatedPoint, SweepPoint, UnpricedPoint
+from autoshard.results.sweep_record import SIMULATION, SweepRecord, read_record
+from autoshard.whatif.sweep import Simulator, sweep_points
 
 if TYPE_CHECKING:
     from autoshard.core import TableSet

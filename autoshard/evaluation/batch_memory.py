@@ -10,7 +10,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autoshard.core import EmbeddingTable, MemoryLevel, Payload, Pooling, RowOrder, RowsBy, ShardingPlan, TableSet
+from autoshard.core import (
+    CostBreakdown,
+    EmbeddingTable,
+    MemoryLevel,
+    Payload,
+    Pooling,
+    RowOrder,
+    RowsBy,
+    ShardingPlan,
+    TableSet,
+)
 from autoshard.core.costs import MsArray
 from autoshard.core.dense import dense_shapes
 from autoshard.core.errors import InvalidOptionError, InvalidPlanError
@@ -74,6 +84,48 @@ def has_room(plan: ShardingPlan, reserved_bytes: int = 0, *, count_activations: 
         held_R += training_bytes(group)
     room_R = np.array([group.topology.memory_of(rank).hbm for rank in range(group.group_size)], dtype=np.float64)
     return bool((held_R + reserved_bytes <= room_R).all())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """Device memory of a rank.
+
+    Attributes:
+        rank: The rank, numbered within a replica group.
+        used_bytes: What a plan needs of it: tables, and what training takes beside them.
+        capacity_bytes: What it has.
+    """
+
+    rank: int
+    used_bytes: int
+    capacity_bytes: int
+
+    @property
+    def share(self) -> float:
+        """Used over there; 0 where there is none."""
+        return self.used_bytes / self.capacity_bytes if self.capacity_bytes else 0.0
+
+    @property
+    def free_bytes(self) -> int:
+        """What is left; negative where it is too little."""
+        return self.capacity_bytes - self.used_bytes
+
+
+def rank_memory(plan: ShardingPlan, predicted: CostBreakdown | None = None) -> tuple[RankMemory, ...]:
+    """Device memory of every rank of a replica group, in the order of the prediction.
+
+    Args:
+        plan: A plan.
+        predicted: Its prediction; that which the plan carries when left out.
+
+    Returns:
+        Nothing for a plan without a prediction.
+    """
+    predicted, topology = predicted or plan.predicted, plan.of_one_group().topology
+    return tuple(
+        RankMemory(rank=one.rank, used_bytes=one.used_bytes, capacity_bytes=topology.memory_of(one.rank).hbm)
+        for one in (predicted.ranks if predicted else ())
+    )
 
 
 def row_order_bytes(plan: ShardingPlan) -> int:

@@ -13,11 +13,11 @@ from autoshard.core.accepted import AT_LEAST_0, Range, check_choice, listed
 from autoshard.core.errors import InfeasiblePlanError, InvalidPlanError, InvalidTableError, ModelError
 from autoshard.core.machine import device_family
 from autoshard.evaluation.device_memory import DEVICE_MEMORY, device_memory
-from autoshard.evaluation.validator import validate_plan
 from autoshard.formats.torchrec.plans import device_type_of, from_torchrec
 from autoshard.formats.torchrec.sharding import TIERS, ComputeKernel, TorchRecType
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.space.placement import PlacementProblem
+from autoshard.validator import validate_plan
 
 _ALL = "all"
 

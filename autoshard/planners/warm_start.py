@@ -8,8 +8,8 @@ from dataclasses import replace
 from autoshard.core import EmbeddingTable, PlacedShard, RowsBy, ShardingPlan
 from autoshard.core.errors import InvalidPlanError
 from autoshard.core.quoting import shown
-from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.planner import PlanRequest
+from autoshard.validator import validate_plan
 
 _log = logging.getLogger(__name__)
 

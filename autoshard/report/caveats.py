@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autoshard.core import ShardingPlan
-from autoshard.evaluation.measured import ComparedPlan
+from autoshard.evaluation.batch_memory import rank_memory
 from autoshard.report.comparison import within_noise
 from autoshard.report.wording import write_bytes, write_percent
+from autoshard.results.comparison import ComparedPlan
 
 #: Share of a rank's device memory above which little is left for what plans do not count.
 CLOSE_TO_FULL = 0.9
@@ -40,26 +41,16 @@ def noise_warnings(rows: Sequence[ComparedPlan]) -> tuple[str, ...]:
     return (f"Within noise: {', '.join(level)}.",) if len(level) > 1 else ()
 
 
-def memory_shares(plan: ShardingPlan) -> tuple[float, ...]:
-    """Share of its device memory that each rank uses: tables, and training on a batch; 0 where it has none."""
-    if plan.predicted is None:
-        return ()
-    topology = plan.of_one_group().topology
-    used = [(rank.used_bytes, topology.memory_of(rank.rank).hbm) for rank in plan.predicted.ranks]
-    return tuple(num_bytes / capacity if capacity else 0.0 for num_bytes, capacity in used)
-
-
 def memory_warnings(plan: ShardingPlan) -> tuple[str, ...]:
     """Says that ranks are close to their memory's limit; nothing where none is."""
-    shares = memory_shares(plan)
-    if plan.predicted is None or not shares or max(shares) <= CLOSE_TO_FULL:
+    memory = rank_memory(plan)
+    num_close = sum(one.share > CLOSE_TO_FULL for one in memory)
+    if num_close == 0:
         return ()
-    fullest = max(range(len(shares)), key=shares.__getitem__)
-    cost = plan.predicted.ranks[fullest]
-    num_close = sum(share > CLOSE_TO_FULL for share in shares)
+    fullest = max(memory, key=lambda one: one.share)
     ranks = "1 rank is" if num_close == 1 else f"{num_close:,} ranks are"
-    full = "; tables fit, training on a batch does not" if shares[fullest] > 1 else ""
+    full = "; tables fit, training on a batch does not" if fullest.share > 1 else ""
     return (
-        f"Close to the memory limit: {ranks} above {write_percent(CLOSE_TO_FULL)}; rank {cost.rank} uses "
-        f"{write_percent(shares[fullest])}, {write_bytes(cost.used_bytes)}{full}.",
+        f"Close to the memory limit: {ranks} above {write_percent(CLOSE_TO_FULL)}; rank {fullest.rank} uses "
+        f"{write_percent(fullest.share)}, {write_bytes(fullest.used_bytes)}{full}.",
     )

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autoshard.evaluation.measured import ComparedPlan, speedups_over
 from autoshard.report.wording import write_ms, write_percent
+from autoshard.results.comparison import ComparedPlan, speedups_over
 
 #: The planner that speed-ups are counted from (AutoShard Sec. 4.1).
 BASELINE = "random"
@@ -21,6 +21,11 @@ class ComparisonLine:
     cells: tuple[str, ...]
     failure: str | None
     is_best: bool
+
+    def across(self, columns: Sequence[str], reason: str) -> tuple[str, ...]:
+        """A value for each column; without a plan, the reason in the second."""
+        cells = self.cells or (reason, *("" for _ in columns[2:]))
+        return (self.planner, *cells)
 
 
 def comparison_columns(rows: Sequence[ComparedPlan]) -> tuple[str, ...]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from autoshard.evaluation.measured import ComparedPlan, speedups_over
 from autoshard.formats.documents.document import Document
 from autoshard.formats.documents.kinds import ANY_TEXT, TEXT, Field, Kind, list_of, number_in, or_null, record
 from autoshard.plugins import ReplayProtocol
 from autoshard.report.comparison import BASELINE, floor_ms, within_noise
+from autoshard.results.comparison import ComparedPlan, speedups_over
 
 _NUMBER: Final = or_null(number_in())
 _SHARE: Final = or_null(number_in(0, 1))

@@ -12,6 +12,7 @@ from plotly.subplots import make_subplots
 
 from autoshard.report.figures import BLUE, GREEN, GREY, GRID, INK, ORANGE, PINK, SKY, YELLOW, in_house_style
 from autoshard.report.rendering import chart_markup, render_page
+from autoshard.table import Table
 
 #: Points that the pair plots show at most; more make the page slow and show no more.
 MOST_POINTS = 1500
@@ -51,16 +52,6 @@ class RegionMap:
     wanted: Mapping[tuple[int, ...], int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
-    """A table of the page: heading, a line about it, column names, and rows of texts."""
-
-    title: str
-    caption: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
 def coverage_page(
     *,
     title: str,
@@ -69,8 +60,8 @@ def coverage_page(
     axes: Sequence[PairAxis],
     points: Mapping[str, Sequence[Sequence[float]]],
     maps: Sequence[RegionMap],
-    missing: Sequence[Listing],
-    listings: Sequence[Listing],
+    missing: Sequence[Table],
+    listings: Sequence[Table],
 ) -> str:
     """The page.
 

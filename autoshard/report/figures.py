@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 
 from autoshard.core import CostBreakdown, Topology
-from autoshard.evaluation.measured import ComparedPlan, MeasuredPlan
 from autoshard.report.comparison import ranked
+from autoshard.results.comparison import ComparedPlan, MeasuredPlan
 
 #: Okabe and Ito's palette, which colour-blind readers can distinguish.
 BLUE, SKY, GREEN = "#0072B2", "#56B4E9", "#009E73"

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from autoshard.core.errors import AutoshardError, InvalidOptionError
+from autoshard.core.errors import AutoshardError
 from autoshard.formats.files import atomic_write
 from autoshard.report.rendering import chart_markup, render_page
+from autoshard.table import Table
 
 #: Endings of the images that can be drawn.
 IMAGE_SUFFIXES = (".svg", ".png")
@@ -20,7 +21,6 @@ _WIDTH = 1180
 _SCALE = 2
 #: A browser that starts on a busy machine takes more than half a minute.
 _TIMEOUT_S = 240
-_Row = TypeVar("_Row")
 
 _INSTALL = "install one (`apt-get install chromium`) or name its program in BROWSER_PATH"
 
@@ -32,43 +32,6 @@ class ImageError(AutoshardError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NumberTable:
-    """A table of a page; the first cell of each line is its name.
-
-    Raises:
-        InvalidOptionError: If a line has more or fewer cells than there are columns.
-    """
-
-    columns: tuple[str, ...]
-    lines: tuple[tuple[str, ...], ...]
-    caption: str
-
-    def __post_init__(self) -> None:
-        for line in self.lines:
-            if len(line) != len(self.columns):
-                raise InvalidOptionError(f"must have {len(self.columns)} cells each, got {len(line)}", field="lines")
-
-    @classmethod
-    def of(
-        cls, rows: Iterable[_Row], caption: str, columns: Sequence[tuple[str, Callable[[_Row], str]]]
-    ) -> NumberTable:
-        """A table with a line for each row.
-
-        Args:
-            rows: Data of the lines.
-            caption: The caption.
-            columns: Heading of each column, and the text of its cells.
-        """
-        lines = tuple(tuple(cell(row) for _, cell in columns) for row in rows)
-        return cls(columns=tuple(heading for heading, _ in columns), lines=lines, caption=caption)
-
-    def to_markdown(self) -> str:
-        """The table in Markdown, without its caption; the first column is text, the others are numbers."""
-        rule = ["---", *["---:"] * (len(self.columns) - 1)]
-        return "\n".join("| " + " | ".join(cells) + " |" for cells in (self.columns, rule, *self.lines))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
     """A titled part of a page: a figure with its caption, and the tables with its numbers."""
 
@@ -76,7 +39,7 @@ class Section:
     caption: str
     figure: Any = None
     """A plotly figure; None for tables alone."""
-    tables: tuple[NumberTable, ...] = ()
+    tables: tuple[Table, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

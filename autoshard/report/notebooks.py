@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from markupsafe import Markup
 
 from autoshard.core import CostBreakdown, ShardingPlan
-from autoshard.evaluation.measured import ComparedPlan
 from autoshard.report.caveats import comparison_warnings, plan_warnings
 from autoshard.report.comparison import comparison_columns, comparison_lines
 from autoshard.report.figures import BLUE, ORANGE, PINK
-from autoshard.report.images import NumberTable
 from autoshard.report.pages import plan_facts, task_line
 from autoshard.report.rendering import render_template
 from autoshard.report.simulation import point_table
-from autoshard.report.wording import write_interval, write_ms, write_part
-from autoshard.simulation.record import SweepRecord
+from autoshard.report.terminal import part_table
+from autoshard.results.comparison import ComparedPlan
+from autoshard.results.sweep_record import SweepRecord
+from autoshard.table import Table
 
 #: Ranks that the bars show; more would be thinner than a pixel.
 _MOST_RANKS = 512
@@ -33,14 +34,7 @@ def plan_html(plan: ShardingPlan) -> str:
     predicted = plan.predicted
     if predicted is None:
         return _fragment(task_line(plan), (), note="No prediction: `autoshard evaluate` prices the plan.")
-    parts = NumberTable(
-        columns=("part of the step", "slowest rank ms", "90% interval"),
-        lines=tuple(
-            (write_part(part, predicted), write_ms(estimate.value), write_interval(estimate))
-            for part, estimate in predicted.parts.items()
-        ),
-        caption="Parts of the step.",
-    )
+    parts = replace(part_table(predicted), caption="Parts of the step.")
     facts = plan_facts(plan, predicted, None)
     return _fragment(task_line(plan), plan_warnings(plan), facts=facts, bars=_rank_bars(predicted), tables=(parts,))
 
@@ -48,11 +42,8 @@ def plan_html(plan: ShardingPlan) -> str:
 def comparison_html(rows: Sequence[ComparedPlan]) -> str:
     """Planners side by side, as `autoshard compare` prints them."""
     columns = comparison_columns(rows)
-    lines = [
-        (line.planner, *(line.cells or (line.failure or "no plan", *("" for _ in columns[2:]))))
-        for line in comparison_lines(rows)
-    ]
-    table = NumberTable(columns=columns, lines=tuple(lines), caption="Planners.")
+    lines = [line.across(columns, line.failure or "no plan") for line in comparison_lines(rows)]
+    table = Table(columns=columns, rows=lines, caption="Planners.")
     planned = next((row.plan for row in rows if row.plan is not None), None)
     return _fragment(task_line(planned) if planned else "Planners", comparison_warnings(rows), tables=(table,))
 
@@ -69,7 +60,7 @@ def _fragment(
     note: str = "",
     facts: Sequence[dict[str, str]] = (),
     bars: Markup | None = None,
-    tables: Sequence[NumberTable] = (),
+    tables: Sequence[Table] = (),
 ) -> str:
     return render_template(
         "notebook.html.j2", title=title, warnings=warnings, note=note, facts=facts, bars=bars, tables=tables

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoshard.core import CostBreakdown, ShardingPlan, SyncRows
-from autoshard.evaluation.measured import ComparedPlan, MeasuredPlan
-from autoshard.report.caveats import comparison_warnings, memory_shares, plan_warnings
+from autoshard.evaluation.batch_memory import rank_memory
+from autoshard.report.caveats import comparison_warnings, plan_warnings
 from autoshard.report.comparison import comparison_columns, comparison_lines, comparison_order, ranked
 from autoshard.report.rendering import chart_markup, render_page
 from autoshard.report.wording import (
@@ -23,6 +23,8 @@ from autoshard.report.wording import (
     write_ranks,
     write_rows,
 )
+from autoshard.results.comparison import ComparedPlan, MeasuredPlan
+from autoshard.table import Column, Table
 
 #: Shards that a page lists; more would make it large and slow, and `--json` has them all.
 _MOST_SHARDS = 1500
@@ -44,12 +46,9 @@ def plan_page(plan: ShardingPlan, measured: MeasuredPlan | None = None, *, title
         warnings=plan_warnings(plan),
         facts=plan_facts(plan, predicted, measured) if predicted else [],
         pictures=_pictures(plan_figures(plan, measured)),
-        parts=_part_lines(predicted) if predicted else [],
-        overlap=write_overlap(predicted.overlap) if predicted and predicted.overlap else "",
-        ranks=_rank_lines(plan, predicted, measured) if predicted else [],
-        measured=measured is not None,
-        shards=_shard_lines(plan)[:_MOST_SHARDS],
-        num_left_out=max(0, len(plan.shards) - _MOST_SHARDS),
+        parts=_part_table(predicted) if predicted and predicted.parts else None,
+        ranks=_rank_table(plan, predicted, measured) if predicted and predicted.ranks else None,
+        shards=_shard_table(plan),
         provenance=_provenance(plan),
     )
 
@@ -247,8 +246,7 @@ def _kernel_ms_per_rank(row: ComparedPlan) -> tuple[float, ...]:
 def plan_facts(plan: ShardingPlan, predicted: CostBreakdown, measured: MeasuredPlan | None) -> list[dict[str, str]]:
     """The numbers at the top of a plan's page: label, value and note of each."""
     step = predicted.step_ms
-    shares = memory_shares(plan)
-    fullest = max(range(len(shares)), key=shares.__getitem__)
+    fullest = max(rank_memory(plan), key=lambda one: one.share)
     binding = f"rank {predicted.binding_rank}; its costliest table is {predicted.binding_shard}"
     facts = [
         ("Predicted step", f"{write_ms(step.value)} ms", f"{write_interval(step)} ms"),
@@ -265,7 +263,7 @@ def plan_facts(plan: ShardingPlan, predicted: CostBreakdown, measured: MeasuredP
         facts.append(("Gap to the bound", write_percent(above), f"above the {kind} lower bound of the step"))
     facts += [
         ("Floor", f"{write_ms(predicted.floor_kernel_ms)} ms", "the costliest shard alone"),
-        ("Fullest rank", write_percent(shares[fullest]), f"of the memory of rank {fullest}"),
+        ("Fullest rank", write_percent(fullest.share), f"of the memory of rank {fullest.rank}"),
         ("Kernel times from", *_model_texts(predicted.cost_model)),
         *(
             (f"{kind.capitalize()} times from", *_model_texts(name))
@@ -282,56 +280,68 @@ def _model_texts(name: str) -> tuple[str, str]:
     return kind, "".join(remark)
 
 
-def _part_lines(predicted: CostBreakdown) -> list[dict[str, str]]:
-    return [
-        {
-            "part": write_part(part, predicted),
-            "ms": write_ms(estimate.value),
-            "low": write_ms(estimate.low),
-            "high": write_ms(estimate.high),
-        }
-        for part, estimate in predicted.parts.items()
-    ]
+def _part_table(predicted: CostBreakdown) -> Table:
+    overlap = f" Overlap: {write_overlap(predicted.overlap)}." if predicted.overlap else ""
+    return Table.of(
+        predicted.parts.items(),
+        [
+            ("Part", lambda one: write_part(one[0], predicted)),
+            ("Predicted", lambda one: write_ms(one[1].value)),
+            ("Low", lambda one: write_ms(one[1].low)),
+            ("High", lambda one: write_ms(one[1].high)),
+        ],
+        caption=f"Milliseconds of the slowest rank, with 90% intervals.{overlap}",
+    )
 
 
-def _rank_lines(plan: ShardingPlan, predicted: CostBreakdown, measured: MeasuredPlan | None) -> list[dict[str, object]]:
-    held, shares = plan.local_shards(), memory_shares(plan)
-    lines: list[dict[str, object]] = []
-    for index, cost in enumerate(predicted.ranks):
-        line: dict[str, object] = {
-            "rank": cost.rank,
-            "is_binding": cost.rank == predicted.binding_rank,
-            "num_shards": len(held[index % len(held)]),
-            "forward": write_ms(cost.forward_kernel_ms),
-            "backward": write_ms(cost.backward_kernel_ms),
-            "kernel": write_ms(cost.kernel_ms),
-            "exchange": write_ms(cost.forward_exchange_ms + cost.backward_exchange_ms),
-            "memory": write_bytes(cost.used_bytes),
-            "memory_share": write_percent(shares[index]),
-        }
-        if measured is not None:
-            line["measured_forward"] = write_ms(measured.forward_ms_R[index])
-            line["measured_backward"] = write_ms(measured.backward_ms_R[index])
-            line["measured_kernel"] = write_ms(measured.kernel_ms_per_rank[index])
-        lines.append(line)
-    return lines
+def _rank_table(plan: ShardingPlan, predicted: CostBreakdown, measured: MeasuredPlan | None) -> Table:
+    held, memory = plan.local_shards(), rank_memory(plan)
+    ranks = predicted.ranks
+    measured_ms = (
+        []
+        if measured is None
+        else [
+            ("Measured forward", lambda index: write_ms(measured.forward_ms_R[index])),
+            ("Measured backward", lambda index: write_ms(measured.backward_ms_R[index])),
+            ("Measured kernel", lambda index: write_ms(measured.kernel_ms_per_rank[index])),
+        ]
+    )
+    return Table.of(
+        range(len(ranks)),
+        [
+            ("Rank", lambda index: ranks[index].rank),
+            ("Shards", lambda index: len(held[index % len(held)])),
+            ("Forward kernel", lambda index: write_ms(ranks[index].forward_kernel_ms)),
+            ("Backward kernel", lambda index: write_ms(ranks[index].backward_kernel_ms)),
+            ("Kernel", lambda index: write_ms(ranks[index].kernel_ms)),
+            *measured_ms,
+            ("Exchange", lambda index: write_ms(ranks[index].forward_exchange_ms + ranks[index].backward_exchange_ms)),
+            ("Memory", lambda index: write_bytes(memory[index].used_bytes)),
+            ("Memory used", lambda index: write_percent(memory[index].share)),
+        ],
+        caption="Milliseconds per step. The slowest rank is marked.",
+        marked=[index for index, cost in enumerate(ranks) if cost.rank == predicted.binding_rank],
+    )
 
 
-def _shard_lines(plan: ShardingPlan) -> list[dict[str, object]]:
-    return [
-        {
-            "table": placed.shard.table.name,
-            "ranks": write_ranks(placed),
-            "tier": placed.tier.value.replace("_", " "),
-            "num_embeddings": f"{placed.shard.table.num_embeddings:,}",
-            "rows": write_rows(placed.shard),
-            "embedding_dim": placed.shard.table.embedding_dim,
-            "columns": write_columns(placed.shard),
-            "pooling_factor": f"{placed.shard.table.pooling_factor:.3g}",
-            "memory": write_bytes(placed.shard.storage_bytes),
-        }
-        for placed in plan.shards
-    ]
+def _shard_table(plan: ShardingPlan) -> Table:
+    left = len(plan.shards) - _MOST_SHARDS
+    more = f" {left:,} more are left out; `autoshard show --json` lists all." if left > 0 else ""
+    return Table.of(
+        plan.shards[:_MOST_SHARDS],
+        [
+            ("Table", lambda placed: placed.shard.table.name),
+            (Column("Ranks"), write_ranks),
+            (Column("Tier"), lambda placed: placed.tier.value.replace("_", " ")),
+            ("Rows of the table", lambda placed: f"{placed.shard.table.num_embeddings:,}"),
+            ("Rows held", lambda placed: write_rows(placed.shard)),
+            ("Dim", lambda placed: placed.shard.table.embedding_dim),
+            ("Columns held", lambda placed: write_columns(placed.shard)),
+            ("Lookups per sample", lambda placed: f"{placed.shard.table.pooling_factor:.3g}"),
+            ("Memory", lambda placed: write_bytes(placed.shard.storage_bytes)),
+        ],
+        caption=f"Shards with the ranks that hold them; replicas are set apart by a bar.{more}",
+    )
 
 
 def _provenance(plan: ShardingPlan) -> list[tuple[str, str]]:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
-from autoshard.evaluation.measured import MeasuredPlan
 from autoshard.formats.documents.document import Document
 from autoshard.formats.documents.kinds import (
     ANY_TEXT,
@@ -19,6 +18,7 @@ from autoshard.formats.documents.kinds import (
     record,
     whole_number,
 )
+from autoshard.results.comparison import MeasuredPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

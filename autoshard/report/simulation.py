@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 
-from autoshard.report.images import FigureReport, NumberTable, Section
+from autoshard.report.images import FigureReport, Section
 from autoshard.report.wording import write_bytes, write_ms, write_percent
-from autoshard.simulation.points import PointStatus, PricedPoint, SimulatedPoint, UnpricedPoint, scaling_factors
+from autoshard.results.sweep import PointStatus, PricedPoint, SimulatedPoint, UnpricedPoint, scaling_factors
+from autoshard.table import Table
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from autoshard.simulation.record import SweepRecord
+    from autoshard.results.sweep_record import SweepRecord
 
 #: Parts of a step in the order in which they stand, with their words.
 _PARTS = (
@@ -34,19 +34,19 @@ _CURVES_PX = 860
 
 def simulation_table(points: Sequence[SimulatedPoint]) -> RenderableType:
     """A line for each point, a second table with the parts of the step, and why points have no figures."""
-    table, parts = _empty(("series", "ranks", *_FIGURES)), _empty(("series", "ranks", *(name for _, name in _PARTS)))
-    reasons = []
+    table, parts, reasons = [], [], []
     for simulated, factor in zip(points, scaling_factors(points), strict=True):
         place = (_series(simulated), f"{simulated.point.num_ranks:,}")
         if isinstance(simulated, PricedPoint):
-            table.add_row(*place, *_figures(simulated, factor))
-            parts.add_row(*place, *(write_ms(simulated.parts_ms.get(name, 0.0)) for name, _ in _PARTS))
+            table.append((*place, *_figures(simulated, factor)))
+            parts.append((*place, *_part_times(simulated)))
         else:
-            table.add_row(*place, simulated.status.value)
+            table.append((*place, simulated.status.value, *_FIGURES_OF_NONE[1:]))
             reasons.append(f"{', '.join(place)} ranks: {write_status(simulated)}")
-    blocks: list[RenderableType] = [table]
-    if parts.row_count:
-        blocks += ["", "Parts of the step at their slowest ranks, in ms:", parts]
+    blocks: list[RenderableType] = [Table(columns=("series", "ranks", *_FIGURES), rows=table)]
+    if parts:
+        columns = ("series", "ranks", *(name for _, name in _PARTS))
+        blocks += ["", "Parts of the step at their slowest ranks, in ms:", Table(columns=columns, rows=parts)]
     return Group(*blocks, *(["", *reasons] if reasons else []))
 
 
@@ -199,6 +199,10 @@ _FIGURES = (
 )
 
 
+#: Of points without figures.
+_FIGURES_OF_NONE = ("",) * len(_FIGURES)
+
+
 def _figures(priced: PricedPoint, factor: float | None) -> tuple[str, ...]:
     step, memory, spread = priced.step_ms, priced.memory, priced.spread
     quantiles = ("", "", "") if spread is None else tuple(map(write_ms, (spread.p50_ms, spread.p90_ms, spread.p99_ms)))
@@ -214,24 +218,24 @@ def _figures(priced: PricedPoint, factor: float | None) -> tuple[str, ...]:
     )
 
 
-def point_table(points: Sequence[SimulatedPoint]) -> NumberTable:
+def _part_times(priced: PricedPoint) -> tuple[str, ...]:
+    return tuple(write_ms(priced.parts_ms.get(name, 0.0)) for name, _ in _PARTS)
+
+
+def point_table(points: Sequence[SimulatedPoint]) -> Table:
     """A line for each point, those without figures with the reason."""
     lines = []
     for simulated, factor in zip(points, scaling_factors(points), strict=True):
         if isinstance(simulated, PricedPoint):
             lines.append((_point_name(simulated), *_figures(simulated, factor)))
         else:
-            lines.append((f"{_point_name(simulated)}: {write_status(simulated)}", *("" for _ in _FIGURES)))
-    return NumberTable(columns=("point", *_FIGURES), lines=tuple(lines), caption="All points.")
+            lines.append((f"{_point_name(simulated)}: {write_status(simulated)}", *_FIGURES_OF_NONE))
+    return Table(columns=("point", *_FIGURES), rows=lines, caption="All points.")
 
 
-def _part_table(points: Sequence[SimulatedPoint]) -> NumberTable:
-    lines = tuple(
-        (_point_name(one), *(write_ms(one.parts_ms.get(name, 0.0)) for name, _ in _PARTS))
-        for one in points
-        if isinstance(one, PricedPoint)
-    )
-    return NumberTable(columns=("point", *(name for _, name in _PARTS)), lines=lines, caption="Milliseconds.")
+def _part_table(points: Sequence[SimulatedPoint]) -> Table:
+    lines = [(_point_name(one), *_part_times(one)) for one in points if isinstance(one, PricedPoint)]
+    return Table(columns=("point", *(name for _, name in _PARTS)), rows=lines, caption="Milliseconds.")
 
 
 def _point_name(simulated: SimulatedPoint) -> str:
@@ -244,10 +248,3 @@ def _series(simulated: SimulatedPoint) -> str:
     if isinstance(simulated, UnpricedPoint) or simulated.planned_groups == simulated.point.num_groups:
         return label
     return f"{label}, {simulated.planned_groups} groups planned"
-
-
-def _empty(headings: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for index, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if index else "left", overflow="fold")
-    return table

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from autoshard.core import CostBreakdown, ShardingPlan
 from autoshard.core.step import CollectiveTime, Overlap, StepCollective
-from autoshard.evaluation.measured import ComparedPlan, MeasuredPlan
+from autoshard.evaluation.batch_memory import rank_memory
 from autoshard.report.comparison import comparison_columns, comparison_lines, comparison_order
 from autoshard.report.pages import task_line
 from autoshard.report.wording import (
@@ -22,6 +21,8 @@ from autoshard.report.wording import (
     write_part,
     write_percent,
 )
+from autoshard.results.comparison import ComparedPlan, MeasuredPlan
+from autoshard.table import Column, Table
 
 _BAR_WIDTH = 30
 #: Ranks that a table lists: those with the longest kernels. A thousand lines take seconds to lay out.
@@ -56,7 +57,7 @@ def plan_summary(plan: ShardingPlan, measured: MeasuredPlan | None = None) -> Re
     others = [f"{kind} {name}" for kind, name in predicted.models.items() if kind != "kernel"]
     if others:
         lines.append(f"Models besides that of kernels: {', '.join(others)}")
-    parts: list[RenderableType] = [_part_table(predicted), ""] if predicted.parts else []
+    parts: list[RenderableType] = [part_table(predicted), ""] if predicted.parts else []
     if predicted.overlap not in (None, Overlap.NONE) and predicted.collectives:
         parts += [collective_table(predicted.collectives), ""]
     left_out = len(predicted.ranks) - _MAX_RANKS
@@ -66,66 +67,71 @@ def plan_summary(plan: ShardingPlan, measured: MeasuredPlan | None = None) -> Re
 
 def comparison_table(rows: Sequence[ComparedPlan], notes: Sequence[str]) -> RenderableType:
     """Planners side by side, with sentences below."""
-    first, *others = comparison_columns(rows)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(first)
-    for column in others:
-        table.add_column(column, justify="right", overflow="fold")
-    failures = []
-    for line in comparison_lines(rows):
-        style = "bold" if line.is_best else ""
-        table.add_row(line.planner, *(line.cells or ["no plan"]), style=style)
-        if line.failure is not None:
-            failures.append(f"{line.planner}: {line.failure}")
+    lines = comparison_lines(rows)
+    columns = comparison_columns(rows)
+    table = Table(
+        columns=columns,
+        rows=[line.across(columns, "no plan") for line in lines],
+        marked=[number for number, line in enumerate(lines) if line.is_best],
+    )
+    failures = [f"{line.planner}: {line.failure}" for line in lines if line.failure is not None]
     return Group(table, "", *failures, comparison_order(rows), *notes)
 
 
-def collective_table(times: Mapping[StepCollective, CollectiveTime]) -> RenderableType:
+def collective_table(times: Mapping[StepCollective, CollectiveTime]) -> Table:
     """How long collectives take, and how long the step waits for them."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("collective")
-    for column in ("serialised ms", "exposed ms"):
-        table.add_column(column, justify="right")
-    for collective, time in times.items():
-        table.add_row(collective.replace("_", " "), write_ms(time.serialised_ms), write_ms(time.exposed_ms))
-    return table
+    return Table.of(
+        times.items(),
+        [
+            ("collective", lambda one: one[0].replace("_", " ")),
+            ("serialised ms", lambda one: write_ms(one[1].serialised_ms)),
+            ("exposed ms", lambda one: write_ms(one[1].exposed_ms)),
+        ],
+    )
 
 
-def _part_table(predicted: CostBreakdown) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("part of the step")
-    for column in ("slowest rank ms", "90% interval"):
-        table.add_column(column, justify="right")
-    for part, estimate in predicted.parts.items():
-        table.add_row(write_part(part, predicted), write_ms(estimate.value), write_interval(estimate))
-    return table
+def part_table(predicted: CostBreakdown) -> Table:
+    """Parts of the step at their slowest ranks."""
+    return Table.of(
+        predicted.parts.items(),
+        [
+            ("part of the step", lambda one: write_part(one[0], predicted)),
+            ("slowest rank ms", lambda one: write_ms(one[1].value)),
+            ("90% interval", lambda one: write_interval(one[1])),
+        ],
+    )
 
 
 def _rank_table(plan: ShardingPlan, measured: MeasuredPlan | None) -> Table:
-    assert plan.predicted is not None
-    rank = "rank" if plan.replica_groups.num_groups == 1 else "rank of one group"
-    columns = [rank, "shards", "kernel ms", *(["measured ms"] if measured else []), "exchange ms", "memory", "used"]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, justify="right")
-    table.add_column("forward and backward kernel", min_width=_BAR_WIDTH, no_wrap=True)
-    longest = max(plan.predicted.max_kernel_ms, *(measured.kernel_ms_per_rank if measured else (0.0,)), 1e-12)
-    held, topology = plan.local_shards(), plan.of_one_group().topology
-    by_kernel = sorted(enumerate(plan.predicted.ranks), key=lambda one: -one[1].kernel_ms)
-    for index, cost in sorted(by_kernel[:_MAX_RANKS], key=lambda one: one[0]):
-        used = cost.used_bytes
-        capacity = topology.memory_of(cost.rank).hbm
+    predicted = plan.predicted
+    assert predicted is not None
+    longest = max(predicted.max_kernel_ms, *(measured.kernel_ms_per_rank if measured else (0.0,)), 1e-12)
+    held, memory = plan.local_shards(), rank_memory(plan)
+    longest_first = sorted(range(len(predicted.ranks)), key=lambda index: -predicted.ranks[index].kernel_ms)
+    shown = sorted(longest_first[:_MAX_RANKS])
+
+    def bar(index: int) -> Text:
+        cost = predicted.ranks[index]
         # A plan written by hand may have ranks that take longer than its slowest.
         forward, both = (round(_BAR_WIDTH * min(1.0, ms / longest)) for ms in (cost.forward_kernel_ms, cost.kernel_ms))
-        table.add_row(
-            str(cost.rank),
-            str(len(held[index % len(held)])),
-            write_ms(cost.kernel_ms),
-            *([write_ms(measured.kernel_ms_per_rank[index])] if measured else []),
-            write_ms(cost.forward_exchange_ms + cost.backward_exchange_ms),
-            write_bytes(used),
-            write_percent(used / capacity) if capacity else "",
-            Text.assemble(("█" * forward, "blue"), ("▒" * (both - forward), "cyan")),
-            style="bold" if cost.rank == plan.predicted.binding_rank else "",
-        )
-    return table
+        return Text.assemble(("█" * forward, "blue"), ("▒" * (both - forward), "cyan"))
+
+    def exchange_ms(index: int) -> float:
+        return predicted.ranks[index].forward_exchange_ms + predicted.ranks[index].backward_exchange_ms
+
+    rank = "rank" if plan.replica_groups.num_groups == 1 else "rank of one group"
+    measured_ms = measured.kernel_ms_per_rank if measured else ()
+    return Table.of(
+        shown,
+        [
+            (Column(rank, justify="right"), lambda index: predicted.ranks[index].rank),
+            ("shards", lambda index: len(held[index % len(held)])),
+            ("kernel ms", lambda index: write_ms(predicted.ranks[index].kernel_ms)),
+            *([("measured ms", lambda index: write_ms(measured_ms[index]))] if measured else []),
+            ("exchange ms", lambda index: write_ms(exchange_ms(index))),
+            ("memory", lambda index: write_bytes(memory[index].used_bytes)),
+            ("used", lambda index: write_percent(memory[index].share) if memory[index].capacity_bytes else ""),
+            (Column("forward and backward kernel", min_width=_BAR_WIDTH), bar),
+        ],
+        marked=[place for place, index in enumerate(shown) if predicted.ranks[index].rank == predicted.binding_rank],
+    )

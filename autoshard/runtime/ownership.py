@@ -10,9 +10,9 @@ from autoshard.core import MemoryLevel, ShardingPlan
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
 from autoshard.evaluation.executable import level_fault, plan_faults
-from autoshard.evaluation.validator import validate_plan
 from autoshard.runtime.engine.groups import GroupOrder
 from autoshard.runtime.engine.holdings import Holding, Ownership, holdings_of
+from autoshard.validator import validate_plan
 
 
 def ownership_of(plan: ShardingPlan, num_processes: int) -> Ownership:

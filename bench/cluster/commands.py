@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Group, RenderableType
-from rich.table import Table
 
 from autoshard.commands.arguments import positive_option
 from autoshard.commands.options import command_options
 from autoshard.commands.running import RunOptions, run_on
 from autoshard.console import JsonOption, emit, progress
 from autoshard.core.errors import InvalidOptionError
+from autoshard.table import Column, Table
 from bench.cluster.spec import ClusterSpec
 from bench.collecting.termination import TERMINATED_EXIT_CODE, Terminated
 
@@ -163,11 +163,11 @@ def _links_json(links: MeasuredLinks) -> list[dict[str, object]]:
 
 
 def _rendered(options: MeasureOptions, links: MeasuredLinks) -> RenderableType:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("level", "operator"):
-        table.add_column(column)
-    for column in ("MB/s per rank", "latency ms"):
-        table.add_column(column, justify="right")
-    for (level, operator), one in links.items():
-        table.add_row(level, operator, f"{one.bytes_per_s / 1e6:.1f}", f"{one.latency_s * 1e3:.2f}")
+    table = Table(
+        columns=("level", Column("operator"), "MB/s per rank", "latency ms"),
+        rows=[
+            (level, operator, f"{one.bytes_per_s / 1e6:.1f}", f"{one.latency_s * 1e3:.2f}")
+            for (level, operator), one in links.items()
+        ],
+    )
     return Group(f"Wrote {options.output}.", "", table)

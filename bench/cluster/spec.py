@@ -52,7 +52,7 @@ class ClusterSpec:
 
         The ranks of a node share its rate. An all-reduce is a ring through all ranks, which enters each node once.
         """
-        from autoshard.trials import local_topology  # imports torch
+        from autoshard.whatif.trials import local_topology  # imports torch
 
         num_ranks, bytes_per_s = self.num_ranks, self.bits_per_s / 8
         (node,) = local_topology("cpu", self.ranks_per_node, 0).levels

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from rich.table import Table
 
 from autoshard.formats.stores.dense_samples import DenseSample
+from autoshard.table import Column, Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,26 +47,30 @@ def summarise_dense(samples: Sequence[DenseSample]) -> tuple[DenseSummary, ...]:
 
 def dense_table(samples: Sequence[DenseSample]) -> Table:
     """The report as a table; arithmetic is counted as `autoshard.core.dense` says, so concatenation has none."""
-    table = Table(title="Dense layers, forward and backward without the optimizer")
-    table.add_column("part")
-    table.add_column("dtype")
-    for heading in ("samples", "noisy", "batch", "ms (min, median, max)", "forward GFLOP/s", "backward GFLOP/s"):
-        table.add_column(heading, justify="right")
-    for one in summarise_dense(samples):
-        rates = [
-            f"{middle:.0f}, best {best:.0f}" if best else "–"
-            for middle, best in (one.forward_gflops_per_s, one.backward_gflops_per_s)
-        ]
-        table.add_row(
-            one.kind,
-            one.dtype,
-            str(one.num_samples),
-            str(one.num_noisy),
-            "–".join(map(str, one.batch_sizes)),
-            ", ".join(f"{value:.3g}" for value in one.total_ms),
-            *rates,
-        )
-    return table
+
+    def rate(which: str) -> Callable[[DenseSummary], str]:
+        def text(one: DenseSummary) -> str:
+            middle, best = getattr(one, f"{which}_gflops_per_s")
+            return f"{middle:.0f}, best {best:.0f}" if best else "–"
+
+        return text
+
+    return Table.of(
+        summarise_dense(samples),
+        [
+            ("part", lambda one: one.kind),
+            (Column("dtype"), lambda one: one.dtype),
+            ("samples", lambda one: one.num_samples),
+            ("noisy", lambda one: one.num_noisy),
+            ("batch", lambda one: "–".join(map(str, one.batch_sizes))),
+            ("ms (min, median, max)", lambda one: ", ".join(f"{value:.3g}" for value in one.total_ms)),
+            ("forward GFLOP/s", rate("forward")),
+            ("backward GFLOP/s", rate("backward")),
+        ],
+        title="Dense layers, forward and backward without the optimizer",
+        title_justify="center",
+        is_boxed=True,
+    )
 
 
 def _summary(kind: str, dtype: str, samples: Sequence[DenseSample]) -> DenseSummary:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from autoshard.core import LocalShard, ShardingPlan
-from autoshard.evaluation.measured import MeasuredPlan
 from autoshard.formats.stores.drift import corrected_ms
+from autoshard.results.comparison import MeasuredPlan
 from bench.kernels.harness import Harness, Settings
 from bench.measuring.devices import find_device
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from rich.console import Group, RenderableType
-from rich.table import Table
 
 from autoshard.core import ShardingPlan
 from autoshard.report.replay_json import ReplayedRank, ReplayResult
 from autoshard.report.wording import write_ms, write_percent
+from autoshard.table import Column, Table
 from bench.kernels.replay import Replay
 
 
@@ -41,17 +43,19 @@ def replay_result(plan: ShardingPlan, replay: Replay) -> ReplayResult:
 def replay_table(found: ReplayResult) -> RenderableType:
     """A replayed plan for people."""
     is_predicted = any(rank.predicted_ms is not None for rank in found.ranks)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    headers = ["rank", "tables", "forward ms", "backward ms", "kernel ms"]
-    for header in [*headers, *(["predicted ms", "error"] if is_predicted else [])]:
-        table.add_column(header, justify="right")
-    for rank in found.ranks:
-        times = map(write_ms, (rank.forward_ms, rank.backward_ms, rank.kernel_ms))
-        cells = [str(rank.rank), str(rank.num_shards), *times]
-        if rank.predicted_ms is not None:
-            error = write_percent(rank.predicted_ms / rank.kernel_ms - 1, signed=True) if rank.kernel_ms else ""
-            cells += [write_ms(rank.predicted_ms), error]
-        table.add_row(*cells)
+    ms = partial(Column, unit="ms", text=write_ms, justify="right")
+    table = Table.of(
+        found.ranks,
+        [
+            (Column("rank", justify="right"), lambda rank: rank.rank),
+            ("tables", lambda rank: rank.num_shards),
+            (ms("forward"), lambda rank: rank.forward_ms),
+            (ms("backward"), lambda rank: rank.backward_ms),
+            (ms("kernel"), lambda rank: rank.kernel_ms),
+            *([(ms("predicted"), lambda rank: rank.predicted_ms)] if is_predicted else []),
+            *([("error", _error)] if is_predicted else []),
+        ],
+    )
     lines = [
         f"Measured on {found.device} ({found.device_name}): slowest rank {write_ms(found.max_kernel_ms)} ms, "
         f"balance {write_percent(found.balance)}; identical ranks have {write_percent(found.ceiling_balance)} here"
@@ -63,6 +67,13 @@ def replay_table(found: ReplayResult) -> RenderableType:
             f"({write_percent(max_error, signed=True)}); mean error per rank {write_percent(mean_error)}"
         )
     return Group(table, "", *lines)
+
+
+def _error(rank: ReplayedRank) -> str:
+    """Predicted over measured time, minus 1."""
+    if rank.predicted_ms is None or not rank.kernel_ms:
+        return ""
+    return write_percent(rank.predicted_ms / rank.kernel_ms - 1, signed=True)
 
 
 def _predicted_ms(plan: ShardingPlan) -> tuple[float, ...]:

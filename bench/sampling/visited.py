@@ -14,10 +14,10 @@ from autoshard.core import Constraints, CostModels, Level, Link, MemoryBytes, Sh
 from autoshard.core.errors import InfeasiblePlanError, ModelError
 from autoshard.evaluation.analytic import DEVICE_MEMORY, AnalyticCostModel
 from autoshard.evaluation.communication import AlphaBetaComm
-from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.planner import PlannerProtocol, PlanRequest
 from autoshard.planners.registry import get_planner, planner_names
 from autoshard.planning import make_costs
+from autoshard.validator import validate_plan
 from bench.sampling.strategies import SetSource, ShardSet, generator_of
 
 #: Planners whose plans are visited. TorchRec's takes ten seconds for a plan.

@@ -6,8 +6,9 @@ from collections import defaultdict
 from itertools import combinations
 from typing import Any
 
-from autoshard.report.coverage_page import Listing, PairAxis, RegionMap, coverage_figures, coverage_page
+from autoshard.report.coverage_page import PairAxis, RegionMap, coverage_figures, coverage_page
 from autoshard.report.wording import write_percent
+from autoshard.table import Table
 from bench.store.coverage import Coverage, Space
 
 _PAIR_AXES = (
@@ -50,13 +51,13 @@ def coverage_html(coverage: Coverage, *, title: str = "What the samples cover") 
     """The HTML page: what is missing, samples per region, pair plots, ways of choosing and kinds."""
     missing = [_missing("shards", coverage.shards), _missing("sets", coverage.sets)] if coverage.has_pool else []
     listings = [
-        Listing(
+        Table(
             title="Ways of choosing",
             caption="Samples by the strategy that chose their set.",
             columns=("strategy", "samples"),
             rows=tuple((name, f"{number:,}") for name, number in coverage.sources.items()),
         ),
-        Listing(
+        Table(
             title="Kinds",
             caption="Samples with at least one shard of a kind: number format, pooling, optimizer, memory, update, "
             "output.",
@@ -89,11 +90,11 @@ def _facts(coverage: Coverage) -> list[tuple[str, str, str]]:
     return facts
 
 
-def _missing(label: str, space: Space) -> Listing:
+def _missing(label: str, space: Space) -> Table:
     rows = tuple((*space.labels(place), f"{number:,}") for place, number in space.missing[:_LISTED])
     more = f" The first {_LISTED} of {len(space.missing):,}." if len(space.missing) > _LISTED else ""
     caption = f"Regions that sets of the pool are in and no sample is, the most wanted first.{more}"
-    return Listing(
+    return Table(
         title=f"Missing regions of {label}",
         caption=caption if rows else "None: every region that sets of the pool are in has samples.",
         columns=(*(axis.name for axis in space.axes), "sets of the pool"),

@@ -8,12 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from rich.console import RenderableType
-from rich.table import Table
 
 from autoshard.formats.stores.drift import corrected_ms
 from autoshard.formats.stores.samples import KERNEL_SAMPLES, SampleTable
 from autoshard.report.wording import write_ms, write_percent
+from autoshard.table import Table, texts
 from bench.measuring.robust_stats import SIGMA_PER_DEVIATION, MsArray
 
 
@@ -92,12 +91,8 @@ def summarise(table: SampleTable) -> StoreSummary:
     )
 
 
-def summary_table(summaries: Sequence[StoreSummary]) -> RenderableType:
+def summary_table(summaries: Sequence[StoreSummary]) -> Table:
     """One column per device."""
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column()
-    for _ in summaries:
-        table.add_column(overflow="fold")
     rows = [
         ("device", lambda s: f"{s.device} ({'; '.join(s.device_names)})"),
         ("software", lambda s: "; ".join(s.software)),
@@ -110,9 +105,10 @@ def summary_table(summaries: Sequence[StoreSummary]) -> RenderableType:
         ("reference ms", lambda s: write_ms(s.reference_ms)),
         ("repeatability", _repeatability_text),
     ]
-    for label, text in rows:
-        table.add_row(label, *(text(summary) for summary in summaries))
-    return table
+    return Table(
+        columns=texts(*[""] * (1 + len(summaries))),
+        rows=[(label, *(text(summary) for summary in summaries)) for label, text in rows],
+    )
 
 
 def _repeated_ms(table: SampleTable) -> list[MsArray]:

@@ -12,13 +12,13 @@ from autoshard.commands.arguments import positive_option, seed_option
 from autoshard.commands.options import command_options
 from autoshard.core.errors import ModelError
 from autoshard.plugins import KernelsCollected, KernelsToCollect, find_collector
-from costmodel.registry.promotion import publish_version, report_published, status_of
+from autoshard.table import Table
+from costmodel.kernel.command import accuracy_table, interval_facts
+from costmodel.registry.promotion import publish_version, report_published
 from costmodel.registry.publish_options import PublishOptions
 from costmodel.registry.versions import Registry
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from costmodel.kernel.calibration import Calibration, CalibrationOptions
     from costmodel.kernel.dataset import CostDataset
     from costmodel.kernel.learned import LearnedCostModel
@@ -214,18 +214,15 @@ def _result(store: Path, collected: KernelsCollected, version: TrainedVersion, p
 
 
 def _table(collected: KernelsCollected, calibration: Calibration, published: Published) -> Table:
-    from rich.table import Table
-
     card = calibration.model.card
-    table = Table(title=f"Cost model of {card.device}, {status_of(published)}", title_justify="left")
-    table.add_column(f"on {card.metrics.num_samples} samples, each predicted by a calibration without it")
-    table.add_column("", justify="right")
-    table.add_row("mean relative error", f"{card.metrics.relative_error:.2%}")
-    table.add_row("Kendall's tau", f"{card.metrics.kendall_tau:.3f}")
-    if card.interval.coverage is not None:
-        table.add_row("90% interval holds", f"{card.interval.coverage:.1%}")
-        table.add_row("its median half width", f"{card.interval.half_width:.1%}")
-    table.add_row("measured now", f"{collected.num_samples} samples")
-    table.add_row("measured on", str(card.measured_on))
-    table.add_row("calibrated from", f"{card.training['calibrated_from']}, {card.training['base_machine']}".strip(", "))
-    return table
+    source = f"{card.training['calibrated_from']}, {card.training['base_machine']}"
+    return accuracy_table(
+        card,
+        published,
+        f"on {card.metrics.num_samples} samples, each predicted by a calibration without it",
+        ("Kendall's tau", f"{card.metrics.kendall_tau:.3f}"),
+        *interval_facts(card),
+        ("measured now", f"{collected.num_samples} samples"),
+        ("measured on", str(card.measured_on)),
+        ("calibrated from", source.strip(", ")),
+    )

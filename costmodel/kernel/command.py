@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,13 +13,12 @@ from autoshard import console
 from autoshard.commands.arguments import AcceleratorOption, image_option, seed_option
 from autoshard.commands.options import command_options
 from autoshard.commands.showing import draw
+from autoshard.table import Table
 from costmodel.registry.promotion import publish_version, report_published, status_of
 from costmodel.registry.publish_options import PublishOptions
 from costmodel.registry.versions import Registry
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from autoshard.runtime.processes.learners import Learners
     from costmodel.kernel.card import CostModelCard
     from costmodel.kernel.training import TrainedCostModel
@@ -135,21 +135,41 @@ def _held_out_figure(trained: TrainedCostModel) -> Any:
 
 
 def _metrics_table(card: CostModelCard, published: Published) -> Table:
-    from rich.table import Table
-
     metrics = card.metrics
-    table = Table(title=f"Cost model of {card.device}, {status_of(published)}", title_justify="left")
-    table.add_column(f"on {metrics.num_samples} held-out samples")
-    table.add_column("", justify="right")
-    table.add_row("mean relative error", f"{metrics.relative_error:.2%}")
-    table.add_row("mean absolute error", f"{metrics.mae_ms:.3f} ms")
-    table.add_row("mean squared error", f"{metrics.mse_ms2:.3f} ms²")
-    table.add_row("Kendall's tau", f"{metrics.kendall_tau:.3f}")
-    if card.interval.coverage is not None:
-        table.add_row("90% interval holds", f"{card.interval.coverage:.1%}")
-        table.add_row("its median half width", f"{card.interval.half_width:.1%}")
-    table.add_row("trained on", f"{card.training['num_samples']} samples")
     fewest, most = card.coverage.ranges["num_bags"]
-    table.add_row("bags per step", f"{fewest:.0f}" if fewest == most else f"{fewest:.0f} to {most:.0f}")
-    table.add_row("kinds of kernels", f"{len(card.coverage.kinds)}")
-    return table
+    return accuracy_table(
+        card,
+        published,
+        f"on {metrics.num_samples} held-out samples",
+        ("mean absolute error", f"{metrics.mae_ms:.3f} ms"),
+        ("mean squared error", f"{metrics.mse_ms2:.3f} ms²"),
+        ("Kendall's tau", f"{metrics.kendall_tau:.3f}"),
+        *interval_facts(card),
+        ("trained on", f"{card.training['num_samples']} samples"),
+        ("bags per step", f"{fewest:.0f}" if fewest == most else f"{fewest:.0f} to {most:.0f}"),
+        ("kinds of kernels", f"{len(card.coverage.kinds)}"),
+    )
+
+
+def accuracy_table(card: CostModelCard, published: Published, of: str, *rows: tuple[str, str]) -> Table:
+    """How well a cost model predicts.
+
+    Args:
+        card: Its card.
+        published: Where it is published.
+        of: Samples that the error is of.
+        rows: Facts behind its mean relative error.
+    """
+    return Table(
+        columns=(of, ""),
+        rows=(("mean relative error", f"{card.metrics.relative_error:.2%}"), *rows),
+        title=f"Cost model of {card.device}, {status_of(published)}",
+        is_boxed=True,
+    )
+
+
+def interval_facts(card: CostModelCard) -> Iterator[tuple[str, str]]:
+    """How often a cost model's 90% interval holds, and how wide it is; nothing where that is not known."""
+    if card.interval.coverage is not None:
+        yield "90% interval holds", f"{card.interval.coverage:.1%}"
+        yield "its median half width", f"{card.interval.half_width:.1%}"

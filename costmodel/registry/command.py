@@ -15,12 +15,12 @@ from autoshard.commands.options import Needs, command_options
 from autoshard.commands.serving import ServerOption, open_client, refuse_local
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
+from autoshard.table import Column, Table, facts, texts
 from costmodel.registry.aliases import Alias
 from costmodel.registry.publish_options import RegistryOption
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
 
     from costmodel.registry.listing import ListedVersion
     from costmodel.registry.sources import ModelSource
@@ -181,25 +181,27 @@ def _move(source: ModelSource, options: ModelsOptions, listed: Sequence[ListedVe
 
 def _show(source: ModelSource, item: ListedVersion) -> tuple[dict[str, Any], RenderableType]:
     from rich.console import Group
-    from rich.table import Table
 
     version = item.version
     history = {alias: [asdict(entry) for entry in entries] for alias, entries in source.histories(item).items()}
-    facts = Table(title=f"Model {item.label}", title_justify="left", show_header=False)
-    facts.add_column("")
-    facts.add_column("", overflow="fold")
-    facts.add_row("published", item.published_at)
-    facts.add_row("aliases", ", ".join(item.aliases) or "none")
-    facts.add_row("from", "shipped with autoshard" if item.is_shipped else source.place)
-    for label, value in _facts(version.card):
-        facts.add_row(label, value)
-    changes = Table(title="What its aliases have named", title_justify="left")
-    for heading in ("alias", "version", "since", "by", "how"):
-        changes.add_column(heading)
-    for alias, entries in history.items():
-        for entry in entries:
-            changes.add_row(alias, entry["id"], entry["at"], entry["by"], entry["action"])
-    rendered = Group(facts, changes) if changes.row_count else facts
+    known = [
+        ("published", item.published_at),
+        ("aliases", ", ".join(item.aliases) or "none"),
+        ("from", "shipped with autoshard" if item.is_shipped else source.place),
+        *_facts(version.card),
+    ]
+    changes = Table(
+        columns=texts("alias", "version", "since", "by", "how"),
+        rows=[
+            (alias, entry["id"], entry["at"], entry["by"], entry["action"])
+            for alias, entries in history.items()
+            for entry in entries
+        ],
+        title="What its aliases have named",
+        is_boxed=True,
+    )
+    about = facts(known, title=f"Model {item.label}", is_boxed=True)
+    rendered = Group(about, changes) if changes.rows else about
     place = source.shipped_place if item.is_shipped else source.place
     return {**item.to_json(), "registry": place, "history": history}, rendered
 
@@ -218,18 +220,19 @@ def _facts(card: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 
 def _list_table(listed: Sequence[ListedVersion]) -> Table:
-    from rich.table import Table
-
-    table = Table()
-    for heading in ("", "kind", "name", "version", "alias", "published", "about"):
-        table.add_column(heading)
-    for item in listed:
-        version = item.version
-        aliases = [*item.aliases, *([_SHIPPED] if item.is_shipped else [])]
-        star = "*" if item.is_used else ""
-        about = _about(version.card)
-        table.add_row(star, version.kind, version.name, version.id, ", ".join(aliases), item.published_at, about)
-    return table
+    return Table.of(
+        listed,
+        [
+            ("", lambda item: "*" if item.is_used else ""),
+            (Column("kind"), lambda item: item.version.kind),
+            (Column("name"), lambda item: item.version.name),
+            (Column("version"), lambda item: item.version.id),
+            (Column("alias"), lambda item: ", ".join([*item.aliases, *([_SHIPPED] if item.is_shipped else [])])),
+            (Column("published"), lambda item: item.published_at),
+            (Column("about"), lambda item: _about(item.version.card)),
+        ],
+        is_boxed=True,
+    )
 
 
 def _about(card: Mapping[str, Any]) -> str:

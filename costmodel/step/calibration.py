@@ -22,7 +22,7 @@ from autoshard.evaluation.evaluate import price_step
 from autoshard.evaluation.step_price import StepPrice
 from autoshard.planning import plan_costs
 from autoshard.runtime.processes.launch import LOCAL, Launcher
-from autoshard.trials import MeasuredStep, run_trials
+from autoshard.whatif.trials import MeasuredStep, run_trials
 from costmodel.step.model import CalibratedStep, StepCard
 from costmodel.step.regression import FloatArray, fit_nonnegative
 

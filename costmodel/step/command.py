@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,12 +13,11 @@ from autoshard.commands.arguments import seed_option
 from autoshard.commands.options import Needs, command_options
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
+from autoshard.table import Column, Table
 from costmodel.registry.promotion import publish_version, report_published
 from costmodel.registry.publish_options import PublishOptions
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from costmodel.registry.promotion import TrainedVersion
     from costmodel.registry.versions import Registry
 
@@ -131,7 +131,7 @@ def _train(store: Path, device: str | None, models: Registry, publishing: Publis
 
 def _calibrate(options: TrainStepOptions, device: str, models: Registry, publishing: PublishOptions) -> dict[str, Any]:
     from autoshard.formats import load_tables
-    from autoshard.trials import draw_trials, local_topology, plan_trial
+    from autoshard.whatif.trials import draw_trials, local_topology, plan_trial
     from costmodel.step.calibration import calibrate_step, run_calibration
     from costmodel.step.comparison import step_version
 
@@ -165,15 +165,20 @@ def _publish(models: Registry, version: TrainedVersion, options: PublishOptions)
 
 
 def _table(trained: list[dict[str, Any]]) -> Table:
-    from rich.table import Table
+    return Table.of(
+        trained,
+        [
+            ("kind", lambda one: one["kind"]),
+            (Column("device"), lambda one: one["name"]),
+            (Column("version"), lambda one: one["id"] or "not published"),
+            (Column("alias"), lambda one: one["alias"] or "none"),
+            (Column("held-out"), lambda one: _held_out(one["metrics"])),
+        ],
+        title="Trained",
+        is_boxed=True,
+    )
 
-    table = Table(title="Trained", title_justify="left")
-    for heading in ("kind", "device", "version", "alias", "held-out"):
-        table.add_column(heading)
-    for one in trained:
-        metrics = one["metrics"]
-        error = f"median error {metrics['median_error']:.1%}"
-        if "share_within_15_percent" in metrics:
-            error += f", {metrics['share_within_15_percent']:.0%} within 15%"
-        table.add_row(one["kind"], one["name"], one["id"] or "not published", one["alias"] or "none", error)
-    return table
+
+def _held_out(metrics: Mapping[str, float]) -> str:
+    within = metrics.get("share_within_15_percent")
+    return f"median error {metrics['median_error']:.1%}" + ("" if within is None else f", {within:.0%} within 15%")

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from autoshard import console
+from autoshard.table import Table
 from costmodel.registry.promotion import report_published, status_of
 from costmodel.registry.publish_options import PublishOptions
 from policies.training.run_options import PolicyRunOptions
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from policies.training.runs import FinishedRun
     from policies.training.trainer import Evaluation
 
@@ -85,24 +84,20 @@ def _result(finished: FinishedRun) -> dict[str, Any]:
 
 
 def _table(finished: FinishedRun) -> Table:
-    from rich.table import Table
-
     training = finished.policy.card.training
-    times = training["times"]
-    table = Table(
+    has_steps = "step_ms" in training["test"]["policy"]
+    return Table.of(
+        training["test"].items(),
+        [
+            (f"on {training['num_test_tasks']} unseen tasks", lambda one: one[0]),
+            ("balance", lambda one: f"{one[1]['balance']:.3f}"),
+            ("slowest rank, predicted ms", lambda one: f"{one[1]['max_ms']:.3f}"),
+            *([("step, predicted ms", lambda one: f"{one[1]['step_ms']:.3f}")] if has_steps else []),
+        ],
         title=f"Policy of {finished.policy.card.device}, {status_of(finished.published)}",
-        title_justify="left",
         caption=f"{training['num_updates']} updates, {training['elapsed_s']:.0f} s: "
-        + ", ".join(f"{name.removesuffix('_s')} {seconds:.0f} s" for name, seconds in times.items() if seconds),
-        caption_justify="left",
+        + ", ".join(
+            f"{name.removesuffix('_s')} {seconds:.0f} s" for name, seconds in training["times"].items() if seconds
+        ),
+        is_boxed=True,
     )
-    with_steps = "step_ms" in training["test"]["policy"]
-    table.add_column(f"on {training['num_test_tasks']} unseen tasks")
-    table.add_column("balance", justify="right")
-    table.add_column("slowest rank, predicted ms", justify="right")
-    if with_steps:
-        table.add_column("step, predicted ms", justify="right")
-    for name, score in training["test"].items():
-        step = [f"{score['step_ms']:.3f}"] if with_steps else []
-        table.add_row(name, f"{score['balance']:.3f}", f"{score['max_ms']:.3f}", *step)
-    return table

@@ -11,7 +11,7 @@ from autoshard.core.accepted import MAX_SEED
 from autoshard.core.costs import Risk
 from autoshard.core.errors import FormatError
 from autoshard.core.step import Overlap
-from autoshard.simulation import Lengths
+from autoshard.results.sweep import Lengths
 from server.bodies.runs import MAX_FEATURES, PoolingFactors
 
 MAX_TIME_LIMIT_S = 60.0

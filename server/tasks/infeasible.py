@@ -9,7 +9,7 @@ from autoshard.core import ShardingPlan
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_plan
-from autoshard.remedies import find_remedies, find_shortage
+from autoshard.whatif.remedies import find_remedies, find_shortage
 from server.problems import UnplannableTaskError
 from server.tasks.context import TaskContext
 from server.tasks.size import most_ranks

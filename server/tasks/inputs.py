@@ -11,7 +11,6 @@ from autoshard.core import Payload, ShardingPlan, TableSet, Topology
 from autoshard.core.costs import Risk
 from autoshard.core.errors import AutoshardError, FormatError, UnknownNameError
 from autoshard.core.quoting import shown
-from autoshard.evaluation.validator import validate_plan
 from autoshard.formats import (
     TableList,
     bundled_table_sets,
@@ -28,6 +27,7 @@ from autoshard.formats.documents.json_document import join
 from autoshard.formats.imports.table_lists import LIST_KEYS
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs
+from autoshard.validator import validate_plan
 from server.settings import ServerSettings
 from server.tasks.size import check_documents, check_num_shards, check_task
 

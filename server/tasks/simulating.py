@@ -7,7 +7,9 @@ from collections.abc import Sequence
 
 from autoshard.core import Payload, TableSet
 from autoshard.core.errors import FormatError
-from autoshard.simulation import SIMULATION, Simulator, SweepPoint, SweepRecord, sweep_points
+from autoshard.results.sweep import SweepPoint
+from autoshard.results.sweep_record import SIMULATION, SweepRecord
+from autoshard.whatif.sweep import Simulator, sweep_points
 from server.bodies.plans import SimulationBody
 from server.settings import ServerSettings
 from server.tasks.context import TaskContext

@@ -11,10 +11,10 @@ from pydantic import BaseModel
 from autoshard.api import Problem
 from autoshard.formats import json_schemas
 from autoshard.formats.documents.document import Document
-from autoshard.improvements import EXPLANATION
 from autoshard.report.comparison_json import COMPARISON
-from autoshard.report.diff_json import DIFF
-from autoshard.simulation import SIMULATION
+from autoshard.results.diff_json import DIFF
+from autoshard.results.explanation_json import EXPLANATION
+from autoshard.results.sweep_record import SIMULATION
 from server.bodies.jobs import CalibrateBody, CollectBody, PlanJobBody, TrainCostBody, TrainPolicyBody
 from server.bodies.models import PromotionBody, RollbackBody
 from server.bodies.plans import ComparisonBody, EvaluationBody, PlanBody, ReplanBody, SimulationBody, ValidationBody

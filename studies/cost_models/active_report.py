@@ -7,7 +7,8 @@ from typing import Final
 import plotly.graph_objects as go
 
 from autoshard.report.figures import BLUE, GREY, GRID, ORANGE, in_house_style
-from autoshard.report.images import FigureReport, NumberTable, Section
+from autoshard.report.images import FigureReport, Section
+from autoshard.table import Table
 from studies.cost_models.active import SCHEMA, Progress
 from studies.frame import StudyResult, to_document
 
@@ -55,10 +56,9 @@ def curve_figure(progress: Progress) -> go.Figure:
     return figure
 
 
-def _rounds_table(progress: Progress) -> NumberTable:
-    return NumberTable.of(
+def _rounds_table(progress: Progress) -> Table:
+    return Table.of(
         progress.rounds,
-        "Rounds",
         (
             ("samples chosen", lambda one: one.arm),
             ("trained on", lambda one: f"{one.num_samples:,}"),
@@ -67,4 +67,5 @@ def _rounds_table(progress: Progress) -> NumberTable:
             ("Kendall's tau", lambda one: f"{one.kendall_tau:.3f}"),
             ("seconds collected", lambda one: f"{one.collect_s:.0f}"),
         ),
+        caption="Rounds",
     )

@@ -21,7 +21,7 @@ from autoshard.commands.options import command_options
 from autoshard.core.accepted import check_choice
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats.stores.samples import Sample, read_samples
-from autoshard.report.images import NumberTable
+from autoshard.table import Table
 from bench.measuring.devices import find_device
 from bench.sampling.stream import DEFAULT_WEIGHTS
 from costmodel.kernel.calibration import CalibrationOptions, calibrate, scaled_to, uncalibrated
@@ -374,15 +374,14 @@ class _Direction:
         return outcome(model, self._target, arm=arm, seconds=seconds, repeat=repeat, num_samples=len(dataset))
 
 
-def errors_table(outcomes: Sequence[Outcome]) -> NumberTable:
+def errors_table(outcomes: Sequence[Outcome]) -> Table:
     """A line for each machine, way and time: means over draws."""
     everything = {one.store: one.relative_error for one in outcomes if one.arm == "everything"}
     groups: dict[tuple[str, str, float], list[Outcome]] = {}
     for one in outcomes:
         groups.setdefault((one.store, one.arm, one.seconds), []).append(one)
-    return NumberTable.of(
+    return Table.of(
         list(groups.values()),
-        "Models of one machine on held-out sets of the other; means over draws of samples",
         (
             ("calibrated to", lambda group: group[0].store),
             ("how", lambda group: ARMS[group[0].arm].title if group[0].arm in ARMS else group[0].arm),
@@ -397,6 +396,7 @@ def errors_table(outcomes: Sequence[Outcome]) -> NumberTable:
             ("its half width", lambda group: f"{_mean(group, 'half_width'):.1%}"),
             ("draws", lambda group: str(len(group))),
         ),
+        caption="Models of one machine on held-out sets of the other; means over draws of samples",
     )
 
 

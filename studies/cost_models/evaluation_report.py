@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from autoshard.report.images import FigureReport, NumberTable, Section
+from autoshard.report.images import FigureReport, Section
 from autoshard.report.wording import write_ms, write_percent
+from autoshard.table import Table
 from studies.cost_models.ablation import FULL
 from studies.cost_models.evaluation import KERNEL, METHODS, Evaluation
 from studies.cost_models.evaluation_charts import (
@@ -97,7 +98,7 @@ def evaluation_result(evaluation: Evaluation) -> StudyResult:
     return StudyResult(name=f"cost-{evaluation.device}", document=document, page=page, images=images, width=_WIDTH)
 
 
-def accuracy_table(document: Mapping[str, Any], part: str) -> NumberTable:
+def accuracy_table(document: Mapping[str, Any], part: str) -> Table:
     """Accuracy of all methods on one kind of sets, such as `random.held_out`."""
     kind, _, where = part.partition(".")
     by_method = document["accuracy"][part]
@@ -119,7 +120,7 @@ def accuracy_table(document: Mapping[str, Any], part: str) -> NumberTable:
             )
         )
     title = PARTS[SplitKind(kind), where]
-    return NumberTable(columns=_ACCURACY_COLUMNS, lines=tuple(lines), caption=f"{title[0].upper()}{title[1:]}")
+    return Table(columns=_ACCURACY_COLUMNS, rows=tuple(lines), caption=f"{title[0].upper()}{title[1:]}")
 
 
 def _spread(summary: Mapping[str, float], *, percent: bool = False) -> str:
@@ -129,16 +130,16 @@ def _spread(summary: Mapping[str, float], *, percent: bool = False) -> str:
     return f"{write_ms(mean)} ± {write_ms(deviation)}"
 
 
-def ratio_table(document: Mapping[str, Any]) -> NumberTable:
+def ratio_table(document: Mapping[str, Any]) -> Table:
     """Error on unseen tables over that on seen ones."""
     ratios = document["unseen_over_seen"]
     lines = tuple(
         (name, *(_ratio(ratios[kind.value].get(method)) for kind in (SplitKind.HALF, SplitKind.MIXED)))
         for method, name in METHODS.items()
     )
-    return NumberTable(
+    return Table(
         columns=("method", "half of the tables unseen", "sets with some of a tenth"),
-        lines=lines,
+        rows=lines,
         caption="Relative error on unseen tables over that on seen ones (AutoShard: 2.3, by its MAE)",
     )
 
@@ -147,44 +148,42 @@ def _ratio(summary: Mapping[str, float] | None) -> str:
     return _NONE if summary is None else f"{summary['mean']:.2f} ± {summary['deviation']:.2f}"
 
 
-def tables_table(document: Mapping[str, Any]) -> NumberTable:
+def tables_table(document: Mapping[str, Any]) -> Table:
     """Mean relative error by number of tables."""
     groups = list(dict.fromkeys(label for errors in document["by_tables"].values() for label in errors))
     lines = tuple(
         (METHODS[method], *(write_percent(errors[label]) if label in errors else _NONE for label in groups))
         for method, errors in document["by_tables"].items()
     )
-    return NumberTable(
-        columns=("tables in the set", *groups), lines=lines, caption="Relative error by number of tables"
-    )
+    return Table(columns=("tables in the set", *groups), rows=lines, caption="Relative error by number of tables")
 
 
-def group_table(document: Mapping[str, Any], key: str, name: str) -> NumberTable:
+def group_table(document: Mapping[str, Any], key: str, name: str) -> Table:
     """Mean relative error of the kernel model by a label of sets."""
     lines = tuple(
         (label, f"{100 * group['relative_error']:.2f}%", f"{group['num_samples']:,}")
         for label, group in document[key].items()
     )
-    return NumberTable(
+    return Table(
         columns=(name, "relative error", "held-out samples"),
-        lines=lines,
+        rows=lines,
         caption=f"Kernel model, by what a set {name}" if key == "by_kind" else "Kernel model, by how sets were chosen",
     )
 
 
-def coverage_table(document: Mapping[str, Any]) -> NumberTable:
+def coverage_table(document: Mapping[str, Any]) -> Table:
     """Share of measurements within intervals."""
     rows = document["interval_coverage"]
     levels = list(next(iter(rows.values())))
     lines = tuple((name, *(write_percent(shares[level]) for level in levels)) for name, shares in rows.items())
-    return NumberTable(
+    return Table(
         columns=("promised", *(f"{float(level):.0%}" for level in levels)),
-        lines=lines,
+        rows=lines,
         caption="Measurements within intervals",
     )
 
 
-def ablation_table(document: Mapping[str, Any]) -> NumberTable:
+def ablation_table(document: Mapping[str, Any]) -> Table:
     """Error without each group of features."""
     errors = document["ablation"]
     full = errors[FULL]["mean"]
@@ -196,9 +195,7 @@ def ablation_table(document: Mapping[str, Any]) -> NumberTable:
         )
         for name, found in errors.items()
     )
-    return NumberTable(
-        columns=("features", "relative error", "over that of the full model"), lines=lines, caption="Ablation"
-    )
+    return Table(columns=("features", "relative error", "over that of the full model"), rows=lines, caption="Ablation")
 
 
 def _facts(document: Mapping[str, Any]) -> tuple[tuple[str, str, str], ...]:

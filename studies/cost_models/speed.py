@@ -16,8 +16,8 @@ import typer
 
 from autoshard.commands.options import command_options
 from autoshard.formats.stores.samples import read_samples
-from autoshard.report.images import NumberTable
 from autoshard.runtime.processes.threads import intra_op_threads
+from autoshard.table import Table
 from bench.measuring.devices import find_device
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.learned import LearnedCostModel
@@ -118,11 +118,10 @@ def _timing(name: str, unit: str, seconds: Sequence[float], factor: float, bound
     )
 
 
-def timings_table(timings: Sequence[Timing]) -> NumberTable:
+def timings_table(timings: Sequence[Timing]) -> Table:
     """A line for each timing."""
-    return NumberTable.of(
+    return Table.of(
         timings,
-        "Timings",
         (
             ("timed", lambda one: one.name),
             ("median", lambda one: f"{one.median:.2f} {one.unit}"),
@@ -130,6 +129,7 @@ def timings_table(timings: Sequence[Timing]) -> NumberTable:
             ("should be below", lambda one: f"{one.bound:g} {one.unit}"),
             ("runs", lambda one: str(one.num_runs)),
         ),
+        caption="Timings",
     )
 
 

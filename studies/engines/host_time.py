@@ -20,7 +20,7 @@ from autoshard.core import AccessProfile, EmbeddingTable, Feature, TableSet
 from autoshard.formats import write_plan
 from autoshard.runtime.processes.job import RESULTS_FILE
 from autoshard.runtime.processes.launch import running_workers
-from autoshard.trials import local_topology
+from autoshard.whatif.trials import local_topology
 from bench.measuring.devices import find_device
 from studies.engines.layouts import Layout, plan_of
 from studies.frame import Machine, OutputOptions, StudyResult, command_line, to_document

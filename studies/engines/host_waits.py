@@ -19,10 +19,10 @@ import typer
 from autoshard.commands.options import command_options
 from autoshard.core import AccessProfile, EmbeddingTable, Exchange, Feature, Pooling, ShardingPlan, TableSet
 from autoshard.formats import write_plan
-from autoshard.report.images import NumberTable
 from autoshard.runtime.processes.job import RESULTS_FILE
 from autoshard.runtime.processes.launch import running_workers
-from autoshard.trials import local_topology
+from autoshard.table import Table
+from autoshard.whatif.trials import local_topology
 from studies.engines.input_work import plans_of
 from studies.frame import OutputOptions, StudyResult
 
@@ -142,9 +142,9 @@ def main(options: HostWaitsOptions, output: OutputOptions) -> None:
         python -m studies host-waits
     """
     found = count(options.features or [10, 200], options.nproc)
-    table = NumberTable(
+    table = Table(
         columns=("plan", "features", "waits of the step", "waits of the prefetch", "copies", "operators of the step"),
-        lines=tuple(one.cells for one in found),
+        rows=tuple(one.cells for one in found),
         caption=f"One step on {options.nproc} processes: where the host would wait for a GPU, and what it calls",
     )
     document = {

@@ -35,10 +35,10 @@ from autoshard.core import (
 from autoshard.evaluation.reader_work import batch_ms, reader_ms
 from autoshard.formats import load_tables, write_plan
 from autoshard.formats.metasyn import metasyn
-from autoshard.report.images import NumberTable
 from autoshard.runtime.processes.job import RESULTS_FILE
 from autoshard.runtime.processes.launch import running_workers
-from autoshard.trials import local_topology
+from autoshard.table import Table
+from autoshard.whatif.trials import local_topology
 from bench.measuring.devices import find_device
 from studies.engines.layouts import Layout, plan_of
 from studies.frame import Machine, OutputOptions, StudyResult, command_line
@@ -202,9 +202,9 @@ def main(options: InputWorkOptions, output: OutputOptions) -> None:
         for one in measure(name, tables, num_processes, options.runs)
     ]
     on = Machine.this(find_device(_DEVICE), command_line("input-work", options))
-    table = NumberTable(
+    table = Table(
         columns=("tables", "held as", "processes", "input, ms", "priced", "priced over measured"),
-        lines=tuple(one.cells for one in found),
+        rows=tuple(one.cells for one in found),
         caption=f"Processor time in which a rank distributes its batch, medians of {options.runs} batches",
     )
     document = {"schema": SCHEMA, "plans": [asdict(one) for one in found], "machine": on.to_json()}

@@ -21,10 +21,10 @@ from autoshard.console import progress
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats import load_tables, write_plan
-from autoshard.report.images import NumberTable
 from autoshard.runtime.processes.launch import run_requests
 from autoshard.runtime.results import Device, Engine, RunRequest, RunResult
-from autoshard.trials import local_topology
+from autoshard.table import Table
+from autoshard.whatif.trials import local_topology
 from bench.measuring.devices import find_device
 from studies.engines.layouts import Layout, plan_of
 from studies.frame import Machine, OutputOptions, PartsOption, PartStore, StudyResult, command_line, to_document
@@ -251,7 +251,7 @@ def _compared(plans: Mapping[Layout, ShardingPlan], batch_size: int, options: En
     )
 
 
-def engines_table(found: EngineComparison, on: Machine) -> NumberTable:
+def engines_table(found: EngineComparison, on: Machine) -> Table:
     """A line for each plan and batch size."""
     caption = (
         f"{found.num_tables} tables on {found.num_processes} processes, medians of {found.rounds} rounds of "
@@ -271,4 +271,4 @@ def engines_table(found: EngineComparison, on: Machine) -> NumberTable:
         for run in found.runs
     ]
     columns = ("layout", "batch", "step ms", "TorchRec", "ratio", "embedding ms", "TorchRec", "ratio")
-    return NumberTable(columns=columns, lines=tuple(lines), caption=caption)
+    return Table(columns=columns, rows=tuple(lines), caption=caption)

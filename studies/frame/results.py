@@ -9,7 +9,8 @@ from typing import Any
 
 from autoshard.formats.documents.json_document import format_json
 from autoshard.formats.files import atomic_write
-from autoshard.report.images import FigureReport, ImageError, NumberTable, figure_page, write_image
+from autoshard.report.images import FigureReport, ImageError, figure_page, write_image
+from autoshard.table import Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,7 @@ class StudyResult:
 
     name: str
     document: Mapping[str, Any]
-    tables: tuple[NumberTable, ...] = ()
+    tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()
     page: FigureReport | None = None
     images: Mapping[str, Any] = field(default_factory=dict)
@@ -53,7 +54,7 @@ def _page_blocks(page: FigureReport) -> Iterator[str]:
         yield from _table_blocks(section.tables)
 
 
-def _table_blocks(tables: tuple[NumberTable, ...]) -> Iterator[str]:
+def _table_blocks(tables: tuple[Table, ...]) -> Iterator[str]:
     for table in tables:
         yield f"**{table.caption}**"
         yield table.to_markdown()

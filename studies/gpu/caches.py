@@ -12,8 +12,9 @@ import torch
 from autoshard.core import AccessProfile, LocalShard, MemoryLevel
 from autoshard.evaluation.analytic import AnalyticCostModel, kernel_seconds
 from autoshard.evaluation.cached_rows import cache_traffic
-from autoshard.report.images import NumberTable, Section
+from autoshard.report.images import Section
 from autoshard.report.wording import write_ms, write_percent
+from autoshard.table import Table
 from bench.kernels.fused import ShardSet, TimedFusedKernel
 from bench.kernels.inputs import ShardBatch, draw_batch
 from bench.measuring.arena import Arenas
@@ -117,9 +118,8 @@ def _show(numbers: Numbers) -> Sequence[Section]:
 def _sections(numbers: Numbers) -> Iterator[Section]:
     if not numbers["rows"]:
         return
-    table = NumberTable.of(
+    table = Table.of(
         numbers["rows"],
-        "One table; each batch was met once",
         (
             ("cache", lambda one: one["policy"]),
             ("of the rows", lambda one: write_percent(one["share"])),
@@ -130,6 +130,7 @@ def _sections(numbers: Numbers) -> Iterator[Section]:
             ("backward, predicted, ms", lambda one: write_ms(one["predicted_backward_ms"])),
             ("measured, ms ", lambda one: write_ms(one["backward_ms"])),
         ),
+        caption="One table; each batch was met once",
     )
     yield Section(
         title="Rows behind caches",

@@ -17,8 +17,9 @@ from typing import Any, Final
 import torch
 
 from autoshard.commands.setup.doctor import found_here
-from autoshard.report.images import NumberTable, Section
+from autoshard.report.images import Section
 from autoshard.report.wording import write_bytes
+from autoshard.table import Table
 from bench.measuring.clocks import ClockWatch
 from bench.measuring.devices import BenchDevice
 from bench.measuring.provenance import described_hardware
@@ -101,7 +102,7 @@ def _best(device: BenchDevice, run: Any, until: float, watch: ClockWatch) -> flo
 
 
 def _show(numbers: Numbers) -> Sequence[Section]:
-    versions = NumberTable(columns=("package", "version"), lines=tuple(numbers["versions"].items()), caption="What ran")
+    versions = Table(columns=("package", "version"), rows=tuple(numbers["versions"].items()), caption="What ran")
     hardware = numbers["hardware"]
     rows = [
         ("memory", write_bytes(hardware["memory_bytes"])),
@@ -114,7 +115,7 @@ def _show(numbers: Numbers) -> Sequence[Section]:
         ("matrix product in bf16", f"{numbers['bf16_flops_per_s'] / 1e12:,.2f} TFLOP/s"),
         *((name.replace("_", " "), str(value)) for name, value in numbers["card"].items()),
     ]
-    card = NumberTable(columns=("of the device", ""), lines=tuple(rows), caption="What it is, and its ceilings")
+    card = Table(columns=("of the device", ""), rows=tuple(rows), caption="What it is, and its ceilings")
     missing = "; ".join(numbers["missing"]) or "nothing"
     return (Section(title="The card", caption=f"Missing: {missing}.", tables=(card, versions)),)
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from autoshard.report.images import NumberTable, Section
+from autoshard.report.images import Section
+from autoshard.table import Table
 from studies.frame import Numbers
 from studies.gpu.stages import Stage, Visit
 
@@ -52,9 +53,9 @@ def _files() -> list[str]:
 def _show(numbers: Numbers) -> Sequence[Section]:
     if not numbers["counts"]:
         return ()
-    counts = NumberTable(
+    counts = Table(
         columns=("tests", "number"),
-        lines=tuple((kind, str(number)) for kind, number in numbers["counts"].items()),
+        rows=tuple((kind, str(number)) for kind, number in numbers["counts"].items()),
         caption="Tests that need a GPU",
     )
     caption = "; ".join(numbers["failed"]) or "None failed."

@@ -16,9 +16,10 @@ import torch
 
 from autoshard.core import AccessProfile, LocalShard
 from autoshard.formats import load_tables
-from autoshard.report.images import NumberTable, Section
+from autoshard.report.images import Section
 from autoshard.report.wording import write_ms, write_percent
 from autoshard.runtime.processes.threads import intra_op_threads
+from autoshard.table import Table
 from bench.kernels.fused import ShardSet
 from bench.kernels.harness import Harness, Settings
 from bench.kernels.inputs import draw_batch
@@ -163,9 +164,9 @@ def _clocks_section(numbers: Numbers) -> Section:
         f"device began before the host had queued them; {numbers['num_waiting']} kernels "
         "wait for the host by themselves.",
         tables=(
-            NumberTable(
+            Table(
                 columns=("set", "forward, ms", "backward, ms", *_CLOCKS.values()),
-                lines=tuple(lines),
+                rows=tuple(lines),
                 caption="Milliseconds of the same sets by several clocks",
             ),
         ),
@@ -193,9 +194,8 @@ def _ms(value: float | None) -> str:
 
 
 def _repeated_section(numbers: Numbers) -> Section:
-    table = NumberTable.of(
+    table = Table.of(
         numbers["repeated"],
-        "Samples of a set, its reference's drift divided out",
         (
             ("tables", lambda one: str(one["num_tables"])),
             ("samples", lambda one: str(one["num_measurements"])),
@@ -204,6 +204,7 @@ def _repeated_section(numbers: Numbers) -> Section:
             ("CoV, drift divided out", lambda one: write_percent(one["corrected"]["plain"])),
             ("spread of runs", lambda one: write_percent(one["median_spread"])),
         ),
+        caption="Samples of a set, its reference's drift divided out",
     )
     return Section(
         title="The same sets over and over",

@@ -20,9 +20,10 @@ import torch
 
 from autoshard.formats.stores.samples import Sample, SampleTable
 from autoshard.report.figures import BLUE, GRID, INK, in_house_style
-from autoshard.report.images import NumberTable, Section
+from autoshard.report.images import Section
 from autoshard.report.wording import write_ms, write_percent
 from autoshard.runtime.processes.learners import Learners
+from autoshard.table import Table
 from costmodel.kernel.calibrate_command import known_models
 from costmodel.kernel.calibration import CalibrationOptions, calibrate, nearest_base, uncalibrated
 from costmodel.kernel.dataset import CostDataset
@@ -185,9 +186,8 @@ def _sections(numbers: Numbers) -> Iterator[Section]:
         return
     speeds = ", ".join(f"{speed:,.0f} on {name}" for name, speed in numbers["updates_per_s"].items())
     if "arms" in numbers:
-        table = NumberTable.of(
+        table = Table.of(
             numbers["arms"],
-            "On sets kept from training",
             (
                 ("cost model", lambda one: one["arm"]),
                 ("samples", lambda one: str(one["num_samples"])),
@@ -195,6 +195,7 @@ def _sections(numbers: Numbers) -> Iterator[Section]:
                 ("MAE, ms", lambda one: write_ms(one["mae_ms"])),
                 ("Kendall's tau", lambda one: f"{one['kendall_tau']:.3f}"),
             ),
+            caption="On sets kept from training",
         )
         yield Section(
             title="The cost model",
@@ -212,7 +213,7 @@ def _sections(numbers: Numbers) -> Iterator[Section]:
         )
 
 
-def _table_3_table(rows: Sequence[dict[str, Any]]) -> NumberTable:
+def _table_3_table(rows: Sequence[dict[str, Any]]) -> Table:
     lines = [
         (
             row["method"],
@@ -227,9 +228,9 @@ def _table_3_table(rows: Sequence[dict[str, Any]]) -> NumberTable:
     ]
     columns = ("cost model", "MAE (seen), ms", "MSE (seen), ms²", "MAE (unseen), ms", "MSE (unseen), ms²")
     first = rows[0]
-    return NumberTable(
+    return Table(
         columns=(*columns, "relative (seen)", "relative (unseen)"),
-        lines=(*lines, (*_PAPER, "", "")),
+        rows=(*lines, (*_PAPER, "", "")),
         caption=f"{first[SEEN_TEST]['num_sets']} and {first[UNSEEN_TEST]['num_sets']} sets, which take "
         f"{write_ms(first[SEEN_TEST]['mean_ms'])} and {write_ms(first[UNSEEN_TEST]['mean_ms'])} ms on average",
     )

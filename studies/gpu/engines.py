@@ -14,10 +14,11 @@ from typing import Any, Final
 from autoshard.core import AccessProfile, EmbeddingTable, Feature, TableSet
 from autoshard.core.errors import AutoshardError
 from autoshard.formats.files import atomic_write
-from autoshard.report.images import NumberTable, Section
+from autoshard.report.images import Section
 from autoshard.report.wording import write_ms
 from autoshard.runtime.results import Device, Engine
-from autoshard.trials import local_topology
+from autoshard.table import Table
+from autoshard.whatif.trials import local_topology
 from studies.engines.layouts import Layout, plan_of
 from studies.engines.side_by_side import measure
 from studies.frame import Numbers
@@ -108,9 +109,8 @@ def _write_traces(path: Path, traces: dict[str, Any]) -> None:
 def _show(numbers: Numbers) -> Sequence[Section]:
     done = [one for one in numbers["rows"] if one["failure"] is None]
     failed = [one for one in numbers["rows"] if one["failure"] is not None]
-    table = NumberTable.of(
+    table = Table.of(
         done,
-        f"Tables of {_DIM} columns, {_POOLING_FACTOR:g} ids a sample, medians of {_ROUNDS} runs of {_STEPS} steps",
         (
             ("features", lambda one: f"{one['num_features']:,}"),
             ("batch", lambda one: f"{one['batch_size']:,}"),
@@ -121,6 +121,8 @@ def _show(numbers: Numbers) -> Sequence[Section]:
             ("host waits a step, ours", lambda one: f"{one['host_waits']['thin']:g}"),
             ("TorchRec's", lambda one: f"{one['host_waits']['torchrec']:g}"),
         ),
+        caption=f"Tables of {_DIM} columns, {_POOLING_FACTOR:g} ids a sample, "
+        f"medians of {_ROUNDS} runs of {_STEPS} steps",
     )
     caption = f"One process, the same batches on both engines in turn; Chrome traces are in {_TRACES_FILE}."
     if failed:

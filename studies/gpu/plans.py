@@ -15,8 +15,9 @@ from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import planner_names
 from autoshard.planning import compare, make_costs
 from autoshard.report import ComparedPlan
-from autoshard.report.images import NumberTable, Section
+from autoshard.report.images import Section
 from autoshard.report.wording import write_ms, write_percent
+from autoshard.table import Table
 from bench.kernels.harness import Settings
 from bench.kernels.measurable import is_measurable
 from bench.kernels.replay import replay_plans
@@ -99,9 +100,8 @@ def _sections(numbers: Numbers) -> Iterator[Section]:
     def speed_up(one: dict[str, Any]) -> str:
         return f"{random_ms / one['measured_ms']:.2f}" if random_ms and one["measured_ms"] else "–"
 
-    table = NumberTable.of(
+    table = Table.of(
         rows,
-        f"{_NUM_TABLES} tables on 8 ranks of {numbers['topology']}, prices of {numbers['cost_model']}",
         (
             ("planner", lambda one: one["planner"]),
             ("slowest rank, predicted, ms", lambda one: _ms(one["predicted_ms"])),
@@ -111,6 +111,7 @@ def _sections(numbers: Numbers) -> Iterator[Section]:
             ("step, predicted, ms", lambda one: _ms(one["predicted_step_ms"])),
             ("planning, s", lambda one: f"{one['planning_s']:.2f}"),
         ),
+        caption=f"{_NUM_TABLES} tables on 8 ranks of {numbers['topology']}, prices of {numbers['cost_model']}",
     )
     failed = "; ".join(f"{one['planner']}: {one['failure']}" for one in rows if one["failure"])
     ceiling = numbers.get("ceiling_balance")

@@ -17,8 +17,9 @@ from autoshard.core import DType, LocalShard, Optimizer, TableSet
 from autoshard.formats import load_tables
 from autoshard.formats.files import atomic_write
 from autoshard.formats.stores.samples import KERNEL_SAMPLES, Sample
-from autoshard.report.images import NumberTable, Section
+from autoshard.report.images import Section
 from autoshard.report.wording import write_percent
+from autoshard.table import Table
 from bench.collecting.kernels import KernelKind
 from bench.collecting.run import memory_limit
 from bench.kernels.harness import Harness, Settings
@@ -184,9 +185,9 @@ def _show(numbers: Numbers) -> Sequence[Section]:
             title="Samples",
             caption=caption,
             tables=(
-                NumberTable(columns=("source", "samples"), lines=tuple(lines), caption="How sets were chosen"),
-                NumberTable(columns=("kind of kernel", "shards"), lines=tuple(kinds), caption="What they hold"),
-                NumberTable(columns=("embedding dim", "shards"), lines=tuple(dims), caption="How wide they are"),
+                Table(columns=("source", "samples"), rows=tuple(lines), caption="How sets were chosen"),
+                Table(columns=("kind of kernel", "shards"), rows=tuple(kinds), caption="What they hold"),
+                Table(columns=("embedding dim", "shards"), rows=tuple(dims), caption="How wide they are"),
             ),
         ),
     )

@@ -11,9 +11,10 @@ import torch
 
 from autoshard.formats import load_tables
 from autoshard.report.figures import BLUE, GRID, INK, ORANGE, in_house_style
-from autoshard.report.images import NumberTable, Section
+from autoshard.report.images import Section
 from autoshard.report.wording import write_percent
 from autoshard.runtime.processes.learners import Learners
+from autoshard.table import Table
 from costmodel.kernel.learned import LearnedCostModel
 from costmodel.registry.versions import shipped_models
 from policies.algorithms.training_options import TrainingOptions
@@ -74,9 +75,8 @@ def _show(numbers: Numbers) -> Sequence[Section]:
     arms = [arm for arm in numbers["arms"] if arm["curve"]]
     if not arms:
         return ()
-    table = NumberTable.of(
+    table = Table.of(
         arms,
-        f"{_TABLES} tables on {_RANKS} ranks, prices of the shipped model of CPUs",
         (
             ("device", lambda one: one["device"]),
             ("steps a second", lambda one: f"{one['curve'][-1]['steps_per_s']:,.0f}"),
@@ -87,6 +87,7 @@ def _show(numbers: Numbers) -> Sequence[Section]:
             ("playing, s", lambda one: f"{one['times']['collect_s']:.1f}"),
             ("learning, s", lambda one: f"{one['times']['learn_s']:.1f}"),
         ),
+        caption=f"{_TABLES} tables on {_RANKS} ranks, prices of the shipped model of CPUs",
     )
     caption = (
         f"Balance of the kernels on {_NUM_VALIDATION} unseen tasks, one greedy decode each. The environment steps on "

@@ -10,8 +10,9 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from autoshard.report.figures import BLUE, GREY, GRID, INK, ORANGE, in_house_style
-from autoshard.report.images import FigureReport, NumberTable, Section
+from autoshard.report.images import FigureReport, Section
 from autoshard.report.wording import write_ms, write_percent
+from autoshard.table import Table
 from studies.frame import StudyResult, to_document
 from studies.kernels.fig4_numbers import CostGrid, Fig4
 
@@ -133,28 +134,28 @@ def _add_scatter(figure: go.Figure, column: int, fig4: Fig4) -> None:
     figure.update_yaxes(title_text="fused kernel, ms", **axis)
 
 
-def _grid_table(grid: CostGrid, line_name: str, column_name: str) -> NumberTable:
+def _grid_table(grid: CostGrid, line_name: str, column_name: str) -> Table:
     headers = tuple(f"{value:,.10g}" for value in grid.columns)
     lines = (
         (f"{line_name} {label:g}", *(_cell(value) for value in values))
         for label, values in zip(grid.lines, grid.kernel_ms, strict=True)
     )
-    return NumberTable(
+    return Table(
         columns=(f"by {column_name}", *headers),
-        lines=tuple(lines),
+        rows=tuple(lines),
         caption="Kernel milliseconds, forward and backward.",
     )
 
 
-def _combinations_table(fig4: Fig4) -> NumberTable:
+def _combinations_table(fig4: Fig4) -> Table:
     data = fig4.combinations
     lines = (
         (str(number), write_ms(single), write_ms(fused), f"{fused / single:.3f}")
         for number, (single, fused) in enumerate(zip(data.single_sum_ms, data.fused_ms, strict=True), start=1)
     )
-    return NumberTable(
+    return Table(
         columns=("set", "sum of single tables, ms", "fused kernel, ms", "fused over sum"),
-        lines=tuple(lines),
+        rows=tuple(lines),
         caption=f"Sets of {fig4.tables_per_combination} tables; forward and backward.",
     )
 

@@ -29,7 +29,7 @@ from autoshard.commands.options import command_options
 from autoshard.core.errors import AutoshardError, ExecutionError, InvalidOptionError
 from autoshard.formats.stores.sample_store import damaged_samples
 from autoshard.formats.stores.samples import read_sample_file, read_samples
-from autoshard.report.images import NumberTable
+from autoshard.table import Table
 from studies.frame import OutputOptions, StudyResult
 from studies.kernels.kill_target import collect_endlessly
 
@@ -251,11 +251,10 @@ class KillTest:
             return set()
 
 
-def kill_table(kills: Sequence[Kill]) -> NumberTable:
+def kill_table(kills: Sequence[Kill]) -> Table:
     """A line for each kill."""
-    return NumberTable.of(
+    return Table.of(
         enumerate(kills, start=1),
-        "Kills, and the store after each of them",
         (
             ("kill", lambda row: str(row[0])),
             ("moment", lambda row: row[1].moment),
@@ -265,6 +264,7 @@ def kill_table(kills: Sequence[Kill]) -> NumberTable:
             ("left behind", lambda row: str(row[1].num_leftovers)),
             ("faults", lambda row: "; ".join(row[1].faults) or "none"),
         ),
+        caption="Kills, and the store after each of them",
     )
 
 

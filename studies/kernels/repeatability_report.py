@@ -9,8 +9,9 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from autoshard.report.figures import BLUE, GREY, ORANGE, in_house_style
-from autoshard.report.images import FigureReport, NumberTable, Section
+from autoshard.report.images import FigureReport, Section
 from autoshard.report.wording import write_ms, write_percent
+from autoshard.table import Table
 from studies.frame import StudyResult, to_document
 from studies.kernels.repeatability import Repeatability, Run, Verdict, verdicts
 
@@ -47,9 +48,9 @@ def repeatability_result(found: Repeatability) -> StudyResult:
                 caption=_caption(found, rows),
                 figure=figure,
                 tables=(
-                    NumberTable(
+                    Table(
                         columns=_COLUMNS,
-                        lines=tuple(_cells(found, row) for row in rows),
+                        rows=tuple(_cells(found, row) for row in rows),
                         caption="CoV: standard deviation over mean; robust: by the median absolute deviation.",
                     ),
                     _reference_table(found, rows),
@@ -89,9 +90,9 @@ def _word(row: Verdict) -> str:
     return "met" if row.is_met else "missed"
 
 
-def _reference_table(found: Repeatability, rows: list[Verdict]) -> NumberTable:
+def _reference_table(found: Repeatability, rows: list[Verdict]) -> Table:
     by_name = {row.settings: row for row in rows}
-    return NumberTable(
+    return Table(
         columns=(
             "settings",
             "rounds",
@@ -102,7 +103,7 @@ def _reference_table(found: Repeatability, rows: list[Verdict]) -> NumberTable:
             "largest over smallest",
             "per minute",
         ),
-        lines=tuple(
+        rows=tuple(
             (
                 run.settings,
                 str(run.num_rounds),

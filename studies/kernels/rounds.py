@@ -23,8 +23,8 @@ from autoshard.commands.options import command_options
 from autoshard.core import LocalShard
 from autoshard.formats import load_tables
 from autoshard.formats.stores.drift import corrected_ms
-from autoshard.report.images import NumberTable
 from autoshard.report.wording import write_percent
+from autoshard.table import Table
 from bench.kernels.harness import Harness, Measurement, Settings, reference_set
 from bench.kernels.measurable import is_measurable
 from bench.measuring.devices import BenchDevice, find_device
@@ -247,10 +247,9 @@ def _cost(name: str, taken: _Taken, first: _Taken) -> Cost:
     )
 
 
-def _table(costs: Costs) -> NumberTable:
-    return NumberTable.of(
+def _table(costs: Costs) -> Table:
+    return Table.of(
         costs.arms,
-        f"{costs.num_sets} sets, {costs.num_passes} times each, arms in turn",
         (
             ("sets are measured with", lambda one: one.arm),
             ("samples per processor second", lambda one: f"{1 / one.processor_s:.2f}"),
@@ -263,6 +262,7 @@ def _table(costs: Costs) -> NumberTable:
             ("times over the first line's", lambda one: f"{one.latency_ratio:.3f}"),
             ("relative to the reference", lambda one: f"{one.corrected_ratio:.3f}"),
         ),
+        caption=f"{costs.num_sets} sets, {costs.num_passes} times each, arms in turn",
     )
 
 

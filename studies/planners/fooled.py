@@ -29,7 +29,7 @@ from autoshard.evaluation import AlphaBetaComm, evaluate
 from autoshard.formats import load_tables, load_topology
 from autoshard.formats.stores.samples import read_samples
 from autoshard.planning import PlanRequest, get_planner
-from autoshard.report.images import NumberTable
+from autoshard.table import Table
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.training import MIN_SAMPLES, CostTrainingOptions, train_cost_model
@@ -322,11 +322,10 @@ def main(options: FooledOptions, output: OutputOptions) -> None:
     output.write(StudyResult(name="fooled", document=document, tables=(regrets_table(rows),)))
 
 
-def regrets_table(rows: Sequence[Regrets]) -> NumberTable:
+def regrets_table(rows: Sequence[Regrets]) -> Table:
     """A line for each quality and planner."""
-    return NumberTable.of(
+    return Table.of(
         rows,
-        "True slowest ranks of plans made with models of few or noisy samples",
         (
             ("samples", lambda row: f"{row.num_samples:,}"),
             ("noise", lambda row: f"{row.noise:.0%}"),
@@ -338,4 +337,5 @@ def regrets_table(rows: Sequence[Regrets]) -> NumberTable:
             ("its standard error", lambda row: f"{row.over_greedy_error:.2%}"),
             ("true step over cost-greedy", lambda row: f"{row.step_over_greedy:+.2%}"),
         ),
+        caption="True slowest ranks of plans made with models of few or noisy samples",
     )

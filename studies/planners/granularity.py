@@ -21,13 +21,13 @@ from autoshard.console import log, progress
 from autoshard.core import ShardingPlan, TableSet, Topology
 from autoshard.core.errors import AutoshardError, InvalidOptionError
 from autoshard.evaluation import evaluate
-from autoshard.evaluation.validator import validate_plan
 from autoshard.formats import load_tables, load_topology
 from autoshard.formats.metasyn import metasyn
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner, planner_names
 from autoshard.planning import make_costs
-from autoshard.report.images import NumberTable
+from autoshard.table import Table
+from autoshard.validator import validate_plan
 from studies.frame import OutputOptions, PartsOption, PartStore, StudyResult, names_in
 from studies.planners.search_runs import SCALE
 
@@ -255,11 +255,10 @@ def _at_scale(options: GranularityOptions) -> Comparison:
     )
 
 
-def comparison_table(found: Sequence[Comparison]) -> NumberTable:
+def comparison_table(found: Sequence[Comparison]) -> Table:
     """A line for each task."""
-    return NumberTable.of(
+    return Table.of(
         found,
-        "Predicted steps at one time limit",
         (
             ("task", lambda one: f"{one.tables} ({one.num_tables}) on {one.machine}"),
             ("auto, ms", lambda one: _step(one.auto)),
@@ -270,6 +269,7 @@ def comparison_table(found: Sequence[Comparison]) -> NumberTable:
             ("CPU s", lambda one: f"{one.auto.cpu_s:.2f}"),
             ("held", lambda one: ", ".join(f"{tier} {count}" for tier, count in one.held.items())),
         ),
+        caption="Predicted steps at one time limit",
     )
 
 

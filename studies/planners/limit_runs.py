@@ -33,7 +33,7 @@ from autoshard.formats import load_topology, read_plan, write_tables, write_topo
 from autoshard.formats.metasyn import metasyn
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import kernel_model, make_costs, make_plan
-from autoshard.report.images import NumberTable
+from autoshard.table import Table
 from studies.frame import OutputOptions, PartsOption, PartStore, RegistryOption, StudyResult, names_in
 from studies.planners.search_runs import SCALE
 
@@ -330,7 +330,7 @@ def main(options: LimitOptions, output: OutputOptions) -> None:
         output.write(StudyResult(name="limits", document=document, tables=(limits_table(found),)))
 
 
-def limits_table(found: Sequence[TaskGaps]) -> NumberTable:
+def limits_table(found: Sequence[TaskGaps]) -> Table:
     """Largest and median gaps by task and limit, and the longest time."""
     lines = []
     for task in dict.fromkeys(one.run.task for one in found):
@@ -341,4 +341,4 @@ def limits_table(found: Sequence[TaskGaps]) -> NumberTable:
             shares = (f"{share:.2%}" for share in (median(gaps), max(gaps), TASKS[task].goals[limit_s]))
             lines.append((task, f"{limit_s:g}", str(len(mine)), *shares, f"{median(took_s):.2f}", f"{max(took_s):.2f}"))
     columns = ("task", "limit s", "draws", "median gap", "largest gap", "goal", "command, median s", "longest s")
-    return NumberTable(columns=columns, lines=tuple(lines), caption="Predicted steps of `auto` over the best known")
+    return Table(columns=columns, rows=tuple(lines), caption="Predicted steps of `auto` over the best known")

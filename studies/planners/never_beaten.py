@@ -27,7 +27,7 @@ from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import planner_names
 from autoshard.planners.space.options import ShardingType
 from autoshard.planning import make_costs, make_plan
-from autoshard.report.images import NumberTable
+from autoshard.table import Table
 from studies.frame import OutputOptions, PartsOption, PartStore, RegistryOption, StudyResult, names_in
 from studies.planners.limit_runs import of_ranks
 
@@ -240,7 +240,7 @@ def main(options: NeverBeatenOptions, output: OutputOptions) -> None:
     output.write(StudyResult(name="never-beaten", document=document, tables=(losses_table(contests),)))
 
 
-def losses_table(contests: Sequence[Contest]) -> NumberTable:
+def losses_table(contests: Sequence[Contest]) -> Table:
     """How often each opponent beats `auto`, and by how much at most, at both limits."""
     lines = []
     planners = dict.fromkeys(name for one in contests for name in one.planners_ms)
@@ -263,7 +263,7 @@ def losses_table(contests: Sequence[Contest]) -> NumberTable:
         "beats it at the longer limit",
         "by at most",
     )
-    return NumberTable(columns=columns, lines=tuple(lines), caption="Predicted steps shorter than those of `auto`")
+    return Table(columns=columns, rows=tuple(lines), caption="Predicted steps shorter than those of `auto`")
 
 
 def _is_of(one: Contest, name: str, names: Sequence[str] | None) -> bool:

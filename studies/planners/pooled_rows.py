@@ -29,13 +29,13 @@ from autoshard.core import (
     Tier,
 )
 from autoshard.evaluation.pooling import pooling_ms
-from autoshard.report.images import NumberTable
 from autoshard.runtime.engine.ids.requests import Distributed, Jagged, Request, RowLookups
 from autoshard.runtime.engine.rows.replicas import NO_LOOKUPS
 from autoshard.runtime.engine.vectors.assembly import Assembly, Came
 from autoshard.runtime.engine.vectors.reading import Reading, RowFeature, RowKernel
 from autoshard.runtime.ownership import ownership_of
-from autoshard.trials import local_topology
+from autoshard.table import Table
+from autoshard.whatif.trials import local_topology
 from bench.measuring.devices import find_device
 from studies.frame import Machine, OutputOptions, StudyResult, command_line
 
@@ -198,9 +198,9 @@ def main(options: PooledRowsOptions, output: OutputOptions) -> None:
     torch.set_num_threads(1)
     found = [measure(*size, options.runs) for size in _SIZES]
     on = Machine.this(find_device(_DEVICE), command_line("pooled-rows", options))
-    table = NumberTable(
+    table = Table(
         columns=("bags", "rows", "columns", "forward, ms", "priced", "backward, ms", "priced"),
-        lines=tuple(one.cells for one in found),
+        rows=tuple(one.cells for one in found),
         caption=f"Pooling of rows from {_OWNERS} owners on one thread, medians of {options.runs} runs",
     )
     document = {"schema": SCHEMA, "sizes": [asdict(one) for one in found], "machine": on.to_json()}

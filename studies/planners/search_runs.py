@@ -33,7 +33,7 @@ from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner
 from autoshard.planners.space.placement import PlacementProblem
 from autoshard.planning import kernel_model
-from autoshard.report.images import NumberTable
+from autoshard.table import Table
 from studies.frame import OutputOptions, PartsOption, PartStore, RegistryOption, StudyResult, names_in
 
 SCALE = 64
@@ -212,7 +212,7 @@ def main(options: SearchRunOptions, output: OutputOptions) -> None:
     output.write(StudyResult(name=name, document=document, tables=(runs_table(runs),)))
 
 
-def runs_table(runs: Sequence[SearchRun]) -> NumberTable:
+def runs_table(runs: Sequence[SearchRun]) -> Table:
     """Gaps to the best plans known, by size and kind of tasks."""
     lines = []
     for num_tables, num_ranks, level in dict.fromkeys((run.num_tables, run.num_ranks, run.level) for run in runs):
@@ -238,4 +238,4 @@ def runs_table(runs: Sequence[SearchRun]) -> NumberTable:
         "median s",
         "best by",
     )
-    return NumberTable(columns=columns, lines=tuple(lines), caption="Kernels of the slowest rank, over the best known")
+    return Table(columns=columns, rows=tuple(lines), caption="Kernels of the slowest rank, over the best known")

@@ -22,13 +22,13 @@ from autoshard.commands.options import command_options
 from autoshard.console import log, progress
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import InvalidOptionError
-from autoshard.evaluation.measured import MeasuredPlan
 from autoshard.evaluation.step_price import model_names
 from autoshard.formats import load_tables, load_topology
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import compare, make_costs, refine_plan
 from autoshard.report import ComparedPlan
-from autoshard.report.images import NumberTable
+from autoshard.results.comparison import MeasuredPlan
+from autoshard.table import Table
 from bench.kernels.replay import Replay, replay_plans
 from bench.measuring.devices import find_device
 from bench.measuring.robust_stats import MsArray
@@ -345,12 +345,11 @@ def _document(tasks: Sequence[TaskNumbers], means: Sequence[PlannerMeans]) -> di
     }
 
 
-def means_table(tasks: Sequence[TaskNumbers], means: Sequence[PlannerMeans]) -> NumberTable:
+def means_table(tasks: Sequence[TaskNumbers], means: Sequence[PlannerMeans]) -> Table:
     """A line for each planner."""
     summary = (f"{name} {value:.4f}" for name, value in _summary(tasks).items() if value is not None)
-    return NumberTable.of(
+    return Table.of(
         means,
-        f"Means of {len(tasks)} tasks on {find_device().name}: {', '.join(summary)}",
         (
             ("planner", lambda row: row.planner),
             ("predicted max ms", lambda row: f"{row.predicted_max_ms:.2f}"),
@@ -363,4 +362,5 @@ def means_table(tasks: Sequence[TaskNumbers], means: Sequence[PlannerMeans]) -> 
             ("prediction error", lambda row: f"{row.prediction_error:.1%}"),
             ("planning s", lambda row: f"{row.planning_s:.2f}"),
         ),
+        caption=f"Means of {len(tasks)} tasks on {find_device().name}: {', '.join(summary)}",
     )

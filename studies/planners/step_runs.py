@@ -21,8 +21,8 @@ from autoshard.core.step import StepPart
 from autoshard.evaluation import price_step
 from autoshard.formats import load_tables
 from autoshard.planning import plan_costs
-from autoshard.report.images import NumberTable
-from autoshard.trials import DEFAULT_PLANNERS, Trial, draw_trials, local_topology, plan_trial, run_trials
+from autoshard.table import Table
+from autoshard.whatif.trials import DEFAULT_PLANNERS, Trial, draw_trials, local_topology, plan_trial, run_trials
 from bench.measuring.devices import find_device
 from studies.frame import OutputOptions, PartsOption, PartStore, RegistryOption, StudyResult, names_in
 
@@ -244,7 +244,7 @@ def _whole_numbers(text: str) -> tuple[int, ...]:
         raise InvalidOptionError(message, field="--batch-sizes") from None
 
 
-def runs_table(runs: Sequence[StepRun], summary: StepSummary) -> NumberTable:
+def runs_table(runs: Sequence[StepRun], summary: StepSummary) -> Table:
     """Errors of each run, then their medians and the parts' shares of the step."""
     caption = (
         f"{summary.num_runs} runs: {summary.share_within:.0%} within {TOLERANCE:.0%}, median error "
@@ -262,7 +262,7 @@ def runs_table(runs: Sequence[StepRun], summary: StepSummary) -> NumberTable:
     lines.append(("median", *[""] * 4, f"{summary.median_error:.0%}", *(f"{part.median_error:.0%}" for part in known)))
     lines.append(("share of step", *[""] * 5, *(f"{part.share_of_step:.0%}" for part in known)))
     names = (part.value.replace("_", " ") for part in StepPart)
-    return NumberTable(columns=(*columns, *names), lines=tuple(lines), caption=caption)
+    return Table(columns=(*columns, *names), rows=tuple(lines), caption=caption)
 
 
 def _error(predicted_ms: float, measured_ms: float) -> str:

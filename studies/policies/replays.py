@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from autoshard.evaluation.measured import MeasuredPlan
-from autoshard.report.images import NumberTable
 from autoshard.report.wording import write_percent
+from autoshard.results.comparison import MeasuredPlan
+from autoshard.table import Table
 from studies.frame import Numbers, Summary
 from studies.policies.lab import RANDOM, Lab, Scored
 from studies.policies.settings import EvaluationSettings
@@ -57,7 +57,7 @@ def replay_note(seeds: Sequence[Numbers]) -> str:
     )
 
 
-def measured_table(seeds: Sequence[Numbers], names: Sequence[str], settings: EvaluationSettings) -> NumberTable:
+def measured_table(seeds: Sequence[Numbers], names: Sequence[str], settings: EvaluationSettings) -> Table:
     """A line for each planner, and one for the ceiling.
 
     Args:
@@ -83,8 +83,8 @@ def measured_table(seeds: Sequence[Numbers], names: Sequence[str], settings: Eva
             )
         )
     lines.append(("identical ranks (ceiling)", write_share(ceiling(seeds)), *[""] * 3))
-    return NumberTable(
+    return Table(
         columns=("replayed", "balance", "slowest rank, ms", f"speed-up over {RANDOM}", "prediction off by"),
-        lines=tuple(lines),
+        rows=tuple(lines),
         caption="Measured, means and deviations over seeds",
     )

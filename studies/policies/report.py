@@ -65,7 +65,7 @@ def _document(lab: Lab, shown: Mapping[str, Section], about: tuple[tuple[str, st
             "caption": section.caption,
             "parts": {part.name: lab.parts.read(figure.part_name(part)) for part in figure.parts(lab.settings)},
             "tables": [
-                {"caption": table.caption, "columns": table.columns, "lines": table.lines} for table in section.tables
+                {"caption": table.caption, "columns": table.headings, "lines": table.lines} for table in section.tables
             ],
         }
     return {"schema": SCHEMA, "about": dict(about), "settings": lab.settings.identity(), "figures": figures}

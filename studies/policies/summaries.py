@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autoshard.report.images import NumberTable
 from autoshard.report.wording import write_ms, write_percent
+from autoshard.table import Table
 from studies.frame import Numbers, Summary
 from studies.policies.lab import POLICY, RANDOM, SAMPLED
 from studies.policies.settings import EvaluationSettings
@@ -98,7 +98,7 @@ def planner_table(
     settings: EvaluationSettings,
     caption: str,
     columns: Sequence[tuple[str, Callable[[str, PlannerScores], str]]],
-) -> NumberTable:
+) -> Table:
     """A line for each planner: its scores, and how many tasks it has planned.
 
     Args:
@@ -118,7 +118,7 @@ def planner_table(
             cells = [*(cell(planner, scores) for _, cell in columns), scores.planned]
         lines.append((label(planner, settings), *cells))
     headings = ("planner", *(heading for heading, _ in columns), "tasks planned")
-    return NumberTable(columns=headings, lines=tuple(lines), caption=caption)
+    return Table(columns=headings, rows=tuple(lines), caption=caption)
 
 
 def write_share(summary: Summary | None) -> str:

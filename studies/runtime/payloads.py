@@ -31,7 +31,7 @@ from autoshard.core import (
     Topology,
 )
 from autoshard.report.figures import BLUE, GREEN, GREY, ORANGE, in_house_style
-from autoshard.report.images import NumberTable
+from autoshard.table import Table
 from bench.measuring.devices import find_device
 from studies.frame import Machine, OutputOptions, PartsOption, PartStore, StudyResult, Summary, command_line
 from studies.runtime.clicks import ClickModel
@@ -192,7 +192,7 @@ def _answered(result: ClickResult) -> float:
     return result.sent_bytes["forward"] + result.sent_bytes["backward"]
 
 
-def loss_table(found: Sequence[SeedRuns], summary: Sequence[Loss]) -> NumberTable:
+def loss_table(found: Sequence[SeedRuns], summary: Sequence[Loss]) -> Table:
     """A line for each payload."""
     wide = Summary.of([one.results["fp32"].normalised_entropy for one in found])
     best = Summary.of([one.results["fp32"].best_entropy for one in found])
@@ -205,9 +205,7 @@ def loss_table(found: Sequence[SeedRuns], summary: Sequence[Loss]) -> NumberTabl
         for one in summary
         if one.payload != "fp32"
     )
-    return NumberTable(
-        columns=("payload", "against fp32", "standard error", "bytes sent"), lines=lines, caption=caption
-    )
+    return Table(columns=("payload", "against fp32", "standard error", "bytes sent"), rows=lines, caption=caption)
 
 
 def loss_figure(summary: Sequence[Loss]) -> go.Figure:

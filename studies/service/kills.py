@@ -21,7 +21,7 @@ import typer
 
 from autoshard import console
 from autoshard.commands.options import command_options
-from autoshard.report.images import NumberTable
+from autoshard.table import Table
 from bench.measuring.devices import find_device
 from studies.frame import Machine, OutputOptions, PartsOption, PartStore, StudyResult, command_line, to_document
 from studies.service.activities import Activity, JobWrites, PlanWrites
@@ -158,11 +158,10 @@ def run_part(options: KillOptions, number: int) -> KillPart:
                     service.kill()
 
 
-def part_table(runs: KillRuns) -> NumberTable:
+def part_table(runs: KillRuns) -> Table:
     """A line for each part."""
-    return NumberTable.of(
+    return Table.of(
         enumerate(runs.parts, start=1),
-        f"SIGKILLs of services on {runs.database}, and what clients had been told was written",
         (
             ("part", lambda row: str(row[0])),
             ("killed while starting", lambda row: str(row[1].num_starting)),
@@ -170,6 +169,7 @@ def part_table(runs: KillRuns) -> NumberTable:
             *((name, partial(_acknowledged, name)) for name in runs.parts[0].acknowledged),
             ("faults", lambda row: str(len(row[1].faults))),
         ),
+        caption=f"SIGKILLs of services on {runs.database}, and what clients had been told was written",
     )
 
 

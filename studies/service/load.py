@@ -23,7 +23,7 @@ import typer
 
 from autoshard.commands.arguments import positive_option
 from autoshard.commands.options import command_options
-from autoshard.report.images import NumberTable
+from autoshard.table import Table
 from bench.measuring.devices import find_device
 from studies.frame import Machine, OutputOptions, StudyResult, command_line, to_document
 from studies.service.arrivals import Latencies, Outcome, Spacing, arrival_times, clients_of, send_at
@@ -207,11 +207,10 @@ def _numbered(send: _Send, number: int) -> _Send:
     return lambda _: send(number)
 
 
-def latency_table(load: ServiceLoad) -> NumberTable:
+def latency_table(load: ServiceLoad) -> Table:
     """A line for each thing that was asked for."""
-    return NumberTable.of(
+    return Table.of(
         load.latencies,
-        f"{load.kind} on {load.database}, {load.rate_per_s:g} requests per second",
         (
             ("requests", lambda row: row.name),
             ("sent", lambda row: f"{row.num_requests:,}"),
@@ -223,6 +222,7 @@ def latency_table(load: ServiceLoad) -> NumberTable:
             ("p99 ms", lambda row: f"{row.p99_ms:.1f}"),
             ("max ms", lambda row: f"{row.max_ms:.1f}"),
         ),
+        caption=f"{load.kind} on {load.database}, {load.rate_per_s:g} requests per second",
     )
 
 

@@ -17,7 +17,7 @@ import typer
 
 from autoshard.commands.arguments import positive_option
 from autoshard.commands.options import command_options
-from autoshard.report.images import NumberTable
+from autoshard.table import Table
 from bench.measuring.devices import find_device
 from studies.frame import Machine, OutputOptions, StudyResult, command_line, to_document
 from studies.service.arrivals import Latencies, Outcome, clients_of, send_at
@@ -178,7 +178,7 @@ def main(options: RestartOptions, output: OutputOptions) -> None:
         *(f"{seen.num_refused + seen.num_failed:,}", f"{seen.p50_ms:.1f}", f"{seen.p99_ms:.1f}", f"{seen.max_ms:.1f}"),
     )
     columns = ("restarts", "requests", "answered", "sent again", "not answered", "p50 ms", "p99 ms", "max ms")
-    table = NumberTable(columns=columns, lines=(numbers,), caption="Rolling restarts of two replicas behind a proxy")
+    table = Table(columns=columns, rows=(numbers,), caption="Rolling restarts of two replicas behind a proxy")
     output.write(StudyResult(name="service-restarts", document=document, tables=(table,), notes=seen.faults))
     if seen.num_answered < seen.num_requests:
         raise typer.Exit(1)

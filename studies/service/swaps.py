@@ -16,7 +16,7 @@ import typer
 
 from autoshard.commands.arguments import positive_option
 from autoshard.commands.options import command_options
-from autoshard.report.images import NumberTable
+from autoshard.table import Table
 from bench.measuring.devices import find_device
 from costmodel.registry.versions import Registry, shipped_models
 from studies.frame import Machine, OutputOptions, StudyResult, command_line
@@ -75,9 +75,8 @@ def main(options: SwapOptions, output: OutputOptions) -> None:
         words = ("--registry", str(folder / "registry"), "--shadow", "0")
         service = stack.enter_context(running(RunningService(folder, address, words)))
         numbers = asyncio.run(_swapped(service.url, options, whole, damaged))
-    table = NumberTable.of(
+    table = Table.of(
         [numbers],
-        f"{options.swaps} swaps, {options.gap_s:g} s apart, one in {_DAMAGED_EVERY} of a damaged version",
         (
             ("swapped", lambda one: str(one.num_swapped)),
             ("damaged, refused", lambda one: str(one.num_refused)),
@@ -87,6 +86,7 @@ def main(options: SwapOptions, output: OutputOptions) -> None:
             ("made", lambda one: str(one.answers.num_answered)),
             ("not made", lambda one: str(one.answers.num_requests - one.answers.num_answered)),
         ),
+        caption=f"{options.swaps} swaps, {options.gap_s:g} s apart, one in {_DAMAGED_EVERY} of a damaged version",
     )
     notes = tuple(f"{name}: {value}" for name, value in numbers.machine.described())
     output.write(StudyResult(name="service-swaps", document=to_document(numbers, SCHEMA), tables=(table,), notes=notes))

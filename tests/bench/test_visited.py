@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 
 from autoshard.core import Constraints, TableSet, Tier
-from autoshard.evaluation.validator import validate_plan
 from autoshard.formats import load_tables
+from autoshard.validator import validate_plan
 from bench.sampling.strategies import SetSource
 from bench.sampling.visited import PLANNERS, Placements
 

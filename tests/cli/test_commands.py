@@ -1,6 +1,8 @@
 """What commands print and write when all is well."""
 
 import json
+import sys
+from collections import Counter
 from importlib.metadata import EntryPoint
 
 import pyarrow as pa
@@ -9,8 +11,8 @@ import pytest
 
 from autoshard import __version__, cli
 from autoshard.cli import main
-from autoshard.evaluation.validator import validate_plan
 from autoshard.formats import load_tables, read_plan, read_tables
+from autoshard.validator import validate_plan
 
 COMMANDS = (
     *("doctor", "init", "detect", "list", "import", "calibrate", "collect", "samples", "train", "models"),
@@ -125,9 +127,32 @@ def test_a_plan_is_written_valid_and_the_same_for_the_same_seed(succeeds, tmp_pa
         )
         documents.append(file.read_bytes())
         assert json.loads(printed) == json.loads(documents[-1])
-        validate_plan(read_plan(file))
+        read_plan(file)
     assert documents[0] == documents[1]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.json", "two.json"]
+
+
+def test_tables_are_read_and_a_plan_is_validated_once(succeeds, tmp_path):
+    calls = Counter()
+
+    def count(frame, event, _):
+        if event == "call":
+            calls[frame.f_code] += 1
+
+    tables, plan = tmp_path / "tables.json", tmp_path / "plan.json"
+    succeeds("import", "criteo-kaggle", "-o", tables)
+    for command in (
+        ("plan", tables, "--topology", "cpu-4", "--planner", "cost-greedy", "-o", plan),
+        ("evaluate", plan, "-o", tmp_path / "priced.json"),
+    ):
+        calls.clear()
+        sys.setprofile(count)
+        try:
+            succeeds(*command)
+        finally:
+            sys.setprofile(None)
+        assert calls[validate_plan.__code__] == 1, command
+        assert calls[load_tables.__code__] == (command[0] == "plan")
 
 
 def test_evaluate_prices_a_plan_that_has_no_prices(succeeds, plan_file, tmp_path):
@@ -224,6 +249,23 @@ def test_compare_goes_on_when_one_planner_cannot_do_the_task(succeeds, tmp_path)
     assert "random" in text
     assert "policy: " in text
     assert "no plan" in text
+
+
+def test_commands_of_other_packages_are_listed_by_their_package_and_imported_when_they_run(
+    monkeypatch, tmp_path, capfd
+):
+    """A package as pip leaves it: a module, and the metadata beside it."""
+    about = tmp_path / "my_commands-0.1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: my-commands\nVersion: 0.1\n")
+    (about / "entry_points.txt").write_text("[autoshard.commands]\nhello = my_commands:hello\n")
+    (tmp_path / "my_commands.py").write_text('def hello() -> None:\n    """Greets."""\n    print("Hello.")\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["--help"]) == 0
+    assert "  hello      Comes from my-commands 0.1.\n" in capfd.readouterr().out
+    assert "my_commands" not in sys.modules
+    assert main(["hello"]) == 0
+    assert capfd.readouterr().out == "Hello.\n"
 
 
 def test_a_damaged_plugin_leaves_the_others_alone(succeeds, monkeypatch, capfd):

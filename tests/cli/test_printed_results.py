@@ -7,12 +7,12 @@ from jsonschema import Draft202012Validator
 
 from autoshard.cli import main
 from autoshard.core.errors import InfeasiblePlanError
-from autoshard.evaluation.measured import ComparedPlan
 from autoshard.formats import read_json
 from autoshard.report.comparison_json import COMPARISON
 from autoshard.report.replay_json import REPLAY
+from autoshard.results.comparison import ComparedPlan
+from autoshard.results.sweep_record import SIMULATION
 from autoshard.runtime.result_json import RUN
-from autoshard.simulation import SIMULATION
 
 RESULTS = (
     *("run", "replay", "comparison", "diff", "simulation", "init", "imported", "exported", "catalogue", "doctor"),

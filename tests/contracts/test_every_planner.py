@@ -36,10 +36,10 @@ from autoshard.core import (
 )
 from autoshard.core.errors import InfeasiblePlanError, InvalidTableError
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate
-from autoshard.evaluation.validator import validate_plan
 from autoshard.formats import plan_from_json, plan_to_json
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner, planner_names
+from autoshard.validator import validate_plan
 
 #: Tasks of the ordinary test for planners that take a tenth of a second and more for each.
 SLOW = {"torchrec": 4, "auto": 16, "oper": 20, "replica-groups": 16}

@@ -25,9 +25,9 @@ from autoshard.core import (
 )
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidTableError
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel
-from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner, planner_names
+from autoshard.validator import validate_plan
 
 BATCH = 64
 FP32 = Payload()

@@ -44,8 +44,8 @@ from autoshard.core import (
 )
 from autoshard.core.errors import InvalidPlanError
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate
-from autoshard.evaluation.validator import validate_plan
 from autoshard.formats import plan_from_json, plan_to_json
+from autoshard.validator import validate_plan
 
 #: Sizes of levels.
 WORLDS = [(1,), (4,), (1, 4), (2, 4), (4, 8), (2, 4, 8)]

@@ -24,7 +24,7 @@ from autoshard.formats.stores.collective_samples import (
 from autoshard.formats.stores.dense_samples import DENSE_SAMPLES, DenseSample
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import Risk, make_costs, make_plan
-from autoshard.trials import draw_trials, local_topology, plan_trial
+from autoshard.whatif.trials import draw_trials, local_topology, plan_trial
 from costmodel.registry.promotion import publish_version
 from costmodel.registry.publish_options import PublishOptions
 from costmodel.registry.versions import Registry

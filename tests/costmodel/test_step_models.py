@@ -13,7 +13,7 @@ from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, price_step
 from autoshard.evaluation.reader_work import READER_PARTS, plan_reader_ms
 from autoshard.formats.metasyn import metasyn
 from autoshard.planning import plan_costs
-from autoshard.trials import LOPSIDED, MeasuredStep, draw_trials, local_topology, plan_task, plan_trial
+from autoshard.whatif.trials import LOPSIDED, MeasuredStep, draw_trials, local_topology, plan_task, plan_trial
 from costmodel.registry.promotion import publish_version
 from costmodel.registry.publish_options import PublishOptions
 from costmodel.registry.versions import Registry

@@ -21,8 +21,8 @@ from autoshard.core import (
     Topology,
 )
 from autoshard.core.errors import InfeasiblePlanError
-from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.space.placement import PlacementProblem
+from autoshard.validator import validate_plan
 from env import PlacementBatch, PlacementEnv, PlacementTask, SplitBy
 from env.witness import find_witness
 

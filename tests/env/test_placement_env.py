@@ -7,7 +7,7 @@ from gymnasium.utils.env_checker import check_env
 from autoshard.core import Tier
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.evaluation import evaluate
-from autoshard.evaluation.validator import validate_plan
+from autoshard.validator import validate_plan
 from env import ENV_ID, CostColumn, Objective, PlacementEnv, SplitBy
 from env.splits import HOT_SHARES
 

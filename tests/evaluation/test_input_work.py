@@ -18,7 +18,7 @@ from autoshard.core import (
     Tier,
 )
 from autoshard.evaluation.input_work import INPUT_SPEED, input_speed, input_work_ms
-from autoshard.trials import local_topology
+from autoshard.whatif.trials import local_topology
 
 LOCAL_BATCH, POOLING, ROWS = 100, 3.0, 1000
 SPEED = INPUT_SPEED["cpu"]

@@ -35,8 +35,8 @@ from autoshard.core.errors import InvalidPlanError
 from autoshard.core.step import Overlap, StepPart
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate, price_step
 from autoshard.evaluation.group_sync import group_sync_bytes, with_cheaper_sync
-from autoshard.evaluation.validator import validate_plan
 from autoshard.formats.documents.plan_json import plan_from_json, plan_to_json
+from autoshard.validator import validate_plan
 
 COSTS = CostModels(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
 ROWS, DIM, BATCH = 1 << 20, 64, 1 << 14

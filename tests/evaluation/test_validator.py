@@ -37,7 +37,7 @@ from autoshard.core import (
     Topology,
 )
 from autoshard.core.errors import InvalidPlanError
-from autoshard.evaluation.validator import validate_plan
+from autoshard.validator import validate_plan
 
 LINK = Link(bytes_per_s=1e9)
 WORLD, NODE = 8, 4

@@ -27,7 +27,7 @@ LIGHT = (
     *("autoshard.commands", "autoshard.formats", "autoshard.evaluation", "autoshard.planners", "autoshard.planning"),
     *(
         "autoshard.report",
-        "autoshard.simulation",
+        "autoshard.whatif",
         "bench.commands",
         "bench.dense.report",
         "bench.store",

@@ -8,7 +8,6 @@ from autoshard.core import Constraints, MemoryBytes, Shard, TableSet, Tier
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidTopologyError
 from autoshard.core.step import Overlap, plain_coefficients
 from autoshard.evaluation import evaluate
-from autoshard.evaluation.validator import validate_plan
 from autoshard.formats import load_tables, load_topology
 from autoshard.formats.metasyn import metasyn
 from autoshard.planners.auto import AutoOptions, AutoPlanner
@@ -24,6 +23,7 @@ from autoshard.planners.registry import get_planner, planner_names
 from autoshard.planners.space.options import ShardingType
 from autoshard.planning import compare, make_costs, make_plan
 from autoshard.runtime.ownership import ownership_of
+from autoshard.validator import validate_plan
 
 KERNEL = {"steps": 400, "objective": "kernel"}
 STEP = {"steps": 20, "policy": False}

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from autoshard.core import Tier
-from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.hybrid import descent, race
 from autoshard.planners.hybrid.balanced import placed_options
 from autoshard.planners.hybrid.compiled import library as compiled
@@ -21,6 +20,7 @@ from autoshard.planners.hybrid.rates import FlatOptions, Rates
 from autoshard.planners.hybrid.starts import balanced_starts
 from autoshard.planners.hybrid.step_search import StepSearch, search_steps
 from autoshard.planners.space.step_cost import PARTS
+from autoshard.validator import validate_plan
 
 needs_compiled = pytest.mark.skipif(compiled.library() is None, reason="autoshard was installed without a C compiler")
 EFFORTS = [Effort(mode=Mode.DESCEND), Effort(mode=Mode.LAUNCH_BY_LAUNCH), Effort(), Effort(rounds=40, near=8)]

@@ -30,10 +30,10 @@ from autoshard.core import (
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidPlanError
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate, plan_traffic
 from autoshard.evaluation.traffic import Stream
-from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.flexshard.planner import FlexShardPlanner
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_plan
+from autoshard.validator import validate_plan
 
 COSTS = CostModels(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
 ROOM = 1 << 40

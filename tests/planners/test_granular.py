@@ -19,7 +19,6 @@ from autoshard.core import (
 )
 from autoshard.core.errors import InfeasiblePlanError, InvalidPlanError
 from autoshard.evaluation import activation_bytes, evaluate, price_step
-from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.comparison import num_cuts
 from autoshard.planners.hybrid.descent import Start
 from autoshard.planners.hybrid.layout import NOTHING, Layout, Limits
@@ -30,6 +29,7 @@ from autoshard.planners.hybrid.step_search import StepSearch, search_steps
 from autoshard.planners.registry import get_planner
 from autoshard.planners.space.options import ShardingType, enumerate_options
 from autoshard.planners.space.step_cost import PARTS
+from autoshard.validator import validate_plan
 
 #: Ends searches by steps, so that seeds decide.
 STEPS = StepSearch(steps=12, with_policy=False)

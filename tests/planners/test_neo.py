@@ -27,12 +27,12 @@ from autoshard.core import (
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate
 from autoshard.evaluation.cached_rows import cache_traffic
-from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.neo import CostFunction, NeoOptions, NeoPlanner
 from autoshard.planners.neo.choice import NEO_TYPES
 from autoshard.planners.neo.planner import _Search
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.options import ShardingType, enumerate_options, option_of_placed
+from autoshard.validator import validate_plan
 
 COSTS = CostModels(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
 TERA = 10**12

@@ -11,10 +11,10 @@ import pytest
 from autoshard.core import Constraints, TableSet
 from autoshard.core.errors import InvalidOptionError
 from autoshard.evaluation import evaluate
-from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.neuroshard.beam import BeamSearch
 from autoshard.planners.neuroshard.capped_greedy import CappedGreedy
 from autoshard.planners.neuroshard.planner import NeuroShardPlanner, whole_tables
+from autoshard.validator import validate_plan
 
 FOREVER = float("inf")
 

@@ -32,10 +32,10 @@ from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, Inval
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate, plan_traffic
 from autoshard.evaluation.stages import cheapest_sync
 from autoshard.evaluation.traffic import Stream
-from autoshard.evaluation.validator import validate_plan
 from autoshard.formats import load_tables, load_topology
 from autoshard.planners.oper import OperPlanner
 from autoshard.planners.planner import PlanRequest
+from autoshard.validator import validate_plan
 
 COSTS = CostModels(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
 ROOM = 1 << 40

@@ -23,11 +23,11 @@ from autoshard.core import (
 )
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, UnknownNameError
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate
-from autoshard.evaluation.validator import validate_plan
 from autoshard.formats.documents.plan_json import read_plan, write_plan
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.replica_groups import ReplicaGroupsPlanner
 from autoshard.planning import make_plan
+from autoshard.validator import validate_plan
 
 COSTS = CostModels(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
 BATCH = 1 << 16

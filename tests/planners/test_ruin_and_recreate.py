@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from autoshard.core import AccessProfile, Tier
-from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.hybrid.balanced import BalancedOptions
 from autoshard.planners.hybrid.descent import Descent, Ground
 from autoshard.planners.hybrid.estimates import Growth
@@ -19,6 +18,7 @@ from autoshard.planners.hybrid.rates import FlatOptions, Rates
 from autoshard.planners.hybrid.ruin import Rebuilding
 from autoshard.planners.hybrid.starts import StartSpec, asked_plans, balanced_starts
 from autoshard.planners.hybrid.step_search import StepSearch, search_steps
+from autoshard.validator import validate_plan
 
 EXPONENT = 32
 

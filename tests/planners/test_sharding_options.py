@@ -27,7 +27,6 @@ from autoshard.core import (
 )
 from autoshard.core.plan import Payload
 from autoshard.evaluation.traffic import PairTraffic, cheaper_exchange
-from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.space.constraints import allowed_sites
 from autoshard.planners.space.options import (
     COLUMN_STEP,
@@ -48,6 +47,7 @@ from autoshard.planners.space.tiers import (
     replicas_at,
     site_of,
 )
+from autoshard.validator import validate_plan
 
 LINK = Link(bytes_per_s=1e9)
 

@@ -9,9 +9,9 @@ import pytest
 from autoshard.core import DenseLayers, DType, Level, Link, Payload, RowRange, RowsBy, Shard, Tier
 from autoshard.core.step import PART_FEATURES, Overlap
 from autoshard.evaluation import activation_bytes, evaluate, price_step, training_bytes
-from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.space.placement import PlacementProblem
 from autoshard.planners.space.step_cost import PARTS, StepCost
+from autoshard.validator import validate_plan
 
 TIERS = (Tier.DATA_PARALLEL, Tier.FLEX, Tier.ROW_WISE)
 

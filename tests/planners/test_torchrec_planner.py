@@ -14,8 +14,8 @@ from torchrec.optim import RowWiseAdagrad
 from autoshard.core import Collective, Constraints, DType, Feature, MemoryBandwidth, Optimizer, Pooling, TableSet, Tier
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidTableError
 from autoshard.evaluation import DEVICE_MEMORY
-from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.torchrec_planner import TorchRecPlanner, _topology
+from autoshard.validator import validate_plan
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, on torch's own import

@@ -23,7 +23,6 @@ from autoshard.core import (
 )
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate
-from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.hybrid.explanation import explain
 from autoshard.planners.hybrid.layout import Limits
 from autoshard.planners.hybrid.offered import space_of
@@ -31,6 +30,7 @@ from autoshard.planners.hybrid.starts import balanced_starts, layout_of
 from autoshard.planners.registry import get_planner
 from autoshard.planners.space.options import ShardingType
 from autoshard.planners.space.uneven_rows import room_of_ranks, uneven_options
+from autoshard.validator import validate_plan
 
 ROW_WISE = {"sharding_types": "row_wise", "steps": 6, "policy": False}
 

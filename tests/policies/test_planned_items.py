@@ -11,9 +11,9 @@ from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, Model
 from autoshard.evaluation import evaluate
 from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.evaluation.communication import AlphaBetaComm
-from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.placement import PlacementProblem
+from autoshard.validator import validate_plan
 from costmodel import Registry
 from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.predictor import FULL_CODE_WIDTH

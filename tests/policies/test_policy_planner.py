@@ -10,11 +10,11 @@ from autoshard.core import Constraints, CostModels, DType, Optimizer, Pooling
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, ModelError
 from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.evaluation.communication import AlphaBetaComm
-from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.auto import AutoPlanner
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner
 from autoshard.planners.space.placement import PlacementProblem
+from autoshard.validator import validate_plan
 from costmodel import Registry
 from costmodel.kernel.predictor import FULL_CODE_WIDTH
 from costmodel.registry.versions import SHIPPED_VARIABLE

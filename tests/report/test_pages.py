@@ -22,12 +22,13 @@ from autoshard.formats import load_topology
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_plan
 from autoshard.report import ComparedPlan, MeasuredPlan, comparison_page, plan_page
-from autoshard.report.coverage_page import MOST_POINTS, Listing, PairAxis, RegionMap, coverage_page
+from autoshard.report.coverage_page import MOST_POINTS, PairAxis, RegionMap, coverage_page
 from autoshard.report.images import figure_page
 from autoshard.report.rendering import PLOTLY_JS, short_markup
 from autoshard.report.simulation import curves_figure, simulation_report
-from autoshard.simulation.points import PointMemory, PointStatus, PricedPoint, SweepPoint, UnpricedPoint
-from autoshard.simulation.record import SweepRecord
+from autoshard.results.sweep import PointMemory, PointStatus, PricedPoint, SweepPoint, UnpricedPoint
+from autoshard.results.sweep_record import SweepRecord
+from autoshard.table import Table
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 AXE = Path(__file__).parents[2] / "build" / "axe-core" / "axe.min.js"
@@ -109,7 +110,7 @@ def a_coverage_page():
         samples={(1, 2): 30, (2, 2): 4},
         wanted={(1, 2): 1, (0, 0): 2},
     )
-    listing = Listing(title="Kinds", caption="All.", columns=("kind", "samples"), rows=((EVIL, "3"), (LONG, "4")))
+    listing = Table(title="Kinds", caption="All.", columns=("kind", "samples"), rows=((EVIL, "3"), (LONG, "4")))
     return coverage_page(
         title="What the samples cover",
         subtitle="2 samples",

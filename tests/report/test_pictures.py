@@ -7,7 +7,6 @@ import pytest
 
 from autoshard.core import AccessProfile, CostModels, EmbeddingTable, Feature, MemoryBytes, Pooling, TableSet, Tier
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel
-from autoshard.evaluation.measured import ComparedPlan, MeasuredPlan
 from autoshard.formats import load_topology
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_plan
@@ -19,6 +18,7 @@ from autoshard.report.pictures import (
     placement_figure,
     predicted_interval,
 )
+from autoshard.results.comparison import ComparedPlan, MeasuredPlan
 
 
 def table(index, **changes):

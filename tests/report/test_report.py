@@ -29,7 +29,6 @@ from autoshard.core import (
 )
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.evaluation import DEVICE_MEMORY, AlphaBetaComm, AnalyticCostModel, evaluate
-from autoshard.evaluation.measured import Comparison
 from autoshard.report import (
     ComparedPlan,
     MeasuredPlan,
@@ -43,6 +42,7 @@ from autoshard.report import (
 from autoshard.report.comparison import comparison_columns, comparison_lines
 from autoshard.report.figures import memory_figure, rank_time_figure
 from autoshard.report.wording import write_bytes, write_columns, write_ms, write_percent, write_ranks, write_rows
+from autoshard.results.comparison import Comparison
 
 EVIL = "<img src=x onerror=\"document.title='taken'\"></script><script>document.title='taken'</script>[bold]"
 VOID = {"meta", "img", "br", "hr", "input", "link"}

@@ -8,9 +8,9 @@ import pytest
 from autoshard.cli import main
 from autoshard.formats import plan_from_json
 from autoshard.report.comparison_json import COMPARISON
-from autoshard.report.diff_json import DIFF
 from autoshard.report.plan_diff import diff_plans
-from autoshard.simulation import SIMULATION
+from autoshard.results.diff_json import DIFF
+from autoshard.results.sweep_record import SIMULATION
 from server.bodies.plans import ComparisonBody, EvaluationBody, PlanBody, ReplanBody, SimulationBody, ValidationBody
 from server.problems import MEDIA_TYPE
 

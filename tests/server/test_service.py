@@ -9,8 +9,8 @@ from html.parser import HTMLParser
 import pytest
 from starlette.requests import Request
 
-from autoshard.evaluation.validator import validate_plan
 from autoshard.formats import digest, load_tables, load_topology, plan_from_json, tables_to_json, topology_to_json
+from autoshard.validator import validate_plan
 from server.problems import BodyTimeoutError, problem_of
 from server.settings import ServerSettings
 from server.web.buffers import BufferBudget

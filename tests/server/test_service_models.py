@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from autoshard.cli import main
-from autoshard.evaluation.validator import validate_plan
 from autoshard.formats import load_tables, plan_from_json, tables_to_json
+from autoshard.validator import validate_plan
 from costmodel.registry.versions import SHIPPED_VARIABLE, Registry
 
 SAMPLES = Path(__file__).parents[1] / "data" / "samples"

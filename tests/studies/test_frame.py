@@ -12,7 +12,8 @@ import typer
 from autoshard.commands.options import command_options
 from autoshard.core.errors import FormatError, InvalidOptionError, UnknownNameError
 from autoshard.report.figures import in_house_style
-from autoshard.report.images import FigureReport, ImageError, NumberTable, Section, find_browser
+from autoshard.report.images import FigureReport, ImageError, Section, find_browser
+from autoshard.table import Table
 from studies.frame import OutputOptions, PartStore, StudyResult, command_line
 from studies.frame.results import write_result
 
@@ -102,7 +103,7 @@ def test_command_lines_have_what_differs_from_the_defaults():
 
 @pytest.fixture
 def result():
-    table = NumberTable(columns=("name", "ms"), lines=(("a", "1.25"),), caption="Milliseconds")
+    table = Table(columns=("name", "ms"), rows=(("a", "1.25"),), caption="Milliseconds")
     figure = in_house_style(go.Figure(go.Bar(x=["a"], y=[1.25])), height=200)
     page = FigureReport(
         title="Times",

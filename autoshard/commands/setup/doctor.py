@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from autoshard.commands.setup.packages import found_packages, missing_packages
 from autoshard.console import JsonOption, emit, working
+from autoshard.table import facts
 
 
 def doctor(as_json: JsonOption = False) -> None:
@@ -95,16 +95,15 @@ def _not_compiled() -> Iterator[str]:
 def _rendered(found: Mapping[str, Any]) -> Group:
     from autoshard.report.wording import write_bytes
 
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_row("autoshard", f"{found['autoshard']}, Python {found['python']}, {found['platform']}")
+    rows = [("autoshard", f"{found['autoshard']}, Python {found['python']}, {found['platform']}")]
     for one in found["packages"]:
-        table.add_row(one["name"], one["version"] or f"missing; {one['needed_by']}")
+        rows.append((one["name"], one["version"] or f"missing; {one['needed_by']}"))
     for one in found["devices"]:
         cores = f", {one['cores']} cores" if one["cores"] else ""
-        table.add_row(f"device {one['key']}", f"{one['name']}{cores}, {write_bytes(one['memory_bytes'])}")
+        rows.append((f"device {one['key']}", f"{one['name']}{cores}, {write_bytes(one['memory_bytes'])}"))
     for one in found["models"]:
         parts = [f"{part} {name or 'analytic'}" for part, name in one.items() if part not in ("device", "error")]
-        table.add_row(f"models of {one['device']}", one.get("error") or ", ".join(parts))
+        rows.append((f"models of {one['device']}", one.get("error") or ", ".join(parts)))
     missing = found["missing"]
     verdict = ["Nothing is missing."] if not missing else ["Missing:", *(f"  {line}" for line in missing)]
-    return Group(table, Text(), *(Text(line) for line in verdict))
+    return Group(facts(rows), Text(), *(Text(line) for line in verdict))

@@ -17,9 +17,8 @@ from autoshard.core import (
 )
 from autoshard.core.errors import FormatError, InvalidPlanError
 from autoshard.core.quoting import shortened
-from autoshard.evaluation.validator import validate_plan
 from autoshard.formats.documents.document import Document
-from autoshard.formats.documents.fields import check_object, check_writable
+from autoshard.formats.documents.fields import check_object, check_writable, from_source
 from autoshard.formats.documents.json_document import join
 from autoshard.formats.documents.kinds import (
     ANY_OBJECT,
@@ -35,6 +34,7 @@ from autoshard.formats.documents.rank_layouts import RankLayouts
 from autoshard.formats.documents.shards_json import shard_kind
 from autoshard.formats.documents.tables_json import DTYPE, LISTED_ORDER, TABLES
 from autoshard.formats.documents.topology_json import TOPOLOGY
+from autoshard.validator import validate_plan
 
 #: More than the 100,000 tables that there may be. Reading takes about 0.07 ms and 3 kB a shard, pricing as long again.
 MAX_SHARDS = 2**17
@@ -99,7 +99,6 @@ def _parts(plan: ShardingPlan) -> dict[str, Any]:
 
 
 def _check(plan: ShardingPlan) -> None:
-    validate_plan(plan)
     if len(plan.shards) > MAX_SHARDS:
         raise InvalidPlanError(f"must be at most {MAX_SHARDS:,}, got {len(plan.shards):,}", field="shards")
 
@@ -113,5 +112,16 @@ PLAN: Final = Document(
     definitions=(shard_kind({}), ESTIMATE, prediction_kind()),
     check=_check,
 )
-read_plan, write_plan = PLAN.read, PLAN.write
+write_plan = PLAN.write
 plan_from_json, plan_to_json = PLAN.from_json, PLAN.to_json
+
+
+def read_plan(path: str | Path) -> ShardingPlan:
+    """Reads a `plan.json`, and validates the plan.
+
+    Raises:
+        InputError: If it cannot be read, or does not hold a valid plan; the text names file and field.
+    """
+    plan = PLAN.read(path)
+    from_source(str(path), lambda: validate_plan(plan))
+    return plan

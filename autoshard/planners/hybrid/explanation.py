@@ -5,15 +5,15 @@ Shape suffixes: S sites.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from autoshard.core import CostModels, ShardingPlan, TableSet
 from autoshard.core.errors import InvalidPlanError, InvalidTableError
 from autoshard.core.quoting import shown
-from autoshard.core.step import CollectiveTime, StepCollective
+from autoshard.evaluation.batch_memory import rank_memory
 from autoshard.evaluation.evaluate import evaluate
 from autoshard.planners.hybrid.layout import NOTHING, Change, Layout, Limits
 from autoshard.planners.hybrid.neighbours import Neighbourhood
@@ -25,6 +25,7 @@ from autoshard.planners.space.kinds import first_alike
 from autoshard.planners.space.options import ShardingType, why_not
 from autoshard.planners.space.planner_space import Item, ItemOption
 from autoshard.planners.space.step_cost import PARTS
+from autoshard.results.explanation import Alternative, ExplainedTable, Explanation
 
 #: p of the norm that tells which sites look best; only the true step is reported.
 _EXPONENT = 32
@@ -32,71 +33,6 @@ _EXPONENT = 32
 _NUM_SITES = 8
 #: Steps that differ by less, as a share, are taken to be alike.
 _ALIKE = 1e-6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alternative:
-    """Another way to hold a table, with all others as they are.
-
-    Attributes:
-        option: What it is called.
-        step_ms: The step at its best place; None if it is ruled out.
-        hbm_bytes: What it takes of every rank that holds some of it, at most.
-        ruled_out: The constraint or the lack of memory that rules it out; empty if nothing does.
-    """
-
-    option: str
-    step_ms: float | None
-    hbm_bytes: int
-    ruled_out: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExplainedTable:
-    """Why a table is held as it is.
-
-    Attributes:
-        table: Its name, or those of all tables that must share its ranks.
-        option: How it is held.
-        ranks: Ranks that hold some of it.
-        hbm_bytes: What it takes of every such rank, at most.
-        without_ms: The step if nobody held it.
-        binds: Parts of the step that it adds to at their slowest ranks.
-        reason: One sentence.
-        alternatives: The others, fastest first, those that are ruled out last.
-    """
-
-    table: str
-    option: str
-    ranks: tuple[int, ...]
-    hbm_bytes: int
-    without_ms: float
-    binds: tuple[str, ...]
-    reason: str
-    alternatives: tuple[Alternative, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
-    """Why the tables of a plan are held as they are.
-
-    Attributes:
-        step_ms: The plan's predicted step.
-        num_groups: Replica groups; with several, alternatives are those of one group, the others alike.
-        tables: One by one.
-        collectives: How long the step's collectives take, and how long it waits for them.
-        fullest_rank: The rank with least device memory left, numbered within a replica group.
-        used_bytes: Device memory that it needs: tables and what training takes beside them.
-        capacity_bytes: Device memory that it has.
-    """
-
-    step_ms: float
-    num_groups: int
-    tables: tuple[ExplainedTable, ...]
-    collectives: Mapping[StepCollective, CollectiveTime]
-    fullest_rank: int
-    used_bytes: int
-    capacity_bytes: int
 
 
 def explain(
@@ -138,7 +74,7 @@ def explain(
         )
     predicted = evaluate(plan, costs)
     step_ms = predicted.step_ms.value
-    fullest = min(predicted.ranks, key=lambda one: group.topology.memory_of(one.rank).hbm - one.used_bytes)
+    fullest = min(rank_memory(plan, predicted), key=lambda one: one.free_bytes)
     explainer = _Explainer(layout, step_ms - layout.step_ms())
     items = sorted({space.item_of[name] for name in chosen})
     tables = []
@@ -152,7 +88,7 @@ def explain(
         collectives=predicted.collectives,
         fullest_rank=fullest.rank,
         used_bytes=fullest.used_bytes,
-        capacity_bytes=group.topology.memory_of(fullest.rank).hbm,
+        capacity_bytes=fullest.capacity_bytes,
     )
 
 

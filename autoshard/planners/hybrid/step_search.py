@@ -20,7 +20,6 @@ from autoshard.core.errors import (
 from autoshard.evaluation.batch_memory import has_room
 from autoshard.evaluation.evaluate import PricedPlan, price_with_kernels
 from autoshard.evaluation.group_sync import with_cheaper_sync
-from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.comparison import best_plan, num_cuts
 from autoshard.planners.hybrid.descent import Start
 from autoshard.planners.hybrid.layout import Layout, Limits
@@ -41,6 +40,7 @@ from autoshard.planners.space.options import ShardingType, keeps_width
 from autoshard.planners.space.placement import PlacementProblem
 from autoshard.planners.space.planner_space import PlannerSpace
 from autoshard.planners.warm_start import start_of
+from autoshard.validator import validate_plan
 
 #: Share of what is left that a search within replica groups gets, where they are the best start, and its least seconds.
 _GROUPS_SHARE, _LEAST_SECONDS = 0.6, 0.01

@@ -8,8 +8,8 @@ import plotly.graph_objects as go
 
 from autoshard.core import CostBreakdown, Estimate, RankCost
 from autoshard.core.step import StepPart
-from autoshard.evaluation.measured import MeasuredPlan
 from autoshard.report.figures import BLUE, INK, in_house_style
+from autoshard.results.comparison import MeasuredPlan
 
 
 def predicted_interval(rank: RankCost, predicted: CostBreakdown) -> Estimate:

@@ -8,10 +8,10 @@ from fastapi import FastAPI, Path, Query, Request, Response
 
 from autoshard.api import ComparisonAnswer, PlanAnswer, PlanId, ValidationAnswer
 from autoshard.core.costs import Risk
-from autoshard.improvements import EXPLANATION
-from autoshard.planners.hybrid.explanation import Explanation
-from autoshard.report.diff_json import DIFF
-from autoshard.simulation import SIMULATION
+from autoshard.results.diff_json import DIFF
+from autoshard.results.explanation import Explanation
+from autoshard.results.explanation_json import EXPLANATION
+from autoshard.results.sweep_record import SIMULATION
 from server.tasks.work import WorkKind
 from server.web.desk import WorkDesk
 from server.web.openapi import IDEMPOTENCY_KEY, body_of, document_answer, plan_answer, problems

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from autoshard.core import Optimizer, TableSet, Topology
 from autoshard.formats import load_tables
-from autoshard.trials import local_topology
+from autoshard.whatif.trials import local_topology
 
 _DEVICE = "cpu"
 _RANK_BYTES = 4 << 30

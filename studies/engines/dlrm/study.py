@@ -14,8 +14,8 @@ import typer
 from autoshard.commands.options import command_options
 from autoshard.console import progress
 from autoshard.core.errors import InvalidOptionError
-from autoshard.report.images import NumberTable
 from autoshard.runtime.processes.launch import running_workers
+from autoshard.table import Table
 from bench.measuring.devices import find_device
 from studies.engines.dlrm.setting import DlrmSetting, Round, TrainedWay, Way
 from studies.frame import Machine, OutputOptions, PartsOption, PartStore, StudyResult, command_line, to_document
@@ -164,7 +164,7 @@ def main(options: DlrmOptions, output: OutputOptions) -> None:
     output.write(StudyResult(name="dlrm", document=document, tables=(dlrm_table(found, on),)))
 
 
-def dlrm_table(found: DlrmComparison, on: Machine) -> NumberTable:
+def dlrm_table(found: DlrmComparison, on: Machine) -> Table:
     """A line for each way."""
     setting = found.setting
     caption = (
@@ -185,4 +185,4 @@ def dlrm_table(found: DlrmComparison, on: Machine) -> NumberTable:
         )
         for one in found.ways
     ]
-    return NumberTable(columns=columns, lines=tuple(lines), caption=caption)
+    return Table(columns=columns, rows=tuple(lines), caption=caption)

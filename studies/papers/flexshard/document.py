@@ -8,8 +8,8 @@ from dataclasses import asdict
 from autoshard.core import Tier
 from autoshard.planners.flexshard.break_points import ParetoFrontier
 from autoshard.planners.flexshard.equations import FlexMachine
-from autoshard.report.images import NumberTable
 from autoshard.report.wording import write_percent
+from autoshard.table import Table
 from studies.papers.flexshard.figures import named_points
 from studies.papers.flexshard.models import Run, TierShare
 from studies.papers.flexshard.results import (
@@ -29,7 +29,7 @@ _THREE_TIER_GAIN = 0.81
 
 def results_tables(
     results: Sequence[ModelResult], frontier: ParetoFrontier, histories: HistoryCosts
-) -> tuple[NumberTable, ...]:
+) -> tuple[Table, ...]:
     """Tables with the paper's numbers and ours."""
     return (
         _three_tier_table(results),
@@ -101,13 +101,12 @@ def _model_document(result: ModelResult) -> dict[str, object]:
     }
 
 
-def _three_tier_table(results: Sequence[ModelResult]) -> NumberTable:
+def _three_tier_table(results: Sequence[ModelResult]) -> Table:
     def off(result: ModelResult) -> float:
         return result.neutral[1][Tier.FLEX].num_rows / result.model.flexed.num_rows - 1
 
-    return NumberTable.of(
+    return Table.of(
         results,
-        "Table 5, rows and coverage, with L from the paper's neutral 2-tier rows.",
         (
             ("3-tier", lambda one: one.model.name),
             ("data-parallel, paper", lambda one: _rows(one.model.replicated)),
@@ -116,10 +115,11 @@ def _three_tier_table(results: Sequence[ModelResult]) -> NumberTable:
             ("ours", lambda one: _rows(one.neutral[1][Tier.FLEX])),
             ("Flex rows off by", lambda one: write_percent(off(one), signed=True)),
         ),
+        caption="Table 5, rows and coverage, with L from the paper's neutral 2-tier rows.",
     )
 
 
-def _two_tier_table(results: Sequence[ModelResult]) -> NumberTable:
+def _two_tier_table(results: Sequence[ModelResult]) -> Table:
     lines = []
     for result in results:
         paper = result.model.two_tier
@@ -130,14 +130,14 @@ def _two_tier_table(results: Sequence[ModelResult]) -> NumberTable:
             off = write_percent(share.num_rows / paper.num_rows - 1, signed=True)
             cells += [f"{length:.1f}", _rows(share), off]
         lines.append(tuple(cells))
-    return NumberTable(
+    return Table(
         columns=("2-tier", "paper", "L, volume as it is", "rows", "off by", "L, volume that leaves", "rows", "off by"),
-        lines=tuple(lines),
+        rows=tuple(lines),
         caption="Table 5, 2-tier rows with L from Table 6's measured row-wise volumes.",
     )
 
 
-def _all_to_all_table(results: Sequence[ModelResult]) -> NumberTable:
+def _all_to_all_table(results: Sequence[ModelResult]) -> Table:
     lines = []
     machine = fitted_machine()
     for result in results:
@@ -145,14 +145,14 @@ def _all_to_all_table(results: Sequence[ModelResult]) -> NumberTable:
         for name, run, fit_ms in zip(("RW", "2-tier", "3-tier"), result.model.runs, fits, strict=True):
             off = write_percent(fit_ms / run.all_to_all_ms - 1, signed=True)
             lines.append((f"{result.model.name} {name}", f"{run.all_to_all_ms:.0f}", f"{fit_ms:.0f}", off))
-    return NumberTable(
+    return Table(
         columns=("global all-to-all, ms", "paper", "ours", "off by"),
-        lines=tuple(lines),
+        rows=tuple(lines),
         caption="Table 6, measured volumes at the bandwidth of RM-1's row-wise run.",
     )
 
 
-def _times_table(results: Sequence[ModelResult]) -> NumberTable:
+def _times_table(results: Sequence[ModelResult]) -> Table:
     def cells(paper: Run, ours: Run) -> list[str]:
         names = ("all_to_all_ms", "intra_ms", "all_reduce_ms", "cross_ms")
         pairs = ((getattr(paper, name), getattr(ours, name)) for name in names)
@@ -164,7 +164,7 @@ def _times_table(results: Sequence[ModelResult]) -> NumberTable:
         for name, paper, ours in runs:
             volumes = f"{paper.volume / 1e6:.0f} / {ours.volume / 1e6:.0f}"
             lines.append((f"{result.model.name} {name}", volumes, *cells(paper, ours)))
-    return NumberTable(
+    return Table(
         columns=(
             "paper / ours",
             "volume, millions",
@@ -173,12 +173,12 @@ def _times_table(results: Sequence[ModelResult]) -> NumberTable:
             "all-reduce, ms",
             "across nodes, ms",
         ),
-        lines=tuple(lines),
+        rows=tuple(lines),
         caption="Table 6 predicted: our plans from the measured row-wise volume, at bandwidths of RM-1's runs.",
     )
 
 
-def _speedup_table(results: Sequence[ModelResult]) -> NumberTable:
+def _speedup_table(results: Sequence[ModelResult]) -> Table:
     lines = []
     for result in results:
         ways = [(is_measured, is_hidden) for is_hidden in (True, False) for is_measured in (True, False)]
@@ -187,9 +187,9 @@ def _speedup_table(results: Sequence[ModelResult]) -> NumberTable:
             reductions = result.measured_reductions[index], result.predicted_reductions[index]
             cells = [write_percent(share) for share in reductions] + [f"{pair[index]:.2f}" for pair in speedups]
             lines.append((f"{result.model.name} {name}", *cells))
-    return NumberTable(
+    return Table(
         columns=("", "saved, paper", "ours", "speed-up, paper", "ours", "nothing hidden, paper", "ours"),
-        lines=tuple(lines),
+        rows=tuple(lines),
         caption="Fig. 6 and 7: global all-to-all saved, and communication of row-wise steps over that of tiered ones.",
     )
 
@@ -204,21 +204,24 @@ def _gains(result: ModelResult) -> dict[str, tuple[float, float]]:
     }
 
 
-def _throughput_table(result: ModelResult) -> NumberTable:
+def _throughput_table(result: ModelResult) -> Table:
     lines = {"the paper": (TWO_TIER_GAIN, _THREE_TIER_GAIN), **_gains(result)}
-    return NumberTable.of(
+    return Table.of(
         lines.items(),
-        f"Sec. 6.2, {result.model.name}: throughput over row-wise, with {rest_of_step_ms(result.model):.0f} ms for the "
-        "rest of a step, from the paper's 2-tier gain.",
         (
             ("gain", lambda line: line[0]),
             ("2-tier", lambda line: f"{line[1][0]:+.0%}"),
             ("3-tier", lambda line: f"{line[1][1]:+.0%}"),
         ),
+        caption=(
+            f"Sec. 6.2, {result.model.name}: throughput over row-wise, with "
+            f"{rest_of_step_ms(result.model):.0f} ms for the "
+            "rest of a step, from the paper's 2-tier gain."
+        ),
     )
 
 
-def _histories_table(histories: HistoryCosts) -> NumberTable:
+def _histories_table(histories: HistoryCosts) -> Table:
     longest_gb, longest_ms = float(histories.sequence_gb_N[-1]), float(histories.sequence_ms_N[-1])
     lines = [(f"kept, {histories.length_N[-1]:,.0f} lookups", f"{longest_gb:.3g}", f"{longest_ms:.3g}", "", "")]
     for label, by_gb, by_ms in (
@@ -235,17 +238,16 @@ def _histories_table(histories: HistoryCosts) -> NumberTable:
             )
             for tables, memory_gb in by_gb.items()
         ]
-    return NumberTable(
+    return Table(
         columns=("histories", "memory, GB", "communication, ms", "memory, times less", "communication, times less"),
-        lines=tuple(lines),
+        rows=tuple(lines),
         caption="Fig. 1, 32 ranks, row-wise, dimension 256.",
     )
 
 
-def _points_table(frontier: ParetoFrontier) -> NumberTable:
-    return NumberTable.of(
+def _points_table(frontier: ParetoFrontier) -> Table:
+    return Table.of(
         named_points(frontier).items(),
-        "Fig. 5, on RM-1: over row-wise sharding.",
         (
             ("point", lambda named: named[0]),
             ("rows replicated", lambda named: f"{named[1].num_rows:,.0f}"),
@@ -253,6 +255,7 @@ def _points_table(frontier: ParetoFrontier) -> NumberTable:
             ("memory, GB per rank", lambda named: f"{named[1].memory_bytes / 1e9:+.2f}"),
             ("communication, ms per step", lambda named: f"{named[1].communication_s * 1e3:+.1f}"),
         ),
+        caption="Fig. 5, on RM-1: over row-wise sharding.",
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 
 from autoshard.core.step import Overlap
-from autoshard.report.images import NumberTable
+from autoshard.table import Table
 from studies.papers.neo.models import (
     DIMS_DEVIATION,
     MODEL_A,
@@ -47,7 +47,7 @@ class NeoResults:
     optimisations: Mapping[str, Priced]
 
 
-def results_tables(results: NeoResults) -> tuple[NumberTable, ...]:
+def results_tables(results: NeoResults) -> tuple[Table, ...]:
     """Table 3, Fig. 9 to 11, the roofline and the overlaps."""
     return (
         _throughput_table(results.throughput),
@@ -62,10 +62,9 @@ def _lines(by_planner: Mapping[str, Priced]) -> list[tuple[str, Run, Outcome]]:
     return [(planner, run, found) for planner, runs in by_planner.items() for run, found in runs]
 
 
-def _throughput_table(by_planner: Mapping[str, Priced]) -> NumberTable:
-    return NumberTable.of(
+def _throughput_table(by_planner: Mapping[str, Priced]) -> Table:
+    return Table.of(
         _lines(by_planner),
-        "Table 3: million samples per second on 128 GPUs",
         (
             ("model", lambda one: one[1].name),
             ("planner", lambda one: f"`{one[0]}`"),
@@ -76,16 +75,17 @@ def _throughput_table(by_planner: Mapping[str, Priced]) -> NumberTable:
             ("roofline, ms", lambda one: f"{one[2].roofline_ms:.1f}"),
             ("paper's throughput over the roofline's", lambda one: _share_of_roofline(one[1], one[2])),
         ),
+        caption="Table 3: million samples per second on 128 GPUs",
     )
 
 
-def _scaling_table(by_planner: Mapping[str, Mapping[str, Priced]]) -> NumberTable:
+def _scaling_table(by_planner: Mapping[str, Mapping[str, Priced]]) -> Table:
     lines = [(planner, model, runs) for planner, of in by_planner.items() for model, runs in of.items()]
     ranks = sorted({run.num_ranks for *_, runs in lines for run, _ in runs})
-    return NumberTable(
+    return Table(
         caption="Fig. 9: throughput per GPU over that of one node, by number of GPUs",
         columns=("model", "planner", *map(str, ranks), "paper, 128"),
-        lines=tuple(
+        rows=tuple(
             (
                 model,
                 f"`{planner}`",
@@ -115,22 +115,22 @@ def total_gain(runs: Priced) -> float:
     return qps[-2] / qps[0] - 1
 
 
-def _operator_table(planner: str, runs: Priced) -> NumberTable:
+def _operator_table(planner: str, runs: Priced) -> Table:
     (first, few), (last, many) = runs[0], runs[-1]
-    return NumberTable(
+    return Table(
         caption=f"Fig. 10, model A, `{planner}`: serialised and exposed milliseconds by operator",
         columns=(
             "operator",
             *(f"{run.num_ranks} GPUs, {kind}" for run in (first, last) for kind in ("serialised", "exposed")),
         ),
-        lines=tuple(
+        rows=tuple(
             (name, *(f"{ms:.1f}" for found in (few, many) for ms in found.operators()[name]))
             for name in few.operators()
         ),
     )
 
 
-def _optimisation_table(planner: str, runs: Priced) -> NumberTable:
+def _optimisation_table(planner: str, runs: Priced) -> Table:
     steps = zip(runs, gains(runs), FIG11_GAINS, strict=True)
     lines = [
         (
@@ -144,17 +144,16 @@ def _optimisation_table(planner: str, runs: Priced) -> NumberTable:
         for number, ((run, found), gain, published) in enumerate(steps)
     ]
     lines.append(("all but the last", "", "", "", f"{100 * total_gain(runs):+.0f}%", f"{100 * FIG11_TOTAL:+.0f}%"))
-    return NumberTable(
+    return Table(
         caption=f"Fig. 11, model A, `{planner}`: one optimisation after the other",
         columns=("run", "million samples/s", "step, ms", "kernels, max/mean", "gain", "paper"),
-        lines=tuple(lines),
+        rows=tuple(lines),
     )
 
 
-def _overlap_table(by_planner: Mapping[str, Priced]) -> NumberTable:
-    return NumberTable.of(
+def _overlap_table(by_planner: Mapping[str, Priced]) -> Table:
+    return Table.of(
         _lines(by_planner),
-        "Steps of Table 3 by what overlaps, ms",
         (
             ("model", lambda one: one[1].name),
             ("planner", lambda one: f"`{one[0]}`"),
@@ -163,6 +162,7 @@ def _overlap_table(by_planner: Mapping[str, Priced]) -> NumberTable:
             ("Eq. 1 and Sec. 4.2", lambda one: f"{one[2].step_ms:.1f}"),
             ("input behind all", lambda one: f"{one[2].step_with(Overlap.PIPELINED):.1f}"),
         ),
+        caption="Steps of Table 3 by what overlaps, ms",
     )
 
 

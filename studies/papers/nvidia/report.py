@@ -9,7 +9,8 @@ import plotly.graph_objects as go
 from scipy.stats import kendalltau
 
 from autoshard.report.figures import BLUE, GREY, INK, ORANGE, in_house_style
-from autoshard.report.images import FigureReport, NumberTable, Section
+from autoshard.report.images import FigureReport, Section
+from autoshard.table import Table
 from studies.frame import StudyResult
 from studies.papers.nvidia.hardware import A100, HOROVOD_CYCLE_S
 from studies.papers.nvidia.program import MACHINE, Prediction
@@ -74,11 +75,10 @@ def steps_document(predictions: Sequence[Prediction], listed: Sequence[Predictio
     }
 
 
-def steps_table(predictions: Sequence[Prediction]) -> NumberTable:
+def steps_table(predictions: Sequence[Prediction]) -> Table:
     """A line for each point."""
-    return NumberTable.of(
+    return Table.of(
         predictions,
-        "Milliseconds per step by model and number of GPUs, and of the same placement with fused kernels",
         (
             ("point", lambda one: f"{one.model}, {one.num_ranks}"),
             ("published ms", lambda one: f"{one.published_ms:.2f}"),
@@ -89,6 +89,7 @@ def steps_table(predictions: Sequence[Prediction]) -> NumberTable:
             ("dense", lambda one: f"{one.times.dense_layers + one.times.overhead:.2f}"),
             ("fused kernels ms", lambda one: f"{one.fused_ms:.2f}"),
         ),
+        caption="Milliseconds per step by model and number of GPUs, and of the same placement with fused kernels",
     )
 
 

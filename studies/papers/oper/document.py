@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 
-from autoshard.report.images import NumberTable
 from autoshard.report.wording import write_percent
+from autoshard.table import Table
 from studies.papers.oper.reference import Reference
 from studies.papers.oper.results import (
     INFERENCE,
@@ -68,7 +68,7 @@ class OperResults:
     by_method: Mapping[str, Mapping[str, MethodLoads]]
 
 
-def results_tables(results: OperResults) -> tuple[NumberTable, ...]:
+def results_tables(results: OperResults) -> tuple[Table, ...]:
     """Tables with the paper's numbers and ours."""
     return (
         *(_memory_table(name, by_mode) for name, by_mode in results.by_memory.items()),
@@ -109,7 +109,7 @@ def results_document(results: OperResults) -> dict[str, object]:
     }
 
 
-def _memory_table(name: str, by_mode: Mapping[str, Sequence[LinkTraffic]]) -> NumberTable:
+def _memory_table(name: str, by_mode: Mapping[str, Sequence[LinkTraffic]]) -> Table:
     paper, variances = PAPER_MEANS[name], PAPER_VARIANCES[name]
     inference, training = by_mode[INFERENCE], by_mode[TRAINING]
 
@@ -133,7 +133,7 @@ def _memory_table(name: str, by_mode: Mapping[str, Sequence[LinkTraffic]]) -> Nu
         for mean, variance, ours, trained in zip(paper, variances, inference, training, strict=True)
     )
     ways = ("paper", "inference", "training")
-    return NumberTable(
+    return Table(
         columns=(
             "extra memory",
             *(f"mean, {way}" for way in ways),
@@ -141,12 +141,12 @@ def _memory_table(name: str, by_mode: Mapping[str, Sequence[LinkTraffic]]) -> Nu
             *(f"variance, {way}" for way in ways),
             "used, training",
         ),
-        lines=lines,
+        rows=lines,
         caption=f"Table 2, {name}: exchange per link and step, MB (ours: MiB), planned for inference and for training.",
     )
 
 
-def _even_table(by_setting: Sequence[Sequence[RankTraffic]]) -> NumberTable:
+def _even_table(by_setting: Sequence[Sequence[RankTraffic]]) -> Table:
     """Most and least loaded rank over the mean of the two at threshold 0.1%, for the paper and each setting."""
     paper = [(most, least) for _, most, least in PAPER_LINES]
     ours = [[(one.most, one.least) for one in lines] for lines in by_setting]
@@ -156,9 +156,9 @@ def _even_table(by_setting: Sequence[Sequence[RankTraffic]]) -> NumberTable:
         most, least = pairs[line]
         return f"{most / unit:.3f} / {least / unit:.3f}"
 
-    return NumberTable(
+    return Table(
         columns=("most / least", "paper", *(_setting(lines) for lines in by_setting)),
-        lines=tuple(
+        rows=tuple(
             (one.label, shares(paper, line), *(shares(pairs, line) for pairs in ours))
             for line, one in enumerate(by_setting[0])
         ),
@@ -167,7 +167,7 @@ def _even_table(by_setting: Sequence[Sequence[RankTraffic]]) -> NumberTable:
     )
 
 
-def _threshold_table(traffic: Sequence[RankTraffic]) -> NumberTable:
+def _threshold_table(traffic: Sequence[RankTraffic]) -> Table:
     lines = tuple(
         (
             one.label,
@@ -181,9 +181,9 @@ def _threshold_table(traffic: Sequence[RankTraffic]) -> NumberTable:
         )
         for (seconds, most, least), one in zip(PAPER_LINES, traffic, strict=True)
     )
-    return NumberTable(
+    return Table(
         columns=("threshold", "s, paper", "ours", "balance, paper", "ours", "most, MiB", "least, MiB", "shards"),
-        lines=lines,
+        rows=lines,
         caption=f"Table 3, Criteo Kaggle, {_setting(traffic)}, groups as the threshold makes them.",
     )
 
@@ -193,13 +193,11 @@ def _setting(traffic: Sequence[RankTraffic]) -> str:
     return f"{one.mode}, {100 * one.ratio:g}% extra memory" if one.ratio else "no copies"
 
 
-def _reference_table(references: Sequence[Reference]) -> NumberTable:
+def _reference_table(references: Sequence[Reference]) -> Table:
     most, least = PAPER_SOLVER
     above, balance = PAPER_LINES[0][1] / most - 1, least / most
-    return NumberTable.of(
+    return Table.of(
         references,
-        "Table 3's solver at threshold 5%, for inference: exchange of the most loaded rank. "
-        f"The paper, on Criteo Kaggle: OPER {above:+.0%}, the solver's balance {balance:.1%}, 3.8 hours.",
         (
             ("data", lambda one: one.data),
             ("extra memory", lambda one: f"{100 * one.ratio:g}%"),
@@ -210,13 +208,16 @@ def _reference_table(references: Sequence[Reference]) -> NumberTable:
             ("CP-SAT's balance", lambda one: write_percent(one.least / one.exact)),
             ("its s", lambda one: f"{one.cpu_s:.0f}"),
         ),
+        caption=(
+            "Table 3's solver at threshold 5%, for inference: exchange of the most loaded rank. "
+            f"The paper, on Criteo Kaggle: OPER {above:+.0%}, the solver's balance {balance:.1%}, 3.8 hours."
+        ),
     )
 
 
-def _search_table(searches: Sequence[SearchTime]) -> NumberTable:
-    return NumberTable.of(
+def _search_table(searches: Sequence[SearchTime]) -> Table:
+    return Table.of(
         searches,
-        "Search from access curves until groups balance to 0.99 (the paper: 120 s on Criteo Kaggle).",
         (
             ("search at threshold 0.1%", lambda one: one.label),
             ("million rows", lambda one: f"{one.num_rows / 1e6:,.1f}"),
@@ -227,10 +228,11 @@ def _search_table(searches: Sequence[SearchTime]) -> NumberTable:
             ("memory balance", lambda one: f"{one.memory_balance:.4f}"),
             ("shards", lambda one: str(one.num_shards)),
         ),
+        caption="Search from access curves until groups balance to 0.99 (the paper: 120 s on Criteo Kaggle).",
     )
 
 
-def _link_table(costs: LinkCosts) -> NumberTable:
+def _link_table(costs: LinkCosts) -> Table:
     def spread(values: list[float]) -> str:
         return f"{max(values) / min(values):.3f}"
 
@@ -243,27 +245,27 @@ def _link_table(costs: LinkCosts) -> NumberTable:
         each = links(matrix_RR)
         per_rank = (matrix_RR.sum(axis=1) - matrix_RR.diagonal()).tolist()
         lines.append((label, spread(each.tolist()), spread(per_rank), f"{float(each.sum()):.3g}"))
-    return NumberTable(
+    return Table(
         columns=("Fig. 8, largest over least", "of the links", "of the ranks", "sum, ms"),
-        lines=tuple(lines),
+        rows=tuple(lines),
         caption="Criteo Kaggle on 2 nodes of 4 ranks. The paper: links 4.21, cost of the exchange about 1.01.",
     )
 
 
-def _method_table(name: str, methods: Mapping[str, MethodLoads]) -> NumberTable:
+def _method_table(name: str, methods: Mapping[str, MethodLoads]) -> Table:
     lines = []
     for method, loads in methods.items():
         cells = [method]
         for values in (loads.memory_R / 1024, loads.lookups_R, loads.links):
             cells += [f"{float(value):.3g}" for value in (values.min(), values.mean(), values.max())]
         lines.append(tuple(cells))
-    return NumberTable(
+    return Table(
         columns=(
             "Fig. 10",
             *("memory GiB, least", "mean", "most"),
             *("lookups MiB, least", "mean", "most"),
             *("link MiB, least", "mean", "most"),
         ),
-        lines=tuple(lines),
+        rows=tuple(lines),
         caption=f"{name} on 8 ranks: memory and lookups per rank, exchange per link.",
     )

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from autoshard.core import CostModels, Exchange, PlacedShard, Shard, ShardingPlan, TableSet, Topology
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate, plan_traffic
 from autoshard.evaluation.traffic import Stream
-from autoshard.evaluation.validator import validate_plan
 from autoshard.planners.oper import fetch_matrix_ms
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner
+from autoshard.validator import validate_plan
 from studies.papers.oper.tasks import dgx_a100, eight_nodes, kaggle, syn_large, terabyte, two_nodes
 
 FloatArray = NDArray[np.float64]

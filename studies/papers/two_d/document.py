@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from autoshard.core.plan import Provenance
-from autoshard.report.images import NumberTable
+from autoshard.table import Table
 from studies.papers.two_d.results import Outcome, Run
 
 SCHEMA = "autoshard.papers.two-d/1"
@@ -16,12 +16,11 @@ FIG2_PAPER: Mapping[int, tuple[str, str, str]] = {
 }
 
 
-def table1(outcomes: Sequence[Outcome]) -> NumberTable:
+def table1(outcomes: Sequence[Outcome]) -> Table:
     """Efficiency by number of groups, for one model."""
     run = outcomes[0].run
-    return NumberTable.of(
+    return Table.of(
         outcomes,
-        f"Table 1, {run.model.name}: {run.world_size:,} GPUs, {run.local_batch:,} samples each",
         (
             ("groups", lambda one: str(one.run.num_groups)),
             ("QPS", lambda one: _qps(one.qps)),
@@ -33,37 +32,37 @@ def table1(outcomes: Sequence[Outcome]) -> NumberTable:
             ("paper", lambda one: f"{_share(one.run.paper_peak)} / {_share(one.run.paper_mean)}"),
             ("tables and lookups, GB", lambda one: f"{one.peak_bytes / 1e9:.1f} / {one.mean_bytes / 1e9:.1f}"),
         ),
+        caption=f"Table 1, {run.model.name}: {run.world_size:,} GPUs, {run.local_batch:,} samples each",
     )
 
 
-def table2(full: Sequence[Outcome], grouped: Sequence[Outcome]) -> NumberTable:
+def table2(full: Sequence[Outcome], grouped: Sequence[Outcome]) -> Table:
     """Scaling of ExFM: full model parallelism, and groups of 256 GPUs."""
     base = full[0]
     lines = []
     for one, other in zip(full, grouped, strict=True):
         lines.append((f"{one.run.world_size:,}", *_scaling(one, base), *_scaling(other, base)))
-    return NumberTable(
+    return Table(
         caption="Table 2, ExFM: 1,152 samples per GPU; full model parallelism, then groups of 256 GPUs",
         columns=("GPUs", "QPS", "scaling", "paper", "QPS in groups", "scaling", "paper"),
-        lines=tuple(lines),
+        rows=tuple(lines),
     )
 
 
-def memory_table(full: Sequence[Outcome], grouped: Sequence[Outcome]) -> NumberTable:
+def memory_table(full: Sequence[Outcome], grouped: Sequence[Outcome]) -> Table:
     """Table 2's peaks."""
     lines = zip(full, grouped, strict=True)
-    return NumberTable(
+    return Table(
         caption="Table 2: peak memory; full model parallelism, then groups of 256 GPUs",
         columns=("GPUs", "peak", "paper", "peak in groups", "paper"),
-        lines=tuple((f"{one.run.world_size:,}", *_peaks(one), *_peaks(other)) for one, other in lines),
+        rows=tuple((f"{one.run.world_size:,}", *_peaks(one), *_peaks(other)) for one, other in lines),
     )
 
 
-def fig2_table(full: Sequence[Outcome]) -> NumberTable:
+def fig2_table(full: Sequence[Outcome]) -> Table:
     """Fig. 2's three curves, as far as they fit."""
-    return NumberTable.of(
+    return Table.of(
         [one for one in full if not one.out_of_memory],
-        "Fig. 2: full model parallelism, slowest and fullest ranks",
         (
             ("GPUs", lambda one: f"{one.run.world_size:,}"),
             ("computation, ms", lambda one: f"{one.kernels_ms:.0f}"),
@@ -73,18 +72,19 @@ def fig2_table(full: Sequence[Outcome]) -> NumberTable:
             ("lookups, GB", lambda one: f"{one.lookup_bytes / 1e9:.1f}"),
             ("paper", lambda one: FIG2_PAPER.get(one.run.world_size, ("-", "-", "-"))[2]),
         ),
+        caption="Fig. 2: full model parallelism, slowest and fullest ranks",
     )
 
 
-def choice_table(name: str, provenance: Provenance) -> NumberTable:
+def choice_table(name: str, provenance: Provenance) -> Table:
     """The planner's remark on every number of groups that it tried."""
     remarks = {
         label: text for label, text in provenance.models.items() if label.endswith("group") or " groups " in label
     }
-    return NumberTable(
+    return Table(
         caption=f"Choice of `replica-groups` for {name} (stages one after the other)",
         columns=("groups", "predicted, or why not"),
-        lines=tuple((label, text) for label, text in remarks.items()),
+        rows=tuple((label, text) for label, text in remarks.items()),
     )
 
 

@@ -9,7 +9,7 @@ import typer
 from autoshard import console
 from autoshard.commands.options import command_options
 from autoshard.planners.replica_groups import ReplicaGroupsPlanner
-from autoshard.report.images import NumberTable
+from autoshard.table import Table
 from studies.frame import OutputOptions, StudyResult
 from studies.papers.two_d.document import choice_table, document, fig2_table, memory_table, table1, table2
 from studies.papers.two_d.figures import fig2_figure, fig6_figure, fig7_figure
@@ -79,7 +79,7 @@ def main(options: TwoDOptions, output: OutputOptions) -> None:
     )
 
 
-def _choice() -> NumberTable:
+def _choice() -> Table:
     plan = ReplicaGroupsPlanner().plan(request_of(CTR_RUNS[0]))
     assert plan.provenance is not None, "this planner names what it tried"
     return choice_table(f"{CTR_RUNS[0].model.name} on {CTR_RUNS[0].world_size} GPUs", plan.provenance)

@@ -13,7 +13,8 @@ from autoshard.core.costs import CodeArray, MsArray
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats.stores.samples import read_samples
 from autoshard.planners.space.placement import PlacementProblem, RankArray
-from autoshard.report.images import NumberTable, Section
+from autoshard.report.images import Section
+from autoshard.table import Table
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.features import shard_features
 from costmodel.kernel.predictor import CostPredictor
@@ -184,9 +185,9 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
         (name, write_share(one.balance), write_time(one.max_ms), write_factor(one.speedup), paper.get(name, ""))
         for name, one in scores.items()
     )
-    table = NumberTable(
+    table = Table(
         columns=("policy", "balance", "slowest rank, ms", f"speed-up over {RANDOM}", "AutoShard's paper"),
-        lines=lines,
+        rows=lines,
         caption="Without parts; means and deviations over seeds",
     )
     features = (

@@ -12,8 +12,9 @@ import numpy as np
 
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats.stores.samples import read_samples
-from autoshard.report.images import NumberTable, Section
+from autoshard.report.images import Section
 from autoshard.report.wording import write_ms
+from autoshard.table import Table
 from costmodel import LearnedCostModel, Registry
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.metrics import held_out_metrics, predict
@@ -166,12 +167,12 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
         "than the paper's: compare training with testing.",
         figure=bar_chart([Panel(title="mean absolute error, ms", bars=bars)]),
         tables=(
-            NumberTable(
+            Table(
                 columns=(
                     *("cost model", "MAE (training), ms", "MSE (training), ms²", "MAE (testing), ms"),
                     *("MSE (testing), ms²", "relative (training)", "relative (testing)"),
                 ),
-                lines=(*lines, (*_PAPER, "", "")),
+                rows=(*lines, (*_PAPER, "", "")),
                 caption=f"Sets of {_SET_TABLES} tables: of the half that models were trained on, and of the other",
             ),
         ),

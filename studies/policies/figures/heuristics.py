@@ -7,7 +7,8 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from autoshard.report.images import NumberTable, Section
+from autoshard.report.images import Section
+from autoshard.table import Table
 from policies.algorithms.training_options import TrainingOptions
 from studies.frame import Numbers, Summary
 from studies.policies.charts import Panel, bar_chart
@@ -100,7 +101,7 @@ def _caption(settings: EvaluationSettings, replays: Sequence[Numbers]) -> str:
     return f"{text} {replay_note(replays)}"
 
 
-def _predicted_table(seeds: Sequence[Numbers], settings: EvaluationSettings) -> NumberTable:
+def _predicted_table(seeds: Sequence[Numbers], settings: EvaluationSettings) -> Table:
     return planner_table(
         seeds,
         PLANNERS,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from autoshard.report.images import NumberTable, Section
+from autoshard.report.images import Section
 from autoshard.runtime.processes.threads import intra_op_threads
+from autoshard.table import Table
 from studies.frame import Numbers, Summary
 from studies.policies.charts import Line, Panel, line_chart
 from studies.policies.figure import Figure, Found, Part
@@ -56,9 +57,9 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
         (f"{size[0]} on {size[1]}", *(write_seconds(found[_name(size)][planner]) for planner in _PLANNERS))
         for size in settings.inference
     )
-    table = NumberTable(
+    table = Table(
         columns=("tables on ranks", *(label(planner, settings) for planner in _PLANNERS)),
-        lines=rows,
+        rows=rows,
         caption=f"From tables to plan, median of {settings.num_timed} runs",
     )
     return Section(

@@ -12,9 +12,10 @@ from autoshard.core import CostModel, ShardingPlan
 from autoshard.core.costs import MsArray
 from autoshard.planners.refine import MeasurePlans
 from autoshard.planners.space.placement import PlacementProblem
-from autoshard.report.images import NumberTable, Section
+from autoshard.report.images import Section
 from autoshard.report.wording import write_percent
 from autoshard.runtime.processes.threads import intra_op_threads
+from autoshard.table import Table
 from env import PlacementTask
 from policies.choices import CostLoss, RewardSource
 from policies.planning.decoding import decode
@@ -162,12 +163,12 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
             ]
         ),
         tables=(
-            NumberTable(
+            Table(
                 columns=(
                     *("updates", "placements measured", "balance", "slowest rank, ms"),
                     *("error of the cost model", "MSE, ms²"),
                 ),
-                lines=rows,
+                rows=rows,
                 caption="From an empty buffer, with squared errors",
             ),
         ),

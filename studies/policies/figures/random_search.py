@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from autoshard.core.costs import MsArray
 from autoshard.evaluation.evaluate import evaluate
 from autoshard.planners.space.placement import PlacementProblem
-from autoshard.report.images import NumberTable, Section
+from autoshard.report.images import Section
+from autoshard.table import Table
 from env import balances
 from studies.frame import Numbers, Summary
 from studies.policies.charts import Line, Panel, line_chart
@@ -171,7 +172,7 @@ _SCORES = {"balance": "degree of balance", "max_ms": "slowest rank, ms"}
 
 def _table(
     parts: Sequence[Numbers], searched: dict[str, list[Summary]], settings: EvaluationSettings, seconds: float
-) -> NumberTable:
+) -> Table:
     numbers = parts[0]["num_placements"]
     lines = [
         (
@@ -193,9 +194,9 @@ def _table(
         )
         for planner in levels["balance"]
     ]
-    return NumberTable(
+    return Table(
         columns=("placement", "balance", "slowest rank, ms", "time per task"),
-        lines=tuple(lines),
+        rows=tuple(lines),
         caption="Random search and planners; the best balance and the fastest slowest rank may be of two placements",
     )
 

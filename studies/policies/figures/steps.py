@@ -13,8 +13,9 @@ import numpy as np
 from autoshard.core.errors import ModelError
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.placement import PlacementProblem
-from autoshard.report.images import NumberTable, Section
+from autoshard.report.images import Section
 from autoshard.report.wording import write_percent
+from autoshard.table import Table
 from env import Objective
 from policies.choices import Items
 from policies.network.network import PlacementNetwork
@@ -168,7 +169,7 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
     )
 
 
-def _table(parts: Sequence[Numbers], case: Case, settings: EvaluationSettings) -> NumberTable:
+def _table(parts: Sequence[Numbers], case: Case, settings: EvaluationSettings) -> Table:
     def over(planner: str) -> str:
         ratio = over_rival(parts, planner, case.rival) if planner != case.rival else None
         return f"{write_factor(ratio)} ({write_percent(ratio.mean - 1, signed=True)})" if ratio else ""

@@ -9,7 +9,8 @@ from functools import partial
 import numpy as np
 
 from autoshard.core import TableSet
-from autoshard.report.images import NumberTable, Section
+from autoshard.report.images import Section
+from autoshard.table import Table
 from studies.frame import Numbers, Summary
 from studies.policies.charts import Panel, dot_chart
 from studies.policies.figure import Figure, Found, Part
@@ -127,7 +128,7 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
     )
 
 
-def _table(parts: Sequence[Numbers], settings: EvaluationSettings, title: str) -> NumberTable:
+def _table(parts: Sequence[Numbers], settings: EvaluationSettings, title: str) -> Table:
     against = {planner: over_greedy(parts, planner) for planner in _PLANNERS if planner != COST_GREEDY}
 
     def over(planner: str) -> str:

@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from autoshard.report.images import NumberTable, Section
+from autoshard.report.images import Section
 from autoshard.report.wording import write_percent
+from autoshard.table import Table
 from policies.training.scores import Baselines
 from studies.frame import Numbers, Summary
 from studies.policies.charts import Line, Panel, line_chart
@@ -128,7 +129,7 @@ def _panel(curves: Mapping[Learner, Sequence[Numbers]], axis: str, title: str) -
     return Panel(title=label, lines=lines, x_title=title, x_log=True, is_percent=True)
 
 
-def _crossing_table(curves: Mapping[Learner, Sequence[Numbers]]) -> NumberTable:
+def _crossing_table(curves: Mapping[Learner, Sequence[Numbers]]) -> Table:
     lines = []
     for learner, parts in curves.items():
         cells = []
@@ -141,14 +142,14 @@ def _crossing_table(curves: Mapping[Learner, Sequence[Numbers]]) -> NumberTable:
             cells.append(f"{np.mean(seconds):.1f} s, at most {max(seconds):.1f} ({np.mean(updates):.0f} updates)")
         last = Summary.of([relative_balance(part, part["points"][-1]) for part in parts])
         lines.append((str(learner), *cells, f"{write_percent(last.mean)} ± {100 * last.deviation:.1f}"))
-    return NumberTable(
+    return Table(
         columns=("learner", *(f"to {goal:.0%}" for goal in _GOALS), "at the end"),
-        lines=tuple(lines),
+        rows=tuple(lines),
         caption="Training time until a share of the best known balance is reached",
     )
 
 
-def _time_table(curves: Mapping[Learner, Sequence[Numbers]]) -> NumberTable:
+def _time_table(curves: Mapping[Learner, Sequence[Numbers]]) -> Table:
     lines = []
     for learner, parts in curves.items():
         last = [part["points"][-1] for part in parts]
@@ -156,9 +157,9 @@ def _time_table(curves: Mapping[Learner, Sequence[Numbers]]) -> NumberTable:
         spent = [float(np.mean([1000 * point[name] / updates for point in last])) for name in _SPENT]
         whole = float(np.mean([point["training_s"] for point in last]))
         lines.append((str(learner), f"{updates}", f"{whole:.1f}", *(f"{value:.0f}" for value in spent)))
-    return NumberTable(
+    return Table(
         columns=("learner", "updates", "seconds in all", *(f"{name}, ms" for name in _SPENT.values())),
-        lines=tuple(lines),
+        rows=tuple(lines),
         caption="Where the time goes, per update",
     )
 

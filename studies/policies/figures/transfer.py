@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 
-from autoshard.report.images import NumberTable, Section
+from autoshard.report.images import Section
+from autoshard.table import Table
 from studies.frame import Numbers
 from studies.policies.charts import Panel, line_chart, score_panels
 from studies.policies.figure import Figure, Found, Part
@@ -84,7 +85,7 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
 
 def _shown(
     parts: Mapping[Size, Sequence[Numbers]], settings: EvaluationSettings, how: str
-) -> tuple[list[Panel], list[NumberTable]]:
+) -> tuple[list[Panel], list[Table]]:
     """Panels and tables of what was predicted or measured; `parts` are those of each seed, by size."""
     labels = {planner: label(planner, settings) for planner in _PLANNERS}
     scores = {size: by_planner(of, _PLANNERS) for size, of in parts.items()}
@@ -93,22 +94,20 @@ def _shown(
     balance = _table(scores, columns, "balance", f"{how} balance")
     if all("ceilings" in part for of in parts.values() for part in of):
         lines = [(*line, write_share(ceiling(of))) for line, of in zip(balance.lines, parts.values(), strict=True)]
-        balance = replace(balance, columns=(*columns, "identical ranks (ceiling)"), lines=tuple(lines))
+        balance = replace(balance, columns=(*columns, "identical ranks (ceiling)"), rows=tuple(lines))
     return [replace(panel, title=f"{how.lower()} {panel.title}") for panel in panels], [
         balance,
         _table(scores, columns, "speedup", f"{how} speed-up over random"),
     ]
 
 
-def _table(
-    scores: dict[Size, dict[str, PlannerScores]], columns: tuple[str, ...], name: str, caption: str
-) -> NumberTable:
+def _table(scores: dict[Size, dict[str, PlannerScores]], columns: tuple[str, ...], name: str, caption: str) -> Table:
     write = write_share if name == "balance" else write_factor
     lines = tuple(
         (f"{size[0]} on {size[1]}", *(write(getattr(of[one], name)) if one in of else NONE for one in _PLANNERS))
         for size, of in scores.items()
     )
-    return NumberTable(columns=columns, lines=lines, caption=caption)
+    return Table(columns=columns, rows=lines, caption=caption)
 
 
 FIGURE = Figure(name="fig11", title="Larger tasks (AutoShard, Fig. 11)", parts=_parts, show=_show)

@@ -10,7 +10,8 @@ import numpy as np
 
 from autoshard.core import CostModels, TableSet
 from autoshard.evaluation.evaluate import evaluate
-from autoshard.report.images import NumberTable, Section
+from autoshard.report.images import Section
+from autoshard.table import Table
 from studies.frame import Numbers
 from studies.policies.charts import line_chart, score_panels
 from studies.policies.figure import Figure, Found, Part
@@ -99,9 +100,7 @@ def _show(found: Found, settings: EvaluationSettings) -> Section:
         "them, measured: at least 80% balance and a speed-up of 1.6 up to a ratio of 80%, more than 70% and about 1.6 "
         "at 100%.",
         figure=line_chart(panels),
-        tables=(
-            NumberTable(columns=("unseen tables", *_PLANNERS), lines=rows, caption="Balance; speed-up over random"),
-        ),
+        tables=(Table(columns=("unseen tables", *_PLANNERS), rows=rows, caption="Balance; speed-up over random"),),
     )
 
 

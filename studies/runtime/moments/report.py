@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from autoshard.report.figures import BLUE, GREEN, GREY, ORANGE, in_house_style
-from autoshard.report.images import NumberTable
+from autoshard.table import Table
 from studies.runtime.moments.results import Gaps, MomentResults, Pairs, best_rate
 from studies.runtime.moments.setting import Setting
 
@@ -37,7 +37,7 @@ def document(results: MomentResults, setting: Setting, machine: Mapping[str, obj
     }
 
 
-def tables(results: MomentResults) -> tuple[NumberTable, ...]:
+def tables(results: MomentResults) -> tuple[Table, ...]:
     """Checks of the engine, the tuned learning rate, and gaps by groups and moment scale."""
     return _checks(results), _tuning(results), _gaps(results)
 
@@ -51,14 +51,13 @@ def figures(results: MomentResults, setting: Setting) -> dict[str, go.Figure]:
     return found
 
 
-def _checks(results: MomentResults) -> NumberTable:
+def _checks(results: MomentResults) -> Table:
     identical = {
         groups: all(one.is_identical for one in results.runs if one.run.num_groups == groups)
         for groups in results.groups
     }
-    return NumberTable.of(
+    return Table.of(
         list(zip(results.groups, results.verifications, results.growth(), strict=True)),
-        "The engine: errors against unsharded tables with c = M, and moments on gradients that are noise",
         (
             ("groups", lambda one: str(one[0])),
             ("steps compared", lambda one: str(one[1].steps)),
@@ -68,30 +67,30 @@ def _checks(results: MomentResults) -> NumberTable:
             ("states before and after a sync", lambda one: ", ".join(map(str, one[2].num_states))),
             ("bit-identical after training", lambda one: "yes" if identical[one[0]] else "no"),
         ),
+        caption="The engine: errors against unsharded tables with c = M, and moments on gradients that are noise",
     )
 
 
-def _tuning(results: MomentResults) -> NumberTable:
-    return NumberTable.of(
+def _tuning(results: MomentResults) -> Table:
+    return Table.of(
         results.tuning,
-        "Learning rate of the tables, chosen for one group on data of its own",
         (
             ("learning rate", lambda one: f"{one.run.learning_rate:g}"),
             ("normalised entropy", lambda one: f"{one.entropies[-1]:.5f}"),
         ),
+        caption="Learning rate of the tables, chosen for one group on data of its own",
     )
 
 
-def _gaps(results: MomentResults) -> NumberTable:
+def _gaps(results: MomentResults) -> Table:
     pairs = {(one.num_groups, one.num_groups): one for one in results.pairs()}
 
     def share(gaps: Gaps, count: Callable[[Pairs], int]) -> str:
         found = pairs.get((gaps.num_groups, gaps.moment_scale))
         return "" if found is None else f"{count(found)} of {found.num_seeds}"
 
-    return NumberTable.of(
+    return Table.of(
         results.all_gaps(),
-        "Gap of normalised entropy to one group, in per cent, after the last step",
         (
             ("groups", lambda one: str(one.num_groups)),
             ("c", lambda one: str(one.moment_scale)),
@@ -100,6 +99,7 @@ def _gaps(results: MomentResults) -> NumberTable:
             ("smaller than with c = 1", lambda one: share(one, lambda pairs: pairs.num_smaller)),
             ("nearer to 0", lambda one: share(one, lambda pairs: pairs.num_nearer)),
         ),
+        caption="Gap of normalised entropy to one group, in per cent, after the last step",
     )
 
 

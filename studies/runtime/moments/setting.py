@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autoshard.core import PlacedShard, ReplicaGroups, Shard, ShardingPlan
-from autoshard.trials import local_topology
+from autoshard.whatif.trials import local_topology
 from studies.runtime.clicks import ClickModel
 
 _HBM_BYTES = 1 << 30

@@ -31,7 +31,7 @@ from autoshard.planners.space.options import placed_shard
 from autoshard.planning import make_costs, make_plan, plan_costs
 from autoshard.runtime import Engine, RunRequest, RunResult, ownership_of, run_requests
 from autoshard.runtime.processes.launch import Launcher, OnProgress
-from autoshard.trials import MeasuredStep
+from autoshard.whatif.trials import MeasuredStep
 from studies.planners.step_runs import StepRun
 
 #: Time limit of a planner. Most need less; `auto` takes it whole.

@@ -18,7 +18,7 @@ from autoshard.core.errors import DeviceError
 from autoshard.formats import topology_from_json, topology_to_json
 from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES
 from autoshard.formats.stores.samples import read_samples
-from autoshard.trials import LOPSIDED, plan_task
+from autoshard.whatif.trials import LOPSIDED, plan_task
 from bench.cluster.links import fit_links, measured_topology
 from bench.cluster.network import Cluster
 from bench.collecting.collectives import collect_collectives

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from autoshard.report.figures import BLUE, GREEN, GREY, ORANGE, PINK, SKY, in_house_style
-from autoshard.report.images import NumberTable
+from autoshard.table import Table
 from studies.papers.flexshard.models import MODELS
 from studies.planners.step_runs import TOLERANCE
 from studies.runtime.slow_links.contests import TORCHREC_WHOLE, ContestResult, EntryRun
@@ -67,7 +67,7 @@ def document(rates: Sequence[RateResults], facts: Mapping[str, object]) -> dict[
     }
 
 
-def tables(rates: Sequence[RateResults]) -> tuple[NumberTable, ...]:
+def tables(rates: Sequence[RateResults]) -> tuple[Table, ...]:
     """For each rate the tasks, the summary and the papers."""
     return tuple(table for rate in rates for table in (_summary(rate), _tasks(rate), *_papers(rate)) if table.lines)
 
@@ -77,7 +77,7 @@ def figures(rates: Sequence[RateResults]) -> dict[str, go.Figure]:
     return {"-steps": _over_auto(rates), "-predicted": _predicted(rates)}
 
 
-def _summary(rate: RateResults) -> NumberTable:
+def _summary(rate: RateResults) -> Table:
     found = rate.summary()
     steps, slower = found.steps, found.torchrec_over_auto
     lines = [
@@ -99,23 +99,23 @@ def _summary(rate: RateResults) -> NumberTable:
     if slower:
         wins = sum(ratio > 1 for ratio in slower)
         lines.insert(1, ("TorchRec slower than auto", f"{wins} of {len(slower)} tasks that its engine executes"))
-    return NumberTable(
+    return Table(
         columns=("all tasks", "found"),
-        lines=tuple(lines),
+        rows=tuple(lines),
         caption=f"{rate.mbit_per_s:g} Mbit/s: {found.num_tasks} tasks",
     )
 
 
-def _tasks(rate: RateResults) -> NumberTable:
+def _tasks(rate: RateResults) -> Table:
     tasks = drawn(rate.contests)
     labels = [one.label for one in tasks[0].entries]
-    return NumberTable.of(
+    return Table.of(
         tasks,
-        f"{rate.mbit_per_s:g} Mbit/s: measured step in ms; - where there is no plan that is executed",
         (
             ("task", lambda one: f"{one.name} ({one.group}, {one.num_tables} tables, batch {one.batch_size})"),
             *((label, _step_of(label)) for label in labels),
         ),
+        caption=f"{rate.mbit_per_s:g} Mbit/s: measured step in ms; - where there is no plan that is executed",
     )
 
 
@@ -123,7 +123,7 @@ def _step_of(label: str) -> Any:
     return lambda result: f"{measured_ms(result)[label]:.1f}" if label in measured_ms(result) else "-"
 
 
-def _papers(rate: RateResults) -> list[NumberTable]:
+def _papers(rate: RateResults) -> list[Table]:
     of = {group: [one for one in rate.contests if one.group == group] for group in (FLEXSHARD, OPER, SUMS, GROUPS)}
     where = f"{rate.mbit_per_s:g} Mbit/s"
     return [
@@ -134,7 +134,7 @@ def _papers(rate: RateResults) -> list[NumberTable]:
     ]
 
 
-def _flexshard(results: Sequence[ContestResult], where: str) -> NumberTable:
+def _flexshard(results: Sequence[ContestResult], where: str) -> Table:
     """Measured all-to-all volume and throughput over those of row-wise sharding, beside Table 6."""
     lines = []
     for model, result in zip(MODELS, results, strict=False):
@@ -151,7 +151,7 @@ def _flexshard(results: Sequence[ContestResult], where: str) -> NumberTable:
                     f"{model.row_wise_run.exposed_ms / published.exposed_ms:.2f}",
                 )
             )
-    return NumberTable(
+    return Table(
         columns=(
             "model",
             "volume over row-wise",
@@ -159,29 +159,27 @@ def _flexshard(results: Sequence[ContestResult], where: str) -> NumberTable:
             "throughput over row-wise",
             "Table 6, communication alone",
         ),
-        lines=tuple(lines),
+        rows=tuple(lines),
         caption=f"FlexShard at {where}",
     )
 
 
-def _speedups(
-    results: Sequence[ContestResult], pairs: Sequence[tuple[str, str]], what: str, caption: str
-) -> NumberTable:
+def _speedups(results: Sequence[ContestResult], pairs: Sequence[tuple[str, str]], what: str, caption: str) -> Table:
     lines = []
     for steps in map(measured_ms, results):
         lines += [(f"{label} over {base}", _ratio(steps.get(base), steps.get(label))) for label, base in pairs]
-    return NumberTable(columns=(what, "speedup"), lines=tuple(lines), caption=caption)
+    return Table(columns=(what, "speedup"), rows=tuple(lines), caption=caption)
 
 
-def _groups(results: Sequence[ContestResult], where: str) -> NumberTable:
+def _groups(results: Sequence[ContestResult], where: str) -> Table:
     lines = []
     for result in results:
         steps = measured_ms(result)
         base = steps.get(f"{NUM_GROUPS[0]} groups")
         for label, step_ms in steps.items():
             lines.append((label, f"{step_ms:.1f}", _ratio(base, step_ms)))
-    return NumberTable(
-        columns=("replica groups", "measured step, ms", "speedup"), lines=tuple(lines), caption=f"2D at {where}"
+    return Table(
+        columns=("replica groups", "measured step, ms", "speedup"), rows=tuple(lines), caption=f"2D at {where}"
     )
 
 

@@ -35,7 +35,6 @@ from autoshard.core import (
     Topology,
 )
 from autoshard.core.errors import InvalidPlanError
-from autoshard.evaluation.validator import validate_plan
 from autoshard.formats.torchrec import (
     NotInTorchRecError,
     TorchRecType,
@@ -47,6 +46,7 @@ from autoshard.formats.torchrec import (
     to_torchrec,
 )
 from autoshard.formats.torchrec.configs import meta_module
+from autoshard.validator import validate_plan
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, on torchrec's own import
 

@@ -7,7 +7,7 @@ import pytest
 from autoshard.core import DType
 from autoshard.core.errors import InvalidOptionError, SampleStoreError
 from autoshard.formats.stores.samples import SampleTable
-from autoshard.report.images import NumberTable
+from autoshard.table import Table
 from costmodel.kernel.training import CostTrainingOptions, train_cost_model
 from studies.cost_models.ablation import FULL, REMOVALS
 from studies.cost_models.evaluation import (
@@ -279,7 +279,7 @@ class TestReport:
         tables = report.sections[0].tables
         assert tables[0].caption == "Seen tables, all sets"
         for table in tables:
-            assert isinstance(table, NumberTable)
+            assert isinstance(table, Table)
             assert [line[0] for line in table.lines] == list(METHODS.values())
         titles = [section.title for section in report.sections]
         assert "Unseen tables" in titles

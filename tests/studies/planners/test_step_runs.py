@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from autoshard.core.step import StepPart
-from autoshard.trials import DEFAULT_PLANNERS, MeasuredStep, draw_trials
+from autoshard.whatif.trials import DEFAULT_PLANNERS, MeasuredStep, draw_trials
 from studies.planners.step_runs import StepRun, summary_of
 
 

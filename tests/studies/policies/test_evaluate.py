@@ -16,7 +16,7 @@ from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner
-from autoshard.report.images import NumberTable
+from autoshard.table import Table
 from env import NUM_CHOICE_KINDS, NUM_COST_COLUMNS
 from policies.network.network import PlacementNetwork
 from studies.cost_models.ablation import REMOVALS
@@ -180,7 +180,7 @@ class TestSummaries:
         assert first_crossing(part, 0.9) is None
 
     def test_markdown(self):
-        table = NumberTable(columns=("a", "b"), lines=(("x", "1"), ("y", "2")), caption="c")
+        table = Table(columns=("a", "b"), rows=(("x", "1"), ("y", "2")), caption="c")
         assert table.to_markdown().splitlines() == ["| a | b |", "| --- | ---: |", "| x | 1 |", "| y | 2 |"]
 
 

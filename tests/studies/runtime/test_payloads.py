@@ -5,7 +5,7 @@ import json
 import pytest
 
 from autoshard.core import DType
-from autoshard.evaluation.validator import validate_plan
+from autoshard.validator import validate_plan
 from studies.runtime.clicks import ClickModel
 from studies.runtime.payloads import CONTROL, SeedRuns, loss_figure, loss_table, losses, payloads, plan_of
 from studies.runtime.training import ClickResult

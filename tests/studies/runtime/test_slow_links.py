@@ -12,7 +12,7 @@ from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs
 from autoshard.runtime import Engine
 from autoshard.runtime.processes.launch import LOCAL
-from autoshard.trials import local_topology
+from autoshard.whatif.trials import local_topology
 from bench.cluster.network import check_support
 from studies.papers.flexshard.models import MODELS
 from studies.planners.step_runs import StepRun

@@ -29,16 +29,16 @@ from autoshard.formats.documents.kinds import (
     whole_number,
 )
 from autoshard.formats.documents.prediction_json import ESTIMATE
-from autoshard.simulation.points import (
+from autoshard.results.sweep import (
     PointMemory,
     PointStatus,
     PricedPoint,
     SimulatedPoint,
+    StepSpread,
     SweepPoint,
     UnpricedPoint,
     scaling_factors,
 )
-from autoshard.simulation.spread import StepSpread
 
 _POINT = ("machine", "num_ranks", "num_groups", "group_size", "batch_size", "is_batch_per_rank")
 

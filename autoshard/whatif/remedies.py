@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 
 import numpy as np
 
-from autoshard.core import Constraints, MemoryBytes, TableSet, Topology
+from autoshard.core import Constraints, TableSet, Topology
 from autoshard.core.accepted import MAX_WORLD_SIZE
-from autoshard.core.errors import InfeasiblePlanError, InputError, ModelError
+from autoshard.core.errors import InputError
 from autoshard.formats.topology_scaling import scaled_topology
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.constraints import allowed_ranks, colocated
-from autoshard.planning import make_plan
+from autoshard.whatif.changes import TaskChange, hbm_bytes, needed_bytes, planned, step_ms, with_hbm
 
 #: Planner that cuts tables and holds them in all ways, so that it finds plans where others find none.
 _ALL_WAYS = "auto"
@@ -57,24 +58,13 @@ class Remedy:
     step_ms: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Trial:
-    """A change to plan with."""
-
-    field: str
-    value: int | str | None
-    text: str
-    planner: str
-    request: PlanRequest
-
-
 def find_shortage(tables: TableSet, topology: Topology) -> Shortage | None:
     """Places whole tables by falling size, those with least choice of ranks first, where most room is left.
 
     Returns:
         The first that finds no room; None if all do, or constraints leave one no rank at all.
     """
-    free_R = np.array([topology.memory_of(rank).hbm for rank in range(topology.world_size)], dtype=np.int64)
+    free_R = np.array(hbm_bytes(topology), dtype=np.int64)
     units = []
     for group in colocated(tables):
         allowed_R = np.all([allowed_ranks(table, topology.world_size) for table in group], axis=0)
@@ -108,68 +98,40 @@ def find_remedies(
     Returns:
         The changes that were found, at most one of each kind.
     """
-    started = time.perf_counter()
-    found: list[Remedy] = []
-    longest_s = trial_s
-    kinds = (
+    request = replace(request, time_limit_s=min(request.time_limit_s, _TRIAL_LIMIT_S))
+    found: dict[str, Remedy] = {}
+    changes = chain(
         _more_memory(planner, request),
         _more_ranks(planner, request, max_ranks),
         _other_planner(planner, request),
         _free_tables(planner, request),
     )
-    for trials in kinds:
-        for trial in trials:
-            begun = time.perf_counter()
-            if begun - started + longest_s > budget_s:
-                return tuple(found)
-            step_ms = _planned_ms(trial)
-            longest_s = max(longest_s, time.perf_counter() - begun)
-            if step_ms is not None:
-                found.append(Remedy(field=trial.field, value=trial.value, text=trial.text, step_ms=step_ms))
-                break
-    return tuple(found)
+    open_changes = (change for change in changes if change.field not in found)
+    for change, plan in planned(open_changes, budget_s=budget_s, trial_s=trial_s):
+        found[change.field] = Remedy(field=change.field, value=change.value, text=change.text, step_ms=step_ms(plan))
+    return tuple(found.values())
 
 
-def _planned_ms(trial: _Trial) -> float | None:
-    """Predicted step of the plan with a change; None if there is none."""
-    try:
-        plan = make_plan(
-            trial.planner, replace(trial.request, time_limit_s=min(trial.request.time_limit_s, _TRIAL_LIMIT_S))
-        )
-    except (InfeasiblePlanError, InputError, ModelError):
-        return None
-    assert plan.predicted is not None
-    return plan.predicted.step_ms.value
-
-
-def _more_memory(planner: str, request: PlanRequest) -> Iterator[_Trial]:
-    topology = request.topology
-    hbm = [topology.memory_of(rank).hbm for rank in range(topology.world_size)]
-    needed = sum(table.storage_bytes for table in request.tables.tables)
+def _more_memory(planner: str, request: PlanRequest) -> Iterator[TaskChange]:
+    topology, needed = request.topology, needed_bytes(request.tables)
+    hbm = hbm_bytes(topology)
     shortage = find_shortage(request.tables, topology)
-    least = max(hbm)
-    sizes = {round(factor * least) for factor in _MEMORY_FACTORS}
+    sizes = {round(factor * max(hbm)) for factor in _MEMORY_FACTORS}
     if shortage is not None:
         sizes.add(hbm[shortage.rank] + shortage.missing_bytes)
     for size in sorted(-(-size // _MIB) * _MIB for size in sizes):
         if sum(max(size, there) for there in hbm) >= needed:
-            text = f"{size:,} bytes of device memory on every rank"
-            changed = replace(request, topology=_with_memory(topology, size))
-            yield _Trial("topology.memory_bytes.hbm", size, text, planner, changed)
+            yield TaskChange(
+                field="topology.memory_bytes.hbm",
+                value=size,
+                text=f"{size:,} bytes of device memory on every rank",
+                planner=planner,
+                make=partial(replace, request, topology=with_hbm(topology, partial(max, size))),
+            )
 
 
-def _with_memory(topology: Topology, hbm: int) -> Topology:
-    """The topology, its ranks with so much device memory at least."""
-
-    def grown(memory: MemoryBytes) -> MemoryBytes:
-        return replace(memory, hbm=max(hbm, memory.hbm))
-
-    overrides = tuple((rank, grown(memory)) for rank, memory in topology.overrides)
-    return replace(topology, memory_bytes=grown(topology.memory_bytes), overrides=overrides)
-
-
-def _more_ranks(planner: str, request: PlanRequest, max_ranks: int) -> Iterator[_Trial]:
-    needed = sum(table.storage_bytes for table in request.tables.tables)
+def _more_ranks(planner: str, request: PlanRequest, max_ranks: int) -> Iterator[TaskChange]:
+    needed = needed_bytes(request.tables)
     for factor in _RANK_FACTORS:
         num_ranks = factor * request.topology.world_size
         if num_ranks > max_ranks or num_ranks * request.topology.memory_bytes.hbm < needed:
@@ -178,20 +140,33 @@ def _more_ranks(planner: str, request: PlanRequest, max_ranks: int) -> Iterator[
             topology = scaled_topology(request.topology, num_ranks)
         except InputError:
             return
-        text = f"{num_ranks:,} such ranks"
-        yield _Trial("topology.world_size", num_ranks, text, planner, replace(request, topology=topology))
+        yield TaskChange(
+            field="topology.world_size",
+            value=num_ranks,
+            text=f"{num_ranks:,} such ranks",
+            planner=planner,
+            make=partial(replace, request, topology=topology),
+        )
 
 
-def _other_planner(planner: str, request: PlanRequest) -> Iterator[_Trial]:
+def _other_planner(planner: str, request: PlanRequest) -> Iterator[TaskChange]:
     if planner != _ALL_WAYS:
-        text = f"the planner {_ALL_WAYS}, which also cuts tables"
-        yield _Trial("planner", _ALL_WAYS, text, _ALL_WAYS, replace(request, options={}))
+        yield TaskChange(
+            field="planner",
+            value=_ALL_WAYS,
+            text=f"the planner {_ALL_WAYS}, which also cuts tables",
+            planner=_ALL_WAYS,
+            make=partial(replace, request, options={}),
+        )
 
 
-def _free_tables(planner: str, request: PlanRequest) -> Iterator[_Trial]:
+def _free_tables(planner: str, request: PlanRequest) -> Iterator[TaskChange]:
     bound = [table.name for table in request.tables.tables if table.constraints != Constraints()]
     if bound:
         tables = tuple(replace(table, constraints=Constraints()) for table in request.tables.tables)
-        text = f"no constraints of the {len(bound):,} tables that have some"
-        changed = replace(request, tables=replace(request.tables, tables=tables))
-        yield _Trial("tables.constraints", None, text, planner, changed)
+        yield TaskChange(
+            field="tables.constraints",
+            text=f"no constraints of the {len(bound):,} tables that have some",
+            planner=planner,
+            make=partial(replace, request, tables=replace(request.tables, tables=tables)),
+        )

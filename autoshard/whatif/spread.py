@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,45 +31,12 @@ from autoshard.core.step import Overlap, StepPart
 from autoshard.evaluation.evaluate import price_step
 from autoshard.evaluation.step_price import StepPrice
 from autoshard.evaluation.traffic import Stream, plan_traffic, wire_bytes
+from autoshard.results.sweep import Lengths, StepSpread
 
 MsArray = NDArray[np.float64]
 
 #: Relative changes by which prices are differentiated: fluctuations of a batch are of this order.
 _STEP = 0.02
-
-
-class Lengths(StrEnum):
-    """Source of the number of ids per sample."""
-
-    DECLARED = "declared"
-    """The features' pooling variance. Without one, whole pooling factors are the length of every sample, and others
-    lie between both neighbours."""
-    POISSON = "poisson"
-    """As declared, but Poisson where no variance is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSpread:
-    """A step over sampled batches, in milliseconds.
-
-    Attributes:
-        num_batches: Batches drawn.
-        mean_ms: Mean step.
-        p50_ms: Median.
-        p90_ms: 90th percentile over batches.
-        p99_ms: 99th percentile.
-        expected_max_kernel_ms: Mean over batches of the slowest rank's kernel time.
-        max_expected_kernel_ms: Slowest rank's kernel time at mean lookups; below the other, for with many ranks
-            another one is slow in each batch.
-    """
-
-    num_batches: int
-    mean_ms: float
-    p50_ms: float
-    p90_ms: float
-    p99_ms: float
-    expected_max_kernel_ms: float
-    max_expected_kernel_ms: float
 
 
 def sample_steps(

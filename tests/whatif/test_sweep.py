@@ -11,19 +11,9 @@ from autoshard.core.errors import FormatError, InvalidOptionError, InvalidTopolo
 from autoshard.formats import load_machine, read_json, write_tables
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs, make_plan
-from autoshard.simulation import (
-    SIMULATION,
-    PointMemory,
-    PricedPoint,
-    Simulator,
-    SweepPoint,
-    SweepRecord,
-    UnpricedPoint,
-    read_record,
-    scaling_factors,
-    sweep_points,
-)
-from autoshard.simulation.points import PointStatus
+from autoshard.results.sweep import PointMemory, PointStatus, PricedPoint, SweepPoint, UnpricedPoint, scaling_factors
+from autoshard.results.sweep_record import SIMULATION, SweepRecord, read_record
+from autoshard.whatif.sweep import Simulator, sweep_points
 
 GROUP_SIZE_POINTS = {"machines": ["dgx-a100"], "batch_sizes": [256], "is_batch_per_rank": True}
 

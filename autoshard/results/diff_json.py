@@ -19,7 +19,7 @@ from autoshard.formats.documents.kinds import (
     whole_number,
 )
 from autoshard.formats.documents.prediction_json import ESTIMATE
-from autoshard.report.plan_diff import Change, PlanDiff, RankChange, TableChange, ValueChange
+from autoshard.results.plan_diff import Change, PlanDiff, RankChange, TableChange, ValueChange
 
 #: A figure, a word or a flag: options of planners are of any of these kinds.
 _ANY_VALUE: Final = in_context({"oneOf": [{"type": kind} for kind in ("string", "number", "boolean", "null")]})

@@ -9,7 +9,7 @@ from autoshard.core.errors import InfeasiblePlanError
 from autoshard.formats import load_tables, load_topology
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs, make_plan
-from autoshard.remedies import find_remedies, find_shortage
+from autoshard.whatif.remedies import find_remedies, find_shortage
 
 MIB = 1 << 20
 

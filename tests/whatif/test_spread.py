@@ -23,8 +23,8 @@ from autoshard.core.costs import set_costs
 from autoshard.core.errors import InvalidOptionError
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel
 from autoshard.formats import load_topology
-from autoshard.simulation import Lengths, sample_steps
-from autoshard.simulation.spread import batch_variance, distinct_variance, draw_lookups
+from autoshard.results.sweep import Lengths
+from autoshard.whatif.spread import batch_variance, distinct_variance, draw_lookups, sample_steps
 
 COSTS = CostModels(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
 BATCH = 512

@@ -8,7 +8,6 @@ from enum import StrEnum
 
 from autoshard.core import Estimate
 from autoshard.core.accepted import AT_LEAST_1
-from autoshard.simulation.spread import StepSpread
 
 #: Machine, groups (negative for ranks per group), batch and whose batch it is.
 Series = tuple[str, int, int, bool]
@@ -89,6 +88,40 @@ class PointMemory:
     def used_bytes(self) -> int:
         """Both together."""
         return self.static_bytes + self.activation_bytes
+
+
+class Lengths(StrEnum):
+    """Source of the number of ids per sample."""
+
+    DECLARED = "declared"
+    """The features' pooling variance. Without one, whole pooling factors are the length of every sample, and others
+    lie between both neighbours."""
+    POISSON = "poisson"
+    """As declared, but Poisson where no variance is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSpread:
+    """A step over sampled batches, in milliseconds.
+
+    Attributes:
+        num_batches: Batches drawn.
+        mean_ms: Mean step.
+        p50_ms: Median.
+        p90_ms: 90th percentile over batches.
+        p99_ms: 99th percentile.
+        expected_max_kernel_ms: Mean over batches of the slowest rank's kernel time.
+        max_expected_kernel_ms: Slowest rank's kernel time at mean lookups; below the other, for with many ranks
+            another one is slow in each batch.
+    """
+
+    num_batches: int
+    mean_ms: float
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+    expected_max_kernel_ms: float
+    max_expected_kernel_ms: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,11 @@ import pytest
 
 from autoshard.core import AccessProfile, EmbeddingTable, Feature, ReplicaGroups, TableSet
 from autoshard.formats import load_topology
-from autoshard.improvements import EXPLANATION, find_improvements
 from autoshard.planners.hybrid.explanation import explain
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs, make_plan
+from autoshard.results.explanation_json import EXPLANATION
+from autoshard.whatif.improvements import find_improvements
 
 
 def a_plan(topology, planner="neo"):

@@ -18,8 +18,7 @@ from autoshard.formats.documents.kinds import (
     whole_number,
 )
 from autoshard.formats.documents.prediction_json import collective_times
-from autoshard.improvements.changes import Improvement
-from autoshard.planners.hybrid.explanation import Alternative, ExplainedTable, Explanation
+from autoshard.results.explanation import Alternative, ExplainedTable, Explanation, Improvement
 
 _MS: Final = number_in()
 _BYTES: Final = whole_number()

@@ -22,13 +22,23 @@ from autoshard.core.errors import (
 from autoshard.core.plan import GroupLayout
 from autoshard.core.step import Overlap, StepPart
 from autoshard.evaluation.evaluate import evaluate
-from autoshard.evaluation.validator import validate_plan
 from autoshard.formats import digest, load_machine, tables_to_json
 from autoshard.formats.topology_scaling import scaled_topology
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs, make_plan
-from autoshard.simulation.points import PointMemory, PointStatus, PricedPoint, SimulatedPoint, SweepPoint, UnpricedPoint
-from autoshard.simulation.spread import Lengths, StepSpread, sample_steps
+from autoshard.results.sweep import (
+    Lengths,
+    PointMemory,
+    PointStatus,
+    PricedPoint,
+    SimulatedPoint,
+    StepSpread,
+    SweepPoint,
+    UnpricedPoint,
+)
+from autoshard.validator import validate_plan
+from autoshard.whatif.changes import hbm_bytes, needed_bytes
+from autoshard.whatif.spread import sample_steps
 
 
 def sweep_points(
@@ -128,8 +138,7 @@ class Simulator:
         """
         started = time.perf_counter()
         topology = self._topology(point)
-        needed_bytes = sum(table.storage_bytes for table in self.tables.tables)
-        available_bytes = _capacity(topology) // point.num_groups
+        needed, available = needed_bytes(self.tables), sum(hbm_bytes(topology)) // point.num_groups
         try:
             plan, costs = self._planned(point, topology)
         except UnknownNameError:
@@ -138,15 +147,15 @@ class Simulator:
             is_large = isinstance(error, InfeasiblePlanError)
             return UnpricedPoint(
                 point=point,
-                needed_bytes=needed_bytes,
-                available_bytes=available_bytes,
+                needed_bytes=needed,
+                available_bytes=available,
                 status=PointStatus.DOES_NOT_FIT if is_large else PointStatus.IMPOSSIBLE,
                 reason=str(error),
                 planning_s=time.perf_counter() - started,
             )
         planning_s = time.perf_counter() - started
         spread = self._spread(plan, costs) if self.num_batches else None
-        return _priced(point, plan, needed_bytes, available_bytes, planning_s, spread)
+        return _priced(point, plan, needed, available, planning_s, spread)
 
     def _topology(self, point: SweepPoint) -> Topology:
         given = self.machines.get(point.machine)
@@ -204,8 +213,8 @@ class Simulator:
 def _priced(
     point: SweepPoint,
     plan: ShardingPlan,
-    needed_bytes: int,
-    available_bytes: int,
+    needed: int,
+    available: int,
     planning_s: float,
     spread: StepSpread | None,
 ) -> PricedPoint:
@@ -217,8 +226,8 @@ def _priced(
     sync_ms, group_ms = predicted.sync_ms or 0.0, predicted.group_sync_ms or 0.0
     return PricedPoint(
         point=point,
-        needed_bytes=needed_bytes,
-        available_bytes=available_bytes,
+        needed_bytes=needed,
+        available_bytes=available,
         planning_s=planning_s,
         spread=spread,
         step_ms=predicted.step_ms,
@@ -239,7 +248,3 @@ def _priced(
         num_shards=dict(Counter(placed.tier.value for placed in plan.shards)),
         models=predicted.models,
     )
-
-
-def _capacity(topology: Topology) -> int:
-    return sum(topology.memory_of(rank).hbm for rank in range(topology.world_size))

@@ -1,0 +1,1 @@
+"""What is found about plans, as data and as JSON: comparisons, explanations, differences, sweeps."""
