@@ -258,13 +258,12 @@ class ShardedEmbeddings(torch.nn.Module):
     def sent_bytes(self) -> dict[str, float]:
         """Bytes that this process has sent since it was made, by `SENT`."""
         own, total = self._part.process, dict.fromkeys(map(str, Stream), 0.0)
-        counters = [self.input_exchange.sent_bytes, self.output_exchange.sent_bytes]
-        if self._prefetcher is not None:
-            counters.append(self._prefetcher.exchange.sent_bytes)
-        for counter in counters:
+        inputs = [self.input_exchange, *([] if self._prefetcher is None else [self._prefetcher.exchange])]
+        for counter in (*(one.sent_bytes for one in inputs), self.output_exchange.sent_bytes):
             for stream, to_P in counter.items():
                 total[stream] += sum(to_P) - to_P[own]
-        return total | {"sync": self._replicas.sent_bytes, "group_sync": self._averaged_bytes}
+        synced = self._replicas.sent_bytes + sum(one.hit_bytes for one in inputs)
+        return total | {"sync": synced, "group_sync": self._averaged_bytes}
 
     def end_step(self) -> None:
         """Ends a training step: every `sync_every` steps, replica groups average their weights and moments.

@@ -116,6 +116,8 @@ class ReplicaKernel:
         self._gradient = torch.full(shape, _GRADIENT, device=device)
         self._sources = torch.arange(len(self._lengths_X if kind.is_pooled else self._ids_L), device=device)
         self._rows_L = self._sources_L = self._sources
+        # Processes tell each other with the ids of a batch, ahead of the lookup.
+        self._hit_U = torch.unique(self._ids_L + self._bases_L)
 
     def forward(self) -> torch.Tensor:
         """Looks all bags up; fp32, of shape (B, D) where they are pooled, else (L, D)."""
@@ -131,7 +133,8 @@ class ReplicaKernel:
         gradients_XD = self._gradient
         if self._is_pooled:
             gradients_XD = one_below_the_other(gradients_XD, self._num_shards)
-        self.rows.update(summed_by_row(self._rows_L, self._sources_L, gradients_XD), LEARNING_RATE)
+        gradients_UD = summed_by_row(self._rows_L, self._sources_L, gradients_XD, self._hit_U)
+        self.rows.update(self._hit_U, gradients_UD, LEARNING_RATE)
 
 
 #: Shards of one kind that run together.
