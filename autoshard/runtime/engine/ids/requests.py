@@ -318,7 +318,7 @@ class InputExchange:
         places, distinct, inverse = self._once.places, list(ids), {}
         if places:
             found, hit = self._once.distinct([ids[place] for place in places])
-            inverse = dict(zip(places, hit, strict=True))
+            inverse = dict(zip(places, hit(), strict=True))
             for place, one in zip(places, found, strict=True):
                 distinct[place] = one
         return distinct, _arrivals(distinct, inverse, self._device)

@@ -22,7 +22,8 @@ from autoshard.runtime.engine.rows.replicated import (
     ReplicatedRows,
     SyncedRows,
     holder_groups,
-    summed_by_row,
+    places_of,
+    summed_by_place,
 )
 from autoshard.runtime.timing import Part, StepTimer
 
@@ -61,12 +62,15 @@ class _Kernel:
     gradients: list[torch.Tensor] = field(default_factory=list)
     num_gradients: int = 0
 
-    def summed(self, rows_U: torch.Tensor) -> torch.Tensor:
-        """Gradients of rows, (U, D), of all that was collected; forgets it."""
+    def summed(self, rows_U: torch.Tensor | None) -> torch.Tensor:
+        """Gradients of some rows or, for None, of all, (U, D), of all that was collected; forgets it."""
+        num_rows, dim = self.rows.weights_ND.shape
+        num_places = num_rows if rows_U is None else len(rows_U)
         if not self.lookups:
-            dim = self.rows.weights_ND.shape[1]
-            return torch.zeros(len(rows_U), dim, dtype=torch.float32, device=rows_U.device)
-        summed = summed_by_row(torch.cat(self.lookups), torch.cat(self.sources), torch.cat(self.gradients), rows_U)
+            return self.rows.weights_ND.new_zeros(num_places, dim, dtype=torch.float32)
+        rows_L = torch.cat(self.lookups)
+        places_L = rows_L if rows_U is None else places_of(rows_L, rows_U, num_rows)
+        summed = summed_by_place(places_L, num_places, torch.cat(self.sources), torch.cat(self.gradients))
         self.lookups, self.sources, self.gradients, self.num_gradients = [], [], [], 0
         return summed
 
@@ -114,7 +118,7 @@ class Replicas:
             processes = ownership.holders(key, process)
             storage = ReplicatedRows(rows, first.embedding_dim, first.of.dtype, first.of.optimizer, settings, device)
             self._kernels[key] = _Kernel(rows=storage, base=ownership.first_rows(key, process))
-            synced = SyncedRows(first.grad_sync, rows, first.embedding_dim)
+            synced = SyncedRows(rows, first.embedding_dim)
             together.setdefault(processes, {})[key] = synced
         #: What each process asks this one for, and last what this one reads itself.
         self._slots = [
@@ -122,8 +126,7 @@ class Replicas:
             for of in (*(ownership.asked(other, process) for other in range(group.size())), ownership.local(process))
         ]
         self._syncs = [
-            (tuple(of), GradientSync(groups[processes], tuple(of.values()), device))
-            for processes, of in together.items()
+            (tuple(of), GradientSync(groups[processes], tuple(of.values()))) for processes, of in together.items()
         ]
 
     @property

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import embedding_bag
 
-from autoshard.core import DType, GradSync, Optimizer
+from autoshard.core import DType, Optimizer
 from autoshard.runtime.engine.groups import WeakGroup, group_of_ranks
 from autoshard.runtime.engine.ids.hits import HitRows
 from autoshard.runtime.engine.rows.averaging import RowStates
@@ -141,27 +141,33 @@ def half_at_random(values: torch.Tensor, noise: torch.Generator) -> torch.Tensor
     return (bits + drawn).bitwise_and_(-cut).view(torch.float32).half()
 
 
-def summed_by_row(
-    rows_L: torch.Tensor, source_L: torch.Tensor, gradients_XD: torch.Tensor, rows_U: torch.Tensor
+def places_of(rows_L: torch.Tensor, rows_U: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Where rows are among distinct ones, which have them all, int32 of shape (L,); `num_rows` are there in all."""
+    places_N = rows_U.new_empty(num_rows, dtype=torch.int32)
+    places_N.scatter_(0, rows_U, torch.arange(len(rows_U), dtype=torch.int32, device=rows_U.device))
+    return places_N.gather(0, rows_L)
+
+
+def summed_by_place(
+    places_L: torch.Tensor, num_places: int, source_L: torch.Tensor, gradients_XD: torch.Tensor
 ) -> torch.Tensor:
-    """Gradients of rows, shape (U, D).
+    """Sums of gradients for each place, 0 where there are none; shape (num_places, D).
 
     Args:
-        rows_L: Row of every lookup.
+        places_L: Place of every lookup.
+        num_places: How many places there are.
         source_L: The gradient that the lookup passes on.
         gradients_XD: Gradients of bags or of lookups.
-        rows_U: All of those rows, rising, and maybe others, whose gradient is 0.
     """
-    sorted_L, order_L = rows_L.sort(stable=True)
-    offsets_U = torch.searchsorted(sorted_L, rows_U)
-    return embedding_bag(source_L[order_L], gradients_XD, offsets_U, mode="sum")
+    order_L = places_L.sort(stable=True).indices
+    ones_L = torch.ones_like(places_L, dtype=torch.int64)
+    counts = ones_L.new_zeros(num_places).scatter_add_(0, places_L.long(), ones_L)
+    return embedding_bag(source_L[order_L], gradients_XD, counts.cumsum(0) - counts, mode="sum")
 
 
 class SyncedRows(NamedTuple):
     """Rows of a kernel that other processes have copies of."""
 
-    how: GradSync
-    """How their gradients meet."""
     num_rows: int
     embedding_dim: int
 
@@ -182,7 +188,6 @@ class GradientSync:
     Args:
         group: The processes that hold the rows; None for this one alone.
         kernels: Their rows, kernel by kernel.
-        device: Where they are.
 
     Attributes:
         sent_bytes: Bytes that this process has put into collectives of gradients.
@@ -193,25 +198,19 @@ class GradientSync:
 
     _group = WeakGroup[dist.ProcessGroup | None]()
 
-    def __init__(self, group: dist.ProcessGroup | None, kernels: Sequence[SyncedRows], device: torch.device) -> None:
-        self._group, self._kernels, self._device = group, tuple(kernels), device
+    def __init__(self, group: dist.ProcessGroup | None, kernels: Sequence[SyncedRows]) -> None:
+        self._group, self._kernels = group, tuple(kernels)
         self._place = 0 if group is None else group.rank()
         self.sent_bytes = 0
 
-    def own_rows(self, hits: Sequence[HitRows | None]) -> list[torch.Tensor]:
-        """For each kernel, the rows over which this process sums gradients of its lookups.
+    def own_rows(self, hits: Sequence[HitRows | None]) -> list[torch.Tensor | None]:
+        """For each kernel, the rows over which this process sums gradients of its lookups; None for all.
 
         Args:
             hits: Rows whose gradients meet; None for all.
         """
-        return [
-            torch.arange(one.num_rows, device=self._device)
-            if hit is None
-            else hit.by_holder[self._place]
-            if one.how is GradSync.ALL_GATHER
-            else hit.all_U
-            for one, hit in zip(self._kernels, hits, strict=True)
-        ]
+        found = [None if hit is None else (hit.by_holder or (hit.all_U,)) for hit in hits]
+        return [of if of is None else of[self._place if len(of) > 1 else 0] for of in found]
 
     def __call__(self, own: Sequence[torch.Tensor], hits: Sequence[HitRows | None]) -> list[torch.Tensor]:
         """For each kernel, the gradients of all rows that meet; all processes get the same.
@@ -261,7 +260,8 @@ class GradientSync:
             rows_X = torch.cat(hit.by_holder)
             each_X = torch.arange(len(rows_X), device=rows_X.device)
             gradients_XD = torch.cat(pieces).view(len(rows_X), self._kernels[n].embedding_dim)
-            found[n] = summed_by_row(rows_X, each_X, gradients_XD, hit.all_U)
+            places_X = places_of(rows_X, hit.all_U, self._kernels[n].num_rows)
+            found[n] = summed_by_place(places_X, len(hit.all_U), each_X, gradients_XD)
         return found
 
 

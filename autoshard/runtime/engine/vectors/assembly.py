@@ -16,7 +16,7 @@ from autoshard.core import Pooling
 from autoshard.runtime.engine.holdings import KernelKey, Ownership
 from autoshard.runtime.engine.ids.requests import Distributed
 from autoshard.runtime.engine.rows.replicas import ReplicaLookups, one_below_the_other, side_by_side
-from autoshard.runtime.engine.rows.replicated import summed_by_row
+from autoshard.runtime.engine.rows.replicated import summed_by_place
 from autoshard.runtime.engine.vectors.reading import ColumnCuts, Reading, RowIndex, RowKernel, SumGroup, row_index
 
 
@@ -210,8 +210,7 @@ def _by_arrival(kernel: RowKernel, index: RowIndex, sources_XD: torch.Tensor) ->
     in_sequence_L = torch.arange(num_bags, num_bags + num_sequence, device=sources_XD.device)
     source_L = torch.cat([index.bags_L, in_sequence_L])
     if kernel.deduplicated:
-        each_R = torch.arange(index.num_rows, device=source_L.device)
-        return summed_by_row(index.arrival_L, source_L, sources_XD, each_R)
+        return summed_by_place(index.arrival_L, index.num_rows, source_L, sources_XD)
     source_R = torch.empty_like(source_L)
     source_R[index.arrival_L] = source_L
     return sources_XD[source_R]
