@@ -22,7 +22,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
 from autoshard.core import DType, LocalShard, MemoryLevel, Optimizer, Update
 from autoshard.runtime.engine.rows.fused import CACHE_POLICIES, FusedSettings
 from autoshard.runtime.engine.rows.replicas import one_below_the_other, side_by_side
-from autoshard.runtime.engine.rows.replicated import ReplicatedRows, summed_by_row
+from autoshard.runtime.engine.rows.replicated import ReplicatedRows, places_of, summed_by_place
 from autoshard.runtime.releases import fused_embedding
 from bench.kernels.inputs import FusedInput, ShardBatch, fuse
 from bench.measuring.arena import Arenas
@@ -116,6 +116,8 @@ class ReplicaKernel:
         self._gradient = torch.full(shape, _GRADIENT, device=device)
         self._sources = torch.arange(len(self._lengths_X if kind.is_pooled else self._ids_L), device=device)
         self._rows_L = self._sources_L = self._sources
+        # Processes tell each other with the ids of a batch, ahead of the lookup.
+        self._hit_U = torch.unique(self._ids_L + self._bases_L)
 
     def forward(self) -> torch.Tensor:
         """Looks all bags up; fp32, of shape (B, D) where they are pooled, else (L, D)."""
@@ -131,7 +133,9 @@ class ReplicaKernel:
         gradients_XD = self._gradient
         if self._is_pooled:
             gradients_XD = one_below_the_other(gradients_XD, self._num_shards)
-        self.rows.update(summed_by_row(self._rows_L, self._sources_L, gradients_XD), LEARNING_RATE)
+        places_L = places_of(self._rows_L, self._hit_U, len(self.rows.weights_ND))
+        gradients_UD = summed_by_place(places_L, len(self._hit_U), self._sources_L, gradients_XD)
+        self.rows.update(self._hit_U, gradients_UD, LEARNING_RATE)
 
 
 #: Shards of one kind that run together.

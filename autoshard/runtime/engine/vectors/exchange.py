@@ -79,7 +79,6 @@ class OutputExchange:
             for several in (self._asked, self._served)
         )
         self._key = [one.kernel_key for one in holdings]
-        self._local = ownership.local(self._process)
         fused_rows = {
             one.kernel_key: one.embedding_dim
             for one in holdings
@@ -120,9 +119,8 @@ class OutputExchange:
         step.remote = [NO_LOOKUPS] * self._num_processes
         if not self.replicas.is_empty:
             with self.timer.measure(Part.FORWARD_KERNEL):
-                asked = zip(batch.served, self._served, strict=True)
-                step.remote = [self.replicas.look_up(request, of, B) for request, of in asked]
-                step.local = self.replicas.look_up(batch.local, self._local, B)
+                asked = enumerate([*batch.served, batch.local])
+                *step.remote, step.local = [self.replicas.look_up(request, reader, B) for reader, request in asked]
         with self.timer.measure(Part.FORWARD_EXCHANGE):
             apart_GA, mine_GM = self.reduced.split(sums_GO)
             step.embeddings = self._forward_exchange(step, apart_GA, rows)
@@ -250,7 +248,7 @@ class OutputExchange:
         if not self.replicas.is_empty:
             with self.timer.measure(Part.BACKWARD_KERNEL):
                 self._collect(step, step.blocks, step.rows, received)
-            self.replicas.update(step.learning_rate)
+            self.replicas.update(step.batch.hits, step.learning_rate)
         return fused
 
     def _backward_exchange(
