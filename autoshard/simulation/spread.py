@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +25,7 @@ from autoshard.core import (
     Topology,
 )
 from autoshard.core.accepted import Range
+from autoshard.core.choices import Lengths as Lengths
 from autoshard.core.costs import LinkBytes
 from autoshard.core.plan import HeldShard
 from autoshard.core.step import Overlap, StepPart
@@ -37,16 +37,6 @@ MsArray = NDArray[np.float64]
 
 #: Relative changes by which prices are differentiated: fluctuations of a batch are of this order.
 _STEP = 0.02
-
-
-class Lengths(StrEnum):
-    """Source of the number of ids per sample."""
-
-    DECLARED = "declared"
-    """The features' pooling variance. Without one, whole pooling factors are the length of every sample, and others
-    lie between both neighbours."""
-    POISSON = "poisson"
-    """As declared, but Poisson where no variance is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

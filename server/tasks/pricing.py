@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from pydantic import TypeAdapter
 
+from autoshard.api import EvaluationBody, ExplanationBody, NoBody
 from autoshard.evaluation import evaluate
 from autoshard.improvements import EXPLANATION, find_improvements, trials_budget_s
 from autoshard.planners.hybrid.explanation import Explanation, explain
@@ -15,7 +16,6 @@ from autoshard.planning import plan_costs
 from autoshard.report import plan_page
 from autoshard.report.diff_json import DIFF
 from autoshard.report.plan_diff import diff_plans
-from server.bodies.plans import EvaluationBody, ExplanationBody, NoBody
 from server.tasks.context import TaskContext
 from server.tasks.inputs import plan_of, stored_plan
 from server.tasks.planning import UNKNOWN_PLANNER, plan_reply

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from autoshard.api import SimulationBody
 from autoshard.core import Payload, TableSet
 from autoshard.core.errors import FormatError
 from autoshard.simulation import SIMULATION, Simulator, SweepPoint, SweepRecord, sweep_points
-from server.bodies.plans import SimulationBody
 from server.settings import ServerSettings
 from server.tasks.context import TaskContext
 from server.tasks.inputs import tables_of, topology_of
