@@ -71,9 +71,13 @@ class RequestBody(BaseModel):
         try:
             return cls.model_validate(document)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False)[0]
-            message = cls._message(first["type"], first["msg"])
-            raise FormatError(message, field=_path(first["loc"]) or None) from None
+            raise cls.fault_of(error) from None
+
+    @classmethod
+    def fault_of(cls, error: ValidationError) -> FormatError:
+        """The first fault of a body, in this project's words."""
+        first = error.errors(include_url=False, include_context=False)[0]
+        return FormatError(cls._message(first["type"], first["msg"]), field=_path(first["loc"]) or None)
 
     @classmethod
     def _check_keys(cls, document: object) -> None:

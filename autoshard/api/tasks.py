@@ -17,9 +17,20 @@ MAX_TIME_LIMIT_S: Final = 60.0
 #: Key in the schemas of fields that hold a file's object: the name of the file's own schema.
 FILE_SCHEMA: Final = "x-file-schema"
 
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """Has a field be checked and described as one of some kinds; clients may give what becomes one of them."""
+
+    kinds: Any
+
+    def __get_pydantic_core_schema__(self, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return handler.generate_schema(self.kinds)
+
+
 _Name = Annotated[str, Field(min_length=1, max_length=512)]
 _Option = bool | int | float | Annotated[str, Field(max_length=512)]
-_Options = dict[str, _Option]
+_Options = Annotated[Any, _Checked(dict[str, _Option])]
 
 
 _ROWS_SCHEMA: Final = {"description": "A row per table.", "type": "array", "minItems": 1, "items": {"type": "object"}}
@@ -46,16 +57,6 @@ _LIST_SCHEMA: Final = {
 _TablesObject = Annotated[dict[str, Any], WithJsonSchema({FILE_SCHEMA: "autoshard.tables/1"})]
 _TopologyObject = Annotated[dict[str, Any], WithJsonSchema({FILE_SCHEMA: "autoshard.topology/1"})]
 PlanObject = Annotated[dict[str, Any], WithJsonSchema({FILE_SCHEMA: "autoshard.plan/1"})]
-
-
-@dataclass(frozen=True, slots=True)
-class _Checked:
-    """Has a field be checked and described as one of some kinds; clients may give what becomes one of them."""
-
-    kinds: Any
-
-    def __get_pydantic_core_schema__(self, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return handler.generate_schema(self.kinds)
 
 
 # Fields that several bodies have.
