@@ -21,10 +21,11 @@ from autoshard.commands.catalogue import completed_planners, completed_topologie
 from autoshard.commands.options import Needs, command_options
 from autoshard.commands.showing import draw
 from autoshard.console import JsonOption, emit, log, progress
+from autoshard.core.choices import Lengths
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.core.plan import GroupLayout, Payload
 from autoshard.core.quoting import shown
-from autoshard.results.sweep import Lengths, PointStatus, SimulatedPoint, SweepPoint, UnpricedPoint
+from autoshard.results.sweep import PointStatus, SimulatedPoint, SweepPoint, UnpricedPoint
 from autoshard.results.sweep_record import SIMULATION, SweepRecord, read_record
 from autoshard.whatif.sweep import Simulator, sweep_points
 

@@ -10,6 +10,7 @@ import time
 from datetime import UTC, datetime
 
 from sqlalchemy import (
+    JSON,
     BigInteger,
     Boolean,
     Column,
@@ -23,6 +24,7 @@ from sqlalchemy import (
     Table,
     Text,
 )
+from sqlalchemy.dialects.postgresql import JSONB
 
 METADATA = MetaData()
 
@@ -31,16 +33,12 @@ PLANS = Table(
     METADATA,
     Column("id", String(71), primary_key=True),
     Column("created_us", BigInteger, nullable=False),
-    Column("planner", String(512), nullable=False),
-    Column("device", String(512), nullable=False),
-    Column("num_tables", Integer, nullable=False),
-    Column("num_ranks", Integer, nullable=False),
-    Column("step_ms", Float, nullable=False),
     Column("search_text", Text, nullable=False),
+    Column("figures", JSON().with_variant(JSONB(), "postgresql"), nullable=False),
     Index("plans_by_time", "created_us", "id"),
-    *(Index(f"plans_by_{name}", name, "created_us", "id") for name in ("planner", "device", "num_ranks")),
 )
-"""What lists of plans show, and what they are searched by; documents are kept apart, so that lists stay fast."""
+"""What lists of plans show and are searched by: `figures` is an `autoshard.api.PlanFigures`, so that a new one changes
+no table. Documents are kept apart, so that lists stay fast."""
 
 PLAN_DOCUMENTS = Table(
     "plan_documents",

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from pydantic import TypeAdapter
 
+from autoshard.api import EvaluationBody, ExplanationBody, NoBody
 from autoshard.evaluation import evaluate
 from autoshard.planners.hybrid.explanation import explain
 from autoshard.planning import plan_costs
@@ -17,7 +18,6 @@ from autoshard.results.diff_json import DIFF
 from autoshard.results.explanation import Explanation
 from autoshard.results.explanation_json import EXPLANATION
 from autoshard.whatif.improvements import find_improvements, trials_budget_s
-from server.bodies.plans import EvaluationBody, ExplanationBody, NoBody
 from server.tasks.context import TaskContext
 from server.tasks.inputs import plan_of, stored_plan
 from server.tasks.planning import UNKNOWN_PLANNER, plan_reply
