@@ -30,8 +30,8 @@ from autoshard.formats.stores.samples import KERNEL_SAMPLES, MeasuredShard, Samp
 from autoshard.planners.registry import GROUP, describe_planner
 from autoshard.report.comparison_json import COMPARISON
 from autoshard.report.replay_json import REPLAY
-from autoshard.results.diff_json import DIFF
-from autoshard.results.explanation_json import EXPLANATION
+from autoshard.results.explanation import EXPLANATION
+from autoshard.results.plan_diff import DIFF
 from autoshard.results.sweep_record import SIMULATION
 from autoshard.runtime.result_json import RUN
 from costmodel.kernel.card import CostModelCard, HeldOutMetrics, Interval, TrainedCoverage

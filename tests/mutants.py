@@ -197,7 +197,7 @@ MUTANTS = (
         "autoshard/runtime/engine/vectors/payload.py",
         "return values.view(-1)[:num_values]",
         "return values.view(-1)[-num_values:]",
-        "tests/runtime/test_messages.py tests/contracts/test_executed_layouts.py",
+        "tests/runtime/test_payload.py",
     ),
     Mutant(
         "autoshard/runtime/engine/rows/replicated.py",
@@ -209,7 +209,7 @@ MUTANTS = (
         "autoshard/runtime/engine/rows/averaging.py",
         "dist.all_reduce(union, op=dist.ReduceOp.MAX, group=peers)",
         "dist.all_reduce(union, op=dist.ReduceOp.MIN, group=peers)",
-        "tests/contracts/test_executed_layouts.py tests/contracts/test_runtime.py",
+        "tests/runtime/test_state.py",
     ),
     Mutant(
         "autoshard/runtime/engine/holdings.py",
@@ -255,7 +255,7 @@ MUTANTS = (
         "server/web/rate_limit.py",
         "wait_s = math.ceil((1 - bucket.tokens) / self._rate)",
         "wait_s = math.floor((1 - bucket.tokens) / self._rate)",
-        "tests/server/test_service.py tests/server/test_malicious.py -k 'rate or limit or many or often'",
+        "tests/server/test_metrics.py",
     ),
     Mutant(
         "server/storage/idempotency.py",

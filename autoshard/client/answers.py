@@ -83,8 +83,7 @@ def explanation(found: httpx.Response) -> Explanation:
 
 def improvements(found: httpx.Response) -> tuple[Explanation, tuple[Improvement, ...]]:
     """Reads an explanation with the single changes that were planned."""
-    from autoshard.results.explanation import Explanation
-    from autoshard.results.explanation_json import EXPLANATION
+    from autoshard.results.explanation import EXPLANATION, Explanation
 
     parts = dict(EXPLANATION.from_json(found.json()))
     changes = parts.pop("improvements")

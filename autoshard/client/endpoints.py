@@ -222,7 +222,7 @@ class ServiceEndpoints:
     @Endpoint
     def diff(self, plan_id: str, other_id: str) -> Exchange[PlanDiff]:
         """Compares two stored plans."""
-        from autoshard.results.diff_json import DIFF
+        from autoshard.results.plan_diff import DIFF
 
         return self._get(f"{_PLANS}/{plan_id}/diff/{other_id}", lambda found: DIFF.from_json(found.json()))
 

@@ -14,9 +14,8 @@ from autoshard.planners.hybrid.explanation import explain
 from autoshard.planning import plan_costs
 from autoshard.report import plan_page
 from autoshard.report.plan_diff import diff_plans
-from autoshard.results.diff_json import DIFF
-from autoshard.results.explanation import Explanation
-from autoshard.results.explanation_json import EXPLANATION
+from autoshard.results.explanation import EXPLANATION, Explanation
+from autoshard.results.plan_diff import DIFF
 from autoshard.whatif.improvements import find_improvements, trials_budget_s
 from server.tasks.context import TaskContext
 from server.tasks.inputs import plan_of, stored_plan

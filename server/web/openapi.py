@@ -11,8 +11,8 @@ from autoshard.api import FILE_SCHEMA, Problem
 from autoshard.formats import json_schemas
 from autoshard.formats.documents.document import Document
 from autoshard.report.comparison_json import COMPARISON
-from autoshard.results.diff_json import DIFF
-from autoshard.results.explanation_json import EXPLANATION
+from autoshard.results.explanation import EXPLANATION
+from autoshard.results.plan_diff import DIFF
 from autoshard.results.sweep_record import SIMULATION
 from server.problems import MEDIA_TYPE
 

@@ -10,7 +10,7 @@ from autoshard.cli import main
 from autoshard.formats import plan_from_json
 from autoshard.report.comparison_json import COMPARISON
 from autoshard.report.plan_diff import diff_plans
-from autoshard.results.diff_json import DIFF
+from autoshard.results.plan_diff import DIFF
 from autoshard.results.sweep_record import SIMULATION
 from server.problems import MEDIA_TYPE
 

@@ -18,9 +18,8 @@ from autoshard.api import (
     ValidationBody,
 )
 from autoshard.core.costs import Risk
-from autoshard.results.diff_json import DIFF
-from autoshard.results.explanation import Explanation
-from autoshard.results.explanation_json import EXPLANATION
+from autoshard.results.explanation import EXPLANATION, Explanation
+from autoshard.results.plan_diff import DIFF
 from autoshard.results.sweep_record import SIMULATION
 from server.tasks.work import WorkKind
 from server.web.desk import WorkDesk
