@@ -1,7 +1,7 @@
 """One of two processes that train drawn plans on the CPU and on a pretended GPU, which have to agree to the last bit.
 
-Arguments: rank, file to meet at, plans, each a seed and the number format on the wire: `7:int8`. Prints one JSON object:
-how many tensors were compared, and what differs.
+Arguments: rank, file to meet at, plans, each a seed and the number format on the wire: `7:int8`. Prints one JSON
+object: how many tensors were compared, and what differs.
 """
 
 import json
