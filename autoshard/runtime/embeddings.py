@@ -24,7 +24,7 @@ from autoshard.runtime.engine.ids.addresses import RowOrderMap
 from autoshard.runtime.engine.ids.prefetch import Prefetched, Prefetcher
 from autoshard.runtime.engine.ids.requests import Distributed, InputExchange
 from autoshard.runtime.engine.rows.averaging import RowStates, average
-from autoshard.runtime.engine.rows.fused import FusedSettings
+from autoshard.runtime.engine.rows.fused import FusedSettings, kernel_output
 from autoshard.runtime.engine.rows.places import initialise_held
 from autoshard.runtime.engine.rows.replicas import Replicas
 from autoshard.runtime.engine.rows.serving import FusedKernels
@@ -136,7 +136,8 @@ class ShardedEmbeddings(torch.nn.Module):
         }
         groups = plan.replica_groups
         marks_rows = groups.num_groups > 1 and groups.sync_rows is SyncRows.TOUCHED
-        settings = replace(settings, moment_scale=groups.moment_scale, marks_rows=marks_rows)
+        output = kernel_output(plan.payload, part.device)
+        settings = replace(settings, moment_scale=groups.moment_scale, marks_rows=marks_rows, output=output)
         self._kernels = FusedKernels(part.owners, settings, part.process, part.device, self.timer)
         self._replicas = Replicas(part.owners, settings, part.group, part.device, self.timer, part.groups.world_ranks)
         self.optimizer, self._learning_rate = TableOptimizer(settings.learning_rate), settings.learning_rate
@@ -152,6 +153,7 @@ class ShardedEmbeddings(torch.nn.Module):
             Reading.of(part.owners, part.process, self.input_exchange),
             self._replicas,
             plan.payload,
+            output,
             part.group,
             part.device,
             self.timer,

@@ -25,6 +25,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import DEFAULT_ASSOC
 
 from autoshard.core import DType, MemoryLevel, MemoryPlacement, Optimizer
 from autoshard.core.accepted import FINITE_ABOVE_0, FINITE_AT_LEAST_0
+from autoshard.core.plan import Payload
 from autoshard.runtime.engine.rows.averaging import RowStates
 from autoshard.runtime.engine.rows.huge_pages import advise_huge_pages
 from autoshard.runtime.releases import fused_embedding
@@ -37,7 +38,7 @@ FUSED_OPTIMIZERS = {
 }
 #: FBGEMM's names of the cache policies.
 CACHE_POLICIES = {"lru": CacheAlgorithm.LRU, "lfu": CacheAlgorithm.LFU}
-_PRECISION = {DType.FP32: SparseType.FP32, DType.FP16: SparseType.FP16}
+_PRECISION = {DType.FP32: SparseType.FP32, DType.FP16: SparseType.FP16, DType.BF16: SparseType.BF16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,7 @@ class FusedSettings:
         moment_scale: By which moments are divided under the root, where groups of processes train replicas of all
             tables: c of 2D's Algorithm 1.
         marks_rows: Whether kernels mark the rows that they update, for replica groups that average these alone.
+        output: As what kernels give embeddings out and take gradients (`kernel_output`).
 
     Raises:
         InvalidOptionError: If a number is out of range.
@@ -61,6 +63,7 @@ class FusedSettings:
     seed: int = 0
     moment_scale: float = 1.0
     marks_rows: bool = False
+    output: DType = DType.FP32
 
     def __post_init__(self) -> None:
         FINITE_AT_LEAST_0.check_fields(self, "learning_rate")
@@ -110,7 +113,7 @@ class FusedKernel:
                 feature_table_map=[0] if table_of_feature is None else list(table_of_feature),
                 pooling_mode=PoolingMode.NONE if table_of_feature is None else PoolingMode.SUM,
                 weights_precision=_PRECISION[dtype],
-                output_dtype=SparseType.FP32,
+                output_dtype=_PRECISION[settings.output],
                 optimizer=FUSED_OPTIMIZERS[optimizer],
                 learning_rate=settings.learning_rate * self._scale,
                 eps=settings.eps * self._scale,
@@ -130,7 +133,7 @@ class FusedKernel:
             self._first_F = torch.tensor([first_T[table] for table in table_of_feature or [0]], device=device)
 
     def sums(self, ids_L: torch.Tensor, lengths_FG: torch.Tensor) -> torch.Tensor:
-        """Sums over bags, fp32 of shape (G, O)."""
+        """Sums over bags, of shape (G, O)."""
         output_GO = self._looked_up(ids_L, _offsets(ids_L, lengths_FG))
         if self._marks_N is not None:
             first_L = torch.repeat_interleave(self._first_F, lengths_FG.sum(dim=1), output_size=len(ids_L))
@@ -138,7 +141,7 @@ class FusedKernel:
         return output_GO
 
     def rows(self, ids_L: torch.Tensor) -> torch.Tensor:
-        """Rows, fp32 of shape (L, D)."""
+        """Rows, of shape (L, D)."""
         output_LD = self._looked_up(ids_L, _offsets(ids_L))
         if self._marks_N is not None:
             _mark_with_gradient(output_LD, self._marks_N, ids_L)
@@ -210,6 +213,17 @@ def _offsets(ids_L: torch.Tensor, lengths_FG: torch.Tensor | None = None) -> tor
         return torch.arange(len(ids_L) + 1, device=ids_L.device)
     offsets: torch.Tensor = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths_FG.reshape(-1).long())
     return offsets
+
+
+def kernel_output(payload: Payload, device: torch.device) -> DType:
+    """As what a device's kernels give embeddings out, and take their gradients.
+
+    Where both travel as fp16 or as bf16, a GPU's kernels write and read these themselves, which saves passes over all
+    embeddings and changes no number: they add up in fp32, round to the nearest as a cast does, and read gradients that
+    are of that format already. On a CPU, the backward pass would add up in fp16.
+    """
+    is_cast = payload.forward is payload.backward and payload.forward in (DType.FP16, DType.BF16)
+    return payload.forward if is_cast and device.type == "cuda" else DType.FP32
 
 
 def rounds_at_random(dtype: DType, device: torch.device) -> bool:

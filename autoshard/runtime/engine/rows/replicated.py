@@ -18,10 +18,8 @@ from autoshard.runtime.engine.ids.hits import HitRows
 from autoshard.runtime.engine.rows.averaging import RowStates
 from autoshard.runtime.engine.rows.fused import FusedSettings, rounds_at_random
 from autoshard.runtime.engine.rows.huge_pages import advise_huge_pages
+from autoshard.runtime.engine.staging import TORCH_DTYPES
 from autoshard.runtime.releases import all_gather
-
-TORCH_DTYPES = {DType.FP32: torch.float32, DType.FP16: torch.float16}
-
 
 #: Values of rows that are updated at once where all rows of a table are: 16 MiB.
 _VALUES_AT_ONCE = 1 << 22
