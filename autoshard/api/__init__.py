@@ -56,7 +56,7 @@ from autoshard.api.plans import (
     ValidationAnswer,
 )
 from autoshard.api.problems import Fault, Problem, RemedyAnswer, RequestBody
-from autoshard.api.service import Catalogue, Health, PlannerSummary, SessionBody
+from autoshard.api.service import Catalogue, Health, ListColumn, PlannerSummary, SessionBody, list_columns
 from autoshard.api.tasks import (
     FILE_SCHEMA,
     MAX_TIME_LIMIT_S,
@@ -96,6 +96,7 @@ __all__ = [
     "JobList",
     "JobState",
     "JobSummary",
+    "ListColumn",
     "ModelAnswer",
     "ModelKind",
     "ModelList",
@@ -142,4 +143,5 @@ __all__ = [
     "ValidationAnswer",
     "ValidationBody",
     "VersionId",
+    "list_columns",
 ]

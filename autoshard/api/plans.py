@@ -69,7 +69,7 @@ class PlanFigures(BaseModel):
 
 
 class _StoredPlan(BaseModel):
-    id: PlanId
+    id: Annotated[PlanId, Field(title="plan")]
     created_at: str = Field(title="made, UTC", description="When it was first made, UTC (ISO 8601).")
 
 
