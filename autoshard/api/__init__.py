@@ -40,6 +40,7 @@ from autoshard.api.models import (
 )
 from autoshard.api.plans import (
     MAX_PAGE,
+    PLAN_FILTERS,
     ComparisonAnswer,
     FeatureDrift,
     PlanAnswer,
@@ -78,6 +79,7 @@ __all__ = [
     "MAX_PAGE",
     "MAX_TIME_LIMIT_S",
     "PARQUET",
+    "PLAN_FILTERS",
     "AliasChange",
     "CalibrateBody",
     "Catalogue",
