@@ -40,6 +40,7 @@ from autoshard.api.models import (
 )
 from autoshard.api.plans import (
     MAX_PAGE,
+    PLAN_FILTERS,
     ComparisonAnswer,
     FeatureDrift,
     PlanAnswer,
@@ -56,7 +57,7 @@ from autoshard.api.plans import (
     ValidationAnswer,
 )
 from autoshard.api.problems import Fault, Problem, RemedyAnswer, RequestBody
-from autoshard.api.service import Catalogue, Health, PlannerSummary, SessionBody
+from autoshard.api.service import Catalogue, Health, ListColumn, PlannerSummary, SessionBody, list_columns
 from autoshard.api.tasks import (
     FILE_SCHEMA,
     MAX_TIME_LIMIT_S,
@@ -78,6 +79,7 @@ __all__ = [
     "MAX_PAGE",
     "MAX_TIME_LIMIT_S",
     "PARQUET",
+    "PLAN_FILTERS",
     "AliasChange",
     "CalibrateBody",
     "Catalogue",
@@ -96,6 +98,7 @@ __all__ = [
     "JobList",
     "JobState",
     "JobSummary",
+    "ListColumn",
     "ModelAnswer",
     "ModelKind",
     "ModelList",
@@ -142,4 +145,5 @@ __all__ = [
     "ValidationAnswer",
     "ValidationBody",
     "VersionId",
+    "list_columns",
 ]

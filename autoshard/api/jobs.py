@@ -44,7 +44,7 @@ class JobState(StrEnum):
 class JobSummary(BaseModel):
     """A job, in a list."""
 
-    id: JobId
+    id: Annotated[JobId, Field(title="job")]
     kind: JobKind
     state: JobState
     attempt: int = Field(description="1, and 1 more for each retry.")

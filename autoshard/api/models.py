@@ -42,14 +42,16 @@ class RollbackBody(RequestBody):
 class ModelSummary(BaseModel):
     """A version as lists show it."""
 
+    used: bool = Field(title="in use", description="Whether requests are answered with it.")
     kind: str
-    name: str
-    id: str
+    name: str = Field(title="device")
+    id: str = Field(title="version")
     aliases: list[str]
+    relative_error: float | None = Field(
+        title="held-out error", description="Mean relative error on held-out samples; null if not on record."
+    )
     shipped: bool = Field(description="Whether it came with autoshard.")
-    used: bool = Field(description="Whether requests are answered with it.")
-    published_at: str
-    relative_error: float | None = Field(description="Mean relative error on held-out samples; null if not on record.")
+    published_at: str = Field(title="published, UTC")
     card: dict[str, Any] | None = Field(default=None, description="Its card, if `cards` asked for it.")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 
 from pydantic import BaseModel, Field, WithJsonSchema, create_model
@@ -69,7 +69,7 @@ class PlanFigures(BaseModel):
 
 
 class _StoredPlan(BaseModel):
-    id: PlanId
+    id: Annotated[PlanId, Field(title="plan")]
     created_at: str = Field(title="made, UTC", description="When it was first made, UTC (ISO 8601).")
 
 
@@ -90,22 +90,22 @@ class PlanSearch(BaseModel):
     @property
     def figures(self) -> dict[str, str | int]:
         """Wanted values by figure."""
-        names = PlanFilter.model_fields.keys() - PlanSearch.model_fields.keys()
-        return {name: value for name, value in self if name in names and value is not None}
+        return {name: value for name, value in self if name in PLAN_FILTERS and value is not None}
 
 
 def _filters() -> Iterator[tuple[str, Any]]:
-    """The figures by which plans are chosen, as optional fields."""
     kinds: dict[Any, Any] = {str: _Text, int: _Count}
     for name, field in PlanFigures.model_fields.items():
         if kind := next((kinds[one] for one in (*get_args(field.annotation), field.annotation) if one in kinds), None):
             yield name, (kind | None, Field(default=None, description=field.description))
 
 
+#: Optional fields by the figures by which plans are chosen.
+PLAN_FILTERS: Final[Mapping[str, Any]] = dict(_filters())
 if TYPE_CHECKING:
     PlanFilter = PlanSearch
 else:
-    PlanFilter = create_model("PlanFilter", __base__=PlanSearch, **dict(_filters()))
+    PlanFilter = create_model("PlanFilter", __base__=PlanSearch, **PLAN_FILTERS)
     """As `PlanSearch`, with the figures by which plans are chosen."""
 
 

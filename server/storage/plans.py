@@ -15,6 +15,7 @@ from server.storage.schema import PLAN_DOCUMENTS, PLANS, iso_time, now_us
 from server.tasks.reply import PlanFacts
 
 _IDS = "sha256:[0-9a-f]{64}"
+_LISTED = [PLANS.c[name] for name in ("id", "created_us", *PlanFigures.model_fields)]
 
 
 class PlanStore:
@@ -87,10 +88,9 @@ class PlanStore:
             FormatError: If the cursor is not one.
             StorageError: If the database does not answer.
         """
-        query = select(PLANS.c.id, PLANS.c.created_us, PLANS.c.figures).limit(search.limit + 1)
+        query = select(*_LISTED).limit(search.limit + 1)
         for name, value in search.figures.items():
-            figure = PLANS.c.figures[name]
-            query = query.where((figure.as_string() if isinstance(value, str) else figure.as_integer()) == value)
+            query = query.where(PLANS.c[name] == value)
         if search.text:
             query = query.where(PLANS.c.search_text.contains(search.text.casefold(), autoescape=True))
         if search.cursor is not None:
@@ -99,14 +99,13 @@ class PlanStore:
             rows = connection.execute(query.order_by(PLANS.c.created_us.desc(), PLANS.c.id.desc())).all()
         shown = rows[: search.limit]
         following = cursor_of(shown[-1].created_us, shown[-1].id) if len(rows) > len(shown) else None
-        plans = [PlanSummary(id=row.id, created_at=iso_time(row.created_us), **row.figures) for row in shown]
+        plans = [PlanSummary.model_validate({**row._mapping, "created_at": iso_time(row.created_us)}) for row in shown]
         return PlanList(plans=plans, next=following)
 
 
 def plan_row(facts: PlanFacts, created_us: int) -> dict[str, Any]:
     """The row of a plan."""
-    figures = facts.model_dump(include=set(PlanFigures.model_fields))
-    return {"id": facts.id, "created_us": created_us, "search_text": facts.search_text, "figures": figures}
+    return {**facts.model_dump(), "created_us": created_us}
 
 
 def _unknown(plan_id: str) -> UnknownPlanError:

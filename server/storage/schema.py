@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
+from typing import Any, Final, get_args
 
+from pydantic.fields import FieldInfo
 from sqlalchemy import (
-    JSON,
     BigInteger,
     Boolean,
     Column,
@@ -24,9 +25,18 @@ from sqlalchemy import (
     Table,
     Text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+
+from autoshard.api import PLAN_FILTERS, PlanFigures
 
 METADATA = MetaData()
+_TYPES: Final[dict[Any, Any]] = {str: String(512), bool: Boolean(), int: Integer(), float: Float()}
+
+
+def _figure(name: str, field: FieldInfo) -> Column[Any]:
+    """The column of a model's field; one with a default may be empty."""
+    kinds = (*get_args(field.annotation), field.annotation)
+    return Column(name, next(_TYPES[kind] for kind in kinds if kind in _TYPES), nullable=not field.is_required())
+
 
 PLANS = Table(
     "plans",
@@ -34,11 +44,12 @@ PLANS = Table(
     Column("id", String(71), primary_key=True),
     Column("created_us", BigInteger, nullable=False),
     Column("search_text", Text, nullable=False),
-    Column("figures", JSON().with_variant(JSONB(), "postgresql"), nullable=False),
+    *(_figure(name, field) for name, field in PlanFigures.model_fields.items()),
     Index("plans_by_time", "created_us", "id"),
+    *(Index(f"plans_by_{name}", name, "created_us", "id") for name in PLAN_FILTERS),
 )
-"""What lists of plans show and are searched by: `figures` is an `autoshard.api.PlanFigures`, so that a new one changes
-no table. Documents are kept apart, so that lists stay fast."""
+"""What lists of plans show and are searched by; documents are kept apart, so that lists stay fast. Figures are those of
+`autoshard.api`: an upgrade adds what the table lacks of them."""
 
 PLAN_DOCUMENTS = Table(
     "plan_documents",

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import insert, text, update
+from sqlalchemy import Column, Index, Integer, MetaData, insert, inspect, select, text, update
 
 from autoshard.api import PlanFilter
 from autoshard.cli import main
@@ -64,6 +64,25 @@ def test_an_upgrade_makes_the_schema_once(database):
     check_schema(database)
     with database.reading() as connection:
         assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
+
+
+def test_figures_that_the_tables_lack_are_added(database, monkeypatch):
+    upgrade(database)
+    storage = Storage(database)
+    add(storage, facts(1))
+    wider = PLANS.to_metadata(MetaData())
+    wider.append_column(Column("num_shards", Integer))
+    Index("plans_by_num_shards", wider.c.num_shards, wider.c.created_us, wider.c.id)
+    monkeypatch.setattr("server.storage.upgrading.PLANS", wider)
+    with pytest.raises(InvalidOptionError, match=r"lacks figures of this version: run `autoshard db upgrade`$"):
+        check_schema(database)
+    for _ in range(2):
+        upgrade(database)
+    check_schema(database)
+    with database.reading() as connection:
+        assert connection.execute(select(wider.c.num_shards)).scalars().all() == [None]
+        assert "plans_by_num_shards" in [index["name"] for index in inspect(connection).get_indexes("plans")]
+    assert listed(storage) == [facts(1).id]
 
 
 def test_upgrades_at_the_same_time_wait_for_each_other(database):

@@ -9,14 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import importlib.resources
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Final
 
 from fastapi import Depends, FastAPI, Path, Request, Response
 from fastapi.responses import StreamingResponse
+from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
-from autoshard.api import Catalogue, JobAnswer, JobId, PlannerSummary, SessionBody
+from autoshard.api import (
+    Catalogue,
+    JobAnswer,
+    JobId,
+    JobSummary,
+    ModelSummary,
+    PlannerSummary,
+    PlanSummary,
+    SessionBody,
+    list_columns,
+)
 from autoshard.core.errors import AutoshardError
 from autoshard.formats import bundled_table_sets, bundled_topologies
 from autoshard.formats.imports.table_lists import FIELDS
@@ -39,6 +50,8 @@ _HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
+#: What lists hold.
+_LISTED: Final[Mapping[str, type[BaseModel]]] = {"plans": PlanSummary, "jobs": JobSummary, "models": ModelSummary}
 _SCRIPTS: Final = ("app.js", "drawing.js", "one.js", "service.js")
 #: Files by path, with their media types.
 PAGE_FILES: Final = {
@@ -112,6 +125,7 @@ def _add_catalogue(app: FastAPI) -> None:
             topologies=list(bundled_topologies()),
             planners=[PlannerSummary(name=name) for name in planner_names()],
             table_fields=list(FIELDS),
+            columns={name: list_columns(model) for name, model in _LISTED.items()},
         )
 
 
