@@ -8,11 +8,11 @@ from enum import Enum
 from typing import Any
 
 from autoshard.core import Payload, ShardingPlan, TableSet, Topology
+from autoshard.core.choices import Lengths
 from autoshard.core.costs import Risk
 from autoshard.core.plan import GroupLayout
 from autoshard.core.step import Overlap
 from autoshard.formats import plan_to_json, tables_to_json, topology_to_json
-from autoshard.results.sweep import Lengths
 
 Options = Mapping[str, object]
 

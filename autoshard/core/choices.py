@@ -1,4 +1,4 @@
-"""What users choose of how plans are priced."""
+"""What users choose of how plans are made, priced and simulated."""
 
 from enum import StrEnum
 
@@ -25,3 +25,24 @@ class Risk(StrEnum):
     """The predicted values."""
     HIGH = "high"
     """The upper ends of the 90% intervals: the 95th percentiles."""
+
+
+class GroupLayout(StrEnum):
+    """Which ranks of the world make up a replica group.
+
+    `across_nodes`: every `num_groups`-th rank, so that copies of a row sit side by side in one node and meet over
+    its fast links; `within_nodes`: consecutive ranks, so that the exchange within a group stays in few nodes.
+    """
+
+    ACROSS_NODES = "across_nodes"
+    WITHIN_NODES = "within_nodes"
+
+
+class Lengths(StrEnum):
+    """Source of the number of ids per sample."""
+
+    DECLARED = "declared"
+    """The features' pooling variance. Without one, whole pooling factors are the length of every sample, and others
+    lie between both neighbours."""
+    POISSON = "poisson"
+    """As declared, but Poisson where no variance is."""

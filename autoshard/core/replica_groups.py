@@ -14,23 +14,13 @@ from enum import StrEnum
 from typing import Annotated, Final, cast
 
 from autoshard.core.accepted import FINITE, MAX_WORLD_SIZE, WHOLE, WHOLE_AT_LEAST_1, Range
+from autoshard.core.choices import GroupLayout
 from autoshard.core.declared import Meaning, Written, check_ranges
 from autoshard.core.errors import InvalidPlanError
 from autoshard.core.topology import Level, MemoryBytes, MemoryLevel, Topology
 
 #: Of `moment_scale`: the number of groups.
 _NUM_GROUPS: Final = cast("float", None)
-
-
-class GroupLayout(StrEnum):
-    """Which ranks of the world make up a replica group.
-
-    `across_nodes`: every `num_groups`-th rank, so that copies of a row sit side by side in one node and meet over
-    its fast links; `within_nodes`: consecutive ranks, so that the exchange within a group stays in few nodes.
-    """
-
-    ACROSS_NODES = "across_nodes"
-    WITHIN_NODES = "within_nodes"
 
 
 class SyncRows(StrEnum):

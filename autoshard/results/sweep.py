@@ -90,16 +90,6 @@ class PointMemory:
         return self.static_bytes + self.activation_bytes
 
 
-class Lengths(StrEnum):
-    """Source of the number of ids per sample."""
-
-    DECLARED = "declared"
-    """The features' pooling variance. Without one, whole pooling factors are the length of every sample, and others
-    lie between both neighbours."""
-    POISSON = "poisson"
-    """As declared, but Poisson where no variance is."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSpread:
     """A step over sampled batches, in milliseconds.

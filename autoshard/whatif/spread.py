@@ -25,13 +25,14 @@ from autoshard.core import (
     Topology,
 )
 from autoshard.core.accepted import Range
+from autoshard.core.choices import Lengths
 from autoshard.core.costs import LinkBytes
 from autoshard.core.plan import HeldShard
 from autoshard.core.step import Overlap, StepPart
 from autoshard.evaluation.evaluate import price_step
 from autoshard.evaluation.step_price import StepPrice
 from autoshard.evaluation.traffic import Stream, plan_traffic, wire_bytes
-from autoshard.results.sweep import Lengths, StepSpread
+from autoshard.results.sweep import StepSpread
 
 MsArray = NDArray[np.float64]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from autoshard import __version__
 from autoshard.core import CostModels, Payload, ReplicaGroups, ShardingPlan, TableSet, Topology
+from autoshard.core.choices import Lengths
 from autoshard.core.costs import Risk
 from autoshard.core.errors import (
     InfeasiblePlanError,
@@ -27,7 +28,6 @@ from autoshard.formats.topology_scaling import scaled_topology
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs, make_plan
 from autoshard.results.sweep import (
-    Lengths,
     PointMemory,
     PointStatus,
     PricedPoint,

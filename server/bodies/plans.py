@@ -8,10 +8,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSche
 
 from autoshard.core import GroupLayout
 from autoshard.core.accepted import MAX_SEED
+from autoshard.core.choices import Lengths
 from autoshard.core.costs import Risk
 from autoshard.core.errors import FormatError
 from autoshard.core.step import Overlap
-from autoshard.results.sweep import Lengths
 from server.bodies.runs import MAX_FEATURES, PoolingFactors
 
 MAX_TIME_LIMIT_S = 60.0

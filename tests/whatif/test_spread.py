@@ -19,11 +19,11 @@ from autoshard.core import (
     Tier,
     local_shard,
 )
+from autoshard.core.choices import Lengths
 from autoshard.core.costs import set_costs
 from autoshard.core.errors import InvalidOptionError
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel
 from autoshard.formats import load_topology
-from autoshard.results.sweep import Lengths
 from autoshard.whatif.spread import batch_variance, distinct_variance, draw_lookups, sample_steps
 
 COSTS = CostModels(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
