@@ -39,20 +39,20 @@ Example:
 
 #: Commands of this package. Those of other packages are entry points, named and loaded alike.
 OWN_COMMANDS: Mapping[str, str] = {
-    "doctor": "autoshard.commands.setup.doctor:doctor",
-    "init": "autoshard.commands.setup.starting:init",
-    "detect": "autoshard.commands.setup.starting:detect",
-    "list": "autoshard.commands.catalogue:list_names",
-    "import": "autoshard.commands.importing:import_tables",
-    "export": "autoshard.commands.exporting:export",
-    "plan": "autoshard.commands.planning:plan",
-    "evaluate": "autoshard.commands.planning:evaluate",
-    "compare": "autoshard.commands.comparing:compare",
-    "run": "autoshard.commands.running:run",
-    "show": "autoshard.commands.showing:show",
-    "explain": "autoshard.commands.explaining:explain",
-    "diff": "autoshard.commands.differing:diff",
-    "simulate": "autoshard.commands.simulating:simulate",
+    "doctor": "autoshard.commands.setup:doctor",
+    "init": "autoshard.commands.setup:init",
+    "detect": "autoshard.commands.setup:detect",
+    "list": "autoshard.commands.tables:list_names",
+    "import": "autoshard.commands.tables:import_tables",
+    "export": "autoshard.commands.tables:export",
+    "plan": "autoshard.commands.plan:plan",
+    "evaluate": "autoshard.commands.plan:evaluate",
+    "compare": "autoshard.commands.compare:compare",
+    "run": "autoshard.commands.run:run",
+    "show": "autoshard.commands.plan:show",
+    "explain": "autoshard.commands.whatif:explain",
+    "diff": "autoshard.commands.compare:diff",
+    "simulate": "autoshard.commands.whatif:simulate",
     "jobs": "autoshard.commands.jobs:jobs",
 }
 #: Commands that have sub-commands, with their help; `train-cost` becomes `autoshard train cost`.
@@ -277,7 +277,7 @@ def _root(points: Mapping[str, EntryPoint], about: str, *, completes: bool) -> T
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from autoshard.commands.setup.packages import missing_packages
+        from autoshard.commands.packages import missing_packages
 
         sys.stdout.write(f"autoshard {__version__}\n")
         sys.stderr.write("".join(f"missing: {line}\n" for line in missing_packages()))

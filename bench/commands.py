@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from autoshard import console
-from autoshard.commands.replaying import DeviceOption
+from autoshard.commands.run import DeviceOption
 from bench.collecting.command import collect
 from bench.store.command import samples
 

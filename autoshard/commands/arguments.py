@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autoshard.commands.catalogue import completed_tables, completed_topologies
 from autoshard.commands.options import command_options
 from autoshard.core.accepted import MAX_SEED
 from autoshard.core.choices import Overlap, Risk
@@ -19,8 +19,35 @@ from autoshard.core.quoting import shown
 from autoshard.formats.stores.remote_folders import folder_of
 
 if TYPE_CHECKING:
-    from autoshard.core import CostModels, Payload, ShardingPlan, TableSet
+    from autoshard.client import Client
+    from autoshard.core import CostModels, Payload, ShardingPlan, TableSet, Topology
     from autoshard.planners.planner import PlanRequest
+
+
+def completed_tables(incomplete: str) -> list[tuple[str, str]]:
+    """Names of bundled tables that begin so, with their descriptions, for shells to complete."""
+    from autoshard.formats import bundled_table_sets
+
+    return [item for item in bundled_table_sets().items() if item[0].startswith(incomplete)]
+
+
+def completed_topologies(incomplete: str) -> list[tuple[str, str]]:
+    """Names of bundled topologies likewise; of several with commas between them, the last."""
+    from autoshard.formats import bundled_topologies
+
+    return _last_completed(incomplete, bundled_topologies())
+
+
+def completed_planners(incomplete: str) -> list[tuple[str, str]]:
+    """Names of planners likewise."""
+    from autoshard.planners.registry import describe_planners
+
+    return _last_completed(incomplete, {planner.name: planner.summary for planner in describe_planners()})
+
+
+def _last_completed(incomplete: str, known: Mapping[str, str]) -> list[tuple[str, str]]:
+    before, comma, begun = incomplete.rpartition(",")
+    return [(f"{before}{comma}{name}", about) for name, about in known.items() if name.startswith(begun)]
 
 
 def seed_option(help: str, **settings: Any) -> Any:
@@ -259,3 +286,59 @@ def parse_settings(settings: Sequence[str]) -> dict[str, object]:
             raise InvalidOptionError(f"{shown(key)} is given twice", field="--set")
         parsed[key] = value
     return parsed
+
+
+#: Holds the secret of a key of the service.
+KEY_VARIABLE = "AUTOSHARD_API_KEY"
+ServerOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help=f"Let a service (`autoshard serve`) do the work, with its models; ${KEY_VARIABLE} holds a key of it.",
+    ),
+]
+
+
+def open_client(server: str) -> Client:
+    """A client of the service at an address."""
+    from autoshard.client import Client
+
+    return Client(server, key=os.environ.get(KEY_VARIABLE))
+
+
+def refuse_local(server: str | None, given: Mapping[str, object]) -> None:
+    """Refuses options that only this machine can follow.
+
+    Args:
+        server: The service's address; None for this machine.
+        given: Values by option; those that are not given are None or false.
+
+    Raises:
+        InvalidOptionError: If one is given beside a server.
+    """
+    for option, value in given.items():
+        if server is not None and value not in (None, False):
+            raise InvalidOptionError("cannot be given with --server", field=option)
+
+
+def tables_to_send(tables: str) -> TableSet | str:
+    """Tables of a file, or the name of bundled ones, which the service has too.
+
+    Raises:
+        InputError: If they are not there, or make no sense.
+    """
+    from autoshard.formats import bundled_table_sets, load_tables
+
+    return tables if tables in bundled_table_sets() else load_tables(tables)
+
+
+def topology_to_send(topology: str) -> Topology | str:
+    """A topology of a file, or the name of a bundled one, alike.
+
+    Raises:
+        InputError: As `tables_to_send`.
+    """
+    from autoshard.formats import bundled_topology, load_topology
+
+    found = load_topology(topology)
+    return topology if bundled_topology(topology) == found else found

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from autoshard.commands.arguments import KEY_VARIABLE, open_client
 from autoshard.commands.options import Needs, command_options
-from autoshard.commands.serving import KEY_VARIABLE, open_client
 from autoshard.console import JsonOption, emit, log, working
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown

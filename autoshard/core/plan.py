@@ -10,10 +10,11 @@ from typing import Annotated
 import numpy as np
 
 from autoshard.core.access import IntArray
+from autoshard.core.choices import GroupLayout
 from autoshard.core.declared import Meaning, Written
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
-from autoshard.core.replica_groups import GroupLayout, ReplicaGroups, SyncRows
+from autoshard.core.replica_groups import ReplicaGroups, SyncRows
 from autoshard.core.shard import LocalShard, PlacedShard, local_shards
 from autoshard.core.step import CollectiveTime, Overlap, StepCollective, StepPart
 from autoshard.core.tables import DType, RowOrder, TableSet

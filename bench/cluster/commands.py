@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 
 from autoshard.commands.arguments import positive_option
 from autoshard.commands.options import command_options
-from autoshard.commands.running import RunOptions, run_on
+from autoshard.commands.run import RunOptions, run_on
 from autoshard.console import JsonOption, emit, progress
 from autoshard.core.errors import InvalidOptionError
 from autoshard.table import Column, Table

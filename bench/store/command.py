@@ -11,10 +11,9 @@ import typer
 from rich.console import Group, RenderableType
 
 from autoshard import console
-from autoshard.commands.arguments import ImageOption
+from autoshard.commands.arguments import KEY_VARIABLE, ImageOption, open_client
 from autoshard.commands.options import Needs, command_options
-from autoshard.commands.serving import KEY_VARIABLE, open_client
-from autoshard.commands.showing import draw
+from autoshard.commands.plan import draw
 from autoshard.core.errors import InvalidOptionError, SampleStoreError
 from autoshard.core.quoting import shown
 

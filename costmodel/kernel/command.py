@@ -12,7 +12,7 @@ import typer
 from autoshard import console
 from autoshard.commands.arguments import AcceleratorOption, image_option, seed_option
 from autoshard.commands.options import command_options
-from autoshard.commands.showing import draw
+from autoshard.commands.plan import draw
 from autoshard.table import Table
 from costmodel.registry.promotion import publish_version, report_published, status_of
 from costmodel.registry.publish_options import PublishOptions

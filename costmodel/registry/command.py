@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autoshard import console
+from autoshard.commands.arguments import ServerOption, open_client, refuse_local
 from autoshard.commands.options import Needs, command_options
-from autoshard.commands.serving import ServerOption, open_client, refuse_local
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
 from autoshard.table import Column, Table, facts, texts

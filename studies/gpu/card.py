@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import torch
 
-from autoshard.commands.setup.doctor import found_here
+from autoshard.commands.setup import found_here
 from autoshard.report.images import Section
 from autoshard.report.wording import write_bytes
 from autoshard.table import Table

@@ -7,8 +7,8 @@ import pynvml
 import pytest
 
 from autoshard.cli import main
-from autoshard.commands.setup import machine
-from autoshard.commands.setup.gpus import found_gpus
+from autoshard.commands import machine
+from autoshard.commands.machine import found_gpus
 
 #: Names, bytes, NVLinks and MB/s of each, as `nvidia-smi nvlink --status` and NVIDIA's data sheets have them.
 H100 = ("NVIDIA H100 80GB HBM3", 85_520_809_984, 18, 26_562)

@@ -133,7 +133,7 @@ def test_init_asks_for_what_is_left_out(tmp_path, monkeypatch):
 
 def test_detect_describes_a_topology(tmp_path, capsys, monkeypatch):
     output = tmp_path / "topology.json"
-    monkeypatch.setattr("autoshard.commands.setup.machine.found_gpus", list)
+    monkeypatch.setattr("autoshard.commands.machine.found_gpus", list)
     assert main(["detect", "--ranks", "4", "--nodes", "2", "-o", str(output)]) == 0
     out, err = capsys.readouterr()
     topology = read_topology(output)
@@ -144,7 +144,7 @@ def test_detect_describes_a_topology(tmp_path, capsys, monkeypatch):
 
 
 def test_detect_describes_a_torchrun_job(capsys, monkeypatch):
-    monkeypatch.setattr("autoshard.commands.setup.machine.found_gpus", list)
+    monkeypatch.setattr("autoshard.commands.machine.found_gpus", list)
     monkeypatch.setenv("WORLD_SIZE", "6")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert main(["detect", "--json"]) == 0
@@ -165,7 +165,7 @@ def test_doctor_says_what_is_there_and_what_is_missing(capsys, monkeypatch):
 
     from importlib.metadata import PackageNotFoundError
 
-    monkeypatch.setattr("autoshard.commands.setup.packages.version", version)
+    monkeypatch.setattr("autoshard.commands.packages.version", version)
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert "Missing:" in out
@@ -184,7 +184,7 @@ def test_the_version_comes_with_what_is_missing(capsys, monkeypatch):
             return "2.13.0"
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr("autoshard.commands.setup.packages.version", version)
+    monkeypatch.setattr("autoshard.commands.packages.version", version)
     assert main(["--version"]) == 0
     out, err = capsys.readouterr()
     assert out == f"autoshard {__version__}\n"

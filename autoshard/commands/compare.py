@@ -1,9 +1,9 @@
-"""`autoshard compare`."""
+"""`autoshard compare` and `diff`: plans side by side."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,24 +14,32 @@ from autoshard.commands.arguments import (
     HtmlOption,
     ImageOption,
     SearchOptions,
+    ServerOption,
     TablesArgument,
     TopologyOption,
+    completed_planners,
+    open_client,
     parse_settings,
+    refuse_local,
+    tables_to_send,
+    topology_to_send,
 )
-from autoshard.commands.catalogue import completed_planners
 from autoshard.commands.options import Needs, command_options
-from autoshard.commands.replaying import DeviceOption, RefineOption, refined
-from autoshard.commands.replaying import replay as replay_all
-from autoshard.commands.serving import ServerOption, open_client, refuse_local, tables_to_send, topology_to_send
-from autoshard.commands.showing import draw
+from autoshard.commands.plan import draw
+from autoshard.commands.run import DeviceOption, RefineOption, refined
+from autoshard.commands.run import replay as replay_all
 from autoshard.console import JsonOption, emit, log, progress, warn, working
 from autoshard.core.errors import AutoshardError, InvalidOptionError
 from autoshard.core.quoting import shown
-from autoshard.plugins import ReplayProtocol, find_replay
+from autoshard.table import Column, Table, texts
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from autoshard.core import CostModels
+    from autoshard.plugins import ReplayProtocol
     from autoshard.report import ComparedPlan
+    from autoshard.results.plan_diff import PlanDiff, ValueChange
 
 #: The planner whose plan `--replay-refine` refines, and the row of what comes out.
 _REFINABLE, _REFINED = "auto", "auto, refined"
@@ -206,6 +214,8 @@ def _with_refined(
 
 
 def _replay(rows: Sequence[ComparedPlan], device: str) -> ReplayProtocol:
+    from autoshard.plugins import find_replay
+
     plans = [row.plan for row in rows if row.plan is not None]
     return replay_all(find_replay("--replay"), plans, device, "Measuring ranks")
 
@@ -238,3 +248,107 @@ def _notes(rows: Sequence[ComparedPlan], measured: ReplayProtocol | None) -> lis
             f"({measured.device_name}); differences above this are noise."
         )
     return notes
+
+
+#: Tables and ranks that are listed without `--json`.
+_MAX_LINES = 64
+
+
+def diff(
+    before: Annotated[Path, typer.Argument(help="First plan.", metavar="A")],
+    after: Annotated[Path, typer.Argument(help="Second plan.", metavar="B")],
+    as_json: JsonOption = False,
+) -> None:
+    """Compares two plans: tasks, predicted times, tables held differently, bytes that would have to move.
+
+    Example:
+        autoshard diff plan.json other.json
+    """
+    from autoshard.formats import read_plan
+    from autoshard.report.plan_diff import diff_plans
+    from autoshard.results.plan_diff import DIFF
+
+    found = diff_plans(read_plan(before), read_plan(after))
+    emit(DIFF.to_json(found), _rendered(found), as_json=as_json)
+
+
+def _rendered(found: PlanDiff) -> RenderableType:
+    from rich.console import Group
+
+    if found.is_empty:
+        return f"The plans hold all {found.num_alike:,} tables alike, at the same price."
+    blocks: list[RenderableType] = [*_lines(found), ""]
+    for heading, changes in (("task", found.task), ("part of the step, ms", found.parts)):
+        if changes:
+            blocks += [_values(heading, changes), ""]
+    if found.tables:
+        blocks += [_tables(found), ""]
+    if found.ranks:
+        blocks.append(_ranks(found))
+    return Group(*blocks)
+
+
+def _lines(found: PlanDiff) -> list[str]:
+    from autoshard.report.wording import write_bytes, write_interval, write_ms, write_percent
+
+    lines = []
+    first, second = found.step_ms_before, found.step_ms_after
+    if first is not None and second is not None:
+        change = f", {write_percent(second.value / first.value - 1, signed=True)}" if first.value else ""
+        unsure = "; the intervals overlap" if found.is_within_intervals else ""
+        lines.append(
+            f"Predicted step {write_ms(first.value)} ms ({write_interval(first)}) before, {write_ms(second.value)} ms "
+            f"({write_interval(second)}) after{change}{unsure}"
+        )
+    lines.append(
+        f"Tables that differ: {len(found.tables):,}, held alike: {found.num_alike:,}; ranks would receive "
+        f"{write_bytes(found.received_bytes)}"
+    )
+    return lines
+
+
+def _values(heading: str, changes: Iterable[ValueChange]) -> Table:
+    rows = [(change.name.replace("_", " "), _word(change.before), _word(change.after)) for change in changes]
+    return Table(columns=texts(heading, "before", "after"), rows=rows)
+
+
+def _word(value: object) -> str:
+    from autoshard.report.wording import write_ms
+
+    if value is None:
+        return ""
+    return write_ms(value) if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
+
+
+def _tables(found: PlanDiff) -> RenderableType:
+    from rich.console import Group
+
+    from autoshard.report.wording import write_bytes
+
+    rows = [
+        (change.table, change.change.value, change.before, change.after, write_bytes(change.received_bytes))
+        for change in found.tables[:_MAX_LINES]
+    ]
+    table = Table(columns=texts("table", "change", "before", "after", "to receive"), rows=rows)
+    return Group(table, *_left_out(len(found.tables), "tables"))
+
+
+def _ranks(found: PlanDiff) -> RenderableType:
+    from rich.console import Group
+
+    from autoshard.report.wording import write_bytes, write_ms
+
+    columns = (
+        *(Column("rank"), Column("kernel ms before", text=write_ms), Column("after", text=write_ms)),
+        *(Column("memory before", text=write_bytes), Column("after", text=write_bytes)),
+    )
+    rows = [
+        (one.rank, one.kernel_ms_before, one.kernel_ms_after, one.hbm_bytes_before, one.hbm_bytes_after)
+        for one in found.ranks[:_MAX_LINES]
+    ]
+    return Group(Table(columns=columns, rows=rows), *_left_out(len(found.ranks), "ranks"))
+
+
+def _left_out(count: int, what: str) -> list[str]:
+    left = count - _MAX_LINES
+    return [f"{left:,} more {what}; --json lists all"] if left > 0 else []

@@ -1,22 +1,82 @@
-"""`autoshard import`."""
+"""`autoshard list`, `import` and `export`: what there is to plan with, and other projects' files."""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from autoshard.commands.arguments import parse_settings, seed_option
 from autoshard.commands.options import Needs, command_options
-from autoshard.console import JsonOption, emit, progress
+from autoshard.console import JsonOption, emit, log, progress
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
+from autoshard.table import Column, Table, texts
 
 if TYPE_CHECKING:
-    from autoshard.core import TableSet
+    from autoshard.core import ShardingPlan, TableSet
     from autoshard.formats import TableList
+    from autoshard.formats.torchrec import ExportedDifference, Places
+    from autoshard.planners.registry import OptionHelp
+
+
+class NameKind(StrEnum):
+    """Kinds of names that can be listed."""
+
+    TABLES = "tables"
+    TOPOLOGIES = "topologies"
+    PLANNERS = "planners"
+
+
+def list_names(
+    what: Annotated[NameKind, typer.Argument(help="What to list.", metavar="WHAT")],
+    as_json: JsonOption = False,
+) -> None:
+    """Lists bundled tables, bundled topologies, or planners with their options.
+
+    Example:
+        autoshard list tables
+        autoshard list planners --json
+    """
+    if what is NameKind.PLANNERS:
+        _list_planners(as_json)
+    else:
+        _list_bundled(what, as_json)
+
+
+def _list_bundled(what: NameKind, as_json: bool) -> None:
+    from autoshard.commands.printed import CATALOGUE
+    from autoshard.formats import bundled_table_sets, bundled_topologies
+
+    known = bundled_table_sets() if what is NameKind.TABLES else bundled_topologies()
+    table = Table(columns=texts("name", "description"), rows=tuple(known.items()))
+    emit(CATALOGUE.to_json({str(what): table.records()}), table, as_json=as_json)
+
+
+def _list_planners(as_json: bool) -> None:
+    from autoshard.commands.printed import CATALOGUE
+    from autoshard.planners.registry import describe_planners
+
+    described = describe_planners()
+    table = Table.of(
+        described,
+        [
+            ("planner", lambda planner: planner.name),
+            (Column("what it does"), lambda planner: planner.summary),
+            (Column("options (--set KEY=VALUE)"), lambda planner: "\n".join(map(_option, planner.options))),
+        ],
+    )
+    emit(CATALOGUE.to_json({"planners": [asdict(planner) for planner in described]}), table, as_json=as_json)
+
+
+def _option(option: OptionHelp) -> str:
+    """An option with its default: lists of names can be wrapped, and are read with spaces, too."""
+    return f"{option.name}={str(option.default).replace(',', ', ')}  {option.help}"
+
 
 _log = logging.getLogger(__name__)
 
@@ -140,7 +200,7 @@ def import_tables(options: ImportOptions, as_json: JsonOption = False) -> None:
         "columns": dict(lists[0].columns) if lists else None,
         "notes": list(lists[0].notes) if lists else [],
     }
-    emit(IMPORTED.to_json(result), "\n".join(_lines(found, made, result)), as_json=as_json)
+    emit(IMPORTED.to_json(result), "\n".join(_imported_lines(found, made, result)), as_json=as_json)
 
 
 def _mapping(given: list[str]) -> dict[str, str]:
@@ -173,7 +233,7 @@ def _part(text: str, num_tables: int) -> tuple[int, int]:
     )
 
 
-def _lines(found: TableSet, made: TableSet, result: dict[str, object]) -> list[str]:
+def _imported_lines(found: TableSet, made: TableSet, result: dict[str, object]) -> list[str]:
     from autoshard.report.wording import write_bytes
 
     lines = [
@@ -191,5 +251,121 @@ def _lines(found: TableSet, made: TableSet, result: dict[str, object]) -> list[s
         lines.append(
             f"Divided the rows of every table and the batch ({found.batch_size:,}) by {result['scale']}; pooling "
             "factors and lookups per row stay as they were."
+        )
+    return lines
+
+
+class ExportFormat(StrEnum):
+    """Formats that plans are exported to."""
+
+    TORCHREC = "torchrec"
+    """TorchRec's `ShardingPlan`, as `torch.save` writes it."""
+    CONSTRAINTS = "torchrec-constraints"
+    """Fields of `ParameterConstraints` by table, as JSON."""
+
+
+@command_options()
+class ExportOptions:
+    """Options of `autoshard export`."""
+
+    plan: Annotated[Path, typer.Argument(help="Plan to export.", metavar="PLAN")]
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")]
+    format: Annotated[
+        ExportFormat,
+        typer.Option(
+            help="`torchrec`: its ShardingPlan, as torch.save writes it; `torchrec-constraints`: fields of its "
+            "ParameterConstraints by table, as JSON."
+        ),
+    ] = ExportFormat.TORCHREC
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FACTORY",
+            help="The model that the tables were imported from, which says where they are in it. Left out: pooled "
+            "tables are in `embedding_bag_collection`, sequence tables in `embedding_collection`.",
+        ),
+        Needs("--format torchrec", lambda options: options.format is ExportFormat.TORCHREC),
+    ] = None
+
+
+def export(options: ExportOptions, as_json: JsonOption = False) -> None:
+    """Turns a plan into TorchRec's, for DistributedModelParallel, or into constraints of TorchRec's planner.
+
+    What TorchRec does otherwise is named; a plan that it cannot say is refused, with a line for every reason.
+
+    Example:
+        autoshard export plan.json -o plan.pt
+        autoshard export plan.json --model my_model:make -o plan.pt
+        autoshard export plan.json --format torchrec-constraints -o constraints.json
+    """
+    from autoshard.commands.printed import EXPORTED
+    from autoshard.formats import read_plan
+    from autoshard.formats.torchrec import changes, refusals
+    from autoshard.formats.torchrec.child import read_factory
+
+    plan = read_plan(options.plan)
+    places = None if options.model is None else read_factory(options.model).places
+    refused = refusals(plan, places)
+    for error in refused[1:]:
+        log(f"{options.plan}: {error}")
+    if refused:
+        raise refused[0].in_source(str(options.plan))
+    if options.format is ExportFormat.CONSTRAINTS:
+        _write_constraints(plan, options.output)
+    else:
+        _write_plan(plan, places, options.output)
+    found = changes(plan)
+    result = {
+        "output": str(options.output),
+        "format": str(options.format),
+        "num_tables": len(plan.tables.tables),
+        "changes": [
+            {"field": one.field, "table": one.table, "planned": _plain(one.planned), "executed": _plain(one.executed)}
+            for one in found
+        ],
+    }
+    emit(EXPORTED.to_json(result), "\n".join(_exported_lines(result, found)), as_json=as_json)
+
+
+def _write_plan(plan: ShardingPlan, places: Places | None, output: Path) -> None:
+    from autoshard.formats.torchrec import to_torchrec
+    from autoshard.formats.torchrec.stored_plans import write_stored_plan
+
+    write_stored_plan(to_torchrec(plan, places), output)
+
+
+def _write_constraints(plan: ShardingPlan, output: Path) -> None:
+    from autoshard.formats import atomic_write, format_json
+    from autoshard.formats.torchrec import parameter_constraints
+
+    document = {
+        name: {
+            "sharding_types": one.sharding_types,
+            "compute_kernels": one.compute_kernels,
+            "min_partition": one.min_partition,
+            "pooling_factors": one.pooling_factors,
+            "feature_names": one.feature_names,
+        }
+        for name, one in parameter_constraints(plan).items()
+    }
+    atomic_write(output, format_json(document))
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    return value if isinstance(value, bool | int | str) or value is None else str(value)
+
+
+def _exported_lines(result: dict[str, Any], found: tuple[ExportedDifference, ...]) -> list[str]:
+    lines = [f"Wrote {result['output']}: {result['num_tables']:,} tables."]
+    kinds: dict[str, list[ExportedDifference]] = {}
+    for one in found:
+        kinds.setdefault(one.field.partition(".")[2], []).append(one)
+    for kind, same in kinds.items():
+        first = same[0]
+        example = f"{_plain(first.planned)} is {_plain(first.executed)} in {first.table}" if kind != "replicas" else ""
+        lines.append(
+            f"TorchRec has another {kind} for {len(same):,} shards" + (f", such as: {example}." if example else ".")
         )
     return lines

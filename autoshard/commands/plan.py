@@ -1,39 +1,45 @@
-"""`autoshard plan` and `autoshard evaluate`."""
+"""`autoshard plan`, `evaluate` and `show`: one plan."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from autoshard.commands.arguments import (
+    ImageOption,
     OutputOption,
     OverlapOption,
+    PageOption,
     PricingOptions,
     SearchOptions,
+    ServerOption,
     SettingsOption,
     TablesArgument,
     TopologyOption,
+    completed_planners,
+    open_client,
     parse_settings,
+    refuse_local,
+    tables_to_send,
+    topology_to_send,
 )
-from autoshard.commands.catalogue import completed_planners
 from autoshard.commands.options import Needs, command_options
-from autoshard.commands.replaying import DeviceOption, RefineOption, refined
-from autoshard.commands.serving import ServerOption, open_client, refuse_local, tables_to_send, topology_to_send
-from autoshard.console import JsonOption, emit, log, until, warn, working
-from autoshard.core.errors import InvalidOptionError
+from autoshard.commands.run import DeviceOption, RefineOption, refined
+from autoshard.console import JsonOption, emit, log, progress, until, warn, working
+from autoshard.core.errors import FormatError, InvalidOptionError
 
 if TYPE_CHECKING:
     from autoshard.core import CostModels, ShardingPlan
     from autoshard.planners.planner import PlanRequest
+    from autoshard.report import MeasuredPlan
 
 _log = logging.getLogger(__name__)
-
-
 #: Tables up to which plans have lower bounds unless told otherwise: bounds of 80 tables on 8 ranks take 0.07 to 0.3 s
 #: besides the encoding of their options, of 800 tables on 80 ranks 2 s (one core of a Xeon, November 2026).
 _MOST_BOUNDED = 200
@@ -248,3 +254,57 @@ def _finish(plan: ShardingPlan, output: Path | None, as_json: bool) -> None:
     emit(plan_to_json(plan) if as_json else {}, plan_summary(plan), as_json=as_json)
     if output is not None:
         log(f"Wrote {output}")
+
+
+def show(
+    plan: Annotated[Path, typer.Argument(help="Plan to look at.", metavar="PLAN")],
+    html: PageOption = None,
+    image: ImageOption = None,
+    replayed: Annotated[
+        Path | None, typer.Option(help="Output of `autoshard replay --json`, to show measured beside predicted times.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Shows what a plan costs and where its tables are.
+
+    Example:
+        autoshard show plan.json --html plan.html --image plan.svg
+
+    Example with measured times:
+        autoshard replay plan.json --json > replay.json
+        autoshard show plan.json --replayed replay.json
+    """
+    from autoshard.formats import atomic_write, plan_to_json, read_plan
+    from autoshard.report import plan_figures, plan_page, plan_summary, plan_warnings
+
+    loaded = read_plan(plan)
+    measured = None if replayed is None else _read_replay(replayed, loaded.group_size)
+    if html is not None:
+        atomic_write(html, plan_page(loaded, measured, title=f"Sharding plan {plan.name}"))
+        log(f"Wrote {html}")
+    for warning in plan_warnings(loaded):
+        warn(warning)
+    emit(plan_to_json(loaded), plan_summary(loaded, measured), as_json=as_json)
+    if image is not None:
+        pictures = plan_figures(loaded, measured)
+        draw({picture.name: picture.figure for picture in pictures}, image)
+
+
+def draw(figures: Mapping[str, Any], image: Path) -> None:
+    """Writes figures as images, with a progress bar, and logs their names; see `write_images`."""
+    from autoshard.report.images import write_images
+
+    with progress("Drawing", len(figures)) as advance:
+        files = write_images(figures, image, on_drawn=advance)
+    for file in files:
+        log(f"Wrote {file}")
+
+
+def _read_replay(path: Path, num_ranks: int) -> MeasuredPlan:
+    from autoshard.report.replay_json import REPLAY
+
+    found = REPLAY.read(path)
+    if len(found.ranks) != num_ranks:
+        message = f"must hold {num_ranks} values, one per rank of the plan, got {len(found.ranks)}"
+        raise FormatError(message, field="ranks", source=str(path))
+    return found.measured
