@@ -70,7 +70,15 @@ def _list_planners(as_json: bool) -> None:
             (Column("options (--set KEY=VALUE)"), lambda planner: "\n".join(map(_option, planner.options))),
         ],
     )
-    emit(CATALOGUE.to_json({"planners": [asdict(planner) for planner in described]}), table, as_json=as_json)
+    listed = [
+        {
+            "name": planner.name,
+            "summary": planner.summary,
+            "options": [asdict(option) for option in planner.options],
+        }
+        for planner in described
+    ]
+    emit(CATALOGUE.to_json({"planners": listed}), table, as_json=as_json)
 
 
 def _option(option: OptionHelp) -> str:

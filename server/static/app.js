@@ -9,6 +9,7 @@ let search = null;
 let watched = null;
 let running = null;
 let listFields = [];
+let compared = [];
 
 /* Planning. */
 
@@ -118,9 +119,7 @@ const makePlan = guarded(async () => {
 });
 
 const comparePlanners = guarded(async () => {
-  const planners = ["cost-greedy", "neo", "flexshard", "auto"].filter((name) =>
-    [...find("planner").options].some((option) => option.value === name));
-  const found = await ask("POST", "/v1/comparisons", { ...(await task()), planners });
+  const found = await ask("POST", "/v1/comparisons", { ...(await task()), planners: compared });
   const step = (one) => one.predicted_step_ms ?? Infinity;
   const ranked = found.comparison.planners.sort((one, other) => (step(one) < step(other) ? -1 : 1));
   const rows = ranked.map((one) => {
@@ -229,6 +228,7 @@ async function catalogue() {
   if (find("planner").options.length) return;
   const found = await ask("GET", "/v1/catalogue");
   listFields = found.table_fields;
+  compared = found.planners.filter((one) => one.is_compared).map((one) => one.name);
   for (const [id, names, usual] of [["tables", found.tables, "criteo-kaggle"], ["topology", found.topologies, "a100-8"],
     ["planner", found.planners.map((one) => one.name), "auto"]]) {
     find(id).replaceChildren(...names.map((name) => new Option(name, name, name === usual, name === usual)));

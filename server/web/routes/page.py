@@ -21,7 +21,7 @@ from autoshard.api import JobAnswer, JobId
 from autoshard.core.errors import AutoshardError
 from autoshard.formats import bundled_table_sets, bundled_topologies, parse_json
 from autoshard.formats.imports.table_lists import FIELDS
-from autoshard.planners.registry import planner_names
+from autoshard.planners.registry import describe_planners
 from server.bodies.plans import parse_body
 from server.problems import UnauthenticatedError
 from server.settings import ServerSettings
@@ -79,6 +79,8 @@ class PlannerSummary(BaseModel):
     """A planner that can be named."""
 
     name: str
+    summary: str
+    is_compared: bool = Field(description="Whether the page plans with it when planners are compared.")
 
 
 class Catalogue(BaseModel):
@@ -135,7 +137,10 @@ def _add_catalogue(app: FastAPI) -> None:
         return Catalogue(
             tables=list(bundled_table_sets()),
             topologies=list(bundled_topologies()),
-            planners=[PlannerSummary(name=name) for name in planner_names()],
+            planners=[
+                PlannerSummary(name=one.name, summary=one.summary, is_compared=one.is_compared)
+                for one in describe_planners()
+            ],
             table_fields=list(FIELDS),
         )
 
