@@ -56,11 +56,19 @@ def warn(message: str) -> None:
     log(f"warning: {message}")
 
 
-def emit(result: Mapping[str, object], rendered: RenderableType, *, as_json: bool) -> None:
-    """Prints a command's result on standard output: the object as JSON, or its rendering for people."""
+def emit(result: Mapping[str, object], rendered: RenderableType, *, as_json: bool, kind: str = "") -> None:
+    """Prints a command's result on standard output: the object as JSON, or its rendering for people.
+
+    Args:
+        result: The object.
+        rendered: The same for people.
+        as_json: Which of both.
+        kind: Kind of result, by which the JSON names its version; empty for an object that names it itself.
+    """
     if as_json:
+        named = {"schema": f"autoshard.{kind}/1", **result} if kind else result
         # json escapes all that is not ASCII and the control characters below the space, but not DEL.
-        sys.stdout.write(json.dumps(result, indent=2, allow_nan=False).replace("\x7f", "\\u007f") + "\n")
+        sys.stdout.write(json.dumps(named, indent=2, allow_nan=False).replace("\x7f", "\\u007f") + "\n")
     else:
         _print(sys.stdout, rendered)
 

@@ -30,20 +30,15 @@ from autoshard.formats.stores.samples import KERNEL_SAMPLES, MeasuredShard, Samp
 from autoshard.planners.registry import GROUP, describe_planner
 from autoshard.report.comparison_json import COMPARISON
 from autoshard.report.replay_json import REPLAY
-from autoshard.results.diff_json import DIFF
-from autoshard.results.explanation_json import EXPLANATION
+from autoshard.results.explanation import EXPLANATION
+from autoshard.results.plan_diff import DIFF
 from autoshard.results.sweep_record import SIMULATION
 from autoshard.runtime.result_json import RUN
-from bench.collecting.collection import COLLECTED
-from bench.store.printed import STORE
-from costmodel.kernel.card import CALIBRATED, TRAINED_COST, CostModelCard, HeldOutMetrics, Interval, TrainedCoverage
-from costmodel.registry.printed import MODEL, MODEL_ALIAS, MODELS
+from costmodel.kernel.card import CostModelCard, HeldOutMetrics, Interval, TrainedCoverage
 from costmodel.step.collective_model import CollectiveCard
 from costmodel.step.dense_model import DenseCard
 from costmodel.step.model import StepCard
-from costmodel.step.printed import TRAINED_STEPS
 from policies.planning.trained import PolicyCard
-from policies.training.printed import TRAINED_POLICY
 from scripts.generated import ROOT, write_generated
 from scripts.paper_page import paper_blocks
 from server.printed import DATABASE, KEY, KEYS
@@ -77,7 +72,6 @@ _PLAIN: Final = {
 #: What commands print and write beside plans.
 _RESULTS: Final = (
     *(RUN, REPLAY, COMPARISON, DIFF, EXPLANATION, SIMULATION, INIT, IMPORTED, EXPORTED, CATALOGUE, DOCTOR, JOB, JOBS),
-    *(COLLECTED, STORE, CALIBRATED, TRAINED_COST, TRAINED_STEPS, TRAINED_POLICY, MODELS, MODEL, MODEL_ALIAS),
     *(KEY, KEYS, DATABASE),
 )
 

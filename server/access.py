@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from autoshard.api import JobKind
+
 
 class Scope(StrEnum):
     """What a key is for."""
@@ -15,6 +17,11 @@ class Scope(StrEnum):
 
 
 ALL_SCOPES = frozenset(Scope)
+
+
+def scope_of(kind: JobKind) -> Scope:
+    """Scope of the keys that a kind of jobs needs."""
+    return Scope.PLAN if kind in (JobKind.PLAN, JobKind.COMPARE) else Scope.TRAIN
 
 
 #: Name of all who need no key.

@@ -14,6 +14,7 @@ from autoshard.core.deferred import deferred
 if TYPE_CHECKING:
     from autoshard.client.answers import Job, ServedComparison, StoredPlan
     from autoshard.client.clients import AsyncClient, Client
+    from autoshard.client.endpoints import ServiceEndpoints
     from autoshard.client.problems import InfeasibleTaskError, ServiceError
     from autoshard.client.retries import Retries
     from autoshard.client.tasks import ComparisonTask, PlanTask, Replan, SimulationTask
@@ -28,10 +29,11 @@ __all__ = [
     "Replan",
     "Retries",
     "ServedComparison",
+    "ServiceEndpoints",
     "ServiceError",
     "SimulationTask",
     "StoredPlan",
 ]
 
 if not TYPE_CHECKING:
-    __getattr__ = deferred(__name__, __all__, ("answers", "clients", "problems", "retries", "tasks"))
+    __getattr__ = deferred(__name__, __all__, ("answers", "clients", "endpoints", "problems", "retries", "tasks"))

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import httpx
+
 from autoshard.api import ComparisonAnswer, JobAnswer, PlanAnswer
 from autoshard.client.problems import error_of_fault
 from autoshard.core.errors import AutoshardError
@@ -41,20 +43,20 @@ class Job(JobAnswer):
         return None if self.problem is None else error_of_fault(self.problem)
 
 
-def stored_plan(content: bytes) -> StoredPlan:
+def stored_plan(found: httpx.Response) -> StoredPlan:
     """Reads an answer that holds a plan."""
     from autoshard.formats import plan_from_json
 
-    answer = PlanAnswer.model_validate_json(content)
+    answer = PlanAnswer.model_validate_json(found.content)
     return StoredPlan(id=answer.id, plan=plan_from_json(answer.plan, "plan"))
 
 
-def comparison(content: bytes) -> ServedComparison:
+def comparison(found: httpx.Response) -> ServedComparison:
     """Reads an answer with several planners."""
     from autoshard.formats import plan_from_json
     from autoshard.results.comparison import ComparedPlan
 
-    answer = ComparisonAnswer.model_validate_json(content)
+    answer = ComparisonAnswer.model_validate_json(found.content)
     rows = []
     for row in answer.comparison["planners"]:
         planner = row["planner"]
@@ -70,20 +72,19 @@ def comparison(content: bytes) -> ServedComparison:
     return ServedComparison(document=answer.comparison, rows=tuple(rows))
 
 
-def explanation(document: Mapping[str, Any]) -> Explanation:
+def explanation(found: httpx.Response) -> Explanation:
     """Reads an explanation."""
     from pydantic import TypeAdapter
 
     from autoshard.results.explanation import Explanation
 
-    return TypeAdapter(Explanation).validate_python(document)
+    return TypeAdapter(Explanation).validate_json(found.content)
 
 
-def improvements(document: Mapping[str, Any]) -> tuple[Explanation, tuple[Improvement, ...]]:
+def improvements(found: httpx.Response) -> tuple[Explanation, tuple[Improvement, ...]]:
     """Reads an explanation with the single changes that were planned."""
-    from autoshard.results.explanation import Explanation
-    from autoshard.results.explanation_json import EXPLANATION
+    from autoshard.results.explanation import EXPLANATION, Explanation
 
-    parts = dict(EXPLANATION.from_json(document))
-    found = parts.pop("improvements")
-    return Explanation(**parts), found
+    parts = dict(EXPLANATION.from_json(found.json()))
+    changes = parts.pop("improvements")
+    return Explanation(**parts), changes

@@ -266,7 +266,7 @@ def diff(
     """
     from autoshard.formats import read_plan
     from autoshard.report.plan_diff import diff_plans
-    from autoshard.results.diff_json import DIFF
+    from autoshard.results.plan_diff import DIFF
 
     found = diff_plans(read_plan(before), read_plan(after))
     emit(DIFF.to_json(found), _rendered(found), as_json=as_json)

@@ -77,7 +77,7 @@ def explain(options: ExplainOptions, as_json: JsonOption = False) -> None:
         autoshard explain plan.json --table t3
     """
     from autoshard.formats import read_plan
-    from autoshard.results.explanation_json import EXPLANATION
+    from autoshard.results.explanation import EXPLANATION
 
     loaded = read_plan(options.plan)
     if options.server is not None:

@@ -1,4 +1,4 @@
-"""What users choose of how plans are made, priced and simulated."""
+"""What users choose of plans and prices: the words, without what is computed by them."""
 
 from enum import StrEnum
 
@@ -46,3 +46,10 @@ class Lengths(StrEnum):
     lie between both neighbours."""
     POISSON = "poisson"
     """As declared, but Poisson where no variance is."""
+
+
+class Alias(StrEnum):
+    """Names of a trained model's versions: the one that is used by default, and one that is tried out."""
+
+    PRODUCTION = "production"
+    CANDIDATE = "candidate"

@@ -44,6 +44,19 @@ class Written(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Size:
+    """How many characters a text of a file may have, or values a list; without it, a text has 1 to 512.
+
+    Attributes:
+        at_least: The fewest.
+        at_most: The most; None for any number that a file may hold.
+    """
+
+    at_least: int = 0
+    at_most: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Meaning:
     """What a field says.
 

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Annotated, Final, cast
 
 from autoshard.core.accepted import FINITE, MAX_WORLD_SIZE, WHOLE, WHOLE_AT_LEAST_1, Range
-from autoshard.core.choices import GroupLayout
+from autoshard.core.choices import GroupLayout as GroupLayout
 from autoshard.core.declared import Meaning, Written, check_ranges
 from autoshard.core.errors import InvalidPlanError
 from autoshard.core.topology import Level, MemoryBytes, MemoryLevel, Topology

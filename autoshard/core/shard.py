@@ -32,7 +32,7 @@ FusedKernel = tuple[object, ...]
 NAMED_TRAITS = ("dtype", "optimizer", "pooling")
 #: Writes of each row that any replica's batch hits, by the update after the sum: its squared gradient, its step, its
 #: weights as they were, the step by the learning rate, the new weights, and these in their place.
-_UPDATE_WRITES = 6
+UPDATE_WRITES = 6
 #: Bytes of a device's memory for each row of the host's that is behind a cache: where it is in the cache, and with LFU
 #: how often it was looked up (FBGEMM's `cache_index_table_map` and `lxu_state`).
 _CACHE_INDEX_BYTES = {"lru": 4, "lfu": 12}
@@ -237,8 +237,8 @@ class LocalShard(KernelTraits):
         pooling_factor: Mean lookups per bag; far below 1 for thin tiers.
         output: `partial_sums` for one vector per bag, `rows` for one per lookup.
         written_rows: Expected rows that a rank writes for the gradients of all-reduced rows and the update after their
-            sum, a row that is written several times counted as often; None for a kernel by itself, which writes the
-            gradient of every row.
+            sum, a row that is written several times counted as often; None for a kernel that writes the gradient of
+            every row, and leaves the update out.
         cache_bytes: HBM that caches rows which live in another level; 0 without a cache.
         cache_policy: Which rows that cache evicts: `lru` or `lfu`.
         cache_dtype: Number format of cached rows; None for the table's.
@@ -391,5 +391,5 @@ def _written_rows(synced: Sequence[tuple[PlacedShard, LocalShard]], group_batch_
     hit_N = profiles.expected_distinct(np.array(lookups))
     rows_N = np.array([local.num_embeddings for _, local in synced], dtype=np.float64)
     is_dense_N = np.array([placed.grad_sync is GradSync.DENSE for placed, _ in synced])
-    written_N: list[float] = (np.where(is_dense_N, rows_N, own_N + hit_N) + _UPDATE_WRITES * hit_N).tolist()
+    written_N: list[float] = (np.where(is_dense_N, rows_N, own_N + hit_N) + UPDATE_WRITES * hit_N).tolist()
     return written_N

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated, Final
 
 from autoshard.core import Estimate
-from autoshard.core.accepted import AT_LEAST_1
+from autoshard.core.accepted import AT_LEAST_1, MAX_WORLD_SIZE, WHOLE, Range
+from autoshard.core.declared import Meaning
 
+#: All ranks of the largest cluster together have more than a double counts exactly.
+BYTES: Final = Range(at_least=0, at_most=MAX_WORLD_SIZE * 2**60, kind=WHOLE)
 #: Machine, groups (negative for ranks per group), batch and whose batch it is.
 Series = tuple[str, int, int, bool]
 
@@ -72,17 +76,11 @@ class SweepPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointMemory:
-    """Memory of a point's fullest rank.
+    """Memory of a point's fullest rank."""
 
-    Attributes:
-        static_bytes: Weights and optimizer states in the device's memory.
-        activation_bytes: Inputs and embeddings that it holds at the forward exchange.
-        limit_bytes: Memory of a rank.
-    """
-
-    static_bytes: int
-    activation_bytes: int
-    limit_bytes: int
+    static_bytes: Annotated[int, BYTES, Meaning("Weights and optimizer states in device memory.")]
+    activation_bytes: Annotated[int, BYTES, Meaning("Inputs and embeddings of the rank at the forward exchange.")]
+    limit_bytes: Annotated[int, BYTES, Meaning("Device memory of the rank.")]
 
     @property
     def used_bytes(self) -> int:
@@ -92,26 +90,21 @@ class PointMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSpread:
-    """A step over sampled batches, in milliseconds.
+    """A step over sampled batches, in milliseconds."""
 
-    Attributes:
-        num_batches: Batches drawn.
-        mean_ms: Mean step.
-        p50_ms: Median.
-        p90_ms: 90th percentile over batches.
-        p99_ms: 99th percentile.
-        expected_max_kernel_ms: Mean over batches of the slowest rank's kernel time.
-        max_expected_kernel_ms: Slowest rank's kernel time at mean lookups; below the other, for with many ranks
-            another one is slow in each batch.
-    """
-
-    num_batches: int
-    mean_ms: float
-    p50_ms: float
-    p90_ms: float
-    p99_ms: float
-    expected_max_kernel_ms: float
-    max_expected_kernel_ms: float
+    num_batches: Annotated[int, AT_LEAST_1, Meaning("Batches drawn.")]
+    mean_ms: Annotated[float, Meaning("Mean step.")]
+    p50_ms: Annotated[float, Meaning("Median step.")]
+    p90_ms: Annotated[float, Meaning("90th percentile over batches.")]
+    p99_ms: Annotated[float, Meaning("99th percentile over batches.")]
+    expected_max_kernel_ms: Annotated[float, Meaning("Mean over batches of the slowest rank's kernel time.")]
+    max_expected_kernel_ms: Annotated[
+        float,
+        Meaning(
+            "Slowest rank's kernel time at mean lookups; below the other, for with many ranks another one is slow "
+            "in each batch."
+        ),
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

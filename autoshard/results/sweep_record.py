@@ -9,7 +9,6 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, Final
 
-from autoshard.core.accepted import MAX_WORLD_SIZE
 from autoshard.core.errors import FormatError
 from autoshard.core.quoting import shown
 from autoshard.formats.documents.document import Document
@@ -21,6 +20,8 @@ from autoshard.formats.documents.kinds import (
     Field,
     by_name,
     derived,
+    fields_of,
+    kind_of,
     list_of,
     number_in,
     one_of,
@@ -30,6 +31,7 @@ from autoshard.formats.documents.kinds import (
 )
 from autoshard.formats.documents.prediction_json import ESTIMATE
 from autoshard.results.sweep import (
+    BYTES,
     PointMemory,
     PointStatus,
     PricedPoint,
@@ -107,25 +109,9 @@ _ABSENT: Final[dict[str, object]] = {
     "models": {},
 }
 _COUNT: Final = whole_number(1)
-#: All ranks of the largest cluster together have more than a double counts exactly.
-_BYTES: Final = whole_number(0, MAX_WORLD_SIZE * 2**60)
-_MS: Final = number_in()
-_MEMORY: Final = record(
-    PointMemory,
-    Field("static_bytes", _BYTES, "Weights and optimizer states in device memory."),
-    Field("activation_bytes", _BYTES, "Inputs and embeddings at the forward exchange."),
-    Field("limit_bytes", _BYTES, "Device memory of the rank."),
-)
-_SPREAD: Final = record(
-    StepSpread,
-    Field("num_batches", _COUNT, "Batches drawn."),
-    Field("mean_ms", _MS, "Mean step."),
-    Field("p50_ms", _MS, "Median step."),
-    Field("p90_ms", _MS, "90th percentile over batches."),
-    Field("p99_ms", _MS, "99th percentile over batches."),
-    Field("expected_max_kernel_ms", _MS, "Mean over batches of the slowest rank's kernel time."),
-    Field("max_expected_kernel_ms", _MS, "Slowest rank's kernel time at mean lookups."),
-)
+_BYTES: Final = kind_of(int, (BYTES,))
+_MEMORY: Final = record(PointMemory, *fields_of(PointMemory))
+_SPREAD: Final = record(StepSpread, *fields_of(StepSpread))
 _GROUP_SIZE: Final = "Ranks per replica group, where a curve keeps that; null where it keeps the number of groups."
 _PARTS: Final = "Milliseconds of the step's parts at their slowest ranks, by name."
 _SIMULATED: Final = record(

@@ -24,7 +24,7 @@ from autoshard.runtime.engine.ids.addresses import RowOrderMap
 from autoshard.runtime.engine.ids.prefetch import Prefetched, Prefetcher
 from autoshard.runtime.engine.ids.requests import Distributed, InputExchange
 from autoshard.runtime.engine.rows.averaging import RowStates, average
-from autoshard.runtime.engine.rows.fused import FusedSettings
+from autoshard.runtime.engine.rows.fused import FusedSettings, kernel_output
 from autoshard.runtime.engine.rows.places import initialise_held
 from autoshard.runtime.engine.rows.replicas import Replicas
 from autoshard.runtime.engine.rows.serving import FusedKernels
@@ -104,6 +104,7 @@ class ShardedEmbeddings(torch.nn.Module):
     Attributes:
         optimizer: Holds the learning rate of the tables, for `torch.optim.lr_scheduler`; the same on all processes.
         num_steps: Steps that were ended: replica groups meet at multiples of the plan's `sync_every`.
+        batches_ahead: How many batches to prefetch ahead: 1, and 2 where caches are filled ahead.
 
     Raises:
         InvalidPlanError: If the plan holds tables in a way that is not executed.
@@ -135,12 +136,14 @@ class ShardedEmbeddings(torch.nn.Module):
         }
         groups = plan.replica_groups
         marks_rows = groups.num_groups > 1 and groups.sync_rows is SyncRows.TOUCHED
-        settings = replace(settings, moment_scale=groups.moment_scale, marks_rows=marks_rows)
+        output = kernel_output(plan.payload, part.device)
+        settings = replace(settings, moment_scale=groups.moment_scale, marks_rows=marks_rows, output=output)
         self._kernels = FusedKernels(part.owners, settings, part.process, part.device, self.timer)
         self._replicas = Replicas(part.owners, settings, part.group, part.device, self.timer, part.groups.world_ranks)
         self.optimizer, self._learning_rate = TableOptimizer(settings.learning_rate), settings.learning_rate
         self._sync_every, self.num_steps = groups.sync_every, 0
         self._averaged_bytes = 0
+        self.batches_ahead = 2 if self._kernels.fills_ahead else 1
         for holding, state in self._held(writes=True):
             initialise_held(state.weights_ND, holding, part.process, self._orders.get(holding.of.name), settings.seed)
         self.input_exchange = InputExchange(part.owners, self._orders, part.local_batch_size, part.groups, part.device)
@@ -150,6 +153,7 @@ class ShardedEmbeddings(torch.nn.Module):
             Reading.of(part.owners, part.process, self.input_exchange),
             self._replicas,
             plan.payload,
+            output,
             part.group,
             part.device,
             self.timer,
@@ -190,6 +194,9 @@ class ShardedEmbeddings(torch.nn.Module):
             batch, keyed = self._read(ids)
             distributed = self.distribute(batch)
         exchange = self.output_exchange.start(self._kernels.look_up(distributed), distributed)
+        following = None if self._prefetcher is None else self._prefetcher.following
+        if following is not None and self._kernels.fills_ahead and torch.is_grad_enabled():
+            self._kernels.fill(following)
         sequences = [self.feature_names[feature] for feature in self.output_exchange.reading.sequences]
         return StartedLookup(exchange, sequences, keyed, self.owners.tables)
 
@@ -208,6 +215,9 @@ class ShardedEmbeddings(torch.nn.Module):
 
         A thread does it, over a process group of its own; on a GPU on a stream of its own. Batches may be prefetched
         several ahead, in the same order on all processes. The batch must not be changed meanwhile.
+
+        Where rows lie behind an LRU cache on a GPU, those of the next batch are brought into the cache while one is
+        trained on, if its ids are there when that one is looked up: prefetch two ahead (`batches_ahead`).
 
         Returns:
             What `forward` and `start` take in place of the batch; they raise the errors of `forward`.
@@ -258,13 +268,12 @@ class ShardedEmbeddings(torch.nn.Module):
     def sent_bytes(self) -> dict[str, float]:
         """Bytes that this process has sent since it was made, by `SENT`."""
         own, total = self._part.process, dict.fromkeys(map(str, Stream), 0.0)
-        counters = [self.input_exchange.sent_bytes, self.output_exchange.sent_bytes]
-        if self._prefetcher is not None:
-            counters.append(self._prefetcher.exchange.sent_bytes)
-        for counter in counters:
+        inputs = [self.input_exchange, *([] if self._prefetcher is None else [self._prefetcher.exchange])]
+        for counter in (*(one.sent_bytes for one in inputs), self.output_exchange.sent_bytes):
             for stream, to_P in counter.items():
                 total[stream] += sum(to_P) - to_P[own]
-        return total | {"sync": self._replicas.sent_bytes, "group_sync": self._averaged_bytes}
+        synced = self._replicas.sent_bytes + sum(one.hit_bytes for one in inputs)
+        return total | {"sync": synced, "group_sync": self._averaged_bytes}
 
     def end_step(self) -> None:
         """Ends a training step: every `sync_every` steps, replica groups average their weights and moments.

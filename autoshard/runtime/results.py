@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, Final
 
-from autoshard.core.accepted import FINITE_ABOVE_0, WHOLE_AT_LEAST_0, WHOLE_AT_LEAST_1, check_choice
+from autoshard.core.accepted import AT_LEAST_1, FINITE_ABOVE_0, WHOLE_AT_LEAST_0, WHOLE_AT_LEAST_1, Range, check_choice
+from autoshard.core.declared import Meaning, Size, Written
 from autoshard.core.plan import Estimate
 from autoshard.core.step import CollectiveTime, Overlap, StepCollective, StepPart
 from autoshard.evaluation.traffic import Stream
@@ -84,35 +85,35 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTiming:
-    """Medians over the measured steps of one process.
+    """Medians over the measured steps of one process."""
 
-    Attributes:
-        process: Rank of the process.
-        plan_ranks: Ranks of the plan that it runs.
-        num_tables: Tables that it holds.
-        input_ms: Distribution of lengths and ids, waiting for other processes included.
-        forward_kernel_ms: Fused lookups.
-        forward_exchange_ms: All-to-all of pooled embeddings and putting them in order, waiting included.
-        backward_exchange_ms: All-to-all of their gradients, waiting included.
-        backward_kernel_ms: Backward kernels with the optimizer.
-        sent_bytes: Mean bytes of a step, by `SENT`: `lengths`, `ids`, `forward` and `backward` that it sends to other
-            processes; what it puts into collectives of gradients of rows that several processes hold (`sync`) and of
-            weights and moments of replica groups (`group_sync`). Empty where the engine does not count them.
-        sync_ms: Sums of gradients of rows that several processes hold, waiting included.
-        collectives: Time of each kind of collective that the engine times, and what of it the step waited for.
-    """
-
-    process: int
-    plan_ranks: tuple[int, ...]
-    num_tables: int
-    input_ms: float
-    forward_kernel_ms: float
-    forward_exchange_ms: float
-    backward_exchange_ms: float
-    backward_kernel_ms: float
-    sync_ms: float = 0.0
-    sent_bytes: Mapping[str, float] = field(default_factory=dict)
-    collectives: Mapping[StepCollective, CollectiveTime] = field(default_factory=dict)
+    process: Annotated[int, Meaning("Rank of the process.")]
+    plan_ranks: Annotated[tuple[int, ...], Size(), Meaning("Ranks of the plan that it runs.")]
+    num_tables: Annotated[int, Meaning("Tables that it holds.")]
+    input_ms: Annotated[float, Meaning("Exchange of ids and lengths, waiting for other processes included.")]
+    forward_kernel_ms: Annotated[float, Meaning("Lookup and pooling.")]
+    forward_exchange_ms: Annotated[float, Meaning("Embeddings to the ranks of their samples, waiting included.")]
+    backward_exchange_ms: Annotated[float, Meaning("Gradients to the ranks of their rows, waiting included.")]
+    backward_kernel_ms: Annotated[float, Meaning("Update of the rows, optimizer included.")]
+    sync_ms: Annotated[
+        float,
+        Meaning("Sums of gradients of rows that several processes hold, waiting included.", written=Written.REQUIRED),
+    ] = 0.0
+    sent_bytes: Annotated[
+        Mapping[str, float],
+        Meaning(
+            "Mean bytes of a step, by what is sent; empty where the engine does not count them.",
+            written=Written.REQUIRED,
+        ),
+    ] = field(default_factory=dict)
+    collectives: Annotated[
+        Mapping[StepCollective, CollectiveTime],
+        Meaning(
+            "Times of the collectives that the engine times, in ms; those that took no time are left out. Exposed "
+            "is the time that the step waited.",
+            written=Written.REQUIRED,
+        ),
+    ] = field(default_factory=dict)
 
     @property
     def kernel_ms(self) -> float:
@@ -122,25 +123,25 @@ class RankTiming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """Largest errors against the unsharded reference, absolute unless said otherwise.
+    """Largest errors against the unsharded reference, absolute unless said otherwise."""
 
-    Attributes:
-        steps: Training steps that were compared.
-        output_error: Of the pooled embeddings, over all steps, samples and features.
-        weight_error: Of the tables' weights after the last step.
-        moment_error: Of the tables' optimizer moments after the last step, relative to the table's largest. Row-wise
-            AdaGrad cancels the scale of gradients in the weights; only the moments show it.
-        dense_error: Of the dense layers' weights after the last step.
-        weight_rounding: About what rounding explains of `weight_error` where weights are held in fp16, and of
-            `output_error` for each row of a bag.
-    """
-
-    steps: int
-    output_error: float
-    weight_error: float
-    moment_error: float
-    dense_error: float
-    weight_rounding: float = 0.0
+    steps: Annotated[int, Meaning("Training steps that were compared.")]
+    output_error: Annotated[float, Meaning("Of pooled embeddings, over all steps, samples and features.")]
+    weight_error: Annotated[float, Meaning("Of the tables' weights after the last step.")]
+    moment_error: Annotated[
+        float,
+        Meaning(
+            "Of the tables' optimizer moments after the last step, over the table's largest: row-wise AdaGrad "
+            "cancels the scale of gradients in the weights, only the moments show it."
+        ),
+    ]
+    dense_error: Annotated[float, Meaning("Of the dense layers' weights after the last step.")]
+    weight_rounding: Annotated[
+        float,
+        Meaning(
+            "About what rounding explains of weights that are held in fp16, and of output_error for each row of a bag."
+        ),
+    ] = 0.0
 
     @property
     def max_error(self) -> float:
@@ -150,68 +151,48 @@ class Verification:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPrediction:
-    """What a plan predicted for a run, in milliseconds.
+    """What a plan predicted for a run, in milliseconds."""
 
-    Attributes:
-        step_ms: Its step, with the 90% interval.
-        parts: Parts of the step at their slowest ranks; None where the plan does not have them.
-        reasons: How the run differs from what the prediction is for.
-    """
-
-    step_ms: Estimate
-    parts: Mapping[StepPart, Estimate] | None
-    reasons: tuple[str, ...]
+    step_ms: Annotated[Estimate, Meaning("Predicted step, in ms, with its 90% interval.")]
+    parts: Annotated[
+        Mapping[StepPart, Estimate] | None,
+        Meaning("Its parts at their slowest ranks, in ms; null where the plan has none."),
+    ]
+    reasons: Annotated[tuple[str, ...], Size(), Meaning("How the run differs from what the prediction is for.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """What a run measured.
+    """What a run measured."""
 
-    Attributes:
-        plan_path: File of the plan.
-        engine: What executed the embedding part.
-        device: `cpu` or `cuda`.
-        backend: Of torch.distributed.
-        num_processes: Processes that executed the plan.
-        plan_world_size: Ranks that the plan was made for.
-        folded: Whether processes ran several ranks each (rank r on process `r % num_processes`).
-        batch_size: Samples per step over all processes.
-        steps: Measured steps.
-        warmup_steps: Steps left out before them.
-        seed: Seed of weights and batches.
-        interaction: `dot` or `concat`, as executed.
-        step_ms: Median over the measured steps of the slowest process's time.
-        samples_per_s: `batch_size` over the median step.
-        balance: min / max over processes of kernel time.
-        first_loss: Mean loss over the global batch of the first measured step.
-        last_loss: The same of the last step.
-        ranks: Medians per process.
-        verification: Errors against the unsharded reference, where asked for.
-        overlap: Which parts of a step ran at the same time.
-        predicted: What the plan predicted; None where it has no prices.
-    """
-
-    plan_path: str
-    engine: Engine
-    device: Device
-    backend: str
-    num_processes: int
-    plan_world_size: int
-    folded: bool
-    batch_size: int
-    steps: int
-    warmup_steps: int
-    seed: int
-    interaction: str
-    step_ms: float
-    samples_per_s: float
-    balance: float
-    first_loss: float
-    last_loss: float
-    ranks: tuple[RankTiming, ...]
-    verification: Verification | None = None
-    overlap: Overlap = Overlap.NONE
-    predicted: RunPrediction | None = None
+    plan_path: Annotated[str, Size(), Meaning("File of the plan.")]
+    engine: Annotated[Engine, Meaning("What executed the embedding part.")]
+    device: Annotated[Device, Meaning("Where it ran.")]
+    backend: Annotated[str, Meaning("Backend of torch.distributed: gloo or nccl.")]
+    num_processes: Annotated[int, AT_LEAST_1, Meaning("Processes.")]
+    plan_world_size: Annotated[int, AT_LEAST_1, Meaning("Ranks of the plan.")]
+    folded: Annotated[bool, Meaning("Whether processes ran several ranks each: rank r on process r % num_processes.")]
+    batch_size: Annotated[int, AT_LEAST_1, Meaning("Samples per step over all processes.")]
+    steps: Annotated[int, AT_LEAST_1, Meaning("Measured steps.")]
+    warmup_steps: Annotated[int, Meaning("Steps before them that were not measured.")]
+    seed: Annotated[int, Meaning("Seed of weights and batches.")]
+    interaction: Annotated[str, Meaning("How dense and embedded features met.")]
+    step_ms: Annotated[float, Meaning("Time of a step at the slowest process, median over steps, in ms.")]
+    samples_per_s: Annotated[float, Meaning("Throughput: batch_size over that step.")]
+    balance: Annotated[float, Range(at_least=0, at_most=1), Meaning("Least over most kernel time of a process.")]
+    first_loss: Annotated[float, Meaning("Mean loss over the batch of the first measured step.")]
+    last_loss: Annotated[float, Meaning("The same of the last step.")]
+    ranks: Annotated[tuple[RankTiming, ...], Meaning("One entry per process: medians over the measured steps, in ms.")]
+    verification: Annotated[
+        Verification | None,
+        Meaning("Largest absolute errors against an unsharded model; null without.", written=Written.REQUIRED),
+    ] = None
+    overlap: Annotated[Overlap, Meaning("Which parts of a step ran at the same time.", written=Written.REQUIRED)] = (
+        Overlap.NONE
+    )
+    predicted: Annotated[
+        RunPrediction | None, Meaning("What the plan predicted; null where it has no prices.", written=Written.REQUIRED)
+    ] = None
 
     def part_ms(self, part: StepPart) -> float:
         """A part at its slowest process; `dense` is what the step has beyond the longest sum of others."""

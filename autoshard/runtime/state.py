@@ -19,7 +19,7 @@ from autoshard.runtime.engine.holdings import Holding
 from autoshard.runtime.engine.ids.addresses import RowOrderMap
 from autoshard.runtime.engine.rows.averaging import RowStates
 from autoshard.runtime.engine.rows.places import held_chunks
-from autoshard.runtime.engine.rows.replicated import TORCH_DTYPES
+from autoshard.runtime.engine.staging import TORCH_DTYPES
 from autoshard.runtime.participation import Participation
 from autoshard.runtime.weights import CHUNK_ROWS
 

@@ -130,6 +130,8 @@ class StepTimer:
             instead_of: A part that is being measured around it, which stands still meanwhile.
         """
         node = output.grad_fn
+        while node is not None and node.name() == "BackwardHookFunctionBackward":  # torch's, around a module with hooks
+            node = node.next_functions[0][0]
         if not self._enabled or node is None:
             return
 

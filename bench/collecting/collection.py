@@ -6,23 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Final
 
-from autoshard.formats.documents.document import Document
-from autoshard.formats.documents.kinds import (
-    ANY_TEXT,
-    FLAG,
-    TEXT,
-    Field,
-    by_name,
-    list_of,
-    number_in,
-    one_of,
-    optional,
-    or_null,
-    record,
-    whole_number,
-)
 from bench.collecting.options import SampleKind
 
 #: Of a whole run, not of its parts.
@@ -88,39 +72,3 @@ def joined(stretches: Sequence[CollectedSamples]) -> CollectedSamples:
 
 def _summed(counts: Iterable[Mapping[str, int]]) -> Mapping[str, int]:
     return sum(map(Counter, counts), Counter())
-
-
-_COUNT: Final = whole_number()
-_BY_SOURCE: Final = by_name(_COUNT)
-_PART: Final = record(
-    dict,
-    Field("kind", one_of(SampleKind), "What was measured."),
-    Field("device", TEXT, "Key of the device."),
-    Field("added", _BY_SOURCE, "Samples written, by source."),
-    Field("skipped", _BY_SOURCE, "Samples left out because the store held them, by source."),
-    Field("failed", _BY_SOURCE, "Samples that could not be measured, by source or by reason."),
-    Field("reasons", list_of(ANY_TEXT, 0), "Why not, each reason once."),
-    Field("num_noisy", _COUNT, "Samples among those written whose runs disagreed."),
-    Field("num_measured_again", _COUNT, "Samples among those written that took more than one attempt."),
-    Field("timed_share", or_null(number_in(0, 1)), "Share of the time that went to counted runs; null if not known."),
-    Field("num_samples", _COUNT, "Samples written."),
-    parts=dict,
-)
-COLLECTED: Final[Document[Mapping[str, Any]]] = Document(
-    name="collected",
-    meaning="What `autoshard collect --json` prints: the samples that were added. A run that was skipped because the "
-    "device was busy has the first three fields only.",
-    make=dict,
-    fields=lambda _: (
-        Field("store", ANY_TEXT, "Folder of the samples."),
-        Field("num_samples", _COUNT, "Samples written."),
-        Field("is_busy", FLAG, "Whether the run was skipped because the device was busy."),
-        optional("device", TEXT, "Key of the device."),
-        optional("files", list_of(ANY_TEXT, 0), "Files written, in order."),
-        optional("seconds", number_in(), "Time of the run."),
-        optional("seed", _COUNT, "Seed of the choice of sets."),
-        optional("is_terminated", FLAG, "Whether SIGTERM ended the run."),
-        optional("parts", list_of(_PART), "What was added of each kind."),
-    ),
-    parts=dict,
-)

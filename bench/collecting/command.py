@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from bench.collecting.collection import CollectedSamples
 
 _MOST_REASONS = 3
+_KIND = "collected"
 
 
 def collect(options: CollectOptions, as_json: console.JsonOption = False) -> None:
@@ -35,8 +36,6 @@ def collect(options: CollectOptions, as_json: console.JsonOption = False) -> Non
         autoshard collect --store samples --seconds 300
         autoshard collect --store samples --seconds 3600 --retrain 5
     """
-    from bench.collecting.collection import COLLECTED
-
     try:
         parts = _measured(options)
     except Terminated:  # before anything was measured
@@ -44,11 +43,11 @@ def collect(options: CollectOptions, as_json: console.JsonOption = False) -> Non
     except CollectorBusyError as error:
         if options.if_busy is IfBusy.FAIL:
             raise
-        result = COLLECTED.to_json({"store": str(options.store), "is_busy": True, "num_samples": 0})
-        console.emit(result, f"Skipped: {error}", as_json=as_json)
+        result = {"store": str(options.store), "is_busy": True, "num_samples": 0}
+        console.emit(result, f"Skipped: {error}", as_json=as_json, kind=_KIND)
         return
     took = time.monotonic() - options.started
-    console.emit(COLLECTED.to_json(_result(options, parts, took)), _text(options, parts, took), as_json=as_json)
+    console.emit(_result(options, parts, took), _text(options, parts, took), as_json=as_json, kind=_KIND)
     if any(part.is_terminated for part in parts):
         raise typer.Exit(TERMINATED_EXIT_CODE)
 

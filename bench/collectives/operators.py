@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from autoshard.core import DType
 from autoshard.core.errors import ExecutionError, InvalidOptionError
 from autoshard.formats.stores.collective_samples import GroupLevel, MeasuredCollective, Operator, Splits
+from autoshard.runtime.engine.staging import TORCH_DTYPES
 from autoshard.runtime.releases import all_gather, reduce_scatter
-from bench.measuring.devices import TORCH_DTYPES
 
 #: fp16 numbers whose bits, two at a time, are ordinary fp32 numbers as well: sums of them are neither infinite nor
 #: denormal, on which processors are slow.

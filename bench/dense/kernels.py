@@ -10,8 +10,8 @@ from torch import nn
 
 from autoshard.core import DenseLayers, DType
 from autoshard.core.dense import DENSE_DTYPES, DenseKind, DenseShape
+from autoshard.runtime.engine.staging import TORCH_DTYPES
 from autoshard.runtime.training.dense import DenseModel
-from bench.measuring.devices import TORCH_DTYPES
 
 
 class DenseKernel:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, groupby
 from typing import Any, TypeAlias
 
@@ -19,15 +20,14 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 
-from autoshard.core import DType, LocalShard, MemoryLevel, Optimizer, Update
+from autoshard.core import DType, LocalShard, MemoryLevel, Optimizer, Pooling, Update
 from autoshard.runtime.engine.rows.fused import CACHE_POLICIES, FusedSettings
 from autoshard.runtime.engine.rows.replicas import one_below_the_other, side_by_side
-from autoshard.runtime.engine.rows.replicated import ReplicatedRows, summed_by_row
+from autoshard.runtime.engine.rows.replicated import ReplicatedRows, places_of, summed_by_place
 from autoshard.runtime.releases import fused_embedding
 from bench.kernels.inputs import FusedInput, ShardBatch, fuse
 from bench.measuring.arena import Arenas
 
-_POOLING = {"sum": PoolingMode.SUM, "mean": PoolingMode.MEAN}
 _PRECISIONS = {DType.FP32: SparseType.FP32, DType.FP16: SparseType.FP16, DType.BF16: SparseType.BF16}
 _OPTIMIZERS = {
     Optimizer.SGD: EmbOptimType.EXACT_SGD,
@@ -116,6 +116,8 @@ class ReplicaKernel:
         self._gradient = torch.full(shape, _GRADIENT, device=device)
         self._sources = torch.arange(len(self._lengths_X if kind.is_pooled else self._ids_L), device=device)
         self._rows_L = self._sources_L = self._sources
+        # Processes tell each other with the ids of a batch, ahead of the lookup.
+        self._hit_U = torch.unique(self._ids_L + self._bases_L)
 
     def forward(self) -> torch.Tensor:
         """Looks all bags up; fp32, of shape (B, D) where they are pooled, else (L, D)."""
@@ -131,7 +133,9 @@ class ReplicaKernel:
         gradients_XD = self._gradient
         if self._is_pooled:
             gradients_XD = one_below_the_other(gradients_XD, self._num_shards)
-        self.rows.update(summed_by_row(self._rows_L, self._sources_L, gradients_XD), LEARNING_RATE)
+        places_L = places_of(self._rows_L, self._hit_U, len(self.rows.weights_ND))
+        gradients_UD = summed_by_place(places_L, len(self._hit_U), self._sources_L, gradients_XD)
+        self.rows.update(self._hit_U, gradients_UD, LEARNING_RATE)
 
 
 #: Shards of one kind that run together.
@@ -178,6 +182,8 @@ class ShardSet:
 
 def fusable(shard: LocalShard) -> tuple[str, int, int]:
     """Shards that agree in it run in one kernel: rows are of one dim in FBGEMM, and replicas in the runtime."""
+    if shard.pooling is Pooling.MEAN:
+        shard = replace(shard, pooling=Pooling.SUM)
     if shard.update is Update.ALL_REDUCED:
         return f"{shard.kernel_kind}/{shard.optimizer}", shard.num_bags, shard.embedding_dim
     return shard.kernel_kind, shard.num_bags, 0 if shard.is_pooled else shard.embedding_dim
@@ -217,7 +223,8 @@ def _build_fused(
         learning_rate=LEARNING_RATE,
         eps=EPSILON,
         weights_precision=_PRECISIONS[kind.dtype],
-        pooling_mode=_POOLING[kind.pooling] if kind.is_pooled else PoolingMode.NONE,
+        # Means are sums here, which the rank that reads them divides when they come.
+        pooling_mode=PoolingMode.SUM if kind.is_pooled else PoolingMode.NONE,
         bounds_check_mode=BoundsCheckMode.NONE,
         device=device,
         **extra,

@@ -9,7 +9,7 @@ import torch
 from autoshard.core import DType
 from autoshard.core.errors import DeviceError
 from autoshard.runtime.engine.rows.huge_pages import advise_huge_pages
-from bench.measuring.devices import TORCH_DTYPES
+from autoshard.runtime.engine.staging import TORCH_DTYPES
 
 #: What every number starts as: not zero, so that pages exist and no denormal slows the arithmetic.
 _INITIAL = 0.01

@@ -6,19 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from autoshard.core import DType
 from autoshard.core.accepted import check_choice
 from autoshard.core.errors import DeviceError
 from autoshard.core.machine import gpu_key
 from autoshard.hardware import processor_name
-
-#: As torch calls them.
-TORCH_DTYPES = {
-    DType.FP32: torch.float32,
-    DType.FP16: torch.float16,
-    DType.BF16: torch.bfloat16,
-    DType.INT8: torch.int8,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,7 +76,6 @@ def samples(options: SamplesOptions, as_json: console.JsonOption = False) -> Non
     from autoshard.formats.stores.dense_samples import DENSE_SAMPLES
     from autoshard.formats.stores.samples import devices_in
     from bench.dense.report import dense_table
-    from bench.store.printed import STORE
     from bench.store.summary import summarise, summary_table
 
     store, device = options.store, options.device
@@ -111,7 +110,7 @@ def samples(options: SamplesOptions, as_json: console.JsonOption = False) -> Non
         "collectives": {key: len(measured) for key, measured in collectives.items()},
         "html": None if options.html is None else str(options.html),
     }
-    console.emit(STORE.to_json(result), Group(*parts), as_json=as_json)
+    console.emit(result, Group(*parts), as_json=as_json, kind="store")
     if coverage is not None and options.image is not None:
         from bench.store.coverage_report import coverage_pictures
 

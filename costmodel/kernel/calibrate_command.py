@@ -94,8 +94,6 @@ def calibrate(options: CalibrateOptions, publishing: PublishOptions, as_json: co
         autoshard calibrate --seconds 20 --tables tables.json
         autoshard calibrate --seconds 240 --store samples --registry registry
     """
-    from costmodel.kernel.card import CALIBRATED
-
     models = Registry(publishing.registry)
     store = options.store_beside(models)
     collected = _measure(options, store)
@@ -103,8 +101,8 @@ def calibrate(options: CalibrateOptions, publishing: PublishOptions, as_json: co
     version = calibrated_version(calibration)
     published = publish_version(models, version, publishing)
     report_published(published, version.kind, version.name)
-    result = CALIBRATED.to_json(_result(store, collected, version, published))
-    console.emit(result, _table(collected, calibration, published), as_json=as_json)
+    result = _result(store, collected, version, published)
+    console.emit(result, _table(collected, calibration, published), as_json=as_json, kind="calibrated")
 
 
 def calibrated_version(calibration: Calibration) -> TrainedVersion:

@@ -29,7 +29,6 @@ from autoshard.formats.documents.kinds import (
 )
 from costmodel.kernel.features import FEATURE_NAMES, SCALING, FeatureScaling
 from costmodel.registry.card_fields import MAX_METRIC, ModelCard
-from costmodel.registry.printed import trained_document
 
 #: Fields of a shard whose trained range is remembered.
 _RANGED = ("num_bags", "embedding_dim", "num_embeddings", "pooling_factor")
@@ -245,20 +244,3 @@ class CostModelCard(ModelCard):
     training: dict[str, Any]
     measured_on: MeasuredMachine | None = None
     errors: KernelErrors | None = None
-
-
-#: What `train cost --json` prints.
-TRAINED_COST: Final = trained_document(
-    "trained-cost",
-    "What `autoshard train cost --json` prints: the model of kernels that was trained, and what became of it.",
-    *CostModelCard.printed("metrics", "interval", "coverage", "training"),
-)
-#: What `calibrate --json` prints.
-CALIBRATED: Final = trained_document(
-    "calibrated",
-    "What `autoshard calibrate --json` prints: the model of kernels that was fitted, and what became of it.",
-    Field("store", ANY_TEXT, "Folder of the samples."),
-    Field("num_measured", whole_number(), "Samples that were added to it."),
-    Field("not_measured", list_of(ANY_TEXT, 0), "Why others could not be measured, each reason once."),
-    *CostModelCard.printed("metrics", "interval", "coverage", "training", "measured_on"),
-)

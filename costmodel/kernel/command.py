@@ -66,7 +66,6 @@ def train_cost(options: TrainCostOptions, publishing: PublishOptions, as_json: c
         torchrun --nproc-per-node 4 --no-python autoshard train cost --store samples --accelerator cuda
     """
     from autoshard.runtime.processes.learners import joined_learners
-    from costmodel.kernel.card import TRAINED_COST
     from costmodel.kernel.comparison import kernel_version
 
     with joined_learners(options.accelerator) as learners:
@@ -76,8 +75,8 @@ def train_cost(options: TrainCostOptions, publishing: PublishOptions, as_json: c
     version = kernel_version(trained)
     published = publish_version(Registry(publishing.registry), version, publishing)
     report_published(published, version.kind, version.name)
-    result = TRAINED_COST.to_json(_result(version, published))
-    console.emit(result, _metrics_table(trained.model.card, published), as_json=as_json)
+    result = _result(version, published)
+    console.emit(result, _metrics_table(trained.model.card, published), as_json=as_json, kind="trained-cost")
     if options.image is not None:
         draw({"held-out": _held_out_figure(trained)}, options.image)
 

@@ -20,18 +20,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from autoshard.core.choices import Alias as Alias
 from autoshard.core.errors import FormatError, ModelError
 from autoshard.core.quoting import shortened, shown
 from autoshard.formats.documents.json_document import parse_json
 from autoshard.formats.files import atomic_write, read_bytes, remove_leftovers
-
-
-class Alias(StrEnum):
-    """Names of versions: the one that is used by default, and one that is tried out."""
-
-    PRODUCTION = "production"
-    CANDIDATE = "candidate"
-
 
 PRODUCTION = Alias.PRODUCTION
 VERSION_ID = re.compile(r"[0-9a-f]{16}")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 
 from autoshard.core.errors import InputError, ModelError
 from autoshard.core.quoting import shown
-from autoshard.formats.documents.kinds import Field, Kind, by_name, in_context, number_in, record
+from autoshard.formats.documents.kinds import Field, Kind, by_name, number_in, record
 
 #: Largest number of a model's tensors: trained ones have some tens at most, and their products stay finite.
 MAX_WEIGHT = 1e4
@@ -70,12 +69,6 @@ class ModelCard:
             return cls._kind().read({name: value for name, value in data.items() if name not in common}, "")
         except InputError as error:
             raise ModelError(error.message, field=error.field, source=source) from error
-
-    @classmethod
-    def printed(cls, *names: str) -> tuple[Field, ...]:
-        """Some fields of the object, for what commands print: the values are JSON already."""
-        held = {one.name: (one, one.kind) for one in cls.fields if isinstance(one.kind, Kind)}
-        return tuple(replace(one, kind=in_context(kind.schema)) for one, kind in map(held.__getitem__, names))
 
     @classmethod
     def _kind(cls) -> Kind[Self]:

@@ -37,6 +37,8 @@ class RegistryAction(StrEnum):
 
 #: What names the production version of the models that come with this package.
 _SHIPPED = "shipped"
+#: Kinds of results of actions; of all others an alias names another version.
+_KINDS = {RegistryAction.LIST: "models", RegistryAction.SHOW: "model"}
 
 
 @command_options()
@@ -104,7 +106,7 @@ def models(options: ModelsOptions, as_json: console.JsonOption = False) -> None:
     """
     with _source(options) as source:
         result, rendered = _done(source, options)
-    console.emit(result, rendered, as_json=as_json)
+    console.emit(result, rendered, as_json=as_json, kind=_KINDS.get(options.action, "model-alias"))
 
 
 @contextmanager
@@ -120,19 +122,15 @@ def _source(options: ModelsOptions) -> Iterator[ModelSource]:
 
 
 def _done(source: ModelSource, options: ModelsOptions) -> tuple[dict[str, Any], RenderableType]:
-    from costmodel.registry.printed import MODEL, MODEL_ALIAS, MODELS
-
     chosen = source.listed(options.kind, options.device)
     if options.action is RegistryAction.LIST:
         found = {"registry": source.place, "models": [item.to_json() for item in chosen]}
         empty = f"No models in {source.place}; `autoshard train` makes some."
-        return MODELS.to_json(found), _list_table(chosen) if chosen else empty
+        return found, _list_table(chosen) if chosen else empty
     if options.action is RegistryAction.SHOW:
         assert options.version is not None
-        shown_version, table = _show(source, _find(source, chosen, options.version))
-        return MODEL.to_json(shown_version), table
-    moved, line = _move(source, options, chosen)
-    return MODEL_ALIAS.to_json(moved), line
+        return _show(source, _find(source, chosen, options.version))
+    return _move(source, options, chosen)
 
 
 def _find(source: ModelSource, listed: Sequence[ListedVersion], wanted: str) -> ListedVersion:

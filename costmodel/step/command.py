@@ -89,7 +89,6 @@ def train_step(options: TrainStepOptions, publishing: PublishOptions, as_json: c
         autoshard train step --calibrate 20 --force
     """
     from costmodel.registry.versions import Registry
-    from costmodel.step.printed import TRAINED_STEPS
 
     models = Registry(publishing.registry)
     trained: list[dict[str, Any]] = []
@@ -99,7 +98,7 @@ def train_step(options: TrainStepOptions, publishing: PublishOptions, as_json: c
         device = options.device or (str(trained[0]["name"]) if trained else "cpu")
         trained.append(_calibrate(options, device, models, publishing))
     result = {"registry": str(models.root), "models": trained}
-    console.emit(TRAINED_STEPS.to_json(result), _table(trained), as_json=as_json)
+    console.emit(result, _table(trained), as_json=as_json, kind="trained-steps")
 
 
 def _train(store: Path, device: str | None, models: Registry, publishing: PublishOptions) -> list[dict[str, Any]]:

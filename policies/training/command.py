@@ -45,7 +45,6 @@ def train_policy(publishing: PublishOptions, options: PolicyRunOptions, as_json:
         autoshard train policy --items tiers --objective step && autoshard plan ... --planner policy --set items=tiers
     """
     from autoshard.runtime.processes.learners import joined_learners
-    from policies.training.printed import TRAINED_POLICY
     from policies.training.runs import run_training
 
     with joined_learners(options.accelerator, mixed_precision=options.mixed_precision) as learners:
@@ -59,7 +58,7 @@ def train_policy(publishing: PublishOptions, options: PolicyRunOptions, as_json:
     if finished is None:
         return
     report_published(finished.published, finished.policy.kind, finished.policy.card.device)
-    console.emit(TRAINED_POLICY.to_json(_result(finished)), _table(finished), as_json=as_json)
+    console.emit(_result(finished), _table(finished), as_json=as_json, kind="trained-policy")
 
 
 def _described(evaluation: Evaluation) -> str:

@@ -13,14 +13,21 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from autoshard.api import JobKind
+from autoshard.api import (
+    JOB_BODIES,
+    CalibrateBody,
+    CollectBody,
+    ComparisonBody,
+    JobKind,
+    PlanJobBody,
+    TrainCostBody,
+    TrainPolicyBody,
+)
 from autoshard.cli import main
 from autoshard.console import print_progress
 from autoshard.core.errors import AutoshardError, InfeasiblePlanError, InputError
 from autoshard.formats import parse_json
 from costmodel.registry.aliases import Alias
-from server.bodies.jobs import BODIES, CalibrateBody, CollectBody, PlanJobBody, TrainCostBody, TrainPolicyBody
-from server.bodies.plans import ComparisonBody, parse_body
 from server.problems import InternalError, problem_of
 from server.settings import ServerSettings
 from server.tasks.comparing import answer_compare
@@ -96,7 +103,7 @@ def _end_with(pipe: Connection) -> None:
 
 
 def _reply(work: ChildWork) -> Reply:
-    body: Any = parse_body(BODIES[work.kind], parse_json(work.request))
+    body: Any = JOB_BODIES[work.kind].parse(parse_json(work.request))
     context = TaskContext(settings=work.settings, allow_s=lambda _: None)
     if isinstance(body, PlanJobBody):
         return answer_plan(body, context)

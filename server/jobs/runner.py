@@ -17,13 +17,12 @@ import structlog
 
 from autoshard.api import JobState, Problem
 from server.access import Principal
-from server.bodies.plans import PlanFacts
 from server.jobs.child import ChildWork, run_child
 from server.problems import InternalError, StorageError, problem_of
 from server.settings import ServerSettings
 from server.storage.jobs import ClaimedJob, JobEnd, JobRun
 from server.storage.storage import Storage
-from server.tasks.reply import Reply
+from server.tasks.reply import PlanFacts, Reply
 
 #: Seconds between two looks at a process, at which its log is stored and cancelling is seen.
 LOOK_S = 0.5

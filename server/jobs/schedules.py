@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import structlog
+from croniter import CroniterError, croniter
 from dbos import DBOS, StepOptions
 from dbos._error import DBOSException  # raised where a name is taken, and where DBOS is not launched
 from sqlalchemy.exc import DBAPIError
 
-from autoshard.api import JobKind, ScheduleAnswer, ScheduleList
+from autoshard.api import JobKind, ScheduleAnswer, ScheduleBody, ScheduleList
+from autoshard.core.errors import InputError
+from autoshard.core.quoting import shown
 from server.access import Principal
-from server.bodies.schedules import ScheduleBody, next_time
 from server.problems import (
     BusyError,
     ClientBusyError,
@@ -28,6 +31,9 @@ from server.problems import (
 from server.storage.jobs import JobRun
 from server.storage.storage import Storage
 
+#: Numbers, names of days and months, and signs; no field that begins with H or R, which would be drawn at random.
+_FIELD = r"(?![HhRr])[0-9A-Za-z*/,?#-]+"
+_CRON = re.compile(rf"{_FIELD}( {_FIELD}){{4,5}}")
 _WORKFLOW = "scheduled-job"
 #: Schedules that there may be; each has a thread in each process.
 _MAX_SCHEDULES = 64
@@ -153,6 +159,25 @@ class JobSchedules:
             return None
         _log.info("schedule made a job", schedule=name, job=job_id)
         return job_id
+
+
+def next_time(cron: str) -> str:
+    """When a cron expression fires next, UTC (ISO 8601).
+
+    Raises:
+        InputError: If it is none, or never fires.
+    """
+    try:
+        if not _CRON.fullmatch(cron):
+            raise CroniterError
+        found: datetime = croniter(cron, datetime.now(UTC), second_at_beginning=True).get_next(datetime)
+    except CroniterError as error:
+        raise InputError(
+            "must be five fields (minute, hour, day of month, month, day of week), or six with the second first, of a "
+            f"time that comes, such as `0 3 * * *`; got {shown(cron)}",
+            field="cron",
+        ) from error
+    return found.isoformat(timespec="seconds")
 
 
 def job_of(firing: str) -> str:

@@ -1,6 +1,6 @@
 "use strict";
 
-import { button, cell, draw, fill, link, ms, plain, short } from "./drawing.js";
+import { button, cell, cells, draw, fill, headings, link, ms, plain, short } from "./drawing.js";
 import { showOne } from "./one.js";
 import { ask, find, guarded, reason, states } from "./service.js";
 
@@ -10,6 +10,8 @@ let watched = null;
 let running = null;
 let listFields = [];
 let compared = [];
+/* Columns of the lists: fields of what they hold. */
+let columns = {};
 
 /* Planning. */
 
@@ -150,11 +152,9 @@ async function list(again) {
     choice.value = plan.id;
     choice.setAttribute("aria-label", `Choose plan ${short(plan.id)}`);
     choice.addEventListener("change", () => { find("diff").disabled = chosen().length !== 2; });
-    return [choice, link(short(plan.id), `#one/${plan.id}`), plan.created_at.slice(0, 19).replace("T", " "), plan.planner,
-      plan.device, plan.num_tables, plan.num_ranks, ms(plan.step_ms)];
+    return [choice, ...cells(columns.plans, plan, { id: () => link(short(plan.id), `#one/${plan.id}`) })];
   });
-  fill("listed", [["choose"], ["plan"], ["made, UTC"], ["planner"], ["device"], ["tables", "number"], ["ranks", "number"],
-    ["predicted step, ms", "number"]], rows);
+  fill("listed", headings(columns.plans, ["choose"]), rows);
   find("diff").disabled = true;
 }
 
@@ -182,13 +182,13 @@ const showDifference = guarded(async () => {
 async function showJobs() {
   const page = await ask("GET", "/v1/jobs?limit=50");
   const rows = page.jobs.map((job) => [
-    link(job.id.slice(0, 12), `#jobs/${job.id}`), job.kind, job.state, job.created_at.slice(0, 19).replace("T", " "), job.progress,
+    ...cells(columns.jobs, job, { id: () => link(short(job.id), `#jobs/${job.id}`) }),
     ["queued", "running"].includes(job.state)
       ? button("Cancel", async () => { await ask("POST", `/v1/jobs/${job.id}/cancel`); await showJobs(); })
       : ["failed", "cancelled"].includes(job.state)
         ? button("Try again", async () => { await ask("POST", `/v1/jobs/${job.id}/retry`); await showJobs(); })
         : ""]);
-  fill("worked", [["job"], ["kind"], ["state"], ["made, UTC"], ["progress", "name"], ["change"]], rows);
+  fill("worked", headings(columns.jobs, [], ["change"]), rows);
 }
 
 function watch(id) {
@@ -204,11 +204,8 @@ function watch(id) {
 
 async function showModels() {
   const found = await ask("GET", "/v1/models");
-  const rows = found.models.map((one) => [
-    one.used ? "★" : "", one.kind, one.name, one.id, one.aliases.join(", "),
-    one.relative_error === null ? "" : `${(100 * one.relative_error).toFixed(2)}%`, one.shipped ? "shipped" : one.published_at,
-    one.used ? "" : actions(one)]);
-  fill("trained", [["in use"], ["kind"], ["device"], ["version"], ["aliases"], ["held-out error", "number"], ["published"], ["change"]], rows);
+  const rows = found.models.map((one) => [...cells(columns.models, one), one.used ? "" : actions(one)]);
+  fill("trained", headings(columns.models, [], ["change"]), rows);
 }
 
 function actions(model) {
@@ -229,6 +226,7 @@ async function catalogue() {
   const found = await ask("GET", "/v1/catalogue");
   listFields = found.table_fields;
   compared = found.planners.filter((one) => one.is_compared).map((one) => one.name);
+  columns = found.columns;
   for (const [id, names, usual] of [["tables", found.tables, "criteo-kaggle"], ["topology", found.topologies, "a100-8"],
     ["planner", found.planners.map((one) => one.name), "auto"]]) {
     find(id).replaceChildren(...names.map((name) => new Option(name, name, name === usual, name === usual)));
@@ -244,7 +242,7 @@ const go = guarded(async () => {
     if (one.getAttribute("href") === `#${view}`) one.setAttribute("aria-current", "page");
     else one.removeAttribute("aria-current");
   }
-  if (view === "plan") await catalogue();
+  if (!["sign-in", "one"].includes(view)) await catalogue();
   if (view === "plans") await list(true);
   if (view === "one") await showOne(id);
   if (view === "jobs") { await showJobs(); watch(id); }

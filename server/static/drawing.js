@@ -32,6 +32,21 @@ export function fill(id, columns, rows) {
   table.replaceChildren(header, body);
 }
 
+const NUMBERS = ["number", "ms", "share"];
+/* Fields with lines of text, which wrap. */
+const LINES = ["progress"];
+
+/* Columns of a list's table, as the service describes the list, and others that the page adds before and after. */
+export const headings = (columns, before = [], after = []) => [
+  ...before.map((title) => [title]),
+  ...columns.map(({ name, title, kind }) => [title, NUMBERS.includes(kind) ? "number" : LINES.includes(name) ? "name" : ""]),
+  ...after.map((title) => [title]),
+];
+
+/* Cells of one row, but those that `own` draws, by the column's name. */
+export const cells = (columns, one, own = {}) =>
+  columns.map(({ name, kind }) => (own[name] ? own[name](one) : shown[kind](one[name])));
+
 export function link(text, target) {
   const made = document.createElement("a");
   made.textContent = text;
@@ -50,6 +65,16 @@ export function button(text, work) {
 export const plain = (value) => (typeof value === "number" && !Number.isInteger(value) ? ms(value) : value === null ? "none" : String(value));
 export const short = (id) => id.replace("sha256:", "").slice(0, 12);
 export const ms = (value) => (value === null || value === undefined ? "" : Number(value).toPrecision(4));
+
+const shown = {
+  id: (value) => value,
+  time: (value) => (value || "").slice(0, 19).replace("T", " "),
+  number: (value) => value,
+  ms: (value) => ms(value),
+  share: (value) => (value === null ? "" : `${(100 * value).toFixed(2)}%`),
+  flag: (value) => (value ? "★" : ""),
+  text: (value) => (Array.isArray(value) ? value.join(", ") : value),
+};
 
 export const percent = (share) => `${share > 0 ? "+" : ""}${(100 * share).toFixed(1)}%`;
 

@@ -3,40 +3,19 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, select, tuple_
+from sqlalchemy import Connection, delete, select, tuple_
 
-from autoshard.api import PlanList, PlanSummary
-from server.bodies.plans import PlanFacts
+from autoshard.api import PlanFigures, PlanList, PlanSearch, PlanSummary
 from server.problems import UnknownPlanError
 from server.storage.database import Database
 from server.storage.paging import cursor_of, position_of
 from server.storage.schema import PLAN_DOCUMENTS, PLANS, iso_time, now_us
+from server.tasks.reply import PlanFacts
 
 _IDS = "sha256:[0-9a-f]{64}"
-_SUMMARY = (
-    *(PLANS.c.id, PLANS.c.created_us, PLANS.c.planner, PLANS.c.device),
-    *(PLANS.c.num_tables, PLANS.c.num_ranks, PLANS.c.step_ms),
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanFilter:
-    """Which plans a list shows; what is None does not matter.
-
-    Attributes:
-        planner: Name of the planner.
-        device: Key of the device.
-        num_ranks: Ranks of the topology.
-        text: Part of the names of the planner, the device, the topology's levels or the first tables, in any case.
-    """
-
-    planner: str | None = None
-    device: str | None = None
-    num_ranks: int | None = None
-    text: str | None = None
+_LISTED = [PLANS.c[name] for name in ("id", "created_us", *PlanFigures.model_fields)]
 
 
 class PlanStore:
@@ -57,8 +36,7 @@ class PlanStore:
             facts: What lists show.
             answer: The JSON text that answers the requests for it.
         """
-        values = facts.model_dump()
-        if self._database.insert_new(connection, PLANS, {**values, "created_us": now_us()}):
+        if self._database.insert_new(connection, PLANS, plan_row(facts, now_us())):
             document = {"plan_id": facts.id, "answer": zlib.compress(answer)}
             self._database.insert_new(connection, PLAN_DOCUMENTS, document)
 
@@ -100,40 +78,34 @@ class PlanStore:
         if connection.execute(delete(PLANS).where(PLANS.c.id == plan_id)).rowcount == 0:
             raise _unknown(plan_id)
 
-    def list(self, chosen: PlanFilter, *, limit: int, cursor: str | None = None) -> PlanList:
+    def list(self, search: PlanSearch) -> PlanList:
         """One page of plans, the latest first.
 
         Args:
-            chosen: Which plans.
-            limit: Most plans of a page.
-            cursor: `next` of the page before; None for the first.
+            search: Which plans.
 
         Raises:
             FormatError: If the cursor is not one.
             StorageError: If the database does not answer.
         """
-        query = select(*_SUMMARY).order_by(PLANS.c.created_us.desc(), PLANS.c.id.desc()).limit(limit + 1)
-        for column, value in (
-            (PLANS.c.planner, chosen.planner),
-            (PLANS.c.device, chosen.device),
-            (PLANS.c.num_ranks, chosen.num_ranks),
-        ):
-            if value is not None:
-                query = query.where(column == value)
-        if chosen.text:
-            query = query.where(PLANS.c.search_text.contains(chosen.text.casefold(), autoescape=True))
-        if cursor is not None:
-            query = query.where(tuple_(PLANS.c.created_us, PLANS.c.id) < tuple_(*position_of(cursor, _IDS)))
+        query = select(*_LISTED).limit(search.limit + 1)
+        for name, value in search.figures.items():
+            query = query.where(PLANS.c[name] == value)
+        if search.text:
+            query = query.where(PLANS.c.search_text.contains(search.text.casefold(), autoescape=True))
+        if search.cursor is not None:
+            query = query.where(tuple_(PLANS.c.created_us, PLANS.c.id) < tuple_(*position_of(search.cursor, _IDS)))
         with self._database.reading() as connection:
-            rows = connection.execute(query).all()
-        following = cursor_of(rows[limit - 1].created_us, rows[limit - 1].id) if len(rows) > limit else None
-        return PlanList(plans=[_summary(row) for row in rows[:limit]], next=following)
+            rows = connection.execute(query.order_by(PLANS.c.created_us.desc(), PLANS.c.id.desc())).all()
+        shown = rows[: search.limit]
+        following = cursor_of(shown[-1].created_us, shown[-1].id) if len(rows) > len(shown) else None
+        plans = [PlanSummary.model_validate({**row._mapping, "created_at": iso_time(row.created_us)}) for row in shown]
+        return PlanList(plans=plans, next=following)
 
 
-def _summary(row: Row[*tuple[Any, ...]]) -> PlanSummary:
-    values = dict(row._mapping)
-    created_at = iso_time(values.pop("created_us"))
-    return PlanSummary(**values, created_at=created_at)
+def plan_row(facts: PlanFacts, created_us: int) -> dict[str, Any]:
+    """The row of a plan."""
+    return {**facts.model_dump(), "created_us": created_us}
 
 
 def _unknown(plan_id: str) -> UnknownPlanError:

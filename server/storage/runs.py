@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, insert, select
 
-from autoshard.api import RunAnswer, RunList, StoredRun
+from autoshard.api import RunAnswer, RunFigures, RunList, StoredRun
 from server.storage.database import Database
 from server.storage.schema import RUNS, iso_time, now_us
 
@@ -30,7 +30,7 @@ class RunStore:
             plan_id: Its plan, which is there.
             run: What is said of it.
         """
-        values = {name: getattr(run, name) for name in ("measured_ms", "predicted_ms", "is_drifted")}
+        values = run.model_dump(include=set(RunFigures.model_fields))
         connection.execute(insert(RUNS).values(plan_id=plan_id, at_us=now_us(), **values))
 
     def list(self, plan_id: str) -> RunList:
@@ -44,13 +44,5 @@ class RunStore:
         with self._database.reading() as connection:
             rows = connection.execute(query).all()
         return RunList(
-            runs=[
-                StoredRun(
-                    reported_at=iso_time(row.at_us),
-                    measured_ms=row.measured_ms,
-                    predicted_ms=row.predicted_ms,
-                    is_drifted=row.is_drifted,
-                )
-                for row in rows
-            ]
+            runs=[StoredRun.model_validate({**row._mapping, "reported_at": iso_time(row.at_us)}) for row in rows]
         )

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
+from typing import Any, Final, get_args
 
+from pydantic.fields import FieldInfo
 from sqlalchemy import (
     BigInteger,
     Boolean,
@@ -24,23 +26,30 @@ from sqlalchemy import (
     Text,
 )
 
+from autoshard.api import PLAN_FILTERS, PlanFigures
+
 METADATA = MetaData()
+_TYPES: Final[dict[Any, Any]] = {str: String(512), bool: Boolean(), int: Integer(), float: Float()}
+
+
+def _figure(name: str, field: FieldInfo) -> Column[Any]:
+    """The column of a model's field; one with a default may be empty."""
+    kinds = (*get_args(field.annotation), field.annotation)
+    return Column(name, next(_TYPES[kind] for kind in kinds if kind in _TYPES), nullable=not field.is_required())
+
 
 PLANS = Table(
     "plans",
     METADATA,
     Column("id", String(71), primary_key=True),
     Column("created_us", BigInteger, nullable=False),
-    Column("planner", String(512), nullable=False),
-    Column("device", String(512), nullable=False),
-    Column("num_tables", Integer, nullable=False),
-    Column("num_ranks", Integer, nullable=False),
-    Column("step_ms", Float, nullable=False),
     Column("search_text", Text, nullable=False),
+    *(_figure(name, field) for name, field in PlanFigures.model_fields.items()),
     Index("plans_by_time", "created_us", "id"),
-    *(Index(f"plans_by_{name}", name, "created_us", "id") for name in ("planner", "device", "num_ranks")),
+    *(Index(f"plans_by_{name}", name, "created_us", "id") for name in PLAN_FILTERS),
 )
-"""What lists of plans show, and what they are searched by; documents are kept apart, so that lists stay fast."""
+"""What lists of plans show and are searched by; documents are kept apart, so that lists stay fast. Figures are those of
+`autoshard.api`: an upgrade adds what the table lacks of them."""
 
 PLAN_DOCUMENTS = Table(
     "plan_documents",

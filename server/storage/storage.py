@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from autoshard.api import JobAnswer, JobKind, RunAnswer
 from server.access import Principal
-from server.bodies.plans import PlanFacts
 from server.storage.audit import record
 from server.storage.database import Database
 from server.storage.idempotency import IdempotencyStore, IdempotentRequest, KeptAnswer
@@ -15,6 +14,7 @@ from server.storage.plans import PlanStore
 from server.storage.runs import RunStore
 from server.storage.shadow import ShadowStore
 from server.storage.upgrading import check_schema, upgrade
+from server.tasks.reply import PlanFacts
 
 
 class Storage:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
+from alembic.operations import Operations
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, text
+from sqlalchemy import Column, Connection, inspect, text
 
 from autoshard.core.errors import InvalidOptionError
 from server.storage.database import Database
 from server.storage.location import DATABASE_VARIABLE
+from server.storage.schema import PLANS
 
 #: Any number that nothing else locks: two upgrades at the same time wait for each other.
 _UPGRADE_LOCK = 0x6175746F
@@ -35,6 +38,7 @@ def upgrade(database: Database) -> tuple[str | None, str]:
         if before is None or before in _known(config):
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
+            _add_figures(connection)
         after = _revision(connection)
     assert after is not None
     return before, after
@@ -50,10 +54,27 @@ def check_schema(database: Database) -> None:
     config = _config()
     with database.reading() as connection:
         found = _revision(connection)
+        lacks = found is not None and bool(_missing(connection))
     head = ScriptDirectory.from_config(config).get_current_head()
-    if found is None or (found in _known(config) and found != head):
+    if found is None or lacks or (found in _known(config) and found != head):
         state = "has no schema yet" if found is None else f"has the schema {found}, this version uses {head}"
+        state = "lacks figures of this version" if lacks and found == head else state
         raise InvalidOptionError(f"the database {state}: run `autoshard db upgrade`", field=DATABASE_VARIABLE)
+
+
+def _missing(connection: Connection) -> list[Column[Any]]:
+    """Columns of plans that the database lacks."""
+    present = {column["name"] for column in inspect(connection).get_columns(PLANS.name)}
+    return [column for column in PLANS.columns if column.name not in present]
+
+
+def _add_figures(connection: Connection) -> None:
+    """Adds columns of figures that were declared since the table was made, which are empty in its rows."""
+    operations = Operations(MigrationContext.configure(connection))
+    for column in _missing(connection):
+        operations.add_column(PLANS.name, column._copy())
+    for index in PLANS.indexes:
+        index.create(connection, checkfirst=True)
 
 
 def _config() -> Config:

@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, get_type_hints
 
-from pydantic import BaseModel
-
+from autoshard.api import RequestBody
 from autoshard.formats import parse_json
-from server.bodies.plans import (
-    ComparisonBody,
-    EvaluationBody,
-    ExplanationBody,
-    NoBody,
-    PlanBody,
-    ReplanBody,
-    SimulationBody,
-    ValidationBody,
-    parse_body,
-)
-from server.bodies.runs import RunBody
 from server.tasks.comparing import answer_compare
 from server.tasks.context import TaskContext
-from server.tasks.models import ModelCheck, answer_check_model, answer_shadow
+from server.tasks.models import answer_check_model, answer_shadow
 from server.tasks.planning import answer_plan, answer_replan
 from server.tasks.pricing import answer_diff, answer_evaluate, answer_explain, answer_improve, answer_report
 from server.tasks.reply import Reply
@@ -33,30 +19,23 @@ from server.tasks.simulating import answer_simulate
 from server.tasks.validating import answer_validate
 from server.tasks.work import Work, WorkKind
 
-
-@dataclass(frozen=True, slots=True)
-class _Answerer:
-    body: type[BaseModel]
-    answer: Callable[..., Reply]
-    """Takes the body, the context, and the stored plans."""
-
-
-_ANSWERERS: Final[Mapping[WorkKind, _Answerer]] = {
-    WorkKind.PLAN: _Answerer(PlanBody, answer_plan),
-    WorkKind.REPLAN: _Answerer(ReplanBody, answer_replan),
-    WorkKind.EVALUATE: _Answerer(EvaluationBody, answer_evaluate),
-    WorkKind.COMPARE: _Answerer(ComparisonBody, answer_compare),
-    WorkKind.EXPLAIN: _Answerer(ExplanationBody, answer_explain),
-    WorkKind.IMPROVE: _Answerer(ExplanationBody, answer_improve),
-    WorkKind.SIMULATE: _Answerer(SimulationBody, answer_simulate),
-    WorkKind.DIFF: _Answerer(NoBody, answer_diff),
-    WorkKind.REPORT: _Answerer(NoBody, answer_report),
-    WorkKind.RUN: _Answerer(RunBody, answer_run),
-    WorkKind.SAMPLES: _Answerer(NoBody, answer_samples),
-    WorkKind.LIST_SAMPLES: _Answerer(NoBody, answer_list_samples),
-    WorkKind.VALIDATE: _Answerer(ValidationBody, answer_validate),
-    WorkKind.CHECK_MODEL: _Answerer(ModelCheck, answer_check_model),
-    WorkKind.SHADOW: _Answerer(ModelCheck, answer_shadow),
+#: What answers: a function of the body, the context, and the stored plans.
+_ANSWERS: Final[Mapping[WorkKind, Callable[..., Reply]]] = {
+    WorkKind.PLAN: answer_plan,
+    WorkKind.REPLAN: answer_replan,
+    WorkKind.EVALUATE: answer_evaluate,
+    WorkKind.COMPARE: answer_compare,
+    WorkKind.EXPLAIN: answer_explain,
+    WorkKind.IMPROVE: answer_improve,
+    WorkKind.SIMULATE: answer_simulate,
+    WorkKind.DIFF: answer_diff,
+    WorkKind.REPORT: answer_report,
+    WorkKind.RUN: answer_run,
+    WorkKind.SAMPLES: answer_samples,
+    WorkKind.LIST_SAMPLES: answer_list_samples,
+    WorkKind.VALIDATE: answer_validate,
+    WorkKind.CHECK_MODEL: answer_check_model,
+    WorkKind.SHADOW: answer_shadow,
 }
 
 
@@ -70,6 +49,11 @@ def answer_work(work: Work, context: TaskContext) -> Reply:
     Raises:
         AutoshardError: If it cannot be done.
     """
-    answerer = _ANSWERERS[work.kind]
-    body: Any = parse_body(answerer.body, parse_json(work.body))
-    return answerer.answer(body, context, *work.stored)
+    answer = _ANSWERS[work.kind]
+    return answer(_body_of(answer).parse(parse_json(work.body)), context, *work.stored)
+
+
+def _body_of(answer: Callable[..., Reply]) -> type[RequestBody]:
+    """What an answer's first argument is."""
+    kind: type[RequestBody] = next(iter(get_type_hints(answer).values()))
+    return kind

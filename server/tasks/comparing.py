@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from autoshard.api import ComparisonAnswer
+from autoshard.api import ComparisonAnswer, ComparisonBody
 from autoshard.core.errors import FormatError
 from autoshard.core.quoting import shown
 from autoshard.formats import TableList, plan_to_json
 from autoshard.planning import compare
 from autoshard.report.comparison_json import COMPARISON
-from server.bodies.plans import ComparisonBody
 from server.problems import fault_of
 from server.tasks.context import TaskContext
 from server.tasks.inputs import request_of, task_of

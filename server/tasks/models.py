@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from autoshard.api import RequestBody
 from autoshard.core.errors import ModelError
 from autoshard.evaluation import evaluate
 from autoshard.planning import plan_costs
@@ -22,7 +23,7 @@ from server.tasks.inputs import stored_plan
 from server.tasks.reply import Reply
 
 
-class ModelCheck(BaseModel):
+class ModelCheck(RequestBody):
     """A version that may be used."""
 
     kind: str

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autoshard.api import PlanAnswer
+from autoshard.api import PlanAnswer, PlanBody, ReplanBody
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import InputError
 from autoshard.formats import TableList, digest, plan_to_json
-from server.bodies.plans import PlanBody, PlanFacts, ReplanBody
 from server.tasks.context import TaskContext
 from server.tasks.infeasible import plan_or_remedies
 from server.tasks.inputs import plan_of, request_of, stored_plan, task_of, topology_of
-from server.tasks.reply import Reply
+from server.tasks.reply import PlanFacts, Reply
 from server.tasks.running import with_pooling
 from server.tasks.size import check_task
 

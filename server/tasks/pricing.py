@@ -8,16 +8,15 @@ from dataclasses import replace
 
 from pydantic import TypeAdapter
 
+from autoshard.api import EvaluationBody, ExplanationBody, NoBody
 from autoshard.evaluation import evaluate
 from autoshard.planners.hybrid.explanation import explain
 from autoshard.planning import plan_costs
 from autoshard.report import plan_page
 from autoshard.report.plan_diff import diff_plans
-from autoshard.results.diff_json import DIFF
-from autoshard.results.explanation import Explanation
-from autoshard.results.explanation_json import EXPLANATION
+from autoshard.results.explanation import EXPLANATION, Explanation
+from autoshard.results.plan_diff import DIFF
 from autoshard.whatif.improvements import find_improvements, trials_budget_s
-from server.bodies.plans import EvaluationBody, ExplanationBody, NoBody
 from server.tasks.context import TaskContext
 from server.tasks.inputs import plan_of, stored_plan
 from server.tasks.planning import UNKNOWN_PLANNER, plan_reply

@@ -7,7 +7,14 @@ from multiprocessing.connection import Connection
 
 from pydantic import BaseModel
 
-from server.bodies.plans import PlanFacts
+from autoshard.api import PlanFigures
+
+
+class PlanFacts(PlanFigures):
+    """What is stored of a plan, beside the plan: its figures, its id, and the names by which it is searched."""
+
+    id: str
+    search_text: str
 
 
 class _Head(BaseModel):

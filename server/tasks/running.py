@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from statistics import median
 
-from autoshard.api import FeatureDrift, RunAnswer
+from autoshard.api import FeatureDrift, RunAnswer, RunBody
 from autoshard.core import Feature, ShardingPlan, TableSet
 from autoshard.core.errors import InputError
 from autoshard.core.quoting import shown
 from autoshard.evaluation import evaluate
 from autoshard.planning import plan_costs
-from server.bodies.runs import RunBody
 from server.tasks.context import TaskContext
 from server.tasks.inputs import stored_plan
 from server.tasks.reply import Reply

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from autoshard.api import QuarantinedFile, SampleList, SamplesAnswer, StoredSamples
+from autoshard.api import NoBody, QuarantinedFile, SampleList, SamplesAnswer, StoredSamples
 from autoshard.core.errors import FormatError, InputError
 from autoshard.core.quoting import shown
 from autoshard.formats import atomic_write
@@ -18,7 +18,6 @@ from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES
 from autoshard.formats.stores.dense_samples import DENSE_SAMPLES
 from autoshard.formats.stores.sample_store import SampleStore, damaged_samples
 from autoshard.formats.stores.samples import KERNEL_SAMPLES
-from server.bodies.plans import NoBody
 from server.tasks.context import TaskContext
 from server.tasks.reply import Reply
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from autoshard.api import SimulationBody
 from autoshard.core import Payload, TableSet
 from autoshard.core.errors import FormatError
 from autoshard.results.sweep import SweepPoint
 from autoshard.results.sweep_record import SIMULATION, SweepRecord
 from autoshard.whatif.sweep import Simulator, sweep_points
-from server.bodies.plans import SimulationBody
 from server.settings import ServerSettings
 from server.tasks.context import TaskContext
 from server.tasks.inputs import tables_of, topology_of

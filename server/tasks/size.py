@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from autoshard.api import MAX_TIME_LIMIT_S
 from autoshard.core import TableSet, Topology
 from autoshard.core.errors import FormatError, InputError
-from server.bodies.plans import MAX_TIME_LIMIT_S
 from server.settings import ServerSettings
 
 

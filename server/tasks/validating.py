@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from autoshard.api import Fault, ValidationAnswer
+from autoshard.api import Fault, ValidationAnswer, ValidationBody
 from autoshard.core import TableSet, Topology
 from autoshard.core.errors import FormatError, InputError
 from autoshard.formats import TableList
-from server.bodies.plans import ValidationBody
 from server.problems import fault_of
 from server.tasks.context import TaskContext
 from server.tasks.inputs import tables_of, topology_of

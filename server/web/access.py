@@ -16,8 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from autoshard.api import JobKind
 from autoshard.core.errors import AutoshardError
 from server import access
-from server.access import Principal
-from server.bodies.jobs import scope_of
+from server.access import Principal, scope_of
 from server.oidc import TokenIssuer
 from server.problems import ForbiddenError, HostError, UnauthenticatedError
 from server.settings import ServerSettings

@@ -29,6 +29,7 @@ from server.web.desk import WorkDesk
 from server.web.errors import add_error_handlers
 from server.web.metrics import Metrics, add_metrics
 from server.web.openapi import add_published_schemas
+from server.web.reading import BodyRoute
 from server.web.request_log import RequestLog
 from server.web.routes.analyses import add_analyses
 from server.web.routes.jobs import JobDesk, add_jobs
@@ -88,6 +89,7 @@ def make_routes(
         lifespan=lifespan,
         telemetry={"tracing": False, "metrics": False, "logs": False},  # see server.telemetry, which sees all requests
     )
+    app.router.route_class = BodyRoute
     add_error_handlers(app)
     add_health(app, pool, storage, is_draining)
     app.state.metrics = metrics = Metrics(pool, settings)

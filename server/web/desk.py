@@ -9,6 +9,7 @@ import json
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 import structlog
 from fastapi import Request, Response
@@ -26,10 +27,9 @@ from server.tasks.work import Work, WorkKind
 from server.telemetry import answer_traced
 from server.web.buffers import client_of
 from server.web.metrics import Metrics
-from server.web.openapi import IDEMPOTENCY_KEY
-from server.web.reading import client_gone, read_body
+from server.web.reading import IDEMPOTENCY_KEY, KEY_PATTERN, ReceivedBody, client_gone, read_body
 
-_KEY = re.compile(r"[!-~]{1,128}")
+_KEY = re.compile(KEY_PATTERN)
 
 
 class WorkDesk:
@@ -57,23 +57,23 @@ class WorkDesk:
         self._metrics = metrics
         self._on_plan = on_plan
 
-    async def answer(self, request: Request, kind: WorkKind, *plan_ids: str) -> Response:
+    async def answer(self, received: ReceivedBody[Any], kind: WorkKind, *plan_ids: str) -> Response:
         """Answers a request that has a body.
 
         Args:
-            request: Of which nothing has been read.
-            kind: What it asks for.
+            received: The body, which a planning process parses and checks.
+            kind: What the request asks for.
             plan_ids: Stored plans that it is about.
 
         Raises:
             AutoshardError: If it cannot be answered.
         """
-        self.check_room(request)
+        self.check_room(received.request)
 
-        async def work(body: bytes, keyed: IdempotentRequest | None) -> KeptAnswer:
-            return await self.worked(request, kind, body, keyed, plan_ids)
+        async def work(text: bytes, keyed: IdempotentRequest | None) -> KeptAnswer:
+            return await self.worked(received.request, kind, text, keyed, plan_ids)
 
-        return await self.once(request, work)
+        return await self.once(received, work)
 
     def check_room(self, request: Request) -> None:
         """Checks, before its body is read, that a request would find room.
@@ -113,25 +113,25 @@ class WorkDesk:
         return _answered(answer, request)
 
     async def once(
-        self, request: Request, do: Callable[[bytes, IdempotentRequest | None], Awaitable[KeptAnswer]]
+        self, received: ReceivedBody[Any], do: Callable[[bytes, IdempotentRequest | None], Awaitable[KeptAnswer]]
     ) -> Response:
         """Does what a request asks for, or answers as the one before with the same idempotency key.
 
         Args:
-            request: Of which nothing has been read.
-            do: Takes the body and the key, with which it stores the answer.
+            received: The request's body.
+            do: Takes the body's text and the key, with which it stores the answer.
 
         Raises:
             AutoshardError: If it cannot be done.
         """
-        body = await read_body(request, self._settings, request.state.buffer)
-        keyed = _keyed(request, body)
+        request, text = received.request, await received.read(self._settings)
+        keyed = _keyed(received, text)
         if keyed is not None:
             kept = await run_in_threadpool(self._storage.requests.begin, keyed)
             if kept is not None:
                 return _answered(kept, request)
         try:
-            return _answered(await do(body, keyed), request)
+            return _answered(await do(text, keyed), request)
         except BaseException:
             if keyed is not None:
                 await asyncio.shield(run_in_threadpool(self._give_up, keyed))
@@ -206,16 +206,16 @@ def _answered(answer: KeptAnswer, request: Request, media_type: str = "applicati
     )
 
 
-def _keyed(request: Request, body: bytes) -> IdempotentRequest | None:
+def _keyed(received: ReceivedBody[Any], text: bytes) -> IdempotentRequest | None:
     """The request's idempotency key, with what else tells it from other requests.
 
     Raises:
         FormatError: If the key is none.
     """
-    key = request.headers.get(IDEMPOTENCY_KEY["name"])
+    request, key = received.request, received.idempotency_key
     if key is None:
         return None
     if not _KEY.fullmatch(key):
-        raise FormatError("must be 1 to 128 visible ASCII characters", field=IDEMPOTENCY_KEY["name"])
-    content = f"{request.method} {request.url.path}\n".encode() + body
+        raise FormatError("must be 1 to 128 visible ASCII characters", field=IDEMPOTENCY_KEY)
+    content = f"{request.method} {request.url.path}\n".encode() + text
     return IdempotentRequest(client=client_of(request.scope), key=key, fingerprint=hashlib.sha256(content).hexdigest())

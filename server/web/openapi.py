@@ -6,63 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel
 
-from autoshard.api import Problem
+from autoshard.api import FILE_SCHEMA, Problem
 from autoshard.formats import json_schemas
 from autoshard.formats.documents.document import Document
 from autoshard.report.comparison_json import COMPARISON
-from autoshard.results.diff_json import DIFF
-from autoshard.results.explanation_json import EXPLANATION
+from autoshard.results.explanation import EXPLANATION
+from autoshard.results.plan_diff import DIFF
 from autoshard.results.sweep_record import SIMULATION
-from server.bodies.jobs import CalibrateBody, CollectBody, PlanJobBody, TrainCostBody, TrainPolicyBody
-from server.bodies.models import PromotionBody, RollbackBody
-from server.bodies.plans import ComparisonBody, EvaluationBody, PlanBody, ReplanBody, SimulationBody, ValidationBody
-from server.bodies.runs import RunBody
-from server.bodies.schedules import ScheduleBody
 from server.problems import MEDIA_TYPE
 
 _COMPONENTS = "#/components/schemas/"
 
-#: Request bodies, which planning processes read.
-_BODIES: tuple[type[BaseModel], ...] = (
-    PlanBody,
-    ReplanBody,
-    EvaluationBody,
-    ComparisonBody,
-    SimulationBody,
-    ValidationBody,
-    RunBody,
-    PlanJobBody,
-    CollectBody,
-    CalibrateBody,
-    TrainCostBody,
-    TrainPolicyBody,
-    PromotionBody,
-    RollbackBody,
-    ScheduleBody,
-)
-#: Fields of bodies and answers that hold a document of a published schema.
-_DOCUMENT_FIELDS = {
-    "tables": "autoshard.tables/1",
-    "topology": "autoshard.topology/1",
-    "topologies": "autoshard.topology/1",
-    "plan": "autoshard.plan/1",
-    "plans": "autoshard.plan/1",
-    "comparison": COMPARISON.schema_name,
-}
-_WITH_DOCUMENTS = (*(body.__name__ for body in _BODIES), "PlanAnswer", "ComparisonAnswer")
 #: The content of every answer that is an error.
 PROBLEM: dict[str, Any] = {"content": {MEDIA_TYPE: {"schema": {"$ref": _COMPONENTS + Problem.__name__}}}}
-
-#: The header of requests that a client may send twice and that are to be done once.
-IDEMPOTENCY_KEY: dict[str, Any] = {
-    "name": "Idempotency-Key",
-    "in": "header",
-    "required": False,
-    "description": "Chosen by the client. A request with a key of the last day is answered as the one before.",
-    "schema": {"type": "string", "pattern": "^[!-~]{1,128}$"},
-}
 
 #: Operations on a stored plan, with what they need beside its id.
 OF_STORED_PLANS: Mapping[str, Mapping[str, str]] = {
@@ -118,11 +75,6 @@ def shared_schema(name: str) -> dict[str, str]:
     return {"$ref": _COMPONENTS + name}
 
 
-def body_of(name: str) -> dict[str, Any]:
-    """A request body by the name of its model, for a route's description."""
-    return {"required": True, "content": {"application/json": {"schema": shared_schema(name)}}}
-
-
 def document_answer(document: Document[Any]) -> dict[str, Any]:
     """An answer that is a document of a published schema, for a route's description."""
     schema = shared_schema(_component(document.schema_name))
@@ -150,11 +102,8 @@ def add_published_schemas(app: FastAPI) -> None:
     """Completes the application's OpenAPI document, which is made at this call."""
     document = app.openapi()
     components = document["components"]["schemas"]
-    described: tuple[type[BaseModel], ...] = (*_BODIES, Problem)
-    for model in described:
-        schema = model.model_json_schema(ref_template=_COMPONENTS + "{model}")
-        components |= schema.pop("$defs", {})
-        components[model.__name__] = schema
+    for name, schema in components.items():
+        components[name] = _with_files(schema)
     published = {one.schema_name: one.json_schema() for one in (COMPARISON, DIFF, EXPLANATION, SIMULATION)}
     for name, schema in {**json_schemas(), **published}.items():
         prefix = _component(name)
@@ -162,31 +111,19 @@ def add_published_schemas(app: FastAPI) -> None:
             components[f"{prefix}.{definition}"] = _relocated(value, prefix)
         body = {key: value for key, value in schema.items() if key not in ("$schema", "$id", "$defs")}
         components[prefix] = _relocated(body, prefix)
-    for component in _WITH_DOCUMENTS:
-        _refer(components[component]["properties"])
     _describe_access(document)
     _drop_unused_errors(document)
     app.openapi_schema = document
 
 
-def _refer(properties: dict[str, Any]) -> None:
-    """Has fields that hold documents refer to the documents' schemas."""
-    for field in properties.keys() & _DOCUMENT_FIELDS.keys():
-        reference = {"$ref": _COMPONENTS + _component(_DOCUMENT_FIELDS[field])}
-        properties[field] = _with_reference(properties[field], reference)
-
-
-def _with_reference(described: dict[str, Any], reference: dict[str, str]) -> dict[str, Any]:
-    """A field's schema, in which every object that may hold anything is such a document."""
-    if described.get("type") == "object" and described.get("additionalProperties") is True:
-        return reference
-    changed = dict(described)
-    if "anyOf" in described:
-        changed["anyOf"] = [_with_reference(kind, reference) for kind in described["anyOf"]]
-    for inner in ("items", "additionalProperties"):
-        if isinstance(described.get(inner), dict):
-            changed[inner] = _with_reference(described[inner], reference)
-    return changed
+def _with_files(value: Any) -> Any:
+    """A part of a schema in which fields that hold a file's object refer to the file's schema."""
+    if isinstance(value, list):
+        return [_with_files(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    changed = {key: _with_files(inner) for key, inner in value.items() if key != FILE_SCHEMA}
+    return changed | ({"$ref": _COMPONENTS + _component(value[FILE_SCHEMA])} if FILE_SCHEMA in value else {})
 
 
 def _describe_access(document: dict[str, Any]) -> None:

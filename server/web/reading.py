@@ -3,14 +3,91 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Annotated, Any, Generic, TypeVar
 
-from fastapi import Request
+from fastapi import Header, Request
+from fastapi.params import Body
+from fastapi.routing import APIRoute
+from fastapi.utils import create_model_field
+from pydantic import WithJsonSchema
+from starlette.concurrency import run_in_threadpool
 
+from autoshard.api import RequestBody
+from autoshard.formats import parse_json
 from server.problems import BodyTimeoutError, BodyTooLargeError, MediaTypeError
 from server.settings import ServerSettings
 from server.web.buffers import Buffer
 
+B = TypeVar("B", bound=RequestBody)
+
 _DISCONNECT_POLL_S = 0.25
+
+#: The header of requests that a client may send twice and that are to be done once.
+IDEMPOTENCY_KEY, KEY_PATTERN = "Idempotency-Key", "^[!-~]{1,128}$"
+_Key = Annotated[
+    str | None,
+    Header(
+        alias=IDEMPOTENCY_KEY,
+        description="Chosen by the client. A request with a key of the last day is answered as the one before.",
+    ),
+    WithJsonSchema({"type": "string", "pattern": KEY_PATTERN}),
+]
+
+
+class ReceivedBody(Generic[B]):
+    """The JSON body of a request, of which nothing has been read.
+
+    Args:
+        request: The request.
+        model: What the body has to be.
+        idempotency_key: The request's key, if it has one.
+    """
+
+    def __init__(self, request: Request, model: type[B], idempotency_key: str | None = None) -> None:
+        self.request = request
+        self.idempotency_key = idempotency_key
+        self._model = model
+
+    async def read(self, settings: ServerSettings) -> bytes:
+        """The text, within the limits; errors as of `read_body`."""
+        return await read_body(self.request, settings, self.request.state.buffer)
+
+    async def parse(self, text: bytes) -> B:
+        """The text as its model, read in a thread: megabytes take longer than other requests may wait.
+
+        Raises:
+            FormatError: If it is not JSON, or a field is missing, unknown or of the wrong kind.
+        """
+        return await run_in_threadpool(lambda: self._model.parse(parse_json(text, in_turns=True)))
+
+
+class JsonBody(Generic[B]):
+    """Dependency of a handler that takes a JSON body; a `BodyRoute` describes the body by the model.
+
+    Handlers read the body themselves, when they have found room for the request. FastAPI would parse it, of any length,
+    between the turns of all other requests.
+
+    Args:
+        model: What the body has to be.
+    """
+
+    def __init__(self, model: type[B]) -> None:
+        self.model = model
+
+    async def __call__(self, request: Request, idempotency_key: _Key = None) -> ReceivedBody[B]:
+        """The body, unread."""
+        return ReceivedBody(request, self.model, idempotency_key)
+
+
+class BodyRoute(APIRoute):
+    """A route whose description has the body of its handler's `JsonBody`."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        for dependency in self.dependant.dependencies:
+            if isinstance(dependency.call, JsonBody):
+                model = dependency.call.model
+                self.body_field = create_model_field("body", model, field_info=Body(annotation=model))
 
 
 async def read_body(

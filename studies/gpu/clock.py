@@ -30,7 +30,7 @@ from bench.measuring.devices import BenchDevice
 from bench.measuring.timing import device_clock, led_ms
 from bench.sampling.stream import table_wise_pool
 from studies.frame import Numbers
-from studies.gpu.stages import Stage, Visit
+from studies.gpu.stages import LEAST_SECONDS, Stage, Visit
 from studies.kernels.eviction import Eviction, described, measure_eviction
 from studies.kernels.repeatability import measure_repeatability, verdicts
 
@@ -47,16 +47,20 @@ def _run(visit: Visit) -> Numbers:
     numbers: dict[str, object] = {"flush": asdict(measure_eviction(device.device))}
     visit.keep(numbers)
     harness = Harness(device)
-    cases = {name: _beside(harness, shards) for name, shards in _cases(device).items()}
-    numbers |= {
-        "cases": cases,
-        "num_runs": harness.num_runs,
-        "num_discarded": harness.num_discarded,
-        "num_waiting": harness.num_waiting,
-        "lowest_sm_mhz": harness.clocks.lowest_mhz,
-        "highest_sm_mhz": harness.clocks.highest_mhz,
-    }
-    visit.keep(numbers)
+    cases: dict[str, dict[str, float | None]] = {}
+    for name, shards in _cases(device).items():
+        cases[name] = _beside(harness, shards)
+        numbers |= {
+            "cases": cases,
+            "num_runs": harness.num_runs,
+            "num_discarded": harness.num_discarded,
+            "num_waiting": harness.num_waiting,
+            "lowest_sm_mhz": harness.clocks.lowest_mhz,
+            "highest_sm_mhz": harness.clocks.highest_mhz,
+        }
+        visit.keep(numbers)
+        if visit.seconds_left < LEAST_SECONDS:
+            return numbers
     kind = replace(Settings.for_collecting(device), max_group_sets=_GROUP_SETS)
     repeated = measure_repeatability(
         device, {"collecting": kind}, seconds=visit.share(0.8), scale=_SCALE[device.device.type]

@@ -9,9 +9,11 @@ FOLDER/gpu*.png         its picture, where there is a browser to draw with
 
 from __future__ import annotations
 
+import signal
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -31,6 +33,8 @@ SCHEMA: Final = "autoshard.gpu/1"
 NUMBERS_FILE: Final = "gpu.json"
 #: A stage that would get less is left for the next run.
 LEAST_SECONDS: Final = 2.0
+#: A stage ends by itself when its time is up. One that does not is ended at so much of it.
+_MOST_TIME: Final = 1.2
 
 
 class State(StrEnum):
@@ -38,7 +42,7 @@ class State(StrEnum):
 
     DONE = "done"
     CUT = "cut"
-    """It has left some numbers, and was ended before it was done."""
+    """It was ended before it was done, and has left what it had until then."""
     FAILED = "failed"
 
 
@@ -151,7 +155,8 @@ def run_stages(
 ) -> Found:
     """Runs the stages that are not done, each in its share of the time that is left, and writes what they leave.
 
-    A stage that fails must not take the others' minutes: its error is kept among the results.
+    A stage that fails must not take the others' minutes: its error is kept among the results. Nor must one that goes on
+    when its time is up: it is ended soon after.
 
     Args:
         stages: In this order; a stage may use what those before it have left.
@@ -171,13 +176,38 @@ def run_stages(
             console.log(f"{stage.name}: no time left")
             continue
         console.log(f"{stage.name}: {seconds:.0f} s")
-        found = _run_stage(stage, device, folder, found, seconds)
+        latest_end = min(deadline, time.monotonic() + _MOST_TIME * seconds)
+        found = _run_stage(stage, device, folder, found, seconds, latest_end)
         found.write(folder)
         on_result(found)
     return found
 
 
-def _run_stage(stage: Stage, device: BenchDevice, folder: Path, found: Found, seconds: float) -> Found:
+class _TimeUp(BaseException):  # so that no stage takes it for a fault of what it measures
+    """The time of a stage is up."""
+
+
+@contextmanager
+def _ended_at(latest_end: float) -> Iterator[None]:
+    """Raises `_TimeUp` in the main thread, which this is, and again each second while something holds it up."""
+
+    def end(*_: object) -> None:
+        raise _TimeUp
+
+    started, before = time.monotonic(), signal.signal(signal.SIGALRM, end)
+    due_s, every_s = signal.setitimer(signal.ITIMER_REAL, max(0.01, latest_end - started), 1.0)
+    try:
+        yield
+    finally:
+        # As it was, for whoever else is waiting.
+        left_s = max(0.01, due_s + started - time.monotonic()) if due_s else 0.0
+        signal.setitimer(signal.ITIMER_REAL, left_s, every_s)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _run_stage(
+    stage: Stage, device: BenchDevice, folder: Path, found: Found, seconds: float, latest_end: float
+) -> Found:
     started = time.monotonic()
     before = found.outcomes.get(stage.name, Outcome(state=State.CUT))
     latest = before.numbers
@@ -194,7 +224,11 @@ def _run_stage(stage: Stage, device: BenchDevice, folder: Path, found: Found, se
 
     visit = Visit(device=device, folder=folder, deadline=started + seconds, found=found, keep=keep)
     try:
-        return left(State.DONE, stage.run(visit))
+        with _ended_at(latest_end):
+            return left(State.DONE, stage.run(visit))
+    except _TimeUp:
+        console.warn(f"{stage.name} was cut: its time was up")
+        return left(State.CUT, latest)
     except AutoshardError as error:
         console.warn(f"{stage.name} failed: {error}")
         return left(State.FAILED, latest, str(error))

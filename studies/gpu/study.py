@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import plotly.graph_objects as go
 import torch
@@ -25,7 +25,7 @@ from bench.measuring.devices import find_device
 from studies.frame import BenchDeviceOption, FromOption, Machine, StudyResult, command_line, to_document
 from studies.frame.results import write_result
 from studies.gpu import caches, card, checks, clock, costs, engines, fig4, plans, samples, training
-from studies.gpu.stages import SCHEMA, Found, Stage, State, failures, run_stages
+from studies.gpu.stages import SCHEMA, Found, Outcome, Stage, State, failures, run_stages
 
 #: In the order in which they run; a new stage has its place here.
 STAGES: Final[tuple[Stage, ...]] = (
@@ -146,18 +146,21 @@ def _sections(found: Found) -> Iterator[Section]:
             continue
         # A stage that was cut may not have what its sections show.
         if outcome.state is State.DONE or outcome.numbers:
-            yield from _shown(stage, outcome.numbers, outcome.state)
+            yield from _shown(stage, outcome)
+        if outcome.state is State.CUT:
+            caption = f"It was ended after {outcome.seconds:.0f} s; `--resume` runs it again."
+            yield Section(title=f"The stage {stage.name} was cut", caption=caption)
         if outcome.error:
             yield Section(title=f"The stage {stage.name} failed", caption=outcome.error.strip().splitlines()[-1])
 
 
-def _shown(stage: Stage, numbers: dict[str, Any], state: State) -> Sequence[Section]:
+def _shown(stage: Stage, outcome: Outcome) -> Sequence[Section]:
     try:
-        return stage.show(numbers)
+        return stage.show(outcome.numbers)
     except (KeyError, IndexError, ValueError):
-        if state is State.DONE:
+        if outcome.state is State.DONE:
             raise
-        return (Section(title=f"The stage {stage.name} was cut", caption="Its numbers so far are in the file."),)
+        return ()
 
 
 def _facts(found: Found) -> Iterator[tuple[str, str, str]]:

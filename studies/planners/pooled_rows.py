@@ -29,7 +29,8 @@ from autoshard.core import (
     Tier,
 )
 from autoshard.evaluation.pooling import pooling_ms
-from autoshard.runtime.engine.ids.requests import Distributed, Jagged, Request, RowLookups
+from autoshard.runtime.engine.ids.messages import Jagged, Request
+from autoshard.runtime.engine.ids.requests import Distributed, RowLookups
 from autoshard.runtime.engine.rows.replicas import NO_LOOKUPS
 from autoshard.runtime.engine.vectors.assembly import Assembly, Came
 from autoshard.runtime.engine.vectors.reading import Reading, RowFeature, RowKernel

@@ -14,6 +14,7 @@ from autoshard import console
 from server.settings import ServerSettings
 from server.storage.database import Database
 from server.storage.location import parsed_url
+from server.storage.plans import plan_row
 from server.storage.schema import PLAN_DOCUMENTS, PLANS, now_us
 from server.tasks.answering import answer_work
 from server.tasks.context import TaskContext
@@ -65,7 +66,9 @@ def _rows(replies: Sequence[Reply], count: int) -> Iterator[tuple[dict[str, Any]
         assert facts is not None
         plan_id = f"sha256:{rng.getrandbits(256):064x}"
         planner = RARE_PLANNER if number % _RARE_EVERY == 0 else rng.choice(_PLANNERS)
-        named = {"id": plan_id, "planner": planner, "device": rng.choice(_DEVICES), "num_ranks": rng.choice(_NUM_RANKS)}
-        plan = {**facts.model_dump(), **named, "created_us": first_us + 1_000_000 * number}
-        plan["search_text"] = f"{planner} {named['device']} team-{number % 1000:03d} {facts.search_text}"[:256]
-        yield plan, {"plan_id": plan_id, "answer": answers[number % len(answers)]}
+        device = rng.choice(_DEVICES)
+        names = f"{planner} {device} team-{number % 1000:03d} {facts.search_text}"[:256]
+        named = {"id": plan_id, "planner": planner, "device": device, "search_text": names}
+        stored = facts.model_copy(update={**named, "num_ranks": rng.choice(_NUM_RANKS)})
+        document = {"plan_id": plan_id, "answer": answers[number % len(answers)]}
+        yield plan_row(stored, first_us + 1_000_000 * number), document

@@ -183,7 +183,7 @@ def test_collect_refuses_a_store_of_another_version(store, tmp_path, capsys):
     pq.write_table(changed, folder / "part-old.parquet")
     assert main(["collect", "--store", str(tmp_path / "store"), "--device", "cpu", "--num-samples", "1"]) == 2
     assert (
-        "must be autoshard.samples/3, got autoshard.samples/1; collect into another folder" in capsys.readouterr().err
+        "must be autoshard.samples/4, got autoshard.samples/1; collect into another folder" in capsys.readouterr().err
     )
     assert not (tmp_path / "store" / "device=cpu").exists()
 
@@ -212,7 +212,7 @@ def test_samples_shows_coverage_and_quality(store, tmp_path, capsys, published):
     assert device["num_throttled"] == 1
     assert device["num_noisy"] == 1 + sum(sample.is_noisy for sample in held)
     assert device["num_measured_again"] == 1 + sum(sample.num_attempts > 1 for sample in held)
-    assert device["schema"] == "autoshard.samples/3"
+    assert device["schema"] == "autoshard.samples/4"
     assert "<html" in html.read_text()
 
 

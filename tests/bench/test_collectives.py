@@ -129,7 +129,7 @@ from autoshard.core import DType
 from autoshard.formats.stores.collective_samples import MeasuredCollective, GroupLevel, Operator, Splits
 from bench.collectives.operators import BoundCollective, Movement, verify
 from bench.collectives.sampling import OPERATORS
-from bench.measuring.devices import TORCH_DTYPES
+from autoshard.runtime.engine.staging import TORCH_DTYPES
 
 rank, size = int(sys.argv[1]), 3
 dist.init_process_group("gloo", store=dist.FileStore(sys.argv[2], size), rank=rank, world_size=size)

@@ -19,10 +19,11 @@ from autoshard.core.dense import DENSE_DTYPES, DenseKind, DenseShape, dense_shap
 from autoshard.core.errors import DeviceError, FormatError, InvalidOptionError
 from autoshard.formats.stores.dense_samples import DENSE_SAMPLES
 from autoshard.formats.stores.sample_store import damaged_samples
+from autoshard.runtime.engine.staging import TORCH_DTYPES
 from autoshard.runtime.training.dense import DenseModel
 from bench.collecting.dense import DenseLayersKind
 from bench.dense.harness import DenseHarness, DenseSettings
-from bench.dense.kernels import TORCH_DTYPES, DenseKernel, kernel_bytes, runnable_dtypes
+from bench.dense.kernels import DenseKernel, kernel_bytes, runnable_dtypes
 from bench.dense.report import dense_table, summarise_dense
 from bench.dense.sampling import ChosenShape, choose_dense_shapes
 from bench.measuring.attempts import mean_of

@@ -16,8 +16,7 @@ from autoshard.runtime.result_json import RUN
 
 RESULTS = (
     *("run", "replay", "comparison", "diff", "simulation", "init", "imported", "exported", "catalogue", "doctor"),
-    *("collected", "store", "calibrated", "trained-cost", "trained-steps", "trained-policy"),
-    *("models", "model", "model-alias", "key", "keys", "database"),
+    *("key", "keys", "database"),
 )
 
 

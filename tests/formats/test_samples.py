@@ -218,7 +218,7 @@ def as_text(name, table):
         (lambda table: with_column("shards", [[None]])(table), "shards: must not be null"),
         (
             lambda table: table.replace_schema_metadata({b"autoshard.schema": b"autoshard.samples/9"}),
-            "schema: must be autoshard.samples/3, got autoshard.samples/9; collect into another folder",
+            "schema: must be autoshard.samples/4, got autoshard.samples/9; collect into another folder",
         ),
         (lambda table: table.replace_schema_metadata(None), "got none"),
         (with_column("forward_ms", [float("nan")]), "forward_ms: must be a number of at least 0, got "),
@@ -365,3 +365,23 @@ def test_equal_shards_are_rebuilt_once(tmp_path):
     write_samples(tmp_path, [sample_of(minute=2)])
     held = [sample.shards[0].shard for sample in read_samples(tmp_path).samples]
     assert held[0] is held[1] is held[2]
+
+
+def test_replicas_write_the_rows_that_were_hit_in_samples_that_say_so(tmp_path):
+    replica = replace(shard_of("t0"), update=Update.ALL_REDUCED)
+    shards = (replica, shard_of("t1"))
+    old, new = sample_of(*shards).identified(), sample_of(*shards, sums_hit_rows=True).identified()
+    # Three distinct rows: their sums, and six writes of an update. Sets are the same, whatever was measured of them.
+    assert [one.num_gradient_rows for one in new.local_shards] == [21.0, 0.0]
+    assert [one.num_gradient_rows for one in old.local_shards] == [replica.num_embeddings, 0.0]
+    assert new.set_id == old.set_id
+    assert new.sample_id != old.sample_id
+    path = write_samples(tmp_path, [old, new])
+    assert [one.sums_hit_rows for one in read_sample_file(path)] == [False, True]
+
+
+def test_samples_of_earlier_versions_are_read():
+    folder = Path(__file__).parents[2] / "docs/data/samples/device=cpu"
+    versions = {pq.read_schema(path).metadata[b"autoshard.schema"] for path in folder.glob("*.parquet")}
+    assert versions <= {b"autoshard.samples/2", b"autoshard.samples/3"}
+    assert not any(one.sums_hit_rows for path in folder.glob("*.parquet") for one in read_sample_file(path))

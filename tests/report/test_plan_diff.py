@@ -28,8 +28,7 @@ from autoshard.core import (
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate
 from autoshard.formats import read_json, write_plan
 from autoshard.report.plan_diff import diff_plans
-from autoshard.results.diff_json import DIFF
-from autoshard.results.plan_diff import Change
+from autoshard.results.plan_diff import DIFF, Change
 
 #: 8 rows of 4 columns in fp32 with a moment per row: 8 x (4 x 4 + 4) = 160 bytes.
 TABLE_BYTES = 160

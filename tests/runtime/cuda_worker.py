@@ -1,7 +1,7 @@
 """One of two processes that train drawn plans on the CPU and on a pretended GPU, which have to agree to the last bit.
 
-Arguments: rank, file to meet at, seeds of plans. Prints one JSON object: how many tensors were compared, and what
-differs.
+Arguments: rank, file to meet at, plans, each a seed and the number format on the wire: `7:int8`. Prints one JSON
+object: how many tensors were compared, and what differs.
 """
 
 import json
@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import SparseType
 
 from autoshard.core import DType
 from autoshard.runtime import participation
@@ -48,19 +49,23 @@ def trained(plan, orders, device):
 
 
 class FusedOnGpu:
-    """FBGEMM's kernel on the pretended device: takes and gives tensors that are there."""
+    """FBGEMM's kernel on the pretended device: takes and gives tensors that are there.
 
-    def __init__(self, specs, host_memory=None, *, device, **options):
+    A GPU's kernel adds up in fp32, whatever it gives out and takes gradients as; a CPU's does not.
+    """
+
+    def __init__(self, specs, host_memory=None, *, device, output_dtype, **options):
         assert device == CUDA
         assert host_memory is None
         assert {compute for *_, compute in specs} == {fused.ComputeDevice.CUDA}
         sizes = [(rows, dim, fused.EmbeddingLocation.HOST, fused.ComputeDevice.CPU) for rows, dim, *_ in specs]
-        self.kernel = fused_embedding(sizes, **options, device=torch.device("cpu"))
+        self.kernel = fused_embedding(sizes, **options, output_dtype=SparseType.FP32, device=torch.device("cpu"))
+        self.dtype = output_dtype.as_dtype()
 
     def __call__(self, ids_L, offsets):
         assert isinstance(ids_L, OnGpu)
         assert isinstance(offsets, OnGpu)
-        return OnGpu(self.kernel(*held((ids_L, offsets))))
+        return OnGpu(self.kernel(*held((ids_L, offsets))).to(self.dtype))
 
     def split_embedding_weights(self):
         return [OnGpu(one) for one in self.kernel.split_embedding_weights()]
@@ -91,10 +96,9 @@ def compared(plan, orders):
 
 
 def main():
-    rank, rendezvous, *seeds = sys.argv[1:]
+    rank, rendezvous, *drawn_plans = sys.argv[1:]
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=int(rank), world_size=2)
-    # Some with numbers of eight bits, which no reduce-scatter takes.
-    drawn = [drawn_plan(int(seed), 2, 2, DType.INT8 if int(seed) % 4 == 3 else DType.FP32) for seed in seeds]
+    drawn = [drawn_plan(int(seed), 2, 2, DType(payload)) for seed, payload in (one.split(":") for one in drawn_plans)]
     counts, differences = zip(*(compared(*one) for one in drawn), strict=True)
     print(json.dumps([counts, differences]))
     dist.destroy_process_group()

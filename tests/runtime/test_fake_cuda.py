@@ -9,18 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from autoshard.core import PlacedShard, RowRange, RowsBy, Shard, Split, Tier
+from autoshard.core import DType, PlacedShard, RowRange, RowsBy, Shard, Split, Tier
+from autoshard.core.plan import Payload
 from autoshard.runtime import participation
 from autoshard.runtime.engine.holdings import holdings_of
 from autoshard.runtime.engine.ids.addresses import RowOrderMap
+from autoshard.runtime.engine.rows.fused import kernel_output
 from autoshard.runtime.engine.rows.places import held_chunks
 from autoshard.runtime.participation import Participation
 from tests.runtime.pretended_gpu import CUDA, OnGpu, WrongDeviceError, pretended
 
 ROOT = Path(__file__).parents[2]
 #: Drawn plans that have among them every split, pooling, exchange, optimizer and way to sum gradients, cut columns,
-#: rows that are sent once, row orders, and eight-bit numbers on the wire.
-SEEDS = ("50", "7", "4")
+#: rows that are sent once, row orders, eight-bit numbers on the wire, and such as a GPU's kernels give out themselves.
+PLANS = ("50:fp32", "7:int8", "4:fp32", "26:fp16", "20:bf16")
 
 
 def test_the_device_is_told_from_the_cpu():
@@ -75,11 +77,21 @@ def test_every_group_over_nccl_is_told_its_device():
     assert all("device_id=" in call for call in calls)
 
 
+def test_kernels_give_out_what_travels_where_that_changes_no_number():
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    for dtype in DType:
+        both, one_way = Payload(forward=dtype, backward=dtype), Payload(forward=dtype, backward=DType.FP32)
+        is_cast = dtype in (DType.FP16, DType.BF16)
+        assert kernel_output(both, gpu) is (dtype if is_cast else DType.FP32)
+        # Gradients in fp32 would have to be rounded.
+        assert kernel_output(one_way, gpu) is kernel_output(both, cpu) is DType.FP32
+
+
 def test_all_that_a_gpu_computes_is_what_a_cpu_does(tmp_path):
     command = [sys.executable, "-W", "ignore", "-m", "tests.runtime.cuda_worker"]
     processes = [
         subprocess.Popen(
-            [*command, str(rank), str(tmp_path / "rendezvous"), *SEEDS],
+            [*command, str(rank), str(tmp_path / "rendezvous"), *PLANS],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

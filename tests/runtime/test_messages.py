@@ -21,7 +21,7 @@ def read(numbers, header, dtype):
 def test_ids_come_with_the_lengths_or_after_them(room, dtype, first):
     sent = message(first, 7, 8, 9, 10, dtype=dtype)
     packs, sizes = packed([sent, sent], [5, room], Flag.MORE)
-    header = header_size(sent.num_numbers)
+    header = header_size(len(LENGTHS) + len(sent.numbers))
     assert sizes == [message_size(header, 5, dtype), message_size(header, room, dtype)]
     assert header % 2 == 0
     came = read(packs[sizes[0] :], header, dtype)

@@ -5,13 +5,13 @@ import json
 
 import pytest
 
+from autoshard.api import ComparisonBody, EvaluationBody, PlanJobBody, ReplanBody, SimulationBody, ValidationBody
 from autoshard.cli import main
 from autoshard.formats import plan_from_json
 from autoshard.report.comparison_json import COMPARISON
 from autoshard.report.plan_diff import diff_plans
-from autoshard.results.diff_json import DIFF
+from autoshard.results.plan_diff import DIFF
 from autoshard.results.sweep_record import SIMULATION
-from server.bodies.plans import ComparisonBody, EvaluationBody, PlanBody, ReplanBody, SimulationBody, ValidationBody
 from server.problems import MEDIA_TYPE
 
 TASK = {"tables": "criteo-kaggle", "topology": "cpu-8"}
@@ -33,7 +33,7 @@ def refused(answer, status, kind, field):
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/plans", PlanBody),
+        ("/v1/plans", PlanJobBody),
         ("/v1/comparisons", ComparisonBody),
         ("/v1/simulations", SimulationBody),
         ("/v1/validations", ValidationBody),

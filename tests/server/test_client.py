@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from dataclasses import replace
+import subprocess
+import sys
 
 import httpx
 import pytest
@@ -19,7 +20,14 @@ from autoshard.client import (
     ServiceError,
     SimulationTask,
 )
-from autoshard.core.errors import AutoshardError, InputError, InvalidOptionError, InvalidTableError, UnknownNameError
+from autoshard.core.errors import (
+    AutoshardError,
+    FormatError,
+    InputError,
+    InvalidOptionError,
+    InvalidTableError,
+    UnknownNameError,
+)
 from autoshard.formats import load_tables, load_topology, read_plan
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs, make_plan
@@ -251,7 +259,7 @@ def test_what_a_service_cannot_do_is_refused(arguments, field, capsys):
 
 
 def test_a_long_task_is_a_job_that_the_client_waits_for(served, service):
-    task = replace(TASK, time_limit_s=61)
+    task = TASK.model_copy(update={"time_limit_s": 61.0})
     made = served.plan(task)
     assert made == served.plan(TASK)
     assert asyncio.run(planned(service.url, task)) == made
@@ -316,3 +324,22 @@ def test_the_client_for_asyncio_has_schedules_too(service):
             await client.delete_schedule(made.name)
 
     asyncio.run(work())
+
+
+def test_a_client_imports_neither_numpy_nor_planners():
+    program = (
+        "import sys; from autoshard.client import Client, PlanTask; PlanTask(tables='a', topology='b'); "
+        "Client('http://service'); print([name for name in sys.modules if name in ('numpy', 'autoshard.planners')])"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_plans_are_listed_by_their_figures(served):
+    made = served.plan(TASK)
+    num_ranks, num_tables = made.plan.topology.world_size, len(made.plan.tables.tables)
+    assert made.id in [plan.id for plan in served.list_plans(num_ranks=num_ranks, num_tables=num_tables).plans]
+    assert served.list_plans(num_ranks=num_ranks, num_tables=num_tables + 1).plans == []
+    with pytest.raises(InvalidOptionError, match=r"^colour: is nothing that plans are listed by; there are: limit, "):
+        served.list_plans(colour="red")
+    with pytest.raises(FormatError, match=r"^colour: is unknown; the body takes: tables, topology, planner"):
+        PlanTask(tables="criteo-kaggle", topology="cpu-8", colour="red")

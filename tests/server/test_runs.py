@@ -65,10 +65,10 @@ def test_a_report_that_makes_no_sense_is_refused(served, client):
 def test_runs_are_deleted_with_their_plan(tmp_path):
     database = Database(parsed_url(f"sqlite:///{tmp_path}/service.sqlite"))
     upgrade(database)
-    plan = {"id": "p", "created_us": 0, "planner": "x", "device": "cpu", "num_tables": 1, "num_ranks": 1}
+    plan = {"id": "p", "created_us": 0, "search_text": "", "planner": "x", "device": "cpu"}
     run = {"plan_id": "p", "at_us": 0, "measured_ms": 1.0, "predicted_ms": 1.0, "is_drifted": False}
     with database.writing() as connection:
-        connection.execute(PLANS.insert().values(**plan, step_ms=1.0, search_text=""))
+        connection.execute(PLANS.insert().values(**plan, num_tables=1, num_ranks=1, step_ms=1.0))
         connection.execute(RUNS.insert().values(**run))
         connection.execute(PLANS.delete())
         assert connection.execute(RUNS.select()).all() == []

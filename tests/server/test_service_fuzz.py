@@ -55,7 +55,7 @@ def plain(case):
         ("POST", "/v1/plans/{plan_id}/replans", GenerationMode.POSITIVE, 5, {404}),
         ("POST", "/v1/evaluations", GenerationMode.POSITIVE, 10, {400, 422}),
         pytest.param("POST", "/v1/comparisons", GenerationMode.POSITIVE, 100, {200}, marks=pytest.mark.slow),
-        ("POST", "/v1/simulations", GenerationMode.POSITIVE, 10, {200}),
+        ("POST", "/v1/simulations", GenerationMode.POSITIVE, 30, {200}),
         ("POST", "/v1/validations", GenerationMode.POSITIVE, 10, {200}),
         ("POST", "/v1/simulations", GenerationMode.NEGATIVE, 10, {400}),
     ],

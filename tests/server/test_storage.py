@@ -10,21 +10,22 @@ from dataclasses import replace
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import insert, text, update
+from sqlalchemy import Column, Index, Integer, MetaData, insert, inspect, select, text, update
 
+from autoshard.api import PlanFilter
 from autoshard.cli import main
 from autoshard.core.errors import FormatError, InvalidOptionError
 from server.access import COMMAND_LINE
-from server.bodies.plans import PlanFacts
 from server.problems import KeyInUseError, KeyReusedError, StorageError, UnknownPlanError
 from server.storage.database import Database
 from server.storage.idempotency import IdempotentRequest, KeptAnswer
 from server.storage.location import DATABASE_VARIABLE, database_url
-from server.storage.plans import PlanFilter
+from server.storage.plans import plan_row
 from server.storage.schema import IDEMPOTENT_REQUESTS, METADATA, PLANS
 from server.storage.sqlite_file import sqlite_engine
 from server.storage.storage import Storage, open_storage
 from server.storage.upgrading import check_schema, upgrade
+from server.tasks.reply import PlanFacts
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def add(storage, plan, answer=b"{}"):
 
 
 def listed(storage, **chosen):
-    return [plan.id for plan in storage.plans.list(PlanFilter(**chosen), limit=50).plans]
+    return [plan.id for plan in storage.plans.list(PlanFilter(**chosen)).plans]
 
 
 def test_an_upgrade_makes_the_schema_once(database):
@@ -63,6 +64,25 @@ def test_an_upgrade_makes_the_schema_once(database):
     check_schema(database)
     with database.reading() as connection:
         assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
+
+
+def test_figures_that_the_tables_lack_are_added(database, monkeypatch):
+    upgrade(database)
+    storage = Storage(database)
+    add(storage, facts(1))
+    wider = PLANS.to_metadata(MetaData())
+    wider.append_column(Column("num_shards", Integer))
+    Index("plans_by_num_shards", wider.c.num_shards, wider.c.created_us, wider.c.id)
+    monkeypatch.setattr("server.storage.upgrading.PLANS", wider)
+    with pytest.raises(InvalidOptionError, match=r"lacks figures of this version: run `autoshard db upgrade`$"):
+        check_schema(database)
+    for _ in range(2):
+        upgrade(database)
+    check_schema(database)
+    with database.reading() as connection:
+        assert connection.execute(select(wider.c.num_shards)).scalars().all() == [None]
+        assert "plans_by_num_shards" in [index["name"] for index in inspect(connection).get_indexes("plans")]
+    assert listed(storage) == [facts(1).id]
 
 
 def test_upgrades_at_the_same_time_wait_for_each_other(database):
@@ -119,10 +139,10 @@ def test_pages_hold_every_plan_once_the_latest_first(storage):
     with storage.database.writing() as connection:
         # Three of a kind were made in the same microsecond, and more come while pages are read.
         for number in range(7):
-            connection.execute(insert(PLANS).values(**facts(number).model_dump(), created_us=number // 3))
+            connection.execute(insert(PLANS).values(plan_row(facts(number), number // 3)))
     found, cursor = [], None
     while True:
-        page = storage.plans.list(PlanFilter(), limit=2, cursor=cursor)
+        page = storage.plans.list(PlanFilter(limit=2, cursor=cursor))
         found += [plan.id for plan in page.plans]
         add(storage, facts(100 + len(found)))
         cursor = page.next
@@ -135,7 +155,7 @@ def test_pages_hold_every_plan_once_the_latest_first(storage):
 @pytest.mark.parametrize("cursor", ["x", "", "-", "LTE6YQ", "ΩΩ", "OTk5OTk5OTk5OTk5OTk5OTk5OTk6YQ"])
 def test_cursors_that_no_page_gave_are_refused(storage, cursor):
     with pytest.raises(FormatError, match=r"^cursor: must be `next` of a page before$"):
-        storage.plans.list(PlanFilter(), limit=2, cursor=cursor)
+        storage.plans.list(PlanFilter(limit=2, cursor=cursor))
 
 
 def test_lists_are_searched(storage):
@@ -225,11 +245,11 @@ def test_a_transaction_that_fails_leaves_nothing(storage):
 
 WRITER = """
 from server.access import COMMAND_LINE
-from server.bodies.plans import PlanFacts
 from server.storage.database import Database
 from server.storage.idempotency import KeptAnswer
 from server.storage.location import database_url
 from server.storage.storage import Storage
+from server.tasks.reply import PlanFacts
 storage = Storage(Database(database_url()))
 for number in range(10**6):
     plan = PlanFacts(id=f"sha256:{number:064x}", planner="auto", device="cpu", num_tables=1, num_ranks=1, step_ms=1.0,
@@ -254,7 +274,7 @@ def test_a_killed_process_loses_no_write_that_it_acknowledged(database, database
     storage = open_storage()
     for number in range(acknowledged):
         assert storage.plans.read(facts(number).id) == b"{}" * 1000
-    num_listed = len(storage.plans.list(PlanFilter(), limit=10**6).plans)
+    num_listed = len(storage.plans.list(PlanFilter.model_construct(limit=10**6)).plans)
     storage.database.close()
     assert num_listed - acknowledged in (0, 1)  # the last may have been stored, and not acknowledged
 

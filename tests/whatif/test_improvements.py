@@ -9,7 +9,7 @@ from autoshard.formats import load_topology
 from autoshard.planners.hybrid.explanation import explain
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs, make_plan
-from autoshard.results.explanation_json import EXPLANATION
+from autoshard.results.explanation import EXPLANATION
 from autoshard.whatif.improvements import find_improvements
 
 

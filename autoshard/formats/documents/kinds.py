@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, is_dataclass
 from enum import StrEnum
+from types import UnionType
 from typing import Annotated, Any, Final, Generic, Literal, TypeVar, get_args, get_origin
 
 from autoshard.core.accepted import Range
-from autoshard.core.declared import Written, declared, declared_field
+from autoshard.core.declared import Size, Written, declared, declared_field
 from autoshard.core.quoting import shortened
 from autoshard.formats.documents.fields import (
     MAX_ITEMS,
@@ -230,7 +231,9 @@ def fields_of(
     """
     listed = {}
     for one in declared(owner):
-        kind = kinds.get(one.name) or kind_of(one.type, one.range, known)
+        kind = kinds.get(one.name) or kind_of(one.type, one.marks, known)
+        if isinstance(one.type, UnionType) and one.default is MISSING:
+            kind = or_null(kind)
         is_optional = one.default is not MISSING and one.meaning.written is not Written.REQUIRED
         default = one.default if one.meaning.written is Written.UNLESS_DEFAULT else _NONE_SUCH
         listed[one.name] = Field(one.name, kind, one.meaning.text, is_optional, default if is_optional else _NONE_SUCH)
@@ -240,33 +243,38 @@ def fields_of(
 def field_kind(owner: type, name: str) -> Kind[Any]:
     """The kind of one declared field of a dataclass."""
     one = declared_field(owner, name)
-    return kind_of(one.type, one.range)
+    return kind_of(one.type, one.marks)
 
 
-def kind_of(hint: Any, accepted: Range | None = None, known: Mapping[type, Kind[Any]] | None = None) -> Kind[Any]:
-    """What holds values of a type; None is no value of it, but what was left out.
+def kind_of(hint: Any, marks: Sequence[object] = (), known: Mapping[type, Kind[Any]] | None = None) -> Kind[Any]:
+    """What holds values of a type with some metadata; None is no value of it, but what was left out.
 
     Raises:
         TypeError: If no kind is known for it.
     """
     if get_origin(hint) is Annotated:
         hint, *marks = get_args(hint)
-        accepted = next((mark for mark in marks if isinstance(mark, Range)), accepted)
+    size = next((mark for mark in marks if isinstance(mark, Size)), None)
     origin, inner = get_origin(hint), [one for one in get_args(hint) if one is not type(None)]
     if known and hint in known:
         return known[hint]
-    if len(inner) < len(get_args(hint)) and len(inner) == 1:
-        return kind_of(inner[0], accepted, known)
+    if isinstance(hint, UnionType) and len(inner) == 1:
+        return kind_of(inner[0], marks, known)
     if origin is tuple:
-        return list_of(kind_of(inner[0], accepted, known))
+        limits = size or Size(at_least=1)
+        return list_of(kind_of(inner[0], marks, known), limits.at_least, limits.at_most or MAX_ITEMS)
     if origin is Mapping and inner[0] is str:
-        return by_name(kind_of(inner[1], accepted, known))
+        return by_name(kind_of(inner[1], marks, known))
     if origin is Literal:
         return one_of(inner)
     if hint is int or hint is float:
-        return _numbers(hint, accepted or Range(at_least=0))
-    if hint is bool or hint is str:
-        return FLAG if hint is bool else TEXT
+        return _numbers(hint, next((mark for mark in marks if isinstance(mark, Range)), Range(at_least=0)))
+    if hint is str:
+        return TEXT if size is None else ANY_TEXT
+    if hint is bool:
+        return FLAG
+    if hint is object:
+        return ANYTHING
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return one_of(hint)
     if is_dataclass(hint):

@@ -93,7 +93,7 @@ _OF_FEATURES: Final = {one.name: one for one in declared(Feature) if one.name !=
 _DECLARED: Final = {**_OF_TABLES, **_OF_FEATURES, "batch_size": declared_field(TableSet, "batch_size")}
 #: Fields that columns may be read as.
 FIELDS: Final = tuple(dict.fromkeys((*_NAMES, *_DECLARED)))
-_KINDS: Final = {name: kind_of(one.type, one.range) for name, one in _DECLARED.items()}
+_KINDS: Final = {name: kind_of(one.type, one.marks) for name, one in _DECLARED.items()}
 _WHOLE: Final = {name: _KINDS[name] for name, one in _DECLARED.items() if one.type is int}
 _NUMBERS: Final = {name: _KINDS[name] for name, one in _DECLARED.items() if float in (one.type, *get_args(one.type))}
 _NUMBERS["zipf_alpha"] = ALPHA

@@ -30,6 +30,7 @@ from autoshard.core.accepted import AT_LEAST_0, AT_LEAST_1
 from autoshard.core.declared import Role, undecided
 from autoshard.core.errors import FormatError, SampleStoreError
 from autoshard.core.machine import MeasuredMachine
+from autoshard.core.shard import UPDATE_WRITES
 from autoshard.core.tables import KernelTraits
 from autoshard.formats.documents.digest import digest
 from autoshard.formats.stores.sample_columns import (
@@ -156,6 +157,8 @@ class Sample:
         memory_bytes: Memory of the host; of a GPU, its own.
         clock_mhz: Clock that the system states when a run begins; of a GPU, the highest.
         driver_version: Of a GPU; empty on a CPU.
+        sums_hit_rows: Whether gradients of replicas were summed for the rows that the batch hits, and these updated, as
+            the runtime does; before the fourth version of the columns, they were summed for all rows of a table.
     """
 
     sample_id: str = ""
@@ -186,6 +189,7 @@ class Sample:
     memory_bytes: Annotated[int, AT_LEAST_0] = 0
     clock_mhz: Amount = 0.0
     driver_version: str = ""
+    sums_hit_rows: bool = False
 
     @property
     def kernel_ms(self) -> float:
@@ -199,8 +203,13 @@ class Sample:
 
     @property
     def local_shards(self) -> tuple[LocalShard, ...]:
-        """The set, without what was measured of it."""
-        return tuple(measured.shard for measured in self.shards)
+        """The set, without what was measured of it but the rows that replicas wrote."""
+        return tuple(
+            replace(one.shard, written_rows=float((1 + UPDATE_WRITES) * one.num_distinct))
+            if self.sums_hit_rows and one.shard.update is Update.ALL_REDUCED
+            else one.shard
+            for one in self.shards
+        )
 
     def identified(self) -> Sample:
         """The same sample with its ids filled in."""
@@ -212,8 +221,11 @@ class Sample:
 HARDWARE_FIELDS = ("core_cache_bytes", "cache_bytes", "memory_bytes", "clock_mhz", "driver_version")
 KERNEL_SAMPLES = SampleStore(
     Sample,
-    schema="autoshard.samples/3",
-    earlier={"autoshard.samples/2": HARDWARE_FIELDS},
+    schema="autoshard.samples/4",
+    earlier={
+        "autoshard.samples/2": (*HARDWARE_FIELDS, "sums_hit_rows"),
+        "autoshard.samples/3": ("sums_hit_rows",),
+    },
     folder="",
     kind="samples",
     command="autoshard collect",

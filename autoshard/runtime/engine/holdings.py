@@ -348,6 +348,50 @@ class Ownership:
             num_rows += self.holdings[index].num_rows(process)
         return first_rows
 
+    def kernel_rows(self, key: KernelKey, process: int) -> int:
+        """Rows that a kernel of a process keeps."""
+        return sum(self.holdings[index].num_rows(process) for index in self.of_kernel(key, process))
+
+    @cached_property
+    def _replicas(self) -> dict[KernelKey, tuple[Holding, dict[int, tuple[int, ...]]]]:
+        """For kernels of replicas one of their holdings, and for each process with rows those that hold the same."""
+        found: dict[KernelKey, tuple[Holding, dict[int, tuple[int, ...]]]] = {}
+        for one in self.holdings:
+            if one.is_replicated:
+                _, holders = found.setdefault(one.kernel_key, (one, {}))
+                for group in one.sync_groups():
+                    for process in group:
+                        known = holders.setdefault(process, group) if one.num_rows(process) else group
+                        assert known == group, "a process has one part of the rows"
+        return found
+
+    @property
+    def most_replicated_rows(self) -> int:
+        """At least as many rows as a kernel of replicas keeps on any process."""
+        rows = dict.fromkeys(self._replicas, 0)
+        for one in self.holdings:
+            if one.is_replicated:
+                rows[one.kernel_key] += sum(of.num_rows for of in one.ranges)
+        return max(rows.values(), default=0)
+
+    def holders(self, key: KernelKey, process: int) -> tuple[int, ...]:
+        """Processes that hold the same rows of a kernel of replicas as a process does, rising: they sum gradients."""
+        return self._replicas[key][1][process]
+
+    def hits(self, reader: int, holder: int) -> tuple[tuple[KernelKey, int], ...]:
+        """Of which rows a process tells a holder of replicas that its batch hits them, if they meet by their numbers.
+
+        Returns:
+            Kernels, each with the process whose copy the reader looks up.
+        """
+        found = []
+        for key, (one, holders) in self._replicas.items():
+            held = one.ranges[0]
+            if one.grad_sync is not GradSync.DENSE:
+                owners = sorted(set(held.replicas[held.read_by[reader]]))
+                found += [(key, owner) for owner in owners if holder in holders.get(owner, ())]
+        return tuple(found)
+
     def asked(self, reader: int, owner: int) -> OwnerRequest:
         """What a process asks another for; of itself only rows that no other process has copies of (see `local`)."""
         return self._asked(reader, owner, lambda one: not (one.is_replicated and reader == owner))

@@ -1,10 +1,20 @@
-"""Numbers that the host sends to its device."""
+"""Numbers on a device: how the host sends them there, and what torch calls their formats."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
+
+from autoshard.core import DType
+
+#: As torch calls them.
+TORCH_DTYPES = {
+    DType.FP32: torch.float32,
+    DType.FP16: torch.float16,
+    DType.BF16: torch.bfloat16,
+    DType.INT8: torch.int8,
+}
 
 
 def staged(

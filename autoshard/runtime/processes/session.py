@@ -150,7 +150,8 @@ class Session:
         num_steps = request.warmup_steps + request.steps
         for step in range(num_steps):
             samples = batches[step % len(batches)]
-            following = batches[(step + 1) % len(batches)] if step + 1 < num_steps else None
+            until = min(step + 1 + training.batches_ahead, num_steps)
+            following = [batches[one % len(batches)] for one in range(step + 1, until)]
             timer.take()
             begun = timer.mark()
             loss = training(samples, following).loss
@@ -169,7 +170,7 @@ class Session:
 def _trace(path: str, training: TrainingStep, batches: Sequence[Samples]) -> None:
     """Takes two more steps; process 0 writes what torch's profiler saw of them."""
     with profile() if dist.get_rank() == 0 else nullcontext() as found:
-        training(batches[0], batches[-1])
+        training(batches[0], [batches[-1]])
         training(batches[-1])
     if found is not None:
         found.export_chrome_trace(path)

@@ -10,6 +10,7 @@ features, N rows, D embedding dim.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
@@ -295,11 +296,11 @@ def compare(
     def drawn(step: int, process: int) -> Samples:
         return draw_samples(tables, num_dense, B, (request.seed, step, process), ranked)
 
-    following = drawn(0, rank).to(device)
+    ahead: deque[Samples] = deque()
     for step in range(request.verify_steps):
-        samples, is_last = following, step == request.verify_steps - 1
-        following = samples if is_last else drawn(step + 1, rank).to(device)
-        vectors_BC = training(samples, None if is_last else following).vectors_BC
+        until = min(step + 1 + training.batches_ahead, request.verify_steps)
+        ahead += [drawn(one, rank).to(device) for one in range(step + len(ahead), until)]
+        vectors_BC = training(ahead.popleft(), tuple(ahead)).vectors_BC
         vectors_GC = vectors_BC.new_empty(world_size * B, vectors_BC.shape[1])
         all_gather(vectors_GC, vectors_BC.contiguous())
         if reference is not None:

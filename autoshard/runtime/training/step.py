@@ -5,6 +5,8 @@ Shape suffixes: B samples of a local batch, C columns of all features.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -112,6 +114,9 @@ class TrainingStep:
         dense: Dense layers.
         learning_rate: Learning rate of the dense layers.
         buckets: Averages the dense layers' gradients; None for a single process.
+
+    Attributes:
+        batches_ahead: How many of the next batches a step takes.
     """
 
     def __init__(
@@ -124,14 +129,14 @@ class TrainingStep:
     ) -> None:
         self._embeddings, self._vectors, self._buckets = embeddings, FeatureVectors(tables), buckets
         self._optimizer = torch.optim.SGD(dense.parameters(), lr=learning_rate)
-        self.dense = dense
+        self.dense, self.batches_ahead = dense, 0
 
-    def __call__(self, samples: Samples, following: Samples | None = None) -> StepOutcome:
+    def __call__(self, samples: Samples, following: Sequence[Samples] = ()) -> StepOutcome:
         """Trains on one batch.
 
         Args:
-            samples: The batch; what followed in the call before, if anything did.
-            following: The next one, if there is one.
+            samples: The batch; the first that followed in the call before, if any did.
+            following: The next ones, up to `batches_ahead`.
         """
         self._optimizer.zero_grad()
         bottom_BD, embedded = self.embed(samples, following)
@@ -144,7 +149,7 @@ class TrainingStep:
         self._optimizer.step()
         return StepOutcome(loss.detach(), vectors_BC.detach())
 
-    def embed(self, samples: Samples, following: Samples | None) -> tuple[torch.Tensor, Embedded]:
+    def embed(self, samples: Samples, following: Sequence[Samples]) -> tuple[torch.Tensor, Embedded]:
         """The bottom layers' output, shape (B, D), and the embeddings of a batch."""
         del following  # Its ids are sent when it is trained on.
         # The bottom layers come first, so that autograd, which goes back in reverse order, sends the embeddings'
@@ -178,13 +183,13 @@ class PipelinedStep(TrainingStep):
         buckets: GradientBuckets,
     ) -> None:
         super().__init__(embeddings, tables, dense, learning_rate, buckets)
-        self._pipelined = embeddings
-        self._prefetched: Prefetched | None = None
+        self._pipelined, self.batches_ahead = embeddings, embeddings.batches_ahead
+        self._prefetched: deque[Prefetched] = deque()
 
-    def embed(self, samples: Samples, following: Samples | None) -> tuple[torch.Tensor, Embedded]:
+    def embed(self, samples: Samples, following: Sequence[Samples]) -> tuple[torch.Tensor, Embedded]:
         """As `TrainingStep`; prefetches what follows."""
-        started = self._pipelined.start(samples.ids if self._prefetched is None else self._prefetched)
-        self._prefetched = None if following is None else self._pipelined.prefetch(following.ids)
+        started = self._pipelined.start(self._prefetched.popleft() if self._prefetched else samples.ids)
+        self._prefetched += [self._pipelined.prefetch(one.ids) for one in following[len(self._prefetched) :]]
         bottom_BD = self.dense.bottom(samples.dense_BN)
         embedded = started.wait()
         assert isinstance(embedded, Embedded), "of a batch that is no keyed tensor"

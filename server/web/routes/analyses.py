@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Path, Query, Request, Response
+from fastapi import Depends, FastAPI, Path, Query, Request, Response
 
-from autoshard.api import ComparisonAnswer, PlanAnswer, PlanId, ValidationAnswer
+from autoshard.api import (
+    ComparisonAnswer,
+    ComparisonBody,
+    EvaluationBody,
+    PlanAnswer,
+    PlanId,
+    ReplanBody,
+    SimulationBody,
+    ValidationAnswer,
+    ValidationBody,
+)
 from autoshard.core.costs import Risk
-from autoshard.results.diff_json import DIFF
-from autoshard.results.explanation import Explanation
-from autoshard.results.explanation_json import EXPLANATION
+from autoshard.results.explanation import EXPLANATION, Explanation
+from autoshard.results.plan_diff import DIFF
 from autoshard.results.sweep_record import SIMULATION
 from server.tasks.work import WorkKind
 from server.web.desk import WorkDesk
-from server.web.openapi import IDEMPOTENCY_KEY, body_of, document_answer, plan_answer, problems
+from server.web.openapi import document_answer, plan_answer, problems
+from server.web.reading import JsonBody, ReceivedBody
 
 #: What any request can be answered with that a planning process works on.
 _WORK_STATUSES = (400, 408, 413, 415, 422, 429, 500, 503, 504)
@@ -47,10 +57,9 @@ def _add_pricing(app: FastAPI, desk: WorkDesk) -> None:
         summary="Price a plan and store it",
         response_model=PlanAnswer,
         responses={**plan_answer(), **problems(*_WORK_STATUSES, 409)},
-        openapi_extra=_keyed("EvaluationBody"),
     )
-    async def evaluate_plan(request: Request) -> Response:
-        return await desk.answer(request, WorkKind.EVALUATE)
+    async def evaluate_plan(received: Annotated[ReceivedBody[Any], Depends(JsonBody(EvaluationBody))]) -> Response:
+        return await desk.answer(received, WorkKind.EVALUATE)
 
     @app.post(
         "/v1/plans/{plan_id}/replans",
@@ -59,10 +68,11 @@ def _add_pricing(app: FastAPI, desk: WorkDesk) -> None:
         summary="Plan anew for a changed task",
         response_model=PlanAnswer,
         responses={**plan_answer(), **problems(*_WORK_STATUSES, 404, 409)},
-        openapi_extra=_keyed("ReplanBody"),
     )
-    async def replan(request: Request, plan_id: _StoredId) -> Response:
-        return await desk.answer(request, WorkKind.REPLAN, plan_id)
+    async def replan(
+        received: Annotated[ReceivedBody[Any], Depends(JsonBody(ReplanBody))], plan_id: _StoredId
+    ) -> Response:
+        return await desk.answer(received, WorkKind.REPLAN, plan_id)
 
 
 def _add_comparing(app: FastAPI, desk: WorkDesk) -> None:
@@ -72,20 +82,18 @@ def _add_comparing(app: FastAPI, desk: WorkDesk) -> None:
         summary="Plan with several planners",
         response_model=ComparisonAnswer,
         responses=problems(*_WORK_STATUSES, 409),
-        openapi_extra=_keyed("ComparisonBody"),
     )
-    async def compare_planners(request: Request) -> Response:
-        return await desk.answer(request, WorkKind.COMPARE)
+    async def compare_planners(received: Annotated[ReceivedBody[Any], Depends(JsonBody(ComparisonBody))]) -> Response:
+        return await desk.answer(received, WorkKind.COMPARE)
 
     @app.post(
         "/v1/simulations",
         tags=["tasks"],
         summary="Plan for other clusters and batch sizes",
         responses={200: document_answer(SIMULATION), **problems(*_WORK_STATUSES, 409)},
-        openapi_extra=_keyed("SimulationBody"),
     )
-    async def simulate_steps(request: Request) -> Response:
-        return await desk.answer(request, WorkKind.SIMULATE)
+    async def simulate_steps(received: Annotated[ReceivedBody[Any], Depends(JsonBody(SimulationBody))]) -> Response:
+        return await desk.answer(received, WorkKind.SIMULATE)
 
     @app.post(
         "/v1/validations",
@@ -93,10 +101,9 @@ def _add_comparing(app: FastAPI, desk: WorkDesk) -> None:
         summary="Check tables and a topology",
         response_model=ValidationAnswer,
         responses=problems(*_WORK_STATUSES, 409),
-        openapi_extra=_keyed("ValidationBody"),
     )
-    async def validate_task(request: Request) -> Response:
-        return await desk.answer(request, WorkKind.VALIDATE)
+    async def validate_task(received: Annotated[ReceivedBody[Any], Depends(JsonBody(ValidationBody))]) -> Response:
+        return await desk.answer(received, WorkKind.VALIDATE)
 
 
 def _add_of_plans(app: FastAPI, desk: WorkDesk) -> None:
@@ -157,8 +164,3 @@ def _add_pages(app: FastAPI, desk: WorkDesk) -> None:
         answer = await desk.read(request, WorkKind.REPORT, plan_id, media_type="text/html; charset=utf-8")
         answer.headers["Content-Security-Policy"] = _PAGE_POLICY
         return answer
-
-
-def _keyed(body: str) -> dict[str, Any]:
-    """What OpenAPI says of a request with a body, which may have an idempotency key."""
-    return {"requestBody": body_of(body), "parameters": [IDEMPOTENCY_KEY]}

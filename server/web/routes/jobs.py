@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Path, Query, Request, Response
+from fastapi import Depends, FastAPI, Path, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 from starlette.status import HTTP_202_ACCEPTED
 
-from autoshard.api import JobAnswer, JobId, JobKind, JobList, JobState, ValidationAnswer
+from autoshard.api import (
+    JOB_BODIES,
+    MAX_PAGE,
+    MAX_TIME_LIMIT_S,
+    JobAnswer,
+    JobId,
+    JobKind,
+    JobList,
+    JobState,
+    PlanJobBody,
+    ValidationAnswer,
+    ValidationBody,
+)
 from autoshard.core.errors import FormatError
-from autoshard.formats import parse_json
-from server.access import Principal
-from server.bodies.jobs import BODIES, PlanJobBody, scope_of
-from server.bodies.plans import MAX_TIME_LIMIT_S, parse_body
+from server.access import Principal, scope_of
 from server.jobs.engine import JobEngine
 from server.problems import BusyError, ForbiddenError
 from server.storage.idempotency import IdempotentRequest, KeptAnswer
@@ -23,9 +31,9 @@ from server.storage.storage import Storage
 from server.tasks.work import WorkKind
 from server.web.buffers import client_of
 from server.web.desk import WorkDesk
-from server.web.openapi import IDEMPOTENCY_KEY, body_of, problems
+from server.web.openapi import problems
+from server.web.reading import JsonBody, ReceivedBody
 
-_MAX_PAGE = 200
 #: Time limits anywhere in a body.
 _TIME_LIMITS = re.compile(rb'"time_limit_s"\s*:\s*(\d{1,15}(?:\.\d{1,15})?(?:[eE][+-]?\d{1,2})?)')
 _SUMMARIES = {
@@ -71,43 +79,48 @@ class JobDesk:
         self._engine = engine
         self._storage = storage
 
-    async def make(self, request: Request, kind: JobKind) -> Response:
+    async def make(self, received: ReceivedBody[Any], kind: JobKind) -> Response:
         """Answers a request for a job.
 
         Args:
-            request: Of which nothing has been read.
+            received: The request's body.
             kind: What the job is to do.
 
         Raises:
             AutoshardError: If there is something wrong with it, or no room for more jobs.
         """
 
-        async def make(body: bytes, keyed: IdempotentRequest | None) -> KeptAnswer:
-            return await run_in_threadpool(self._made, kind, body, keyed, request)
+        async def make(text: bytes, keyed: IdempotentRequest | None) -> KeptAnswer:
+            await received.parse(text)
+            return await run_in_threadpool(self._made, kind, text, keyed, received.request)
 
-        return _with_location(await self._desk.once(request, make))
+        return _with_location(await self._desk.once(received, make))
 
-    async def plan(self, request: Request) -> Response:
+    async def plan(self, received: ReceivedBody[PlanJobBody]) -> Response:
         """Answers a request for a plan: by a job where the client would rather have one, or asks for so much time.
 
         Args:
-            request: Of which nothing has been read.
+            received: The request's body.
 
         Raises:
             AutoshardError: If it cannot be answered.
         """
+        request = received.request
         if prefers_job(request):
-            return await self.make(request, JobKind.PLAN)
+            return await self.make(received, JobKind.PLAN)
         self._desk.check_room(request)
 
-        async def do(body: bytes, keyed: IdempotentRequest | None) -> KeptAnswer:
-            if (task := await run_in_threadpool(_long_task, body)) is not None:
-                checked = await self._desk.worked(request, WorkKind.VALIDATE, task, None)
-                _check_valid(checked)
-                return await run_in_threadpool(self._made, JobKind.PLAN, body, keyed, request)
-            return await self._desk.worked(request, WorkKind.PLAN, body, keyed)
+        async def do(text: bytes, keyed: IdempotentRequest | None) -> KeptAnswer:
+            # Nearly all bodies have a small number there, and are parsed by the process that plans.
+            may_be_long = any(float(number) > MAX_TIME_LIMIT_S for number in _TIME_LIMITS.findall(text))
+            task = await received.parse(text) if may_be_long else None
+            if task is None or task.time_limit_s <= MAX_TIME_LIMIT_S:
+                return await self._desk.worked(request, WorkKind.PLAN, text, keyed)
+            asked = await run_in_threadpool(_validation, task)
+            _check_valid(await self._desk.worked(request, WorkKind.VALIDATE, asked, None))
+            return await run_in_threadpool(self._made, JobKind.PLAN, text, keyed, request)
 
-        response = await self._desk.once(request, do)
+        response = await self._desk.once(received, do)
         return _with_location(response) if response.status_code == HTTP_202_ACCEPTED else response
 
     def cancel(self, job_id: str, actor: Principal) -> JobAnswer:
@@ -133,7 +146,6 @@ class JobDesk:
         return self._storage.jobs.read(job_id)
 
     def _made(self, kind: JobKind, body: bytes, keyed: IdempotentRequest | None, request: Request) -> KeptAnswer:
-        parse_body(BODIES[kind], parse_json(body))
         client = client_of(request.scope)
         run, answer = self._storage.add_job(kind, body, client, keyed, request.state.actor)
         self._engine.enqueue(run)
@@ -151,17 +163,9 @@ def _with_location(response: Response) -> Response:
     return response
 
 
-def _long_task(body: bytes) -> bytes | None:
-    """Tables and topology, as JSON, of a planning task that asks for more time than a request has; else None."""
-    # Nearly all bodies have a small number there, and are parsed by the process that plans.
-    if all(float(number) <= MAX_TIME_LIMIT_S for number in _TIME_LIMITS.findall(body)):
-        return None
-    document = parse_json(body)
-    limit_s = document.get("time_limit_s") if isinstance(document, dict) else None
-    if not isinstance(document, dict) or not isinstance(limit_s, int | float) or limit_s <= MAX_TIME_LIMIT_S:
-        return None
-    parse_body(PlanJobBody, document)
-    return json.dumps({name: document[name] for name in ("tables", "topology")}).encode()
+def _validation(task: PlanJobBody) -> bytes:
+    """The body of a request that checks a task's tables and topology."""
+    return ValidationBody(tables=task.tables, topology=task.topology).model_dump_json().encode()
 
 
 def _check_valid(answer: KeptAnswer) -> None:
@@ -187,6 +191,8 @@ def add_jobs(app: FastAPI, jobs: JobDesk, storage: Storage) -> None:
 
 
 def _add_making(app: FastAPI, jobs: JobDesk, kind: JobKind) -> None:
+    body = Depends(JsonBody(JOB_BODIES[kind]))
+
     @app.post(
         f"/v1/jobs/{kind}",
         operation_id=f"make_{kind.replace('-', '_')}_job",
@@ -195,16 +201,15 @@ def _add_making(app: FastAPI, jobs: JobDesk, kind: JobKind) -> None:
         status_code=202,
         response_model=JobAnswer,
         responses={202: JOB_MADE, **problems(400, 408, 409, 413, 415, 422, 429, 500, 503)},
-        openapi_extra={"requestBody": body_of(BODIES[kind].__name__), "parameters": [IDEMPOTENCY_KEY]},
     )
-    async def make_job(request: Request) -> Response:
-        return await jobs.make(request, kind)
+    async def make_job(received: ReceivedBody[Any] = body) -> Response:
+        return await jobs.make(received, kind)
 
 
 def _add_reading(app: FastAPI, storage: Storage) -> None:
     @app.get("/v1/jobs", tags=["jobs"], summary="List jobs", responses=problems(400, 503))
     def list_jobs(
-        limit: Annotated[int, Query(ge=1, le=_MAX_PAGE, description="Most jobs of a page.")] = 50,
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE, description="Most jobs of a page.")] = 50,
         cursor: Annotated[str | None, Query(max_length=256, description="`next` of the page before.")] = None,
         kind: Annotated[JobKind | None, Query(description="Only jobs of this kind.")] = None,
         state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,

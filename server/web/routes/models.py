@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, TypeVar
 
-from fastapi import FastAPI, Path, Query, Request, Response
-from pydantic import BaseModel
+from fastapi import Depends, FastAPI, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from autoshard.api import ModelAnswer, ModelList, ModelState
-from autoshard.formats import parse_json
+from autoshard.api import (
+    ModelAnswer,
+    ModelKind,
+    ModelList,
+    ModelName,
+    ModelState,
+    PromotionBody,
+    RequestBody,
+    RollbackBody,
+    VersionId,
+)
 from costmodel.registry.aliases import Alias
-from server.bodies.models import KEY_PATTERN, PromotionBody, RollbackBody
-from server.bodies.plans import parse_body
 from server.models.catalogue import COST, ModelCatalogue, summary_of
 from server.models.shadow import LEAST_PLANS, ShadowPricer
 from server.planning.workers import WorkerPool
@@ -24,13 +30,11 @@ from server.tasks.models import ModelCheck
 from server.tasks.work import Work, WorkKind
 from server.web.buffers import client_of
 from server.web.desk import WorkDesk
-from server.web.openapi import IDEMPOTENCY_KEY, body_of, problems
+from server.web.openapi import problems
+from server.web.reading import JsonBody, ReceivedBody
 
-B = TypeVar("B", bound=BaseModel)
+B = TypeVar("B", bound=RequestBody)
 
-_Kind = Annotated[str, Path(pattern=KEY_PATTERN, description="What the model is for, such as cost or policy.")]
-_Name = Annotated[str, Path(pattern=KEY_PATTERN, description="Which one of its kind: the device.")]
-_Version = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="Id of a version.")]
 _IF_MATCH: dict[str, Any] = {
     "name": "If-Match",
     "in": "header",
@@ -73,12 +77,13 @@ class ModelDesk:
         told = summary_of(item).model_dump(exclude={"card"})
         return ModelAnswer(**told, card=item.version.card, shadow=shadow, history=history)
 
-    async def promote(self, request: Request, kind: str, name: str) -> Response:
+    async def promote(self, received: ReceivedBody[PromotionBody], kind: str, name: str) -> Response:
         """Has an alias name a version, after a planning process has loaded it.
 
         Raises:
             AutoshardError: If it cannot be used, or the aliases were changed meanwhile: they stay as they are.
         """
+        request = received.request
 
         async def change(body: PromotionBody) -> ModelState:
             await run_in_threadpool(self.catalogue.find, kind, name, body.version)
@@ -87,21 +92,22 @@ class ModelDesk:
                 self.catalogue.promote, kind, name, body.version, body.alias, request.state.actor, _expected(request)
             )
 
-        return await self._changed(request, PromotionBody, change, "model.promote")
+        return await self._changed(received, change, "model.promote")
 
-    async def roll_back(self, request: Request, kind: str, name: str) -> Response:
+    async def roll_back(self, received: ReceivedBody[RollbackBody], kind: str, name: str) -> Response:
         """Gives an alias back to the version that had it before.
 
         Raises:
             AutoshardError: If there is none, or the aliases were changed meanwhile.
         """
+        request = received.request
 
         async def change(body: RollbackBody) -> ModelState:
             return await run_in_threadpool(
                 self.catalogue.roll_back, kind, name, body.alias, request.state.actor, _expected(request)
             )
 
-        return await self._changed(request, RollbackBody, change, "model.roll-back")
+        return await self._changed(received, change, "model.roll-back")
 
     async def _check(self, request: Request, kind: str, name: str, body: PromotionBody) -> None:
         if kind == COST and body.alias is Alias.PRODUCTION and not body.force:
@@ -119,19 +125,20 @@ class ModelDesk:
             raise _RefusedError(KeptAnswer(status=reply.status, body=reply.body))
 
     async def _changed(
-        self, request: Request, kind: type[B], change: Callable[[B], Awaitable[ModelState]], action: str
+        self, received: ReceivedBody[B], change: Callable[[B], Awaitable[ModelState]], action: str
     ) -> Response:
         async def do(text: bytes, keyed: IdempotentRequest | None) -> KeptAnswer:
             try:
-                state = await change(parse_body(kind, parse_json(text)))
+                state = await change(await received.parse(text))
             except _RefusedError as refused:
                 return refused.answer
             answer = KeptAnswer(status=200, body=state.model_dump_json().encode())
             target = f"{state.kind}/{state.name} production={state.production} candidate={state.candidate}"
-            await run_in_threadpool(self._storage.keep_change, answer, keyed, request.state.actor, action, target[:512])
+            actor = received.request.state.actor
+            await run_in_threadpool(self._storage.keep_change, answer, keyed, actor, action, target[:512])
             return answer
 
-        response = await self._desk.once(request, do)
+        response = await self._desk.once(received, do)
         if response.status_code == 200:
             response.headers["ETag"] = ModelState.model_validate_json(bytes(response.body)).etag
         return response
@@ -154,8 +161,8 @@ def add_models(app: FastAPI, models: ModelDesk) -> None:
 def _add_reading(app: FastAPI, models: ModelDesk) -> None:
     @app.get("/v1/models", tags=["models"], summary="List trained models", responses=problems(400, 422, 503))
     def list_models(
-        kind: Annotated[str | None, Query(pattern=KEY_PATTERN, description="Only models of this kind.")] = None,
-        name: Annotated[str | None, Query(pattern=KEY_PATTERN, description="Only models of this device.")] = None,
+        kind: Annotated[ModelKind | None, Query(description="Only models of this kind.")] = None,
+        name: Annotated[ModelName | None, Query(description="Only models of this device.")] = None,
         cards: Annotated[bool, Query(description="Whether with their cards.")] = False,
     ) -> ModelList:
         return models.catalogue.list(kind, name, cards=cards)
@@ -167,7 +174,7 @@ def _add_reading(app: FastAPI, models: ModelDesk) -> None:
         summary="Read which versions of a model are used and tried",
         responses=problems(400, 404, 422, 503),
     )
-    def read_state(kind: _Kind, name: _Name, response: Response) -> ModelState:
+    def read_state(kind: ModelKind, name: ModelName, response: Response) -> ModelState:
         state = models.catalogue.state(kind, name)
         response.headers["ETag"] = state.etag
         return state
@@ -179,7 +186,7 @@ def _add_reading(app: FastAPI, models: ModelDesk) -> None:
         summary="Read a version's card",
         responses=problems(400, 404, 422, 503),
     )
-    def read_model(kind: _Kind, name: _Name, version: _Version) -> ModelAnswer:
+    def read_model(kind: ModelKind, name: ModelName, version: VersionId) -> ModelAnswer:
         return models.read(kind, name, version)
 
 
@@ -191,10 +198,14 @@ def _add_changing(app: FastAPI, models: ModelDesk) -> None:
         summary="Use a version, or try it",
         response_model=ModelState,
         responses=problems(*_CHANGES),
-        openapi_extra={"requestBody": body_of("PromotionBody"), "parameters": [IDEMPOTENCY_KEY, _IF_MATCH]},
+        openapi_extra={"parameters": [_IF_MATCH]},
     )
-    async def promote(request: Request, kind: _Kind, name: _Name) -> Response:
-        return await models.promote(request, kind, name)
+    async def promote(
+        received: Annotated[ReceivedBody[PromotionBody], Depends(JsonBody(PromotionBody))],
+        kind: ModelKind,
+        name: ModelName,
+    ) -> Response:
+        return await models.promote(received, kind, name)
 
     @app.post(
         "/v1/models/{kind}/{name}/rollbacks",
@@ -203,10 +214,14 @@ def _add_changing(app: FastAPI, models: ModelDesk) -> None:
         summary="Use the version before again",
         response_model=ModelState,
         responses=problems(*_CHANGES),
-        openapi_extra={"requestBody": body_of("RollbackBody"), "parameters": [IDEMPOTENCY_KEY, _IF_MATCH]},
+        openapi_extra={"parameters": [_IF_MATCH]},
     )
-    async def roll_back(request: Request, kind: _Kind, name: _Name) -> Response:
-        return await models.roll_back(request, kind, name)
+    async def roll_back(
+        received: Annotated[ReceivedBody[RollbackBody], Depends(JsonBody(RollbackBody))],
+        kind: ModelKind,
+        name: ModelName,
+    ) -> Response:
+        return await models.roll_back(received, kind, name)
 
 
 def _expected(request: Request) -> str | None:

@@ -9,26 +9,35 @@ from __future__ import annotations
 
 import asyncio
 import importlib.resources
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Annotated, Final
 
-from fastapi import FastAPI, Path, Request, Response
+from fastapi import Depends, FastAPI, Path, Request, Response
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
-from autoshard.api import JobAnswer, JobId
+from autoshard.api import (
+    Catalogue,
+    JobAnswer,
+    JobId,
+    JobSummary,
+    ModelSummary,
+    PlannerSummary,
+    PlanSummary,
+    SessionBody,
+    list_columns,
+)
 from autoshard.core.errors import AutoshardError
-from autoshard.formats import bundled_table_sets, bundled_topologies, parse_json
+from autoshard.formats import bundled_table_sets, bundled_topologies
 from autoshard.formats.imports.table_lists import FIELDS
 from autoshard.planners.registry import describe_planners
-from server.bodies.plans import parse_body
 from server.problems import UnauthenticatedError
 from server.settings import ServerSettings
 from server.storage.storage import Storage
 from server.web.access import PAGE_COOKIE
 from server.web.openapi import problems, shared_schema
-from server.web.reading import read_body
+from server.web.reading import JsonBody, ReceivedBody
 
 #: Nothing but the service's own files runs or is loaded, and no other site may show the page.
 _POLICY: Final = (
@@ -41,6 +50,8 @@ _HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
+#: What lists hold.
+_LISTED: Final[Mapping[str, type[BaseModel]]] = {"plans": PlanSummary, "jobs": JobSummary, "models": ModelSummary}
 _SCRIPTS: Final = ("app.js", "drawing.js", "one.js", "service.js")
 #: Files by path, with their media types.
 PAGE_FILES: Final = {
@@ -67,31 +78,6 @@ _LOOK_S, _WATCH_S = 0.5, 600.0
 _ALIVE_S = 10.0
 
 
-class SessionBody(BaseModel):
-    """A key that signs in."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    key: str = Field(min_length=1, max_length=256)
-
-
-class PlannerSummary(BaseModel):
-    """A planner that can be named."""
-
-    name: str
-    summary: str
-    is_compared: bool = Field(description="Whether the page plans with it when planners are compared.")
-
-
-class Catalogue(BaseModel):
-    """What tasks may name."""
-
-    tables: list[str] = Field(description="Bundled table sets.")
-    topologies: list[str] = Field(description="Bundled topologies.")
-    planners: list[PlannerSummary]
-    table_fields: list[str] = Field(description="Fields that columns of a table list may be read as.")
-
-
 def add_pages(app: FastAPI, storage: Storage, settings: ServerSettings) -> None:
     """Adds the routes."""
     for path, (name, media_type) in PAGE_FILES.items():
@@ -111,12 +97,12 @@ def _add_file(app: FastAPI, path: str, name: str, media_type: str) -> None:
 
 def _add_session(app: FastAPI, storage: Storage, settings: ServerSettings) -> None:
     @app.post("/page/session", include_in_schema=False)
-    async def sign_in(request: Request) -> Response:
-        body = parse_body(SessionBody, parse_json(await read_body(request, settings, request.state.buffer)))
+    async def sign_in(received: Annotated[ReceivedBody[SessionBody], Depends(JsonBody(SessionBody))]) -> Response:
+        body = await received.parse(await received.read(settings))
         if await run_in_threadpool(storage.keys.find, body.key.strip()) is None:
             raise UnauthenticatedError("is no key of this service, or one that was revoked", field="key")
         response = Response(status_code=204)
-        is_secure = request.url.scheme == "https"
+        is_secure = received.request.url.scheme == "https"
         response.set_cookie(PAGE_COOKIE, body.key.strip(), httponly=True, samesite="strict", secure=is_secure)
         return response
 
@@ -142,6 +128,7 @@ def _add_catalogue(app: FastAPI) -> None:
                 for one in describe_planners()
             ],
             table_fields=list(FIELDS),
+            columns={name: list_columns(model) for name, model in _LISTED.items()},
         )
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import FastAPI, Header, Path, Query, Request, Response
+from fastapi import Depends, FastAPI, Header, Path, Query, Request, Response
 
-from autoshard.api import PlanAnswer, PlanId, PlanList
-from server.storage.plans import PlanFilter
+from autoshard.api import PlanAnswer, PlanFilter, PlanId, PlanJobBody, PlanList
 from server.storage.storage import Storage
-from server.web.openapi import IDEMPOTENCY_KEY, body_of, plan_answer, problems
+from server.web.openapi import plan_answer, problems
+from server.web.reading import JsonBody, ReceivedBody
 from server.web.routes.jobs import JOB_MADE, PREFER, JobDesk
-
-_MAX_PAGE = 200
 
 _StoredId = Annotated[PlanId, Path(description="The plan's id.")]
 
@@ -31,29 +29,16 @@ def _add_making(app: FastAPI, jobs: JobDesk) -> None:
         summary="Make a plan and store it",
         response_model=PlanAnswer,
         responses={**plan_answer(), 202: JOB_MADE, **problems(400, 408, 409, 413, 415, 422, 429, 500, 503, 504)},
-        openapi_extra={"requestBody": body_of("PlanJobBody"), "parameters": [IDEMPOTENCY_KEY, PREFER]},
+        openapi_extra={"parameters": [PREFER]},
     )
-    async def make_plan(request: Request) -> Response:
-        return await jobs.plan(request)
+    async def make_plan(received: Annotated[ReceivedBody[PlanJobBody], Depends(JsonBody(PlanJobBody))]) -> Response:
+        return await jobs.plan(received)
 
 
 def _add_list(app: FastAPI, storage: Storage) -> None:
     @app.get("/v1/plans", tags=["plans"], summary="List stored plans", responses=problems(400, 503))
-    def list_plans(
-        limit: Annotated[int, Query(ge=1, le=_MAX_PAGE, description="Most plans of a page.")] = 50,
-        cursor: Annotated[str | None, Query(max_length=256, description="`next` of the page before.")] = None,
-        planner: Annotated[str | None, _searched("Name of the planner.")] = None,
-        device: Annotated[str | None, _searched("Key of the device.")] = None,
-        num_ranks: Annotated[int | None, Query(ge=1, le=1 << 31, description="Ranks of the topology.")] = None,
-        text: Annotated[str | None, _searched("Part of a name: planner, device, level or table.")] = None,
-    ) -> PlanList:
-        chosen = PlanFilter(planner=planner, device=device, num_ranks=num_ranks, text=text)
-        return storage.plans.list(chosen, limit=limit, cursor=cursor)
-
-
-def _searched(description: str) -> Any:
-    """A parameter with a text to look for: without the character that PostgreSQL's texts cannot have."""
-    return Query(max_length=512, pattern=r"^[^\x00]*$", description=description)
+    def list_plans(search: Annotated[PlanFilter, Query()]) -> PlanList:
+        return storage.plans.list(search)
 
 
 def _add_one(app: FastAPI, storage: Storage) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import FastAPI, Path, Request, Response
+from fastapi import Depends, FastAPI, Path, Response
 from starlette.concurrency import run_in_threadpool
 
-from autoshard.api import PlanId, RunAnswer, RunList
+from autoshard.api import PlanId, RunAnswer, RunBody, RunList
 from server.storage.idempotency import IdempotentRequest, KeptAnswer
 from server.storage.storage import Storage
 from server.tasks.work import WorkKind
 from server.web.desk import WorkDesk
 from server.web.metrics import Metrics
-from server.web.openapi import IDEMPOTENCY_KEY, body_of, problems
+from server.web.openapi import problems
+from server.web.reading import JsonBody, ReceivedBody
 
 _StoredId = Annotated[PlanId, Path(description="The plan's id.")]
 
@@ -28,9 +29,11 @@ def add_runs(app: FastAPI, desk: WorkDesk, storage: Storage, metrics: Metrics) -
         summary="Report what a training job measured",
         response_model=RunAnswer,
         responses=problems(400, 404, 408, 409, 413, 415, 422, 429, 500, 503, 504),
-        openapi_extra={"requestBody": body_of("RunBody"), "parameters": [IDEMPOTENCY_KEY]},
     )
-    async def report_run(request: Request, plan_id: _StoredId) -> Response:
+    async def report_run(
+        received: Annotated[ReceivedBody[RunBody], Depends(JsonBody(RunBody))], plan_id: _StoredId
+    ) -> Response:
+        request = received.request
         desk.check_room(request)
 
         async def do(body: bytes, keyed: IdempotentRequest | None) -> KeptAnswer:
@@ -43,7 +46,7 @@ def add_runs(app: FastAPI, desk: WorkDesk, storage: Storage, metrics: Metrics) -
                 await run_in_threadpool(storage.requests.give_up, keyed)
             return answer
 
-        return await desk.once(request, do)
+        return await desk.once(received, do)
 
     @app.get(
         "/v1/plans/{plan_id}/runs",

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Path, Request, Response
+from fastapi import Depends, FastAPI, Path, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from autoshard.api import JobKind, ScheduleAnswer, ScheduleList, ScheduleName
-from autoshard.formats import parse_json
+from autoshard.api import JOB_BODIES, JobKind, ScheduleAnswer, ScheduleBody, ScheduleList, ScheduleName
 from server.access import Principal
-from server.bodies.jobs import BODIES
-from server.bodies.plans import parse_body
-from server.bodies.schedules import ScheduleBody
 from server.jobs.schedules import JobSchedules
 from server.storage.idempotency import IdempotentRequest, KeptAnswer
 from server.storage.storage import Storage
 from server.web.desk import WorkDesk
-from server.web.openapi import IDEMPOTENCY_KEY, body_of, problems
+from server.web.openapi import problems
+from server.web.reading import JsonBody, ReceivedBody
 
 _PATH = "/v1/schedules/{name}"
 _Name = Annotated[ScheduleName, Path(description="The schedule's name.")]
@@ -38,7 +35,7 @@ class ScheduleDesk:
         self._storage = storage
         self.schedules = schedules
 
-    async def make(self, request: Request) -> Response:
+    async def make(self, received: ReceivedBody[ScheduleBody]) -> Response:
         """Makes a schedule.
 
         Raises:
@@ -46,9 +43,10 @@ class ScheduleDesk:
         """
 
         async def make(text: bytes, keyed: IdempotentRequest | None) -> KeptAnswer:
-            return await run_in_threadpool(self._made, text, keyed, request.state.actor)
+            body = await received.parse(text)
+            return await run_in_threadpool(self._made, body, keyed, received.request.state.actor)
 
-        response = await self._desk.once(request, make)
+        response = await self._desk.once(received, make)
         made = ScheduleAnswer.model_validate_json(bytes(response.body))
         response.headers["Location"] = f"/v1/schedules/{made.name}"
         return response
@@ -73,9 +71,8 @@ class ScheduleDesk:
         self.schedules.delete(name)
         self._record(answer, None, actor, "schedule.delete")
 
-    def _made(self, text: bytes, keyed: IdempotentRequest | None, actor: Principal) -> KeptAnswer:
-        body = parse_body(ScheduleBody, parse_json(text))
-        parse_body(BODIES[JobKind(body.kind)], body.body)
+    def _made(self, body: ScheduleBody, keyed: IdempotentRequest | None, actor: Principal) -> KeptAnswer:
+        JOB_BODIES[JobKind(body.kind)].parse(body.body)
         return self._record(self.schedules.create(body), keyed, actor, "schedule.make")
 
     def _record(
@@ -112,10 +109,11 @@ def _add_changing(app: FastAPI, desk: ScheduleDesk) -> None:
         status_code=201,
         response_model=ScheduleAnswer,
         responses={201: _MADE, **problems(400, 408, 409, 413, 415, 422, 429, 500, 503)},
-        openapi_extra={"requestBody": body_of("ScheduleBody"), "parameters": [IDEMPOTENCY_KEY]},
     )
-    async def make_schedule(request: Request) -> Response:
-        return await desk.make(request)
+    async def make_schedule(
+        received: Annotated[ReceivedBody[ScheduleBody], Depends(JsonBody(ScheduleBody))],
+    ) -> Response:
+        return await desk.make(received)
 
     @app.post(f"{_PATH}/pause", tags=["schedules"], summary="Pause a schedule", responses=problems(400, 404, 503))
     def pause_schedule(name: _Name, request: Request) -> ScheduleAnswer:

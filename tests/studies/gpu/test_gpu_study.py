@@ -1,5 +1,6 @@
 """The study `gpu`: stages keep to their minutes and leave what they have, on a CPU as on a GPU."""
 
+import contextlib
 import json
 import time
 from dataclasses import replace
@@ -14,7 +15,7 @@ from costmodel.registry.versions import SHIPPED_VARIABLE
 from studies.frame import Machine
 from studies.gpu.samples import SAMPLES_FILE, SEEN, SEEN_TEST, UNSEEN_TEST, _sets
 from studies.gpu.stages import Found, Outcome, Stage, State, failures, run_stages
-from studies.gpu.study import STAGES
+from studies.gpu.study import STAGES, gpu_result
 
 pytestmark = pytest.mark.smoke
 
@@ -75,6 +76,21 @@ def test_what_a_killed_stage_kept_is_there(run, tmp_path):
     found = Found.read(tmp_path)
     assert {name: one.state for name, one in found.outcomes.items()} == {"a": State.DONE, "b": State.CUT}
     assert found.numbers("b") == {"sets": 5}
+
+
+def test_a_stage_that_goes_on_when_its_time_is_up_is_ended_and_the_page_says_so(run):
+    numbers = {"rows": [], "topology": "h100", "cost_model": "analytic"}
+
+    def goes_on(visit):
+        visit.keep(numbers)
+        while True:
+            with contextlib.suppress(Exception):  # as what is measured might
+                time.sleep(60)
+
+    found = run(stage("plans", goes_on), stage("b", lambda _: {"x": 1}), seconds=6.0)
+    assert {name: one.state for name, one in found.outcomes.items()} == {"plans": State.CUT, "b": State.DONE}
+    assert found.numbers("plans") == numbers
+    assert "The stage plans was cut" in gpu_result(found).to_markdown()
 
 
 def test_a_later_run_does_what_is_left(run):

@@ -1,7 +1,7 @@
 """Lengths and ids on the wire: one message from each process to each.
 
 A message is int32: bag lengths, numbers of rows, a flag, and ids of one number each (two in plans with a table of more
-rows than int32 can number), for which it has a set room.
+rows than int32 can number), for which it has a set room. Last come the rows of replicas that a batch hits.
 
 Shape suffixes: N jagged rows (a feature's bags for one destination), B samples of a local batch, L lookups, Z numbers
 of a message.
@@ -37,40 +37,77 @@ class Flag(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Jagged:
+    """Ids of several slots, slot by slot.
+
+    Attributes:
+        lengths_NB: Bag lengths of slots whose sums are asked for.
+        counts_N: Ids of each slot, on the host.
+        ids_L: The ids: places of rows.
+    """
+
+    lengths_NB: torch.Tensor
+    counts_N: tuple[int, ...]
+    ids_L: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """What one process asks another for.
+
+    Attributes:
+        sums: Of slots whose sums it wants.
+        counts: Rows of each holding whose rows it wants.
+        ids_L: Their places, holding by holding.
+    """
+
+    sums: Jagged
+    counts: tuple[int, ...]
+    ids_L: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Message:
-    """What one process is asked.
+    """What one process is asked, and told.
 
     Attributes:
         lengths_Z: Bag lengths, int32.
         row_counts: Rows of each holding.
         ids: Ids, in pieces, as they travel: int32 or int64.
+        hits: Rows of replicas that are hit, kernel by kernel, as ids are.
     """
 
     lengths_Z: torch.Tensor
     row_counts: tuple[int, ...]
     ids: tuple[torch.Tensor, ...]
+    hits: tuple[torch.Tensor, ...] = ()
 
     @property
-    def num_numbers(self) -> int:
-        """Lengths and numbers of rows."""
-        return len(self.lengths_Z) + len(self.row_counts)
+    def num_asked(self) -> int:
+        """Ids of what is asked for."""
+        return sum(len(one) for one in self.ids)
 
     @property
     def num_ids(self) -> int:
-        """Ids."""
-        return sum(len(one) for one in self.ids)
+        """All ids."""
+        return self.num_asked + sum(len(one) for one in self.hits)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Rows of each holding, and of each kernel of replicas: what follows the lengths."""
+        return (*self.row_counts, *map(len, self.hits))
 
     def pieces(self, room: int) -> list[torch.Tensor]:
         """The ids that find room, and as many zeros as there is room left, each as int32."""
-        num_ids = self.num_ids
+        num_ids, ids = self.num_ids, (*self.ids, *self.hits)
         if num_ids > room:
-            return [torch.cat(self.ids)[:room].view(torch.int32)]
-        left = self.ids[0].new_zeros(room - num_ids)
-        return [one.view(torch.int32) for one in (*self.ids, left)]
+            return [torch.cat(ids)[:room].view(torch.int32)]
+        left = ids[0].new_zeros(room - num_ids)
+        return [one.view(torch.int32) for one in (*ids, left)]
 
     def rest(self, room: int) -> torch.Tensor:
         """The ids that find none."""
-        return torch.cat(self.ids)[room:]
+        return torch.cat([*self.ids, *self.hits])[room:]
 
 
 class Received:
@@ -78,14 +115,14 @@ class Received:
 
     Args:
         lengths_NB: Bag lengths of slots whose sums are asked for.
-        counts: Ids of each slot, and rows of each holding, on the host.
+        counts: Ids of each slot, rows of each holding, and those of each kernel that are hit, on the host.
         flag: Of the batch that it is from.
         room_L: Its ids, and what lies behind them where there is room left.
     """
 
     def __init__(self, lengths_NB: torch.Tensor, counts: tuple[int, ...], flag: Flag, room_L: torch.Tensor) -> None:
         self.lengths_NB, self.counts, self.flag = lengths_NB, counts, flag
-        #: All ids that are asked for.
+        #: All ids.
         self.num_ids = sum(counts)
         #: Those of them that found room.
         self.ids_L = room_L[: self.num_ids]
@@ -132,16 +169,18 @@ def message_size(header: int, room: int, id_dtype: torch.dtype) -> int:
 
 def packed(messages: Sequence[Message], rooms: Sequence[int], flag: Flag) -> tuple[torch.Tensor, list[int]]:
     """Messages for all processes, one after the other, and the numbers of each."""
-    tails = [[*one.row_counts, flag, *[0] * (header_size(one.num_numbers) - one.num_numbers - 1)] for one in messages]
+    headers = [header_size(len(one.lengths_Z) + len(one.numbers)) for one in messages]
+    numbers = [[*one.numbers, flag] for one in messages]
+    tails = [
+        of + [0] * (header - len(one.lengths_Z) - len(of))
+        for one, of, header in zip(messages, numbers, headers, strict=True)
+    ]
     lengths_Z = messages[0].lengths_Z
     tails_Z = staged([number for of in tails for number in of], lengths_Z.device, torch.int32)
     pieces: list[torch.Tensor] = []
     for message, tail, room in zip(messages, torch.split(tails_Z, [len(of) for of in tails]), rooms, strict=True):
         pieces += [message.lengths_Z, tail, *message.pieces(room)]
-    sizes = [
-        message_size(header_size(one.num_numbers), room, one.ids[0].dtype)
-        for one, room in zip(messages, rooms, strict=True)
-    ]
+    sizes = [message_size(header, room, messages[0].ids[0].dtype) for header, room in zip(headers, rooms, strict=True)]
     return torch.cat(pieces), sizes
 
 
@@ -194,16 +233,20 @@ class Wire:
         """Ids of each holding, as they are asked for."""
         return self._rows.get(owner, [])
 
-    def sums(self, owner: int) -> tuple[torch.Tensor, tuple[int, ...], torch.Tensor]:
-        """Bag lengths, counts and ids of the slots whose sums are asked for."""
+    def sums(self, owner: int) -> Jagged:
+        """The slots whose sums are asked for."""
         first = self._first[owner]
         last = first + self._num_slots[owner][0]
         ids_L = self._ids_L[self._starts[first] : self._starts[last]]
-        return self._lengths_NB[first:last], tuple(self._counts_N[first:last]), ids_L
+        return Jagged(self._lengths_NB[first:last], tuple(self._counts_N[first:last]), ids_L)
 
-    def message(self, owner: int, id_dtype: torch.dtype) -> Message:
+    def request(self, owner: int) -> Request:
+        """What an owner is asked for."""
+        sums, rows = self.sums(owner), self.rows(owner)
+        return Request(sums, tuple(len(one) for one in rows), torch.cat(rows) if rows else sums.ids_L[:0])
+
+    def message(self, owner: int, hits: Sequence[torch.Tensor], id_dtype: torch.dtype) -> Message:
         """What an owner is sent, with ids as they travel."""
-        lengths_NB, _, ids_L = self.sums(owner)
-        rows = self.rows(owner)
-        ids = tuple(one.to(id_dtype) for one in (ids_L, *rows))
-        return Message(lengths_NB.reshape(-1), tuple(len(one) for one in rows), ids)
+        sums, rows = self.sums(owner), self.rows(owner)
+        ids, told = (tuple(one.to(id_dtype) for one in of) for of in ((sums.ids_L, *rows), hits))
+        return Message(sums.lengths_NB.reshape(-1), tuple(len(one) for one in rows), ids, told)

@@ -80,12 +80,22 @@ class Prefetched:
             while self in self.under_way:
                 self.under_way.popleft().turn.let_end()
             arrived = self._arrived.result()
-            if arrived.event is not None:
-                arrived.event.wait()
-                for tensor in _tensors(arrived.distributed):
-                    # Or its memory might be given to the next batch while this one's kernels still read it.
-                    tensor.record_stream(torch.cuda.current_stream(tensor.device))
+            distributed = self._on_stream(arrived)
             self._timer.count(StepCollective.INPUT, arrived.took, Span(waiting, self._timer.mark()))
+        return distributed
+
+    def arrived(self) -> Distributed | None:
+        """The same for the current stream; None while it is under way, or where `wait` raises an error."""
+        if not self._arrived.done() or self._arrived.exception() is not None:
+            return None
+        return self._on_stream(self._arrived.result())
+
+    def _on_stream(self, arrived: _Arrived) -> Distributed:
+        if arrived.event is not None:
+            arrived.event.wait()
+            for tensor in _tensors(arrived.distributed):
+                # Or its memory might be given to the next batch while this one's kernels still read it.
+                tensor.record_stream(torch.cuda.current_stream(tensor.device))
         return arrived.distributed
 
 
@@ -113,6 +123,11 @@ class Prefetcher:
         prefetched.under_way = self._under_way
         self._under_way.append(prefetched)
         self._waiting.put(prefetched)
+
+    @property
+    def following(self) -> Prefetched | None:
+        """The batch that is trained on next, if it was submitted."""
+        return self._under_way[0] if self._under_way else None
 
     def let_send(self) -> None:
         """Returns when the ids of the next batch that is trained on are on their way, if one is submitted."""

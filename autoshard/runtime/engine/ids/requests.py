@@ -24,11 +24,15 @@ from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.engine.groups import JoinedGroups, WeakGroup
 from autoshard.runtime.engine.holdings import OwnerRequest, Ownership
 from autoshard.runtime.engine.ids.addresses import AddressMap, Bucketized, CutFeature, RowOrderMap
+from autoshard.runtime.engine.ids.distinct import Distinct
 from autoshard.runtime.engine.ids.faults import fault_of_all
+from autoshard.runtime.engine.ids.hits import HitExchange, HitRows
 from autoshard.runtime.engine.ids.messages import (
     Flag,
+    Jagged,
     Message,
     Received,
+    Request,
     Rooms,
     Wire,
     header_size,
@@ -37,40 +41,9 @@ from autoshard.runtime.engine.ids.messages import (
     packed,
 )
 from autoshard.runtime.engine.ids.turns import AT_ONCE, Turn
-from autoshard.runtime.engine.staging import staged
 
 #: Bag lengths and ids of jagged rows, and how many ids each row has, on the host.
 JaggedRows: TypeAlias = tuple[torch.Tensor, torch.Tensor, Sequence[int]]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Jagged:
-    """Ids of several slots, slot by slot.
-
-    Attributes:
-        lengths_NB: Bag lengths of slots whose sums are asked for.
-        counts_N: Ids of each slot, on the host.
-        ids_L: The ids: places of rows.
-    """
-
-    lengths_NB: torch.Tensor
-    counts_N: tuple[int, ...]
-    ids_L: torch.Tensor
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Request:
-    """What one process asks another for.
-
-    Attributes:
-        sums: Of slots whose sums it wants.
-        counts: Rows of each holding whose rows it wants.
-        ids_L: Their places, holding by holding.
-    """
-
-    sums: Jagged
-    counts: tuple[int, ...]
-    ids_L: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,6 +77,7 @@ class Distributed:
         rows: Lookups whose rows come from other processes, or from this one's kernels, process by process; and last
             those that are read from replicas here. None if there are none.
         bucketized: Lookups of features that are cut, by destination; None if there are none.
+        hits: Rows of this process's replicas whose gradients meet, kernel by kernel.
     """
 
     batch_size: int
@@ -114,6 +88,7 @@ class Distributed:
     local: Request
     rows: RowLookups | None
     bucketized: Bucketized | None
+    hits: tuple[HitRows, ...] = ()
 
 
 class InputExchange:
@@ -154,7 +129,7 @@ class InputExchange:
         self._rows_F = torch.tensor([table.num_embeddings for table in tables for _ in table.features], device=device)
         self._num_features = len(self._rows_F)
         self._is_first_F = torch.arange(self._num_features, device=device) == 0
-        self._id_dtype = id_dtype(table.num_embeddings for table in tables)
+        self._id_dtype = id_dtype([*(table.num_embeddings for table in tables), ownership.most_replicated_rows])
         cut = _cut_features(ownership, reader, orders)
         self.addresses = AddressMap(cut, ownership.holdings, reader, orders, device) if cut else None
         cut = self.addresses.features if self.addresses else []
@@ -176,7 +151,10 @@ class InputExchange:
         self._rows_order = _Order(rows_only, num_sources, device) if rows_only else None
         self._once = self._asked_once(device)
         self._num_slots = [(len(sums), [len(of) for of in rows]) for sums, rows in by_owner]
+        self._hits = HitExchange(ownership, reader, device)
         self._rooms = Rooms(self._num_processes)
+        #: Bytes of rows of replicas that this process has told the others that it hits.
+        self.hit_bytes = 0
         #: Bytes of lengths and ids that this process has sent to each process.
         self.sent_bytes = {stream: [0.0] * self._num_processes for stream in (Stream.LENGTHS, Stream.IDS)}
 
@@ -184,7 +162,7 @@ class InputExchange:
         """The same exchange over other process groups of the same processes, with counters and rooms of its own."""
         twin = copy(self)
         twin._group, twin._peers, twin._rooms = groups.own, groups.peers, Rooms(self._num_processes)
-        twin.sent_bytes = {stream: [0.0] * self._num_processes for stream in self.sent_bytes}
+        twin.hit_bytes, twin.sent_bytes = 0, {stream: [0.0] * self._num_processes for stream in self.sent_bytes}
         return twin
 
     def _sources(self, asked: OwnerRequest, owner: int) -> tuple[list[int], list[list[int]]]:
@@ -226,16 +204,18 @@ class InputExchange:
         rows = None
         if self._rows_order is not None:
             rows = self._row_lookups(wire, self._rows_order, sources, lengths_FB, bucketized, counts_F)
-        served = self._exchanged(wire, fault, turn)
+        requests = [wire.request(owner) for owner in range(self._num_processes + 1)]
+        served, hits = self._exchanged(wire, self._hits.of(requests), fault, turn)
         return Distributed(
             batch_size=self._batch_size,
             num_samples=batch.batch_size,
             lengths_FB=lengths_FB,
             counts_F=counts_F,
             served=served,
-            local=self._request_here(wire),
+            local=requests[-1],
             rows=rows,
             bucketized=bucketized,
+            hits=hits,
         )
 
     def _checked(self, batch: BatchOfIds | InputError) -> tuple[InputError | None, tuple[int, ...]]:
@@ -330,32 +310,24 @@ class InputExchange:
         own = [(owner, index) for owner, asked in enumerate(self._asked) for index in asked.rows]
         own += [(self._reader, index) for index in self._local.rows]
         places = [place for place, (_, index) in enumerate(own) if holdings[index].deduplicate]
-        stops = list(accumulate(holdings[own[place][1]].num_rows(own[place][0]) for place in places))
-        return _Once(places, torch.tensor([0, *stops], device=device))
+        num_rows = [holdings[own[place][1]].num_rows(own[place][0]) for place in places]
+        return _Once(places, Distinct(num_rows, device))
 
     def _distinct(self, ids: list[torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor]:
         """Ids of every owner's holdings, where it is wanted each once; and the one that answers each, over all."""
-        once = self._once
-        starts_K, stops_K = once.bounds[:-1], once.bounds[1:]
-        inverse: list[torch.Tensor] = []
-        distinct = list(ids)
-        if once.places:
-            several = [ids[place] for place in once.places]
-            counts = [len(one) for one in several]
-            start_L = torch.repeat_interleave(starts_K, staged(counts, self._device), output_size=sum(counts))
-            # Rows of all owners' holdings, one after the other, so that one sort finds the distinct ones of all.
-            rows_U, inverse_L = torch.unique(torch.cat(several) + start_L, return_inverse=True)
-            ends_K = torch.searchsorted(rows_U, stops_K)
-            sizes_K = ends_K.diff(prepend=torch.zeros_like(ends_K[:1]))
-            places_U = rows_U - torch.repeat_interleave(starts_K, sizes_K, output_size=len(rows_U))
-            inverse = list(torch.split(inverse_L, counts))
-            for place, one in zip(once.places, torch.split(places_U, sizes_K.tolist()), strict=True):
+        places, distinct, inverse = self._once.places, list(ids), {}
+        if places:
+            found, hit = self._once.distinct([ids[place] for place in places])
+            inverse = dict(zip(places, hit(), strict=True))
+            for place, one in zip(places, found, strict=True):
                 distinct[place] = one
-        return distinct, _arrivals(distinct, dict(zip(once.places, inverse, strict=True)), self._device)
+        return distinct, _arrivals(distinct, inverse, self._device)
 
-    def _exchanged(self, wire: Wire, fault: InputError | None, turn: Turn) -> tuple[Request, ...]:
-        """Sends lengths and ids; what all processes ask this one for."""
-        messages = [wire.message(owner, self._id_dtype) for owner in range(self._num_processes)]
+    def _exchanged(
+        self, wire: Wire, hits: Sequence[Sequence[torch.Tensor]], fault: InputError | None, turn: Turn
+    ) -> tuple[tuple[Request, ...], tuple[HitRows, ...]]:
+        """Sends lengths and ids; what all processes ask this one for, and rows of its replicas that they hit."""
+        messages = [wire.message(owner, hits[owner], self._id_dtype) for owner in range(self._num_processes)]
         flag = Flag.BAD if fault is not None else self._rooms.flag(messages)
         came = self._sent(messages, flag, turn)
         bad = [process for process, one in enumerate(came) if one.flag is Flag.BAD]
@@ -370,15 +342,32 @@ class InputExchange:
             ids = self._with_rest(messages, came)
         self._rooms.adapt([one.num_ids for one in messages], [one.num_ids for one in came])
         for owner, message in enumerate(messages):
-            self.sent_bytes[Stream.LENGTHS][owner] += message.num_numbers * LENGTH_BYTES
-            self.sent_bytes[Stream.IDS][owner] += message.num_ids * self._id_dtype.itemsize
-        return tuple(_request(one, ids_L.long()) for one, ids_L in zip(came, ids, strict=True))
+            self.sent_bytes[Stream.LENGTHS][owner] += len(message.lengths_Z) * LENGTH_BYTES
+            self.sent_bytes[Stream.LENGTHS][owner] += len(message.row_counts) * LENGTH_BYTES
+            self.sent_bytes[Stream.IDS][owner] += message.num_asked * self._id_dtype.itemsize
+        self.hit_bytes += self._hits.num_told(hits) * self._id_dtype.itemsize
+        read = [
+            self._read(one, ids_L.long(), len(of.sums), len(of.rows))
+            for one, ids_L, of in zip(came, ids, self._served, strict=True)
+        ]
+        return tuple(request for request, _ in read), self._hits.met([heard for _, heard in read])
+
+    @staticmethod
+    def _read(
+        message: Received, ids_L: torch.Tensor, num_sums: int, num_rows: int
+    ) -> tuple[Request, Sequence[torch.Tensor]]:
+        """What a process asks for, and the rows that it tells of."""
+        counts = message.counts
+        of_sums, of_rows = counts[:num_sums], counts[num_sums : num_sums + num_rows]
+        summed_L, rows_L, *hits = torch.split(ids_L, [sum(of_sums), sum(of_rows), *counts[num_sums + num_rows :]])
+        return Request(Jagged(message.lengths_NB, of_sums, summed_L), of_rows, rows_L), hits
 
     def _sent(self, messages: Sequence[Message], flag: Flag, turn: Turn) -> list[Received]:
         """Sends messages to all processes; those that come from them."""
         B = self._batch_size
         sent, sent_sizes = packed(messages, self._rooms.sent, flag)
-        headers = [header_size(len(asked.sums) * B + len(asked.rows)) for asked in self._served]
+        num_rows = [len(of.rows) + len(hits) for of, hits in zip(self._served, self._hits.heard, strict=True)]
+        headers = [header_size(len(of.sums) * B + rows) for of, rows in zip(self._served, num_rows, strict=True)]
         sizes = [message_size(*pair, self._id_dtype) for pair in zip(headers, self._rooms.received, strict=True)]
         received = torch.empty(sum(sizes), dtype=torch.int32, device=self._device)
         with turn.sending():
@@ -388,26 +377,18 @@ class InputExchange:
         came = torch.split(received, sizes)
         lengths = [one[: len(of.sums) * B].view(-1, B) for one, of in zip(came, self._served, strict=True)]
         known: list[torch.Tensor] = []
-        for one, lengths_NB, asked in zip(came, lengths, self._served, strict=True):
+        for one, lengths_NB, rows in zip(came, lengths, num_rows, strict=True):
             first = lengths_NB.numel()
-            known += [lengths_NB.sum(1), one[first : first + len(asked.rows) + 1]]
+            known += [lengths_NB.sum(1), one[first : first + rows + 1]]
         # The host waits for the device: it has to know how many ids there are.
         numbers = iter(torch.cat(known).tolist())
-        counts = [tuple(islice(numbers, len(of.sums) + len(of.rows) + 1)) for of in self._served]
+        counts = [
+            tuple(islice(numbers, len(of.sums) + rows + 1)) for of, rows in zip(self._served, num_rows, strict=True)
+        ]
         return [
             Received(lengths_NB, of[:-1], Flag(of[-1]), one[header:].view(self._id_dtype))
             for one, header, lengths_NB, of in zip(came, headers, lengths, counts, strict=True)
         ]
-
-    def _request_here(self, wire: Wire) -> Request:
-        """What this process reads from its own replicas."""
-        lengths_NB, counts_N, ids_L = wire.sums(self._num_processes)
-        rows = wire.rows(self._num_processes)
-        return Request(
-            sums=Jagged(lengths_NB, counts_N, ids_L),
-            counts=tuple(len(one) for one in rows),
-            ids_L=torch.cat(rows) if rows else ids_L[:0],
-        )
 
     def _with_rest(self, messages: Sequence[Message], came: Sequence[Received]) -> list[torch.Tensor]:
         """Sends the ids that found no room; all of each process together."""
@@ -416,13 +397,6 @@ class InputExchange:
         received_L = torch.empty(sum(sizes), dtype=self._id_dtype, device=self._device)
         dist.all_to_all_single(received_L, torch.cat(rests), sizes, [len(one) for one in rests], self._group)
         return [torch.cat([one.ids_L, rest]) for one, rest in zip(came, torch.split(received_L, sizes), strict=True)]
-
-
-def _request(message: Received, ids_L: torch.Tensor) -> Request:
-    num_sums = len(message.lengths_NB)
-    counts_N, row_counts = message.counts[:num_sums], message.counts[num_sums:]
-    summed = sum(counts_N)
-    return Request(sums=Jagged(message.lengths_NB, counts_N, ids_L[:summed]), counts=row_counts, ids_L=ids_L[summed:])
 
 
 def _cut_features(ownership: Ownership, reader: int, orders: Mapping[str, RowOrderMap]) -> list[CutFeature]:
@@ -445,12 +419,12 @@ class _Once:
     """What a process asks for with each row once.
 
     Attributes:
-        places: Their numbers among all owners' holdings whose rows it asks for, K of them.
-        bounds: Where the rows of each begin if they lie one after the other, and the end.
+        places: Their numbers among all owners' holdings whose rows it asks for.
+        distinct: Finds the distinct rows of each.
     """
 
     places: list[int]
-    bounds: torch.Tensor
+    distinct: Distinct
 
 
 class _Order:

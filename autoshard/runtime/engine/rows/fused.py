@@ -25,6 +25,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import DEFAULT_ASSOC
 
 from autoshard.core import DType, MemoryLevel, MemoryPlacement, Optimizer
 from autoshard.core.accepted import FINITE_ABOVE_0, FINITE_AT_LEAST_0
+from autoshard.core.plan import Payload
 from autoshard.runtime.engine.rows.averaging import RowStates
 from autoshard.runtime.engine.rows.huge_pages import advise_huge_pages
 from autoshard.runtime.releases import fused_embedding
@@ -37,7 +38,7 @@ FUSED_OPTIMIZERS = {
 }
 #: FBGEMM's names of the cache policies.
 CACHE_POLICIES = {"lru": CacheAlgorithm.LRU, "lfu": CacheAlgorithm.LFU}
-_PRECISION = {DType.FP32: SparseType.FP32, DType.FP16: SparseType.FP16}
+_PRECISION = {DType.FP32: SparseType.FP32, DType.FP16: SparseType.FP16, DType.BF16: SparseType.BF16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,7 @@ class FusedSettings:
         moment_scale: By which moments are divided under the root, where groups of processes train replicas of all
             tables: c of 2D's Algorithm 1.
         marks_rows: Whether kernels mark the rows that they update, for replica groups that average these alone.
+        output: As what kernels give embeddings out and take gradients (`kernel_output`).
 
     Raises:
         InvalidOptionError: If a number is out of range.
@@ -61,6 +63,7 @@ class FusedSettings:
     seed: int = 0
     moment_scale: float = 1.0
     marks_rows: bool = False
+    output: DType = DType.FP32
 
     def __post_init__(self) -> None:
         FINITE_AT_LEAST_0.check_fields(self, "learning_rate")
@@ -110,7 +113,7 @@ class FusedKernel:
                 feature_table_map=[0] if table_of_feature is None else list(table_of_feature),
                 pooling_mode=PoolingMode.NONE if table_of_feature is None else PoolingMode.SUM,
                 weights_precision=_PRECISION[dtype],
-                output_dtype=SparseType.FP32,
+                output_dtype=_PRECISION[settings.output],
                 optimizer=FUSED_OPTIMIZERS[optimizer],
                 learning_rate=settings.learning_rate * self._scale,
                 eps=settings.eps * self._scale,
@@ -120,6 +123,8 @@ class FusedKernel:
                 device=device,
                 **(_cache_options(sizes, dtype, memory) if on_gpu else {}),
             )
+        #: Whether rows of a batch may be brought into the cache ahead of its lookup.
+        self.fills_ahead = on_gpu and _is_filled_ahead(memory)
         self._rows_T = [rows for rows, _ in sizes]
         self._marks_N: torch.Tensor | None = None
         if settings.marks_rows:
@@ -128,23 +133,48 @@ class FusedKernel:
             self._first_F = torch.tensor([first_T[table] for table in table_of_feature or [0]], device=device)
 
     def sums(self, ids_L: torch.Tensor, lengths_FG: torch.Tensor) -> torch.Tensor:
-        """Sums over bags, fp32 of shape (G, O)."""
-        offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths_FG.reshape(-1).long())
-        output_GO = self._looked_up(ids_L, offsets)
+        """Sums over bags, of shape (G, O)."""
+        output_GO = self._looked_up(ids_L, _offsets(ids_L, lengths_FG))
         if self._marks_N is not None:
             first_L = torch.repeat_interleave(self._first_F, lengths_FG.sum(dim=1), output_size=len(ids_L))
             _mark_with_gradient(output_GO, self._marks_N, ids_L + first_L)
         return output_GO
 
     def rows(self, ids_L: torch.Tensor) -> torch.Tensor:
-        """Rows, fp32 of shape (L, D)."""
-        # A bag for each: a GPU's kernel gives a bag to one warp. On a CPU it takes as long as one bag of all of them.
-        output_LD = self._looked_up(ids_L, torch.arange(len(ids_L) + 1, device=ids_L.device))
+        """Rows, of shape (L, D)."""
+        output_LD = self._looked_up(ids_L, _offsets(ids_L))
         if self._marks_N is not None:
             _mark_with_gradient(output_LD, self._marks_N, ids_L)
         return output_LD
 
+    def fill(
+        self, ids_L: torch.Tensor, lengths_FG: torch.Tensor | None, forward_stream: torch.cuda.Stream | None
+    ) -> None:
+        """Brings the rows of the next lookup into the cache, where they stay until its backward pass.
+
+        Called after a lookup and before its backward pass, on a stream of its own, always the same; FBGEMM's backward
+        pass waits for it, and it for FBGEMM's backward pass.
+
+        Args:
+            ids_L: Ids of the next lookup.
+            lengths_FG: Its bag lengths; None for a lookup of rows.
+            forward_stream: Where the lookup will be.
+        """
+        self._tbe.prefetch(ids_L, _offsets(ids_L, lengths_FG), forward_stream=forward_stream)
+
+    def forget_fill(self) -> None:
+        """Lets rows that were brought for the next lookup leave the cache: another lookup comes before it."""
+        if self._tbe.prefetch_stream is not None:
+            torch.cuda.current_stream().wait_stream(self._tbe.prefetch_stream)
+        while self._tbe.timesteps_prefetched:
+            self._tbe.timesteps_prefetched.pop()
+            places_L = self._tbe.lxu_cache_locations_list.pop()
+            torch.ops.fbgemm.lxu_cache_locking_counter_decrement(self._tbe.lxu_cache_locking_counter, places_L)
+
     def _looked_up(self, ids_L: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        if self.fills_ahead:
+            # A lookup keeps its rows in the cache until its backward pass; without one, for good.
+            self._tbe.lock_cache_line = torch.is_grad_enabled()
         if not torch.is_inference_mode_enabled():
             output: torch.Tensor = self._tbe(ids_L, offsets)
             return output
@@ -172,6 +202,28 @@ class FusedKernel:
         if self._marks_N is not None:
             marks = list(torch.split(self._marks_N, self._rows_T))
         return [RowStates(*state) for state in zip(weights, moments, marks, strict=True)]
+
+
+def _offsets(ids_L: torch.Tensor, lengths_FG: torch.Tensor | None = None) -> torch.Tensor:
+    """Where bags begin, and the end; without lengths, a bag for each id.
+
+    A GPU's kernel gives a bag to one warp. On a CPU, bags of one id take as long as one bag of all of them.
+    """
+    if lengths_FG is None:
+        return torch.arange(len(ids_L) + 1, device=ids_L.device)
+    offsets: torch.Tensor = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths_FG.reshape(-1).long())
+    return offsets
+
+
+def kernel_output(payload: Payload, device: torch.device) -> DType:
+    """As what a device's kernels give embeddings out, and take their gradients.
+
+    Where both travel as fp16 or as bf16, a GPU's kernels write and read these themselves, which saves passes over all
+    embeddings and changes no number: they add up in fp32, round to the nearest as a cast does, and read gradients that
+    are of that format already. On a CPU, the backward pass would add up in fp16.
+    """
+    is_cast = payload.forward is payload.backward and payload.forward in (DType.FP16, DType.BF16)
+    return payload.forward if is_cast and device.type == "cuda" else DType.FP32
 
 
 def rounds_at_random(dtype: DType, device: torch.device) -> bool:
@@ -217,6 +269,13 @@ def _location(memory: MemoryPlacement) -> EmbeddingLocation:
     return EmbeddingLocation.MANAGED_CACHING if memory.cache_bytes else EmbeddingLocation.MANAGED
 
 
+def _is_filled_ahead(memory: MemoryPlacement) -> bool:
+    """Whether FBGEMM can fill the cache before a lookup: those of one policy."""
+    return (
+        _location(memory) is EmbeddingLocation.MANAGED_CACHING and CACHE_POLICIES[memory.policy] is CacheAlgorithm.LRU
+    )
+
+
 def _cache_options(sizes: Sequence[tuple[int, int]], dtype: DType, memory: MemoryPlacement) -> dict[str, Any]:
     """FBGEMM's options for a set-associative cache of so many bytes, whose lines are as wide as the widest table."""
     if not memory.cache_bytes:
@@ -225,6 +284,7 @@ def _cache_options(sizes: Sequence[tuple[int, int]], dtype: DType, memory: Memor
     return {
         "cache_algorithm": CACHE_POLICIES[memory.policy],
         "cache_sets": max(1, memory.cache_bytes // (DEFAULT_ASSOC * line_bytes)),
+        "prefetch_pipeline": _is_filled_ahead(memory),
     }
 
 

@@ -12,19 +12,19 @@ import torch
 import torch.distributed as dist
 
 from autoshard.core.step import StepCollective
-from autoshard.runtime.engine.holdings import Holding, KernelKey, OwnerRequest, Ownership
-from autoshard.runtime.engine.ids.requests import Request
+from autoshard.runtime.engine.holdings import KernelKey, Ownership
+from autoshard.runtime.engine.ids.hits import HitRows, replica_slots
+from autoshard.runtime.engine.ids.messages import Request
 from autoshard.runtime.engine.rows.averaging import RowStates
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.engine.rows.replicated import (
     GradientSync,
     ReplicatedRows,
-    RowGradients,
     SyncedRows,
     holder_groups,
-    summed_by_row,
+    places_of,
+    summed_by_place,
 )
-from autoshard.runtime.engine.staging import staged
 from autoshard.runtime.timing import Part, StepTimer
 
 
@@ -55,20 +55,22 @@ class _Kernel:
     """Storage of one kernel of replicas."""
 
     rows: ReplicatedRows
-    base: dict[int, int]
+    base: Mapping[int, int]
     """First row of each holding."""
     lookups: list[torch.Tensor] = field(default_factory=list)
     sources: list[torch.Tensor] = field(default_factory=list)
     gradients: list[torch.Tensor] = field(default_factory=list)
     num_gradients: int = 0
 
-    def summed(self) -> RowGradients:
-        """Gradients of distinct rows, of all that was collected; forgets it."""
+    def summed(self, rows_U: torch.Tensor | None) -> torch.Tensor:
+        """Gradients of some rows or, for None, of all, (U, D), of all that was collected; forgets it."""
+        num_rows, dim = self.rows.weights_ND.shape
+        num_places = num_rows if rows_U is None else len(rows_U)
         if not self.lookups:
-            weights_ND = self.rows.weights_ND
-            empty = torch.empty(0, weights_ND.shape[1], dtype=torch.float32, device=weights_ND.device)
-            return RowGradients(torch.empty(0, dtype=torch.int64, device=empty.device), empty)
-        summed = summed_by_row(torch.cat(self.lookups), torch.cat(self.sources), torch.cat(self.gradients))
+            return self.rows.weights_ND.new_zeros(num_places, dim, dtype=torch.float32)
+        rows_L = torch.cat(self.lookups)
+        places_L = rows_L if rows_U is None else places_of(rows_L, rows_U, num_rows)
+        summed = summed_by_place(places_L, num_places, torch.cat(self.sources), torch.cat(self.gradients))
         self.lookups, self.sources, self.gradients, self.num_gradients = [], [], [], 0
         return summed
 
@@ -98,7 +100,7 @@ class Replicas:
         timer: StepTimer,
         all_groups: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        self._holdings, self._timer, self._device = ownership.holdings, timer, device
+        self._timer, self._device = timer, device
         self.learning_rate = settings.learning_rate
         process = group.rank()
         self._kernels: dict[KernelKey, _Kernel] = {}
@@ -113,12 +115,16 @@ class Replicas:
                 continue
             first = ownership.holdings[indices[0]]
             rows = sum(ownership.holdings[index].num_rows(process) for index in indices)
-            # A process has one part of the rows; all that have the same one sum their gradients.
-            [processes] = [of for of in first.sync_groups() if process in of]
+            processes = ownership.holders(key, process)
             storage = ReplicatedRows(rows, first.embedding_dim, first.of.dtype, first.of.optimizer, settings, device)
             self._kernels[key] = _Kernel(rows=storage, base=ownership.first_rows(key, process))
-            synced = SyncedRows(first.grad_sync, rows, first.embedding_dim)
+            synced = SyncedRows(rows, first.embedding_dim)
             together.setdefault(processes, {})[key] = synced
+        #: What each process asks this one for, and last what this one reads itself.
+        self._slots = [
+            replica_slots(of, ownership, process, device)
+            for of in (*(ownership.asked(other, process) for other in range(group.size())), ownership.local(process))
+        ]
         self._syncs = [
             (tuple(of), GradientSync(groups[processes], tuple(of.values()))) for processes, of in together.items()
         ]
@@ -146,41 +152,29 @@ class Replicas:
                 found[index] = kernel.rows.state.of(start, end)
         return found
 
-    def look_up(self, request: Request, asked: OwnerRequest, B: int) -> ReplicaLookups:
-        """Embeddings of the replicated part of a request."""
-        slots = [n for n, slot in enumerate(asked.sums) if self._holdings[slot.holding].is_replicated]
-        sums, known, column = [], [], 0
-        counts, at = request.sums.counts_N, sum(request.sums.counts_N[: slots[0]]) if slots else 0
-        for key, numbers in _by_kernel(slots, [self._holdings[slot.holding] for slot in asked.sums]):
-            kernel, size = self._kernels[key], sum(counts[n] for n in numbers)
-            rows_L = request.sums.ids_L[at : at + size] + self._bases(
-                [kernel.base[asked.sums[n].holding] for n in numbers], [counts[n] for n in numbers]
-            )
-            lengths_X = request.sums.lengths_NB[numbers[0] : numbers[-1] + 1].reshape(-1)
-            sums.append(side_by_side(kernel.rows.sums(rows_L, lengths_X), len(numbers), B))
-            bags = torch.arange(len(lengths_X), device=self._device)
-            known.append(
-                (key, rows_L, torch.repeat_interleave(bags, lengths_X, output_size=size), column, len(numbers))
-            )
-            column, at = column + sums[-1].shape[1], at + size
-        rows, wanted = self._rows(request, asked)
-        sums_BW = None if not sums else sums[0] if len(sums) == 1 else torch.cat(sums, dim=1)
-        return ReplicaLookups(sums_BW, rows, tuple(known), wanted)
+    def look_up(self, request: Request, reader: int, B: int) -> ReplicaLookups:
+        """Embeddings of the replicated part of a request.
 
-    def _rows(
-        self, request: Request, asked: OwnerRequest
-    ) -> tuple[tuple[torch.Tensor, ...], tuple[tuple[KernelKey, torch.Tensor], ...]]:
-        places = [n for n, index in enumerate(asked.rows) if self._holdings[index].is_replicated]
-        at = sum(request.counts[: places[0]]) if places else 0
-        rows, wanted = [], []
-        for key, numbers in _by_kernel(places, [self._holdings[index] for index in asked.rows]):
-            kernel, sizes = self._kernels[key], [request.counts[n] for n in numbers]
-            bases = self._bases([kernel.base[asked.rows[n]] for n in numbers], sizes)
-            rows_L = request.ids_L[at : at + sum(sizes)] + bases
-            rows.append(kernel.rows.rows(rows_L))
-            wanted.append((key, rows_L))
-            at += sum(sizes)
-        return tuple(rows), tuple(wanted)
+        Args:
+            request: The request.
+            reader: The process whose it is; the number of processes for this one's own.
+            B: Samples of a local batch.
+        """
+        sums, known, rows, wanted, column = [], [], [], [], 0
+        for of in self._slots[reader]:
+            kernel, rows_L, num_slots = self._kernels[of.key], of.rows(request), len(of.slots)
+            if not of.is_pooled:
+                rows.append(kernel.rows.rows(rows_L))
+                wanted.append((of.key, rows_L))
+                continue
+            lengths_X = request.sums.lengths_NB[of.slots.start : of.slots.stop].reshape(-1)
+            sums.append(side_by_side(kernel.rows.sums(rows_L, lengths_X), num_slots, B))
+            bags = torch.arange(len(lengths_X), device=self._device)
+            bags_L = torch.repeat_interleave(bags, lengths_X, output_size=len(rows_L))
+            known.append((of.key, rows_L, bags_L, column, num_slots))
+            column += sums[-1].shape[1]
+        sums_BW = None if not sums else sums[0] if len(sums) == 1 else torch.cat(sums, dim=1)
+        return ReplicaLookups(sums_BW, tuple(rows), tuple(known), tuple(wanted))
 
     def collect(self, looked: ReplicaLookups, sums_BW: torch.Tensor | None, rows: Sequence[torch.Tensor]) -> None:
         """Takes the gradients of a request, to be applied by `update`."""
@@ -199,29 +193,23 @@ class Replicas:
         kernel.gradients.append(gradients_XD)
         kernel.num_gradients += len(gradients_XD)
 
-    def update(self, learning_rate: float) -> None:
-        """Sums the gradients of all copies, and takes a step of the optimizer at the lookup's learning rate."""
+    def update(self, hits: Sequence[HitRows], learning_rate: float) -> None:
+        """Sums the gradients of all copies, and takes a step of the optimizer at the lookup's learning rate.
+
+        Args:
+            hits: Rows of the batch whose gradients meet, kernel by kernel; of other kernels those of all rows do.
+            learning_rate: That of the lookup.
+        """
+        of_kernel = {one.key: one for one in hits}
         for keys, sync in self._syncs:
-            kernels = [self._kernels[key] for key in keys]
+            kernels, hit = [self._kernels[key] for key in keys], [of_kernel.get(key) for key in keys]
             with self._timer.measure(Part.BACKWARD_KERNEL):
-                own = [kernel.summed() for kernel in kernels]
+                own = [kernel.summed(rows) for kernel, rows in zip(kernels, sync.own_rows(hit), strict=True)]
             with self._timer.measure(Part.SYNC, StepCollective.ALL_REDUCE):
-                gradients = sync(own)
+                gradients = sync(own, hit)
             with self._timer.measure(Part.BACKWARD_KERNEL):
-                for kernel, of_kernel in zip(kernels, gradients, strict=True):
-                    kernel.rows.update(of_kernel, learning_rate)
-
-    def _bases(self, bases: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
-        each, counts_E = staged([bases, counts], self._device)
-        return torch.repeat_interleave(each, counts_E, output_size=sum(counts))
-
-
-def _by_kernel(places: Sequence[int], holdings: Sequence[Holding]) -> list[tuple[KernelKey, list[int]]]:
-    """Places whose holdings are of one kernel, which lie side by side."""
-    found: dict[KernelKey, list[int]] = {}
-    for place in places:
-        found.setdefault(holdings[place].kernel_key, []).append(place)
-    return list(found.items())
+                for kernel, one, gradients_UD in zip(kernels, hit, gradients, strict=True):
+                    kernel.rows.update(None if one is None else one.all_U, gradients_UD, learning_rate)
 
 
 def side_by_side(sums_XD: torch.Tensor, num_features: int, B: int) -> torch.Tensor:

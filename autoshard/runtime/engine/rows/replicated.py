@@ -5,31 +5,24 @@ Shape suffixes: N rows, D embedding dim, L lookups, U distinct rows, X bags or l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.nn.functional import embedding_bag
 
-from autoshard.core import DType, GradSync, Optimizer
+from autoshard.core import DType, Optimizer
 from autoshard.runtime.engine.groups import WeakGroup, group_of_ranks
-from autoshard.runtime.engine.ids.messages import id_dtype
+from autoshard.runtime.engine.ids.hits import HitRows
 from autoshard.runtime.engine.rows.averaging import RowStates
 from autoshard.runtime.engine.rows.fused import FusedSettings, rounds_at_random
 from autoshard.runtime.engine.rows.huge_pages import advise_huge_pages
-from autoshard.runtime.engine.staging import staged
+from autoshard.runtime.engine.staging import TORCH_DTYPES
 from autoshard.runtime.releases import all_gather
 
-TORCH_DTYPES = {DType.FP32: torch.float32, DType.FP16: torch.float16}
-
-
-class RowGradients(NamedTuple):
-    """Gradients of distinct rows."""
-
-    rows_U: torch.Tensor
-    """Rows, rising."""
-    gradients_UD: torch.Tensor
+#: Values of rows that are updated at once where all rows of a table are: 16 MiB.
+_VALUES_AT_ONCE = 1 << 22
 
 
 class ReplicatedRows:
@@ -95,16 +88,30 @@ class ReplicatedRows:
         """Rows, fp32 of shape (L, D)."""
         return self.weights_ND.index_select(0, rows_L).float()
 
-    def update(self, gradients: RowGradients, learning_rate: float) -> None:
+    def update(self, rows_U: torch.Tensor | None, gradients_UD: torch.Tensor, learning_rate: float) -> None:
         """Takes a step of the optimizer for some rows, each with its whole gradient.
+
+        Args:
+            rows_U: Distinct rows; None for all. Those whose gradient is 0 stay as they are.
+            gradients_UD: Their gradients, fp32.
+            learning_rate: Of the lookup.
 
         Source:
             FBGEMM's exact optimizers: row-wise AdaGrad adds the mean of the squared gradient over the row, and epsilon
             is added outside the root.
         """
-        rows_U, gradients_UD = gradients
+        if rows_U is not None:
+            self._update(rows_U, gradients_UD, learning_rate)
+            return
+        num_rows, dim = gradients_UD.shape
+        size = max(1, _VALUES_AT_ONCE // dim)
+        for start in range(0, num_rows, size):
+            rows = slice(start, start + size)
+            self._update(rows, gradients_UD[rows], learning_rate)
+
+    def _update(self, rows_U: torch.Tensor | slice, gradients_UD: torch.Tensor, learning_rate: float) -> None:
         if self.marks_N is not None:
-            self.marks_N[rows_U] = 1
+            self.marks_N[rows_U] |= gradients_UD.any(dim=1)
         step_UD = gradients_UD
         if self.moments is not None:
             squares = gradients_UD.square()
@@ -132,38 +139,33 @@ def half_at_random(values: torch.Tensor, noise: torch.Generator) -> torch.Tensor
     return (bits + drawn).bitwise_and_(-cut).view(torch.float32).half()
 
 
-def summed_by_row(rows_L: torch.Tensor, source_L: torch.Tensor, gradients_XD: torch.Tensor) -> RowGradients:
-    """Gradients of distinct rows.
-
-    Args:
-        rows_L: Row of every lookup.
-        source_L: The gradient that the lookup passes on.
-        gradients_XD: Gradients of bags or of lookups.
-    """
-    sorted_L, order_L = rows_L.sort(stable=True)
-    rows_U, counts_U = torch.unique_consecutive(sorted_L, return_counts=True)
-    offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(counts_U)
-    return RowGradients(rows_U, _sums(gradients_XD, source_L[order_L], offsets))
+def places_of(rows_L: torch.Tensor, rows_U: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """Where rows are among distinct ones, which have them all, int32 of shape (L,); `num_rows` are there in all."""
+    places_N = rows_U.new_empty(num_rows, dtype=torch.int32)
+    places_N.scatter_(0, rows_U, torch.arange(len(rows_U), dtype=torch.int32, device=rows_U.device))
+    return places_N.gather(0, rows_L)
 
 
 def summed_by_place(
     places_L: torch.Tensor, num_places: int, source_L: torch.Tensor, gradients_XD: torch.Tensor
 ) -> torch.Tensor:
-    """Gradients of places, of which each has a lookup: as `summed_by_row`, but the host knows how many they are."""
-    sorted_L, order_L = places_L.sort(stable=True)
-    offsets = torch.searchsorted(sorted_L, torch.arange(num_places + 1, device=sorted_L.device))
-    return _sums(gradients_XD, source_L[order_L], offsets)
+    """Sums of gradients for each place, 0 where there are none; shape (num_places, D).
 
-
-def _sums(gradients_XD: torch.Tensor, source_L: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    return embedding_bag(source_L, gradients_XD, offsets, mode="sum", include_last_offset=True)
+    Args:
+        places_L: Place of every lookup.
+        num_places: How many places there are.
+        source_L: The gradient that the lookup passes on.
+        gradients_XD: Gradients of bags or of lookups.
+    """
+    order_L = places_L.sort(stable=True).indices
+    ones_L = torch.ones_like(places_L, dtype=torch.int64)
+    counts = ones_L.new_zeros(num_places).scatter_add_(0, places_L.long(), ones_L)
+    return embedding_bag(source_L[order_L], gradients_XD, counts.cumsum(0) - counts, mode="sum")
 
 
 class SyncedRows(NamedTuple):
     """Rows of a kernel that other processes have copies of."""
 
-    how: GradSync
-    """How their gradients meet."""
     num_rows: int
     embedding_dim: int
 
@@ -174,19 +176,19 @@ class GradientSync:
     All ways give the same sums, but for rounding:
 
     - dense: an all-reduce of a gradient for every row that is held;
-    - sparse: an all-gather of the rows' numbers, their union, gradients aggregated locally and padded with zeros to
-      it, and an all-reduce of these (OPER Sec. 5.3);
-    - all-gather: one of the rows' numbers and gradients, which every process sums by itself, in the same order.
+    - sparse: one of those rows that any process hits, with zeros for what a process does not hit (OPER Sec. 5.3);
+    - all-gather: one of the gradients of rows that each process hits, which every process sums by itself, in the same
+      order.
 
-    Rows of several kernels travel together, however wide they are and whichever way they go: a step has at most one
-    all-gather of numbers of rows, one of rows and gradients, and one all-reduce for each group of processes.
+    Which rows they are came with the batch's ids. Rows of several kernels travel together, however wide they are and
+    whichever way they go: a step has at most one all-gather and one all-reduce for each group of processes.
 
     Args:
         group: The processes that hold the rows; None for this one alone.
         kernels: Their rows, kernel by kernel.
 
     Attributes:
-        sent_bytes: Bytes that this process has put into collectives of rows and gradients.
+        sent_bytes: Bytes that this process has put into collectives of gradients.
 
     Source:
         OPER Sec. 5.3 for the sparse one, and for the all-gather that it is compared with.
@@ -196,29 +198,33 @@ class GradientSync:
 
     def __init__(self, group: dist.ProcessGroup | None, kernels: Sequence[SyncedRows]) -> None:
         self._group, self._kernels = group, tuple(kernels)
-        self._id_dtype = id_dtype(one.num_rows for one in kernels)
-        # Of four bytes, as a message's.
-        self._id_words = self._id_dtype.itemsize // torch.int32.itemsize
-        self._named = [n for n, one in enumerate(kernels) if one.how is not GradSync.DENSE]
+        self._place = 0 if group is None else group.rank()
         self.sent_bytes = 0
 
-    def __call__(self, own: Sequence[RowGradients]) -> list[RowGradients]:
-        """For each kernel, gradients of all rows that any of the processes has one of; all processes get the same."""
+    def own_rows(self, hits: Sequence[HitRows | None]) -> list[torch.Tensor | None]:
+        """For each kernel, the rows over which this process sums gradients of its lookups; None for all.
+
+        Args:
+            hits: Rows whose gradients meet; None for all.
+        """
+        found = [None if hit is None else (hit.by_holder or (hit.all_U,)) for hit in hits]
+        return [of if of is None else of[self._place if len(of) > 1 else 0] for of in found]
+
+    def __call__(self, own: Sequence[torch.Tensor], hits: Sequence[HitRows | None]) -> list[torch.Tensor]:
+        """For each kernel, the gradients of all rows that meet; all processes get the same.
+
+        Args:
+            own: Gradients of the rows that `own_rows` gives.
+            hits: Rows whose gradients meet; None for all.
+        """
         group = self._group
         if group is None:
             return list(own)
-        everybody = self._gathered(own, group) if self._named else {}
-        found = {n: _summed(one) for n, one in everybody.items() if self._travels(n)}
-        union = {n: torch.unique(one.rows_U) for n, one in everybody.items() if n not in found}
-        left = [n for n in range(len(own)) if n not in found]
-        blocks = [_padded(own[n], union[n]) if n in union else _dense(own[n], self._kernels[n].num_rows) for n in left]
-        for n, sums in zip(left, self._reduced(blocks, group), strict=True):
-            found[n] = RowGradients(union[n], sums) if n in union else _touched(sums)
+        gathered = {n: hit for n, hit in enumerate(hits) if hit is not None and hit.by_holder}
+        reduced = [n for n in range(len(own)) if n not in gathered]
+        found = dict(zip(reduced, self._reduced([own[n] for n in reduced], group), strict=True))
+        found |= self._gathered([own[n] for n in gathered], gathered, group)
         return [found[n] for n in range(len(own))]
-
-    def _travels(self, kernel: int) -> bool:
-        """Whether a kernel's gradients travel with the numbers of their rows."""
-        return self._kernels[kernel].how is GradSync.ALL_GATHER
 
     def _reduced(self, gradients: Sequence[torch.Tensor], group: dist.ProcessGroup) -> list[torch.Tensor]:
         """Sums over the processes, in one all-reduce."""
@@ -231,66 +237,30 @@ class GradientSync:
         pieces = torch.split(flat, [one.numel() for one in gradients])
         return [piece.view(one.shape) for piece, one in zip(pieces, gradients, strict=True)]
 
-    def _gathered(self, own: Sequence[RowGradients], group: dist.ProcessGroup) -> dict[int, RowGradients]:
-        """For each kernel whose rows are named, those of all processes one after the other.
-
-        Gradients are empty where they do not travel. Messages are padded to the longest: gloo has no uneven all-gather.
-        """
-        ids = [own[n].rows_U.to(self._id_dtype) for n in self._named]
-        values = [own[n].gradients_UD.reshape(-1) for n in self._named if self._travels(n)]
-        message = torch.cat([torch.cat(ids).view(torch.int32), *(one.view(torch.int32) for one in values)])
-        counts = staged([len(one) for one in ids], message.device)
-        counts_PN = counts.new_empty(group.size(), len(counts))
-        all_gather(counts_PN.view(-1), counts, group=group)
-        sizes_PN = [self._message_sizes(counts_N) for counts_N in counts_PN.tolist()]
-        longest = max(map(sum, sizes_PN))
-        longest += longest % self._id_words  # every process's ids start at a whole one
-        messages = message.new_empty(group.size() * longest)
-        padded = torch.cat([message, message.new_zeros(longest - len(message))])
-        all_gather(messages, padded, group=group)
-        self.sent_bytes += padded.nbytes
-        parts_PN = [
-            torch.split(messages[process * longest :][: sum(sizes_N)], sizes_N)
-            for process, sizes_N in enumerate(sizes_PN)
+    def _gathered(
+        self, gradients: Sequence[torch.Tensor], hits: Mapping[int, HitRows], group: dist.ProcessGroup
+    ) -> dict[int, torch.Tensor]:
+        """Sums of what all processes have, in one all-gather, padded to the longest: gloo has no uneven one."""
+        if not hits:
+            return {}
+        sizes_PN = [
+            [len(hit.by_holder[place]) * self._kernels[n].embedding_dim for n, hit in hits.items()]
+            for place in range(group.size())
         ]
-        return self._by_kernel(parts_PN)
-
-    def _message_sizes(self, counts_N: Sequence[int]) -> list[int]:
-        """Words of the parts of a process's message: ids of each kernel, then gradients of those that travel."""
-        dims = [self._kernels[n].embedding_dim if self._travels(n) else 0 for n in self._named]
-        values = [count * dim for count, dim in zip(counts_N, dims, strict=True)]
-        return [self._id_words * count for count in counts_N] + values
-
-    def _by_kernel(self, parts_PN: Sequence[Sequence[torch.Tensor]]) -> dict[int, RowGradients]:
+        flat = torch.cat([one.reshape(-1) for one in gradients])
+        sent = torch.nn.functional.pad(flat, (0, max(map(sum, sizes_PN)) - len(flat)))
+        came_PV = sent.new_empty(group.size(), len(sent))
+        all_gather(came_PV.view(-1), sent, group=group)
+        self.sent_bytes += sent.nbytes
+        pieces_PN = [torch.split(of[: sum(sizes)], sizes) for of, sizes in zip(came_PV, sizes_PN, strict=True)]
         found = {}
-        for place, n in enumerate(self._named):
-            rows = torch.cat([parts[place].view(self._id_dtype) for parts in parts_PN]).long()
-            gradients = torch.cat([parts[len(self._named) + place].view(torch.float32) for parts in parts_PN])
-            found[n] = RowGradients(rows, gradients.view(-1, self._kernels[n].embedding_dim))
+        for (n, hit), pieces in zip(hits.items(), zip(*pieces_PN, strict=True), strict=True):
+            rows_X = torch.cat(hit.by_holder)
+            each_X = torch.arange(len(rows_X), device=rows_X.device)
+            gradients_XD = torch.cat(pieces).view(len(rows_X), self._kernels[n].embedding_dim)
+            places_X = places_of(rows_X, hit.all_U, self._kernels[n].num_rows)
+            found[n] = summed_by_place(places_X, len(hit.all_U), each_X, gradients_XD)
         return found
-
-
-def _summed(everybody: RowGradients) -> RowGradients:
-    """Gradients of distinct rows, of all processes' gradients one after the other."""
-    rows_X, gradients_XD = everybody
-    return summed_by_row(rows_X, torch.arange(len(rows_X), device=rows_X.device), gradients_XD)
-
-
-def _dense(own: RowGradients, num_rows: int) -> torch.Tensor:
-    all_ND = own.gradients_UD.new_zeros(num_rows, own.gradients_UD.shape[1])
-    all_ND[own.rows_U] = own.gradients_UD
-    return all_ND
-
-
-def _touched(all_ND: torch.Tensor) -> RowGradients:
-    rows_U = all_ND.any(dim=1).nonzero().squeeze(1)
-    return RowGradients(rows_U, all_ND[rows_U])
-
-
-def _padded(own: RowGradients, rows_U: torch.Tensor) -> torch.Tensor:
-    padded_UD = own.gradients_UD.new_zeros(len(rows_U), own.gradients_UD.shape[1])
-    padded_UD[torch.searchsorted(rows_U, own.rows_U)] = own.gradients_UD
-    return padded_UD
 
 
 def holder_groups(

@@ -6,13 +6,15 @@ all sums, L lookups, N jagged rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 
 from autoshard.core import Exchange, MemoryPlacement
 from autoshard.runtime.engine.holdings import Holding, Ownership
+from autoshard.runtime.engine.ids.prefetch import Prefetched
 from autoshard.runtime.engine.ids.requests import Distributed
 from autoshard.runtime.engine.rows.averaging import RowStates
 from autoshard.runtime.engine.rows.fused import FusedKernel, FusedSettings
@@ -60,6 +62,9 @@ class FusedKernels:
         process: This process.
         device: Where to hold rows.
         timer: Where to count the time.
+
+    Attributes:
+        fills_ahead: Whether some rows lie behind a cache that may be filled ahead of a lookup.
     """
 
     def __init__(
@@ -78,6 +83,12 @@ class FusedKernels:
                 self._sums.append(self._kernel_of_sums(indices, settings))
         self._num_sums = sum(one.num_features for one in self._sums)
         self._asked = [ownership.asked(other, process).rows for other in range(ownership.num_processes)]
+        self.fills_ahead = any(one.fills_ahead for one in self._kernels)
+        self._filled: Distributed | None = None
+        #: Where caches are filled, beside the stream that trains.
+        self._beside: torch.cuda.Stream | None = None
+        if self.fills_ahead and device.type == "cuda":
+            self._beside = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         by_feature = [
             other * self._num_sums + feature
             for feature in range(self._num_sums)
@@ -106,9 +117,14 @@ class FusedKernels:
         """Where a kernel keeps its rows, whose holdings share one cache."""
         return replace(held[0].memory, cache_bytes=sum(one.cache_bytes(self._process) for one in held))
 
+    @property
+    def _kernels(self) -> Iterator[FusedKernel]:
+        yield from (one.kernel for one in self._sums)
+        yield from (one.kernel for one in self._rows)
+
     def set_learning_rate(self, learning_rate: float) -> None:
         """Sets the learning rate of lookups from now on; those that were made keep theirs."""
-        for kernel in (*(one.kernel for one in self._sums), *(one.kernel for one in self._rows)):
+        for kernel in self._kernels:
             kernel.set_learning_rate(learning_rate)
 
     def states(self, *, writes: bool) -> Mapping[int, RowStates]:
@@ -117,6 +133,8 @@ class FusedKernels:
         Args:
             writes: Whether it is written to.
         """
+        if writes:
+            self._follow_fill(None)
         found: dict[int, RowStates] = {}
         for sums in self._sums:
             found.update(zip(sums.holdings, sums.kernel.states(writes=writes), strict=True))
@@ -131,9 +149,34 @@ class FusedKernels:
         """Lets go of the rows."""
         self._sums, self._rows = [], []
 
+    def fill(self, ahead: Prefetched) -> None:
+        """Brings the rows of the batch that is looked up next into the caches, while the one before is trained on.
+
+        Called between the lookup of the one before and its backward pass; nothing is done while its ids are under way.
+        """
+        here = None if self._beside is None else torch.cuda.current_stream(self._device)
+        with nullcontext() if self._beside is None else torch.cuda.stream(self._beside):
+            batch = ahead.arrived()
+            if batch is None:
+                return
+            inputs = (*self._sum_inputs(batch), *((self._row_ids(batch, one), None) for one in self._rows))
+            for kernel, (ids_L, lengths_FG) in zip(self._kernels, inputs, strict=True):
+                if kernel.fills_ahead:
+                    kernel.fill(ids_L, lengths_FG, here)
+        self._filled = batch
+
+    def _follow_fill(self, batch: Distributed | None) -> None:
+        """Before a lookup: what caches were filled for is this batch, which is trained on, or is forgotten."""
+        if self._filled is not None and (self._filled is not batch or not torch.is_grad_enabled()):
+            for kernel in self._kernels:
+                if kernel.fills_ahead:
+                    kernel.forget_fill()
+        self._filled = None
+
     def look_up(self, batch: Distributed) -> Looked:
         """Looks up what all processes ask for."""
-        sums = self._look_up_sums(batch) if self._sums else []
+        self._follow_fill(batch)
+        sums = [self._timed(one.kernel.sums, *of) for one, of in zip(self._sums, self._sum_inputs(batch), strict=True)]
         rows = [self._timed(one.kernel.rows, self._row_ids(batch, one)) for one in self._rows]
         if not sums and not rows:  # nothing here; the empty output still has to be in the graph of every process
             num_samples = batch.batch_size * len(batch.served)
@@ -141,7 +184,10 @@ class FusedKernels:
             return Looked(nothing, ())
         return Looked(torch.cat(sums, dim=1) if len(sums) > 1 else sums[0] if sums else None, tuple(rows))
 
-    def _look_up_sums(self, batch: Distributed) -> list[torch.Tensor]:
+    def _sum_inputs(self, batch: Distributed) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Ids and bag lengths, (F, G), of every kernel that gives out sums."""
+        if not self._sums:
+            return []
         num, asked = self._num_sums, [one.sums for one in batch.served]
         lengths_NB = torch.cat([one.lengths_NB[:num] for one in asked])
         ids_L = torch.cat([one.ids_L[: sum(one.counts_N[:num])] for one in asked])
@@ -150,13 +196,13 @@ class FusedKernels:
                 self._by_feature, lengths_NB, ids_L, None, len(ids_L)
             )
         lengths_FG = lengths_NB.view(num, -1)
-        sums, first, start = [], 0, 0
+        inputs, first, start = [], 0, 0
         for one in self._sums:
             last = first + one.num_features
             stop = start + sum(sum(of.counts_N[first:last]) for of in asked)
-            sums.append(self._timed(one.kernel.sums, ids_L[start:stop], lengths_FG[first:last]))
+            inputs.append((ids_L[start:stop], lengths_FG[first:last]))
             first, start = last, stop
-        return sums
+        return inputs
 
     def _row_ids(self, batch: Distributed, rows: _Rows) -> torch.Tensor:
         """Rows of a kernel that processes ask for, one process after the other."""

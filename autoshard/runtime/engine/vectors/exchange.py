@@ -27,6 +27,7 @@ from autoshard.runtime.engine.rows.replicas import (
     Replicas,
 )
 from autoshard.runtime.engine.rows.serving import Looked
+from autoshard.runtime.engine.staging import TORCH_DTYPES
 from autoshard.runtime.engine.vectors.assembly import NOT_ASSEMBLED, Assembled, Assembly, Came
 from autoshard.runtime.engine.vectors.payload import AllGather, PayloadExchange, ReduceScatter
 from autoshard.runtime.engine.vectors.reading import Reading
@@ -48,6 +49,7 @@ class OutputExchange:
         reading: How this process puts together what it reads.
         replicas: Rows here that other processes have copies of.
         payload: Number formats on the wire.
+        output: As what this process's kernels give embeddings out, and take gradients.
         group: The processes.
         device: Where batches are.
         timer: Where to count the time.
@@ -61,13 +63,14 @@ class OutputExchange:
         reading: Reading,
         replicas: Replicas,
         payload: Payload,
+        output: DType,
         group: dist.ProcessGroup,
         device: torch.device,
         timer: StepTimer,
     ) -> None:
         self._device = device
         self.reading, self.replicas, self.timer = reading, replicas, timer
-        self._payload, self._group = payload, group
+        self._payload, self._output, self._group = payload, TORCH_DTYPES[output], group
         self._num_processes, self._process = ownership.num_processes, group.rank()
         holdings = ownership.holdings
         self._asked = [ownership.asked(self._process, owner) for owner in range(self._num_processes)]
@@ -79,7 +82,6 @@ class OutputExchange:
             for several in (self._asked, self._served)
         )
         self._key = [one.kernel_key for one in holdings]
-        self._local = ownership.local(self._process)
         fused_rows = {
             one.kernel_key: one.embedding_dim
             for one in holdings
@@ -120,9 +122,8 @@ class OutputExchange:
         step.remote = [NO_LOOKUPS] * self._num_processes
         if not self.replicas.is_empty:
             with self.timer.measure(Part.FORWARD_KERNEL):
-                asked = zip(batch.served, self._served, strict=True)
-                step.remote = [self.replicas.look_up(request, of, B) for request, of in asked]
-                step.local = self.replicas.look_up(batch.local, self._local, B)
+                asked = enumerate([*batch.served, batch.local])
+                *step.remote, step.local = [self.replicas.look_up(request, reader, B) for reader, request in asked]
         with self.timer.measure(Part.FORWARD_EXCHANGE):
             apart_GA, mine_GM = self.reduced.split(sums_GO)
             step.embeddings = self._forward_exchange(step, apart_GA, rows)
@@ -131,7 +132,7 @@ class OutputExchange:
     def receive(self, step: _Step) -> list[torch.Tensor]:
         """Puts together the embeddings that come."""
         with self.timer.measure(Part.FORWARD_EXCHANGE):
-            pieces = self._received(step.embeddings, step.received_sizes)
+            pieces = self._received(step.embeddings, step.received_sizes, torch.float32)
             reduced_BW = None if step.sums is None else step.sums.wait()
             step.embeddings = step.sums = None
             came = [self._came(step, one, owner) for owner, one in enumerate(pieces)]
@@ -167,15 +168,17 @@ class OutputExchange:
             return None
         return PayloadExchange(flat, sent, received, dtype, self._group, collective, self.timer)
 
-    def _received(self, exchange: PayloadExchange | None, sizes: list[int]) -> Sequence[torch.Tensor]:
+    def _received(
+        self, exchange: PayloadExchange | None, sizes: list[int], dtype: torch.dtype
+    ) -> Sequence[torch.Tensor]:
         """What has come from each process."""
-        return torch.split(self._nothing() if exchange is None else exchange.wait(), sizes)
+        return torch.split(self._nothing() if exchange is None else exchange.wait().to(dtype), sizes)
 
     def _reduce_scatter(self, mine_GM: torch.Tensor | None, B: int) -> ReduceScatter | None:
         if not self.reduced.width:
             return None
         self._count(Stream.FORWARD, self._payload.forward, [B * self.reduced.width] * self._num_processes)
-        sums_GW = self.reduced.filled(mine_GM, B, self._device)
+        sums_GW = self.reduced.filled(mine_GM, B, TORCH_DTYPES[self._payload.forward], self._device)
         return ReduceScatter(sums_GW, self._payload.forward, self._group, StepCollective.FORWARD_EXCHANGE, self.timer)
 
     def _sums_for(self, sums_GO: torch.Tensor | None, step: _Step, process: int) -> list[torch.Tensor]:
@@ -243,14 +246,14 @@ class OutputExchange:
     def receive_gradients(self, step: _Step) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
         """Gradients of fused sums, (G, O), and of their rows; replicas are updated with theirs."""
         with self.timer.measure(Part.BACKWARD_EXCHANGE):
-            received = self._received(step.gradients, step.sent_sizes)
-            of_sums_GM = None if step.gathered is None else self.reduced.mine(step.gathered.wait())
+            received = self._received(step.gradients, step.sent_sizes, self._output)
+            of_sums_GM = None if step.gathered is None else self.reduced.mine(step.gathered.wait().to(self._output))
             step.gradients = step.gathered = None
             fused = self._fused_gradients(step, received, of_sums_GM)
         if not self.replicas.is_empty:
             with self.timer.measure(Part.BACKWARD_KERNEL):
                 self._collect(step, step.blocks, step.rows, received)
-            self.replicas.update(step.learning_rate)
+            self.replicas.update(step.batch.hits, step.learning_rate)
         return fused
 
     def _backward_exchange(
@@ -323,7 +326,7 @@ class OutputExchange:
             start = B * width + sum(
                 self._kernel_rows(step, process, number) * dim for number, dim in enumerate(self._row_dims)
             )
-            self.replicas.collect(looked, sums_BW, _cut_rows(flat[start:], looked.rows))
+            self.replicas.collect(looked, sums_BW.float(), _cut_rows(flat[start:].float(), looked.rows))
         own = [blocks[group] for _, group in self._groups_at[self._num_processes]]
         local = torch.cat(own, dim=1) if len(own) > 1 else own[0] if own else None
         local_rows = [rows[key][step.first_local[key] :] for key, _ in step.local.asked]

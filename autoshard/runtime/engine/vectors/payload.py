@@ -13,15 +13,14 @@ import torch.distributed as dist
 from autoshard.core import DType
 from autoshard.core.step import StepCollective
 from autoshard.evaluation.traffic import INT8_BLOCK
+from autoshard.runtime.engine.staging import TORCH_DTYPES
 from autoshard.runtime.pending import Pending
 from autoshard.runtime.releases import all_gather, reduce_scatter
 from autoshard.runtime.timing import StepTimer
 
-_CAST = {DType.FP16: torch.float16, DType.BF16: torch.bfloat16}
-
 
 class WireFormat(Protocol):
-    """Writes fp32 values for the wire and reads them back."""
+    """Writes values for the wire and reads them back."""
 
     def num_elements(self, num_values: int) -> int:
         """Elements that so many values take on the wire."""
@@ -32,7 +31,7 @@ class WireFormat(Protocol):
         ...
 
     def decode(self, wire: torch.Tensor, num_values: int) -> torch.Tensor:
-        """The values, fp32 of shape (V,)."""
+        """The values, of shape (V,)."""
         ...
 
 
@@ -40,7 +39,7 @@ class CastFormat:
     """Values as they are, or cast to fp16 or bf16."""
 
     def __init__(self, dtype: DType) -> None:
-        self._dtype = _CAST.get(dtype, torch.float32)
+        self._dtype = TORCH_DTYPES[dtype]
 
     def num_elements(self, num_values: int) -> int:
         """One for each value."""
@@ -51,13 +50,13 @@ class CastFormat:
         return values_V.to(self._dtype)
 
     def decode(self, wire: torch.Tensor, num_values: int) -> torch.Tensor:
-        """Casts back."""
+        """The values as they travelled: whoever needs fp32 casts what it has put together."""
         assert len(wire) == num_values, "one element for each value"
-        return wire.float()
+        return wire
 
 
 class Int8Format:
-    """Values as int8, with a scale and an offset of fp32 for each block of 64; the last block is filled up with 0."""
+    """fp32 as int8, with a scale and an offset of fp32 for each block of 64; the last block is filled up with 0."""
 
     def num_elements(self, num_values: int) -> int:
         """Bytes of the blocks."""
@@ -82,7 +81,7 @@ def wire_format(dtype: DType) -> WireFormat:
 
 
 class PayloadExchange:
-    """One all-to-all of fp32 values, under way.
+    """One all-to-all of values, under way.
 
     Args:
         sent: The values for all processes, one process after the other, of one dimension.
@@ -116,7 +115,7 @@ class PayloadExchange:
         self._pending = Pending(work, collective, timer)
 
     def wait(self) -> torch.Tensor:
-        """What came, process after process, fp32 of one dimension."""
+        """What came, process after process, of one dimension: fp32, or fp16 or bf16 as it travelled."""
         self._pending.wait()
         if isinstance(self._form, CastFormat):
             return self._form.decode(self._wire, len(self._wire))
@@ -125,7 +124,7 @@ class PayloadExchange:
 
 
 class ReduceScatter:
-    """Sums over processes of fp32 values, under way; they are added up in the format on the wire.
+    """Sums over processes of values, under way; they are added up in the format on the wire.
 
     On a CPU, where gloo makes a reduce-scatter of an all-reduce, an all-to-all and a sum here took 0.6 to 0.85 of its
     time (4 processes on 2 cores of an AMD EPYC, 64 and 512 rows each of 512 and 4,096 columns, November 2026).
@@ -184,6 +183,6 @@ class AllGather:
         self._pending = Pending(work, collective, timer)
 
     def wait(self) -> torch.Tensor:
-        """The rows, process by process, fp32 of shape (G, W)."""
+        """The rows, process by process, as they travelled, of shape (G, W)."""
         self._pending.wait()
-        return self._wire.float()
+        return self._wire

@@ -55,14 +55,17 @@ class ReducedSums:
             return mine_GM if apart_GA is None else apart_GA
         return _woven(self._own, mine_GM, apart_GA)
 
-    def filled(self, mine_GM: torch.Tensor | None, batch_size: int, device: torch.device) -> torch.Tensor:
-        """What this process puts into the reduce-scatter: its sums for all processes, shape (G, W)."""
-        num_mine, num_samples = 0 if mine_GM is None else mine_GM.shape[1], batch_size * self._num_processes
-        sums_GW = mine_GM
-        if num_mine < self.width:
-            zeros = torch.zeros(num_samples, self.width - num_mine, dtype=torch.float32, device=device)
-            sums_GW = zeros if mine_GM is None else _woven(self._buffer, mine_GM, zeros)
-        assert sums_GW is not None, "what is not there is zeros"
+    def filled(
+        self, mine_GM: torch.Tensor | None, batch_size: int, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """What this process puts into the reduce-scatter: its sums for all processes, as they travel, shape (G, W)."""
+        if mine_GM is not None and mine_GM.shape[1] == self.width:
+            return mine_GM.to(dtype)
+        sums_GW = torch.zeros(batch_size * self._num_processes, self.width, dtype=dtype, device=device)
+        if mine_GM is not None:
+            mine = torch.split(mine_GM, [width for is_mine, width in self._buffer if is_mine], dim=1)
+            for place, piece in zip(_pieces(sums_GW, self._buffer, wanted=True), mine, strict=True):
+                place.copy_(piece)
         return sums_GW
 
     def mine(self, gathered_GW: torch.Tensor) -> torch.Tensor | None:

@@ -1,29 +1,36 @@
-"""Request and answer bodies."""
+"""What is asked of planners and of plans."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import Field, GetCoreSchemaHandler, WithJsonSchema
+from pydantic_core import CoreSchema
 
-from autoshard.core import GroupLayout
+from autoshard.api.problems import MAX_FEATURES, RequestBody, examples
 from autoshard.core.accepted import MAX_SEED
-from autoshard.core.choices import Lengths
-from autoshard.core.costs import Risk
-from autoshard.core.errors import FormatError
-from autoshard.core.step import Overlap
-from server.bodies.runs import MAX_FEATURES, PoolingFactors
+from autoshard.core.choices import GroupLayout, Lengths, Overlap, Risk
 
-MAX_TIME_LIMIT_S = 60.0
+#: Seconds that a request may plan; a job has more.
+MAX_TIME_LIMIT_S: Final = 60.0
+#: Key in the schemas of fields that hold a file's object: the name of the file's own schema.
+FILE_SCHEMA: Final = "x-file-schema"
 
-#: How many keys there may be in fields whose keys are the client's.
-_MAX_KEYS: Final = {"options": 128, "pooling_factors": MAX_FEATURES}
 
-B = TypeVar("B", bound=BaseModel)
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """Has a field be checked and described as one of some kinds; clients may give what becomes one of them."""
+
+    kinds: Any
+
+    def __get_pydantic_core_schema__(self, _: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return handler.generate_schema(self.kinds)
+
 
 _Name = Annotated[str, Field(min_length=1, max_length=512)]
 _Option = bool | int | float | Annotated[str, Field(max_length=512)]
-_Options = dict[str, _Option]
+_Options = Annotated[Any, _Checked(dict[str, _Option])]
 
 
 _ROWS_SCHEMA: Final = {"description": "A row per table.", "type": "array", "minItems": 1, "items": {"type": "object"}}
@@ -45,27 +52,40 @@ _LIST_SCHEMA: Final = {
     },
 }
 
+
+# Objects of files, which the files' own schemas describe.
+_TablesObject = Annotated[dict[str, Any], WithJsonSchema({FILE_SCHEMA: "autoshard.tables/1"})]
+_TopologyObject = Annotated[dict[str, Any], WithJsonSchema({FILE_SCHEMA: "autoshard.topology/1"})]
+PlanObject = Annotated[dict[str, Any], WithJsonSchema({FILE_SCHEMA: "autoshard.plan/1"})]
+
+
 # Fields that several bodies have.
 _Tables = Annotated[
-    _Name
-    | dict[str, Any]
-    | Annotated[dict[str, Any], WithJsonSchema(_LIST_SCHEMA)]
-    | Annotated[list[dict[str, Any]], WithJsonSchema(_ROWS_SCHEMA)],
+    Any,
+    _Checked(
+        _Name
+        | _TablesObject
+        | Annotated[dict[str, Any], WithJsonSchema(_LIST_SCHEMA)]
+        | Annotated[list[dict[str, Any]], WithJsonSchema(_ROWS_SCHEMA)]
+    ),
     Field(
         description="The object of a tables.json (autoshard.tables/1), the name of a bundled table set, or a table "
         "list, whose columns may have any usual names: its rows, or an object that holds rows or a file."
     ),
 ]
 _Topology = Annotated[
-    _Name | dict[str, Any],
+    Any,
+    _Checked(_Name | _TopologyObject),
     Field(description="The object of a topology.json (autoshard.topology/1), or the name of a bundled topology."),
 ]
+_Plan = Annotated[Any, _Checked(PlanObject), Field(description="The object of a plan.json.")]
 _TimeLimit = Annotated[
     float,
     Field(gt=0, le=MAX_TIME_LIMIT_S, description="Seconds that a planner which improves its plan may use."),
 ]
 _Payload = Annotated[
-    str,
+    Any,
+    _Checked(str),
     Field(
         max_length=512,
         description="Number format in which embeddings and their gradients travel: fp32, fp16, bf16 or int8; or one "
@@ -81,6 +101,11 @@ _Overlap = Annotated[
 ]
 _Count = Annotated[int, Field(ge=1, le=1 << 31)]
 _Counts = Annotated[list[_Count], Field(min_length=1, max_length=64)]
+
+_PoolingFactors = Annotated[
+    dict[Annotated[str, Field(min_length=1, max_length=512)], Annotated[float, Field(ge=0, le=1e9)]],
+    Field(max_length=MAX_FEATURES),
+]
 
 _SMALL_TASK = {"tables": "criteo-kaggle", "topology": "cpu-8"}
 _LINK = {"bytes_per_s": 1e9, "latency_s": 1e-4}
@@ -123,15 +148,10 @@ _SMALL_PLAN = {
 }
 
 
-def _closed(*examples: dict[str, Any]) -> ConfigDict:
-    """What all bodies have in common, and examples of one."""
-    return ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, json_schema_extra={"examples": list(examples)})
-
-
-class PlanBody(BaseModel):
+class PlanBody(RequestBody):
     """A planning task."""
 
-    model_config = _closed({**_SMALL_TASK, "planner": "cost-greedy"})
+    model_config = examples({**_SMALL_TASK, "planner": "cost-greedy"})
 
     tables: _Tables
     topology: _Topology
@@ -139,23 +159,21 @@ class PlanBody(BaseModel):
     options: _Options = Field(default_factory=dict, description="The planner's own options.")
     time_limit_s: _TimeLimit = 1.0
     payload: _Payload = "fp32"
-    start: dict[str, Any] | None = Field(
-        default=None,
-        description="The object of a plan.json (autoshard.plan/1) of the same tables to start from: the answer is no "
-        "slower.",
+    start: _Plan | None = Field(
+        default=None, description="The object of a plan.json of the same tables to start from: the answer is no slower."
     )
     seed: _Seed = 0
     risk: _Risk = Risk.MEAN
 
 
-class ReplanBody(BaseModel):
+class ReplanBody(RequestBody):
     """Changes of a stored plan's task; what is left out stays as it was."""
 
-    model_config = _closed({"batch_size": 4096}, {"topology": "cpu-8", "planner": "cost-greedy"})
+    model_config = examples({"batch_size": 4096}, {"topology": "cpu-8", "planner": "cost-greedy"})
 
     topology: _Topology | None = Field(default=None, description="Other ranks, as in the body of a plan.")
     batch_size: _Count | None = Field(default=None, description="Samples per step of all ranks.")
-    pooling_factors: PoolingFactors = Field(
+    pooling_factors: _PoolingFactors = Field(
         default_factory=dict, description="Other mean ids per sample by feature, such as those of a run."
     )
     planner: _Name | None = Field(default=None, description="Another planner, with its default options.")
@@ -165,20 +183,20 @@ class ReplanBody(BaseModel):
     seed: _Seed | None = None
 
 
-class EvaluationBody(BaseModel):
+class EvaluationBody(RequestBody):
     """A plan to price and store."""
 
-    model_config = _closed({"plan": _SMALL_PLAN})
+    model_config = examples({"plan": _SMALL_PLAN})
 
-    plan: dict[str, Any] = Field(description="The object of a plan.json (autoshard.plan/1).")
+    plan: _Plan
     overlap: _Overlap = None
     risk: _Risk = Risk.MEAN
 
 
-class ComparisonBody(BaseModel):
+class ComparisonBody(RequestBody):
     """A task for several planners."""
 
-    model_config = _closed({**_SMALL_TASK, "planners": ["random", "cost-greedy"]})
+    model_config = examples({**_SMALL_TASK, "planners": ["random", "cost-greedy"]})
 
     tables: _Tables
     topology: _Topology
@@ -190,25 +208,38 @@ class ComparisonBody(BaseModel):
     risk: _Risk = Risk.MEAN
 
 
-class ExplanationBody(BaseModel):
-    """What to explain of a plan."""
+#: Largest number of measured steps of one report.
+_MAX_STEPS: Final = 10_000
 
-    model_config = _closed()
+_Ms = Annotated[float, Field(gt=0, le=1e9)]
+
+
+class RunBody(RequestBody):
+    """What a training job measured of a plan that it executes."""
+
+    model_config = examples({"steps_ms": [12.1, 11.8, 12.4], "pooling_factors": {"t0": 1.4}})
+
+    steps_ms: list[_Ms] = Field(min_length=1, max_length=_MAX_STEPS, description="Milliseconds of training steps.")
+    pooling_factors: _PoolingFactors = Field(
+        default_factory=dict, description="Mean ids per sample by feature, as the job sees them."
+    )
+
+
+class ExplanationBody(RequestBody):
+    """What to explain of a plan."""
 
     tables: list[_Name] = Field(default_factory=list, max_length=2048)
     risk: _Risk = Risk.MEAN
 
 
-class NoBody(BaseModel):
+class NoBody(RequestBody):
     """Nothing: the path says it all."""
 
-    model_config = _closed()
 
-
-class SimulationBody(BaseModel):
+class SimulationBody(RequestBody):
     """Combinations of clusters and batch sizes to plan and price for one set of tables."""
 
-    model_config = _closed(
+    model_config = examples(
         {"tables": "criteo-kaggle", "topologies": ["dgx-a100", "cpu-8"], "ranks": [8], "batch_sizes": [1024, 2048]}
     )
 
@@ -232,69 +263,10 @@ class SimulationBody(BaseModel):
     lengths: Annotated[Lengths, Field(strict=False)] = Lengths.DECLARED
 
 
-class ValidationBody(BaseModel):
+class ValidationBody(RequestBody):
     """Tables, a topology, or both to check."""
 
-    model_config = _closed(_SMALL_TASK, {"tables": "criteo-kaggle"}, {"topology": {"schema": "autoshard.topology/1"}})
+    model_config = examples(_SMALL_TASK, {"tables": "criteo-kaggle"}, {"topology": {"schema": "autoshard.topology/1"}})
 
     tables: _Tables | None = None
     topology: _Topology | None = None
-
-
-class PlanFacts(BaseModel):
-    """What is stored of a plan, beside the plan."""
-
-    id: str
-    planner: str
-    device: str
-    num_tables: int
-    num_ranks: int
-    step_ms: float
-    search_text: str
-
-
-def parse_body(kind: type[B], document: object) -> B:
-    """Checks a parsed body.
-
-    Args:
-        kind: What it has to be.
-        document: The parsed JSON.
-
-    Raises:
-        FormatError: If a field is missing, unknown or of the wrong kind; the text names the first one.
-    """
-    _check_keys(kind, document)
-    try:
-        return kind.model_validate(document)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        message = _message(kind, first["type"], first["msg"])
-        raise FormatError(message, field=_path(first["loc"]) or None) from None
-
-
-def _check_keys(kind: type[BaseModel], document: object) -> None:
-    """Checks what validation would make an error of for each of what may be 100,000 keys, of a kilobyte each."""
-    if not isinstance(document, dict):
-        return
-    for key, value in document.items():
-        if key not in kind.model_fields:
-            raise FormatError(_message(kind, "extra_forbidden", ""), field=_path((key,)))
-        most = _MAX_KEYS.get(key)
-        if most is not None and isinstance(value, dict) and len(value) > most:
-            raise FormatError(f"must have at most {most:,} keys, got {len(value):,}", field=key)
-
-
-def _message(body: type[BaseModel], kind: str, message: str) -> str:
-    known = {
-        "missing": "is missing",
-        "extra_forbidden": f"is unknown; the body takes: {', '.join(body.model_fields) or 'nothing'}",
-    }
-    return known.get(kind, message[:1].lower() + message[1:])
-
-
-def _path(location: tuple[int | str, ...]) -> str:
-    if len(location) > 1 and location[0] != "options":
-        location = location[:1]  # what follows is pydantic's name of a union's branch
-    elif len(location) > 2:
-        location = location[:2]
-    return ".".join(str(part)[:100] for part in location)

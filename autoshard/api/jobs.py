@@ -1,0 +1,182 @@
+"""Jobs, and schedules that make them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, Field
+
+from autoshard.api.problems import Problem, RequestBody, examples
+from autoshard.api.tasks import ComparisonBody, PlanBody
+from autoshard.core.accepted import MAX_SEED
+
+JobId = Annotated[str, Field(pattern="^[0-9a-f]{32}$", description="The job's id.")]
+
+
+class JobKind(StrEnum):
+    """What a job does."""
+
+    PLAN = "plan"
+    COMPARE = "compare"
+    COLLECT = "collect"
+    CALIBRATE = "calibrate"
+    TRAIN_COST = "train-cost"
+    TRAIN_POLICY = "train-policy"
+
+
+class JobState(StrEnum):
+    """How far a job is."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing is done any more."""
+        return self not in (JobState.QUEUED, JobState.RUNNING)
+
+
+class JobSummary(BaseModel):
+    """A job, in a list."""
+
+    id: Annotated[JobId, Field(title="job")]
+    kind: JobKind
+    state: JobState
+    attempt: int = Field(description="1, and 1 more for each retry.")
+    created_at: str = Field(title="made, UTC", description="When it was asked for, UTC (ISO 8601).")
+    progress: str = Field(description="The last line of its log.")
+
+
+class JobAnswer(JobSummary):
+    """A job."""
+
+    started_at: str | None = Field(description="When its present attempt began.")
+    seen_at: str = Field(description="When its state and log were last known; 5 s ago at most while it runs.")
+    finished_at: str | None
+    is_cancelling: bool = Field(description="Whether it is to end, and has not yet.")
+    log: str = Field(description="The end of its log.")
+    plan_id: str | None = Field(description="The plan that it made.")
+    problem: Problem | None = Field(description="Why it failed.")
+
+
+class JobList(BaseModel):
+    """One page of jobs, the latest first."""
+
+    jobs: list[JobSummary]
+    next: str | None = Field(description="The `cursor` of the next page; null on the last.")
+
+
+_MAX_TIME_LIMIT_S, _MAX_SECONDS = 3600.0, 86_400.0
+
+_Device = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Key of the device.")]
+_Updates = Annotated[int, Field(ge=1, le=10_000_000, description="Number of updates; more take longer.")]
+_Seconds = Annotated[float, Field(gt=0, le=_MAX_SECONDS)]
+_Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
+
+
+class PlanJobBody(PlanBody):
+    """A planning task with more time than a request has."""
+
+    time_limit_s: float = Field(
+        default=1.0,
+        gt=0,
+        le=_MAX_TIME_LIMIT_S,
+        description="Seconds that a planner which improves its plan may use; more than 60 make a job of a request.",
+    )
+
+
+class CollectBody(RequestBody):
+    """Measurements of this machine's kernels, which are added to the service's samples."""
+
+    device: Annotated[str, Field(pattern="^(auto|cpu|cuda)$")] = "auto"
+    seconds: _Seconds = Field(default=60.0, description="Seconds to measure for, start-up included.")
+
+
+class CalibrateBody(RequestBody):
+    """Measurements of this machine's kernels; the nearest known cost model, fitted to them, becomes the candidate."""
+
+    model_config = examples({"device": "cpu", "seconds": 60.0})
+
+    device: Annotated[str, Field(pattern="^(auto|cpu|cuda)$")] = "auto"
+    seconds: _Seconds = Field(default=60.0, description="Seconds to measure for; fitting takes some more.")
+    updates: _Updates | None = None
+
+
+class TrainCostBody(RequestBody):
+    """Training of a device's cost model from the service's samples."""
+
+    device: _Device | None = Field(default=None, description="Null where there are samples of one device only.")
+    updates: _Updates | None = None
+    seed: _Seed = 0
+
+
+class TrainPolicyBody(RequestBody):
+    """Training of a device's policy."""
+
+    device: _Device = "cpu"
+    updates: _Updates | None = None
+    seconds: _Seconds | None = Field(default=None, description="Seconds to train for.")
+    num_tasks: int = Field(default=90, ge=1, le=1 << 16, description="Tasks to train on.")
+    num_tables: int = Field(default=80, ge=1, le=2048, description="Tables per task.")
+    num_ranks: int = Field(default=8, ge=1, le=1024, description="Ranks per task.")
+    seed: _Seed = 0
+
+
+#: The body of each kind's request.
+JOB_BODIES: Final[Mapping[JobKind, type[RequestBody]]] = {
+    JobKind.PLAN: PlanJobBody,
+    JobKind.COMPARE: ComparisonBody,
+    JobKind.COLLECT: CollectBody,
+    JobKind.CALIBRATE: CalibrateBody,
+    JobKind.TRAIN_COST: TrainCostBody,
+    JobKind.TRAIN_POLICY: TrainPolicyBody,
+}
+
+
+ScheduleName = Annotated[str, Field(pattern="^[a-z0-9][a-z0-9-]{0,63}$", description="The schedule's name.")]
+
+
+class ScheduledKind(StrEnum):
+    """Kinds of jobs that a schedule makes: those of the scope `train`."""
+
+    COLLECT = JobKind.COLLECT.value
+    CALIBRATE = JobKind.CALIBRATE.value
+    TRAIN_COST = JobKind.TRAIN_COST.value
+    TRAIN_POLICY = JobKind.TRAIN_POLICY.value
+
+
+class ScheduleAnswer(BaseModel):
+    """A schedule."""
+
+    name: ScheduleName
+    cron: str
+    kind: ScheduledKind
+    body: dict[str, Any]
+    is_paused: bool = Field(description="Whether it makes no jobs at present.")
+    last_fired_at: str | None = Field(description="The time of its last job, UTC (ISO 8601); null if there was none.")
+    next_fires_at: str | None = Field(description="The time of the next one; null while it is paused.")
+
+
+class ScheduleList(BaseModel):
+    """All schedules, by name."""
+
+    schedules: list[ScheduleAnswer]
+
+
+class ScheduleBody(RequestBody):
+    """A job that is to be made again and again."""
+
+    model_config = examples({"name": "nightly", "cron": "0 3 * * *", "kind": "collect", "body": {"seconds": 600.0}})
+
+    name: ScheduleName
+    cron: str = Field(
+        max_length=128,
+        description="Minute, hour, day of month, month and day of week, UTC; six fields begin with the second.",
+    )
+    kind: Annotated[ScheduledKind, Field(strict=False, description="What its jobs do.")]
+    body: dict[str, Any] = Field(default_factory=dict, description="The body of `POST /v1/jobs/{kind}`.")

@@ -1,1 +1,0 @@
-"""Request and answer bodies of the service."""
