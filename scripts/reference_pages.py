@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import lru_cache
 from importlib.metadata import entry_points
@@ -169,14 +169,23 @@ def _own_points(group: str) -> dict[str, str]:
     return {point.name: point.value for point in found if point.dist and point.dist.name == "autoshard"}
 
 
-def planners_page() -> str:
-    """Every planner's options, as `autoshard list planners` prints them."""
+def planners_page(names: Collection[str] | None = None) -> str:
+    """What planners do, when to take which, and their options.
+
+    Args:
+        names: Their names; this project's when left out.
+    """
+    planners = [describe_planner(name) for name in sorted(_own_points(GROUP) if names is None else names)]
+    own_page = {path.stem for path in (FOLDER / "planners").glob("*.md")}
+    links = [f"[`{one.name}`]({one.name}.md)" if one.name in own_page else f"`{one.name}`" for one in planners]
+    rows = [(link, one.summary, one.when) for link, one in zip(links, planners, strict=True)]
     blocks = [
-        "# Options of planners",
+        "# Planners and their options",
         SOURCE,
+        _table(("planner", "what it does", "when"), rows),
         "An option is given as `--set KEY=VALUE`, in `compare` as `--set PLANNER.KEY=VALUE`.",
     ]
-    for planner in map(describe_planner, sorted(_own_points(GROUP))):
+    for planner in planners:
         blocks += [f"## {planner.name}", planner.summary]
         if planner.options:
             rows = [(f"`{option.name}`", f"`{option.default}`", option.help) for option in planner.options]

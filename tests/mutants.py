@@ -117,18 +117,18 @@ MUTANTS = (
     ),
     Mutant("autoshard/evaluation/group_sync.py", "return ms_R / groups.sync_every", "return ms_R", "tests/evaluation"),
     Mutant(
-        "autoshard/evaluation/validator.py",
+        "autoshard/validator.py",
         "return -(-placed.shard.rows.num_rows // len(placed.replicas[0]))",
         "return placed.shard.rows.num_rows // len(placed.replicas[0])",
         "tests/evaluation tests/contracts/test_random_plans.py",
     ),
     Mutant(
-        "autoshard/evaluation/validator.py",
+        "autoshard/validator.py",
         "if placed.tier in constraints.forbidden_tiers:",
         "if False:",
         "tests/evaluation",
     ),
-    Mutant("autoshard/evaluation/validator.py", "if start > reached:", "if start > reached + 4:", "tests/evaluation"),
+    Mutant("autoshard/validator.py", "if start > reached:", "if start > reached + 4:", "tests/evaluation"),
     # Planners.
     Mutant(
         "autoshard/planners/heuristics/greedy.py",

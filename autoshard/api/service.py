@@ -25,6 +25,8 @@ class PlannerSummary(BaseModel):
     """A planner that can be named."""
 
     name: str
+    summary: str
+    is_compared: bool = Field(description="Whether the page plans with it when planners are compared.")
 
 
 class ListColumn(BaseModel):

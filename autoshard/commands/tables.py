@@ -68,7 +68,15 @@ def _list_planners(as_json: bool) -> None:
             (Column("options (--set KEY=VALUE)"), lambda planner: "\n".join(map(_option, planner.options))),
         ],
     )
-    emit({"planners": [asdict(planner) for planner in described]}, table, as_json=as_json, kind="catalogue")
+    listed = [
+        {
+            "name": planner.name,
+            "summary": planner.summary,
+            "options": [asdict(option) for option in planner.options],
+        }
+        for planner in described
+    ]
+    emit({"planners": listed}, table, as_json=as_json, kind="catalogue")
 
 
 def _option(option: OptionHelp) -> str:

@@ -147,6 +147,9 @@ class AutoPlanner:
     summary: ClassVar[str] = (
         "Searches all sharding types for every table, starting from the best of the other planners' plans."
     )
+    when: ClassVar[str] = "the default"
+    is_compared: ClassVar[bool] = True
+    cuts_tables: ClassVar[bool] = True
     options_type: ClassVar[type] = AutoOptions
     takes_start: ClassVar[bool] = True
 

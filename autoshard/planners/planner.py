@@ -67,8 +67,13 @@ class PlannerProtocol(Protocol):
     the same seed gives the same plan, and a task without a feasible plan raises InfeasiblePlanError: its text has the
     bytes that are missing, or says what the sharding types lack.
 
-    A planner that searches from a request's start says so by a class attribute `takes_start`, which is then true; its
-    plan is never worse than the start, if that is a plan for the task (see `start_of`).
+    Class attributes that a planner may leave out:
+
+    - `when`: For which tasks it is the right one, for the list of planners in the docs.
+    - `takes_start`: True if it searches from a request's start; its plan is never worse than that, if it is a plan for
+      the task (see `start_of`).
+    - `cuts_tables`: True if tables may be larger than a rank's memory.
+    - `is_compared`: True if the service's page plans with it when planners are compared.
     """
 
     name: ClassVar[str]

@@ -33,11 +33,13 @@ class OptionHelp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerHelp:
-    """A planner, as `autoshard list planners` shows it."""
+    """A planner, as `autoshard list planners` and the docs show it; attributes as of `PlannerProtocol`."""
 
     name: str
     summary: str
     options: tuple[OptionHelp, ...]
+    when: str = ""
+    is_compared: bool = False
 
 
 def planner_names() -> tuple[str, ...]:
@@ -76,8 +78,8 @@ def describe_planners() -> tuple[PlannerHelp, ...]:
     )
 
 
-def _listed(name: str, summary: str, options: Sequence[Mapping[str, Any]]) -> PlannerHelp:
-    return PlannerHelp(name=name, summary=summary, options=tuple(OptionHelp(**option) for option in options))
+def _listed(name: str, *, options: Sequence[Mapping[str, Any]], **known: Any) -> PlannerHelp:
+    return PlannerHelp(name=name, options=tuple(OptionHelp(**option) for option in options), **known)
 
 
 def describe_planner(name: str) -> PlannerHelp:
@@ -91,7 +93,13 @@ def describe_planner(name: str) -> PlannerHelp:
         OptionHelp(name=item.name, default=item.default, help=item.metadata.get("help", ""))
         for item in fields(planner.options_type)
     )
-    return PlannerHelp(name=name, summary=planner.summary, options=options)
+    return PlannerHelp(
+        name=name,
+        summary=planner.summary,
+        options=options,
+        when=getattr(planner, "when", ""),
+        is_compared=getattr(planner, "is_compared", False),
+    )
 
 
 def _registered() -> dict[str, EntryPoint]:

@@ -108,6 +108,7 @@ class ReplicaGroupsPlanner:
 
     name: ClassVar[str] = "replica-groups"
     summary: ClassVar[str] = "As many copies of the tables, each on a group of ranks, as make the fastest step (2D)."
+    when: ClassVar[str] = "hundreds of ranks and more"
     options_type: ClassVar[type] = ReplicaGroupsOptions
 
     def plan(self, request: PlanRequest) -> ShardingPlan:

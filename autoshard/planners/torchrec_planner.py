@@ -70,6 +70,7 @@ class TorchRecPlanner:
 
     name: ClassVar[str] = "torchrec"
     summary: ClassVar[str] = "TorchRec's EmbeddingShardingPlanner, whole tables unless allowed more."
+    when: ClassVar[str] = "comparisons"
     options_type: ClassVar[type] = TorchRecOptions
 
     def plan(self, request: PlanRequest) -> ShardingPlan:

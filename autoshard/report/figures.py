@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from autoshard.core import CostBreakdown, Topology
+from autoshard.core import CostBreakdown, ShardingPlan
+from autoshard.evaluation.batch_memory import rank_memory
 from autoshard.report.comparison import ranked
 from autoshard.results.comparison import ComparedPlan, MeasuredPlan
 
@@ -56,10 +57,10 @@ def rank_time_figure(predicted: CostBreakdown, measured: MeasuredPlan | None) ->
     return _styled(figure, "rank", "ms per step", barmode="stack")
 
 
-def memory_figure(predicted: CostBreakdown, topology: Topology) -> go.Figure:
+def memory_figure(plan: ShardingPlan, predicted: CostBreakdown) -> go.Figure:
     """Stacked bars of each rank's device memory, with what it has as a mark."""
-    ranks = [str(rank.rank) for rank in predicted.ranks]
-    gib = 1 << 30
+    memory, gib = rank_memory(plan, predicted), 1 << 30
+    ranks = [str(rank.rank) for rank in memory]
     figure = go.Figure()
     for label, values, colour in (
         ("weights and optimizer state", [rank.hbm_bytes / gib for rank in predicted.ranks], GREEN),
@@ -72,7 +73,7 @@ def memory_figure(predicted: CostBreakdown, topology: Topology) -> go.Figure:
             marker_color=colour,
             hovertemplate="rank %{x}: %{y:.3g} GiB<extra>%{fullData.name}</extra>",
         )
-    capacity = [topology.memory_of(rank.rank).hbm / gib for rank in predicted.ranks]
+    capacity = [rank.capacity_bytes / gib for rank in memory]
     size = max(4, min(26, 500 / len(ranks)))
     mark = {"symbol": "line-ew", "size": size, "line": {"color": INK, "width": 3}}
     figure.add_scatter(

@@ -142,7 +142,7 @@ def _cost_pictures(plan: ShardingPlan, predicted: CostBreakdown, measured: Measu
         caption="Device memory: weights with optimizer state, and what training needs for a batch. The line is what "
         "the rank has.",
         label="Bars of each rank's memory and its capacity; the numbers are in the table of ranks.",
-        figure=memory_figure(predicted, plan.of_one_group().topology),
+        figure=memory_figure(plan, predicted),
     )
 
 

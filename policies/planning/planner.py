@@ -98,6 +98,7 @@ class PolicyPlanner:
 
     name: ClassVar[str] = "policy"
     summary: ClassVar[str] = "The trained policy of the device: one pass over the tables."
+    when: ClassVar[str] = "many plans in little time"
     options_type: ClassVar[type] = PolicyOptions
 
     def plan(self, request: PlanRequest) -> ShardingPlan:

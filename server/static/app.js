@@ -9,6 +9,7 @@ let search = null;
 let watched = null;
 let running = null;
 let listFields = [];
+let compared = [];
 /* Columns of the lists: fields of what they hold. */
 let columns = {};
 
@@ -120,9 +121,7 @@ const makePlan = guarded(async () => {
 });
 
 const comparePlanners = guarded(async () => {
-  const planners = ["cost-greedy", "neo", "flexshard", "auto"].filter((name) =>
-    [...find("planner").options].some((option) => option.value === name));
-  const found = await ask("POST", "/v1/comparisons", { ...(await task()), planners });
+  const found = await ask("POST", "/v1/comparisons", { ...(await task()), planners: compared });
   const step = (one) => one.predicted_step_ms ?? Infinity;
   const ranked = found.comparison.planners.sort((one, other) => (step(one) < step(other) ? -1 : 1));
   const rows = ranked.map((one) => {
@@ -226,6 +225,7 @@ async function catalogue() {
   if (find("planner").options.length) return;
   const found = await ask("GET", "/v1/catalogue");
   listFields = found.table_fields;
+  compared = found.planners.filter((one) => one.is_compared).map((one) => one.name);
   columns = found.columns;
   for (const [id, names, usual] of [["tables", found.tables, "criteo-kaggle"], ["topology", found.topologies, "a100-8"],
     ["planner", found.planners.map((one) => one.name), "auto"]]) {

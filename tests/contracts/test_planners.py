@@ -33,19 +33,12 @@ BATCH = 64
 FP32 = Payload()
 COSTS = CostModels(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
 #: Time limits aside, seeds decide: these make `auto` end by its number of steps.
+OPTIONS = {"auto": {"steps": 10}, "cp-sat": {"effort": 0.05}}
 #: What these tests leave room for is tables, not the inputs and outputs of a batch.
 NO_ACTIVATIONS = {"count_activations": False}
-OPTIONS = {
-    "auto": {"steps": 10, **NO_ACTIVATIONS},
-    "cp-sat": {"effort": 0.05},
-    "flexshard": NO_ACTIVATIONS,
-    "replica-groups": NO_ACTIVATIONS,
-}
 SECONDS = 30.0
 #: Others' planners, which may give up where a plan exists, or cannot keep to constraints.
 GUESTS = {"torchrec"}
-#: Planners that can cut a table over ranks, so that a table may be larger than what any rank has left.
-CUTTERS = {"auto", "flexshard", "neo", "neuroshard", "oper"}
 
 pytestmark = pytest.mark.parametrize("name", planner_names())
 
@@ -53,17 +46,19 @@ pytestmark = pytest.mark.parametrize("name", planner_names())
 @pytest.fixture(scope="session")
 def make_plan(registry):
     def make(name, tables, topology, seed=0, payload=FP32) -> ShardingPlan:
+        planner = get_planner(name)
+        counts_activations = any(item.name in NO_ACTIVATIONS for item in fields(planner.options_type))
         request = PlanRequest(
             tables=TableSet(batch_size=BATCH, tables=tuple(tables)),
             topology=topology,
             costs=COSTS,
             seed=seed,
             time_limit_s=SECONDS,
-            options=OPTIONS.get(name, {}),
+            options=OPTIONS.get(name, {}) | (NO_ACTIVATIONS if counts_activations else {}),
             registry=registry,
             payload=payload,
         )
-        plan = get_planner(name).plan(request)
+        plan = planner.plan(request)
         validate_plan(plan)
         assert (plan.tables, plan.topology, plan.payload) == (request.tables, topology, payload)
         return plan
@@ -150,7 +145,7 @@ def test_repeats_itself_by_seed(make_plan, name):
 def test_says_which_bytes_are_missing(make_plan, name, num_tables, room):
     tables = [table(f"t{index}") for index in range(num_tables)]
     ranks = topology(*[int(room * tables[0].storage_bytes)] * 2)
-    if name in CUTTERS and num_tables <= 2 * room:
+    if getattr(get_planner(name), "cuts_tables", False) and num_tables <= 2 * room:
         make_plan(name, tables, ranks)
         return
     with pytest.raises(InfeasiblePlanError, match=r"\d bytes"):

@@ -218,7 +218,7 @@ def test_the_charts_stack_to_the_prediction(plan, measured):
         assert sum(trace["y"][rank] for trace in kernel_bars) == pytest.approx(cost.kernel_ms)
     marks = next(trace for trace in figure["data"] if trace["type"] == "scatter")
     assert tuple(marks["y"]) == measured.kernel_ms_per_rank
-    memory = memory_figure(plan.predicted, plan.topology).to_dict()["data"]
+    memory = memory_figure(plan, plan.predicted).to_dict()["data"]
     assert list(memory[0]["y"]) == [cost.hbm_bytes / 2**30 for cost in plan.predicted.ranks]
     assert list(memory[2]["y"]) == [1.0] * 4
 

@@ -94,6 +94,7 @@ class CpSatPlanner:
 
     name: ClassVar[str] = "cp-sat"
     summary: ClassVar[str] = "Exact optimisation of linearised costs with OR-tools; for small tasks."
+    when: ClassVar[str] = "small tasks; needs `pip install 'autoshard[exact]'`"
     options_type: ClassVar[type] = CpSatOptions
 
     def plan(self, request: PlanRequest) -> ShardingPlan:

@@ -112,6 +112,9 @@ class FlexShardPlanner:
 
     name: ClassVar[str] = "flexshard"
     summary: ClassVar[str] = "Rows in tiers by access frequency: data-parallel, one copy per node, row-wise."
+    when: ClassVar[str] = "sequence tables"
+    is_compared: ClassVar[bool] = True
+    cuts_tables: ClassVar[bool] = True
     options_type: ClassVar[type] = FlexShardOptions
 
     def plan(self, request: PlanRequest) -> ShardingPlan:

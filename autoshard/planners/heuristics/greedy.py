@@ -42,6 +42,7 @@ class RandomPlanner(PlacementPlanner):
 
     name: ClassVar[str] = "random"
     summary: ClassVar[str] = "Each table on a random rank that has room for it."
+    when: ClassVar[str] = "comparisons"
 
     @override
     def place(self, problem: PlacementProblem, seed: int) -> RankArray:
@@ -82,6 +83,7 @@ class SizeGreedyPlanner(_SumGreedyPlanner):
 
     name: ClassVar[str] = "size-greedy"
     summary: ClassVar[str] = "Greedy by table size: rows times dimension."
+    when: ClassVar[str] = "comparisons"
 
     @staticmethod
     def cost(shard: Shard) -> float:
@@ -94,6 +96,7 @@ class DimGreedyPlanner(_SumGreedyPlanner):
 
     name: ClassVar[str] = "dim-greedy"
     summary: ClassVar[str] = "Greedy by embedding dimension."
+    when: ClassVar[str] = "comparisons"
 
     @staticmethod
     def cost(shard: Shard) -> float:
@@ -106,6 +109,7 @@ class LookupGreedyPlanner(_SumGreedyPlanner):
 
     name: ClassVar[str] = "lookup-greedy"
     summary: ClassVar[str] = "Greedy by values looked up: dimension times mean pooling factor."
+    when: ClassVar[str] = "comparisons"
 
     @staticmethod
     def cost(shard: Shard) -> float:
@@ -118,6 +122,8 @@ class CostGreedyPlanner(PlacementPlanner):
 
     name: ClassVar[str] = "cost-greedy"
     summary: ClassVar[str] = "Greedy on the cost model: each table on the rank that is fastest with it."
+    when: ClassVar[str] = "comparisons"
+    is_compared: ClassVar[bool] = True
 
     @override
     def place(self, problem: PlacementProblem, seed: int) -> RankArray:

@@ -116,6 +116,9 @@ class NeoPlanner:
 
     name: ClassVar[str] = "neo"
     summary: ClassVar[str] = "4D parallelism: per table the cheapest of seven sharding types, by bytes sent and read."
+    when: ClassVar[str] = "large tables, plans without a search"
+    is_compared: ClassVar[bool] = True
+    cuts_tables: ClassVar[bool] = True
     options_type: ClassVar[type] = NeoOptions
 
     def plan(self, request: PlanRequest) -> ShardingPlan:

@@ -63,6 +63,8 @@ class NeuroShardPlanner:
 
     name: ClassVar[str] = "neuroshard"
     summary: ClassVar[str] = "Halves columns by beam search; packs greedily under caps on dimensions (NeuroShard)."
+    when: ClassVar[str] = "whole tables and columns in little time; comparisons"
+    cuts_tables: ClassVar[bool] = True
     options_type: ClassVar[type] = NeuroShardOptions
 
     def plan(self, request: PlanRequest) -> ShardingPlan:

@@ -108,6 +108,8 @@ class OperPlanner:
 
     name: ClassVar[str] = "oper"
     summary: ClassVar[str] = "Row groups by access and memory, balanced, with copies of the hottest (OPER)."
+    when: ClassVar[str] = "skewed tables of few bytes per row, uneven links"
+    cuts_tables: ClassVar[bool] = True
     options_type: ClassVar[type] = OperOptions
 
     def plan(self, request: PlanRequest) -> ShardingPlan:

@@ -31,7 +31,7 @@ from autoshard.api import (
 from autoshard.core.errors import AutoshardError
 from autoshard.formats import bundled_table_sets, bundled_topologies
 from autoshard.formats.imports.table_lists import FIELDS
-from autoshard.planners.registry import planner_names
+from autoshard.planners.registry import describe_planners
 from server.problems import UnauthenticatedError
 from server.settings import ServerSettings
 from server.storage.storage import Storage
@@ -123,7 +123,10 @@ def _add_catalogue(app: FastAPI) -> None:
         return Catalogue(
             tables=list(bundled_table_sets()),
             topologies=list(bundled_topologies()),
-            planners=[PlannerSummary(name=name) for name in planner_names()],
+            planners=[
+                PlannerSummary(name=one.name, summary=one.summary, is_compared=one.is_compared)
+                for one in describe_planners()
+            ],
             table_fields=list(FIELDS),
             columns={name: list_columns(model) for name, model in _LISTED.items()},
         )
