@@ -67,6 +67,9 @@ class JobEngine:
             except StorageError as error:
                 _log.warning("no jobs, for now", reason=str(error))
                 self._stopping.wait(_AWAY_S)
+            except Exception:  # noqa: BLE001 - the thread ends else, and all later jobs wait
+                _log.exception("fault while jobs are done")
+                self._stopping.wait(_AWAY_S)
 
     def _work(self) -> None:
         job = self._storage.jobs.claim()

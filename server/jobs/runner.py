@@ -88,8 +88,11 @@ class JobRunner:
         if job.num_starts > _MAX_STARTS:
             return _failed(f"its process or service was ended {_MAX_STARTS} times while it ran")
         folder = self._settings.jobs_folder / job.run.id
-        folder.mkdir(parents=True, exist_ok=True)
         work = ChildWork(kind=job.kind, request=job.request, job_id=job.run.id, folder=folder, settings=self._settings)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            return _failed(f"the job's folder cannot be made: {error.strerror}")
         ours, theirs = _context.Pipe()
         process = _context.Process(target=run_child, args=(theirs, work))
         process.start()

@@ -171,6 +171,26 @@ def test_a_killed_services_job_is_resumed_and_done_once(database_address, own_se
     assert again.stop() == 0
 
 
+@pytest.mark.slow
+def test_a_killed_services_job_is_done_by_another_one(own_service, tmp_path, monkeypatch, postgresql):
+    address = postgresql.new_database()
+    monkeypatch.setenv(DATABASE_VARIABLE, address)
+    assert main(["db", "upgrade"]) == 0
+    data = ("--data", str(tmp_path / "data"))
+    services = [own_service(*data, folder=tmp_path / f"replica-{number}", database=address) for number in range(2)]
+    with services[0].client() as client:
+        job = made(client, body={**LONG, "time_limit_s": 6})
+        until(client, job, "running")
+    victim, other = sorted(services, key=lambda one: not any(line["event"] == "job begun" for line in one.log()))
+    victim.process.send_signal(signal.SIGKILL)
+    victim.process.wait()
+    with other.client() as client:
+        found = until(client, job, "succeeded", "failed", "cancelled")
+        assert (found["state"], found["attempt"]) == ("succeeded", 1)
+    assert [line["start"] for line in other.log() if line["event"] == "job begun"] == [2]
+    assert other.stop() == 0
+
+
 @pytest.fixture
 def stored(database_address):
     """The stores of a new database."""
@@ -239,6 +259,37 @@ def test_a_job_that_ended_its_service_each_time_fails(stored, tmp_path):
     assert "was ended 20 times while it ran" in failed.problem.detail
     assert stored.retry_job(job_id, Principal()).state is JobState.QUEUED
     assert stored.jobs.claim().num_starts == 1
+
+
+def test_a_job_without_a_folder_fails_and_says_so(stored, tmp_path):
+    (tmp_path / "jobs").touch()
+    job_id = add(stored)
+    JobRunner(stored, ServerSettings(data=tmp_path)).do(stored.jobs.claim())
+    assert stored.jobs.read(job_id).problem.detail == "the job's folder cannot be made: Not a directory"
+
+
+def test_a_fault_ends_no_thread_of_jobs(stored, tmp_path, monkeypatch):
+    faults = [ZeroDivisionError("a fault"), StorageError("away")]
+    claim = JobStore.claim
+
+    def faulty(self):
+        if faults:
+            raise faults.pop()
+        return claim(self)
+
+    monkeypatch.setattr(JobStore, "claim", faulty)
+    monkeypatch.setattr("server.jobs.engine._AWAY_S", 0.0)
+    (tmp_path / "jobs").touch()
+    job_id, engine = add(stored), JobEngine(stored, ServerSettings(data=tmp_path))
+    engine.start()
+    try:
+        deadline = time.monotonic() + 60
+        while not stored.jobs.read(job_id).state.is_final:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        engine.stop()
+    assert faults == []
 
 
 @pytest.mark.slow
