@@ -40,14 +40,12 @@ def upgrade_database(as_json: console.JsonOption = False) -> None:
     Example:
         autoshard db upgrade
     """
-    from server.jobs.tables import upgrade_job_tables
     from server.storage.database import Database
     from server.storage.location import database_url
     from server.storage.upgrading import upgrade
 
     with closing(Database(database_url())) as database:
         before, after = upgrade(database)
-        upgrade_job_tables(database)
     text = f"The schema is {after}." if before == after else f"The schema is {after}; it was {before or 'not there'}."
     console.emit({"before": before, "after": after}, text, as_json=as_json, kind="database")
 
