@@ -26,6 +26,7 @@ COPIED = (
     "tests",
     "examples",
     "scripts",
+    "studies",
     "pyproject.toml",
 )
 #: Seconds that the tests of a mutant may take; those that hang have found it.
