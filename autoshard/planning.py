@@ -228,32 +228,33 @@ def make_plan(name: str, request: PlanRequest) -> ShardingPlan:
     return _finished(planner.plan(request), request.costs, provenance)
 
 
-def with_bounds(plan: ShardingPlan, costs: CostModels) -> ShardingPlan:
+def with_bounds(plan: ShardingPlan, costs: CostModels, names: frozenset[ShardingType]) -> ShardingPlan:
     """A priced plan with what no plan of its space takes less than, see `plan_bounds`.
-
-    The space of a plan of `auto` has the sharding types that it was allowed, that of any other has all.
 
     Args:
         plan: A plan with a prediction.
         costs: What it was priced with.
+        names: The sharding types of the space, see `searched_types`.
     """
     if plan.predicted is None:
         return plan
-    return plan.with_predicted(replace(plan.predicted, bounds=plan_bounds(plan, costs, _sharding_types(plan))))
+    return plan.with_predicted(replace(plan.predicted, bounds=plan_bounds(plan, costs, names)))
 
 
-def _sharding_types(plan: ShardingPlan) -> frozenset[ShardingType]:
-    """Sharding types that a plan was chosen from, as far as its provenance says so."""
-    made = plan.provenance
-    if made is None or made.planner != "auto":
+def searched_types(planner: str, options: Mapping[str, Any]) -> frozenset[ShardingType]:
+    """Sharding types that a planner chooses from: all but what `auto` may not use by its options.
+
+    Args:
+        planner: Its name.
+        options: Its options; those of another version, or written by hand, count as none.
+    """
+    if planner != "auto":
         return frozenset(ShardingType)
     known = {item.name for item in fields(AutoOptions)}
     try:
-        options = parse_options(AutoOptions, {name: value for name, value in made.options.items() if name in known})
+        return parse_options(AutoOptions, {name: value for name, value in options.items() if name in known}).types
     except InvalidOptionError:
-        # Written by hand, or by another version.
         return frozenset(ShardingType)
-    return options.types
 
 
 def refine_plan(

@@ -40,17 +40,14 @@ def upgrade_database(as_json: console.JsonOption = False) -> None:
     Example:
         autoshard db upgrade
     """
-    from server.jobs.tables import upgrade_job_tables
-    from server.printed import DATABASE
     from server.storage.database import Database
     from server.storage.location import database_url
     from server.storage.upgrading import upgrade
 
     with closing(Database(database_url())) as database:
         before, after = upgrade(database)
-        upgrade_job_tables(database)
     text = f"The schema is {after}." if before == after else f"The schema is {after}; it was {before or 'not there'}."
-    console.emit(DATABASE.to_json({"before": before, "after": after}), text, as_json=as_json)
+    console.emit({"before": before, "after": after}, text, as_json=as_json, kind="database")
 
 
 def create_key(
@@ -68,12 +65,10 @@ def create_key(
     Example:
         autoshard keys create nightly-training --scope plan --scope train
     """
-    from server.printed import KEY
-
     with _keys() as keys:
         key, secret = keys.create(name, scope or [Scope.PLAN], COMMAND_LINE)
     text = f"Key {key.id} for {key.name} ({', '.join(sorted(key.scopes))}):\n{secret}"
-    console.emit(KEY.to_json({"key": key.to_json(), "secret": secret}), text, as_json=as_json)
+    console.emit({"key": key.to_json(), "secret": secret}, text, as_json=as_json, kind="key")
 
 
 def list_keys(as_json: console.JsonOption = False) -> None:
@@ -82,8 +77,6 @@ def list_keys(as_json: console.JsonOption = False) -> None:
     Example:
         autoshard keys list
     """
-    from server.printed import KEYS
-
     with _keys() as keys:
         found = keys.list()
     table = Table.of(
@@ -98,7 +91,7 @@ def list_keys(as_json: console.JsonOption = False) -> None:
         is_boxed=True,
     )
     rendered = table if found else "No keys; `autoshard keys create` makes one."
-    console.emit(KEYS.to_json({"keys": [key.to_json() for key in found]}), rendered, as_json=as_json)
+    console.emit({"keys": [key.to_json() for key in found]}, rendered, as_json=as_json, kind="keys")
 
 
 def revoke_key(
@@ -110,12 +103,10 @@ def revoke_key(
     Example:
         autoshard keys revoke 4f1c22ab90de
     """
-    from server.printed import KEY
-
     with _keys() as keys:
         revoked = keys.revoke(key, COMMAND_LINE)
     text = f"Key {revoked.id} for {revoked.name} is revoked."
-    console.emit(KEY.to_json({"key": revoked.to_json()}), text, as_json=as_json)
+    console.emit({"key": revoked.to_json()}, text, as_json=as_json, kind="key")
 
 
 @contextmanager

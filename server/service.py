@@ -18,7 +18,6 @@ from typing_extensions import override
 
 from autoshard.core.errors import AutoshardError, InvalidOptionError
 from server.first_keys import provide_keys
-from server.jobs.tables import check_job_tables
 from server.logs import set_up_logs
 from server.memory import give_back_large_blocks
 from server.planning.workers import WorkerPool
@@ -44,7 +43,6 @@ def run_service(settings: ServerSettings) -> None:
     """
     give_back_large_blocks()
     with closing(listening(settings.host, settings.port)) as listener, closing(open_storage()) as storage:
-        check_job_tables(storage.database)
         first_secret = provide_keys(settings, listener, storage.keys)
         set_up_logs()
         if first_secret is not None:

@@ -40,6 +40,7 @@ EXECUTED = {
 NOT_EXECUTED = {
     "docs/how-to/collect-on-a-schedule.md": "a Ray cluster; tests/bench/test_ray_collector.py starts one",
     "docs/how-to/docker.md": "Docker",
+    "docs/how-to/measure-a-gpu.md": "a GPU, on a machine without network; tests/studies/gpu runs the study on a CPU",
     "docs/how-to/run-jobs.md": "minutes of measuring and training; tests/server/test_jobs.py makes such jobs shortened",
     "docs/how-to/test-cluster.md": "network namespaces; tests/bench/test_cluster.py makes them where it may",
     "docs/reference/simulation.md": "many minutes; tests/simulation sweeps smaller clusters",

@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from autoshard import __version__
+from autoshard.cli import main
 from autoshard.core import (
     DType,
     GradSync,
@@ -30,6 +32,7 @@ from autoshard.evaluation import evaluate
 from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.formats import load_topology, read_plan, write_plan
 from autoshard.formats.bundled import load_machine
+from autoshard.formats.documents.json_document import read_json
 from autoshard.formats.metasyn import metasyn
 from autoshard.formats.stores.samples import read_samples
 from autoshard.hardware import this_processor
@@ -37,8 +40,9 @@ from autoshard.planners.heuristics.greedy import CostGreedyPlanner, RandomPlanne
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.search import improve
 from autoshard.planners.space.placement import PlacementProblem
-from autoshard.planning import compare, kernel_model, machine_note, make_costs, make_plan, plan_costs
+from autoshard.planning import compare, kernel_model, machine_note, make_costs, make_plan, plan_costs, searched_types
 from autoshard.report import speedups_over
+from autoshard.validator import validate_plan
 from costmodel import Registry
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.learned import LearnedCostModel
@@ -352,3 +356,30 @@ class TestRisk:
         assert len(plan.provenance.models["kernel_notes"]) <= 512
         usual = make_plan("cost-greedy", request_of()).provenance.models
         assert "kernel_notes" not in usual
+
+
+def counted(monkeypatch, function):
+    """Counts the calls of a function, by whatever module they are made."""
+    calls = []
+
+    def counting(*arguments, **named):
+        calls.append(arguments)
+        return function(*arguments, **named)
+
+    for module in list(sys.modules.values()):
+        if getattr(module, function.__name__, None) is function:
+            monkeypatch.setattr(module, function.__name__, counting)
+    return calls
+
+
+def test_a_plan_is_read_validated_and_priced_once(tmp_path, monkeypatch):
+    tables, output = tmp_path / "tables.json", tmp_path / "plan.json"
+    shutil.copy(Path(__file__).parent.parent / "examples" / "tables.json", tables)
+    arguments = ["plan", str(tables), "--topology", "cpu-8", "--planner", "cost-greedy", "--bound", "-o", str(output)]
+    assert main(arguments) == 0  # imports all that is to be counted
+    read, validated = counted(monkeypatch, read_json), counted(monkeypatch, validate_plan)
+    priced, searched = counted(monkeypatch, evaluate), counted(monkeypatch, searched_types)
+    assert main(arguments) == 0
+    assert [path for (path,) in read if Path(path) == tables] == [str(tables)]
+    assert len(validated) == len(priced) == 1
+    assert searched == [("cost-greedy", {})]

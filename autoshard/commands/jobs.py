@@ -71,16 +71,14 @@ def jobs(options: JobsOptions, as_json: JsonOption = False) -> None:
         autoshard jobs --server http://localhost:8000 --state running
         autoshard jobs wait 0123456789abcdef0123456789abcdef
     """
-    from autoshard.commands.printed import JOB, JOBS
-
     with open_client(options.server) as client:
         if options.action is JobAction.LIST:
             found = client.list_jobs(kind=options.kind, state=options.state, limit=200).jobs
-            emit(JOBS.to_json(found), _listed(found), as_json=as_json)
+            emit({"jobs": [one.model_dump(mode="json") for one in found]}, _listed(found), as_json=as_json, kind="jobs")
             return
         assert options.job is not None
         job = _done(client, options.action, options.job)
-    emit(JOB.to_json(job), _details(job), as_json=as_json)
+    emit(job.model_dump(mode="json"), _details(job), as_json=as_json, kind="job")
     if options.action is JobAction.WAIT and job.state != "succeeded":
         raise typer.Exit(_FAILED)
 

@@ -167,7 +167,9 @@ def plan(options: PlanOptions, as_json: JsonOption = False) -> None:
     if options.replay_refine is not None:
         made = refined(made, request.costs, options.replay_refine, options.device)
     orders.copy()
-    _finish(_bounded(made, request.costs, is_bounded), options.output, as_json)
+    if is_bounded:
+        made = _bounded(made, request.costs, options.planner, request.options)
+    _finish(made, options.output, as_json)
 
 
 def _bound_s(is_wanted: bool | None, request: PlanRequest) -> float:
@@ -228,18 +230,18 @@ def evaluate(options: EvaluateOptions, as_json: JsonOption = False) -> None:
         _log.warning("%s", note)
     costs = options.pricing.costs_of(loaded)
     priced = loaded.with_predicted(price(loaded, costs, overlap=options.overlap))
-    _finish(_bounded(priced, costs, options.bound), options.output, as_json)
+    if options.bound or (options.bound is None and len(priced.tables.tables) <= _MOST_BOUNDED):
+        made = priced.provenance
+        priced = _bounded(priced, costs, made.planner if made else "", made.options if made else {})
+    _finish(priced, options.output, as_json)
 
 
-def _bounded(plan: ShardingPlan, costs: CostModels, is_wanted: bool | None) -> ShardingPlan:
-    from autoshard.planning import with_bounds
+def _bounded(plan: ShardingPlan, costs: CostModels, planner: str, options: Mapping[str, object]) -> ShardingPlan:
+    """The plan with lower bounds over what a planner chooses from with some options."""
+    from autoshard.planning import searched_types, with_bounds
 
-    if is_wanted is None:
-        is_wanted = len(plan.tables.tables) <= _MOST_BOUNDED
-    if not is_wanted:
-        return plan
     with working("Computing lower bounds"):
-        return with_bounds(plan, costs)
+        return with_bounds(plan, costs, searched_types(planner, options))
 
 
 def _finish(plan: ShardingPlan, output: Path | None, as_json: bool) -> None:

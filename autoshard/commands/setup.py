@@ -33,11 +33,9 @@ def doctor(as_json: JsonOption = False) -> None:
         autoshard doctor
         autoshard doctor --json
     """
-    from autoshard.commands.printed import DOCTOR
-
     with working("Looking around"):
         found = found_here()
-    emit(DOCTOR.to_json(found), _rendered(found), as_json=as_json)
+    emit(found, _rendered(found), as_json=as_json, kind="doctor")
 
 
 def found_here() -> dict[str, Any]:
@@ -191,7 +189,6 @@ def init(options: InitOptions, as_json: JsonOption = False) -> None:
         autoshard init
         autoshard plan tables.yaml --topology topology.yaml -o plan.json
     """
-    from autoshard.commands.printed import INIT
     from autoshard.formats import load_topology, tables_from_json, tables_to_json, write_tables, write_topology
 
     folder = options.output or options.folder
@@ -205,9 +202,9 @@ def init(options: InitOptions, as_json: JsonOption = False) -> None:
     topology = load_topology(answers["topology"])
     write_tables(tables, tables_path)
     write_topology(topology, topology_path)
-    result = INIT.to_json({"tables": str(tables_path), "topology": str(topology_path)})
+    result = {"tables": str(tables_path), "topology": str(topology_path)}
     text = f"Wrote {tables_path} and {topology_path}. Next: autoshard plan {tables_path} --topology {topology_path}"
-    emit(result, text, as_json=as_json)
+    emit(result, text, as_json=as_json, kind="init")
 
 
 def _tables(answers: Mapping[str, Any]) -> TableSet:

@@ -49,16 +49,14 @@ def list_names(
 
 
 def _list_bundled(what: NameKind, as_json: bool) -> None:
-    from autoshard.commands.printed import CATALOGUE
     from autoshard.formats import bundled_table_sets, bundled_topologies
 
     known = bundled_table_sets() if what is NameKind.TABLES else bundled_topologies()
     table = Table(columns=texts("name", "description"), rows=tuple(known.items()))
-    emit(CATALOGUE.to_json({str(what): table.records()}), table, as_json=as_json)
+    emit({str(what): table.records()}, table, as_json=as_json, kind="catalogue")
 
 
 def _list_planners(as_json: bool) -> None:
-    from autoshard.commands.printed import CATALOGUE
     from autoshard.planners.registry import describe_planners
 
     described = describe_planners()
@@ -78,7 +76,7 @@ def _list_planners(as_json: bool) -> None:
         }
         for planner in described
     ]
-    emit(CATALOGUE.to_json({"planners": listed}), table, as_json=as_json)
+    emit({"planners": listed}, table, as_json=as_json, kind="catalogue")
 
 
 def _option(option: OptionHelp) -> str:
@@ -169,7 +167,6 @@ def import_tables(options: ImportOptions, as_json: JsonOption = False) -> None:
         autoshard import clicks.parquet --set embedding_dim=32 --set batch_size=8192 -o tables.json
         autoshard import counts/ --format row-counts --set num_samples=1000000 --row-orders -o tables.json
     """
-    from autoshard.commands.printed import IMPORTED
     from autoshard.evaluation.executable import tables_note
     from autoshard.formats import import_tables as read_source
     from autoshard.formats import write_tables
@@ -208,7 +205,7 @@ def import_tables(options: ImportOptions, as_json: JsonOption = False) -> None:
         "columns": dict(lists[0].columns) if lists else None,
         "notes": list(lists[0].notes) if lists else [],
     }
-    emit(IMPORTED.to_json(result), "\n".join(_imported_lines(found, made, result)), as_json=as_json)
+    emit(result, "\n".join(_imported_lines(found, made, result)), as_json=as_json, kind="imported")
 
 
 def _mapping(given: list[str]) -> dict[str, str]:
@@ -306,7 +303,6 @@ def export(options: ExportOptions, as_json: JsonOption = False) -> None:
         autoshard export plan.json --model my_model:make -o plan.pt
         autoshard export plan.json --format torchrec-constraints -o constraints.json
     """
-    from autoshard.commands.printed import EXPORTED
     from autoshard.formats import read_plan
     from autoshard.formats.torchrec import changes, refusals
     from autoshard.formats.torchrec.child import read_factory
@@ -332,7 +328,7 @@ def export(options: ExportOptions, as_json: JsonOption = False) -> None:
             for one in found
         ],
     }
-    emit(EXPORTED.to_json(result), "\n".join(_exported_lines(result, found)), as_json=as_json)
+    emit(result, "\n".join(_exported_lines(result, found)), as_json=as_json, kind="exported")
 
 
 def _write_plan(plan: ShardingPlan, places: Places | None, output: Path) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import torch
+from typing import TYPE_CHECKING
 
 from autoshard.core import MemoryLevel, ShardingPlan
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
 from autoshard.evaluation.executable import level_fault, plan_faults
-from autoshard.runtime.engine.groups import GroupOrder
-from autoshard.runtime.engine.holdings import Holding, Ownership, holdings_of
+from autoshard.runtime.engine.holdings import GroupOrder, Holding, Ownership, holdings_of
 from autoshard.validator import validate_plan
+
+if TYPE_CHECKING:
+    import torch
 
 
 def ownership_of(plan: ShardingPlan, num_processes: int) -> Ownership:

@@ -1,6 +1,6 @@
 """Batches of ids for shards, drawn once per shard and reused.
 
-Shape suffixes: B bags, L lookups.
+Shape suffixes: S shards, B bags, L lookups.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -30,15 +31,17 @@ class ShardBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedInput:
-    """The input of a fused table-batched embedding: all ids of one table, then of the next.
+    """One batch of several shards, whose ids come shard by shard.
 
     Attributes:
-        indices_L: Ids, int64.
-        offsets_B: Where bags start in `indices_L`, one more number than bags.
+        ids_L: Ids, int64.
+        rows_L: The rows that they are of one table that has those of all shards, shard by shard.
+        lengths_SB: Bag lengths, int32; shards have as many bags each.
     """
 
-    indices_L: torch.Tensor
-    offsets_B: torch.Tensor
+    ids_L: torch.Tensor
+    rows_L: torch.Tensor
+    lengths_SB: torch.Tensor
 
 
 #: Of the batches that are held on a CPU.
@@ -117,10 +120,12 @@ def reuse_bins_of(counts: NDArray[np.int64]) -> tuple[float, ...]:
 
 def fuse(batches: Sequence[ShardBatch], device: torch.device) -> FusedInput:
     """Joins the batches of a set of shards, in order."""
-    ids_L = np.concatenate([batch.bags.ids_L for batch in batches])
-    lengths_B = np.concatenate([batch.bags.lengths_B for batch in batches])
-    offsets_B = np.concatenate([[0], np.cumsum(lengths_B)])
-    return FusedInput(indices_L=torch.from_numpy(ids_L).to(device), offsets_B=torch.from_numpy(offsets_B).to(device))
+    first_rows = accumulate((batch.measured.shard.num_embeddings for batch in batches), initial=0)
+    rows = [batch.bags.ids_L + first for batch, first in zip(batches, first_rows, strict=False)]
+    lengths_SB = np.stack([batch.bags.lengths_B for batch in batches]).astype(np.int32)
+    joined = (np.concatenate([batch.bags.ids_L for batch in batches]), np.concatenate(rows), lengths_SB)
+    ids_L, rows_L, lengths = (torch.from_numpy(one).to(device) for one in joined)
+    return FusedInput(ids_L=ids_L, rows_L=rows_L, lengths_SB=lengths)
 
 
 def _num_bytes(batch: ShardBatch) -> int:

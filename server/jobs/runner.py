@@ -1,4 +1,4 @@
-"""Does jobs, one step after the other; both steps may be begun again by another process."""
+"""Does jobs; one that was not ended is begun again by another process."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 import structlog
 
@@ -20,27 +18,23 @@ from server.access import Principal
 from server.jobs.child import ChildWork, run_child
 from server.problems import InternalError, StorageError, problem_of
 from server.settings import ServerSettings
-from server.storage.jobs import ClaimedJob, JobEnd, JobRun
+from server.storage.jobs import ClaimedJob, JobEnd
 from server.storage.storage import Storage
 from server.tasks.reply import PlanFacts, Reply
 
 #: Seconds between two looks at a process, at which its log is stored and cancelling is seen.
 LOOK_S = 0.5
 _LOG_BYTES = 8192
+#: Times that a job may be begun: one that ends its service each time would do so for ever.
+_MAX_STARTS = 20
 #: Who finished a job, in the audit log.
 ACTOR = Principal(name="job")
 _log = structlog.get_logger()
 _context = multiprocessing.get_context("spawn")
 
-Outcome = dict[str, Any]
-
-
-class AbandonedError(BaseException):
-    """A run that goes on elsewhere. No `Exception`: the workflow has not failed, and is resumed."""
-
 
 class JobRunner:
-    """The steps of a job's workflow.
+    """Does jobs that were claimed, each in a process of its own.
 
     Args:
         storage: Holds jobs, and gets what they make.
@@ -56,44 +50,49 @@ class JobRunner:
         """Ends what runs now; it is left to be resumed."""
         self._stopping.set()
 
-    def work(self, job_id: str, attempt: int) -> Outcome:
-        """Step 1: does the work in a process of its own.
+    def do(self, job: ClaimedJob) -> None:
+        """Does a job and stores what it made; leaves it if the service stops, or another process has it."""
+        with structlog.contextvars.bound_contextvars(job=job.run.id):
+            _log.info("job begun", kind=job.kind, attempt=job.run.attempt, start=job.num_starts)
+            try:
+                reply = self._reply(job)
+            except _CancelledError:
+                self._finish(job, JobEnd(state=JobState.CANCELLED))
+            except _AbandonedError:
+                return
+            else:
+                self._finish(job, _end_of(reply), None if reply.facts is None else (reply.facts, reply.body))
 
-        Returns:
-            What `finish` takes, as JSON.
+    def _finish(self, job: ClaimedJob, end: JobEnd, plan: tuple[PlanFacts, bytes] | None = None) -> None:
+        """Ends a job, as soon as the database answers."""
+        while True:
+            try:
+                is_ended = self._storage.finish_job(job.run, end, plan, ACTOR)
+                break
+            except StorageError as error:
+                _log.warning("job not stored yet", reason=str(error))
+                if self._stopping.wait(LOOK_S):
+                    return
+        if is_ended:
+            _log.info("job ended", attempt=job.run.attempt, state=end.state)
+        if end.state is JobState.SUCCEEDED:
+            shutil.rmtree(self._settings.jobs_folder / job.run.id, ignore_errors=True)
+
+    def _reply(self, job: ClaimedJob) -> Reply:
+        """What a process makes of a job.
 
         Raises:
-            AbandonedError: If the service stops, or another run has the job.
+            _CancelledError: If somebody cancelled it.
+            _AbandonedError: If the service stops, or another process has it.
         """
-        job = self._storage.jobs.claim(JobRun(id=job_id, attempt=attempt))
-        if job is None:
-            return {}  # cancelled while it waited
-        with structlog.contextvars.bound_contextvars(job=job_id):
-            _log.info("job begun", kind=job.kind, attempt=attempt)
-            return self._outcome(job)
-
-    def finish(self, job_id: str, attempt: int, outcome: Mapping[str, Any]) -> None:
-        """Step 2: stores what the work made and ends the job, in one transaction, once."""
-        if not outcome:
-            return
-        facts = outcome.get("facts")
-        body = str(outcome["body"]).encode()
-        end = JobEnd(
-            state=JobState(outcome["state"]),
-            plan_id=facts and facts["id"],
-            result=body if outcome["state"] == JobState.SUCCEEDED and not facts else None,
-            problem=Problem.model_validate_json(body) if outcome["state"] == JobState.FAILED else None,
-        )
-        plan = None if facts is None else (PlanFacts(**facts), body)
-        if self._storage.finish_job(JobRun(id=job_id, attempt=attempt), end, plan, ACTOR):
-            _log.info("job ended", job=job_id, attempt=attempt, state=end.state)
-        if end.state is JobState.SUCCEEDED:
-            shutil.rmtree(self._settings.jobs_folder / job_id, ignore_errors=True)
-
-    def _outcome(self, job: ClaimedJob) -> Outcome:
+        if job.num_starts > _MAX_STARTS:
+            return _failed(f"its process or service was ended {_MAX_STARTS} times while it ran")
         folder = self._settings.jobs_folder / job.run.id
-        folder.mkdir(parents=True, exist_ok=True)
         work = ChildWork(kind=job.kind, request=job.request, job_id=job.run.id, folder=folder, settings=self._settings)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            return _failed(f"the job's folder cannot be made: {error.strerror}")
         ours, theirs = _context.Pipe()
         process = _context.Process(target=run_child, args=(theirs, work))
         process.start()
@@ -104,41 +103,46 @@ class JobRunner:
             reply = Reply.receive(ours)
             with suppress(StorageError):  # the log's end is told less than what was made
                 self._storage.jobs.report(job, _tail(work.log))
-        except _CancelledError:
-            return {"state": JobState.CANCELLED, "body": ""}
+            return reply
         except (EOFError, OSError):
-            reply = None
+            process.join()
+            _log.error("job's process died", exit_code=process.exitcode)
+            return _failed(f"the job's process ended before it answered, with {process.exitcode}")
         finally:
             _end(process)
             ours.close()
-        return _outcome_of(reply or _died(process))
 
     def _look(self, job: ClaimedJob, log: Path) -> None:
         """Stores the end of the log; raises if the work is to end."""
         if self._stopping.is_set():
             self._storage.jobs.release(job)
-            raise AbandonedError
+            raise _AbandonedError
         try:
             goes_on = self._storage.jobs.report(job, _tail(log))
         except StorageError:
             return  # the job is lost to another run if this lasts, which the next report says
         if not goes_on:
-            raise _CancelledError if self._storage.jobs.is_cancelled(job.run) else AbandonedError
+            raise _CancelledError if self._storage.jobs.is_cancelled(job.run) else _AbandonedError
 
 
 class _CancelledError(Exception):
     pass
 
 
-def _outcome_of(reply: Reply) -> Outcome:
-    state = JobState.SUCCEEDED if reply.status == 200 else JobState.FAILED
-    facts = None if reply.facts is None else reply.facts.model_dump()
-    return {"state": state, "body": reply.body.decode(), "facts": facts}
+class _AbandonedError(Exception):
+    pass
 
 
-def _died(process: BaseProcess) -> Reply:
-    _log.error("job's process died", exit_code=process.exitcode)
-    problem = problem_of(InternalError(f"the job's process ended before it answered, with {process.exitcode}"))
+def _end_of(reply: Reply) -> JobEnd:
+    if reply.status != 200:
+        return JobEnd(state=JobState.FAILED, problem=Problem.model_validate_json(reply.body))
+    if reply.facts is not None:
+        return JobEnd(state=JobState.SUCCEEDED, plan_id=reply.facts.id)
+    return JobEnd(state=JobState.SUCCEEDED, result=reply.body)
+
+
+def _failed(reason: str) -> Reply:
+    problem = problem_of(InternalError(reason))
     return Reply(status=500, body=problem.model_dump_json(exclude_none=True).encode())
 
 

@@ -7,7 +7,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, func, insert, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, case, func, insert, or_, select, tuple_, update
 
 from autoshard.api import JobAnswer, JobKind, JobList, JobState, JobSummary, Problem
 from server.problems import BusyError, ClientBusyError, JobStateError, UnknownJobError
@@ -21,6 +21,9 @@ _UNFINISHED = tuple(state for state in JobState if not state.is_final)
 #: Jobs that may wait or run, of all clients; one client may have half of them.
 _MAX_UNFINISHED = 100
 _MAX_PROGRESS = 512
+#: Seconds without a sign from a job's run after which another one begins it again.
+LOST_S = 10.0
+_OTHERS = JOBS.alias("others")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +48,14 @@ class ClaimedJob:
         owner: Name of the run.
         kind: What it does.
         request: JSON text of the request.
+        num_starts: Times that it was claimed in this attempt: more than once where a run was ended.
     """
 
     run: JobRun
     owner: str
     kind: JobKind
     request: bytes
+    num_starts: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +85,7 @@ class JobStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def add(
-        self, connection: Connection, kind: JobKind, request: bytes, client: str, job_id: str | None = None
-    ) -> JobRun:
+    def add(self, connection: Connection, kind: JobKind, request: bytes, client: str) -> str:
         """Stores a job.
 
         Args:
@@ -90,7 +93,9 @@ class JobStore:
             kind: What it does.
             request: JSON text of the request.
             client: Whose it is.
-            job_id: Its id; a new one if None.
+
+        Returns:
+            Its id.
 
         Raises:
             ClientBusyError: If the client has as many jobs as one may have.
@@ -101,15 +106,11 @@ class JobStore:
             raise ClientBusyError(f"{_MAX_UNFINISHED // 2} jobs of this client are unfinished, the most that may be")
         if (connection.scalar(unfinished) or 0) >= _MAX_UNFINISHED:
             raise BusyError(f"{_MAX_UNFINISHED} jobs are unfinished, the most that may be")
-        run, now = JobRun(id=job_id or uuid.uuid4().hex, attempt=1), now_us()
-        row = {"id": run.id, "kind": kind, "state": JobState.QUEUED, "attempt": run.attempt, "client": client}
+        job_id, now = uuid.uuid4().hex, now_us()
+        row = {"id": job_id, "kind": kind, "state": JobState.QUEUED, "attempt": 1, "num_starts": 0, "client": client}
         empty = {"progress": "", "log": "", "request": zlib.compress(request)}
         connection.execute(insert(JOBS).values({**row, **empty, "created_us": now, "seen_us": now}))
-        return run
-
-    def exists(self, connection: Connection, job_id: str) -> bool:
-        """Whether there is a job, in a transaction."""
-        return connection.scalar(select(JOBS.c.id).where(JOBS.c.id == job_id)) is not None
+        return job_id
 
     def read(self, job_id: str) -> JobAnswer:
         """What is known of a job.
@@ -168,20 +169,34 @@ class JobStore:
         following = cursor_of(rows[limit - 1].created_us, rows[limit - 1].id) if len(rows) > limit else None
         return JobList(jobs=[_summary(row) for row in rows[:limit]], next=following)
 
-    def claim(self, run: JobRun) -> ClaimedJob | None:
-        """Gives a queued job to the caller; None if it is not to be done, or another has it.
+    def claim(self) -> ClaimedJob | None:
+        """Gives the next job to the caller; None if none waits.
+
+        Jobs come first whose run has been silent for `LOST_S`. Then clients take turns: that one is next whose last job
+        began longest ago, with its oldest.
 
         Raises:
             StorageError: If the database does not answer.
         """
-        owner, now = uuid.uuid4().hex, now_us()
-        values = {"state": JobState.RUNNING, "owner": owner, "seen_us": now, "started_us": now}
-        with self._database.writing() as connection:
-            statement = update(JOBS).where(_is(run), JOBS.c.state == JobState.QUEUED).values(values)
-            if connection.execute(statement).rowcount == 0:
+        while True:
+            now, owner = now_us(), uuid.uuid4().hex
+            is_lost = and_(JOBS.c.state == JobState.RUNNING, JOBS.c.seen_us < now - int(LOST_S * 1e6))
+            is_free = or_(JOBS.c.state == JobState.QUEUED, is_lost)
+            last_us = select(func.max(_OTHERS.c.started_us)).where(_OTHERS.c.client == JOBS.c.client).scalar_subquery()
+            turn = (case((is_lost, 0), else_=1), func.coalesce(last_us, 0), JOBS.c.created_us, JOBS.c.id)
+            with self._database.reading() as connection:
+                found = connection.execute(select(JOBS.c.id, JOBS.c.attempt).where(is_free).order_by(*turn)).first()
+            if found is None:
                 return None
-            row = _row(connection, run.id)
-        return ClaimedJob(run=run, owner=owner, kind=JobKind(row.kind), request=zlib.decompress(row.request))
+            run = JobRun(id=found.id, attempt=found.attempt)
+            values = {"state": JobState.RUNNING, "owner": owner, "seen_us": now, "started_us": now}
+            statement = update(JOBS).where(_is(run), is_free).values({**values, "num_starts": JOBS.c.num_starts + 1})
+            with self._database.writing() as connection:
+                if connection.execute(statement).rowcount == 0:
+                    continue  # another one was quicker
+                row = _row(connection, run.id)
+            kind, request = JobKind(row.kind), zlib.decompress(row.request)
+            return ClaimedJob(run=run, owner=owner, kind=kind, request=request, num_starts=row.num_starts)
 
     def report(self, job: ClaimedJob, log: str) -> bool:
         """Says that a job is being done.
@@ -211,9 +226,7 @@ class JobStore:
             StorageError: If the database does not answer.
         """
         with self._database.writing() as connection:
-            connection.execute(
-                update(JOBS).where(_is(job.run), JOBS.c.owner == job.owner).values(owner=None, seen_us=0)
-            )
+            connection.execute(update(JOBS).where(_is(job.run), JOBS.c.owner == job.owner).values(seen_us=0))
 
     def is_cancelled(self, run: JobRun) -> bool:
         """Whether somebody cancelled an attempt.
@@ -262,7 +275,7 @@ class JobStore:
             connection.execute(update(JOBS).where(_is(run)).values(cancelled_us=now))
         return _answer(_row(connection, job_id))
 
-    def retry(self, connection: Connection, job_id: str) -> JobRun:
+    def retry(self, connection: Connection, job_id: str) -> JobAnswer:
         """Begins another attempt of a job that failed or was cancelled.
 
         Args:
@@ -276,25 +289,12 @@ class JobStore:
         row = _row(connection, job_id)
         run = JobRun(id=row.id, attempt=row.attempt)
         again = (JobState.FAILED, JobState.CANCELLED)
-        values = {"state": JobState.QUEUED, "attempt": run.attempt + 1, "seen_us": now_us(), "problem": None}
-        cleared = dict.fromkeys(("owner", "started_us", "finished_us", "cancelled_us"))
+        values = {"state": JobState.QUEUED, "attempt": run.attempt + 1, "seen_us": now_us(), "num_starts": 0}
+        cleared = dict.fromkeys(("owner", "problem", "started_us", "finished_us", "cancelled_us"))
         statement = update(JOBS).where(_is(run), JOBS.c.state.in_(again)).values({**values, **cleared})
         if connection.execute(statement).rowcount == 0:
             raise JobStateError(f"the job is {row.state}; one that failed or was cancelled can be tried again")
-        return JobRun(id=run.id, attempt=run.attempt + 1)
-
-    def take_lost(self, older_than_s: float) -> tuple[JobRun, ...]:
-        """Puts jobs back into the queue that nobody has said anything of for a time; returns these.
-
-        Raises:
-            StorageError: If the database does not answer.
-        """
-        now = now_us()
-        lost = and_(JOBS.c.state.in_(_UNFINISHED), JOBS.c.seen_us < now - int(older_than_s * 1e6))
-        statement = update(JOBS).where(lost).values(state=JobState.QUEUED, owner=None, seen_us=now)
-        with self._database.writing() as connection:
-            rows = connection.execute(statement.returning(JOBS.c.id, JOBS.c.attempt)).all()
-        return tuple(JobRun(id=row.id, attempt=row.attempt) for row in rows)
+        return self.described(connection, job_id)
 
 
 def _is(run: JobRun) -> ColumnElement[bool]:

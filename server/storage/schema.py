@@ -105,6 +105,7 @@ JOBS = Table(
     Column("kind", String(32), nullable=False),
     Column("state", String(16), nullable=False),
     Column("attempt", Integer, nullable=False),
+    Column("num_starts", Integer, nullable=False),
     Column("client", String(128), nullable=False),
     Column("owner", String(32)),
     Column("created_us", BigInteger, nullable=False),
@@ -120,9 +121,23 @@ JOBS = Table(
     Column("problem", Text),
     Index("jobs_by_time", "created_us", "id"),
     Index("jobs_by_state", "state", "seen_us"),
+    Index("jobs_by_client", "client", "started_us"),
 )
 """Jobs. `owner` names the run that does one, which renews `seen_us`: one that does not any more has lost the job.
 Requests and results are JSON texts, compressed by zlib; a plan that a job made is in `plans`."""
+
+SCHEDULES = Table(
+    "schedules",
+    METADATA,
+    Column("name", String(64), primary_key=True),
+    Column("cron", String(128), nullable=False),
+    Column("kind", String(32), nullable=False),
+    Column("body", Text, nullable=False),
+    Column("is_paused", Boolean, nullable=False),
+    Column("next_us", BigInteger, nullable=False),
+    Column("fired_us", BigInteger),
+)
+"""Schedules. The transaction that moves `next_us` on makes the job of that time."""
 
 SHADOW_PRICES = Table(
     "shadow_prices",

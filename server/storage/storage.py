@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from autoshard.api import JobAnswer, JobKind, RunAnswer
+import json
+
+import structlog
+from sqlalchemy import Connection
+
+from autoshard.api import JobAnswer, JobKind, RunAnswer, ScheduleAnswer, ScheduleBody
 from server.access import Principal
+from server.problems import BusyError, ClientBusyError
 from server.storage.audit import record
 from server.storage.database import Database
 from server.storage.idempotency import IdempotencyStore, IdempotentRequest, KeptAnswer
@@ -12,9 +18,12 @@ from server.storage.keys import KeyStore
 from server.storage.location import database_url
 from server.storage.plans import PlanStore
 from server.storage.runs import RunStore
+from server.storage.schedules import ScheduleStore
 from server.storage.shadow import ShadowStore
 from server.storage.upgrading import check_schema, upgrade
 from server.tasks.reply import PlanFacts
+
+_log = structlog.get_logger()
 
 
 class Storage:
@@ -32,6 +41,7 @@ class Storage:
         self.jobs = JobStore(database)
         self.shadow = ShadowStore(database)
         self.runs = RunStore(database)
+        self.schedules = ScheduleStore(database)
 
     def close(self) -> None:
         """Closes the connections of the database."""
@@ -116,7 +126,7 @@ class Storage:
 
     def add_job(
         self, kind: JobKind, body: bytes, client: str, request: IdempotentRequest | None, actor: Principal
-    ) -> tuple[JobRun, KeptAnswer]:
+    ) -> KeptAnswer:
         """Stores a job, with the answer to later requests with the same key, in one transaction.
 
         Args:
@@ -130,29 +140,71 @@ class Storage:
             RetryError: If there are as many jobs as may be, or the database does not answer.
         """
         with self.database.writing() as connection:
-            run = self.jobs.add(connection, kind, body, client)
-            record(connection, actor, "job.make", run.id)
-            answer = KeptAnswer(status=202, body=self.jobs.described(connection, run.id).model_dump_json().encode())
+            job_id = self.jobs.add(connection, kind, body, client)
+            record(connection, actor, "job.make", job_id)
+            answer = KeptAnswer(status=202, body=self.jobs.described(connection, job_id).model_dump_json().encode())
             if request is not None:
                 self.requests.keep(connection, request, answer)
-        return run, answer
+        return answer
 
-    def add_scheduled_job(self, job_id: str, kind: JobKind, body: bytes, schedule: Principal) -> None:
-        """Stores a job that a schedule makes, once.
+    def fire_schedules(self) -> list[str]:
+        """Makes the jobs of schedules that are due, each once; returns the names of these schedules.
 
-        Args:
-            job_id: Its id; if it is there, nothing changes.
-            kind: What it does.
-            body: JSON text of what it is to do.
-            schedule: Who makes it.
+        A schedule makes none where there are as many jobs as may be.
 
         Raises:
-            RetryError: If there are as many jobs as may be, or the database does not answer.
+            StorageError: If the database does not answer.
+        """
+        if not self.schedules.are_due():
+            return []
+        made = []
+        with self.database.writing() as connection:
+            for schedule in self.schedules.take_due(connection):
+                actor, body = Principal(name=f"schedule {schedule.name}"), json.dumps(schedule.body).encode()
+                try:
+                    job_id = self.jobs.add(connection, JobKind(schedule.kind), body, actor.name)
+                except (BusyError, ClientBusyError) as error:
+                    _log.warning("schedule made no job", schedule=schedule.name, reason=str(error))
+                    continue
+                record(connection, actor, "job.make", job_id)
+                made.append(schedule.name)
+        return made
+
+    def make_schedule(self, body: ScheduleBody, request: IdempotentRequest | None, actor: Principal) -> KeptAnswer:
+        """Stores a schedule, as `ScheduleStore.add`, with the answer to later requests with the same key.
+
+        Raises:
+            StorageError: If the database does not answer.
         """
         with self.database.writing() as connection:
-            if not self.jobs.exists(connection, job_id):
-                self.jobs.add(connection, kind, body, schedule.name, job_id)
-                record(connection, schedule, "job.make", job_id)
+            made = self.schedules.add(connection, body)
+            answer = KeptAnswer(status=201, body=made.model_dump_json().encode())
+            _record_schedule(connection, actor, "make", made)
+            if request is not None:
+                self.requests.keep(connection, request, answer)
+        return answer
+
+    def pause_schedule(self, name: str, actor: Principal, *, is_paused: bool) -> ScheduleAnswer:
+        """As `ScheduleStore.pause`.
+
+        Raises:
+            UnknownScheduleError: If it is not there.
+            StorageError: If the database does not answer.
+        """
+        with self.database.writing() as connection:
+            answer = self.schedules.pause(connection, name, is_paused=is_paused)
+            _record_schedule(connection, actor, "pause" if is_paused else "resume", answer)
+        return answer
+
+    def delete_schedule(self, name: str, actor: Principal) -> None:
+        """As `ScheduleStore.delete`.
+
+        Raises:
+            UnknownScheduleError: If it is not there.
+            StorageError: If the database does not answer.
+        """
+        with self.database.writing() as connection:
+            _record_schedule(connection, actor, "delete", self.schedules.delete(connection, name))
 
     def finish_job(self, run: JobRun, end: JobEnd, plan: tuple[PlanFacts, bytes] | None, actor: Principal) -> bool:
         """Ends an attempt of a job and stores its plan, in one transaction, once.
@@ -189,7 +241,7 @@ class Storage:
             record(connection, actor, "job.cancel", job_id)
         return answer
 
-    def retry_job(self, job_id: str, actor: Principal) -> JobRun:
+    def retry_job(self, job_id: str, actor: Principal) -> JobAnswer:
         """Begins another attempt, as `JobStore.retry`.
 
         Raises:
@@ -198,9 +250,13 @@ class Storage:
             StorageError: If the database does not answer.
         """
         with self.database.writing() as connection:
-            run = self.jobs.retry(connection, job_id)
+            answer = self.jobs.retry(connection, job_id)
             record(connection, actor, "job.retry", job_id)
-        return run
+        return answer
+
+
+def _record_schedule(connection: Connection, actor: Principal, change: str, schedule: ScheduleAnswer) -> None:
+    record(connection, actor, f"schedule.{change}", f"{schedule.name} {schedule.kind} {schedule.cron}")
 
 
 def open_storage() -> Storage:

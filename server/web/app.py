@@ -38,7 +38,7 @@ from server.web.routes.page import add_pages
 from server.web.routes.plans import add_plans
 from server.web.routes.runs import add_runs
 from server.web.routes.samples import add_samples
-from server.web.routes.schedules import ScheduleDesk, add_schedules
+from server.web.routes.schedules import add_schedules
 
 
 def create_app(
@@ -101,7 +101,7 @@ def make_routes(
     jobs = JobDesk(desk, engine, storage)
     add_plans(app, jobs, storage)
     add_jobs(app, jobs, storage)
-    add_schedules(app, ScheduleDesk(desk, engine.schedules, storage))
+    add_schedules(app, desk, storage)
     add_analyses(app, desk)
     add_runs(app, desk, storage, metrics)
     add_samples(app, desk)

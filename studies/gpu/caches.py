@@ -105,7 +105,7 @@ def _hit_share(running: ShardSet, batch: ShardBatch, device: torch.device) -> fl
     """Share of a batch's lookups whose row is in FBGEMM's cache now."""
     [kernel] = running.kernels
     assert isinstance(kernel, TimedFusedKernel)
-    module = kernel.module
+    module = kernel.kernel.module
     ids_L = torch.from_numpy(batch.bags.ids_L).to(device)
     places_L = torch.ops.fbgemm.lxu_cache_lookup(ids_L, module.lxu_cache_state, module.total_cache_hash_size)
     return float((places_L >= 0).float().mean())

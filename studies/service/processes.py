@@ -23,7 +23,6 @@ import httpx
 import psycopg
 
 from autoshard.core.errors import ExecutionError
-from server.jobs.tables import upgrade_job_tables
 from server.storage.database import Database
 from server.storage.location import DATABASE_VARIABLE, parsed_url
 from server.storage.upgrading import upgrade
@@ -153,8 +152,6 @@ def new_database(kind: DatabaseKind, folder: Path) -> Iterator[str]:
 def _upgraded(address: str) -> str:
     database = Database(parsed_url(address))
     upgrade(database)
-    if not database.is_sqlite:
-        upgrade_job_tables(database)
     database.close()
     return address
 

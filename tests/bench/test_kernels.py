@@ -59,9 +59,17 @@ def in_kernel_order(shards):
     return sorted(([draw_batch(shard)] for shard in shards), key=lambda d: fusable(d[0].measured.shard))
 
 
-def weights_of(kernel):
-    """The tables of a kernel, as leaves in fp32."""
-    return [table.detach().float().clone().requires_grad_() for table in kernel.module.split_embedding_weights()]
+def tables_of(running, batches):
+    """The tables of all shards, as they are; a kernel of rows has those of several in one."""
+    shards, found = iter([batch.measured.shard for batch in batches]), []
+    for kernel in running.kernels:
+        for table in kernel.kernel.module.split_embedding_weights():
+            rest = table
+            while len(rest):
+                num_rows = next(shards).num_embeddings
+                found.append(rest[:num_rows])
+                rest = rest[num_rows:]
+    return found
 
 
 def check_outputs(outputs, expected):
@@ -97,12 +105,13 @@ def test_a_set_does_what_plain_tables_do(case, embedding, make_shard, monkeypatc
     draws = in_kernel_order(cases(make_shard)[case])
     batches = [batch for (batch,) in draws]
     running = ShardSet(draws, Arenas(100_000, CPU), CPU)
-    for kernel in running._kernels:
+    for kernel in running.kernels:
         assert isinstance(kernel, TimedFusedKernel)
-        torch.nn.init.normal_(kernel.module.weights_host)
-        if kernel.module.optimizer.name != "EXACT_SGD":
-            kernel.module.momentum1_host.data.zero_()
-    tables = [table for kernel in running._kernels for table in weights_of(kernel)]
+        module = kernel.kernel.module
+        torch.nn.init.normal_(module.weights_host)
+        if module.optimizer.name != "EXACT_SGD":
+            module.momentum1_host.data.zero_()
+    tables = [table.detach().float().clone().requires_grad_() for table in tables_of(running, batches)]
     plain = [looked_up(table, batch) for table, batch in zip(tables, batches, strict=True)]
     outputs = running.forward()
     check_outputs(outputs, plain)
@@ -110,8 +119,7 @@ def test_a_set_does_what_plain_tables_do(case, embedding, make_shard, monkeypatc
     running.backward(outputs)
     for output in plain:
         output.backward(torch.full_like(output, GRADIENT))
-    updated = [table for kernel in running._kernels for table in kernel.module.split_embedding_weights()]
-    for table, batch, after in zip(tables, batches, updated, strict=True):
+    for table, batch, after in zip(tables, batches, tables_of(running, batches), strict=True):
         shard = batch.measured.shard
         tolerance = 5e-3 if shard.dtype is DType.FP16 else 1e-6
         expected = stepped(table, shard.optimizer).detach()
@@ -177,8 +185,8 @@ def test_runs_take_turns_among_batches(make_shard):
     shard = make_shard()
     draws = [draw_batch(shard, draw) for draw in range(3)]
     running = ShardSet([draws], Arenas(4_000, CPU), CPU)
-    running._kernels[0].module.weights_host.data.copy_(torch.randn(50 * 8))
-    running._kernels[0].module.learning_rate_tensor.fill_(0.0)
+    running.kernels[0].kernel.module.weights_host.data.copy_(torch.randn(50 * 8))
+    running.kernels[0].kernel.set_learning_rate(0.0)
     outputs = []
     for _ in range(6):
         (output,) = found = running.forward()

@@ -14,10 +14,7 @@ from autoshard.results.comparison import ComparedPlan
 from autoshard.results.sweep_record import SIMULATION
 from autoshard.runtime.result_json import RUN
 
-RESULTS = (
-    *("run", "replay", "comparison", "diff", "simulation", "init", "imported", "exported", "catalogue", "doctor"),
-    *("key", "keys", "database"),
-)
+RESULTS = ("run", "replay", "comparison", "diff", "explanation", "simulation")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from torchrec import KeyedJaggedTensor, KeyedTensor
 from autoshard.core import ReplicaGroups
 from autoshard.runtime.batch import BatchOfIds, Embedded
 from autoshard.runtime.embeddings import ShardedEmbeddings
-from autoshard.runtime.engine.groups import GroupOrder
+from autoshard.runtime.engine.holdings import GroupOrder
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.training.reference import ReferenceEmbeddings, moment_blocks
 from tests.contracts.drawn_layouts import drawn_plan

@@ -65,6 +65,11 @@ def worker(folder, rank):
     return int(next(folder.glob(f"*/pid.{rank}")).read_text())
 
 
+def test_the_launching_process_does_without_torch():
+    code = "import sys, autoshard.runtime; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=True)
+
+
 def test_a_run_measures_and_reports(plan_path, run_folder):
     heard = []
     result = run_plan(plan_path, 2, steps=3, warmup_steps=1, batch_size=12, on_progress=heard.append)

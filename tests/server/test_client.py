@@ -288,7 +288,7 @@ def test_jobs_are_made_followed_and_cancelled(served, service, capfd, published)
     assert main(["jobs", "show", job.id, *arguments]) == 0
     assert published("job", capfd.readouterr().out)["plan_id"] == found.plan_id
     assert main(["jobs", "wait", failed.id, *arguments]) == 1
-    assert "samples: is no folder" in published("job", capfd.readouterr().out)["failure"]
+    assert "samples: is no folder" in published("job", capfd.readouterr().out)["problem"]["detail"]
     assert main(["jobs", "cancel", failed.id, *arguments]) == 0
     assert published("job", capfd.readouterr().out)["state"] == "failed"
     assert main(["jobs", "--kind", "plan", *arguments]) == 0

@@ -9,13 +9,9 @@ import httpx
 import pytest
 from starlette.testclient import TestClient
 
-from autoshard.cli import main
-from autoshard.core.errors import InvalidOptionError
-from server.jobs.tables import check_job_tables
 from server.planning.workers import WorkerPool
 from server.settings import ServerSettings
-from server.storage.database import Database
-from server.storage.location import DATABASE_VARIABLE, database_url
+from server.storage.location import DATABASE_VARIABLE
 from server.storage.storage import open_storage
 from server.web.app import create_app
 
@@ -53,16 +49,6 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch):
         draining.now = True
         assert answer() == (503, "draining")
         assert client.get("/livez").status_code == 200
-
-
-def test_the_tables_of_jobs_are_made_before_services_start(postgresql, monkeypatch):
-    monkeypatch.setenv(DATABASE_VARIABLE, postgresql.new_database())
-    with contextlib.closing(Database(database_url())) as database:
-        with pytest.raises(InvalidOptionError, match=r"tables of jobs have version 0, .*: run `autoshard db upgrade`$"):
-            check_job_tables(database)
-        for _ in range(2):
-            assert main(["db", "upgrade"]) == 0
-            check_job_tables(database)
 
 
 @pytest.mark.slow

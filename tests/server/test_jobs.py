@@ -2,10 +2,12 @@
 
 import json
 import signal
+import threading
 import time
 from pathlib import Path
 
 import pytest
+from sqlalchemy import update
 
 import costmodel
 from autoshard.api import JobKind, JobState
@@ -14,11 +16,13 @@ from autoshard.client import Client
 from costmodel.registry.versions import SHIPPED_VARIABLE, Registry
 from server.access import Principal
 from server.jobs.engine import JobEngine
+from server.jobs.runner import JobRunner
 from server.problems import StorageError
 from server.settings import ServerSettings
 from server.storage.database import Database
-from server.storage.jobs import JobStore
+from server.storage.jobs import LOST_S, JobEnd, JobStore
 from server.storage.location import DATABASE_VARIABLE, parsed_url
+from server.storage.schema import JOBS
 from server.storage.storage import Storage
 from server.storage.upgrading import upgrade
 from tests.server.test_service_lifecycle import LONG
@@ -168,16 +172,137 @@ def test_a_killed_services_job_is_resumed_and_done_once(database_address, own_se
 
 
 @pytest.mark.slow
+def test_a_killed_services_job_is_done_by_another_one(own_service, tmp_path, monkeypatch, postgresql):
+    address = postgresql.new_database()
+    monkeypatch.setenv(DATABASE_VARIABLE, address)
+    assert main(["db", "upgrade"]) == 0
+    data = ("--data", str(tmp_path / "data"))
+    services = [own_service(*data, folder=tmp_path / f"replica-{number}", database=address) for number in range(2)]
+    with services[0].client() as client:
+        job = made(client, body={**LONG, "time_limit_s": 6})
+        until(client, job, "running")
+    victim, other = sorted(services, key=lambda one: not any(line["event"] == "job begun" for line in one.log()))
+    victim.process.send_signal(signal.SIGKILL)
+    victim.process.wait()
+    with other.client() as client:
+        found = until(client, job, "succeeded", "failed", "cancelled")
+        assert (found["state"], found["attempt"]) == ("succeeded", 1)
+    assert [line["start"] for line in other.log() if line["event"] == "job begun"] == [2]
+    assert other.stop() == 0
+
+
+@pytest.fixture
+def stored(database_address):
+    """The stores of a new database."""
+    database = Database(parsed_url(database_address))
+    upgrade(database)
+    yield Storage(database)
+    database.close()
+
+
+def add(stored, client="client"):
+    answer = stored.add_job(JobKind.PLAN, json.dumps(TASK).encode(), client, None, Principal())
+    return json.loads(answer.body)["id"]
+
+
+def silence(stored, job_id):
+    """Has a job's run be silent for as long as lost ones are."""
+    with stored.database.writing() as connection:
+        older = JOBS.c.seen_us - int(1e6 * LOST_S) - 1
+        connection.execute(update(JOBS).where(JOBS.c.id == job_id).values(seen_us=older))
+
+
+def test_clients_take_turns_and_each_has_its_oldest_job_done(stored):
+    first, second, third = (add(stored, "a") for _ in range(3))
+    other, later = add(stored, "b"), add(stored, "b")
+    claimed = []
+    while job := stored.jobs.claim():
+        claimed.append(job.run.id)
+    assert claimed == [first, other, second, later, third]
+
+
+def test_a_job_whose_run_is_silent_is_done_by_another_one_and_ended_once(stored):
+    job_id, waiting = add(stored), add(stored)
+    lost = stored.jobs.claim()
+    assert (lost.run.id, lost.num_starts) == (job_id, 1)
+    silence(stored, job_id)
+    found = stored.jobs.claim()
+    assert (found.run, found.num_starts) == (lost.run, 2)
+    assert stored.jobs.claim().run.id == waiting
+    assert stored.jobs.claim() is None
+    assert not stored.jobs.report(lost, "late")
+    assert stored.jobs.report(found, "on time")
+    end = JobEnd(state=JobState.SUCCEEDED, result=b"{}")
+    assert [stored.finish_job(job.run, end, None, Principal()) for job in (found, lost)] == [True, False]
+
+
+def test_of_threads_that_claim_at_the_same_time_each_gets_a_job_of_its_own(stored):
+    jobs = {add(stored) for _ in range(4)}
+    claimed = []
+    threads = [threading.Thread(target=lambda: claimed.append(stored.jobs.claim())) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {job.run.id for job in claimed if job is not None} == jobs
+    assert claimed.count(None) == 2
+
+
+def test_a_job_that_ended_its_service_each_time_fails(stored, tmp_path):
+    job_id = add(stored)
+    for _ in range(21):
+        job = stored.jobs.claim()
+        silence(stored, job_id)
+    JobRunner(stored, ServerSettings(data=tmp_path)).do(job)
+    failed = stored.jobs.read(job_id)
+    assert failed.state is JobState.FAILED
+    assert "was ended 20 times while it ran" in failed.problem.detail
+    assert stored.retry_job(job_id, Principal()).state is JobState.QUEUED
+    assert stored.jobs.claim().num_starts == 1
+
+
+def test_a_job_without_a_folder_fails_and_says_so(stored, tmp_path):
+    (tmp_path / "jobs").touch()
+    job_id = add(stored)
+    JobRunner(stored, ServerSettings(data=tmp_path)).do(stored.jobs.claim())
+    assert stored.jobs.read(job_id).problem.detail == "the job's folder cannot be made: Not a directory"
+
+
+def test_a_fault_ends_no_thread_of_jobs(stored, tmp_path, monkeypatch):
+    faults = [ZeroDivisionError("a fault"), StorageError("away")]
+    claim = JobStore.claim
+
+    def faulty(self):
+        if faults:
+            raise faults.pop()
+        return claim(self)
+
+    monkeypatch.setattr(JobStore, "claim", faulty)
+    monkeypatch.setattr("server.jobs.engine._AWAY_S", 0.0)
+    (tmp_path / "jobs").touch()
+    job_id, engine = add(stored), JobEngine(stored, ServerSettings(data=tmp_path))
+    engine.start()
+    try:
+        deadline = time.monotonic() + 60
+        while not stored.jobs.read(job_id).state.is_final:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        engine.stop()
+    assert faults == []
+
+
+@pytest.mark.slow
 def test_a_database_that_does_not_answer_for_a_moment_fails_no_job(tmp_path, monkeypatch):
     database = Database(parsed_url(f"sqlite:///{tmp_path}/service.sqlite"))
     upgrade(database)
     storage, failures = Storage(database), [StorageError("away")] * 2
     claim, report = JobStore.claim, JobStore.report
 
-    def claimed(self, run):
+    def claimed(self):
         if failures:
             raise failures.pop()
-        return claim(self, run)
+        return claim(self)
 
     def reported(self, job, log):
         if log:  # what is told once the work has been done
@@ -189,10 +314,10 @@ def test_a_database_that_does_not_answer_for_a_moment_fails_no_job(tmp_path, mon
     engine = JobEngine(storage, ServerSettings(data=tmp_path))
     engine.start()
     try:
-        run, _ = storage.add_job(JobKind.PLAN, json.dumps(TASK).encode(), "client", None, Principal())
-        engine.enqueue(run)
+        made = storage.add_job(JobKind.PLAN, json.dumps(TASK).encode(), "client", None, Principal())
+        engine.wake()
         deadline = time.monotonic() + 60
-        while not (job := storage.jobs.read(run.id)).state.is_final:
+        while not (job := storage.jobs.read(json.loads(made.body)["id"])).state.is_final:
             assert time.monotonic() < deadline
             time.sleep(0.2)
     finally:

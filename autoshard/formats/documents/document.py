@@ -49,13 +49,20 @@ class Document(Generic[T]):
         Raises:
             InputError: If it cannot be read, or does not hold such an object; the text names file and field.
         """
+        return self.of_file(read_json(path), path)
+
+    def of_file(self, document: object, path: str | Path) -> T:
+        """Reads the object of a file that has been parsed; errors name the file.
+
+        Raises:
+            InputError: If it is no such object; the text names file and field.
+        """
 
         def make() -> T:
             value = self.from_json(document, folder=Path(path).parent)
             self.check(value)
             return value
 
-        document = read_json(path)
         return from_source(str(path), make)
 
     def write(self, value: T, path: str | Path) -> None:

@@ -16,7 +16,7 @@ from autoshard.formats.archives.torch_archive import read_tensors
 from autoshard.formats.bundled import bundled_table_sets, bundled_tables, check_file
 from autoshard.formats.documents.fields import from_source
 from autoshard.formats.documents.json_document import YAML_SUFFIXES, read_json
-from autoshard.formats.documents.tables_json import read_tables
+from autoshard.formats.documents.tables_json import TABLES, read_tables
 from autoshard.formats.files import open_file
 from autoshard.formats.imports.count_tables import read_count_tables
 from autoshard.formats.imports.dlrm_command import is_dlrm_command, read_dlrm_command
@@ -70,20 +70,18 @@ def load_tables(name_or_path: str | Path, *, told: Told = log_list) -> TableSet:
     if path in known:
         return bundled_tables(path)
     check_file(path, known, "tables")
-    if path.endswith((".json", *YAML_SUFFIXES)):
-        try:
-            format = _told_from_document(path)
-        except UnknownNameError:
-            format = "tables-json"  # whose reader names the field
-    else:
-        format = "table-list" if path.endswith((*LIST_SUFFIXES, ".parquet")) else "tables-json"
+    if path.endswith((*LIST_SUFFIXES, ".parquet")):
+        return import_tables(path, "table-list", told=told)
+    document = read_json(path)
+    # What is of no format is refused by the reader of tables.json, which names the field.
+    format = (_format_of(document) if path.endswith((".json", *YAML_SUFFIXES)) else None) or "tables-json"
     if format == "table-list":
         return import_tables(path, format, told=told)
     if format != "tables-json":
         raise FormatError(
             f"holds tables in the format {format}: make a tables.json with `autoshard import`", source=path
         )
-    return read_tables(path)
+    return TABLES.of_file(document, path)
 
 
 def import_tables(
@@ -171,11 +169,8 @@ def _told_from_folder(source: str) -> str:
     raise UnknownNameError(f"is a folder with {found} files; name its format: {', '.join(FORMATS)}", source=source)
 
 
-def _told_from_document(source: str) -> str:
-    try:
-        document = read_json(source)
-    except FormatError:  # the reader says it, with all that it knows of the format
-        return "tables-json"
+def _format_of(document: object) -> str | None:
+    """The format of a parsed file; None if it is none that can be told."""
     if is_tbe_data_config(document):
         return "tbe-data-config"
     if is_dreamshard(document):
@@ -184,8 +179,16 @@ def _told_from_document(source: str) -> str:
         return "hugectr"
     if is_table_list(document):
         return "table-list"
-    if isinstance(document, dict) and "schema" in document:
+    return "tables-json" if isinstance(document, dict) and "schema" in document else None
+
+
+def _told_from_document(source: str) -> str:
+    try:
+        document = read_json(source)
+    except FormatError:  # the reader says it, with all that it knows of the format
         return "tables-json"
+    if (format := _format_of(document)) is not None:
+        return format
     raise UnknownNameError(
         "must be of a format that can be told from it: tables-json has a schema, table-list is a list of objects or "
         "has tables, hugectr has layers, dreamshard has tables with row, dim and pooling_factor, tbe-data-config has "

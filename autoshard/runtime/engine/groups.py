@@ -15,55 +15,14 @@ from typing import Generic, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from autoshard.core import GroupLayout, ReplicaGroups, ShardingPlan
-from autoshard.core.errors import ExecutionError, InvalidOptionError
+from autoshard.core import ShardingPlan
+from autoshard.core.errors import ExecutionError
+from autoshard.runtime.engine.holdings import GroupOrder
 
 #: What is said of embeddings without process groups.
 CLOSED = "the embeddings are closed, or their process group is destroyed: make them anew to use them"
 
 GroupT = TypeVar("GroupT", bound=dist.ProcessGroup | None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupOrder:
-    """Which processes make up the replica groups.
-
-    Attributes:
-        groups: Ranks of each group among all processes.
-    """
-
-    groups: tuple[tuple[int, ...], ...]
-
-    @classmethod
-    def of(cls, replica_groups: ReplicaGroups, num_processes: int) -> GroupOrder:
-        """Deals processes to groups as the plan deals ranks.
-
-        Args:
-            replica_groups: Of the plan.
-            num_processes: All processes; with fewer than ranks, every group has as many fewer.
-
-        Raises:
-            InvalidOptionError: If the groups do not divide them.
-        """
-        number = replica_groups.num_groups
-        if num_processes % number:
-            raise InvalidOptionError(
-                f"must be a multiple of the plan's {number} replica groups, got {num_processes}", field="nproc"
-            )
-        size = num_processes // number
-        if replica_groups.layout is GroupLayout.ACROSS_NODES:
-            groups = tuple(tuple(range(group, num_processes, number)) for group in range(number))
-        else:
-            groups = tuple(tuple(range(group * size, (group + 1) * size)) for group in range(number))
-        return cls(groups=groups)
-
-    def group_of(self, process: int) -> int:
-        """The group of a process."""
-        return next(number for number, group in enumerate(self.groups) if process in group)
-
-    def peers(self, place: int) -> tuple[int, ...]:
-        """Processes that have the same place in their groups, and hold copies of the same rows."""
-        return tuple(group[place] for group in self.groups)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""Rows and columns of tables by the processes that hold them, and whom each process asks for them."""
+"""Rows and columns of tables by the processes that hold them, and whom each process asks for them; without torch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from autoshard.core import (
     EmbeddingTable,
     Exchange,
     GradSync,
+    GroupLayout,
     MemoryLevel,
     MemoryPlacement,
     PlacedShard,
     Pooling,
+    ReplicaGroups,
     ShardingPlan,
     Split,
     TableSet,
 )
 from autoshard.core.declared import Role, values
+from autoshard.core.errors import InvalidOptionError
 from autoshard.core.shard import Replicas
 from autoshard.evaluation.traffic import replicas_read
 
@@ -277,6 +280,48 @@ def _holding(table: int, placed: PlacedShard, held: HeldRange) -> Holding:
         memory=placed.memory,
         ranges=(held,),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOrder:
+    """Which processes make up the replica groups.
+
+    Attributes:
+        groups: Ranks of each group among all processes.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, replica_groups: ReplicaGroups, num_processes: int) -> GroupOrder:
+        """Deals processes to groups as the plan deals ranks.
+
+        Args:
+            replica_groups: Of the plan.
+            num_processes: All processes; with fewer than ranks, every group has as many fewer.
+
+        Raises:
+            InvalidOptionError: If the groups do not divide them.
+        """
+        number = replica_groups.num_groups
+        if num_processes % number:
+            raise InvalidOptionError(
+                f"must be a multiple of the plan's {number} replica groups, got {num_processes}", field="nproc"
+            )
+        size = num_processes // number
+        if replica_groups.layout is GroupLayout.ACROSS_NODES:
+            groups = tuple(tuple(range(group, num_processes, number)) for group in range(number))
+        else:
+            groups = tuple(tuple(range(group * size, (group + 1) * size)) for group in range(number))
+        return cls(groups=groups)
+
+    def group_of(self, process: int) -> int:
+        """The group of a process."""
+        return next(number for number, group in enumerate(self.groups) if process in group)
+
+    def peers(self, place: int) -> tuple[int, ...]:
+        """Processes that have the same place in their groups, and hold copies of the same rows."""
+        return tuple(group[place] for group in self.groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

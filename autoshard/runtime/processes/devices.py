@@ -10,7 +10,7 @@ import torch
 from autoshard.core import MemoryLevel, ShardingPlan
 from autoshard.core.errors import DeviceError
 from autoshard.evaluation.batch_memory import dense_bytes, row_order_bytes, training_bytes
-from autoshard.runtime.engine.groups import GroupOrder
+from autoshard.runtime.engine.holdings import GroupOrder
 from autoshard.runtime.ownership import ownership_of
 from autoshard.runtime.results import Device
 from autoshard.runtime.state import free_host_bytes

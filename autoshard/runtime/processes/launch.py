@@ -1,4 +1,9 @@
-"""Starts torchrun, follows it, and makes sure that nothing of it is left behind."""
+"""Starts torchrun, follows it, and makes sure that nothing of it is left behind; without importing torch.
+
+torch's launcher is run as a command, not called (`torch.distributed.launcher`): this process would have to import
+torch, which adds two seconds to the start, workers would get no pipe of it whose end tells them that it was killed, and
+the nodes of a test cluster are network namespaces, which each take a launcher of their own.
+"""
 
 from __future__ import annotations
 

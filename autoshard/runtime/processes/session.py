@@ -21,8 +21,7 @@ from autoshard.core.errors import ExecutionError
 from autoshard.core.step import CollectiveTime, StepCollective
 from autoshard.formats import read_plan
 from autoshard.formats.row_orders import read_row_orders
-from autoshard.runtime.engine.groups import GroupOrder
-from autoshard.runtime.engine.holdings import Ownership
+from autoshard.runtime.engine.holdings import GroupOrder, Ownership
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.processes.devices import check_memory, choose_device
 from autoshard.runtime.releases import all_gather

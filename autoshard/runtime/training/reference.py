@@ -21,7 +21,7 @@ from torch.nn.functional import embedding, embedding_bag
 from autoshard.core import DType, EmbeddingTable, Optimizer, Pooling, RowsBy, ShardingPlan, TableSet
 from autoshard.core.errors import ExecutionError, InvalidOptionError
 from autoshard.runtime.batch import BatchOfIds, Embedded
-from autoshard.runtime.engine.groups import GroupOrder
+from autoshard.runtime.engine.holdings import GroupOrder
 from autoshard.runtime.engine.ids.addresses import RowOrderMap
 from autoshard.runtime.engine.rows.fused import rounds_at_random
 from autoshard.runtime.releases import all_gather

@@ -142,13 +142,14 @@ class JobDesk:
             JobStateError: If it is in another state.
         """
         self._check(job_id, actor)
-        self._engine.enqueue(self._storage.retry_job(job_id, actor))
-        return self._storage.jobs.read(job_id)
+        answer = self._storage.retry_job(job_id, actor)
+        self._engine.wake()
+        return answer
 
     def _made(self, kind: JobKind, body: bytes, keyed: IdempotentRequest | None, request: Request) -> KeptAnswer:
         client = client_of(request.scope)
-        run, answer = self._storage.add_job(kind, body, client, keyed, request.state.actor)
-        self._engine.enqueue(run)
+        answer = self._storage.add_job(kind, body, client, keyed, request.state.actor)
+        self._engine.wake()
         return answer
 
     def _check(self, job_id: str, actor: Principal) -> None:

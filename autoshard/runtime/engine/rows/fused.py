@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from autoshard.core.accepted import FINITE_ABOVE_0, FINITE_AT_LEAST_0
 from autoshard.core.plan import Payload
 from autoshard.runtime.engine.rows.averaging import RowStates
 from autoshard.runtime.engine.rows.huge_pages import advise_huge_pages
+from autoshard.runtime.engine.staging import TORCH_DTYPES
 from autoshard.runtime.releases import fused_embedding
 
 #: FBGEMM's names of the optimizers that it fuses into the backward kernel.
@@ -35,9 +37,9 @@ FUSED_OPTIMIZERS = {
     Optimizer.SGD: EmbOptimType.EXACT_SGD,
     Optimizer.ROWWISE_ADAGRAD: EmbOptimType.EXACT_ROWWISE_ADAGRAD,
     Optimizer.ADAGRAD: EmbOptimType.EXACT_ADAGRAD,
+    Optimizer.ADAM: EmbOptimType.ADAM,
 }
-#: FBGEMM's names of the cache policies.
-CACHE_POLICIES = {"lru": CacheAlgorithm.LRU, "lfu": CacheAlgorithm.LFU}
+_CACHE_POLICIES = {"lru": CacheAlgorithm.LRU, "lfu": CacheAlgorithm.LFU}
 _PRECISION = {DType.FP32: SparseType.FP32, DType.FP16: SparseType.FP16, DType.BF16: SparseType.BF16}
 
 
@@ -90,6 +92,12 @@ class FusedKernel:
         table_of_feature: For each feature the table that it looks up, rising; None where rows are given out, for
             lookups of the first table alone.
         memory: Where the rows live, and the cache of all of them; on a CPU there is but the device's memory.
+        allocate: On a CPU, gives memory for so many numbers of `weights` or, in fp32, of `momentum1`; None for memory
+            of its own, zeroed, in large pages where the system has them.
+
+    Attributes:
+        module: FBGEMM's.
+        fills_ahead: Whether rows of a batch may be brought into the cache ahead of its lookup.
     """
 
     def __init__(
@@ -101,15 +109,16 @@ class FusedKernel:
         device: torch.device,
         table_of_feature: Sequence[int] | None = None,
         memory: MemoryPlacement = MemoryPlacement(),  # noqa: B008 - frozen
+        allocate: Callable[[str, int], torch.Tensor] | None = None,
     ) -> None:
         self._scale = settings.scale_of(optimizer)
         on_gpu = device.type == "cuda"
         location = _location(memory) if on_gpu else EmbeddingLocation.HOST
         compute = ComputeDevice.CUDA if on_gpu else ComputeDevice.CPU
         with _float32_by_default():
-            self._tbe = fused_embedding(
+            self.module = fused_embedding(
                 [(rows, dim, location, compute) for rows, dim in sizes],
-                None if on_gpu else _host_memory(sizes, dtype, optimizer),
+                None if on_gpu else _host_memory(sizes, optimizer, allocate or partial(_zeros, dtype)),
                 feature_table_map=[0] if table_of_feature is None else list(table_of_feature),
                 pooling_mode=PoolingMode.NONE if table_of_feature is None else PoolingMode.SUM,
                 weights_precision=_PRECISION[dtype],
@@ -123,7 +132,6 @@ class FusedKernel:
                 device=device,
                 **(_cache_options(sizes, dtype, memory) if on_gpu else {}),
             )
-        #: Whether rows of a batch may be brought into the cache ahead of its lookup.
         self.fills_ahead = on_gpu and _is_filled_ahead(memory)
         self._rows_T = [rows for rows, _ in sizes]
         self._marks_N: torch.Tensor | None = None
@@ -160,32 +168,32 @@ class FusedKernel:
             lengths_FG: Its bag lengths; None for a lookup of rows.
             forward_stream: Where the lookup will be.
         """
-        self._tbe.prefetch(ids_L, _offsets(ids_L, lengths_FG), forward_stream=forward_stream)
+        self.module.prefetch(ids_L, _offsets(ids_L, lengths_FG), forward_stream=forward_stream)
 
     def forget_fill(self) -> None:
         """Lets rows that were brought for the next lookup leave the cache: another lookup comes before it."""
-        if self._tbe.prefetch_stream is not None:
-            torch.cuda.current_stream().wait_stream(self._tbe.prefetch_stream)
-        while self._tbe.timesteps_prefetched:
-            self._tbe.timesteps_prefetched.pop()
-            places_L = self._tbe.lxu_cache_locations_list.pop()
-            torch.ops.fbgemm.lxu_cache_locking_counter_decrement(self._tbe.lxu_cache_locking_counter, places_L)
+        if self.module.prefetch_stream is not None:
+            torch.cuda.current_stream().wait_stream(self.module.prefetch_stream)
+        while self.module.timesteps_prefetched:
+            self.module.timesteps_prefetched.pop()
+            places_L = self.module.lxu_cache_locations_list.pop()
+            torch.ops.fbgemm.lxu_cache_locking_counter_decrement(self.module.lxu_cache_locking_counter, places_L)
 
     def _looked_up(self, ids_L: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
         if self.fills_ahead:
             # A lookup keeps its rows in the cache until its backward pass; without one, for good.
-            self._tbe.lock_cache_line = torch.is_grad_enabled()
+            self.module.lock_cache_line = torch.is_grad_enabled()
         if not torch.is_inference_mode_enabled():
-            output: torch.Tensor = self._tbe(ids_L, offsets)
+            output: torch.Tensor = self.module(ids_L, offsets)
             return output
         # FBGEMM's kernels of CPUs are found by way of autograd, which inference mode leaves out.
         with torch.inference_mode(mode=False), torch.no_grad():
-            output = self._tbe(ids_L, offsets)
+            output = self.module(ids_L, offsets)
         return output
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Sets the learning rate of lookups from now on; those that were made keep theirs."""
-        self._tbe.set_learning_rate(learning_rate * self._scale)
+        self.module.set_learning_rate(learning_rate * self._scale)
 
     def states(self, *, writes: bool) -> list[RowStates]:
         """State of the tables; rows that are cached are written back first.
@@ -193,10 +201,10 @@ class FusedKernel:
         Args:
             writes: Whether the state is written to, in the memory behind the cache: rows are no longer cached then.
         """
-        self._tbe.flush()
+        self.module.flush()
         if writes:
-            self._tbe.reset_cache_states()
-        weights, states = self._tbe.split_embedding_weights(), self._tbe.split_optimizer_states()
+            self.module.reset_cache_states()
+        weights, states = self.module.split_embedding_weights(), self.module.split_optimizer_states()
         moments: list[Any] = [one[0] if one else None for one in states] if states else [None] * len(weights)
         marks: list[Any] = [None] * len(weights)
         if self._marks_N is not None:
@@ -230,9 +238,9 @@ def rounds_at_random(dtype: DType, device: torch.device) -> bool:
     """Whether updated weights are rounded up or down at random, with their value as the mean.
 
     To the nearest, fp16 loses updates below half the gap to the next number, which is 5e-4 of a weight: AdaGrad's
-    become that small. On a CPU, FBGEMM has nothing else.
+    become that small; bf16 loses more. On a CPU, FBGEMM has nothing else.
     """
-    return dtype is DType.FP16 and device.type == "cuda"
+    return dtype is not DType.FP32 and device.type == "cuda"
 
 
 @contextmanager
@@ -272,7 +280,7 @@ def _location(memory: MemoryPlacement) -> EmbeddingLocation:
 def _is_filled_ahead(memory: MemoryPlacement) -> bool:
     """Whether FBGEMM can fill the cache before a lookup: those of one policy."""
     return (
-        _location(memory) is EmbeddingLocation.MANAGED_CACHING and CACHE_POLICIES[memory.policy] is CacheAlgorithm.LRU
+        _location(memory) is EmbeddingLocation.MANAGED_CACHING and _CACHE_POLICIES[memory.policy] is CacheAlgorithm.LRU
     )
 
 
@@ -282,17 +290,23 @@ def _cache_options(sizes: Sequence[tuple[int, int]], dtype: DType, memory: Memor
         return {}
     line_bytes = max(dim for _, dim in sizes) * dtype.num_bytes
     return {
-        "cache_algorithm": CACHE_POLICIES[memory.policy],
+        "cache_algorithm": _CACHE_POLICIES[memory.policy],
         "cache_sets": max(1, memory.cache_bytes // (DEFAULT_ASSOC * line_bytes)),
         "prefetch_pipeline": _is_filled_ahead(memory),
     }
 
 
-def _host_memory(sizes: Sequence[tuple[int, int]], dtype: DType, optimizer: Optimizer) -> dict[str, torch.Tensor]:
-    """Memory for the weights and moments of a CPU's kernel, zeroed, in large pages where the system has them."""
-    num_weights = sum(rows * dim for rows, dim in sizes)
-    num_moments = sum(rows * optimizer.state_bytes_per_row(dim) // 4 for rows, dim in sizes)
-    memory = {"weights": torch.empty(num_weights, dtype=_PRECISION[dtype].as_dtype())}
-    if num_moments:
-        memory["momentum1"] = torch.empty(num_moments, dtype=torch.float32)
-    return {name: advise_huge_pages(piece).zero_() for name, piece in memory.items()}
+def _host_memory(
+    sizes: Sequence[tuple[int, int]], optimizer: Optimizer, allocate: Callable[[str, int], torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Memory for the weights and moments of a CPU's kernel."""
+    numbers = {
+        "weights": sum(rows * dim for rows, dim in sizes),
+        "momentum1": sum(rows * optimizer.state_bytes_per_row(dim) // 4 for rows, dim in sizes),
+    }
+    return {name: allocate(name, number) for name, number in numbers.items() if number}
+
+
+def _zeros(dtype: DType, name: str, number: int) -> torch.Tensor:
+    kept = TORCH_DTYPES[dtype] if name == "weights" else torch.float32
+    return advise_huge_pages(torch.empty(number, dtype=kept)).zero_()

@@ -1,0 +1,168 @@
+"""Stored schedules: jobs that are made again and again, at times that a cron expression says."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from croniter import CroniterError, croniter
+from sqlalchemy import Connection, Row, delete, func, select, update
+
+from autoshard.api import ScheduleAnswer, ScheduleBody, ScheduleList
+from autoshard.core.errors import InputError
+from autoshard.core.quoting import shown
+from server.problems import BusyError, ScheduleExistsError, UnknownScheduleError
+from server.storage.database import Database
+from server.storage.schema import SCHEDULES, now_us
+
+#: Numbers, names of days and months, and signs; no field that begins with H or R, which would be drawn at random.
+_FIELD = r"(?![HhRr])[0-9A-Za-z*/,?#-]+"
+_CRON = re.compile(rf"{_FIELD}( {_FIELD}){{4,5}}")
+_MAX_SCHEDULES, _LATE_US = 64, 60_000_000
+
+
+class ScheduleStore:
+    """Schedules by name.
+
+    Args:
+        database: Where they are.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, connection: Connection, body: ScheduleBody) -> ScheduleAnswer:
+        """Stores a schedule, of a job's body that was checked.
+
+        Args:
+            connection: A transaction that writes.
+            body: The schedule.
+
+        Raises:
+            InputError: If its cron expression is none.
+            ScheduleExistsError: If there is one of its name.
+            BusyError: If there are as many as may be.
+        """
+        row: dict[str, Any] = {"name": body.name, "cron": body.cron, "kind": body.kind, "body": json.dumps(body.body)}
+        row |= {"is_paused": False, "next_us": _next_us(body.cron)}
+        if (connection.scalar(select(func.count()).select_from(SCHEDULES)) or 0) >= _MAX_SCHEDULES:
+            raise BusyError(f"there are {_MAX_SCHEDULES} schedules, the most that may be")
+        if not self._database.insert_new(connection, SCHEDULES, row):
+            raise ScheduleExistsError(f"there is a schedule {body.name}", field="name")
+        return _answer(_row(connection, body.name))
+
+    def list(self) -> ScheduleList:
+        """All schedules, by name.
+
+        Raises:
+            StorageError: If the database does not answer.
+        """
+        with self._database.reading() as connection:
+            rows = connection.execute(select(SCHEDULES).order_by(SCHEDULES.c.name)).all()
+        return ScheduleList(schedules=list(map(_answer, rows)))
+
+    def read(self, name: str) -> ScheduleAnswer:
+        """One schedule.
+
+        Raises:
+            UnknownScheduleError: If it is not there.
+            StorageError: If the database does not answer.
+        """
+        with self._database.reading() as connection:
+            return _answer(_row(connection, name))
+
+    def pause(self, connection: Connection, name: str, *, is_paused: bool) -> ScheduleAnswer:
+        """Has a schedule make no more jobs, or make them again from its next time on.
+
+        Raises:
+            UnknownScheduleError: If it is not there.
+        """
+        values = {"is_paused": is_paused, "next_us": _next_us(_row(connection, name).cron)}
+        connection.execute(update(SCHEDULES).where(SCHEDULES.c.name == name).values(values))
+        return _answer(_row(connection, name))
+
+    def delete(self, connection: Connection, name: str) -> ScheduleAnswer:
+        """Deletes a schedule; jobs that it made stay.
+
+        Raises:
+            UnknownScheduleError: If it is not there.
+        """
+        answer = _answer(_row(connection, name))
+        connection.execute(delete(SCHEDULES).where(SCHEDULES.c.name == name))
+        return answer
+
+    def are_due(self) -> bool:
+        """Whether a schedule is to make a job.
+
+        Raises:
+            StorageError: If the database does not answer.
+        """
+        with self._database.reading() as connection:
+            return connection.execute(select(SCHEDULES.c.name).where(_is_due()).limit(1)).first() is not None
+
+    def take_due(self, connection: Connection) -> Sequence[ScheduleAnswer]:
+        """Schedules whose jobs the caller is to make in the same transaction; no other one gets these times.
+
+        A time that passed more than a minute ago, while no service ran, is left out.
+
+        Args:
+            connection: A transaction that writes.
+        """
+        taken = []
+        for row in connection.execute(select(SCHEDULES).where(_is_due())).all():
+            is_as_read = (SCHEDULES.c.name == row.name) & (SCHEDULES.c.next_us == row.next_us)
+            is_late = row.next_us < now_us() - _LATE_US
+            values = {"fired_us": row.fired_us if is_late else row.next_us, "next_us": _next_us(row.cron)}
+            is_taken = connection.execute(update(SCHEDULES).where(is_as_read, _is_due()).values(values)).rowcount == 1
+            if is_taken and not is_late:
+                taken.append(_answer(row))
+        return taken
+
+
+def _is_due() -> Any:
+    return ~SCHEDULES.c.is_paused & (SCHEDULES.c.next_us <= now_us())
+
+
+def _row(connection: Connection, name: str) -> Row[*tuple[Any, ...]]:
+    row = connection.execute(select(SCHEDULES).where(SCHEDULES.c.name == name)).first()
+    if row is None:
+        raise UnknownScheduleError(f"there is no schedule {name}")
+    return row
+
+
+def _answer(row: Row[*tuple[Any, ...]]) -> ScheduleAnswer:
+    return ScheduleAnswer(
+        name=row.name,
+        cron=row.cron,
+        kind=row.kind,
+        body=json.loads(row.body),
+        is_paused=row.is_paused,
+        last_fired_at=None if row.fired_us is None else _iso(row.fired_us),
+        next_fires_at=None if row.is_paused else _iso(row.next_us),
+    )
+
+
+def _iso(time_us: int) -> str:
+    return datetime.fromtimestamp(time_us / 1e6, UTC).isoformat(timespec="seconds")
+
+
+def _next_us(cron: str) -> int:
+    """When a cron expression fires next.
+
+    Raises:
+        InputError: If it is none, or never fires.
+    """
+    try:
+        if not _CRON.fullmatch(cron):
+            raise CroniterError
+        found: datetime = croniter(cron, datetime.now(UTC), second_at_beginning=True).get_next(datetime)
+    except CroniterError as error:
+        raise InputError(
+            "must be five fields (minute, hour, day of month, month, day of week), or six with the second first, of a "
+            f"time that comes, such as `0 3 * * *`; got {shown(cron)}",
+            field="cron",
+        ) from error
+    return int(found.timestamp()) * 1_000_000

@@ -1,0 +1,48 @@
+"""Rows that several processes hold: which are distinct, and how they are updated."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autoshard.core import DType, Optimizer
+from autoshard.runtime.engine.ids.distinct import Distinct
+from autoshard.runtime.engine.rows import replicated
+from autoshard.runtime.engine.rows.fused import FusedSettings
+from autoshard.runtime.engine.rows.replicated import ReplicatedRows, places_of, summed_by_place
+
+CPU = torch.device("cpu")
+ROWS = 7
+
+
+@given(st.lists(st.lists(st.integers(0, ROWS - 1), max_size=12), min_size=1, max_size=4))
+def test_distinct_rows_are_those_of_torch_and_every_lookup_finds_its_own(places):
+    rows = [torch.tensor(of, dtype=torch.int64) for of in places]
+    distinct, hit = Distinct([ROWS] * len(places), CPU)(rows)
+    assert [one.tolist() for one in distinct] == [sorted(set(of)) for of in places]
+    found = torch.cat(distinct)
+    assert [found[of].tolist() for of in hit()] == places
+
+
+def test_gradients_are_summed_over_the_lookups_of_a_row():
+    rows_L, source_L = torch.tensor([5, 2, 5, 6]), torch.tensor([0, 1, 1, 0])
+    gradients_XD = torch.tensor([[1.0, 2.0], [10.0, 20.0]])
+    places_L = places_of(rows_L, torch.tensor([1, 2, 5, 6]), ROWS)
+    summed = summed_by_place(places_L, 4, source_L, gradients_XD)
+    assert summed.tolist() == [[0.0, 0.0], [10.0, 20.0], [11.0, 22.0], [1.0, 2.0]]
+
+
+@pytest.mark.parametrize("optimizer", [Optimizer.SGD, Optimizer.ROWWISE_ADAGRAD, Optimizer.ADAGRAD])
+def test_an_update_of_all_rows_is_that_of_the_rows_with_a_gradient(optimizer, monkeypatch):
+    monkeypatch.setattr(replicated, "_VALUES_AT_ONCE", 8)  # two rows at once
+    settings = FusedSettings(learning_rate=0.1, marks_rows=True)
+    some, all_rows = (ReplicatedRows(ROWS, 4, DType.FP32, optimizer, settings, CPU) for _ in range(2))
+    some.weights_ND.copy_(torch.randn(ROWS, 4, generator=torch.Generator().manual_seed(0)))
+    all_rows.weights_ND.copy_(some.weights_ND)
+    rows_U, gradients_UD = torch.tensor([1, 4, 6]), torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+    for _ in range(2):
+        some.update(rows_U, gradients_UD, 0.1)
+        all_rows.update(None, torch.zeros(ROWS, 4).index_copy(0, rows_U, gradients_UD), 0.1)
+    assert some.marks_N.tolist() == [0, 1, 0, 0, 1, 0, 1]
+    for one, other in zip(some.state, all_rows.state, strict=True):
+        assert one is other is None or torch.equal(one, other)
