@@ -88,8 +88,10 @@ class RequestBody(BaseModel):
             if key not in cls.model_fields:
                 raise FormatError(cls._message("extra_forbidden", ""), field=_path((key,)))
             most = _MAX_KEYS.get(key)
-            if most is not None and isinstance(value, dict) and len(value) > most:
-                raise FormatError(f"must have at most {most:,} keys, got {len(value):,}", field=key)
+            inner = list(value.values()) if most is not None and isinstance(value, dict) and len(value) <= most else []
+            for one in (value, *inner):
+                if most is not None and isinstance(one, dict) and len(one) > most:
+                    raise FormatError(f"must have at most {most:,} keys, got {len(one):,}", field=key)
 
     @classmethod
     def _message(cls, kind: str, message: str) -> str:

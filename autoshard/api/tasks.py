@@ -66,7 +66,7 @@ _Tables = Annotated[
         _Name
         | _TablesObject
         | Annotated[dict[str, Any], WithJsonSchema(_LIST_SCHEMA)]
-        | Annotated[list[dict[str, Any]], WithJsonSchema(_ROWS_SCHEMA)]
+        | Annotated[list[dict[str, Any]], Field(fail_fast=True), WithJsonSchema(_ROWS_SCHEMA)]
     ),
     Field(
         description="The object of a tables.json (autoshard.tables/1), the name of a bundled table set, or a table "
@@ -100,7 +100,7 @@ _Overlap = Annotated[
     Field(strict=False, description="Which parts of a step run at the same time; null for that of the step model."),
 ]
 _Count = Annotated[int, Field(ge=1, le=1 << 31)]
-_Counts = Annotated[list[_Count], Field(min_length=1, max_length=64)]
+_Counts = Annotated[list[_Count], Field(min_length=1, max_length=64, fail_fast=True)]
 
 _PoolingFactors = Annotated[
     dict[Annotated[str, Field(min_length=1, max_length=512)], Annotated[float, Field(ge=0, le=1e9)]],
@@ -200,7 +200,9 @@ class ComparisonBody(RequestBody):
 
     tables: _Tables
     topology: _Topology
-    planners: list[_Name] = Field(min_length=1, max_length=32, description="Names of planners, each once.")
+    planners: list[_Name] = Field(
+        fail_fast=True, min_length=1, max_length=32, description="Names of planners, each once."
+    )
     options: dict[str, _Options] = Field(default_factory=dict, description="Options by planner.")
     time_limit_s: _TimeLimit = Field(default=1.0, description="Seconds of each planner; all together have 60.")
     payload: _Payload = "fp32"
@@ -219,7 +221,9 @@ class RunBody(RequestBody):
 
     model_config = examples({"steps_ms": [12.1, 11.8, 12.4], "pooling_factors": {"t0": 1.4}})
 
-    steps_ms: list[_Ms] = Field(min_length=1, max_length=_MAX_STEPS, description="Milliseconds of training steps.")
+    steps_ms: list[_Ms] = Field(
+        fail_fast=True, min_length=1, max_length=_MAX_STEPS, description="Milliseconds of training steps."
+    )
     pooling_factors: _PoolingFactors = Field(
         default_factory=dict, description="Mean ids per sample by feature, as the job sees them."
     )
@@ -244,7 +248,9 @@ class SimulationBody(RequestBody):
     )
 
     tables: _Tables
-    topologies: list[_Topology] = Field(min_length=1, max_length=16, description="Machines, as in a plan's body.")
+    topologies: list[_Topology] = Field(
+        fail_fast=True, min_length=1, max_length=16, description="Machines, as in a plan's body."
+    )
     ranks: _Counts = Field(description="Numbers of ranks; each machine is made for each of them.")
     batch_sizes: _Counts | None = Field(default=None, description="Samples per step; null for that of the tables.")
     is_batch_per_rank: bool = Field(default=False, description="Whether batch sizes are those of each rank.")

@@ -5,9 +5,19 @@ import contextlib
 import json
 
 import pytest
+from pydantic import ValidationError
 from starlette.testclient import TestClient
 
-from autoshard.api import JOB_BODIES, PromotionBody, RequestBody, RollbackBody, ScheduleBody, SessionBody
+from autoshard.api import (
+    JOB_BODIES,
+    ComparisonBody,
+    PromotionBody,
+    RequestBody,
+    RollbackBody,
+    ScheduleBody,
+    SessionBody,
+)
+from autoshard.core.errors import FormatError
 from server.planning.workers import WorkerPool
 from server.settings import ServerSettings
 from server.storage.location import DATABASE_VARIABLE
@@ -78,3 +88,27 @@ def test_no_body_is_parsed_between_the_turns_of_other_requests(app, monkeypatch)
     assert len(found) == 17
     assert parsed == PARSED_HERE
     assert on_loop == []
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            {"tables": [1.5] * 200_000, "topology": "cpu-8", "planners": ["neo"]},
+            "tables: input should be a valid string",
+        ),
+        ({"tables": "a", "topology": "b", "planners": [1] * 200_000}, "planners: input should be a valid string"),
+        (
+            {"tables": "a", "topology": "b", "planners": ["neo"], "options": {"neo": {str(n): [] for n in range(129)}}},
+            "options: must have at most 128 keys, got 129",
+        ),
+    ],
+)
+def test_of_many_faults_the_first_is_told(body, message, monkeypatch):
+    found = []
+    errors = ValidationError.errors
+    monkeypatch.setattr(ValidationError, "errors", lambda self, **how: found.extend(errors(self, **how)) or found)
+    with pytest.raises(FormatError) as caught:
+        ComparisonBody.parse(body)
+    assert str(caught.value) == message
+    assert len(found) < 20
