@@ -13,7 +13,7 @@ from autoshard.core import Provenance, ShardingPlan
 from autoshard.core.accepted import AT_LEAST_0, check_choice, listed
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.core.quoting import shown
-from autoshard.planners.hybrid.step_search import Found, StepSearch, search_steps
+from autoshard.planners.hybrid.step_search import FoundPlan, StepSearch, search_steps
 from autoshard.planners.kernel_search import plan_by_kernel
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.space.options import BY_ACCESS_RANK, ShardingType
@@ -188,7 +188,7 @@ class AutoPlanner:
         return replace(found.plan, provenance=provenance)
 
 
-def _preferred(request: PlanRequest, search: StepSearch) -> Found:
+def _preferred(request: PlanRequest, search: StepSearch) -> FoundPlan:
     """The best plan, or the best one of whole tables if cutting them gains less than the step model can tell.
 
     What a cut costs beside its bytes and kernels is what step models know least of: the predicted gain of the best of
@@ -221,7 +221,7 @@ def _with_share(search: StepSearch, share: float) -> StepSearch:
     return replace(search, steps=max(1, round(share * search.steps)) if search.steps else 0)
 
 
-def _best_whole(request: PlanRequest, search: StepSearch) -> Found | None:
+def _best_whole(request: PlanRequest, search: StepSearch) -> FoundPlan | None:
     """The best plan of whole tables; None if there is none."""
     if not search.names >= _WHOLE:
         return None

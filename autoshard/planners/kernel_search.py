@@ -20,7 +20,7 @@ from autoshard.planners.heuristics.greedy import (
     SizeGreedyPlanner,
 )
 from autoshard.planners.heuristics.karmarkar_karp import KarmarkarKarpPlanner
-from autoshard.planners.hybrid.starts import POLICY, asked_plans
+from autoshard.planners.hybrid.starts import POLICY, warm_starts
 from autoshard.planners.kernel_cuts import Cutting, column_cuttings
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.search import SearchResult, improve
@@ -219,7 +219,7 @@ def _entry(
     # Whatever its time, the policy is the last hope where no heuristic found a start.
     share = _STARTS_SHARE if starts else math.inf
     asked = [replace(POLICY, share=share)] if with_policy and is_whole else []
-    plan = asked_plans(request, asked, until_s if starts else math.inf).get(POLICY.name)
+    plan = warm_starts(request, asked, until_s if starts else math.inf).get(POLICY.name)
     if plan is not None:
         starts.append(problem.ranks_of(plan))
     if given is not None and _shards(given, request) == problem.shards:

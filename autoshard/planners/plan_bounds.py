@@ -10,7 +10,7 @@ from autoshard.core import CostModels, LowerBound, ShardingPlan
 from autoshard.planners.bounds.kernel_relaxation import KernelRelaxation
 from autoshard.planners.bounds.step_relaxation import StepBounds, StepRelaxation
 from autoshard.planners.hybrid.layout import Layout, Limits
-from autoshard.planners.hybrid.offered import space_of
+from autoshard.planners.hybrid.option_offers import space_of
 from autoshard.planners.hybrid.starts import is_searchable, layout_of
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.options import ShardingType

@@ -7,23 +7,28 @@ import numpy as np
 import pytest
 
 from autoshard.core import Tier
-from autoshard.planners.hybrid import descent, race
+from autoshard.planners.hybrid import descent, successive_halving
 from autoshard.planners.hybrid.balanced import placed_options
 from autoshard.planners.hybrid.compiled import library as compiled
 from autoshard.planners.hybrid.compiled import linear as compiled_linear
-from autoshard.planners.hybrid.compiled.linear import Effort, LinearSearch, Mode
-from autoshard.planners.hybrid.descent import Ground, Start
+from autoshard.planners.hybrid.compiled.linear import LinearEffort, LinearSearch, Mode
+from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions
+from autoshard.planners.hybrid.descent import SearchContext, Start
 from autoshard.planners.hybrid.layout import Limits
-from autoshard.planners.hybrid.offered import space_of
-from autoshard.planners.hybrid.race import improve
-from autoshard.planners.hybrid.rates import FlatOptions, Rates
+from autoshard.planners.hybrid.option_offers import space_of
 from autoshard.planners.hybrid.starts import balanced_starts
 from autoshard.planners.hybrid.step_search import StepSearch, search_steps
+from autoshard.planners.hybrid.successive_halving import improve
 from autoshard.planners.space.step_cost import PARTS
 from autoshard.validator import validate_plan
 
 needs_compiled = pytest.mark.skipif(compiled.library() is None, reason="autoshard was installed without a C compiler")
-EFFORTS = [Effort(mode=Mode.DESCEND), Effort(mode=Mode.LAUNCH_BY_LAUNCH), Effort(), Effort(rounds=40, near=8)]
+EFFORTS = [
+    LinearEffort(mode=Mode.DESCEND),
+    LinearEffort(mode=Mode.LAUNCH_BY_LAUNCH),
+    LinearEffort(),
+    LinearEffort(rounds=40, near=8),
+]
 
 
 @pytest.fixture(params=["one node", "two nodes"])
@@ -111,7 +116,7 @@ def test_rates_and_launches_are_exact_where_the_models_are_linear(draw_task, mak
     space = space_of(make_request(draw_task(24, 8, seed=5)))
     start = balanced_starts(space, Limits.of(space))[0].layout
     linear = LinearSearch(space, start.limits, FlatOptions.of(space), start)
-    found, state = searched(linear, start, Effort(rounds=40))
+    found, state = searched(linear, start, LinearEffort(rounds=40))
     kernels = [PARTS.index("forward_kernel"), PARTS.index("backward_kernel")]
     np.testing.assert_allclose(state["load_pr"][kernels, :8], found.parts_ms()[kernels], rtol=1e-6)
 
@@ -119,10 +124,10 @@ def test_rates_and_launches_are_exact_where_the_models_are_linear(draw_task, mak
 @needs_compiled
 def test_options_that_may_not_be_taken_are_not(start):
     linear = LinearSearch(start.space, start.limits, FlatOptions.of(start.space), start)
-    ground = Ground(start.space, start.limits, start, seed=0)
-    may_O = ground.open_options((Tier.TABLE_WISE,))
-    whole = placed_options(start.space, Rates.of(start.space), start.limits, [0] * len(start.space.items))
-    found, _ = searched(linear, whole, Effort(rounds=40), may_O=may_O)
+    context = SearchContext(start.space, start.limits, start, seed=0)
+    may_O = context.open_options((Tier.TABLE_WISE,))
+    whole = placed_options(start.space, CostGradient.of(start.space), start.limits, [0] * len(start.space.items))
+    found, _ = searched(linear, whole, LinearEffort(rounds=40), may_O=may_O)
     tiers = {shard.tier for item in range(len(found.chosen)) for shard, _ in found.held(item)}
     assert tiers == {Tier.TABLE_WISE}
 
@@ -133,7 +138,7 @@ def test_constraints_are_kept(mixed_task, make_request):
     start = balanced_starts(space, Limits.of(space))[0].layout
     linear = LinearSearch(space, start.limits, FlatOptions.of(space), start)
     for seed in range(3):
-        found, _ = searched(linear, start, Effort(rounds=40), seed=seed)
+        found, _ = searched(linear, start, LinearEffort(rounds=40), seed=seed)
         plan = found.plan()
         validate_plan(plan)
         assert {placed.shard.table.name for placed in plan.shards} == {table.name for table in plan.tables.tables}
@@ -146,7 +151,7 @@ def test_memory_is_kept_to(draw_task, make_request, with_activations):
     start = balanced_starts(space, Limits.of(space, with_activations=with_activations))[0].layout
     linear = LinearSearch(space, start.limits, FlatOptions.of(space), start)
     for seed in range(5):
-        found, state = searched(linear, start, Effort(rounds=40), seed=seed)
+        found, state = searched(linear, start, LinearEffort(rounds=40), seed=seed)
         assert found.fits()
         if not with_activations:
             np.testing.assert_allclose(state["free_mr"][:, :4].T, found.free_bytes())
@@ -186,7 +191,7 @@ def test_options_that_were_best_are_counted(start):
     flat = FlatOptions.of(start.space)
     linear = LinearSearch(start.space, start.limits, flat, start)
     may_O = np.arange(len(flat.item_O)) % 2 == 0
-    searched(linear, start, Effort(mode=Mode.DESCEND), may_O=may_O)
+    searched(linear, start, LinearEffort(mode=Mode.DESCEND), may_O=may_O)
     assert (linear.won_O[~may_O] == 0).all()
     assert (np.add.reduceat(linear.won_O, flat.first_I) > 0).sum() > len(flat.first_I) / 2
 
@@ -204,17 +209,17 @@ def test_idle_bursts_are_followed_by_detours_that_never_cost_anything(start, mon
     """A detour begins elsewhere and with fewer options; the best layout stays until one is better."""
     drawn = []
 
-    def some_types(ground):
-        drawn.append(ground.num_steps)
-        return original(ground)
+    def some_types(context):
+        drawn.append(context.num_steps)
+        return original(context)
 
-    original = Ground.options_of_some_types
-    monkeypatch.setattr(Ground, "options_of_some_types", some_types)
-    monkeypatch.setattr(race, "_PATIENCE", 8)
+    original = SearchContext.options_of_some_types
+    monkeypatch.setattr(SearchContext, "options_of_some_types", some_types)
+    monkeypatch.setattr(successive_halving, "_PATIENCE", 8)
     short, long = (improve([Start(layout=start)], seed=0, deadline_s=math.inf, max_steps=steps) for steps in (60, 120))
     assert drawn
     assert long.step_ms <= short.step_ms < start.step_ms()
     assert long.layout.fits()
-    options_O = original(Ground(start.space, start.limits, start, seed=0))
+    options_O = original(SearchContext(start.space, start.limits, start, seed=0))
     assert np.logical_or.reduceat(options_O, FlatOptions.of(start.space).first_I).all()
     assert not options_O.all()

@@ -22,10 +22,10 @@ from autoshard.evaluation import activation_bytes, evaluate, price_step
 from autoshard.planners.comparison import num_cuts
 from autoshard.planners.hybrid.descent import Start
 from autoshard.planners.hybrid.layout import NOTHING, Layout, Limits
-from autoshard.planners.hybrid.offered import EVERYTHING, Offer, offer_within, space_of
-from autoshard.planners.hybrid.race import improve
+from autoshard.planners.hybrid.option_offers import EVERYTHING, OptionOffer, offer_within, space_of
 from autoshard.planners.hybrid.starts import balanced_starts, layout_of
 from autoshard.planners.hybrid.step_search import StepSearch, search_steps
+from autoshard.planners.hybrid.successive_halving import improve
 from autoshard.planners.registry import get_planner
 from autoshard.planners.space.options import ShardingType, enumerate_options
 from autoshard.planners.space.step_cost import PARTS
@@ -313,7 +313,7 @@ def test_row_groups_are_offered_on_every_device(draw_task, two_nodes, make_reque
 def test_only_the_costliest_and_the_large_tables_have_all_options(draw_task, two_nodes, make_request):
     tables, _ = draw_task(24, 8, seed=7)
     request = make_request((tables, two_nodes()))
-    offer = Offer(names=frozenset({ShardingType.TABLE_WISE}), costliest=0.25, table_s=0.0, most_share=1.0)
+    offer = OptionOffer(names=frozenset({ShardingType.TABLE_WISE}), costliest=0.25, table_s=0.0, most_share=1.0)
     every, fewer = ([len(item.options) for item in space_of(request, offer=one).items] for one in (EVERYTHING, offer))
     read = [table.pooling_factor * table.embedding_dim for table in tables.tables]
     costliest = sorted(range(24), key=lambda index: -read[index])[:6]

@@ -8,16 +8,16 @@ import pytest
 
 from autoshard.core import AccessProfile, Tier
 from autoshard.planners.hybrid.balanced import BalancedOptions
-from autoshard.planners.hybrid.descent import Descent, Ground
-from autoshard.planners.hybrid.estimates import Growth
+from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions
+from autoshard.planners.hybrid.descent import Descent, SearchContext
 from autoshard.planners.hybrid.held import HeldShards
+from autoshard.planners.hybrid.large_neighbourhood import LargeNeighbourhoodSearch
 from autoshard.planners.hybrid.layout import Layout, Limits
-from autoshard.planners.hybrid.offered import space_of
-from autoshard.planners.hybrid.race import improve
-from autoshard.planners.hybrid.rates import FlatOptions, Rates
-from autoshard.planners.hybrid.ruin import Rebuilding
-from autoshard.planners.hybrid.starts import StartSpec, asked_plans, balanced_starts
+from autoshard.planners.hybrid.move_scorer import CostGrowth
+from autoshard.planners.hybrid.option_offers import space_of
+from autoshard.planners.hybrid.starts import StartSpec, balanced_starts, warm_starts
 from autoshard.planners.hybrid.step_search import StepSearch, search_steps
+from autoshard.planners.hybrid.successive_halving import improve
 from autoshard.validator import validate_plan
 
 EXPONENT = 32
@@ -38,7 +38,7 @@ def start(draw_task, make_request):
 def test_growth_is_that_of_the_norms():
     rng = np.random.default_rng(0)
     parts_PR, load_P = rng.uniform(1, 2, (5, 6)), rng.uniform(0, 1, 5)
-    growth = Growth(parts_PR, EXPONENT)
+    growth = CostGrowth(parts_PR, EXPONENT)
     for ranks, sign in (([2], 1), ([2], -1), ([1, 4], 1), (range(6), 1)):
         changed_PR = parts_PR.copy()
         changed_PR[:, list(ranks)] += sign * load_P[:, None]
@@ -52,8 +52,8 @@ def test_growth_is_that_of_the_norms():
 
 def test_estimates_of_options_on_all_ranks_count_what_leaves_a_rank(start):
     space = start.space
-    ground = Ground(space, start.limits, start, seed=0)
-    near, flat, rates = ground.near(start, EXPONENT), ground.flat, ground.rates
+    context = SearchContext(space, start.limits, start, seed=0)
+    near, flat, rates = context.near(start, EXPONENT), context.flat, context.rates
     parts_PR = start.parts_ms()
     num_compared = 0
     for item in range(len(space.items)):
@@ -104,8 +104,8 @@ def test_more_steps_never_end_with_a_longer_step(draw_task, make_request):
 
 
 def test_rebuilding_holds_every_item_again(start):
-    ground = Ground(start.space, start.limits, start, seed=1)
-    rebuilding = Rebuilding(ground, start)
+    context = SearchContext(start.space, start.limits, start, seed=1)
+    rebuilding = LargeNeighbourhoodSearch(context, start)
     for _ in range(8):
         before_ms = rebuilding.best_ms
         rebuilding.round(lambda: False)
@@ -117,7 +117,7 @@ def test_rebuilding_holds_every_item_again(start):
 
 def test_a_descent_leaves_its_start_as_it_is(start):
     chosen, step_ms = list(start.chosen), start.step_ms()
-    descent = Descent(Ground(start.space, start.limits, start, seed=1), start)
+    descent = Descent(SearchContext(start.space, start.limits, start, seed=1), start)
     while not descent.is_done:
         descent.step()
     assert (start.chosen, start.step_ms()) == (chosen, step_ms)
@@ -127,7 +127,7 @@ def test_a_descent_leaves_its_start_as_it_is(start):
 def test_whole_tables_are_cut_only_above_the_limit(start):
     space = start.space
     flat = FlatOptions.of(space)
-    balanced = BalancedOptions(space, flat, Rates.of(space), start.limits)
+    balanced = BalancedOptions(space, flat, CostGradient.of(space), start.limits)
     assert (balanced.whole(1e9) == 0).all()
     limit_ms = 0.3 * balanced.cost_O[flat.first_I].sum()
     is_large_I = balanced.lump_O[flat.first_I] > limit_ms
@@ -155,11 +155,11 @@ def test_who_is_asked_depends_on_the_clock_only_where_time_ends_the_search(draw_
     request = make_request(draw_task(6, 4, seed=1))
     greedy = StartSpec(name="cost-greedy", table_s=1e-6, share=1.0)
     over_s = time.perf_counter() - 1.0
-    assert set(asked_plans(request, [greedy])) == {"cost-greedy"}
-    assert asked_plans(request, [greedy], over_s) == {}
+    assert set(warm_starts(request, [greedy])) == {"cost-greedy"}
+    assert warm_starts(request, [greedy], over_s) == {}
     cold = replace(greedy, library="a_module_that_nobody_imports", import_s=1e6)
-    assert asked_plans(request, [cold], time.perf_counter() + 100.0) == {}
-    assert set(asked_plans(request, [cold])) == {"cost-greedy"}
+    assert warm_starts(request, [cold], time.perf_counter() + 100.0) == {}
+    assert set(warm_starts(request, [cold])) == {"cost-greedy"}
 
 
 def test_a_descent_keeps_to_its_tiers_until_nothing_there_helps(make_table, make_topology, make_request, draw_task):
@@ -170,8 +170,8 @@ def test_a_descent_keeps_to_its_tiers_until_nothing_there_helps(make_table, make
     space = space_of(make_request((replace(tables, tables=(huge, *tables.tables)), make_topology(4))))
     within = (Tier.TABLE_WISE,)
     start = next(one for one in balanced_starts(space, Limits.of(space)) if one.tiers == within)
-    ground = Ground(space, Limits.of(space), start.layout, seed=1)
-    descent = Descent(ground, start.layout, tiers=within)
+    context = SearchContext(space, Limits.of(space), start.layout, seed=1)
+    descent = Descent(context, start.layout, tiers=within)
 
     def tiers():
         return {shard.tier for item in range(len(space.items)) for shard, _ in descent.layout.held(item)}

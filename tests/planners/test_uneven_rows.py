@@ -25,7 +25,7 @@ from autoshard.core.errors import InfeasiblePlanError
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate
 from autoshard.planners.hybrid.explanation import explain
 from autoshard.planners.hybrid.layout import Limits
-from autoshard.planners.hybrid.offered import space_of
+from autoshard.planners.hybrid.option_offers import space_of
 from autoshard.planners.hybrid.starts import balanced_starts, layout_of
 from autoshard.planners.registry import get_planner
 from autoshard.planners.space.options import ShardingType

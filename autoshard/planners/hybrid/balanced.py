@@ -11,8 +11,8 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from autoshard.core import Tier
+from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions
 from autoshard.planners.hybrid.layout import Choice, Layout, Limits
-from autoshard.planners.hybrid.rates import FlatOptions, Rates
 from autoshard.planners.space.kinds import FloatArray
 from autoshard.planners.space.planner_space import BoolArray, IndexArray, ItemOption, ItemShard, PlannerSpace
 from autoshard.planners.space.step_cost import PARTS
@@ -42,7 +42,7 @@ class BalancedOptions:
     """
 
     def __init__(
-        self, space: PlannerSpace, flat: FlatOptions, rates: Rates, limits: Limits, *, with_uneven: bool = True
+        self, space: PlannerSpace, flat: FlatOptions, rates: CostGradient, limits: Limits, *, with_uneven: bool = True
     ) -> None:
         self.flat = flat
         alone_E = rates.served_VP[flat.kind_E].sum(axis=1)
@@ -116,7 +116,7 @@ class BalancedOptions:
 
 
 def placed_options(
-    space: PlannerSpace, rates: Rates, limits: Limits, chosen: Sequence[int], *, with_uneven: bool = True
+    space: PlannerSpace, rates: CostGradient, limits: Limits, chosen: Sequence[int], *, with_uneven: bool = True
 ) -> Layout | None:
     """Items with their options placed, largest shards first, where the slowest rank grows least.
 
@@ -155,7 +155,7 @@ def _order(space: PlannerSpace, chosen: Sequence[int], size_V: FloatArray) -> li
 
 def _placed(
     space: PlannerSpace,
-    rates: Rates,
+    rates: CostGradient,
     limits: Limits,
     chosen: Sequence[int],
     order: Sequence[int],
@@ -193,7 +193,7 @@ class _Filling:
         chosen: The option that each item is likely to get.
     """
 
-    def __init__(self, space: PlannerSpace, rates: Rates, limits: Limits, chosen: Sequence[int]) -> None:
+    def __init__(self, space: PlannerSpace, rates: CostGradient, limits: Limits, chosen: Sequence[int]) -> None:
         self.space, self.rates = space, rates
         num_ranks = space.topology.world_size
         shards = [

@@ -18,9 +18,9 @@ from autoshard.core import Tier
 from autoshard.core.costs import MsArray
 from autoshard.planners.hybrid.compiled.library import library
 from autoshard.planners.hybrid.compiled.linear import LinearSearch
+from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions
 from autoshard.planners.hybrid.layout import Change, Choice, Layout, Limits
 from autoshard.planners.hybrid.neighbours import Neighbourhood
-from autoshard.planners.hybrid.rates import FlatOptions, Rates
 from autoshard.planners.space.options import ShardingType
 from autoshard.planners.space.planner_space import BoolArray, PlannerSpace
 
@@ -60,7 +60,7 @@ class Start:
     name: str = "balanced"
 
 
-class Ground:
+class SearchContext:
     """What all descents in a space share: its options, and what shards add to ranks.
 
     Args:
@@ -83,7 +83,7 @@ class Ground:
         self.flat = FlatOptions.of(space)
         self.rng = np.random.default_rng(seed)
         self.linear = LinearSearch(space, limits, self.flat, around) if library() else None
-        self.rates = Rates.of(space, around) if self.linear is None else self.linear.rates
+        self.rates = CostGradient.of(space, around) if self.linear is None else self.linear.rates
         self.num_steps = 0
         self.trail: list[list[Choice | None]] = []
         self._best: list[Choice | None] = []
@@ -96,7 +96,7 @@ class Ground:
             self.trail.append(self._best)
         self.num_steps += 1
         if self.num_steps % _RATES_STEPS == 0:
-            self.rates = Rates.of(self.space, layout)
+            self.rates = CostGradient.of(self.space, layout)
             if self.linear is not None:
                 self.linear.relinearise(layout, self.rates)
 
@@ -160,7 +160,7 @@ class Descent:
     """A layout on its way down, and the best one met.
 
     Args:
-        ground: What descents share.
+        context: What descents share.
         layout: Where it begins; left as it is.
         stage: Index of the first exponent.
         tiers: Tiers that options are taken from until nothing there helps; None for all.
@@ -172,11 +172,13 @@ class Descent:
         is_done: Whether no change was found that helps, by any norm.
     """
 
-    def __init__(self, ground: Ground, layout: Layout, stage: int = 0, tiers: tuple[Tier, ...] | None = None) -> None:
-        self.ground, self.layout, self.stage, self.tiers = ground, layout.copy(), stage, tiers
+    def __init__(
+        self, context: SearchContext, layout: Layout, stage: int = 0, tiers: tuple[Tier, ...] | None = None
+    ) -> None:
+        self.context, self.layout, self.stage, self.tiers = context, layout.copy(), stage, tiers
         self.best: list[Choice | None] = list(layout.chosen)
         self.best_ms = layout.step_ms()
-        ground.meet(self.best_ms, self.best)
+        context.meet(self.best_ms, self.best)
         self._last_ms = self.best_ms
         self.is_done = False
         self.energy_ms = self.layout.energy_ms(self.exponent)
@@ -188,12 +190,12 @@ class Descent:
 
     def best_layout(self) -> Layout:
         """The best layout met."""
-        return Layout(self.ground.space, self.ground.limits, self.best)
+        return Layout(self.context.space, self.context.limits, self.best)
 
     def step(self) -> None:
         """Makes the changes that shorten the step most; where none does, the norm is sharpened."""
-        self.ground.count_step(self.layout)
-        changes = self.ground.near(self.layout, self.exponent, self.tiers).changes(self.ground.rng)
+        self.context.count_step(self.layout)
+        changes = self.context.near(self.layout, self.exponent, self.tiers).changes(self.context.rng)
         good = self._good(changes) if changes else []
         if good:
             self._make(_compatible(good))
@@ -241,7 +243,7 @@ class Descent:
             self.best = list(self.layout.chosen)
             for item, option, sites in changes[index]:
                 self.best[item] = (option, sites)
-            self.ground.meet(self.best_ms, self.best)
+            self.context.meet(self.best_ms, self.best)
 
 
 def _compatible(changes: Sequence[Change]) -> list[Change]:

@@ -15,10 +15,10 @@ from autoshard.core.errors import InvalidPlanError, InvalidTableError
 from autoshard.core.quoting import shown
 from autoshard.evaluation.batch_memory import rank_memory
 from autoshard.evaluation.evaluate import evaluate
+from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions
 from autoshard.planners.hybrid.layout import NOTHING, Change, Layout, Limits
 from autoshard.planners.hybrid.neighbours import Neighbourhood
-from autoshard.planners.hybrid.offered import EVERYTHING, Offer, looked_up_bytes, space_of
-from autoshard.planners.hybrid.rates import FlatOptions, Rates
+from autoshard.planners.hybrid.option_offers import EVERYTHING, OptionOffer, looked_up_bytes, space_of
 from autoshard.planners.hybrid.starts import layout_of
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.kinds import first_alike
@@ -97,7 +97,7 @@ def _costliest(tables: TableSet, most: int) -> set[str]:
     return {table.name for table in by_bytes[: most or None]}
 
 
-def _only(names: Collection[str], tables: TableSet) -> Offer:
+def _only(names: Collection[str], tables: TableSet) -> OptionOffer:
     """All options for some tables, and for those that they share them with; the others stay as they are."""
     first = first_alike(tables)
     always = frozenset(tables.tables[first[name]].name for name in names)
@@ -108,7 +108,7 @@ class _Explainer:
     def __init__(self, layout: Layout, more_ms: float) -> None:
         self.layout, self.space, self.more_ms = layout, layout.space, more_ms
         self.step_ms = layout.step_ms() + more_ms
-        flat, rates = FlatOptions.of(self.space), Rates.of(self.space, layout)
+        flat, rates = FlatOptions.of(self.space), CostGradient.of(self.space, layout)
         self.near = Neighbourhood(layout, flat, rates, _EXPONENT)
 
     def explained(self, index: int) -> ExplainedTable:

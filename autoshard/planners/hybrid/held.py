@@ -11,8 +11,8 @@ from itertools import chain
 
 import numpy as np
 
+from autoshard.planners.hybrid.cost_gradient import FlatOptions
 from autoshard.planners.hybrid.layout import Choice
-from autoshard.planners.hybrid.rates import FlatOptions
 from autoshard.planners.space.planner_space import BoolArray, IndexArray
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from autoshard.core.costs import MsArray
-from autoshard.planners.hybrid.estimates import Estimates, Growth
+from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions
 from autoshard.planners.hybrid.exchanges import Exchanges
 from autoshard.planners.hybrid.held import HeldShards
 from autoshard.planners.hybrid.layout import Change, Layout
-from autoshard.planners.hybrid.rates import FlatOptions, Rates
+from autoshard.planners.hybrid.move_scorer import CostGrowth, MoveScorer
 from autoshard.planners.space.kinds import FloatArray
 from autoshard.planners.space.planner_space import BoolArray, IndexArray, ItemOption, ItemShard
 
@@ -28,7 +28,7 @@ _NUM_ITEMS = 128
 
 
 class Neighbourhood:
-    """Estimates of what changes of one layout would save, and the best of them.
+    """MoveScorer of what changes of one layout would save, and the best of them.
 
     A part of the step counts at a p-norm over ranks; its gradient says what a millisecond on each rank is worth.
 
@@ -41,18 +41,18 @@ class Neighbourhood:
     """
 
     def __init__(
-        self, layout: Layout, flat: FlatOptions, rates: Rates, exponent: int, may_O: BoolArray | None = None
+        self, layout: Layout, flat: FlatOptions, rates: CostGradient, exponent: int, may_O: BoolArray | None = None
     ) -> None:
         self.layout, self.flat, self.space, self.rates, self.may_O = layout, flat, layout.space, rates, may_O
         self.exponent = exponent
         self.parts_PR = parts_PR = layout.parts_ms()
-        self.growth = Growth(parts_PR, exponent)
+        self.growth = CostGrowth(parts_PR, exponent)
         self.worth_PR = self.growth.worth_PR
         self.shared_V: MsArray = rates.shared_VP @ self.worth_PR.sum(axis=1) + rates.sync_V
         self.free_RM = layout.free_bytes()
         self.slowest = list(dict.fromkeys(parts_PR.argmax(axis=1).tolist()))
         self.held = HeldShards.of(flat, layout.chosen)
-        self.estimates = Estimates(
+        self.estimates = MoveScorer(
             flat=flat, rates=rates, growth=self.growth, held=self.held, topology=layout.space.topology
         )
 

@@ -14,9 +14,9 @@ import numpy as np
 from autoshard.core import PlacedShard, ShardingPlan, Tier
 from autoshard.core.errors import AutoshardError, InfeasiblePlanError
 from autoshard.planners.hybrid.balanced import BalancedOptions, placed_options
+from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions
 from autoshard.planners.hybrid.descent import Start
 from autoshard.planners.hybrid.layout import Layout, Limits
-from autoshard.planners.hybrid.rates import FlatOptions, Rates
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner, planner_names
 from autoshard.planners.space.options import ShardingType, option_of_placed
@@ -89,7 +89,7 @@ class StartSpec:
 POLICY = StartSpec(name="policy", table_s=1e-3, table_rank_s=1e-6, library="torch", import_s=1.6)
 
 
-def asked_plans(request: PlanRequest, asked: Sequence[StartSpec], until_s: float = math.inf) -> dict[str, ShardingPlan]:
+def warm_starts(request: PlanRequest, asked: Sequence[StartSpec], until_s: float = math.inf) -> dict[str, ShardingPlan]:
     """Plans of other planners, of those that are thought to be done in time.
 
     Args:
@@ -171,7 +171,7 @@ def balanced_starts(space: PlannerSpace, limits: Limits, until_s: float = math.i
         limits: Memory.
         until_s: When to end, by `time.perf_counter`; the likeliest few are made all the same, and one, if any has room.
     """
-    rates, flat = Rates.of(space), FlatOptions.of(space)
+    rates, flat = CostGradient.of(space), FlatOptions.of(space)
     starts = _starts_of(space, flat, rates, limits, until_s, with_uneven=False)
     if flat.is_uneven_O.any():
         # Uneven shares take room of all ranks, which others may need: these are starts besides, not instead.
@@ -187,7 +187,7 @@ def _is_uneven(flat: FlatOptions, layout: Layout) -> bool:
 
 
 def _starts_of(
-    space: PlannerSpace, flat: FlatOptions, rates: Rates, limits: Limits, until_s: float, *, with_uneven: bool
+    space: PlannerSpace, flat: FlatOptions, rates: CostGradient, limits: Limits, until_s: float, *, with_uneven: bool
 ) -> list[Start]:
     """As `balanced_starts`, with uneven shares of rows or without."""
     balanced = BalancedOptions(space, flat, rates, limits, with_uneven=with_uneven)
@@ -215,7 +215,7 @@ def _choices(balanced: BalancedOptions) -> list[tuple[IndexArray, tuple[Tier, ..
 
 
 def _with_room(
-    space: PlannerSpace, rates: Rates, limits: Limits, numbers: Sequence[int], *, with_uneven: bool
+    space: PlannerSpace, rates: CostGradient, limits: Limits, numbers: Sequence[int], *, with_uneven: bool
 ) -> Layout | None:
     """Items with their options placed, where the memory leaves room for what training needs; None if it does not.
 

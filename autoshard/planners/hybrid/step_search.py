@@ -23,17 +23,17 @@ from autoshard.evaluation.group_sync import with_cheaper_sync
 from autoshard.planners.comparison import best_plan, num_cuts
 from autoshard.planners.hybrid.descent import Start
 from autoshard.planners.hybrid.layout import Layout, Limits
-from autoshard.planners.hybrid.offered import EVERYTHING, Offer, offer_within, space_of
-from autoshard.planners.hybrid.race import Improved, improve
+from autoshard.planners.hybrid.option_offers import EVERYTHING, OptionOffer, offer_within, space_of
 from autoshard.planners.hybrid.starts import (
     POLICY,
     StartSpec,
-    asked_plans,
     balanced_starts,
     is_searchable,
     layout_of,
     no_room,
+    warm_starts,
 )
+from autoshard.planners.hybrid.successive_halving import SearchOutcome, improve
 from autoshard.planners.neo.caches import with_grown_caches
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.options import ShardingType, keeps_width
@@ -104,7 +104,7 @@ class StepSearch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class FoundPlan:
     """The best plan found.
 
     Attributes:
@@ -125,7 +125,7 @@ class Found:
         return self.priced.step.step_ms.value
 
 
-def search_steps(request: PlanRequest, search: StepSearch) -> Found:
+def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
     """The plan with the shortest predicted step that starts and search find within the time limit.
 
     Never worse than the best start: candidates are compared by what `evaluate` says of their plans.
@@ -167,7 +167,7 @@ def search_steps(request: PlanRequest, search: StepSearch) -> Found:
             f"stopped by {improved.stopped} after {improved.num_steps} steps: {starts[0][0]:.6g} ms ({chosen[0].name}) "
             f"-> {improved.step_ms:.6g} ms"
         )
-        on_the_way: list[Found] = []
+        on_the_way: list[FoundPlan] = []
         if recorded_errors(request.costs.kernel) is not None:
             found = _to_beat(plans, read, request) + found
             on_the_way = _on_the_way(improved, request)
@@ -176,7 +176,7 @@ def search_steps(request: PlanRequest, search: StepSearch) -> Found:
 
 
 def _offered(
-    request: PlanRequest, search: StepSearch, offer: Offer, until_s: float
+    request: PlanRequest, search: StepSearch, offer: OptionOffer, until_s: float
 ) -> tuple[PlannerSpace, list[Start]]:
     """The options, and the search's own starts."""
     space = space_of(request, search.names, offer, search.min_partition)
@@ -193,11 +193,11 @@ def _share_of_time(share: float, until_s: float) -> float:
     return now_s + share * max(0.0, until_s - now_s)
 
 
-def _priced(plan: ShardingPlan, status: str, request: PlanRequest) -> Found:
-    return Found(plan=plan, priced=price_with_kernels(plan, request.costs), status=status)
+def _priced(plan: ShardingPlan, status: str, request: PlanRequest) -> FoundPlan:
+    return FoundPlan(plan=plan, priced=price_with_kernels(plan, request.costs), status=status)
 
 
-def _to_beat(plans: Mapping[str, ShardingPlan], starts: Sequence[Start], request: PlanRequest) -> list[Found]:
+def _to_beat(plans: Mapping[str, ShardingPlan], starts: Sequence[Start], request: PlanRequest) -> list[FoundPlan]:
     """The plan to improve on: the one given, else `cost-greedy`'s, else the fastest start of whole tables."""
     whole_ms = {start.name: start.layout.step_ms() for start in starts if num_cuts(plans[start.name]) == 0}
     if any(start.name == _GIVEN for start in starts):
@@ -209,7 +209,7 @@ def _to_beat(plans: Mapping[str, ShardingPlan], starts: Sequence[Start], request
     return [_priced(replace(plans[name], predicted=None, provenance=None), f"as {name} has it", request)]
 
 
-def _on_the_way(improved: Improved, request: PlanRequest) -> list[Found]:
+def _on_the_way(improved: SearchOutcome, request: PlanRequest) -> list[FoundPlan]:
     """The plans that shorter searches would have ended with."""
     layouts = [
         Layout(improved.layout.space, improved.layout.limits, chosen)
@@ -219,7 +219,7 @@ def _on_the_way(improved: Improved, request: PlanRequest) -> list[Found]:
     return [_priced(_with_caches(layout), "as a shorter search has it", request) for layout in layouts]
 
 
-def _best_of(found: Sequence[Found], plans: Mapping[str, ShardingPlan], request: PlanRequest) -> Found:
+def _best_of(found: Sequence[FoundPlan], plans: Mapping[str, ShardingPlan], request: PlanRequest) -> FoundPlan:
     """The last of them that the model can tell from those before it (`last_told`); without its errors, the fastest."""
     models = plans["policy"].provenance.models if "policy" in plans and plans["policy"].provenance else {}
     fastest = min(found, key=lambda one: one.step_ms)
@@ -235,7 +235,7 @@ def _best_of(found: Sequence[Found], plans: Mapping[str, ShardingPlan], request:
     return replace(best, models=dict(models))
 
 
-def _best_start(request: PlanRequest, search: StepSearch) -> Found:
+def _best_start(request: PlanRequest, search: StepSearch) -> FoundPlan:
     """The best plan of the other planners, for a world that is too large to be searched."""
     plans = _plans(request, search, request.deadline_s(), is_needed=True)
     names = list(plans)
@@ -253,7 +253,7 @@ def _best_start(request: PlanRequest, search: StepSearch) -> Found:
     return replace(best, status=f"not searched, over {_MAX_RANKS:,} ranks: {best.status}")
 
 
-def _within_groups(plan: ShardingPlan, request: PlanRequest, search: StepSearch, seconds: float) -> list[Found]:
+def _within_groups(plan: ShardingPlan, request: PlanRequest, search: StepSearch, seconds: float) -> list[FoundPlan]:
     """The same replica groups with what the search finds for one of them."""
     group = plan.of_one_group()
     asked = replace(
@@ -288,8 +288,8 @@ def _plans(request: PlanRequest, search: StepSearch, until_s: float, *, is_neede
         planners.append(POLICY)
     heuristics = [replace(one, share=math.inf) for one in _HEURISTICS] if is_needed else _HEURISTICS
     plans = {} if start is None else {_GIVEN: start}
-    plans |= asked_plans(request, heuristics, math.inf if is_needed else until_s)
-    plans |= asked_plans(request, [_with_width(one, search.min_partition) for one in planners], until_s)
+    plans |= warm_starts(request, heuristics, math.inf if is_needed else until_s)
+    plans |= warm_starts(request, [_with_width(one, search.min_partition) for one in planners], until_s)
     wide = {name: plan for name, plan in plans.items() if _is_wide(plan, search.min_partition)}
     if start is not None and _GIVEN not in wide:
         _log.warning("auto: the start is left out, it has column shards of less than %d columns", search.min_partition)
@@ -309,10 +309,10 @@ def _is_wide(plan: ShardingPlan, min_partition: int) -> bool:
 
 def _read(
     plans: Mapping[str, ShardingPlan], space: PlannerSpace, limits: Limits, request: PlanRequest, search: StepSearch
-) -> tuple[list[Start], list[Found]]:
+) -> tuple[list[Start], list[FoundPlan]]:
     """Plans that may be searched from, and the others as they are."""
     starts: list[Start] = []
-    found: list[Found] = []
+    found: list[FoundPlan] = []
     for name, plan in plans.items():
         layout = layout_of(space, limits, plan, search.names) if is_searchable(plan) else None
         if layout is not None and layout.fits():
@@ -322,7 +322,7 @@ def _read(
     return starts, found
 
 
-def _as_it_is(name: str, plan: ShardingPlan, request: PlanRequest, search: StepSearch) -> list[Found]:
+def _as_it_is(name: str, plan: ShardingPlan, request: PlanRequest, search: StepSearch) -> list[FoundPlan]:
     """A plan that the search cannot work on, if it may be the answer as it is and the models have its price."""
     is_of_groups = plan.replica_groups.num_groups > 1
     if search.names != frozenset(ShardingType) or (is_of_groups and not search.with_groups):

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from autoshard.core.costs import MsArray, kernel_floor
 from autoshard.core.step import KERNEL_PARTS, StepPart
 from autoshard.planners.hybrid.compiled.library import Task, library, over_ranks
+from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions
 from autoshard.planners.hybrid.held import HeldShards
 from autoshard.planners.hybrid.layout import Layout, Limits
-from autoshard.planners.hybrid.rates import FlatOptions, Rates
 from autoshard.planners.space.kinds import FloatArray
 from autoshard.planners.space.planner_space import BoolArray, PlannerSpace
 from autoshard.planners.space.step_cost import PARTS, SYNC
@@ -41,7 +41,7 @@ class Mode(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
+class LinearEffort:
     """How much a call of the compiled search does.
 
     Attributes:
@@ -126,9 +126,9 @@ class LinearSearch:
         self.space, self.limits, self.flat = space, limits, flat
         self._fixed = _option_arrays(space, flat)
         self.won_O: IntArray = np.zeros(len(flat.item_O), dtype=np.int32)
-        self.relinearise(around, Rates.of(space, around))
+        self.relinearise(around, CostGradient.of(space, around))
 
-    def relinearise(self, around: Layout, rates: Rates) -> None:
+    def relinearise(self, around: Layout, rates: CostGradient) -> None:
         """Takes what shards add as linear around another layout, whose rates are given."""
         self.rates, self.launches = rates, Launches.of(self.space, around)
         self._linear: dict[str, NDArray[Any]] = {
@@ -140,7 +140,9 @@ class LinearSearch:
             "launch_kp": self.launches.added_KP,
         }
 
-    def improved(self, layout: Layout, effort: Effort, *, may_O: BoolArray, seed: int, deadline_s: float) -> Layout:
+    def improved(
+        self, layout: Layout, effort: LinearEffort, *, may_O: BoolArray, seed: int, deadline_s: float
+    ) -> Layout:
         """The best layout found, by what shards add if that is linear; it may be worse, or not fit, as it is.
 
         Args:

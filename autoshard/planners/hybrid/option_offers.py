@@ -36,7 +36,7 @@ _LARGE_SHARE = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class OptionOffer:
     """Sharding types that tables are offered: all of them to the costliest, some of them to the others.
 
     Attributes:
@@ -62,7 +62,7 @@ class Offer:
 
 #: All sharding types for all tables. Seconds are CPU time of metasyn's tables on A100 and CPUs, one core of a virtual
 #: Xeon, November 2026; an EPYC's took 60 to 80% of it.
-EVERYTHING = Offer(
+EVERYTHING = OptionOffer(
     names=frozenset(ShardingType),
     costliest=1.0,
     table_s=2.5e-3,
@@ -75,30 +75,30 @@ _WHOLE = frozenset({ShardingType.TABLE_WISE, ShardingType.DATA_PARALLEL})
 _HOT = _WHOLE | {ShardingType.ROW_TIERS}
 _ON_FAST_LINKS = EVERYTHING.names - _RARE - _GROUPS - {ShardingType.ROW_TIERS}
 _LAST = (
-    Offer(names=_WHOLE, costliest=0.1, table_s=3.5e-4, most_share=1.3, spare_s=0.15),
-    Offer(names=frozenset({ShardingType.TABLE_WISE}), costliest=0.0, table_s=1e-4, most_share=1.0),
+    OptionOffer(names=_WHOLE, costliest=0.1, table_s=3.5e-4, most_share=1.3, spare_s=0.15),
+    OptionOffer(names=frozenset({ShardingType.TABLE_WISE}), costliest=0.0, table_s=1e-4, most_share=1.0),
 )
 #: What is offered where time is short and links between nodes are slow, so that hot rows on all ranks save most: plans
 #: with them alone are 0.2 to 3% shorter than plans of the same time with all types but the rare ones (metasyn, 800
 #: tables on 80 A100 in 1 to 6 s, 200 on 16 in 0.3 and 1 s), and 7% shorter than plans without them. With row groups,
 #: they are 5 to 6% shorter again on 80 ranks, and as long on 16.
 _LESS = (
-    Offer(names=EVERYTHING.names - _RARE, costliest=0.0, table_s=1.3e-3, most_share=0.12),
-    Offer(names=_HOT | _GROUPS, costliest=0.0, table_s=8.5e-4, most_share=1.2),
-    Offer(names=_HOT, costliest=0.0, table_s=4.8e-4, most_share=1.3, spare_s=0.15),
+    OptionOffer(names=EVERYTHING.names - _RARE, costliest=0.0, table_s=1.3e-3, most_share=0.12),
+    OptionOffer(names=_HOT | _GROUPS, costliest=0.0, table_s=8.5e-4, most_share=1.2),
+    OptionOffer(names=_HOT, costliest=0.0, table_s=4.8e-4, most_share=1.3, spare_s=0.15),
     *_LAST,
 )
 #: The same where no links are slow beside the memory, so that hot rows on all ranks save little: plans that are made
 #: in the time that they take to be worked out are 0.1 to 4% shorter (metasyn, 80 tables on 8 A100 and on 8 CPU ranks,
 #: 800 on 80 CPU ranks). With row groups, predicted steps of 80 tables on 8 A100 are 1 to 3% shorter at 1 to 3 s.
 _LESS_ON_FAST_LINKS = (
-    Offer(names=_ON_FAST_LINKS | _GROUPS, costliest=0.0, table_s=9.5e-4, most_share=1.2, spare_s=0.05),
-    Offer(names=_ON_FAST_LINKS, costliest=0.0, table_s=5e-4, most_share=1.3, spare_s=0.15),
+    OptionOffer(names=_ON_FAST_LINKS | _GROUPS, costliest=0.0, table_s=9.5e-4, most_share=1.2, spare_s=0.05),
+    OptionOffer(names=_ON_FAST_LINKS, costliest=0.0, table_s=5e-4, most_share=1.3, spare_s=0.15),
     *_LAST,
 )
 
 
-def offer_within(tables: TableSet, topology: Topology, left_s: float) -> Offer:
+def offer_within(tables: TableSet, topology: Topology, left_s: float) -> OptionOffer:
     """The largest offer whose options are worked out in time.
 
     Args:
@@ -108,7 +108,7 @@ def offer_within(tables: TableSet, topology: Topology, left_s: float) -> Offer:
     """
     num_tables = len(set(first_alike(tables).values()))
     are_links_fast = topology.num_nodes == 1 or device_family(topology.device) == "cpu"
-    offers: tuple[Offer, ...] = (EVERYTHING, *(_LESS_ON_FAST_LINKS if are_links_fast else _LESS))
+    offers: tuple[OptionOffer, ...] = (EVERYTHING, *(_LESS_ON_FAST_LINKS if are_links_fast else _LESS))
     return next(
         (one for one in offers if one.table_s * num_tables <= one.most_share * left_s + one.spare_s), offers[-1]
     )
@@ -117,7 +117,7 @@ def offer_within(tables: TableSet, topology: Topology, left_s: float) -> Offer:
 def space_of(
     request: PlanRequest,
     names: Collection[ShardingType] = tuple(ShardingType),
-    offer: Offer = EVERYTHING,
+    offer: OptionOffer = EVERYTHING,
     min_partition: int = 0,
 ) -> PlannerSpace:
     """The sharding options of the tables of a task, with rows behind caches where device memory is scarce.
@@ -179,7 +179,7 @@ def _is_large(topology: Topology) -> Callable[[EmbeddingTable], bool]:
 
 
 def _with_all(
-    tables: TableSet, offer: Offer, is_large: Callable[[EmbeddingTable], bool]
+    tables: TableSet, offer: OptionOffer, is_large: Callable[[EmbeddingTable], bool]
 ) -> Callable[[EmbeddingTable], bool]:
     """Whether a table is one of the costliest, by the bytes that a sample reads of it, or large."""
     if offer is EVERYTHING:

@@ -1,4 +1,4 @@
-"""Ruin and recreate (large neighbourhood search): takes some items off the ranks and holds them anew.
+"""DestroyStep and recreate (large neighbourhood search): takes some items off the ranks and holds them anew.
 
 Shape suffixes: B changes.
 """
@@ -11,7 +11,7 @@ from itertools import product
 
 import numpy as np
 
-from autoshard.planners.hybrid.descent import EXPONENTS, LEAST_GAIN, Descent, Ground
+from autoshard.planners.hybrid.descent import EXPONENTS, LEAST_GAIN, Descent, SearchContext
 from autoshard.planners.hybrid.held import HeldShards
 from autoshard.planners.hybrid.layout import NOTHING, Change, Layout
 from autoshard.planners.hybrid.neighbours import Neighbourhood
@@ -40,7 +40,7 @@ _REWARDS, _FORGET, _LEAST_WEIGHT = (3.0, 1.0, 0.3), 0.1, 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ruin:
+class DestroyStep:
     """What is taken off.
 
     Attributes:
@@ -52,14 +52,14 @@ class Ruin:
     banned: ShardingType | None = None
 
 
-class Rebuilding:
+class LargeNeighbourhoodSearch:
     """Ruins and recreates a layout, descends from there, and accepts what it finds as annealing does.
 
     Operators, pairs of what is ruined and of the order in which it is recreated, are drawn by what they earned. Steps
     do not depend on how many there will be, so that more of them never end with a longer step.
 
     Args:
-        ground: What descents share.
+        context: What descents share.
         layout: Where it begins; left as it is.
 
     Attributes:
@@ -70,11 +70,11 @@ class Rebuilding:
         Ropke and Pisinger, An Adaptive Large Neighborhood Search Heuristic (Transportation Science, 2006).
     """
 
-    def __init__(self, ground: Ground, layout: Layout) -> None:
-        self.ground, self.rng = ground, ground.rng
+    def __init__(self, context: SearchContext, layout: Layout) -> None:
+        self.context, self.rng = context, context.rng
         self.best = self.current = layout
         self.best_ms = self.current_ms = layout.step_ms()
-        ruins: tuple[Callable[[Layout], Ruin], ...] = (self._of_a_type, self._of_slow_ranks, self._at_random)
+        ruins: tuple[Callable[[Layout], DestroyStep], ...] = (self._of_a_type, self._of_slow_ranks, self._at_random)
         self._operators = list(product(ruins, (_by_regret, _by_size)))
         self._weights = np.ones(len(self._operators))
         self._num_ruins, self._cycle_end, self._cycle = 0, _FIRST_CYCLE, _FIRST_CYCLE
@@ -119,7 +119,7 @@ class Rebuilding:
             self.current, self.current_ms, self._since_best = self.best, self.best_ms, 0
 
     def _descended(self, layout: Layout, is_over: Callable[[], bool]) -> Descent:
-        descent = Descent(self.ground, layout, stage=1)
+        descent = Descent(self.context, layout, stage=1)
         for step in range(_DESCENT_STEPS):
             is_hopeless = step == 2 and descent.best_ms > self.current_ms * (1 + _HOPELESS)
             if descent.is_done or is_hopeless or is_over():
@@ -127,31 +127,31 @@ class Rebuilding:
             descent.step()
         return descent
 
-    def _recreate(self, layout: Layout, ruin: Ruin, order_of: Callable[[list[float]], float]) -> bool:
+    def _recreate(self, layout: Layout, ruin: DestroyStep, order_of: Callable[[list[float]], float]) -> bool:
         """Holds the items of a ruin again, each at its cheapest option and sites; whether there was room for all."""
         exponent = EXPONENTS[1]
         layout.apply(tuple((item, NOTHING, ()) for item in ruin.items))
         before_ms = layout.energy_ms(exponent)
-        near = self.ground.near(layout, exponent)
+        near = self.context.near(layout, exponent)
         kept, keys = {}, {}
         for item in ruin.items:
             priced = self._priced(layout, near, item, self._numbers(item, ruin.banned), exponent)
             kept[item] = [number for _, ((_, number, _),) in priced[:_NUM_KEPT]]
             keys[item] = order_of([energy_ms - before_ms for energy_ms, _ in priced])
         for item in sorted(ruin.items, key=lambda item: -keys[item]):
-            near = self.ground.near(layout, exponent)
+            near = self.context.near(layout, exponent)
             priced = self._priced(layout, near, item, kept[item], exponent)
             if not priced:
                 return False
             layout.apply(priced[0][1])
-        self.ground.count_step(layout)
+        self.context.count_step(layout)
         return True
 
     def _priced(
         self, layout: Layout, near: Neighbourhood, item: int, numbers: Sequence[int], exponent: int
     ) -> list[tuple[float, Change]]:
         """Options of an item at their cheapest sites with their energies, the lowest first; only those that fit."""
-        options = self.ground.space.items[item].options
+        options = self.context.space.items[item].options
         placed = [(number, near.sites_of(item, options[number])) for number in numbers]
         changes: list[Change] = [((item, number, sites),) for number, sites in placed if sites is not None]
         if not changes:
@@ -163,7 +163,7 @@ class Rebuilding:
 
     def _numbers(self, item: int, banned: ShardingType | None) -> list[int]:
         """Options of an item but those of a type, unless it has no others; some of them at random if there are many."""
-        options = self.ground.space.items[item].options
+        options = self.context.space.items[item].options
         numbers = [number for number, option in enumerate(options) if option.of_tables[0].name is not banned]
         numbers = numbers or list(range(len(options)))
         if len(numbers) > _MOST_OPTIONS:
@@ -172,33 +172,33 @@ class Rebuilding:
 
     def _some(self, items: Sequence[int]) -> tuple[int, ...]:
         """A random number of some items."""
-        most = max(_MOST, int(_MOST_SHARE * len(self.ground.space.items)))
+        most = max(_MOST, int(_MOST_SHARE * len(self.context.space.items)))
         count = int(self.rng.integers(_FEWEST, most + 1))
         return tuple(self.rng.permutation(np.array(items, dtype=np.int64))[:count].tolist())
 
     def _types(self, layout: Layout) -> list[ShardingType]:
         """The sharding type of each item."""
-        items = self.ground.space.items
+        items = self.context.space.items
         return [items[item].options[layout.choice(item)[0]].of_tables[0].name for item in range(len(items))]
 
-    def _of_a_type(self, layout: Layout) -> Ruin:
+    def _of_a_type(self, layout: Layout) -> DestroyStep:
         """Items of one sharding type, which they often may not get again."""
         types = self._types(layout)
         there = sorted(set(types))
         chosen = there[int(self.rng.integers(len(there)))]
         items = self._some([item for item, one in enumerate(types) if one is chosen])
-        return Ruin(items=items, banned=chosen if self.rng.random() < _BAN_CHANCE else None)
+        return DestroyStep(items=items, banned=chosen if self.rng.random() < _BAN_CHANCE else None)
 
-    def _of_slow_ranks(self, layout: Layout) -> Ruin:
+    def _of_slow_ranks(self, layout: Layout) -> DestroyStep:
         """Items of the slowest ranks by each part, and of one more rank."""
         ranks = {*layout.parts_ms().argmax(axis=1).tolist(), int(self.rng.integers(layout.num_ranks))}
-        held = HeldShards.of(self.ground.flat, layout.chosen)
+        held = HeldShards.of(self.context.flat, layout.chosen)
         items = np.concatenate([held.item_X[held.on(rank)] for rank in sorted(ranks)])
-        return Ruin(items=self._some(np.unique(items).tolist()))
+        return DestroyStep(items=self._some(np.unique(items).tolist()))
 
-    def _at_random(self, _layout: Layout) -> Ruin:
+    def _at_random(self, _layout: Layout) -> DestroyStep:
         """Any items."""
-        return Ruin(items=self._some(range(len(self.ground.space.items))))
+        return DestroyStep(items=self._some(range(len(self.context.space.items))))
 
 
 def _by_regret(grown_ms: Sequence[float]) -> float:

@@ -13,16 +13,16 @@ from functools import partial
 from itertools import chain
 from typing import Protocol
 
-from autoshard.planners.hybrid.compiled.linear import Effort, Mode
-from autoshard.planners.hybrid.descent import LEAST_GAIN, Descent, Ground, Start
+from autoshard.planners.hybrid.compiled.linear import LinearEffort, Mode
+from autoshard.planners.hybrid.descent import LEAST_GAIN, Descent, SearchContext, Start
+from autoshard.planners.hybrid.large_neighbourhood import LargeNeighbourhoodSearch
 from autoshard.planners.hybrid.layout import Choice, Layout
-from autoshard.planners.hybrid.ruin import Rebuilding
 from autoshard.planners.hybrid.starts import FEW_TIERS
 from autoshard.planners.space.options import ShardingType
 from autoshard.planners.space.planner_space import BoolArray
 
 
-class Racer(Protocol):
+class HalvingCandidate(Protocol):
     """A descent in the race."""
 
     @property
@@ -41,7 +41,7 @@ class Racer(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class SearchRules:
     """Of a race.
 
     Attributes:
@@ -54,9 +54,9 @@ class Rules:
 
 
 #: Of descents that price every change, and of bursts, which do as much at once as dozens of such steps.
-_EXACT, _COMPILED = Rules(first_steps=4, reduction=2), Rules(first_steps=2, reduction=3)
+_EXACT, _COMPILED = SearchRules(first_steps=4, reduction=2), SearchRules(first_steps=2, reduction=3)
 #: What the first bursts do, and what each of the next does.
-_FIRST, _NEXT = (Effort(mode=Mode.DESCEND), Effort(mode=Mode.LAUNCH_BY_LAUNCH)), Effort()
+_FIRST, _NEXT = (LinearEffort(mode=Mode.DESCEND), LinearEffort(mode=Mode.LAUNCH_BY_LAUNCH)), LinearEffort()
 #: First bursts that keep to some options; and of those that come first in the race, which take a tenth of the time.
 _WITHIN, _LONG_WITHIN = 2, 6
 #: Sharding types that bursts from the first few starts keep to before any others are made, and these starts.
@@ -72,19 +72,19 @@ _LARGE_TASK = 10_000
 _HEAT = 0.002
 #: Starts that bursts are made from also within fewer tiers, and these tiers.
 _NUM_WITHIN_TIERS = 4
-#: Bursts between two steps that price every change.
+#: Bursts of moves between two steps that price every change.
 _BETWEEN_EXACT = 8
-#: Bursts without a better layout before the first detour, most before a later one, and a detour's bursts over those.
+#: Bursts without a better layout before the first detour, most before a later one, and those of a detour over them.
 _PATIENCE, _MOST_PATIENCE, _DETOUR = 32, 256, 2
 
 
-class Bursts:
+class LinearizedSearch:
     """A layout that the compiled search improves, and the best one met.
 
     A burst takes what shards add as linear; its layout is priced as it is before the next begins there.
 
     Args:
-        ground: What descents share; it has a compiled search.
+        context: What descents share; it has a compiled search.
         layout: Where it begins; left as it is.
         within_O: Options that the first bursts may take.
         num_within: These bursts.
@@ -99,18 +99,18 @@ class Bursts:
 
     def __init__(
         self,
-        ground: Ground,
+        context: SearchContext,
         layout: Layout,
         within_O: BoolArray,
         *,
         num_within: int = _WITHIN,
         is_fresh: bool = True,
     ) -> None:
-        self.ground, self.layout = ground, layout
+        self.context, self.layout = context, layout
         self._within_O, self._num_within = within_O, num_within
         self.best, self.best_ms = layout, layout.step_ms()
         self._layout_ms, self._num_bursts = self.best_ms, 0 if is_fresh else len(_FIRST)
-        ground.meet(self.best_ms, layout.chosen)
+        context.meet(self.best_ms, layout.chosen)
 
     def best_layout(self) -> Layout:
         """The best layout met."""
@@ -118,23 +118,23 @@ class Bursts:
 
     def step(self) -> None:
         """One burst, from the layout where the last one ended that was good enough."""
-        ground = self.ground
-        assert ground.linear is not None, "it is compiled"
-        ground.count_step(self.layout)
-        found = ground.linear.improved(
+        context = self.context
+        assert context.linear is not None, "it is compiled"
+        context.count_step(self.layout)
+        found = context.linear.improved(
             self.layout,
             _FIRST[self._num_bursts] if self._num_bursts < len(_FIRST) else _NEXT,
-            may_O=self._within_O if self._num_bursts < self._num_within else ground.options_beside(self.layout),
-            seed=int(ground.rng.integers(2**62)),
-            deadline_s=ground.deadline_s,
+            may_O=self._within_O if self._num_bursts < self._num_within else context.options_beside(self.layout),
+            seed=int(context.rng.integers(2**62)),
+            deadline_s=context.deadline_s,
         )
-        heat = _HEAT * ground.rng.random() if self._num_bursts >= len(_FIRST) else 0.0
+        heat = _HEAT * context.rng.random() if self._num_bursts >= len(_FIRST) else 0.0
         self._num_bursts += 1
         found_ms = found.step_ms()
         if found.fits() and found_ms < self._layout_ms * (1 + heat):
             self._go_on(found, found_ms)
 
-    def meet(self, exact: Racer) -> None:
+    def meet(self, exact: HalvingCandidate) -> None:
         """Goes on from the best layout of another descent, if it is better."""
         if exact.best_ms < self.best_ms * (1 - LEAST_GAIN):
             self._go_on(exact.best_layout(), exact.best_ms)
@@ -143,11 +143,11 @@ class Bursts:
         self.layout, self._layout_ms = layout, step_ms
         if step_ms < self.best_ms * (1 - LEAST_GAIN):
             self.best, self.best_ms = layout, step_ms
-            self.ground.meet(step_ms, layout.chosen)
+            self.context.meet(step_ms, layout.chosen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Improved:
+class SearchOutcome:
     """What the search found.
 
     Attributes:
@@ -165,7 +165,7 @@ class Improved:
     trail: tuple[Sequence[Choice | None], ...]
 
 
-def improve(starts: Sequence[Start], *, seed: int, deadline_s: float, max_steps: int | None = None) -> Improved:
+def improve(starts: Sequence[Start], *, seed: int, deadline_s: float, max_steps: int | None = None) -> SearchOutcome:
     """Makes the step of the best of some starts shorter until the time or the steps are over.
 
     The first steps are the same however many there are, so that more of them never end with a longer step.
@@ -176,79 +176,81 @@ def improve(starts: Sequence[Start], *, seed: int, deadline_s: float, max_steps:
         deadline_s: When to end, by `time.perf_counter`.
         max_steps: Most steps; None for as many as there is time for.
     """
-    ground = Ground(starts[0].layout.space, starts[0].layout.limits, starts[0].layout, seed, deadline_s)
+    context = SearchContext(starts[0].layout.space, starts[0].layout.limits, starts[0].layout, seed, deadline_s)
     most = math.inf if max_steps is None else max_steps
 
     def is_over() -> bool:
-        return ground.num_steps >= most or time.perf_counter() >= deadline_s
+        return context.num_steps >= most or time.perf_counter() >= deadline_s
 
-    if ground.linear is None:
-        found: Racer = _raced((Descent(ground, one.layout, tiers=one.tiers) for one in starts), _EXACT, is_over)
+    if context.linear is None:
+        found: HalvingCandidate = _raced(
+            (Descent(context, one.layout, tiers=one.tiers) for one in starts), _EXACT, is_over
+        )
     else:
-        found = _raced(_bursts(ground, starts), _COMPILED, is_over)
+        found = _raced(_bursts(context, starts), _COMPILED, is_over)
     best, best_ms = found.best_layout(), found.best_ms
     if not is_over():
-        go_on = _rebuilt if ground.linear is None else partial(_burst, starts)
-        best, best_ms = go_on(ground, best, is_over)
-    stopped = "steps" if ground.num_steps >= most else "time"
-    return Improved(
-        layout=best, step_ms=best_ms, num_steps=ground.num_steps, stopped=stopped, trail=tuple(ground.trail)
+        go_on = _rebuilt if context.linear is None else partial(_burst, starts)
+        best, best_ms = go_on(context, best, is_over)
+    stopped = "steps" if context.num_steps >= most else "time"
+    return SearchOutcome(
+        layout=best, step_ms=best_ms, num_steps=context.num_steps, stopped=stopped, trail=tuple(context.trail)
     )
 
 
-def _rebuilt(ground: Ground, layout: Layout, is_over: Callable[[], bool]) -> tuple[Layout, float]:
+def _rebuilt(context: SearchContext, layout: Layout, is_over: Callable[[], bool]) -> tuple[Layout, float]:
     """Ruins and recreates a layout until the end; the best one and its step."""
-    rebuilding = Rebuilding(ground, layout)
+    rebuilding = LargeNeighbourhoodSearch(context, layout)
     while not is_over():
         rebuilding.round(is_over)
     return rebuilding.best, rebuilding.best_ms
 
 
-def _bursts(ground: Ground, starts: Sequence[Start]) -> Iterator[Bursts]:
+def _bursts(context: SearchContext, starts: Sequence[Start]) -> Iterator[LinearizedSearch]:
     """Racers of all starts, and before and after them some of the first few within fewer types or tiers for a while."""
-    is_large = len(ground.space.items) * ground.space.topology.world_size > _LARGE_TASK
+    is_large = len(context.space.items) * context.space.topology.world_size > _LARGE_TASK
     for names in () if is_large else _FEW_TYPES:
-        within_O = ground.options_of(names)
+        within_O = context.options_of(names)
         for start in starts[:_NUM_WITHIN_TYPES]:
-            yield Bursts(ground, start.layout, within_O, num_within=_LONG_WITHIN)
+            yield LinearizedSearch(context, start.layout, within_O, num_within=_LONG_WITHIN)
     for start in starts:
-        yield Bursts(ground, start.layout, ground.open_options(start.tiers))
+        yield LinearizedSearch(context, start.layout, context.open_options(start.tiers))
     for tiers in FEW_TIERS:
         for start in starts[:_NUM_WITHIN_TIERS]:
             if start.tiers is None:
-                yield Bursts(ground, start.layout, ground.open_options(tiers))
+                yield LinearizedSearch(context, start.layout, context.open_options(tiers))
 
 
 def _burst(
-    starts: Sequence[Start], ground: Ground, layout: Layout, is_over: Callable[[], bool]
+    starts: Sequence[Start], context: SearchContext, layout: Layout, is_over: Callable[[], bool]
 ) -> tuple[Layout, float]:
     """Goes on with bursts from a layout until the end, and with steps that price every change from the best one.
 
     Where they find nothing better for a while, they make a detour: from any start, at first with some sharding types
     alone. Searches of fewer types end in other places, from which some go on to a shorter step.
     """
-    bursts = Bursts(ground, layout, ground.open_options(), is_fresh=False)
-    exact = Descent(ground, layout)
+    bursts = LinearizedSearch(context, layout, context.open_options(), is_fresh=False)
+    exact = Descent(context, layout)
     num_idle, patience = 0, _PATIENCE
     while not is_over():
         before_ms = bursts.best_ms
         _go(bursts, _BETWEEN_EXACT, is_over)
         if bursts.best_ms < exact.best_ms:
-            exact = Descent(ground, bursts.best)
+            exact = Descent(context, bursts.best)
         if not exact.is_done and not is_over():
             exact.step()
             bursts.meet(exact)
         num_idle = 0 if bursts.best_ms < before_ms else num_idle + _BETWEEN_EXACT
         if num_idle >= patience:
-            start = starts[int(ground.rng.integers(len(starts)))]
-            detour = Bursts(ground, start.layout, ground.options_of_some_types(), num_within=patience)
+            start = starts[int(context.rng.integers(len(starts)))]
+            detour = LinearizedSearch(context, start.layout, context.options_of_some_types(), num_within=patience)
             _go(detour, _DETOUR * patience, is_over)
             bursts.meet(detour)
             num_idle, patience = 0, min(2 * patience, _MOST_PATIENCE)
     return bursts.best, bursts.best_ms
 
 
-def _go(bursts: Bursts, num: int, is_over: Callable[[], bool]) -> None:
+def _go(bursts: LinearizedSearch, num: int, is_over: Callable[[], bool]) -> None:
     """Makes some bursts."""
     for _ in range(num):
         if is_over():
@@ -256,14 +258,14 @@ def _go(bursts: Bursts, num: int, is_over: Callable[[], bool]) -> None:
         bursts.step()
 
 
-def _raced(racers: Iterator[Racer], rules: Rules, is_over: Callable[[], bool]) -> Racer:
+def _raced(racers: Iterator[HalvingCandidate], rules: SearchRules, is_over: Callable[[], bool]) -> HalvingCandidate:
     """The best of some racers, of which the better ones go on each time, further than before.
 
     Source:
         Li et al., A System for Massively Parallel Hyperparameter Tuning (MLSys 2020), Sec. 3.2: a racer goes on as
         soon as it is among the better ones of those that came as far, so that no step depends on the time there is.
     """
-    rungs: list[list[Racer]] = []
+    rungs: list[list[HalvingCandidate]] = []
     first = next(racers)
     waiting = chain([first], racers)
     while not is_over():
@@ -280,7 +282,9 @@ def _raced(racers: Iterator[Racer], rules: Rules, is_over: Callable[[], bool]) -
     return min(rungs[0], key=lambda one: one.best_ms) if rungs else first
 
 
-def _next(rungs: Sequence[Sequence[Racer]], waiting: Iterator[Racer], reduction: int) -> tuple[int, Racer | None]:
+def _next(
+    rungs: Sequence[Sequence[HalvingCandidate]], waiting: Iterator[HalvingCandidate], reduction: int
+) -> tuple[int, HalvingCandidate | None]:
     """The racer that goes on to the highest rung, else the next one; None at the end of the race."""
     for rung in reversed(range(len(rungs))):
         better = sorted(rungs[rung], key=lambda one: one.best_ms)[: len(rungs[rung]) // reduction]

@@ -129,7 +129,7 @@ def ragged(lengths_Y: IndexArray) -> tuple[IndexArray, IndexArray, IndexArray]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rates:
+class CostGradient:
     """Milliseconds that a shard of each kind adds.
 
     Attributes:
@@ -143,7 +143,7 @@ class Rates:
     sync_V: MsArray
 
     @classmethod
-    def of(cls, space: PlannerSpace, layout: Layout | None = None) -> Rates:
+    def of(cls, space: PlannerSpace, layout: Layout | None = None) -> CostGradient:
         """Around a layout, or around nothing at all."""
         if layout is None:
             mean_C, codes_H = space.kinds.moved_VC[:1].mean(axis=0), np.zeros(space.kinds.codes_VH.shape[1])

@@ -13,8 +13,8 @@ import numpy as np
 
 from autoshard.core import Tier, Topology
 from autoshard.core.costs import MsArray
+from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions, ragged
 from autoshard.planners.hybrid.held import HeldShards
-from autoshard.planners.hybrid.rates import FlatOptions, Rates, ragged
 from autoshard.planners.space.kinds import FloatArray
 from autoshard.planners.space.planner_space import BoolArray, IndexArray
 from autoshard.planners.space.step_cost import PARTS
@@ -25,7 +25,7 @@ _NUM_RANKS, _NUM_NODES = 12, 4
 _MOST_SHARE = 100.0
 
 
-class Growth:
+class CostGrowth:
     """The norms of a layout's parts, each a root of the mean over ranks of powers.
 
     Args:
@@ -76,8 +76,8 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Estimates:
-    """Estimates for one layout, from rates that are linear; memory is left out.
+class MoveScorer:
+    """MoveScorer for one layout, from rates that are linear; memory is left out.
 
     Attributes:
         flat: All options.
@@ -88,8 +88,8 @@ class Estimates:
     """
 
     flat: FlatOptions
-    rates: Rates
-    growth: Growth
+    rates: CostGradient
+    growth: CostGrowth
     held: HeldShards
     topology: Topology
 
