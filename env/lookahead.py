@@ -78,11 +78,11 @@ class Lookahead:
         self._reserved_PR = np.zeros((num_tasks, stack.num_ranks), dtype=np.int64)
         for index, task in enumerate(stack.tasks):
             root_N = task.parts.root_N
-            self._plan_PM[index, root_N] = task.witness_N
+            self._plan_PM[index, root_N] = task.feasible_N
             self._is_pending_PM[index, root_N] = True
             bound_N = stack.is_bound_F[stack.offset_P[index] + root_N]
             parts = stack.offset_P[index] + root_N[bound_N]
-            self._reserved_PR[index] = self._taken(parts, task.witness_N[bound_N]).sum(axis=0)
+            self._reserved_PR[index] = self._taken(parts, task.feasible_N[bound_N]).sum(axis=0)
         bytes_P = np.where(stack.is_bound_F, 0, stack.bytes_F)[stack.first_P]
         largest_P1 = np.maximum(bytes_P, stack.largest_F[stack.first_P])[:, None]
         free_PR = stack.capacity_PR - self._reserved_PR

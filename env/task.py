@@ -16,11 +16,11 @@ from autoshard.core import CostModels
 from autoshard.core.errors import InvalidOptionError
 from autoshard.planners.space.placement import PlacementProblem, RankArray, rank_sums
 from autoshard.planners.space.step_cost import StepCost, StepSums
+from env.feasible_placement import feasible_placement
 from env.observation import choice_kinds
 from env.parts import Parts
 from env.reward import Objective
 from env.splits import SplitBy, most_splits
-from env.witness import find_witness
 
 #: Kernel time in milliseconds of every rank (shape (R,)) once item n lies on rank `ranks_N[n]`.
 RewardMs = Callable[[PlacementProblem, RankArray], NDArray[np.float64]]
@@ -37,7 +37,7 @@ class PlacementTask:
         split_by: What splits cut.
         order_N: Items in the order in which they come up: falling price, then as listed.
         parts: The items and the parts that they may be split into.
-        witness_N: A placement of the items within the memory limits, whatever it costs.
+        feasible_N: A placement of the items within the memory limits, whatever it costs.
         even_ms: Unit of kernel times: the price of a rank that holds an even share of all codes.
         item_scale: Unit of the codes of single items: their root mean square.
         rank_scale: Unit of the codes of ranks: the root mean square of an even share's.
@@ -51,7 +51,7 @@ class PlacementTask:
     split_by: SplitBy
     order_N: RankArray
     parts: Parts
-    witness_N: RankArray
+    feasible_N: RankArray
     even_ms: float
     item_scale: float
     rank_scale: float
@@ -95,7 +95,7 @@ class PlacementTask:
             split_by=split_by,
             order_N=order_N,
             parts=parts,
-            witness_N=find_witness(problem),
+            feasible_N=feasible_placement(problem),
             even_ms=even_ms,
             item_scale=_positive(_root_mean_square(problem.codes_NH)),
             rank_scale=_positive(_root_mean_square(share_H)),

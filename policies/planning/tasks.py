@@ -30,8 +30,8 @@ from autoshard.planners.oper.partition import equal_row_ranges
 from autoshard.planners.space.options import UnplacedShard
 from autoshard.planners.space.placement import PlacementProblem
 from env import Objective, PlacementTask, SplitBy
+from env.feasible_placement import feasible_placement
 from env.splits import HOT_SHARES
-from env.witness import find_witness
 from policies.choices import Items
 
 #: Seeds of tasks start here, far above those that people choose for their own draws from the same pool.
@@ -185,7 +185,7 @@ def _filled(problem: PlacementProblem, memory_fill: float) -> PlacementProblem:
         topology = replace(problem.topology, memory_bytes=MemoryBytes(hbm=hbm_bytes))
         filled = replace(problem, topology=topology, capacity_R=np.full(problem.num_ranks, hbm_bytes, dtype=np.int64))
         try:
-            find_witness(filled)
+            feasible_placement(filled)
         except InfeasiblePlanError:
             hbm_bytes = math.ceil(_MORE_MEMORY * hbm_bytes)
         else:

@@ -83,7 +83,7 @@ def _repaired(task: PlacementTask, ranks_N: RankArray) -> RankArray:
         return repair(task.problem, ranks_N, 0)
     except InfeasiblePlanError:
         # Nothing near enough was found, but the task is known to have a placement.
-        return task.witness_N
+        return task.feasible_N
 
 
 def score_placements(problems: Sequence[PlacementProblem], placements: Sequence[RankArray]) -> PlacementScore:

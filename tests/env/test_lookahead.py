@@ -24,7 +24,7 @@ from autoshard.core.errors import InfeasiblePlanError
 from autoshard.planners.space.placement import PlacementProblem
 from autoshard.validator import validate_plan
 from env import PlacementBatch, PlacementEnv, PlacementTask, SplitBy
-from env.witness import find_witness
+from env.feasible_placement import feasible_placement
 
 ROW_BYTES = 16 * 4 + 4
 TIERS = (Tier.DATA_PARALLEL, Tier.FLEX, Tier.ROW_WISE)
@@ -109,7 +109,7 @@ def test_an_episode_that_keeps_to_the_mask_ends_within_the_limits(make_sized, ta
         [size for size, _ in placed], capacities, allowed=allowed, tiers=tiers, pooling_factors=pooling_factors
     )
     try:
-        find_witness(problem)
+        feasible_placement(problem)
     except InfeasiblePlanError:
         # There is a placement, but finding it may take a search that nobody would wait for.
         with pytest.raises(InfeasiblePlanError, match="bytes"):
@@ -133,7 +133,7 @@ def test_nearly_all_of_these_tasks_are_played(make_sized):
         held = [rng.integers(1, 400, 4).tolist() for _ in range(4)]
         capacities = [int(sum(rows) * 1.02) for rows in held]
         problem = make_sized([size for rows in held for size in rows], capacities)
-        num_found += problem.is_feasible(find_witness(problem))
+        num_found += problem.is_feasible(feasible_placement(problem))
     assert num_found == 50
 
 
@@ -164,7 +164,7 @@ def test_a_table_that_fits_on_no_rank_is_shared(make_sized):
 def test_the_largest_are_shared_where_the_rest_does_not_fit_else(make_sized):
     # 60 + 60 + 60 on two ranks of 95: only if one of them is split over both.
     problem = make_sized([60, 60, 60], [95, 95], tiers=(Tier.ROW_WISE,))
-    assert sorted(find_witness(problem).tolist()) == [0, 1, 2]
+    assert sorted(feasible_placement(problem).tolist()) == [0, 1, 2]
     assert play(problem, 0)[1]["is_feasible"]
 
 

@@ -15,7 +15,7 @@ from autoshard.planners.space.feasibility import filled, repair
 from autoshard.planners.space.placement import PlacementProblem, RankArray
 
 
-def find_witness(problem: PlacementProblem) -> RankArray:
+def feasible_placement(problem: PlacementProblem) -> RankArray:
     """A placement within the memory limits, whatever it costs; shape (N,).
 
     Items go to ranks. Those that fit on none of them are shared by all ranks, in the tier that takes least memory;
