@@ -22,7 +22,7 @@ from autoshard.runtime.batch import BatchOfIds, Embedded, KeyedEmbeddings, Keyed
 from autoshard.runtime.engine.groups import CLOSED, release_world
 from autoshard.runtime.engine.ids.addresses import RowOrderMap
 from autoshard.runtime.engine.ids.prefetch import Prefetched, Prefetcher
-from autoshard.runtime.engine.ids.requests import Distributed, InputExchange
+from autoshard.runtime.engine.ids.requests import DistributedBatch, InputExchange
 from autoshard.runtime.engine.rows.averaging import RowStates, average
 from autoshard.runtime.engine.rows.fused import FusedSettings, kernel_output
 from autoshard.runtime.engine.rows.places import initialise_held
@@ -160,7 +160,7 @@ class ShardedEmbeddings(torch.nn.Module):
         )
 
     def forward(
-        self, ids: BatchOfIds | KeyedJagged | InputError | Distributed | Prefetched
+        self, ids: BatchOfIds | KeyedJagged | InputError | DistributedBatch | Prefetched
     ) -> Embedded | KeyedEmbeddings:
         """Embeddings of the local batch.
 
@@ -182,11 +182,11 @@ class ShardedEmbeddings(torch.nn.Module):
         """
         return self.start(ids).wait()
 
-    def start(self, ids: BatchOfIds | KeyedJagged | InputError | Distributed | Prefetched) -> StartedLookup:
+    def start(self, ids: BatchOfIds | KeyedJagged | InputError | DistributedBatch | Prefetched) -> StartedLookup:
         """Looks up a batch and sends its embeddings on their way; as `forward`, which waits for them."""
         keyed: BatchOfIds | None = None
         self._follow_learning_rate()
-        if isinstance(ids, Distributed):
+        if isinstance(ids, DistributedBatch):
             distributed = ids
         elif isinstance(ids, Prefetched):
             distributed, keyed = ids.wait(), ids.keyed
@@ -200,7 +200,7 @@ class ShardedEmbeddings(torch.nn.Module):
         sequences = [self.feature_names[feature] for feature in self.output_exchange.reading.sequences]
         return StartedLookup(exchange, sequences, keyed, self.owners.tables)
 
-    def distribute(self, ids: BatchOfIds | KeyedJagged | InputError) -> Distributed:
+    def distribute(self, ids: BatchOfIds | KeyedJagged | InputError) -> DistributedBatch:
         """Sends the ids of a batch to where their rows are, ahead of their lookup if that is wanted.
 
         Raises:

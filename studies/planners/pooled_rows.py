@@ -30,9 +30,9 @@ from autoshard.core import (
 )
 from autoshard.evaluation.pooling import pooling_ms
 from autoshard.runtime.engine.ids.messages import Jagged, Request
-from autoshard.runtime.engine.ids.requests import Distributed, RowLookups
+from autoshard.runtime.engine.ids.requests import DistributedBatch, RowLookups
 from autoshard.runtime.engine.rows.replicas import NO_LOOKUPS
-from autoshard.runtime.engine.vectors.assembly import Assembly, Came
+from autoshard.runtime.engine.vectors.assembly import Assembly, ReceivedVectors
 from autoshard.runtime.engine.vectors.reading import Reading, RowFeature, RowKernel
 from autoshard.runtime.ownership import ownership_of
 from autoshard.table import Table
@@ -152,13 +152,15 @@ def _reading(key: tuple[object, ...], dim: int) -> Reading:
     )
 
 
-def _batch(num_bags: int, per_bag: int, dim: int, key: tuple[object, ...]) -> tuple[Distributed, list[Came]]:
+def _batch(
+    num_bags: int, per_bag: int, dim: int, key: tuple[object, ...]
+) -> tuple[DistributedBatch, list[ReceivedVectors]]:
     """A batch whose lookups are of owners at random, and the rows that these send."""
     num_lookups = num_bags * per_bag
     owner_L = torch.randint(_OWNERS, (num_lookups,), generator=torch.Generator().manual_seed(0))
     counts = torch.bincount(owner_L, minlength=_OWNERS).tolist()
     nothing = torch.empty(0, dtype=torch.int64)
-    batch = Distributed(
+    batch = DistributedBatch(
         batch_size=num_bags,
         num_samples=num_bags,
         lengths_FB=torch.full((1, num_bags), per_bag, dtype=torch.int32),
@@ -173,7 +175,7 @@ def _batch(num_bags: int, per_bag: int, dim: int, key: tuple[object, ...]) -> tu
         ),
         bucketized=None,
     )
-    return batch, [Came(torch.empty(num_bags, 0), {key: torch.randn(count, dim)}) for count in counts]
+    return batch, [ReceivedVectors(torch.empty(num_bags, 0), {key: torch.randn(count, dim)}) for count in counts]
 
 
 def _median_ms(run: Callable[[], object], runs: int) -> float:

@@ -1,7 +1,15 @@
 import pytest
 import torch
 
-from autoshard.runtime.engine.ids.messages import Flag, Message, Received, Rooms, header_size, message_size, packed
+from autoshard.runtime.engine.ids.messages import (
+    BufferSizes,
+    Flag,
+    Message,
+    Received,
+    header_size,
+    message_size,
+    packed,
+)
 
 LENGTHS = torch.tensor([2, 0, 1], dtype=torch.int32)
 
@@ -33,7 +41,7 @@ def test_ids_come_with_the_lengths_or_after_them(room, dtype, first):
 
 
 def test_both_ends_of_a_message_know_its_room():
-    here, there = Rooms(2), Rooms(2)
+    here, there = BufferSizes(2), BufferSizes(2)
     for num_ids in [100, 90, 400, 0, 0, 30]:
         here.adapt([5, num_ids], [5, 70])
         there.adapt([70, 1], [num_ids, 1])
@@ -43,7 +51,7 @@ def test_both_ends_of_a_message_know_its_room():
 
 
 def test_rooms_grow_at_once_and_shrink_slowly():
-    rooms = Rooms(1)
+    rooms = BufferSizes(1)
     assert rooms.flag([message(1, 2, 3, 4, 5)]) is Flag.MORE
     rooms.adapt([5], [5])
     assert rooms.flag([message(1, 2, 3, 4, 5)]) is Flag.WHOLE

@@ -128,7 +128,7 @@ class Received:
         self.ids_L = room_L[: self.num_ids]
 
 
-class Rooms:
+class BufferSizes:
     """How many ids messages have room for, between this process and each other one.
 
     Both ends of a message know how many ids the earlier ones held, and from that alone its room: somewhat more than
@@ -184,7 +184,7 @@ def packed(messages: Sequence[Message], rooms: Sequence[int], flag: Flag) -> tup
     return torch.cat(pieces), sizes
 
 
-class Wire:
+class OrderedRows:
     """Jagged rows in the order in which they travel: owner by owner, sums before rows; and last those read here.
 
     Args:

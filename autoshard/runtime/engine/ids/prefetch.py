@@ -15,7 +15,7 @@ import torch
 from autoshard.core.errors import InputError
 from autoshard.core.step import StepCollective
 from autoshard.runtime.batch import BatchOfIds
-from autoshard.runtime.engine.ids.requests import Distributed, InputExchange
+from autoshard.runtime.engine.ids.requests import DistributedBatch, InputExchange
 from autoshard.runtime.engine.ids.turns import AT_ONCE, Turn
 from autoshard.runtime.timing import Part, Span, StepTimer
 
@@ -24,7 +24,7 @@ from autoshard.runtime.timing import Part, Span, StepTimer
 class _Arrived:
     """A batch whose ids have come, how long they took, and the point in a GPU's stream where they are there."""
 
-    distributed: Distributed
+    distributed: DistributedBatch
     took: Span
     event: torch.cuda.Event | None
 
@@ -68,7 +68,7 @@ class Prefetched:
             self._arrived.set_exception(error)
             self.turn.fail()
 
-    def wait(self) -> Distributed:
+    def wait(self) -> DistributedBatch:
         """The batch where it is looked up.
 
         Raises:
@@ -84,13 +84,13 @@ class Prefetched:
             self._timer.count(StepCollective.INPUT, arrived.took, Span(waiting, self._timer.mark()))
         return distributed
 
-    def arrived(self) -> Distributed | None:
+    def arrived(self) -> DistributedBatch | None:
         """The same for the current stream; None while it is under way, or where `wait` raises an error."""
         if not self._arrived.done() or self._arrived.exception() is not None:
             return None
         return self._on_stream(self._arrived.result())
 
-    def _on_stream(self, arrived: _Arrived) -> Distributed:
+    def _on_stream(self, arrived: _Arrived) -> DistributedBatch:
         if arrived.event is not None:
             arrived.event.wait()
             for tensor in _tensors(arrived.distributed):

@@ -28,13 +28,13 @@ from autoshard.runtime.engine.ids.distinct import Distinct
 from autoshard.runtime.engine.ids.faults import fault_of_all
 from autoshard.runtime.engine.ids.hits import HitExchange, HitRows
 from autoshard.runtime.engine.ids.messages import (
+    BufferSizes,
     Flag,
     Jagged,
     Message,
+    OrderedRows,
     Received,
     Request,
-    Rooms,
-    Wire,
     header_size,
     id_dtype,
     message_size,
@@ -64,7 +64,7 @@ class RowLookups:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Distributed:
+class DistributedBatch:
     """A batch whose ids are where they are looked up.
 
     Attributes:
@@ -152,7 +152,7 @@ class InputExchange:
         self._once = self._asked_once(device)
         self._num_slots = [(len(sums), [len(of) for of in rows]) for sums, rows in by_owner]
         self._hits = HitExchange(ownership, reader, device)
-        self._rooms = Rooms(self._num_processes)
+        self._rooms = BufferSizes(self._num_processes)
         #: Bytes of rows of replicas that this process has told the others that it hits.
         self.hit_bytes = 0
         #: Bytes of lengths and ids that this process has sent to each process.
@@ -161,7 +161,7 @@ class InputExchange:
     def over(self, groups: JoinedGroups) -> InputExchange:
         """The same exchange over other process groups of the same processes, with counters and rooms of its own."""
         twin = copy(self)
-        twin._group, twin._peers, twin._rooms = groups.own, groups.peers, Rooms(self._num_processes)
+        twin._group, twin._peers, twin._rooms = groups.own, groups.peers, BufferSizes(self._num_processes)
         twin.hit_bytes, twin.sent_bytes = 0, {stream: [0.0] * self._num_processes for stream in self.sent_bytes}
         return twin
 
@@ -182,7 +182,7 @@ class InputExchange:
         bucket = self.addresses.destinations[number].index((owner, holding))
         return self._num_features + bucket * len(self.cut_index) + number
 
-    def __call__(self, batch: BatchOfIds | InputError, turn: Turn = AT_ONCE) -> Distributed:
+    def __call__(self, batch: BatchOfIds | InputError, turn: Turn = AT_ONCE) -> DistributedBatch:
         """Exchanges one batch; every process calls it.
 
         Args:
@@ -200,13 +200,13 @@ class InputExchange:
         if batch.batch_size < self._batch_size:
             lengths_FB = pad(lengths_FB, (0, self._batch_size - batch.batch_size))
         bucketized, sources = self._sources_of(lengths_FB, ids_L, counts_F)
-        wire = Wire(*self._wire_order(*sources), self._num_slots)
+        wire = OrderedRows(*self._wire_order(*sources), self._num_slots)
         rows = None
         if self._rows_order is not None:
             rows = self._row_lookups(wire, self._rows_order, sources, lengths_FB, bucketized, counts_F)
         requests = [wire.request(owner) for owner in range(self._num_processes + 1)]
         served, hits = self._exchanged(wire, self._hits.of(requests), fault, turn)
-        return Distributed(
+        return DistributedBatch(
             batch_size=self._batch_size,
             num_samples=batch.batch_size,
             lengths_FB=lengths_FB,
@@ -281,7 +281,7 @@ class InputExchange:
 
     def _row_lookups(
         self,
-        wire: Wire,
+        wire: OrderedRows,
         order: _Order,
         sources: JaggedRows,
         lengths_FB: torch.Tensor,
@@ -324,7 +324,7 @@ class InputExchange:
         return distinct, _arrivals(distinct, inverse, self._device)
 
     def _exchanged(
-        self, wire: Wire, hits: Sequence[Sequence[torch.Tensor]], fault: InputError | None, turn: Turn
+        self, wire: OrderedRows, hits: Sequence[Sequence[torch.Tensor]], fault: InputError | None, turn: Turn
     ) -> tuple[tuple[Request, ...], tuple[HitRows, ...]]:
         """Sends lengths and ids; what all processes ask this one for, and rows of its replicas that they hit."""
         messages = [wire.message(owner, hits[owner], self._id_dtype) for owner in range(self._num_processes)]

@@ -15,14 +15,14 @@ import torch
 from autoshard.core import Exchange, MemoryPlacement
 from autoshard.runtime.engine.holdings import Holding, Ownership
 from autoshard.runtime.engine.ids.prefetch import Prefetched
-from autoshard.runtime.engine.ids.requests import Distributed
+from autoshard.runtime.engine.ids.requests import DistributedBatch
 from autoshard.runtime.engine.rows.averaging import RowStates
 from autoshard.runtime.engine.rows.fused import FusedKernel, FusedSettings
 from autoshard.runtime.timing import Part, StepTimer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Looked:
+class LookupOutput:
     """Embeddings that a process has looked up for itself and the others, with kernels that update their own tables.
 
     Attributes:
@@ -84,7 +84,7 @@ class FusedKernels:
         self._num_sums = sum(one.num_features for one in self._sums)
         self._asked = [ownership.asked(other, process).rows for other in range(ownership.num_processes)]
         self.fills_ahead = any(one.fills_ahead for one in self._kernels)
-        self._filled: Distributed | None = None
+        self._filled: DistributedBatch | None = None
         #: Where caches are filled, beside the stream that trains.
         self._beside: torch.cuda.Stream | None = None
         if self.fills_ahead and device.type == "cuda":
@@ -165,7 +165,7 @@ class FusedKernels:
                     kernel.fill(ids_L, lengths_FG, here)
         self._filled = batch
 
-    def _follow_fill(self, batch: Distributed | None) -> None:
+    def _follow_fill(self, batch: DistributedBatch | None) -> None:
         """Before a lookup: what caches were filled for is this batch, which is trained on, or is forgotten."""
         if self._filled is not None and (self._filled is not batch or not torch.is_grad_enabled()):
             for kernel in self._kernels:
@@ -173,7 +173,7 @@ class FusedKernels:
                     kernel.forget_fill()
         self._filled = None
 
-    def look_up(self, batch: Distributed) -> Looked:
+    def look_up(self, batch: DistributedBatch) -> LookupOutput:
         """Looks up what all processes ask for."""
         self._follow_fill(batch)
         sums = [self._timed(one.kernel.sums, *of) for one, of in zip(self._sums, self._sum_inputs(batch), strict=True)]
@@ -181,10 +181,10 @@ class FusedKernels:
         if not sums and not rows:  # nothing here; the empty output still has to be in the graph of every process
             num_samples = batch.batch_size * len(batch.served)
             nothing = torch.zeros(num_samples, 0, dtype=torch.float32, device=self._device, requires_grad=True)
-            return Looked(nothing, ())
-        return Looked(torch.cat(sums, dim=1) if len(sums) > 1 else sums[0] if sums else None, tuple(rows))
+            return LookupOutput(nothing, ())
+        return LookupOutput(torch.cat(sums, dim=1) if len(sums) > 1 else sums[0] if sums else None, tuple(rows))
 
-    def _sum_inputs(self, batch: Distributed) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _sum_inputs(self, batch: DistributedBatch) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Ids and bag lengths, (F, G), of every kernel that gives out sums."""
         if not self._sums:
             return []
@@ -204,7 +204,7 @@ class FusedKernels:
             first, start = last, stop
         return inputs
 
-    def _row_ids(self, batch: Distributed, rows: _Rows) -> torch.Tensor:
+    def _row_ids(self, batch: DistributedBatch, rows: _Rows) -> torch.Tensor:
         """Rows of a kernel that processes ask for, one process after the other."""
         ids = []
         for asked, request in zip(self._asked, batch.served, strict=True):

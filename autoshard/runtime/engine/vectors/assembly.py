@@ -14,14 +14,14 @@ from torch.nn.functional import embedding_bag
 
 from autoshard.core import Pooling
 from autoshard.runtime.engine.holdings import KernelKey, Ownership
-from autoshard.runtime.engine.ids.requests import Distributed
+from autoshard.runtime.engine.ids.requests import DistributedBatch
 from autoshard.runtime.engine.rows.replicas import ReplicaLookups, one_below_the_other, side_by_side
 from autoshard.runtime.engine.rows.replicated import summed_by_place
 from autoshard.runtime.engine.vectors.reading import ColumnCuts, Reading, RowIndex, RowKernel, SumGroup, row_index
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Came:
+class ReceivedVectors:
     """What one process sent."""
 
     sums_BW: torch.Tensor
@@ -72,7 +72,11 @@ class Assembly:
         self._pooled_dims, self._num_columns = torch.tensor(dims, dtype=torch.int64, device=device), sum(dims)
 
     def put_together(
-        self, batch: Distributed, came: Sequence[Came], local: ReplicaLookups, reduced_BW: torch.Tensor | None
+        self,
+        batch: DistributedBatch,
+        came: Sequence[ReceivedVectors],
+        local: ReplicaLookups,
+        reduced_BW: torch.Tensor | None,
     ) -> tuple[list[torch.Tensor], Assembled]:
         """Pooled embeddings of all features, shape (B, C), and those of every sequence, (L, D).
 
@@ -114,7 +118,7 @@ class Assembly:
             pooled_BC[:, at : at + stop - start] += blocks[block][:, start:stop]
         return pooled_BC
 
-    def _mean_scales(self, batch: Distributed) -> torch.Tensor:
+    def _mean_scales(self, batch: DistributedBatch) -> torch.Tensor:
         """One over the bag length of features that are averaged, 1 for those that are summed; shape (B, C)."""
         lengths_FB = batch.lengths_FB.index_select(0, self._pooled).clamp(min=1).float()
         ones = torch.ones_like(lengths_FB)
@@ -122,7 +126,7 @@ class Assembly:
         scale_CB = torch.repeat_interleave(scale_FB, self._pooled_dims, dim=0, output_size=self._num_columns)
         return scale_CB.T.contiguous()
 
-    def _empty_sequence(self, batch: Distributed, feature: int) -> torch.Tensor:
+    def _empty_sequence(self, batch: DistributedBatch, feature: int) -> torch.Tensor:
         shape = (batch.counts_F[feature], self._reading.dim_F[feature])
         return torch.empty(shape, dtype=torch.float32, device=self._device)
 

@@ -20,15 +20,15 @@ from autoshard.core.step import StepCollective
 from autoshard.evaluation.traffic import Stream, message_bytes, wire_bytes
 from autoshard.runtime.engine.groups import WeakGroup
 from autoshard.runtime.engine.holdings import KernelKey, Ownership
-from autoshard.runtime.engine.ids.requests import Distributed
+from autoshard.runtime.engine.ids.requests import DistributedBatch
 from autoshard.runtime.engine.rows.replicas import (
     NO_LOOKUPS,
     ReplicaLookups,
     Replicas,
 )
-from autoshard.runtime.engine.rows.serving import Looked
+from autoshard.runtime.engine.rows.serving import LookupOutput
 from autoshard.runtime.engine.staging import TORCH_DTYPES
-from autoshard.runtime.engine.vectors.assembly import NOT_ASSEMBLED, Assembled, Assembly, Came
+from autoshard.runtime.engine.vectors.assembly import NOT_ASSEMBLED, Assembled, Assembly, ReceivedVectors
 from autoshard.runtime.engine.vectors.payload import AllGather, PayloadExchange, ReduceScatter
 from autoshard.runtime.engine.vectors.reading import Reading
 from autoshard.runtime.engine.vectors.reduced import ReducedSums
@@ -108,10 +108,10 @@ class OutputExchange:
         """Lets go of the processes: batches that have been looked up are no longer trained on."""
         del self._group
 
-    def start(self, looked: Looked, batch: Distributed) -> StartedExchange:
+    def start(self, looked: LookupOutput, batch: DistributedBatch) -> StartedExchange:
         """Sends embeddings on their way."""
         step = _Step(batch, self.replicas.learning_rate)
-        travelling: torch.Tensor = _Sent.apply(self, step, looked.sums_GO, *looked.rows)  # type: ignore[no-untyped-call]
+        travelling: torch.Tensor = _SendVectors.apply(self, step, looked.sums_GO, *looked.rows)  # type: ignore[no-untyped-call]
         return StartedExchange(self, step, travelling)
 
     # -- forward ------------------------------------------------------------------------------------------------------
@@ -215,14 +215,14 @@ class OutputExchange:
         assert step.batch.rows is not None, "rows were asked for"
         return list(zip(asked, step.batch.rows.num_rows[owner], strict=True))
 
-    def _came(self, step: _Step, flat: torch.Tensor, owner: int) -> Came:
+    def _came(self, step: _Step, flat: torch.Tensor, owner: int) -> ReceivedVectors:
         B, width = step.batch.batch_size, self._asked_widths[owner]
         rows: dict[KernelKey, torch.Tensor] = {}
         at = B * width
         for key, size, dim in self._row_blocks(step, owner):
             rows[key] = flat[at : at + size * dim].view(size, dim)
             at += size * dim
-        return Came(flat[: B * width].view(B, width), rows)
+        return ReceivedVectors(flat[: B * width].view(B, width), rows)
 
     def _row_blocks(self, step: _Step, owner: int) -> list[tuple[KernelKey, int, int]]:
         """Kernels whose rows an owner sends, with their number and width."""
@@ -345,7 +345,7 @@ class OutputExchange:
 class _Step:
     """What sending and receiving, forward and backward, have to know of each other."""
 
-    batch: Distributed
+    batch: DistributedBatch
     learning_rate: float
     remote: list[ReplicaLookups] = field(default_factory=list)
     local: ReplicaLookups = NO_LOOKUPS
@@ -375,7 +375,7 @@ class StartedExchange:
 
     def wait(self) -> tuple[torch.Tensor, ...]:
         """Embeddings of the local batch's samples: pooled ones, and for each sequence feature (L, D)."""
-        pooled_BC, *sequences = _Arrived.apply(  # type: ignore[no-untyped-call]
+        pooled_BC, *sequences = _ReceiveVectors.apply(  # type: ignore[no-untyped-call]
             self._exchanger, self._step, self._travelling
         )
         batch = self._step.batch
@@ -391,11 +391,11 @@ def _cut_rows(flat: torch.Tensor, alike: Sequence[torch.Tensor]) -> list[torch.T
     return [one.view(of.shape) for one, of in zip(torch.split(flat, sizes), alike, strict=True)] if sizes else []
 
 
-class _Sent(torch.autograd.Function):
+class _SendVectors(torch.autograd.Function):
     """Sends embeddings; its backward pass receives their gradients.
 
-    Autograd goes back in reverse order: what was computed between `_Sent` and `_Arrived` forward is computed between
-    sending and receiving the gradients, too.
+    Autograd goes back in reverse order: what was computed between `_SendVectors` and `_ReceiveVectors` forward is
+    computed between sending and receiving the gradients, too.
     """
 
     @staticmethod
@@ -412,7 +412,7 @@ class _Sent(torch.autograd.Function):
         return None, None, sums_GO, *rows
 
 
-class _Arrived(torch.autograd.Function):
+class _ReceiveVectors(torch.autograd.Function):
     """Receives embeddings; its backward pass sends their gradients."""
 
     @staticmethod

@@ -16,7 +16,7 @@ import torch
 from autoshard.core import Pooling
 from autoshard.runtime.engine.holdings import Holding, KernelKey, Ownership
 from autoshard.runtime.engine.ids.addresses import Destination
-from autoshard.runtime.engine.ids.requests import Distributed, InputExchange, RowLookups
+from autoshard.runtime.engine.ids.requests import DistributedBatch, InputExchange, RowLookups
 from autoshard.runtime.engine.staging import staged
 
 CutIndex: TypeAlias = Mapping[tuple[int, tuple[int, int]], int]
@@ -322,7 +322,7 @@ def _merged_columns(columns: Sequence[tuple[int, int, int]]) -> tuple[tuple[int,
     return tuple(merged)
 
 
-def row_index(kernel: RowKernel, batch: Distributed) -> RowIndex:
+def row_index(kernel: RowKernel, batch: DistributedBatch) -> RowIndex:
     """Matches the rows of a kernel to the lookups of a batch."""
     rows = batch.rows
     assert rows is not None, "there are rows"
@@ -406,7 +406,7 @@ def _entries(kernel: RowKernel, rows: RowLookups) -> list[_Entry]:
     return entries
 
 
-def _bag_lengths(one: RowFeature, batch: Distributed) -> torch.Tensor:
+def _bag_lengths(one: RowFeature, batch: DistributedBatch) -> torch.Tensor:
     if one.is_whole or one.cut is None:
         return batch.lengths_FB[one.feature]
     assert batch.bucketized is not None, "the feature is cut"
