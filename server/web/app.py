@@ -25,20 +25,20 @@ from server.storage.storage import Storage
 from server.telemetry import RequestTraces
 from server.web.access import AccessControl
 from server.web.buffers import BufferBudget, BufferLimit
-from server.web.desk import WorkDesk
 from server.web.errors import add_error_handlers
 from server.web.metrics import Metrics, add_metrics
 from server.web.openapi import add_published_schemas
 from server.web.reading import BodyRoute
 from server.web.request_log import RequestLog
 from server.web.routes.analyses import add_analyses
-from server.web.routes.jobs import JobDesk, add_jobs
-from server.web.routes.models import ModelDesk, add_models
+from server.web.routes.jobs import JobHandler, add_jobs
+from server.web.routes.models import ModelHandler, add_models
 from server.web.routes.page import add_pages
 from server.web.routes.plans import add_plans
 from server.web.routes.runs import add_runs
 from server.web.routes.samples import add_samples
 from server.web.routes.schedules import add_schedules
+from server.web.work_handler import WorkHandler
 
 
 def create_app(
@@ -97,15 +97,15 @@ def make_routes(
     catalogue = ModelCatalogue(settings.registry)
     shadow = ShadowPricer(pool, storage, catalogue, settings.shadow)
     metrics.show_shadow(shadow)
-    desk = WorkDesk(pool, storage, settings, metrics, on_plan=shadow.consider)
-    jobs = JobDesk(desk, engine, storage)
+    handler = WorkHandler(pool, storage, settings, metrics, on_plan=shadow.consider)
+    jobs = JobHandler(handler, engine, storage)
     add_plans(app, jobs, storage)
     add_jobs(app, jobs, storage)
-    add_schedules(app, desk, storage)
-    add_analyses(app, desk)
-    add_runs(app, desk, storage, metrics)
-    add_samples(app, desk)
-    add_models(app, ModelDesk(desk, pool, storage, catalogue, shadow))
+    add_schedules(app, handler, storage)
+    add_analyses(app, handler)
+    add_runs(app, handler, storage, metrics)
+    add_samples(app, handler)
+    add_models(app, ModelHandler(handler, pool, storage, catalogue, shadow))
     add_pages(app, storage, settings)
     add_published_schemas(app)
     return app

@@ -22,9 +22,9 @@ from autoshard.results.explanation import EXPLANATION, Explanation
 from autoshard.results.plan_diff import DIFF
 from autoshard.results.sweep_record import SIMULATION
 from server.tasks.work import WorkKind
-from server.web.desk import WorkDesk
 from server.web.openapi import document_answer, plan_answer, problems
 from server.web.reading import JsonBody, ReceivedBody
+from server.web.work_handler import WorkHandler
 
 #: What any request can be answered with that a planning process works on.
 _WORK_STATUSES = (400, 408, 413, 415, 422, 429, 500, 503, 504)
@@ -42,15 +42,15 @@ _Explained = Annotated[
 _PricedBy = Annotated[Risk, Query(description="Price by the mean or the 95th percentile.")]
 
 
-def add_analyses(app: FastAPI, desk: WorkDesk) -> None:
+def add_analyses(app: FastAPI, handler: WorkHandler) -> None:
     """Adds the routes."""
-    _add_pricing(app, desk)
-    _add_comparing(app, desk)
-    _add_of_plans(app, desk)
-    _add_pages(app, desk)
+    _add_pricing(app, handler)
+    _add_comparing(app, handler)
+    _add_of_plans(app, handler)
+    _add_pages(app, handler)
 
 
-def _add_pricing(app: FastAPI, desk: WorkDesk) -> None:
+def _add_pricing(app: FastAPI, handler: WorkHandler) -> None:
     @app.post(
         "/v1/evaluations",
         tags=["plans"],
@@ -59,7 +59,7 @@ def _add_pricing(app: FastAPI, desk: WorkDesk) -> None:
         responses={**plan_answer(), **problems(*_WORK_STATUSES, 409)},
     )
     async def evaluate_plan(received: Annotated[ReceivedBody[Any], Depends(JsonBody(EvaluationBody))]) -> Response:
-        return await desk.answer(received, WorkKind.EVALUATE)
+        return await handler.answer(received, WorkKind.EVALUATE)
 
     @app.post(
         "/v1/plans/{plan_id}/replans",
@@ -72,10 +72,10 @@ def _add_pricing(app: FastAPI, desk: WorkDesk) -> None:
     async def replan(
         received: Annotated[ReceivedBody[Any], Depends(JsonBody(ReplanBody))], plan_id: _StoredId
     ) -> Response:
-        return await desk.answer(received, WorkKind.REPLAN, plan_id)
+        return await handler.answer(received, WorkKind.REPLAN, plan_id)
 
 
-def _add_comparing(app: FastAPI, desk: WorkDesk) -> None:
+def _add_comparing(app: FastAPI, handler: WorkHandler) -> None:
     @app.post(
         "/v1/comparisons",
         tags=["tasks"],
@@ -84,7 +84,7 @@ def _add_comparing(app: FastAPI, desk: WorkDesk) -> None:
         responses=problems(*_WORK_STATUSES, 409),
     )
     async def compare_planners(received: Annotated[ReceivedBody[Any], Depends(JsonBody(ComparisonBody))]) -> Response:
-        return await desk.answer(received, WorkKind.COMPARE)
+        return await handler.answer(received, WorkKind.COMPARE)
 
     @app.post(
         "/v1/simulations",
@@ -93,7 +93,7 @@ def _add_comparing(app: FastAPI, desk: WorkDesk) -> None:
         responses={200: document_answer(SIMULATION), **problems(*_WORK_STATUSES, 409)},
     )
     async def simulate_steps(received: Annotated[ReceivedBody[Any], Depends(JsonBody(SimulationBody))]) -> Response:
-        return await desk.answer(received, WorkKind.SIMULATE)
+        return await handler.answer(received, WorkKind.SIMULATE)
 
     @app.post(
         "/v1/validations",
@@ -103,10 +103,10 @@ def _add_comparing(app: FastAPI, desk: WorkDesk) -> None:
         responses=problems(*_WORK_STATUSES, 409),
     )
     async def validate_task(received: Annotated[ReceivedBody[Any], Depends(JsonBody(ValidationBody))]) -> Response:
-        return await desk.answer(received, WorkKind.VALIDATE)
+        return await handler.answer(received, WorkKind.VALIDATE)
 
 
-def _add_of_plans(app: FastAPI, desk: WorkDesk) -> None:
+def _add_of_plans(app: FastAPI, handler: WorkHandler) -> None:
     @app.get(
         "/v1/plans/{plan_id}/explanation",
         operation_id="explain_plan",
@@ -119,7 +119,7 @@ def _add_of_plans(app: FastAPI, desk: WorkDesk) -> None:
         request: Request, plan_id: _StoredId, table: _Explained = None, risk: _PricedBy = Risk.MEAN
     ) -> Response:
         parameters = {"tables": table or [], "risk": risk.value}
-        return await desk.read(request, WorkKind.EXPLAIN, plan_id, parameters=parameters)
+        return await handler.read(request, WorkKind.EXPLAIN, plan_id, parameters=parameters)
 
     @app.get(
         "/v1/plans/{plan_id}/improvements",
@@ -132,7 +132,7 @@ def _add_of_plans(app: FastAPI, desk: WorkDesk) -> None:
         request: Request, plan_id: _StoredId, table: _Explained = None, risk: _PricedBy = Risk.MEAN
     ) -> Response:
         parameters = {"tables": table or [], "risk": risk.value}
-        return await desk.read(request, WorkKind.IMPROVE, plan_id, parameters=parameters)
+        return await handler.read(request, WorkKind.IMPROVE, plan_id, parameters=parameters)
 
     @app.get(
         "/v1/plans/{plan_id}/diff/{other_id}",
@@ -144,10 +144,10 @@ def _add_of_plans(app: FastAPI, desk: WorkDesk) -> None:
     async def diff_stored_plans(
         request: Request, plan_id: _StoredId, other_id: Annotated[PlanId, Path(description="Id of the second plan.")]
     ) -> Response:
-        return await desk.read(request, WorkKind.DIFF, plan_id, other_id)
+        return await handler.read(request, WorkKind.DIFF, plan_id, other_id)
 
 
-def _add_pages(app: FastAPI, desk: WorkDesk) -> None:
+def _add_pages(app: FastAPI, handler: WorkHandler) -> None:
     page: dict[int | str, dict[str, Any]] = {
         200: {"description": "A page that needs no network.", "content": {"text/html": {"schema": {"type": "string"}}}}
     }
@@ -161,6 +161,6 @@ def _add_pages(app: FastAPI, desk: WorkDesk) -> None:
         responses={**page, **problems(*_STORED_STATUSES)},
     )
     async def draw_report(request: Request, plan_id: _StoredId) -> Response:
-        answer = await desk.read(request, WorkKind.REPORT, plan_id, media_type="text/html; charset=utf-8")
+        answer = await handler.read(request, WorkKind.REPORT, plan_id, media_type="text/html; charset=utf-8")
         answer.headers["Content-Security-Policy"] = _PAGE_POLICY
         return answer

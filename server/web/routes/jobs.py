@@ -30,9 +30,9 @@ from server.storage.idempotency import IdempotentRequest, KeptAnswer
 from server.storage.storage import Storage
 from server.tasks.work import WorkKind
 from server.web.buffers import client_of
-from server.web.desk import WorkDesk
 from server.web.openapi import problems
 from server.web.reading import JsonBody, ReceivedBody
+from server.web.work_handler import WorkHandler
 
 #: Time limits anywhere in a body.
 _TIME_LIMITS = re.compile(rb'"time_limit_s"\s*:\s*(\d{1,15}(?:\.\d{1,15})?(?:[eE][+-]?\d{1,2})?)')
@@ -65,17 +65,17 @@ def prefers_job(request: Request) -> bool:
     return any(preference.split(";")[0].strip() == "respond-async" for preference in preferences)
 
 
-class JobDesk:
+class JobHandler:
     """Takes and changes jobs.
 
     Args:
-        desk: Reads requests, each with an idempotency key once.
+        handler: Reads requests, each with an idempotency key once.
         engine: Does jobs.
         storage: Holds them.
     """
 
-    def __init__(self, desk: WorkDesk, engine: JobEngine, storage: Storage) -> None:
-        self._desk = desk
+    def __init__(self, handler: WorkHandler, engine: JobEngine, storage: Storage) -> None:
+        self._handler = handler
         self._engine = engine
         self._storage = storage
 
@@ -94,7 +94,7 @@ class JobDesk:
             await received.parse(text)
             return await run_in_threadpool(self._made, kind, text, keyed, received.request)
 
-        return _with_location(await self._desk.once(received, make))
+        return _with_location(await self._handler.once(received, make))
 
     async def plan(self, received: ReceivedBody[PlanJobBody]) -> Response:
         """Answers a request for a plan: by a job where the client would rather have one, or asks for so much time.
@@ -108,19 +108,19 @@ class JobDesk:
         request = received.request
         if prefers_job(request):
             return await self.make(received, JobKind.PLAN)
-        self._desk.check_room(request)
+        self._handler.check_room(request)
 
         async def do(text: bytes, keyed: IdempotentRequest | None) -> KeptAnswer:
             # Nearly all bodies have a small number there, and are parsed by the process that plans.
             may_be_long = any(float(number) > MAX_TIME_LIMIT_S for number in _TIME_LIMITS.findall(text))
             task = await received.parse(text) if may_be_long else None
             if task is None or task.time_limit_s <= MAX_TIME_LIMIT_S:
-                return await self._desk.worked(request, WorkKind.PLAN, text, keyed)
+                return await self._handler.worked(request, WorkKind.PLAN, text, keyed)
             asked = await run_in_threadpool(_validation, task)
-            _check_valid(await self._desk.worked(request, WorkKind.VALIDATE, asked, None))
+            _check_valid(await self._handler.worked(request, WorkKind.VALIDATE, asked, None))
             return await run_in_threadpool(self._made, JobKind.PLAN, text, keyed, request)
 
-        response = await self._desk.once(received, do)
+        response = await self._handler.once(received, do)
         return _with_location(response) if response.status_code == HTTP_202_ACCEPTED else response
 
     def cancel(self, job_id: str, actor: Principal) -> JobAnswer:
@@ -183,7 +183,7 @@ def _check_valid(answer: KeptAnswer) -> None:
         raise FormatError(fault.detail.removeprefix(f"{fault.field}: "), field=fault.field)
 
 
-def add_jobs(app: FastAPI, jobs: JobDesk, storage: Storage) -> None:
+def add_jobs(app: FastAPI, jobs: JobHandler, storage: Storage) -> None:
     """Adds the routes."""
     for kind in JobKind:
         _add_making(app, jobs, kind)
@@ -191,7 +191,7 @@ def add_jobs(app: FastAPI, jobs: JobDesk, storage: Storage) -> None:
     _add_changing(app, jobs)
 
 
-def _add_making(app: FastAPI, jobs: JobDesk, kind: JobKind) -> None:
+def _add_making(app: FastAPI, jobs: JobHandler, kind: JobKind) -> None:
     body = Depends(JsonBody(JOB_BODIES[kind]))
 
     @app.post(
@@ -235,7 +235,7 @@ def _add_reading(app: FastAPI, storage: Storage) -> None:
         return Response(body, media_type="application/json")
 
 
-def _add_changing(app: FastAPI, jobs: JobDesk) -> None:
+def _add_changing(app: FastAPI, jobs: JobHandler) -> None:
     @app.post(
         "/v1/jobs/{job_id}/cancel",
         tags=["jobs"],

@@ -29,9 +29,9 @@ from server.storage.storage import Storage
 from server.tasks.models import ModelCheck
 from server.tasks.work import Work, WorkKind
 from server.web.buffers import client_of
-from server.web.desk import WorkDesk
 from server.web.openapi import problems
 from server.web.reading import JsonBody, ReceivedBody
+from server.web.work_handler import WorkHandler
 
 B = TypeVar("B", bound=RequestBody)
 
@@ -45,11 +45,11 @@ _IF_MATCH: dict[str, Any] = {
 _CHANGES = (400, 404, 408, 409, 412, 413, 415, 422, 429, 500, 503, 504)
 
 
-class ModelDesk:
+class ModelHandler:
     """Shows models, and changes which are used.
 
     Args:
-        desk: Reads requests, each with an idempotency key once.
+        handler: Reads requests, each with an idempotency key once.
         pool: Loads versions before they are used.
         storage: Holds the audit log and the candidates' prices.
         catalogue: The models.
@@ -57,9 +57,9 @@ class ModelDesk:
     """
 
     def __init__(
-        self, desk: WorkDesk, pool: WorkerPool, storage: Storage, catalogue: ModelCatalogue, shadow: ShadowPricer
+        self, handler: WorkHandler, pool: WorkerPool, storage: Storage, catalogue: ModelCatalogue, shadow: ShadowPricer
     ) -> None:
-        self._desk = desk
+        self._handler = handler
         self._pool = pool
         self._storage = storage
         self.catalogue = catalogue
@@ -138,7 +138,7 @@ class ModelDesk:
             await run_in_threadpool(self._storage.keep_change, answer, keyed, actor, action, target[:512])
             return answer
 
-        response = await self._desk.once(received, do)
+        response = await self._handler.once(received, do)
         if response.status_code == 200:
             response.headers["ETag"] = ModelState.model_validate_json(bytes(response.body)).etag
         return response
@@ -152,13 +152,13 @@ class _RefusedError(Exception):
         self.answer = answer
 
 
-def add_models(app: FastAPI, models: ModelDesk) -> None:
+def add_models(app: FastAPI, models: ModelHandler) -> None:
     """Adds the routes."""
     _add_reading(app, models)
     _add_changing(app, models)
 
 
-def _add_reading(app: FastAPI, models: ModelDesk) -> None:
+def _add_reading(app: FastAPI, models: ModelHandler) -> None:
     @app.get("/v1/models", tags=["models"], summary="List trained models", responses=problems(400, 422, 503))
     def list_models(
         kind: Annotated[ModelKind | None, Query(description="Only models of this kind.")] = None,
@@ -190,7 +190,7 @@ def _add_reading(app: FastAPI, models: ModelDesk) -> None:
         return models.read(kind, name, version)
 
 
-def _add_changing(app: FastAPI, models: ModelDesk) -> None:
+def _add_changing(app: FastAPI, models: ModelHandler) -> None:
     @app.post(
         "/v1/models/{kind}/{name}/promotions",
         operation_id="promote_model",

@@ -10,19 +10,19 @@ from autoshard.api import PlanAnswer, PlanFilter, PlanId, PlanJobBody, PlanList
 from server.storage.storage import Storage
 from server.web.openapi import plan_answer, problems
 from server.web.reading import JsonBody, ReceivedBody
-from server.web.routes.jobs import JOB_MADE, PREFER, JobDesk
+from server.web.routes.jobs import JOB_MADE, PREFER, JobHandler
 
 _StoredId = Annotated[PlanId, Path(description="The plan's id.")]
 
 
-def add_plans(app: FastAPI, jobs: JobDesk, storage: Storage) -> None:
+def add_plans(app: FastAPI, jobs: JobHandler, storage: Storage) -> None:
     """Adds the routes."""
     _add_making(app, jobs)
     _add_list(app, storage)
     _add_one(app, storage)
 
 
-def _add_making(app: FastAPI, jobs: JobDesk) -> None:
+def _add_making(app: FastAPI, jobs: JobHandler) -> None:
     @app.post(
         "/v1/plans",
         tags=["plans"],

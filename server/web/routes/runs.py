@@ -11,15 +11,15 @@ from autoshard.api import PlanId, RunAnswer, RunBody, RunList
 from server.storage.idempotency import IdempotentRequest, KeptAnswer
 from server.storage.storage import Storage
 from server.tasks.work import WorkKind
-from server.web.desk import WorkDesk
 from server.web.metrics import Metrics
 from server.web.openapi import problems
 from server.web.reading import JsonBody, ReceivedBody
+from server.web.work_handler import WorkHandler
 
 _StoredId = Annotated[PlanId, Path(description="The plan's id.")]
 
 
-def add_runs(app: FastAPI, desk: WorkDesk, storage: Storage, metrics: Metrics) -> None:
+def add_runs(app: FastAPI, handler: WorkHandler, storage: Storage, metrics: Metrics) -> None:
     """Adds the routes."""
 
     @app.post(
@@ -34,10 +34,10 @@ def add_runs(app: FastAPI, desk: WorkDesk, storage: Storage, metrics: Metrics) -
         received: Annotated[ReceivedBody[RunBody], Depends(JsonBody(RunBody))], plan_id: _StoredId
     ) -> Response:
         request = received.request
-        desk.check_room(request)
+        handler.check_room(request)
 
         async def do(body: bytes, keyed: IdempotentRequest | None) -> KeptAnswer:
-            answer = await desk.worked(request, WorkKind.RUN, body, None, (plan_id,))
+            answer = await handler.worked(request, WorkKind.RUN, body, None, (plan_id,))
             if answer.status == 200:
                 run = RunAnswer.model_validate_json(answer.body)
                 await run_in_threadpool(storage.keep_run, plan_id, run, answer, keyed, request.state.actor)
@@ -46,7 +46,7 @@ def add_runs(app: FastAPI, desk: WorkDesk, storage: Storage, metrics: Metrics) -
                 await run_in_threadpool(storage.requests.give_up, keyed)
             return answer
 
-        return await desk.once(received, do)
+        return await handler.once(received, do)
 
     @app.get(
         "/v1/plans/{plan_id}/runs",

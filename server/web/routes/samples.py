@@ -8,8 +8,8 @@ from fastapi import FastAPI, Request, Response
 
 from autoshard.api import PARQUET, SampleList, SamplesAnswer
 from server.tasks.work import WorkKind
-from server.web.desk import WorkDesk
 from server.web.openapi import problems
+from server.web.work_handler import WorkHandler
 
 _FILE: dict[str, Any] = {
     "required": True,
@@ -18,7 +18,7 @@ _FILE: dict[str, Any] = {
 }
 
 
-def add_samples(app: FastAPI, desk: WorkDesk) -> None:
+def add_samples(app: FastAPI, handler: WorkHandler) -> None:
     """Adds the routes."""
 
     @app.post(
@@ -30,7 +30,7 @@ def add_samples(app: FastAPI, desk: WorkDesk) -> None:
         openapi_extra={"requestBody": _FILE},
     )
     async def send_samples(request: Request) -> Response:
-        return await desk.add_samples(request)
+        return await handler.add_samples(request)
 
     @app.get(
         "/v1/samples",
@@ -40,4 +40,4 @@ def add_samples(app: FastAPI, desk: WorkDesk) -> None:
         responses=problems(400, 422, 429, 500, 503, 504),
     )
     async def list_samples(request: Request) -> Response:
-        return await desk.read(request, WorkKind.LIST_SAMPLES)
+        return await handler.read(request, WorkKind.LIST_SAMPLES)

@@ -12,19 +12,19 @@ from server.access import Principal
 from server.storage.idempotency import IdempotentRequest, KeptAnswer
 from server.storage.schedules import ScheduleStore
 from server.storage.storage import Storage
-from server.web.desk import WorkDesk
 from server.web.openapi import problems
 from server.web.reading import JsonBody, ReceivedBody
+from server.web.work_handler import WorkHandler
 
 _PATH = "/v1/schedules/{name}"
 _Name = Annotated[ScheduleName, Path(description="The schedule's name.")]
 _MADE: dict[str, Any] = {"model": ScheduleAnswer, "description": "The schedule; `Location` is its address."}
 
 
-def add_schedules(app: FastAPI, desk: WorkDesk, storage: Storage) -> None:
+def add_schedules(app: FastAPI, handler: WorkHandler, storage: Storage) -> None:
     """Adds the routes."""
     _add_reading(app, storage.schedules)
-    _add_making(app, desk, storage)
+    _add_making(app, handler, storage)
     _add_changing(app, storage)
 
 
@@ -38,7 +38,7 @@ def _add_reading(app: FastAPI, schedules: ScheduleStore) -> None:
         return schedules.read(name)
 
 
-def _add_making(app: FastAPI, desk: WorkDesk, storage: Storage) -> None:
+def _add_making(app: FastAPI, handler: WorkHandler, storage: Storage) -> None:
     @app.post(
         "/v1/schedules",
         operation_id="make_schedule",
@@ -55,7 +55,7 @@ def _add_making(app: FastAPI, desk: WorkDesk, storage: Storage) -> None:
             body = await received.parse(text)
             return await run_in_threadpool(made, body, keyed, received.request.state.actor)
 
-        response = await desk.once(received, make)
+        response = await handler.once(received, make)
         answer = ScheduleAnswer.model_validate_json(bytes(response.body))
         response.headers["Location"] = f"/v1/schedules/{answer.name}"
         return response

@@ -32,7 +32,7 @@ from server.web.reading import IDEMPOTENCY_KEY, KEY_PATTERN, ReceivedBody, clien
 _KEY = re.compile(KEY_PATTERN)
 
 
-class WorkDesk:
+class WorkHandler:
     """Takes requests to the planning processes, and answers with what these reply.
 
     Args:
