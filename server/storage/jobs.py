@@ -13,7 +13,7 @@ from autoshard.api import JobAnswer, JobKind, JobList, JobState, JobSummary, Pro
 from server.problems import BusyError, ClientBusyError, JobStateError, UnknownJobError
 from server.storage.database import Database
 from server.storage.paging import cursor_of, position_of
-from server.storage.schema import JOBS, iso_time, now_us
+from server.storage.schema import JOBS, now_us, told
 
 _IDS = "[0-9a-f]{32}"
 _LISTED = (JOBS.c.id, JOBS.c.kind, JOBS.c.state, JOBS.c.attempt, JOBS.c.created_us, JOBS.c.progress)
@@ -167,7 +167,7 @@ class JobStore:
         with self._database.reading() as connection:
             rows = connection.execute(query).all()
         following = cursor_of(rows[limit - 1].created_us, rows[limit - 1].id) if len(rows) > limit else None
-        return JobList(jobs=[_summary(row) for row in rows[:limit]], next=following)
+        return JobList(jobs=[JobSummary.model_validate(told(row)) for row in rows[:limit]], next=following)
 
     def claim(self) -> ClaimedJob | None:
         """Gives the next job to the caller; None if none waits.
@@ -309,25 +309,6 @@ def _row(connection: Connection, job_id: str) -> Row[*tuple[Any, ...]]:
 
 
 def _answer(row: Row[*tuple[Any, ...]]) -> JobAnswer:
-    started, finished = ((None if time is None else iso_time(time)) for time in (row.started_us, row.finished_us))
-    return JobAnswer(
-        id=row.id,
-        kind=row.kind,
-        state=row.state,
-        attempt=row.attempt,
-        created_at=iso_time(row.created_us),
-        started_at=started,
-        seen_at=iso_time(row.seen_us),
-        finished_at=finished,
-        is_cancelling=row.state == JobState.RUNNING and row.cancelled_us is not None,
-        progress=row.progress,
-        log=row.log,
-        plan_id=row.plan_id,
-        problem=None if row.problem is None else Problem.model_validate_json(row.problem),
-    )
-
-
-def _summary(row: Row[*tuple[Any, ...]]) -> JobSummary:
-    values = dict(row._mapping)
-    created_at = iso_time(values.pop("created_us"))
-    return JobSummary(**values, created_at=created_at)
+    is_cancelling = row.state == JobState.RUNNING and row.cancelled_us is not None
+    problem = None if row.problem is None else Problem.model_validate_json(row.problem)
+    return JobAnswer.model_validate({**told(row), "is_cancelling": is_cancelling, "problem": problem})

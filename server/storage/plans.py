@@ -11,7 +11,7 @@ from autoshard.api import PlanFigures, PlanList, PlanSearch, PlanSummary
 from server.problems import UnknownPlanError
 from server.storage.database import Database
 from server.storage.paging import cursor_of, position_of
-from server.storage.schema import PLAN_DOCUMENTS, PLANS, iso_time, now_us
+from server.storage.schema import PLAN_DOCUMENTS, PLANS, now_us, told
 from server.tasks.reply import PlanFacts
 
 _IDS = "sha256:[0-9a-f]{64}"
@@ -99,8 +99,7 @@ class PlanStore:
             rows = connection.execute(query.order_by(PLANS.c.created_us.desc(), PLANS.c.id.desc())).all()
         shown = rows[: search.limit]
         following = cursor_of(shown[-1].created_us, shown[-1].id) if len(rows) > len(shown) else None
-        plans = [PlanSummary.model_validate({**row._mapping, "created_at": iso_time(row.created_us)}) for row in shown]
-        return PlanList(plans=plans, next=following)
+        return PlanList(plans=[PlanSummary.model_validate(told(row)) for row in shown], next=following)
 
 
 def plan_row(facts: PlanFacts, created_us: int) -> dict[str, Any]:

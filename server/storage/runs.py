@@ -6,7 +6,7 @@ from sqlalchemy import Connection, insert, select
 
 from autoshard.api import RunAnswer, RunFigures, RunList, StoredRun
 from server.storage.database import Database
-from server.storage.schema import RUNS, iso_time, now_us
+from server.storage.schema import RUNS, now_us, told
 
 #: Runs of one plan that are listed: the latest.
 _MOST_READ = 100
@@ -31,7 +31,7 @@ class RunStore:
             run: What is said of it.
         """
         values = run.model_dump(include=set(RunFigures.model_fields))
-        connection.execute(insert(RUNS).values(plan_id=plan_id, at_us=now_us(), **values))
+        connection.execute(insert(RUNS).values(plan_id=plan_id, reported_us=now_us(), **values))
 
     def list(self, plan_id: str) -> RunList:
         """The latest runs of a plan, the latest first.
@@ -43,6 +43,4 @@ class RunStore:
         query = select(RUNS).where(columns.plan_id == plan_id).order_by(columns.id.desc()).limit(_MOST_READ)
         with self._database.reading() as connection:
             rows = connection.execute(query).all()
-        return RunList(
-            runs=[StoredRun.model_validate({**row._mapping, "reported_at": iso_time(row.at_us)}) for row in rows]
-        )
+        return RunList(runs=[StoredRun.model_validate(told(row)) for row in rows])

@@ -21,6 +21,7 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    Row,
     String,
     Table,
     Text,
@@ -160,7 +161,7 @@ RUNS = Table(
     METADATA,
     Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
     Column("plan_id", String(71), ForeignKey("plans.id", ondelete="CASCADE"), nullable=False),
-    Column("at_us", BigInteger, nullable=False),
+    Column("reported_us", BigInteger, nullable=False),
     Column("measured_ms", Float, nullable=False),
     Column("predicted_ms", Float, nullable=False),
     Column("is_drifted", Boolean, nullable=False),
@@ -177,3 +178,13 @@ def now_us() -> int:
 def iso_time(time_us: int) -> str:
     """A time as ISO 8601, UTC."""
     return datetime.fromtimestamp(time_us / 1e6, UTC).isoformat(timespec="milliseconds")
+
+
+def told(row: Row[*tuple[Any, ...]]) -> dict[str, Any]:
+    """A row's values by the names of answers, which have times as ISO 8601: `created_at` of `created_us`."""
+    return {
+        (name.removesuffix("_us") + "_at" if name.endswith("_us") else name): (
+            iso_time(value) if name.endswith("_us") and value is not None else value
+        )
+        for name, value in row._mapping.items()
+    }

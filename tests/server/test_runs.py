@@ -66,7 +66,7 @@ def test_runs_are_deleted_with_their_plan(tmp_path):
     database = Database(parsed_url(f"sqlite:///{tmp_path}/service.sqlite"))
     upgrade(database)
     plan = {"id": "p", "created_us": 0, "search_text": "", "planner": "x", "device": "cpu"}
-    run = {"plan_id": "p", "at_us": 0, "measured_ms": 1.0, "predicted_ms": 1.0, "is_drifted": False}
+    run = {"plan_id": "p", "reported_us": 0, "measured_ms": 1.0, "predicted_ms": 1.0, "is_drifted": False}
     with database.writing() as connection:
         connection.execute(PLANS.insert().values(**plan, num_tables=1, num_ranks=1, step_ms=1.0))
         connection.execute(RUNS.insert().values(**run))
