@@ -261,7 +261,7 @@ def kind_of(hint: Any, marks: Sequence[object] = (), known: Mapping[type, Kind[A
     if isinstance(hint, UnionType) and len(inner) == 1:
         return kind_of(inner[0], marks, known)
     if origin is tuple:
-        limits = size or Size(at_least=1)
+        limits, marks = size or Size(at_least=1), [mark for mark in marks if mark is not size]
         return list_of(kind_of(inner[0], marks, known), limits.at_least, limits.at_most or MAX_ITEMS)
     if origin is Mapping and inner[0] is str:
         return by_name(kind_of(inner[1], marks, known))
