@@ -199,7 +199,7 @@ def import_tables(options: ImportOptions, as_json: JsonOption = False) -> None:
         "part": options.part,
         "num_tables_in_part": len(dealt.tables),
         "batch_size": made.batch_size,
-        "bytes": sum(table.storage_bytes for table in made.tables),
+        "bytes": made.storage_bytes,
         "seed": options.seed if options.num_tables is not None else None,
         "scale": options.scale,
         "columns": dict(lists[0].columns) if lists else None,
@@ -243,7 +243,7 @@ def _imported_lines(found: TableSet, made: TableSet, result: dict[str, object]) 
 
     lines = [
         f"Wrote {result['output']}: {len(made.tables):,} tables, "
-        f"{write_bytes(sum(table.storage_bytes for table in made.tables))} with optimizer state, "
+        f"{write_bytes(made.storage_bytes)} with optimizer state, "
         f"global batch {made.batch_size:,}."
     ]
     if result["part"] is not None:

@@ -280,7 +280,7 @@ class TableSet:
         check_ranges(self, InvalidTableError)
         if not self.tables:
             raise InvalidTableError("needs at least one table", field="tables")
-        if sum(table.storage_bytes for table in self.tables) > MAX_TOTAL_BYTES:
+        if self.storage_bytes > MAX_TOTAL_BYTES:
             raise InvalidTableError(f"must need at most {MAX_TOTAL_BYTES:,} bytes in total", field="tables")
         for label, names in (
             ("name", [table.name for table in self.tables]),
@@ -291,6 +291,11 @@ class TableSet:
                 if name in seen:
                     raise InvalidTableError(f"{shown(name)} is used twice; names must differ", field=f"tables.{label}")
                 seen.add(name)
+
+    @property
+    def storage_bytes(self) -> int:
+        """Bytes of weights and optimizer states of all tables, each held once."""
+        return sum(table.storage_bytes for table in self.tables)
 
     def __getitem__(self, name: str) -> EmbeddingTable:
         for table in self.tables:

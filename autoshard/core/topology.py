@@ -188,6 +188,11 @@ class Topology:
         """Number of nodes."""
         return self.world_size // self.local_world_size
 
+    @property
+    def hbm_bytes(self) -> list[int]:
+        """Device memory of every rank."""
+        return [memory.hbm for memory in self._memory]
+
     def memory_of(self, rank: int) -> MemoryBytes:
         """Memory of one rank."""
         return self._memory[rank]

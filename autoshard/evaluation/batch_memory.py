@@ -82,7 +82,7 @@ def has_room(plan: ShardingPlan, reserved_bytes: int = 0, *, count_activations: 
         held_R[shard.ranks] += shard.local.held_bytes[MemoryLevel.HBM]
     if count_activations:
         held_R += training_bytes(group)
-    room_R = np.array([group.topology.memory_of(rank).hbm for rank in range(group.group_size)], dtype=np.float64)
+    room_R = np.array(group.topology.hbm_bytes, dtype=np.float64)
     return bool((held_R + reserved_bytes <= room_R).all())
 
 

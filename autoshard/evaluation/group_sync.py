@@ -84,7 +84,7 @@ def least_sync_ms(tables: TableSet, groups: ReplicaGroups, topology: Topology, c
         topology: Of the world.
         comm: Prices collectives.
     """
-    num_bytes = [float(sum(table.storage_bytes for table in tables.tables))]
+    num_bytes = [float(tables.storage_bytes)]
     if groups.sync_rows is SyncRows.TOUCHED:
         num_samples = tables.batch_size * groups.sync_every
         touched = sum(

@@ -38,7 +38,7 @@ def column_cuttings(tables: TableSet, topology: Topology, model: CostModel, min_
     whole = [Shard.whole(table) for table in tables.tables]
     whole_ms = _alone_ms(whole, topology, tables.batch_size, model)
     mean_ms = sum(whole_ms) / topology.world_size
-    room = max(topology.memory_of(rank).hbm for rank in range(topology.world_size))
+    room = max(topology.hbm_bytes)
     least_ms = min(_LUMPS) * mean_ms
     alone = {group[0].name for group in colocated(tables) if len(group) == 1}
     cut = [

@@ -140,7 +140,7 @@ class _Search:
     def __init__(self, request: PlanRequest, options: ReplicaGroupsOptions) -> None:
         self.request, self.options = request, options
         self.base, self.base_options = get_planner(options.base), options.of_base()
-        self.total_bytes = sum(table.storage_bytes for table in request.tables.tables)
+        self.total_bytes = request.tables.storage_bytes
         self.fastest: _Trial | None = None
         self.failures: list[InfeasiblePlanError] = []
         self.notes: dict[str, str] = {}
@@ -311,7 +311,7 @@ class _Search:
 
 def _memory(group: Topology) -> FloatArray:
     """Device memory of each rank, shape (R,)."""
-    return np.array([group.memory_of(rank).hbm for rank in range(group.world_size)], dtype=np.float64)
+    return np.array(group.hbm_bytes, dtype=np.float64)
 
 
 def _out_of_memory(held_R: FloatArray, active_R: FloatArray, memory_R: FloatArray) -> InfeasiblePlanError:

@@ -226,7 +226,7 @@ def _topology(topology: Topology) -> Any:
     )
 
     on_host = device_type_of(topology) == "cpu"
-    capacities = [topology.memory_of(rank).hbm for rank in range(topology.world_size)]
+    capacities = topology.hbm_bytes
     # TorchRec cuts rows by the memories of ranks that are told one by one, which it then trains wrongly.
     alike = {"ddr_cap_bytes" if on_host else "hbm_cap_bytes": capacities[0]} if len(set(capacities)) == 1 else {}
     told = {"ddr_cap" if on_host else "hbm_cap": capacities}

@@ -190,7 +190,7 @@ def check_host_memory(tables: TableSet, part: Participation) -> None:
     Raises:
         DeviceError: On all of them, if one has too little.
     """
-    needed = sum(table.storage_bytes for table in tables.tables)
+    needed = tables.storage_bytes
     short = torch.tensor([max(0, needed - free_host_bytes())], device=part.device)
     dist.all_reduce(short, op=dist.ReduceOp.MAX, group=part.group)
     if short.item():

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from autoshard.core import MemoryBytes, ShardingPlan, TableSet, Topology
+from autoshard.core import MemoryBytes, ShardingPlan, Topology
 from autoshard.core.errors import InfeasiblePlanError, InputError, ModelError
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_plan
@@ -68,16 +68,6 @@ def step_ms(plan: ShardingPlan) -> float:
     """Predicted step of a priced plan, in ms."""
     assert plan.predicted is not None
     return plan.predicted.step_ms.value
-
-
-def needed_bytes(tables: TableSet) -> int:
-    """Weights and optimizer states of all tables, once."""
-    return sum(table.storage_bytes for table in tables.tables)
-
-
-def hbm_bytes(topology: Topology) -> list[int]:
-    """Device memory of every rank."""
-    return [topology.memory_of(rank).hbm for rank in range(topology.world_size)]
 
 
 def with_hbm(topology: Topology, hbm: Callable[[int], int]) -> Topology:

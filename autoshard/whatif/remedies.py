@@ -15,7 +15,7 @@ from autoshard.core.errors import InputError
 from autoshard.formats.topology_scaling import scaled_topology
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.constraints import allowed_ranks, colocated
-from autoshard.whatif.changes import TaskChange, hbm_bytes, needed_bytes, planned, step_ms, with_hbm
+from autoshard.whatif.changes import TaskChange, planned, step_ms, with_hbm
 
 #: Planner that cuts tables and holds them in all ways, so that it finds plans where others find none.
 _ALL_WAYS = "auto"
@@ -64,7 +64,7 @@ def find_shortage(tables: TableSet, topology: Topology) -> Shortage | None:
     Returns:
         The first that finds no room; None if all do, or constraints leave one no rank at all.
     """
-    free_R = np.array(hbm_bytes(topology), dtype=np.int64)
+    free_R = np.array(topology.hbm_bytes, dtype=np.int64)
     units = []
     for group in colocated(tables):
         allowed_R = np.all([allowed_ranks(table, topology.world_size) for table in group], axis=0)
@@ -113,8 +113,8 @@ def find_remedies(
 
 
 def _more_memory(planner: str, request: PlanRequest) -> Iterator[TaskChange]:
-    topology, needed = request.topology, needed_bytes(request.tables)
-    hbm = hbm_bytes(topology)
+    topology, needed = request.topology, request.tables.storage_bytes
+    hbm = topology.hbm_bytes
     shortage = find_shortage(request.tables, topology)
     sizes = {round(factor * max(hbm)) for factor in _MEMORY_FACTORS}
     if shortage is not None:
@@ -131,7 +131,7 @@ def _more_memory(planner: str, request: PlanRequest) -> Iterator[TaskChange]:
 
 
 def _more_ranks(planner: str, request: PlanRequest, max_ranks: int) -> Iterator[TaskChange]:
-    needed = needed_bytes(request.tables)
+    needed = request.tables.storage_bytes
     for factor in _RANK_FACTORS:
         num_ranks = factor * request.topology.world_size
         if num_ranks > max_ranks or num_ranks * request.topology.memory_bytes.hbm < needed:

@@ -37,7 +37,6 @@ from autoshard.results.sweep import (
     UnpricedPoint,
 )
 from autoshard.validator import validate_plan
-from autoshard.whatif.changes import hbm_bytes, needed_bytes
 from autoshard.whatif.spread import sample_steps
 
 
@@ -138,7 +137,7 @@ class Simulator:
         """
         started = time.perf_counter()
         topology = self._topology(point)
-        needed, available = needed_bytes(self.tables), sum(hbm_bytes(topology)) // point.num_groups
+        needed, available = self.tables.storage_bytes, sum(topology.hbm_bytes) // point.num_groups
         try:
             plan, costs = self._planned(point, topology)
         except UnknownNameError:

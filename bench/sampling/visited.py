@@ -141,7 +141,7 @@ class Placements:
 
     def _request(self, tables: TableSet, num_ranks: int, seed: int) -> PlanRequest:
         limit = self._source.memory_bytes
-        hbm_bytes = sum(table.storage_bytes for table in tables.tables) if limit is None else limit
+        hbm_bytes = tables.storage_bytes if limit is None else limit
         topology = single_level(self._source.device, num_ranks, hbm_bytes)
         return PlanRequest(
             tables=tables, topology=topology, costs=self._costs, seed=seed, registry=self._source.registry

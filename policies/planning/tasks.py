@@ -114,7 +114,7 @@ def sample_problems(pool: TableSet, model: CostModel, kind: TaskKind, seeds: ran
     """
     num_parts = NUM_ROW_RANGES if kind.items is Items.ROW_GROUPS else 1
     kept = tuple(table for table in pool.tables if table.num_embeddings >= num_parts)
-    whole_bytes = sum(table.storage_bytes for table in pool.tables)
+    whole_bytes = pool.storage_bytes
     topology = training_topology(kind.device, kind.num_ranks, whole_bytes)
     return tuple(
         _problem(replace(pool, tables=kept).sample(kind.num_tables, seed), model, kind, topology) for seed in seeds

@@ -148,9 +148,7 @@ class _Run:
     def _costs(self) -> CostModels:
         """What prices whole steps, of the same moment; kernels aside."""
         tasks = self._options.tasks
-        topology = training_topology(
-            tasks.device, tasks.num_ranks, sum(table.storage_bytes for table in self._pool.tables)
-        )
+        topology = training_topology(tasks.device, tasks.num_ranks, self._pool.storage_bytes)
         return make_costs(self._pool, topology, self._models.root)
 
     def _measure(self) -> MeasurePlans | None:

@@ -60,7 +60,7 @@ def _answer(
         columns=dict(lists[0].columns) if lists else None,
         notes=list(lists[0].notes) if lists else [],
         num_tables=len(tables.tables) if tables else None,
-        table_bytes=sum(table.storage_bytes for table in tables.tables) if tables else None,
+        table_bytes=tables.storage_bytes if tables else None,
         num_ranks=topology.world_size if topology else None,
         hbm_bytes=sum(topology.memory_of(rank).hbm for rank in ranks) if topology else None,
     )

@@ -199,7 +199,7 @@ def test_plans_that_the_runtime_executes(draw_task, make_request, options):
 
 def test_tiers_are_kept_to_and_memory_stays_free(draw_task, make_request, make_topology):
     tables, _ = draw_task(12, 4, seed=5)
-    hbm = 2 * sum(table.storage_bytes for table in tables.tables) // 4
+    hbm = 2 * tables.storage_bytes // 4
     options = {**STEP, "sharding_types": "row_wise, data_parallel", "reserved_bytes": hbm // 4}
     request = make_request((tables, make_topology(4, hbm)), options=options, time_limit_s=SECONDS)
     plan = AutoPlanner().plan(request)
@@ -212,7 +212,7 @@ def test_tiers_are_kept_to_and_memory_stays_free(draw_task, make_request, make_t
 def test_plans_leave_room_for_training_unless_told_otherwise(draw_task, make_request, make_topology):
     # Tables take two thirds of the memory, so that not all can be copied to all ranks.
     tables, _ = draw_task(12, 4, seed=5, batch_size=1024)
-    hbm = sum(table.storage_bytes for table in tables.tables) * 3 // 8
+    hbm = tables.storage_bytes * 3 // 8
     used = {}
     for count in (True, False):
         options = {**STEP, "count_activations": count}
@@ -223,7 +223,7 @@ def test_plans_leave_room_for_training_unless_told_otherwise(draw_task, make_req
 
 def test_ranks_of_different_memory_are_filled_as_they_are(draw_task, make_request, make_topology):
     tables, _ = draw_task(12, 4, seed=5)
-    total = sum(table.storage_bytes for table in tables.tables)
+    total = tables.storage_bytes
     uneven = make_topology(4, total // 20, overrides=((2, MemoryBytes(hbm=total)),))
     request = make_request((tables, uneven), options=STEP, time_limit_s=SECONDS)
     plan = AutoPlanner().plan(request)

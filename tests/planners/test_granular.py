@@ -83,7 +83,7 @@ def test_sums_by_reduce_scatter_are_priced_as_evaluate_prices_them(mixed_task, m
 
 def test_sums_price_rows_behind_caches(draw_task, two_nodes, make_request, costs):
     tables, _ = draw_task(4, 8, seed=2)
-    total = sum(table.storage_bytes for table in tables.tables)
+    total = tables.storage_bytes
     task = (tables, two_nodes(hbm=total // 8, ddr=total))
     space = space_of(make_request(task))
     roomy = Limits(capacity_RM=np.full((8, 3), np.inf))
@@ -185,7 +185,7 @@ def test_constraints_hold(mixed_task, make_request):
 
 def test_reserved_memory_stays_free(draw_task, two_nodes, make_request):
     tables, _ = draw_task(16, 8, seed=4)
-    hbm, reserved = 2 * sum(table.storage_bytes for table in tables.tables) // 8, 0.4
+    hbm, reserved = 2 * tables.storage_bytes // 8, 0.4
     request = make_request((tables, two_nodes(hbm=hbm)), time_limit_s=SECONDS)
     found = search_steps(request, replace(STEPS, reserved_bytes=int(reserved * hbm)))
     cost = evaluate(found.plan, request.costs)
@@ -204,7 +204,7 @@ def test_tables_that_fit_no_rank_are_cut(draw_task, make_topology, make_request)
 
 def test_tables_that_fit_no_device_go_behind_caches(draw_task, two_nodes, make_request, costs):
     tables, _ = draw_task(6, 8, seed=6)
-    total = sum(table.storage_bytes for table in tables.tables)
+    total = tables.storage_bytes
     task = (tables, two_nodes(hbm=total // 16, ddr=total))
     found = search_steps(make_request(task, time_limit_s=SECONDS), STEPS)
     validate_plan(found.plan)
@@ -234,7 +234,7 @@ def test_replica_groups_are_searched_within(draw_task, two_nodes, make_request, 
 
 def test_says_what_is_missing(draw_task, make_topology, make_request):
     tables, _ = draw_task(6, 4, seed=0)
-    total = sum(table.storage_bytes for table in tables.tables)
+    total = tables.storage_bytes
     request = make_request((tables, make_topology(4, total // 5)))
     with pytest.raises(InfeasiblePlanError, match=r"all tables need [\d,]+ bytes, [\d,]+ bytes more than the 4 ranks"):
         search_steps(request, STEPS)

@@ -94,7 +94,7 @@ def held(plan):
 
 
 def extra_bytes(plan):
-    return held(plan).sum() - sum(one.storage_bytes for one in plan.tables.tables)
+    return held(plan).sum() - plan.tables.storage_bytes
 
 
 def served(plan):
@@ -213,7 +213,7 @@ def test_training_copies_exactly_the_rows_above_the_frequency():
 def test_copies_keep_to_the_extra_memory(mode, ratio):
     tables = task(*(table(f"t{index}", 20_000 * (index + 1)) for index in range(4)))
     plan = make_plan(tables, topology(), mode=mode, extra_memory_ratio=ratio)
-    total = sum(one.storage_bytes for one in tables.tables)
+    total = tables.storage_bytes
     assert extra_bytes(plan) <= ratio * total
     assert extra_bytes(plan) >= 0.9 * ratio * total or mode == "training"
     assert (extra_bytes(plan) > 0) == (ratio > 0)
@@ -423,11 +423,11 @@ def test_any_task_has_a_valid_plan_or_a_typed_error(drawn, mode, method, exchang
         constrained = any(one.constraints.pinned_ranks or one.constraints.colocate_with for one in tables.tables)
         # Rows cannot be cut, so that each rank may be left with a little less room than one of them needs.
         widest = max(one.storage_bytes // one.num_embeddings for one in tables.tables)
-        assert constrained or sum(one.storage_bytes for one in tables.tables) > room - ranks.world_size * widest
+        assert constrained or tables.storage_bytes > room - ranks.world_size * widest
         return
     assert np.isfinite(evaluate(plan, COSTS).step_ms.value)
     assert plan == make_plan(tables, ranks, **options)
-    assert extra_bytes(plan) <= ratio * sum(one.storage_bytes for one in tables.tables)
+    assert extra_bytes(plan) <= ratio * tables.storage_bytes
 
 
 def test_a_world_with_too_many_pairs_of_ranks_is_refused():

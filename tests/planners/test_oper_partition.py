@@ -72,7 +72,7 @@ def assert_tiles(tables, shards):
 def test_groups_tile_the_tables_and_keep_to_the_threshold(tables, threshold):
     shards = row_groups(tables, threshold)
     assert_tiles(tables, shards)
-    all_bytes = sum(one.storage_bytes for one in tables.tables)
+    all_bytes = tables.storage_bytes
     all_lookups = sum(lookup_bytes(Shard.whole(one)) for one in tables.tables)
     assert sum(lookup_bytes(shard) for shard in shards) == pytest.approx(all_lookups)
     for shard in shards:
@@ -85,7 +85,7 @@ def test_groups_tile_the_tables_and_keep_to_the_threshold(tables, threshold):
 @given(tables=table_sets())
 def test_no_group_stops_before_it_reaches_the_threshold(tables):
     threshold = 0.02
-    all_bytes = sum(one.storage_bytes for one in tables.tables)
+    all_bytes = tables.storage_bytes
     all_lookups = sum(lookup_bytes(Shard.whole(one)) for one in tables.tables)
     for shard in row_groups(tables, threshold):
         if shard.rows.stop < shard.table.num_embeddings:

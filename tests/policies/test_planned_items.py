@@ -109,7 +109,7 @@ def make_request(registry, cut_cost, tables, make_topology):
 @pytest.mark.parametrize("share", [1.0, 0.4])
 @pytest.mark.parametrize("num_ranks", [1, 3])
 def test_parts_tile_their_tables_within_the_limits(make_request, tables, registry, items, share, num_ranks):
-    total = sum(table.storage_bytes for table in tables.tables)
+    total = tables.storage_bytes
     hbm_bytes = int(total * max(share, 1 / num_ranks))
     request = make_request(items, hbm_bytes=hbm_bytes, num_ranks=num_ranks, num_samples=4)
     plan = PolicyPlanner().plan(request)

@@ -65,7 +65,7 @@ class WholeTables:
     def capacity_R(self) -> FloatArray:  # noqa: N802 - a shape suffix
         """Bytes of each rank, shape (R,)."""
         topology = self.request.topology
-        return np.array([topology.memory_of(rank).hbm for rank in range(topology.world_size)], dtype=np.float64)
+        return np.array(topology.hbm_bytes, dtype=np.float64)
 
     def place(self, tables: Sequence[EmbeddingTable], held_bytes: float = 0.0) -> tuple[PlacedShard, ...]:
         """Places tables on one rank each, beside `held_bytes` on every rank.

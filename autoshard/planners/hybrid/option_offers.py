@@ -174,7 +174,7 @@ def space_of(
 
 def _is_large(topology: Topology) -> Callable[[EmbeddingTable], bool]:
     """Whether a table takes much of the memory that devices have in the mean."""
-    memory_bytes = float(np.mean([topology.memory_of(rank).hbm for rank in range(topology.world_size)]))
+    memory_bytes = float(np.mean(topology.hbm_bytes))
     return lambda table: table.storage_bytes > _LARGE_SHARE * memory_bytes
 
 
@@ -198,7 +198,7 @@ def looked_up_bytes(table: EmbeddingTable) -> float:
 def _spare_levels(tables: TableSet, topology: Topology) -> list[MemoryLevel]:
     """Memory levels below the devices' that there are, if the devices' memory is scarce; the fastest first."""
     memories = [topology.memory_of(rank) for rank in range(topology.world_size)]
-    held = sum(table.storage_bytes for table in tables.tables)
+    held = tables.storage_bytes
     if held <= _SCARCE_SHARE * sum(memory.hbm for memory in memories):
         return []
     return [level for level in (MemoryLevel.DDR, MemoryLevel.SSD) if any(memory[level] for memory in memories)]

@@ -240,7 +240,7 @@ def _with_room(
 
 def no_room(space: PlannerSpace, limits: Limits) -> InfeasiblePlanError:
     """The error for tables that no start found room for."""
-    needed = sum(table.storage_bytes for table in space.tables.tables)
+    needed = space.tables.storage_bytes
     room = int(sum(max(0.0, free) for free in limits.capacity_RM.sum(axis=1).tolist()))
     if needed > room:
         return exceeds_total(needed, room, len(limits.capacity_RM))

@@ -292,7 +292,7 @@ class _Search:
 
     def _check_total(self) -> None:
         """Refuses what no plan can hold: every row is on some rank, on some level."""
-        needed = sum(table.storage_bytes for table in self.request.tables.tables)
+        needed = self.request.tables.storage_bytes
         bytes_L = self.hbm_bytes, *self.lower_bytes
         if needed > sum(bytes_L):
             levels = ", ".join(level for level, there in zip(LEVELS, bytes_L, strict=True) if there) or "any level"

@@ -109,7 +109,7 @@ def whole_tables(request: PlanRequest) -> PlannerSpace:
 
 def _capacity(request: PlanRequest) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     topology = request.topology
-    return np.array([topology.memory_of(rank).hbm for rank in range(topology.world_size)], dtype=np.float64)
+    return np.array(topology.hbm_bytes, dtype=np.float64)
 
 
 def _plan(request: PlanRequest, search: BeamSearch, found: BeamResult) -> ShardingPlan:

@@ -40,7 +40,7 @@ def row_groups(tables: TableSet, threshold: float) -> tuple[Shard, ...]:
     """
     SHARE.check(threshold, "threshold")
     max_lookup_bytes = threshold * sum(lookup_bytes(Shard.whole(table)) for table in tables.tables)
-    max_bytes = threshold * sum(table.storage_bytes for table in tables.tables)
+    max_bytes = threshold * tables.storage_bytes
 
     def bounds(table: EmbeddingTable) -> list[int]:
         read_bytes = lookup_bytes(Shard.whole(table))

@@ -162,7 +162,7 @@ class _Search:
         self.copies_in = options.mode if self.method is Method.OPER and self.num_ranks > 1 else ""
         capacities = [min(topology.memory_of(rank).hbm, MAX_CAPACITY) for rank in range(self.num_ranks)]
         self.capacity_R = np.array(capacities, dtype=np.int64)
-        self.total_bytes = sum(table.storage_bytes for table in tables.tables)
+        self.total_bytes = tables.storage_bytes
         self.free_bytes = sum(capacities) - self.total_bytes
         if self.free_bytes < 0:
             raise InfeasiblePlanError(

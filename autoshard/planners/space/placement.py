@@ -119,7 +119,7 @@ class PlacementProblem:
             codes_WNH=codes_WNH,
             bytes_WN=np.stack([summed_members(bytes_U, members) for bytes_U in bytes_WU]),
             kernel_ms_N=model.predict_ms(codes_WNH[0]),
-            capacity_R=np.array([topology.memory_of(rank).hbm for rank in range(topology.world_size)], dtype=np.int64),
+            capacity_R=np.array(topology.hbm_bytes, dtype=np.int64),
             allowed_NA=_allowed(tables, topology, shards, members, tiers),
             tiers=tuple(tiers),
             payload=payload or Payload(),

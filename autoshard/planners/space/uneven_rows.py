@@ -23,7 +23,7 @@ FloatArray = NDArray[np.float64]
 
 def room_of_ranks(tables: TableSet, topology: Topology) -> FloatArray:
     """Bytes of device memory of each rank, less those of tables that may be on that rank alone, shape (R,)."""
-    room_R = np.array([topology.memory_of(rank).hbm for rank in range(topology.world_size)], dtype=np.float64)
+    room_R = np.array(topology.hbm_bytes, dtype=np.float64)
     for table in tables.tables:
         allowed_R = allowed_ranks(table, topology.world_size)
         if allowed_R.sum() == 1:

@@ -188,7 +188,7 @@ class TestEqualMemory:
     def test_rivals_may_use_what_is_left(self, make_problem):
         """Five tables, ranks with room for twice as much: as much again for copies."""
         loose = make_problem([1.0, 2.0, 3.0, 4.0, 5.0], num_ranks=2)
-        held = sum(table.storage_bytes for table in loose.tables.tables)
+        held = loose.tables.storage_bytes
         problem = make_problem([1.0, 2.0, 3.0, 4.0, 5.0], num_ranks=2, hbm_bytes=held)
         assert _options(OPER, problem) == ({}, {"extra_memory_ratio": pytest.approx(1.0)})
         for planner in (FLEXSHARD, FLEXSHARD_CUT):
