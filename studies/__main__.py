@@ -26,6 +26,7 @@ STUDIES: Final = {
     "never-beaten": "studies.planners.never_beaten:main",
     "granularity": "studies.planners.granularity:main",
     "fooled": "studies.planners.fooled:main",
+    "pooled-rows": "studies.planners.pooled_rows:main",
     "side-by-side": "studies.planners.side_by_side:main",
     "steps": "studies.planners.step_runs:main",
     "flexshard": "studies.papers.flexshard.study:main",
