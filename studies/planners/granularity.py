@@ -29,7 +29,7 @@ from autoshard.planning import make_costs
 from autoshard.table import Table
 from autoshard.validator import validate_plan
 from studies.frame import OutputOptions, PartsOption, PartStore, StudyResult, names_in
-from studies.planners.search_runs import SCALE
+from studies.planners.limit_runs import SCALE
 
 AUTO = "auto"
 METASYN = "metasyn"

@@ -27,12 +27,6 @@ def test_processor_time_of_a_step_is_measured(tmp_path, run_study, capsys):
     assert document["slowest_ms"] >= document["median_ms"] > 0
 
 
-def test_ways_to_torchrec_and_back_are_timed(run_study, capsys):
-    assert run_study("torchrec-doors", "--num-tables", "20", "--world-size", "4", "--json") == 0
-    times = json.loads(capsys.readouterr().out)
-    assert all(times[f"{way}_s"] > 0 for way in ("import", "export", "back", "write", "read"))
-
-
 def test_unknown_layouts_and_sizes_are_refused(run_study, capsys):
     assert run_study("engines", "--layouts", "diagonal") == 2
     assert "must be some of table-wise, row-wise, mixed, got 'diagonal'" in capsys.readouterr().err
