@@ -143,13 +143,18 @@ def check_ranges(owner: Any, error: type[InputError] = InvalidOptionError, withi
             one.range.check(getattr(owner, one.name), f"{within}{one.name}", error)
 
 
+@cache
+def _with_roles(owner: Any, roles: Role) -> tuple[DeclaredField, ...]:
+    """The fields of a class that have any of the roles; searches ask for them for every shard."""
+    return tuple(one for one in declared(owner) if one.meaning.roles & roles)
+
+
 def values(owner: Any, roles: Role) -> tuple[Any, ...]:
     """Values of the fields that have any of the roles, and of the parts within them, in the order of the fields."""
     found = []
-    for one in declared(owner.__class__):
-        if one.meaning.roles & roles:
-            value = getattr(owner, one.name)
-            found.append(tuple(values(part, roles) for part in value) if one.has_parts else value)
+    for one in _with_roles(owner.__class__, roles):
+        value = getattr(owner, one.name)
+        found.append(tuple(values(part, roles) for part in value) if one.has_parts else value)
     return tuple(found)
 
 
@@ -164,6 +169,6 @@ def undecided(owner: Any, known: Collection[str], roles: Role, *, of: type | Non
     """
     return tuple(
         one.name
-        for one in declared(of or owner.__class__)
-        if one.name not in known and one.meaning.roles & roles and getattr(owner, one.name) != one.default
+        for one in _with_roles(of or owner.__class__, roles)
+        if one.name not in known and getattr(owner, one.name) != one.default
     )

@@ -103,3 +103,28 @@ def test_a_simulation_with_points_that_have_no_plan(printed, task, tmp_path):
     document = printed("simulation", "simulate", task, *sizes)
     assert [point["status"] for point in document["points"]] == ["priced", "impossible"]
     assert SIMULATION.to_json(SIMULATION.from_json(document)) == document == read_json(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("what", ["tables", "topologies", "planners"])
+def test_lists(printed, what):
+    document = printed("catalogue", "list", what)
+    assert set(document) == {"schema", what}
+    assert all(one["name"] and one.get("description", one.get("summary")) for one in document[what])
+
+
+def test_what_is_installed(printed):
+    document = printed("doctor", "doctor")
+    assert set(document) == {"schema", "autoshard", "python", "platform", "packages", "devices", "models", "missing"}
+    assert all(set(one) == {"name", "version", "needed_by", "install"} for one in document["packages"])
+    assert document["devices"][0]["cores"] > 0
+
+
+def test_imports_and_exports(printed, tmp_path, capfd):
+    tables, plan, output = tmp_path / "tables.json", tmp_path / "plan.json", tmp_path / "constraints.json"
+    document = printed("imported", "import", "metasyn", "--num-tables", 8, "--scale", 64, "-o", tables)
+    assert (document["num_tables"], document["num_tables_in_source"], document["output"]) == (8, 856, str(tables))
+    main(["plan", str(tables), "--topology", "cpu-4", "--planner", "size-greedy", "-o", str(plan)])
+    capfd.readouterr()
+    document = printed("exported", "export", plan, "--format", "torchrec-constraints", "-o", output)
+    assert (document["output"], document["format"], document["num_tables"]) == (str(output), "torchrec-constraints", 8)
+    assert all(set(one) == {"field", "table", "planned", "executed"} for one in document["changes"])
