@@ -9,7 +9,7 @@ from autoshard.cli import main
 from autoshard.core import Estimate
 from autoshard.core.errors import FormatError, InvalidOptionError, InvalidTopologyError
 from autoshard.formats import load_machine, read_json, write_tables
-from autoshard.planning import make_plan
+from autoshard.planning import make_costs, make_plan
 from autoshard.results.sweep import PointMemory, PointStatus, PricedPoint, SweepPoint, UnpricedPoint, scaling_factors
 from autoshard.results.sweep_record import SIMULATION, SweepRecord, read_record
 from autoshard.whatif.sweep import Simulator, sweep_points
