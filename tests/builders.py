@@ -4,10 +4,15 @@ Every field of what is built is an option by its name: fields without a default 
 """
 
 import dataclasses
+from dataclasses import replace
+
+import numpy as np
 
 from autoshard.core import (
     AccessProfile,
+    Constraints,
     CostModels,
+    DenseLayers,
     EmbeddingTable,
     Exchange,
     Feature,
@@ -27,13 +32,14 @@ from autoshard.core import (
 )
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel
 from autoshard.planners.planner import PlanRequest
+from autoshard.planners.space.placement import PlacementProblem
 
 
-def table(name="t0", num_embeddings=1000, embedding_dim=16, *, alpha=1.0, **fields):
+def table(name="t0", num_embeddings=1000, embedding_dim=16, pooling_factor=2.0, *, alpha=1.0, **fields):
     """A pooled table whose rows are in the order of access, which is Zipf's, and its feature with the fields of one."""
     of_feature = {one.name: fields.pop(one.name) for one in dataclasses.fields(Feature) if one.name in fields}
     if "features" not in fields:
-        fields["features"] = (Feature(**{"name": f"{name}_f", "pooling_factor": 2.0, **of_feature}),)
+        fields["features"] = (Feature(**{"name": f"{name}_f", "pooling_factor": pooling_factor, **of_feature}),)
     if "access" not in fields:
         fields["access"] = AccessProfile.zipf(num_embeddings, alpha)
     values = {"row_order": ImpliedOrder.BY_ID, **fields}
@@ -48,42 +54,43 @@ def tables(*of, batch_size=64, dense=None, **fields):
     return TableSet(batch_size=batch_size, tables=tuple(of), dense=dense)
 
 
-def levels(*sizes, bytes_per_s=1e9, reduce_bytes_per_s=None, latency_s=0.0, **fields):
-    """Levels of so many ranks, from the node outwards; speeds and latencies are one number, or one for each level."""
+def levels(*sizes, bytes_per_s=1e9, latency_s=0.0, reduce_bytes_per_s=None, reduce_latency_s=None, **fields):
+    """Levels of so many ranks, from the node outwards; an option is one value for all, or a tuple of one for each.
 
-    def at(value, index):
-        return value[index] if isinstance(value, tuple) else value
+    All-reduces have links of their own if told, else those of the all-to-all.
+    """
+    options = {
+        "bytes_per_s": bytes_per_s,
+        "latency_s": latency_s,
+        "reduce_bytes_per_s": bytes_per_s if reduce_bytes_per_s is None else reduce_bytes_per_s,
+        "reduce_latency_s": latency_s if reduce_latency_s is None else reduce_latency_s,
+        **fields,
+    }
+    made = []
+    for index, size in enumerate(sizes):
+        given = {name: value[index] if isinstance(value, tuple) else value for name, value in options.items()}
+        links = [
+            Link(bytes_per_s=given.pop(f"{kind}bytes_per_s"), latency_s=given.pop(f"{kind}latency_s"))
+            for kind in ("", "reduce_")
+        ]
+        name = ("node", "cluster", "region")[index]
+        made.append(Level(name=name, size=size, all_to_all=links[0], all_reduce=links[1], **given))
+    return tuple(made)
 
-    reduce_bytes_per_s = bytes_per_s if reduce_bytes_per_s is None else reduce_bytes_per_s
-    return tuple(
-        Level(
-            name=("node", "cluster", "region")[index],
-            size=size,
-            all_to_all=Link(bytes_per_s=at(bytes_per_s, index), latency_s=at(latency_s, index)),
-            all_reduce=Link(bytes_per_s=at(reduce_bytes_per_s, index), latency_s=at(latency_s, index)),
-            **fields,
-        )
-        for index, size in enumerate(sizes)
-    )
 
+def topology(*sizes, hbm=1 << 40, ddr=0, ssd=0, **fields):
+    """Ranks in levels of these sizes, the last of which is all ranks: two nodes of two ranks if none are given.
 
-def topology(
-    *sizes,
-    hbm=1 << 40,
-    ddr=0,
-    ssd=0,
-    bytes_per_s=1e9,
-    reduce_bytes_per_s=None,
-    latency_s=0.0,
-    **fields,
-):
-    """Ranks in levels of these sizes, the last of which is all ranks; two nodes of two ranks if none are given."""
-    sizes = sizes or (2, 4)
+    A size as large as the one before it is no level of its own. Links are said as those of `levels`.
+    """
+    sizes = tuple(dict.fromkeys(sizes or (2, 4)))
+    of_topology = {one.name for one in dataclasses.fields(Topology)}
+    links = {name: fields.pop(name) for name in list(fields) if name not in of_topology}
     values = {
         "world_size": sizes[-1],
         "device": "cpu",
         "memory_bytes": MemoryBytes(hbm=hbm, ddr=ddr, ssd=ssd),
-        "levels": levels(*sizes, bytes_per_s=bytes_per_s, reduce_bytes_per_s=reduce_bytes_per_s, latency_s=latency_s),
+        "levels": levels(*sizes, **links),
     }
     return Topology(**{**values, **fields})
 
@@ -155,3 +162,51 @@ def costs(device="cpu", **fields):
 def request(tables, topology, **fields):
     """A planning task, priced by the figures of its device."""
     return PlanRequest(**{"tables": tables, "topology": topology, "costs": costs(topology.device), **fields})
+
+
+def problem(tables, topology):
+    """Whole tables to place, priced by the figures of a CPU."""
+    return PlacementProblem.table_wise(tables, topology, costs().kernel)
+
+
+def draw_task(num_tables, world_size, seed=0, spare=None, batch_size=256):
+    """Tables drawn with a seed, and ranks; `spare` is the share of memory beyond what an even spread needs."""
+    rng = np.random.default_rng(seed)
+    drawn = tables(
+        *(
+            table(
+                f"t{index}",
+                num_embeddings=int(rng.lognormal(9, 1.2)) + 1,
+                embedding_dim=int(rng.choice([16, 32, 64])),
+                pooling_factor=round(float(rng.lognormal(2, 0.8)), 3),
+                alpha=0.9,
+            )
+            for index in range(num_tables)
+        ),
+        batch_size=batch_size,
+    )
+    total = drawn.storage_bytes
+    return drawn, topology(world_size, hbm=total if spare is None else int(total / world_size * (1 + spare)))
+
+
+def two_nodes(world_size=8, **fields):
+    """Ranks of two nodes, an eighth as fast between as within them."""
+    return topology(world_size // 2, world_size, **{"bytes_per_s": (4e9, 5e8), "latency_s": 1e-5, **fields})
+
+
+def mixed_task():
+    """Pooled tables, a sequence table, pinned ones and two that share their ranks, on two nodes."""
+    drawn, _ = draw_task(9, 8, seed=5)
+    first, second, third, fourth, fifth, *others = (replace(one, embedding_dim=16) for one in drawn.tables)
+    # Batches of sequences differ in length, which counts in memory alone.
+    long = tuple(replace(feature, pooling_variance=9.0 * feature.pooling_factor**2) for feature in first.features)
+    of = (
+        replace(first, pooling=Pooling.SEQUENCE, features=long),
+        replace(second, constraints=Constraints(pinned_ranks=(2, 5))),
+        replace(third, constraints=Constraints(colocate_with=(fourth.name,))),
+        fourth,
+        replace(fifth, constraints=Constraints(forbidden_tiers=(Tier.TABLE_WISE, Tier.DATA_PARALLEL))),
+        *others,
+    )
+    dense = DenseLayers(num_dense_features=13, bottom_mlp=(64, 16), top_mlp=(64, 1), interaction="dot")
+    return tables(*of, batch_size=drawn.batch_size, dense=dense), two_nodes()
