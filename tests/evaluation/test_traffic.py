@@ -23,6 +23,7 @@ from autoshard.evaluation.communication import link_bytes
 from autoshard.evaluation.traffic import PairTraffic, Stream, replicas_read
 from tests.builders import each, everyone, on, placed, table, topology
 from tests.builders import plan as plan_of
+from tests.contracts.price_oracle import read_by
 
 COMM = AlphaBetaComm()
 machine = partial(
@@ -85,11 +86,11 @@ def pair_by_pair(plan, stream):
         if one.collective is not ALL_TO_ALL and stream in (Stream.FORWARD, Stream.BACKWARD):
             continue
         readers = range(plan.group_size)
-        is_own = all(one.replicas[read_slowly(plan, one, reader)] == (reader,) for reader in readers)
+        is_own = all(one.replicas[read_by(plan, one, reader)] == (reader,) for reader in readers)
         run = replace(one, exchange=Exchange.PARTIAL_SUMS) if is_own else one
         pair = PairTraffic.of(run, plan.group_batch_size / plan.group_size, plan.payload, id_bytes=4)
         for reader in readers:
-            for owner in one.replicas[read_slowly(plan, one, reader)]:
+            for owner in one.replicas[read_by(plan, one, reader)]:
                 place = (reader, owner) if stream.asks else (owner, reader)
                 sent_RR[place] += getattr(pair, stream.value)
     return sent_RR
@@ -102,15 +103,6 @@ def scattered_bytes(plan, stream):
         for placed in plan.shards
         if placed.collective is not ALL_TO_ALL and stream in (Stream.FORWARD, Stream.BACKWARD)
     )
-
-
-def read_slowly(plan, placed, reader):
-    if placed.fetch is not None:
-        return placed.fetch[reader]
-    node = plan.topology.node_of
-    own = [index for index, replica in enumerate(placed.replicas) if reader in replica]
-    near = [index for index, replica in enumerate(placed.replicas) if node(reader) in map(node, replica)]
-    return (own or near or [reader % len(placed.replicas)])[0]
 
 
 @settings(max_examples=40)
@@ -141,7 +133,7 @@ def test_bytes_by_level_are_those_of_the_pairs_of_ranks(plan):
 @given(plan=plans())
 def test_each_rank_reads_its_own_replica_else_one_of_its_node(plan):
     for one in plan.shards:
-        expected = [read_slowly(plan, one, reader) for reader in range(plan.group_size)]
+        expected = [read_by(plan, one, reader) for reader in range(plan.group_size)]
         assert replicas_read(plan, one).tolist() == expected
 
 
