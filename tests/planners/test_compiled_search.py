@@ -23,6 +23,7 @@ from autoshard.planners.hybrid.starts import balanced_starts
 from autoshard.planners.hybrid.step_search import StepSearch, search_steps
 from autoshard.planners.hybrid.successive_halving import improve
 from autoshard.validator import validate_plan
+from tests import builders as make
 
 EFFORTS = [
     LinearEffort(mode=Mode.DESCEND),
@@ -33,10 +34,10 @@ EFFORTS = [
 
 
 @pytest.fixture(params=["one node", "two nodes"])
-def start(request, draw_task, two_nodes, make_request):
-    tables, topology = draw_task(24, 8, seed=5)
-    task = tables, topology if request.param == "one node" else two_nodes()
-    space = space_of(make_request(task))
+def start(request):
+    tables, topology = make.draw_task(24, 8, seed=5)
+    task = tables, topology if request.param == "one node" else make.two_nodes()
+    space = space_of(make.request(*task))
     return balanced_starts(space, Limits.of(space))[0].layout
 
 
@@ -109,9 +110,9 @@ def test_the_step_by_the_slowest_ranks_never_grows(start, effort):
     assert step_ms[1] <= step_ms[0] * (1 + 1e-12)
 
 
-def test_rates_and_launches_are_exact_where_the_models_are_linear(draw_task, make_request):
+def test_rates_and_launches_are_exact_where_the_models_are_linear():
     # The roofline adds up what shards take and launches.
-    space = space_of(make_request(draw_task(24, 8, seed=5)))
+    space = space_of(make.request(*make.draw_task(24, 8, seed=5)))
     start = balanced_starts(space, Limits.of(space))[0].layout
     linear = LinearSearch(space, start.limits, FlatOptions.of(space), start)
     found, state = searched(linear, start, LinearEffort(rounds=40))
@@ -129,8 +130,8 @@ def test_options_that_may_not_be_taken_are_not(start):
     assert tiers == {Tier.TABLE_WISE}
 
 
-def test_constraints_are_kept(mixed_task, make_request):
-    space = space_of(make_request(mixed_task))
+def test_constraints_are_kept():
+    space = space_of(make.request(*make.mixed_task()))
     start = balanced_starts(space, Limits.of(space))[0].layout
     linear = LinearSearch(space, start.limits, FlatOptions.of(space), start)
     for seed in range(3):
@@ -141,8 +142,8 @@ def test_constraints_are_kept(mixed_task, make_request):
 
 
 @pytest.mark.parametrize("with_activations", [True, False])
-def test_memory_is_kept_to(draw_task, make_request, with_activations):
-    space = space_of(make_request(draw_task(24, 4, seed=3, spare=0.5)))
+def test_memory_is_kept_to(with_activations):
+    space = space_of(make.request(*make.draw_task(24, 4, seed=3, spare=0.5)))
     start = balanced_starts(space, Limits.of(space, with_activations=with_activations))[0].layout
     linear = LinearSearch(space, start.limits, FlatOptions.of(space), start)
     for seed in range(5):
@@ -187,8 +188,8 @@ def test_options_that_were_best_are_counted(start):
     assert (np.add.reduceat(linear.won_O, flat.first_I) > 0).sum() > len(flat.first_I) / 2
 
 
-def test_without_a_compiler_there_is_one_clear_line(draw_task, make_request, monkeypatch, capsys):
-    request = make_request(draw_task(12, 4, seed=5))
+def test_without_a_compiler_there_is_one_clear_line(monkeypatch, capsys):
+    request = make.request(*make.draw_task(12, 4, seed=5))
     monkeypatch.setattr(compiled, "loaded", lambda _name: None)
     compiled.library.cache_clear()
     try:

@@ -17,6 +17,7 @@ from autoshard.planners.hybrid.starts import StartSpec, balanced_starts, warm_st
 from autoshard.planners.hybrid.step_search import StepSearch, search_steps
 from autoshard.planners.hybrid.successive_halving import improve
 from autoshard.validator import validate_plan
+from tests import builders as make
 
 EXPONENT = 32
 
@@ -27,9 +28,9 @@ def norm_ms(parts_PR):
 
 
 @pytest.fixture
-def start(draw_task, make_request):
-    tables, topology = draw_task(12, 4, seed=5)
-    space = space_of(make_request((tables, topology)))
+def start():
+    tables, topology = make.draw_task(12, 4, seed=5)
+    space = space_of(make.request(tables, topology))
     return balanced_starts(space, Limits.of(space))[0].layout
 
 
@@ -84,9 +85,9 @@ def test_held_shards_are_those_of_the_layout(start):
     assert list(found) == expected
 
 
-def test_more_steps_never_end_with_a_longer_step(draw_task, make_request):
-    tables, topology = draw_task(10, 4, seed=9)
-    space = space_of(make_request((tables, topology)))
+def test_more_steps_never_end_with_a_longer_step():
+    tables, topology = make.draw_task(10, 4, seed=9)
+    space = space_of(make.request(tables, topology))
     starts = sorted(balanced_starts(space, Limits.of(space)), key=lambda start: start.layout.step_ms())
     assert len(starts) > 1
     far_s = time.perf_counter() + 600.0
@@ -120,9 +121,9 @@ def test_whole_tables_are_cut_only_above_the_limit(start):
     assert (balanced.whole(0.3)[~is_large_I] == 0).all()
 
 
-def test_a_limit_that_is_over_gives_a_plan_all_the_same(draw_task, make_request):
-    task = draw_task(12, 4, seed=5)
-    late = replace(make_request(task), started_s=time.perf_counter() - 100.0, time_limit_s=1.0)
+def test_a_limit_that_is_over_gives_a_plan_all_the_same():
+    task = make.draw_task(12, 4, seed=5)
+    late = replace(make.request(*task), started_s=time.perf_counter() - 100.0, time_limit_s=1.0)
     assert late.deadline_s() == late.started_s + 1.0
     found = search_steps(late, StepSearch())
     validate_plan(found.plan)
@@ -137,8 +138,8 @@ def test_imports_that_are_still_to_be_made_count():
     assert replace(asked, library="numpy").missing_import_s() == 0.0
 
 
-def test_who_is_asked_depends_on_the_clock_only_where_time_ends_the_search(draw_task, make_request):
-    request = make_request(draw_task(6, 4, seed=1))
+def test_who_is_asked_depends_on_the_clock_only_where_time_ends_the_search():
+    request = make.request(*make.draw_task(6, 4, seed=1))
     greedy = StartSpec(name="cost-greedy", table_s=1e-6, share=1.0)
     over_s = time.perf_counter() - 1.0
     assert set(warm_starts(request, [greedy])) == {"cost-greedy"}
