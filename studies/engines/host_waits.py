@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeAlias
 
 import typer
 
@@ -41,6 +41,8 @@ _PLANS: Final = {
     "tiers of sequences": (Pooling.SEQUENCE, "hot rows on all ranks"),
     "rows exchanged once": (Pooling.SUM, "rows in turn, rows exchanged once"),
 }
+#: Counts of a step by thread, for each of some plans on a number of processes.
+CountSteps: TypeAlias = Callable[[Sequence[ShardingPlan], int], Sequence[Mapping[str, Mapping[str, int]]]]
 _WAITS: Final = ("read by the host", "size of the result", "copied from a list")
 
 
@@ -113,15 +115,12 @@ def count(num_features: Sequence[int], num_processes: int) -> list[HostWaits]:
     Raises:
         AutoshardError: If a process fails.
     """
+    return waits_of(num_features, num_processes, _counted)
+
+
+def waits_of(num_features: Sequence[int], num_processes: int, counted: CountSteps) -> list[HostWaits]:
+    """What a step of every plan waits for, as processes that execute the plans have counted it."""
     made = [(name, number, plan) for number in num_features for name, plan in plans(number, num_processes).items()]
-    with tempfile.TemporaryDirectory(prefix="autoshard-host-waits-") as own:
-        paths = [str(Path(own, f"{number}.json")) for number in range(len(made))]
-        for (*_, plan), path in zip(made, paths, strict=True):
-            write_plan(plan, Path(path))
-        with running_workers(_WORKER, {"plan_paths": paths}, num_processes, path=_PATH) as (folder, documents):
-            for _ in documents:
-                pass
-            counted = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
     return [
         HostWaits(
             plan=name,
@@ -131,8 +130,21 @@ def count(num_features: Sequence[int], num_processes: int) -> list[HostWaits]:
             copies=sum(of_thread.get("staged copies", 0) for of_thread in of.values()),
             operators=of["step"]["operators"],
         )
-        for (name, number, _), of in zip(made, counted, strict=True)
+        for (name, number, _), of in zip(made, counted([plan for *_, plan in made], num_processes), strict=True)
     ]
+
+
+def _counted(of: Sequence[ShardingPlan], num_processes: int) -> list[dict[str, dict[str, int]]]:
+    """What processes count that torchrun starts."""
+    with tempfile.TemporaryDirectory(prefix="autoshard-host-waits-") as own:
+        paths = [str(Path(own, f"{number}.json")) for number in range(len(of))]
+        for plan, path in zip(of, paths, strict=True):
+            write_plan(plan, Path(path))
+        with running_workers(_WORKER, {"plan_paths": paths}, num_processes, path=_PATH) as (folder, documents):
+            for _ in documents:
+                pass
+            counted: list[dict[str, dict[str, int]]] = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
+    return counted
 
 
 def main(options: HostWaitsOptions, output: OutputOptions) -> None:
