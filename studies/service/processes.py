@@ -63,6 +63,11 @@ class RunningService:
         assert self._process is not None
         return self._process
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started, and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
     def start(self, *, until_ready: bool = True) -> None:
         """Starts it, and waits until it listens or is ready.
 
@@ -131,7 +136,7 @@ def running(service: RunningService) -> Iterator[RunningService]:
     try:
         yield service
     finally:
-        if service.process.poll() is None:
+        if service.is_running:
             service.stop()
 
 
