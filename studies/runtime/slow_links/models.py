@@ -19,8 +19,6 @@ from autoshard.formats import topology_from_json, topology_to_json
 from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES
 from autoshard.formats.stores.samples import read_samples
 from autoshard.whatif.trials import LOPSIDED, plan_task
-from bench.cluster.links import fit_links, measured_topology
-from bench.cluster.network import Cluster
 from bench.collecting.collectives import collect_collectives
 from bench.collectives.sampling import CollectiveSettings, Processes
 from costmodel.kernel.comparison import kernel_version
@@ -32,6 +30,8 @@ from costmodel.registry.versions import Registry
 from costmodel.step.calibration import calibrate_step, run_calibration
 from costmodel.step.collective_training import train_collective_model
 from costmodel.step.comparison import collective_version, step_version
+from studies.cluster.links import fit_links, measured_topology
+from studies.cluster.network import Cluster
 from studies.runtime.slow_links.tasks import drawn_task
 
 DEVICE = "cpu"

@@ -14,10 +14,10 @@ from autoshard import console
 from autoshard.commands.options import command_options
 from autoshard.core.errors import InvalidOptionError
 from autoshard.runtime import RunProgress
-from bench.cluster.network import Cluster, check_support, open_cluster
-from bench.cluster.spec import ClusterSpec
 from bench.collecting.termination import TERMINATED_EXIT_CODE, Terminated
 from bench.measuring.devices import find_device
+from studies.cluster.network import Cluster, check_support, open_cluster
+from studies.cluster.spec import ClusterSpec
 from studies.frame import Machine, OutputOptions, PartStore, StudyResult, command_line, names_in
 from studies.runtime.slow_links.contests import Contest, ContestResult, Effort, run_contest
 from studies.runtime.slow_links.models import (

@@ -13,7 +13,7 @@ from autoshard.planning import make_costs
 from autoshard.runtime import Engine
 from autoshard.runtime.processes.launch import LOCAL
 from autoshard.whatif.trials import local_topology
-from bench.cluster.network import check_support
+from studies.cluster.network import check_support
 from studies.papers.flexshard.models import MODELS
 from studies.planners.step_runs import StepRun
 from studies.runtime.slow_links.contests import (

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from autoshard.core.errors import DeviceError, InvalidOptionError
 from autoshard.runtime.processes.launch import Torchrun
-from bench.cluster.spec import ClusterSpec
 from bench.collecting.termination import termination_raised
+from studies.cluster.spec import ClusterSpec
 
 _NAME = "autoshard-{pid}-{number}-{node}"
 _OWNER = re.compile(r"autoshard-(\d+)-")
