@@ -44,9 +44,9 @@ class StepBatch:
             group_of.append(group)
         self._group_P = np.array(group_of)
         self._even_ms_P = np.array([task.even_objective_ms for task in stack.tasks])
-        num_columns = max(cost.num_columns for cost in self._costs)
+        num_columns = max(len(cost.columns) for cost in self._costs)
         padded = [
-            np.pad(_cost(task).moved_WNC, ((0, 0), (0, 0), (0, num_columns - _cost(task).num_columns)))
+            np.pad(_cost(task).moved_WNC, ((0, 0), (0, 0), (0, num_columns - len(_cost(task).columns))))
             for task in stack.tasks
         ]
         self._moved_WFC = np.concatenate([*padded, np.zeros((1 + stack.num_tiers, 1, num_columns))], axis=1)
@@ -98,7 +98,7 @@ class StepBatch:
         groups = []
         for group in np.unique(group_D).tolist():
             cost, place_G = self._costs[group], np.flatnonzero(group_D == group)
-            num_columns = cost.num_columns
+            num_columns = len(cost.columns)
             per_episode = len(self._stack.kinds_AZ) * self._stack.num_ranks * num_columns
             at_once = max(1, _MOST_AT_ONCE // per_episode)
             groups += [

@@ -6,9 +6,9 @@ Shape suffixes: R ranks, F features of a part.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import Annotated, Final, Protocol
+from typing import Annotated, Final, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +61,12 @@ class StepPart(StrEnum):
 
 #: Parts that a rank works through by itself; all others are, or hold, collectives.
 KERNEL_PARTS: Final = (StepPart.FORWARD_KERNEL, StepPart.BACKWARD_KERNEL)
+#: Parts in which ranks send what they read, or the gradients of it.
+EXCHANGE_PARTS: Final[tuple[StepPart, ...]] = (StepPart.INPUT, StepPart.FORWARD_EXCHANGE, StepPart.BACKWARD_EXCHANGE)
+#: Parts of which ranks have more or less by what they hold, in the order of a step.
+EMBEDDING_PARTS: Final[tuple[StepPart, ...]] = tuple(part for part in StepPart if part is not StepPart.DENSE)
+#: Where each of them is on an axis of `EMBEDDING_PARTS`.
+PART_INDEX: Final[Mapping[StepPart, int]] = {part: index for index, part in enumerate(EMBEDDING_PARTS)}
 
 #: What a part's time is a weighted sum of, per rank. Predicted milliseconds of a model come first and weigh 1, all
 #: else 0, unless a step model was calibrated: `steps` is 1, `kernels` are the fused kernels of a rank, `features` what
@@ -91,9 +97,12 @@ def plain_coefficients(part: StepPart) -> Coefficients:
     return tuple(1.0 if name.endswith("_ms") else 0.0 for name in PART_FEATURES[part])
 
 
+MsT = TypeVar("MsT", float, NDArray[np.float64])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimes:
-    """Milliseconds of a step's parts, each at its slowest rank.
+class StepTimes(Generic[MsT]):
+    """Milliseconds of a step's parts, each at its slowest rank: numbers, or arrays of one shape, of many steps.
 
     Attributes:
         all_reduce: Of the dense layers' gradients, and of tables that are held in several replicas.
@@ -102,23 +111,27 @@ class StepTimes:
         group_sync: Of weights and optimizer states between replica groups, after the update and so behind nothing.
     """
 
-    input: float
-    forward_kernel: float
-    forward_exchange: float
-    backward_exchange: float
-    backward_kernel: float
-    bottom_forward: float = 0.0
-    bottom_backward: float = 0.0
-    interaction_forward: float = 0.0
-    interaction_backward: float = 0.0
-    top_forward: float = 0.0
-    top_backward: float = 0.0
-    all_reduce: float = 0.0
-    row_reduce: float = 0.0
-    overhead: float = 0.0
-    group_sync: float = 0.0
+    input: MsT
+    forward_kernel: MsT
+    forward_exchange: MsT
+    backward_exchange: MsT
+    backward_kernel: MsT
+    bottom_forward: MsT
+    bottom_backward: MsT
+    interaction_forward: MsT
+    interaction_backward: MsT
+    top_forward: MsT
+    top_backward: MsT
+    all_reduce: MsT
+    row_reduce: MsT
+    overhead: MsT
+    group_sync: MsT
 
-    def step_ms(self, overlap: Overlap) -> float:
+    def only(self) -> StepTimes[float]:
+        """Of arrays of one entry, that entry."""
+        return StepTimes(**{field.name: np.asarray(getattr(self, field.name)).item() for field in fields(self)})
+
+    def step_ms(self, overlap: Overlap) -> MsT:
         """The whole step.
 
         Source:
@@ -128,57 +141,65 @@ class StepTimes:
             hide, and the input distribution of the next batch behind all of it.
         """
         if overlap is Overlap.PIPELINED:
-            return max(self.input, self._pipelined_ms())
+            return _longest(self.input, self._pipelined_ms())
         lookup = self.forward_kernel + self.forward_exchange
         update = self.backward_exchange + self.backward_kernel
         if overlap is Overlap.NONE:
             forward = self.bottom_forward + lookup
             backward = self.top_backward + self.interaction_backward + update + self.bottom_backward + self.all_reduce
         else:
-            forward = max(self.bottom_forward, lookup)
-            behind = max(update, self.bottom_backward)
-            prefetched = max(0.0, self.input - self.top_forward) if overlap is Overlap.NEO_PREFETCH else 0.0
-            top = max(self.top_backward + self.interaction_backward, prefetched)
-            backward = max(top + behind, prefetched + self.all_reduce)
+            forward = _longest(self.bottom_forward, lookup)
+            behind = _longest(update, self.bottom_backward)
+            prefetched = 0 * self.input
+            if overlap is Overlap.NEO_PREFETCH:
+                prefetched = _longest(prefetched, self.input - self.top_forward)
+            top = _longest(self.top_backward + self.interaction_backward, prefetched)
+            backward = _longest(top + behind, prefetched + self.all_reduce)
         middle = self.interaction_forward + self.top_forward
-        distributed = 0.0 if overlap is Overlap.NEO_PREFETCH else self.input
+        distributed = 0 * self.input if overlap is Overlap.NEO_PREFETCH else self.input
         return distributed + forward + middle + backward + self.overhead + self.group_sync
 
-    def _pipelined_ms(self) -> float:
+    def _pipelined_ms(self) -> MsT:
         """The step but for its input distribution, as `Overlap.PIPELINED` has it."""
-        forward = self.forward_kernel + max(self.bottom_forward, self.forward_exchange)
-        behind = max(self.bottom_backward, self.backward_exchange)
+        forward = self.forward_kernel + _longest(self.bottom_forward, self.forward_exchange)
+        behind = _longest(self.bottom_backward, self.backward_exchange)
         # Gradients of replicated rows can only be summed when all of them have come.
         rows = behind + self.row_reduce + self.backward_kernel
-        backward = max(self.top_backward + self.interaction_backward + rows, self.all_reduce - self.row_reduce)
+        backward = _longest(self.top_backward + self.interaction_backward + rows, self.all_reduce - self.row_reduce)
         return forward + self.interaction_forward + self.top_forward + backward + self.overhead + self.group_sync
 
     def collectives(self, overlap: Overlap) -> Mapping[StepCollective, CollectiveTime]:
-        """Each collective's time, and by how much the step would be shorter without it."""
+        """Each collective's time, and by how much the step would be shorter without it; of one step."""
         step_ms = self.step_ms(overlap)
         return {
             one: CollectiveTime(
-                serialised_ms=getattr(self, one.value), exposed_ms=step_ms - self._without(one).step_ms(overlap)
+                serialised_ms=float(getattr(self, one.value)),
+                exposed_ms=float(step_ms - self._without(one).step_ms(overlap)),
             )
             for one in StepCollective
         }
 
-    def _without(self, collective: StepCollective) -> StepTimes:
-        changes = {collective.value: 0.0}
+    def _without(self, collective: StepCollective) -> StepTimes[MsT]:
+        changes = {collective.value: 0 * self.input}
         if collective is StepCollective.ALL_REDUCE:
-            changes["row_reduce"] = 0.0
+            changes["row_reduce"] = 0 * self.input
         return replace(self, **changes)
 
     @property
-    def dense_layers(self) -> float:
+    def dense_layers(self) -> MsT:
         """Perceptrons and interaction, forward and backward."""
         perceptrons = self.bottom_forward + self.bottom_backward + self.top_forward + self.top_backward
         return perceptrons + self.interaction_forward + self.interaction_backward
 
     @property
-    def dense(self) -> float:
+    def dense(self) -> MsT:
         """All that the runtime does not time by itself: dense layers, all-reduce, overhead, replica groups."""
         return self.dense_layers + self.all_reduce + self.overhead + self.group_sync
+
+
+def _longest(one: MsT, other: MsT) -> MsT:
+    longest: MsT = np.maximum(one, other)
+    return longest
 
 
 class StepModel(Protocol):
@@ -206,9 +227,3 @@ class StepModel(Protocol):
     def interval_ms(self, value_ms: float, below_ms: float, above_ms: float) -> tuple[float, float]:
         """Ends of the 90% interval of a step whose parts' intervals add up to that much below and above it."""
         ...
-
-
-def weighted_ms(work_RF: NDArray[np.float64], coefficients: Coefficients) -> NDArray[np.float64]:
-    """Milliseconds of a part on every rank, shape (R,)."""
-    weighted_R: NDArray[np.float64] = work_RF @ np.array(coefficients)
-    return weighted_R

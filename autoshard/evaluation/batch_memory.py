@@ -129,20 +129,28 @@ def rank_memory(plan: ShardingPlan, predicted: CostBreakdown | None = None) -> t
 
 
 def row_order_bytes(plan: ShardingPlan) -> int:
-    """Bytes of row orders on every rank: of tables that are cut by access rank, where a file lists their rows.
+    """Bytes of row orders on every rank: of tables that are cut by access rank, see `listed_order_bytes`."""
+    cut = {one.shard.table.name for one in plan.shards if one.shard.rows.by is RowsBy.ACCESS_RANK}
+    tables = [plan.tables[name] for name in cut]
+    return sum(listed_order_bytes(table, plan.row_orders.get(table.name)) for table in tables)
+
+
+def listed_order_bytes(table: EmbeddingTable, order: RowOrder | None = None) -> int:
+    """Bytes of a table's row order on every rank, where a file lists its rows; 0 where none does.
 
     The runtime keeps the place of each listed row in both directions, 16 bytes, and of those whose id is beyond the
     list's length as many again, and a key with its place in a hash table at most half full; at worst all are.
+
+    Args:
+        table: The table.
+        order: That of a plan; left out, the table's own.
     """
-    total = 0
-    for name in {one.shard.table.name for one in plan.shards if one.shard.rows.by is RowsBy.ACCESS_RANK}:
-        table = plan.tables[name]
-        order = plan.row_orders.get(name, table.row_order)
-        if isinstance(order, RowOrder):
-            beyond = min(order.num_ordered, table.num_embeddings - order.num_ordered)
-            slots = (1 << (2 * beyond).bit_length()) + _PUSHED_SLOTS if beyond else 0
-            total += 16 * (order.num_ordered + beyond + slots)
-    return total
+    listed = order or table.row_order
+    if not isinstance(listed, RowOrder):
+        return 0
+    beyond = min(listed.num_ordered, table.num_embeddings - listed.num_ordered)
+    slots = (1 << (2 * beyond).bit_length()) + _PUSHED_SLOTS if beyond else 0
+    return 16 * (listed.num_ordered + beyond + slots)
 
 
 def gradient_ratio(payload: Payload) -> float:
@@ -199,11 +207,27 @@ class BatchMemory:
             # No rank holds rows twice, whatever the number of replicas.
             if layout.stays:
                 outputs_R = outputs_R - layout.pair_bytes_E[forward]
-        gradients_R = gradient_ratio(plan.payload) * (outputs_R + received_R)
-        backward_R = inputs_R + received_R + np.maximum(gradients_R, outputs_R)
+        kept = dense_bytes(plan.tables, local_batch) + row_order_bytes(plan)
+        return cls.of_batch(inputs_R, outputs_R, received_R, kept, plan.payload)
+
+    @classmethod
+    def of_batch(
+        cls, inputs_R: MsArray, outputs_R: MsArray, returned_R: MsArray, kept_R: MsArray | float, payload: Payload
+    ) -> BatchMemory:
+        """Counts from amounts of a batch, in bytes; any axes may stand before the ranks'.
+
+        Args:
+            inputs_R: What ranks are asked for, with the gradients that they collect for rows that others hold, too.
+            outputs_R: What they send in the forward exchange, but for what is used where it is.
+            returned_R: What they receive.
+            kept_R: What training needs whatever the batch.
+            payload: Number formats of what is sent.
+        """
+        # In the backward pass, gradients of outputs and of what came back; the outputs themselves are gone.
+        gradients_R = gradient_ratio(payload) * (outputs_R + returned_R)
         return cls(
-            activation_R=inputs_R + outputs_R + received_R,
-            training_R=backward_R + dense_bytes(plan.tables, local_batch) + row_order_bytes(plan),
+            activation_R=inputs_R + outputs_R + returned_R,
+            training_R=inputs_R + returned_R + np.maximum(gradients_R, outputs_R) + kept_R,
         )
 
 

@@ -23,9 +23,9 @@ from autoshard.core.plan import HeldShard
 from autoshard.core.step import Overlap
 from autoshard.evaluation.batch_memory import BatchMemory
 from autoshard.evaluation.cached_rows import behind_caches, in_device_memory
-from autoshard.evaluation.reader_work import plan_reader_ms
-from autoshard.evaluation.stages import Stages
-from autoshard.evaluation.step_price import StepPrice, compose_step
+from autoshard.evaluation.group_sync import group_sync_ms
+from autoshard.evaluation.rank_work import RankWork
+from autoshard.evaluation.step_price import StepPrice, StepPricer, price_plan_step
 from autoshard.evaluation.traffic import Traffic, plan_traffic
 from autoshard.evaluation.unseen_kernels import UnseenKernelsModel, pricing
 from autoshard.evaluation.upper_end import UpperEndKernels
@@ -68,11 +68,11 @@ def evaluate(plan: ShardingPlan, costs: CostModels, *, overlap: Overlap | None =
         3.1 and 5, Eq. 1.
     """
     group = plan.of_one_group()
-    costs = _pricing(group, costs)
-    kernels, traffic, stages = _priced(plan, group, costs)
+    priced = _priced(plan, group, costs, overlap)
+    kernels, step = priced.kernels, priced.step
     kernel_ms_R = kernels.costs.kernel_ms_S
-    exchange_ms_R = stages.forward_ms_R + stages.backward_ms_R
-    step = compose_step(plan, costs, kernels.costs, traffic, stages, overlap)
+    _, forward_ms_R, backward_ms_R = step.stages.exchange_ms_XBR
+    exchange_ms_R = forward_ms_R + backward_ms_R
     return CostBreakdown(
         step_ms=step.step_ms,
         max_kernel_ms=float(kernel_ms_R.max()),
@@ -82,8 +82,8 @@ def evaluate(plan: ShardingPlan, costs: CostModels, *, overlap: Overlap | None =
         floor_kernel_ms=float(kernels.alone_ms_N.max()),
         binding_rank=kernels.binding_rank,
         binding_shard=kernels.binding_shard,
-        cost_model=costs.kernel.name,
-        ranks=_rank_costs(kernels, stages, BatchMemory.of(group, traffic)),
+        cost_model=step.models["kernel"],
+        ranks=_rank_costs(priced, BatchMemory.of(group, priced.traffic)),
         overlap=step.overlap,
         models=step.models,
         dense_ms=step.times.dense_layers,
@@ -115,9 +115,16 @@ class KernelPrices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedPlan:
-    """A plan's step, and the kernels of one of its replica groups."""
+    """A plan's step, and what is behind it of one of its replica groups.
+
+    Attributes:
+        kernels: Of each rank.
+        traffic: What ranks send.
+        step: The whole.
+    """
 
     kernels: KernelPrices
+    traffic: Traffic
     step: StepPrice
 
 
@@ -127,25 +134,23 @@ def price_step(plan: ShardingPlan, costs: CostModels, *, overlap: Overlap | None
 
 
 def price_with_kernels(plan: ShardingPlan, costs: CostModels, *, overlap: Overlap | None = None) -> PricedPlan:
-    """As `price_step`, with the kernels behind it, of one replica group."""
-    group = plan.of_one_group()
-    costs = _pricing(group, costs)
-    kernels, traffic, stages = _priced(plan, group, costs)
-    return PricedPlan(kernels=kernels, step=compose_step(plan, costs, kernels.costs, traffic, stages, overlap))
+    """As `price_step`, with what is behind it, of one replica group."""
+    return _priced(plan, plan.of_one_group(), costs, overlap)
 
 
-def _pricing(group: ShardingPlan, costs: CostModels) -> CostModels:
-    """The models without a kernel model that prices none of the plan's shards."""
+def _priced(plan: ShardingPlan, group: ShardingPlan, costs: CostModels, overlap: Overlap | None) -> PricedPlan:
     if isinstance(costs.kernel, UnseenKernelsModel | UpperEndKernels):
-        return replace(
-            costs, kernel=pricing(costs.kernel, [in_device_memory(one.local) for one in group.held_shards()])
-        )
-    return costs
-
-
-def _priced(plan: ShardingPlan, group: ShardingPlan, costs: CostModels) -> tuple[KernelPrices, Traffic, Stages]:
+        # Without a kernel model that prices none of the plan's shards.
+        locals_ = [in_device_memory(one.local) for one in group.held_shards()]
+        costs = replace(costs, kernel=pricing(costs.kernel, locals_))
     kernels, traffic = _price_kernels(group, costs.kernel), plan_traffic(group)
-    return kernels, traffic, Stages.of(plan, group, costs, traffic, kernels.held, plan_reader_ms(group, costs))
+    work, sync_ms_R = RankWork.of(group, traffic), group_sync_ms(plan, kernels.held, costs.comm)
+    pricer = StepPricer(plan.tables, group.topology, costs, world=plan.topology, overlap=overlap)
+    return PricedPlan(
+        kernels=kernels,
+        traffic=traffic,
+        step=price_plan_step(pricer, plan, work, kernels.costs, sync_ms_R),
+    )
 
 
 def _price_kernels(group: ShardingPlan, model: CostModel) -> KernelPrices:
@@ -183,24 +188,25 @@ def _held_bytes(held: tuple[HeldShard, ...], num_ranks: int) -> dict[MemoryLevel
     return {level: of_level.tolist() for level, of_level in bytes_R.items()}
 
 
-def _rank_costs(kernels: KernelPrices, stages: Stages, memory: BatchMemory) -> tuple[RankCost, ...]:
+def _rank_costs(priced: PricedPlan, memory: BatchMemory) -> tuple[RankCost, ...]:
+    kernels, step = priced.kernels, priced.step
     costs, held = kernels.costs, _held_bytes(kernels.held, len(memory.activation_R))
     caches_R = [0] * len(memory.activation_R)
     for shard in kernels.held if any(held[MemoryLevel.DDR]) or any(held[MemoryLevel.SSD]) else ():
         for rank in shard.ranks.tolist():
             caches_R[rank] += shard.local.cache_device_bytes
-    asking_ms, pooling_ms, spreading_ms = stages.reader_ms
+    input_ms_R, forward_ms_R, backward_ms_R = step.stages.exchange_ms_XBR + step.reading_ms_XR
     # Lists, since worlds may have 100,000 ranks: arrays are a hundred times slower to read number by number.
     times_R = [
         part_R.tolist()
         for part_R in (
-            stages.input_ms_R + asking_ms,
+            input_ms_R,
             costs.forward_ms_S,
-            stages.forward_ms_R + pooling_ms,
-            stages.backward_ms_R + spreading_ms,
+            forward_ms_R,
+            backward_ms_R,
             costs.backward_ms_S,
             costs.kernel_ms_S,
-            stages.sync_ms_R + stages.group_sync_ms_R,
+            step.stages.sync_ms_BR + step.group_sync_ms_R,
         )
     ]
     return tuple(

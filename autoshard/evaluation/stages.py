@@ -1,115 +1,109 @@
-"""Collectives of a step, priced: within a replica group, and between the groups.
+"""Collectives of a step within a replica group, priced.
 
-Shape suffixes: R ranks of a replica group, N ranks, plans or shards, 2 kinds of bytes: all-reduced and all-gathered.
+Shape suffixes: B placements (none for one), R ranks of the group, L levels, N shards, X `EXCHANGE_PARTS`, 2 kinds of
+bytes: reduce-scattered and gathered, or all-reduced and all-gathered.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from autoshard.core import CommModel, CostModels, GradSync, PlacedShard, ShardingPlan, Topology
+from autoshard.core import CommModel, GradSync, PlacedShard, Topology
 from autoshard.core.costs import LinkBytes, MsArray
-from autoshard.core.plan import HeldShard
-from autoshard.evaluation.group_sync import group_sync_ms
-from autoshard.evaluation.traffic import Stream, Traffic, sync_bytes_by_way
+from autoshard.evaluation.rank_work import RankWork
+from autoshard.evaluation.traffic import sync_bytes_by_way
 
 #: Bytes of the number of rows that a rank announces before it gathers their ids.
 _COUNT_BYTES = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Stages:
-    """Collectives of a step per rank, in milliseconds as the model of collectives has them.
+    """Collectives of a step within a replica group, in milliseconds as the model of collectives has them.
 
     Attributes:
-        topology: Of one replica group, over which all but the last are.
-        input_ms_R: Of lengths and ids: one all-to-all.
-        forward_ms_R: Of embeddings: the all-to-all, and the reduce-scatter of sums.
-        backward_ms_R: Of their gradients: the all-to-all, and the all-gather.
-        reduce_scatter_ms: The reduce-scatter's share, alike on all ranks.
-        all_gather_ms: The all-gather's.
-        reader_ms: What every rank works besides on what it reads, by `READER_PARTS`; 0 where the step's calibration
-            counts it.
-        sync_ms_R: Of gradients of rows that ranks of a group hold copies of.
-        replicas: Of the ranks that hold copies of the same rows in different groups.
-        group_sync_ms_R: Of weights and optimizer states between groups, per step.
+        all_to_all_ms_XBR: Of each of `EXCHANGE_PARTS`.
+        scatter_ms_2B: Of the reduce-scatter of sums, and of the all-gather of their gradients: alike on all ranks.
+        sync_ms_BR: Of gradients of rows that ranks hold copies of; R is 1 where ranks are alike.
     """
 
-    topology: Topology
-    input_ms_R: MsArray
-    forward_ms_R: MsArray
-    backward_ms_R: MsArray
-    reduce_scatter_ms: float
-    all_gather_ms: float
-    reader_ms: tuple[float, ...]
-    sync_ms_R: MsArray
-    replicas: Topology
-    group_sync_ms_R: MsArray
+    all_to_all_ms_XBR: MsArray
+    scatter_ms_2B: MsArray
+    sync_ms_BR: MsArray
 
     @classmethod
-    def of(
-        cls,
-        plan: ShardingPlan,
-        group: ShardingPlan,
-        costs: CostModels,
-        traffic: Traffic,
-        held: Sequence[HeldShard],
-        reader_ms: tuple[float, ...],
-    ) -> Stages:
-        """Prices what a plan sends.
+    def of(cls, work: RankWork, comm: CommModel, topology: Topology) -> Stages:
+        """Prices what ranks send.
 
         Args:
-            plan: The plan.
-            group: What one of its replica groups does.
-            costs: Models to price it with.
-            traffic: Of the group.
-            held: What its ranks hold.
-            reader_ms: What each of them works on what it reads.
+            work: What they do.
+            comm: Prices collectives.
+            topology: Of the replica group.
         """
-        links = traffic.links(group.topology)
-
-        def all_to_all(links: LinkBytes) -> MsArray:
-            return costs.comm.links_ms(links, group.topology)
-
-        reduce_scatter_ms = costs.comm.reduce_scatter_ms(traffic.scattered_bytes(Stream.FORWARD), group.topology)
-        all_gather_ms = costs.comm.all_gather_ms(traffic.scattered_bytes(Stream.BACKWARD), group.topology)
         return cls(
-            topology=group.topology,
-            # Lengths and ids travel together, in messages with room for the ids of the batch before (Neo Sec. 7.1 and
-            # TorchRec send ids after their lengths).
-            input_ms_R=all_to_all(links[Stream.LENGTHS] + links[Stream.IDS]),
-            forward_ms_R=all_to_all(links[Stream.FORWARD]) + reduce_scatter_ms,
-            backward_ms_R=all_to_all(links[Stream.BACKWARD]) + all_gather_ms,
-            reduce_scatter_ms=reduce_scatter_ms,
-            all_gather_ms=all_gather_ms,
-            reader_ms=reader_ms,
-            sync_ms_R=syncs_ms(np.stack([traffic.reduced_R, traffic.gathered_R], axis=1), costs.comm, group.topology),
-            replicas=plan.replica_groups.replica_topology(plan.topology),
-            group_sync_ms_R=group_sync_ms(plan, held, costs.comm),
+            all_to_all_ms_XBR=all_to_alls_ms(work.links, comm, topology),
+            scatter_ms_2B=scatters_ms(work.scattered_2B, comm, topology),
+            sync_ms_BR=syncs_ms(work.synced_BR2, comm, topology),
         )
 
+    @property
+    def exchange_ms_XBR(self) -> MsArray:  # noqa: N802 - a shape suffix
+        """All of `EXCHANGE_PARTS`: the all-to-all, and what is reduce-scattered and gathered beside it."""
+        exchange_ms_XBR = self.all_to_all_ms_XBR.copy()
+        exchange_ms_XBR[1:] += self.scatter_ms_2B[..., None]
+        return exchange_ms_XBR
 
-def syncs_ms(bytes_N2: MsArray, comm: CommModel, topology: Topology) -> MsArray:
-    """Times of the collectives in which replicas sum their gradients, of N ranks, plans or shards; shape (N,).
+
+def all_to_alls_ms(links: LinkBytes, comm: CommModel, topology: Topology) -> MsArray:
+    """Times of all-to-alls, shape (..., R): the one place where steps have them from.
+
+    Args:
+        links: Bytes that leave and reach ranks, shapes (L, ..., R).
+        comm: Prices collectives.
+        topology: Of the ranks.
+    """
+    return comm.links_ms(links, topology)
+
+
+def scatters_ms(bytes_2B: MsArray, comm: CommModel, topology: Topology) -> MsArray:
+    """Times of reduce-scatters and of all-gathers whose larger buffers have so many bytes, shape (2, B...)."""
+    collectives = (comm.reduce_scatter_ms, comm.all_gather_ms)
+    return np.stack(
+        [_by_size(partial(one, topology=topology), of) for one, of in zip(collectives, bytes_2B, strict=True)]
+    )
+
+
+def syncs_ms(bytes_B2: MsArray, comm: CommModel, topology: Topology) -> MsArray:
+    """Times of the collectives in which replicas sum their gradients, of ranks, plans or shards; shape (B...,).
 
     What is gathered comes first, then what is reduced. An all-gather of the numbers of rows goes before that of their
     ids, as the runtime has it.
 
     Args:
-        bytes_N2: Bytes that are reduced, and bytes that are gathered.
+        bytes_B2: Bytes that are reduced, and bytes that are gathered, shape (B..., 2).
         comm: Prices collectives.
         topology: Of the replica group.
     """
     counts_ms = comm.all_gather_ms(float(_COUNT_BYTES * topology.world_size), topology)
-    rows = [(reduced, gathered) for reduced, gathered in bytes_N2.tolist()]
-    times_ms = {}
-    for reduced, gathered in dict.fromkeys(rows):
-        gather_ms = counts_ms + comm.all_gather_ms(gathered, topology) if gathered > 0 else 0.0
-        times_ms[reduced, gathered] = gather_ms + comm.all_reduce_ms(reduced, topology)
-    return np.array([times_ms[row] for row in rows])
+
+    def gather_ms(size: float) -> float:
+        return counts_ms + comm.all_gather_ms(size, topology) if size > 0 else 0.0
+
+    def reduce_ms(size: float) -> float:
+        return comm.all_reduce_ms(size, topology)
+
+    return _by_size(gather_ms, bytes_B2[..., 1]) + _by_size(reduce_ms, bytes_B2[..., 0])
+
+
+def _by_size(collective_ms: Callable[[float], float], bytes_B: MsArray) -> MsArray:
+    """Times of collectives of so many bytes, each size priced once; of the shape of `bytes_B`."""
+    sizes = bytes_B.ravel().tolist()
+    times_ms = {size: collective_ms(size) for size in dict.fromkeys(sizes)}
+    return np.array([times_ms[size] for size in sizes], dtype=np.float64).reshape(bytes_B.shape)
 
 
 def cheapest_sync(placed: PlacedShard, group_batch_size: int, comm: CommModel, topology: Topology) -> GradSync:

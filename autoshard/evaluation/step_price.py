@@ -1,6 +1,7 @@
 """A step's parts, priced: models' milliseconds, what runs said about them, and the interval of their sum.
 
-Shape suffixes: R ranks of a replica group, F features of a part.
+Shape suffixes: R ranks of a replica group, B placements (none for one plan), F features of a part, P `EMBEDDING_PARTS`,
+X `EXCHANGE_PARTS`.
 """
 
 from __future__ import annotations
@@ -10,29 +11,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autoshard.core import CostModels, Estimate, KernelCosts, ShardingPlan, TableSet, Topology
 from autoshard.core.costs import CollectiveName, DenseCosts, MsArray
 from autoshard.core.dense import dense_shapes
 from autoshard.core.errors import InvalidOptionError, InvalidPlanError
-from autoshard.core.shard import fused_kernel
 from autoshard.core.step import (
+    EMBEDDING_PARTS,
+    EXCHANGE_PARTS,
+    KERNEL_PARTS,
+    PART_INDEX,
     Coefficients,
     Overlap,
     StepPart,
     StepTimes,
     model_basis,
     plain_coefficients,
-    weighted_ms,
 )
 from autoshard.evaluation.dense_time import AnalyticDenseModel
-from autoshard.evaluation.reader_work import READER_PARTS
+from autoshard.evaluation.rank_work import RankWork
+from autoshard.evaluation.reader_work import batch_ms, counted_parts
 from autoshard.evaluation.stages import Stages
-from autoshard.evaluation.traffic import ID_BYTES, LENGTH_BYTES, Stream, Traffic
+from autoshard.evaluation.traffic import ID_BYTES, LENGTH_BYTES, Stream
 
 #: Gradients of dense layers are fp32.
 _GRADIENT_BYTES = 4
+_EXCHANGE_INDICES = [PART_INDEX[part] for part in EXCHANGE_PARTS]
+#: Times of the dense layers, as `StepTimes` names them: forward, then backward.
+_DENSE_LAYERS = tuple(f"{layer}_{way}" for way in ("forward", "backward") for layer in ("bottom", "interaction", "top"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,27 +59,36 @@ class DenseWork:
     interacted_bytes: float
     basis: str
 
+    @property
+    def layers_ms(self) -> float:
+        """Forward and backward of all three."""
+        return float(self.costs.forward_ms_N.sum() + self.costs.backward_ms_N.sum())
+
     @classmethod
-    def of(cls, plan: ShardingPlan, costs: CostModels) -> DenseWork | None:
-        """Prices a plan's dense layers; None if its tables describe none.
+    def of(cls, tables: TableSet, topology: Topology, costs: CostModels) -> DenseWork | None:
+        """Prices the dense layers of a task; None if its tables describe none.
+
+        Args:
+            tables: The tables, with the batch of the whole world.
+            topology: Of the whole world.
+            costs: Models of dense layers and of collectives.
 
         Raises:
             InvalidPlanError: If the layers make no model.
         """
-        layers = plan.tables.dense
-        if layers is None:
+        if tables.dense is None:
             return None
-        dims = [table.embedding_dim for table in plan.tables.tables for _ in table.features]
-        local_batch = max(1, round(plan.group_batch_size / plan.group_size))
+        dims = [table.embedding_dim for table in tables.tables for _ in table.features]
+        local_batch = max(1, round(tables.batch_size / topology.world_size))
         try:
-            shapes = dense_shapes(layers, dims, local_batch)
+            shapes = dense_shapes(tables.dense, dims, local_batch)
         except InvalidOptionError as error:
             raise InvalidPlanError(error.message, field="tables.dense") from error
-        model = costs.dense or AnalyticDenseModel.for_device(plan.topology.device)
+        model = costs.dense or AnalyticDenseModel.for_device(topology.device)
         num_parameters = sum(shape.num_parameters for shape in shapes)
         return cls(
             costs=model.predict_parts(shapes),
-            all_reduce_ms=costs.comm.all_reduce_ms(float(num_parameters * _GRADIENT_BYTES), plan.topology),
+            all_reduce_ms=costs.comm.all_reduce_ms(float(num_parameters * _GRADIENT_BYTES), topology),
             num_parameters=num_parameters,
             interacted_bytes=float(_GRADIENT_BYTES * local_batch * sum(shapes[1].widths)),
             basis=model.name,
@@ -90,15 +105,21 @@ class StepPrice:
         parts: What the runtime times of them, with the models' intervals.
         overlap: Which of them were taken to run at the same time.
         models: Names of the models behind it: kernel, communication, dense, step.
+        stages: Its collectives within a replica group.
+        reading_ms_XR: What ranks work on what they read; R is 1, since all ranks read alike.
+        group_sync_ms_R: What synchronisation with other replica groups takes, per step.
         work: For each part, its features per rank, shape (R, F), as `PART_FEATURES` names them.
         bases: For each part, the model whose milliseconds its first feature is, without its version; empty for none.
     """
 
     step_ms: Estimate
-    times: StepTimes
+    times: StepTimes[float]
     parts: Mapping[StepPart, Estimate]
     overlap: Overlap
     models: Mapping[str, str]
+    stages: Stages
+    reading_ms_XR: MsArray
+    group_sync_ms_R: MsArray
     work: Mapping[StepPart, MsArray]
     bases: Mapping[StepPart, str]
 
@@ -117,150 +138,203 @@ def model_names(costs: CostModels, tables: TableSet, device: str) -> dict[str, s
     return models
 
 
-def compose_step(
-    plan: ShardingPlan,
-    costs: CostModels,
-    kernels: KernelCosts,
-    traffic: Traffic,
-    stages: Stages,
-    overlap: Overlap | None,
-) -> StepPrice:
-    """Puts the parts of a step together; see `evaluate`.
+class StepPricer:
+    """Prices steps of one task from what ranks do: the one place where parts are put together, of plans and searches.
+
+    A rule for what is added here: models price what was measured of one kernel or collective, by itself; whatever a
+    step takes besides is a term of the step, and belongs here or into the features of its parts.
 
     Args:
-        plan: The whole plan; everything else but the dense layers is of one of its replica groups.
-        costs: Models to price it with.
-        kernels: Of each rank.
-        traffic: What ranks send.
-        stages: What that costs.
+        tables: The task's tables, with the batch of the whole world.
+        topology: Of a replica group.
+        costs: Models of all parts.
+        world: Topology of all groups, where there are several.
+        overlap: Which parts hide behind each other; left out, what the step model was calibrated on, or nothing.
+
+    Attributes:
+        dense: The dense layers; None where the tables describe none.
         overlap: Which parts hide behind each other.
+        bases: For each part, the model whose milliseconds its first feature is, without its version; empty for none.
+        weights: Of every part's features.
+
+    Raises:
+        InvalidPlanError: If the dense layers make no model.
     """
-    dense = DenseWork.of(plan, costs)
-    work = step_work(plan, kernels, traffic, stages, dense)
-    overlap = overlap or (costs.step.overlap if costs.step else Overlap.NONE)
-    bases = {part: _basis(part, costs, dense) for part in StepPart}
-    weights = part_weights(costs, bases)
-    times = _times(work, weights, dense, stages)
-    value = times.step_ms(overlap)
-    spreads = _Spreads.of(plan, costs, kernels, stages, dense)
+
+    def __init__(
+        self,
+        tables: TableSet,
+        topology: Topology,
+        costs: CostModels,
+        *,
+        world: Topology | None = None,
+        overlap: Overlap | None = None,
+    ) -> None:
+        self.topology, self.costs = topology, costs
+        self.dense = DenseWork.of(tables, world or topology, costs)
+        self.overlap = overlap or (costs.step.overlap if costs.step else Overlap.NONE)
+        self.bases = {part: _basis(part, costs, self.dense) for part in StepPart}
+        self.weights = part_weights(costs, self.bases)
+        # Without dense layers, what synchronisation takes is that of the model of collectives.
+        self._dense_weights = plain_coefficients(StepPart.DENSE) if self.dense is None else self.weights[StepPart.DENSE]
+        self._reading_X1 = np.array(counted_parts(costs))[:, None]
+        self._batch_ms_X1 = batch_ms(topology)[:, None]
+        self._fixed = self._dense_times()
+
+    def prices_alike(self, other: StepPricer) -> bool:
+        """Whether both make the same step of the same work, on links that are alike."""
+        return (
+            self.costs is other.costs
+            and self.weights == other.weights
+            and self.overlap is other.overlap
+            and self._fixed == other._fixed
+        )
+
+    def stages(self, work: RankWork) -> Stages:
+        """What their collectives take."""
+        return Stages.of(work, self.costs.comm, self.topology)
+
+    def reading_ms(self, work: RankWork) -> MsArray:
+        """What ranks work on what they read, where a part has not counted it already; shape (X, B, R)."""
+        reading_XBR = work.reading_ms_XBR
+        axes = (...,) + (None,) * (reading_XBR.ndim - 2)
+        return np.asarray(self._reading_X1[axes] * (self._batch_ms_X1[axes] + reading_XBR))
+
+    def features(
+        self, work: RankWork, stages: Stages, kernels: KernelCosts | None = None
+    ) -> dict[StepPart, tuple[MsArray, ...]]:
+        """Features of `EMBEDDING_PARTS`, as `PART_FEATURES` names them, of the shape of `work.num_features_BR`.
+
+        Args:
+            work: What ranks do.
+            stages: What their collectives take.
+            kernels: What their kernels take; left out, nothing.
+        """
+        one = np.ones_like(work.num_features_BR)
+        handled = dict(zip(Stream, work.handled_EBR, strict=True))
+        input_ms, forward_ms, backward_ms = stages.exchange_ms_XBR
+        million_lengths = handled[Stream.LENGTHS] / LENGTH_BYTES / 1e6
+        million_served = work.served_lengths_BR / LENGTH_BYTES / 1e6
+        served = (work.num_kernels_BR, work.num_features_BR)
+        kernel_ms = (kernels.forward_ms_S, kernels.backward_ms_S) if kernels else (0 * one, 0 * one)
+        return {
+            StepPart.INPUT: (input_ms, one, handled[Stream.IDS] / ID_BYTES / 1e6, million_lengths),
+            StepPart.FORWARD_KERNEL: (kernel_ms[0], *served, million_served),
+            StepPart.FORWARD_EXCHANGE: (forward_ms, one, handled[Stream.FORWARD] / 1e6),
+            StepPart.BACKWARD_EXCHANGE: (backward_ms, one, handled[Stream.BACKWARD] / 1e6),
+            StepPart.BACKWARD_KERNEL: (kernel_ms[1], *served),
+        }
+
+    def dense_features(self, stages: Stages) -> tuple[MsArray, ...]:
+        """Features of all else, of the shape of `stages.sync_ms_BR`."""
+        sync_ms, dense = stages.sync_ms_BR, self.dense
+        one, sums_rows = np.ones_like(sync_ms), (sync_ms > 0).astype(np.float64)
+        if dense is None:
+            return (0 * one, sync_ms, 0 * one, 0 * one, 0 * one, sums_rows)
+        return (
+            dense.layers_ms * one,
+            sync_ms + dense.all_reduce_ms,
+            one,
+            dense.num_parameters / 1e6 * one,
+            dense.interacted_bytes / 1e6 * one,
+            sums_rows,
+        )
+
+    def parts_ms(self, work: RankWork, features: Mapping[StepPart, tuple[MsArray, ...]]) -> MsArray:
+        """Times of `EMBEDDING_PARTS` on every rank, shape (P, B, R).
+
+        Args:
+            work: What ranks do.
+            features: Of it.
+        """
+        parts_PBR = np.stack([_weighted(features[part], self.weights[part]) for part in EMBEDDING_PARTS])
+        parts_PBR[_EXCHANGE_INDICES] += self.reading_ms(work)
+        return parts_PBR
+
+    def times(self, slowest_PB: MsArray, sync_ms_B: MsArray, group_sync_ms: float = 0.0) -> StepTimes[MsArray]:
+        """All parts of steps.
+
+        Args:
+            slowest_PB: `EMBEDDING_PARTS` at their slowest ranks, shape (P, B).
+            sync_ms_B: What the gradients of rows that ranks hold copies of take at the slowest.
+            group_sync_ms: Synchronisation with other replica groups.
+        """
+        _, all_reduce, *_, row_sums = self._dense_weights
+        rows_ms_B = all_reduce * sync_ms_B + row_sums * (sync_ms_B > 0)
+        every = np.ones_like(sync_ms_B)
+        parts = {name: ms * every for name, ms in self._fixed.items()}
+        parts |= dict(zip(map(str, EMBEDDING_PARTS), slowest_PB, strict=True))
+        parts["all_reduce"] = parts["all_reduce"] + rows_ms_B
+        return StepTimes(**parts, row_reduce=rows_ms_B, group_sync=group_sync_ms * every)
+
+    def steps_ms(self, slowest_PB: MsArray, sync_ms_B: MsArray) -> MsArray:
+        """Steps of parts at their slowest ranks, shape (B,); see `times`."""
+        return self.times(slowest_PB, sync_ms_B).step_ms(self.overlap)
+
+    def _dense_times(self) -> dict[str, float]:
+        """Parts that do not depend on who holds what."""
+        dense = self.dense
+        if dense is None:
+            return dict.fromkeys((*_DENSE_LAYERS, "all_reduce", "overhead"), 0.0)
+        layers, all_reduce, steps, million_parameters, megabytes, _ = self._dense_weights
+        layers_ms = [*(layers * dense.costs.forward_ms_N).tolist(), *(layers * dense.costs.backward_ms_N).tolist()]
+        overhead = steps + million_parameters * dense.num_parameters / 1e6 + megabytes * dense.interacted_bytes / 1e6
+        return {
+            **dict(zip(_DENSE_LAYERS, layers_ms, strict=True)),
+            "all_reduce": all_reduce * dense.all_reduce_ms,
+            "overhead": max(0.0, overhead),
+        }
+
+
+def price_plan_step(
+    pricer: StepPricer, plan: ShardingPlan, work: RankWork, kernels: KernelCosts, group_sync_ms_R: MsArray
+) -> StepPrice:
+    """The step of one plan.
+
+    Args:
+        pricer: Of the plan's task.
+        plan: The whole plan; everything else is of one of its replica groups.
+        work: What ranks do.
+        kernels: What their kernels take.
+        group_sync_ms_R: What synchronisation with other replica groups takes.
+    """
+    costs, stages, reading_ms_XR = pricer.costs, pricer.stages(work), pricer.reading_ms(work)
+    features = pricer.features(work, stages, kernels)
+    slowest_P1 = pricer.parts_ms(work, features).max(axis=1)[:, None]
+    times = pricer.times(slowest_P1, stages.sync_ms_BR.max()[None], float(group_sync_ms_R.max())).only()
+    value = times.step_ms(pricer.overlap)
+    spreads = _Spreads.of(pricer, plan, kernels, stages, reading_ms_XR, group_sync_ms_R)
     below, above = spreads.half_widths(times)
     step_ms = _estimate(value, below, above)
-    if costs.step is not None and all(costs.step.coefficients(part, bases[part]) for part in StepPart):
+    if costs.step is not None and all(costs.step.coefficients(part, pricer.bases[part]) for part in StepPart):
         low, high = costs.step.interval_ms(value, below, above)
         step_ms = Estimate(value=value, low=low, high=high)
+    features[StepPart.DENSE] = pricer.dense_features(stages)
     return StepPrice(
         step_ms=step_ms,
         times=times,
         parts=spreads.parts(times),
-        overlap=overlap,
+        overlap=pricer.overlap,
         models=model_names(costs, plan.tables, plan.topology.device),
-        work=work,
-        bases=bases,
+        stages=stages,
+        reading_ms_XR=reading_ms_XR,
+        group_sync_ms_R=group_sync_ms_R,
+        work={part: np.stack(features[part], axis=1) for part in StepPart},
+        bases=pricer.bases,
     )
 
 
-def step_work(
-    plan: ShardingPlan, kernels: KernelCosts, traffic: Traffic, stages: Stages, dense: DenseWork | None
-) -> dict[StepPart, MsArray]:
-    """Features of every part on every rank, shapes (R, F)."""
-    one_R = np.ones(plan.group_size)
-    num_kernels_R, num_features_R = _served(plan)
-
-    columns = embedding_columns(
-        model_ms={
-            StepPart.INPUT: stages.input_ms_R,
-            StepPart.FORWARD_KERNEL: kernels.forward_ms_S,
-            StepPart.FORWARD_EXCHANGE: stages.forward_ms_R,
-            StepPart.BACKWARD_EXCHANGE: stages.backward_ms_R,
-            StepPart.BACKWARD_KERNEL: kernels.backward_ms_S,
-        },
-        handled_bytes={stream: traffic.sent_R(stream) + traffic.received_R(stream) for stream in Stream},
-        served_length_bytes=traffic.received_R(Stream.LENGTHS),
-        num_kernels=num_kernels_R,
-        num_features=num_features_R,
-    )
-    columns[StepPart.DENSE] = _dense_columns(one_R, stages, dense)
-    return {part: np.stack(columns[part], axis=1) for part in StepPart}
-
-
-def embedding_columns(
-    *,
-    model_ms: Mapping[StepPart, MsArray],
-    handled_bytes: Mapping[Stream, MsArray],
-    served_length_bytes: MsArray,
-    num_kernels: MsArray,
-    num_features: MsArray,
-) -> dict[StepPart, tuple[MsArray, ...]]:
-    """Features of every part but the dense layers, as `PART_FEATURES` names them.
-
-    Args:
-        model_ms: The models' milliseconds; all arrays are of one shape.
-        handled_bytes: What ranks send and receive.
-        served_length_bytes: Lengths that they receive.
-        num_kernels: Their fused kernels.
-        num_features: Features that these serve.
-    """
-    one = np.ones_like(num_features)
-    million_ids = handled_bytes[Stream.IDS] / ID_BYTES / 1e6
-    million_lengths = handled_bytes[Stream.LENGTHS] / LENGTH_BYTES / 1e6
-    served = (num_kernels, num_features)
-    return {
-        StepPart.INPUT: (model_ms[StepPart.INPUT], one, million_ids, million_lengths),
-        StepPart.FORWARD_KERNEL: (model_ms[StepPart.FORWARD_KERNEL], *served, served_length_bytes / LENGTH_BYTES / 1e6),
-        StepPart.FORWARD_EXCHANGE: (model_ms[StepPart.FORWARD_EXCHANGE], one, handled_bytes[Stream.FORWARD] / 1e6),
-        StepPart.BACKWARD_EXCHANGE: (model_ms[StepPart.BACKWARD_EXCHANGE], one, handled_bytes[Stream.BACKWARD] / 1e6),
-        StepPart.BACKWARD_KERNEL: (model_ms[StepPart.BACKWARD_KERNEL], *served),
-    }
-
-
-def _dense_columns(one_R: MsArray, stages: Stages, dense: DenseWork | None) -> tuple[MsArray, ...]:
-    if dense is None:
-        return (0 * one_R, stages.sync_ms_R, 0 * one_R, 0 * one_R, 0 * one_R, _sums_rows(stages))
-    layers_ms = float(dense.costs.forward_ms_N.sum() + dense.costs.backward_ms_N.sum())
-    return (
-        layers_ms * one_R,
-        stages.sync_ms_R + dense.all_reduce_ms,
-        one_R,
-        dense.num_parameters / 1e6 * one_R,
-        dense.interacted_bytes / 1e6 * one_R,
-        _sums_rows(stages),
-    )
-
-
-def _sums_rows(stages: Stages) -> MsArray:
-    """1 on ranks that sum gradients of replicas, shape (R,)."""
-    return (stages.sync_ms_R > 0).astype(np.float64)
-
-
-def _served(plan: ShardingPlan) -> tuple[MsArray, MsArray]:
-    """Fused kernels of each rank, and features that they serve, shapes (R,)."""
-    num_features_R = np.zeros(plan.group_size)
-    has_kernel: dict[tuple[object, ...], NDArray[np.bool_]] = {}
-    ranks_of: dict[int, NDArray[np.int64]] = {}
-    for placed in plan.shards:
-        table = placed.shard.table
-        if id(placed.replicas) not in ranks_of:
-            flat = [rank for replica in placed.replicas for rank in replica]
-            ranks_of[id(placed.replicas)] = np.array(flat, dtype=np.int64)
-        ranks = ranks_of[id(placed.replicas)]
-        has_kernel.setdefault(fused_kernel(table, placed.update), np.zeros(plan.group_size, dtype=np.bool_))[ranks] = (
-            True
-        )
-        num_features_R[ranks] += len(table.features)
-    return np.sum(list(has_kernel.values()), axis=0, dtype=np.float64), num_features_R
+def _weighted(features: tuple[MsArray, ...], weights: Coefficients) -> MsArray:
+    return np.asarray(sum(weight * of for weight, of in zip(weights, features, strict=True)))
 
 
 def _basis(part: StepPart, costs: CostModels, dense: DenseWork | None) -> str:
     """The model whose milliseconds a part's first feature is, whichever version of it."""
-    return model_basis(_priced_by(part, costs, dense))
-
-
-def _priced_by(part: StepPart, costs: CostModels, dense: DenseWork | None) -> str:
-    if part in (StepPart.FORWARD_KERNEL, StepPart.BACKWARD_KERNEL):
-        return costs.kernel.name
+    if part in KERNEL_PARTS:
+        return model_basis(costs.kernel.name)
     if part is StepPart.DENSE:
-        return dense.basis if dense else ""
-    return costs.comm.name
+        return model_basis(dense.basis) if dense else ""
+    return model_basis(costs.comm.name)
 
 
 def part_weights(costs: CostModels, bases: Mapping[StepPart, str]) -> dict[StepPart, Coefficients]:
@@ -269,43 +343,6 @@ def part_weights(costs: CostModels, bases: Mapping[StepPart, str]) -> dict[StepP
     return {
         part: (step.coefficients(part, bases[part]) if step else None) or plain_coefficients(part) for part in StepPart
     }
-
-
-def _times(
-    work: Mapping[StepPart, MsArray],
-    weights: Mapping[StepPart, Coefficients],
-    dense: DenseWork | None,
-    stages: Stages,
-) -> StepTimes:
-    embedding = {
-        part.value: float(weighted_ms(work[part], weights[part]).max())
-        for part in StepPart
-        if part is not StepPart.DENSE
-    }
-    for part, reader_ms in zip(READER_PARTS, stages.reader_ms, strict=True):
-        embedding[part.value] += reader_ms
-    group_sync = float(stages.group_sync_ms_R.max())
-    if dense is None:
-        row_reduce = float(stages.sync_ms_R.max())
-        return StepTimes(**embedding, all_reduce=row_reduce, row_reduce=row_reduce, group_sync=group_sync)
-    layers, all_reduce, *_, row_sums = weights[StepPart.DENSE]
-    row_sums *= float(_sums_rows(stages).max())
-    forward, backward = dense.costs.forward_ms_N * layers, dense.costs.backward_ms_N * layers
-    total = float(weighted_ms(work[StepPart.DENSE], weights[StepPart.DENSE]).max())
-    reduced = all_reduce * float(work[StepPart.DENSE][:, 1].max()) + row_sums
-    return StepTimes(
-        **embedding,
-        bottom_forward=float(forward[0]),
-        interaction_forward=float(forward[1]),
-        top_forward=float(forward[2]),
-        bottom_backward=float(backward[0]),
-        interaction_backward=float(backward[1]),
-        top_backward=float(backward[2]),
-        all_reduce=reduced,
-        row_reduce=all_reduce * float(stages.sync_ms_R.max()) + row_sums,
-        overhead=max(0.0, total - reduced - float(forward.sum() + backward.sum())),
-        group_sync=group_sync,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,86 +366,79 @@ class _Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Spreads:
-    """What the models say of their own prices. A part keeps it, whatever a step model makes of its value."""
+    """What the models say of their own prices. A part keeps it, whatever a step model makes of its value.
+
+    Attributes:
+        kernels: Of forward and backward together: one model prices them, whose errors do not cancel.
+        others: Of all other times of a step, as `StepTimes` names them.
+    """
 
     kernels: _Spread
-    input: _Spread
-    forward_exchange: _Spread
-    backward_exchange: _Spread
-    all_reduce: _Spread
-    group_sync: _Spread
-    dense_layers: _Spread
+    others: Mapping[str, _Spread]
 
     @classmethod
     def of(
-        cls, plan: ShardingPlan, costs: CostModels, kernels: KernelCosts, stages: Stages, dense: DenseWork | None
+        cls,
+        pricer: StepPricer,
+        plan: ShardingPlan,
+        kernels: KernelCosts,
+        stages: Stages,
+        reading_ms_XR: MsArray,
+        group_sync_ms_R: MsArray,
     ) -> _Spreads:
+        comm, dense = pricer.costs.comm, pricer.dense
+
         def collective(
             name: CollectiveName, ms_R: MsArray, topology: Topology, *more: tuple[CollectiveName, float]
         ) -> _Spread:
             """Of a collective, with others behind it: they are priced by one model, whose errors do not cancel."""
             slowest, value = int(ms_R.argmax()), float(ms_R.max())
-            low, high = (float(of_R[slowest]) for of_R in costs.comm.bounds_ms(name, ms_R, topology))
+            low, high = (float(of_R[slowest]) for of_R in comm.bounds_ms(name, ms_R, topology))
             for other, ms in ((other, ms) for other, ms in more if ms):
-                ends = costs.comm.bounds_ms(other, np.array([ms]), topology)
+                ends = comm.bounds_ms(other, np.array([ms]), topology)
                 value, low, high = value + ms, low + float(ends[0][0]), high + float(ends[1][0])
             return _Spread.of(value, low, high)
 
         worst = int(kernels.kernel_ms_S.argmax())
         ends = (kernels.kernel_ms_S, kernels.low_ms_S, kernels.high_ms_S)
+        input_R, forward_R, backward_R = stages.all_to_all_ms_XBR
+        scatter_ms, gather_ms = stages.scatter_ms_2B.tolist()
+        replicas = plan.replica_groups.replica_topology(plan.topology)
+        all_reduce_R = stages.sync_ms_BR + (dense.all_reduce_ms if dense else 0.0)
         return cls(
             kernels=_Spread.of(*(float(of_S[worst]) for of_S in ends)),
-            # What ranks work on it was measured, unlike what the links take.
-            input=collective("all_to_all", stages.input_ms_R, stages.topology).beside(
-                float(stages.input_ms_R.max()), stages.reader_ms[0]
-            ),
-            forward_exchange=collective(
-                "all_to_all",
-                stages.forward_ms_R - stages.reduce_scatter_ms,
-                stages.topology,
-                ("reduce_scatter", stages.reduce_scatter_ms),
-            ),
-            backward_exchange=collective(
-                "all_to_all",
-                stages.backward_ms_R - stages.all_gather_ms,
-                stages.topology,
-                ("all_gather", stages.all_gather_ms),
-            ),
-            all_reduce=collective(
-                "all_reduce", stages.sync_ms_R + (dense.all_reduce_ms if dense else 0.0), plan.topology
-            ),
-            group_sync=collective("all_reduce", stages.group_sync_ms_R, stages.replicas),
-            # The three parts are priced by one model, whose errors do not cancel.
-            dense_layers=_Spread() if dense is None else _dense_spread(dense.costs),
+            others={
+                # What ranks work on it was measured, unlike what the links take.
+                "input": collective("all_to_all", input_R, pricer.topology).beside(
+                    float(input_R.max()), float(reading_ms_XR[0].max())
+                ),
+                "forward_exchange": collective(
+                    "all_to_all", forward_R, pricer.topology, ("reduce_scatter", scatter_ms)
+                ),
+                "backward_exchange": collective("all_to_all", backward_R, pricer.topology, ("all_gather", gather_ms)),
+                "all_reduce": collective("all_reduce", all_reduce_R, plan.topology),
+                "group_sync": collective("all_reduce", group_sync_ms_R, replicas),
+                # The three parts are priced by one model, whose errors do not cancel.
+                "dense_layers": _Spread() if dense is None else _dense_spread(dense.costs),
+            },
         )
 
-    def half_widths(self, times: StepTimes) -> tuple[float, float]:
+    def half_widths(self, times: StepTimes[float]) -> tuple[float, float]:
         """How far the step may be below and above its value."""
-        return _combined(
-            (times.forward_kernel + times.backward_kernel, self.kernels),
-            (times.input, self.input),
-            (times.forward_exchange, self.forward_exchange),
-            (times.backward_exchange, self.backward_exchange),
-            (times.all_reduce, self.all_reduce),
-            (times.group_sync, self.group_sync),
-            (times.dense_layers, self.dense_layers),
-        )
+        kernels = (times.forward_kernel + times.backward_kernel, self.kernels)
+        return _combined(kernels, *((getattr(times, name), spread) for name, spread in self.others.items()))
 
-    def parts(self, times: StepTimes) -> dict[StepPart, Estimate]:
+    def parts(self, times: StepTimes[float]) -> dict[StepPart, Estimate]:
         """The parts with their intervals."""
-        made_of: dict[StepPart, tuple[tuple[float, _Spread], ...]] = {
-            StepPart.INPUT: ((times.input, self.input),),
-            StepPart.FORWARD_KERNEL: ((times.forward_kernel, self.kernels),),
-            StepPart.FORWARD_EXCHANGE: ((times.forward_exchange, self.forward_exchange),),
-            StepPart.BACKWARD_EXCHANGE: ((times.backward_exchange, self.backward_exchange),),
-            StepPart.BACKWARD_KERNEL: ((times.backward_kernel, self.kernels),),
-            StepPart.DENSE: (
-                (times.dense_layers, self.dense_layers),
-                (times.all_reduce, self.all_reduce),
-                (times.group_sync, self.group_sync),
-            ),
+        made_of: dict[StepPart, tuple[str, ...]] = {part: (part.value,) for part in EMBEDDING_PARTS}
+        made_of[StepPart.DENSE] = ("dense_layers", "all_reduce", "group_sync")
+        spread_of = {**dict.fromkeys(map(str, KERNEL_PARTS), self.kernels), **self.others}
+        return {
+            part: _estimate(
+                getattr(times, part.value), *_combined(*((getattr(times, name), spread_of[name]) for name in names))
+            )
+            for part, names in made_of.items()
         }
-        return {part: _estimate(_part_ms(times, part), *_combined(*made_of[part])) for part in StepPart}
 
 
 def _dense_spread(costs: DenseCosts) -> _Spread:
@@ -426,7 +456,3 @@ def _combined(*values: tuple[float, _Spread]) -> tuple[float, float]:
 def _estimate(value: float, below: float, above: float) -> Estimate:
     """No wider than the value: everything could be free, nothing can cost less."""
     return Estimate(value=value, low=max(0.0, value - below), high=value + above)
-
-
-def _part_ms(times: StepTimes, part: StepPart) -> float:
-    return float(getattr(times, part.value))

@@ -7,6 +7,7 @@ from collections.abc import Collection
 import numpy as np
 
 from autoshard.core import CostModels, LowerBound, ShardingPlan
+from autoshard.core.step import EMBEDDING_PARTS
 from autoshard.planners.bounds.kernel_relaxation import KernelRelaxation
 from autoshard.planners.bounds.step_relaxation import StepBounds, StepRelaxation
 from autoshard.planners.hybrid.layout import Layout, Limits
@@ -15,7 +16,6 @@ from autoshard.planners.hybrid.starts import is_searchable, layout_of
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.options import ShardingType
 from autoshard.planners.space.placement import PlacementProblem, is_table_wise
-from autoshard.planners.space.step_cost import PARTS
 
 #: Larger worlds have no bounds: what all ranks move is priced for each column of it.
 _MAX_RANKS = 4096
@@ -63,7 +63,7 @@ def _of_step(relaxation: StepRelaxation, layout: Layout) -> dict[str, LowerBound
         estimated = relaxation.bounds(relaxation.kernel_factors(layout.codes_RH))
     return {
         name: LowerBound(proven_ms=_named(proven, index), estimated_ms=_named(estimated, index))
-        for index, name in enumerate([STEP, *map(str, PARTS)], -1)
+        for index, name in enumerate([STEP, *map(str, EMBEDDING_PARTS)], -1)
     }
 
 

@@ -30,6 +30,7 @@ from autoshard.core.costs import LinkBytes
 from autoshard.core.plan import HeldShard
 from autoshard.core.step import Overlap, StepPart
 from autoshard.evaluation.evaluate import price_step
+from autoshard.evaluation.stages import all_to_alls_ms
 from autoshard.evaluation.step_price import StepPrice
 from autoshard.evaluation.traffic import Stream, plan_traffic, wire_bytes
 from autoshard.results.sweep import StepSpread
@@ -298,7 +299,7 @@ class _Exchanges:
             StepPart.FORWARD_EXCHANGE: self._grown(Stream.FORWARD, row_growth_GR),
             StepPart.BACKWARD_EXCHANGE: self._grown(Stream.BACKWARD, row_growth_GR),
         }
-        slowest = {part: float(self.comm.links_ms(of, self.topology).max()) for part, of in links.items()}
+        slowest = {part: float(all_to_alls_ms(of, self.comm, self.topology).max()) for part, of in links.items()}
         slowest[StepPart.FORWARD_EXCHANGE] += self.reduced_ms[Stream.FORWARD]
         slowest[StepPart.BACKWARD_EXCHANGE] += self.reduced_ms[Stream.BACKWARD]
         return slowest

@@ -8,9 +8,8 @@ import pytest
 
 from autoshard.core import CostModels, GroupLayout, ReplicaGroups
 from autoshard.core.errors import ModelError
-from autoshard.core.step import KERNEL_PARTS, PART_FEATURES, Overlap, StepPart, weighted_ms
+from autoshard.core.step import EXCHANGE_PARTS, KERNEL_PARTS, PART_FEATURES, Overlap, StepPart
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, price_step
-from autoshard.evaluation.reader_work import READER_PARTS, plan_reader_ms
 from autoshard.formats.metasyn import metasyn
 from autoshard.planning import plan_costs
 from autoshard.whatif.trials import LOPSIDED, MeasuredStep, draw_trials, local_topology, plan_task, plan_trial
@@ -49,7 +48,7 @@ def plans(pool):
 def synthetic(plan, noise):
     """A run that takes exactly what the truth says, but for `noise`."""
     work = price_step(plan, COSTS).work
-    times = {part: weighted_ms(work[part], TRUTH[part]) * noise for part in StepPart}
+    times = {part: work[part] @ TRUTH[part] * noise for part in StepPart}
     parts = {part: float(times_R.max()) for part, times_R in times.items()}
     kernels = zip(times[StepPart.FORWARD_KERNEL].tolist(), times[StepPart.BACKWARD_KERNEL].tolist(), strict=True)
     measured = MeasuredStep(step_ms=sum(parts.values()), part_ms=parts, kernel_ms_R=tuple(kernels))
@@ -125,7 +124,7 @@ class TestCalibration:
         )
         model = calibrate_step([CalibrationRun(plan=plan, costs=COSTS, measured=measured)] * MIN_RUNS, "cpu")
         weights = model.coefficients(StepPart.BACKWARD_KERNEL, "analytic:cpu")
-        predicted_R = weighted_ms(price.work[StepPart.BACKWARD_KERNEL], weights)
+        predicted_R = price.work[StepPart.BACKWARD_KERNEL] @ weights
         np.testing.assert_allclose(predicted_R, 2 * kernels[:, 1], rtol=0.1)
 
     def test_without_evidence_models_stay_as_they_are(self, plans):
@@ -134,7 +133,7 @@ class TestCalibration:
         for plan in plans[:6]:
             price = price_step(plan, COSTS)
             # What readers work is no model's.
-            read_ms = dict(zip(READER_PARTS, plan_reader_ms(plan, COSTS), strict=True))
+            read_ms = dict(zip(EXCHANGE_PARTS, price_step(plan, COSTS).reading_ms_XR[:, 0], strict=True))
             times = {part: price.part_ms(part) - read_ms.get(part, 0.0) for part in StepPart}
             kernels = price.work[StepPart.FORWARD_KERNEL][:, 0], price.work[StepPart.BACKWARD_KERNEL][:, 0]
             measured = MeasuredStep(

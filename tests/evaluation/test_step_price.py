@@ -23,7 +23,15 @@ from autoshard.core import (
     Topology,
 )
 from autoshard.core.errors import InvalidPlanError
-from autoshard.core.step import PART_FEATURES, Overlap, StepCollective, StepPart, StepTimes, plain_coefficients
+from autoshard.core.step import (
+    EXCHANGE_PARTS,
+    PART_FEATURES,
+    Overlap,
+    StepCollective,
+    StepPart,
+    StepTimes,
+    plain_coefficients,
+)
 from autoshard.evaluation import (
     AlphaBetaComm,
     AnalyticCostModel,
@@ -34,7 +42,6 @@ from autoshard.evaluation import (
     price_step,
 )
 from autoshard.evaluation.batch_memory import dense_bytes
-from autoshard.evaluation.reader_work import READER_PARTS, plan_reader_ms
 
 COSTS = CostModels(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
 DENSE = DenseLayers(num_dense_features=13, bottom_mlp=(64, 16), top_mlp=(32, 1))
@@ -52,7 +59,9 @@ TIMES = StepTimes(
     top_forward=128.0,
     top_backward=256.0,
     all_reduce=512.0,
+    row_reduce=0.0,
     overhead=1024.0,
+    group_sync=0.0,
 )
 
 
@@ -159,8 +168,9 @@ class TestComposition:
     )
     def test_overlap_never_costs_and_longer_parts_never_save(self, parts, more, index, row_share):
         names = [name for name in StepTimes.__slots__ if name != "row_reduce"]
-        times = StepTimes(**dict(zip(names, parts, strict=True)))
-        times = replace(times, row_reduce=row_share * times.all_reduce)
+        times = StepTimes(
+            **dict(zip(names, parts, strict=True)), row_reduce=row_share * parts[names.index("all_reduce")]
+        )
         for overlap in Overlap:
             assert times.step_ms(overlap) <= times.step_ms(Overlap.NONE) * (1 + 1e-12) + 1e-9
         longer = replace(times, **{names[index]: parts[index] + more})
@@ -220,7 +230,7 @@ class TestBreakdown:
 class TestStepModel:
     def test_weights_count_where_they_were_calibrated(self):
         plain, doubled = (price_step(plan(), replace(COSTS, step=step)) for step in (None, Doubled()))
-        read_ms = dict(zip(READER_PARTS, plan_reader_ms(plan(), COSTS), strict=True))
+        read_ms = dict(zip(EXCHANGE_PARTS, price_step(plan(), COSTS).reading_ms_XR[:, 0], strict=True))
         assert doubled.step_ms.value == pytest.approx(2 * (plain.step_ms.value - sum(read_ms.values())) + 3)
         assert doubled.times.overhead == pytest.approx(3.0)
         assert doubled.models["step"] == "doubled"
@@ -279,7 +289,7 @@ class TestIntervals:
 
     def test_parts_keep_their_relative_intervals_where_a_step_model_knows_better_of_the_whole(self):
         plain, doubled = (price_step(plan(), replace(COSTS, step=step)) for step in (None, Doubled()))
-        read_ms = dict(zip(READER_PARTS, plan_reader_ms(plan(), COSTS), strict=True))
+        read_ms = dict(zip(EXCHANGE_PARTS, price_step(plan(), COSTS).reading_ms_XR[:, 0], strict=True))
         for part in set(StepPart) - {StepPart.DENSE}:
             for end in ("low", "high"):
                 models_ms = getattr(plain.parts[part], end) - read_ms.get(part, 0.0)
@@ -295,7 +305,8 @@ class TestIntervals:
 
     def test_upper_ends_are_corrected_as_values_are(self):
         calibrated = at_upper_end(replace(COSTS, step=Doubled()), "cpu")
-        models_ms = price_step(plan(), at_upper_end(COSTS, "cpu")).step_ms.value - sum(plan_reader_ms(plan(), COSTS))
+        plain = price_step(plan(), at_upper_end(COSTS, "cpu"))
+        models_ms = plain.step_ms.value - plain.reading_ms_XR.sum()
         assert price_step(plan(), calibrated).step_ms.value == pytest.approx(2 * models_ms + 3)
 
     def test_upper_ends_are_the_models(self):

@@ -31,6 +31,7 @@ from autoshard.core import (
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, activation_bytes, evaluate, plan_traffic
 from autoshard.evaluation.communication import link_bytes
 from autoshard.evaluation.traffic import PairTraffic, Stream, replicas_read
+from tests.contracts.price_oracle import read_by
 
 COMM = AlphaBetaComm()
 
@@ -111,11 +112,11 @@ def pair_by_pair(plan, stream):
         if placed.collective is not ALL_TO_ALL and stream in (Stream.FORWARD, Stream.BACKWARD):
             continue
         readers = range(plan.group_size)
-        is_own = all(placed.replicas[read_slowly(plan, placed, reader)] == (reader,) for reader in readers)
+        is_own = all(placed.replicas[read_by(plan, placed, reader)] == (reader,) for reader in readers)
         run = replace(placed, exchange=Exchange.PARTIAL_SUMS) if is_own else placed
         pair = PairTraffic.of(run, plan.group_batch_size / plan.group_size, plan.payload, id_bytes=4)
         for reader in readers:
-            for owner in placed.replicas[read_slowly(plan, placed, reader)]:
+            for owner in placed.replicas[read_by(plan, placed, reader)]:
                 place = (reader, owner) if stream.asks else (owner, reader)
                 sent_RR[place] += getattr(pair, stream.value)
     return sent_RR
@@ -128,15 +129,6 @@ def scattered_bytes(plan, stream):
         for placed in plan.shards
         if placed.collective is not ALL_TO_ALL and stream in (Stream.FORWARD, Stream.BACKWARD)
     )
-
-
-def read_slowly(plan, placed, reader):
-    if placed.fetch is not None:
-        return placed.fetch[reader]
-    node = plan.topology.node_of
-    own = [index for index, replica in enumerate(placed.replicas) if reader in replica]
-    near = [index for index, replica in enumerate(placed.replicas) if node(reader) in map(node, replica)]
-    return (own or near or [reader % len(placed.replicas)])[0]
 
 
 @settings(max_examples=40)
@@ -167,7 +159,7 @@ def test_bytes_by_level_are_those_of_the_pairs_of_ranks(plan):
 @given(plan=plans())
 def test_each_rank_reads_its_own_replica_else_one_of_its_node(plan):
     for placed in plan.shards:
-        expected = [read_slowly(plan, placed, reader) for reader in range(plan.group_size)]
+        expected = [read_by(plan, placed, reader) for reader in range(plan.group_size)]
         assert replicas_read(plan, placed).tolist() == expected
 
 

@@ -31,6 +31,7 @@ from autoshard.core import (
     Topology,
 )
 from autoshard.core.costs import KernelFloor
+from autoshard.core.step import EMBEDDING_PARTS
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate
 from autoshard.planners.bounds.kernel_relaxation import KernelRelaxation
 from autoshard.planners.bounds.step_relaxation import StepRelaxation
@@ -44,7 +45,6 @@ from autoshard.planners.plan_bounds import MAX_KERNEL, STEP, plan_bounds
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.options import ShardingType
 from autoshard.planners.space.placement import PlacementProblem
-from autoshard.planners.space.step_cost import PARTS
 
 TABLE_WISE = {ShardingType.TABLE_WISE}
 SPACES = [
@@ -141,7 +141,7 @@ class TestSteps:
         assert bounds.is_proven
         for layout in layouts:
             assert bounds.step_ms <= layout.step_ms()
-            for part, least_ms, ms_R in zip(PARTS, bounds.parts_ms, layout.parts_ms(), strict=True):
+            for part, least_ms, ms_R in zip(EMBEDDING_PARTS, bounds.parts_ms, layout.parts_ms(), strict=True):
                 assert least_ms <= ms_R.max() * (1 + 1e-9), part
 
     def test_equal_tables_that_divide_the_ranks_are_bounded_exactly(self, make_table, make_topology, costs):
@@ -167,7 +167,7 @@ class TestSteps:
         plan = CostGreedyPlanner().plan(PlanRequest(tables=tables, topology=topology, costs=costs))
         bounds = StepRelaxation(space, limits.capacity_RM).bounds()
         slowest_ms = evaluate(plan, costs).parts["backward_kernel"].value
-        assert bounds.parts_ms[PARTS.index("backward_kernel")] == pytest.approx(slowest_ms, rel=1e-5)
+        assert bounds.parts_ms[EMBEDDING_PARTS.index("backward_kernel")] == pytest.approx(slowest_ms, rel=1e-5)
 
     def test_memory_bounds_what_is_copied(self, make_table, make_topology, costs):
         # Without exchange there is no cheaper way than copies on all ranks. Half of them fit.
@@ -178,7 +178,7 @@ class TestSteps:
         for room in (100, 4, 2):
             space, limits = space_and_limits(tables, make_topology(4, room * held), costs, names)
             bounds = StepRelaxation(space, limits.capacity_RM).bounds()
-            exchange_ms.append(bounds.parts_ms[PARTS.index("forward_exchange")])
+            exchange_ms.append(bounds.parts_ms[EMBEDDING_PARTS.index("forward_exchange")])
         assert exchange_ms[0] == 0.0
         assert exchange_ms[0] < exchange_ms[1] < exchange_ms[2]
 
@@ -267,10 +267,10 @@ class TestPlans:
             plan = planner.plan(make_request(task))
             predicted = evaluate(plan, costs)
             bounds = plan_bounds(plan, costs)
-            assert set(bounds) - {MAX_KERNEL} == {STEP, *map(str, PARTS)}
+            assert set(bounds) - {MAX_KERNEL} == {STEP, *map(str, EMBEDDING_PARTS)}
             assert bounds[STEP].estimated_ms is None
             assert 0 < bounds[STEP].proven_ms <= predicted.step_ms.value
-            for part in PARTS:
+            for part in EMBEDDING_PARTS:
                 assert bounds[part].proven_ms <= predicted.parts[part].value
         assert plan_bounds(CostGreedyPlanner().plan(make_request(task)), costs)[MAX_KERNEL].proven_ms > 0
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from autoshard.core import Tier
+from autoshard.core.step import EMBEDDING_PARTS
 from autoshard.planners.hybrid import descent, successive_halving
 from autoshard.planners.hybrid.balanced import placed_options
 from autoshard.planners.hybrid.compiled import library as compiled
@@ -19,7 +20,6 @@ from autoshard.planners.hybrid.option_offers import space_of
 from autoshard.planners.hybrid.starts import balanced_starts
 from autoshard.planners.hybrid.step_search import StepSearch, search_steps
 from autoshard.planners.hybrid.successive_halving import improve
-from autoshard.planners.space.step_cost import PARTS
 from autoshard.validator import validate_plan
 
 needs_compiled = pytest.mark.skipif(compiled.library() is None, reason="autoshard was installed without a C compiler")
@@ -52,7 +52,7 @@ class Numpy:
 
     def loads(self, layout):
         """Milliseconds of each part on each rank, up to what is the same for all layouts; shape (P, R)."""
-        loads_PR, counts_KR = np.zeros((len(PARTS), layout.num_ranks)), self.counts(layout)
+        loads_PR, counts_KR = np.zeros((len(EMBEDDING_PARTS), layout.num_ranks)), self.counts(layout)
         rates = self.linear.rates
         for shard, ranks in self.held(layout):
             added_VP = rates.shared_VP if shard.is_everywhere else rates.served_VP
@@ -117,7 +117,7 @@ def test_rates_and_launches_are_exact_where_the_models_are_linear(draw_task, mak
     start = balanced_starts(space, Limits.of(space))[0].layout
     linear = LinearSearch(space, start.limits, FlatOptions.of(space), start)
     found, state = searched(linear, start, LinearEffort(rounds=40))
-    kernels = [PARTS.index("forward_kernel"), PARTS.index("backward_kernel")]
+    kernels = [EMBEDDING_PARTS.index("forward_kernel"), EMBEDDING_PARTS.index("backward_kernel")]
     np.testing.assert_allclose(state["load_pr"][kernels, :8], found.parts_ms()[kernels], rtol=1e-6)
 
 

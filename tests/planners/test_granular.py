@@ -18,6 +18,7 @@ from autoshard.core import (
     Tier,
 )
 from autoshard.core.errors import InfeasiblePlanError, InvalidPlanError
+from autoshard.core.step import EMBEDDING_PARTS
 from autoshard.evaluation import activation_bytes, evaluate, price_step
 from autoshard.planners.comparison import num_cuts
 from autoshard.planners.hybrid.descent import Start
@@ -28,7 +29,6 @@ from autoshard.planners.hybrid.step_search import StepSearch, search_steps
 from autoshard.planners.hybrid.successive_halving import improve
 from autoshard.planners.registry import get_planner
 from autoshard.planners.space.options import ShardingType, enumerate_options
-from autoshard.planners.space.step_cost import PARTS
 from autoshard.validator import validate_plan
 
 #: Ends searches by steps, so that seeds decide.
@@ -52,7 +52,7 @@ def test_sums_price_what_evaluate_prices(mixed_task, make_request, costs, seed):
     validate_plan(plan)
     price = price_step(plan, costs)
     assert layout.step_ms() == pytest.approx(price.step_ms.value, rel=1e-5)
-    for part, ms_R in zip(PARTS, layout.parts_ms(), strict=True):
+    for part, ms_R in zip(EMBEDDING_PARTS, layout.parts_ms(), strict=True):
         assert ms_R.max() == pytest.approx(getattr(price.times, part.value), rel=1e-5)
     np.testing.assert_array_equal(layout.bytes_RM[:, 0], [one.hbm_bytes for one in evaluate(plan, costs).ranks])
     activations_R = layout.space.prices.activation_bytes(layout.moved_RC[None])[0]
@@ -75,7 +75,7 @@ def test_sums_by_reduce_scatter_are_priced_as_evaluate_prices_them(mixed_task, m
         validate_plan(plan)
         assert any(placed.collective is Collective.REDUCE_SCATTER for placed in plan.shards)
         price = price_step(plan, costs)
-        for part, ms_R in zip(PARTS, layout.parts_ms(), strict=True):
+        for part, ms_R in zip(EMBEDDING_PARTS, layout.parts_ms(), strict=True):
             assert ms_R.max() == pytest.approx(getattr(price.times, part.value), rel=1e-5)
         activations_R = space.prices.activation_bytes(layout.moved_RC[None])[0]
         np.testing.assert_allclose(activations_R, activation_bytes(plan), rtol=1e-6)

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from autoshard.core import DenseLayers, DType, Level, Link, Payload, RowRange, RowsBy, Shard, Tier
-from autoshard.core.step import PART_FEATURES, Overlap
+from autoshard.core.step import EMBEDDING_PARTS, PART_FEATURES, Overlap
 from autoshard.evaluation import activation_bytes, evaluate, price_step, training_bytes
 from autoshard.planners.space.placement import PlacementProblem
-from autoshard.planners.space.step_cost import PARTS, StepCost
+from autoshard.planners.space.step_cost import StepCost
 from autoshard.validator import validate_plan
 
 TIERS = (Tier.DATA_PARALLEL, Tier.FLEX, Tier.ROW_WISE)
@@ -79,7 +79,7 @@ def test_steps_are_those_of_the_plans(step_problem, seed):
     sums = step_cost.sums(ranks_N)
     np.testing.assert_allclose(step_cost.step_ms(sums), price.step_ms.value, rtol=1e-5)
     parts_PR = step_cost.parts_ms(sums)[:, 0]
-    for part, ms_R in zip(PARTS, parts_PR, strict=True):
+    for part, ms_R in zip(EMBEDDING_PARTS, parts_PR, strict=True):
         assert ms_R.max() == pytest.approx(getattr(price.times, part.value), rel=1e-5)
     np.testing.assert_array_equal(problem.rank_bytes(ranks_N), [one.hbm_bytes for one in evaluate(plan, costs).ranks])
 

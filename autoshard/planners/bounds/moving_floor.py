@@ -15,8 +15,9 @@ from autoshard.core.costs import MsArray
 from autoshard.core.topology import MAX_BANDWIDTH
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.evaluation.traffic import INT8_BLOCK, wire_bytes
+from autoshard.planners.space.columns import Readers
 from autoshard.planners.space.kinds import FloatArray
-from autoshard.planners.space.step_cost import FEATURES, PARTS, READ_BY_ALL, READ_BY_NODE, SYNC, StepPrices
+from autoshard.planners.space.step_cost import StepPrices
 
 #: Bytes at which affine functions are read off: whole blocks of int8 messages.
 _BYTES = INT8_BLOCK * wire_bytes(DType.INT8) * 2**14
@@ -49,7 +50,7 @@ class MovingFloor:
     def of(cls, prices: StepPrices) -> MovingFloor:
         """Reads the functions off prices of steps."""
         views = [prices.on(view) for view in _views(prices.topology)]
-        base_Q = _parts(views[0], np.zeros((1, prices.num_columns)))[:, 0]
+        base_Q = _parts(views[0], np.zeros((1, len(prices.columns))))[:, 0]
         slope_KQC = np.stack([_slopes(view) for view in views])
         shares_links = any(level.shared_links for level in prices.topology.levels)
         return cls(
@@ -63,7 +64,8 @@ class MovingFloor:
 
     def latencies(self, moved_VC: FloatArray) -> MsArray:
         """What parts take besides, where ranks move anything in the columns that a kind of shard has; shape (V, Q)."""
-        is_moved_VC = (moved_VC > 0) & (np.arange(moved_VC.shape[1]) < SYNC.stop)
+        columns = self._prices.columns
+        is_moved_VC = (moved_VC > 0) & columns.are("pair_bytes", "scattered_bytes", "synced_bytes")
         patterns, which_V = np.unique(is_moved_VC, axis=0, return_inverse=True)
         moved_BC = np.where(patterns, _BYTES, 0.0)
         affine_QB = self.base_Q[:, None] + self.slope_KQC[0] @ moved_BC.T
@@ -90,23 +92,24 @@ def _parts(prices: StepPrices, moved_BC: FloatArray) -> MsArray:
     """Times of parts and of synchronisation where all ranks move the same, shape (Q, B)."""
     moved_BRC = np.repeat(moved_BC[:, None], prices.topology.world_size, axis=1)
     parts_PB = prices.moving_ms(moved_BRC).max(axis=2)
-    nothing_PB = np.zeros((len(PARTS), len(moved_BC)))
-    sync_B = prices.compose(nothing_PB, moved_BC[:, SYNC]) - prices.compose(nothing_PB, 0 * moved_BC[:, SYNC])
+    bytes_B2 = prices.synced_bytes(moved_BC)
+    sync_B = prices.synced_ms(bytes_B2) - prices.synced_ms(0 * bytes_B2)
     return np.concatenate([parts_PB, sync_B[None]])
 
 
 def _num_alike(prices: StepPrices) -> FloatArray:
     """Ranks whose amounts of each column add up on every one of them, shape (C,)."""
-    num_C = np.ones(prices.num_columns)
-    num_C[READ_BY_ALL] = prices.topology.world_size
-    num_C[READ_BY_NODE] = prices.topology.local_world_size
+    num_C = np.ones(len(prices.columns))
+    of_readers_WX = prices.columns.of(num_C)["reading_ns"]
+    of_readers_WX[Readers.ALL] = prices.topology.world_size
+    of_readers_WX[Readers.NODE] = prices.topology.local_world_size
     return num_C
 
 
 def _slopes(prices: StepPrices) -> MsArray:
     """Milliseconds per unit of each column, shape (Q, C)."""
     # Kernels are counted, not added up, and so have no rate.
-    is_rate_C = np.arange(prices.num_columns) <= FEATURES
+    is_rate_C = ~prices.columns.are("num_shards")
     once_BC = np.diag(np.where(is_rate_C, _BYTES, 0.0))
     grown_QC = _parts(prices, 2 * once_BC) - _parts(prices, once_BC)
     return np.asarray(np.maximum(grown_QC, 0.0) / _BYTES)

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from autoshard.core.costs import MsArray, kernel_floor
-from autoshard.core.step import KERNEL_PARTS, Overlap
+from autoshard.core.step import EMBEDDING_PARTS, KERNEL_PARTS, PART_INDEX, Overlap
 from autoshard.planners.bounds.moving_floor import MovingFloor
 from autoshard.planners.space.kinds import FloatArray
 from autoshard.planners.space.planner_space import BoolArray, IndexArray, PlannerSpace
-from autoshard.planners.space.step_cost import PARTS
 
 #: What bounds are lowered by, as a share: the solver's tolerance, and sums of codes in single precision.
 _TOLERANCE = 1e-6
@@ -29,7 +28,7 @@ class StepBounds:
 
     Attributes:
         step_ms: Of the step.
-        parts_ms: Of each part at its slowest rank, in the order of `PARTS`.
+        parts_ms: Of each part at its slowest rank, in the order of `EMBEDDING_PARTS`.
         is_proven: Whether it holds for every plan; else it is an estimate.
     """
 
@@ -106,11 +105,11 @@ class StepRelaxation:
         programme = _Programme(
             self._options(kernel_factors), self._floor.base_Q, self._launches(kernel_factors), self._capacity_RM
         )
-        parts_ms = [programme.least(np.eye(len(PARTS) + 1)[part]) for part in range(len(PARTS))]
+        parts_ms = [programme.least(np.eye(len(EMBEDDING_PARTS) + 1)[part]) for part in range(len(EMBEDDING_PARTS))]
         prices = self._space.prices
         if prices.overlap is Overlap.NONE:
-            fixed_ms = float(prices.compose(np.zeros((len(PARTS), 1)), np.zeros((1, 2)))[0])
-            step_ms = fixed_ms + programme.least(np.ones(len(PARTS) + 1))
+            fixed_ms = float(prices.synced_ms(np.zeros((1, 2)))[0])
+            step_ms = fixed_ms + programme.least(np.ones(len(EMBEDDING_PARTS) + 1))
         else:
             step_ms = float(prices.compose(np.array(parts_ms)[:, None], np.zeros((1, 2)))[0])
         return StepBounds(
@@ -137,11 +136,11 @@ class StepRelaxation:
 
     def _launches(self, kernel_factors: tuple[float, float]) -> MsArray:
         """What each kernel of a rank adds to its parts, shape (Q,)."""
-        launch_Q = np.zeros(len(PARTS) + 1)
+        launch_Q = np.zeros(len(EMBEDDING_PARTS) + 1)
         bases = (self._kernels.forward_base_ms, self._kernels.backward_base_ms)
         weights = self._space.prices.kernel_weights
         for part, weight, factor, base_ms in zip(KERNEL_PARTS, weights, kernel_factors, bases, strict=True):
-            launch_Q[PARTS.index(part)] = weight * factor * base_ms
+            launch_Q[PART_INDEX[part]] = weight * factor * base_ms
         return launch_Q
 
     def _options(self, kernel_factors: tuple[float, float]) -> _Options:
@@ -153,7 +152,7 @@ class StepRelaxation:
         latency_VQ = self._floor.latencies(moved_VC)
         share_E = flat.holders_E / num_ranks
         # Every rank sees all of the synchronisation, which only shards that all ranks hold take part in.
-        share_EQ = np.where(np.arange(len(PARTS) + 1) < len(PARTS), share_E[:, None], 1.0)
+        share_EQ = np.where(np.arange(len(EMBEDDING_PARTS) + 1) < len(EMBEDDING_PARTS), share_E[:, None], 1.0)
         holds = np.array([[[keeps]] for keeps in self._floor.lumps_hold_K])
         latency_OQ = np.maximum.reduceat(latency_VQ[flat.kind_E], flat.start_O)
         lump_KOQ = np.maximum.reduceat(alone_KVQ[:, flat.kind_E] * holds, flat.start_O, axis=1)
@@ -181,7 +180,7 @@ class StepRelaxation:
         floors = (self._kernels.forward_ms_N, self._kernels.backward_ms_N)
         weights = self._space.prices.kernel_weights
         for part, weight, factor, floor_ms_V in zip(KERNEL_PARTS, weights, kernel_factors, floors, strict=True):
-            served_KVQ[:, :, PARTS.index(part)] += weight * factor * floor_ms_V
+            served_KVQ[:, :, PART_INDEX[part]] += weight * factor * floor_ms_V
         return served_KVQ
 
     def _fits(self, flat: _Flat, bytes_VM: FloatArray) -> BoolArray:

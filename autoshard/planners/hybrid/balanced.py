@@ -11,11 +11,11 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from autoshard.core import Tier
+from autoshard.core.step import EMBEDDING_PARTS
 from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions
 from autoshard.planners.hybrid.layout import Choice, Layout, Limits
 from autoshard.planners.space.kinds import FloatArray
 from autoshard.planners.space.planner_space import BoolArray, IndexArray, ItemOption, ItemShard, PlannerSpace
-from autoshard.planners.space.step_cost import PARTS
 
 #: Doublings and halvings of the price of memory.
 _NUM_PRICES = 24
@@ -199,7 +199,7 @@ class _Filling:
         shards = [
             shard for item, number in zip(space.items, chosen, strict=True) for shard in item.options[number].shards
         ]
-        total_P = np.zeros(len(PARTS))
+        total_P = np.zeros(len(EMBEDDING_PARTS))
         for shard in shards:
             total_P += (
                 rates.shared_VP[shard.kind]
@@ -207,7 +207,7 @@ class _Filling:
                 else (rates.served_VP[shard.kind] * shard.num_holders / num_ranks)
             )
         self.mean_P1 = np.maximum(total_P, 1e-12)[:, None]
-        self.share_PR = np.zeros((len(PARTS), num_ranks))
+        self.share_PR = np.zeros((len(EMBEDDING_PARTS), num_ranks))
         self.free_RM: FloatArray = limits.capacity_RM.copy()
         self.grown_ms = 0.0
 

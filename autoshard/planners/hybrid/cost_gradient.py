@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from autoshard.core import Tier
 from autoshard.core.costs import MsArray
-from autoshard.core.step import KERNEL_PARTS
+from autoshard.core.step import EMBEDDING_PARTS, KERNEL_PARTS, PART_INDEX
 from autoshard.evaluation.stages import syncs_ms
 from autoshard.planners.hybrid.layout import Layout
+from autoshard.planners.space.columns import MovedArray
 from autoshard.planners.space.kinds import FloatArray
 from autoshard.planners.space.options import ShardingType
 from autoshard.planners.space.planner_space import BoolArray, IndexArray, PlannerSpace
-from autoshard.planners.space.step_cost import FEATURES, PARTS, SYNC, MovedArray
 
 #: By how much sums are changed to see what that does: a share, and bytes where there are none.
 _BUMP_SHARE, _BUMP_BYTES = 0.05, 1e4
@@ -149,35 +149,34 @@ class CostGradient:
             mean_C, codes_H = space.kinds.moved_VC[:1].mean(axis=0), np.zeros(space.kinds.codes_VH.shape[1])
         else:
             mean_C = layout.moved_RC.mean(axis=0)
-            kernel_ms_R = layout.parts_ms()[[PARTS.index(part) for part in KERNEL_PARTS]].sum(axis=0)
+            kernel_ms_R = layout.parts_ms()[[PART_INDEX[part] for part in KERNEL_PARTS]].sum(axis=0)
             codes_H = layout.codes_RH[int(np.argsort(kernel_ms_R, kind="stable")[len(kernel_ms_R) // 2])]
         one_PC, all_PC = _moving_rates(space, mean_C)
         kernel_VP = _kernel_rates(space, codes_H)
         moved_VC = space.kinds.moved_VC
-        bump = max(_BUMP_BYTES, _BUMP_SHARE * float(mean_C[SYNC].max()))
+        bump = max(_BUMP_BYTES, _BUMP_SHARE * float(space.prices.synced_bytes(mean_C).max()))
         bumps_B2 = bump * np.concatenate([np.eye(2), 2 * np.eye(2)])
         once_ms, twice_ms = syncs_ms(bumps_B2, space.costs.comm, space.topology).reshape(2, 2)
         return cls(
             served_VP=moved_VC @ one_PC.T + kernel_VP,
             shared_VP=moved_VC @ all_PC.T + kernel_VP,
-            sync_V=moved_VC[:, SYNC] @ (twice_ms - once_ms) / bump,
+            sync_V=space.prices.synced_bytes(moved_VC) @ (twice_ms - once_ms) / bump,
         )
 
 
 def _moving_rates(space: PlannerSpace, mean_C: MovedArray) -> tuple[FloatArray, FloatArray]:
     """Milliseconds per unit of each column: on the rank that has it, and on all ranks that have it alike; (P, C)."""
     num_ranks, width = space.topology.world_size, len(mean_C)
-    bump_C = np.where(np.arange(width) < SYNC.start, np.maximum(_BUMP_SHARE * mean_C, _BUMP_BYTES), 1.0)
-    base_RC = np.repeat(
-        np.where(np.arange(width) < SYNC.start, np.maximum(mean_C, 1.0), mean_C)[None], num_ranks, axis=0
-    )
+    is_sent_C = space.prices.columns.are("pair_bytes", "scattered_bytes")
+    bump_C = np.where(is_sent_C, np.maximum(_BUMP_SHARE * mean_C, _BUMP_BYTES), 1.0)
+    base_RC = np.repeat(np.where(is_sent_C, np.maximum(mean_C, 1.0), mean_C)[None], num_ranks, axis=0)
     one_BRC = np.repeat(base_RC[None], width + 1, axis=0)
     all_BRC = one_BRC.copy()
     columns = np.arange(width)
     one_BRC[columns + 1, 0, columns] += bump_C
     all_BRC[columns + 1, :, columns] += bump_C[:, None]
     # Kernels are counted once however many shards run in them; their launches are no rate.
-    is_rate_C = columns <= FEATURES
+    is_rate_C = ~space.prices.columns.are("num_shards")
     rates = []
     for moved_BRC in (one_BRC, all_BRC):
         parts_PB = space.prices.moving_ms(moved_BRC)[:, :, 0]
@@ -188,9 +187,9 @@ def _moving_rates(space: PlannerSpace, mean_C: MovedArray) -> tuple[FloatArray, 
 def _kernel_rates(space: PlannerSpace, codes_H: FloatArray) -> MsArray:
     """Kernel milliseconds of one more shard where there are such shards already, shape (V, P)."""
     once_VH = codes_H + space.kinds.codes_VH
-    rates_VP = np.zeros((len(once_VH), len(PARTS)))
+    rates_VP = np.zeros((len(once_VH), len(EMBEDDING_PARTS)))
     one = space.prices.kernels_ms(once_VH[None].astype(np.float32))
     two = space.prices.kernels_ms((once_VH + space.kinds.codes_VH)[None].astype(np.float32))
     for part, with_one, with_two in zip(KERNEL_PARTS, one, two, strict=True):
-        rates_VP[:, PARTS.index(part)] = np.maximum((with_two - with_one)[0], 0.0)
+        rates_VP[:, PART_INDEX[part]] = np.maximum((with_two - with_one)[0], 0.0)
     return rates_VP

@@ -13,6 +13,7 @@ import numpy as np
 from autoshard.core import CostModels, ShardingPlan, TableSet
 from autoshard.core.errors import InvalidPlanError, InvalidTableError
 from autoshard.core.quoting import shown
+from autoshard.core.step import EMBEDDING_PARTS
 from autoshard.evaluation.batch_memory import rank_memory
 from autoshard.evaluation.evaluate import evaluate
 from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions
@@ -24,7 +25,6 @@ from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.kinds import first_alike
 from autoshard.planners.space.options import ShardingType, why_not
 from autoshard.planners.space.planner_space import Item, ItemOption
-from autoshard.planners.space.step_cost import PARTS
 from autoshard.results.explanation import Alternative, ExplainedTable, Explanation
 
 #: p of the norm that tells which sites look best; only the true step is reported.
@@ -199,13 +199,13 @@ class _Explainer:
     def _binds(self, option: ItemOption, ranks: tuple[int, ...]) -> tuple[str, ...]:
         """Parts that it adds to at their slowest ranks."""
         rates = self.near.rates
-        added_P = np.zeros(len(PARTS))
+        added_P = np.zeros(len(EMBEDDING_PARTS))
         for shard in option.shards:
             added_P += (rates.shared_VP if shard.is_everywhere else rates.served_VP)[shard.kind]
         slowest_P = self.near.parts_PR.argmax(axis=1).tolist()
         return tuple(
             part.value
-            for part, added, rank in zip(PARTS, added_P.tolist(), slowest_P, strict=True)
+            for part, added, rank in zip(EMBEDDING_PARTS, added_P.tolist(), slowest_P, strict=True)
             if added > 0 and rank in ranks
         )
 

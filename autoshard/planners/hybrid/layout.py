@@ -14,10 +14,9 @@ import numpy as np
 
 from autoshard.core import PlacedShard, ShardingPlan
 from autoshard.core.costs import MsArray
-from autoshard.core.step import KERNEL_PARTS
+from autoshard.core.step import KERNEL_PARTS, PART_INDEX
 from autoshard.planners.space.kinds import LEVELS, FloatArray
 from autoshard.planners.space.planner_space import BoolArray, IndexArray, ItemShard, PlannerSpace
-from autoshard.planners.space.step_cost import PARTS, SYNC
 
 #: Option of an item that is to be held by nobody.
 NOTHING = -1
@@ -132,16 +131,16 @@ class Layout:
         self._kernels_ms = None
 
     def parts_ms(self) -> MsArray:
-        """Times of `PARTS` on every rank, shape (P, R)."""
+        """Times of `EMBEDDING_PARTS` on every rank, shape (P, R)."""
         parts_PR = self.space.prices.moving_ms(self.moved_RC[None])[:, 0]
         for part, ms_R in zip(KERNEL_PARTS, self._kernels(), strict=True):
-            parts_PR[PARTS.index(part)] += ms_R
+            parts_PR[PART_INDEX[part]] += ms_R
         return parts_PR
 
     def step_ms(self) -> float:
         """The step."""
         slowest_P1 = self.parts_ms().max(axis=1)[:, None]
-        return float(self.space.prices.compose(slowest_P1, self.moved_RC[:1, SYNC])[0])
+        return float(self.space.prices.compose(slowest_P1, self.moved_RC[None])[0])
 
     def fits(self) -> bool:
         """Whether memory does."""
@@ -170,10 +169,11 @@ class Layout:
         for part, now_R, new_1D in zip(KERNEL_PARTS, self._kernels(), dirty_ms, strict=True):
             kernel_ms = np.broadcast_to(now_R, shape).flatten()
             kernel_ms[dirty_D] = new_1D[0]
-            parts_PBR[PARTS.index(part)] += kernel_ms.reshape(shape)
+            parts_PBR[PART_INDEX[part]] += kernel_ms.reshape(shape)
         slowest_PB = parts_PBR.max(axis=2)
         both = np.concatenate([slowest_PB, _norms(parts_PBR, slowest_PB, exponent)], axis=1)
-        step_ms_B, energy_ms_B = np.split(prices.compose(both, np.tile(moved_BRC[:, 0, SYNC], (2, 1))), 2)
+        first_rank_B1C = np.tile(moved_BRC[:, :1], (2, 1, 1))
+        step_ms_B, energy_ms_B = np.split(prices.compose(both, first_rank_B1C), 2)
         fits_B = self._fits(bytes_BRM, moved_BRC)
         return Priced(step_ms_B=step_ms_B, energy_ms_B=np.where(fits_B, energy_ms_B, np.inf))
 

@@ -13,11 +13,11 @@ import numpy as np
 
 from autoshard.core import Tier, Topology
 from autoshard.core.costs import MsArray
+from autoshard.core.step import EMBEDDING_PARTS
 from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions, ragged
 from autoshard.planners.hybrid.held import HeldShards
 from autoshard.planners.space.kinds import FloatArray
 from autoshard.planners.space.planner_space import BoolArray, IndexArray
-from autoshard.planners.space.step_cost import PARTS
 
 #: Sites that shards are tried at: ranks, and nodes.
 _NUM_RANKS, _NUM_NODES = 12, 4
@@ -141,7 +141,7 @@ class MoveScorer:
     def _added(self, shard_X: IndexArray, number_X: IndexArray) -> tuple[FloatArray, MsArray]:
         """What shards add to sums of powers, the first of an option at its best site, and to the all-reduce."""
         kind_X = self.flat.kind_E[shard_X]
-        powers_XP = np.zeros((len(shard_X), len(PARTS)))
+        powers_XP = np.zeros((len(shard_X), len(EMBEDDING_PARTS)))
         for is_such_X, load_VP, ranks_QH in self._ways(shard_X):
             kind_K, which_X = np.unique(kind_X[is_such_X], return_inverse=True)
             powers_KQP = self.growth.powers(load_VP[kind_K][:, None], ranks_QH)
@@ -154,7 +154,7 @@ class MoveScorer:
     def _lost(self, place_Z: IndexArray, num_items: int) -> tuple[FloatArray, MsArray]:
         """What items take off the sums of powers and the all-reduce, if nobody holds them."""
         held, kind_Z = self.held, self.held.kind_X
-        lost_IP, unsynced_ms_I = np.zeros((num_items, len(PARTS))), np.zeros(num_items)
+        lost_IP, unsynced_ms_I = np.zeros((num_items, len(EMBEDDING_PARTS))), np.zeros(num_items)
         for is_such_Z, load_VP, ranks_QH in self._ways(held.shard_X):
             of_Z = np.flatnonzero(is_such_Z & (place_Z >= 0))
             ranks_ZH = held.first_X[of_Z][:, None] + np.arange(ranks_QH.shape[1])
@@ -183,7 +183,7 @@ class MoveScorer:
         shared_WP = self.rates.shared_VP[self.flat.kind_E[shard_X]][which_W]
         powers = self.growth.powers
         together_WP = powers(shared_WP - left_WP, rank_W1)
-        relief_XP = np.zeros((len(shard_X), len(PARTS)))
+        relief_XP = np.zeros((len(shard_X), len(EMBEDDING_PARTS)))
         apart_WP = powers(shared_WP, rank_W1) + powers(-left_WP, rank_W1)
         np.add.at(relief_XP, which_W, together_WP - apart_WP)
         return relief_XP

@@ -47,7 +47,7 @@ class ShardKinds:
         self._model = prices.costs.kernel
         some = UnplacedShard.of(Shard.whole(self._tables.tables[0]), Tier.TABLE_WISE, self._topology)
         self.code_width = self._model.encode([some.local(self._topology, self._tables.batch_size)]).shape[1]
-        self._set_rows(np.zeros((0, self.code_width + prices.num_columns + len(LEVELS))))
+        self._set_rows(np.zeros((0, self.code_width + len(prices.columns) + len(LEVELS))))
         # By what parts are known; None for what the model cannot price.
         self._kinds: dict[Hashable, int | None] = {}
         self.twins = first_alike(self._tables)

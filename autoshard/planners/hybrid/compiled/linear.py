@@ -14,14 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core.costs import MsArray, kernel_floor
-from autoshard.core.step import KERNEL_PARTS, StepPart
+from autoshard.core.step import EMBEDDING_PARTS, KERNEL_PARTS, PART_INDEX, StepPart
 from autoshard.planners.hybrid.compiled.library import Task, library, over_ranks
 from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions
 from autoshard.planners.hybrid.held import HeldShards
 from autoshard.planners.hybrid.layout import Layout, Limits
 from autoshard.planners.space.kinds import FloatArray
 from autoshard.planners.space.planner_space import BoolArray, PlannerSpace
-from autoshard.planners.space.step_cost import PARTS, SYNC
 
 IntArray = NDArray[np.int32]
 
@@ -84,18 +83,18 @@ class Launches:
         if floor.is_exact:
             counts.append(np.eye(int(floor.kernel_N.max()) + 1)[floor.kernel_N])
             bases_ms = np.array([floor.forward_base_ms, floor.backward_base_ms]) * prices.kernel_weights
-            added.append(np.zeros((counts[-1].shape[1], len(PARTS))))
-            added[-1][:, [PARTS.index(part) for part in KERNEL_PARTS]] = bases_ms
+            added.append(np.zeros((counts[-1].shape[1], len(EMBEDDING_PARTS))))
+            added[-1][:, [PART_INDEX[part] for part in KERNEL_PARTS]] = bases_ms
         counts.append(prices.is_scattered(kinds.moved_VC)[:, None].astype(np.float64))
-        added.append(np.zeros((1, len(PARTS))))
+        added.append(np.zeros((1, len(EMBEDDING_PARTS))))
         exchanges = (StepPart.FORWARD_EXCHANGE, StepPart.BACKWARD_EXCHANGE)
-        added[-1][0, [PARTS.index(part) for part in exchanges]] = prices.scatter_latencies_ms()
+        added[-1][0, [PART_INDEX[part] for part in exchanges]] = prices.scatter_latencies_ms()
         is_used_K = np.concatenate(counts, axis=1).any(axis=0) & np.concatenate(added).any(axis=1)
         count_VK, added_KP = np.concatenate(counts, axis=1)[:, is_used_K], np.concatenate(added)[is_used_K]
-        is_synced_V = kinds.moved_VC[:, SYNC].any(axis=1)
+        is_synced_V = prices.synced_bytes(kinds.moved_VC).any(axis=1)
         if is_synced_V.any():
             count_VK = np.column_stack([count_VK, is_synced_V])
-            added_KP = np.concatenate([added_KP, np.zeros((1, len(PARTS)))])
+            added_KP = np.concatenate([added_KP, np.zeros((1, len(EMBEDDING_PARTS)))])
         return cls(count_VK=np.ascontiguousarray(count_VK, dtype=np.int32), added_KP=np.ascontiguousarray(added_KP))
 
 
@@ -208,10 +207,11 @@ class LinearSearch:
 
     def _weights(self, layout: Layout) -> MsArray:
         """Milliseconds of the step by one of each part at its slowest rank, shape (P,)."""
-        slowest_P, sync_12 = layout.parts_ms().max(axis=1), layout.moved_RC[:1, SYNC]
+        slowest_P = layout.parts_ms().max(axis=1)
         bump_P = np.maximum(_BUMP_SHARE * slowest_P, _LEAST_BUMP_MS)
         slowest_PB = slowest_P[:, None] + np.column_stack([np.zeros(len(bump_P)), np.diag(bump_P)])
-        step_ms_B = self.space.prices.compose(slowest_PB, np.repeat(sync_12, 1 + len(bump_P), axis=0))
+        first_rank_B1C = np.repeat(layout.moved_RC[None, :1], 1 + len(bump_P), axis=0)
+        step_ms_B = self.space.prices.compose(slowest_PB, first_rank_B1C)
         return np.asarray(np.maximum((step_ms_B[1:] - step_ms_B[0]) / bump_P, 0.0))
 
     def _bytes(self, around: Layout) -> FloatArray:

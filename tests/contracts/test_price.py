@@ -1,0 +1,131 @@
+"""One price of a step: plans, sums of a search and the slow way say the same of drawn plans of all layouts."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autoshard.core import CostModels, DType, Level, Link, Topology
+from autoshard.core.costs import LinkBytes
+from autoshard.core.shard import fused_kernel
+from autoshard.core.step import EMBEDDING_PARTS, PART_FEATURES, Overlap
+from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate, price_step, stages, training_bytes
+from autoshard.planners.space.options import locals_of
+from autoshard.planners.space.step_cost import StepPrices, StepSums
+from tests.contracts.drawn_layouts import drawn_plan
+from tests.contracts.price_oracle import slow_parts
+
+SEEDS = range(60)
+#: Milliseconds that every peer of an all-to-all takes, as a change of the price would have it.
+PEER_MS = 0.05
+
+
+class Calibrated:
+    """Every feature of every part counts."""
+
+    name = "calibrated:test"
+    overlap = Overlap.NONE
+
+    def coefficients(self, part, _basis):
+        return tuple(0.3 + 0.1 * index for index in range(len(PART_FEATURES[part])))
+
+    def interval_ms(self, value_ms, *_):
+        return value_ms, value_ms
+
+
+def models(*, calibrated):
+    plain = CostModels(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
+    return replace(plain, step=Calibrated()) if calibrated else plain
+
+
+def drawn(seed):
+    """A plan on levels of different links."""
+    world, node = [(1, 1), (2, 2), (4, 4), (4, 2), (6, 3), (8, 2)][seed % 6]
+    payload = [DType.FP32, DType.FP16, DType.INT8][seed % 3]
+    plan, _ = drawn_plan(seed, world, node, payload)
+    levels = tuple(
+        Level(
+            name=level.name,
+            size=level.size,
+            all_to_all=Link(bytes_per_s=2e9 / (1 + index), latency_s=1e-5 * (1 + 2 * index)),
+            all_reduce=Link(bytes_per_s=3e9 / (1 + index), latency_s=2e-5),
+            shared_links=index > 0 and seed % 4 == 3,
+        )
+        for index, level in enumerate(plan.topology.levels)
+    )
+    return replace(plan, topology=replace(plan.topology, levels=levels))
+
+
+def is_searched(plan):
+    """Whether every shard is held by one replica, or by one for each node or rank, as those that a search places."""
+    topology = plan.topology
+    world, node = topology.world_size, topology.local_world_size
+    everywhere = tuple((rank,) for rank in range(world))
+    nodes = tuple(tuple(range(first, first + node)) for first in range(0, world, node))
+    return all(
+        (len(one.replicas) == 1 or one.replicas in (everywhere, nodes)) and one.fetch in (None, tuple(range(world)))
+        for one in plan.shards
+    )
+
+
+def summed(plan, costs):
+    """Prices of the plan's task, and what its ranks hold."""
+    world = plan.topology.world_size
+    shards = [placed.as_run(world) for placed in plan.shards]
+    kernels = {fused_kernel(one.shard.table, one.update) for one in shards}
+    prices = StepPrices(plan.tables, plan.topology, costs, kernels, plan.payload)
+    codes_UH, moved_UC = costs.kernel.encode(locals_of(shards, plan.tables.batch_size)), prices.moved(shards)
+    codes_RH, moved_RC = np.zeros((world, codes_UH.shape[1])), np.zeros((world, moved_UC.shape[1]))
+    for placed, code_H, moved_C in zip(shards, codes_UH, moved_UC, strict=True):
+        ranks = [rank for replica in placed.replicas for rank in replica]
+        codes_RH[ranks] += code_H
+        moved_RC[ranks] += moved_C
+    return prices, StepSums(codes_BRH=codes_RH[None].astype(np.float32), moved_BRC=moved_RC[None])
+
+
+SEARCHED = [seed for seed in SEEDS if is_searched(drawn(seed))]
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_plans_are_priced_as_the_slow_way_says(seed, calibrated):
+    plan, costs = drawn(seed), models(calibrated=calibrated)
+    price = price_step(plan, costs)
+    parts, synced_ms = slow_parts(plan, costs)
+    for part, ms in parts.items():
+        assert getattr(price.times, part.value) == pytest.approx(ms, rel=1e-9), part
+    assert price.times.all_reduce == pytest.approx(synced_ms, rel=1e-9)
+    assert price.step_ms.value == pytest.approx(sum(parts.values()) + synced_ms, rel=1e-9)
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+@pytest.mark.parametrize("seed", SEARCHED)
+def test_sums_of_a_search_are_priced_as_the_slow_way_says(seed, calibrated):
+    plan, costs = drawn(seed), models(calibrated=calibrated)
+    prices, sums = summed(plan, costs)
+    parts, synced_ms = slow_parts(plan, costs)
+    parts_PR = prices.parts_ms(sums)[:, 0]
+    # Codes add up in single precision.
+    np.testing.assert_allclose(parts_PR.max(axis=1), [parts[part] for part in EMBEDDING_PARTS], rtol=1e-5)
+    assert prices.step_ms(sums)[0] == pytest.approx(sum(parts.values()) + synced_ms, rel=1e-5)
+    np.testing.assert_allclose(prices.training_bytes(sums.moved_BRC)[0], training_bytes(plan), rtol=1e-9)
+
+
+def test_drawn_plans_are_of_both_kinds():
+    assert 0.2 * len(SEEDS) < len(SEARCHED) < 0.8 * len(SEEDS)
+
+
+def test_a_new_term_of_the_step_is_seen_by_plans_and_searches(monkeypatch):
+    plan = next(one for seed in SEARCHED if (one := drawn(seed)).topology.world_size > 2)
+    costs = models(calibrated=False)
+    prices, sums = summed(plan, costs)
+    before_ms = evaluate(plan, costs).step_ms.value, prices.step_ms(sums)[0]
+    plain = stages.all_to_alls_ms
+
+    def dearer(links: LinkBytes, comm, topology: Topology):
+        return plain(links, comm, topology) + (topology.world_size - 1) * PEER_MS
+
+    monkeypatch.setattr(stages, "all_to_alls_ms", dearer)
+    more_ms = 3 * (plan.topology.world_size - 1) * PEER_MS
+    assert evaluate(plan, costs).step_ms.value == pytest.approx(before_ms[0] + more_ms)
+    assert prices.step_ms(sums)[0] == pytest.approx(before_ms[1] + more_ms)
