@@ -19,7 +19,7 @@ from autoshard.console import JsonOption, emit, progress
 from autoshard.core.errors import InvalidOptionError
 from autoshard.table import Column, Table
 from bench.collecting.termination import TERMINATED_EXIT_CODE, Terminated
-from studies.cluster.spec import ClusterSpec
+from studies.cluster.network import ClusterSpec
 
 if TYPE_CHECKING:
     from studies.cluster.links import MeasuredLinks

@@ -6,9 +6,12 @@ normalised entropy on held-out clicks is compared with that of fp32, seed by see
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import plotly.graph_objects as go
@@ -30,12 +33,84 @@ from autoshard.core import (
     Tier,
     Topology,
 )
+from autoshard.formats import write_plan
 from autoshard.report.figures import BLUE, GREEN, GREY, ORANGE, in_house_style
+from autoshard.runtime.processes.job import RESULTS_FILE
+from autoshard.runtime.processes.launch import running_workers
 from autoshard.table import Table
 from bench.measuring.devices import find_device
 from studies.frame import Machine, OutputOptions, PartsOption, PartStore, StudyResult, Summary, command_line
 from studies.runtime.clicks import ClickModel
-from studies.runtime.training import ClickResult, ClickRun, train_runs
+
+#: Where the worker is imported from.
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClickRun:
+    """One training.
+
+    Attributes:
+        plan: Its tables are those of the clicks' model; its batch is the global batch.
+        seed: Of the planted model and of all batches.
+        weights_seed: Of the initial weights.
+        steps: Training steps.
+        held_out: Batches that the trained model is tested on, of the same size.
+        learning_rate: Of tables and dense layers.
+    """
+
+    plan: ShardingPlan
+    seed: int
+    weights_seed: int
+    steps: int
+    held_out: int
+    learning_rate: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClickResult:
+    """What came of a training.
+
+    Attributes:
+        normalised_entropy: Of the trained model on held-out clicks.
+        best_entropy: Of the planted model on the same clicks.
+        sent_bytes: Bytes that all processes send to others in a step, by exchange.
+    """
+
+    normalised_entropy: float
+    best_entropy: float
+    sent_bytes: dict[str, float]
+
+
+def train_runs(model: ClickModel, runs: Sequence[ClickRun], nproc: int) -> tuple[ClickResult, ...]:
+    """Trains all runs, one after the other on the same processes.
+
+    Args:
+        model: Sizes of the trained and of the planted model.
+        runs: The runs; those of one seed in a row share their batches.
+        nproc: Processes, at most the ranks of each plan.
+
+    Raises:
+        ExecutionError: If a process fails.
+    """
+    with TemporaryDirectory(prefix="autoshard-clicks-") as name:
+        folder = Path(name)
+        job = {"model": asdict(model), "runs": [_written(run, folder, index) for index, run in enumerate(runs)]}
+        module = "studies.runtime.worker"
+        with running_workers(module, job, nproc, path=(str(_ROOT),)) as (shared, documents):
+            for _ in documents:
+                pass
+            results = json.loads((shared / RESULTS_FILE).read_text(encoding="utf-8"))
+    return tuple(ClickResult(**result) for result in results)
+
+
+def _written(run: ClickRun, folder: Path, index: int) -> dict[str, Any]:
+    """What the worker reads: the plan as a file."""
+    path = folder / f"{index}.json"
+    write_plan(run.plan, path)
+    settings = {name: getattr(run, name) for name in ("seed", "weights_seed", "steps", "held_out", "learning_rate")}
+    return {"plan_path": str(path), **settings}
+
 
 SCHEMA = "autoshard.payload-quality/1"
 #: Name of the runs that only differ in their initial weights, which shows what differences mean.

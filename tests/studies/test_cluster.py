@@ -28,15 +28,14 @@ from autoshard.formats.stores.collective_samples import CollectiveSample, GroupL
 from autoshard.runtime import RunRequest, run_requests
 from studies.cluster.__main__ import main
 from studies.cluster.links import fit_links, measured_topology
-from studies.cluster.network import check_support, open_cluster, remove_leftovers
-from studies.cluster.spec import ClusterSpec
+from studies.cluster.network import ClusterSpec, check_support, open_cluster, remove_leftovers
 
 ROOT = Path(__file__).parents[2]
 SPEC = ClusterSpec(num_nodes=2, ranks_per_node=2, bits_per_s=4e8)
 HOLDER = """
 import subprocess, sys, time
 from studies.cluster.network import open_cluster
-from studies.cluster.spec import ClusterSpec
+from studies.cluster.network import ClusterSpec
 with open_cluster(ClusterSpec(num_nodes=2, ranks_per_node=1, bits_per_s=4e8)) as cluster:
     # Neither the pipe's end nor the session of this process: it stays when this one is killed.
     node = ["ip", "netns", "exec", cluster.namespaces[0]]

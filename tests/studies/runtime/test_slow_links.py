@@ -26,9 +26,9 @@ from studies.runtime.slow_links.contests import (
     StreamBytes,
     run_contest,
 )
+from studies.runtime.slow_links.models import TaskKind, drawn_task
 from studies.runtime.slow_links.papers import TIER_LABELS, flexshard_contest, groups_contest, oper_contest, sums_contest
-from studies.runtime.slow_links.results import summarised
-from studies.runtime.slow_links.tasks import TaskKind, drawn_task
+from studies.runtime.slow_links.report import summarised
 
 TINY = Effort(steps=2, warmup_steps=1, repeats=2)
 
