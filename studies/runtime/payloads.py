@@ -2,19 +2,20 @@
 
 A DLRM is trained on planted clicks with every number format on the wire, forward, backward and both ways, and its
 normalised entropy on held-out clicks is compared with that of fp32, seed by seed.
+
+Shape suffixes: B samples of a local batch.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import plotly.graph_objects as go
+import torch
+import torch.distributed as dist
 import typer
 
 from autoshard.commands.options import command_options
@@ -33,17 +34,46 @@ from autoshard.core import (
     Tier,
     Topology,
 )
-from autoshard.formats import write_plan
+from autoshard.formats import read_plan
 from autoshard.report.figures import BLUE, GREEN, GREY, ORANGE, in_house_style
-from autoshard.runtime.processes.job import RESULTS_FILE
-from autoshard.runtime.processes.launch import running_workers
+from autoshard.runtime.embeddings import ShardedEmbeddings
+from autoshard.runtime.engine.rows.fused import FusedSettings
+from autoshard.runtime.training.dense import DenseModel
+from autoshard.runtime.training.step import distributed_step
 from autoshard.table import Table
 from bench.measuring.devices import find_device
 from studies.frame import Machine, OutputOptions, PartsOption, PartStore, StudyResult, Summary, command_line
-from studies.runtime.clicks import ClickModel
+from studies.frame.jobs import do_job, run_job
+from studies.runtime.clicks import ClickModel, Purpose, batches, entropy_of, held_out_entropy, planted
 
-#: Where the worker is imported from.
-_ROOT = Path(__file__).resolve().parents[2]
+
+def _trained(
+    model: ClickModel,
+    *,
+    plan_path: str,
+    seed: int,
+    weights_seed: int,
+    steps: int,
+    held_out: int,
+    learning_rate: float,
+) -> dict[str, Any]:
+    plan = read_plan(plan_path)
+    assert plan.tables.dense is not None, "clicks come with dense layers"
+    settings = FusedSettings(learning_rate=learning_rate, seed=weights_seed)
+    embeddings = ShardedEmbeddings(plan, settings)
+    dense = DenseModel(plan.tables.dense, embeddings.feature_dims, weights_seed)
+    training = distributed_step(embeddings, plan.tables, dense, learning_rate)
+    B = embeddings.local_batch_size
+    for samples in batches(model, seed, B, Purpose.TRAINING, steps):
+        training(samples)
+    own_bytes = torch.tensor([value / steps for value in embeddings.sent_bytes().values()], dtype=torch.float64)
+    dist.all_reduce(own_bytes)
+    tested = batches(model, seed, B, Purpose.HELD_OUT, held_out)
+    found = held_out_entropy(embeddings, dense, tested)
+    sent_bytes = dict(zip(embeddings.sent_bytes(), own_bytes.tolist(), strict=True))
+    embeddings.close()
+    best_B = torch.cat([planted(model, seed).logits(samples) for samples in tested])
+    return {"normalised_entropy": found, "best_entropy": entropy_of(best_B, tested), "sent_bytes": sent_bytes}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,23 +123,10 @@ def train_runs(model: ClickModel, runs: Sequence[ClickRun], nproc: int) -> tuple
     Raises:
         ExecutionError: If a process fails.
     """
-    with TemporaryDirectory(prefix="autoshard-clicks-") as name:
-        folder = Path(name)
-        job = {"model": asdict(model), "runs": [_written(run, folder, index) for index, run in enumerate(runs)]}
-        module = "studies.runtime.worker"
-        with running_workers(module, job, nproc, path=(str(_ROOT),)) as (shared, documents):
-            for _ in documents:
-                pass
-            results = json.loads((shared / RESULTS_FILE).read_text(encoding="utf-8"))
+    names = ("seed", "weights_seed", "steps", "held_out", "learning_rate")
+    job = {"model": asdict(model), "runs": [{name: getattr(run, name) for name in names} for run in runs]}
+    results = run_job("studies.runtime.payloads", job, [run.plan for run in runs], nproc)
     return tuple(ClickResult(**result) for result in results)
-
-
-def _written(run: ClickRun, folder: Path, index: int) -> dict[str, Any]:
-    """What the worker reads: the plan as a file."""
-    path = folder / f"{index}.json"
-    write_plan(run.plan, path)
-    settings = {name: getattr(run, name) for name in ("seed", "weights_seed", "steps", "held_out", "learning_rate")}
-    return {"plan_path": str(path), **settings}
 
 
 SCHEMA = "autoshard.payload-quality/1"
@@ -317,3 +334,12 @@ def _way(payload: str) -> str:
     if not slash:
         return "both ways"
     return "backward" if forward == "fp32" else "forward"
+
+
+if __name__ == "__main__":
+    do_job(
+        lambda job: [
+            _trained(ClickModel(**job["model"]), plan_path=path, **run)
+            for path, run in zip(job["plan_paths"], job["runs"], strict=True)
+        ]
+    )
