@@ -28,7 +28,7 @@ from server.storage.location import DATABASE_VARIABLE, parsed_url
 from server.storage.upgrading import upgrade
 
 _T = TypeVar("_T")
-_START_S, _STOP_S, _POLL_S = 600.0, 60.0, 0.02
+_START_S, _STOP_S, _POLL_S = 600.0, 60.0, 0.1
 
 
 class DatabaseKind(StrEnum):
