@@ -281,7 +281,7 @@ def refine_plan(
         options={**source.options, "replay_refine": num_measurements},
         models={**source.models, "refined": found.summary},
     )
-    return _finished(replace(found.plan, provenance=None), costs, provenance), found.summary
+    return _finished(replace(found.plan, predicted=None, provenance=None), costs, provenance), found.summary
 
 
 def _finished(plan: ShardingPlan, costs: CostModels, provenance: Provenance) -> ShardingPlan:
@@ -311,7 +311,7 @@ def _finished(plan: ShardingPlan, costs: CostModels, provenance: Provenance) -> 
         models["execution_notes"] = shortened(note, _MAX_CHARACTERS)
     if plan.provenance is not None:
         models |= plan.provenance.models
-    predicted = evaluate(plan, costs)
+    predicted = plan.predicted or evaluate(plan, costs)
     _warn_of_memory(plan, predicted)
     return replace(
         plan,

@@ -13,6 +13,7 @@ from autoshard.core import Provenance, ShardingPlan
 from autoshard.core.accepted import AT_LEAST_0, check_choice, listed
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.core.quoting import shown
+from autoshard.evaluation.evaluate import breakdown_of
 from autoshard.planners.hybrid.step_search import FoundPlan, StepSearch, search_steps
 from autoshard.planners.kernel_search import plan_by_kernel
 from autoshard.planners.planner import PlanRequest, parse_options
@@ -154,7 +155,7 @@ class AutoPlanner:
     takes_start: ClassVar[bool] = True
 
     def plan(self, request: PlanRequest) -> ShardingPlan:
-        """Makes a plan, without prediction; its provenance says how the search ended.
+        """Makes a plan; its provenance says how the search ended.
 
         Raises:
             InfeasiblePlanError: If no plan within the memory limits was found.
@@ -185,7 +186,8 @@ class AutoPlanner:
         provenance = Provenance(
             planner=self.name, version=__version__, seed=request.seed, models={**found.models, "search": found.status}
         )
-        return replace(found.plan, provenance=provenance)
+        predicted = breakdown_of(found.plan, found.priced)
+        return replace(found.plan, predicted=predicted, provenance=provenance)
 
 
 def _preferred(request: PlanRequest, search: StepSearch) -> FoundPlan:

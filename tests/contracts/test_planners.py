@@ -24,7 +24,7 @@ from autoshard.core import (
     Topology,
 )
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidTableError
-from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel
+from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner, planner_names
 from autoshard.validator import validate_plan
@@ -61,6 +61,7 @@ def make_plan(registry):
         plan = planner.plan(request)
         validate_plan(plan)
         assert (plan.tables, plan.topology, plan.payload) == (request.tables, topology, payload)
+        assert plan.predicted in (None, evaluate(plan, COSTS))
         return plan
 
     return make

@@ -10,7 +10,8 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     SplitTableBatchedEmbeddingBagsCodegen,
 )
 
-from autoshard.core import AccessProfile, DType, EmbeddingTable, Feature, Optimizer, RowRange, Shard, weight_row_bytes
+from autoshard.core import DType, Optimizer, RowRange, Shard, weight_row_bytes
+from tests.builders import table
 
 NUM_ROWS = 1000
 DIMS = (4, 8, 12, 16, 20, 32, 64, 100, 128, 256)
@@ -37,16 +38,8 @@ def test_rows_that_are_only_read(dtype, dim):
 
 
 def test_every_column_shard_has_scales_of_its_own():
-    table = EmbeddingTable(
-        name="t",
-        num_embeddings=NUM_ROWS,
-        embedding_dim=64,
-        features=(Feature(name="f", pooling_factor=1.0),),
-        access=AccessProfile.uniform(NUM_ROWS),
-        dtype=DType.INT8,
-        optimizer=Optimizer.SGD,
-    )
+    whole = table("t", NUM_ROWS, 64, dtype=DType.INT8, optimizer=Optimizer.SGD)
     rows = RowRange(start=0, stop=NUM_ROWS)
-    parts = [Shard(table=table, rows=rows, columns=columns) for columns in ((0, 32), (32, 48), (48, 64))]
+    parts = [Shard(table=whole, rows=rows, columns=columns) for columns in ((0, 32), (32, 48), (48, 64))]
     assert [part.storage_bytes for part in parts] == [40_000, 24_000, 24_000]
-    assert table.storage_bytes == Shard.whole(table).storage_bytes == 72_000
+    assert whole.storage_bytes == Shard.whole(whole).storage_bytes == 72_000

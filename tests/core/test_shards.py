@@ -7,16 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.core import (
-    AccessProfile,
     DType,
-    EmbeddingTable,
     Exchange,
     Feature,
     GradSync,
-    Level,
-    Link,
-    LocalShard,
-    MemoryBytes,
     MemoryLevel,
     MemoryPlacement,
     PlacedShard,
@@ -24,28 +18,13 @@ from autoshard.core import (
     RowRange,
     RowsBy,
     Shard,
-    ShardingPlan,
-    TableSet,
     Tier,
-    Topology,
     Update,
     local_shard,
 )
 from autoshard.core.errors import InvalidPlanError
 from autoshard.core.shard import fused_kernel
-
-LINK = Link(bytes_per_s=1e9)
-
-
-def table(num_embeddings=1000, **changes):
-    values = {
-        "name": "t0",
-        "num_embeddings": num_embeddings,
-        "embedding_dim": 16,
-        "features": (Feature(name="f0", pooling_factor=3.0), Feature(name="f1", pooling_factor=1.0)),
-        "access": AccessProfile.zipf(num_embeddings, 1.05),
-    }
-    return EmbeddingTable(**{**values, **changes})
+from tests.builders import each, held, placed, plan, table
 
 
 def cut(start, stop, by=RowsBy.INDEX, columns=(0, 16), of=None):
@@ -92,12 +71,13 @@ def test_a_column_shard_keeps_a_moment_of_its_own():
     ("pooling", "exchange"), [(Pooling.SUM, Exchange.PARTIAL_SUMS), (Pooling.SEQUENCE, Exchange.ROWS)]
 )
 def test_a_table_wise_shard_answers_as_its_pooling_needs(pooling, exchange):
-    placed = PlacedShard.table_wise(Shard.whole(table(pooling=pooling)), 3)
-    assert (placed.tier, placed.replicas, placed.exchange) == (Tier.TABLE_WISE, ((3,),), exchange)
+    whole = PlacedShard.table_wise(Shard.whole(table(pooling=pooling)), 3)
+    assert (whole.tier, whole.replicas, whole.exchange) == (Tier.TABLE_WISE, ((3,),), exchange)
 
 
 def test_a_rank_sees_the_groups_batch_of_all_features():
-    local = local_shard(PlacedShard.table_wise(Shard.whole(table()), 0), group_batch_size=64)
+    features = (Feature(name="a", pooling_factor=3.0), Feature(name="b", pooling_factor=1.0))
+    local = local_shard(placed(table(features=features)), group_batch_size=64)
     assert local.num_bags == 128
     assert local.num_lookups == pytest.approx(64 * 4.0)
     assert local.memory_bytes == Shard.whole(table()).storage_bytes
@@ -105,42 +85,21 @@ def test_a_rank_sees_the_groups_batch_of_all_features():
 
 
 def test_rows_split_over_ranks_share_lookups_and_bytes():
-    split = PlacedShard(shard=cut(0, 1000), tier=Tier.ROW_WISE, replicas=(tuple(range(8)),))
+    split = placed(tier=Tier.ROW_WISE, replicas=(tuple(range(8)),))
     local = local_shard(split, group_batch_size=64)
     assert local.num_embeddings == 125
-    assert local.num_bags == 128
-    assert local.num_lookups == pytest.approx(64 * 4.0 / 8)
+    assert local.num_bags == 64
+    assert local.num_lookups == pytest.approx(64 * 2.0 / 8)
 
 
 def test_a_replicated_shard_sees_its_share_of_the_batch_and_is_all_reduced():
-    each = PlacedShard(
-        shard=cut(0, 100, RowsBy.ACCESS_RANK), tier=Tier.DATA_PARALLEL, replicas=tuple((rank,) for rank in range(4))
-    )
+    hot = placed(cut(0, 100, RowsBy.ACCESS_RANK), Tier.DATA_PARALLEL, each(4))
     rest = PlacedShard.table_wise(cut(100, 1000, RowsBy.ACCESS_RANK), 1)
-    machine = Topology(
-        world_size=4,
-        device="cpu",
-        memory_bytes=MemoryBytes(hbm=10**9),
-        levels=(Level(name="node", size=4, all_to_all=LINK, all_reduce=LINK),),
-    )
-    tables = TableSet(batch_size=64, tables=(each.shard.table,))
-    held = ShardingPlan(tables=tables, topology=machine, shards=(each, rest)).local_shards()
-    assert [len(shards) for shards in held] == [1, 2, 1, 1]
-    assert {shards[0].update for shards in held} == {Update.ALL_REDUCED}
-    assert {shards[0].num_bags for shards in held} == {32}
-    assert sum(local.num_lookups for shards in held for local in shards) == pytest.approx(64 * 4.0)
-
-
-def held(**kinds):
-    return LocalShard(
-        table="t",
-        num_embeddings=10,
-        embedding_dim=4,
-        num_bags=2,
-        pooling_factor=1.0,
-        access=AccessProfile.uniform(10),
-        **kinds,
-    )
+    shards_R = plan(hot, rest).local_shards()
+    assert [len(shards) for shards in shards_R] == [1, 2, 1, 1]
+    assert {shards[0].update for shards in shards_R} == {Update.ALL_REDUCED}
+    assert {shards[0].num_bags for shards in shards_R} == {16}
+    assert sum(local.num_lookups for shards in shards_R for local in shards) == pytest.approx(64 * 2.0)
 
 
 def test_the_kind_of_kernel_says_what_runs_together():
@@ -153,7 +112,7 @@ def test_the_kind_of_kernel_says_what_runs_together():
 
 
 def test_what_a_rank_holds_is_on_the_shard_s_level_and_its_cache_in_the_device_s():
-    whole = PlacedShard.table_wise(Shard.whole(table()), 0)
+    whole = placed()
     near = local_shard(whole, group_batch_size=64)
     assert near.held_bytes == {MemoryLevel.HBM: near.memory_bytes, MemoryLevel.DDR: 0, MemoryLevel.SSD: 0}
     for policy, index_bytes in {"lru": 4, "lfu": 12}.items():
@@ -164,23 +123,23 @@ def test_what_a_rank_holds_is_on_the_shard_s_level_and_its_cache_in_the_device_s
 
 
 def test_shards_are_fused_by_what_their_tables_are_and_where_the_optimizer_runs():
-    one, alone = table(), PlacedShard.table_wise(Shard.whole(table()), 0)
+    one, alone = table(), placed()
     copies = replace(alone, replicas=((0,), (1,)))
-    assert fused_kernel(one, alone.update) == fused_kernel(table(2000, embedding_dim=32))
+    assert fused_kernel(one, alone.update) == fused_kernel(table(num_embeddings=2000, embedding_dim=32))
     assert fused_kernel(one, copies.update) == fused_kernel(one, Update.ALL_REDUCED) != fused_kernel(one)
     assert fused_kernel(table(dtype=DType.FP16)) != fused_kernel(one)
 
 
 @pytest.mark.parametrize("sync", [sync for sync in GradSync if sync is not GradSync.NONE])
 def test_only_a_dense_sum_writes_gradients_of_rows_that_were_not_hit(sync):
-    placed = PlacedShard(shard=Shard.whole(table()), tier=Tier.DATA_PARALLEL, replicas=((0,), (1,)), grad_sync=sync)
-    local = local_shard(placed, group_batch_size=64, bags_share=0.5)
+    copies = placed(tier=Tier.DATA_PARALLEL, replicas=each(2), grad_sync=sync)
+    local = local_shard(copies, group_batch_size=64, bags_share=0.5)
     # Of the rank's own batch, and of both ranks', whose rows the update writes six times.
-    own, hit = map(table().access.expected_distinct, (32 * 4.0, 64 * 4.0))
+    own, hit = map(table().access.expected_distinct, (32 * 2.0, 64 * 2.0))
     gradients = 1000 if sync is GradSync.DENSE else own + hit
     assert local.num_gradient_rows == pytest.approx(gradients + 6 * hit)
 
 
 def test_a_fused_update_leaves_no_gradient():
-    local = local_shard(PlacedShard.table_wise(Shard.whole(table()), 0), group_batch_size=64)
+    local = local_shard(placed(), group_batch_size=64)
     assert local.num_gradient_rows == 0

@@ -6,43 +6,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoshard.core import AccessProfile, DType, EmbeddingTable, Feature, Optimizer, TableSet
+from autoshard.core import AccessProfile, DType, Feature, Optimizer, TableSet
 from autoshard.core.errors import InvalidTableError
-
-
-def table(name="t0", num_embeddings=1000, embedding_dim=16, **changes):
-    values = {
-        "name": name,
-        "num_embeddings": num_embeddings,
-        "embedding_dim": embedding_dim,
-        "features": (Feature(name=f"{name}_f", pooling_factor=2.0),),
-        "access": AccessProfile.zipf(max(1, num_embeddings), 1.0),
-    }
-    return EmbeddingTable(**{**values, **changes})
-
-
-def pool(num_tables):
-    return TableSet(batch_size=4096, tables=tuple(table(f"t{index}") for index in range(num_tables)))
+from tests.builders import table, tables
 
 
 def test_redrawn_tables_have_new_names_and_may_come_again():
-    few, many = pool(9).redrawn(5, seed=0), pool(9).redrawn(40, seed=0)
+    few, many = tables(9).redrawn(5, seed=0), tables(9).redrawn(40, seed=0)
     drawn = [table.name.rpartition("_")[0] for table in few.tables]
     assert len(set(drawn)) == 5
-    assert set(drawn) <= {table.name for table in pool(9).tables}
+    assert set(drawn) <= {table.name for table in tables(9).tables}
     assert len({table.name for table in many.tables}) == 40
     assert len({feature.name for table in many.tables for feature in table.features}) == 40
-    assert pool(9).redrawn(5, seed=0) == few
-    assert pool(9).redrawn(5, seed=1) != few
+    assert tables(9).redrawn(5, seed=0) == few
+    assert tables(9).redrawn(5, seed=1) != few
 
 
 def test_level_pools_have_no_table_that_decides_alone():
-    tables = pool(100)
+    pool = tables(100)
     costs_ms = [50.0] * 5 + [4.0] * 5 + [1.0] * 90  # those of 4 ms decide only once those of 50 ms are gone
-    kept = tables.level(costs_ms, num_tables=40, num_ranks=10)
-    assert [table.name for table in kept.tables] == [table.name for table in tables.tables[10:]]
-    assert tables.level(costs_ms, num_tables=400, num_ranks=10) == tables.part(1, 1)
-    assert tables.level([1.0] * 100, num_tables=100, num_ranks=100) == tables  # no table is that cheap
+    kept = pool.level(costs_ms, num_tables=40, num_ranks=10)
+    assert [table.name for table in kept.tables] == [table.name for table in pool.tables[10:]]
+    assert pool.level(costs_ms, num_tables=400, num_ranks=10) == pool.part(1, 1)
+    assert pool.level([1.0] * 100, num_tables=100, num_ranks=100) == pool  # no table is that cheap
 
 
 @pytest.mark.parametrize(
@@ -53,26 +39,24 @@ def test_level_pools_have_no_table_that_decides_alone():
         (lambda: Feature(name="f", pooling_factor=1.0, pooling_variance=math.nan), "f.pooling_variance"),
         (lambda: Feature(name="f", pooling_factor=1.0, pooling_p99=math.inf), "f.pooling_p99"),
         (lambda: table(name=""), "name"),
-        (lambda: table(num_embeddings=0), "num_embeddings"),
+        (lambda: table(num_embeddings=0, access=AccessProfile.uniform(1)), "num_embeddings"),
         (lambda: table(embedding_dim=16.0), "embedding_dim"),
         (lambda: table(features=()), "features"),
         (lambda: table(access=AccessProfile.uniform(999)), "access"),
-        (lambda: TableSet(batch_size=0, tables=(table(),)), "batch_size"),
+        (lambda: tables(batch_size=0), "batch_size"),
         (lambda: TableSet(batch_size=1, tables=()), "tables"),
-        (lambda: TableSet(batch_size=1, tables=(table(), table())), "tables.name"),
+        (lambda: tables(table(), table()), "tables.name"),
         (
-            lambda: TableSet(
-                batch_size=1, tables=(table("a"), table("b", features=(Feature(name="a_f", pooling_factor=1.0),)))
-            ),
+            lambda: tables(table("a"), table("b", features=table("a").features)),
             "tables.features",
         ),
-        (lambda: pool(2)["t9"], "tables"),
-        (lambda: pool(2).scaled(0), "scale"),
-        (lambda: pool(2).sample(3, seed=0), "num_tables"),
-        (lambda: pool(2).sample(0, seed=0), "num_tables"),
-        (lambda: pool(2).sample(1, seed=-1), "seed"),
-        (lambda: pool(2).redrawn(0, seed=0), "num_tables"),
-        (lambda: pool(2).redrawn(1, seed=-1), "seed"),
+        (lambda: tables(2)["t9"], "tables"),
+        (lambda: tables(2).scaled(0), "scale"),
+        (lambda: tables(2).sample(3, seed=0), "num_tables"),
+        (lambda: tables(2).sample(0, seed=0), "num_tables"),
+        (lambda: tables(2).sample(1, seed=-1), "seed"),
+        (lambda: tables(2).redrawn(0, seed=0), "num_tables"),
+        (lambda: tables(2).redrawn(1, seed=-1), "seed"),
     ],
 )
 def test_impossible_values_are_refused_by_field(make, field):
@@ -102,28 +86,28 @@ def test_a_shared_table_is_looked_up_by_all_its_features():
 
 
 def test_scaling_keeps_lookups_per_row():
-    tables = pool(3)
-    scaled = tables.scaled(8)
-    assert scaled.batch_size == 512
-    for before, after in zip(tables.tables, scaled.tables, strict=True):
+    unscaled = tables(3)
+    scaled = unscaled.scaled(8)
+    assert scaled.batch_size == 8
+    for before, after in zip(unscaled.tables, scaled.tables, strict=True):
         assert after.num_embeddings == 125
-        per_row = before.pooling_factor * tables.batch_size / before.num_embeddings
+        per_row = before.pooling_factor * unscaled.batch_size / before.num_embeddings
         assert after.pooling_factor * scaled.batch_size / after.num_embeddings == per_row
 
 
 def test_scaling_by_one_changes_nothing():
-    assert pool(3).scaled(1) == pool(3)
+    assert tables(3).scaled(1) == tables(3)
 
 
 @given(num_tables=st.integers(1, 20), seed=st.integers(0, 2**32))
 def test_a_sample_is_a_subset_in_order_that_its_seed_decides(num_tables, seed):
-    tables = pool(20)
-    task = tables.sample(num_tables, seed)
-    assert task == tables.sample(num_tables, seed)
-    positions = [tables.tables.index(item) for item in task.tables]
+    pool = tables(20)
+    task = pool.sample(num_tables, seed)
+    assert task == pool.sample(num_tables, seed)
+    positions = [pool.tables.index(item) for item in task.tables]
     assert positions == sorted(set(positions))
     assert len(positions) == num_tables
 
 
 def test_samples_of_other_seeds_differ():
-    assert len({tuple(item.name for item in pool(20).sample(5, seed).tables) for seed in range(20)}) > 15
+    assert len({tuple(item.name for item in tables(20).sample(5, seed).tables) for seed in range(20)}) > 15

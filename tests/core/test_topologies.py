@@ -5,23 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from autoshard.core import GroupLayout, Level, Link, MemoryBandwidth, MemoryBytes, MemoryLevel, ReplicaGroups, Topology
+from autoshard.core import GroupLayout, Link, MemoryBandwidth, MemoryBytes, MemoryLevel, ReplicaGroups
 from autoshard.core.errors import InvalidPlanError, InvalidTopologyError
-
-LINK = Link(bytes_per_s=1e9)
-
-
-def topology(world_size=8, node=4, **changes):
-    levels = [Level(name="node", size=node, all_to_all=LINK, all_reduce=LINK)]
-    if world_size > node:
-        levels.append(Level(name="cluster", size=world_size, all_to_all=LINK, all_reduce=LINK))
-    values = {
-        "world_size": world_size,
-        "device": "cpu",
-        "memory_bytes": MemoryBytes(hbm=100, ddr=10),
-        "levels": tuple(levels),
-    }
-    return Topology(**{**values, **changes})
+from tests.builders import topology
 
 
 @pytest.mark.parametrize(
@@ -44,12 +30,12 @@ def topology(world_size=8, node=4, **changes):
         (lambda: topology(device=".."), "device"),
         (lambda: topology(device="a" * 101), "device"),
         (lambda: topology(levels=()), "levels"),
-        (lambda: topology(4, levels=(replace(topology(4).levels[0], shared_links=True),)), "levels[0].shared_links"),
-        (lambda: topology(world_size=6, node=4), "levels[1].size"),
-        (lambda: topology(world_size=9, levels=topology().levels), "levels"),
-        (lambda: topology(overrides=((8, MemoryBytes(hbm=1)),)), "overrides.ranks"),
+        (lambda: topology(levels=(replace(topology().levels[0], shared_links=True),)), "levels[0].shared_links"),
+        (lambda: topology(4, 6), "levels[1].size"),
+        (lambda: topology(world_size=9), "levels"),
+        (lambda: topology(overrides=((4, MemoryBytes(hbm=1)),)), "overrides.ranks"),
         (lambda: topology(fetch_ms=((0.0,),)), "fetch_ms"),
-        (lambda: topology(1, 1, fetch_ms=((math.inf,),)), "fetch_ms"),
+        (lambda: topology(1, fetch_ms=((math.inf,),)), "fetch_ms"),
     ],
 )
 def test_impossible_values_are_refused_by_field(make, field):
@@ -59,13 +45,13 @@ def test_impossible_values_are_refused_by_field(make, field):
 
 
 def test_ranks_lie_on_nodes():
-    two_nodes = topology()
+    two_nodes = topology(4, 8)
     assert (two_nodes.local_world_size, two_nodes.num_nodes) == (4, 2)
     assert [two_nodes.node_of(rank) for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
 def test_memory_is_that_of_all_ranks_unless_overridden():
-    uneven = topology(overrides=((2, MemoryBytes(hbm=7)),))
+    uneven = topology(hbm=100, ddr=10, overrides=((2, MemoryBytes(hbm=7)),))
     assert [uneven.memory_of(rank)[MemoryLevel.HBM] for rank in (1, 2, 3)] == [100, 7, 100]
     assert uneven.memory_of(2)[MemoryLevel.DDR] == 0
 
@@ -73,7 +59,7 @@ def test_memory_is_that_of_all_ranks_unless_overridden():
 @pytest.mark.parametrize("layout", list(GroupLayout))
 @pytest.mark.parametrize("num_groups", [1, 2, 4, 8])
 def test_groups_share_the_world_and_each_node_out(layout, num_groups):
-    machine, groups = topology(), ReplicaGroups(num_groups=num_groups, layout=layout)
+    machine, groups = topology(4, 8), ReplicaGroups(num_groups=num_groups, layout=layout)
     size, per_node = groups.group_size(machine), groups.ranks_per_node(machine)
     assert size * num_groups == 8
     world = [list(groups.world_ranks(rank, machine)) for rank in range(size)]
@@ -85,7 +71,7 @@ def test_groups_share_the_world_and_each_node_out(layout, num_groups):
 
 
 def test_copies_sit_in_one_node_or_groups_do():
-    machine = topology()
+    machine = topology(4, 8)
     across = ReplicaGroups(num_groups=2, layout=GroupLayout.ACROSS_NODES)
     within = ReplicaGroups(num_groups=2, layout=GroupLayout.WITHIN_NODES)
     assert [list(across.world_ranks(rank, machine)) for rank in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
@@ -94,6 +80,6 @@ def test_copies_sit_in_one_node_or_groups_do():
 
 def test_groups_that_do_not_divide_are_refused():
     with pytest.raises(InvalidPlanError, match="must divide the 8 ranks"):
-        ReplicaGroups(num_groups=3).group_size(topology())
+        ReplicaGroups(num_groups=3).group_size(topology(4, 8))
     with pytest.raises(InvalidPlanError, match="no equal share"):
-        ReplicaGroups(num_groups=3).ranks_per_node(topology(world_size=12, node=4))
+        ReplicaGroups(num_groups=3).ranks_per_node(topology(4, 12))

@@ -10,7 +10,6 @@ from autoshard.core import (
     AccessProfile,
     DType,
     Exchange,
-    LocalShard,
     MemoryLevel,
     Optimizer,
     Pooling,
@@ -21,11 +20,11 @@ from autoshard.evaluation import DEVICE_MEMORY, AnalyticCostModel
 from autoshard.evaluation.analytic import kernel_seconds
 from autoshard.evaluation.device_memory import DeviceMemory
 from autoshard.formats.stores.samples import read_samples
+from tests.builders import held
 
 SAMPLES = Path(__file__).parents[1] / "data" / "samples"
 
-SHARD = LocalShard(
-    table="t",
+SHARD = held(
     num_embeddings=10**9,
     embedding_dim=32,
     num_bags=100,
@@ -150,15 +149,8 @@ def test_measured_cpu_kernels_are_within_a_factor_of_two():
 def test_gathers_reach_the_bandwidth_that_neo_measured(device, bytes_per_s):
     # Neo, Appendix A: 64 tables of 1,000,000 rows, dim 128, 32 lookups per bag, fp32. Appendix B: 850 and 1,300 GB/s.
     # The batch size is not given; 1,024 here. At 33,000 of 1,000,000 rows few repeat.
-    table = LocalShard(
-        table="t",
-        num_embeddings=10**6,
-        embedding_dim=128,
-        num_bags=1024,
-        pooling_factor=32.0,
-        access=AccessProfile.uniform(10**6),
-    )
-    forward_ms = set_costs(AnalyticCostModel.for_device(device), [[table] * 64]).forward_ms_S[0]
+    shard = held("t", 10**6, 128, num_bags=1024, pooling_factor=32.0, access=AccessProfile.uniform(10**6))
+    forward_ms = set_costs(AnalyticCostModel.for_device(device), [[shard] * 64]).forward_ms_S[0]
     gathered = 64 * 1024 * 32 * 128 * 4
     assert gathered / (forward_ms / 1e3) == pytest.approx(bytes_per_s, rel=0.06)
 

@@ -5,19 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autoshard.core import AccessProfile, EmbeddingTable, Feature, Pooling
+from autoshard.core import Feature, Pooling
 from autoshard.evaluation.batch_memory import peak_factor
+from tests.builders import table
 
 
-def table(*features):
-    return EmbeddingTable(
-        name="history",
-        num_embeddings=1000,
-        embedding_dim=64,
-        features=features,
-        access=AccessProfile.zipf(1000, 1.05),
-        pooling=Pooling.SEQUENCE,
-    )
+def history(*features):
+    return table("history", features=features, pooling=Pooling.SEQUENCE)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 64])
@@ -30,25 +24,25 @@ def test_the_99th_percentile_is_that_of_drawn_batches(batch_size, mean, deviatio
     feature = Feature(
         name="f", pooling_factor=mean, pooling_variance=deviation**2, pooling_p99=float(np.percentile(lengths, 99))
     )
-    assert peak_factor(table(feature), batch_size) == pytest.approx(drawn, rel=0.03)
+    assert peak_factor(history(feature), batch_size) == pytest.approx(drawn, rel=0.03)
 
 
 def test_features_of_a_table_deviate_together():
     # Two features of variance 100 and skewness g: the sum's variance is 200, its skewness g / sqrt(2).
     feature = Feature(name="f", pooling_factor=10.0, pooling_variance=100.0, pooling_p99=50.0)
     both = (feature, replace(feature, name="g"))
-    alone, together = peak_factor(table(feature), 1), peak_factor(table(*both), 1)
+    alone, together = peak_factor(history(feature), 1), peak_factor(history(*both), 1)
     assert alone == pytest.approx(5.0)
     beyond = (4.0 - 2.3263) / 2**0.5 + 2.3263
     assert together == pytest.approx(1 + beyond * 200**0.5 / 20)
 
 
 def test_batches_are_normal_about_their_mean():
-    def history(**changes):
-        return table(Feature(name="f", pooling_factor=100.0, **changes))
+    def steady(**changes):
+        return history(Feature(name="f", pooling_factor=100.0, **changes))
 
     # The sum of 512 samples of variance 512 x 100 deviates by 512 x 10, which is a tenth of its mean of 51,200.
-    assert peak_factor(history(), 512) == 1.0
-    assert peak_factor(history(pooling_variance=51_200.0), 512) == pytest.approx(1.23263)
-    assert peak_factor(history(pooling_p99=100 + 2.3263 * 10), 100) == pytest.approx(1 + 2.3263 / 100)
-    assert peak_factor(replace(history(pooling_variance=51_200.0), pooling=Pooling.SUM), 512) == 1.0
+    assert peak_factor(steady(), 512) == 1.0
+    assert peak_factor(steady(pooling_variance=51_200.0), 512) == pytest.approx(1.23263)
+    assert peak_factor(steady(pooling_p99=100 + 2.3263 * 10), 100) == pytest.approx(1 + 2.3263 / 100)
+    assert peak_factor(replace(steady(pooling_variance=51_200.0), pooling=Pooling.SUM), 512) == 1.0

@@ -10,26 +10,14 @@ from hypothesis import strategies as st
 
 from autoshard.core import (
     AccessProfile,
-    CostModels,
     DType,
-    EmbeddingTable,
-    Feature,
-    Level,
-    Link,
-    LocalShard,
     MemoryBandwidth,
-    MemoryBytes,
     MemoryLevel,
     MemoryPlacement,
     Optimizer,
-    PlacedShard,
-    Shard,
-    ShardingPlan,
-    TableSet,
-    Topology,
     set_costs,
 )
-from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, UpperEndKernels, evaluate
+from autoshard.evaluation import AnalyticCostModel, UpperEndKernels, evaluate
 from autoshard.evaluation.cached_rows import (
     LFU,
     LRU,
@@ -40,11 +28,11 @@ from autoshard.evaluation.cached_rows import (
     transfer_seconds,
 )
 from autoshard.evaluation.device_memory import DEVICE_MEMORY, SSD
+from tests.builders import costs, held, placed, plan, table, topology
 
 #: Two rows get nine lookups of ten, a thousand share the rest.
 SKEWED = AccessProfile.from_counts(np.array([450.0, 450.0] + [0.1] * 1000))
-SHARD = LocalShard(
-    table="t",
+SHARD = held(
     num_embeddings=1002,
     embedding_dim=32,
     num_bags=100,
@@ -54,19 +42,9 @@ SHARD = LocalShard(
     cache_bytes=2 * 128,
     cache_policy=LFU,
 )
+A100 = topology(1, device="a100")
 #: Four seconds per gigabyte; accesses of 32 bytes.
 SPEEDS = TransferSpeeds(host_bytes_per_s=0.25e9)
-
-
-def machine(device="a100", **bandwidths):
-    link = Link(bytes_per_s=1e9)
-    return Topology(
-        world_size=1,
-        device=device,
-        memory_bytes=MemoryBytes(hbm=1, ddr=1),
-        levels=(Level(name="node", size=1, all_to_all=link, all_reduce=link),),
-        memory_bandwidth=MemoryBandwidth(**bandwidths),
-    )
 
 
 def traffic(access, num_lookups, num_cached_rows, policy):
@@ -165,38 +143,29 @@ def test_a_disk_moves_pages():
 
 
 def test_a_topology_may_know_its_own_bandwidths():
-    assert TransferSpeeds.of(machine()).host_bytes_per_s == 32e9
-    assert TransferSpeeds.of(machine("never-heard-of")).host_bytes_per_s == 16e9
-    known = TransferSpeeds.of(machine(ddr=5e9, ssd=4.096e9))
+    assert TransferSpeeds.of(A100).host_bytes_per_s == 32e9
+    assert TransferSpeeds.of(topology(1, device="never-heard-of")).host_bytes_per_s == 16e9
+    known = TransferSpeeds.of(replace(A100, memory_bandwidth=MemoryBandwidth(ddr=5e9, ssd=4.096e9)))
     assert known.host_bytes_per_s == 5e9
     assert (known.disk.fetch_s, known.disk.store_s) == pytest.approx((1e-6, 1e-6))
 
 
 def test_device_memory_is_fifty_times_as_fast_as_the_link_to_the_host():
     # Neo Sec. 5.2, on A100 with PCIe 4.0.
-    assert DEVICE_MEMORY["a100"].bytes_per_s / TransferSpeeds.of(machine()).host_bytes_per_s == pytest.approx(
-        50, rel=0.05
-    )
+    assert DEVICE_MEMORY["a100"].bytes_per_s / TransferSpeeds.of(A100).host_bytes_per_s == pytest.approx(50, rel=0.05)
 
 
 def test_a_device_that_works_in_host_memory_fetches_nothing_from_there():
-    assert transfer_seconds(SHARD, TransferSpeeds.of(machine("cpu"))) == (0, 0)
+    assert transfer_seconds(SHARD, TransferSpeeds.of(topology(1))) == (0, 0)
 
 
 def test_evaluate_prices_transfers_and_counts_caches_as_device_memory():
-    table = EmbeddingTable(
-        name="t",
-        num_embeddings=SHARD.num_embeddings,
-        embedding_dim=SHARD.embedding_dim,
-        features=(Feature(name="f", pooling_factor=SHARD.pooling_factor),),
-        access=SKEWED,
-    )
-    costs = CostModels(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
+    one = table("t", SHARD.num_embeddings, SHARD.embedding_dim, pooling_factor=SHARD.pooling_factor, access=SKEWED)
+    machine = replace(A100, memory_bandwidth=MemoryBandwidth(ddr=0.25e9))
 
     def cost_of(memory):
-        placed = replace(PlacedShard.table_wise(Shard.whole(table), 0), memory=memory)
-        tables = TableSet(batch_size=SHARD.num_bags, tables=(table,))
-        return evaluate(ShardingPlan(tables=tables, topology=machine(ddr=0.25e9), shards=(placed,)), costs)
+        of_one = plan(placed(one, memory=memory), batch_size=SHARD.num_bags, topology=machine)
+        return evaluate(of_one, costs("a100"))
 
     near = cost_of(MemoryPlacement())
     cached = cost_of(MemoryPlacement(level=MemoryLevel.DDR, cache_bytes=2 * 128, policy=LFU))
@@ -204,10 +173,10 @@ def test_evaluate_prices_transfers_and_counts_caches_as_device_memory():
     assert cached.max_kernel_ms - near.max_kernel_ms == pytest.approx(transfers_ms, rel=1e-4)
     assert cached.step_ms.value - near.step_ms.value == pytest.approx(transfers_ms, rel=1e-4)
     assert cached.step_ms.high > near.step_ms.high
-    assert (near.ranks[0].hbm_bytes, near.ranks[0].ddr_bytes) == (table.storage_bytes, 0)
+    assert (near.ranks[0].hbm_bytes, near.ranks[0].ddr_bytes) == (one.storage_bytes, 0)
     assert (cached.ranks[0].hbm_bytes, cached.ranks[0].ddr_bytes) == (
-        256 + 12 * table.num_embeddings,
-        table.storage_bytes,
+        256 + 12 * one.num_embeddings,
+        one.storage_bytes,
     )
     assert cached.cost_model == near.cost_model == "analytic:a100"
 
@@ -217,29 +186,29 @@ class TestModel:
 
     def test_kernels_are_those_of_rows_in_device_memory_and_transfers_come_on_top(self):
         kernels = AnalyticCostModel.for_device("a100")
-        model = behind_caches(kernels, machine())
+        model = behind_caches(kernels, A100)
         plain, cached = set_costs(kernels, [[self.NEAR, self.NEAR]]), set_costs(model, [[self.NEAR, SHARD]])
-        forward_s, backward_s = transfer_seconds(SHARD, TransferSpeeds.of(machine()))
+        forward_s, backward_s = transfer_seconds(SHARD, TransferSpeeds.of(A100))
         assert cached.forward_ms_S[0] - plain.forward_ms_S[0] == pytest.approx(1e3 * forward_s, rel=1e-4)
         assert cached.backward_ms_S[0] - plain.backward_ms_S[0] == pytest.approx(1e3 * backward_s, rel=1e-4)
         assert model.predict_ms(model.encode([SHARD]))[0] == pytest.approx(set_costs(model, [[SHARD]]).kernel_ms_S[0])
 
     def test_the_analytic_model_says_the_same_of_its_device(self):
         kernels = AnalyticCostModel.for_device("a100")
-        priced = set_costs(behind_caches(kernels, machine()), [[SHARD]]).kernel_ms_S
+        priced = set_costs(behind_caches(kernels, A100), [[SHARD]]).kernel_ms_S
         assert priced == pytest.approx(set_costs(kernels, [[SHARD]]).kernel_ms_S, rel=1e-4)
 
     def test_plain_shards_cost_what_they_cost_without_it(self):
         kernels = AnalyticCostModel.for_device("a100")
         sets = [[], [self.NEAR], [self.NEAR] * 3]
-        one, other = set_costs(kernels, sets), set_costs(behind_caches(kernels, machine()), sets)
+        one, other = set_costs(kernels, sets), set_costs(behind_caches(kernels, A100), sets)
         assert one.kernel_ms_S.tolist() == other.kernel_ms_S.tolist()
         assert one.high_ms_S.tolist() == other.high_ms_S.tolist()
 
     def test_intervals_hold_and_upper_ends_stay_upper_ends(self):
-        model = behind_caches(AnalyticCostModel.for_device("a100"), machine())
+        model = behind_caches(AnalyticCostModel.for_device("a100"), A100)
         costs = set_costs(model, [[SHARD]])
         assert costs.low_ms_S[0] < costs.kernel_ms_S[0] < costs.high_ms_S[0]
-        upper = behind_caches(UpperEndKernels(AnalyticCostModel.for_device("a100")), machine())
+        upper = behind_caches(UpperEndKernels(AnalyticCostModel.for_device("a100")), A100)
         assert set_costs(upper, [[SHARD]]).kernel_ms_S == pytest.approx(costs.high_ms_S)
-        assert behind_caches(upper, machine()) == upper
+        assert behind_caches(upper, A100) == upper

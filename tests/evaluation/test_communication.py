@@ -1,28 +1,22 @@
 """Collectives: latency plus bytes over the bandwidth of the level that they cross."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoshard.core import Level, Link, MemoryBytes, Topology
 from autoshard.core.costs import LinkBytes
 from autoshard.core.errors import InvalidTopologyError
 from autoshard.evaluation import AlphaBetaComm
 from autoshard.evaluation.communication import link_levels, over_shared_links
+from tests.builders import topology
 
 COMM = AlphaBetaComm()
-
-
-def levels_of(*sizes):
-    """Level number n has 10^(9-n) bytes/s and a latency of n + 1 ms."""
-    links = [Link(bytes_per_s=10.0 ** (9 - n), latency_s=1e-3 * (n + 1)) for n in range(len(sizes))]
-    levels = tuple(
-        Level(name=f"l{n}", size=size, all_to_all=links[n], all_reduce=links[n]) for n, size in enumerate(sizes)
-    )
-    return Topology(world_size=sizes[-1], device="cpu", memory_bytes=MemoryBytes(hbm=1), levels=levels)
+#: Level number n has 10^(9-n) bytes/s and a latency of n + 1 ms.
+levels_of = partial(topology, bytes_per_s=(1e9, 1e8, 1e7), latency_s=(1e-3, 2e-3, 3e-3))
 
 
 def sent(world_size, **entries):

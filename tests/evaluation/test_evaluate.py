@@ -1,6 +1,7 @@
 """What a plan costs: bytes worked out by hand, and how the parts make up a step."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,32 +11,22 @@ from hypothesis import strategies as st
 from autoshard.core import (
     AccessProfile,
     Collective,
-    CostModels,
     DenseLayers,
     DType,
-    EmbeddingTable,
     Exchange,
     Feature,
     GradSync,
-    Level,
-    Link,
     MemoryBytes,
     Payload,
-    PlacedShard,
     Pooling,
     RowRange,
     RowsBy,
     Shard,
-    ShardingPlan,
     Split,
-    TableSet,
     Tier,
-    Topology,
 )
 from autoshard.core.step import Overlap, StepPart
 from autoshard.evaluation import (
-    AlphaBetaComm,
-    AnalyticCostModel,
     activation_bytes,
     evaluate,
     plan_traffic,
@@ -45,52 +36,17 @@ from autoshard.evaluation import (
 from autoshard.evaluation.batch_memory import has_room
 from autoshard.evaluation.stages import cheapest_sync
 from autoshard.evaluation.traffic import Stream
+from tests.builders import costs, each, on, placed, plan, table, topology
 
-COSTS = CostModels(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
-BATCH, WORLD, NODE = 64, 4, 2
-ROWS, DIM, POOLING = 1000, 16, 3.0
+BATCH, WORLD = 64, 4
+ROWS, DIM, POOLING = 1000, 16, 2.0
 #: Of one rank, which has a quarter of the batch.
-BAGS, LOOKUPS = 16, 48.0
+BAGS, LOOKUPS = 16, 32.0
+TOPOLOGY, COSTS = topology(latency_s=1e-4), costs()
+plan_of = partial(plan, topology=TOPOLOGY)
 
 
-def topology(world_size=WORLD, node=NODE):
-    link = Link(bytes_per_s=1e9, latency_s=1e-4)
-    levels = [Level(name="node", size=node, all_to_all=link, all_reduce=link)]
-    if world_size > node:
-        levels.append(Level(name="cluster", size=world_size, all_to_all=link, all_reduce=link))
-    return Topology(world_size=world_size, device="cpu", memory_bytes=MemoryBytes(hbm=1 << 40), levels=tuple(levels))
-
-
-def table(name="t0", pooling_factors=(POOLING,), **changes):
-    values = {
-        "name": name,
-        "num_embeddings": ROWS,
-        "embedding_dim": DIM,
-        "features": tuple(Feature(name=f"{name}_{i}", pooling_factor=p) for i, p in enumerate(pooling_factors)),
-        "access": AccessProfile.zipf(ROWS, 1.0),
-    }
-    return EmbeddingTable(**{**values, **changes})
-
-
-def plan_of(*placed, batch_size=BATCH, **changes):
-    tables = {item.shard.table.name: item.shard.table for item in placed}
-    values = {
-        "tables": TableSet(batch_size=batch_size, tables=tuple(tables.values())),
-        "topology": topology(),
-        "shards": placed,
-    }
-    return ShardingPlan(**{**values, **changes})
-
-
-def on(rank, name="t0", **changes):
-    return PlacedShard.table_wise(Shard.whole(table(name, **changes)), rank)
-
-
-def held(tier, replicas, shard=None, **changes):
-    return PlacedShard(shard=shard or Shard.whole(table()), tier=tier, replicas=replicas, **changes)
-
-
-SHARED = Shard.whole(table("shared", num_embeddings=10**6, access=AccessProfile.uniform(10**6)))
+SHARED = table("shared", num_embeddings=10**6, access=AccessProfile.uniform(10**6))
 ALL, EACH, EACH_NODE = ((0, 1, 2, 3),), ((0,), (1,), (2,), (3,)), ((0, 1), (2, 3))
 
 
@@ -98,7 +54,7 @@ class TestTraffic:
     def test_whole_tables(self):
         plan = plan_of(on(1), payload=Payload(forward=DType.FP16, backward=DType.FP32))
         traffic = plan_traffic(plan)
-        # Every rank sends 16 lengths of 4 bytes and 48 ids of 8 to rank 1, gets 16 vectors of 16 fp16 back, and sends
+        # Every rank sends 16 lengths of 4 bytes and 32 ids of 8 to rank 1, gets 16 vectors of 16 fp16 back, and sends
         # their gradients in fp32.
         to_owner = np.zeros((WORLD, WORLD))
         to_owner[:, 1] = 1
@@ -117,24 +73,23 @@ class TestTraffic:
     def test_ids_of_tables_that_int32_cannot_number_travel_as_int64(self):
         most = 1 << 31
         sent, with_long = (
-            plan_traffic(plan_of(on(1), on(2, "long", num_embeddings=rows, access=AccessProfile.zipf(rows, 1.0))))
-            for rows in (most, most + 1)
+            plan_traffic(plan_of(on(1), on(2, "long", num_embeddings=rows))) for rows in (most, most + 1)
         )
         np.testing.assert_allclose(with_long.pairs_RR(Stream.IDS), 2 * sent.pairs_RR(Stream.IDS))
 
     def test_outputs_of_copies_on_every_rank_are_held_once(self):
         # FlexShard, Table 2: data-parallel rows take B x L x D, all others twice that. Each holder collects gradients
         # of its rows.
-        sequences = Shard.whole(table(pooling=Pooling.SEQUENCE))
-        rows = {"shard": sequences, "exchange": Exchange.ROWS, "grad_sync": GradSync.DENSE}
-        each = activation_bytes(plan_of(held(Tier.DATA_PARALLEL, EACH, **rows)))
-        each_node = activation_bytes(plan_of(held(Tier.FLEX, EACH_NODE, **rows)))
+        sequences = table(pooling=Pooling.SEQUENCE)
+        rows = {"of": sequences, "exchange": Exchange.ROWS, "grad_sync": GradSync.DENSE}
+        each = activation_bytes(plan_of(placed(tier=Tier.DATA_PARALLEL, replicas=EACH, **rows)))
+        each_node = activation_bytes(plan_of(placed(tier=Tier.FLEX, replicas=EACH_NODE, **rows)))
         looked_up, gradients = LOOKUPS * DIM * 4, ROWS * DIM * 4
         # Rows are asked for by their number and their ids.
         np.testing.assert_allclose(each, 4 + LOOKUPS * 8 + looked_up + gradients)
         np.testing.assert_allclose(each_node, 2 * 4 + LOOKUPS * 8 + 2 * looked_up + gradients / 2)
         # Rank 1 looks up for ranks 0 and 1 what it has a copy of: there is an exchange, and what stays goes with it.
-        some = held(Tier.REPLICATED, EACH, fetch=(1, 1, 2, 3), **rows)
+        some = placed(tier=Tier.REPLICATED, replicas=EACH, fetch=(1, 1, 2, 3), **rows)
         np.testing.assert_allclose(
             activation_bytes(plan_of(some)),
             np.array([0, 2, 1, 1]) * (4 + LOOKUPS * 8 + looked_up) + looked_up + gradients,
@@ -152,15 +107,16 @@ class TestTraffic:
 
     @pytest.mark.parametrize("fetch", [None, (0, 1, 2, 3)])
     def test_rows_of_own_copies_are_pooled_where_they_are(self, fetch):
-        copies = held(Tier.REPLICATED if fetch else Tier.DATA_PARALLEL, EACH, fetch=fetch, grad_sync=GradSync.DENSE)
+        tier = Tier.REPLICATED if fetch else Tier.DATA_PARALLEL
+        copies = placed(table(), tier, EACH, fetch=fetch, grad_sync=GradSync.DENSE)
         sums, rows = (plan_of(replace(copies, exchange=exchange)) for exchange in Exchange)
         assert evaluate(rows, COSTS) == evaluate(sums, COSTS)
         swapped = plan_of(replace(copies, tier=Tier.REPLICATED, fetch=(1, 0, 2, 3), exchange=Exchange.ROWS))
         assert evaluate(swapped, COSTS) != evaluate(sums, COSTS)
 
     def test_gradients_of_own_copies_are_held_once(self):
-        sequences = Shard.whole(table(pooling=Pooling.SEQUENCE))
-        each = plan_of(held(Tier.DATA_PARALLEL, EACH, sequences, exchange=Exchange.ROWS, grad_sync=GradSync.DENSE))
+        sequences = table(pooling=Pooling.SEQUENCE)
+        each = plan_of(placed(sequences, Tier.DATA_PARALLEL, EACH, exchange=Exchange.ROWS, grad_sync=GradSync.DENSE))
         np.testing.assert_allclose(training_bytes(each) - activation_bytes(each), LOOKUPS * DIM * 4)
 
     def test_dense_layers_take_parameters_gradients_and_outputs(self):
@@ -189,7 +145,7 @@ class TestTraffic:
 
     def test_sparse_gradients_are_those_of_rows_that_are_hit_with_their_ids(self):
         dense, sparse, gathered = (
-            activation_bytes(plan_of(held(Tier.DATA_PARALLEL, EACH, grad_sync=sync)))
+            activation_bytes(plan_of(placed(table(), Tier.DATA_PARALLEL, EACH, grad_sync=sync)))
             for sync in (GradSync.DENSE, GradSync.SPARSE, GradSync.ALL_GATHER)
         )
         # Each of the four ranks' lookups hit some of the 1,000 rows, and all of them together.
@@ -198,10 +154,10 @@ class TestTraffic:
         np.testing.assert_allclose(dense - gathered, ROWS * DIM * 4 - WORLD * own * (DIM * 4 + 4))
 
     def test_long_batches_of_sequences_take_memory_but_no_time(self):
-        # 16 samples of variance 9: their sum of 48 deviates by 12, and by 2.3263 times as much at the 99th percentile.
+        # 16 samples of variance 9: their sum of 32 deviates by 12, and by 2.3263 times as much at the 99th percentile.
         steady = Feature(name="f", pooling_factor=POOLING)
         varying = replace(steady, pooling_variance=9.0)
-        factor = 1 + 2.3263 * 12 / 48
+        factor = 1 + 2.3263 * 12 / 32
         owned = {}
         for pooling in Pooling:
             plans = [plan_of(on(1, pooling=pooling, features=(feature,))) for feature in (steady, varying)]
@@ -219,21 +175,23 @@ class TestTraffic:
         np.testing.assert_allclose(traffic.pairs_RR(Stream.FORWARD)[0], LOOKUPS * DIM * 4)
 
     def test_several_features_are_several_bags(self):
-        traffic = plan_traffic(plan_of(on(0, pooling_factors=(1.0, 2.0))))
+        traffic = plan_traffic(
+            plan_of(on(0, features=(Feature(name="a", pooling_factor=1.0), Feature(name="b", pooling_factor=2.0))))
+        )
         np.testing.assert_allclose(traffic.pairs_RR(Stream.FORWARD)[0], 2 * BAGS * DIM * 4)
         np.testing.assert_allclose(traffic.pairs_RR(Stream.IDS)[:, 0], BAGS * 3 * 4)
 
     def test_row_wise_owners_each_send_a_partial_sum(self):
-        traffic = plan_traffic(plan_of(held(Tier.ROW_WISE, ALL)))
+        traffic = plan_traffic(plan_of(placed(table(), Tier.ROW_WISE, ALL)))
         np.testing.assert_allclose(traffic.pairs_RR(Stream.IDS), LOOKUPS)
         np.testing.assert_allclose(traffic.pairs_RR(Stream.FORWARD), BAGS * DIM * 4)
 
     def test_sums_that_are_added_up_on_the_way(self):
-        summed = held(Tier.ROW_WISE, ALL, collective=Collective.REDUCE_SCATTER)
+        summed = placed(table(), Tier.ROW_WISE, ALL, collective=Collective.REDUCE_SCATTER)
         payload = Payload(forward=DType.FP16, backward=DType.FP32)
         plan = plan_of(summed, on(1, "t1"), payload=payload)
         traffic, other = plan_traffic(plan), plan_traffic(plan_of(on(1, "t1"), payload=payload))
-        alone = plan_traffic(plan_of(held(Tier.ROW_WISE, ALL), on(1, "t1"), payload=payload))
+        alone = plan_traffic(plan_of(placed(table(), Tier.ROW_WISE, ALL), on(1, "t1"), payload=payload))
         for stream in (Stream.LENGTHS, Stream.IDS):
             np.testing.assert_array_equal(traffic.pairs_RR(stream), alone.pairs_RR(stream))
             assert traffic.scattered_bytes(stream) == 0
@@ -251,7 +209,7 @@ class TestTraffic:
         np.testing.assert_allclose(more, inputs + (every + own) * 2)
 
     def test_deduplicated_rows_travel_once(self):
-        rows = held(Tier.ROW_WISE, ALL, exchange=Exchange.ROWS, split=Split.HASH)
+        rows = placed(table(), Tier.ROW_WISE, ALL, exchange=Exchange.ROWS, split=Split.HASH)
         plain, once = plan_traffic(plan_of(rows)), plan_traffic(plan_of(replace(rows, deduplicate=True)))
         np.testing.assert_allclose(plain.pairs_RR(Stream.FORWARD), LOOKUPS / 4 * DIM * 4)
         distinct = table().access.expected_distinct(LOOKUPS)
@@ -259,13 +217,13 @@ class TestTraffic:
         np.testing.assert_allclose(once.pairs_RR(Stream.FORWARD), distinct / 4 * DIM * 4)
 
     def test_data_parallel_tables_meet_in_an_all_reduce_only(self):
-        traffic = plan_traffic(plan_of(held(Tier.DATA_PARALLEL, EACH, grad_sync=GradSync.DENSE)))
+        traffic = plan_traffic(plan_of(placed(table(), Tier.DATA_PARALLEL, EACH, grad_sync=GradSync.DENSE)))
         for matrix in map(traffic.pairs_RR, (Stream.IDS, Stream.FORWARD, Stream.BACKWARD)):
             assert not (matrix - np.diag(np.diag(matrix))).any()
         np.testing.assert_allclose(traffic.reduced_R, ROWS * DIM * 4)
 
     def test_sparse_synchronisation_sends_touched_rows(self):
-        traffic = plan_traffic(plan_of(held(Tier.DATA_PARALLEL, EACH, grad_sync=GradSync.SPARSE)))
+        traffic = plan_traffic(plan_of(placed(table(), Tier.DATA_PARALLEL, EACH, grad_sync=GradSync.SPARSE)))
         touched = table().access.expected_distinct(BATCH * POOLING)
         np.testing.assert_allclose(traffic.reduced_R, touched * DIM * 4)
         # Every rank gathers the ids of the rows that each rank's batch hits.
@@ -273,31 +231,33 @@ class TestTraffic:
         np.testing.assert_allclose(traffic.gathered_R, WORLD * own * 4)
 
     def test_gathered_gradients_travel_with_their_ids(self):
-        traffic = plan_traffic(plan_of(held(Tier.DATA_PARALLEL, EACH, grad_sync=GradSync.ALL_GATHER)))
+        traffic = plan_traffic(plan_of(placed(table(), Tier.DATA_PARALLEL, EACH, grad_sync=GradSync.ALL_GATHER)))
         assert not traffic.reduced_R.any()
         own = table().access.expected_distinct(LOOKUPS)
         np.testing.assert_allclose(traffic.gathered_R, WORLD * own * (4 + DIM * 4))
 
     def test_gathered_ids_are_as_many_as_the_replica_has_that_most_ranks_read(self):
-        shard = held(Tier.REPLICATED, ((2,), (1,)), fetch=(1, 1, 0, 1), grad_sync=GradSync.SPARSE)
+        shard = placed(table(), Tier.REPLICATED, ((2,), (1,)), fetch=(1, 1, 0, 1), grad_sync=GradSync.SPARSE)
         most = table().access.expected_distinct(3 * LOOKUPS)
         np.testing.assert_allclose(plan_traffic(plan_of(shard)).gathered_R, [0, 2 * most * 4, 2 * most * 4, 0])
 
     def test_flex_stays_within_nodes(self):
-        traffic = plan_traffic(plan_of(held(Tier.FLEX, EACH_NODE, grad_sync=GradSync.DENSE)))
+        traffic = plan_traffic(plan_of(placed(table(), Tier.FLEX, EACH_NODE, grad_sync=GradSync.DENSE)))
         assert not traffic.pairs_RR(Stream.FORWARD)[:2, 2:].any()
         np.testing.assert_allclose(traffic.pairs_RR(Stream.FORWARD)[:2, :2], BAGS * DIM * 4)
         # Each rank puts in half of the rows, but both ranks of a node do: its ports carry what all rows would take.
         np.testing.assert_allclose(traffic.reduced_R, ROWS * DIM * 4)
 
     def test_replicas_are_fetched_as_the_plan_says(self):
-        shard = held(Tier.REPLICATED, ((2,), (1,)), fetch=(1, 1, 0, 1), grad_sync=GradSync.SPARSE)
+        shard = placed(table(), Tier.REPLICATED, ((2,), (1,)), fetch=(1, 1, 0, 1), grad_sync=GradSync.SPARSE)
         requests = plan_traffic(plan_of(shard)).pairs_RR(Stream.IDS) > 0
         assert [np.flatnonzero(row).tolist() for row in requests] == [[1], [1], [2], [1]]
 
     def test_replicas_are_fetched_from_the_own_node_by_default(self):
         requests = (
-            plan_traffic(plan_of(held(Tier.REPLICATED, ((3,), (0,)), grad_sync=GradSync.SPARSE))).pairs_RR(Stream.IDS)
+            plan_traffic(plan_of(placed(table(), Tier.REPLICATED, ((3,), (0,)), grad_sync=GradSync.SPARSE))).pairs_RR(
+                Stream.IDS
+            )
             > 0
         )
         assert [np.flatnonzero(row).tolist() for row in requests] == [[0], [0], [3], [3]]
@@ -309,7 +269,7 @@ class TestTraffic:
         for start, stop in ((0, cut), (cut, ROWS)):
             tier, replicas = tiers[np.random.default_rng([seed, start]).integers(4)]
             rows = RowRange(start=start, stop=stop, by=by)
-            parts.append(held(tier, replicas, Shard(table=table(), rows=rows, columns=(0, DIM)), split=Split.CYCLIC))
+            parts.append(placed(Shard(table=table(), rows=rows, columns=(0, DIM)), tier, replicas, split=Split.CYCLIC))
         traffic = plan_traffic(plan_of(*parts))
         np.testing.assert_allclose(traffic.pairs_RR(Stream.IDS).sum(axis=1), LOOKUPS * 4, rtol=1e-6)
 
@@ -317,10 +277,9 @@ class TestTraffic:
 class TestCheapestSync:
     """The topology reduces 1 GB/s after 0.1 ms; an all-gather takes half of an all-reduce, and another for counts."""
 
-    def cheapest(self, batch_size=BATCH, num_ranks=WORLD, **changes):
-        replicas = tuple((rank,) for rank in range(num_ranks))
-        shard = held(Tier.DATA_PARALLEL, replicas, grad_sync=GradSync.DENSE, **changes)
-        return cheapest_sync(shard, batch_size, COSTS.comm, topology(num_ranks, num_ranks))
+    def cheapest(self, batch_size=BATCH, num_ranks=WORLD, **fields):
+        shard = placed(table(**fields), Tier.DATA_PARALLEL, each(num_ranks))
+        return cheapest_sync(shard, batch_size, COSTS.comm, topology(num_ranks, latency_s=1e-4))
 
     def test_few_bytes_are_summed_whole(self):
         # 64 kB in 0.16 ms: what names its rows takes 0.2 ms and more.
@@ -328,45 +287,44 @@ class TestCheapestSync:
 
     def test_few_of_many_rows_are_gathered_by_few_ranks(self):
         # Each of two ranks hits about as many rows as there are lookups: no row of one is hit by the other.
-        many = {"num_embeddings": 10**7, "access": AccessProfile.uniform(10**7)}
-        assert self.cheapest(num_ranks=2, shard=Shard.whole(table(**many))) is GradSync.ALL_GATHER
+        uniform = AccessProfile.uniform(10**7)
+        assert self.cheapest(num_ranks=2, num_embeddings=10**7, access=uniform) is GradSync.ALL_GATHER
 
     def test_rows_that_many_ranks_hit_are_reduced_once(self):
-        shard = Shard.whole(table(num_embeddings=10**7, access=AccessProfile.zipf(10**7, 1.5)))
-        assert self.cheapest(2**20, 16, shard=shard) is GradSync.SPARSE
+        assert self.cheapest(2**20, 16, num_embeddings=10**7, alpha=1.5) is GradSync.SPARSE
 
     def test_one_replica_needs_none(self):
-        assert cheapest_sync(on(0), BATCH, COSTS.comm, topology()) is GradSync.NONE
+        assert cheapest_sync(on(0), BATCH, COSTS.comm, TOPOLOGY) is GradSync.NONE
 
 
 class TestEvaluate:
     def test_reduce_scatter_and_all_gather_are_priced_as_such(self):
-        summed = held(Tier.ROW_WISE, ALL, collective=Collective.REDUCE_SCATTER)
-        second = held(Tier.ROW_WISE, ALL, SHARED, collective=Collective.REDUCE_SCATTER)
+        summed = placed(table(), Tier.ROW_WISE, ALL, collective=Collective.REDUCE_SCATTER)
+        second = placed(SHARED, Tier.ROW_WISE, ALL, collective=Collective.REDUCE_SCATTER)
         table_wise = evaluate(plan_of(on(1, "t1")), COSTS)
         both = evaluate(plan_of(summed, second, on(1, "t1")), COSTS)
         # One collective for both tables, behind the all-to-all.
         num_bytes = 2.0 * WORLD * BAGS * DIM * 4
         for part, collective_ms in (
-            ("forward_exchange_ms", COSTS.comm.reduce_scatter_ms(num_bytes, topology())),
-            ("backward_exchange_ms", COSTS.comm.all_gather_ms(num_bytes, topology())),
+            ("forward_exchange_ms", COSTS.comm.reduce_scatter_ms(num_bytes, TOPOLOGY)),
+            ("backward_exchange_ms", COSTS.comm.all_gather_ms(num_bytes, TOPOLOGY)),
         ):
             assert collective_ms > 0
             for rank, alone in zip(both.ranks, table_wise.ranks, strict=True):
                 assert getattr(rank, part) == pytest.approx(getattr(alone, part) + collective_ms)
 
     def test_the_interval_of_an_exchange_spans_that_of_its_collectives(self):
-        plan = plan_of(held(Tier.ROW_WISE, ALL, collective=Collective.REDUCE_SCATTER), on(1, "t1"))
+        plan = plan_of(placed(table(), Tier.ROW_WISE, ALL, collective=Collective.REDUCE_SCATTER), on(1, "t1"))
         part = price_step(plan, COSTS).parts[StepPart.FORWARD_EXCHANGE]
         value = np.array([part.value])
-        low, high = COSTS.comm.bounds_ms("all_to_all", value, topology())
+        low, high = COSTS.comm.bounds_ms("all_to_all", value, TOPOLOGY)
         # Both collectives have the same factors in this model.
         assert (part.low, part.high) == (pytest.approx(low[0]), pytest.approx(high[0]))
 
     def test_parts_make_up_the_step_as_in_neo(self):
         # Neo Appendix B, Eq. 1 without dense layers: every stage at its slowest rank, and the input distribution.
-        shared = held(Tier.DATA_PARALLEL, EACH, SHARED, grad_sync=GradSync.DENSE)
-        plan = plan_of(on(0), on(1, "t1", pooling_factors=(30.0,)), shared)
+        shared = placed(SHARED, Tier.DATA_PARALLEL, EACH, grad_sync=GradSync.DENSE)
+        plan = plan_of(on(0), on(1, "t1", pooling_factor=30.0), shared)
         costs = evaluate(plan, COSTS, overlap=Overlap.NEO)
 
         def slowest(part):
@@ -380,14 +338,14 @@ class TestEvaluate:
         assert evaluate(plan, COSTS).step_ms.value == pytest.approx(one_by_one)
 
     def test_exchange_and_update_decide_without_replicas(self):
-        costs = evaluate(plan_of(on(0), on(1, "t1", pooling_factors=(30.0,))), COSTS)
+        costs = evaluate(plan_of(on(0), on(1, "t1", pooling_factor=30.0)), COSTS)
         parts = ("input", "forward_kernel", "forward_exchange", "backward_exchange", "backward_kernel")
         expected = sum(max(getattr(rank, f"{part}_ms") for rank in costs.ranks) for part in parts)
         assert costs.step_ms.value == pytest.approx(expected)
         assert costs.step_ms.low < expected < costs.step_ms.high
 
     def test_kernels_are_priced_per_rank(self):
-        plan = plan_of(on(0), on(0, "t1"), on(1, "t2", pooling_factors=(200.0,)), on(2, "t3"), on(3, "t4"))
+        plan = plan_of(on(0), on(0, "t1"), on(1, "t2", pooling_factor=200.0), on(2, "t3"), on(3, "t4"))
         costs = evaluate(plan, COSTS)
         kernel = COSTS.kernel
         codes = [kernel.encode(shards).sum(axis=0) for shards in plan.local_shards()]
@@ -400,7 +358,7 @@ class TestEvaluate:
         assert costs.cost_model == "analytic:cpu"
 
     def test_memory_is_weights_and_optimizer_state(self):
-        costs = evaluate(plan_of(on(0), held(Tier.ROW_WISE, ALL, Shard.whole(table("t1")))), COSTS)
+        costs = evaluate(plan_of(on(0), placed(table("t1"), Tier.ROW_WISE, ALL)), COSTS)
         # 1,000 rows of 64 bytes and a moment of 4; a quarter of them on every rank.
         assert [rank.hbm_bytes for rank in costs.ranks] == [85_000, 17_000, 17_000, 17_000]
         assert {(rank.ddr_bytes, rank.ssd_bytes) for rank in costs.ranks} == {(0, 0)}
@@ -411,7 +369,7 @@ class TestEvaluate:
         assert [rank.kernel_ms > 0 for rank in costs.ranks] == [True, False, True, False]
 
     def test_one_rank_exchanges_nothing(self):
-        costs = evaluate(plan_of(on(0), topology=topology(1, 1)), COSTS)
+        costs = evaluate(plan_of(on(0), topology=topology(1, latency_s=1e-4)), COSTS)
         assert (costs.balance, costs.imbalance, costs.exchange_balance) == (1.0, 1.0, 1.0)
         assert costs.step_ms.value == pytest.approx(costs.max_kernel_ms + costs.parts[StepPart.INPUT].value)
 
@@ -432,7 +390,7 @@ class TestEvaluate:
 
         def cost(of_rank):
             items = zip(ranks, names, pooling, strict=True)
-            return evaluate(plan_of(*(on(int(of_rank[r]), n, pooling_factors=(p,)) for r, n, p in items)), COSTS)
+            return evaluate(plan_of(*(on(int(of_rank[r]), n, pooling_factor=p) for r, n, p in items)), COSTS)
 
         first, other = cost(np.arange(WORLD)), cost(order)
         assert other.step_ms.value == pytest.approx(first.step_ms.value)
@@ -441,7 +399,7 @@ class TestEvaluate:
 
 @pytest.mark.parametrize(("tier", "replicas"), [(Tier.ROW_WISE, ((0, 1, 2, 3),)), (Tier.TABLE_WISE, ((2,),))])
 def test_lengths_and_ids_travel_in_one_message(tier, replicas):
-    plan = plan_of(held(tier, replicas))
+    plan = plan_of(placed(table(), tier, replicas))
     plan = replace(plan, topology=replace(plan.topology, device="a100"))  # where splitting ids is not priced
     sent_RR = plan_traffic(plan).pairs_RR(Stream.LENGTHS) + plan_traffic(plan).pairs_RR(Stream.IDS)
     wanted_R = COSTS.comm.all_to_all_ms(sent_RR, plan.topology)

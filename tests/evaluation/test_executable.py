@@ -7,37 +7,24 @@ import pytest
 
 from autoshard.core import (
     DType,
-    EmbeddingTable,
-    Feature,
     MemoryLevel,
     MemoryPlacement,
     Optimizer,
-    PlacedShard,
-    Shard,
-    ShardingPlan,
-    TableSet,
 )
 from autoshard.core.access import AccessProfile
 from autoshard.core.errors import InvalidPlanError
 from autoshard.evaluation.executable import plan_note, tables_note
 from autoshard.formats import load_topology
-from autoshard.planners.planner import PlanRequest
-from autoshard.planning import make_costs, make_plan
+from autoshard.planning import make_plan
 from autoshard.runtime import ownership_of
+from tests.builders import plan as plan_of
+from tests.builders import request, table, table_wise, tables
 
-TABLE = EmbeddingTable(
-    name="t",
-    num_embeddings=1000,
-    embedding_dim=8,
-    features=(Feature(name="f", pooling_factor=2.0),),
-    access=AccessProfile.zipf(1000, alpha=1.1),
-)
-USUAL = replace(TABLE, name="usual", features=(Feature(name="g", pooling_factor=2.0),))
 TOPOLOGY = load_topology("cpu-4")
 
 
 def tables_of(**changes):
-    return TableSet(tables=(replace(TABLE, **changes), USUAL), batch_size=64)
+    return tables(table("t", row_order=None, **changes), table("usual", row_order=None))
 
 
 @pytest.mark.parametrize(
@@ -51,11 +38,10 @@ def tables_of(**changes):
     ],
 )
 def test_tables_that_are_not_trained_are_named_when_they_are_planned(changes, told, caplog):
-    tables = tables_of(**changes)
-    assert told in tables_note(tables)
-    request = PlanRequest(tables=tables, topology=TOPOLOGY, costs=make_costs(tables, TOPOLOGY), time_limit_s=0.1)
+    given = tables_of(**changes)
+    assert told in tables_note(given)
     with caplog.at_level(logging.WARNING):
-        plan = make_plan("cost-greedy", request)
+        plan = make_plan("cost-greedy", request(given, TOPOLOGY))
     note = plan_note(plan)
     assert note.startswith("`autoshard run` does not execute this plan: ")
     assert told in note
@@ -67,10 +53,10 @@ def test_tables_that_are_not_trained_are_named_when_they_are_planned(changes, to
 
 
 def test_rows_that_no_cpu_process_holds_are_told():
-    tables = tables_of()
-    held = [PlacedShard.table_wise(Shard.whole(table), 0) for table in tables.tables]
-    plan = ShardingPlan(tables=tables, topology=TOPOLOGY, shards=tuple(held))
-    assert plan_note(plan) == tables_note(tables) == ""
+    given = tables_of()
+    held = table_wise(given.tables, (0, 0))
+    plan = plan_of(*held, tables=given, topology=TOPOLOGY)
+    assert plan_note(plan) == tables_note(given) == ""
     for level, told in ((MemoryLevel.DDR, "lies in ddr"), (MemoryLevel.SSD, "must be hbm or ddr")):
         below = replace(held[0], memory=MemoryPlacement(level=level, cache_bytes=320))
         assert told in plan_note(replace(plan, shards=(below, held[1])))
@@ -91,11 +77,9 @@ def test_rows_that_no_cpu_process_holds_are_told():
 )
 def test_unknown_row_orders_are_told_by_planners_that_cut_by_access(planner, options, is_told, caplog):
     uniform = tables_of(access=AccessProfile.uniform(1000))
-    costs = make_costs(uniform, TOPOLOGY)
-    for tables, has_unknown in ((uniform, True), (uniform.assuming_orders(), False)):
+    for given, has_unknown in ((uniform, True), (uniform.assuming_orders(), False)):
         caplog.clear()
-        request = PlanRequest(tables=tables, topology=TOPOLOGY, costs=costs, options=options, time_limit_s=0.1)
-        plan = make_plan(planner, request)
+        plan = make_plan(planner, request(given, TOPOLOGY, options=options, time_limit_s=0.1))
         # Rows of the uniform table are all alike.
         is_there = is_told and has_unknown
         assert ("--assume-row-order" in caplog.text) == is_there

@@ -6,11 +6,8 @@ import pytest
 
 from autoshard.core import (
     AccessProfile,
-    EmbeddingTable,
     Exchange,
-    Feature,
     GradSync,
-    PlacedShard,
     RowRange,
     RowsBy,
     Shard,
@@ -19,29 +16,24 @@ from autoshard.core import (
 )
 from autoshard.evaluation.input_work import INPUT_SPEED, input_speed, input_work_ms
 from autoshard.whatif.trials import local_topology
+from tests.builders import each, everyone, placed, table
 
 LOCAL_BATCH, POOLING, ROWS = 100, 3.0, 1000
 SPEED = INPUT_SPEED["cpu"]
-TABLE = EmbeddingTable(
-    name="t",
-    num_embeddings=ROWS,
-    embedding_dim=8,
-    features=(Feature(name="f", pooling_factor=POOLING),),
-    access=AccessProfile.uniform(ROWS),
-)
-WHOLE = PlacedShard.table_wise(Shard.whole(TABLE), 0)
-BLOCKS = replace(WHOLE, tier=Tier.ROW_WISE, replicas=((0, 1, 2, 3),))
+TABLE = table("t", ROWS, pooling_factor=POOLING, access=AccessProfile.uniform(ROWS))
+WHOLE = placed(TABLE)
+BLOCKS = replace(WHOLE, tier=Tier.ROW_WISE, replicas=everyone(4))
 IN_TURN = replace(BLOCKS, split=Split.CYCLIC)
 HALF = replace(Shard.whole(TABLE), rows=RowRange(start=0, stop=ROWS // 2, by=RowsBy.ACCESS_RANK))
 LOOKUPS = LOCAL_BATCH * POOLING
 
 
-def seconds(placed, device="cpu"):
-    return input_work_ms([placed], LOCAL_BATCH, local_topology(device, 4, 1 << 30))[0] / 1e3
+def seconds(shard, device="cpu"):
+    return input_work_ms([shard], LOCAL_BATCH, local_topology(device, 4, 1 << 30))[0] / 1e3
 
 
 @pytest.mark.parametrize(
-    ("placed", "num_lengths", "lookup_s", "num_lookups"),
+    ("shard", "num_lengths", "lookup_s", "num_lookups"),
     [
         (WHOLE, 100, SPEED.lookup_s, LOOKUPS),
         (BLOCKS, 400, SPEED.lookup_s + SPEED.cut_s, LOOKUPS),
@@ -56,8 +48,8 @@ def seconds(placed, device="cpu"):
     ],
     ids=["whole", "blocks", "in turn", "a range on one rank", "a range in turn"],
 )
-def test_sums_take_lengths_and_lookups(placed, num_lengths, lookup_s, num_lookups):
-    assert seconds(placed) == pytest.approx(SPEED.length_s * num_lengths + lookup_s * num_lookups)
+def test_sums_take_lengths_and_lookups(shard, num_lengths, lookup_s, num_lookups):
+    assert seconds(shard) == pytest.approx(SPEED.length_s * num_lengths + lookup_s * num_lookups)
 
 
 def test_rows_take_requests_and_matches_in_place_of_lengths():
@@ -73,7 +65,7 @@ def test_copies_of_hot_rows_are_ranges_whose_sums_are_read_in_place():
         WHOLE,
         shard=HALF,
         tier=Tier.DATA_PARALLEL,
-        replicas=((0,), (1,), (2,), (3,)),
+        replicas=each(4),
         grad_sync=GradSync.SPARSE,
         exchange=Exchange.ROWS,
     )

@@ -6,41 +6,19 @@ import numpy as np
 import pytest
 
 from autoshard.core import (
-    AccessProfile,
-    CostModels,
-    EmbeddingTable,
     Exchange,
-    Feature,
     GradSync,
-    Level,
-    Link,
-    MemoryBytes,
-    PlacedShard,
     Pooling,
-    Shard,
-    ShardingPlan,
-    TableSet,
     Tier,
-    Topology,
 )
 from autoshard.core.step import Overlap, StepPart, plain_coefficients
-from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate, price_step
+from autoshard.evaluation import evaluate, price_step
 from autoshard.evaluation.device_memory import DEVICE_MEMORY
 from autoshard.evaluation.pooling import pooling_ms
 from autoshard.planners.space.options import ShardingType, enumerate_options
 from autoshard.planners.space.planner_space import PlannerSpace
+from tests.builders import costs, each, placed, plan, table, tables, topology
 
-LINK = Link(bytes_per_s=1e10, latency_s=1e-5)
-TOPOLOGY = Topology(
-    world_size=4,
-    device="cpu",
-    memory_bytes=MemoryBytes(hbm=1 << 30),
-    levels=(
-        Level(name="node", size=2, all_to_all=LINK, all_reduce=LINK),
-        Level(name="cluster", size=4, all_to_all=LINK, all_reduce=LINK),
-    ),
-)
-COSTS = CostModels(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
 TIERS = {
     Tier.TABLE_WISE: ((1,),),
     Tier.ROW_WISE: ((0, 1, 2, 3),),
@@ -48,32 +26,21 @@ TIERS = {
     Tier.FLEX: ((0, 1), (2, 3)),
 }
 BATCH, DIM = 512, 16
+TOPOLOGY, COSTS = topology(bytes_per_s=1e10, latency_s=1e-5), costs()
 
 
-def table(pooling_factor=0.5, pooling=Pooling.SUM, num_embeddings=1000):
-    return EmbeddingTable(
-        name="t",
-        num_embeddings=num_embeddings,
-        embedding_dim=DIM,
-        features=(Feature(name="f", pooling_factor=pooling_factor),),
-        pooling=pooling,
-        access=AccessProfile.zipf(num_embeddings, 1.0),
-    )
-
-
-def held(tier, exchange=Exchange.ROWS, of=None, **changes):
+def held(tier, exchange=Exchange.ROWS, *, pooling=Pooling.SUM, pooling_factor=0.5):
     sync = GradSync.SPARSE if len(TIERS[tier]) > 1 else GradSync.NONE
-    shard = Shard.whole(of or table())
-    return PlacedShard(shard=shard, tier=tier, replicas=TIERS[tier], exchange=exchange, grad_sync=sync, **changes)
+    of = table(pooling=pooling, pooling_factor=pooling_factor)
+    return placed(of, tier, TIERS[tier], exchange=exchange, grad_sync=sync)
 
 
-def plan_of(placed):
-    tables = TableSet(batch_size=BATCH, tables=(placed.shard.table,))
-    return ShardingPlan(tables=tables, topology=TOPOLOGY, shards=(placed,))
+def plan_of(shard):
+    return plan(shard, batch_size=BATCH, topology=TOPOLOGY)
 
 
-def pooled(placed):
-    return pooling_ms([placed], BATCH / 4, TOPOLOGY)[0]
+def pooled(shard):
+    return pooling_ms([shard], BATCH / 4, TOPOLOGY)[0]
 
 
 @pytest.mark.parametrize("tier", TIERS)
@@ -88,24 +55,23 @@ def test_readers_pool_the_rows_of_their_own_samples_whoever_holds_them(tier):
 
 
 def test_sums_and_sequences_and_own_copies_take_nothing():
-    sequence = table(pooling=Pooling.SEQUENCE)
-    each = tuple((rank,) for rank in range(4))
-    copies = replace(held(Tier.FLEX), tier=Tier.DATA_PARALLEL, replicas=each)
-    for placed in (held(Tier.ROW_WISE, Exchange.PARTIAL_SUMS), held(Tier.ROW_WISE, of=sequence), copies):
-        assert pooled(placed).tolist() == [0.0, 0.0]
+    sequence = held(Tier.ROW_WISE, pooling=Pooling.SEQUENCE)
+    copies = replace(held(Tier.FLEX), tier=Tier.DATA_PARALLEL, replicas=each(4))
+    for shard in (held(Tier.ROW_WISE, Exchange.PARTIAL_SUMS), sequence, copies):
+        assert pooled(shard).tolist() == [0.0, 0.0]
 
 
 def test_rows_that_several_lookups_share_come_once():
-    busy = held(Tier.ROW_WISE, of=table(pooling_factor=64.0))
+    busy = held(Tier.ROW_WISE, pooling_factor=64.0)
     assert (pooled(replace(busy, deduplicate=True)) < pooled(busy)).all()
 
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_step_has_it_in_its_exchanges(tier):
-    placed = held(tier)
-    found, ranks = price_step(plan_of(placed), COSTS), evaluate(plan_of(placed), COSTS).ranks
-    calibrated = price_step(plan_of(placed), replace(COSTS, step=Calibrated()))
-    forward_ms, backward_ms = pooled(placed)
+    shard = held(tier)
+    found, ranks = price_step(plan_of(shard), COSTS), evaluate(plan_of(shard), COSTS).ranks
+    calibrated = price_step(plan_of(shard), replace(COSTS, step=Calibrated()))
+    forward_ms, backward_ms = pooled(shard)
     assert found.times.forward_exchange - calibrated.times.forward_exchange == pytest.approx(forward_ms)
     assert found.times.backward_exchange - calibrated.times.backward_exchange == pytest.approx(backward_ms)
     assert max(rank.forward_exchange_ms for rank in ranks) == pytest.approx(found.times.forward_exchange)
@@ -126,8 +92,8 @@ class Calibrated:
 
 @pytest.mark.parametrize("costs", [COSTS, replace(COSTS, step=Calibrated())], ids=["plain", "calibrated"])
 def test_planners_price_it_as_evaluate_does(costs):
-    tables = TableSet(batch_size=BATCH, tables=(table(),))
-    space = PlannerSpace(tables, TOPOLOGY, costs, lambda one: enumerate_options(one, TOPOLOGY, with_exchanges=True))
+    one = tables(table(pooling_factor=0.5), batch_size=BATCH)
+    space = PlannerSpace(one, TOPOLOGY, costs, lambda one: enumerate_options(one, TOPOLOGY, with_exchanges=True))
     rows = {}
     for option in space.items[0].options:
         sums_RX = np.zeros((4, space.kinds.rows_VX.shape[1]))
@@ -135,11 +101,11 @@ def test_planners_price_it_as_evaluate_does(costs):
             sums_RX[shard.ranks(0)] += space.kinds.rows_VX[shard.kind]
         _, moved_RC, _ = space.kinds.split(sums_RX)
         parts_P = space.prices.moving_ms(moved_RC[None])[:, 0].max(axis=1)
-        placed = tuple(part.placed(0, TOPOLOGY) for part in option.of_tables[0].parts)
-        times = price_step(ShardingPlan(tables=tables, topology=TOPOLOGY, shards=placed), costs).times
+        shards = [part.placed(0, TOPOLOGY) for part in option.of_tables[0].parts]
+        times = price_step(plan(*shards, batch_size=BATCH, topology=TOPOLOGY), costs).times
         assert parts_P[2] == pytest.approx(times.forward_exchange, rel=1e-6)
         assert parts_P[3] == pytest.approx(times.backward_exchange, rel=1e-6)
-        rows.setdefault(option.of_tables[0].name, set()).update(one.exchange for one in placed)
+        rows.setdefault(option.of_tables[0].name, set()).update(one.exchange for one in shards)
     both = {ShardingType.TABLE_WISE, ShardingType.ROW_WISE, ShardingType.FLEX, ShardingType.GRID}
     assert all(rows[name] == set(Exchange) for name in both)
     assert rows[ShardingType.DATA_PARALLEL] == {Exchange.PARTIAL_SUMS}
@@ -147,6 +113,6 @@ def test_planners_price_it_as_evaluate_does(costs):
 
 def test_rows_are_offered_only_where_they_are_fewer_than_sums():
     for pooling_factor, tiers in ((0.5, {"table_wise", "row_wise"}), (3.0, {"row_wise"}), (4.0, set())):
-        options = enumerate_options(table(pooling_factor), TOPOLOGY, with_exchanges=True)
+        options = enumerate_options(table(pooling_factor=pooling_factor), TOPOLOGY, with_exchanges=True)
         found = {one.name for one in options for part in one.parts if part.exchange is Exchange.ROWS}
         assert found & {"table_wise", "row_wise"} == tiers

@@ -1,6 +1,7 @@
 """Plans over several replica groups: 2D's equations by hand, which links are used, and what a group's view is."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,76 +10,50 @@ from hypothesis import strategies as st
 
 from autoshard.core import (
     AccessProfile,
-    CostModels,
     DenseLayers,
     DType,
-    EmbeddingTable,
-    Feature,
     GradSync,
     GroupLayout,
-    Level,
     Link,
     MemoryBytes,
     MemoryLevel,
     Optimizer,
-    PlacedShard,
     ReplicaGroups,
     Shard,
-    ShardingPlan,
     Split,
     SyncRows,
-    TableSet,
     Tier,
-    Topology,
 )
 from autoshard.core.errors import InvalidPlanError
 from autoshard.core.step import Overlap, StepPart
-from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate, price_step
+from autoshard.evaluation import evaluate, price_step
 from autoshard.evaluation.group_sync import group_sync_bytes, with_cheaper_sync
 from autoshard.formats.documents.plan_json import plan_from_json, plan_to_json
 from autoshard.validator import validate_plan
+from tests.builders import costs, each, placed, plan, table, tables, topology
 
-COSTS = CostModels(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
 ROWS, DIM, BATCH = 1 << 20, 64, 1 << 14
 NODE_BYTES_PER_S, BUILDING_BYTES_PER_S, REGION_BYTES_PER_S = 70e9, 60e9, 40e9
+#: Nodes of 8 unless told otherwise, with an all-to-all slow enough for all-reduces to say what ports carry.
+machine = partial(
+    topology,
+    device="a100",
+    bytes_per_s=(1e9, 1e9 / 4, 1e9 / 16),
+    reduce_bytes_per_s=(NODE_BYTES_PER_S, BUILDING_BYTES_PER_S, REGION_BYTES_PER_S),
+)
+COSTS = costs("a100")
 ACROSS, WITHIN = GroupLayout.ACROSS_NODES, GroupLayout.WITHIN_NODES
-
-
-def machine(*sizes, latency_s=0.0):
-    """Nodes of 8 unless told otherwise, with an all-to-all slow enough for all-reduces to say what ports carry."""
-    speeds = (NODE_BYTES_PER_S, BUILDING_BYTES_PER_S, REGION_BYTES_PER_S)
-    levels = tuple(
-        Level(
-            name=name,
-            size=size,
-            all_to_all=Link(bytes_per_s=1e9 / 4**index, latency_s=latency_s),
-            all_reduce=Link(bytes_per_s=speeds[index], latency_s=latency_s),
-        )
-        for index, (name, size) in enumerate(zip(("node", "building", "region"), sizes, strict=False))
-    )
-    return Topology(world_size=sizes[-1], device="a100", memory_bytes=MemoryBytes(hbm=1 << 40), levels=levels)
-
-
-def table(name="t0", **changes):
-    values = {
-        "name": name,
-        "num_embeddings": ROWS,
-        "embedding_dim": DIM,
-        "features": (Feature(name=f"{name}_f", pooling_factor=10.0),),
-        "access": AccessProfile.zipf(ROWS, 1.0),
-    }
-    return EmbeddingTable(**{**values, **changes})
 
 
 def row_wise(topology, groups, **changes):
     """One table, its rows split over all ranks of the group."""
     group = tuple(range(groups.group_size(topology)))
     tier = Tier.ROW_WISE if len(group) > 1 else Tier.TABLE_WISE
-    of = table()
-    return ShardingPlan(
-        tables=TableSet(batch_size=BATCH, tables=(of,), **changes),
+    of = table("t0", ROWS, DIM, pooling_factor=10.0)
+    return plan(
+        placed(of, tier, (group,), split=Split.CYCLIC),
+        tables=tables(of, batch_size=BATCH, **changes),
         topology=topology,
-        shards=(PlacedShard(shard=Shard.whole(of), tier=tier, replicas=(group,), split=Split.CYCLIC),),
         replica_groups=groups,
     )
 
@@ -124,7 +99,7 @@ class TestEquation1:
         plan = row_wise(machine(8), ReplicaGroups(num_groups=8))
         adam = replace(plan.tables.tables[0], optimizer=Optimizer.ADAM)
         shard = replace(plan.shards[0], shard=Shard.whole(adam))
-        held = evaluate(replace(plan, tables=TableSet(batch_size=BATCH, tables=(adam,)), shards=(shard,)), COSTS)
+        held = evaluate(replace(plan, tables=tables(adam, batch_size=BATCH), shards=(shard,)), COSTS)
         ratio = held.group_sync_ms / evaluate(plan, COSTS).group_sync_ms
         assert ratio == pytest.approx((3 * DIM * 4) / (DIM * 4 + 4))
 
@@ -134,7 +109,7 @@ class TestEquation1:
         groups = ReplicaGroups(num_groups=4, sync_every=3, sync_rows=SyncRows.TOUCHED)
         plan = row_wise(machine(8), groups)
         even = replace(plan.tables.tables[0], access=AccessProfile.uniform(ROWS))
-        plan = replace(plan, tables=TableSet(batch_size=BATCH, tables=(even,)))
+        plan = replace(plan, tables=tables(even, batch_size=BATCH))
         plan = replace(plan, shards=(replace(plan.shards[0], shard=Shard.whole(even)),))
         rows, lookups = ROWS / 2, 3 * BATCH * 10 / 2
         expected = rows, rows * -np.expm1(-lookups / rows) * (4 * DIM + 4)
@@ -145,15 +120,14 @@ class TestEquation1:
         # Half as many bytes of a weight in fp16; the moment stays fp32.
         half = replace(even, dtype=DType.FP16)
         shards = (replace(plan.shards[0], shard=Shard.whole(half)),)
-        plan = replace(plan, tables=TableSet(batch_size=BATCH, tables=(half,)), shards=shards)
+        plan = replace(plan, tables=tables(half, batch_size=BATCH), shards=shards)
         _, half_R = group_sync_bytes(plan, plan.of_one_group().held_shards())
         np.testing.assert_allclose(half_R, touched_R * (2 * DIM + 4) / (4 * DIM + 4))
 
     def test_copies_within_a_group_are_touched_by_all_its_lookups(self):
         groups = ReplicaGroups(num_groups=2, sync_rows=SyncRows.TOUCHED)
         plan = row_wise(machine(8), groups)
-        held = tuple((rank,) for rank in range(4))
-        copies = replace(plan.shards[0], tier=Tier.DATA_PARALLEL, replicas=held, grad_sync=GradSync.SPARSE)
+        copies = replace(plan.shards[0], tier=Tier.DATA_PARALLEL, replicas=each(4), grad_sync=GradSync.SPARSE)
         whole = replace(plan.shards[0], tier=Tier.TABLE_WISE, replicas=((0,),))
         of_copies, of_whole = (
             group_sync_bytes(one, one.of_one_group().held_shards())
@@ -165,10 +139,9 @@ class TestEquation1:
     @pytest.mark.parametrize(("num_lookups", "rows"), [(1, SyncRows.TOUCHED), (1000, SyncRows.ALL)])
     def test_the_cheaper_rows_are_averaged(self, num_lookups, rows):
         plan = row_wise(machine(8), ReplicaGroups(num_groups=4, sync_every=4))
-        of = replace(table(), features=(Feature(name="f", pooling_factor=float(num_lookups)),))
-        of = replace(of, access=AccessProfile.uniform(ROWS))
+        of = table("t0", ROWS, DIM, pooling_factor=float(num_lookups), access=AccessProfile.uniform(ROWS))
         shards = (replace(plan.shards[0], shard=Shard.whole(of)),)
-        plan = replace(plan, tables=TableSet(batch_size=BATCH, tables=(of,)), shards=shards)
+        plan = replace(plan, tables=tables(of, batch_size=BATCH), shards=shards)
         chosen = with_cheaper_sync(plan, COSTS.comm)
         ways = [replace(plan, replica_groups=replace(plan.replica_groups, sync_rows=one)) for one in SyncRows]
         assert chosen.replica_groups.sync_rows is rows
@@ -205,9 +178,9 @@ class TestEquation1:
         world = machine(8, 64, 128)
         region = replace(world.levels[2], all_to_all=Link(bytes_per_s=3e9))
         fast = replace(world, levels=(*world.levels[:2], region))
-        for topology, bytes_per_s in ((world, REGION_BYTES_PER_S / 64), (fast, 3e9)):
+        for each_world, bytes_per_s in ((world, REGION_BYTES_PER_S / 64), (fast, 3e9)):
             expected_s = self.SIZE / 64 / bytes_per_s
-            assert group_sync_ms(topology, num_groups=2, layout=WITHIN) == pytest.approx(expected_s * 1e3)
+            assert group_sync_ms(each_world, num_groups=2, layout=WITHIN) == pytest.approx(expected_s * 1e3)
 
 
 class TestGroups:

@@ -8,19 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.core import (
-    AccessProfile,
-    CostModels,
     DenseLayers,
-    EmbeddingTable,
-    Feature,
-    Level,
-    Link,
-    MemoryBytes,
-    PlacedShard,
-    Shard,
-    ShardingPlan,
-    TableSet,
-    Topology,
 )
 from autoshard.core.errors import InvalidPlanError
 from autoshard.core.step import (
@@ -33,8 +21,6 @@ from autoshard.core.step import (
     plain_coefficients,
 )
 from autoshard.evaluation import (
-    AlphaBetaComm,
-    AnalyticCostModel,
     AnalyticDenseModel,
     UpperEndComm,
     at_upper_end,
@@ -42,8 +28,10 @@ from autoshard.evaluation import (
     price_step,
 )
 from autoshard.evaluation.batch_memory import dense_bytes
+from tests.builders import costs, table, table_wise, tables, topology
+from tests.builders import plan as plan_of
 
-COSTS = CostModels(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
+COSTS = costs()
 DENSE = DenseLayers(num_dense_features=13, bottom_mlp=(64, 16), top_mlp=(32, 1))
 #: The time of every part, all different, so that a sum or a maximum tells what it is of.
 TIMES = StepTimes(
@@ -65,28 +53,12 @@ TIMES = StepTimes(
 )
 
 
-def plan(dense=DENSE, ranks=(0, 0, 1), batch_size=128, bytes_per_s=1e9):
-    link = Link(bytes_per_s=bytes_per_s, latency_s=1e-4)
-    topology = Topology(
-        world_size=2,
-        device="cpu",
-        memory_bytes=MemoryBytes(hbm=1 << 30),
-        levels=(Level(name="node", size=2, all_to_all=link, all_reduce=link),),
-    )
-    tables = tuple(
-        EmbeddingTable(
-            name=f"t{index}",
-            num_embeddings=1000,
-            embedding_dim=16,
-            features=(Feature(name=f"f{index}", pooling_factor=4.0),),
-            access=AccessProfile.zipf(1000, 1.0),
-        )
-        for index in range(len(ranks))
-    )
-    return ShardingPlan(
-        tables=TableSet(batch_size=batch_size, tables=tables, dense=dense),
-        topology=topology,
-        shards=tuple(PlacedShard.table_wise(Shard.whole(one), rank) for one, rank in zip(tables, ranks, strict=True)),
+def plan(dense=DENSE, batch_size=128):
+    of = [table(f"t{index}", pooling_factor=4.0) for index in range(3)]
+    return plan_of(
+        *table_wise(of, (0, 0, 1)),
+        tables=tables(*of, batch_size=batch_size, dense=dense),
+        topology=topology(2, latency_s=1e-4),
     )
 
 

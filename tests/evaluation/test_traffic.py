@@ -2,6 +2,7 @@
 
 import tracemalloc
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,55 +10,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoshard.core import (
-    AccessProfile,
     Collective,
     CostModels,
     DType,
-    EmbeddingTable,
     Exchange,
-    Feature,
     GradSync,
-    Level,
-    Link,
-    MemoryBytes,
     Payload,
-    PlacedShard,
-    Shard,
-    ShardingPlan,
-    TableSet,
     Tier,
-    Topology,
 )
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, activation_bytes, evaluate, plan_traffic
 from autoshard.evaluation.communication import link_bytes
 from autoshard.evaluation.traffic import PairTraffic, Stream, replicas_read
+from tests.builders import each, everyone, on, placed, table, topology
+from tests.builders import plan as plan_of
 from tests.contracts.price_oracle import read_by
 
 COMM = AlphaBetaComm()
-
-
-def machine(*sizes):
-    levels = tuple(
-        Level(
-            name=f"level-{index}",
-            size=size,
-            all_to_all=Link(bytes_per_s=10.0 ** (11 - index), latency_s=1e-5 * (index + 1)),
-            all_reduce=Link(bytes_per_s=1e10, latency_s=1e-5),
-        )
-        for index, size in enumerate(sizes)
-    )
-    return Topology(world_size=sizes[-1], device="a100", memory_bytes=MemoryBytes(hbm=1 << 60), levels=levels)
-
-
-def table(index, rows=1000, dim=16):
-    feature = Feature(name=f"f{index}", pooling_factor=1.0 + index % 7)
-    return EmbeddingTable(
-        name=f"t{index}",
-        num_embeddings=rows,
-        embedding_dim=dim,
-        features=(feature,),
-        access=AccessProfile.zipf(rows, 1.0),
-    )
+machine = partial(
+    topology,
+    device="a100",
+    hbm=1 << 60,
+    bytes_per_s=(1e11, 1e10, 1e9),
+    reduce_bytes_per_s=1e10,
+    latency_s=(1e-5, 2e-5, 3e-5),
+)
 
 
 def nodes_of(topology):
@@ -73,50 +49,48 @@ def plans(draw):
     """Plans with shards held in all ways: alone, split, in every rank, in every node, and on a few ranks."""
     topology = machine(*draw(st.sampled_from([(4,), (2, 8), (2, 4, 12), (1, 6), (8, 16)])))
     world = topology.world_size
-    placed = []
+    shards = []
     for index in range(draw(st.integers(1, 8))):
         kind = draw(st.sampled_from(["one", "all", "node", "each", "each_node", "some", "fetch"]))
-        shard = Shard.whole(table(index))
         rank = draw(st.integers(0, world - 1))
         some = tuple((one,) for one in draw(st.permutations(range(world)))[: max(2, world // 3)])
         tier, replicas = {
             "one": (Tier.TABLE_WISE, ((rank,),)),
-            "all": (Tier.ROW_WISE, (tuple(range(world)),)),
+            "all": (Tier.ROW_WISE, everyone(world)),
             "node": (Tier.TABLE_ROW_WISE, (nodes_of(topology)[rank % topology.num_nodes],)),
-            "each": (Tier.DATA_PARALLEL, tuple((one,) for one in range(world))),
+            "each": (Tier.DATA_PARALLEL, each(world)),
             "each_node": (Tier.FLEX, nodes_of(topology)),
         }.get(kind, (Tier.REPLICATED, some))
         fetch = None
         if kind == "fetch":
             fetch = tuple(draw(st.lists(st.integers(0, len(some) - 1), min_size=world, max_size=world)))
         exchange = draw(st.sampled_from(list(Exchange)))
-        placed.append(
-            PlacedShard(
-                shard=shard,
-                tier=tier,
-                replicas=replicas,
+        shards.append(
+            placed(
+                table(f"t{index}", pooling_factor=1.0 + index % 7),
+                tier,
+                replicas,
                 fetch=fetch,
                 exchange=exchange,
                 collective=draw(collectives) if kind == "all" and exchange is Exchange.PARTIAL_SUMS else ALL_TO_ALL,
                 grad_sync=GradSync.DENSE if len(replicas) > 1 else GradSync.NONE,
             )
         )
-    tables = tuple(one.shard.table for one in placed)
-    return ShardingPlan(tables=TableSet(batch_size=64 * world, tables=tables), topology=topology, shards=tuple(placed))
+    return plan_of(*shards, batch_size=64 * world, topology=topology)
 
 
 def pair_by_pair(plan, stream):
     """The slow way: every reader and every owner of every shard."""
     sent_RR = np.zeros((plan.group_size, plan.group_size))
-    for placed in plan.shards:
-        if placed.collective is not ALL_TO_ALL and stream in (Stream.FORWARD, Stream.BACKWARD):
+    for one in plan.shards:
+        if one.collective is not ALL_TO_ALL and stream in (Stream.FORWARD, Stream.BACKWARD):
             continue
         readers = range(plan.group_size)
-        is_own = all(placed.replicas[read_by(plan, placed, reader)] == (reader,) for reader in readers)
-        run = replace(placed, exchange=Exchange.PARTIAL_SUMS) if is_own else placed
+        is_own = all(one.replicas[read_by(plan, one, reader)] == (reader,) for reader in readers)
+        run = replace(one, exchange=Exchange.PARTIAL_SUMS) if is_own else one
         pair = PairTraffic.of(run, plan.group_batch_size / plan.group_size, plan.payload, id_bytes=4)
         for reader in readers:
-            for owner in placed.replicas[read_by(plan, placed, reader)]:
+            for owner in one.replicas[read_by(plan, one, reader)]:
                 place = (reader, owner) if stream.asks else (owner, reader)
                 sent_RR[place] += getattr(pair, stream.value)
     return sent_RR
@@ -158,30 +132,28 @@ def test_bytes_by_level_are_those_of_the_pairs_of_ranks(plan):
 @settings(max_examples=40)
 @given(plan=plans())
 def test_each_rank_reads_its_own_replica_else_one_of_its_node(plan):
-    for placed in plan.shards:
-        expected = [read_by(plan, placed, reader) for reader in range(plan.group_size)]
-        assert replicas_read(plan, placed).tolist() == expected
+    for one in plan.shards:
+        expected = [read_by(plan, one, reader) for reader in range(plan.group_size)]
+        assert replicas_read(plan, one).tolist() == expected
 
 
 def large_plan(num_tables, topology):
     """Tables of all tiers in turn."""
     world = topology.world_size
-    nodes, everywhere = nodes_of(topology), tuple(range(world))
-    each = tuple((rank,) for rank in everywhere)
-    placed = []
+    nodes, shards = nodes_of(topology), []
     for index in range(num_tables):
-        shard = Shard.whole(table(index, rows=10**6, dim=64))
         tier, replicas = (
             (Tier.TABLE_WISE, ((index * 7 % world,),)),
-            (Tier.ROW_WISE, (everywhere,)),
+            (Tier.ROW_WISE, everyone(world)),
             (Tier.TABLE_ROW_WISE, (nodes[index % len(nodes)],)),
-            (Tier.DATA_PARALLEL, each),
+            (Tier.DATA_PARALLEL, each(world)),
             (Tier.FLEX, nodes),
         )[index % 5]
         sync = GradSync.SPARSE if len(replicas) > 1 else GradSync.NONE
-        placed.append(PlacedShard(shard=shard, tier=tier, replicas=replicas, grad_sync=sync))
-    tables = TableSet(batch_size=64 * world, tables=tuple(one.shard.table for one in placed))
-    return ShardingPlan(tables=tables, topology=topology, shards=tuple(placed))
+        shards.append(
+            placed(table(f"t{index}", 10**6, 64, pooling_factor=1.0 + index % 7), tier, replicas, grad_sync=sync)
+        )
+    return plan_of(*shards, batch_size=64 * world, topology=topology)
 
 
 def test_traffic_of_thousands_of_ranks_needs_no_matrix_of_ranks():
@@ -212,13 +184,8 @@ def test_a_thousand_tables_on_thousands_of_ranks_are_priced():
 
 def test_messages_of_int8_have_whole_blocks():
     # 2 ranks of 3 samples: 3 x (16 + 16) numbers for each of both, so 96, in 2 blocks of 64 with 8 bytes of scales.
-    tables = tuple(table(index) for index in range(2))
-    plan = ShardingPlan(
-        tables=TableSet(batch_size=6, tables=tables),
-        topology=machine(2),
-        shards=tuple(PlacedShard.table_wise(Shard.whole(one), 1) for one in tables),
-        payload=Payload(forward=DType.INT8, backward=DType.FP16),
-    )
+    payload = Payload(forward=DType.INT8, backward=DType.FP16)
+    plan = plan_of(on(1, "t0"), on(1, "t1"), batch_size=6, topology=machine(2), payload=payload)
     traffic = plan_traffic(plan)
     assert traffic.pairs_RR(Stream.FORWARD).tolist() == [[0, 0], [2 * 72, 2 * 72]]
     assert traffic.pairs_RR(Stream.BACKWARD).tolist() == [[0, 96 * 2], [0, 96 * 2]]

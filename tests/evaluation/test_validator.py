@@ -1,91 +1,50 @@
 """The validator: accepts every exact tiling, and names the shard that breaks a rule."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from autoshard.core import (
-    AccessProfile,
     Collective,
     Constraints,
     DType,
-    EmbeddingTable,
     Exchange,
-    Feature,
     GradSync,
     GroupLayout,
-    Level,
-    Link,
     MemoryBytes,
     MemoryLevel,
     MemoryPlacement,
     Optimizer,
     Payload,
-    PlacedShard,
     Pooling,
     ReplicaGroups,
     RowOrder,
     RowRange,
     RowsBy,
     Shard,
-    ShardingPlan,
     Split,
-    TableSet,
     Tier,
-    Topology,
 )
 from autoshard.core.errors import InvalidPlanError
 from autoshard.validator import validate_plan
+from tests import builders
+from tests.builders import placed, table, tables, topology
 
-LINK = Link(bytes_per_s=1e9)
 WORLD, NODE = 8, 4
 ALL, EACH = (tuple(range(WORLD)),), tuple((rank,) for rank in range(WORLD))
 EACH_NODE = ((0, 1, 2, 3), (4, 5, 6, 7))
 
 
-def topology(hbm=10**9, ddr=0, **changes):
-    values = {
-        "world_size": WORLD,
-        "device": "cpu",
-        "memory_bytes": MemoryBytes(hbm=hbm, ddr=ddr),
-        "levels": (
-            Level(name="node", size=NODE, all_to_all=LINK, all_reduce=LINK),
-            Level(name="cluster", size=WORLD, all_to_all=LINK, all_reduce=LINK),
-        ),
-    }
-    return Topology(**{**values, **changes})
-
-
-def table(name="t0", num_embeddings=1000, embedding_dim=16, **changes):
-    values = {
-        "name": name,
-        "num_embeddings": num_embeddings,
-        "embedding_dim": embedding_dim,
-        "features": (Feature(name=f"{name}_f", pooling_factor=2.0),),
-        "access": AccessProfile.zipf(num_embeddings, 1.0),
-    }
-    return EmbeddingTable(**{**values, **changes})
+#: On eight ranks in two nodes.
+plan = partial(builders.plan, topology=topology(NODE, WORLD, hbm=10**9))
 
 
 def part(of, start=0, stop=None, columns=None, by=RowsBy.INDEX):
     rows = RowRange(start=start, stop=of.num_embeddings if stop is None else stop, by=by)
     return Shard(table=of, rows=rows, columns=columns or (0, of.embedding_dim))
-
-
-def placed(shard, tier=Tier.TABLE_WISE, replicas=((0,),), **changes):
-    values = {
-        "exchange": Exchange.ROWS if shard.table.pooling is Pooling.SEQUENCE else Exchange.PARTIAL_SUMS,
-        "grad_sync": GradSync.NONE if len(replicas) == 1 else GradSync.DENSE,
-    }
-    return PlacedShard(shard=shard, tier=tier, replicas=replicas, **{**values, **changes})
-
-
-def plan(*shards, tables=None, machine=None, **changes):
-    held = tables or tuple({one.shard.table.name: one.shard.table for one in shards}.values())
-    values = {"tables": TableSet(batch_size=64, tables=held), "topology": machine or topology(), "shards": shards}
-    return ShardingPlan(**{**values, **changes})
 
 
 def fault_of(plan, **options):
@@ -128,7 +87,7 @@ class TestTiling:
     @given(shards=tilings(table(), min_cuts=1), data=st.data())
     def test_a_tiling_without_one_of_its_shards_is_refused(self, shards, data):
         gone = shards.pop(data.draw(st.integers(0, len(shards) - 1)))
-        fault = fault_of(plan(*shards, tables=(gone.shard.table,)))
+        fault = fault_of(plan(*shards, tables=tables(gone.shard.table)))
         assert fault.startswith("shards: table 't0': no shard holds columns [")
 
     @given(shards=tilings(table()), data=st.data())
@@ -149,7 +108,7 @@ class TestTiling:
 
     def test_a_table_without_shards_is_named(self):
         lonely = table("lonely")
-        fault = fault_of(plan(placed(part(table())), tables=(table(), lonely)))
+        fault = fault_of(plan(placed(part(table())), tables=tables(table(), lonely)))
         assert fault == "shards: table 'lonely': no shard holds columns [0, 16) of rows [0, 1000)"
 
     def test_rows_are_cut_one_way(self):
@@ -158,7 +117,7 @@ class TestTiling:
         assert fault_of(plan(*shards)) == "shards[1].rows: table 't0' is cut by access_rank and by index; use one"
 
     def test_another_table_by_the_same_name_is_not_the_plans(self):
-        assert fault_of(plan(placed(part(table())), tables=(table(embedding_dim=8),))).startswith(
+        assert fault_of(plan(placed(part(table())), tables=tables(table(embedding_dim=8)))).startswith(
             "shards[0].table: 't0'"
         )
 
@@ -196,9 +155,9 @@ class TestTiers:
             assert fault.startswith(f"shards[0].replicas: tier {other} means ")
 
     def test_on_one_rank_all_that_is_on_all_ranks_is_the_same(self):
-        alone = topology(world_size=1, levels=(Level(name="node", size=1, all_to_all=LINK, all_reduce=LINK),))
+        alone = topology(1)
         for tier in (Tier.TABLE_WISE, Tier.ROW_WISE, Tier.TABLE_ROW_WISE, Tier.DATA_PARALLEL, Tier.FLEX):
-            assert fault_of(plan(placed(part(table()), tier, ((0,),)), machine=alone)) is None
+            assert fault_of(plan(placed(part(table()), tier, ((0,),)), topology=alone)) is None
 
     @pytest.mark.parametrize(
         ("tier", "replicas", "fault"),
@@ -264,11 +223,11 @@ class TestGroups:
 
     def test_the_smallest_rank_of_all_groups_sets_the_limit(self):
         of = table()
-        small = topology(overrides=((6, MemoryBytes(hbm=of.storage_bytes - 1)),))
+        small = topology(NODE, WORLD, hbm=10**9, overrides=((6, MemoryBytes(hbm=of.storage_bytes - 1)),))
         for layout, tight in ((GroupLayout.ACROSS_NODES, 3), (GroupLayout.WITHIN_NODES, 2)):
             groups = ReplicaGroups(num_groups=2, layout=layout)
             for rank in range(4):
-                checked = plan(placed(part(of), replicas=((rank,),)), machine=small, replica_groups=groups)
+                checked = plan(placed(part(of), replicas=((rank,),)), topology=small, replica_groups=groups)
                 if rank == tight:
                     assert f"rank {rank} would hold" in fault_of(checked)
                 else:
@@ -387,7 +346,7 @@ class TestRowOrders:
     ORDER = RowOrder(file="o.parquet", digest="sha256:" + "0" * 64, num_ordered=100)
 
     def shards(self):
-        of = table()
+        of = table(row_order=None)
         return (
             placed(part(of, 0, 100, by=RowsBy.ACCESS_RANK), Tier.DATA_PARALLEL, EACH),
             placed(part(of, 100, 1000, by=RowsBy.ACCESS_RANK)),
@@ -423,8 +382,8 @@ class TestMemory:
         shards = [placed(part(of, columns=bounds), tier, replicas) for bounds in ((0, columns), (columns, 16))]
         held = plan(*shards).local_shards()[3]
         needed = sum(local.memory_bytes for local in held)
-        assert fault_of(plan(*shards, machine=topology(hbm=needed))) is None
-        fault = fault_of(plan(*shards, machine=topology(hbm=needed - 1)))
+        assert fault_of(plan(*shards, topology=topology(NODE, WORLD, hbm=needed))) is None
+        fault = fault_of(plan(*shards, topology=topology(NODE, WORLD, hbm=needed - 1)))
         assert f"would hold {needed:,} bytes of hbm, 1 bytes more than its {needed - 1:,}" in fault
         assert fault.startswith("shards[0].memory" if columns >= 8 else "shards[1].memory")
 
@@ -432,17 +391,17 @@ class TestMemory:
         of = table()
         lower = MemoryPlacement(level=MemoryLevel.DDR, cache_bytes=500)
         shard, hbm = placed(part(of), memory=lower), 500 + 4 * of.num_embeddings  # with the cache's index
-        assert fault_of(plan(shard, machine=topology(hbm=hbm, ddr=of.storage_bytes))) is None
+        assert fault_of(plan(shard, topology=topology(NODE, WORLD, hbm=hbm, ddr=of.storage_bytes))) is None
         assert "bytes of ddr, 1 bytes more" in fault_of(
-            plan(shard, machine=topology(hbm=hbm, ddr=of.storage_bytes - 1))
+            plan(shard, topology=topology(NODE, WORLD, hbm=hbm, ddr=of.storage_bytes - 1))
         )
-        less = topology(hbm=hbm - 1, ddr=of.storage_bytes)
-        assert "bytes of hbm, 1 bytes more" in fault_of(plan(shard, machine=less))
+        less = topology(NODE, WORLD, hbm=hbm - 1, ddr=of.storage_bytes)
+        assert "bytes of hbm, 1 bytes more" in fault_of(plan(shard, topology=less))
 
     def test_absurd_sizes_do_not_wrap_around(self):
         huge = [
             table(f"t{index}", num_embeddings=2**40, embedding_dim=2**16, optimizer=Optimizer.ADAM)
             for index in range(5)
         ]
-        machine = topology(hbm=2**60)
-        assert "bytes more" in fault_of(plan(*(placed(part(of)) for of in huge), machine=machine))
+        machine = topology(NODE, WORLD, hbm=2**60)
+        assert "bytes more" in fault_of(plan(*(placed(part(of)) for of in huge), topology=machine))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from autoshard.core import Constraints, MemoryBytes, Shard, TableSet, Tier
+from autoshard.core import Constraints, MemoryBytes, Shard, Tier
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidTopologyError
 from autoshard.core.step import Overlap, plain_coefficients
 from autoshard.evaluation import evaluate
@@ -24,6 +24,9 @@ from autoshard.planners.space.options import ShardingType
 from autoshard.planning import compare, make_costs, make_plan
 from autoshard.runtime.ownership import ownership_of
 from autoshard.validator import validate_plan
+from tests import builders as make
+
+COSTS = make.costs()
 
 KERNEL = {"steps": 400, "objective": "kernel"}
 STEP = {"steps": 20, "policy": False}
@@ -42,9 +45,9 @@ TASKS = [(tables, topology) for tables in TABLES for topology in ("cpu-8", "a100
 
 
 @pytest.fixture
-def max_ms(make_request, costs):
+def max_ms():
     def predicted(planner, task, **changes):
-        return evaluate(planner.plan(make_request(task, **changes)), costs).max_kernel_ms
+        return evaluate(planner.plan(make.request(*task, **changes)), COSTS).max_kernel_ms
 
     return predicted
 
@@ -82,34 +85,34 @@ def test_no_planner_at_all_has_a_shorter_step_on_any_bundled_tables(name, machin
 
 
 @pytest.mark.parametrize("spare", [None, 0.3])
-def test_is_at_least_as_fast_as_every_heuristic(draw_task, max_ms, spare):
-    task = draw_task(40, 4, seed=8, spare=spare)
+def test_is_at_least_as_fast_as_every_heuristic(max_ms, spare):
+    task = make.draw_task(40, 4, seed=8, spare=spare)
     found_ms = max_ms(AutoPlanner(), task, options=KERNEL, time_limit_s=SECONDS)
     heuristics = (RandomPlanner, SizeGreedyPlanner, DimGreedyPlanner, LookupGreedyPlanner, CostGreedyPlanner)
     assert all(found_ms <= max_ms(heuristic(), task) * (1 + 1e-6) for heuristic in heuristics)
 
 
-def test_search_improves_on_its_starts(draw_task, max_ms):
-    task = draw_task(60, 8, seed=4)
+def test_search_improves_on_its_starts(max_ms):
+    task = make.draw_task(60, 8, seed=4)
     starts_only = {"policy": False, "objective": "kernel"}
     starts_only_ms = max_ms(AutoPlanner(), task, options=starts_only, time_limit_s=1e-6)
     assert max_ms(AutoPlanner(), task, options=KERNEL, time_limit_s=SECONDS) < starts_only_ms
 
 
 @pytest.mark.parametrize("options", [{**KERNEL, "steps": 200}, STEP])
-def test_seeds_decide(draw_task, make_request, options):
-    task = draw_task(16, 4, seed=1)
+def test_seeds_decide(options):
+    task = make.draw_task(16, 4, seed=1)
     first, again, other = (
-        AutoPlanner().plan(make_request(task, seed=seed, options=options, time_limit_s=SECONDS)) for seed in (7, 7, 8)
+        AutoPlanner().plan(make.request(*task, seed=seed, options=options, time_limit_s=SECONDS)) for seed in (7, 7, 8)
     )
     assert first == again
     assert first != other
 
 
-def test_tables_are_cut_by_columns_where_kernels_are_shorter_so(draw_task, make_request, max_ms):
+def test_tables_are_cut_by_columns_where_kernels_are_shorter_so(max_ms):
     # The costliest table alone decides the slowest rank.
-    task = draw_task(3, 4, seed=5)
-    plan = AutoPlanner().plan(make_request(task, options=KERNEL, time_limit_s=SECONDS))
+    task = make.draw_task(3, 4, seed=5)
+    plan = AutoPlanner().plan(make.request(*task, options=KERNEL, time_limit_s=SECONDS))
     validate_plan(plan)
     assert "tables cut by columns: " in plan.provenance.models["search"]
     assert {placed.tier for placed in plan.shards} == {Tier.TABLE_WISE}
@@ -120,22 +123,22 @@ def test_tables_are_cut_by_columns_where_kernels_are_shorter_so(draw_task, make_
     assert cut_ms < whole_ms
 
 
-def test_tables_too_large_for_any_rank_are_cut_where_they_may_be(make_table, make_topology, make_request):
-    table = make_table("large", embedding_dim=64)
-    task = (TableSet(batch_size=8, tables=(table,)), make_topology(4, int(table.storage_bytes / 1.9)))
-    plan = AutoPlanner().plan(make_request(task, options=KERNEL))
+def test_tables_too_large_for_any_rank_are_cut_where_they_may_be():
+    table = make.table("large", embedding_dim=64)
+    task = (make.tables(table, batch_size=8), make.topology(4, hbm=int(table.storage_bytes / 1.9)))
+    plan = AutoPlanner().plan(make.request(*task, options=KERNEL))
     validate_plan(plan)
     assert len(plan.shards) > 1
     with pytest.raises(InfeasiblePlanError, match=r"large needs [\d,]+ bytes on one rank"):
-        AutoPlanner().plan(make_request(task, options={**KERNEL, "sharding_types": "table_wise"}))
+        AutoPlanner().plan(make.request(*task, options={**KERNEL, "sharding_types": "table_wise"}))
 
 
 @pytest.mark.parametrize("options", [KERNEL, {**STEP, "sharding_types": "table_wise,column_wise,grid"}])
-def test_column_shards_are_no_narrower_than_asked(draw_task, make_request, options):
-    task = draw_task(3, 8, seed=5)
+def test_column_shards_are_no_narrower_than_asked(options):
+    task = make.draw_task(3, 8, seed=5)
     narrowest = {}
     for least in (0, 24, 32):
-        request = make_request(task, options={**options, "min_partition": least}, time_limit_s=SECONDS)
+        request = make.request(*task, options={**options, "min_partition": least}, time_limit_s=SECONDS)
         plan = AutoPlanner().plan(request)
         validate_plan(plan)
         cut = [one.shard for one in plan.shards if one.shard.embedding_dim < one.shard.table.embedding_dim]
@@ -144,20 +147,20 @@ def test_column_shards_are_no_narrower_than_asked(draw_task, make_request, optio
     assert narrowest[32] >= 32
 
 
-def test_a_start_with_narrower_column_shards_is_left_out(draw_task, make_request, caplog):
-    task = draw_task(3, 8, seed=5)
-    cut = AutoPlanner().plan(make_request(task, options=KERNEL, time_limit_s=SECONDS))
+def test_a_start_with_narrower_column_shards_is_left_out(caplog):
+    task = make.draw_task(3, 8, seed=5)
+    cut = AutoPlanner().plan(make.request(*task, options=KERNEL, time_limit_s=SECONDS))
     for options in (KERNEL, STEP):
-        AutoPlanner().plan(make_request(task, options={**options, "min_partition": 32}, start=cut))
+        AutoPlanner().plan(make.request(*task, options={**options, "min_partition": 32}, start=cut))
         assert "the start is left out, it " in caplog.text
         caplog.clear()
 
 
-def test_tables_that_share_their_ranks_are_not_cut(draw_task, make_request):
-    tables, topology = draw_task(10, 4, seed=5)
+def test_tables_that_share_their_ranks_are_not_cut():
+    tables, topology = make.draw_task(10, 4, seed=5)
     costliest, *others = sorted(tables.tables, key=lambda one: -one.pooling_factor * one.embedding_dim)
     paired = replace(costliest, constraints=Constraints(colocate_with=(others[-1].name,)))
-    request = make_request((replace(tables, tables=(paired, *others)), topology), options=KERNEL, time_limit_s=SECONDS)
+    request = make.request(replace(tables, tables=(paired, *others)), topology, options=KERNEL, time_limit_s=SECONDS)
     plan = AutoPlanner().plan(request)
     validate_plan(plan)
     ranks = {placed.replicas for placed in plan.shards if placed.shard.table.name in (paired.name, others[-1].name)}
@@ -165,43 +168,43 @@ def test_tables_that_share_their_ranks_are_not_cut(draw_task, make_request):
 
 
 @pytest.mark.parametrize("options", [KERNEL, STEP])
-def test_does_without_a_policy(draw_task, make_request, tmp_path, options):
+def test_does_without_a_policy(tmp_path, options):
     # The registry is empty, so the policy planner has no model.
-    request = make_request(draw_task(10, 2), registry=tmp_path, options=options)
+    request = make.request(*make.draw_task(10, 2), registry=tmp_path, options=options)
     assert len({placed.shard.table.name for placed in AutoPlanner().plan(request).shards}) == 10
 
 
 @pytest.mark.parametrize("options", [{**one, "sharding_types": "table_wise"} for one in (KERNEL, STEP)])
-def test_says_what_does_not_fit(make_table, make_topology, make_request, options):
-    tables = tuple(make_table(f"t{index}") for index in range(3))
-    task = (TableSet(batch_size=8, tables=tables), make_topology(2, int(tables[0].storage_bytes / 0.6)))
+def test_says_what_does_not_fit(options):
+    tables = tuple(make.table(f"t{index}") for index in range(3))
+    task = (make.tables(*tables, batch_size=8), make.topology(2, hbm=int(tables[0].storage_bytes / 0.6)))
     with pytest.raises(InfeasiblePlanError, match=r"[\d,]+ bytes"):
-        AutoPlanner().plan(make_request(task, options=options))
+        AutoPlanner().plan(make.request(*task, options=options))
 
 
-def test_says_how_the_search_ended(draw_task, make_request):
-    task = draw_task(16, 4, seed=1)
-    plan = AutoPlanner().plan(make_request(task, options=KERNEL, time_limit_s=SECONDS))
+def test_says_how_the_search_ended():
+    task = make.draw_task(16, 4, seed=1)
+    plan = AutoPlanner().plan(make.request(*task, options=KERNEL, time_limit_s=SECONDS))
     assert plan.provenance.models["search"].startswith("stopped by ")
     assert "slowest rank" in plan.provenance.models["search"]
-    plan = AutoPlanner().plan(make_request(task, options=STEP, time_limit_s=SECONDS))
+    plan = AutoPlanner().plan(make.request(*task, options=STEP, time_limit_s=SECONDS))
     assert plan.provenance.models["search"].startswith("stopped by steps after 20 steps: ")
 
 
 @pytest.mark.parametrize("options", [{**one, "sharding_types": "table_wise"} for one in (KERNEL, STEP)])
-def test_plans_that_the_runtime_executes(draw_task, make_request, options):
+def test_plans_that_the_runtime_executes(options):
     # Its largest table decides the step, and would be cut if it might.
-    plan = AutoPlanner().plan(make_request(draw_task(20, 4, seed=5), options=options, time_limit_s=SECONDS))
+    plan = AutoPlanner().plan(make.request(*make.draw_task(20, 4, seed=5), options=options, time_limit_s=SECONDS))
     assert all(placed.shard == Shard.whole(placed.shard.table) for placed in plan.shards)
     assert {placed.tier for placed in plan.shards} == {Tier.TABLE_WISE}
     assert ownership_of(plan, 4).plan_world_size == 4
 
 
-def test_tiers_are_kept_to_and_memory_stays_free(draw_task, make_request, make_topology):
-    tables, _ = draw_task(12, 4, seed=5)
+def test_tiers_are_kept_to_and_memory_stays_free():
+    tables, _ = make.draw_task(12, 4, seed=5)
     hbm = 2 * tables.storage_bytes // 4
     options = {**STEP, "sharding_types": "row_wise, data_parallel", "reserved_bytes": hbm // 4}
-    request = make_request((tables, make_topology(4, hbm)), options=options, time_limit_s=SECONDS)
+    request = make.request(tables, make.topology(4, hbm=hbm), options=options, time_limit_s=SECONDS)
     plan = AutoPlanner().plan(request)
     validate_plan(plan)
     assert {placed.tier for placed in plan.shards} <= {Tier.ROW_WISE, Tier.DATA_PARALLEL}
@@ -209,23 +212,23 @@ def test_tiers_are_kept_to_and_memory_stays_free(draw_task, make_request, make_t
     assert all(rank.used_bytes <= hbm - hbm // 4 for rank in ranks)
 
 
-def test_plans_leave_room_for_training_unless_told_otherwise(draw_task, make_request, make_topology):
+def test_plans_leave_room_for_training_unless_told_otherwise():
     # Tables take two thirds of the memory, so that not all can be copied to all ranks.
-    tables, _ = draw_task(12, 4, seed=5, batch_size=1024)
+    tables, _ = make.draw_task(12, 4, seed=5, batch_size=1024)
     hbm = tables.storage_bytes * 3 // 8
     used = {}
     for count in (True, False):
         options = {**STEP, "count_activations": count}
-        request = make_request((tables, make_topology(4, hbm)), options=options, time_limit_s=SECONDS)
+        request = make.request(tables, make.topology(4, hbm=hbm), options=options, time_limit_s=SECONDS)
         used[count] = max(rank.used_bytes for rank in evaluate(AutoPlanner().plan(request), request.costs).ranks)
     assert used[True] <= hbm < used[False]
 
 
-def test_ranks_of_different_memory_are_filled_as_they_are(draw_task, make_request, make_topology):
-    tables, _ = draw_task(12, 4, seed=5)
+def test_ranks_of_different_memory_are_filled_as_they_are():
+    tables, _ = make.draw_task(12, 4, seed=5)
     total = tables.storage_bytes
-    uneven = make_topology(4, total // 20, overrides=((2, MemoryBytes(hbm=total)),))
-    request = make_request((tables, uneven), options=STEP, time_limit_s=SECONDS)
+    uneven = make.topology(4, hbm=total // 20, overrides=((2, MemoryBytes(hbm=total)),))
+    request = make.request(tables, uneven, options=STEP, time_limit_s=SECONDS)
     plan = AutoPlanner().plan(request)
     validate_plan(plan)
     held = [rank.hbm_bytes for rank in evaluate(plan, request.costs).ranks]
@@ -259,9 +262,9 @@ def test_ranks_of_different_memory_are_filled_as_they_are(draw_task, make_reques
         ),
     ],
 )
-def test_refuses_options_that_there_are_not(draw_task, make_request, options, message):
+def test_refuses_options_that_there_are_not(options, message):
     with pytest.raises(InvalidOptionError, match=message):
-        AutoPlanner().plan(make_request(draw_task(4, 2), options=options))
+        AutoPlanner().plan(make.request(*make.draw_task(4, 2), options=options))
 
 
 def test_options_name_schemes_and_groups():
@@ -287,9 +290,9 @@ class Calibrated:
         return value_ms, value_ms
 
 
-def test_tables_are_cut_only_for_more_than_a_calibrated_model_can_tell(draw_task, make_request):
+def test_tables_are_cut_only_for_more_than_a_calibrated_model_can_tell():
     def planned(relative_error, **options):
-        request = make_request(draw_task(3, 4, seed=5), time_limit_s=UNHURRIED_S, options={**STEP, **options})
+        request = make.request(*make.draw_task(3, 4, seed=5), time_limit_s=UNHURRIED_S, options={**STEP, **options})
         costs = replace(request.costs, step=Calibrated(relative_error))
         plan = AutoPlanner().plan(replace(request, costs=costs))
         return plan, evaluate(plan, costs).step_ms.value
@@ -312,9 +315,9 @@ def test_tables_are_cut_only_for_more_than_a_calibrated_model_can_tell(draw_task
         assert step_ms < whole_ms
 
 
-def test_ends_at_its_time_limit(draw_task, make_request):
+def test_ends_at_its_time_limit():
     # A search that does not look at the clock would not end: the timeout of every test fails it then.
-    request = make_request(draw_task(20, 4, seed=1), time_limit_s=0.3, options={"policy": False})
+    request = make.request(*make.draw_task(20, 4, seed=1), time_limit_s=0.3, options={"policy": False})
     plan = AutoPlanner().plan(request)
     validate_plan(plan)
     assert plan.provenance.models["search"].startswith("stopped by time after ")

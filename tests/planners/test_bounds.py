@@ -12,27 +12,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from autoshard.core import (
-    AccessProfile,
     Constraints,
-    CostModels,
     DType,
-    EmbeddingTable,
-    Feature,
-    ImpliedOrder,
     KernelCosts,
-    Level,
-    Link,
     LowerBound,
-    MemoryBytes,
     Payload,
     Pooling,
     ReplicaGroups,
-    TableSet,
-    Topology,
 )
 from autoshard.core.costs import KernelFloor
 from autoshard.core.step import EMBEDDING_PARTS
-from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate
+from autoshard.evaluation import AnalyticCostModel, evaluate
 from autoshard.planners.bounds.kernel_relaxation import KernelRelaxation
 from autoshard.planners.bounds.step_relaxation import StepRelaxation
 from autoshard.planners.exact.cp_sat import CpSatPlanner
@@ -42,9 +32,11 @@ from autoshard.planners.hybrid.option_offers import space_of
 from autoshard.planners.neo import NeoPlanner
 from autoshard.planners.neuroshard.planner import NeuroShardPlanner
 from autoshard.planners.plan_bounds import MAX_KERNEL, STEP, plan_bounds
-from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.options import ShardingType
 from autoshard.planners.space.placement import PlacementProblem
+from tests import builders as make
+
+COSTS = make.costs()
 
 TABLE_WISE = {ShardingType.TABLE_WISE}
 SPACES = [
@@ -54,31 +46,20 @@ SPACES = [
 ]
 #: Layouts that one example may price.
 MOST_LAYOUTS = 1500
-ANALYTIC = [CostModels(kernel=AnalyticCostModel.for_device(device), comm=AlphaBetaComm()) for device in ("cpu", "a100")]
-
-
-def links(bytes_per_s, latency_s):
-    return {"all_to_all": Link(bytes_per_s=bytes_per_s, latency_s=latency_s), "all_reduce": Link(bytes_per_s=2e9)}
+ANALYTIC = [make.costs(device) for device in ("cpu", "a100")]
 
 
 @st.composite
 def topologies(draw):
     sizes = draw(st.sampled_from([(1,), (2,), (3,), (2, 4)]))
-    levels = tuple(
-        Level(
-            name=f"level{index}",
-            size=size,
-            shared_links=index > 0 and draw(st.booleans()),
-            **links(10.0 ** draw(st.floats(7, 11)), draw(st.sampled_from([0.0, 1e-5, 1e-3]))),
-        )
-        for index, size in enumerate(sizes)
+    levels = make.levels(
+        *sizes,
+        bytes_per_s=tuple(10.0 ** draw(st.floats(7, 11)) for _ in sizes),
+        reduce_bytes_per_s=2e9,
+        latency_s=tuple(draw(st.sampled_from([0.0, 1e-5, 1e-3])) for _ in sizes),
+        shared_links=(False, draw(st.booleans())),
     )
-    return Topology(
-        world_size=sizes[-1],
-        device="cpu",
-        memory_bytes=MemoryBytes(hbm=draw(st.sampled_from([10**5, 10**9]))),
-        levels=levels,
-    )
+    return make.topology(*sizes, hbm=draw(st.sampled_from([10**5, 10**9])), levels=levels)
 
 
 @st.composite
@@ -87,18 +68,17 @@ def table_sets(draw, most=3, poolings=tuple(Pooling)):
     for index in range(draw(st.integers(1, most))):
         rows = draw(st.sampled_from([1, 300, 2000]))
         tables.append(
-            EmbeddingTable(
-                name=f"t{index}",
-                num_embeddings=rows,
-                embedding_dim=draw(st.sampled_from([4, 16])),
-                features=(Feature(name=f"f{index}", pooling_factor=draw(st.sampled_from([0.0, 1.0, 30.0]))),),
-                access=AccessProfile.zipf(rows, draw(st.sampled_from([0.0, 1.05]))),
+            make.table(
+                f"t{index}",
+                rows,
+                draw(st.sampled_from([4, 16])),
+                pooling_factor=draw(st.sampled_from([0.0, 1.0, 30.0])),
+                alpha=draw(st.sampled_from([0.0, 1.05])),
                 pooling=draw(st.sampled_from(poolings)),
-                row_order=ImpliedOrder.BY_ID,
                 dtype=draw(st.sampled_from([DType.FP32, DType.FP16])),
             )
         )
-    return TableSet(batch_size=draw(st.sampled_from([64, 4096])), tables=tuple(tables))
+    return make.tables(*tables, batch_size=draw(st.sampled_from([64, 4096])))
 
 
 def layouts_of(space, limits):
@@ -117,7 +97,7 @@ def layouts_of(space, limits):
 
 
 def space_and_limits(tables, topology, costs, names=tuple(ShardingType), payload=None):
-    request = PlanRequest(tables=tables, topology=topology, costs=costs, payload=payload or Payload())
+    request = make.request(tables, topology, costs=costs, payload=payload or Payload())
     space = space_of(request, names)
     return space, Limits.of(space)
 
@@ -144,39 +124,37 @@ class TestSteps:
             for part, least_ms, ms_R in zip(EMBEDDING_PARTS, bounds.parts_ms, layout.parts_ms(), strict=True):
                 assert least_ms <= ms_R.max() * (1 + 1e-9), part
 
-    def test_equal_tables_that_divide_the_ranks_are_bounded_exactly(self, make_table, make_topology, costs):
-        tables = TableSet(batch_size=512, tables=tuple(make_table(f"t{index}") for index in range(4)))
-        link = {"all_to_all": Link(bytes_per_s=1e9, latency_s=1e-4), "all_reduce": Link(bytes_per_s=1e9)}
-        topology = replace(make_topology(2), levels=(Level(name="node", size=2, **link),))
-        space, limits = space_and_limits(tables, topology, costs, TABLE_WISE)
+    def test_equal_tables_that_divide_the_ranks_are_bounded_exactly(self):
+        tables = make.tables(4, batch_size=512)
+        space, limits = space_and_limits(tables, make.topology(2, latency_s=1e-4), COSTS, TABLE_WISE)
         best = min(layouts_of(space, limits), key=Layout.step_ms)
         bounds = StepRelaxation(space, limits.capacity_RM).bounds()
         assert bounds.step_ms == pytest.approx(best.step_ms(), rel=1e-5)
         assert bounds.parts_ms == pytest.approx(best.parts_ms().max(axis=1).tolist(), rel=1e-5)
 
-    def test_one_rank_is_bounded_exactly(self, draw_task, costs):
-        tables, topology = draw_task(12, 1, seed=1)
-        space, limits = space_and_limits(tables, topology, costs)
+    def test_one_rank_is_bounded_exactly(self):
+        tables, topology = make.draw_task(12, 1, seed=1)
+        space, limits = space_and_limits(tables, topology, COSTS)
         (layout,) = layouts_of(space, limits)
         assert StepRelaxation(space, limits.capacity_RM).bounds().step_ms == pytest.approx(layout.step_ms(), rel=1e-5)
 
-    def test_the_costliest_table_bounds_where_it_cannot_be_cut(self, draw_task, make_table, costs):
-        tables, topology = draw_task(6, 4, seed=2)
-        tables = replace(tables, tables=(*tables.tables, make_table("heavy", 10**4, 64, 5000.0)))
-        space, limits = space_and_limits(tables, topology, costs, TABLE_WISE)
-        plan = CostGreedyPlanner().plan(PlanRequest(tables=tables, topology=topology, costs=costs))
+    def test_the_costliest_table_bounds_where_it_cannot_be_cut(self):
+        tables, topology = make.draw_task(6, 4, seed=2)
+        tables = replace(tables, tables=(*tables.tables, make.table("heavy", 10**4, 64, 5000.0)))
+        space, limits = space_and_limits(tables, topology, COSTS, TABLE_WISE)
+        plan = CostGreedyPlanner().plan(make.request(tables, topology, costs=COSTS))
         bounds = StepRelaxation(space, limits.capacity_RM).bounds()
-        slowest_ms = evaluate(plan, costs).parts["backward_kernel"].value
+        slowest_ms = evaluate(plan, COSTS).parts["backward_kernel"].value
         assert bounds.parts_ms[EMBEDDING_PARTS.index("backward_kernel")] == pytest.approx(slowest_ms, rel=1e-5)
 
-    def test_memory_bounds_what_is_copied(self, make_table, make_topology, costs):
+    def test_memory_bounds_what_is_copied(self):
         # Without exchange there is no cheaper way than copies on all ranks. Half of them fit.
-        tables = TableSet(batch_size=4096, tables=tuple(make_table(f"t{index}", 1000) for index in range(8)))
+        tables = make.tables(8, batch_size=4096)
         names = {ShardingType.TABLE_WISE, ShardingType.DATA_PARALLEL}
         held = tables.tables[0].storage_bytes
         exchange_ms = []
         for room in (100, 4, 2):
-            space, limits = space_and_limits(tables, make_topology(4, room * held), costs, names)
+            space, limits = space_and_limits(tables, make.topology(4, hbm=room * held), COSTS, names)
             bounds = StepRelaxation(space, limits.capacity_RM).bounds()
             exchange_ms.append(bounds.parts_ms[EMBEDDING_PARTS.index("forward_exchange")])
         assert exchange_ms[0] == 0.0
@@ -186,7 +164,7 @@ class TestSteps:
 class TestKernels:
     @settings(max_examples=40, deadline=None)
     @given(tables=table_sets(most=6), num_ranks=st.integers(1, 3), costs=st.sampled_from(ANALYTIC), data=st.data())
-    def test_no_placement_is_below(self, make_topology, tables, num_ranks, costs, data):
+    def test_no_placement_is_below(self, tables, num_ranks, costs, data):
         pinned = [
             replace(
                 table, constraints=Constraints(pinned_ranks=data.draw(st.sampled_from([(), (0,), (num_ranks - 1,)])))
@@ -195,35 +173,33 @@ class TestKernels:
         ]
         tables = replace(tables, tables=tuple(pinned))
         room = data.draw(st.sampled_from([1, 2])) * sum(table.storage_bytes for table in pinned)
-        problem = PlacementProblem.table_wise(tables, make_topology(num_ranks, room), costs.kernel)
+        problem = PlacementProblem.table_wise(tables, make.topology(num_ranks, hbm=room), costs.kernel)
         placements = (np.array(ranks) for ranks in product(range(num_ranks), repeat=problem.num_items))
         best_ms = min(problem.rank_ms(ranks_N).max() for ranks_N in placements if problem.is_feasible(ranks_N))
         relaxation = KernelRelaxation(problem)
         assert relaxation.is_proven
         assert relaxation.max_ms() <= best_ms
 
-    def test_cp_sat_is_never_below_and_close(self, draw_task, make_problem, make_request):
+    def test_cp_sat_is_never_below_and_close(self):
         pytest.importorskip("ortools")
         for seed in range(3):
-            task = draw_task(16, 3, seed=seed)
-            plan = CpSatPlanner().plan(make_request(task, options={"effort": 0.2}, time_limit_s=10.0))
-            problem = make_problem(task)
+            task = make.draw_task(16, 3, seed=seed)
+            plan = CpSatPlanner().plan(make.request(*task, options={"effort": 0.2}, time_limit_s=10.0))
+            problem = make.problem(*task)
             found_ms = problem.rank_ms(problem.ranks_of(plan)).max()
             bound_ms = KernelRelaxation(problem).max_ms()
             assert bound_ms <= found_ms <= 1.02 * bound_ms
 
-    def test_pinned_tables_are_bounded_by_their_ranks(self, make_table, make_topology, make_problem):
+    def test_pinned_tables_are_bounded_by_their_ranks(self):
         # Two ranks of four may hold these, so that the mean of these counts, not that of all.
         constraints = Constraints(pinned_ranks=(0, 1))
-        tables = tuple(make_table(f"t{index}", constraints=constraints) for index in range(4))
-        problem = make_problem((TableSet(batch_size=64, tables=tables), make_topology(4)))
+        problem = make.problem(make.tables(4, constraints=constraints), make.topology(4))
         assert KernelRelaxation(problem).max_ms() == pytest.approx(
             problem.rank_ms(np.array([0, 0, 1, 1])).max(), rel=1e-5
         )
 
-    def test_more_tables_than_ranks_share(self, make_table, make_topology, make_problem):
-        tables = tuple(make_table(f"t{index}") for index in range(5))
-        problem = make_problem((TableSet(batch_size=64, tables=tables), make_topology(4)))
+    def test_more_tables_than_ranks_share(self):
+        problem = make.problem(make.tables(5), make.topology(4))
         slowest_ms = problem.rank_ms(np.array([0, 0, 1, 2, 3])).max()
         assert KernelRelaxation(problem).max_ms() == pytest.approx(slowest_ms, rel=1e-5)
 
@@ -261,29 +237,29 @@ class Fused:
 
 
 class TestPlans:
-    def test_every_part_and_the_step_have_a_bound(self, draw_task, make_request, costs):
-        task = draw_task(20, 4, seed=1)
+    def test_every_part_and_the_step_have_a_bound(self):
+        task = make.draw_task(20, 4, seed=1)
         for planner in (CostGreedyPlanner(), NeoPlanner(), NeuroShardPlanner()):
-            plan = planner.plan(make_request(task))
-            predicted = evaluate(plan, costs)
-            bounds = plan_bounds(plan, costs)
+            plan = planner.plan(make.request(*task))
+            predicted = evaluate(plan, COSTS)
+            bounds = plan_bounds(plan, COSTS)
             assert set(bounds) - {MAX_KERNEL} == {STEP, *map(str, EMBEDDING_PARTS)}
             assert bounds[STEP].estimated_ms is None
             assert 0 < bounds[STEP].proven_ms <= predicted.step_ms.value
             for part in EMBEDDING_PARTS:
                 assert bounds[part].proven_ms <= predicted.parts[part].value
-        assert plan_bounds(CostGreedyPlanner().plan(make_request(task)), costs)[MAX_KERNEL].proven_ms > 0
+        assert plan_bounds(CostGreedyPlanner().plan(make.request(*task)), COSTS)[MAX_KERNEL].proven_ms > 0
 
-    def test_fewer_sharding_types_have_a_higher_bound(self, draw_task, make_request, costs):
+    def test_fewer_sharding_types_have_a_higher_bound(self):
         # Fewer tables than ranks, so that the largest whole one decides.
-        plan = CostGreedyPlanner().plan(make_request(draw_task(3, 4, seed=5)))
-        every, whole = (plan_bounds(plan, costs, names)[STEP].proven_ms for names in (tuple(ShardingType), TABLE_WISE))
+        plan = CostGreedyPlanner().plan(make.request(*make.draw_task(3, 4, seed=5)))
+        every, whole = (plan_bounds(plan, COSTS, names)[STEP].proven_ms for names in (tuple(ShardingType), TABLE_WISE))
         assert every < whole
 
-    def test_prices_that_do_not_add_up_have_an_estimate_beside(self, draw_task, costs):
-        tables, topology = draw_task(20, 4, seed=1)
-        fused = replace(costs, kernel=Fused())
-        plan = CostGreedyPlanner().plan(PlanRequest(tables=tables, topology=topology, costs=fused))
+    def test_prices_that_do_not_add_up_have_an_estimate_beside(self):
+        tables, topology = make.draw_task(20, 4, seed=1)
+        fused = replace(COSTS, kernel=Fused())
+        plan = CostGreedyPlanner().plan(make.request(tables, topology, costs=fused))
         predicted, bounds = evaluate(plan, fused), plan_bounds(plan, fused)
         for name, value_ms in ((STEP, predicted.step_ms.value), (MAX_KERNEL, predicted.max_kernel_ms)):
             bound = bounds[name]
@@ -292,20 +268,20 @@ class TestPlans:
             assert kind == "estimated"
             assert above == pytest.approx(value_ms / bound.estimated_ms - 1)
 
-    def test_prices_without_a_floor_prove_nothing(self, draw_task, costs):
-        tables, topology = draw_task(20, 4, seed=1)
-        fused = replace(costs, kernel=Fused(has_floor=False))
-        plan = CostGreedyPlanner().plan(PlanRequest(tables=tables, topology=topology, costs=fused))
+    def test_prices_without_a_floor_prove_nothing(self):
+        tables, topology = make.draw_task(20, 4, seed=1)
+        fused = replace(COSTS, kernel=Fused(has_floor=False))
+        plan = CostGreedyPlanner().plan(make.request(tables, topology, costs=fused))
         for bound in plan_bounds(plan, fused).values():
             assert bound.proven_ms is None
             assert bound.estimated_ms is not None
 
-    def test_replica_groups_have_none(self, draw_task, make_request, costs):
-        tables, topology = draw_task(8, 2, seed=1)
-        plan = CostGreedyPlanner().plan(make_request((tables, topology)))
+    def test_replica_groups_have_none(self):
+        tables, topology = make.draw_task(8, 2, seed=1)
+        plan = CostGreedyPlanner().plan(make.request(tables, topology))
         wide = replace(topology, world_size=4, levels=(replace(topology.levels[0], size=4),))
         groups = ReplicaGroups(num_groups=2)
-        assert plan_bounds(replace(plan, topology=wide, replica_groups=groups), costs) == {}
+        assert plan_bounds(replace(plan, topology=wide, replica_groups=groups), COSTS) == {}
 
 
 def test_the_sharper_bound_counts():

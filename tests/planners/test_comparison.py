@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from autoshard.core import CostModels, PlacedShard, ReplicaGroups, Shard, ShardingPlan, TableSet, Tier
+from autoshard.core import CostModels, ReplicaGroups, ShardingPlan, Tier
 from autoshard.core.costs import KernelErrors, recorded_errors
 from autoshard.evaluation import AnalyticCostModel, evaluate, price_step
 from autoshard.evaluation.evaluate import price_with_kernels
@@ -16,6 +16,9 @@ from autoshard.planners.comparison import PricedPlacements, best_placement, best
 from autoshard.planners.heuristics.greedy import CostGreedyPlanner
 from autoshard.planners.space.options import placed_shard
 from autoshard.planners.space.placement import PlacementProblem
+from tests import builders as make
+
+COSTS = make.costs()
 
 NO_ERRORS = KernelErrors(table=0.0, kind=0.0, company=0.0)
 
@@ -32,21 +35,16 @@ def recorded(errors):
 
 
 @pytest.fixture
-def with_errors(costs):
-    return lambda errors: replace(costs, kernel=recorded(errors))
+def with_errors():
+    return lambda errors: replace(COSTS, kernel=recorded(errors))
 
 
 def level_and_alone(tables, topology):
     """A plan with a table on every rank, and one with all tables on the first."""
-    wholes = [Shard.whole(table) for table in tables.tables]
-    ranks = ([number % topology.world_size for number in range(len(wholes))], [0] * len(wholes))
+    level = [number % topology.world_size for number in range(len(tables.tables))]
     return [
-        ShardingPlan(
-            tables=tables,
-            topology=topology,
-            shards=tuple(PlacedShard.table_wise(shard, rank) for shard, rank in zip(wholes, held, strict=True)),
-        )
-        for held in ranks
+        make.plan(*make.table_wise(tables.tables, ranks), tables=tables, topology=topology)
+        for ranks in (level, [0] * len(level))
     ]
 
 
@@ -54,33 +52,33 @@ def priced(plans, costs):
     return [price_with_kernels(plan, costs) for plan in plans]
 
 
-def test_models_say_whether_they_know_their_errors(costs):
-    assert recorded_errors(costs.kernel) is None
+def test_models_say_whether_they_know_their_errors():
+    assert recorded_errors(COSTS.kernel) is None
     assert recorded_errors(recorded(NO_ERRORS)) == NO_ERRORS
 
 
-def test_steps_without_errors_are_those_predicted(draw_task, costs):
-    plans = level_and_alone(*draw_task(4, 4))
-    drawn_PE = step_draws(priced(plans, costs), costs, NO_ERRORS)
+def test_steps_without_errors_are_those_predicted():
+    plans = level_and_alone(*make.draw_task(4, 4))
+    drawn_PE = step_draws(priced(plans, COSTS), COSTS, NO_ERRORS)
     for plan, drawn_E in zip(plans, drawn_PE, strict=True):
-        assert drawn_E == pytest.approx(price_step(plan, costs).step_ms.value)
+        assert drawn_E == pytest.approx(price_step(plan, COSTS).step_ms.value)
 
 
-def test_the_slowest_of_many_equal_ranks_takes_longer_than_predicted(make_table, make_topology, costs):
-    tables = TableSet(batch_size=256, tables=tuple(make_table(f"t{number}") for number in range(8)))
-    level, alone = level_and_alone(tables, make_topology(8))
-    drawn_PE = step_draws(priced([level, alone], costs), costs, KernelErrors(table=0.0, kind=0.0, company=0.1))
+def test_the_slowest_of_many_equal_ranks_takes_longer_than_predicted():
+    tables = make.tables(8, batch_size=256)
+    level, alone = level_and_alone(tables, make.topology(8))
+    drawn_PE = step_draws(priced([level, alone], COSTS), COSTS, KernelErrors(table=0.0, kind=0.0, company=0.1))
     growth_P = [
-        drawn_E.mean() / price_step(plan, costs).step_ms.value
+        drawn_E.mean() / price_step(plan, COSTS).step_ms.value
         for plan, drawn_E in zip((level, alone), drawn_PE, strict=True)
     ]
     assert growth_P[0] > growth_P[1] > 1.0
 
 
-def test_plans_that_differ_in_nothing_have_the_same_draws(draw_task, costs):
-    level, alone = level_and_alone(*draw_task(6, 3))
+def test_plans_that_differ_in_nothing_have_the_same_draws():
+    level, alone = level_and_alone(*make.draw_task(6, 3))
     first_E, _, third_E = step_draws(
-        priced([level, alone, level], costs), costs, KernelErrors(table=0.2, kind=0.1, company=0.1)
+        priced([level, alone, level], COSTS), COSTS, KernelErrors(table=0.2, kind=0.1, company=0.1)
     )
     assert first_E.tolist() == third_E.tolist()
 
@@ -122,8 +120,8 @@ def test_errors_that_plans_have_in_common_hide_no_gain():
     assert last_told(np.stack([10.0 + shared_E, 9.9 + shared_E]), [0, 3]) == 1
 
 
-def test_cuts_are_pieces_beyond_whole_tables(draw_task):
-    tables, topology = draw_task(4, 4)
+def test_cuts_are_pieces_beyond_whole_tables():
+    tables, topology = make.draw_task(4, 4)
     whole, _ = level_and_alone(tables, topology)
     assert num_cuts(whole) == 0
     everywhere = placed_shard(whole.shards[0].shard, Tier.ROW_WISE, topology)
@@ -131,17 +129,17 @@ def test_cuts_are_pieces_beyond_whole_tables(draw_task):
     assert num_cuts(replace(whole, replica_groups=ReplicaGroups(num_groups=2))) == 4
 
 
-def test_without_errors_on_record_nothing_is_compared(draw_task, costs, make_problem):
-    task = draw_task(4, 4)
-    problem = make_problem(task)
+def test_without_errors_on_record_nothing_is_compared():
+    task = make.draw_task(4, 4)
+    problem = make.problem(*task)
     plans = level_and_alone(*task)
-    assert best_plan(plans, priced(plans, costs), costs) is None
+    assert best_plan(plans, priced(plans, COSTS), COSTS) is None
     assert best_placement([(problem, CostGreedyPlanner().place(problem, 0))]) is None
 
 
-def test_placements_are_drawn_as_their_plans(draw_task, with_errors):
+def test_placements_are_drawn_as_their_plans(with_errors):
     costs = with_errors(KernelErrors(table=0.2, kind=0.1, company=0.2))
-    tables, topology = draw_task(12, 3)
+    tables, topology = make.draw_task(12, 3)
     problem = PlacementProblem.table_wise(tables, topology, costs.kernel)
     placements = [CostGreedyPlanner().place(problem, 0), np.arange(12) % 3]
     placed = PricedPlacements.of([(problem, ranks_N) for ranks_N in placements])
@@ -163,12 +161,12 @@ def minimised_ms(plan, costs, objective):
 
 
 @pytest.mark.parametrize("objective", ["step", "kernel"])
-def test_the_search_keeps_to_whole_tables_where_the_model_knows_little(draw_task, make_request, with_errors, objective):
-    task = draw_task(20, 4)
+def test_the_search_keeps_to_whole_tables_where_the_model_knows_little(with_errors, objective):
+    task = make.draw_task(20, 4)
     options = {"steps": 20, "objective": objective, "policy": False}
 
     def plan(costs: CostModels) -> ShardingPlan:
-        return AutoPlanner().plan(replace(make_request(task, options=options, time_limit_s=60.0), costs=costs))
+        return AutoPlanner().plan(replace(make.request(*task, options=options, time_limit_s=60.0), costs=costs))
 
     unsure = with_errors(KernelErrors(table=3.0, kind=0.0, company=3.0))
     assert num_cuts(plan(unsure)) == 0
@@ -179,12 +177,12 @@ def test_the_search_keeps_to_whole_tables_where_the_model_knows_little(draw_task
 
 
 @pytest.mark.parametrize("objective", ["step", "kernel"])
-def test_a_plan_that_is_given_stays_where_the_model_knows_little(draw_task, make_request, with_errors, objective):
-    tables, topology = task = draw_task(20, 4)
+def test_a_plan_that_is_given_stays_where_the_model_knows_little(with_errors, objective):
+    tables, topology = task = make.draw_task(20, 4)
     given, _ = level_and_alone(tables, topology)
     options = {"steps": 20, "objective": objective, "policy": False}
     request = replace(
-        make_request(task, options=options, time_limit_s=60.0),
+        make.request(*task, options=options, time_limit_s=60.0),
         costs=with_errors(KernelErrors(table=3.0, kind=0.0, company=3.0)),
         start=given,
     )

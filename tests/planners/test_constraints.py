@@ -4,28 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from autoshard.core import AccessProfile, Constraints, EmbeddingTable, Feature, ImpliedOrder, TableSet
+from autoshard.core import Constraints
 from autoshard.core.errors import InvalidPlanError
 from autoshard.planners.space.constraints import allowed_ranks, check_constraints, colocated
+from tests import builders as make
 
 
 def tables_of(**colocate_with):
     """Tables by name, with the names of those whose ranks each shares."""
-    return TableSet(
-        batch_size=64,
-        tables=tuple(
-            EmbeddingTable(
-                row_order=ImpliedOrder.BY_ID,
-                name=name,
-                num_embeddings=10,
-                embedding_dim=16,
-                features=(Feature(name=name, pooling_factor=1.0),),
-                access=AccessProfile.uniform(10),
-                constraints=Constraints(colocate_with=others),
-            )
-            for name, others in colocate_with.items()
-        ),
-    )
+    each = colocate_with.items()
+    return make.tables(*(make.table(name, constraints=Constraints(colocate_with=others)) for name, others in each))
 
 
 def test_groups_follow_chains_in_both_directions_and_come_by_their_first_table():
@@ -41,8 +29,8 @@ def test_pins_leave_their_ranks_and_no_pins_all():
     assert allowed_ranks(pinned, 4).tolist() == [False, True, False, True]
 
 
-def test_constraints_name_tables_and_ranks_that_are_there(make_topology):
-    topology = make_topology(2)
+def test_constraints_name_tables_and_ranks_that_are_there():
+    topology = make.topology(2)
     with pytest.raises(InvalidPlanError, match=r'^tables\[1\]\.constraints\.colocate_with: names "x", which is no'):
         check_constraints(tables_of(a=(), b=("a", "x")), topology)
     tables = tables_of(a=(), b=())

@@ -11,6 +11,9 @@ from autoshard.core.errors import InvalidOptionError, ModelError
 from autoshard.evaluation import evaluate
 from autoshard.planners.exact.cp_sat import CpSatPlanner
 from autoshard.planners.heuristics.karmarkar_karp import KarmarkarKarpPlanner
+from tests import builders as make
+
+COSTS = make.costs()
 
 
 def numbers(plan):
@@ -22,34 +25,34 @@ def numbers(plan):
 
 
 @pytest.mark.parametrize(("seed", "spare"), [(0, None), (1, 0.15)])
-def test_finds_and_proves_the_optimum_where_costs_add_up(draw_task, make_problem, make_request, costs, seed, spare):
-    task = draw_task(9, 3, seed, spare)
-    problem = make_problem(task)
+def test_finds_and_proves_the_optimum_where_costs_add_up(seed, spare):
+    task = make.draw_task(9, 3, seed, spare)
+    problem = make.problem(*task)
     feasible = (np.array(ranks) for ranks in itertools.product(range(3), repeat=9))
     best_ms = min(problem.rank_ms(ranks_N).max() for ranks_N in feasible if problem.is_feasible(ranks_N))
-    plan = CpSatPlanner().plan(make_request(task, time_limit_s=60.0))
-    assert evaluate(plan, costs).max_kernel_ms == pytest.approx(best_ms, rel=2e-4)
+    plan = CpSatPlanner().plan(make.request(*task, time_limit_s=60.0))
+    assert evaluate(plan, COSTS).max_kernel_ms == pytest.approx(best_ms, rel=2e-4)
     slowest_ms, bound_ms = numbers(plan)
     assert slowest_ms == pytest.approx(best_ms, rel=2e-4)
-    # The bound is of costs alone, with each table's share of the fixed time of a kernel.
+    # The bound is of COSTS alone, with each table's share of the fixed time of a kernel.
     assert bound_ms == pytest.approx(best_ms, rel=0.01)
 
 
-def test_is_no_worse_than_largest_differencing(draw_task, make_problem, make_request, costs):
-    task = draw_task(40, 4, seed=2)
-    problem = make_problem(task)
+def test_is_no_worse_than_largest_differencing():
+    task = make.draw_task(40, 4, seed=2)
+    problem = make.problem(*task)
     start_ms = problem.rank_ms(KarmarkarKarpPlanner().place(problem, 0)).max()
-    plan = CpSatPlanner().plan(make_request(task, options={"effort": 0.2}, time_limit_s=60.0))
-    assert evaluate(plan, costs).max_kernel_ms <= start_ms * (1 + 1e-6)
+    plan = CpSatPlanner().plan(make.request(*task, options={"effort": 0.2}, time_limit_s=60.0))
+    assert evaluate(plan, COSTS).max_kernel_ms <= start_ms * (1 + 1e-6)
 
 
-def test_says_what_to_install(draw_task, make_request, monkeypatch):
+def test_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
     with pytest.raises(ModelError, match=r"OR-tools cannot be imported .*pip install 'autoshard\[exact\]'"):
-        CpSatPlanner().plan(make_request(draw_task(4, 2)))
+        CpSatPlanner().plan(make.request(*make.draw_task(4, 2)))
 
 
 @pytest.mark.parametrize(("options", "message"), [({"refinements": -1}, "at least 0"), ({"effort": 0.0}, "above 0")])
-def test_refuses_options_out_of_range(draw_task, make_request, options, message):
+def test_refuses_options_out_of_range(options, message):
     with pytest.raises(InvalidOptionError, match=message):
-        CpSatPlanner().plan(make_request(draw_task(4, 2), options=options))
+        CpSatPlanner().plan(make.request(*make.draw_task(4, 2), options=options))

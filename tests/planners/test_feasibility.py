@@ -9,17 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoshard.core import Constraints, TableSet
+from autoshard.core import Constraints
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.planners.space.feasibility import Filling, repair
+from tests import builders as make
 
 
 @pytest.fixture
-def planted(draw_task, make_problem):
+def planted():
     """A problem whose memory is what a hidden placement needs and a little more, and a placement to start from."""
 
     def plant(num_tables, world_size, seed, spare):
-        problem = make_problem(draw_task(num_tables, world_size, seed))
+        problem = make.problem(*make.draw_task(num_tables, world_size, seed))
         rng = np.random.default_rng(seed)
         hidden_N = rng.integers(0, world_size, num_tables)
         capacity_R = np.ceil(problem.rank_bytes(hidden_N) * (1 + spare)).astype(np.int64)
@@ -28,8 +29,8 @@ def planted(draw_task, make_problem):
     return plant
 
 
-def test_leaves_feasible_placements_alone(draw_task, make_problem):
-    problem = make_problem(draw_task(12, 3))
+def test_leaves_feasible_placements_alone():
+    problem = make.problem(*make.draw_task(12, 3))
     ranks_N = np.arange(12) % 3
     np.testing.assert_array_equal(repair(problem, ranks_N, 0), ranks_N)
 
@@ -77,37 +78,37 @@ def planted_exactly():
     return plant
 
 
-def test_moves_no_more_than_it_needs_to(make_table, make_topology, make_problem):
+def test_moves_no_more_than_it_needs_to():
     # Rank 0 holds 6 tables and has room for 5: one move makes it fit.
-    tables = tuple(make_table(f"t{index}") for index in range(9))
-    problem = make_problem((TableSet(batch_size=8, tables=tables), make_topology(2, 5 * tables[0].storage_bytes)))
+    tables = tuple(make.table(f"t{index}") for index in range(9))
+    problem = make.problem(make.tables(*tables, batch_size=8), make.topology(2, hbm=5 * tables[0].storage_bytes))
     start_N = np.array([0] * 6 + [1] * 3)
     assert (repair(problem, start_N, 0) != start_N).sum() == 1
 
 
-def test_keeps_to_allowed_ranks(make_table, make_topology, make_problem):
+def test_keeps_to_allowed_ranks():
     # Six tables, three per rank; the three that may only go to rank 1 have to push others off it.
     tables = tuple(
-        make_table(f"t{index}", constraints=Constraints(pinned_ranks=(1,) if index < 3 else ())) for index in range(6)
+        make.table(f"t{index}", constraints=Constraints(pinned_ranks=(1,) if index < 3 else ())) for index in range(6)
     )
-    problem = make_problem((TableSet(batch_size=8, tables=tables), make_topology(2, 3 * tables[0].storage_bytes)))
+    problem = make.problem(make.tables(*tables, batch_size=8), make.topology(2, hbm=3 * tables[0].storage_bytes))
     np.testing.assert_array_equal(repair(problem, np.ones(6, dtype=np.int64), 0), [1, 1, 1, 0, 0, 0])
 
 
-def test_names_the_bytes_that_are_missing(make_table, make_topology, make_problem):
+def test_names_the_bytes_that_are_missing():
     # Three tables of 60% of a rank on two ranks: together 90% of the memory, but no two fit on one rank.
-    tables = tuple(make_table(f"t{index}") for index in range(3))
+    tables = tuple(make.table(f"t{index}") for index in range(3))
     size = tables[0].storage_bytes
     room = int(size / 0.6)
-    problem = make_problem((TableSet(batch_size=8, tables=tables), make_topology(2, room)))
+    problem = make.problem(make.tables(*tables, batch_size=8), make.topology(2, hbm=room))
     with pytest.raises(InfeasiblePlanError, match=re.escape(f"{size - (room - size):,} bytes more than are free")):
         repair(problem, np.array([0, 0, 1]), 0)
 
 
-def test_filling_prefers_low_scores_among_ranks_with_room(make_table, make_topology, make_problem):
-    tables = (make_table("big", num_embeddings=10), make_table("small", num_embeddings=5))
+def test_filling_prefers_low_scores_among_ranks_with_room():
+    tables = (make.table("big", num_embeddings=10), make.table("small", num_embeddings=5))
     room = tables[0].storage_bytes
-    problem = make_problem((TableSet(batch_size=8, tables=tables), make_topology(3, room)))
+    problem = make.problem(make.tables(*tables, batch_size=8), make.topology(3, hbm=room))
     filling = Filling(problem)
     assert filling.put(0, np.array([2.0, 1.0, 3.0])) == 1
     assert filling.put(1, np.array([2.0, 1.0, 3.0])) == 0

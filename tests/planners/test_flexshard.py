@@ -11,69 +11,39 @@ from autoshard.core import (
     AccessProfile,
     Collective,
     Constraints,
-    CostModels,
     DType,
-    EmbeddingTable,
     Exchange,
     Feature,
     GradSync,
-    ImpliedOrder,
-    Level,
     Link,
     MemoryBytes,
     Optimizer,
     Pooling,
-    TableSet,
     Tier,
-    Topology,
 )
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidPlanError
-from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate, plan_traffic
+from autoshard.evaluation import evaluate, plan_traffic
 from autoshard.evaluation.traffic import Stream
 from autoshard.planners.flexshard.planner import FlexShardPlanner
-from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_plan
 from autoshard.validator import validate_plan
+from tests import builders as make
 
-COSTS = CostModels(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
-ROOM = 1 << 40
-
-
-def topology(nodes=4, per_node=8, hbm_bytes=ROOM, inner=2.4e11, outer=7e9, **changes):
-    levels = [
-        Level(name="node", size=per_node, all_to_all=Link(bytes_per_s=inner), all_reduce=Link(bytes_per_s=inner)),
-        Level(
-            name="cluster",
-            size=nodes * per_node,
-            all_to_all=Link(bytes_per_s=outer),
-            all_reduce=Link(bytes_per_s=8 * outer),
-        ),
-    ]
-    return Topology(
-        world_size=nodes * per_node,
-        device="a100",
-        memory_bytes=MemoryBytes(hbm=hbm_bytes),
-        levels=tuple(levels),
-        **changes,
-    )
+COSTS = make.costs("a100")
 
 
-def table(name="history", num_embeddings=200_000, length=100.0, **changes):
-    values = {
-        "name": name,
-        "num_embeddings": num_embeddings,
-        "embedding_dim": 64,
-        "features": (Feature(name=f"{name}_f", pooling_factor=length),),
-        "access": AccessProfile.zipf(num_embeddings, 1.05),
-        "pooling": Pooling.SEQUENCE,
-    }
-    return EmbeddingTable(**{"row_order": ImpliedOrder.BY_ID, **values, **changes})
+def topology(nodes=4, per_node=8, **fields):
+    speeds = {"bytes_per_s": (2.4e11, 7e9), "reduce_bytes_per_s": (2.4e11, 8 * 7e9)}
+    return make.topology(per_node, nodes * per_node, **{"device": "a100", **speeds, **fields})
+
+
+def table(name="history", num_embeddings=200_000, **fields):
+    usual = {"embedding_dim": 64, "pooling_factor": 100.0, "alpha": 1.05, "pooling": Pooling.SEQUENCE}
+    return make.table(name, num_embeddings, **{**usual, **fields})
 
 
 def plan(*tables, on=None, batch_size=32 * 512, **options):
-    request = PlanRequest(
-        tables=TableSet(batch_size=batch_size, tables=tables), topology=on or topology(), costs=COSTS, options=options
-    )
+    request = make.request(make.tables(*tables, batch_size=batch_size), on or topology(), costs=COSTS, options=options)
     return make_plan("flexshard", request)
 
 
@@ -112,7 +82,7 @@ class TestTiers:
         assert between[0] > between[2] > 0
 
     def test_more_budget_exchanges_less(self):
-        long = table(num_embeddings=2_000_000, length=20.0)
+        long = table(num_embeddings=2_000_000, pooling_factor=20.0)
         plans = [plan(long, memory_multiplier=6, memory_budget_bytes=budget) for budget in (0, 10**6, 10**7, 10**8)]
         parts = ("input_ms", "forward_exchange_ms", "backward_exchange_ms", "sync_ms")
         sent_ms = [sum(getattr(one.predicted.ranks[0], part) for part in parts) for one in plans]
@@ -139,7 +109,7 @@ class TestTiers:
         assert by_tier[Tier.ROW_WISE] is GradSync.NONE
 
     def test_pooled_tables_may_be_told_what_to_exchange(self):
-        pooled = table(pooling=Pooling.SUM, length=5.0)
+        pooled = table(pooling=Pooling.SUM, pooling_factor=5.0)
         rows = plan(pooled, exchange="rows")
         assert {one.exchange for one in rows.shards if one.tier is not Tier.DATA_PARALLEL} == {Exchange.ROWS}
         sums = plan(pooled, exchange="partial_sums")
@@ -156,7 +126,7 @@ class TestTiers:
         node, cluster = machine.levels
         cluster = replace(cluster, all_reduce=Link(bytes_per_s=all_reduce))
         machine = replace(machine, levels=(node, cluster))
-        pooled, history = table("pooled", pooling=Pooling.SUM, length=400.0), table()
+        pooled, history = table("pooled", pooling=Pooling.SUM, pooling_factor=400.0), table()
         found = plan(pooled, history, on=machine, tiers=1)
         assert [one.collective for one in found.shards] == [collective, Collective.ALL_TO_ALL]
         other = next(one for one in Collective if one is not collective)
@@ -175,26 +145,26 @@ class TestMemory:
     @pytest.mark.parametrize("length", [100.0, 0.5])
     def test_what_is_counted_is_what_evaluation_counts(self, length):
         # As much memory as the evaluation of a plan says: the same plan again; a row less: another one.
-        one = table(length=length)
+        one = table(pooling_factor=length)
         found = plan(one, memory_budget_bytes=10**6)
         needed = max(held_bytes(found))
-        assert plan(one, on=topology(hbm_bytes=needed + 2), memory_budget_bytes=10**6).shards == found.shards
-        shrunk = plan(one, on=topology(hbm_bytes=needed - 10_000), memory_budget_bytes=10**6)
+        assert plan(one, on=topology(hbm=needed + 2), memory_budget_bytes=10**6).shards == found.shards
+        shrunk = plan(one, on=topology(hbm=needed - 10_000), memory_budget_bytes=10**6)
         assert shrunk.shards != found.shards
         assert max(held_bytes(shrunk)) <= needed - 10_000
 
     def test_sums_by_reduce_scatter_are_counted_as_evaluation_counts_them(self):
-        pooled = table(pooling=Pooling.SUM, length=400.0)
+        pooled = table(pooling=Pooling.SUM, pooling_factor=400.0)
         found = plan(pooled, tiers=1)
         assert [one.collective for one in found.shards] == [Collective.REDUCE_SCATTER]
         needed = max(held_bytes(found))
-        assert plan(pooled, on=topology(hbm_bytes=needed + 2), tiers=1).shards == found.shards
+        assert plan(pooled, on=topology(hbm=needed + 2), tiers=1).shards == found.shards
         with pytest.raises(InfeasiblePlanError):
-            plan(pooled, on=topology(hbm_bytes=needed - 10_000), tiers=1, exchange="partial_sums")
+            plan(pooled, on=topology(hbm=needed - 10_000), tiers=1, exchange="partial_sums")
 
     def test_replicas_shrink_to_what_fits(self):
         row_wise = max(held_bytes(plan(table(), tiers=1)))
-        room = topology(hbm_bytes=row_wise + 2 * 10**6)
+        room = topology(hbm=row_wise + 2 * 10**6)
         found = plan(table(), on=room, memory_budget_bytes=10**9)
         held = max(held_bytes(found))
         assert row_wise + 1.9 * 10**6 < held <= row_wise + 2 * 10**6
@@ -222,38 +192,35 @@ class TestMemory:
     @pytest.mark.parametrize("rule", ["frontier", "paper"])
     @pytest.mark.parametrize("num_tiers", [1, 2, 3])
     def test_tables_that_nobody_looks_up_take_what_row_wise_needs(self, rule, num_tiers):
-        idle = table(length=0.0)
+        idle = table(pooling_factor=0.0)
         assert list(tiers(plan(idle, rule=rule, tiers=num_tiers))) == [Tier.ROW_WISE]
         with pytest.raises(InfeasiblePlanError, match=r"the least is 0 bytes over row-wise sharding, got -1$"):
             plan(idle, rule=rule, tiers=num_tiers, memory_budget_bytes=-1)
         with pytest.raises(InfeasiblePlanError, match=r"take [\d,]+ bytes of each, [\d,]+ bytes more than rank 0 has"):
-            plan(idle, rule=rule, tiers=num_tiers, on=topology(hbm_bytes=200_000 // 32 * 260 - 1))
+            plan(idle, rule=rule, tiers=num_tiers, on=topology(hbm=200_000 // 32 * 260 - 1))
 
     def test_says_what_is_missing(self):
         with pytest.raises(InfeasiblePlanError, match=r"take [\d,]+ bytes of each, [\d,]+ bytes more than rank 0 has"):
-            plan(table(), on=topology(hbm_bytes=10**6))
+            plan(table(), on=topology(hbm=10**6))
 
     def test_activations_may_be_left_out(self):
         static = 200_000 // 32 * 260
-        room = topology(hbm_bytes=static + 260)
+        room = topology(hbm=static + 260)
         with pytest.raises(InfeasiblePlanError):
             plan(table(), on=room, tiers=1)
         assert list(tiers(plan(table(), on=room, tiers=1, count_activations=False))) == [Tier.ROW_WISE]
 
     def test_sequences_count_at_their_99th_percentile(self):
-        def history(**changes):
-            return table(features=(Feature(name="f", pooling_factor=100.0, **changes),))
-
-        needed = max(held_bytes(plan(history(), tiers=1)))
-        steady, varying = history(), history(pooling_variance=51_200.0)
-        assert plan(steady, tiers=1, on=topology(hbm_bytes=needed + 1))
+        needed = max(held_bytes(plan(table(), tiers=1)))
+        steady, varying = table(), table(pooling_variance=51_200.0)
+        assert plan(steady, tiers=1, on=topology(hbm=needed + 1))
         with pytest.raises(InfeasiblePlanError):
-            plan(varying, tiers=1, on=topology(hbm_bytes=needed + 1))
+            plan(varying, tiers=1, on=topology(hbm=needed + 1))
 
 
 class TestWholeTables:
     def test_small_tables_may_stay_whole(self):
-        found = plan(table(), table("small", 500, 3.0), table_wise_below_rows=1000)
+        found = plan(table(), table("small", 500, pooling_factor=3.0), table_wise_below_rows=1000)
         assert list(tiers(found, "small")) == [Tier.TABLE_WISE]
         assert Tier.ROW_WISE in tiers(found)
 
@@ -324,11 +291,10 @@ def drawn_table(index, rng):
         for number in range(rng.integers(1, 4))
     )
     forbidden = tuple(tier for tier in Tier if rng.random() < 0.1)
-    return EmbeddingTable(
-        row_order=ImpliedOrder.BY_ID,
-        name=f"t{index}",
-        num_embeddings=num_embeddings,
-        embedding_dim=int(rng.choice([1, 16, 256])),
+    return make.table(
+        f"t{index}",
+        num_embeddings,
+        int(rng.choice([1, 16, 256])),
         features=features,
         access=profile,
         dtype=drawn(rng, [DType.FP32, DType.FP16]),
@@ -367,13 +333,10 @@ def test_any_task_has_a_valid_plan_or_a_typed_error(seed, nodes, per_node, spare
     machine = topology(
         nodes=nodes,
         per_node=per_node,
-        hbm_bytes=int(spare * (share + active)),
-        inner=10 ** rng.uniform(8, 12),
-        outer=10 ** rng.uniform(8, 12),
+        hbm=int(spare * (share + active)),
+        bytes_per_s=(10 ** rng.uniform(8, 12), 10 ** rng.uniform(8, 12)),
     )
-    request = PlanRequest(
-        tables=TableSet(batch_size=batch_size, tables=tables), topology=machine, costs=COSTS, options=options
-    )
+    request = make.request(make.tables(*tables, batch_size=batch_size), machine, costs=COSTS, options=options)
     if spare < 4 or options["memory_budget_bytes"] < 0 or any(one.constraints.forbidden_tiers for one in tables):
         try:
             found = FlexShardPlanner().plan(request)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoshard.core import AccessProfile, Level, Link, MemoryBytes, Topology
+from autoshard.core import AccessProfile
 from autoshard.core.errors import InvalidTableError, InvalidTopologyError
 from autoshard.evaluation import AlphaBetaComm
 from autoshard.planners.flexshard.break_points import (
@@ -30,6 +30,7 @@ from autoshard.planners.flexshard.equations import (
     static_communication_s,
     static_memory_bytes,
 )
+from tests.builders import topology
 
 RW, CW, DP, FLEX = TierStrategy.ROW_WISE, TierStrategy.COLUMN_WISE, TierStrategy.DATA_PARALLEL, TierStrategy.FLEX
 #: The paper's cluster (Sec. 5): 4 nodes of 8, batch of 4,096 per rank; bandwidths as in its Fig. 3, in bytes per s.
@@ -90,16 +91,8 @@ class TestEquations:
             assert cost(strategy, whole, PAPER) == pytest.approx(sum(cost(strategy, part, PAPER) for part in parts))
 
     def test_bandwidths_are_read_off_the_model_of_collectives(self):
-        topology = Topology(
-            world_size=32,
-            device="a100",
-            memory_bytes=MemoryBytes(hbm=1 << 35),
-            levels=(
-                Level(name="node", size=8, all_to_all=Link(bytes_per_s=2e11), all_reduce=Link(bytes_per_s=2e11)),
-                Level(name="cluster", size=32, all_to_all=Link(bytes_per_s=7e9), all_reduce=Link(bytes_per_s=6e10)),
-            ),
-        )
-        found = Bandwidths.of(topology, AlphaBetaComm())
+        machine = topology(8, 32, bytes_per_s=(2e11, 7e9), reduce_bytes_per_s=(2e11, 6e10))
+        found = Bandwidths.of(machine, AlphaBetaComm())
         # Of 32 equal parts 24 leave the node, of 8 within it 7 leave the rank.
         assert found.all_to_all_global == pytest.approx(7e9 * 32 / 24)
         assert found.all_to_all_intra == pytest.approx(2e11 * 8 / 7)

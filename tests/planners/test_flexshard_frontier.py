@@ -9,12 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoshard.core import (
-    AccessProfile,
     Constraints,
-    EmbeddingTable,
     Exchange,
-    Feature,
-    ImpliedOrder,
     Optimizer,
     Pooling,
     Tier,
@@ -30,6 +26,7 @@ from autoshard.planners.flexshard.equations import (
 from autoshard.planners.flexshard.frontier import Frontier, TierBounds
 from autoshard.planners.flexshard.paper_rule import paper_choice
 from autoshard.planners.flexshard.tier_costs import Pricing, real_multipliers, tiers_of
+from tests import builders as make
 
 BANDWIDTHS = Bandwidths(
     all_to_all_global=2e9,
@@ -42,16 +39,9 @@ MACHINE = FlexMachine(ranks_per_node=2, num_nodes=2, local_batch_size=64, bandwi
 PRICING = Pricing(machine=MACHINE)
 
 
-def table(name="t0", num_embeddings=40, length=30.0, alpha=1.2, **changes):
-    values = {
-        "name": name,
-        "num_embeddings": num_embeddings,
-        "embedding_dim": 16,
-        "features": (Feature(name=f"{name}_f", pooling_factor=length),),
-        "access": AccessProfile.zipf(num_embeddings, alpha),
-        "pooling": Pooling.SEQUENCE,
-    }
-    return EmbeddingTable(**{"row_order": ImpliedOrder.BY_ID, **values, **changes})
+def table(name="t0", num_embeddings=40, pooling_factor=30.0, **fields):
+    usual = {"alpha": 1.2, "pooling": Pooling.SEQUENCE}
+    return make.table(name, num_embeddings, pooling_factor=pooling_factor, **{**usual, **fields})
 
 
 def frontier(tables, num_tiers=3, pricing=PRICING, exchanges=tuple(Exchange)):
@@ -77,7 +67,7 @@ tables_of_sequences = st.lists(
     st.builds(
         lambda num_embeddings, length, alpha, dim, optimizer: {
             "num_embeddings": num_embeddings,
-            "length": length,
+            "pooling_factor": length,
             "alpha": alpha,
             "embedding_dim": dim,
             "optimizer": optimizer,
@@ -118,7 +108,7 @@ class TestOneTable:
         assert chosen.communication_s <= min(within, default=np.inf) * (1 + 1e-9)
 
     def test_says_what_its_cut_costs(self):
-        one = table(num_embeddings=100_000, length=200.0)
+        one = table(num_embeddings=100_000, pooling_factor=200.0)
         pricing = replace(PRICING, machine=replace(MACHINE, ranks_per_node=8, num_nodes=4))
         found = frontier([one], pricing=pricing)
         chosen = found.at(found.row_wise.memory_bytes)
@@ -130,7 +120,7 @@ class TestOneTable:
 
     def test_does_not_replicate_what_is_forbidden(self):
         for tier, is_kept in ((Tier.DATA_PARALLEL, "replicated"), (Tier.FLEX, "flexed")):
-            one = table(num_embeddings=10_000, length=200.0, constraints=Constraints(forbidden_tiers=(tier,)))
+            one = table(num_embeddings=10_000, pooling_factor=200.0, constraints=Constraints(forbidden_tiers=(tier,)))
             bounds = frontier([one]).at(1e9).bounds[0]
             if is_kept == "replicated":
                 assert (bounds.replicated, bounds.flexed > 0) == (0, True)
@@ -188,7 +178,7 @@ class TestManyTables:
     @pytest.mark.parametrize(("lookups", "exchange"), [(2.0, Exchange.ROWS), (50.0, Exchange.PARTIAL_SUMS)])
     def test_pooled_tables_send_what_is_less(self, lookups, exchange):
         # Four owners send a vector per bag each, or one row per lookup together.
-        one = table(num_embeddings=1000, length=lookups, pooling=Pooling.SUM)
+        one = table(num_embeddings=1000, pooling_factor=lookups, pooling=Pooling.SUM)
         assert frontier([one], 1).row_wise.bounds[0].tail_exchange is exchange
 
     def test_steps_without_room_leave_it_to_other_tables(self):

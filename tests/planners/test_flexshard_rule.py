@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoshard.core import AccessProfile, EmbeddingTable, Feature, ImpliedOrder, Pooling
+from autoshard.core import AccessProfile, Feature, Pooling
 from autoshard.planners.flexshard.equations import Bandwidths, FlexMachine
 from autoshard.planners.flexshard.frontier import Frontier
 from autoshard.planners.flexshard.paper_rule import paper_choice
 from autoshard.planners.flexshard.tier_costs import Pricing, tiers_of
+from tests import builders as make
 
 WORLD, NODE, BATCH, MULTIPLIER, DIM = 8, 4, 64, 6.0, 16
 ROW_BYTES = DIM * 4
@@ -43,12 +44,11 @@ def tables_of(probabilities_by_table):
         cumulative = np.r_[0.0, np.cumsum(row_p) / length]
         cumulative[-1] = 1.0
         tables.append(
-            EmbeddingTable(
-                row_order=ImpliedOrder.BY_ID,
-                name=f"t{index}",
-                num_embeddings=len(row_p),
-                embedding_dim=DIM,
-                features=(Feature(name=f"f{index}", pooling_factor=length),),
+            make.table(
+                f"t{index}",
+                len(row_p),
+                DIM,
+                pooling_factor=length,
                 access=AccessProfile(np.arange(len(row_p) + 1.0), cumulative),
                 pooling=Pooling.SEQUENCE,
             )

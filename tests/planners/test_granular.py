@@ -14,7 +14,6 @@ from autoshard.core import (
     Link,
     MemoryBytes,
     MemoryLevel,
-    TableSet,
     Tier,
 )
 from autoshard.core.errors import InfeasiblePlanError, InvalidPlanError
@@ -30,6 +29,9 @@ from autoshard.planners.hybrid.successive_halving import improve
 from autoshard.planners.registry import get_planner
 from autoshard.planners.space.options import ShardingType, enumerate_options
 from autoshard.validator import validate_plan
+from tests import builders as make
+
+COSTS = make.costs()
 
 #: Ends searches by steps, so that seeds decide.
 STEPS = StepSearch(steps=12, with_policy=False)
@@ -46,21 +48,21 @@ def at_random(space, rng, limits=None):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_sums_price_what_evaluate_prices(mixed_task, make_request, costs, seed):
-    layout = at_random(space_of(make_request(mixed_task)), np.random.default_rng(seed))
+def test_sums_price_what_evaluate_prices(seed):
+    layout = at_random(space_of(make.request(*make.mixed_task())), np.random.default_rng(seed))
     plan = layout.plan()
     validate_plan(plan)
-    price = price_step(plan, costs)
+    price = price_step(plan, COSTS)
     assert layout.step_ms() == pytest.approx(price.step_ms.value, rel=1e-5)
     for part, ms_R in zip(EMBEDDING_PARTS, layout.parts_ms(), strict=True):
         assert ms_R.max() == pytest.approx(getattr(price.times, part.value), rel=1e-5)
-    np.testing.assert_array_equal(layout.bytes_RM[:, 0], [one.hbm_bytes for one in evaluate(plan, costs).ranks])
+    np.testing.assert_array_equal(layout.bytes_RM[:, 0], [one.hbm_bytes for one in evaluate(plan, COSTS).ranks])
     activations_R = layout.space.prices.activation_bytes(layout.moved_RC[None])[0]
     np.testing.assert_allclose(activations_R, activation_bytes(plan), rtol=1e-6)
 
 
-def test_sums_by_reduce_scatter_are_priced_as_evaluate_prices_them(mixed_task, make_request, costs):
-    space = space_of(make_request(mixed_task))
+def test_sums_by_reduce_scatter_are_priced_as_evaluate_prices_them():
+    space = space_of(make.request(*make.mixed_task()))
     layout = at_random(space, np.random.default_rng(0))
     reduced = [
         (index, number)
@@ -74,18 +76,18 @@ def test_sums_by_reduce_scatter_are_priced_as_evaluate_prices_them(mixed_task, m
         plan = layout.plan()
         validate_plan(plan)
         assert any(placed.collective is Collective.REDUCE_SCATTER for placed in plan.shards)
-        price = price_step(plan, costs)
+        price = price_step(plan, COSTS)
         for part, ms_R in zip(EMBEDDING_PARTS, layout.parts_ms(), strict=True):
             assert ms_R.max() == pytest.approx(getattr(price.times, part.value), rel=1e-5)
         activations_R = space.prices.activation_bytes(layout.moved_RC[None])[0]
         np.testing.assert_allclose(activations_R, activation_bytes(plan), rtol=1e-6)
 
 
-def test_sums_price_rows_behind_caches(draw_task, two_nodes, make_request, costs):
-    tables, _ = draw_task(4, 8, seed=2)
+def test_sums_price_rows_behind_caches():
+    tables, _ = make.draw_task(4, 8, seed=2)
     total = tables.storage_bytes
-    task = (tables, two_nodes(hbm=total // 8, ddr=total))
-    space = space_of(make_request(task))
+    task = (tables, make.two_nodes(hbm=total // 8, ddr=total))
+    space = space_of(make.request(*task))
     roomy = Limits(capacity_RM=np.full((8, 3), np.inf))
     rng = np.random.default_rng(0)
     levels = set()
@@ -93,12 +95,12 @@ def test_sums_price_rows_behind_caches(draw_task, two_nodes, make_request, costs
         layout = at_random(space, rng, roomy)
         plan = layout.plan()
         levels |= {placed.memory.level for placed in plan.shards}
-        assert layout.step_ms() == pytest.approx(evaluate(plan, costs).step_ms.value, rel=1e-5)
+        assert layout.step_ms() == pytest.approx(evaluate(plan, COSTS).step_ms.value, rel=1e-5)
     assert levels == {MemoryLevel.HBM, MemoryLevel.DDR}
 
 
-def test_changes_are_priced_as_what_they_lead_to(mixed_task, make_request):
-    space = space_of(make_request(mixed_task))
+def test_changes_are_priced_as_what_they_lead_to():
+    space = space_of(make.request(*make.mixed_task()))
     rng = np.random.default_rng(1)
     layout = at_random(space, rng)
     changes = []
@@ -119,17 +121,17 @@ def test_changes_are_priced_as_what_they_lead_to(mixed_task, make_request):
         assert changed.step_ms() == pytest.approx(layout.step_ms(), rel=1e-9)
 
 
-def test_energy_is_between_the_mean_and_the_slowest_rank(mixed_task, make_request):
-    layout = at_random(space_of(make_request(mixed_task)), np.random.default_rng(2))
+def test_energy_is_between_the_mean_and_the_slowest_rank():
+    layout = at_random(space_of(make.request(*make.mixed_task())), np.random.default_rng(2))
     energies = [layout.energy_ms(exponent) for exponent in (1, 8, 128, 1024)]
     assert energies == sorted(energies)
     assert energies[-1] <= layout.step_ms()
     assert energies[-1] == pytest.approx(layout.step_ms(), rel=0.01)
 
 
-def test_descent_never_ends_above_its_start_and_repeats_itself(draw_task, two_nodes, make_request):
-    tables, _ = draw_task(24, 8, seed=7)
-    space = space_of(make_request((tables, two_nodes())))
+def test_descent_never_ends_above_its_start_and_repeats_itself():
+    tables, _ = make.draw_task(24, 8, seed=7)
+    space = space_of(make.request(tables, make.two_nodes()))
     start = at_random(space, np.random.default_rng(3))
     far_s = time.perf_counter() + SECONDS
     starts = [Start(layout=start)]
@@ -142,34 +144,34 @@ def test_descent_never_ends_above_its_start_and_repeats_itself(draw_task, two_no
 
 
 @pytest.mark.parametrize("world_size", [4, 8])
-def test_is_no_worse_than_any_planner_that_it_asks(draw_task, two_nodes, make_request, costs, world_size):
-    tables, _ = draw_task(20, world_size, seed=11)
-    request = make_request((tables, two_nodes(world_size)), time_limit_s=SECONDS)
+def test_is_no_worse_than_any_planner_that_it_asks(world_size):
+    tables, _ = make.draw_task(20, world_size, seed=11)
+    request = make.request(tables, make.two_nodes(world_size), time_limit_s=SECONDS)
     found = search_steps(request, STEPS)
     validate_plan(found.plan)
-    assert found.step_ms == evaluate(found.plan, costs).step_ms.value
+    assert found.step_ms == evaluate(found.plan, COSTS).step_ms.value
     for name in ("cost-greedy", "karmarkar-karp", "flexshard", "neo", "oper", "replica-groups"):
-        assert found.step_ms <= evaluate(get_planner(name).plan(request), costs).step_ms.value, name
+        assert found.step_ms <= evaluate(get_planner(name).plan(request), COSTS).step_ms.value, name
 
 
-def test_the_same_seed_and_steps_give_the_same_plan(draw_task, two_nodes, make_request):
-    tables, _ = draw_task(16, 8, seed=4)
-    request = make_request((tables, two_nodes()), time_limit_s=SECONDS, seed=3)
+def test_the_same_seed_and_steps_give_the_same_plan():
+    tables, _ = make.draw_task(16, 8, seed=4)
+    request = make.request(tables, make.two_nodes(), time_limit_s=SECONDS, seed=3)
     assert search_steps(request, STEPS).plan == search_steps(request, STEPS).plan
 
 
-def test_only_what_is_allowed_is_used(draw_task, two_nodes, make_request):
-    tables, _ = draw_task(16, 8, seed=4)
-    request = make_request((tables, two_nodes()), time_limit_s=SECONDS)
+def test_only_what_is_allowed_is_used():
+    tables, _ = make.draw_task(16, 8, seed=4)
+    request = make.request(tables, make.two_nodes(), time_limit_s=SECONDS)
     for names in ({ShardingType.TABLE_WISE}, {ShardingType.ROW_WISE, ShardingType.FLEX}):
         found = search_steps(request, replace(STEPS, names=frozenset(names)))
         assert {str(placed.tier) for placed in found.plan.shards} <= set(map(str, names))
 
 
-def test_constraints_hold(mixed_task, make_request):
-    found = search_steps(make_request(mixed_task, time_limit_s=SECONDS), STEPS)
+def test_constraints_hold():
+    found = search_steps(make.request(*make.mixed_task(), time_limit_s=SECONDS), STEPS)
     validate_plan(found.plan)
-    _, pinned, first, second, restricted, *_ = (table.name for table in mixed_task[0].tables)
+    _, pinned, first, second, restricted, *_ = (table.name for table in make.mixed_task()[0].tables)
     held = [placed for placed in found.plan.shards if placed.shard.table.name == pinned]
     assert held
     assert {rank for placed in held for ranks in placed.replicas for rank in ranks} <= {2, 5}
@@ -183,89 +185,89 @@ def test_constraints_hold(mixed_task, make_request):
     assert on_ranks[first] == on_ranks[second]
 
 
-def test_reserved_memory_stays_free(draw_task, two_nodes, make_request):
-    tables, _ = draw_task(16, 8, seed=4)
+def test_reserved_memory_stays_free():
+    tables, _ = make.draw_task(16, 8, seed=4)
     hbm, reserved = 2 * tables.storage_bytes // 8, 0.4
-    request = make_request((tables, two_nodes(hbm=hbm)), time_limit_s=SECONDS)
+    request = make.request(tables, make.two_nodes(hbm=hbm), time_limit_s=SECONDS)
     found = search_steps(request, replace(STEPS, reserved_bytes=int(reserved * hbm)))
     cost = evaluate(found.plan, request.costs)
     assert max(rank.used_bytes for rank in cost.ranks) <= (1 - reserved) * hbm
 
 
-def test_tables_that_fit_no_rank_are_cut(draw_task, make_topology, make_request):
-    tables, _ = draw_task(3, 4, seed=0)
+def test_tables_that_fit_no_rank_are_cut():
+    tables, _ = make.draw_task(3, 4, seed=0)
     largest = max(table.storage_bytes for table in tables.tables)
-    task = (tables, make_topology(4, int(0.6 * largest)))
-    found = search_steps(make_request(task, time_limit_s=SECONDS), replace(STEPS, count_activations=False))
+    task = (tables, make.topology(4, hbm=int(0.6 * largest)))
+    found = search_steps(make.request(*task, time_limit_s=SECONDS), replace(STEPS, count_activations=False))
     validate_plan(found.plan)
     held = [placed for placed in found.plan.shards if placed.shard.table.storage_bytes == largest]
     assert len(held) > 1 or len(held[0].replicas[0]) > 1
 
 
-def test_tables_that_fit_no_device_go_behind_caches(draw_task, two_nodes, make_request, costs):
-    tables, _ = draw_task(6, 8, seed=6)
+def test_tables_that_fit_no_device_go_behind_caches():
+    tables, _ = make.draw_task(6, 8, seed=6)
     total = tables.storage_bytes
-    task = (tables, two_nodes(hbm=total // 16, ddr=total))
-    found = search_steps(make_request(task, time_limit_s=SECONDS), STEPS)
+    task = (tables, make.two_nodes(hbm=total // 16, ddr=total))
+    found = search_steps(make.request(*task, time_limit_s=SECONDS), STEPS)
     validate_plan(found.plan)
     cached = [placed for placed in found.plan.shards if placed.memory.level is MemoryLevel.DDR]
     assert cached
     assert all(placed.memory.cache_bytes > 0 for placed in cached)
-    neo = get_planner("neo").plan(make_request(task, time_limit_s=SECONDS))
-    assert found.step_ms <= evaluate(neo, costs).step_ms.value
+    neo = get_planner("neo").plan(make.request(*task, time_limit_s=SECONDS))
+    assert found.step_ms <= evaluate(neo, COSTS).step_ms.value
 
 
-def test_replica_groups_are_searched_within(draw_task, two_nodes, make_request, costs):
+def test_replica_groups_are_searched_within():
     # So slow between nodes, and so many samples, that several copies of all tables are worth their synchronisation.
-    tables, _ = draw_task(12, 8, seed=6, batch_size=4096)
-    topology = two_nodes()
+    tables, _ = make.draw_task(12, 8, seed=6, batch_size=4096)
+    topology = make.two_nodes()
     slow = replace(topology.levels[1], all_to_all=Link(bytes_per_s=1e7), all_reduce=Link(bytes_per_s=4e7))
-    request = make_request((tables, replace(topology, levels=(topology.levels[0], slow))), time_limit_s=SECONDS)
+    request = make.request(tables, replace(topology, levels=(topology.levels[0], slow)), time_limit_s=SECONDS)
     groups = get_planner("replica-groups").plan(request)
     found = search_steps(request, STEPS)
     validate_plan(found.plan)
     assert found.plan.replica_groups == groups.replica_groups
     assert found.plan.replica_groups.num_groups > 1
-    assert found.step_ms == evaluate(found.plan, costs).step_ms.value < evaluate(groups, costs).step_ms.value
+    assert found.step_ms == evaluate(found.plan, COSTS).step_ms.value < evaluate(groups, COSTS).step_ms.value
     alone = search_steps(request, replace(STEPS, with_groups=False))
     assert alone.plan.replica_groups.num_groups == 1
     assert alone.step_ms > found.step_ms
 
 
-def test_says_what_is_missing(draw_task, make_topology, make_request):
-    tables, _ = draw_task(6, 4, seed=0)
+def test_says_what_is_missing():
+    tables, _ = make.draw_task(6, 4, seed=0)
     total = tables.storage_bytes
-    request = make_request((tables, make_topology(4, total // 5)))
+    request = make.request(tables, make.topology(4, hbm=total // 5))
     with pytest.raises(InfeasiblePlanError, match=r"all tables need [\d,]+ bytes, [\d,]+ bytes more than the 4 ranks"):
         search_steps(request, STEPS)
     with pytest.raises(InfeasiblePlanError, match=r"bytes"):
         search_steps(request, replace(STEPS, names=frozenset({ShardingType.TABLE_WISE})))
 
 
-def test_says_which_constraint_names_no_rank(make_table, make_topology, make_request, draw_task):
-    tables, _ = draw_task(2, 4)
-    stray = make_table("stray", constraints=Constraints(pinned_ranks=(4,)))
-    task = (replace(tables, tables=(*tables.tables, stray)), make_topology(4))
+def test_says_which_constraint_names_no_rank():
+    tables, _ = make.draw_task(2, 4)
+    stray = make.table("stray", constraints=Constraints(pinned_ranks=(4,)))
+    task = (replace(tables, tables=(*tables.tables, stray)), make.topology(4))
     with pytest.raises(InvalidPlanError, match=r"tables\[2\]\.constraints\.pinned_ranks: must be in \[0, 4\), got 4"):
-        search_steps(make_request(task), STEPS)
+        search_steps(make.request(*task), STEPS)
 
 
-def test_plans_of_other_planners_are_read_as_they_are(mixed_task, make_request, costs):
-    request = make_request(mixed_task)
+def test_plans_of_other_planners_are_read_as_they_are():
+    request = make.request(*make.mixed_task())
     space = space_of(request)
     for name in ("flexshard", "neo"):
         plan = get_planner(name).plan(request)
         layout = layout_of(space, Limits.of(space), plan)
-        assert layout.step_ms() == pytest.approx(evaluate(plan, costs).step_ms.value, rel=1e-5)
+        assert layout.step_ms() == pytest.approx(evaluate(plan, COSTS).step_ms.value, rel=1e-5)
         assert set(layout.plan().shards) == set(plan.shards)
 
 
-def test_balanced_starts_know_that_a_table_alone_decides(make_table, make_topology, make_request, draw_task):
+def test_balanced_starts_know_that_a_table_alone_decides():
     # One table that takes nearly all of the time: whole, it is the step; shared, the step is a fraction of that.
-    (tables, _), topology = draw_task(8, 4, seed=1), make_topology(4)
-    huge = make_table("huge", 200_000, embedding_dim=64, pooling_factor=500.0)
+    (tables, _), topology = make.draw_task(8, 4, seed=1), make.topology(4)
+    huge = make.table("huge", 200_000, embedding_dim=64, pooling_factor=500.0)
     huge = replace(huge, access=AccessProfile.zipf(200_000, 0.9))
-    space = space_of(make_request((replace(tables, tables=(huge, *tables.tables)), topology)))
+    space = space_of(make.request(replace(tables, tables=(huge, *tables.tables)), topology))
     best = min(one.layout.step_ms() for one in balanced_starts(space, Limits.of(space)))
     whole = Layout(space, Limits.of(space), [(0, (index % 4,)) for index in range(len(space.items))])
     assert math.isfinite(best)
@@ -273,9 +275,9 @@ def test_balanced_starts_know_that_a_table_alone_decides(make_table, make_topolo
 
 
 @pytest.mark.parametrize("is_one_node", [True, False])
-def test_less_is_offered_the_less_time_there_is(draw_task, two_nodes, make_topology, is_one_node):
-    tables, _ = draw_task(80, 8, seed=7)
-    topology = replace(make_topology(8) if is_one_node else two_nodes(), device="a100")
+def test_less_is_offered_the_less_time_there_is(is_one_node):
+    tables, _ = make.draw_task(80, 8, seed=7)
+    topology = replace(make.topology(8) if is_one_node else make.two_nodes(), device="a100")
     times_s = (math.inf, 1.7, 0.1, -0.08, -0.09, -0.2, -1.0)
     offers = [offer_within(tables, topology, left_s) for left_s in times_s]
     assert offers[0] is offers[1] is EVERYTHING
@@ -291,11 +293,11 @@ def test_less_is_offered_the_less_time_there_is(draw_task, two_nodes, make_topol
     assert offer_within(replace(tables, tables=alike), topology, 0.03) is EVERYTHING
 
 
-def test_rows_beside_hot_ones_may_be_offered_on_one_rank_only(make_table, two_nodes):
-    table = replace(make_table("t", 10_000), access=AccessProfile.zipf(10_000, 1.2))
+def test_rows_beside_hot_ones_may_be_offered_on_one_rank_only():
+    table = replace(make.table("t", 10_000), access=AccessProfile.zipf(10_000, 1.2))
     names = [ShardingType.ROW_TIERS]
     tiers = [
-        {option.tiers for option in enumerate_options(table, two_nodes(), names, rest_on_one=rest_on_one)}
+        {option.tiers for option in enumerate_options(table, make.two_nodes(), names, rest_on_one=rest_on_one)}
         for rest_on_one in (False, True)
     ]
     both = {(Tier.DATA_PARALLEL, Tier.TABLE_WISE), (Tier.DATA_PARALLEL, Tier.ROW_WISE)}
@@ -303,23 +305,23 @@ def test_rows_beside_hot_ones_may_be_offered_on_one_rank_only(make_table, two_no
 
 
 @pytest.mark.parametrize("device", ["cpu", "a100"])
-def test_row_groups_are_offered_on_every_device(draw_task, two_nodes, make_request, device):
-    tables, _ = draw_task(6, 8, seed=7)
-    space = space_of(make_request((tables, replace(two_nodes(), device=device))))
+def test_row_groups_are_offered_on_every_device(device):
+    tables, _ = make.draw_task(6, 8, seed=7)
+    space = space_of(make.request(tables, replace(make.two_nodes(), device=device)))
     offered = {one.name for item in space.items for option in item.options for one in option.of_tables}
     assert ShardingType.ROW_GROUPS in offered
 
 
-def test_only_the_costliest_and_the_large_tables_have_all_options(draw_task, two_nodes, make_request):
-    tables, _ = draw_task(24, 8, seed=7)
-    request = make_request((tables, two_nodes()))
+def test_only_the_costliest_and_the_large_tables_have_all_options():
+    tables, _ = make.draw_task(24, 8, seed=7)
+    request = make.request(tables, make.two_nodes())
     offer = OptionOffer(names=frozenset({ShardingType.TABLE_WISE}), costliest=0.25, table_s=0.0, most_share=1.0)
     every, fewer = ([len(item.options) for item in space_of(request, offer=one).items] for one in (EVERYTHING, offer))
     read = [table.pooling_factor * table.embedding_dim for table in tables.tables]
     costliest = sorted(range(24), key=lambda index: -read[index])[:6]
     assert [count if index in costliest else 1 for index, count in enumerate(every)] == fewer
     largest = max(table.storage_bytes for table in tables.tables)
-    small = make_request((tables, replace(two_nodes(), memory_bytes=MemoryBytes(hbm=largest))))
+    small = make.request(tables, replace(make.two_nodes(), memory_bytes=MemoryBytes(hbm=largest)))
     counts = [len(item.options) for item in space_of(small, offer=offer).items]
     assert all(
         count > 1 for count, table in zip(counts, tables.tables, strict=True) if table.storage_bytes > largest / 4
@@ -328,10 +330,10 @@ def test_only_the_costliest_and_the_large_tables_have_all_options(draw_task, two
     assert {option.of_tables[0].name for option in flex} == {ShardingType.FLEX}
 
 
-def test_tables_that_fit_no_rank_whole_are_cut_however_short_the_time(make_table, make_topology, make_request):
-    huge = [make_table(f"t{index}", 100_000, embedding_dim=64, pooling_factor=2.0) for index in range(3)]
-    topology = make_topology(4, hbm_bytes=huge[0].storage_bytes * 9 // 10)
-    request = replace(make_request((TableSet(batch_size=64, tables=tuple(huge)), topology)), time_limit_s=1e-3)
+def test_tables_that_fit_no_rank_whole_are_cut_however_short_the_time():
+    huge = [make.table(f"t{index}", 100_000, embedding_dim=64, pooling_factor=2.0) for index in range(3)]
+    topology = make.topology(4, hbm=huge[0].storage_bytes * 9 // 10)
+    request = replace(make.request(make.tables(*huge), topology), time_limit_s=1e-3)
     plan = search_steps(request, StepSearch()).plan
     validate_plan(plan)
     assert num_cuts(plan) > 0

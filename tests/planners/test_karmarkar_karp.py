@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from autoshard.core import Constraints
 from autoshard.planners.heuristics.karmarkar_karp import KarmarkarKarpPlanner, partition
 from autoshard.planners.space.feasibility import repair
+from tests import builders as make
 
 
 def sums(costs, num_subsets):
@@ -62,27 +63,27 @@ def test_no_items():
     assert partition(np.zeros(0), 3).tolist() == []
 
 
-def test_places_by_predicted_costs(draw_task, make_problem):
-    problem = make_problem(draw_task(60, 6, seed=3))
+def test_places_by_predicted_costs():
+    problem = make.problem(*make.draw_task(60, 6, seed=3))
     ranks_N = KarmarkarKarpPlanner().place(problem, 0)
     cost_ms_R = problem.rank_ms(ranks_N)
     assert cost_ms_R.max() <= max(1.01 * cost_ms_R.mean(), problem.kernel_ms_N.max())
 
 
-def test_keeps_to_pinned_ranks_and_memory(draw_task, make_problem):
-    tables, topology = draw_task(30, 4, seed=3, spare=0.1)
+def test_keeps_to_pinned_ranks_and_memory():
+    tables, topology = make.draw_task(30, 4, seed=3, spare=0.1)
     pinned = tuple(
         replace(table, constraints=Constraints(pinned_ranks=(index % 4,) if index % 3 == 0 else ()))
         for index, table in enumerate(tables.tables)
     )
-    problem = make_problem((replace(tables, tables=pinned), topology))
+    problem = make.problem(replace(tables, tables=pinned), topology)
     ranks_N = KarmarkarKarpPlanner().place(problem, 0)
     assert problem.allowed_NR[np.arange(30), ranks_N].all()
     assert problem.is_feasible(repair(problem, ranks_N, 0))
 
 
-def test_most_bytes_go_where_most_room_is(draw_task, make_problem):
-    problem = make_problem(draw_task(12, 3, seed=1))
+def test_most_bytes_go_where_most_room_is():
+    problem = make.problem(*make.draw_task(12, 3, seed=1))
     problem = replace(problem, capacity_R=problem.capacity_R * np.array([1, 3, 2]))
     held_R = problem.rank_bytes(KarmarkarKarpPlanner().place(problem, 0))
     assert np.argsort(held_R).tolist() == [0, 2, 1]

@@ -9,43 +9,27 @@ from hypothesis import strategies as st
 from autoshard.core import (
     AccessProfile,
     Constraints,
-    CostModels,
     DType,
-    EmbeddingTable,
     Feature,
     GradSync,
     ImpliedOrder,
-    Level,
-    Link,
-    MemoryBytes,
     MemoryLevel,
     MemoryPlacement,
     Optimizer,
     Payload,
     Pooling,
-    TableSet,
-    Topology,
 )
 from autoshard.evaluation.analytic import AnalyticCostModel, kernel_seconds
-from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.evaluation.stages import cheapest_sync, cheapest_syncs
 from autoshard.evaluation.traffic import PairTraffic, SyncBytes, id_bytes, pair_bytes, sync_bytes
 from autoshard.planners.hybrid.layout import Layout, Limits
 from autoshard.planners.space.options import ShardingType, enumerate_options, locals_of
 from autoshard.planners.space.planner_space import PlannerSpace
+from tests import builders as make
 
-LINK = Link(bytes_per_s=1e9, latency_s=1e-5)
-TOPOLOGY = Topology(
-    world_size=4,
-    device="a100",
-    memory_bytes=MemoryBytes(hbm=10**9),
-    levels=(
-        Level(name="node", size=2, all_to_all=LINK, all_reduce=LINK),
-        Level(name="cluster", size=4, all_to_all=LINK, all_reduce=LINK),
-    ),
-)
 BATCH = 64
-COSTS = CostModels(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
+TOPOLOGY = make.topology(device="a100", latency_s=1e-5)
+COSTS = make.costs("a100")
 
 
 @st.composite
@@ -54,15 +38,15 @@ def tables(draw, name="t"):
     pooling = draw(st.sampled_from(list(Pooling)))
     pooling_factor = draw(st.floats(0, 100))
     peak = {"pooling_variance": 9.0, "pooling_p99": 110.0} if pooling is Pooling.SEQUENCE else {}
-    return EmbeddingTable(
-        name=name,
-        num_embeddings=num_rows,
-        embedding_dim=draw(st.sampled_from([4, 20, 64])),
+    return make.table(
+        name,
+        num_rows,
+        draw(st.sampled_from([4, 20, 64])),
+        alpha=draw(st.sampled_from([0.0, 1.0, 1.3])),
         features=tuple(
             Feature(name=f"{name}_{index}", pooling_factor=pooling_factor, **peak)
             for index in range(draw(st.integers(1, 2)))
         ),
-        access=AccessProfile.zipf(num_rows, draw(st.sampled_from([0.0, 1.0, 1.3]))),
         dtype=draw(st.sampled_from([DType.FP32, DType.FP16])),
         pooling=pooling,
         optimizer=draw(st.sampled_from(list(Optimizer))),
@@ -73,7 +57,7 @@ def tables(draw, name="t"):
 @st.composite
 def table_sets(draw):
     number = draw(st.integers(1, 4))
-    return TableSet(batch_size=BATCH, tables=tuple(draw(tables(f"t{index}")) for index in range(number)))
+    return make.tables(*(draw(tables(f"t{index}")) for index in range(number)), batch_size=BATCH)
 
 
 @st.composite
@@ -169,19 +153,12 @@ def test_no_shards_at_all():
 
 
 def test_tables_that_are_alike_share_their_options_and_keep_their_names():
-    first = EmbeddingTable(
-        name="first",
-        num_embeddings=1000,
-        embedding_dim=64,
-        features=(Feature(name="f", pooling_factor=3.0),),
-        access=AccessProfile.uniform(1000),
-        row_order=ImpliedOrder.BY_ID,
-    )
+    first = make.table("first", 1000, 64, pooling_factor=3.0, access=AccessProfile.uniform(1000))
     again = replace(first, name="again", features=(Feature(name="g", pooling_factor=3.0),))
     longer = replace(first, name="longer", features=(Feature(name="h", pooling_factor=3.0, pooling_p99=100.0),))
     pinned = replace(first, name="pinned", constraints=Constraints(pinned_ranks=(1,)))
     pinned = replace(pinned, features=(Feature(name="i", pooling_factor=3.0),))
-    task = TableSet(batch_size=BATCH, tables=(first, again, longer, pinned))
+    task = make.tables(first, again, longer, pinned, batch_size=BATCH)
     space = PlannerSpace(task, TOPOLOGY, COSTS, lambda table: enumerate_options(table, TOPOLOGY))
     options = [item.options for item in space.items]
     assert options[1] == options[0]

@@ -6,69 +6,46 @@ import numpy as np
 import pytest
 
 from autoshard.core import (
-    AccessProfile,
     Constraints,
-    CostModels,
     DType,
-    EmbeddingTable,
     Exchange,
-    Feature,
-    Level,
-    Link,
-    MemoryBytes,
     MemoryLevel,
     Optimizer,
     Pooling,
     Shard,
-    TableSet,
     Tier,
-    Topology,
 )
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
-from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate
+from autoshard.evaluation import evaluate
 from autoshard.evaluation.cached_rows import cache_traffic
 from autoshard.planners.neo import CostFunction, NeoOptions, NeoPlanner
 from autoshard.planners.neo.choice import NEO_TYPES
 from autoshard.planners.neo.planner import _Search
-from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.options import ShardingType, enumerate_options, option_of_placed
 from autoshard.validator import validate_plan
+from tests import builders as make
 
-COSTS = CostModels(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
+COSTS = make.costs("a100")
 TERA = 10**12
 
 
-def machine(num_nodes=2, node=4, hbm=10**12, ddr=0, ssd=0, **changes):
+def machine(num_nodes=2, node=4, **fields):
     """Nodes of a kind; 240 GB/s within and 7 GB/s between them, as Neo's Appendix A measured."""
-    inner, outer = Link(bytes_per_s=2.4e11, latency_s=1e-5), Link(bytes_per_s=7e9, latency_s=2e-5)
-    reduce = Link(bytes_per_s=6e10, latency_s=3e-5)
-    levels = [Level(name="node", size=node, all_to_all=inner, all_reduce=inner)]
-    if num_nodes > 1:
-        levels.append(Level(name="cluster", size=num_nodes * node, all_to_all=outer, all_reduce=reduce))
-    values = {
-        "world_size": num_nodes * node,
-        "device": "a100",
-        "memory_bytes": MemoryBytes(hbm=hbm, ddr=ddr, ssd=ssd),
-        "levels": tuple(levels),
+    links = {
+        "bytes_per_s": (2.4e11, 7e9),
+        "reduce_bytes_per_s": (2.4e11, 6e10),
+        "latency_s": (1e-5, 2e-5),
+        "reduce_latency_s": (1e-5, 3e-5),
     }
-    return Topology(**{**values, **changes})
+    return make.topology(node, num_nodes * node, **{"device": "a100", "hbm": TERA, **links, **fields})
 
 
-def table(name, num_embeddings=100_000, embedding_dim=64, pooling_factor=20.0, alpha=1.05, **changes):
-    values = {
-        "name": name,
-        "num_embeddings": num_embeddings,
-        "embedding_dim": embedding_dim,
-        "features": (Feature(name=f"{name}_f", pooling_factor=pooling_factor),),
-        "access": AccessProfile.zipf(num_embeddings, alpha),
-    }
-    return EmbeddingTable(**{**values, **changes})
+def table(name, num_embeddings=100_000, embedding_dim=64, pooling_factor=20.0, **fields):
+    return make.table(name, num_embeddings, embedding_dim, pooling_factor, **{"alpha": 1.05, **fields})
 
 
 def plan_of(tables, topology, batch_size=4096, **options):
-    request = PlanRequest(
-        tables=TableSet(batch_size=batch_size, tables=tuple(tables)), topology=topology, costs=COSTS, options=options
-    )
+    request = make.request(make.tables(*tables, batch_size=batch_size), topology, costs=COSTS, options=options)
     plan = NeoPlanner().plan(request)
     validate_plan(plan)
     return plan

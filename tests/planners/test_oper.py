@@ -1,6 +1,7 @@
 """The planner `oper`: valid plans for any task, and the shape of the paper's figures and tables."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -9,75 +10,44 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoshard.core import (
-    AccessProfile,
     Constraints,
-    CostModels,
     DType,
-    EmbeddingTable,
     Exchange,
-    Feature,
     GradSync,
-    ImpliedOrder,
-    Level,
-    Link,
     MemoryBytes,
     Optimizer,
     Pooling,
     RowsBy,
-    TableSet,
     Tier,
-    Topology,
 )
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidPlanError, InvalidTopologyError
-from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate, plan_traffic
+from autoshard.evaluation import evaluate, plan_traffic
 from autoshard.evaluation.stages import cheapest_sync
 from autoshard.evaluation.traffic import Stream
 from autoshard.formats import load_tables, load_topology
 from autoshard.planners.oper import OperPlanner
-from autoshard.planners.planner import PlanRequest
 from autoshard.validator import validate_plan
+from tests import builders as make
 
-COSTS = CostModels(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
-ROOM = 1 << 40
+COSTS = make.costs("a100")
 DGX_A100 = load_topology("a100-8")
 #: Zipf access with exponent 1.05; batch 2,048, 26 lookups of 64 bytes per sample.
 KAGGLE = load_tables("criteo-kaggle")
 
 
-def table(name="t", num_embeddings=10_000, pooling_factor=4.0, alpha=1.05, **changes):
-    values = {
-        "embedding_dim": 16,
-        "features": (Feature(name=f"{name}_f", pooling_factor=pooling_factor),),
-        "access": AccessProfile.zipf(num_embeddings, alpha),
-    }
-    return EmbeddingTable(
-        name=name,
-        num_embeddings=num_embeddings,
-        **({"row_order": ImpliedOrder.BY_ID} | values | changes),
-    )
+def table(name="t", num_embeddings=10_000, **fields):
+    return make.table(name, num_embeddings, **{"pooling_factor": 4.0, "alpha": 1.05, **fields})
 
 
-def topology(nodes=1, per_node=4, hbm_bytes=ROOM, inner=2e11, outer=2e10, **changes):
-    sizes = {per_node: inner, nodes * per_node: outer if nodes > 1 else inner}
-    levels = [
-        Level(name=f"l{size}", size=size, all_to_all=Link(bytes_per_s=rate), all_reduce=Link(bytes_per_s=rate))
-        for size, rate in sizes.items()
-    ]
-    return Topology(
-        world_size=nodes * per_node,
-        device="a100",
-        memory_bytes=MemoryBytes(hbm=hbm_bytes),
-        levels=tuple(levels),
-        **changes,
-    )
+def topology(nodes=1, per_node=4, **fields):
+    return make.topology(per_node, nodes * per_node, **{"device": "a100", "bytes_per_s": (2e11, 2e10), **fields})
 
 
-def task(*tables, batch_size=1024):
-    return TableSet(batch_size=batch_size, tables=tables)
+task = partial(make.tables, batch_size=1024)
 
 
 def make_plan(tables, ranks, seed=0, **options):
-    plan = OperPlanner().plan(PlanRequest(tables=tables, topology=ranks, costs=COSTS, seed=seed, options=options))
+    plan = OperPlanner().plan(make.request(tables, ranks, costs=COSTS, seed=seed, options=options))
     validate_plan(plan)
     return plan
 
@@ -169,7 +139,7 @@ def criteo_terabyte():
 @pytest.mark.parametrize("mode", ["training", "inference"])
 def test_criteo_terabytes_exchange_is_balanced_at_the_papers_threshold(mode):
     """Table 3 has 99.1% at 0.1%, for Kaggle; finer groups are made where these do not balance."""
-    plan = make_plan(criteo_terabyte(), replace(DGX_A100, memory_bytes=MemoryBytes(hbm=ROOM)), mode=mode)
+    plan = make_plan(criteo_terabyte(), replace(DGX_A100, memory_bytes=MemoryBytes(hbm=1 << 40)), mode=mode)
     assert evaluate(plan, COSTS).exchange_balance > 0.99
     assert evenness(held(plan)) > 0.985
     # Two phases with two runs of groups for each table and rank, of more than a thousand groups.
@@ -259,7 +229,7 @@ def test_memory_may_be_full_to_the_last_row():
     tables = task(table("wide", 333, embedding_dim=64), table("slim", 1001, embedding_dim=4))
     wide, slim = (one.storage_bytes // one.num_embeddings for one in tables.tables)
     # Each rank has room for 111 wide rows and for a third of the slim ones, rounded up.
-    full = topology(per_node=3, hbm_bytes=111 * wide + 334 * slim)
+    full = topology(per_node=3, hbm=111 * wide + 334 * slim)
     assert make_plan(tables, full).shards
 
 
@@ -276,12 +246,12 @@ def test_says_what_is_missing():
     tables = task(table())
     total = tables["t"].storage_bytes
     with pytest.raises(InfeasiblePlanError, match=f"all tables need {total:,} bytes, 4 bytes more than the 4 ranks"):
-        make_plan(tables, topology(hbm_bytes=total // 4 - 1))
+        make_plan(tables, topology(hbm=total // 4 - 1))
     pinned = replace(tables["t"], constraints=Constraints(pinned_ranks=(1,)))
     with pytest.raises(
         InfeasiblePlanError, match=r"t needs 68 bytes for a row, \d+ bytes more than are free on rank 1"
     ):
-        make_plan(task(pinned), topology(hbm_bytes=total // 2 + 1))
+        make_plan(task(pinned), topology(hbm=total // 2 + 1))
 
 
 def test_constraints_hold():
@@ -431,13 +401,6 @@ def test_any_task_has_a_valid_plan_or_a_typed_error(drawn, mode, method, exchang
 
 
 def test_a_world_with_too_many_pairs_of_ranks_is_refused():
-    link = Link(bytes_per_s=1e9)
-    topology = Topology(
-        world_size=8192,
-        device="cpu",
-        memory_bytes=MemoryBytes(hbm=ROOM),
-        levels=(Level(name="node", size=8192, all_to_all=link, all_reduce=link),),
-    )
-    request = PlanRequest(tables=KAGGLE, topology=topology, costs=COSTS)
+    request = make.request(KAGGLE, make.topology(8192))
     with pytest.raises(InvalidTopologyError, match=r"^world_size: must be at most 4,096 for the planner oper.* 8,192$"):
         OperPlanner().plan(request)

@@ -1,42 +1,28 @@
 """OPER's equations against the paper's matrices, written out."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from autoshard.core import (
-    AccessProfile,
     DType,
-    EmbeddingTable,
-    Feature,
-    ImpliedOrder,
-    Level,
-    Link,
     MemoryBandwidth,
-    MemoryBytes,
-    TableSet,
-    Topology,
 )
 from autoshard.core.errors import InvalidOptionError
 from autoshard.evaluation import DEVICE_MEMORY
 from autoshard.planners.oper import duplication_frequency, exchange_ms, fetch_matrix_ms, held_bytes, lookup_ms
 from autoshard.planners.oper.cost_matrix import mean_row_bytes
 from autoshard.planners.oper.replication import topology_frequency
+from tests import builders as make
 
-
-def topology(device="a100", **changes):
-    def link(bytes_per_s):
-        return Link(bytes_per_s=bytes_per_s, latency_s=1.0)
-
-    return Topology(
-        world_size=4,
-        device=device,
-        memory_bytes=MemoryBytes(hbm=1 << 40),
-        levels=(
-            Level(name="node", size=2, all_to_all=link(2e11), all_reduce=link(1e11)),
-            Level(name="cluster", size=4, all_to_all=link(1e10), all_reduce=link(3e10)),
-        ),
-        **changes,
-    )
+topology = partial(
+    make.topology,
+    device="a100",
+    bytes_per_s=(2e11, 1e10),
+    reduce_bytes_per_s=(1e11, 3e10),
+    latency_s=1.0,
+)
 
 
 def test_equations_1_to_3_are_those_of_the_binary_matrices():
@@ -66,7 +52,7 @@ def test_matrix_is_derived_from_the_levels():
     own = 256 / DEVICE_MEMORY["a100"].gather_bytes_per_s * 1e3
     expected = [[own, near, far, far], [near, own, far, far], [far, far, own, near], [far, far, near, own]]
     np.testing.assert_allclose(matrix, expected)
-    assert np.isfinite(fetch_matrix_ms(topology("nobody-knows"), 256.0)).all()
+    assert np.isfinite(fetch_matrix_ms(topology(device="nobody-knows"), 256.0)).all()
 
 
 def test_ranks_read_their_own_rows_at_the_bandwidth_that_the_topology_states():
@@ -105,22 +91,9 @@ def test_frequency_of_a_topology_weighs_its_levels():
 
 
 def test_average_row_counts_lookups():
-    def table(name, dim, pooling, dtype):
-        features = (Feature(name=name, pooling_factor=pooling),)
-        access = AccessProfile.uniform(10)
-        return EmbeddingTable(
-            row_order=ImpliedOrder.BY_ID,
-            name=name,
-            num_embeddings=10,
-            embedding_dim=dim,
-            features=features,
-            access=access,
-            dtype=dtype,
-        )
-
-    def mean(*pooling):
-        tables = table("a", 16, pooling[0], DType.FP32), table("b", 16, pooling[1], DType.FP16)
-        return mean_row_bytes(TableSet(batch_size=1, tables=tables))
+    def mean(first, second):
+        half = make.table("b", pooling_factor=second, dtype=DType.FP16)
+        return mean_row_bytes(make.tables(make.table("a", pooling_factor=first), half))
 
     assert mean(3.0, 1.0) == 56
     assert mean(0.0, 0.0) == 48

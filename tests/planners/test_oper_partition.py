@@ -11,29 +11,14 @@ from hypothesis import strategies as st
 from autoshard.core import (
     AccessProfile,
     Constraints,
-    EmbeddingTable,
     Feature,
-    ImpliedOrder,
     Optimizer,
     RowsBy,
     Shard,
-    TableSet,
 )
 from autoshard.core.errors import InvalidOptionError
 from autoshard.planners.oper import equal_row_ranges, lookup_bytes, row_groups
-
-
-def table(name="t", num_embeddings=1000, alpha=1.05, **changes):
-    values = {
-        "embedding_dim": 16,
-        "features": (Feature(name=f"{name}_f", pooling_factor=2.0),),
-        "access": AccessProfile.zipf(num_embeddings, alpha),
-    }
-    return EmbeddingTable(
-        name=name,
-        num_embeddings=num_embeddings,
-        **({"row_order": ImpliedOrder.BY_ID} | values | changes),
-    )
+from tests import builders as make
 
 
 @st.composite
@@ -53,8 +38,8 @@ def table_sets(draw):
         )
         feature = Feature(name=f"f{index}", pooling_factor=draw(st.sampled_from([0.0, 0.5, 1.0, 40.0])))
         dim = draw(st.sampled_from([1, 16, 128]))
-        tables.append(table(f"t{index}", num_rows, embedding_dim=dim, features=(feature,), access=profile))
-    return TableSet(batch_size=64, tables=tuple(tables))
+        tables.append(make.table(f"t{index}", num_rows, embedding_dim=dim, features=(feature,), access=profile))
+    return make.tables(*tables)
 
 
 def assert_tiles(tables, shards):
@@ -98,9 +83,11 @@ def test_no_group_stops_before_it_reaches_the_threshold(tables):
 
 def test_wide_rows_count_for_what_they_read():
     # Tables of as many lookups and as many bytes, one of them twice as wide: it gets 2/3 of the bytes of lookups.
-    wide = table("wide", 10**6, embedding_dim=128, optimizer=Optimizer.SGD, access=AccessProfile.uniform(10**6))
-    slim = table("slim", 2 * 10**6, embedding_dim=64, optimizer=Optimizer.SGD, access=AccessProfile.uniform(2 * 10**6))
-    shards = row_groups(TableSet(batch_size=1, tables=(wide, slim)), 0.01)
+    wide = make.table("wide", 10**6, embedding_dim=128, optimizer=Optimizer.SGD, access=AccessProfile.uniform(10**6))
+    slim = make.table(
+        "slim", 2 * 10**6, embedding_dim=64, optimizer=Optimizer.SGD, access=AccessProfile.uniform(2 * 10**6)
+    )
+    shards = row_groups(make.tables(wide, slim, batch_size=1), 0.01)
     names = [shard.table.name for shard in shards]
     # Lookups bind the wide table (2/3 of them in half of the bytes), bytes the slim one.
     assert names.count("wide") == pytest.approx(67, abs=1)
@@ -108,7 +95,7 @@ def test_wide_rows_count_for_what_they_read():
 
 
 def test_hot_rows_come_in_small_groups():
-    shards = row_groups(TableSet(batch_size=1, tables=(table(num_embeddings=10**6, alpha=1.2),)), 0.01)
+    shards = row_groups(make.tables(make.table(num_embeddings=10**6, alpha=1.2), batch_size=1), 0.01)
     sizes = [shard.num_embeddings for shard in shards]
     assert sizes[0] == 1
     assert max(sizes) <= 10**4
@@ -121,15 +108,15 @@ def test_hot_rows_come_in_small_groups():
 
 
 def test_tables_that_are_not_cut_need_no_row_order():
-    tables = TableSet(batch_size=1, tables=(table("big", 10**5), table("small", 3, alpha=0.0)))
+    tables = make.tables(make.table("big", 10**5), make.table("small", 3, alpha=0.0), batch_size=1)
     (small,) = [shard for shard in row_groups(tables, 0.6) if shard.table.name == "small"]
     assert small == Shard.whole(tables["small"])
 
 
 @pytest.mark.parametrize("cut", [lambda tables: row_groups(tables, 0.001), lambda tables: equal_row_ranges(tables, 4)])
 def test_co_located_tables_stay_whole(cut):
-    together = table("a", constraints=Constraints(colocate_with=("b",)))
-    tables = TableSet(batch_size=1, tables=(together, table("b"), table("c")))
+    together = make.table("a", constraints=Constraints(colocate_with=("b",)))
+    tables = make.tables(together, make.table("b"), make.table("c"), batch_size=1)
     num_parts = [sum(shard.table.name == name for shard in cut(tables)) for name in "abc"]
     assert num_parts[:2] == [1, 1]
     assert num_parts[2] > 1
@@ -146,16 +133,16 @@ def test_equal_ranges_differ_by_one_row(tables, num_parts, by):
 
 
 def test_ranges_of_row_ids_get_equal_shares_and_those_of_access_ranks_do_not():
-    tables = TableSet(batch_size=1, tables=(table(),))
+    tables = make.tables(make.table(), batch_size=1)
     by_id = [lookup_bytes(shard) for shard in equal_row_ranges(tables, 4)]
     by_rank = [lookup_bytes(shard) for shard in equal_row_ranges(tables, 4, by=RowsBy.ACCESS_RANK)]
-    np.testing.assert_allclose(by_id, lookup_bytes(Shard.whole(tables["t"])) / 4)
+    np.testing.assert_allclose(by_id, lookup_bytes(Shard.whole(tables["t0"])) / 4)
     assert by_rank == sorted(by_rank, reverse=True)
     assert by_rank[0] > 4 * by_rank[1]
 
 
 def test_refuses_what_makes_no_partition():
-    tables = TableSet(batch_size=1, tables=(table(),))
+    tables = make.tables(make.table(), batch_size=1)
     for threshold in (0.0, -0.1, 1.5, float("nan")):
         with pytest.raises(InvalidOptionError, match=r"threshold: must be in \(0, 1\]"):
             row_groups(tables, threshold)

@@ -8,26 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoshard.core import AccessProfile, EmbeddingTable, Feature, ImpliedOrder, RowRange, RowsBy, Shard, TableSet
+from autoshard.core import RowRange, RowsBy, Shard
 from autoshard.planners.oper.balance import place
 from autoshard.planners.oper.partition import row_groups
 from autoshard.planners.oper.row_group import RowGroup
 from autoshard.planners.oper.runs import in_runs
+from tests import builders as make
 
 NUM_RANKS = 8
-
-
-def table(name, num_embeddings, alpha=1.05):
-    feature = Feature(name=name, pooling_factor=1.0)
-    access = AccessProfile.zipf(num_embeddings, alpha)
-    return EmbeddingTable(
-        row_order=ImpliedOrder.BY_ID,
-        name=name,
-        num_embeddings=num_embeddings,
-        embedding_dim=16,
-        features=(feature,),
-        access=access,
-    )
 
 
 def equal_groups(one, num_groups):
@@ -53,7 +41,7 @@ def num_runs(owners):
 
 @given(seed=st.integers(0, 10**6), num_groups=st.integers(2, 200), alpha=st.sampled_from([0.0, 0.8, 1.3]))
 def test_each_rank_keeps_its_number_of_groups_and_gets_two_runs_at_most(seed, num_groups, alpha):
-    groups = equal_groups(table("t", 1000 * num_groups, alpha), num_groups)
+    groups = equal_groups(make.table("t", 1000 * num_groups, alpha=alpha), num_groups)
     ranks = np.random.default_rng(seed).integers(0, NUM_RANKS, num_groups).tolist()
     owners = list(zip(groups, ranks, strict=True))
     dealt = in_runs(owners, load(owners), alike="num_bytes", tolerance=0.01, varying="lookup_bytes")
@@ -65,7 +53,7 @@ def test_each_rank_keeps_its_number_of_groups_and_gets_two_runs_at_most(seed, nu
 
 def test_uneven_lookups_become_even():
     # Hottest to coldest in blocks: the first rank would serve most.
-    groups = equal_groups(table("t", 800_000), 800)
+    groups = equal_groups(make.table("t", 800_000), 800)
     owners = [(group, index // 100) for index, group in enumerate(groups)]
     before_R = load(owners)
     assert before_R.min() < before_R.max() / 10
@@ -78,7 +66,7 @@ def test_uneven_lookups_become_even():
 
 
 def test_what_ranks_have_already_is_made_up_for():
-    groups = equal_groups(table("t", 1_600_000, 0.6), 1600)[100:]
+    groups = equal_groups(make.table("t", 1_600_000, alpha=0.6), 1600)[100:]
     owners = [(group, index % NUM_RANKS) for index, group in enumerate(groups)]
     total = sum(group.lookup_bytes for group in groups)
     other_R = np.linspace(0.0, 0.05, NUM_RANKS) * total
@@ -88,7 +76,7 @@ def test_what_ranks_have_already_is_made_up_for():
 
 
 def test_groups_that_are_not_alike_keep_their_ranks():
-    one = table("t", 1000)
+    one = make.table("t", 1000)
     sizes = [(0, 1), (1, 101), (101, 201), (201, 301), (301, 401), (401, 1000)]
     shards = [
         Shard(table=one, rows=RowRange(start=a, stop=b, by=RowsBy.ACCESS_RANK), columns=(0, 16)) for a, b in sizes
@@ -102,7 +90,7 @@ def test_groups_that_are_not_alike_keep_their_ranks():
 
 
 def test_placement_makes_few_runs_and_balances_both():
-    tables = TableSet(batch_size=1, tables=tuple(table(f"t{i}", 10**6 * (i + 1)) for i in range(4)))
+    tables = make.tables(*(make.table(f"t{i}", 10**6 * (i + 1)) for i in range(4)), batch_size=1)
     anywhere = np.ones(NUM_RANKS, dtype=bool)
     groups = [RowGroup(shards=(shard,), allowed_R=anywhere) for shard in row_groups(tables, 0.001)]
     placed = place(groups, np.full(NUM_RANKS, 1 << 40), np.ones(NUM_RANKS))
@@ -115,7 +103,7 @@ def test_placement_makes_few_runs_and_balances_both():
 
 @pytest.mark.parametrize("kind", [None, "copied"])
 def test_lookups_of_what_will_be_copied_do_not_count(kind):
-    one = table("t", 10**6)
+    one = make.table("t", 10**6)
     groups = equal_groups(one, 1000)
     copied = frozenset(groups[:100]) if kind else frozenset()
     placed = place(groups, np.full(NUM_RANKS, 1 << 40), np.ones(NUM_RANKS), copied=copied)

@@ -10,6 +10,7 @@ from autoshard.core.errors import InvalidOptionError
 from autoshard.planners.heuristics.greedy import CostGreedyPlanner
 from autoshard.planners.refine import CorrectedKernels, refine
 from autoshard.planners.space.options import placed_shard
+from tests import builders as make
 
 
 class Machine:
@@ -38,8 +39,8 @@ class Machine:
 
 
 @pytest.fixture
-def planned(draw_task, make_problem):
-    problem = make_problem(draw_task(40, 4, seed=2))
+def planned():
+    problem = make.problem(*make.draw_task(40, 4, seed=2))
     rng = np.random.default_rng(1)
     errors = {table.name: rng.uniform(0.8, 1.25) for table in problem.tables.tables}
     return problem, problem.to_plan(CostGreedyPlanner().place(problem, 0)), Machine(problem.model, errors)

@@ -8,70 +8,38 @@ import pytest
 from autoshard.core import (
     AccessProfile,
     Constraints,
-    CostModels,
-    EmbeddingTable,
-    Feature,
     GroupLayout,
-    ImpliedOrder,
-    Level,
-    Link,
-    MemoryBytes,
     SyncRows,
-    TableSet,
     Tier,
-    Topology,
 )
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, UnknownNameError
-from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate
+from autoshard.evaluation import evaluate
 from autoshard.formats.documents.plan_json import read_plan, write_plan
-from autoshard.planners.planner import PlanRequest
 from autoshard.planners.replica_groups import ReplicaGroupsPlanner
 from autoshard.planning import make_plan
 from autoshard.validator import validate_plan
+from tests import builders as make
 
-COSTS = CostModels(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
+COSTS = make.costs("a100")
 BATCH = 1 << 16
 ACROSS, WITHIN = GroupLayout.ACROSS_NODES, GroupLayout.WITHIN_NODES
 
 
-def tables(num_tables=40, rows=100_000, batch_size=BATCH, **changes):
+def tables(num_tables=40, batch_size=BATCH, **fields):
     """Tables of which the last are looked up most: one is ten times as costly as the mean."""
-    rng = np.random.default_rng(0)
-    pooling = np.sort(rng.lognormal(2, 1, num_tables))
-    return TableSet(
-        batch_size=batch_size,
-        tables=tuple(
-            EmbeddingTable(
-                row_order=ImpliedOrder.BY_ID,
-                name=f"t{index}",
-                num_embeddings=rows,
-                embedding_dim=32,
-                features=(Feature(name=f"f{index}", pooling_factor=float(factor)),),
-                access=AccessProfile.zipf(rows, 1.05),
-                **changes,
-            )
-            for index, factor in enumerate(pooling)
-        ),
-    )
+    pooling = np.sort(np.random.default_rng(0).lognormal(2, 1, num_tables))
+    fields = {"num_embeddings": 100_000, "embedding_dim": 32, "alpha": 1.05, **fields}
+    of = (make.table(f"t{index}", pooling_factor=float(factor), **fields) for index, factor in enumerate(pooling))
+    return make.tables(*of, batch_size=batch_size)
 
 
-def machine(world_size=16, node=4, hbm=1 << 36, node_speed=100e9, cluster_speed=10e9):
-    levels = [("node", node, node_speed), ("cluster", world_size, cluster_speed)]
-    return Topology(
-        world_size=world_size,
-        device="a100",
-        memory_bytes=MemoryBytes(hbm=hbm),
-        levels=tuple(
-            Level(name=name, size=size, all_to_all=Link(bytes_per_s=speed), all_reduce=Link(bytes_per_s=speed))
-            for name, size, speed in levels
-        ),
-    )
+def machine(world_size=16, node=4, **fields):
+    usual = {"device": "a100", "hbm": 1 << 36, "bytes_per_s": (100e9, 10e9)}
+    return make.topology(node, world_size, **{**usual, **fields})
 
 
 def request_of(of_tables=None, topology=None, **options):
-    return PlanRequest(
-        tables=of_tables or tables(), topology=topology or machine(), costs=COSTS, options=options, time_limit_s=5.0
-    )
+    return make.request(of_tables or tables(), topology or machine(), costs=COSTS, options=options, time_limit_s=5.0)
 
 
 def planned(*args, **options):
@@ -153,7 +121,7 @@ def test_tables_make_room_for_inputs_and_outputs():
 
 def test_ranks_are_levelled_by_memory_where_synchronisation_decides():
     # Idle tables are as large as busy ones, and a planner by lookups heaps them on a few ranks.
-    few, slow = tables(num_tables=64, rows=2_000_000, batch_size=1 << 10), machine(cluster_speed=100e9, node_speed=1e9)
+    few, slow = tables(num_tables=64, num_embeddings=2_000_000, batch_size=1 << 10), machine(bytes_per_s=(1e9, 100e9))
     plan = planned(few, slow, num_groups=4, layout="across_nodes", base="lookup-greedy")
     held = [rank.hbm_bytes for rank in evaluate(plan, COSTS).ranks]
     assert max(held) <= 1.1 * sum(held) / len(held) * (1 + 1e-9)
@@ -167,7 +135,9 @@ def test_seldom_synchronisation_allows_more_groups():
 
 def test_the_cheaper_rows_are_synchronised():
     def chosen(batch_size, **options):
-        return planned(tables(rows=1_000_000, batch_size=batch_size), num_groups=4, **options).replica_groups.sync_rows
+        return planned(
+            tables(num_embeddings=1_000_000, batch_size=batch_size), num_groups=4, **options
+        ).replica_groups.sync_rows
 
     assert chosen(1 << 10) is SyncRows.TOUCHED
     assert chosen(1 << 10, sync_rows="all") is SyncRows.ALL
@@ -199,9 +169,9 @@ def test_any_planner_plans_a_group(base, base_options, tier):
 
 
 def test_the_other_layout_is_taken_where_exchanges_are_dear():
-    near = planned(topology=machine(cluster_speed=1e8), sync_every=1000, num_groups=4)
+    near = planned(topology=machine(bytes_per_s=(100e9, 1e8)), sync_every=1000, num_groups=4)
     assert near.replica_groups.layout is WITHIN
-    heavy = planned(tables(rows=1_000_000, batch_size=64), machine(cluster_speed=1e9), num_groups=4)
+    heavy = planned(tables(num_embeddings=1_000_000, batch_size=64), machine(bytes_per_s=(100e9, 1e9)), num_groups=4)
     assert heavy.replica_groups.layout is ACROSS
 
 

@@ -7,23 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.core import (
-    AccessProfile,
     Constraints,
-    EmbeddingTable,
     Exchange,
     Feature,
-    ImpliedOrder,
-    Level,
-    Link,
-    MemoryBytes,
     Pooling,
     RowRange,
     RowsBy,
     Shard,
-    ShardingPlan,
-    TableSet,
     Tier,
-    Topology,
 )
 from autoshard.core.plan import Payload
 from autoshard.evaluation.traffic import PairTraffic, cheaper_exchange
@@ -48,23 +39,17 @@ from autoshard.planners.space.tiers import (
     site_of,
 )
 from autoshard.validator import validate_plan
-
-LINK = Link(bytes_per_s=1e9)
-
-
-def nodes_of_four(world_size):
-    levels = tuple(Level(name=f"level{size}", size=size, all_to_all=LINK, all_reduce=LINK) for size in (4, world_size))
-    return Topology(world_size=world_size, device="cpu", memory_bytes=MemoryBytes(hbm=1 << 40), levels=levels)
+from tests import builders as make
 
 
 @pytest.fixture
 def two_nodes():
-    return nodes_of_four(8)
+    return make.topology(4, 8)
 
 
 @pytest.fixture
-def table(make_table):
-    return replace(make_table("t", 5000, embedding_dim=68), access=AccessProfile.zipf(5000, 1.1))
+def table():
+    return make.table("t", 5000, 68, alpha=1.1)
 
 
 def plan_of(scheme, topology):
@@ -75,7 +60,7 @@ def plan_of(scheme, topology):
         for index, part in enumerate(scheme.parts)
     ]
     shards = tuple(part.placed(site, topology) for part, site in zip(scheme.parts, sites, strict=True))
-    return ShardingPlan(tables=TableSet(batch_size=64, tables=(scheme.table,)), topology=topology, shards=shards), sites
+    return make.plan(*shards, topology=topology), sites
 
 
 @pytest.mark.parametrize("pooling", [Pooling.SUM, Pooling.SEQUENCE])
@@ -89,9 +74,9 @@ def test_every_scheme_makes_a_valid_plan_from_which_it_is_read_again(table, two_
         assert (found.parts, list(at)) == (scheme.parts, sites)
 
 
-def test_what_is_the_same_on_a_machine_is_listed_once(table, make_topology):
-    assert [scheme.name for scheme in enumerate_options(table, make_topology(1))] == [ShardingType.TABLE_WISE]
-    of_one_node = {scheme.name for scheme in enumerate_options(table, make_topology(8))}
+def test_what_is_the_same_on_a_machine_is_listed_once(table):
+    assert [scheme.name for scheme in enumerate_options(table, make.topology(1))] == [ShardingType.TABLE_WISE]
+    of_one_node = {scheme.name for scheme in enumerate_options(table, make.topology(8))}
     assert of_one_node.isdisjoint(
         {ShardingType.FLEX, ShardingType.GRID, ShardingType.TABLE_ROW_WISE, ShardingType.TABLE_COLUMN_WISE}
     )
@@ -105,8 +90,8 @@ def test_ranks_hold_what_the_part_says(table, two_nodes):
 
 
 @pytest.mark.parametrize(("dim", "count"), [(64, 4), (68, 4), (70, 3), (6, 8), (4, 2)])
-def test_column_shards_tile_the_table_in_steps_of_four(make_table, dim, count):
-    cuts = column_cuts(Shard.whole(make_table("t", embedding_dim=dim)), count)
+def test_column_shards_tile_the_table_in_steps_of_four(dim, count):
+    cuts = column_cuts(Shard.whole(make.table("t", embedding_dim=dim)), count)
     assert len(cuts) == min(count, -(-dim // COLUMN_STEP))
     assert [cut.columns[0] for cut in cuts[1:]] == [cut.columns[1] for cut in cuts[:-1]]
     assert (cuts[0].columns[0], cuts[-1].columns[1]) == (0, dim)
@@ -116,10 +101,10 @@ def test_column_shards_tile_the_table_in_steps_of_four(make_table, dim, count):
 
 
 @pytest.mark.parametrize("least", [1, 4, 10, 16, 33])
-def test_column_shards_have_at_least_as_many_columns_as_asked(make_table, make_topology, least):
+def test_column_shards_have_at_least_as_many_columns_as_asked(least):
     for dim in (4, 20, 64, 130):
-        table = make_table("t", embedding_dim=dim)
-        options = enumerate_options(table, make_topology(8), (ShardingType.COLUMN_WISE,), min_partition=least)
+        table = make.table("t", embedding_dim=dim)
+        options = enumerate_options(table, make.topology(8), (ShardingType.COLUMN_WISE,), min_partition=least)
         widths = [part.shard.embedding_dim for option in options for part in option.parts]
         can_be_cut = dim >= 2 * COLUMN_STEP * -(-least // COLUMN_STEP)
         assert all(width >= max(least, COLUMN_STEP) for width in widths) if can_be_cut else widths == [dim]
@@ -134,18 +119,16 @@ def test_column_shards_have_at_least_as_many_columns_as_asked(make_table, make_t
     alpha=st.floats(0, 2),
 )
 def test_owners_send_what_is_less(tier, pooling, lookups, bounds, columns, alpha):
-    table = EmbeddingTable(
-        row_order=ImpliedOrder.BY_ID,
-        name="t",
-        num_embeddings=100,
-        embedding_dim=16,
+    table = make.table(
+        "t",
+        100,
+        alpha=alpha,
         pooling=pooling,
         features=tuple(Feature(name=f"f{index}", pooling_factor=one) for index, one in enumerate(lookups)),
-        access=AccessProfile.zipf(100, alpha),
     )
     rows = RowRange(start=bounds[0], stop=bounds[1], by=RowsBy.ACCESS_RANK)
     shard = Shard(table=table, rows=rows, columns=columns)
-    topology = nodes_of_four(8)
+    topology = make.topology(4, 8)
     held = placed_shard(shard, tier, topology)
 
     def forward_bytes(exchange):
@@ -163,12 +146,12 @@ def test_owners_send_what_is_less(tier, pooling, lookups, bounds, columns, alpha
     )
 
 
-def test_rows_over_eight_ranks_are_sent_by_lookup(make_table):
+def test_rows_over_eight_ranks_are_sent_by_lookup():
     # 3 lookups a bag: over 2 owners a row and a half each is more than one sum, over 8 owners 3/8 of a row is less.
-    shard = Shard.whole(make_table("t", pooling_factor=3.0))
+    shard = Shard.whole(make.table("t", pooling_factor=3.0))
     wanted = [Exchange.PARTIAL_SUMS, Exchange.PARTIAL_SUMS, Exchange.ROWS]
     assert [cheaper_exchange(shard, owners) for owners in (1, 2, 8)] == wanted
-    assert placed_shard(shard, Tier.ROW_WISE, nodes_of_four(8)).exchange is Exchange.ROWS
+    assert placed_shard(shard, Tier.ROW_WISE, make.topology(4, 8)).exchange is Exchange.ROWS
 
 
 def test_constraints_say_what_they_rule_out(table, two_nodes):
@@ -199,7 +182,7 @@ def test_constraints_say_what_they_rule_out(table, two_nodes):
         (Tier.TABLE_WISE, [((rank,),) for rank in range(8)]),
         (Tier.TABLE_ROW_WISE, [((0, 1, 2, 3),), ((4, 5, 6, 7),)]),
         (Tier.ROW_WISE, [(tuple(range(8)),)]),
-        (Tier.DATA_PARALLEL, [tuple((rank,) for rank in range(8))]),
+        (Tier.DATA_PARALLEL, [make.each(8)]),
         (Tier.FLEX, [((0, 1, 2, 3), (4, 5, 6, 7))]),
     ],
 )

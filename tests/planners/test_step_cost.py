@@ -6,12 +6,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from autoshard.core import DenseLayers, DType, Level, Link, Payload, RowRange, RowsBy, Shard, Tier
+from autoshard.core import DenseLayers, DType, Payload, RowRange, RowsBy, Shard, Tier
 from autoshard.core.step import EMBEDDING_PARTS, PART_FEATURES, Overlap
 from autoshard.evaluation import activation_bytes, evaluate, price_step, training_bytes
 from autoshard.planners.space.placement import PlacementProblem
 from autoshard.planners.space.step_cost import StepCost
 from autoshard.validator import validate_plan
+from tests import builders as make
+
+COSTS = make.costs()
 
 TIERS = (Tier.DATA_PARALLEL, Tier.FLEX, Tier.ROW_WISE)
 
@@ -42,22 +45,15 @@ def row_groups(tables):
 
 
 @pytest.fixture(params=["plain", "calibrated", "neo"])
-def step_problem(request, draw_task, costs):
-    tables, topology = draw_task(12, 8, seed=3)
-    levels = tuple(
-        Level(
-            name=f"level{size}",
-            size=size,
-            all_to_all=Link(bytes_per_s=speed, latency_s=1e-5),
-            all_reduce=Link(bytes_per_s=speed),
-            shared_links=request.param == "calibrated" and size > 2,
-        )
-        for size, speed in ((2, 1e9), (4, 4e8), (8, 3e8))
-    )
-    topology = replace(topology, levels=levels)
+def step_problem(request):
+    tables, topology = make.draw_task(12, 8, seed=3)
+    node, *outer = make.levels(2, 4, 8, bytes_per_s=(1e9, 4e8, 3e8), latency_s=1e-5)
+    outer = [replace(level, shared_links=request.param == "calibrated") for level in outer]
+    topology = replace(topology, levels=(node, *outer))
     tables = replace(
         tables, dense=DenseLayers(num_dense_features=13, bottom_mlp=(64, 16), top_mlp=(64, 1), interaction="dot")
     )
+    costs = make.costs()
     if request.param != "plain":
         overlap = Overlap.NEO if request.param == "neo" else Overlap.NONE
         costs = replace(costs, step=Calibrated(overlap))

@@ -11,16 +11,17 @@ from torchrec.distributed.planner.storage_reservations import FixedPercentageSto
 from torchrec.distributed.planner.types import ParameterConstraints, Topology
 from torchrec.optim import RowWiseAdagrad
 
-from autoshard.core import Collective, Constraints, DType, Feature, MemoryBandwidth, Optimizer, Pooling, TableSet, Tier
+from autoshard.core import Collective, Constraints, DType, Feature, MemoryBandwidth, Optimizer, Pooling, Tier
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidTableError
 from autoshard.evaluation import DEVICE_MEMORY
 from autoshard.planners.torchrec_planner import TorchRecPlanner, _topology
 from autoshard.validator import validate_plan
+from tests import builders as make
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, on torch's own import
-def test_gives_what_a_user_of_torchrec_gets(draw_task, make_request, make_problem):
-    tables, topology = draw_task(24, 4, seed=1, batch_size=1024)
+def test_gives_what_a_user_of_torchrec_gets():
+    tables, topology = make.draw_task(24, 4, seed=1, batch_size=1024)
     module = EmbeddingBagCollection(
         device=torch.device("meta"),
         tables=[
@@ -57,30 +58,30 @@ def test_gives_what_a_user_of_torchrec_gets(draw_task, make_request, make_proble
         debug=False,
     )
     (sharding,) = user.plan(module, [EmbeddingBagCollectionSharder()]).plan.values()
-    ours = TorchRecPlanner().plan(make_request((tables, topology)))
+    ours = TorchRecPlanner().plan(make.request(tables, topology))
     expected = [sharding[table.name].ranks[0] for table in tables.tables]
-    assert make_problem((tables, topology)).ranks_of(ours).tolist() == expected
+    assert make.problem(tables, topology).ranks_of(ours).tolist() == expected
     assert len(set(expected)) == 4
 
 
-def test_topology_is_told_in_torchrecs_units(make_topology):
-    told = _topology(replace(make_topology(4, 1000), device="h100"))
+def test_topology_is_told_in_torchrecs_units():
+    told = _topology(replace(make.topology(4, hbm=1000), device="h100"))
     assert told.compute_device == "cuda"
     assert [device.storage.hbm for device in told.devices] == [1000] * 4
     # Bytes per ms: 1 GB/s between ranks, 3.35 TB/s of memory.
     assert (told.intra_host_bw, told.inter_host_bw, told.hbm_mem_bw) == (1e6, 1e6, 3.35e9)
 
 
-def test_topology_is_told_how_fast_its_memory_is(make_topology):
+def test_topology_is_told_how_fast_its_memory_is():
     # 2.1 TB/s of gathered rows, which reach 84% of the memory's bandwidth.
     stated = MemoryBandwidth(hbm=2.1e12)
     for device in ("h100", "nobody-knows"):
-        told = _topology(replace(make_topology(4), device=device, memory_bandwidth=stated))
+        told = _topology(replace(make.topology(4), device=device, memory_bandwidth=stated))
         assert told.hbm_mem_bw == pytest.approx(2.5e9)
 
 
-def test_takes_every_kind_of_table(draw_task, make_request):
-    tables, topology = draw_task(12, 3, seed=2)
+def test_takes_every_kind_of_table():
+    tables, topology = make.draw_task(12, 3, seed=2)
     kinds = [
         replace(
             table,
@@ -92,65 +93,65 @@ def test_takes_every_kind_of_table(draw_task, make_request):
         for index, table in enumerate(tables.tables)
     ]
     roomy = replace(topology, memory_bytes=replace(topology.memory_bytes, hbm=1 << 34))
-    plan = TorchRecPlanner().plan(make_request((replace(tables, tables=tuple(kinds)), roomy)))
+    plan = TorchRecPlanner().plan(make.request(replace(tables, tables=tuple(kinds)), roomy))
     assert [placed.shard.table for placed in plan.shards] == kinds
 
 
-def test_is_quiet(draw_task, make_request, capfd):
-    TorchRecPlanner().plan(make_request(draw_task(6, 2)))
+def test_is_quiet(capfd):
+    TorchRecPlanner().plan(make.request(*make.draw_task(6, 2)))
     assert capfd.readouterr() == ("", "")
 
 
-def test_counts_memory_as_the_others_do(draw_task, make_request):
+def test_counts_memory_as_the_others_do():
     # 3% to spare: with a batch's inputs and outputs on top of the tables, TorchRec's own estimate exceeds it.
-    tables, topology = draw_task(40, 4, seed=3, spare=0.03, batch_size=65536)
-    plan = TorchRecPlanner().plan(make_request((tables, topology)))
+    tables, topology = make.draw_task(40, 4, seed=3, spare=0.03, batch_size=65536)
+    plan = TorchRecPlanner().plan(make.request(tables, topology))
     for shards in plan.local_shards():
         assert sum(shard.memory_bytes for shard in shards) <= topology.memory_bytes.hbm
 
 
-def test_says_what_does_not_fit(make_table, make_topology, make_request):
-    tables = tuple(make_table(f"t{index}") for index in range(3))
+def test_says_what_does_not_fit():
+    tables = tuple(make.table(f"t{index}") for index in range(3))
     size = tables[0].storage_bytes
-    task = (TableSet(batch_size=8, tables=tables), make_topology(2, int(size / 0.6)))
+    task = (make.tables(*tables, batch_size=8), make.topology(2, hbm=int(size / 0.6)))
     with pytest.raises(InfeasiblePlanError, match=f"all need {3 * size:,} bytes .* the largest {size:,} bytes"):
-        TorchRecPlanner().plan(make_request(task))
+        TorchRecPlanner().plan(make.request(*task))
 
 
 @pytest.mark.parametrize(
     ("constraints", "label"),
     [(Constraints(pinned_ranks=(1,)), "pinned_ranks"), (Constraints(colocate_with=("b",)), "colocate_with")],
 )
-def test_refuses_what_torchrec_cannot_express(make_table, make_topology, make_request, constraints, label):
-    tables = TableSet(batch_size=8, tables=(make_table("a", constraints=constraints), make_table("b")))
+def test_refuses_what_torchrec_cannot_express(constraints, label):
+    tables = make.tables(make.table("a", constraints=constraints), make.table("b"), batch_size=8)
     with pytest.raises(InvalidTableError, match=rf"tables\[a\]\.constraints\.{label}"):
-        TorchRecPlanner().plan(make_request((tables, make_topology(2))))
+        TorchRecPlanner().plan(make.request(tables, make.topology(2)))
 
 
-def test_all_sharding_types_are_planned(draw_task, make_request):
-    tables, topology = draw_task(8, 4, seed=4, batch_size=1024)
+def test_all_sharding_types_are_planned():
+    tables, topology = make.draw_task(8, 4, seed=4, batch_size=1024)
     task = (tables, replace(topology, device="a100"))
-    plan = TorchRecPlanner().plan(make_request(task, options={"sharding_types": "all", "timeout_s": 60}))
+    plan = TorchRecPlanner().plan(make.request(*task, options={"sharding_types": "all", "timeout_s": 60}))
     validate_plan(plan)
     assert {placed.shard.table for placed in plan.shards} == set(tables.tables)
-    rows = TorchRecPlanner().plan(make_request(task, options={"sharding_types": "row_wise"}))
+    rows = TorchRecPlanner().plan(make.request(*task, options={"sharding_types": "row_wise"}))
     assert {placed.tier for placed in rows.shards} == {Tier.ROW_WISE}
     assert {placed.collective for placed in rows.shards} == {Collective.REDUCE_SCATTER}
 
 
-def test_types_that_tables_forbid_are_not_planned(make_table, make_topology, make_request):
+def test_types_that_tables_forbid_are_not_planned():
     forbidden = Constraints(forbidden_tiers=(Tier.TABLE_WISE, Tier.DATA_PARALLEL))
-    tables = TableSet(batch_size=64, tables=(make_table("a", constraints=forbidden),))
-    request = make_request((tables, make_topology(2)), options={"sharding_types": "row_wise,table_wise"})
+    tables = make.tables(make.table("a", constraints=forbidden))
+    request = make.request(tables, make.topology(2), options={"sharding_types": "row_wise,table_wise"})
     (placed,) = TorchRecPlanner().plan(request).shards
     assert placed.tier is Tier.ROW_WISE
 
 
-def test_a_failure_says_what_was_reserved_and_what_torchrec_calls_it(make_table, make_topology, make_request):
-    tables = TableSet(batch_size=8, tables=(make_table("a"),))
-    task = (tables, replace(make_topology(1, tables.tables[0].storage_bytes * 2), device="a100"))
+def test_a_failure_says_what_was_reserved_and_what_torchrec_calls_it():
+    tables = make.tables(make.table("a"), batch_size=8)
+    task = (tables, replace(make.topology(1, hbm=tables.tables[0].storage_bytes * 2), device="a100"))
     with pytest.raises(InfeasiblePlanError, match=r"60% of them reserved, .* TorchRec calls it "):
-        TorchRecPlanner().plan(make_request(task, options={"reserved_share": 0.6}))
+        TorchRecPlanner().plan(make.request(*task, options={"reserved_share": 0.6}))
 
 
 @pytest.mark.parametrize(
@@ -161,6 +162,6 @@ def test_a_failure_says_what_was_reserved_and_what_torchrec_calls_it(make_table,
         ({"timeout_s": -1}, r"options\.timeout_s: must be at least 0"),
     ],
 )
-def test_options_out_of_range_are_refused(draw_task, make_request, options, message):
+def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(InvalidOptionError, match=f"^{message}"):
-        TorchRecPlanner().plan(make_request(draw_task(2, 2), options=options))
+        TorchRecPlanner().plan(make.request(*make.draw_task(2, 2), options=options))

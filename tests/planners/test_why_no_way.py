@@ -4,14 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from autoshard.core import Constraints, EmbeddingTable, Feature, MemoryBytes, Pooling, TableSet, Tier
-from autoshard.core.access import AccessProfile
+from autoshard.core import Constraints, MemoryBytes, Pooling, Tier
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.formats import load_topology
 from autoshard.planners.neo.choice import NEO_TYPES
-from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.options import ShardingType
 from autoshard.planning import make_costs, make_plan
+from tests import builders as make
 
 ONE_NODE, NODES = load_topology("a100-8"), load_topology("a100-32")
 ONE_RANK = replace(ONE_NODE, world_size=1, levels=(replace(ONE_NODE.levels[0], size=1),))
@@ -31,23 +30,11 @@ SITUATIONS = {
 }
 
 
-def request_of(topology, names, *, constraints=(), **changes):
-    values = {
-        "num_embeddings": 1000,
-        "embedding_dim": 64,
-        "features": (Feature(name="f", pooling_factor=2.0),),
-        "access": AccessProfile.zipf(1000, alpha=1.1),
-        "constraints": Constraints(**dict(constraints)),
-        **changes,
-    }
-    tables = TableSet(tables=(EmbeddingTable(name="t", **values),), batch_size=1024)
-    return PlanRequest(
-        tables=tables,
-        topology=topology,
-        costs=make_costs(tables, topology),
-        options={"sharding_types": ",".join(names)},
-        time_limit_s=0.05,
-    )
+def request_of(topology, names, *, constraints=(), **fields):
+    table = make.table("t", **{"embedding_dim": 64, "constraints": Constraints(**dict(constraints)), **fields})
+    tables = make.tables(replace(table, row_order=None), batch_size=1024)
+    options = {"sharding_types": ",".join(names)}
+    return make.request(tables, topology, costs=make_costs(tables, topology), options=options, time_limit_s=0.05)
 
 
 def told(planner, request):

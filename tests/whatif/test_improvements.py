@@ -4,29 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from autoshard.core import AccessProfile, EmbeddingTable, Feature, ReplicaGroups, TableSet
+from autoshard.core import ReplicaGroups
 from autoshard.formats import load_topology
 from autoshard.planners.hybrid.explanation import explain
-from autoshard.planners.planner import PlanRequest
-from autoshard.planning import make_costs, make_plan
+from autoshard.planning import make_plan
 from autoshard.results.explanation import EXPLANATION
 from autoshard.whatif.improvements import find_improvements
+from tests.builders import request, table, tables
 
 
 def a_plan(topology, planner="neo"):
-    tables = tuple(
-        EmbeddingTable(
-            name=f"t{index}",
-            num_embeddings=20_000 * (1 + index),
-            embedding_dim=64,
-            features=(Feature(name=f"f{index}", pooling_factor=5.0),),
-            access=AccessProfile.zipf(20_000 * (1 + index), 1.1),
-        )
-        for index in range(8)
-    )
-    task, machine = TableSet(batch_size=65_536, tables=tables), load_topology(topology)
-    costs = make_costs(task, machine)
-    return make_plan(planner, PlanRequest(tables=task, topology=machine, costs=costs)), costs
+    of = [table(f"t{index}", 20_000 * (1 + index), 64, pooling_factor=5.0, row_order=None) for index in range(8)]
+    task = request(tables(*of, batch_size=65_536), load_topology(topology))
+    return make_plan(planner, task), task.costs
 
 
 @pytest.fixture(scope="module")

@@ -1,59 +1,36 @@
 """Sampled batches: what is drawn has the moments that it should, and steps vary as whole prices of batches do."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 from autoshard.core import (
     AccessProfile,
-    CostModels,
-    EmbeddingTable,
-    Feature,
     Link,
-    PlacedShard,
     ReplicaGroups,
-    Shard,
-    ShardingPlan,
-    TableSet,
     Tier,
     local_shard,
 )
 from autoshard.core.choices import Lengths
 from autoshard.core.costs import set_costs
 from autoshard.core.errors import InvalidOptionError
-from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel
 from autoshard.formats import load_topology
 from autoshard.whatif.spread import batch_variance, distinct_variance, draw_lookups, sample_steps
+from tests import builders
+from tests.builders import costs, everyone, placed, plan, table_wise
 
-COSTS = CostModels(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
+COSTS = costs("a100")
 BATCH = 512
+table = partial(builders.table, num_embeddings=100_000, embedding_dim=64, pooling_factor=20.0, alpha=1.05)
 
 
-def table(name, mean=20.0, variance=0.0, rows=100_000, alpha=1.05, dim=64):
-    feature = Feature(name=f"{name}-feature", pooling_factor=mean, pooling_variance=variance)
-    return EmbeddingTable(
-        name=name,
-        num_embeddings=rows,
-        embedding_dim=dim,
-        features=(feature,),
-        access=AccessProfile.zipf(rows, alpha),
-    )
-
-
-def plan_of(*tables, ranks=2, groups=1, row_wise=False, batch=BATCH):
-    size = ranks // groups
-    placed = []
-    for index, one in enumerate(tables):
-        shard = Shard.whole(one)
-        if row_wise:
-            placed.append(PlacedShard(shard=shard, tier=Tier.ROW_WISE, replicas=(tuple(range(size)),)))
-        else:
-            placed.append(PlacedShard.table_wise(shard, index % size))
-    return ShardingPlan(
-        tables=TableSet(batch_size=batch, tables=tables),
+def plan_of(*tables, ranks=2, groups=1, batch=BATCH):
+    return plan(
+        *table_wise(tables, [index % (ranks // groups) for index in range(len(tables))]),
+        batch_size=batch,
         topology=load_topology(f"dgx-a100-{ranks}"),
-        shards=tuple(placed),
         replica_groups=ReplicaGroups(num_groups=groups),
     )
 
@@ -71,11 +48,11 @@ class TestDraws:
         assert np.mean(drawn == 0) == pytest.approx(np.exp(-3), rel=0.02)
 
     def test_a_batch_adds_up_the_variances_of_its_samples(self):
-        assert batch_variance(table("a", 20.0, 400.0), 512, Lengths.DECLARED) == 512 * 400
+        assert batch_variance(table("a", pooling_variance=400.0), 512, Lengths.DECLARED) == 512 * 400
         # Nothing declared: 20 ids each time, or 2 and 3 with one half each.
-        assert batch_variance(table("a", 20.0), 512, Lengths.DECLARED) == 0
-        assert batch_variance(table("a", 2.5), 512, Lengths.DECLARED) == 512 * 0.25
-        assert batch_variance(table("a", 2.5), 512, Lengths.POISSON) == 512 * 2.5
+        assert batch_variance(table("a"), 512, Lengths.DECLARED) == 0
+        assert batch_variance(table("a", pooling_factor=2.5), 512, Lengths.DECLARED) == 512 * 0.25
+        assert batch_variance(table("a", pooling_factor=2.5), 512, Lengths.POISSON) == 512 * 2.5
 
     @pytest.mark.parametrize(("rows", "lookups"), [(1000, 300), (1000, 3000), (20_000, 2_000)])
     def test_distinct_rows_vary_as_those_of_drawn_ids(self, rows, lookups):
@@ -90,19 +67,22 @@ def whole_prices(plan, num_batches, seed):
     rng, times = np.random.default_rng(seed), []
     for _ in range(num_batches):
         held = [[] for _ in range(plan.group_size)]
-        for placed in plan.shards:
-            one = placed.shard.table
+        for shard in plan.shards:
+            one = shard.shard.table
             mean, variance = BATCH * one.pooling_factor, batch_variance(one, BATCH, Lengths.DECLARED)
             factor = draw_lookups(mean, variance, 1, rng)[0] / mean
-            local = local_shard(placed, group_batch_size=BATCH)
-            held[placed.replicas[0][0]].append(replace(local, pooling_factor=local.pooling_factor * factor))
+            local = local_shard(shard, group_batch_size=BATCH)
+            held[shard.replicas[0][0]].append(replace(local, pooling_factor=local.pooling_factor * factor))
         times.append(set_costs(COSTS.kernel, held).kernel_ms_S.max())
     return np.array(times)
 
 
 class TestSteps:
     # Few rows and many lookups: all rows are hit, so that distinct rows do not vary by themselves.
-    TABLES = (table("a", 50.0, 50.0**2, rows=500, alpha=0.2), table("b", 40.0, 40.0**2 * 4, rows=500, alpha=0.2))
+    TABLES = (
+        table("a", num_embeddings=500, pooling_factor=50.0, pooling_variance=50.0**2, alpha=0.2),
+        table("b", num_embeddings=500, pooling_factor=40.0, pooling_variance=80.0**2, alpha=0.2),
+    )
 
     def test_kernels_vary_as_whole_prices_of_batches_do(self):
         plan = plan_of(*self.TABLES)
@@ -120,7 +100,7 @@ class TestSteps:
 
     def test_ids_vary_on_the_wire_too(self):
         # At 1 MB/s and without latency the input distribution decides, and its bytes follow the lookups.
-        plan = plan_of(table("a", 10.0), table("b", 40.0, 80.0**2, rows=500, alpha=0.2))
+        plan = plan_of(table("a", pooling_factor=10.0), self.TABLES[1])
         slow = Link(bytes_per_s=1e6)
         level = replace(plan.topology.levels[0], all_to_all=slow)
         plan = replace(plan, topology=replace(plan.topology, levels=(level,)))
@@ -141,13 +121,13 @@ class TestSteps:
 
     def test_declared_variance_widens_the_spread(self):
         def width(variance):
-            spread = sample_steps(plan_of(table("a", variance=variance)), COSTS, num_batches=300, seed=1)
+            spread = sample_steps(plan_of(table("a", pooling_variance=variance)), COSTS, num_batches=300, seed=1)
             return spread.p99_ms - spread.p50_ms
 
         assert width(0.0) < width(20.0) < width(4000.0)
 
     def test_more_ranks_and_groups_wait_for_a_slower_one(self):
-        tables = [table(f"t{index}", variance=4000.0) for index in range(8)]
+        tables = [table(f"t{index}", pooling_variance=4000.0) for index in range(8)]
         waits = []
         for ranks, groups in ((1, 1), (8, 1), (64, 8)):
             plan = plan_of(*tables[: ranks // groups], ranks=ranks, groups=groups, batch=BATCH * groups)
@@ -157,7 +137,8 @@ class TestSteps:
         assert waits[0] < waits[1] < waits[2]
 
     def test_shares_of_split_rows_vary_even_where_lengths_do_not(self):
-        spread = sample_steps(plan_of(table("a"), ranks=8, row_wise=True), COSTS, num_batches=100, seed=1)
+        split = placed(table("a"), Tier.ROW_WISE, everyone(8))
+        spread = sample_steps(replace(plan_of(table("a"), ranks=8), shards=(split,)), COSTS, num_batches=100, seed=1)
         assert spread.p99_ms > spread.p50_ms
 
     def test_needs_two_batches(self):

@@ -6,31 +6,23 @@ from dataclasses import replace
 import pytest
 
 from autoshard.cli import main
-from autoshard.core import AccessProfile, EmbeddingTable, Estimate, Feature, ImpliedOrder, TableSet
+from autoshard.core import Estimate
 from autoshard.core.errors import FormatError, InvalidOptionError, InvalidTopologyError
 from autoshard.formats import load_machine, read_json, write_tables
-from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs, make_plan
 from autoshard.results.sweep import PointMemory, PointStatus, PricedPoint, SweepPoint, UnpricedPoint, scaling_factors
 from autoshard.results.sweep_record import SIMULATION, SweepRecord, read_record
 from autoshard.whatif.sweep import Simulator, sweep_points
+from tests import builders
+from tests.builders import request, table
 
 GROUP_SIZE_POINTS = {"machines": ["dgx-a100"], "batch_sizes": [256], "is_batch_per_rank": True}
 
 
-def tables(num_tables=16, rows=100_000, batch=4096):
-    made = tuple(
-        EmbeddingTable(
-            row_order=ImpliedOrder.BY_ID,
-            name=f"t{index}",
-            num_embeddings=rows,
-            embedding_dim=64,
-            features=(Feature(name=f"f{index}", pooling_factor=5.0 + index, pooling_variance=30.0),),
-            access=AccessProfile.zipf(rows, 1.05),
-        )
-        for index in range(num_tables)
-    )
-    return TableSet(batch_size=batch, tables=made)
+def tables(num_tables=16, num_embeddings=100_000):
+    fields = {"num_embeddings": num_embeddings, "embedding_dim": 64, "pooling_variance": 30.0, "alpha": 1.05}
+    of = (table(f"t{index}", pooling_factor=5.0 + index, **fields) for index in range(num_tables))
+    return builders.tables(*of, batch_size=4096)
 
 
 def simulator(**changes):
@@ -98,8 +90,8 @@ class TestSimulator:
         (point,) = sweep_points(machines=["dgx-a100"], ranks=[8], batch_sizes=[4096])
         found = simulator().simulate(point)
         machine = load_machine("dgx-a100", 8)
-        request = PlanRequest(tables=tables(), topology=machine, costs=make_costs(tables(), machine))
-        predicted = make_plan("cost-greedy", request).predicted
+        task = request(tables(), machine, costs=make_costs(tables(), machine))
+        predicted = make_plan("cost-greedy", task).predicted
         assert found.step_ms == predicted.step_ms
         assert sum(found.parts_ms.values()) == pytest.approx(predicted.step_ms.value)
         assert found.samples_per_s == pytest.approx(4096 / predicted.step_ms.value * 1e3)
@@ -129,7 +121,7 @@ class TestSimulator:
 
     def test_what_does_not_fit_says_so_with_numbers(self):
         (point,) = sweep_points(machines=["dgx-a100"], ranks=[2], batch_sizes=[4096])
-        found = simulator(tables=tables(rows=10**9)).simulate(point)
+        found = simulator(tables=tables(num_embeddings=10**9)).simulate(point)
         assert found.status is PointStatus.DOES_NOT_FIT
         assert found.needed_bytes == 16 * 10**9 * (64 + 1) * 4
         assert found.available_bytes == 2 * 80 * 2**30
@@ -236,7 +228,7 @@ class TestCommand:
             read_record(file, {})
 
     def test_points_without_a_plan_are_lines(self, run, tmp_path):
-        write_tables(tables(8, rows=10**8), tmp_path / "large.json")
+        write_tables(tables(8, num_embeddings=10**8), tmp_path / "large.json")
         options = (tmp_path / "large.json", "--planner", "cost-greedy", "--batches", 0)
         text = run(*options, "--ranks", "1,8", "--groups", "1,3").out
         assert "does not fit: tables need 194 GiB, the ranks of a group have 80.0 GiB" in text

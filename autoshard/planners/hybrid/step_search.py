@@ -1,4 +1,4 @@
-"""One search over all sharding types: starts, a race of descents from them, then ruin and recreate."""
+"""One search over all sharding types: starts, a race of bursts from them, then more bursts from the best."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from autoshard.evaluation.batch_memory import has_room
 from autoshard.evaluation.evaluate import PricedPlan, price_with_kernels
 from autoshard.evaluation.group_sync import with_cheaper_sync
 from autoshard.planners.comparison import best_plan, num_cuts
+from autoshard.planners.hybrid.compiled.library import library
 from autoshard.planners.hybrid.descent import Start
 from autoshard.planners.hybrid.layout import Layout, Limits
 from autoshard.planners.hybrid.option_offers import EVERYTHING, OptionOffer, offer_within, space_of
@@ -136,9 +137,11 @@ def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
         InfeasiblePlanError: If nothing was found that fits the memory.
         InvalidPlanError: If a constraint names a table or rank that is not there.
         InvalidTopologyError: If the world is too large to be searched and no other planner's plan is allowed.
+        AutoshardError: If autoshard was installed without a C compiler.
     """
     if request.topology.world_size > _MAX_RANKS:
         return _best_start(request, search)
+    library()
     finish_s = _FINISH_S + _FINISH_TABLE_S * len(request.tables.tables)
     deadline_s = request.deadline_s() - finish_s
     # Where steps are counted, the clock decides nothing but the end.
