@@ -76,12 +76,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Draws few examples by default, and more where slow tests run; nobody times them: other work would fail them."""
+    """Draws more examples where slow tests run; nobody times them: other work on the machine would fail them."""
     is_quick = config.getoption("markexpr") == "not slow"
     hypothesis.settings.register_profile(
         "untimed",
         deadline=None,
-        max_examples=25 if is_quick else 100,
+        max_examples=50 if is_quick else 100,
         suppress_health_check=[hypothesis.HealthCheck.too_slow],
     )
     hypothesis.settings.load_profile("untimed")

@@ -3,7 +3,7 @@
 import pytest
 
 from studies.engines import host_waits
-from studies.engines.waits_worker import counted_steps
+from studies.engines.host_waits import counted_steps
 from tests.ranks import on_ranks
 
 #: Waits of the thread that trains, and of that which distributes the next batch.
