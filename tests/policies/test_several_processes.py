@@ -12,6 +12,7 @@ import pytest
 from autoshard.formats import write_tables
 from costmodel import Registry
 from policies.planning.trained import TrainedPolicy
+from tests import builders as make
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,9 +54,9 @@ def registry(tmp_path_factory, make_cost):
 
 
 @pytest.fixture(scope="module")
-def tables(tmp_path_factory, make_tables):
+def tables(tmp_path_factory):
     path = tmp_path_factory.mktemp("tables") / "tables.json"
-    write_tables(make_tables(np.random.default_rng(0).uniform(1, 10, 20).round(2).tolist()), path)
+    write_tables(make.pool(np.random.default_rng(0).uniform(1, 10, 20).round(2).tolist()), path)
     return path
 
 

@@ -13,10 +13,15 @@ NUM_PROCESSES = 2
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("training")
-    worker, output = Path(__file__).with_name("worker.py"), folder / "results.json"
+    output = folder / "results.json"
     arguments = [str(NUM_PROCESSES), str(folder / "rendezvous"), str(output)]
     processes = [
-        subprocess.Popen([sys.executable, str(worker), str(rank), *arguments], stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.torchrec.worker", str(rank), *arguments],
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
+        )
         for rank in range(NUM_PROCESSES)
     ]
     errors = [process.communicate()[1] for process in processes]
