@@ -4,7 +4,7 @@ import pytest
 
 from autoshard.formats import load_tables
 from autoshard.formats.stores.samples import SampleTable, read_samples
-from autoshard.report.coverage_page import MOST_POINTS, _subsample
+from autoshard.report.coverage_page import MOST_POINTS, subsample
 from bench.store.coverage import SHARD_AXES, coverage_of
 from bench.store.coverage_report import coverage_html
 from tests import builders as make
@@ -96,7 +96,7 @@ def test_no_samples_and_no_pool_make_an_empty_page():
 
 def test_large_stores_show_some_of_their_samples():
     points = {"many": [[float(index)] for index in range(4 * MOST_POINTS)], "few": [[1.0]] * 3}
-    shown = _subsample(points)
+    shown = subsample(points)
     assert 1 <= len(shown["few"]) <= 3
     assert 0.95 * MOST_POINTS <= len(shown["many"]) <= MOST_POINTS
     assert all(point in points["many"] for point in shown["many"][:20])

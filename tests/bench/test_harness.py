@@ -9,7 +9,7 @@ from autoshard.core.errors import DeviceError, InvalidOptionError, InvalidTableE
 from autoshard.core.machine import gpu_key
 from bench.kernels.harness import Harness, Settings, reference_set
 from bench.measuring.devices import find_device
-from bench.measuring.rounds import _timings
+from bench.measuring.rounds import timings_of
 from bench.measuring.timing import RoundSettings, RoundTimes
 from tests import builders as make
 
@@ -81,7 +81,7 @@ def test_a_set_is_compared_with_the_reference_of_its_own_rounds():
     times = RoundTimes(
         forward_ms_SR=forward_ms_SR, backward_ms_SR=2 * forward_ms_SR, num_rounds_S=np.array([8, 8, 8, 4, 8])
     )
-    stopped, longer = _timings(times, rounds, 3, {})
+    stopped, longer = timings_of(times, rounds, 3, {})
     assert (stopped.num_rounds, longer.num_rounds) == (4, 8)
     assert (stopped.forward_ms, stopped.reference_forward_ms) == pytest.approx((5.0, 10.0))
     assert longer.forward_ms / longer.reference_forward_ms == pytest.approx(2.0)
@@ -110,14 +110,14 @@ def test_nothing_runs_when_a_shard_cannot(harness):
 def test_a_set_whose_runs_disagree_is_measured_again_with_the_next_ones(quick_settings):
     never = replace(quick_settings, max_spread=0.0, max_attempts=3)
     harness = Harness(find_device("cpu"), never)
-    before = harness._num_groups
+    before = harness.num_groups
     sets = [[make.held(f"t{index}", 20 + index)] for index in range(6)]
     found = dict(harness.measure_each(sets))
     assert sorted(found) == list(range(6))
     assert [tuple(m.shard for m in found[index].shards) for index in range(6)] == [tuple(shards) for shards in sets]
     for result in found.values():
         assert (result.is_noisy, result.num_attempts) == (True, 3)
-    assert harness._num_groups - before == 6  # four sets three times, then two
+    assert harness.num_groups - before == 6  # four sets three times, then two
     always = Harness(find_device("cpu"), replace(never, max_spread=math.inf))
     assert {(r.num_attempts, r.is_noisy) for r in always.measure(sets)} == {(1, False)}
 

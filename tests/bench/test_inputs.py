@@ -47,7 +47,7 @@ def test_the_cache_keeps_batches_until_they_fill_it():
     assert cache(shards[0])[0] is first
     for shard in shards[1:]:
         cache(shard)
-    assert len(cache._batches) == 3
+    assert len(cache.batches) == 3
     assert cache(shards[0])[0] is not first
 
 
@@ -55,8 +55,8 @@ def test_batches_are_drawn_ahead_as_one_by_one():
     shards = [make.held(num_embeddings=50 + index) for index in range(4)]
     cache = BatchCache()
     cache.prepare([(shards[0], 2), *((shard, 1) for shard in shards)])
-    assert len(cache._batches) == 5
-    held = dict(cache._batches)
+    assert len(cache.batches) == 5
+    held = dict(cache.batches)
     for shard in shards:
         (batch,) = cache(shard)
         assert batch is held[shard, 0]

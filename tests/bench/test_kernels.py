@@ -136,7 +136,7 @@ def test_replicas_are_looked_up_and_updated_as_plain_tables(pooling, optimizer, 
     kinds = {"pooling": pooling, "update": Update.ALL_REDUCED, "optimizer": optimizer, "dtype": dtype}
     draws = in_kernel_order([make.held("a", **kinds), make.held("b", 30, 8, pooling_factor=0.2, **kinds)])
     running = ShardSet(draws, Arenas(100_000, CPU), CPU)
-    (kernel,) = running._kernels
+    (kernel,) = running.kernels
     torch.nn.init.normal_(kernel.rows.weights_ND)
     if kernel.rows.moments is not None:
         kernel.rows.moments.zero_()
@@ -168,7 +168,7 @@ def test_replicas_of_a_kind_are_one_kernel_for_each_dim_and_optimizer():
 
     draws = in_kernel_order([replica("a", 8), replica("b", 4), replica("c", 8), replica("d", 8, Optimizer.SGD)])
     running = ShardSet(draws, Arenas(100_000, CPU), CPU)
-    assert [type(kernel) for kernel in running._kernels] == [ReplicaKernel] * 3
+    assert [type(kernel) for kernel in running.kernels] == [ReplicaKernel] * 3
     running.backward(running.forward())
 
 

@@ -35,7 +35,7 @@ def test_sets_are_ranks_of_feasible_plans(memory_bytes, source):
 
 def test_half_filled_ranks_are_states_of_a_placement_by_falling_cost(source):
     placements = Placements(source, 1, planners=("cost-greedy",))
-    model = placements._costs.kernel
+    model = make.costs(source.device).kernel
     for number in range(10):
         visit = placements.visit(number)
         ms = model.predict_ms(model.encode(visit.shards))

@@ -14,7 +14,7 @@ from costmodel.kernel.card import CostModelCard, TrainedCoverage
 from costmodel.kernel.features import NUM_FEATURES
 from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.predictor import COUNT, FULL_CODE_WIDTH, NUM_OUTSIDE
-from costmodel.kernel.weights import CODE_WIDTH, MAX_LOG_FUSION, TRAIT_WIDTH
+from costmodel.kernel.weights import CODE_WIDTH, MAX_LOG_FUSION, OVERHEAD, TRAIT_WIDTH
 from costmodel.plugin import load_learned_model
 from costmodel.registry.versions import Registry, StoredModel
 from tests import builders as make
@@ -48,10 +48,10 @@ def test_an_empty_set_costs_nothing_and_one_of_idle_shards_what_starting_a_kerne
     assert random_model.predict_ms(codes_NH)[0] > 0
 
 
-def test_fusing_changes_a_sum_within_bounds(random_model, shards):
+def test_fusing_changes_a_sum_within_bounds(random_model, random_weights, shards):
     codes_NH = random_model.encode(shards)
     own_ms = 2.0 * codes_NH[:, TRAIT_WIDTH:CODE_WIDTH].sum()  # the card's scale_ms
-    overhead_ms = 2.0 * np.exp(random_model.predictor._overhead_O.astype(float)).sum()
+    overhead_ms = 2.0 * np.exp(random_weights[OVERHEAD].astype(float)).sum()
     priced_ms = random_model.predict_ms(codes_NH.sum(axis=0, keepdims=True))[0]
     assert own_ms * np.exp(-MAX_LOG_FUSION) <= priced_ms <= (own_ms + overhead_ms) * np.exp(MAX_LOG_FUSION)
 

@@ -164,8 +164,8 @@ def test_an_update_of_v_trace_leaves_nothing_on_the_cpu(make_tasks, whole_episod
     learner = LaggedVTrace(env, settings, Pool(played), seed=0, learners=Learners(device=META))
     learner.set_logger(make_logger(None))
     on_meta(learner.policy)
-    learner._trajectories = played.trajectories(learner.policy)
-    assert learner._trajectories.rewards_TE.device == META
+    learner.trajectories = played.trajectories(learner.policy)
+    assert learner.trajectories.rewards_TE.device == META
     with NothingOnTheCpu() as mode:
         learner.train()
     assert mode.num_operations > 100
@@ -201,7 +201,7 @@ def test_an_update_of_joint_training_leaves_nothing_on_the_cpu(dataset):
     cost.learners = Learners(device=META)
     cost.optimizer = torch.optim.Adam(cost.network.parameters())
     on_meta(trainer.algorithm.policy, cost.encoder)
-    trainer.algorithm._trajectories = moved(trainer.algorithm._trajectories)
+    trainer.algorithm.trajectories = moved(trainer.algorithm.trajectories)
     with NothingOnTheCpu() as mode:
         trainer.algorithm.train()
     assert mode.num_operations > 100

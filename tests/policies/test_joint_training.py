@@ -69,14 +69,14 @@ def flat(module):
 
 def test_the_learner_makes_the_codes_that_the_environment_showed(joint_cost, make_trainer, monkeypatch):
     trainer, seen = make_trainer(joint_cost), []
-    make_one = trainer.algorithm._learner_observations
+    make_one = trainer.algorithm.learner_observations
 
     def remember(data):
         made = make_one(data)
         seen.append((data.observations, made))
         return made
 
-    monkeypatch.setattr(trainer.algorithm, "_learner_observations", remember)
+    monkeypatch.setattr(trainer.algorithm, "learner_observations", remember)
     for _ in range(3):
         trainer.update()
     assert len(seen) == 3
@@ -221,9 +221,9 @@ class TestFromAnEmptyBuffer:
         trainer.run(Budget(num_updates=20))
         assert error() < min(0.2, untrained / 3)
         metrics = empty.current().card.metrics
-        assert metrics.num_samples == empty._num_measured // 5 > 0
+        assert metrics.num_samples == empty.num_measured // 5 > 0
         assert metrics.relative_error < 0.2
-        assert len(empty.buffer) + metrics.num_samples == empty._num_measured
+        assert len(empty.buffer) + metrics.num_samples == empty.num_measured
 
     @pytest.mark.slow
     def test_squared_errors_make_costly_sets_count(self, make_empty, dataset):
@@ -246,7 +246,7 @@ class TestFromAnEmptyBuffer:
             trainer = make_trainer(cost, machine, replace(OPTIONS, reward=RewardSource.MEASURED))
             trainer.run(Budget(num_updates=num_updates), folder=tmp_path)
         assert trainer.num_updates == 3
-        assert cost._has_level
+        assert cost.has_level
 
 
 def test_too_few_samples_are_refused(dataset):

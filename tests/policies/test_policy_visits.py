@@ -22,5 +22,5 @@ def test_plans_of_a_registrys_policy_are_visited(cost, tmp_path):
     placements = Placements(SetSource(tables=tables, max_tables=20, registry=tmp_path), 0)
     assert placements.planners == (*PLANNERS, "policy")
     visit = placements.visit(len(PLANNERS) * SETS_PER_PLAN)
-    request = placements._request(visit.plan.tables, visit.plan.topology.world_size, 0)
+    request = make.request(visit.plan.tables, visit.plan.topology, registry=tmp_path)
     assert get_planner("policy").plan(request).local_shards() == visit.plan.local_shards()

@@ -37,9 +37,9 @@ with joined_learners(Device.CPU) as learners:
     )
     run = _Run(options, Registry(Path(registry)), learners)
     run.train(lambda _: None, lambda _: None)
-    trainer = run._trainer
+    trainer = run.trainer
     weights = {name: float(value.sum(dtype="float64")) for name, value in to_arrays(trainer.network).items()}
-    actions = trainer.algorithm._trajectories.actions_TE.flatten().tolist()
+    actions = trainer.algorithm.trajectories.actions_TE.flatten().tolist()
     # In one piece, for both processes write to one pipe.
     sys.stdout.write(json.dumps({"rank": learners.rank, "weights": weights, "actions": actions}) + "\\n")
     sys.stdout.flush()

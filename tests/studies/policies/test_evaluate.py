@@ -19,7 +19,7 @@ from studies.cost_models.ablation import REMOVALS
 from studies.policies import FIGURES, EvaluationSettings, choose
 from studies.policies.figures.ablations import _PAPER_FEATURES
 from studies.policies.figures.random_search import marks, random_costs
-from studies.policies.figures.steps import FLEXSHARD, FLEXSHARD_CUT, OPER, _options, over_rival
+from studies.policies.figures.steps import FLEXSHARD, FLEXSHARD_CUT, OPER, memory_options, over_rival
 from studies.policies.figures.targets import over_greedy
 from studies.policies.figures.training_curves import first_crossing
 from studies.policies.figures.unseen_tables import halves, mixed_task
@@ -187,17 +187,17 @@ class TestEqualMemory:
         loose = make_problem([1.0, 2.0, 3.0, 4.0, 5.0], num_ranks=2)
         held = loose.tables.storage_bytes
         problem = make_problem([1.0, 2.0, 3.0, 4.0, 5.0], num_ranks=2, hbm_bytes=held)
-        assert _options(OPER, problem) == ({}, {"extra_memory_ratio": pytest.approx(1.0)})
+        assert memory_options(OPER, problem) == ({}, {"extra_memory_ratio": pytest.approx(1.0)})
         for planner in (FLEXSHARD, FLEXSHARD_CUT):
-            usual, all_of_it = _options(planner, problem)
+            usual, all_of_it = memory_options(planner, problem)
             assert usual == {"tiers": 3, "count_activations": planner == FLEXSHARD}
             assert all_of_it == {**usual, "memory_budget_bytes": held // 2}
-        assert _options(COST_GREEDY, problem) == ({},)
+        assert memory_options(COST_GREEDY, problem) == ({},)
 
     def test_planners_take_these_options(self, make_problem, costs_of):
         problem = make_problem([1.0, 2.0, 3.0, 4.0, 5.0], num_ranks=2, hbm_bytes=1 << 21)
         for planner in (OPER, FLEXSHARD):
-            for options in _options(planner, problem):
+            for options in memory_options(planner, problem):
                 request = make.request(problem.tables, problem.topology, costs=costs_of(problem), options=options)
                 assert get_planner(planner).plan(request).shards
 
