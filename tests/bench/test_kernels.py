@@ -15,21 +15,26 @@ CPU = torch.device("cpu")
 GRADIENT = 1e-3
 
 
+def small(name="t", num_embeddings=50, embedding_dim=8, **fields):
+    """A shard that takes next to nothing."""
+    return make.held(name, num_embeddings, embedding_dim, **{"num_bags": 16, "pooling_factor": 2.5, **fields})
+
+
 def cases():
     mean, rows = {"pooling": Pooling.MEAN}, {"pooling": Pooling.SEQUENCE}
     return {
-        "sum": [make.held("a"), make.held("b", 30, 16, pooling_factor=0.2)],
-        "mean": [make.held("a", **mean), make.held("b", 30, 4, **mean)],
-        "mixed": [make.held("a"), make.held("b", 30, 16, num_bags=4), make.held("c", **mean)],
-        "empty batch": [make.held("a", pooling_factor=0.0), make.held("b")],
-        "thin tier": [make.held("a", num_bags=1000, pooling_factor=0.001)],
-        "sequence": [make.held("a", **rows), make.held("b", 30, 16, **rows), make.held("c", 20, **rows)],
-        "empty sequence": [make.held("a", pooling_factor=0.0, **rows)],
-        "rows of a pooled table": [make.held("a", output=Exchange.ROWS), make.held("b")],
-        "fp16": [make.held("a", dtype=DType.FP16), make.held("b", 30, 16, dtype=DType.FP16), make.held("c")],
-        "fp16 sequence": [make.held("a", dtype=DType.FP16, **rows)],
-        "sgd": [make.held("a", optimizer=Optimizer.SGD), make.held("b", 30, 16, optimizer=Optimizer.SGD)],
-        "optimizers": [make.held("a", optimizer=Optimizer.SGD), make.held("b", optimizer=Optimizer.ADAGRAD)],
+        "sum": [small("a"), small("b", 30, 16, pooling_factor=0.2)],
+        "mean": [small("a", **mean), small("b", 30, 4, **mean)],
+        "mixed": [small("a"), small("b", 30, 16, num_bags=4), small("c", **mean)],
+        "empty batch": [small("a", pooling_factor=0.0), small("b")],
+        "thin tier": [small("a", num_bags=1000, pooling_factor=0.001)],
+        "sequence": [small("a", **rows), small("b", 30, 16, **rows), small("c", 20, **rows)],
+        "empty sequence": [small("a", pooling_factor=0.0, **rows)],
+        "rows of a pooled table": [small("a", output=Exchange.ROWS), small("b")],
+        "fp16": [small("a", dtype=DType.FP16), small("b", 30, 16, dtype=DType.FP16), small("c")],
+        "fp16 sequence": [small("a", dtype=DType.FP16, **rows)],
+        "sgd": [small("a", optimizer=Optimizer.SGD), small("b", 30, 16, optimizer=Optimizer.SGD)],
+        "optimizers": [small("a", optimizer=Optimizer.SGD), small("b", optimizer=Optimizer.ADAGRAD)],
     }
 
 
@@ -100,7 +105,7 @@ class OldEmbedding(SplitTableBatchedEmbeddingBagsCodegen):
 
 
 @pytest.mark.parametrize("embedding", [SplitTableBatchedEmbeddingBagsCodegen, OldEmbedding])
-@pytest.mark.parametrize("case", cases(lambda *_, **__: None))
+@pytest.mark.parametrize("case", cases())
 def test_a_set_does_what_plain_tables_do(case, embedding, monkeypatch):
     monkeypatch.setattr(releases, "SplitTableBatchedEmbeddingBagsCodegen", embedding)
     draws = in_kernel_order(cases()[case])
@@ -134,7 +139,7 @@ def test_a_set_does_what_plain_tables_do(case, embedding, monkeypatch):
 @pytest.mark.parametrize("pooling", [Pooling.SUM, Pooling.SEQUENCE])
 def test_replicas_are_looked_up_and_updated_as_plain_tables(pooling, optimizer, dtype):
     kinds = {"pooling": pooling, "update": Update.ALL_REDUCED, "optimizer": optimizer, "dtype": dtype}
-    draws = in_kernel_order([make.held("a", **kinds), make.held("b", 30, 8, pooling_factor=0.2, **kinds)])
+    draws = in_kernel_order([small("a", **kinds), small("b", 30, 8, pooling_factor=0.2, **kinds)])
     running = ShardSet(draws, Arenas(100_000, CPU), CPU)
     (kernel,) = running.kernels
     torch.nn.init.normal_(kernel.rows.weights_ND)
@@ -154,7 +159,7 @@ def test_replicas_are_looked_up_and_updated_as_plain_tables(pooling, optimizer, 
 
 
 def test_replicas_and_fused_tables_of_one_arena_run_side_by_side():
-    draws = in_kernel_order([make.held("a"), make.held("b", update=Update.ALL_REDUCED)])
+    draws = in_kernel_order([small("a"), small("b", update=Update.ALL_REDUCED)])
     running = ShardSet(draws, Arenas(100_000, CPU), CPU)
     before = running.forward()
     running.backward(before)
@@ -164,7 +169,7 @@ def test_replicas_and_fused_tables_of_one_arena_run_side_by_side():
 
 def test_replicas_of_a_kind_are_one_kernel_for_each_dim_and_optimizer():
     def replica(name, dim, optimizer=Optimizer.ADAGRAD):
-        return make.held(name, embedding_dim=dim, optimizer=optimizer, update=Update.ALL_REDUCED)
+        return small(name, embedding_dim=dim, optimizer=optimizer, update=Update.ALL_REDUCED)
 
     draws = in_kernel_order([replica("a", 8), replica("b", 4), replica("c", 8), replica("d", 8, Optimizer.SGD)])
     running = ShardSet(draws, Arenas(100_000, CPU), CPU)
@@ -174,7 +179,7 @@ def test_replicas_of_a_kind_are_one_kernel_for_each_dim_and_optimizer():
 
 def test_a_set_runs_on_memory_of_the_arenas():
     arenas = Arenas(4_000, CPU)
-    running = ShardSet([[draw_batch(make.held())]], arenas, CPU)
+    running = ShardSet([[draw_batch(small())]], arenas, CPU)
     piece, moments = arenas._weights[DType.FP32]._memory[: 50 * 8], arenas._moments._memory
     before = piece.clone()
     running.backward(running.forward())
@@ -183,7 +188,7 @@ def test_a_set_runs_on_memory_of_the_arenas():
 
 
 def test_runs_take_turns_among_batches():
-    shard = make.held()
+    shard = small()
     draws = [draw_batch(shard, draw) for draw in range(3)]
     running = ShardSet([draws], Arenas(4_000, CPU), CPU)
     running.kernels[0].kernel.module.weights_host.data.copy_(torch.randn(50 * 8))
@@ -210,7 +215,7 @@ def test_runs_take_turns_among_batches():
     ],
 )
 def test_a_device_runs_all_kinds_that_it_is_said_to(kinds, any_device):
-    device, shard = torch.device(any_device), make.held(**kinds)
+    device, shard = torch.device(any_device), small(**kinds)
     if not is_measurable(shard, on_cuda=device.type == "cuda"):
         pytest.skip("these kernels are a GPU's")
     running = ShardSet([[draw_batch(shard)]], Arenas(4_000 if device.type == "cpu" else 0, device), device)

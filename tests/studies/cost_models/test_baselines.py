@@ -155,11 +155,11 @@ class TestTorchRec:
 
     def test_whole_table(self, price):
         # 8-byte ids, rows and outputs of 128 x 4 bytes, at the V100's 900 GB/s.
-        num_bytes = 64 * 3 * 8 + 64 * 3 * 128 * 4 + 64 * 128 * 4
+        num_bytes = 64 * 2 * 8 + 64 * 2 * 128 * 4 + 64 * 128 * 4
         assert price(make.held(embedding_dim=128)) == pytest.approx(3 * num_bytes / 900e9 * 1e3)
 
     def test_narrow_rows_are_punished(self, price):
-        num_bytes = 64 * 3 * 8 + 64 * 3 * 32 * 4 + 64 * 32 * 4
+        num_bytes = 64 * 2 * 8 + 64 * 2 * 32 * 4 + 64 * 32 * 4
         assert price(make.held(embedding_dim=32)) == pytest.approx(3 * 1.75 * num_bytes / 900e9 * 1e3)
 
     def test_access_is_not_seen_but_kinds_are(self, price):
