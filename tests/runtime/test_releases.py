@@ -11,13 +11,12 @@ from packaging.requirements import Requirement
 import autoshard
 
 ROOT = Path(autoshard.__file__).parents[1]
-WORKER = Path(__file__).with_name("releases_worker.py")
 
 
 def test_a_step_needs_none_of_the_names_that_newer_releases_have_added(tmp_path):
     workers = [
         subprocess.Popen(
-            [sys.executable, WORKER, str(rank), str(tmp_path / "rendezvous")],
+            [sys.executable, "-m", "tests.runtime.releases_worker", str(rank), str(tmp_path / "rendezvous")],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
