@@ -72,6 +72,7 @@ class SearchContext:
     Attributes:
         linear: The compiled search.
         num_steps: Steps made by all descents.
+        best_ms: Least step that any descent met.
         trail: Choices of the best layouts after 1, 10, 100, ... steps, where another step follows.
     """
 
@@ -85,7 +86,7 @@ class SearchContext:
         self.num_steps = 0
         self.trail: list[list[Choice | None]] = []
         self._best: list[Choice | None] = []
-        self._best_ms, self._told_s = math.inf, 0.0
+        self.best_ms, self._told_s = math.inf, 0.0
 
     def count_step(self, layout: Layout) -> None:
         """Counts a step of any descent; the rates are made linear anew around its layout from time to time."""
@@ -97,8 +98,8 @@ class SearchContext:
 
     def meet(self, step_ms: float, chosen: Sequence[Choice | None]) -> None:
         """Takes note of the step and the choices of a layout; the best is told in the log (at DEBUG) now and then."""
-        if step_ms < self._best_ms:
-            self._best_ms, self._best = step_ms, list(chosen)
+        if step_ms < self.best_ms:
+            self.best_ms, self._best = step_ms, list(chosen)
             now_s = time.perf_counter()
             if now_s >= self._told_s + _TELL_S:
                 self._told_s = now_s

@@ -112,7 +112,7 @@ class SearchOutcome:
         layout: The best one that fits the memory.
         step_ms: Its step.
         num_steps: Steps made.
-        stopped: Why it ended: `time` or `steps`.
+        stopped: Why it ended: `time`, `steps` or `bound`: no layout takes less.
         trail: Choices of the best layouts met on the way, after 1, 10, 100, ... steps.
     """
 
@@ -123,7 +123,9 @@ class SearchOutcome:
     trail: tuple[Sequence[Choice | None], ...]
 
 
-def improve(starts: Sequence[Start], *, seed: int, deadline_s: float, max_steps: int | None = None) -> SearchOutcome:
+def improve(
+    starts: Sequence[Start], *, seed: int, deadline_s: float, max_steps: int | None = None, floor_ms: float = 0.0
+) -> SearchOutcome:
     """Makes the step of the best of some starts shorter until the time or the steps are over.
 
     The first steps are the same however many there are, so that more of them never end with a longer step.
@@ -133,18 +135,22 @@ def improve(starts: Sequence[Start], *, seed: int, deadline_s: float, max_steps:
         seed: Source of all chance.
         deadline_s: When to end, by `time.perf_counter`.
         max_steps: Most steps; None for as many as there is time for.
+        floor_ms: What no layout takes less than: one that takes as much ends the search.
     """
     context = SearchContext(starts[0].layout.space, starts[0].layout.limits, starts[0].layout, seed, deadline_s)
     most = math.inf if max_steps is None else max_steps
 
     def is_over() -> bool:
-        return context.num_steps >= most or time.perf_counter() >= deadline_s
+        return context.num_steps >= most or time.perf_counter() >= deadline_s or is_least()
+
+    def is_least() -> bool:
+        return context.best_ms <= floor_ms * (1 + LEAST_GAIN)
 
     raced = _raced(_bursts(context, starts), is_over)
     best, best_ms = raced.best, raced.best_ms
     if not is_over():
         best, best_ms = _burst(starts, context, best, is_over)
-    stopped = "steps" if context.num_steps >= most else "time"
+    stopped = "bound" if is_least() else "steps" if context.num_steps >= most else "time"
     return SearchOutcome(
         layout=best, step_ms=best_ms, num_steps=context.num_steps, stopped=stopped, trail=tuple(context.trail)
     )

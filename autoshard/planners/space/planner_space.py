@@ -150,6 +150,7 @@ class PlannerSpace:
         costs: Models that price steps.
         options_of: Ways to hold a table, whatever its constraints.
         payload: Number formats of what is sent; fp32 if left out.
+        by_kernels: Whether a step is the kernels of its slowest rank alone.
 
     Attributes:
         items: The tables, in items that are placed together.
@@ -169,6 +170,8 @@ class PlannerSpace:
         costs: CostModels,
         options_of: Callable[[EmbeddingTable], Sequence[ShardingOption]],
         payload: Payload | None = None,
+        *,
+        by_kernels: bool = False,
     ) -> None:
         # Rows behind caches are priced as `evaluate` prices them.
         memories = [topology.memory_of(rank) for rank in range(topology.world_size)]
@@ -176,7 +179,7 @@ class PlannerSpace:
             costs = replace(costs, kernel=behind_caches(costs.kernel, topology))
         self.tables, self.topology, self.costs = tables, topology, costs
         kernels = {fused_kernel(table, update) for table in tables.tables for update in Update}
-        self.prices = StepPrices(tables, topology, costs, kernels, payload or Payload())
+        self.prices = StepPrices(tables, topology, costs, kernels, payload or Payload(), by_kernels=by_kernels)
         self.kinds = ShardKinds(self.prices)
         self._sites: dict[Hashable, _Sites] = {}
         check_constraints(tables, topology)

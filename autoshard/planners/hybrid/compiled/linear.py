@@ -82,7 +82,7 @@ class Launches:
         floor = kernel_floor(prices.costs.kernel, kinds.codes_VH.astype(np.float32))
         if floor.is_exact:
             counts.append(np.eye(int(floor.kernel_N.max()) + 1)[floor.kernel_N])
-            bases_ms = np.array([floor.forward_base_ms, floor.backward_base_ms]) * prices.kernel_weights
+            bases_ms = prices.of_kernels(np.array(floor.forward_base_ms), np.array(floor.backward_base_ms))
             added.append(np.zeros((counts[-1].shape[1], len(EMBEDDING_PARTS))))
             added[-1][:, [PART_INDEX[part] for part in KERNEL_PARTS]] = bases_ms
         counts.append(prices.is_scattered(kinds.moved_VC)[:, None].astype(np.float64))
