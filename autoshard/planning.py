@@ -296,7 +296,7 @@ def _finished(plan: ShardingPlan, costs: CostModels, provenance: Provenance) -> 
         # The planner's fault, not that of whoever asked for a plan.
         raise AutoshardError(f"made an invalid plan: {error}", source=f"planner {provenance.planner}") from error
     orders = _orders_of_cut(plan)
-    held = [in_device_memory(shard) for shards in plan.local_shards() for shard in shards]
+    held = [in_device_memory(shard.local) for shard in plan.of_one_group().held_shards()]
     _warn_of_unseen(plan.tables, held, costs.kernel)
     costs = replace(costs, kernel=pricing(costs.kernel, held))
     models = {**provenance.models, **_order_notes(orders), **model_names(costs, plan.tables, plan.topology.device)}

@@ -150,7 +150,9 @@ def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
     deadline_s = request.deadline_s() - finish_s
     # Where steps are counted, the clock decides nothing but the end.
     until_s = math.inf if search.steps else deadline_s
-    offer = offer_within(request.tables, request.topology, until_s - time.perf_counter())
+    offer = EVERYTHING
+    if not search.names <= _ON_SINGLE_RANKS:
+        offer = offer_within(request.tables, request.topology, until_s - time.perf_counter())
     space, own = _offered(request, search, offer, until_s)
     if not own and offer is not EVERYTHING:
         space, own = _offered(request, search, EVERYTHING, until_s)
