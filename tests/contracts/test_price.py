@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autoshard.core import DType, Topology
+from autoshard.core import DType, RowOrder, Topology
 from autoshard.core.costs import LinkBytes
 from autoshard.core.shard import fused_kernel
 from autoshard.core.step import EMBEDDING_PARTS, PART_FEATURES, Overlap
 from autoshard.evaluation import evaluate, price_step, stages, training_bytes
+from autoshard.evaluation.batch_memory import row_order_bytes
 from autoshard.planners.space.options import locals_of
 from autoshard.planners.space.step_cost import StepPrices, StepSums
 from tests import builders as make
@@ -52,7 +53,20 @@ def drawn(seed):
         reduce_latency_s=2e-5,
         shared_links=(False, seed % 4 == 3),
     )
-    return replace(plan, topology=topology)
+    return with_listed_orders(replace(plan, topology=topology))
+
+
+def with_listed_orders(plan):
+    """The plan with a file for the rows of every table, of which ranks keep those of tables cut by access rank."""
+    tables = {table.name: replace(table, row_order=listed(table)) for table in plan.tables.tables}
+    shards = (
+        replace(placed, shard=replace(placed.shard, table=tables[placed.shard.table.name])) for placed in plan.shards
+    )
+    return replace(plan, tables=replace(plan.tables, tables=tuple(tables.values())), shards=tuple(shards))
+
+
+def listed(table):
+    return RowOrder(file="rows.parquet", digest="0" * 64, num_ordered=-(-table.num_embeddings // 2))
 
 
 def is_searched(plan):
@@ -108,6 +122,10 @@ def test_sums_of_a_search_are_priced_as_the_slow_way_says(seed, calibrated):
     np.testing.assert_allclose(parts_PR.max(axis=1), [parts[part] for part in EMBEDDING_PARTS], rtol=1e-5)
     assert prices.step_ms(sums)[0] == pytest.approx(sum(parts.values()) + synced_ms, rel=1e-5)
     np.testing.assert_allclose(prices.training_bytes(sums.moved_BRC)[0], training_bytes(plan), rtol=1e-9)
+
+
+def test_row_orders_count_in_the_memory_of_some():
+    assert any(row_order_bytes(drawn(seed)) > 0 for seed in SEARCHED)
 
 
 def test_drawn_plans_are_of_both_kinds():
