@@ -13,7 +13,7 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -28,6 +28,7 @@ from autoshard import __version__
 from autoshard.commands.options import as_typer_function
 from autoshard.core.errors import AutoshardError, FormatError
 from autoshard.core.quoting import printable, shortened
+from autoshard.entry_points import installed
 
 ENTRY_POINT_GROUP = "autoshard.commands"
 _ABOUT = """Plans how the embedding tables of recommendation models are sharded, and executes the plan.
@@ -287,7 +288,7 @@ def _print_version(wanted: bool) -> None:
 def command_points() -> dict[str, EntryPoint]:
     """The commands of this library and of installed packages, by name; none of them is imported."""
     own = {name: EntryPoint(name=name, value=value, group=ENTRY_POINT_GROUP) for name, value in OWN_COMMANDS.items()}
-    found = {**{point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}, **own}
+    found = {**{point.name: point for point in installed(ENTRY_POINT_GROUP)}, **own}
     first = {name: index for index, name in enumerate(_ORDER)}
     return dict(sorted(found.items(), key=lambda item: (first.get(_split(item[0])[0], len(first)), item[0])))
 

@@ -281,7 +281,7 @@ def refine_plan(
         options={**source.options, "replay_refine": num_measurements},
         models={**source.models, "refined": found.summary},
     )
-    return _finished(replace(found.plan, provenance=None), costs, provenance), found.summary
+    return _finished(replace(found.plan, predicted=None, provenance=None), costs, provenance), found.summary
 
 
 def _finished(plan: ShardingPlan, costs: CostModels, provenance: Provenance) -> ShardingPlan:
@@ -296,7 +296,7 @@ def _finished(plan: ShardingPlan, costs: CostModels, provenance: Provenance) -> 
         # The planner's fault, not that of whoever asked for a plan.
         raise AutoshardError(f"made an invalid plan: {error}", source=f"planner {provenance.planner}") from error
     orders = _orders_of_cut(plan)
-    held = [in_device_memory(shard) for shards in plan.local_shards() for shard in shards]
+    held = [in_device_memory(shard.local) for shard in plan.of_one_group().held_shards()]
     _warn_of_unseen(plan.tables, held, costs.kernel)
     costs = replace(costs, kernel=pricing(costs.kernel, held))
     models = {**provenance.models, **_order_notes(orders), **model_names(costs, plan.tables, plan.topology.device)}
@@ -311,7 +311,7 @@ def _finished(plan: ShardingPlan, costs: CostModels, provenance: Provenance) -> 
         models["execution_notes"] = shortened(note, _MAX_CHARACTERS)
     if plan.provenance is not None:
         models |= plan.provenance.models
-    predicted = evaluate(plan, costs)
+    predicted = plan.predicted or evaluate(plan, costs)
     _warn_of_memory(plan, predicted)
     return replace(
         plan,

@@ -5,17 +5,15 @@ Planners and commands are entry points, too; see `planners.registry` and `cli`.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from autoshard.core import CostModel, ShardingPlan
 from autoshard.core.costs import StepModels
 from autoshard.core.errors import InvalidOptionError
+from autoshard.entry_points import installed
 from autoshard.results.comparison import MeasuredPlan
 
 COST_MODEL_GROUP = "autoshard.cost_models"
@@ -172,26 +170,16 @@ def find_trainer(field: str) -> TrainKernelModel:
 
 def kernel_model_loaders() -> tuple[LoadCostModel, ...]:
     """What loads cost models of kernels, by name of the plugin."""
-    return tuple(point.load() for point in _points(COST_MODEL_GROUP))
+    return tuple(point.load() for point in installed(COST_MODEL_GROUP))
 
 
 def step_model_loaders() -> tuple[LoadStepModels, ...]:
     """What loads models of collectives, dense layers and steps, by name of the plugin."""
-    return tuple(point.load() for point in _points(STEP_MODEL_GROUP))
-
-
-def _points(group: str) -> list[EntryPoint]:
-    return _points_on(group, tuple(sys.path))
-
-
-# Reads a file of every package that is installed, 5 ms; a service asks for each plan.
-@cache
-def _points_on(group: str, _: tuple[str, ...]) -> list[EntryPoint]:
-    return sorted(entry_points(group=group), key=lambda point: point.name)
+    return tuple(point.load() for point in installed(STEP_MODEL_GROUP))
 
 
 def _first(group: str, job: str, field: str) -> Any:
-    found = _points(group)
+    found = installed(group)
     if not found:
         raise InvalidOptionError(f"nothing that can {job} is installed", field=field)
     return found[0].load()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Processes that pytest shares its tests among are told a width; what commands print has none unless a test says one.
 os.environ.pop("COLUMNS", None)
+# Hundreds of processes are started, which would each compile all that they import.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import hypothesis
 import pytest
@@ -19,6 +22,8 @@ import autoshard
 from autoshard.formats import read_json
 from costmodel.registry.versions import REGISTRY_VARIABLE, SHIPPED_VARIABLE
 from server.storage.location import DATABASE_VARIABLE
+
+sys.dont_write_bytecode = False
 
 # Examples are timed by nobody: other work on the machine would fail them.
 hypothesis.settings.register_profile(

@@ -81,7 +81,7 @@ MUTANTS = (
     ),
     Mutant(
         "autoshard/core/step.py",
-        "top = max(self.top_backward + self.interaction_backward, prefetched)",
+        "top = _longest(self.top_backward + self.interaction_backward, prefetched)",
         "top = self.top_backward + self.interaction_backward",
         "tests/core tests/evaluation",
     ),
@@ -112,8 +112,8 @@ MUTANTS = (
     ),
     Mutant(
         "autoshard/evaluation/stages.py",
-        "gather_ms = counts_ms + comm.all_gather_ms(gathered, topology) if gathered > 0 else 0.0",
-        "gather_ms = comm.all_gather_ms(gathered, topology) if gathered > 0 else 0.0",
+        "return counts_ms + comm.all_gather_ms(size, topology) if size > 0 else 0.0",
+        "return comm.all_gather_ms(size, topology) if size > 0 else 0.0",
         "tests/evaluation",
     ),
     Mutant("autoshard/evaluation/group_sync.py", "return ms_R / groups.sync_every", "return ms_R", "tests/evaluation"),

@@ -42,7 +42,7 @@ NOT_EXECUTED = {
     "docs/how-to/docker.md": "Docker",
     "docs/how-to/measure-a-gpu.md": "a GPU, on a machine without network; tests/studies/gpu runs the study on a CPU",
     "docs/how-to/run-jobs.md": "minutes of measuring and training; tests/server/test_jobs.py makes such jobs shortened",
-    "docs/how-to/test-cluster.md": "network namespaces; tests/bench/test_cluster.py makes them where it may",
+    "docs/how-to/test-cluster.md": "network namespaces; tests/studies/test_cluster.py makes them where it may",
     "docs/reference/simulation.md": "many minutes; tests/simulation sweeps smaller clusters",
     "docs/how-to/train.md": "minutes of measuring; tests/costmodel and tests/policies run the same commands shortened",
 }

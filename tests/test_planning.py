@@ -3,7 +3,6 @@
 import logging
 import shutil
 import sys
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,9 +35,7 @@ from autoshard.formats.documents.json_document import read_json
 from autoshard.formats.metasyn import metasyn
 from autoshard.formats.stores.samples import read_samples
 from autoshard.hardware import this_processor
-from autoshard.planners.heuristics.greedy import CostGreedyPlanner, RandomPlanner
-from autoshard.planners.search import improve
-from autoshard.planners.space.placement import PlacementProblem
+from autoshard.planners.heuristics.greedy import RandomPlanner
 from autoshard.planning import compare, kernel_model, machine_note, make_costs, make_plan, plan_costs, searched_types
 from autoshard.report import speedups_over
 from autoshard.validator import validate_plan
@@ -220,7 +217,7 @@ class TestMakePlan:
             "min_partition": 0,
         }
         assert made.models["kernel"] == f"learned:cpu@{version}"
-        assert "slowest rank" in made.models["search"]
+        assert made.models["search"].startswith(("stopped by ", "as "))
 
     def test_auto_is_slower_than_no_other_on_a_learned_model(self, request_of):
         request = request_of(time_limit_s=20.0)
@@ -266,22 +263,23 @@ class TestMakePlan:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", [2026, 2029])
 def test_a_second_of_search_comes_within_a_percent_of_a_minute(registry, seed):
-    """Counted in steps: a free core makes 6,000 in a second."""
+    """Counted in steps: a free core makes some 200 in a second."""
     pool = metasyn().scaled(SCALE)
     chosen = np.random.default_rng(seed).choice(len(pool.tables), 80, replace=False)
     tables = replace(pool, tables=tuple(pool.tables[index] for index in chosen))
     topology = load_topology("cpu-8")
     costs = make_costs(tables, topology, registry)
     assert costs.kernel.name.startswith("learned:cpu@")
-    problem = PlacementProblem.table_wise(tables, topology, costs.kernel)
-    start_N = CostGreedyPlanner().place(problem, 0)
-    later_s = time.perf_counter() + 3600
 
     def found_ms(num_steps, seed):
-        return improve(problem, [start_N], seed=seed, max_steps=num_steps, deadline_s=later_s).max_ms
+        options = {"objective": "kernel", "sharding_types": "table_wise", "policy": False, "steps": num_steps}
+        request = make.request(tables, topology, costs=costs, seed=seed, time_limit_s=3600.0, options=options)
+        plan = make_plan("auto", request)
+        assert plan.predicted is not None
+        return plan.predicted.max_kernel_ms
 
-    minute_ms = found_ms(360_000, seed=77)
-    assert max(found_ms(6_000, seed=seed) for seed in range(4)) <= 1.01 * minute_ms
+    minute_ms = found_ms(12_000, seed=77)
+    assert max(found_ms(200, seed=seed) for seed in range(4)) <= 1.01 * minute_ms
 
 
 class TestCompare:

@@ -19,7 +19,7 @@ from autoshard.commands.packages import found_packages, missing_packages
 from autoshard.console import JsonOption, emit, log, working
 from autoshard.core import accepted
 from autoshard.core.accepted import MAX_WORLD_SIZE
-from autoshard.core.errors import InvalidOptionError
+from autoshard.core.errors import AutoshardError, InvalidOptionError
 from autoshard.table import facts
 
 if TYPE_CHECKING:
@@ -94,11 +94,10 @@ def _mismatches(packages: list[dict[str, Any]], devices: list[dict[str, Any]]) -
 def _not_compiled() -> Iterator[str]:
     from autoshard.planners.hybrid.compiled.library import library
 
-    if library() is None:
-        yield (
-            "the compiled search: plans within short time limits are a few percent longer; install autoshard again "
-            "where there is a C compiler"
-        )
+    try:
+        library()
+    except AutoshardError as error:
+        yield f"the compiled search: {error.message}"
 
 
 def _rendered(found: Mapping[str, Any]) -> Group:

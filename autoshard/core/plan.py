@@ -300,20 +300,24 @@ class ShardingPlan:
         """Shards by the share of samples that replicas of them serve, and the ranks of these replicas."""
         served = []
         # Thousands of shards share a handful of replicas, each of thousands of ranks.
-        known: dict[int, list[IntArray]] = {}
+        known: dict[tuple[int, int], list[tuple[float, IntArray]]] = {}
         for held in self.shards:
             placed = held.as_run(self.group_size)
-            ranks_of = known.get(id(placed.replicas))
-            if ranks_of is None:
-                ranks_of = [np.array(replica, dtype=np.int64) for replica in placed.replicas]
-                known[id(placed.replicas)] = ranks_of
-            by_share: dict[float, list[IntArray]] = {}
-            for index, ranks in enumerate(ranks_of):
-                share = 1 / len(ranks_of) if placed.fetch is None else placed.fetch.count(index) / self.group_size
-                by_share.setdefault(share, []).append(ranks)
-            for share, ranks_with in by_share.items():
-                served.append((placed, share, ranks_with[0] if len(ranks_with) == 1 else np.concatenate(ranks_with)))
+            key = (id(placed.replicas), id(placed.fetch))
+            if key not in known:
+                known[key] = self._by_share(placed)
+            served += [(placed, share, ranks) for share, ranks in known[key]]
         return served
+
+    def _by_share(self, placed: PlacedShard) -> list[tuple[float, IntArray]]:
+        """Ranks whose replicas serve the same share of samples."""
+        by_share: dict[float, list[int]] = {}
+        for index, replica in enumerate(placed.replicas):
+            share = 1 / len(placed.replicas)
+            if placed.fetch is not None:
+                share = placed.fetch.count(index) / self.group_size
+            by_share.setdefault(share, []).extend(replica)
+        return [(share, np.array(ranks, dtype=np.int64)) for share, ranks in by_share.items()]
 
     def local_shards(self) -> tuple[tuple[LocalShard, ...], ...]:
         """What each rank of a replica group holds, in the order of `shards`."""

@@ -67,9 +67,12 @@ def evaluate(plan: ShardingPlan, costs: CostModels, *, overlap: Overlap | None =
         and 0 if a rank holds nothing; `imbalance` is from 2D, `exchange_balance` from OPER. Replica groups: 2D Sec.
         3.1 and 5, Eq. 1.
     """
-    group = plan.of_one_group()
-    priced = _priced(plan, group, costs, overlap)
-    kernels, step = priced.kernels, priced.step
+    return breakdown_of(plan, price_with_kernels(plan, costs, overlap=overlap))
+
+
+def breakdown_of(plan: ShardingPlan, priced: PricedPlan) -> CostBreakdown:
+    """As `evaluate`, of a plan that has been priced."""
+    group, kernels, step = plan.of_one_group(), priced.kernels, priced.step
     kernel_ms_R = kernels.costs.kernel_ms_S
     _, forward_ms_R, backward_ms_R = step.stages.exchange_ms_XBR
     exchange_ms_R = forward_ms_R + backward_ms_R
@@ -135,10 +138,7 @@ def price_step(plan: ShardingPlan, costs: CostModels, *, overlap: Overlap | None
 
 def price_with_kernels(plan: ShardingPlan, costs: CostModels, *, overlap: Overlap | None = None) -> PricedPlan:
     """As `price_step`, with what is behind it, of one replica group."""
-    return _priced(plan, plan.of_one_group(), costs, overlap)
-
-
-def _priced(plan: ShardingPlan, group: ShardingPlan, costs: CostModels, overlap: Overlap | None) -> PricedPlan:
+    group = plan.of_one_group()
     if isinstance(costs.kernel, UnseenKernelsModel | UpperEndKernels):
         # Without a kernel model that prices none of the plan's shards.
         locals_ = [in_device_memory(one.local) for one in group.held_shards()]

@@ -8,6 +8,8 @@ import re
 import secrets
 import stat
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -51,26 +53,60 @@ def atomic_write(path: str | Path, data: str | bytes) -> None:
     """
     check_of_this_machine(path)
     target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")  # as `_TEMPORARY` knows it
     try:
         if os.path.exists(path) and not os.path.isfile(path):  # of the path as given: a pipe has no other
             raise FormatError("cannot be written: it is there and is no regular file", source=str(path))
         if target.exists() and not target.is_file():  # fails for a name that is too long
             raise FormatError("cannot be written: it is there and is no regular file", source=str(path))
         target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with os.fdopen(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666), "wb") as file:
-                file.write(data.encode("utf-8") if isinstance(data, str) else data)
-                file.flush()
-                os.fsync(file.fileno())
+        with _staged(data, target.parent) as temporary:
             if target.exists():
                 temporary.chmod(target.stat().st_mode & 0o777)
             temporary.replace(target)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
     except OSError as error:
         raise FormatError(f"cannot be written: {_reason(error)}", source=str(path)) from error
+
+
+def atomic_create(path: Path, data: bytes, *, staging: Path) -> bool:
+    """Makes a file unless there is one: of several processes that try, one makes it, whole.
+
+    Args:
+        path: Where the file goes; folders that are missing are made.
+        data: The whole content.
+        staging: Folder of the temporary file, of the same file system, which has hard links.
+
+    Returns:
+        Whether there was none.
+
+    Raises:
+        FormatError: If no file can be written there.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.lexists(path):
+            return False
+        with _staged(data, staging) as temporary:
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                return False
+        return True
+    except OSError as error:
+        raise FormatError(f"cannot be written: {_reason(error)}", source=str(path)) from error
+
+
+@contextmanager
+def _staged(data: str | bytes, folder: Path) -> Iterator[Path]:
+    """A temporary file in a folder, on the disk as a whole, which is gone after the block."""
+    temporary = folder / f".{secrets.token_hex(8)}.tmp"  # as `_TEMPORARY` knows it
+    try:
+        with os.fdopen(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666), "wb") as file:
+            file.write(data.encode("utf-8") if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def remove_leftovers(folder: Path, *, older_than_s: float) -> tuple[Path, ...]:

@@ -13,8 +13,8 @@ from autoshard.core import Provenance, ShardingPlan
 from autoshard.core.accepted import AT_LEAST_0, check_choice, listed
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.core.quoting import shown
+from autoshard.evaluation.evaluate import breakdown_of
 from autoshard.planners.hybrid.step_search import FoundPlan, StepSearch, search_steps
-from autoshard.planners.kernel_search import plan_by_kernel
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.space.options import BY_ACCESS_RANK, ShardingType
 
@@ -110,10 +110,6 @@ class AutoOptions:
                 f"got {shown(self.sharding_types)}",
                 field="options.sharding_types",
             )
-        if self.reserved_bytes:
-            raise InvalidOptionError(
-                f"must be 0 where objective is kernel, got {self.reserved_bytes}", field="options.reserved_bytes"
-            )
 
     @property
     def _listed(self) -> tuple[str, ...]:
@@ -154,7 +150,7 @@ class AutoPlanner:
     takes_start: ClassVar[bool] = True
 
     def plan(self, request: PlanRequest) -> ShardingPlan:
-        """Makes a plan, without prediction; its provenance says how the search ended.
+        """Makes a plan; its provenance says how the search ended.
 
         Raises:
             InfeasiblePlanError: If no plan within the memory limits was found.
@@ -162,30 +158,25 @@ class AutoPlanner:
             InvalidPlanError: If a constraint names a table or rank that is not there, or the start is of other tables.
         """
         options = parse_options(AutoOptions, request.options)
-        if options.objective == AutoObjective.KERNEL:
-            with_cuts = ShardingType.COLUMN_WISE in options.types
-            return plan_by_kernel(
-                request,
-                steps=options.steps,
-                with_policy=options.policy,
-                with_cuts=with_cuts,
-                min_partition=options.min_partition,
-            )
+        by_kernels = options.objective == AutoObjective.KERNEL
         search = StepSearch(
             names=options.types,
             steps=options.steps,
             reserved_bytes=options.reserved_bytes,
-            count_activations=options.count_activations,
+            count_activations=options.count_activations and not by_kernels,
             with_policy=options.policy,
-            with_groups=options.with_groups,
+            with_groups=options.with_groups and not by_kernels,
             min_partition=options.min_partition,
+            by_kernels=by_kernels,
         )
-        found = _preferred(request, search) if options.prefer_whole else search_steps(request, search)
+        is_preferred = options.prefer_whole and not by_kernels
+        found = _preferred(request, search) if is_preferred else search_steps(request, search)
         _log.info("auto: %s", found.status)
         provenance = Provenance(
             planner=self.name, version=__version__, seed=request.seed, models={**found.models, "search": found.status}
         )
-        return replace(found.plan, provenance=provenance)
+        predicted = breakdown_of(found.plan, found.priced)
+        return replace(found.plan, predicted=predicted, provenance=provenance)
 
 
 def _preferred(request: PlanRequest, search: StepSearch) -> FoundPlan:
@@ -201,12 +192,12 @@ def _preferred(request: PlanRequest, search: StepSearch) -> FoundPlan:
     deadline_s = request.deadline_s()
     whole = _best_whole(_until(request, deadline_s, _WHOLE_SHARE), search)
     found = search_steps(_until(request, deadline_s), _with_share(search, 1.0 - _WHOLE_SHARE))
-    if whole is None or found.step_ms < (1.0 - margin) * whole.step_ms:
+    if whole is None or found.cost_ms < (1.0 - margin) * whole.cost_ms:
         return found
     return replace(
         whole,
-        status=f"whole tables, since {found.step_ms:.6g} ms by cutting them is within {margin:.0%} of "
-        f"{whole.step_ms:.6g} ms: {whole.status}",
+        status=f"whole tables, since {found.cost_ms:.6g} ms by cutting them is within {margin:.0%} of "
+        f"{whole.cost_ms:.6g} ms: {whole.status}",
     )
 
 

@@ -86,7 +86,10 @@ class PlannerProtocol(Protocol):
     """
 
     def plan(self, request: PlanRequest) -> ShardingPlan:
-        """Makes a plan, without prediction; its provenance, if it has any, names the models that it was made with.
+        """Makes a plan; its provenance, if it has any, names the models that it was made with.
+
+        Where the planner has the plan's prediction, as `evaluate` makes it by the request's models, the plan carries it
+        and is not priced again.
 
         Raises:
             InfeasiblePlanError: If no plan within the memory limits was found.

@@ -5,17 +5,16 @@ Shape suffixes: N items, R ranks, S sets, H width of a code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autoshard.core import CostModel, KernelCosts, LocalShard, ShardingPlan
+from autoshard.core import CostModel, KernelCosts, LocalShard, ShardingPlan, Tier
 from autoshard.core.accepted import AT_LEAST_1
 from autoshard.core.costs import CodeArray, KernelErrors, MsArray, recorded_errors
 from autoshard.core.errors import InvalidOptionError
-from autoshard.evaluation.uncertainty.set_errors import numbered
-from autoshard.planners.comparison import PricedPlacements, item_kinds
+from autoshard.evaluation.uncertainty.set_errors import SetErrors, half_widths, numbered
 from autoshard.planners.space.placement import PlacementProblem, RankArray
 
 #: Measures the kernels of all ranks of some plans in the same interleaved rounds; milliseconds per rank, plan by plan.
@@ -224,7 +223,7 @@ def _corrections(problem: PlacementProblem, seen: Sequence[tuple[RankArray, MsAr
     slowness, which all ranks of a measurement share, is none. So the effects of tables and kinds of kernels are those
     of a Bayesian linear regression. What a set's company does is true of that set alone, and corrects no item.
     """
-    priced = PricedPlacements.of([(problem, ranks_N) for ranks_N, _ in seen])
+    priced = _PricedPlacements.of([(problem, ranks_N) for ranks_N, _ in seen])
     measured_ms_X = np.concatenate([_scaled(ranks_N, ms_R, problem) for ranks_N, ms_R in seen])
     is_seen_X = (priced.rank_ms_X > 0) & (measured_ms_X > 0)
     if not is_seen_X.any():
@@ -235,7 +234,7 @@ def _corrections(problem: PlacementProblem, seen: Sequence[tuple[RankArray, MsAr
         np.full(len(seen_X), _MEASURED_ERROR**2)
     )
     answer_X = np.linalg.solve(spread_XX, off_X)
-    labels = ([problem.label(item) for item in range(problem.num_items)], item_kinds(problem))
+    labels = ([problem.label(item) for item in range(problem.num_items)], _item_kinds(problem))
     (table, table_XT), (kind, kind_XK), _ = priced.errors.parts(errors)
     effect_N = np.zeros(problem.num_items)
     for deviation, loads, labels_N in ((table, table_XT, labels[0]), (kind, kind_XK, labels[1])):
@@ -250,3 +249,72 @@ def _scaled(ranks_N: RankArray, measured_ms_R: MsArray, problem: PlacementProble
     """Measured times on the scale of prices: the ranks of a measurement take as long together as they are priced."""
     total_ms = float(measured_ms_R.sum())
     return measured_ms_R * (float(problem.rank_ms(ranks_N).sum()) / total_ms) if total_ms > 0 else measured_ms_R
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _PricedPlacements:
+    """Several placements of one task's tables, rank by rank.
+
+    Attributes:
+        num_ranks: Of each of them.
+        rank_ms_X: Kernel times of the ranks of all placements, one placement after the other.
+        errors: Of these.
+    """
+
+    num_ranks: int
+    rank_ms_X: MsArray
+    errors: SetErrors
+
+    @classmethod
+    def of(cls, placed: Sequence[tuple[PlacementProblem, RankArray]]) -> _PricedPlacements:
+        """Prices placements of items on single ranks, all by one model."""
+        num_ranks = placed[0][0].num_ranks
+        codes_XH = np.concatenate([problem.rank_codes(ranks_N) for problem, ranks_N in placed])
+        known = {id(problem): _Items.of(problem) for problem, _ in placed}
+        items_P = [known[id(problem)] for problem, _ in placed]
+        return cls(
+            num_ranks=num_ranks,
+            rank_ms_X=np.concatenate([problem.rank_ms(ranks_N) for problem, ranks_N in placed]),
+            errors=SetErrors.of(
+                owner_M=np.concatenate([number * num_ranks + ranks_N for number, (_, ranks_N) in enumerate(placed)]),
+                tables_M=[label for items in items_P for label in items.labels_N],
+                kinds_M=[kind for items in items_P for kind in items.kinds_N],
+                alone_ms_M=np.concatenate([problem.kernel_ms_N for problem, _ in placed]),
+                half_width_X=half_widths(placed[0][0].model.predict_parts(codes_XH)),
+                sets_X=[
+                    tuple(items.keys_N[item] for item in np.flatnonzero(ranks_N == rank).tolist())
+                    for items, (_, ranks_N) in zip(items_P, placed, strict=True)
+                    for rank in range(num_ranks)
+                ],
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Items:
+    """What the errors of a problem's items depend on.
+
+    Attributes:
+        labels_N: Their tables.
+        kinds_N: Their kinds of kernels.
+        keys_N: What equal items of several problems have alike.
+    """
+
+    labels_N: list[str]
+    kinds_N: list[str]
+    keys_N: list[Hashable]
+
+    @classmethod
+    def of(cls, problem: PlacementProblem) -> _Items:
+        keys_U = [(shard.table.name, shard.rows, shard.columns) for shard in problem.shards]
+        return cls(
+            labels_N=[problem.label(item) for item in range(problem.num_items)],
+            kinds_N=_item_kinds(problem),
+            keys_N=[tuple(keys_U[index] for index in group) for group in problem.members],
+        )
+
+
+def _item_kinds(problem: PlacementProblem) -> list[str]:
+    """Kind of kernel of each item; of several shards that must share a rank, the first one's."""
+    kind_U = [local.kernel_kind for local in problem.locals_by(Tier.TABLE_WISE)]
+    return [kind_U[group[0]] for group in problem.members]

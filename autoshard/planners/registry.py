@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoshard.core.errors import AutoshardError, UnknownNameError
 from autoshard.core.quoting import shown
+from autoshard.entry_points import installed
 
 if TYPE_CHECKING:
     from autoshard.planners.planner import PlannerProtocol
@@ -103,10 +102,4 @@ def describe_planner(name: str) -> PlannerHelp:
 
 
 def _registered() -> dict[str, EntryPoint]:
-    return _registered_on(tuple(sys.path))
-
-
-# Reads a file of every package that is installed, 5 ms; `auto` asks for each of its starts.
-@cache
-def _registered_on(_: tuple[str, ...]) -> dict[str, EntryPoint]:
-    return {point.name: point for point in entry_points(group=GROUP)}
+    return {point.name: point for point in installed(GROUP)}

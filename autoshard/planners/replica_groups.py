@@ -112,7 +112,7 @@ class ReplicaGroupsPlanner:
     options_type: ClassVar[type] = ReplicaGroupsOptions
 
     def plan(self, request: PlanRequest) -> ShardingPlan:
-        """Makes a plan, without prediction; its provenance says what each number of groups costs, or why it is out.
+        """Makes a plan; its provenance says what each number of groups costs, or why it is out.
 
         Raises:
             InfeasiblePlanError: If no number of groups fits the memory.
@@ -166,7 +166,7 @@ class _Search:
         notes = {label: text[:_MAX_CHARACTERS] for label, text in self.notes.items()}
         models = {**of_base, "group_planner": self.options.base, **notes}
         provenance = Provenance(planner=ReplicaGroupsPlanner.name, version=__version__, models=models)
-        return replace(plan, provenance=provenance)
+        return replace(plan, predicted=self.fastest.priced, provenance=provenance)
 
     def _candidates(self) -> list[ReplicaGroups]:
         """Numbers of groups and layouts with an equal share of the nodes, fewest groups first, each kind once."""
@@ -291,10 +291,17 @@ class _Search:
                 made = self.base.plan(replace(request, topology=_with_memory(group, room_R)))
             except InfeasiblePlanError as error:
                 raise failure or error from None
-            plan = replace(made, tables=self.request.tables, topology=self.request.topology, replica_groups=groups)
+            whole = ShardingPlan(
+                tables=self.request.tables,
+                topology=self.request.topology,
+                shards=made.shards,
+                payload=made.payload,
+                replica_groups=groups,
+                provenance=made.provenance,
+            )
             if self.options.sync_rows == _ANY:
-                plan = with_cheaper_sync(plan, self.request.costs.comm)
-            trial = _Trial(plan=plan, priced=evaluate(plan, self.request.costs))
+                whole = with_cheaper_sync(whole, self.request.costs.comm)
+            trial = _Trial(plan=whole, priced=evaluate(whole, self.request.costs))
             held_R = np.array([rank.hbm_bytes for rank in trial.priced.ranks], dtype=np.float64)
             active_R = np.array([rank.training_bytes for rank in trial.priced.ranks], dtype=np.float64)
             over_R = np.maximum(held_R + active_R - memory_R, 0.0)

@@ -19,6 +19,7 @@ from costmodel.registry.publish_options import PublishOptions
 from costmodel.registry.versions import Registry
 
 if TYPE_CHECKING:
+    from autoshard.formats.stores.samples import SampleTable
     from autoshard.runtime.processes.learners import Learners
     from costmodel.kernel.card import CostModelCard
     from costmodel.kernel.training import TrainedCostModel
@@ -65,11 +66,16 @@ def train_cost(options: TrainCostOptions, publishing: PublishOptions, as_json: c
         autoshard train cost --store samples --force
         torchrun --nproc-per-node 4 --no-python autoshard train cost --store samples --accelerator cuda
     """
+    from autoshard.formats.stores.samples import read_samples
+
+    # What is wrong with the samples is told before torch is imported, which takes seconds.
+    table = read_samples(options.store, options.device)
+
     from autoshard.runtime.processes.learners import joined_learners
     from costmodel.kernel.comparison import kernel_version
 
     with joined_learners(options.accelerator) as learners:
-        trained = _train(options, learners)
+        trained = _train(table, options, learners)
     if not learners.is_first:
         return
     version = kernel_version(trained)
@@ -81,8 +87,7 @@ def train_cost(options: TrainCostOptions, publishing: PublishOptions, as_json: c
         draw({"held-out": _held_out_figure(trained)}, options.image)
 
 
-def _train(options: TrainCostOptions, learners: Learners) -> TrainedCostModel:
-    from autoshard.formats.stores.samples import read_samples
+def _train(table: SampleTable, options: TrainCostOptions, learners: Learners) -> TrainedCostModel:
     from costmodel.kernel.dataset import CostDataset
     from costmodel.kernel.training import CostTrainingOptions, train_cost_model
     from costmodel.kernel.updates.progress import tensorboard_log
@@ -90,7 +95,6 @@ def _train(options: TrainCostOptions, learners: Learners) -> TrainedCostModel:
     training = CostTrainingOptions()
     if options.updates is not None:
         training = replace(training, num_updates=options.updates)
-    table = read_samples(options.store, options.device)
     dataset = CostDataset.from_samples(table)
     folder = options.tensorboard if learners.is_first else None
     with (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +21,7 @@ from costmodel.registry.publish_options import RegistryOption
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from costmodel.registry.listing import ListedVersion
+    from autoshard.api import ModelSummary
     from costmodel.registry.sources import ModelSource
 
 
@@ -124,7 +123,7 @@ def _source(options: ModelsOptions) -> Iterator[ModelSource]:
 def _done(source: ModelSource, options: ModelsOptions) -> tuple[dict[str, Any], RenderableType]:
     chosen = source.listed(options.kind, options.device)
     if options.action is RegistryAction.LIST:
-        found = {"registry": source.place, "models": [item.to_json() for item in chosen]}
+        found = {"registry": source.place, "models": [_printed(item) for item in chosen]}
         empty = f"No models in {source.place}; `autoshard train` makes some."
         return found, _list_table(chosen) if chosen else empty
     if options.action is RegistryAction.SHOW:
@@ -133,7 +132,7 @@ def _done(source: ModelSource, options: ModelsOptions) -> tuple[dict[str, Any], 
     return _move(source, options, chosen)
 
 
-def _find(source: ModelSource, listed: Sequence[ListedVersion], wanted: str) -> ListedVersion:
+def _find(source: ModelSource, listed: Sequence[ModelSummary], wanted: str) -> ModelSummary:
     """The one version that an alias, `shipped` or the first digits of an id name.
 
     Raises:
@@ -146,18 +145,18 @@ def _find(source: ModelSource, listed: Sequence[ListedVersion], wanted: str) -> 
     elif wanted == _SHIPPED:
         found = [item for item in listed if source.is_shipped_production(item)]
     else:
-        found = [item for item in listed if wanted and item.version.id.startswith(wanted)]
+        found = [item for item in listed if wanted and item.id.startswith(wanted)]
     if not found:
         raise UnknownNameError(f"no model is {shown(wanted)}; `autoshard models` lists them", field="version")
     if len(found) > 1:
-        labels = ", ".join(item.label for item in found)
+        labels = ", ".join(map(_label, found))
         raise UnknownNameError(
             f"{shown(wanted)} names several models; choose one by --kind and --device: {labels}", field="version"
         )
     return found[0]
 
 
-def _move(source: ModelSource, options: ModelsOptions, listed: Sequence[ListedVersion]) -> tuple[dict[str, Any], str]:
+def _move(source: ModelSource, options: ModelsOptions, listed: Sequence[ModelSummary]) -> tuple[dict[str, Any], str]:
     """Has an alias name another version."""
     alias = options.alias
     if (
@@ -166,27 +165,26 @@ def _move(source: ModelSource, options: ModelsOptions, listed: Sequence[ListedVe
         listed = [item for item in listed if source.history(item, alias)]
     item = _find(source, listed, str(alias) if options.version is None else options.version)
     change = source.promote if options.action is RegistryAction.PROMOTE else source.roll_back
-    history, version = change(item, alias), item.version
+    history = change(item, alias)
     result = {
-        "kind": version.kind,
-        "name": version.name,
+        "kind": item.kind,
+        "name": item.name,
         "alias": str(alias),
         "id": history[-1].id,
-        "history": [asdict(entry) for entry in history],
+        "history": [entry.model_dump() for entry in history],
     }
-    return result, f"The {alias} version of {version.kind} {version.name} is {history[-1].id}."
+    return result, f"The {alias} version of {item.kind} {item.name} is {history[-1].id}."
 
 
-def _show(source: ModelSource, item: ListedVersion) -> tuple[dict[str, Any], RenderableType]:
+def _show(source: ModelSource, item: ModelSummary) -> tuple[dict[str, Any], RenderableType]:
     from rich.console import Group
 
-    version = item.version
-    history = {alias: [asdict(entry) for entry in entries] for alias, entries in source.histories(item).items()}
+    history = {alias: [entry.model_dump() for entry in entries] for alias, entries in source.histories(item).items()}
     known = [
         ("published", item.published_at),
         ("aliases", ", ".join(item.aliases) or "none"),
-        ("from", "shipped with autoshard" if item.is_shipped else source.place),
-        *_facts(version.card),
+        ("from", "shipped with autoshard" if item.shipped else source.place),
+        *_facts(item.card or {}),
     ]
     changes = Table(
         columns=texts("alias", "version", "since", "by", "how"),
@@ -198,10 +196,18 @@ def _show(source: ModelSource, item: ListedVersion) -> tuple[dict[str, Any], Ren
         title="What its aliases have named",
         is_boxed=True,
     )
-    about = facts(known, title=f"Model {item.label}", is_boxed=True)
+    about = facts(known, title=f"Model {_label(item)}", is_boxed=True)
     rendered = Group(about, changes) if changes.rows else about
-    place = source.shipped_place if item.is_shipped else source.place
-    return {**item.to_json(), "registry": place, "history": history}, rendered
+    place = source.shipped_place if item.shipped else source.place
+    return {**_printed(item), "registry": place, "history": history}, rendered
+
+
+def _label(item: ModelSummary) -> str:
+    return f"{item.kind} {item.name} {item.id}"
+
+
+def _printed(item: ModelSummary) -> dict[str, Any]:
+    return {**item.model_dump(exclude={"relative_error"}), "production": item.used}
 
 
 def _facts(card: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -217,17 +223,17 @@ def _facts(card: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
             yield f"{prefix}{key}", ", ".join(str(part) for part in value)
 
 
-def _list_table(listed: Sequence[ListedVersion]) -> Table:
+def _list_table(listed: Sequence[ModelSummary]) -> Table:
     return Table.of(
         listed,
         [
-            ("", lambda item: "*" if item.is_used else ""),
-            (Column("kind"), lambda item: item.version.kind),
-            (Column("name"), lambda item: item.version.name),
-            (Column("version"), lambda item: item.version.id),
-            (Column("alias"), lambda item: ", ".join([*item.aliases, *([_SHIPPED] if item.is_shipped else [])])),
+            ("", lambda item: "*" if item.used else ""),
+            (Column("kind"), lambda item: item.kind),
+            (Column("name"), lambda item: item.name),
+            (Column("version"), lambda item: item.id),
+            (Column("alias"), lambda item: ", ".join([*item.aliases, *([_SHIPPED] if item.shipped else [])])),
             (Column("published"), lambda item: item.published_at),
-            (Column("about"), lambda item: _about(item.version.card)),
+            (Column("about"), lambda item: _about(item.card or {})),
         ],
         is_boxed=True,
     )

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard import console
+from autoshard.api import AliasChange
 from autoshard.core.errors import ModelError
-from costmodel.registry.aliases import AliasEntry
 from costmodel.registry.models import LearnedModel
 from costmodel.registry.publish_options import PublishOptions
 from costmodel.registry.versions import PRODUCTION, Registry, StoredModel, Tensors, shipped_models
@@ -206,9 +206,9 @@ def publish_version(models: Registry, trained: TrainedVersion, options: PublishO
 
 def _compare(
     models: Registry, trained: TrainedVersion, version: str
-) -> tuple[tuple[AliasEntry, ...], tuple[HeldOutComparison, ...], tuple[str, ...]]:
+) -> tuple[tuple[AliasChange, ...], tuple[HeldOutComparison, ...], tuple[str, ...]]:
     """The production alias as it is, the comparisons, and why the production version is in none of them."""
-    seen: tuple[AliasEntry, ...] = ()
+    seen: tuple[AliasChange, ...] = ()
     try:
         seen = models.history(trained.kind, trained.name)
         shipped = shipped_models()

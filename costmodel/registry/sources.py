@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
-from costmodel.registry.aliases import Action, Alias, AliasEntry
-from costmodel.registry.listing import ListedVersion, alias_histories, listed_versions
-from costmodel.registry.versions import Registry, Version, shipped_models
+from autoshard.api import AliasChange, ModelSummary
+from autoshard.core.choices import Alias
+from costmodel.registry.listing import History, alias_histories, listed_versions
+from costmodel.registry.versions import Registry, shipped_models
 
 if TYPE_CHECKING:
-    from autoshard.api import AliasChange, ModelState, ModelSummary
     from autoshard.client import Client
 
-History = tuple[AliasEntry, ...]
+Changes = Sequence[AliasChange]
 
 
 class ModelSource(Protocol):
@@ -31,27 +30,27 @@ class ModelSource(Protocol):
         """Where those are that come with autoshard."""
         ...
 
-    def listed(self, kind: str | None, device: str | None) -> list[ListedVersion]:
+    def listed(self, kind: str | None, device: str | None) -> list[ModelSummary]:
         """All versions, of one kind and device if these are given."""
         ...
 
-    def is_shipped_production(self, item: ListedVersion) -> bool:
+    def is_shipped_production(self, item: ModelSummary) -> bool:
         """Whether a version is the one that is used until the device has a model of its own."""
         ...
 
-    def histories(self, item: ListedVersion) -> Mapping[Alias, History]:
+    def histories(self, item: ModelSummary) -> History:
         """What the aliases of a version's model have named; as shipped where they were never given."""
         ...
 
-    def history(self, item: ListedVersion, alias: Alias) -> History:
+    def history(self, item: ModelSummary, alias: Alias) -> Changes:
         """What one alias has named; empty if it was never given."""
         ...
 
-    def promote(self, item: ListedVersion, alias: Alias) -> History:
+    def promote(self, item: ModelSummary, alias: Alias) -> Changes:
         """Has an alias name a version; returns what it has named."""
         ...
 
-    def roll_back(self, item: ListedVersion, alias: Alias) -> History:
+    def roll_back(self, item: ModelSummary, alias: Alias) -> Changes:
         """Gives an alias back to the version before; returns what it has named."""
         ...
 
@@ -72,34 +71,30 @@ class LocalModels:
         """A folder of this package."""
         return str(shipped_models().root)
 
-    def listed(self, kind: str | None, device: str | None) -> list[ListedVersion]:
+    def listed(self, kind: str | None, device: str | None) -> list[ModelSummary]:
         """As `ModelSource.listed`."""
-        return [
-            item
-            for item in listed_versions(self.store)
-            if kind in (None, item.version.kind) and device in (None, item.version.name)
-        ]
+        return listed_versions(self.store, kind, device)
 
-    def is_shipped_production(self, item: ListedVersion) -> bool:
+    def is_shipped_production(self, item: ModelSummary) -> bool:
         """As `ModelSource.is_shipped_production`."""
-        return shipped_models().production_id(item.version.kind, item.version.name) == item.version.id
+        return shipped_models().production_id(item.kind, item.name) == item.id
 
-    def histories(self, item: ListedVersion) -> Mapping[Alias, History]:
+    def histories(self, item: ModelSummary) -> History:
         """As `ModelSource.histories`."""
         return alias_histories(self.store, item)
 
-    def history(self, item: ListedVersion, alias: Alias) -> History:
+    def history(self, item: ModelSummary, alias: Alias) -> Changes:
         """As `ModelSource.history`."""
-        return self.store.history(item.version.kind, item.version.name, alias)
+        return self.store.history(item.kind, item.name, alias)
 
-    def promote(self, item: ListedVersion, alias: Alias) -> History:
+    def promote(self, item: ModelSummary, alias: Alias) -> Changes:
         """As `ModelSource.promote`."""
-        self.store.promote(item.version.kind, item.version.name, item.version.id, alias)
+        self.store.promote(item.kind, item.name, item.id, alias)
         return self.history(item, alias)
 
-    def roll_back(self, item: ListedVersion, alias: Alias) -> History:
+    def roll_back(self, item: ModelSummary, alias: Alias) -> Changes:
         """As `ModelSource.roll_back`."""
-        self.store.roll_back(item.version.kind, item.version.name, alias)
+        self.store.roll_back(item.kind, item.name, alias)
         return self.history(item, alias)
 
 
@@ -122,51 +117,27 @@ class ServedModels:
         """The service's address."""
         return self.place
 
-    def listed(self, kind: str | None, device: str | None) -> list[ListedVersion]:
+    def listed(self, kind: str | None, device: str | None) -> list[ModelSummary]:
         """As `ModelSource.listed`."""
-        return [_listed(found) for found in self.client.list_models(kind, device, cards=True)]
+        return list(self.client.list_models(kind, device, cards=True))
 
-    def is_shipped_production(self, item: ListedVersion) -> bool:
+    def is_shipped_production(self, item: ModelSummary) -> bool:
         """Whether it came with the service's autoshard, which has one version of each model."""
-        return item.is_shipped
+        return item.shipped
 
-    def histories(self, item: ListedVersion) -> Mapping[Alias, History]:
+    def histories(self, item: ModelSummary) -> History:
         """As `ModelSource.histories`."""
-        found = self.client.read_model(item.version.kind, item.version.name, item.version.id)
-        return {alias: _entries(found.history.get(alias, ())) for alias in Alias}
+        return self.client.read_model(item.kind, item.name, item.id).history
 
-    def history(self, item: ListedVersion, alias: Alias) -> History:
+    def history(self, item: ModelSummary, alias: Alias) -> Changes:
         """As `ModelSource.history`."""
-        return _history(self.client.read_model_state(item.version.kind, item.version.name), alias)
+        return self.client.read_model_state(item.kind, item.name).history.get(alias, ())
 
-    def promote(self, item: ListedVersion, alias: Alias) -> History:
+    def promote(self, item: ModelSummary, alias: Alias) -> Changes:
         """As `ModelSource.promote`."""
-        version = item.version
-        state = self.client.promote_model(version.kind, version.name, version.id, alias=alias, force=self.force)
-        return _history(state, alias)
+        state = self.client.promote_model(item.kind, item.name, item.id, alias=alias, force=self.force)
+        return state.history.get(alias, ())
 
-    def roll_back(self, item: ListedVersion, alias: Alias) -> History:
+    def roll_back(self, item: ModelSummary, alias: Alias) -> Changes:
         """As `ModelSource.roll_back`."""
-        return _history(self.client.roll_back_model(item.version.kind, item.version.name, alias=alias), alias)
-
-
-def _listed(found: ModelSummary) -> ListedVersion:
-    version = Version(
-        kind=found.kind,
-        name=found.name,
-        id=found.id,
-        aliases=tuple(found.aliases),
-        published_s=datetime.fromisoformat(found.published_at).timestamp(),
-        card=dict(found.card or {}),
-    )
-    return ListedVersion(version=version, is_shipped=found.shipped, aliases=tuple(found.aliases))
-
-
-def _history(state: ModelState, alias: Alias) -> History:
-    return _entries(state.history.get(alias, ()))
-
-
-def _entries(changes: Sequence[AliasChange]) -> History:
-    return tuple(
-        AliasEntry(action=Action(change.action), id=change.id, at=change.at, by=change.by) for change in changes
-    )
+        return self.client.roll_back_model(item.kind, item.name, alias=alias).history.get(alias, ())

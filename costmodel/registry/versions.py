@@ -2,8 +2,8 @@
 
     ROOT/<kind>/<name>/<id>/weights.safetensors
     ROOT/<kind>/<name>/<id>/card.json
-    ROOT/<kind>/<name>/production            the versions that were used by default, the current one last
-    ROOT/<kind>/<name>/candidate             as `production`, of a version that is tried out
+    ROOT/<kind>/<name>/production/<number>   the versions that were used by default, the current one last
+    ROOT/<kind>/<name>/candidate/<number>    as `production`, of a version that is tried out
 
 A version's id is a digest of its card, and the card holds the digest of the weights, so versions never change
 and damage shows when it is loaded. Nothing is unpickled.
@@ -28,6 +28,7 @@ import safetensors
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
+from autoshard.api import AliasChange
 from autoshard.core.errors import FormatError, ModelError
 from autoshard.core.machine import device_family
 from autoshard.core.quoting import shown
@@ -36,9 +37,8 @@ from autoshard.formats.documents.fields import check_writable
 from autoshard.formats.documents.json_document import parse_json
 from autoshard.formats.files import read_bytes
 from autoshard.formats.stores.remote_folders import folder_of
-from costmodel.registry.aliases import PRODUCTION, VERSION_ID, Action, Alias, AliasEntry, AliasLog
-from costmodel.registry.object_storage import ObjectStorage
-from costmodel.registry.version_folders import CARD, MAX_BYTES, WEIGHTS, store_version
+from costmodel.registry.aliases import PRODUCTION, Action, Alias, AliasLog
+from costmodel.registry.objects import CARD, MAX_BYTES, VERSION_ID, WEIGHTS, RegistryObjects, model_errors
 
 __all__ = [
     "PRODUCTION",
@@ -173,14 +173,13 @@ class Registry:
     def __init__(self, root: Path | None = None, author: str | None = None) -> None:
         self.root = root or default_registry()
         self._author = author
-        self._shared = ObjectStorage.of(self.root)
-        if self._shared is not None:
-            self._shared.refresh()
+        self._objects = RegistryObjects.of(self.root)
+        self._objects.refresh()
 
     @property
     def place(self) -> str:
         """Where it is: its folder, or the address of which that is a copy."""
-        return str(self.root) if self._shared is None else self._shared.address
+        return self._objects.address or str(self.root)
 
     @property
     def is_shipped(self) -> bool:
@@ -206,8 +205,9 @@ class Registry:
             ModelError: If a name is not a plain one, the card is not JSON or of another device, or the folder cannot
                 be written.
         """
-        folder = self._folder(kind, name)
+        model = _model(kind, name)
         log = self._log(kind, name, alias) if alias is not None else None
+        folder = self.root / model
         _check_device(card, name, str(folder))
         weights = save({key: np.ascontiguousarray(value) for key, value in tensors.items()})
         text = _canonical({**card, _WEIGHTS_DIGEST: hashlib.sha256(weights).hexdigest()})
@@ -216,12 +216,8 @@ class Registry:
             if len(content) > MAX_BYTES[file]:
                 raise ModelError(f"must be at most {MAX_BYTES[file]:,} bytes, got {len(content):,}", source=str(folder))
         version = _id_of(text)
-        try:
-            store_version(folder, version, files)
-        except OSError as error:
-            raise ModelError(f"cannot publish a model: {error.strerror}", source=str(folder)) from error
-        if self._shared is not None:
-            self._shared.add_version(kind, name, version, files)
+        for file, content in files.items():
+            self._objects.create(f"{model}/{version}/{file}", content)
         if log is not None:
             log.point(version, Action.PUBLISH, self._author)
         return version
@@ -232,7 +228,7 @@ class Registry:
         Raises:
             ModelError: If it is missing, damaged, or of another device; the text names the file.
         """
-        folder = self._folder(kind, name)
+        folder = self.root / _model(kind, name)
         identity = self._log(kind, name, version).current() if version in list(Alias) else version
         if identity is None:
             missing = "has been published" if version == PRODUCTION else f"is the {version}"
@@ -258,12 +254,12 @@ class Registry:
     def _home(self, kind: str, name: str, version: str) -> Registry:
         """The registry that holds a version: this one, or that of shipped models."""
         shipped = shipped_models()
-        is_here, is_shipped = ((root / kind / name / version).exists() for root in (self.root, shipped.root))
+        is_here, is_shipped = ((root / kind / name / version / CARD).exists() for root in (self.root, shipped.root))
         return shipped if is_shipped and not is_here else self
 
     def holds(self, kind: str, name: str, version: str) -> bool:
         """Whether a version by its id can be loaded from here, one that comes with this package included."""
-        return (self._home(kind, name, version).root / kind / name / version).exists()
+        return (self._home(kind, name, version).root / kind / name / version / CARD).exists()
 
     def production_id(self, kind: str, name: str) -> str | None:
         """Id of the production version; None if there is none under the name.
@@ -273,7 +269,7 @@ class Registry:
         """
         return self._log(kind, name, PRODUCTION).current()
 
-    def history(self, kind: str, name: str, alias: str = PRODUCTION) -> tuple[AliasEntry, ...]:
+    def history(self, kind: str, name: str, alias: str = PRODUCTION) -> tuple[AliasChange, ...]:
         """The versions that an alias has named, the current one last.
 
         Raises:
@@ -282,7 +278,13 @@ class Registry:
         return self._log(kind, name, alias).entries()
 
     def promote(
-        self, kind: str, name: str, version: str, alias: str = PRODUCTION, *, seen: tuple[AliasEntry, ...] | None = None
+        self,
+        kind: str,
+        name: str,
+        version: str,
+        alias: str = PRODUCTION,
+        *,
+        seen: tuple[AliasChange, ...] | None = None,
     ) -> str:
         """Gives a version an alias, after loading it whole.
 
@@ -300,18 +302,13 @@ class Registry:
             AliasChangedError: If others than the seen entries are there by now.
             ModelError: If it is missing or damaged, or the registry cannot be written; the alias stays as it was.
         """
-        folder = self._folder(kind, name)
         log = self._log(kind, name, alias)
         identity = self.load(kind, name, version).id
-        try:
-            folder.mkdir(parents=True, exist_ok=True)  # of a shipped version, there may be nothing here yet
-        except OSError as error:
-            raise ModelError(f"cannot be written: {error.strerror}", source=str(folder)) from error
         if not log.point(identity, Action.PROMOTE, self._author, seen=seen):
-            raise AliasChangedError(f"the {alias} version was changed meanwhile", source=str(folder))
+            raise AliasChangedError(f"the {alias} version was changed meanwhile", source=str(self.root / kind / name))
         return identity
 
-    def replace_production(self, kind: str, name: str, version: str, seen: tuple[AliasEntry, ...]) -> bool:
+    def replace_production(self, kind: str, name: str, version: str, seen: tuple[AliasChange, ...]) -> bool:
         """Makes a version that was published here the production one, if that is still the one it was compared with.
 
         Args:
@@ -349,7 +346,8 @@ class Registry:
         versions = []
         for folder in sorted(self.root.glob("*/*")):
             cards = [path for path in folder.glob(f"*/{CARD}") if VERSION_ID.fullmatch(path.parent.name)]
-            logs = {alias: AliasLog(folder=folder, alias=alias).entries() for alias in Alias} if cards else {}
+            model = f"{folder.parent.name}/{folder.name}"
+            logs = {alias: AliasLog(self._objects, model, alias).entries() for alias in Alias} if cards else {}
             for path in cards:
                 identity = path.parent.name
                 versions.append(
@@ -365,17 +363,7 @@ class Registry:
         return tuple(sorted(versions, key=lambda item: (item.kind, item.name, item.published_s, item.id)))
 
     def _log(self, kind: str, name: str, alias: str) -> AliasLog:
-        return AliasLog(folder=self._folder(kind, name), alias=alias, shared=self._shared)
-
-    def _folder(self, kind: str, name: str) -> Path:
-        for label, value in (("kind", kind), ("name", name)):
-            if not DEVICE_KEY.fullmatch(value):
-                raise ModelError(
-                    "must be letters, digits, '.', '_' or '-', in one part or two with a colon between them, "
-                    f"got {shown(value)}",
-                    field=label,
-                )
-        return self.root / kind / name
+        return AliasLog(self._objects, _model(kind, name), alias)
 
     def _card(self, path: Path) -> dict[str, Any]:
         text = _read(path, MAX_BYTES[CARD])
@@ -389,6 +377,22 @@ class Registry:
         if not isinstance(card, dict) or _WEIGHTS_DIGEST not in card:
             raise ModelError(f"needs a field {_WEIGHTS_DIGEST}", source=str(path))
         return card
+
+
+def _model(kind: str, name: str) -> str:
+    """Path of a model's versions and aliases from the root.
+
+    Raises:
+        ModelError: If the kind or the name is not a plain one.
+    """
+    for label, value in (("kind", kind), ("name", name)):
+        if not DEVICE_KEY.fullmatch(value):
+            raise ModelError(
+                "must be letters, digits, '.', '_' or '-', in one part or two with a colon between them, "
+                f"got {shown(value)}",
+                field=label,
+            )
+    return f"{kind}/{name}"
 
 
 def _check_device(card: Mapping[str, Any], name: str, source: str) -> None:
@@ -411,7 +415,5 @@ def _id_of(card_text: bytes) -> str:
 
 
 def _read(path: Path, max_bytes: int) -> bytes:
-    try:
+    with model_errors():
         return read_bytes(path, max_bytes=max_bytes)
-    except FormatError as error:
-        raise ModelError(error.message, source=error.source) from error

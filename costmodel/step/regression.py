@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import nnls
 
 from autoshard.core.accepted import FINITE_ABOVE_0
 from autoshard.core.errors import ModelError
@@ -16,8 +17,6 @@ from autoshard.core.quoting import shortened
 
 FloatArray = NDArray[np.float64]
 
-#: Slope below which a coefficient stays 0.
-_TOLERANCE = 1e-10
 _ROUNDS = 6
 #: Parts of the samples that are held out in turn.
 NUM_FOLDS = 5
@@ -78,37 +77,11 @@ def _fit_round(
     gram_FF = scaled_SF.T @ scaled_SF / len(measured_S) + np.diag(strength_F)
     target_F = scaled_SF.T @ target_S / len(measured_S) + strength_F * scaled_prior_F
     fitted_F = scaled_prior_F.copy()
-    used = np.flatnonzero(is_used_F)
-    fitted_F[used] = _nonnegative_solution(gram_FF[np.ix_(used, used)], target_F[used])
+    if len(used := np.flatnonzero(is_used_F)):
+        # The least x G x / 2 - t x is the least |R' x - s| of G = R R' and R s = t.
+        root_FF = np.linalg.cholesky(gram_FF[np.ix_(used, used)])
+        fitted_F[used], _ = nnls(root_FF.T, np.linalg.solve(root_FF, target_F[used]))
     return np.asarray(fitted_F / scale_F)
-
-
-def _nonnegative_solution(gram_FF: FloatArray, target_F: FloatArray) -> FloatArray:
-    """The x of at least 0 with the least x G x / 2 - t x, for a positive definite G.
-
-    Source:
-        Lawson and Hanson, "Solving least squares problems" (1974), chapter 23.
-    """
-    x_F = np.zeros(len(target_F))
-    is_free_F = np.zeros(len(target_F), dtype=bool)
-    for _ in range(3 * len(target_F)):
-        slope_F = np.where(is_free_F, -np.inf, target_F - gram_FF @ x_F)
-        if not len(x_F) or slope_F.max() <= _TOLERANCE:
-            break
-        is_free_F[int(slope_F.argmax())] = True
-        while True:
-            free = np.flatnonzero(is_free_F)
-            best = np.zeros(len(x_F))
-            best[free] = np.linalg.solve(gram_FF[np.ix_(free, free)], target_F[free])
-            falling = free[best[free] <= 0]
-            if not len(falling):
-                break
-            share = float(np.min(x_F[falling] / (x_F[falling] - best[falling])))
-            x_F = x_F + share * (best - x_F)
-            is_free_F &= x_F > 1e-12
-            x_F[~is_free_F] = 0.0
-        x_F = best
-    return x_F
 
 
 def check_samples(samples: Sequence[object], *, alike: Sequence[str], positive: Sequence[str]) -> None:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from autoshard.api import AliasChange, ModelList, ModelState, ModelSummary
+from autoshard.api import ModelList, ModelState, ModelSummary
+from autoshard.core.choices import Alias
 from autoshard.core.machine import device_family
-from costmodel.registry.aliases import Alias, AliasEntry
-from costmodel.registry.listing import ListedVersion, alias_histories, listed_versions
+from costmodel.registry.listing import History, alias_histories, listed_versions
 from costmodel.registry.versions import AliasChangedError, Registry, shipped_models
 from server.access import Principal
 from server.problems import ModelChangedError, UnknownModelError
 
 COST = "cost"
-History = dict[str, list[AliasChange]]
 
 
 class ModelCatalogue:
@@ -40,34 +37,28 @@ class ModelCatalogue:
         Raises:
             ModelError: If a card or an alias is damaged.
         """
-        found = listed_versions(Registry(self._root))
-        return ModelList(
-            models=[
-                summary_of(item).model_copy(update={"card": item.version.card} if cards else {})
-                for item in found
-                if kind in (None, item.version.kind) and name in (None, item.version.name)
-            ]
-        )
+        found = listed_versions(Registry(self._root), kind, name)
+        return ModelList(models=found if cards else [item.model_copy(update={"card": None}) for item in found])
 
-    def find(self, kind: str, name: str, version: str) -> ListedVersion:
+    def find(self, kind: str, name: str, version: str) -> ModelSummary:
         """One version.
 
         Raises:
             UnknownModelError: If there is none.
             ModelError: If a card or an alias is damaged.
         """
-        for item in listed_versions(Registry(self._root)):
-            if (item.version.kind, item.version.name, item.version.id) == (kind, name, version):
+        for item in listed_versions(Registry(self._root), kind, name):
+            if item.id == version:
                 return item
         raise UnknownModelError(f"no version {version} of {kind} {name} is in the registry")
 
-    def history(self, item: ListedVersion) -> History:
+    def history(self, item: ModelSummary) -> History:
         """What the aliases of a version's model have named, as `alias_histories`.
 
         Raises:
             ModelError: If an alias is damaged.
         """
-        return _changes(alias_histories(Registry(self._root), item))
+        return alias_histories(Registry(self._root), item)
 
     def state(self, kind: str, name: str) -> ModelState:
         """What a model's aliases name.
@@ -87,7 +78,7 @@ class ModelCatalogue:
             name=name,
             production=production,
             candidate=current[Alias.CANDIDATE],
-            history=_changes(histories),
+            history={alias.value: list(entries) for alias, entries in histories.items()},
         )
 
     def promote(
@@ -147,36 +138,11 @@ class ModelCatalogue:
         Raises:
             ModelError: If the registry is damaged.
         """
-        listed = listed_versions(Registry(self._root))
-        names = {item.version.name for item in listed if item.version.kind == COST and Alias.CANDIDATE in item.aliases}
+        listed = listed_versions(Registry(self._root), COST)
+        names = {item.name for item in listed if Alias.CANDIDATE in item.aliases}
         found = (self.candidate_of(name) for name in sorted(names))
         return [one for one in found if one is not None]
 
     def _check(self, kind: str, name: str, expected: str) -> None:
         if expected not in ("*", self.state(kind, name).etag):
             raise ModelChangedError(f"the aliases of {kind} {name} name other versions by now", field="If-Match")
-
-
-def summary_of(item: ListedVersion) -> ModelSummary:
-    """A version as lists show it."""
-    version = item.version
-    return ModelSummary(
-        kind=version.kind,
-        name=version.name,
-        id=version.id,
-        aliases=list(item.aliases),
-        shipped=item.is_shipped,
-        used=item.is_used,
-        published_at=item.published_at,
-        relative_error=_relative_error(version.card),
-    )
-
-
-def _changes(histories: Mapping[Alias, tuple[AliasEntry, ...]]) -> History:
-    return {alias.value: [AliasChange(**asdict(entry)) for entry in entries] for alias, entries in histories.items()}
-
-
-def _relative_error(card: dict[str, Any]) -> float | None:
-    metrics = card.get("metrics")
-    error = metrics.get("relative_error") if isinstance(metrics, dict) else None
-    return float(error) if isinstance(error, int | float) else None

@@ -8,7 +8,7 @@ import structlog
 from starlette.concurrency import run_in_threadpool
 
 from autoshard.core.errors import ModelError
-from costmodel.registry.object_storage import ObjectStorage
+from costmodel.registry.objects import RegistryObjects
 
 _log = structlog.get_logger()
 
@@ -16,13 +16,13 @@ _log = structlog.get_logger()
 EVERY_S = 5.0
 
 
-async def follow(storage: ObjectStorage) -> None:
+async def follow(registry: RegistryObjects) -> None:
     """Brings the copy of a registry up to date again and again; what fails is logged, and tried again."""
     is_failing = False
     while True:
         try:
-            if num_changed := await run_in_threadpool(storage.pull):
-                _log.info("registry changed", registry=storage.address, num_changed=num_changed)
+            if num_changed := await run_in_threadpool(registry.pull):
+                _log.info("registry changed", registry=registry.address, num_changed=num_changed)
             is_failing = False
         except ModelError as error:
             if not is_failing:

@@ -12,7 +12,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp
 
 from autoshard import __version__
-from costmodel.registry.object_storage import ObjectStorage
+from costmodel.registry.objects import RegistryObjects
 from costmodel.registry.versions import default_registry
 from server.health import add_health
 from server.jobs.engine import JobEngine
@@ -70,7 +70,7 @@ def make_routes(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         pool.start()
-        following = asyncio.create_task(follow(registry)) if registry is not None else None
+        following = asyncio.create_task(follow(registry)) if registry.address is not None else None
         try:
             await run_in_threadpool(engine.start)
             yield
@@ -80,7 +80,7 @@ def make_routes(
             await run_in_threadpool(engine.stop)
             await pool.stop()
 
-    registry = ObjectStorage.of(settings.registry or default_registry())
+    registry = RegistryObjects.of(settings.registry or default_registry())
     app = FastAPIOffline(
         redoc_url=None,
         title="autoshard",

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from autoshard.api import RunAnswer
 from autoshard.core.errors import AutoshardError, ModelError
-from costmodel.registry.object_storage import ObjectStorage
+from costmodel.registry.objects import RegistryObjects
 from costmodel.registry.versions import default_registry, models_in_use
 from server.models.shadow import ShadowPricer
 from server.planning.workers import WorkerPool
@@ -115,8 +115,8 @@ class _ModelCollector(Collector):
         except ModelError as error:
             _log.warning("models unreadable", reason=str(error))
         yield family
-        copied = ObjectStorage.of(self._root or default_registry())
-        if copied is not None and copied.age_s is not None:
+        copied = RegistryObjects.of(self._root or default_registry())
+        if copied.age_s is not None:
             yield GaugeMetricFamily(
                 "autoshard_registry_age_seconds",
                 "Time since the registry on object storage was last read; grows while it does not answer.",

@@ -23,9 +23,8 @@ from costmodel.kernel.predictor import CostPredictor
 from costmodel.kernel.training import MIN_SAMPLES, CostTrainingOptions, train_cost_model
 from studies.cost_models import baselines
 from studies.cost_models.ablation import FULL, REMOVALS, without
-from studies.cost_models.baselines import PaperOptions, Pricing
+from studies.cost_models.baselines import PaperOptions, Pricing, torchrec_kernel_ms
 from studies.cost_models.evidence import Evidence, Split, SplitKind
-from studies.cost_models.torchrec_perf import torchrec_kernel_ms
 
 KERNEL: Final = "kernel_model"
 #: Compared methods, in the order of the tables.

@@ -3,32 +3,66 @@
 Tables of a few rows of 4 columns leave kernels and collectives next to nothing to do. What is counted is the processor
 time of the thread that calls the engine, forward and backward: Python and the operators that it calls, but no waiting
 for other processes and no other thread, so that it is the same however many processes share a core.
+
+Shape suffixes: S steps, P processes.
 """
 
 from __future__ import annotations
 
-import json
-import tempfile
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
+import torch
+import torch.distributed as dist
 import typer
 
 from autoshard.commands.options import command_options
-from autoshard.core import AccessProfile, EmbeddingTable, Feature, TableSet
-from autoshard.formats import write_plan
-from autoshard.runtime.processes.job import RESULTS_FILE
-from autoshard.runtime.processes.launch import running_workers
+from autoshard.core import AccessProfile, EmbeddingTable, Feature, ShardingPlan, TableSet
+from autoshard.formats import read_plan
+from autoshard.runtime.batch import Embedded
+from autoshard.runtime.embeddings import ShardedEmbeddings
+from autoshard.runtime.engine.rows.fused import FusedSettings
+from autoshard.runtime.releases import all_gather
+from autoshard.runtime.training.synthetic import draw_samples
 from autoshard.whatif.trials import local_topology
 from bench.measuring.devices import find_device
 from studies.engines.layouts import Layout, plan_of
 from studies.frame import Machine, OutputOptions, StudyResult, command_line, to_document
+from studies.frame.jobs import do_job, run_job
+
+_NUM_BATCHES = 4
+
+
+def _measured(job: Mapping[str, Any]) -> dict[str, float]:
+    ms_PS = measured_steps(read_plan(job["plan_paths"][0]), job["steps"])
+    return {"median_ms": ms_PS.median().item(), "slowest_ms": ms_PS.median(dim=1).values.max().item()}
+
+
+def measured_steps(plan: ShardingPlan, steps: int) -> torch.Tensor:
+    """Processor time of this thread in every step of every process, in milliseconds, shape (P, S)."""
+    engine = ShardedEmbeddings(plan, FusedSettings(learning_rate=0.05))
+    B, rank = engine.local_batch_size, dist.get_rank()
+    batches = [draw_samples(plan.tables, 0, B, (0, number, rank)).ids for number in range(_NUM_BATCHES)]
+    gradients_BC = torch.ones(B, sum(engine.feature_dims))
+    ms: list[float] = []
+    for step in range(_NUM_BATCHES + steps):
+        begun = time.thread_time()
+        embedded = engine(batches[step % _NUM_BATCHES])
+        assert isinstance(embedded, Embedded), "the batch has no keys"
+        # On a CPU, the backward pass runs on the thread that asks for it.
+        embedded.pooled_BC.backward(gradients_BC)
+        engine.end_step()
+        ms.append((time.thread_time() - begun) * 1e3)
+    engine.close()
+    own_S = torch.tensor(ms[_NUM_BATCHES:], dtype=torch.float64)
+    ms_PS = own_S.new_empty(dist.get_world_size(), steps)
+    all_gather(ms_PS.view(-1), own_S)
+    return ms_PS
+
 
 SCHEMA: Final = "autoshard.host_time/1"
-_WORKER: Final = "studies.engines.host_worker"
-#: Where the processes find it.
-_PATH: Final = (str(Path(__file__).parents[2]),)
 _DEVICE, _DIM, _TABLE_BYTES = "cpu", 4, 1 << 30
 _BATCH_PER_PROCESS: Final = 8
 
@@ -88,13 +122,7 @@ def measure(options: HostTimeOptions) -> HostTime:
         AutoshardError: If a process fails.
     """
     plan = plan_of(options.layout, options.small_tables(), local_topology(_DEVICE, options.nproc, _TABLE_BYTES))
-    with tempfile.TemporaryDirectory(prefix="autoshard-host-time-") as own:
-        write_plan(plan, Path(own, "plan.json"))
-        job = {"plan_path": str(Path(own, "plan.json")), "steps": options.steps}
-        with running_workers(_WORKER, job, options.nproc, path=_PATH) as (folder, documents):
-            for _ in documents:
-                pass
-            medians = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
+    medians = run_job("studies.engines.host_time", {"steps": options.steps}, [plan], options.nproc)
     return HostTime(
         layout=options.layout,
         num_features=options.features,
@@ -118,3 +146,7 @@ def main(options: HostTimeOptions, output: OutputOptions) -> None:
     )
     document = {**to_document(found, SCHEMA), "machine": on.to_json()}
     output.write(StudyResult(name="host-time", document=document, notes=(text,)))
+
+
+if __name__ == "__main__":
+    do_job(_measured)

@@ -7,29 +7,187 @@ waits. Batches are prefetched; one step is counted, and the batch that is distri
 
 from __future__ import annotations
 
-import json
-import tempfile
-from collections.abc import Sequence
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
+from unittest.mock import patch
 
+import torch
+import torch.distributed as dist
 import typer
+from torch.utils._python_dispatch import TorchDispatchMode
+from typing_extensions import override
 
 from autoshard.commands.options import command_options
-from autoshard.core import AccessProfile, EmbeddingTable, Exchange, Feature, Pooling, ShardingPlan, TableSet
-from autoshard.formats import write_plan
-from autoshard.runtime.processes.job import RESULTS_FILE
-from autoshard.runtime.processes.launch import running_workers
+from autoshard.core import AccessProfile, EmbeddingTable, Exchange, Feature, Pooling, RowsBy, ShardingPlan, TableSet
+from autoshard.formats import read_plan
+from autoshard.runtime.batch import BatchOfIds, Embedded
+from autoshard.runtime.embeddings import ShardedEmbeddings
+from autoshard.runtime.engine.ids.prefetch import Prefetched
+from autoshard.runtime.engine.rows.fused import FusedSettings
+from autoshard.runtime.training.synthetic import draw_samples
 from autoshard.table import Table
 from autoshard.whatif.trials import local_topology
 from studies.engines.input_work import plans_of
 from studies.frame import OutputOptions, StudyResult
+from studies.frame.jobs import do_job, run_job
+
+#: Steps before the one that is counted: messages have found their room by then.
+_WARM_UP = 3
+#: Operators whose result is on the host, or of a size that the host has to ask for.
+_WAITING = frozenset(
+    ("_local_scalar_dense", "nonzero", "_unique2", "unique_consecutive", "unique_dim", "masked_select", "bincount")
+)
+
+
+def counted_step(plan: ShardingPlan) -> dict[str, dict[str, int]]:
+    """Counts of one step with prefetched ids, by thread: `step`, and `prefetch`, which sends the next batch's ids."""
+    orders = {
+        one.shard.table.name: torch.arange(one.shard.table.num_embeddings).flip(0)[
+            : one.shard.table.num_embeddings // 2
+        ]
+        for one in plan.shards
+        if one.shard.rows.by is RowsBy.ACCESS_RANK
+    }
+    engine = ShardedEmbeddings(plan, FusedSettings(learning_rate=0.05), row_orders=orders)
+    batch = draw_samples(plan.tables, 0, engine.local_batch_size, (0, 0, dist.get_rank())).ids
+    counts = Counts()
+    prefetched = engine.prefetch(batch)
+    for _ in range(_WARM_UP):
+        prefetched = _step(engine, prefetched, batch)
+    prefetched._arrived.result()  # so that the next one alone is counted
+    with counts.counting():
+        prefetched = _step(engine, prefetched, batch)
+        prefetched._arrived.result()
+    engine(prefetched)
+    engine.close()
+    return {thread: dict(of_thread) for thread, of_thread in counts.by_thread.items()}
+
+
+def _step(engine: ShardedEmbeddings, prefetched: Prefetched, batch: BatchOfIds) -> Prefetched:
+    """Trains on a batch; the next one, on its way."""
+    started, following = engine.start(prefetched), engine.prefetch(batch)
+    embedded = started.wait()
+    assert isinstance(embedded, Embedded), "the batch has no keys"
+    outputs = [one for one in (embedded.pooled_BC, *embedded.sequences.values()) if one.numel()]
+    # On a CPU, the backward pass runs on the thread that asks for it.
+    torch.autograd.backward(outputs, [torch.ones_like(one) for one in outputs])
+    engine.end_step()
+    return following
+
+
+class Counts:
+    """What torch is called for, by thread.
+
+    Operators are seen as they are dispatched. What never is on a CPU is replaced meanwhile: lists that become tensors,
+    and tensors that become lists.
+
+    Attributes:
+        by_thread: Counts of `step` and `prefetch`.
+    """
+
+    def __init__(self) -> None:
+        self.by_thread = {"step": Counter[str](), "prefetch": Counter[str]()}
+
+    def add(self, what: str) -> None:
+        """Counts a call of this thread, if it is not FBGEMM's Python, whose own counters stay on the host."""
+        if not _is_of_fbgemm():
+            is_prefetch = threading.current_thread().name == "autoshard-prefetch"
+            self.by_thread["prefetch" if is_prefetch else "step"][what] += 1
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """While calls are counted."""
+        distribute = Prefetched.distribute
+
+        def distribute_counted(*arguments: Any) -> None:
+            with _Operators(self):  # of this thread
+                distribute(*arguments)
+
+        with ExitStack() as replaced:
+            for owner, name, what_of in _CALLS:
+                counted = self._counted(getattr(owner, name), what_of)
+                replaced.enter_context(patch.object(owner, name, counted))
+            replaced.enter_context(patch.object(Prefetched, "distribute", distribute_counted))
+            replaced.enter_context(_Operators(self))
+            yield
+
+    def _counted(self, function: Callable[..., Any], what_of: Callable[..., str | None]) -> Callable[..., Any]:
+        def counted(*arguments: Any, **options: Any) -> Any:
+            if what := what_of(*arguments):
+                self.add(what)
+            return function(*arguments, **options)
+
+        return counted
+
+
+class _Operators(TorchDispatchMode):
+    def __init__(self, counts: Counts) -> None:
+        super().__init__()
+        self._counts = counts
+
+    @override
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self._counts.add("operators")
+        if wait := _wait_of(func.__name__.split(".")[0], args, kwargs or {}):
+            self._counts.add(wait)
+        return func(*args, **(kwargs or {}))
+
+
+def _of_list(*_: object) -> str:
+    return "staged copies" if sys._getframe(2).f_code.co_name == "staged" else "copied from a list"
+
+
+def _of_index(_: torch.Tensor, index: object, *_value: object) -> str | None:
+    indices = index if isinstance(index, tuple) else (index,)
+    return "copied from a list" if any(isinstance(one, list) for one in indices) else None
+
+
+def _of_reading(*_: object) -> str:
+    return "read by the host"
+
+
+#: What is replaced, and what a call of it counts as.
+_CALLS: Final[tuple[tuple[Any, str, Callable[..., str | None]], ...]] = (
+    (torch, "tensor", _of_list),
+    *((torch.Tensor, name, _of_reading) for name in ("tolist", "numpy", "cpu")),
+    *((torch.Tensor, name, _of_index) for name in ("__getitem__", "__setitem__")),
+)
+
+
+def _wait_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    """What an operator waits for, if it does."""
+    if name == "_local_scalar_dense":
+        return "read by the host"
+    if name in _WAITING:
+        return "size of the result"
+    if name == "repeat_interleave" and kwargs.get("output_size") is None:
+        return "size of the result"
+    if name == "permute_2D_sparse_data" and (len(args) < 5 or args[4] is None):
+        return "size of the result"
+    if name in ("index", "index_put", "index_put_"):
+        is_mask = any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in args[1])
+        return "size of the result" if is_mask else None
+    return None
+
+
+def _is_of_fbgemm() -> bool:
+    """Whether FBGEMM's Python asks, whose counters stay on the host."""
+    frame = sys._getframe(1)
+    while f"{os.sep}torch{os.sep}" in frame.f_code.co_filename or frame.f_code.co_filename == __file__:
+        assert frame.f_back is not None, "the outermost frame is a thread's or a program's"
+        frame = frame.f_back
+    return f"{os.sep}fbgemm_gpu{os.sep}" in frame.f_code.co_filename
+
 
 SCHEMA: Final = "autoshard.host_waits/1"
-_WORKER: Final = "studies.engines.waits_worker"
-#: Where the processes find it.
-_PATH: Final = (str(Path(__file__).parents[2]),)
 _ROWS, _DIM, _BATCH_PER_PROCESS = 40, 8, 8
 #: Plans by name: pooling, and how tables are held.
 _PLANS: Final = {
@@ -114,14 +272,7 @@ def count(num_features: Sequence[int], num_processes: int) -> list[HostWaits]:
         AutoshardError: If a process fails.
     """
     made = [(name, number, plan) for number in num_features for name, plan in plans(number, num_processes).items()]
-    with tempfile.TemporaryDirectory(prefix="autoshard-host-waits-") as own:
-        paths = [str(Path(own, f"{number}.json")) for number in range(len(made))]
-        for (*_, plan), path in zip(made, paths, strict=True):
-            write_plan(plan, Path(path))
-        with running_workers(_WORKER, {"plan_paths": paths}, num_processes, path=_PATH) as (folder, documents):
-            for _ in documents:
-                pass
-            counted = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
+    counted = run_job("studies.engines.host_waits", {}, [plan for *_, plan in made], num_processes)
     return [
         HostWaits(
             plan=name,
@@ -153,3 +304,7 @@ def main(options: HostWaitsOptions, output: OutputOptions) -> None:
         "plans": [{name: getattr(one, name) for name in one.__dataclass_fields__} for one in found],
     }
     output.write(StudyResult(name="host-waits", document=document, tables=(table,)))
+
+
+if __name__ == "__main__":
+    do_job(lambda job: [counted_step(read_plan(path)) for path in job["plan_paths"]])

@@ -8,13 +8,14 @@ Shape suffixes: T tables, R ranks.
 
 from __future__ import annotations
 
-import json
-import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from statistics import median
 from typing import Annotated, Final, TypeAlias
 
+import torch
+import torch.distributed as dist
 import typer
 
 from autoshard.commands.options import command_options
@@ -33,20 +34,46 @@ from autoshard.core import (
     Topology,
 )
 from autoshard.evaluation.reader_work import batch_ms, reader_ms
-from autoshard.formats import load_tables, write_plan
+from autoshard.formats import load_tables, read_plan
 from autoshard.formats.metasyn import metasyn
-from autoshard.runtime.processes.job import RESULTS_FILE
-from autoshard.runtime.processes.launch import running_workers
+from autoshard.runtime.engine.ids.requests import InputExchange
+from autoshard.runtime.participation import Participation
+from autoshard.runtime.training.synthetic import draw_samples, ranked_rows
 from autoshard.table import Table
 from autoshard.whatif.trials import local_topology
 from bench.measuring.devices import find_device
 from studies.engines.layouts import Layout, plan_of
 from studies.frame import Machine, OutputOptions, StudyResult, command_line
+from studies.frame.jobs import do_job, run_job
+
+_WARM_UP = 2
+_FLUSHED_BYTES = 64 << 20
+
+
+def input_ms(plan: ShardingPlan, runs: int) -> list[float]:
+    """Processor time of this thread for each of several batches, in milliseconds."""
+    part = Participation.agree(plan, None)
+    exchange = InputExchange(part.owners, {}, part.local_batch_size, part.groups, part.device)
+    ranked = ranked_rows(plan, {})
+    flushed = torch.empty(_FLUSHED_BYTES, dtype=torch.uint8)
+    times_ms = []
+    for number in range(_WARM_UP + runs):
+        batch = draw_samples(plan.tables, 0, part.local_batch_size, (0, number, part.process), ranked).ids
+        flushed.fill_(number % 2)
+        dist.barrier()
+        begun_s = time.thread_time()
+        exchange(batch)
+        times_ms.append((time.thread_time() - begun_s) * 1e3)
+    return times_ms[_WARM_UP:]
+
+
+def _mean_over_processes(value: float) -> float:
+    total = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(total)
+    return float(total) / dist.get_world_size()
+
 
 SCHEMA: Final = "autoshard.input_work/1"
-_WORKER: Final = "studies.engines.input_worker"
-#: Where the processes find it.
-_PATH: Final = (str(Path(__file__).parents[2]),)
 _DEVICE: Final = "cpu"
 _TABLE_BYTES: Final = 1 << 40
 #: Tables of many lookups a sample, and of one; the rows of the former do not matter here.
@@ -158,15 +185,7 @@ def measure(name: str, tables: TableSet, num_processes: int, runs: int) -> list[
         AutoshardError: If a process fails.
     """
     plans = plans_of(tables, local_topology(_DEVICE, num_processes, _TABLE_BYTES))
-    with tempfile.TemporaryDirectory(prefix="autoshard-input-work-") as own:
-        paths = [Path(own, f"{number}.json") for number in range(len(plans))]
-        for plan, path in zip(plans.values(), paths, strict=True):
-            write_plan(plan, path)
-        job = {"plan_paths": [str(path) for path in paths], "runs": runs}
-        with running_workers(_WORKER, job, num_processes, path=_PATH) as (folder, documents):
-            for _ in documents:
-                pass
-            measured = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
+    measured = run_job("studies.engines.input_work", {"runs": runs}, list(plans.values()), num_processes)
     return [
         InputWork(
             tables=name,
@@ -209,3 +228,9 @@ def main(options: InputWorkOptions, output: OutputOptions) -> None:
     )
     document = {"schema": SCHEMA, "plans": [asdict(one) for one in found], "machine": on.to_json()}
     output.write(StudyResult(name="input-work", document=document, tables=(table,)))
+
+
+if __name__ == "__main__":
+    do_job(
+        lambda job: [_mean_over_processes(median(input_ms(read_plan(path), job["runs"]))) for path in job["plan_paths"]]
+    )

@@ -11,8 +11,7 @@ from studies.frame.options import (
     names_in,
 )
 from studies.frame.parts import Numbers, PartStore
-from studies.frame.results import StudyResult
-from studies.frame.summary import Summary
+from studies.frame.results import StudyResult, Summary
 
 __all__ = [
     "BenchDeviceOption",

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from autoshard.formats.documents.json_document import format_json
 from autoshard.formats.files import atomic_write
 from autoshard.report.images import FigureReport, ImageError, figure_page, write_image
 from autoshard.table import Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Mean and standard deviation over seeds, which are taken as all there are: squares are divided by their number."""
+
+    mean: float
+    deviation: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Summary:
+        """Of at least one value; the deviation of one is 0."""
+        return cls(mean=float(np.mean(values)), deviation=float(np.std(values)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

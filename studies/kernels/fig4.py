@@ -26,8 +26,7 @@ from bench.measuring.devices import BenchDevice, find_device
 from bench.measuring.robust_stats import MsArray
 from bench.sampling.stream import table_wise_pool
 from studies.frame import BenchDeviceOption, FromOption, Machine, OutputOptions, command_line, read_document
-from studies.kernels.fig4_numbers import CostGrid, Fig4, SumOfSingles
-from studies.kernels.fig4_report import FIG4_SCHEMA, fig4_result
+from studies.kernels.fig4_report import FIG4_SCHEMA, CostGrid, Fig4, SumOfSingles, fig4_result
 
 #: Sets that share their rounds at most: all of them, where memory allows.
 _MAX_GROUP_SETS = 4096

@@ -3,21 +3,75 @@
 Ids follow the tables' access profiles. Labels are drawn from the click probabilities of a planted model, so that
 trained models have something to learn, and the best possible prediction is known.
 
-Shape suffixes: B samples, F features, N rows, K latent dim, L lookups.
+Shape suffixes: B samples, G samples of all processes, F features, N rows, K latent dim, L lookups.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import lru_cache
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.nn.functional import binary_cross_entropy_with_logits, embedding_bag
 
 from autoshard.core import AccessProfile, DenseLayers, EmbeddingTable, Feature, Pooling, TableSet
 from autoshard.runtime.batch import BatchOfIds
+from autoshard.runtime.embeddings import ShardedEmbeddings
+from autoshard.runtime.releases import all_gather
+from autoshard.runtime.training.dense import DenseModel
+from autoshard.runtime.training.step import FeatureVectors
 from autoshard.runtime.training.synthetic import Samples, draw_samples
+
+
+class Purpose(IntEnum):
+    """What batches are for; the first part of their keys."""
+
+    TRAINING = 0
+    HELD_OUT = 1
+
+
+@lru_cache(maxsize=1)
+def planted(model: ClickModel, seed: int) -> PlantedClicks:
+    """The planted model; runs of one seed share it."""
+    return PlantedClicks(model, seed)
+
+
+@lru_cache(maxsize=2)
+def batches(model: ClickModel, seed: int, batch_size: int, purpose: Purpose, count: int) -> list[Samples]:
+    """Batches of this process; runs of one seed share them.
+
+    Args:
+        model: Sizes of the planted model.
+        seed: Of the planted model and of all batches.
+        batch_size: Samples of each, of this process.
+        purpose: What they are for.
+        count: How many.
+    """
+    clicks = planted(model, seed)
+    return [clicks.draw(batch_size, (purpose, number, dist.get_rank())) for number in range(count)]
+
+
+@torch.no_grad()
+def held_out_entropy(embeddings: ShardedEmbeddings, dense: DenseModel, tested: Sequence[Samples]) -> float:
+    """Normalised entropy of a trained model over the held-out samples of all processes."""
+    vectors = FeatureVectors(embeddings.owners.tables)
+    logits = [dense(dense.bottom(one.dense_BN), vectors(embeddings(one.ids), one.ids)) for one in tested]
+    return entropy_of(torch.cat(logits), tested)
+
+
+def entropy_of(logits_B: torch.Tensor, tested: Sequence[Samples]) -> float:
+    """Normalised entropy of logits of this process's held-out samples, over those of all processes."""
+    labels_B = torch.cat([one.labels_B for one in tested])
+    own = torch.stack([logits_B, labels_B])
+    everybody = own.new_empty(dist.get_world_size() * len(own), own.shape[1])
+    all_gather(everybody, own)
+    logits_G, labels_G = everybody.view(-1, *own.shape).unbind(1)
+    return normalised_entropy(logits_G.flatten(), labels_G.flatten())
+
 
 #: Samples by which logits of the planted model are scaled.
 _NUM_CALIBRATED = 1 << 16

@@ -2,6 +2,8 @@
 
 A DLRM is trained on planted clicks with every number format on the wire, forward, backward and both ways, and its
 normalised entropy on held-out clicks is compared with that of fp32, seed by seed.
+
+Shape suffixes: B samples of a local batch.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from functools import partial
 from typing import Annotated, Any
 
 import plotly.graph_objects as go
+import torch
+import torch.distributed as dist
 import typer
 
 from autoshard.commands.options import command_options
@@ -30,12 +34,100 @@ from autoshard.core import (
     Tier,
     Topology,
 )
+from autoshard.formats import read_plan
 from autoshard.report.figures import BLUE, GREEN, GREY, ORANGE, in_house_style
+from autoshard.runtime.embeddings import ShardedEmbeddings
+from autoshard.runtime.engine.rows.fused import FusedSettings
+from autoshard.runtime.training.dense import DenseModel
+from autoshard.runtime.training.step import distributed_step
 from autoshard.table import Table
 from bench.measuring.devices import find_device
 from studies.frame import Machine, OutputOptions, PartsOption, PartStore, StudyResult, Summary, command_line
-from studies.runtime.clicks import ClickModel
-from studies.runtime.training import ClickResult, ClickRun, train_runs
+from studies.frame.jobs import do_job, run_job
+from studies.runtime.clicks import ClickModel, Purpose, batches, entropy_of, held_out_entropy, planted
+
+
+def _trained(
+    model: ClickModel,
+    *,
+    plan_path: str,
+    seed: int,
+    weights_seed: int,
+    steps: int,
+    held_out: int,
+    learning_rate: float,
+) -> dict[str, Any]:
+    plan = read_plan(plan_path)
+    assert plan.tables.dense is not None, "clicks come with dense layers"
+    settings = FusedSettings(learning_rate=learning_rate, seed=weights_seed)
+    embeddings = ShardedEmbeddings(plan, settings)
+    dense = DenseModel(plan.tables.dense, embeddings.feature_dims, weights_seed)
+    training = distributed_step(embeddings, plan.tables, dense, learning_rate)
+    B = embeddings.local_batch_size
+    for samples in batches(model, seed, B, Purpose.TRAINING, steps):
+        training(samples)
+    own_bytes = torch.tensor([value / steps for value in embeddings.sent_bytes().values()], dtype=torch.float64)
+    dist.all_reduce(own_bytes)
+    tested = batches(model, seed, B, Purpose.HELD_OUT, held_out)
+    found = held_out_entropy(embeddings, dense, tested)
+    sent_bytes = dict(zip(embeddings.sent_bytes(), own_bytes.tolist(), strict=True))
+    embeddings.close()
+    best_B = torch.cat([planted(model, seed).logits(samples) for samples in tested])
+    return {"normalised_entropy": found, "best_entropy": entropy_of(best_B, tested), "sent_bytes": sent_bytes}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClickRun:
+    """One training.
+
+    Attributes:
+        plan: Its tables are those of the clicks' model; its batch is the global batch.
+        seed: Of the planted model and of all batches.
+        weights_seed: Of the initial weights.
+        steps: Training steps.
+        held_out: Batches that the trained model is tested on, of the same size.
+        learning_rate: Of tables and dense layers.
+    """
+
+    plan: ShardingPlan
+    seed: int
+    weights_seed: int
+    steps: int
+    held_out: int
+    learning_rate: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClickResult:
+    """What came of a training.
+
+    Attributes:
+        normalised_entropy: Of the trained model on held-out clicks.
+        best_entropy: Of the planted model on the same clicks.
+        sent_bytes: Bytes that all processes send to others in a step, by exchange.
+    """
+
+    normalised_entropy: float
+    best_entropy: float
+    sent_bytes: dict[str, float]
+
+
+def train_runs(model: ClickModel, runs: Sequence[ClickRun], nproc: int) -> tuple[ClickResult, ...]:
+    """Trains all runs, one after the other on the same processes.
+
+    Args:
+        model: Sizes of the trained and of the planted model.
+        runs: The runs; those of one seed in a row share their batches.
+        nproc: Processes, at most the ranks of each plan.
+
+    Raises:
+        ExecutionError: If a process fails.
+    """
+    names = ("seed", "weights_seed", "steps", "held_out", "learning_rate")
+    job = {"model": asdict(model), "runs": [{name: getattr(run, name) for name in names} for run in runs]}
+    results = run_job("studies.runtime.payloads", job, [run.plan for run in runs], nproc)
+    return tuple(ClickResult(**result) for result in results)
+
 
 SCHEMA = "autoshard.payload-quality/1"
 #: Name of the runs that only differ in their initial weights, which shows what differences mean.
@@ -242,3 +334,12 @@ def _way(payload: str) -> str:
     if not slash:
         return "both ways"
     return "backward" if forward == "fp32" else "forward"
+
+
+if __name__ == "__main__":
+    do_job(
+        lambda job: [
+            _trained(ClickModel(**job["model"]), plan_path=path, **run)
+            for path, run in zip(job["plan_paths"], job["runs"], strict=True)
+        ]
+    )

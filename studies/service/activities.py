@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from contextlib import closing
 from typing import Any, Protocol
 
 import httpx
@@ -170,8 +171,5 @@ def _audited(address: str, action: str) -> dict[str, int]:
     """How often an action was done, by what it was done to."""
     log = AUDIT_LOG.c
     query = select(log.target, func.count()).where(log.action == action).group_by(log.target)
-    database = Database(parsed_url(address))
-    with database.reading() as connection:
-        found: dict[str, int] = dict(connection.execute(query).tuples().all())
-    database.close()
-    return found
+    with closing(Database(parsed_url(address))) as database, database.reading() as connection:
+        return dict(connection.execute(query).all())

@@ -28,7 +28,7 @@ from server.storage.location import DATABASE_VARIABLE, parsed_url
 from server.storage.upgrading import upgrade
 
 _T = TypeVar("_T")
-_START_S, _STOP_S, _POLL_S = 600.0, 60.0, 0.02
+_START_S, _STOP_S, _POLL_S = 600.0, 60.0, 0.1
 
 
 class DatabaseKind(StrEnum):
@@ -62,6 +62,11 @@ class RunningService:
         """The process, which has been started."""
         assert self._process is not None
         return self._process
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started, and has not ended."""
+        return self._process is not None and self._process.poll() is None
 
     def start(self, *, until_ready: bool = True) -> None:
         """Starts it, and waits until it listens or is ready.
@@ -131,7 +136,7 @@ def running(service: RunningService) -> Iterator[RunningService]:
     try:
         yield service
     finally:
-        if service.process.poll() is None:
+        if service.is_running:
             service.stop()
 
 

@@ -269,13 +269,13 @@ def test_commands_of_other_packages_are_listed_by_their_package_and_imported_whe
 
 
 def test_a_damaged_plugin_leaves_the_others_alone(succeeds, monkeypatch, capfd):
-    real = cli.entry_points
+    real = cli.installed
 
     def with_a_damaged_one(group):
         damaged = EntryPoint(name="broken", value="nowhere.commands:run", group=group)
-        return [*real(group=group), damaged]
+        return [*real(group), damaged]
 
-    monkeypatch.setattr(cli, "entry_points", with_a_damaged_one)
+    monkeypatch.setattr(cli, "installed", with_a_damaged_one)
     assert "broken" in succeeds("--help")
     succeeds("plan", "--help")
     assert main(["broken", "--anything", "x"]) == 1

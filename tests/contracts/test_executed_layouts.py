@@ -29,9 +29,10 @@ from autoshard.evaluation.traffic import Stream
 from autoshard.formats import read_plan, write_plan
 from autoshard.formats.row_orders import write_row_order
 from autoshard.planners.registry import get_planner
-from autoshard.runtime import RunRequest, run_requests
+from autoshard.runtime import RunRequest
 from tests import builders as make
 from tests.contracts.drawn_layouts import drawn_plan, drawn_table
+from tests.ranks import executed
 
 #: fp32 sums in another order, relative to the largest value.
 TOLERANCE = 2e-5
@@ -74,8 +75,8 @@ def written(folder, seeds, cluster, payloads=(DType.FP32,), groups=None, verify_
     return requests
 
 
-def executed(folder, seeds, cluster, payloads=(DType.FP32,), **changes):
-    return run_requests(written(folder, seeds, cluster, payloads, **changes), cluster[0])
+def executed_plans(folder, seeds, cluster, payloads=(DType.FP32,), **changes):
+    return executed(written(folder, seeds, cluster, payloads, **changes), cluster[0])
 
 
 def assert_equal(results, tolerance=TOLERANCE):
@@ -89,7 +90,7 @@ def test_random_plans_equal_the_unsharded_reference(tmp_path, cluster, any_devic
     *cluster, num_plans = cluster
     requests = written(tmp_path, range(num_plans), cluster, device=any_device)
     pipelined = [replace(request, overlap=Overlap.PIPELINED) for request in requests[::PIPELINED_EVERY]]
-    results = run_requests([*requests, *pipelined], cluster[0])
+    results = executed([*requests, *pipelined], cluster[0])
     assert len(results) == num_plans + len(pipelined)
     assert_equal(results)
     for blocking, overlapped in zip(results[:num_plans:PIPELINED_EVERY], results[num_plans:], strict=True):
@@ -118,7 +119,7 @@ def test_replica_groups_equal_copies_that_are_averaged(tmp_path):
     pipelined = [replace(request, overlap=Overlap.PIPELINED) for request in requests[::2]]
     # So many samples that drawn ids are near what is expected of them; as many steps to every synchronisation.
     touched = [replace(request, batch_size=TOUCHED_BATCH, warmup_steps=1, steps=2) for request in touched]
-    results = run_requests([*requests, *touched, *pipelined], 4)
+    results = executed([*requests, *touched, *pipelined], 4)
     assert_equal(results)
     for blocking, overlapped in zip(results[: len(requests) : 2], results[-len(pipelined) :], strict=True):
         assert_the_same(overlapped, blocking)
@@ -143,7 +144,7 @@ def assert_touched_rows_are_sent_as_predicted(result):
 @pytest.mark.slow
 def test_narrow_payloads_are_near_the_reference(tmp_path, any_device):
     tolerances = {DType.FP16: 3e-3, DType.BF16: 3e-2, DType.INT8: 5e-2}
-    results = executed(tmp_path, range(500, 502), (2, 2, 1), tuple(tolerances), device=any_device)
+    results = executed_plans(tmp_path, range(500, 502), (2, 2, 1), tuple(tolerances), device=any_device)
     for number, tolerance in enumerate(tolerances.values()):
         errors = [result.verification.output_error for result in results[2 * number : 2 * number + 2]]
         assert 0 < max(errors) <= tolerance
@@ -167,7 +168,7 @@ def test_bytes_are_sent_as_predicted(tmp_path):
     for path, plan in zip(paths, plans, strict=True):
         write_plan(plan, path)
     values = {"steps": 2, "warmup_steps": 0, "verify_steps": 0, "device": "cpu"}
-    results = run_requests([RunRequest(plan_path=str(path), **values) for path in paths], 2)
+    results = executed([RunRequest(plan_path=str(path), **values) for path in paths], 2)
     for plan, result in zip(plans, results, strict=True):
         traffic = plan_traffic(plan)
         for stream in (Stream.FORWARD, Stream.BACKWARD):
@@ -184,13 +185,13 @@ def test_many_random_plans_equal_the_unsharded_reference(tmp_path, cluster):
     num_plans = NUM_PLANS_SLOW // 4
     for start in range(1000, 1000 + num_plans, 100):
         seeds = range(start, min(start + 100, 1000 + num_plans))
-        assert_equal(executed(tmp_path / str(start), seeds, cluster))
+        assert_equal(executed_plans(tmp_path / str(start), seeds, cluster))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 def test_random_plans_on_8_processes_stay_equal_over_20_steps(tmp_path):
-    results = executed(tmp_path, range(3100, 3100 + NUM_PLANS_SLOW // 10), (8, 8, 4), verify_steps=20)
+    results = executed_plans(tmp_path, range(3100, 3100 + NUM_PLANS_SLOW // 10), (8, 8, 4), verify_steps=20)
     for result in results:
         found = result.verification
         assert found.steps == 20
@@ -222,4 +223,4 @@ def test_rows_in_uneven_shares_equal_the_unsharded_reference(tmp_path):
     write_plan(plan, tmp_path / "plan.json")
     path = str(tmp_path / "plan.json")
     run = RunRequest(plan_path=path, steps=1, warmup_steps=0, verify_steps=3, eps=1e-3, seed=0, device="cpu")
-    assert_equal(run_requests([run], 2))
+    assert_equal(executed([run], 2))

@@ -15,6 +15,7 @@ from autoshard.core import (
     ShardingPlan,
 )
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidTableError
+from autoshard.evaluation import evaluate
 from autoshard.planners.registry import get_planner, planner_names
 from autoshard.validator import validate_plan
 from tests import builders as make
@@ -51,6 +52,7 @@ def make_plan(registry):
         plan = planner.plan(request)
         validate_plan(plan)
         assert (plan.tables, plan.topology, plan.payload) == (request.tables, topology, payload)
+        assert plan.predicted in (None, evaluate(plan, COSTS))
         return plan
 
     return make_one

@@ -10,6 +10,7 @@ from autoshard.evaluation import plan_traffic
 from autoshard.evaluation.traffic import Stream, SyncBytes
 from autoshard.formats import plan_from_json
 from autoshard.runtime import RunRequest, run_requests
+from tests.ranks import executed
 
 NUM_STEPS = 4
 #: fp32 sums in another order: measured up to 5e-7 on these plans.
@@ -229,7 +230,7 @@ PATHS = [
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """All paths, with one start of processes per number of them."""
+    """All paths, with one start of processes per number of them; as `run` starts them in `test_launch`."""
     folder = tmp_path_factory.mktemp("plans")
     for name, document in PLANS.items():
         (folder / f"{name}.json").write_text(json.dumps(document), encoding="utf-8")
@@ -248,7 +249,7 @@ def results(tmp_path_factory):
             )
             for path in paths
         ]
-        found |= dict(zip(paths, run_requests(requests, num_processes), strict=True))
+        found |= dict(zip(paths, executed(requests, num_processes), strict=True))
     return found
 
 
@@ -347,7 +348,7 @@ def test_one_process_equals_the_unsharded_reference(tmp_path, any_device):
     path.write_text(json.dumps(PLANS["eight ranks"]), encoding="utf-8")
     values = {"plan_path": str(path), "steps": 4, "verify_steps": NUM_STEPS, "device": any_device}
     ways = [{"trace_path": str(trace)}, {"overlap": "pipelined"}, {"engine": "torchrec"}]
-    for result in run_requests([RunRequest(**values, **way) for way in ways], 1):
+    for result in executed([RunRequest(**values, **way) for way in ways], 1):
         assert result.backend == {"cpu": "gloo", "cuda": "nccl"}[any_device]
         assert result.verification.max_error <= TOLERANCE
     names = {event.get("name", "") for event in json.loads(trace.read_bytes())["traceEvents"]}

@@ -1,11 +1,5 @@
-"""One of the processes that train drawn plans on batches of several sizes, beside the unsharded reference.
+"""Trains drawn plans on batches of several sizes, on each of some processes, beside the unsharded reference."""
 
-Arguments: rank, number of processes, file to meet at, file for the results, ranks of the plans, ranks of a node,
-replica groups, plans.
-"""
-
-import json
-import sys
 from functools import partial
 
 import torch
@@ -124,18 +118,17 @@ def error_of(seed, world_size, node_size, groups):
     return error
 
 
-def main(rank, num_processes, rendezvous, output, world_size, node_size, num_groups, num_plans):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=num_processes)
+def errors_of(world_size, node_size, num_groups, num_plans):
+    """Largest errors of drawn plans, by plan.
+
+    Args:
+        world_size: Ranks of the plans.
+        node_size: Ranks of a node.
+        num_groups: Replica groups.
+        num_plans: Plans.
+    """
     # Averages would make the groups alike: they are another contract's.
     groups = ReplicaGroups(num_groups=num_groups, sync_every=STEPS + 1, moment_scale=float(num_groups))
     errors = torch.tensor([error_of(seed, world_size, node_size, groups) for seed in range(num_plans)])
     dist.all_reduce(errors, op=dist.ReduceOp.MAX)
-    if rank == 0:
-        with open(output, "w", encoding="utf-8") as file:
-            json.dump(errors.tolist(), file)
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], *map(int, sys.argv[5:]))
+    return errors.tolist()

@@ -14,6 +14,7 @@ import pytest
 
 from autoshard.core.errors import ModelError
 from costmodel.registry.aliases import Action, AliasLog
+from costmodel.registry.objects import RegistryObjects
 from costmodel.registry.versions import (
     PRODUCTION,
     REGISTRY_VARIABLE,
@@ -74,8 +75,9 @@ def test_only_whole_versions_are_left_behind(registry):
     version = registry.publish("cost", "cpu", TENSORS, CARD)
     registry.publish("cost", "cpu", TENSORS, CARD)
     folder = registry.root / "cost" / "cpu"
-    assert sorted(path.name for path in folder.iterdir()) == sorted([".lock", version, "production"])
+    assert sorted(path.name for path in folder.iterdir()) == sorted([version, "production"])
     assert sorted(path.name for path in (folder / version).iterdir()) == ["card.json", "weights.safetensors"]
+    assert [path.name for path in (folder / "production").iterdir()] == ["00000001"]
 
 
 @pytest.mark.parametrize(
@@ -106,10 +108,10 @@ def test_missing_files_are_named(registry, file):
 
 def test_the_alias_cannot_point_elsewhere(registry):
     registry.publish("cost", "cpu", TENSORS, CARD)
-    alias = registry.root / "cost" / "cpu" / "production"
+    alias = registry.root / "cost" / "cpu" / "production" / "00000001"
     entry = json.loads(alias.read_text(encoding="utf-8"))
     alias.write_text(json.dumps({**entry, "id": "../../policy/x"}), encoding="utf-8")
-    with pytest.raises(ModelError, match="production: damaged: a version is 16 hexadecimal digits"):
+    with pytest.raises(ModelError, match="production/00000001: damaged: a version is 16 hexadecimal digits"):
         registry.load("cost", "cpu")
 
 
@@ -125,7 +127,7 @@ def test_a_card_holds_finite_numbers_only(registry):
 
 def test_errors_of_an_alias_are_short(registry):
     registry.publish("cost", "cpu", TENSORS, CARD)
-    alias = registry.root / "cost" / "cpu" / "production"
+    alias = registry.root / "cost" / "cpu" / "production" / "00000001"
     entry = json.loads(alias.read_text(encoding="utf-8"))
     for change in ({"id": "a" * 5000}, {"action": "a" * 5000}):
         alias.write_text(json.dumps(entry | change), encoding="utf-8")
@@ -137,10 +139,10 @@ def test_errors_of_an_alias_are_short(registry):
 @pytest.mark.parametrize("text", ["", "\n", "{", "[]", '{"id": 1}', "0123456789abcdef", '{"id": "0123456789abcdef"}'])
 def test_a_damaged_alias_is_named_and_can_be_mended(registry, text):
     version = registry.publish("cost", "cpu", TENSORS, CARD)
-    alias = registry.root / "cost" / "cpu" / "production"
+    alias = registry.root / "cost" / "cpu" / "production" / "00000001"
     alias.write_text(text, encoding="utf-8")
     for read in (registry.list, lambda: registry.load("cost", "cpu"), lambda: registry.production_id("cost", "cpu")):
-        with pytest.raises(ModelError, match=r"production: damaged: .*`autoshard models promote`"):
+        with pytest.raises(ModelError, match=r"production/00000001: damaged: .*`autoshard models promote`"):
             read()
     assert registry.promote("cost", "cpu", version) == version
     assert registry.load("cost", "cpu").id == version
@@ -176,7 +178,7 @@ def test_cards_are_json(registry, value):
 
 def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("in the way", encoding="utf-8")
-    with pytest.raises(ModelError, match="cannot publish"):
+    with pytest.raises(ModelError, match="cannot be written: not a directory"):
         Registry(tmp_path / "file").publish("cost", "cpu", TENSORS, CARD)
 
 
@@ -403,13 +405,12 @@ def test_killed_publishers_leave_whole_versions_and_aliases(registry):
     assert num_versions > 6
     # Nobody is locked out, and what was killed an hour ago is cleared away.
     folder = registry.root / "cost" / "cpu"
-    staged = folder / ".publish-left"
-    staged.mkdir()
-    for path in (staged, *folder.glob(".publish-*"), *folder.glob(".*.tmp")):
+    (folder / f".{'0' * 16}.tmp").touch()
+    for path in folder.glob(".*"):
         os.utime(path, (time.time() - 7200,) * 2)
     version = registry.publish("cost", "cpu", {"a": np.zeros(3)}, {"number": 0})
     assert registry.production_id("cost", "cpu") == version
-    assert [path.name for path in folder.glob(".*")] == [".lock"]
+    assert list(folder.glob(".*")) == []
 
 
 @pytest.mark.parametrize("file", ["weights.safetensors", "card.json"])
@@ -421,16 +422,26 @@ def test_files_are_sized_before_they_are_read(registry, file):
         registry.load("cost", "cpu")
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, Path.touch])
+def test_an_alias_that_is_no_folder_is_named(registry, make):
+    version = registry.publish("cost", "cpu", TENSORS, CARD, alias=None)
+    make(registry.root / "cost" / "cpu" / "production")
+    with pytest.raises(ModelError, match="production: cannot be read: not a directory; remove it, and name a version"):
+        registry.load("cost", "cpu")
+    with pytest.raises(ModelError, match="production: cannot be read: not a directory"):
+        registry.promote("cost", "cpu", version)
+
+
 def test_a_pipe_in_place_of_an_alias_is_not_waited_for(registry):
     registry.publish("cost", "cpu", TENSORS, CARD)
-    alias = registry.root / "cost" / "cpu" / "production"
+    alias = registry.root / "cost" / "cpu" / "production" / "00000001"
     alias.unlink()
     os.mkfifo(alias)
-    with pytest.raises(ModelError, match="production: must be a regular file, got a pipe"):
+    with pytest.raises(ModelError, match="production/00000001: must be a regular file, got a pipe"):
         registry.load("cost", "cpu")
 
 
-@pytest.mark.parametrize("file", ["card.json", "production"])
+@pytest.mark.parametrize("file", ["card.json", "production/00000001"])
 def test_json_that_nests_too_deep_is_one_line(registry, file):
     version = registry.publish("cost", "cpu", TENSORS, CARD)
     deep = b'{"weights_sha256": ' + b"[" * 100_000
@@ -439,7 +450,8 @@ def test_json_that_nests_too_deep_is_one_line(registry, file):
         identity = hashlib.sha256(deep).hexdigest()[:16]
         (folder / version).rename(folder / identity)
         (folder / identity / file).write_bytes(deep)
-        AliasLog(folder=folder, alias=PRODUCTION).point(identity, Action.PROMOTE)
+        objects = RegistryObjects.of(registry.root)
+        AliasLog(objects, "cost/cpu", PRODUCTION).point(identity, Action.PROMOTE)
     else:
         (folder / file).write_bytes(deep)
     with pytest.raises(ModelError, match="nested too deep") as caught:

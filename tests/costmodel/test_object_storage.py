@@ -13,11 +13,12 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from autoshard.cli import main
 from autoshard.core.errors import InvalidOptionError, ModelError
 from autoshard.formats.stores.remote_folders import CACHE_VARIABLE, address_of, folder_of
-from costmodel.registry.object_storage import ObjectStorage
+from costmodel.registry.objects import RegistryObjects
 from costmodel.registry.versions import REGISTRY_VARIABLE, AliasChangedError, Registry
 
 WEIGHTS = {"w": np.arange(3.0)}
@@ -83,15 +84,15 @@ def test_who_loses_the_race_for_a_change_adds_the_next_one(address, machine, mon
     one, two = (first.publish("cost", "cpu", WEIGHTS, {"n": n}, alias=None) for n in range(2))
     machine("b")
     other = registry_at(address)
-    pull = ObjectStorage.pull_alias
+    pull = RegistryObjects.pull
 
-    def pull_and_lose(storage, file):
-        number = pull(storage, file)
-        monkeypatch.setattr(ObjectStorage, "pull_alias", pull)
+    def pull_and_lose(objects, below):
+        number = pull(objects, below)
+        monkeypatch.setattr(RegistryObjects, "pull", pull)
         other.promote("cost", "cpu", two)
         return number
 
-    monkeypatch.setattr(ObjectStorage, "pull_alias", pull_and_lose)
+    monkeypatch.setattr(RegistryObjects, "pull", pull_and_lose)
     first.promote("cost", "cpu", one)
     assert [entry.id for entry in first.history("cost", "cpu")] == [two, one]
     assert registry_at(address).history("cost", "cpu") == first.history("cost", "cpu")
@@ -123,11 +124,11 @@ def test_a_copy_is_used_while_the_storage_does_not_answer(address, machine, monk
 
     tries = []
 
-    def gone(*_):
+    def gone(*_, **__):
         tries.append(1)
         raise OSError("Connection refused")
 
-    monkeypatch.setattr(ObjectStorage, "_files", gone)
+    monkeypatch.setattr(MemoryFileSystem, "find", gone)
     models = registry_at(address)
     assert models.load("cost", "cpu").id == version
     assert Registry(models.root).load("cost", "cpu").id == version

@@ -138,11 +138,11 @@ class TestPublishing:
         registry.promote("cost", "cpu", came)
         assert publish(registry, version(1.4)).refused[0].against == f"{came} (shipped)"
 
-    @pytest.mark.parametrize("damaged", ["weights.safetensors", "production"])
+    @pytest.mark.parametrize("damaged", ["weights.safetensors", "production/00000001"])
     def test_a_damaged_production_version_is_replaced(self, registry, damaged):
         first = publish(registry, version(1))
         folder = registry.root / "cost" / "cpu"
-        (folder / damaged if damaged == "production" else folder / first.id / damaged).write_text("x")
+        (folder / damaged if "/" in damaged else folder / first.id / damaged).write_text("x")
         new = publish(registry, version(2))
         assert registry.production_id("cost", "cpu") == new.id
         (note,) = new.notes

@@ -51,6 +51,8 @@ LIGHT = (
     ),
     # Arrow imports them where pandas is installed.
     *("pandas", "pyarrow.pandas_compat"),
+    # Lower bounds, errors of sets, and databases.
+    *("scipy.optimize", "scipy.sparse", "alembic.command", "sqlalchemy.dialects.sqlite"),
 )
 #: What those import besides that execute plans, train, or ask a policy.
 HEAVY = (*LIGHT, "autoshard.runtime", "bench", "costmodel", "env", "policies", "fbgemm_gpu")

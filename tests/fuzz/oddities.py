@@ -193,7 +193,7 @@ def _priced(fault, kind, card, weights):
     alias = {"action": "publish", "id": version, "at": "2026-11-01T00:00:00+00:00", "by": "test"}
     folder = f"registry/{kind}/cpu"
     files = {f"{folder}/{version}/card.json": text, f"{folder}/{version}/weights.safetensors": weights}
-    files[f"{folder}/production"] = json.dumps(alias).encode() + b"\n"
+    files[f"{folder}/production/00000001"] = json.dumps(alias).encode() + b"\n"
     planner = "policy" if kind == "policy" else "cost-greedy"
     for command in ((*PLAN, "--planner", planner, "--json"), ("models",)):
         arguments = (*command, "--registry", "registry")

@@ -11,6 +11,7 @@ from autoshard.evaluation import evaluate
 from autoshard.formats import load_tables, load_topology
 from autoshard.formats.metasyn import metasyn
 from autoshard.planners.auto import AutoOptions, AutoPlanner
+from autoshard.planners.comparison import num_cuts
 from autoshard.planners.heuristics.greedy import (
     CostGreedyPlanner,
     DimGreedyPlanner,
@@ -113,7 +114,7 @@ def test_tables_are_cut_by_columns_where_kernels_are_shorter_so(max_ms):
     task = make.draw_task(3, 4, seed=5)
     plan = AutoPlanner().plan(make.request(*task, options=KERNEL, time_limit_s=SECONDS))
     validate_plan(plan)
-    assert "tables cut by columns: " in plan.provenance.models["search"]
+    assert num_cuts(plan) > 0
     assert {placed.tier for placed in plan.shards} == {Tier.TABLE_WISE}
     whole = {**KERNEL, "sharding_types": "table_wise"}
     cut_ms, whole_ms = (
@@ -185,7 +186,6 @@ def test_says_how_the_search_ended():
     task = make.draw_task(16, 4, seed=1)
     plan = AutoPlanner().plan(make.request(*task, options=KERNEL, time_limit_s=SECONDS))
     assert plan.provenance.models["search"].startswith("stopped by ")
-    assert "slowest rank" in plan.provenance.models["search"]
     plan = AutoPlanner().plan(make.request(*task, options=STEP, time_limit_s=SECONDS))
     assert plan.provenance.models["search"].startswith("stopped by steps after 20 steps: ")
 
@@ -254,7 +254,6 @@ def test_ranks_of_different_memory_are_filled_as_they_are():
             {"objective": "kernel", "sharding_types": "column_wise"},
             r"options\.sharding_types: must be all, table_wise or table_wise,column_wise where objective is kernel",
         ),
-        ({"objective": "kernel", "reserved_bytes": 1}, r"options\.reserved_bytes: must be 0 where objective is kernel"),
         (
             {"beam": 3},
             r"options\.beam: unknown option; this planner takes: objective, sharding_types, reserved_bytes, steps",

@@ -10,12 +10,10 @@ from autoshard.core import CostModels, ReplicaGroups, ShardingPlan, Tier
 from autoshard.core.costs import KernelErrors, recorded_errors
 from autoshard.evaluation import AnalyticCostModel, evaluate, price_step
 from autoshard.evaluation.evaluate import price_with_kernels
-from autoshard.evaluation.uncertainty.plan_draws import step_draws
+from autoshard.evaluation.uncertainty.plan_draws import slowest_draws, step_draws
 from autoshard.planners.auto import AutoPlanner
-from autoshard.planners.comparison import PricedPlacements, best_placement, best_plan, last_told, num_cuts
-from autoshard.planners.heuristics.greedy import CostGreedyPlanner
+from autoshard.planners.comparison import best_plan, last_told, num_cuts
 from autoshard.planners.space.options import placed_shard
-from autoshard.planners.space.placement import PlacementProblem
 from tests import builders as make
 
 COSTS = make.costs()
@@ -130,28 +128,19 @@ def test_cuts_are_pieces_beyond_whole_tables():
 
 
 def test_without_errors_on_record_nothing_is_compared():
-    task = make.draw_task(4, 4)
-    problem = make.problem(*task)
-    plans = level_and_alone(*task)
+    plans = level_and_alone(*make.draw_task(4, 4))
     assert best_plan(plans, priced(plans, COSTS), COSTS) is None
-    assert best_placement([(problem, CostGreedyPlanner().place(problem, 0))]) is None
 
 
-def test_placements_are_drawn_as_their_plans(with_errors):
+def test_slowest_ranks_are_drawn_as_steps_are(with_errors):
     costs = with_errors(KernelErrors(table=0.2, kind=0.1, company=0.2))
-    tables, topology = make.draw_task(12, 3)
-    problem = PlacementProblem.table_wise(tables, topology, costs.kernel)
-    placements = [CostGreedyPlanner().place(problem, 0), np.arange(12) % 3]
-    placed = PricedPlacements.of([(problem, ranks_N) for ranks_N in placements])
-    assert placed.slowest_draws(NO_ERRORS).mean(axis=1) == pytest.approx(
-        [problem.rank_ms(ranks_N).max() for ranks_N in placements]
-    )
-    drawn_PE = placed.slowest_draws(costs.kernel.errors)
-    assert best_placement([(problem, ranks_N) for ranks_N in placements]) == last_told(drawn_PE, [0, 0])
-    steps_PE = step_draws(
-        priced([problem.to_plan(ranks_N) for ranks_N in placements], costs), costs, costs.kernel.errors
-    )
-    # The same ranks with the same tables: what is drawn of them differs, its spread does not.
+    plans = level_and_alone(*make.draw_task(12, 3))
+    placed = priced(plans, costs)
+    slowest_ms = [evaluate(plan, costs).max_kernel_ms for plan in plans]
+    assert slowest_draws(placed, NO_ERRORS).mean(axis=1) == pytest.approx(slowest_ms)
+    drawn_PE = slowest_draws(placed, costs.kernel.errors)
+    assert best_plan(plans, placed, costs, by_kernels=True) == last_told(drawn_PE, [0, 0])
+    steps_PE = step_draws(placed, costs, costs.kernel.errors)
     assert steps_PE.std(axis=1) == pytest.approx(drawn_PE.std(axis=1), rel=0.4)
 
 

@@ -6,9 +6,11 @@ import time
 import numpy as np
 import pytest
 
+from autoshard.cli import main
 from autoshard.core import Tier
+from autoshard.core.errors import AutoshardError
 from autoshard.core.step import EMBEDDING_PARTS
-from autoshard.planners.hybrid import descent, successive_halving
+from autoshard.planners.hybrid import successive_halving
 from autoshard.planners.hybrid.balanced import placed_options
 from autoshard.planners.hybrid.compiled import library as compiled
 from autoshard.planners.hybrid.compiled import linear as compiled_linear
@@ -23,7 +25,6 @@ from autoshard.planners.hybrid.successive_halving import improve
 from autoshard.validator import validate_plan
 from tests import builders as make
 
-needs_compiled = pytest.mark.skipif(compiled.library() is None, reason="autoshard was installed without a C compiler")
 EFFORTS = [
     LinearEffort(mode=Mode.DESCEND),
     LinearEffort(mode=Mode.LAUNCH_BY_LAUNCH),
@@ -83,7 +84,6 @@ def searched(linear, layout, effort, **options):
         return linear.improved(layout, effort, **options), kept["state"]
 
 
-@needs_compiled
 @pytest.mark.parametrize("effort", EFFORTS)
 def test_sums_are_those_of_the_layout_that_is_found(start, effort):
     linear = LinearSearch(start.space, start.limits, FlatOptions.of(start.space), start)
@@ -97,7 +97,6 @@ def test_sums_are_those_of_the_layout_that_is_found(start, effort):
     assert found.fits()
 
 
-@needs_compiled
 @pytest.mark.parametrize("effort", EFFORTS)
 def test_the_step_by_the_slowest_ranks_never_grows(start, effort):
     linear = LinearSearch(start.space, start.limits, FlatOptions.of(start.space), start)
@@ -111,7 +110,6 @@ def test_the_step_by_the_slowest_ranks_never_grows(start, effort):
     assert step_ms[1] <= step_ms[0] * (1 + 1e-12)
 
 
-@needs_compiled
 def test_rates_and_launches_are_exact_where_the_models_are_linear():
     # The roofline adds up what shards take and launches.
     space = space_of(make.request(*make.draw_task(24, 8, seed=5)))
@@ -122,7 +120,6 @@ def test_rates_and_launches_are_exact_where_the_models_are_linear():
     np.testing.assert_allclose(state["load_pr"][kernels, :8], found.parts_ms()[kernels], rtol=1e-6)
 
 
-@needs_compiled
 def test_options_that_may_not_be_taken_are_not(start):
     linear = LinearSearch(start.space, start.limits, FlatOptions.of(start.space), start)
     context = SearchContext(start.space, start.limits, start, seed=0)
@@ -133,7 +130,6 @@ def test_options_that_may_not_be_taken_are_not(start):
     assert tiers == {Tier.TABLE_WISE}
 
 
-@needs_compiled
 def test_constraints_are_kept():
     space = space_of(make.request(*make.mixed_task()))
     start = balanced_starts(space, Limits.of(space))[0].layout
@@ -145,7 +141,6 @@ def test_constraints_are_kept():
         assert {placed.shard.table.name for placed in plan.shards} == {table.name for table in plan.tables.tables}
 
 
-@needs_compiled
 @pytest.mark.parametrize("with_activations", [True, False])
 def test_memory_is_kept_to(with_activations):
     space = space_of(make.request(*make.draw_task(24, 4, seed=3, spare=0.5)))
@@ -158,7 +153,6 @@ def test_memory_is_kept_to(with_activations):
             np.testing.assert_allclose(state["free_mr"][:, :4].T, found.free_bytes())
 
 
-@needs_compiled
 def test_a_deadline_that_has_passed_changes_nothing(start):
     linear = LinearSearch(start.space, start.limits, FlatOptions.of(start.space), start)
     for effort in EFFORTS:
@@ -166,14 +160,12 @@ def test_a_deadline_that_has_passed_changes_nothing(start):
         assert found.chosen == start.chosen
 
 
-@needs_compiled
 def test_the_same_seed_finds_the_same(start):
     starts = [Start(layout=start)]
     found = [improve(starts, seed=seed, deadline_s=math.inf, max_steps=6).layout.chosen for seed in (1, 1, 2)]
     assert found[0] == found[1]
 
 
-@needs_compiled
 @pytest.mark.parametrize("effort", EFFORTS)
 def test_wider_vectors_find_the_same(start, effort, monkeypatch):
     if compiled.library() is compiled.loaded("_search"):
@@ -187,7 +179,6 @@ def test_wider_vectors_find_the_same(start, effort, monkeypatch):
     assert (linear.won_O == won_O).all()
 
 
-@needs_compiled
 def test_options_that_were_best_are_counted(start):
     flat = FlatOptions.of(start.space)
     linear = LinearSearch(start.space, start.limits, flat, start)
@@ -197,15 +188,19 @@ def test_options_that_were_best_are_counted(start):
     assert (np.add.reduceat(linear.won_O, flat.first_I) > 0).sum() > len(flat.first_I) / 2
 
 
-def test_plans_are_made_without_the_compiled_search(monkeypatch):
+def test_without_a_compiler_there_is_one_clear_line(monkeypatch, capsys):
     request = make.request(*make.draw_task(12, 4, seed=5))
-    monkeypatch.setattr(descent, "library", lambda: None)
-    found = search_steps(request, StepSearch(steps=20, with_policy=False))
-    validate_plan(found.plan)
-    assert found.status.startswith("stopped by")
+    monkeypatch.setattr(compiled, "loaded", lambda _name: None)
+    compiled.library.cache_clear()
+    try:
+        with pytest.raises(AutoshardError, match="without a C compiler: install one"):
+            search_steps(request, StepSearch(steps=20, with_policy=False))
+        assert main(["doctor"]) == 0
+        assert "without a C compiler" in " ".join(capsys.readouterr().out.split())
+    finally:
+        compiled.library.cache_clear()
 
 
-@needs_compiled
 def test_idle_bursts_are_followed_by_detours_that_never_cost_anything(start, monkeypatch):
     """A detour begins elsewhere and with fewer options; the best layout stays until one is better."""
     drawn = []

@@ -48,8 +48,8 @@ def broken(request, tmp_path, monkeypatch):
     (tmp_path / "broken_plugin_module.py").write_text(request.param, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
     point = EntryPoint(name="broken", value="broken_plugin_module:Planner", group=registry.GROUP)
-    found = registry.entry_points
-    monkeypatch.setattr(registry, "entry_points", lambda **names: (*found(**names), point))
+    found = registry.installed
+    monkeypatch.setattr(registry, "installed", lambda group: (*found(group), point))
     yield point
     sys.modules.pop("broken_plugin_module", None)
 

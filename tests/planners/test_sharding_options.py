@@ -8,8 +8,10 @@ from hypothesis import strategies as st
 
 from autoshard.core import (
     Constraints,
+    DType,
     Exchange,
     Feature,
+    Optimizer,
     Pooling,
     RowRange,
     RowsBy,
@@ -19,6 +21,7 @@ from autoshard.core import (
 from autoshard.core.plan import Payload
 from autoshard.evaluation.traffic import PairTraffic, cheaper_exchange
 from autoshard.planners.space.constraints import allowed_sites
+from autoshard.planners.space.kinds import first_alike
 from autoshard.planners.space.options import (
     COLUMN_STEP,
     ShardingType,
@@ -195,3 +198,22 @@ def test_tiers_say_which_ranks_hold_rows_at_a_site(two_nodes, tier, replicas):
         assert num_holders(tier, two_nodes) == len(ranks)
         assert num_replicas(tier, two_nodes) == len(at_site)
         assert {num_owners(tier, two_nodes)} == {len(replica) for replica in at_site}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_embeddings": 2000},
+        {"embedding_dim": 32},
+        {"pooling_factor": 3.0},
+        {"pooling_variance": 1.0},
+        {"alpha": 0.5},
+        {"dtype": DType.FP16},
+        {"optimizer": Optimizer.ADAGRAD},
+        {"pooling": Pooling.SEQUENCE},
+    ],
+    ids=str,
+)
+def test_tables_share_what_is_worked_out_only_if_prices_and_bytes_are_alike(fields):
+    tables = make.tables(make.table("a"), make.table("b"), make.table("c", **fields))
+    assert first_alike(tables) == {"a": 0, "b": 0, "c": 2}

@@ -258,7 +258,8 @@ def test_a_training_begun_on_a_device_goes_on_on_the_cpu(make_problem, tmp_path,
     problems = [make_problem([1.0, 2.0, 3.0, 4.0])] * 2
     options = TrainingOptions(num_groups=2, num_rollouts=2, num_actors=num_actors)
     there = torch.device(any_device)
-    for num_updates, device in ((2, there), (3, CPU), (4, there)):
+    back = ((4, there),) if there != CPU else ()
+    for num_updates, device in ((2, there), (3, CPU), *back):
         trainer = PolicyTrainer(problems, problems, options=options, learners=Learners(device=device))
         trainer.run(Budget(num_updates=num_updates), folder=tmp_path)
         assert trainer.num_updates == num_updates

@@ -1,18 +1,11 @@
-"""One of two processes that train drawn plans on the CPU and on a pretended GPU, which have to agree to the last bit.
+"""Trains drawn plans on the CPU and on a pretended GPU, which have to agree to the last bit."""
 
-Arguments: rank, file to meet at, plans, each a seed and the number format on the wire: `7:int8`. Prints one JSON
-object: how many tensors were compared, and what differs.
-"""
-
-import json
-import sys
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import SparseType
 
-from autoshard.core import DType
 from autoshard.runtime import participation
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.rows import averaging, fused, replicated
@@ -95,14 +88,6 @@ def compared(plan, orders):
     return len(pairs), [float((one - other).abs().max()) for one, other in pairs if not torch.equal(one, other)]
 
 
-def main():
-    rank, rendezvous, *drawn_plans = sys.argv[1:]
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=int(rank), world_size=2)
-    drawn = [drawn_plan(int(seed), 2, 2, DType(payload)) for seed, payload in (one.split(":") for one in drawn_plans)]
-    counts, differences = zip(*(compared(*one) for one in drawn), strict=True)
-    print(json.dumps([counts, differences]))
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+def compare_all(drawn_plans):
+    """What `compared` gives for plans, each a seed and the number format on the wire."""
+    return [compared(*drawn_plan(seed, 2, 2, dtype)) for seed, dtype in drawn_plans]

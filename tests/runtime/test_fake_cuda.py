@@ -1,9 +1,6 @@
 """The engine on a pretended GPU: no tensor of the CPU meets one of the GPU, and results are those of the CPU."""
 
-import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,12 +15,14 @@ from autoshard.runtime.engine.rows.fused import kernel_output
 from autoshard.runtime.engine.rows.places import held_chunks
 from autoshard.runtime.participation import Participation
 from tests import builders as make
+from tests.ranks import on_ranks
+from tests.runtime.cuda_worker import compare_all
 from tests.runtime.pretended_gpu import CUDA, OnGpu, WrongDeviceError, pretended
 
 ROOT = Path(__file__).parents[2]
 #: Drawn plans that have among them every split, pooling, exchange, optimizer and way to sum gradients, cut columns,
 #: rows that are sent once, row orders, eight-bit numbers on the wire, and such as a GPU's kernels give out themselves.
-PLANS = ("50:fp32", "7:int8", "4:fp32", "26:fp16", "20:bf16")
+PLANS = ((50, DType.FP32), (7, DType.INT8), (4, DType.FP32), (26, DType.FP16), (20, DType.BF16))
 
 
 def test_the_device_is_told_from_the_cpu():
@@ -88,21 +87,8 @@ def test_kernels_give_out_what_travels_where_that_changes_no_number():
         assert kernel_output(one_way, gpu) is kernel_output(both, cpu) is DType.FP32
 
 
-def test_all_that_a_gpu_computes_is_what_a_cpu_does(tmp_path):
-    command = [sys.executable, "-W", "ignore", "-m", "tests.runtime.cuda_worker"]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(tmp_path / "rendezvous"), *PLANS],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-        )
-        for rank in range(2)
-    ]
-    said = [process.communicate(timeout=250) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], said
-    for output, _ in said:
-        counts, differences = json.loads(output.splitlines()[-1])
-        assert min(counts) >= 4
-        assert not any(differences)
+def test_all_that_a_gpu_computes_is_what_a_cpu_does():
+    for compared in on_ranks(compare_all, 2, PLANS):
+        for count, differences in compared:
+            assert count >= 4
+            assert not differences

@@ -1,43 +1,33 @@
 """Processes that do not mean the same do not start."""
 
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
 from autoshard.core.errors import InputError
-from autoshard.formats import write_plan
+from autoshard.formats import read_plan, write_plan
 from autoshard.runtime.participation import Participation
 from tests import builders as make
+from tests.ranks import on_ranks
 
-SCRIPT = """
-import sys
-import torch.distributed as dist
-from autoshard.core.errors import InputError
-from autoshard.formats import read_plan
-from autoshard.runtime.participation import Participation
 
-rank, store, *plans = int(sys.argv[1]), *sys.argv[2:]
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-for plan, settings, batch_size in [
-    (plans[0], "the same", 4),
-    (plans[0], f"learning rate {rank}", 4),
-    (plans[0], "the same", 4 + rank),
-    (plans[rank], "the same", 4),
-    (plans[1], "the same", None),
-]:
-    try:
-        part = Participation.agree(read_plan(plan), settings, local_batch_size=batch_size)
-        print("agreed on", part.local_batch_size, flush=True)
-    except InputError as error:
-        print(error, flush=True)
-# With its groups, gloo's threads end here. At the interpreter's exit they may fall over what it has already dropped.
-del part
-dist.destroy_process_group()
-"""
+def agree_on_both(plans):
+    """What each of several attempts to agree ends with; plans are paths."""
+    rank, said = dist.get_rank(), []
+    for plan, settings, batch_size in [
+        (plans[0], "the same", 4),
+        (plans[0], f"learning rate {rank}", 4),
+        (plans[0], "the same", 4 + rank),
+        (plans[rank], "the same", 4),
+        (plans[1], "the same", None),
+    ]:
+        try:
+            part = Participation.agree(read_plan(plan), settings, local_batch_size=batch_size)
+            said.append(f"agreed on {part.local_batch_size}")
+        except InputError as error:
+            said.append(str(error))
+    return said
 
 
 def test_processes_that_differ_are_refused_on_both(tmp_path):
@@ -46,20 +36,9 @@ def test_processes_that_differ_are_refused_on_both(tmp_path):
     paths = [str(tmp_path / "plan.json"), str(tmp_path / "moved.json")]
     for path, written in zip(paths, (plan, moved), strict=True):
         write_plan(written, path)
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(rank), str(tmp_path / "store"), *paths],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[2],
-        )
-        for rank in range(2)
-    ]
-    said = [process.communicate(timeout=120)[0].splitlines() for process in processes]
-    for rank, lines in enumerate(said):
+    for rank, said in enumerate(on_ranks(agree_on_both, 2, paths)):
         refusal = f"process {1 - rank} has another plan, batch size or settings than process {rank}"
-        assert processes[rank].returncode == 0
-        assert lines == ["agreed on 4", refusal, refusal, refusal, "agreed on 4"]
+        assert said == ["agreed on 4", refusal, refusal, refusal, "agreed on 4"]
 
 
 def test_without_a_process_group_one_line_says_how_to_make_one():

@@ -1,38 +1,21 @@
 """What cannot be executed is an error on every process, before any step: row orders."""
 
-import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from autoshard.core import Exchange, PlacedShard, RowRange, RowsBy, Shard, Split, Tier
-from autoshard.formats import write_plan
-from autoshard.formats.row_orders import write_row_order
-from tests import builders as make
-
-NUM_PROCESSES = 2
-#: Makes the engine of a plan.
-PROGRAM = """
-import json, sys
-import torch
-import torch.distributed as dist
 from autoshard.core.errors import InputError
-from autoshard.formats import read_plan
+from autoshard.formats import read_plan, write_plan
+from autoshard.formats.row_orders import write_row_order
 from autoshard.runtime import RunRequest
 from autoshard.runtime.processes.session import make_engine
+from tests import builders as make
+from tests.ranks import on_ranks
 
-path, store, rank, world_size = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
-try:
-    make_engine(RunRequest(plan_path=path, device="cpu"), read_plan(path), torch.device("cpu"))
-    error = None
-except InputError as found:
-    error = [type(found).__name__, found.source, found.field, found.message]
-print(json.dumps(error), flush=True)
-"""
+NUM_PROCESSES = 2
 
 
 @pytest.fixture
@@ -53,14 +36,12 @@ def tiered_plan():
     return replace(plan, shards=(everywhere, split))
 
 
-def errors_of(plan_path, folder):
-    """What each process is refused with: type, source, field and message; None for nothing."""
-    arguments = [sys.executable, "-c", PROGRAM, str(plan_path), str(folder / "store")]
-    started = [
-        subprocess.Popen([*arguments, str(rank), str(NUM_PROCESSES)], stdout=subprocess.PIPE, text=True)
-        for rank in range(NUM_PROCESSES)
-    ]
-    return [json.loads(process.communicate(timeout=300)[0].splitlines()[-1]) for process in started]
+def refusal(path):
+    """What the plan's engine is refused with: type, source, field and message; None for nothing."""
+    try:
+        make_engine(RunRequest(plan_path=path, device="cpu"), read_plan(path), torch.device("cpu"))
+    except InputError as found:
+        return type(found).__name__, found.source, found.field, found.message
 
 
 def written(plan, folder, ids):
@@ -86,7 +67,7 @@ def test_a_row_order_is_refused_before_the_first_step(tmp_path, tiered_plan, dam
         (tmp_path / "t.parquet").unlink()
     if damage == "digest":
         write_row_order(tmp_path / "t.parquet", np.array([4, 3]))
-    errors = errors_of(path, tmp_path)
+    errors = on_ranks(refusal, NUM_PROCESSES, str(path))
     assert errors[0] == errors[1]
     kind, source, field, text = errors[0]
     assert (kind, source, field) == ("FormatError", str(tmp_path / "t.parquet"), "row_orders.t")

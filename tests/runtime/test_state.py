@@ -1,10 +1,6 @@
 """Tables are saved and restored with their moments, and follow schedules: on two processes, then on one."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,28 +9,15 @@ from autoshard.core import PlacedShard, Shard
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from tests.contracts.drawn_layouts import drawn_plan
-from tests.runtime.state_worker import SEEDS
-
-NUM_PROCESSES = 2
+from tests.ranks import on_ranks
+from tests.runtime.state_worker import SEEDS, check_all
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """What the first random plan's tables were after two steps, once both processes have passed all their checks."""
     folder = tmp_path_factory.mktemp("state")
-    worker = Path(__file__).with_name("state_worker.py")
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(worker), str(rank), str(NUM_PROCESSES), str(folder / "rendezvous"), str(folder)],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(NUM_PROCESSES)
-    ]
-    errors = [process.communicate()[1] for process in processes]
-    assert [process.returncode for process in processes] == [0] * NUM_PROCESSES, "\n".join(errors)
+    on_ranks(check_all, 2, folder)
     return torch.load(folder / "saved.pt")
 
 

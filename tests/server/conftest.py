@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import psycopg
 import pytest
+import structlog
 
 import costmodel
 from costmodel.registry.versions import Registry
@@ -77,6 +78,13 @@ def _await(condition, process):
         assert time.monotonic() < deadline, "the service did not start"
         time.sleep(0.05)
     return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_tracebacks():
+    """Logs of this process, without the values of all variables, which take a second to lay out."""
+    plain = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(processors=[structlog.contextvars.merge_contextvars, structlog.processors.add_log_level, plain])
 
 
 @pytest.fixture(scope="session")

@@ -2,14 +2,15 @@
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from autoshard.cli import main
+from scripts.reference_pages import planners_page
+
 ROOT = Path(__file__).parents[2]
-PROGRAM = Path(sys.executable).with_name("autoshard")
 TASK = {"tables": "criteo-kaggle", "topology": "cpu-4"}
 
 
@@ -26,37 +27,36 @@ def installed(tmp_path, monkeypatch):
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: my-planner\nVersion: 0.1\n")
     (about / "entry_points.txt").write_text(f"[autoshard.planners]\nturns = {line}\n")
     monkeypatch.setenv("PYTHONPATH", str(folder))
-    return folder
-
-
-def printed(*command):
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    monkeypatch.syspath_prepend(folder)
+    yield
+    sys.modules.pop("my_planner", None)
 
 
 @pytest.mark.usefixtures("installed")
-def test_commands_have_a_new_planner():
-    described = json.loads(printed(PROGRAM, "list", "planners", "--json"))["planners"]
+def test_commands_have_a_new_planner(capsys):
+    def printed(*command):
+        assert main([*command, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    described = printed("list", "planners")["planners"]
     assert [one["summary"] for one in described if one["name"] == "turns"] == ["Deals tables to ranks in turns."]
     task = (TASK["tables"], "--topology", TASK["topology"])
-    plan = json.loads(printed(PROGRAM, "plan", *task, "--planner", "turns", "--json"))
+    plan = printed("plan", *task, "--planner", "turns")
     assert plan["provenance"]["planner"] == "turns"
-    compared = json.loads(printed(PROGRAM, "compare", *task, "--planners", "random,turns", "--json"))["planners"]
+    compared = printed("compare", *task, "--planners", "random,turns")["planners"]
     assert [one["failure"] for one in compared if one["planner"] == "turns"] == [None]
 
 
 @pytest.mark.usefixtures("installed")
 def test_the_page_of_planners_has_a_new_planner():
-    code = "from scripts.reference_pages import planners_page; print(planners_page(['auto', 'turns']))"
-    page = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    page = planners_page(["auto", "turns"])
     assert "| `turns` | Deals tables to ranks in turns. |" in page
     assert "\n## turns\n" in page
 
 
 @pytest.mark.usefixtures("installed")
 def test_the_service_has_a_new_planner(own_service):
-    with own_service().client() as client:
+    with own_service("--workers", "1").client() as client:
         known = {one["name"]: one for one in client.get("/v1/catalogue").json()["planners"]}
         assert known["turns"] == {"name": "turns", "summary": "Deals tables to ranks in turns.", "is_compared": False}
         assert known["auto"]["is_compared"]

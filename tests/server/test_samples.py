@@ -17,17 +17,17 @@ from autoshard.formats.stores.samples import KERNEL_SAMPLES
 STORE = Path(__file__).parents[2] / "docs" / "data" / "samples"
 
 
-@pytest.fixture
-def few(tmp_path):
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
     """A file of 20 real samples."""
     samples = KERNEL_SAMPLES.read_file(KERNEL_SAMPLES.files(STORE)[0])[:20]
-    return KERNEL_SAMPLES.write(tmp_path / "store", samples)
+    return KERNEL_SAMPLES.write(tmp_path_factory.mktemp("few") / "store", samples)
 
 
 @pytest.fixture
 def own(own_service, tmp_path):
     data = tmp_path / "data"
-    service = own_service("--data", str(data))
+    service = own_service("--data", str(data), "--workers", "1")
     with Client(service.url) as client:
         yield service, client, data
 
@@ -92,9 +92,8 @@ def test_what_is_no_file_of_samples_is_kept_apart(own, few, tmp_path):
         assert json.loads((data / "quarantine" / f"{one['id']}.json").read_text())["detail"] == one["detail"]
 
 
-def test_the_client_says_what_is_wrong(own, few, tmp_path):
-    _, client, _ = own
+def test_the_client_says_what_is_wrong(service, few, tmp_path):
     damaged = tmp_path / "part-0.parquet"
     damaged.write_bytes(few.read_bytes()[:-100])
-    with pytest.raises((FormatError, ServiceError), match="is damaged"):
+    with Client(service.url) as client, pytest.raises((FormatError, ServiceError), match="is damaged"):
         client.send_samples(damaged)

@@ -43,9 +43,9 @@ def plain(case):
         ("GET", "/livez", GenerationMode.POSITIVE, 3, {200}),
         ("GET", "/readyz", GenerationMode.POSITIVE, 3, {200}),
         ("GET", "/metrics", GenerationMode.POSITIVE, 3, {200}),
-        ("POST", "/v1/plans", GenerationMode.POSITIVE, 60, {200}),
-        ("POST", "/v1/plans", GenerationMode.NEGATIVE, 60, {400}),
-        ("GET", "/v1/plans", GenerationMode.POSITIVE, 20, {200}),
+        ("POST", "/v1/plans", GenerationMode.POSITIVE, 20, {200}),
+        ("POST", "/v1/plans", GenerationMode.NEGATIVE, 15, {400}),
+        ("GET", "/v1/plans", GenerationMode.POSITIVE, 10, {200}),
         ("GET", "/v1/plans/{plan_id}", GenerationMode.POSITIVE, 10, {404}),
         ("DELETE", "/v1/plans/{plan_id}", GenerationMode.POSITIVE, 10, {404}),
         ("GET", "/v1/plans/{plan_id}/explanation", GenerationMode.POSITIVE, 5, {404}),
@@ -54,8 +54,16 @@ def plain(case):
         ("GET", "/v1/plans/{plan_id}/diff/{other_id}", GenerationMode.POSITIVE, 5, {404}),
         ("POST", "/v1/plans/{plan_id}/replans", GenerationMode.POSITIVE, 5, {404}),
         ("POST", "/v1/evaluations", GenerationMode.POSITIVE, 10, {400, 422}),
-        pytest.param("POST", "/v1/comparisons", GenerationMode.POSITIVE, 100, {200}, marks=pytest.mark.slow),
-        ("POST", "/v1/simulations", GenerationMode.POSITIVE, 30, {200}),
+        *(
+            pytest.param("POST", path, mode, 100, statuses, marks=pytest.mark.slow)
+            for path, mode, statuses in (
+                ("/v1/plans", GenerationMode.POSITIVE, {200}),
+                ("/v1/plans", GenerationMode.NEGATIVE, {400}),
+                ("/v1/comparisons", GenerationMode.POSITIVE, {200}),
+                ("/v1/simulations", GenerationMode.POSITIVE, {200}),
+            )
+        ),
+        ("POST", "/v1/simulations", GenerationMode.POSITIVE, 10, {200}),
         ("POST", "/v1/validations", GenerationMode.POSITIVE, 10, {200}),
         ("POST", "/v1/simulations", GenerationMode.NEGATIVE, 10, {400}),
     ],

@@ -67,7 +67,7 @@ def test_a_task_that_breaks_the_arithmetic_is_the_request_s_fault(error, monkeyp
         raise error
 
     monkeypatch.setattr(infeasible, "make_plan", broken)
-    status, problem = answer({"tables": "criteo-kaggle", "topology": "cpu-8"})
+    status, problem = answer({"tables": "criteo-kaggle", "topology": "cpu-8", "planner": "size-greedy"})
     assert (status, problem["field"]) == (422, "body")
     assert problem["detail"] == "body: its numbers are too large or too small to plan with"
 

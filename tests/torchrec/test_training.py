@@ -1,32 +1,15 @@
 """Models of TorchRec trained by TorchRec with our plan, and on our engine: equal to the unsharded model."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-NUM_PROCESSES = 2
+from tests.ranks import on_ranks
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("training")
-    output = folder / "results.json"
-    arguments = [str(NUM_PROCESSES), str(folder / "rendezvous"), str(output)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.torchrec.worker", str(rank), *arguments],
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[2],
-        )
-        for rank in range(NUM_PROCESSES)
-    ]
-    errors = [process.communicate()[1] for process in processes]
-    assert [process.returncode for process in processes] == [0] * NUM_PROCESSES, "\n".join(errors)
-    return json.loads(output.read_text(encoding="utf-8"))
+def results():
+    from tests.torchrec.worker import train_all
+
+    return on_ranks(train_all, 2)[0]
 
 
 @pytest.mark.parametrize("how", ["by_torchrec", "by_same_plan", "by_other_plan"])

@@ -1,10 +1,5 @@
-"""One of the processes that train a small model: by TorchRec with our plan, on our engine, and unsharded.
+"""Trains a small model on each of some processes: by TorchRec with our plan, on our engine, and unsharded."""
 
-Arguments: rank, number of processes, file to meet at, file for the results.
-"""
-
-import json
-import sys
 import warnings
 
 import torch
@@ -162,9 +157,10 @@ def split_rows(tables, machine):
     return make.plan(*shards, tables=tables, topology=machine)
 
 
-def main(rank, world_size, rendezvous, output):
+def train_all():
+    """Losses, differences and refusals, by the way of training."""
     warnings.simplefilter("ignore")
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
+    rank, world_size = dist.get_rank(), dist.get_world_size()
     machine = make.topology(world_size, hbm=1 << 24)
     planner = Planner(topology=machine, batch_size=BATCH_SIZE, timeout_seconds=1.0, planners=("neo", "cost-greedy"))
     trained = in_backward(Model())
@@ -201,11 +197,4 @@ def main(rank, world_size, rendezvous, output):
     results["difference"] = max(float((states[name] - weights[name]).abs().max()) for name in weights)
     results["round_trip"] = to_torchrec(from_torchrec(plan, found.tables, machine, found.places), found.places) == plan
     results["towers"] = towers.results(machine)
-    if rank == 0:
-        with open(output, "w", encoding="utf-8") as file:
-            json.dump(results, file)
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4])
+    return results

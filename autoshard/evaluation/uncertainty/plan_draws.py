@@ -31,14 +31,29 @@ def step_draws(priced: Sequence[PricedPlan], costs: CostModels, errors: KernelEr
         costs: The models.
         errors: Of the kernel model.
     """
-    factor_XE = np.exp(_errors_of([one.kernels for one in priced]).drawn(errors))
-    ends = np.cumsum([len(one.kernels.costs.forward_ms_S) for one in priced])[:-1]
     return np.stack(
         [
             _steps(one.step, part_weights(costs, one.step.bases), factor_RE)
-            for one, factor_RE in zip(priced, np.split(factor_XE, ends), strict=True)
+            for one, factor_RE in zip(priced, _factors(priced, errors), strict=True)
         ]
     )
+
+
+def slowest_draws(priced: Sequence[PricedPlan], errors: KernelErrors) -> NDArray[np.float64]:
+    """As `step_draws`, of the kernels of each plan's slowest rank alone, forward and backward together."""
+    return np.stack(
+        [
+            (one.kernels.costs.kernel_ms_S[:, None] * factor_RE).max(axis=0)
+            for one, factor_RE in zip(priced, _factors(priced, errors), strict=True)
+        ]
+    )
+
+
+def _factors(priced: Sequence[PricedPlan], errors: KernelErrors) -> list[NDArray[np.float64]]:
+    """What the kernels of each rank take over their prices in every draw, plan by plan; shapes (R, E)."""
+    factor_XE = np.exp(_errors_of([one.kernels for one in priced]).drawn(errors))
+    ends = np.cumsum([len(one.kernels.costs.forward_ms_S) for one in priced])[:-1]
+    return np.split(factor_XE, ends)
 
 
 def _errors_of(prices: Sequence[KernelPrices]) -> SetErrors:

@@ -232,8 +232,8 @@ class _Filling:
         """The open site where the load counts least, which then has it."""
         added_VP = self.rates.shared_VP if shard.is_everywhere else self.rates.served_VP
         after_PR = self.share_PR + added_VP[shard.kind][:, None] / self.mean_P1
-        grown_R = (self.mean_P1 * (_powered(after_PR) - _powered(self.share_PR))).sum(axis=0) / _POWER
-        cost_S = shard.by_site(grown_R).sum(axis=1)
+        grown_R = self.mean_P1[:, 0] @ (_powered(after_PR) - _powered(self.share_PR)) / _POWER
+        cost_S = grown_R if shard.num_holders == 1 else shard.by_site(grown_R).sum(axis=1)
         site = 0 if shard.is_everywhere else int(np.where(open_S, cost_S, np.inf).argmin())
         ranks = shard.ranks(site)
         self.share_PR[:, ranks] = after_PR[:, ranks]

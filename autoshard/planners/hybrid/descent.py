@@ -16,9 +16,8 @@ import numpy as np
 
 from autoshard.core import Tier
 from autoshard.core.costs import MsArray
-from autoshard.planners.hybrid.compiled.library import library
 from autoshard.planners.hybrid.compiled.linear import LinearSearch
-from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions
+from autoshard.planners.hybrid.cost_gradient import FlatOptions
 from autoshard.planners.hybrid.layout import Change, Choice, Layout, Limits
 from autoshard.planners.hybrid.neighbours import Neighbourhood
 from autoshard.planners.space.options import ShardingType
@@ -71,8 +70,9 @@ class SearchContext:
         deadline_s: When to end, by `time.perf_counter`.
 
     Attributes:
-        linear: The compiled search; None where there is none.
+        linear: The compiled search.
         num_steps: Steps made by all descents.
+        best_ms: Least step that any descent met.
         trail: Choices of the best layouts after 1, 10, 100, ... steps, where another step follows.
     """
 
@@ -82,13 +82,11 @@ class SearchContext:
         self.space, self.limits, self.deadline_s = space, limits, deadline_s
         self.flat = FlatOptions.of(space)
         self.rng = np.random.default_rng(seed)
-        self.linear = LinearSearch(space, limits, self.flat, around) if library() else None
-        self.rates = CostGradient.of(space, around) if self.linear is None else self.linear.rates
+        self.linear = LinearSearch(space, limits, self.flat, around)
         self.num_steps = 0
         self.trail: list[list[Choice | None]] = []
         self._best: list[Choice | None] = []
-        self._best_ms, self._told_s = math.inf, 0.0
-        self._within: dict[tuple[Tier, ...], BoolArray] = {}
+        self.best_ms, self._told_s = math.inf, 0.0
 
     def count_step(self, layout: Layout) -> None:
         """Counts a step of any descent; the rates are made linear anew around its layout from time to time."""
@@ -96,29 +94,26 @@ class SearchContext:
             self.trail.append(self._best)
         self.num_steps += 1
         if self.num_steps % _RATES_STEPS == 0:
-            self.rates = CostGradient.of(self.space, layout)
-            if self.linear is not None:
-                self.linear.relinearise(layout, self.rates)
+            self.linear.relinearise(layout)
 
     def meet(self, step_ms: float, chosen: Sequence[Choice | None]) -> None:
         """Takes note of the step and the choices of a layout; the best is told in the log (at DEBUG) now and then."""
-        if step_ms < self._best_ms:
-            self._best_ms, self._best = step_ms, list(chosen)
+        if step_ms < self.best_ms:
+            self.best_ms, self._best = step_ms, list(chosen)
             now_s = time.perf_counter()
             if now_s >= self._told_s + _TELL_S:
                 self._told_s = now_s
                 _log.debug("best %.6g ms after %d steps", step_ms, self.num_steps)
 
-    def near(self, layout: Layout, exponent: int, tiers: tuple[Tier, ...] | None = None) -> Neighbourhood:
-        """Changes of a layout, within some tiers if there are any given."""
-        may_O = None if tiers is None else self._options_within(tiers)
-        return Neighbourhood(layout, self.flat, self.rates, exponent, may_O)
+    def near(self, layout: Layout, exponent: int) -> Neighbourhood:
+        """Changes of a layout."""
+        return Neighbourhood(layout, self.flat, self.linear.rates, exponent)
 
     def open_options(self, tiers: tuple[Tier, ...] | None = None) -> BoolArray:
         """Which options are within some tiers, or all of an item that has none there; None for all. Shape (O,)."""
         if tiers is None:
             return np.ones(len(self.flat.item_O), dtype=np.bool_)
-        return self._or_all(self._options_within(tiers))
+        return self._or_all(self.flat.are_within(tiers))
 
     def options_of(self, names: Collection[ShardingType]) -> BoolArray:
         """Options of some sharding types, or all of an item that has none there; shape (O,)."""
@@ -134,7 +129,6 @@ class SearchContext:
         All of them, or fewer, which takes a burst less time: those that were an item's best at some time (about one in
         six), of the layout's sharding types, or of types that are drawn, besides what the layout has.
         """
-        assert self.linear is not None, "it is compiled"
         all_to, won_to, like_to = accumulate((_ALL_CHANCE, _WON_CHANCE, _LIKE_CHANCE))
         draw = self.rng.random()
         if draw < all_to:
@@ -150,11 +144,6 @@ class SearchContext:
         has_any_I = np.logical_or.reduceat(within_O, self.flat.first_I)
         return np.asarray(within_O | ~np.repeat(has_any_I, self.flat.options_I))
 
-    def _options_within(self, tiers: tuple[Tier, ...]) -> BoolArray:
-        if tiers not in self._within:
-            self._within[tiers] = self.flat.are_within(tiers)
-        return self._within[tiers]
-
 
 class Descent:
     """A layout on its way down, and the best one met.
@@ -162,8 +151,6 @@ class Descent:
     Args:
         context: What descents share.
         layout: Where it begins; left as it is.
-        stage: Index of the first exponent.
-        tiers: Tiers that options are taken from until nothing there helps; None for all.
 
     Attributes:
         layout: The layout as it is now.
@@ -172,10 +159,8 @@ class Descent:
         is_done: Whether no change was found that helps, by any norm.
     """
 
-    def __init__(
-        self, context: SearchContext, layout: Layout, stage: int = 0, tiers: tuple[Tier, ...] | None = None
-    ) -> None:
-        self.context, self.layout, self.stage, self.tiers = context, layout.copy(), stage, tiers
+    def __init__(self, context: SearchContext, layout: Layout) -> None:
+        self.context, self.layout, self.stage = context, layout.copy(), 0
         self.best: list[Choice | None] = list(layout.chosen)
         self.best_ms = layout.step_ms()
         context.meet(self.best_ms, self.best)
@@ -195,7 +180,7 @@ class Descent:
     def step(self) -> None:
         """Makes the changes that shorten the step most; where none does, the norm is sharpened."""
         self.context.count_step(self.layout)
-        changes = self.context.near(self.layout, self.exponent, self.tiers).changes(self.context.rng)
+        changes = self.context.near(self.layout, self.exponent).changes(self.context.rng)
         good = self._good(changes) if changes else []
         if good:
             self._make(_compatible(good))
@@ -203,16 +188,11 @@ class Descent:
             self._sharpen()
 
     def _sharpen(self) -> None:
-        """Takes the next norm; after the sharpest, a flatter one if the step is shorter than when it last did so.
-
-        Where it is not, all tiers are open from then on.
-        """
+        """Takes the next norm; after the sharpest, a flatter one if the step is shorter than when it last did so."""
         if self.stage + 1 < len(EXPONENTS):
             self.stage += 1
         elif self.best_ms < self._last_ms * (1 - LEAST_GAIN):
             self.stage, self._last_ms = _AGAIN, self.best_ms
-        elif self.tiers is not None:
-            self.stage, self.tiers = _AGAIN, None
         else:
             self.is_done = True
         self.energy_ms = self.layout.energy_ms(self.exponent)

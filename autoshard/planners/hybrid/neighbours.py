@@ -37,13 +37,10 @@ class Neighbourhood:
         flat: All options of its space.
         rates: What shards add.
         exponent: p.
-        may_O: Which options are open to items that have others; None for all.
     """
 
-    def __init__(
-        self, layout: Layout, flat: FlatOptions, rates: CostGradient, exponent: int, may_O: BoolArray | None = None
-    ) -> None:
-        self.layout, self.flat, self.space, self.rates, self.may_O = layout, flat, layout.space, rates, may_O
+    def __init__(self, layout: Layout, flat: FlatOptions, rates: CostGradient, exponent: int) -> None:
+        self.layout, self.flat, self.space, self.rates = layout, flat, layout.space, rates
         self.exponent = exponent
         self.parts_PR = parts_PR = layout.parts_ms()
         self.growth = CostGrowth(parts_PR, exponent)
@@ -105,8 +102,6 @@ class Neighbourhood:
         chosen_I = np.array([self.layout.choice(item)[0] for item in item_I.tolist()])
         which_Y, number_Y, option_Y = flat.options_of(item_I)
         is_other_Y = number_Y != chosen_I[which_Y]
-        if self.may_O is not None:
-            is_other_Y &= self.may_O[option_Y]
         grown_ms_Y = np.where(is_other_Y, self.estimates.grown_ms(item_I, which_Y, option_Y), np.inf)
         slope_ms_Y = np.where(is_other_Y, self.estimates.slope_ms(item_I, which_Y, option_Y), np.inf)
         count = min(_NUM_OPTIONS, len(option_Y))

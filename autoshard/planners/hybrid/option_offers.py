@@ -119,6 +119,8 @@ def space_of(
     names: Collection[ShardingType] = tuple(ShardingType),
     offer: OptionOffer = EVERYTHING,
     min_partition: int = 0,
+    *,
+    by_kernels: bool = False,
 ) -> PlannerSpace:
     """The sharding options of the tables of a task, with rows behind caches where device memory is scarce.
 
@@ -127,6 +129,7 @@ def space_of(
         names: Ways that tables may be held.
         offer: Which of them tables are offered.
         min_partition: Least columns of a column shard; 0 for 32 bytes of a row.
+        by_kernels: Whether a step is the kernels of its slowest rank alone.
 
     Raises:
         InfeasiblePlanError: If a table cannot be held as any of the names.
@@ -169,7 +172,7 @@ def space_of(
         uneven = uneven_options(table, topology, room_R, request.payload) if is_uneven else []
         return [*offered, *uneven, *cached]
 
-    return PlannerSpace(tables, topology, request.costs, options_of, request.payload)
+    return PlannerSpace(tables, topology, request.costs, options_of, request.payload, by_kernels=by_kernels)
 
 
 def _is_large(topology: Topology) -> Callable[[EmbeddingTable], bool]:

@@ -1,4 +1,4 @@
-"""One search over all sharding types: starts, a race of descents from them, then ruin and recreate."""
+"""One search over all sharding types: starts, a race of bursts from them, then more bursts from the best."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from autoshard.core import MemoryLevel, ShardingPlan
 from autoshard.core.costs import recorded_errors
@@ -21,6 +23,8 @@ from autoshard.evaluation.batch_memory import has_room
 from autoshard.evaluation.evaluate import PricedPlan, price_with_kernels
 from autoshard.evaluation.group_sync import with_cheaper_sync
 from autoshard.planners.comparison import best_plan, num_cuts
+from autoshard.planners.hybrid.compiled.library import library
+from autoshard.planners.hybrid.cost_gradient import FlatOptions
 from autoshard.planners.hybrid.descent import Start
 from autoshard.planners.hybrid.layout import Layout, Limits
 from autoshard.planners.hybrid.option_offers import EVERYTHING, OptionOffer, offer_within, space_of
@@ -72,6 +76,8 @@ _PLANNERS = (
 )
 #: Whose plan is taken where the model cannot tell another one from it: the caller's start, or else this planner's.
 _GIVEN, _PLAINEST = "start", "cost-greedy"
+#: Of shards on single ranks, whole or cut by columns.
+_ON_SINGLE_RANKS = frozenset({ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE})
 #: Those that cut columns.
 _CUT_COLUMNS = frozenset({"neo", "neuroshard"})
 #: Larger worlds are not searched: a descent alone would take 15 s to begin, 3 tables on 131,072 ranks (November 2026).
@@ -92,6 +98,7 @@ class StepSearch:
         with_policy: Whether a trained policy may be asked for a start.
         with_groups: Whether the plan may have several replica groups.
         min_partition: Least columns of a column shard; 0 for 32 bytes of a row, and in other planners' plans for any.
+        by_kernels: Whether the kernels of the slowest rank are to be short, in place of the step.
     """
 
     names: frozenset[ShardingType] = frozenset(ShardingType)
@@ -101,6 +108,7 @@ class StepSearch:
     with_policy: bool = True
     with_groups: bool = True
     min_partition: int = 0
+    by_kernels: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,20 +117,17 @@ class FoundPlan:
 
     Attributes:
         plan: The plan.
-        priced: Its step, as `evaluate` has it.
+        priced: Its step and kernels, as `evaluate` has them.
+        cost_ms: What is to be short of them.
         status: How the search ended.
         models: Names of trained models that a start came from.
     """
 
     plan: ShardingPlan
     priced: PricedPlan
+    cost_ms: float
     status: str
     models: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def step_ms(self) -> float:
-        """The predicted step."""
-        return self.priced.step.step_ms.value
 
 
 def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
@@ -136,14 +141,18 @@ def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
         InfeasiblePlanError: If nothing was found that fits the memory.
         InvalidPlanError: If a constraint names a table or rank that is not there.
         InvalidTopologyError: If the world is too large to be searched and no other planner's plan is allowed.
+        AutoshardError: If autoshard was installed without a C compiler.
     """
     if request.topology.world_size > _MAX_RANKS:
         return _best_start(request, search)
+    library()
     finish_s = _FINISH_S + _FINISH_TABLE_S * len(request.tables.tables)
     deadline_s = request.deadline_s() - finish_s
     # Where steps are counted, the clock decides nothing but the end.
     until_s = math.inf if search.steps else deadline_s
-    offer = offer_within(request.tables, request.topology, until_s - time.perf_counter())
+    offer = EVERYTHING
+    if not search.names <= _ON_SINGLE_RANKS:
+        offer = offer_within(request.tables, request.topology, until_s - time.perf_counter())
     space, own = _offered(request, search, offer, until_s)
     if not own and offer is not EVERYTHING:
         space, own = _offered(request, search, EVERYTHING, until_s)
@@ -155,31 +164,45 @@ def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
     if not starts and not found:
         raise _why(request, space, limits, search)
     left_s = max(0.0, deadline_s - time.perf_counter())
-    best = min(found, key=lambda one: one.step_ms, default=None)
-    if best is not None and best.plan.replica_groups.num_groups > 1 and (not starts or best.step_ms < starts[0][0]):
+    best = min(found, key=lambda one: one.cost_ms, default=None)
+    if best is not None and best.plan.replica_groups.num_groups > 1 and (not starts or best.cost_ms < starts[0][0]):
         found += _within_groups(best.plan, request, search, _GROUPS_SHARE * left_s)
     if starts:
         chosen = [start for _, start in starts]
         least_s = min(_LEAST_SEARCH_S + _LEAST_SEARCH_TABLE_S * len(request.tables.tables), _MOST_LEAST_S)
         deadline_s = max(deadline_s, time.perf_counter() + least_s)
-        improved = improve(chosen, seed=request.seed, deadline_s=deadline_s, max_steps=search.steps or None)
+        improved = improve(
+            chosen,
+            seed=request.seed,
+            deadline_s=deadline_s,
+            max_steps=search.steps or None,
+            floor_ms=_slowest_alone_ms(space) if search.by_kernels else 0.0,
+        )
         status = (
             f"stopped by {improved.stopped} after {improved.num_steps} steps: {starts[0][0]:.6g} ms ({chosen[0].name}) "
             f"-> {improved.step_ms:.6g} ms"
         )
         on_the_way: list[FoundPlan] = []
         if recorded_errors(request.costs.kernel) is not None:
-            found = _to_beat(plans, read, request) + found
-            on_the_way = _on_the_way(improved, request)
-        found += [*on_the_way, _priced(_with_caches(improved.layout), status, request)]
-    return _best_of(found, plans, request)
+            found = _to_beat(plans, read, request, search) + found
+            on_the_way = _on_the_way(improved, request, search)
+        found += [*on_the_way, _priced(_with_caches(improved.layout), status, request, search)]
+    return _best_of(found, plans, request, search)
+
+
+def _slowest_alone_ms(space: PlannerSpace) -> float:
+    """What the costliest shard takes alone where its item is held at its best: no rank that holds it is faster."""
+    forward_1V, backward_1V = space.prices.kernels_ms(space.kinds.codes_VH[None].astype(np.float32))
+    alone_V = (forward_1V + backward_1V)[0]
+    flat = FlatOptions.of(space)
+    return float(np.minimum.reduceat(flat.largest(alone_V[flat.kind_E]), flat.first_I).max())
 
 
 def _offered(
     request: PlanRequest, search: StepSearch, offer: OptionOffer, until_s: float
 ) -> tuple[PlannerSpace, list[Start]]:
     """The options, and the search's own starts."""
-    space = space_of(request, search.names, offer, search.min_partition)
+    space = space_of(request, search.names, offer, search.min_partition, by_kernels=search.by_kernels)
     return space, balanced_starts(space, _limits(space, search), _share_of_time(_OWN_SHARE, until_s))
 
 
@@ -193,11 +216,15 @@ def _share_of_time(share: float, until_s: float) -> float:
     return now_s + share * max(0.0, until_s - now_s)
 
 
-def _priced(plan: ShardingPlan, status: str, request: PlanRequest) -> FoundPlan:
-    return FoundPlan(plan=plan, priced=price_with_kernels(plan, request.costs), status=status)
+def _priced(plan: ShardingPlan, status: str, request: PlanRequest, search: StepSearch) -> FoundPlan:
+    priced = price_with_kernels(plan, request.costs)
+    cost_ms = priced.kernels.costs.kernel_ms_S.max() if search.by_kernels else priced.step.step_ms.value
+    return FoundPlan(plan=plan, priced=priced, cost_ms=float(cost_ms), status=status)
 
 
-def _to_beat(plans: Mapping[str, ShardingPlan], starts: Sequence[Start], request: PlanRequest) -> list[FoundPlan]:
+def _to_beat(
+    plans: Mapping[str, ShardingPlan], starts: Sequence[Start], request: PlanRequest, search: StepSearch
+) -> list[FoundPlan]:
     """The plan to improve on: the one given, else `cost-greedy`'s, else the fastest start of whole tables."""
     whole_ms = {start.name: start.layout.step_ms() for start in starts if num_cuts(plans[start.name]) == 0}
     if any(start.name == _GIVEN for start in starts):
@@ -206,31 +233,35 @@ def _to_beat(plans: Mapping[str, ShardingPlan], starts: Sequence[Start], request
         name = _PLAINEST if _PLAINEST in whole_ms else min(whole_ms, key=lambda name: whole_ms[name])
     else:
         return []
-    return [_priced(replace(plans[name], predicted=None, provenance=None), f"as {name} has it", request)]
+    return [_priced(replace(plans[name], predicted=None, provenance=None), f"as {name} has it", request, search)]
 
 
-def _on_the_way(improved: SearchOutcome, request: PlanRequest) -> list[FoundPlan]:
+def _on_the_way(improved: SearchOutcome, request: PlanRequest, search: StepSearch) -> list[FoundPlan]:
     """The plans that shorter searches would have ended with."""
     layouts = [
         Layout(improved.layout.space, improved.layout.limits, chosen)
         for chosen in improved.trail
         if chosen != improved.layout.chosen
     ]
-    return [_priced(_with_caches(layout), "as a shorter search has it", request) for layout in layouts]
+    return [_priced(_with_caches(layout), "as a shorter search has it", request, search) for layout in layouts]
 
 
-def _best_of(found: Sequence[FoundPlan], plans: Mapping[str, ShardingPlan], request: PlanRequest) -> FoundPlan:
+def _best_of(
+    found: Sequence[FoundPlan], plans: Mapping[str, ShardingPlan], request: PlanRequest, search: StepSearch
+) -> FoundPlan:
     """The last of them that the model can tell from those before it (`last_told`); without its errors, the fastest."""
     models = plans["policy"].provenance.models if "policy" in plans and plans["policy"].provenance else {}
-    fastest = min(found, key=lambda one: one.step_ms)
+    fastest = min(found, key=lambda one: one.cost_ms)
     chosen: int | None = None
     if len(found) > 1:
-        chosen = best_plan([one.plan for one in found], [one.priced for one in found], request.costs)
+        chosen = best_plan(
+            [one.plan for one in found], [one.priced for one in found], request.costs, by_kernels=search.by_kernels
+        )
     best = fastest if chosen is None else found[chosen]
     if best is not fastest:
         best = replace(
             best,
-            status=f"{best.status}, since the model cannot tell {fastest.step_ms:.6g} ms from {best.step_ms:.6g} ms",
+            status=f"{best.status}, since the model cannot tell {fastest.cost_ms:.6g} ms from {best.cost_ms:.6g} ms",
         )
     return replace(best, models=dict(models))
 
@@ -249,7 +280,7 @@ def _best_start(request: PlanRequest, search: StepSearch) -> FoundPlan:
             field="world_size",
         )
     _log.warning("auto: worlds of more than %s ranks are not searched; the best plan of others is taken", _MAX_RANKS)
-    best = _best_of(found, plans, request)
+    best = _best_of(found, plans, request, search)
     return replace(best, status=f"not searched, over {_MAX_RANKS:,} ranks: {best.status}")
 
 
@@ -272,7 +303,7 @@ def _within_groups(plan: ShardingPlan, request: PlanRequest, search: StepSearch,
     whole = replace(plan, shards=found.plan.shards, predicted=None, provenance=None)
     whole = with_cheaper_sync(whole, request.costs.comm)
     status = f"{plan.replica_groups.num_groups} replica groups, in one of them: {found.status}"
-    return [_priced(whole, status, request)] if _is_valid(whole) else []
+    return [_priced(whole, status, request, search)] if _is_valid(whole) else []
 
 
 def _plans(request: PlanRequest, search: StepSearch, until_s: float, *, is_needed: bool) -> dict[str, ShardingPlan]:
@@ -282,8 +313,8 @@ def _plans(request: PlanRequest, search: StepSearch, until_s: float, *, is_neede
     """
     start = start_of(request)
     planners = [one for one in _PLANNERS if search.with_groups or one.name != "replica-groups"]
-    if search.names == {ShardingType.TABLE_WISE}:
-        planners = []
+    if search.names <= _ON_SINGLE_RANKS:
+        planners = [one for one in planners if one.name in _CUT_COLUMNS and search.names == _ON_SINGLE_RANKS]
     if search.with_policy:
         planners.append(POLICY)
     heuristics = [replace(one, share=math.inf) for one in _HEURISTICS] if is_needed else _HEURISTICS
@@ -317,9 +348,15 @@ def _read(
         layout = layout_of(space, limits, plan, search.names) if is_searchable(plan) else None
         if layout is not None and layout.fits():
             starts.append(Start(layout=layout, name=name))
+        elif not (taken := _as_it_is(name, plan, request, search)) and name == _GIVEN:
+            _log.warning("auto: the start is left out, it does not hold every table as one of %s", _listed(search))
         else:
-            found += _as_it_is(name, plan, request, search)
+            found += taken
     return starts, found
+
+
+def _listed(search: StepSearch) -> str:
+    return ", ".join(sorted(search.names))
 
 
 def _as_it_is(name: str, plan: ShardingPlan, request: PlanRequest, search: StepSearch) -> list[FoundPlan]:
@@ -330,7 +367,7 @@ def _as_it_is(name: str, plan: ShardingPlan, request: PlanRequest, search: StepS
     if not has_room(plan, search.reserved_bytes, count_activations=search.count_activations):
         return []
     try:
-        return [_priced(plan, f"as {name} has it", request)] if _is_valid(plan) else []
+        return [_priced(plan, f"as {name} has it", request, search)] if _is_valid(plan) else []
     except ModelError:
         return []
 

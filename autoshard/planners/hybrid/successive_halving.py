@@ -1,6 +1,6 @@
-"""The search: a race of descents from all starts, then ruin and recreate from where the best of them ended.
+"""The search: a race of bursts of the compiled search from all starts, then more of them from where the best one ended.
 
-Where the compiled search is there, descents are bursts of it; where it is not, each of their steps prices changes.
+Bursts take what shards add as linear; between some of them, a step prices changes as they are.
 """
 
 from __future__ import annotations
@@ -9,52 +9,17 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
-from typing import Protocol
 
 from autoshard.planners.hybrid.compiled.linear import LinearEffort, Mode
 from autoshard.planners.hybrid.descent import LEAST_GAIN, Descent, SearchContext, Start
-from autoshard.planners.hybrid.large_neighbourhood import LargeNeighbourhoodSearch
 from autoshard.planners.hybrid.layout import Choice, Layout
 from autoshard.planners.hybrid.starts import FEW_TIERS
 from autoshard.planners.space.options import ShardingType
 from autoshard.planners.space.planner_space import BoolArray
 
-
-class HalvingCandidate(Protocol):
-    """A descent in the race."""
-
-    @property
-    def best_ms(self) -> float:
-        """The step of the best layout met."""
-
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing is left to be tried."""
-
-    def best_layout(self) -> Layout:
-        """The best layout met."""
-
-    def step(self) -> None:
-        """Goes on by one step."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchRules:
-    """Of a race.
-
-    Attributes:
-        first_steps: Steps of every racer.
-        reduction: One of so many goes on, so many times as far.
-    """
-
-    first_steps: int
-    reduction: int
-
-
-#: Of descents that price every change, and of bursts, which do as much at once as dozens of such steps.
-_EXACT, _COMPILED = SearchRules(first_steps=4, reduction=2), SearchRules(first_steps=2, reduction=3)
+#: Bursts of every racer at first; one of so many racers goes on, so many times as far.
+_FIRST_BURSTS, _REDUCTION = 2, 3
 #: What the first bursts do, and what each of the next does.
 _FIRST, _NEXT = (LinearEffort(mode=Mode.DESCEND), LinearEffort(mode=Mode.LAUNCH_BY_LAUNCH)), LinearEffort()
 #: First bursts that keep to some options; and of those that come first in the race, which take a tenth of the time.
@@ -95,8 +60,6 @@ class LinearizedSearch:
         best_ms: Its step.
     """
 
-    is_done = False
-
     def __init__(
         self,
         context: SearchContext,
@@ -112,14 +75,9 @@ class LinearizedSearch:
         self._layout_ms, self._num_bursts = self.best_ms, 0 if is_fresh else len(_FIRST)
         context.meet(self.best_ms, layout.chosen)
 
-    def best_layout(self) -> Layout:
-        """The best layout met."""
-        return self.best
-
     def step(self) -> None:
         """One burst, from the layout where the last one ended that was good enough."""
         context = self.context
-        assert context.linear is not None, "it is compiled"
         context.count_step(self.layout)
         found = context.linear.improved(
             self.layout,
@@ -134,10 +92,10 @@ class LinearizedSearch:
         if found.fits() and found_ms < self._layout_ms * (1 + heat):
             self._go_on(found, found_ms)
 
-    def meet(self, exact: HalvingCandidate) -> None:
+    def meet(self, layout: Layout, step_ms: float) -> None:
         """Goes on from the best layout of another descent, if it is better."""
-        if exact.best_ms < self.best_ms * (1 - LEAST_GAIN):
-            self._go_on(exact.best_layout(), exact.best_ms)
+        if step_ms < self.best_ms * (1 - LEAST_GAIN):
+            self._go_on(layout, step_ms)
 
     def _go_on(self, layout: Layout, step_ms: float) -> None:
         self.layout, self._layout_ms = layout, step_ms
@@ -154,7 +112,7 @@ class SearchOutcome:
         layout: The best one that fits the memory.
         step_ms: Its step.
         num_steps: Steps made.
-        stopped: Why it ended: `time` or `steps`.
+        stopped: Why it ended: `time`, `steps` or `bound`: no layout takes less.
         trail: Choices of the best layouts met on the way, after 1, 10, 100, ... steps.
     """
 
@@ -165,7 +123,9 @@ class SearchOutcome:
     trail: tuple[Sequence[Choice | None], ...]
 
 
-def improve(starts: Sequence[Start], *, seed: int, deadline_s: float, max_steps: int | None = None) -> SearchOutcome:
+def improve(
+    starts: Sequence[Start], *, seed: int, deadline_s: float, max_steps: int | None = None, floor_ms: float = 0.0
+) -> SearchOutcome:
     """Makes the step of the best of some starts shorter until the time or the steps are over.
 
     The first steps are the same however many there are, so that more of them never end with a longer step.
@@ -175,35 +135,25 @@ def improve(starts: Sequence[Start], *, seed: int, deadline_s: float, max_steps:
         seed: Source of all chance.
         deadline_s: When to end, by `time.perf_counter`.
         max_steps: Most steps; None for as many as there is time for.
+        floor_ms: What no layout takes less than: one that takes as much ends the search.
     """
     context = SearchContext(starts[0].layout.space, starts[0].layout.limits, starts[0].layout, seed, deadline_s)
     most = math.inf if max_steps is None else max_steps
 
     def is_over() -> bool:
-        return context.num_steps >= most or time.perf_counter() >= deadline_s
+        return context.num_steps >= most or time.perf_counter() >= deadline_s or is_least()
 
-    if context.linear is None:
-        found: HalvingCandidate = _raced(
-            (Descent(context, one.layout, tiers=one.tiers) for one in starts), _EXACT, is_over
-        )
-    else:
-        found = _raced(_bursts(context, starts), _COMPILED, is_over)
-    best, best_ms = found.best_layout(), found.best_ms
+    def is_least() -> bool:
+        return context.best_ms <= floor_ms * (1 + LEAST_GAIN)
+
+    raced = _raced(_bursts(context, starts), is_over)
+    best, best_ms = raced.best, raced.best_ms
     if not is_over():
-        go_on = _rebuilt if context.linear is None else partial(_burst, starts)
-        best, best_ms = go_on(context, best, is_over)
-    stopped = "steps" if context.num_steps >= most else "time"
+        best, best_ms = _burst(starts, context, best, is_over)
+    stopped = "bound" if is_least() else "steps" if context.num_steps >= most else "time"
     return SearchOutcome(
         layout=best, step_ms=best_ms, num_steps=context.num_steps, stopped=stopped, trail=tuple(context.trail)
     )
-
-
-def _rebuilt(context: SearchContext, layout: Layout, is_over: Callable[[], bool]) -> tuple[Layout, float]:
-    """Ruins and recreates a layout until the end; the best one and its step."""
-    rebuilding = LargeNeighbourhoodSearch(context, layout)
-    while not is_over():
-        rebuilding.round(is_over)
-    return rebuilding.best, rebuilding.best_ms
 
 
 def _bursts(context: SearchContext, starts: Sequence[Start]) -> Iterator[LinearizedSearch]:
@@ -239,13 +189,13 @@ def _burst(
             exact = Descent(context, bursts.best)
         if not exact.is_done and not is_over():
             exact.step()
-            bursts.meet(exact)
+            bursts.meet(exact.best_layout(), exact.best_ms)
         num_idle = 0 if bursts.best_ms < before_ms else num_idle + _BETWEEN_EXACT
         if num_idle >= patience:
             start = starts[int(context.rng.integers(len(starts)))]
             detour = LinearizedSearch(context, start.layout, context.options_of_some_types(), num_within=patience)
             _go(detour, _DETOUR * patience, is_over)
-            bursts.meet(detour)
+            bursts.meet(detour.best, detour.best_ms)
             num_idle, patience = 0, min(2 * patience, _MOST_PATIENCE)
     return bursts.best, bursts.best_ms
 
@@ -258,24 +208,21 @@ def _go(bursts: LinearizedSearch, num: int, is_over: Callable[[], bool]) -> None
         bursts.step()
 
 
-def _raced(racers: Iterator[HalvingCandidate], rules: SearchRules, is_over: Callable[[], bool]) -> HalvingCandidate:
+def _raced(racers: Iterator[LinearizedSearch], is_over: Callable[[], bool]) -> LinearizedSearch:
     """The best of some racers, of which the better ones go on each time, further than before.
 
     Source:
         Li et al., A System for Massively Parallel Hyperparameter Tuning (MLSys 2020), Sec. 3.2: a racer goes on as
         soon as it is among the better ones of those that came as far, so that no step depends on the time there is.
     """
-    rungs: list[list[HalvingCandidate]] = []
+    rungs: list[list[LinearizedSearch]] = []
     first = next(racers)
     waiting = chain([first], racers)
     while not is_over():
-        rung, racer = _next(rungs, waiting, rules.reduction)
+        rung, racer = _next(rungs, waiting)
         if racer is None:
             break
-        for _ in range(rules.first_steps * rules.reduction**rung):
-            if racer.is_done or is_over():
-                break
-            racer.step()
+        _go(racer, _FIRST_BURSTS * _REDUCTION**rung, is_over)
         if rung == len(rungs):
             rungs.append([])
         rungs[rung].append(racer)
@@ -283,11 +230,11 @@ def _raced(racers: Iterator[HalvingCandidate], rules: SearchRules, is_over: Call
 
 
 def _next(
-    rungs: Sequence[Sequence[HalvingCandidate]], waiting: Iterator[HalvingCandidate], reduction: int
-) -> tuple[int, HalvingCandidate | None]:
+    rungs: Sequence[Sequence[LinearizedSearch]], waiting: Iterator[LinearizedSearch]
+) -> tuple[int, LinearizedSearch | None]:
     """The racer that goes on to the highest rung, else the next one; None at the end of the race."""
     for rung in reversed(range(len(rungs))):
-        better = sorted(rungs[rung], key=lambda one: one.best_ms)[: len(rungs[rung]) // reduction]
+        better = sorted(rungs[rung], key=lambda one: one.best_ms)[: len(rungs[rung]) // _REDUCTION]
         passed = rungs[rung + 1] if rung + 1 < len(rungs) else ()
         for racer in better:
             if racer not in passed:

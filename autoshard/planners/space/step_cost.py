@@ -72,6 +72,7 @@ class StepPrices:
         costs: Models of all parts.
         kernels: Kinds of kernels that shards may run in, by `fused_kernel`.
         payload: Number formats of what is sent.
+        by_kernels: Whether a step is the kernels of its slowest rank, forward and backward together, and nothing else.
 
     Attributes:
         pricer: Prices what ranks do.
@@ -88,8 +89,11 @@ class StepPrices:
         costs: CostModels,
         kernels: Collection[FusedKernel],
         payload: Payload,
+        *,
+        by_kernels: bool = False,
     ) -> None:
         self.tables, self.topology, self.costs, self.payload = tables, topology, costs, payload
+        self.by_kernels = by_kernels
         self.pricer = StepPricer(tables, topology, costs)
         self._id_bytes = id_bytes(tables.tables)
         self._local_batch = tables.batch_size / topology.world_size
@@ -108,6 +112,7 @@ class StepPrices:
             _links(self.topology) == _links(other.topology)
             and self._kernels == other._kernels
             and self.payload == other.payload
+            and self.by_kernels == other.by_kernels
             and self.pricer.prices_alike(other.pricer)
         )
 
@@ -129,7 +134,7 @@ class StepPrices:
 
     def on(self, topology: Topology) -> StepPrices:
         """Prices of the same task on other links."""
-        return StepPrices(self.tables, topology, self.costs, self._kernels, self.payload)
+        return StepPrices(self.tables, topology, self.costs, self._kernels, self.payload, by_kernels=self.by_kernels)
 
     def moved(self, placed_U: Sequence[PlacedShard]) -> MovedArray:
         """What shards add to the sums of each rank that holds some of them, shape (U, C).
@@ -214,11 +219,19 @@ class StepPrices:
         """What the kernel model's milliseconds add to forward and backward, shapes (B, R)."""
         parts = self.costs.kernel.predict_parts(codes_BRH.reshape(-1, codes_BRH.shape[-1]))
         shape = codes_BRH.shape[:-1]
+        return self.of_kernels(parts.forward_ms_S.reshape(shape), parts.backward_ms_S.reshape(shape))
+
+    def of_kernels(self, forward_ms: MsArray, backward_ms: MsArray) -> tuple[MsArray, MsArray]:
+        """What the kernel model's milliseconds add to `KERNEL_PARTS`."""
+        if self.by_kernels:
+            return forward_ms + backward_ms, 0 * backward_ms
         forward, backward = self.kernel_weights
-        return forward * parts.forward_ms_S.reshape(shape), backward * parts.backward_ms_S.reshape(shape)
+        return forward * forward_ms, backward * backward_ms
 
     def moving_ms(self, moved_BRC: MovedArray) -> MsArray:
         """All of `EMBEDDING_PARTS` but the kernel model's milliseconds, shape (P, B, R)."""
+        if self.by_kernels:
+            return np.zeros((len(EMBEDDING_PARTS), *moved_BRC.shape[:2]))
         work = self.work(moved_BRC)
         return self.pricer.parts_ms(work, self.pricer.features(work, self.pricer.stages(work)))
 
@@ -315,6 +328,8 @@ class StepPrices:
 
     def scatter_latencies_ms(self) -> tuple[float, float]:
         """What a reduce-scatter and an all-gather take however little is in them."""
+        if self.by_kernels:
+            return 0.0, 0.0
         sizes_2B = np.array([[1.0, 2.0], [1.0, 2.0]]) * _BUMP_BYTES * self.topology.world_size
         once_2, twice_2 = scatters_ms(sizes_2B, self.costs.comm, self.topology).T
         forward, backward = np.maximum(2 * once_2 - twice_2, 0.0).tolist()
@@ -328,8 +343,7 @@ class StepPrices:
 
     def synced_ms(self, bytes_B2: MsArray) -> MsArray:
         """Steps without any work but the synchronisation of so many bytes, shape (B,)."""
-        nothing_PB = np.zeros((len(EMBEDDING_PARTS), len(bytes_B2)))
-        return self.pricer.steps_ms(nothing_PB, syncs_ms(bytes_B2, self.costs.comm, self.topology))
+        return self._steps_ms(np.zeros((len(EMBEDDING_PARTS), len(bytes_B2))), bytes_B2)
 
     def compose(self, slowest_PB: MsArray, moved_BRC: MovedArray) -> MsArray:
         """Steps of parts at their slowest ranks, shape (B,).
@@ -338,8 +352,12 @@ class StepPrices:
             slowest_PB: Times of `EMBEDDING_PARTS`.
             moved_BRC: What is moved, of which the gradients that are summed count; of one rank, since ranks are alike.
         """
-        sync_ms_B = syncs_ms(self.synced_bytes(moved_BRC)[:, 0], self.costs.comm, self.topology)
-        return self.pricer.steps_ms(slowest_PB, sync_ms_B)
+        return self._steps_ms(slowest_PB, self.synced_bytes(moved_BRC)[:, 0])
+
+    def _steps_ms(self, slowest_PB: MsArray, bytes_B2: MsArray) -> MsArray:
+        if self.by_kernels:
+            return np.asarray(slowest_PB.sum(axis=0))
+        return self.pricer.steps_ms(slowest_PB, syncs_ms(bytes_B2, self.costs.comm, self.topology))
 
     def _read(self, by_readers_BRWX: MovedArray) -> MovedArray:
         """What reaches readers: of all ranks, of those of their node, and of themselves; shape (B, R, X)."""

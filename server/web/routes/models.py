@@ -20,7 +20,7 @@ from autoshard.api import (
     VersionId,
 )
 from costmodel.registry.aliases import Alias
-from server.models.catalogue import COST, ModelCatalogue, summary_of
+from server.models.catalogue import COST, ModelCatalogue
 from server.models.shadow import LEAST_PLANS, ShadowPricer
 from server.planning.workers import WorkerPool
 from server.problems import NotComparedError
@@ -74,8 +74,7 @@ class ModelHandler:
         item = self.catalogue.find(kind, name, version)
         shadow = self._shadow.summary(name, version)
         history = self.catalogue.history(item)
-        told = summary_of(item).model_dump(exclude={"card"})
-        return ModelAnswer(**told, card=item.version.card, shadow=shadow, history=history)
+        return ModelAnswer(**item.model_dump(), shadow=shadow, history=history)
 
     async def promote(self, received: ReceivedBody[PromotionBody], kind: str, name: str) -> Response:
         """Has an alias name a version, after a planning process has loaded it.

@@ -12,11 +12,10 @@ from autoshard.formats import write_plan
 from autoshard.runtime import RunRequest, Verification, run_requests
 from autoshard.runtime.processes.launch import running_workers
 from studies.frame.documents import read_as
+from studies.frame.jobs import STUDIES_PATH
 from studies.runtime.moments.setting import Run, Setting
 
 _WORKER = "studies.runtime.moments.worker"
-#: `studies` is a generic name: the one beside this file has to come first where the processes look for it.
-_PATH = (str(Path(__file__).resolve().parents[3]),)
 _STALL_TIMEOUT_S = 300.0
 
 _Result = TypeVar("_Result")
@@ -115,7 +114,7 @@ def verified(setting: Setting, groups: Sequence[int], *, steps: int) -> tuple[Ve
 
 
 def _results(kind: type[_Result], job: Any, num_processes: int) -> Generator[_Result]:
-    workers = running_workers(_WORKER, job, num_processes, stall_timeout_s=_STALL_TIMEOUT_S, path=_PATH)
+    workers = running_workers(_WORKER, job, num_processes, stall_timeout_s=_STALL_TIMEOUT_S, path=STUDIES_PATH)
     with workers as (_, documents):
         for document in documents:
             if isinstance(document, dict) and "result" in document:

@@ -32,7 +32,7 @@ from autoshard.runtime.training.dense import DenseModel
 from autoshard.runtime.training.step import distributed_step
 from autoshard.runtime.training.synthetic import Samples
 from studies.frame.documents import read_as
-from studies.runtime.held_out import Purpose, batches, held_out_entropy
+from studies.runtime.clicks import Purpose, batches, held_out_entropy
 from studies.runtime.moments.launching import NoiseJob, NoiseResult, TrainedRun, TrainingJob
 from studies.runtime.moments.setting import Run, Setting
 

@@ -14,23 +14,21 @@ from autoshard import console
 from autoshard.commands.options import command_options
 from autoshard.core.errors import InvalidOptionError
 from autoshard.runtime import RunProgress
-from bench.cluster.network import Cluster, check_support, open_cluster
-from bench.cluster.spec import ClusterSpec
 from bench.collecting.termination import TERMINATED_EXIT_CODE, Terminated
 from bench.measuring.devices import find_device
+from studies.cluster.network import Cluster, ClusterSpec, check_support, open_cluster
 from studies.frame import Machine, OutputOptions, PartStore, StudyResult, command_line, names_in
 from studies.runtime.slow_links.contests import Contest, ContestResult, Effort, run_contest
 from studies.runtime.slow_links.models import (
     ClusterModels,
     ModelSettings,
     cluster_registry,
+    drawn_task,
     train_cluster,
     train_kernels,
 )
 from studies.runtime.slow_links.papers import GROUPS_RANKS, groups_contest, paper_contests
-from studies.runtime.slow_links.report import RateResults, document, figures, tables
-from studies.runtime.slow_links.results import measured_ms
-from studies.runtime.slow_links.tasks import drawn_task
+from studies.runtime.slow_links.report import RateResults, document, figures, measured_ms, tables
 
 
 @command_options()

@@ -17,8 +17,8 @@ from studies.cost_models.baselines import (
     pooled_features,
     smallest_error_factor,
     summed,
+    torchrec_kernel_ms,
 )
-from studies.cost_models.torchrec_perf import torchrec_kernel_ms
 from tests import builders as make
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from autoshard.formats.stores.drift import divide_out_drift
-from studies.kernels.drift import drift_of, variation
+from studies.kernels.repeatability import drift_of, variation
 
 RNG = np.random.default_rng(7)
 TIMES_S = np.linspace(0, 600, 400)

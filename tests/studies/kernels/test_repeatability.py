@@ -19,7 +19,7 @@ from studies.kernels.repeatability import (
     settings_of,
     verdicts,
 )
-from studies.kernels.repeatability_report import SCHEMA, repeatability_result
+from studies.kernels.repeatability_study import SCHEMA, repeatability_result
 
 TIMES_S = tuple(np.linspace(5, 600, 200).tolist())
 DRIFT_N = 1 + 0.1 * np.sin(np.array(TIMES_S) / 60)  # slowness of a machine

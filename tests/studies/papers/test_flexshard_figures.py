@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from autoshard.report.images import ImageError, find_browser
-from studies.papers.flexshard.document import results_tables
 from studies.papers.flexshard.figures import (
     fig1_figure,
     fig3_figure,
@@ -23,6 +22,7 @@ from studies.papers.flexshard.results import (
     model_results,
     rest_of_step_ms,
 )
+from studies.papers.flexshard.study import results_tables
 
 MACHINE = fitted_machine()
 

@@ -10,7 +10,6 @@ from autoshard.core.step import Overlap
 from autoshard.core.tables import DType
 from autoshard.planners.neo import NeoPlanner
 from studies.papers.neo.document import NeoResults, gains, results_document, results_tables, scaling, total_gain
-from studies.papers.neo.figures import published_qps
 from studies.papers.neo.models import FULL_RANKS, MODEL_A, MODEL_F, MODEL_I
 from studies.papers.neo.results import (
     DENSE_PARAMETER_BYTES,
@@ -22,6 +21,7 @@ from studies.papers.neo.results import (
     upload_ms,
     zionex,
 )
+from studies.papers.neo.study import published_qps
 
 MODELS = (MODEL_A, MODEL_F, MODEL_I)
 TERA = 10**12

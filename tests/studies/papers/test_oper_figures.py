@@ -7,7 +7,6 @@ import pytest
 
 from autoshard.report.images import ImageError, find_browser
 from studies.papers.oper.document import PAPER_LINES, PAPER_MEANS
-from studies.papers.oper.figures import fig8_figure, fig10_figure
 from studies.papers.oper.reference import against_exact
 from studies.papers.oper.results import (
     INFERENCE,
@@ -20,6 +19,7 @@ from studies.papers.oper.results import (
     links,
     make_plan,
 )
+from studies.papers.oper.study import fig8_figure, fig10_figure
 from studies.papers.oper.tasks import (
     AVAZU_ROWS,
     BATCH_PER_RANK,

@@ -14,9 +14,17 @@ from autoshard.core.step import StepPart
 from autoshard.evaluation.traffic import HELD_ID_BYTES
 from autoshard.planners.replica_groups import ReplicaGroupsPlanner
 from studies.papers.two_d.document import document, table1, table2
-from studies.papers.two_d.memory import StepMemory
 from studies.papers.two_d.models import CTR, EXFM, MACHINE
-from studies.papers.two_d.results import CTR_RUNS, EXFM_RUNS, FULL_RUNS, GROUPED_RUNS, WITHIN_RUN, outcome, request_of
+from studies.papers.two_d.results import (
+    CTR_RUNS,
+    EXFM_RUNS,
+    FULL_RUNS,
+    GROUPED_RUNS,
+    WITHIN_RUN,
+    StepMemory,
+    outcome,
+    request_of,
+)
 from tests import builders as make
 
 #: Points of a scaling factor that it may be off, and of a peak's share of a GPU's memory.

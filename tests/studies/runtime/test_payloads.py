@@ -7,8 +7,7 @@ import pytest
 from autoshard.core import DType
 from autoshard.validator import validate_plan
 from studies.runtime.clicks import ClickModel
-from studies.runtime.payloads import CONTROL, SeedRuns, loss_figure, loss_table, losses, payloads, plan_of
-from studies.runtime.training import ClickResult
+from studies.runtime.payloads import CONTROL, ClickResult, SeedRuns, loss_figure, loss_table, losses, payloads, plan_of
 
 
 def result(entropy, sent):

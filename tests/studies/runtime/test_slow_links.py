@@ -12,7 +12,7 @@ from autoshard.planning import make_costs
 from autoshard.runtime import Engine
 from autoshard.runtime.processes.launch import LOCAL
 from autoshard.whatif.trials import local_topology
-from bench.cluster.network import check_support
+from studies.cluster.network import check_support
 from studies.papers.flexshard.models import MODELS
 from studies.planners.step_runs import StepRun
 from studies.runtime.slow_links.contests import (
@@ -25,9 +25,9 @@ from studies.runtime.slow_links.contests import (
     StreamBytes,
     run_contest,
 )
+from studies.runtime.slow_links.models import TaskKind, drawn_task
 from studies.runtime.slow_links.papers import TIER_LABELS, flexshard_contest, groups_contest, oper_contest, sums_contest
-from studies.runtime.slow_links.results import summarised
-from studies.runtime.slow_links.tasks import TaskKind, drawn_task
+from studies.runtime.slow_links.report import summarised
 from tests import builders as make
 
 TINY = Effort(steps=2, warmup_steps=1, repeats=2)

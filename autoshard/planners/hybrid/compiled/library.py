@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autoshard.core.errors import AutoshardError
+
 #: Doubles that are worked on together; arrays over ranks are padded to a multiple of them, and aligned to their bytes.
 LANES = 4
 _INTEGERS = (
@@ -58,10 +60,19 @@ class Task(ctypes.Structure):
 
 
 @cache
-def library() -> ctypes.CDLL | None:
-    """The compiled search, for wide vectors if this machine has them; None where there was no C compiler."""
+def library() -> ctypes.CDLL:
+    """The compiled search, for wide vectors if this machine has them.
+
+    Raises:
+        AutoshardError: If autoshard was installed without a C compiler.
+    """
     plain = loaded("_search")
-    if plain is None or not plain.autoshard_has_avx2():
+    if plain is None:
+        raise AutoshardError(
+            "the planner auto needs its compiled search, and autoshard was installed without a C compiler: install one "
+            "(such as gcc) and then autoshard again, or a wheel of it; other planners do without"
+        )
+    if not plain.autoshard_has_avx2():
         return plain
     return loaded("_search_avx2") or plain
 

@@ -82,7 +82,7 @@ class Launches:
         floor = kernel_floor(prices.costs.kernel, kinds.codes_VH.astype(np.float32))
         if floor.is_exact:
             counts.append(np.eye(int(floor.kernel_N.max()) + 1)[floor.kernel_N])
-            bases_ms = np.array([floor.forward_base_ms, floor.backward_base_ms]) * prices.kernel_weights
+            bases_ms = prices.of_kernels(np.array(floor.forward_base_ms), np.array(floor.backward_base_ms))
             added.append(np.zeros((counts[-1].shape[1], len(EMBEDDING_PARTS))))
             added[-1][:, [PART_INDEX[part] for part in KERNEL_PARTS]] = bases_ms
         counts.append(prices.is_scattered(kinds.moved_VC)[:, None].astype(np.float64))
@@ -125,15 +125,15 @@ class LinearSearch:
         self.space, self.limits, self.flat = space, limits, flat
         self._fixed = _option_arrays(space, flat)
         self.won_O: IntArray = np.zeros(len(flat.item_O), dtype=np.int32)
-        self.relinearise(around, CostGradient.of(space, around))
+        self.relinearise(around)
 
-    def relinearise(self, around: Layout, rates: CostGradient) -> None:
-        """Takes what shards add as linear around another layout, whose rates are given."""
-        self.rates, self.launches = rates, Launches.of(self.space, around)
+    def relinearise(self, around: Layout) -> None:
+        """Takes what shards add as linear around another layout."""
+        self.rates, self.launches = CostGradient.of(self.space, around), Launches.of(self.space, around)
         self._linear: dict[str, NDArray[Any]] = {
-            "served_vp": np.ascontiguousarray(rates.served_VP),
-            "shared_vp": np.ascontiguousarray(rates.shared_VP),
-            "sync_v": np.ascontiguousarray(rates.sync_V),
+            "served_vp": np.ascontiguousarray(self.rates.served_VP),
+            "shared_vp": np.ascontiguousarray(self.rates.shared_VP),
+            "sync_v": np.ascontiguousarray(self.rates.sync_V),
             "bytes_vm": np.ascontiguousarray(self._bytes(around)),
             "launches_vk": self.launches.count_VK,
             "launch_kp": self.launches.added_KP,
@@ -155,7 +155,6 @@ class LinearSearch:
             MemoryError: If there is none left.
         """
         compiled = library()
-        assert compiled is not None, "it is compiled"
         state = self._state(layout)
         arrays: dict[str, NDArray[Any]] = {**self._fixed, **self._linear, **state}
         arrays["won_o"] = self.won_O

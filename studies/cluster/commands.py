@@ -1,4 +1,4 @@
-"""Commands `measure` and `run` of `python -m bench.cluster`."""
+"""Commands `measure` and `run` of `python -m studies.cluster`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from autoshard.commands.run import RunOptions, run_on
 from autoshard.console import JsonOption, emit, progress
 from autoshard.core.errors import InvalidOptionError
 from autoshard.table import Column, Table
-from bench.cluster.spec import ClusterSpec
 from bench.collecting.termination import TERMINATED_EXIT_CODE, Terminated
+from studies.cluster.network import ClusterSpec
 
 if TYPE_CHECKING:
-    from bench.cluster.links import MeasuredLinks
-    from bench.cluster.network import Cluster
+    from studies.cluster.links import MeasuredLinks
+    from studies.cluster.network import Cluster
 
 _SMALLEST_BYTES = 2**14
 
@@ -80,10 +80,10 @@ def measure(options: MeasureOptions, as_json: JsonOption = False) -> None:
     holds bandwidth and latency of the first two.
 
     Example:
-        python -m bench.cluster measure --num-nodes 2 --ranks-per-node 2 --mbit-per-s 400 -o topology.json
+        python -m studies.cluster measure --num-nodes 2 --ranks-per-node 2 --mbit-per-s 400 -o topology.json
     """
     from autoshard.formats import topology_to_json, write_topology
-    from bench.cluster.links import measured_topology
+    from studies.cluster.links import measured_topology
 
     spec = options.cluster.spec()
     if spec.num_ranks < 2:
@@ -99,7 +99,7 @@ def run(options: RunOptions, cluster: ClusterOptions, as_json: JsonOption = Fals
     """Executes a plan's training steps on a cluster of this machine, one process per rank of the cluster.
 
     Example:
-        python -m bench.cluster run plan.json --num-nodes 2 --ranks-per-node 2 --mbit-per-s 400 --verify-steps 2
+        python -m studies.cluster run plan.json --num-nodes 2 --ranks-per-node 2 --mbit-per-s 400 --verify-steps 2
     """
     spec = cluster.spec()
     if options.nproc not in (None, spec.num_ranks):
@@ -117,7 +117,7 @@ def run(options: RunOptions, cluster: ClusterOptions, as_json: JsonOption = Fals
 
 @contextmanager
 def _opened(spec: ClusterSpec) -> Iterator[Cluster]:
-    from bench.cluster.network import open_cluster
+    from studies.cluster.network import open_cluster
 
     try:
         with open_cluster(spec) as cluster:
@@ -129,9 +129,9 @@ def _opened(spec: ClusterSpec) -> Iterator[Cluster]:
 def _measured(options: MeasureOptions, spec: ClusterSpec) -> MeasuredLinks:
     from autoshard.core import DType
     from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES
-    from bench.cluster.links import fit_links
     from bench.collecting.collectives import collect_collectives
     from bench.collectives.sampling import CollectiveSettings, Processes, choose_collectives, powers_of_four
+    from studies.cluster.links import fit_links
 
     processes = Processes(nproc=spec.num_ranks, node_size=spec.ranks_per_node)
     settings = CollectiveSettings(sizes=powers_of_four(_SMALLEST_BYTES, options.max_bytes), dtypes=(DType.FP32,))

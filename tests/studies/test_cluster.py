@@ -19,18 +19,17 @@ from autoshard.core.errors import DeviceError, ExecutionError, InvalidOptionErro
 from autoshard.formats import read_topology, write_plan
 from autoshard.formats.stores.collective_samples import GroupLevel, Operator
 from autoshard.runtime import RunRequest, run_requests
-from bench.cluster.__main__ import main
-from bench.cluster.links import fit_links, measured_topology
-from bench.cluster.network import check_support, open_cluster, remove_leftovers
-from bench.cluster.spec import ClusterSpec
+from studies.cluster.__main__ import main
+from studies.cluster.links import fit_links, measured_topology
+from studies.cluster.network import ClusterSpec, check_support, open_cluster, remove_leftovers
 from tests import builders as make
 
 ROOT = Path(__file__).parents[2]
 SPEC = ClusterSpec(num_nodes=2, ranks_per_node=2, bits_per_s=4e8)
 HOLDER = """
 import subprocess, sys, time
-from bench.cluster.network import open_cluster
-from bench.cluster.spec import ClusterSpec
+from studies.cluster.network import open_cluster
+from studies.cluster.network import ClusterSpec
 with open_cluster(ClusterSpec(num_nodes=2, ranks_per_node=1, bits_per_s=4e8)) as cluster:
     # Neither the pipe's end nor the session of this process: it stays when this one is killed.
     node = ["ip", "netns", "exec", cluster.namespaces[0]]

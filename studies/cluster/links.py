@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import nnls
 
 from autoshard.core import Level, Link, Topology
 from autoshard.core.topology import MAX_BANDWIDTH
@@ -72,13 +73,5 @@ def _num_bytes(sample: CollectiveSample) -> float:
 def _fit(bytes_S: NDArray[np.float64], seconds_S: NDArray[np.float64]) -> Link:
     """Latency plus bytes over bandwidth with the least relative squared errors, neither of them below 0."""
     features_S2 = np.stack([1 / seconds_S, bytes_S / seconds_S], axis=1)
-    ones_S = np.ones(len(seconds_S))
-    latency_s, seconds_per_byte = np.linalg.lstsq(features_S2, ones_S, rcond=None)[0]
-    if latency_s < 0:
-        (seconds_per_byte,) = np.linalg.lstsq(features_S2[:, 1:], ones_S, rcond=None)[0]
-    elif seconds_per_byte < 0:
-        (latency_s,) = np.linalg.lstsq(features_S2[:, :1], ones_S, rcond=None)[0]
-    return Link(
-        bytes_per_s=1 / max(float(seconds_per_byte), 1 / MAX_BANDWIDTH),
-        latency_s=max(0.0, float(latency_s)),
-    )
+    (latency_s, seconds_per_byte), _ = nnls(features_S2, np.ones(len(seconds_S)))
+    return Link(bytes_per_s=1 / max(float(seconds_per_byte), 1 / MAX_BANDWIDTH), latency_s=float(latency_s))

@@ -1,0 +1,47 @@
+"""Processes that execute together, for tests: forked from one that has imported torch, FBGEMM and TorchRec once."""
+
+import multiprocessing
+import pickle
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing import start_processes
+
+from autoshard.runtime import run_requests
+
+#: What takes seconds to import, in each process of each test otherwise.
+_IMPORTED_ONCE = ["autoshard.runtime.processes.session", "torchrec"]
+
+
+def on_ranks(work, num_processes, *arguments):
+    """What a function of a module returns on each of some processes over gloo, by rank.
+
+    The first error of a process ends all of them, and is raised with its traceback.
+    """
+    multiprocessing.set_forkserver_preload(_IMPORTED_ONCE)
+    with tempfile.TemporaryDirectory() as folder:
+        job = (work, num_processes, folder, arguments)
+        start_processes(_do, job, num_processes, daemon=True, start_method="forkserver")
+        return [pickle.loads(Path(folder, str(rank)).read_bytes()) for rank in range(num_processes)]
+
+
+def executed(requests, num_processes):
+    """The results of `run_requests`; on CPUs without torchrun, which imports torch anew for every process."""
+    if any(request.device != "cpu" for request in requests):
+        return run_requests(requests, num_processes)
+    return on_ranks(_executed, num_processes, requests)[0]
+
+
+def _do(rank, work, num_processes, folder, arguments):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/met", rank=rank, world_size=num_processes)
+    found = work(*arguments)
+    dist.destroy_process_group()
+    Path(folder, str(rank)).write_bytes(pickle.dumps(found))
+
+
+def _executed(requests):
+    from autoshard.runtime.processes.session import Session
+
+    return Session(requests, torch.device("cpu"), lambda *_: None).run_all()
