@@ -25,13 +25,6 @@ from server.storage.location import DATABASE_VARIABLE
 
 sys.dont_write_bytecode = False
 
-# Examples are timed by nobody: other work on the machine would fail them.
-hypothesis.settings.register_profile(
-    "untimed", deadline=None, max_examples=50, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.load_profile("untimed")
-
-
 _DEVICES = ("cpu", "cuda")
 
 
@@ -80,6 +73,18 @@ def published(schemas, faults):
 def pytest_addoption(parser: pytest.Parser) -> None:
     help_text = "Where tests run that are the same on a processor and on a GPU; left out, on both."
     parser.addoption("--device", choices=_DEVICES, help=help_text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draws few examples by default, and more where slow tests run; nobody times them: other work would fail them."""
+    is_quick = config.getoption("markexpr") == "not slow"
+    hypothesis.settings.register_profile(
+        "untimed",
+        deadline=None,
+        max_examples=25 if is_quick else 100,
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+    hypothesis.settings.load_profile("untimed")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

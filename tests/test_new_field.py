@@ -18,7 +18,7 @@ def declared_in_contributing():
 
 def test_a_new_field_of_a_table_is_declared_once(tmp_path):
     copy = tmp_path / "package"
-    shutil.copytree(ROOT / "autoshard", copy / "autoshard", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "autoshard", copy / "autoshard")
     tables = copy / "autoshard" / "core" / "tables.py"
     before, mark, after = tables.read_text(encoding="utf-8").partition("\n\n\ndef traits_of")
     tables.write_text(f"{before}\n{declared_in_contributing()}{mark}{after}", encoding="utf-8")

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from autoshard.core.accepted import FINITE_ABOVE_0
 from autoshard.core.errors import ModelError
@@ -67,6 +66,8 @@ def _fit_round(
     prior_F: FloatArray,
     strength_F: FloatArray,
 ) -> FloatArray:
+    from scipy.optimize import nnls  # a third of a second that plans by a fitted model do without
+
     root_S = np.sqrt(weight_S / weight_S.mean())
     relative_SF = features_SF * (root_S / reference_S)[:, None]
     target_S = measured_S * root_S / reference_S

@@ -11,10 +11,11 @@ import os
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Final
+from functools import partial
+from typing import Annotated, Any, Final, TypeAlias
 from unittest.mock import patch
 
 import torch
@@ -43,6 +44,15 @@ _WARM_UP = 3
 _WAITING = frozenset(
     ("_local_scalar_dense", "nonzero", "_unique2", "unique_consecutive", "unique_dim", "masked_select", "bincount")
 )
+
+
+#: Counts of a step by thread, for each of some plans on a number of processes.
+CountSteps: TypeAlias = Callable[[Sequence[ShardingPlan], int], Sequence[Mapping[str, Mapping[str, int]]]]
+
+
+def counted_steps(plans: Iterable[ShardingPlan]) -> list[dict[str, dict[str, int]]]:
+    """What `counted_step` gives for each plan."""
+    return [counted_step(plan) for plan in plans]
 
 
 def counted_step(plan: ShardingPlan) -> dict[str, dict[str, int]]:
@@ -271,8 +281,12 @@ def count(num_features: Sequence[int], num_processes: int) -> list[HostWaits]:
     Raises:
         AutoshardError: If a process fails.
     """
+    return waits_of(num_features, num_processes, partial(run_job, "studies.engines.host_waits", {}))
+
+
+def waits_of(num_features: Sequence[int], num_processes: int, counted: CountSteps) -> list[HostWaits]:
+    """What a step of every plan waits for, as processes that execute the plans have counted it."""
     made = [(name, number, plan) for number in num_features for name, plan in plans(number, num_processes).items()]
-    counted = run_job("studies.engines.host_waits", {}, [plan for *_, plan in made], num_processes)
     return [
         HostWaits(
             plan=name,
@@ -282,7 +296,7 @@ def count(num_features: Sequence[int], num_processes: int) -> list[HostWaits]:
             copies=sum(of_thread.get("staged copies", 0) for of_thread in of.values()),
             operators=of["step"]["operators"],
         )
-        for (name, number, _), of in zip(made, counted, strict=True)
+        for (name, number, _), of in zip(made, counted([plan for *_, plan in made], num_processes), strict=True)
     ]
 
 
@@ -307,4 +321,4 @@ def main(options: HostWaitsOptions, output: OutputOptions) -> None:
 
 
 if __name__ == "__main__":
-    do_job(lambda job: [counted_step(read_plan(path)) for path in job["plan_paths"]])
+    do_job(lambda job: counted_steps(map(read_plan, job["plan_paths"])))

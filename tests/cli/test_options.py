@@ -128,7 +128,7 @@ def test_what_is_written_goes_where_the_same_option_says(command, capfd):
         (["init", "--embedding-dim", "65537"], "'--embedding-dim'"),
         (["init", "--pooling-factor", "1e300"], "'--pooling-factor'"),
         (["init", "--batch-size", "9" * 25], "'--batch-size'"),
-        (["init", "--num-tables", "100000", "--num-embeddings", str(2**40), "--embedding-dim", "65536"], "in total"),
+        (["init", "--num-tables", "100", "--num-embeddings", str(2**40), "--embedding-dim", "65536"], "in total"),
         (["simulate", "nothing", "--batches", "9" * 13], "'--batches'"),
     ],
 )

@@ -35,8 +35,8 @@ from autoshard.validator import validate_plan
 from tests import builders as make
 
 #: Tasks of the ordinary test for planners that take a tenth of a second and more for each.
-SLOW = {"torchrec": 4, "auto": 16, "oper": 20, "replica-groups": 16}
-NUM_TASKS = 1000
+SLOW = {"torchrec": 2, "auto": 8, "oper": 10, "replica-groups": 8}
+NUM_TASKS = 500
 NUM_SLOW_TASKS = int(os.environ.get("AUTOSHARD_RANDOM_TASKS", 1_000))
 #: Tasks of one block of the slow test.
 BLOCK = 500

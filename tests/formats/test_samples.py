@@ -344,6 +344,6 @@ def test_replicas_write_the_rows_that_were_hit_in_samples_that_say_so(tmp_path):
 
 def test_samples_of_earlier_versions_are_read():
     folder = Path(__file__).parents[2] / "docs/data/samples/device=cpu"
-    versions = {pq.read_schema(path).metadata[b"autoshard.schema"] for path in folder.glob("*.parquet")}
-    assert versions <= {b"autoshard.samples/2", b"autoshard.samples/3"}
-    assert not any(one.sums_hit_rows for path in folder.glob("*.parquet") for one in read_sample_file(path))
+    versions = {pq.read_schema(path).metadata[b"autoshard.schema"]: path for path in folder.glob("*.parquet")}
+    assert versions.keys() <= {b"autoshard.samples/2", b"autoshard.samples/3"}
+    assert not any(one.sums_hit_rows for path in versions.values() for one in read_sample_file(path))

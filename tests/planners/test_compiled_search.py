@@ -33,7 +33,7 @@ EFFORTS = [
 ]
 
 
-@pytest.fixture(params=["one node", "two nodes"])
+@pytest.fixture(scope="module", params=["one node", "two nodes"])
 def start(request):
     tables, topology = make.draw_task(24, 8, seed=5)
     task = tables, topology if request.param == "one node" else make.two_nodes()

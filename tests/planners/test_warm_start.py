@@ -23,12 +23,12 @@ def step_ms(plan, costs):
     return evaluate(plan, costs).step_ms.value
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def task():
     return make.draw_task(24, 4, seed=6)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def good(task):
     """A plan that takes more steps to find than the searches below have."""
     return AutoPlanner().plan(make.request(*task, options={"steps": 60}, time_limit_s=SECONDS))

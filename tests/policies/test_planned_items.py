@@ -98,8 +98,7 @@ def make_request(registry, cut_cost, tables):
 
 
 @pytest.mark.parametrize("items", CUT)
-@pytest.mark.parametrize("share", [1.0, 0.4])
-@pytest.mark.parametrize("num_ranks", [1, 3])
+@pytest.mark.parametrize(("share", "num_ranks"), [(1.0, 1), (1.0, 3), (0.4, 3)])
 def test_parts_tile_their_tables_within_the_limits(make_request, tables, registry, items, share, num_ranks):
     total = tables.storage_bytes
     hbm_bytes = int(total * max(share, 1 / num_ranks))

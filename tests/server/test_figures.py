@@ -22,7 +22,7 @@ with Client(sys.argv[1]) as client:
 def changed_copy(folder):
     """A copy of the product with the recipe's lines."""
     for package in ("autoshard", "server"):
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / package, folder / package)
     recipe = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## Add a figure of stored plans\n")[1]
     added = re.findall(r"```diff\n\+(.*\n)```", recipe.split("\n## ")[0])
     for (file, before), line in zip(PLACES.items(), added, strict=True):

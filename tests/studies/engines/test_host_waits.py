@@ -3,6 +3,8 @@
 import pytest
 
 from studies.engines import host_waits
+from studies.engines.host_waits import counted_steps
+from tests.ranks import on_ranks
 
 #: Waits of the thread that trains, and of that which distributes the next batch.
 MOST_WAITS = {
@@ -19,7 +21,7 @@ MOST_WAITS = {
 
 @pytest.fixture(scope="module")
 def counted():
-    return host_waits.count([3, 30], 2)
+    return host_waits.waits_of([3, 12], 2, lambda plans, num: on_ranks(counted_steps, num, plans)[0])
 
 
 @pytest.mark.smoke
@@ -31,7 +33,7 @@ def test_a_step_waits_no_more_often_than_it_did(counted, plan):
 
 @pytest.mark.smoke
 def test_copies_do_not_grow_with_features(counted):
-    few, many = ([one.copies for one in counted if one.num_features == number] for number in (3, 30))
+    few, many = ([one.copies for one in counted if one.num_features == number] for number in (3, 12))
     assert few == many
 
 
