@@ -1,4 +1,4 @@
-"""Small valid tables, topologies, shards, plans and requests.
+"""Small valid tables, topologies, shards, plans, requests and samples.
 
 Every field of what is built is an option by its name: fields without a default here go to the class as they are.
 """
@@ -77,11 +77,11 @@ def table(name="t0", num_embeddings=1000, embedding_dim=16, pooling_factor=2.0, 
 
 
 def tables(*of, batch_size=64, dense=None, **fields):
-    """A set of these tables, or of so many with these fields; of two if none are given."""
+    """A set of these tables, or of so many tables with these fields; of two if none are given."""
     (first, *_) = of or (2,)
     if isinstance(first, int):
-        of = tuple(table(f"t{index}", **fields) for index in range(first))
-    return TableSet(batch_size=batch_size, tables=tuple(of), dense=dense)
+        of, fields = tuple(table(f"t{index}", **fields) for index in range(first)), {}
+    return TableSet(batch_size=batch_size, tables=tuple(of), dense=dense, **fields)
 
 
 def levels(*sizes, bytes_per_s=1e9, latency_s=0.0, reduce_bytes_per_s=None, reduce_latency_s=None, **fields):

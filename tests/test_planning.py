@@ -36,7 +36,6 @@ from autoshard.formats.metasyn import metasyn
 from autoshard.formats.stores.samples import read_samples
 from autoshard.hardware import this_processor
 from autoshard.planners.heuristics.greedy import RandomPlanner
-from autoshard.planners.planner import PlanRequest
 from autoshard.planning import compare, kernel_model, machine_note, make_costs, make_plan, plan_costs, searched_types
 from autoshard.report import speedups_over
 from autoshard.validator import validate_plan
@@ -274,9 +273,7 @@ def test_a_second_of_search_comes_within_a_percent_of_a_minute(registry, seed):
 
     def found_ms(num_steps, seed):
         options = {"objective": "kernel", "sharding_types": "table_wise", "policy": False, "steps": num_steps}
-        request = PlanRequest(
-            tables=tables, topology=topology, costs=costs, seed=seed, time_limit_s=3600.0, options=options
-        )
+        request = make.request(tables, topology, costs=costs, seed=seed, time_limit_s=3600.0, options=options)
         plan = make_plan("auto", request)
         assert plan.predicted is not None
         return plan.predicted.max_kernel_ms
