@@ -191,7 +191,7 @@ class _PanelledCommand(TyperCommand):
 def main(args: Sequence[str] | None = None) -> int:
     """Runs the command line of autoshard, see `run_commands`."""
     gc.set_threshold(_OBJECTS_PER_COLLECTION)
-    return run_commands(_points(), args, program="autoshard", about=_ABOUT)
+    return run_commands(command_points(), args, program="autoshard", about=_ABOUT)
 
 
 def command_tree(points: Mapping[str, EntryPoint] | None = None) -> TyperGroup:
@@ -200,7 +200,7 @@ def command_tree(points: Mapping[str, EntryPoint] | None = None) -> TyperGroup:
     Args:
         points: The commands by name; those of autoshard when left out.
     """
-    return _root(_points() if points is None else points, _ABOUT, completes=True)
+    return _root(command_points() if points is None else points, _ABOUT, completes=True)
 
 
 def run_commands(points: Mapping[str, EntryPoint], args: Sequence[str] | None, *, program: str, about: str) -> int:
@@ -285,7 +285,8 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-def _points() -> dict[str, EntryPoint]:
+def command_points() -> dict[str, EntryPoint]:
+    """The commands of this library and of installed packages, by name; none of them is imported."""
     own = {name: EntryPoint(name=name, value=value, group=ENTRY_POINT_GROUP) for name, value in OWN_COMMANDS.items()}
     found = {**{point.name: point for point in installed(ENTRY_POINT_GROUP)}, **own}
     first = {name: index for index, name in enumerate(_ORDER)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -52,12 +52,14 @@ class TokenIssuer:
         url: Of the issuer, as its tokens name it; `/.well-known/openid-configuration` below it names the keys.
         audience: Name of this service in tokens.
         scopes_claim: Claim with the scopes: a list, or one text with spaces between.
+        clock: The time in seconds, by which keys age.
     """
 
-    def __init__(self, url: str, audience: str, scopes_claim: str) -> None:
+    def __init__(self, url: str, audience: str, scopes_claim: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._url = url
         self._audience = audience
         self._scopes_claim = scopes_claim
+        self._clock = clock
         self._keys: Mapping[str, jwt.PyJWK] = {}
         self._fetched_s = self._tried_s = -float("inf")
         self._fetching = threading.Lock()
@@ -99,7 +101,7 @@ class TokenIssuer:
         return scopes
 
     def _key(self, key_id: str) -> jwt.PyJWK:
-        age_s = time.monotonic() - self._fetched_s
+        age_s = self._clock() - self._fetched_s
         if age_s > _FRESH_S or key_id not in self._keys:
             self._fetch()
         if not self._keys:
@@ -113,11 +115,11 @@ class TokenIssuer:
         if not self._fetching.acquire(blocking=not self._keys, timeout=-1 if self._keys else _TIMEOUT_S):
             return
         try:
-            if time.monotonic() - self._tried_s < _BETWEEN_FETCHES_S:
+            if self._clock() - self._tried_s < _BETWEEN_FETCHES_S:
                 return
-            self._tried_s = time.monotonic()
+            self._tried_s = self._clock()
             self._keys = _published_keys(self._url)
-            self._fetched_s = time.monotonic()
+            self._fetched_s = self._clock()
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
             _log.warning("keys of the issuer of tokens unreadable", issuer=self._url, reason=str(error) or repr(error))
         finally:

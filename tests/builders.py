@@ -1,10 +1,12 @@
-"""Small valid tables, topologies, shards, plans and requests.
+"""Small valid tables, topologies, shards, plans, requests and samples.
 
 Every field of what is built is an option by its name: fields without a default here go to the class as they are.
 """
 
 import dataclasses
+import math
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from autoshard.core import (
     Constraints,
     CostModels,
     DenseLayers,
+    DType,
     EmbeddingTable,
     Exchange,
     Feature,
@@ -30,16 +33,43 @@ from autoshard.core import (
     Tier,
     Topology,
 )
+from autoshard.core.dense import DenseKind, DenseShape
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel
+from autoshard.formats.stores.collective_samples import CollectiveSample, GroupLevel, MeasuredCollective, Operator
+from autoshard.formats.stores.dense_samples import DenseSample
+from autoshard.formats.stores.samples import MeasuredShard, Sample
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.placement import PlacementProblem
+
+#: Where and how samples were measured.
+_MEASURED = {
+    "collected_at": datetime(2026, 1, 2, 12, 0, 0, 123456, tzinfo=UTC),
+    "device": "cpu",
+    "device_name": "A processor",
+    "torch_version": "2.13.0+cpu",
+    "autoshard_version": "0.1.0",
+    "git_commit": "",
+    "num_rounds": 9,
+}
+#: Those of kernels and of dense layers.
+_TIMED = {
+    "num_threads": 1,
+    "fbgemm_version": "1.8.0",
+    "source": "random",
+    "forward_ms": 2.0,
+    "backward_ms": 4.0,
+    "forward_spread": 0.01,
+    "backward_spread": 0.0,
+    "reference_forward_ms": 1.0,
+    "reference_backward_ms": 2.0,
+}
 
 
 def table(name="t0", num_embeddings=1000, embedding_dim=16, pooling_factor=2.0, *, alpha=1.0, **fields):
     """A pooled table whose rows are in the order of access, which is Zipf's, and its feature with the fields of one."""
     of_feature = {one.name: fields.pop(one.name) for one in dataclasses.fields(Feature) if one.name in fields}
     if "features" not in fields:
-        fields["features"] = (Feature(**{"name": f"{name}_f", "pooling_factor": pooling_factor, **of_feature}),)
+        fields["features"] = (Feature(**{"name": f"{name[:510]}_f", "pooling_factor": pooling_factor, **of_feature}),)
     if "access" not in fields:
         fields["access"] = AccessProfile.zipf(num_embeddings, alpha)
     values = {"row_order": ImpliedOrder.BY_ID, **fields}
@@ -47,11 +77,11 @@ def table(name="t0", num_embeddings=1000, embedding_dim=16, pooling_factor=2.0, 
 
 
 def tables(*of, batch_size=64, dense=None, **fields):
-    """A set of these tables, or of so many with these fields; of two if none are given."""
+    """A set of these tables, or of so many tables with these fields; of two if none are given."""
     (first, *_) = of or (2,)
     if isinstance(first, int):
-        of = tuple(table(f"t{index}", **fields) for index in range(first))
-    return TableSet(batch_size=batch_size, tables=tuple(of), dense=dense)
+        of, fields = tuple(table(f"t{index}", **fields) for index in range(first)), {}
+    return TableSet(batch_size=batch_size, tables=tuple(of), dense=dense, **fields)
 
 
 def levels(*sizes, bytes_per_s=1e9, latency_s=0.0, reduce_bytes_per_s=None, reduce_latency_s=None, **fields):
@@ -142,6 +172,11 @@ def plan(*shards, batch_size=64, **fields):
     return ShardingPlan(shards=shards, **fields)
 
 
+def table_wise_plan(tables, ranks, world_size=2, batch_size=8, **fields):
+    """Whole tables on these ranks, of so many in one node."""
+    return plan(*table_wise(tables, ranks), batch_size=batch_size, topology=topology(world_size), **fields)
+
+
 def held(table="t", num_embeddings=1000, embedding_dim=16, *, alpha=1.0, **fields):
     """What one rank holds of a table: by default 64 bags of two lookups."""
     if "access" not in fields:
@@ -167,6 +202,16 @@ def request(tables, topology, **fields):
 def problem(tables, topology):
     """Whole tables to place, priced by the figures of a CPU."""
     return PlacementProblem.table_wise(tables, topology, costs().kernel)
+
+
+def pool(pooling_factors, rows=1000):
+    """Tables with these pooling factors and rows, of two widths in turn."""
+    rows = [rows] * len(pooling_factors) if isinstance(rows, int) else rows
+    made = [
+        table(f"t{index}", num_rows, 16 * (1 + index % 2), float(factor))
+        for index, (factor, num_rows) in enumerate(zip(pooling_factors, rows, strict=True))
+    ]
+    return tables(*made)
 
 
 def draw_task(num_tables, world_size, seed=0, spare=None, batch_size=256):
@@ -210,3 +255,45 @@ def mixed_task():
     )
     dense = DenseLayers(num_dense_features=13, bottom_mlp=(64, 16), top_mlp=(64, 1), interaction="dot")
     return tables(*of, batch_size=drawn.batch_size, dense=dense), two_nodes()
+
+
+def kernel_sample(*shards, **fields):
+    """A measured set of shards, or of one."""
+    measured = tuple(
+        MeasuredShard(shard=shard, num_lookups=5, num_distinct=3, reuse_bins=(0.25, 0.75, *[0.0] * 15))
+        for shard in shards or (held(),)
+    )
+    return Sample(**{**_MEASURED, **_TIMED, "shards": measured, **fields})
+
+
+def dense_sample(shape=None, **fields):
+    """A measured part of the dense layers; by default the top MLP of a DLRM."""
+    shape = shape or DenseShape(kind=DenseKind.TOP_MLP, batch_size=512, widths=(479, 1024, 1))
+    return DenseSample(**{**_MEASURED, **_TIMED, "shape": shape, **fields})
+
+
+def collective(operator=Operator.ALL_TO_ALL, level=GroupLevel.NODE, bytes_per_rank=4096, **fields):
+    """What is measured of a collective, in fp32."""
+    return MeasuredCollective(
+        operator=operator, level=level, bytes_per_rank=bytes_per_rank, **{"dtype": DType.FP32, **fields}
+    )
+
+
+def collective_sample(of=None, *, nproc=4, node_size=2, **fields):
+    """A measured collective of processes on nodes of so many, which sends what equal splits do."""
+    of, nodes = of or collective(), nproc // node_size
+    group_size, num_nodes = {"node": (node_size, 1), "across_nodes": (nodes, nodes), "world": (nproc, nodes)}[of.level]
+    sent = of.bytes_per_rank * (1 - 1 / group_size) * (2 if of.operator is Operator.ALL_REDUCE else 1)
+    values = {
+        "backend": "gloo",
+        "num_hosts": 1,
+        "group_size": group_size,
+        "num_nodes": num_nodes,
+        "mean_sent_bytes": sent,
+        "max_sent_bytes": math.ceil(sent),
+        "max_received_bytes": math.ceil(sent),
+        "latency_ms": 0.5,
+        "spread": 0.01,
+        "reference_ms": 1.0,
+    }
+    return CollectiveSample(collective=of, nproc=nproc, node_size=node_size, **{**_MEASURED, **values, **fields})

@@ -9,10 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from autoshard.client import Client, PlanTask
-from autoshard.core import CostModels, MemoryLevel, Shard, local_shard
+from autoshard.core import MemoryLevel, Shard, local_shard
 from autoshard.core.errors import AutoshardError
 from autoshard.core.shard import PlacedShard, fused_kernel
-from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel
 from autoshard.evaluation.executable import plan_faults
 from autoshard.formats import (
     json_schemas,
@@ -24,7 +23,6 @@ from autoshard.formats import (
 )
 from autoshard.formats.imports.importing import import_tables
 from autoshard.formats.stores.samples import set_id_of
-from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.kinds import first_alike
 from autoshard.planning import make_plan
 from autoshard.report.plan_diff import diff_plans
@@ -32,6 +30,7 @@ from autoshard.runtime.ownership import ownership_of
 from bench.kernels.measurable import check_measurable
 from bench.sampling.kinds import ShardKind
 from costmodel.kernel.features import shard_features
+from tests import builders as make
 from tests.server.conftest import start_service
 
 
@@ -51,13 +50,7 @@ def places(folder):
     with_field["tables"][0]["weight_decay"] = 0.25
     tables = tables_from_json(with_field)
     table, usual = tables.tables[0], plain.tables[0]
-    request = PlanRequest(
-        tables=tables,
-        topology=load_topology("cpu-8"),
-        costs=CostModels(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm()),
-        seed=0,
-        time_limit_s=60.0,
-    )
+    request = make.request(tables, load_topology("cpu-8"), time_limit_s=60.0)
     made = make_plan("cost-greedy", request)
     before = make_plan("cost-greedy", replace(request, tables=plain))
     of_before = replace(

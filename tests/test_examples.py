@@ -14,13 +14,13 @@ from types import ModuleType
 import pytest
 
 from autoshard.cli import main
-from autoshard.core import CostModels, Tier
-from autoshard.evaluation import AlphaBetaComm, evaluate
+from autoshard.core import Tier
+from autoshard.evaluation import evaluate
 from autoshard.formats import read_plan, read_tables, read_topology
-from autoshard.planning import PlanRequest
 from autoshard.validator import validate_plan
 from costmodel.registry.versions import SHIPPED_VARIABLE
 from studies.frame import OutputOptions
+from tests import builders as make
 
 ROOT = Path(__file__).parent.parent
 #: Each file, and the part of it whose blocks run by themselves.
@@ -49,7 +49,7 @@ def blocks(language):
 def contributed(monkeypatch):
     """Makes a module of the code block of CONTRIBUTING.md that defines a name."""
 
-    def make(name):
+    def make_one(name):
         text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
         blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
         (block,) = [block for block in blocks if re.search(rf"^(?:class|def) {name}\b", block, re.MULTILINE)]
@@ -58,14 +58,14 @@ def contributed(monkeypatch):
         exec(compile(block, name, "exec"), module.__dict__)
         return module
 
-    return make
+    return make_one
 
 
 def test_the_planner_and_the_cost_model_of_contributing(contributed):
     tables, topology = read_tables("examples/tables.json"), read_topology("examples/topology.json")
-    costs = CostModels(kernel=contributed("BytesModel").load(None, "toy"), comm=AlphaBetaComm())
+    costs = make.costs(kernel=contributed("BytesModel").load(None, "toy"))
     planner = contributed("TurnsPlanner").TurnsPlanner()
-    plan = planner.plan(PlanRequest(tables=tables, topology=topology, costs=costs))
+    plan = planner.plan(make.request(tables, topology, costs=costs))
     validate_plan(plan)
     assert Counter(placed.replicas[0][0] for placed in plan.shards) == dict.fromkeys(range(4), 2)
     assert evaluate(plan, costs).cost_model == "bytes:toy"

@@ -4,6 +4,7 @@ import logging
 import shutil
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,6 @@ from autoshard.core import (
     PlacedShard,
     Pooling,
     Shard,
-    ShardingPlan,
     Tier,
     local_shard,
     local_shards,
@@ -36,7 +36,6 @@ from autoshard.formats.metasyn import metasyn
 from autoshard.formats.stores.samples import read_samples
 from autoshard.hardware import this_processor
 from autoshard.planners.heuristics.greedy import RandomPlanner
-from autoshard.planners.planner import PlanRequest
 from autoshard.planning import compare, kernel_model, machine_note, make_costs, make_plan, plan_costs, searched_types
 from autoshard.report import speedups_over
 from autoshard.validator import validate_plan
@@ -44,6 +43,7 @@ from costmodel import Registry
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.training import CostTrainingOptions, train_cost_model
+from tests import builders as make
 
 SAMPLES = Path(__file__).parent / "data" / "samples"
 SCALE = 64
@@ -78,11 +78,8 @@ def topology():
 
 @pytest.fixture
 def request_of(tables, topology, registry):
-    def make(**changes):
-        values = {"tables": tables, "topology": topology, "costs": make_costs(tables, topology, registry)}
-        return PlanRequest(**{**values, "registry": registry, **changes})
-
-    return make
+    costs = make_costs(tables, topology, registry)
+    return partial(make.request, tables=tables, topology=topology, costs=costs, registry=registry)
 
 
 class TestModels:
@@ -129,7 +126,7 @@ class TestModels:
         with caplog.at_level(logging.WARNING):
             costs = make_costs(tables, topology, own)
         assert "prices are of Abacus" in caplog.text
-        made = make_plan("cost-greedy", PlanRequest(tables=tables, topology=topology, costs=costs))
+        made = make_plan("cost-greedy", make.request(tables, topology, costs=costs))
         assert made.provenance.models["kernel_machine"] == "Abacus"
         assert "prices are of Abacus" in made.provenance.models["machine_notes"]
 
@@ -162,22 +159,20 @@ class TestModels:
     )
     def test_where_no_kernel_was_learned_the_analytic_model_prices_all(self, tables, topology, registry, changes):
         changed = replace(tables, tables=tuple(replace(table, **changes) for table in tables.tables))
-        request = PlanRequest(
-            tables=changed, topology=topology, costs=make_costs(changed, topology, registry), time_limit_s=0.3
-        )
+        request = make.request(changed, topology, costs=make_costs(changed, topology, registry), time_limit_s=0.3)
         for name in ("auto", "neo", "oper", "flexshard", "neuroshard", "cost-greedy"):
             plan = make_plan(name, request)
             assert plan.predicted.cost_model == "analytic:cpu"
             assert plan.predicted.step_ms == evaluate(plan, plan_costs(plan, registry)).step_ms
 
     def test_plans_with_shards_of_a_kind_that_was_not_learned(self, tables, topology, registry, caplog):
-        every = tuple((rank,) for rank in range(topology.world_size))
+        every = make.each(topology.world_size)
         first, *rest = tables.tables
         replicated = PlacedShard(
             shard=Shard.whole(first), tier=Tier.DATA_PARALLEL, replicas=every, grad_sync=GradSync.DENSE
         )
         whole = tuple(PlacedShard.table_wise(Shard.whole(table), 0) for table in rest)
-        mixed = ShardingPlan(tables=tables, topology=topology, shards=(replicated, *whole))
+        mixed = make.plan(replicated, *whole, tables=tables, topology=topology)
         names = f"{kernel_model(topology, registry).name} and analytic:cpu"
         assert evaluate(mixed, plan_costs(mixed, registry)).cost_model == names
         costs = make_costs(tables, topology, registry)
@@ -188,9 +183,9 @@ class TestModels:
         caplog.clear()
         few = replace(tables, tables=tables.tables[:2])
         for name in ("auto", "neo"):
-            asked = PlanRequest(
-                tables=few,
-                topology=topology,
+            asked = make.request(
+                few,
+                topology,
                 costs=make_costs(few, topology, registry),
                 options={"sharding_types": "data_parallel"},
                 time_limit_s=0.2,
@@ -255,9 +250,9 @@ class TestMakePlan:
 
     def test_checks_what_planners_make(self, request_of, monkeypatch):
         # A planner with a fault: it drops the last table.
-        make = RandomPlanner.plan
+        plan = RandomPlanner.plan
         monkeypatch.setattr(
-            RandomPlanner, "plan", lambda self, request: replace(p := make(self, request), shards=p.shards[:-1])
+            RandomPlanner, "plan", lambda self, request: replace(p := plan(self, request), shards=p.shards[:-1])
         )
         with pytest.raises(AutoshardError, match="planner random: made an invalid plan") as caught:
             make_plan("random", request_of())
@@ -278,9 +273,7 @@ def test_a_second_of_search_comes_within_a_percent_of_a_minute(registry, seed):
 
     def found_ms(num_steps, seed):
         options = {"objective": "kernel", "sharding_types": "table_wise", "policy": False, "steps": num_steps}
-        request = PlanRequest(
-            tables=tables, topology=topology, costs=costs, seed=seed, time_limit_s=3600.0, options=options
-        )
+        request = make.request(tables, topology, costs=costs, seed=seed, time_limit_s=3600.0, options=options)
         plan = make_plan("auto", request)
         assert plan.predicted is not None
         return plan.predicted.max_kernel_ms

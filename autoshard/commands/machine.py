@@ -83,13 +83,13 @@ def _told(gpu: Gpu) -> str:
 
 def _between_machines() -> tuple[float, str]:
     """Bytes per second of all that links this machine to others, and where that is from."""
-    ports = list(_infiniband_ports())
+    ports = list(infiniband_ports())
     if not ports:
         return _network_card()
     return sum(ports) * _GIGA / _BITS_PER_BYTE, f"{sum(ports):,.0f} Gbit/s of {len(ports)} InfiniBand ports"
 
 
-def _infiniband_ports(folder: Path = Path("/sys/class/infiniband")) -> Iterator[float]:
+def infiniband_ports(folder: Path = Path("/sys/class/infiniband")) -> Iterator[float]:
     """Gbit/s of each active port."""
     for port in sorted(folder.glob("*/ports/*")):
         try:

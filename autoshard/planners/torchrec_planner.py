@@ -142,7 +142,7 @@ def _plan_once(request: PlanRequest, options: TorchRecOptions, count_activations
         from autoshard.formats.torchrec.configs import meta_module
     except ImportError as error:
         raise ModelError(f"the torchrec planner needs torchrec: {error}") from error
-    topology = _topology(request.topology)
+    topology = torchrec_topology(request.topology)
     batch_size = max(1, request.tables.batch_size // request.topology.world_size)
     constraints = _constraints(request.tables, options)
     enumerator = None
@@ -216,7 +216,8 @@ class _StaticStorage:
                 shard.storage = Storage(hbm=0, ddr=size) if self._on_host else Storage(hbm=size, ddr=0)
 
 
-def _topology(topology: Topology) -> Any:
+def torchrec_topology(topology: Topology) -> Any:
+    """The topology as TorchRec's planner knows it: bytes of memory per rank, and bandwidths in bytes per ms."""
     from torchrec.distributed.planner.types import (
         CustomTopologyData,
         HardwareConfig,

@@ -80,7 +80,7 @@ def coverage_page(
         label = f"Samples by {item.x_name} and {item.y_name}; every number is written in its cell."
         chart = chart_markup(region_figure(item), f"chart-map-{index}")
         charts.append({"title": item.title, "label": label, "chart": chart})
-    shown = _subsample(points)
+    shown = subsample(points)
     num_shown, num_points = sum(map(len, shown.values())), sum(map(len, points.values()))
     note = "" if num_shown == num_points else f" {num_shown:,} of {num_points:,} samples, drawn evenly."
     return render_page(
@@ -101,7 +101,7 @@ def coverage_figures(
     axes: Sequence[PairAxis], points: Mapping[str, Sequence[Sequence[float]]], maps: Sequence[RegionMap]
 ) -> dict[str, go.Figure]:
     """The pictures of the page by name: pair plots if there are points, then samples per region."""
-    pairs = {"pairs": pair_figure(axes, _subsample(points))} if any(points.values()) else {}
+    pairs = {"pairs": pair_figure(axes, subsample(points))} if any(points.values()) else {}
     return pairs | {"-".join(item.title.lower().replace(":", "").split()): region_figure(item) for item in maps}
 
 
@@ -189,7 +189,7 @@ def region_figure(item: RegionMap) -> go.Figure:
     return figure
 
 
-def _subsample(points: Mapping[str, Sequence[Sequence[float]]]) -> Mapping[str, Sequence[Sequence[float]]]:
+def subsample(points: Mapping[str, Sequence[Sequence[float]]]) -> Mapping[str, Sequence[Sequence[float]]]:
     """At most about `MOST_POINTS` of the points, each group's share kept, and at least one of each."""
     total = sum(map(len, points.values()))
     if total <= MOST_POINTS:

@@ -40,7 +40,7 @@ class DenseKernel:
         if shape.kind != DenseKind.BOTTOM_MLP:
             for input_BD in self.inputs:
                 input_BD.requires_grad_()
-        self._gradient_BD = torch.randn(
+        self.gradient_BD = torch.randn(
             shape.batch_size, shape.output_width, generator=generator, device=device, dtype=dtype
         )
         self._wanted = [leaf for leaf in (*self.inputs, *self.module.parameters()) if leaf.requires_grad]
@@ -51,7 +51,7 @@ class DenseKernel:
 
     def gradients(self, output_BD: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Gradients of the inputs, unless they are data, and of the parameters, in order."""
-        return torch.autograd.grad(output_BD, self._wanted, self._gradient_BD)
+        return torch.autograd.grad(output_BD, self._wanted, self.gradient_BD)
 
     def backward(self, output_BD: torch.Tensor) -> None:
         """Computes all gradients and lets go of them."""

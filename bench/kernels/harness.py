@@ -138,7 +138,7 @@ class Harness(GroupHarness[Sequence[LocalShard], ShardSet, Measurement]):
         return ShardSet(draws, self._arenas, self.device.device)
 
     def _result(self, kernel: ShardSet, timing: Timing) -> Measurement:
-        return Measurement(**asdict(timing), shards=kernel.measured, group=self._num_groups)
+        return Measurement(**asdict(timing), shards=kernel.measured, group=self.num_groups)
 
 
 def reference_set(num_bags: int) -> tuple[LocalShard, ...]:

@@ -58,7 +58,7 @@ class BatchCache:
         """Starts empty; batches beyond `max_bytes` push the oldest out."""
         self._max_bytes = max_bytes
         self._held_bytes = 0
-        self._batches: dict[tuple[LocalShard, int], ShardBatch] = {}
+        self.batches: dict[tuple[LocalShard, int], ShardBatch] = {}
 
     def prepare(self, wanted: Iterable[tuple[LocalShard, int]]) -> None:
         """Draws the first batches of shards, each with its number of draws, on all cores; what is held is left."""
@@ -72,7 +72,7 @@ class BatchCache:
 
     def __contains__(self, key: object) -> bool:
         """Whether a shard's draw is held."""
-        return key in self._batches
+        return key in self.batches
 
     def __call__(self, shard: LocalShard, num_draws: int = 1) -> list[ShardBatch]:
         """The shard's first `num_draws` batches."""
@@ -81,14 +81,14 @@ class BatchCache:
     def _draw(self, shard: LocalShard, draw: int) -> ShardBatch:
         if (shard, draw) not in self:
             self._keep((shard, draw), draw_batch(shard, draw))
-        return self._batches[shard, draw]
+        return self.batches[shard, draw]
 
     def _keep(self, key: tuple[LocalShard, int], batch: ShardBatch) -> None:
-        self._batches[key] = batch
+        self.batches[key] = batch
         self._held_bytes += _num_bytes(batch)
-        while self._held_bytes > self._max_bytes and len(self._batches) > 1:
-            oldest = next(iter(self._batches))
-            self._held_bytes -= _num_bytes(self._batches.pop(oldest))
+        while self._held_bytes > self._max_bytes and len(self.batches) > 1:
+            oldest = next(iter(self.batches))
+            self._held_bytes -= _num_bytes(self.batches.pop(oldest))
 
 
 def draw_batch(shard: LocalShard, draw: int = 0) -> ShardBatch:

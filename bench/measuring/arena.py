@@ -108,10 +108,10 @@ def free_bytes(device: torch.device) -> int:
         # What torch's allocator holds and nobody uses is free, too.
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int((torch.cuda.mem_get_info(device)[0] + unused) * _SHARE_OF_FREE_CUDA)
-    return int(_available_bytes() * _SHARE_OF_FREE)
+    return int(available_bytes() * _SHARE_OF_FREE)
 
 
-def _available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Memory that a process can still take, also inside a container with a limit."""
     available = 4 * 2**30
     try:

@@ -63,22 +63,22 @@ class CacheFlush:
             if self._only_reads
             else int(self._cache_bytes * _EXCESS)
         )
-        self._buffer = torch.zeros(-(-num_bytes // 4), dtype=torch.float32, device=device)
+        self.buffer = torch.zeros(-(-num_bytes // 4), dtype=torch.float32, device=device)
         self._sum = torch.zeros((), dtype=torch.float32, device=device)
 
     @property
     def num_bytes(self) -> int:
         """Bytes that one flush touches."""
-        return self._buffer.numel() * 4
+        return self.buffer.numel() * 4
 
     @property
     def device(self) -> torch.device:
         """Where the buffer lives."""
-        return self._buffer.device
+        return self.buffer.device
 
     def __call__(self) -> None:
         """Flushes; on a GPU the work is queued on the current stream."""
         if self._only_reads:
-            torch.sum(self._buffer, dim=0, out=self._sum)
+            torch.sum(self.buffer, dim=0, out=self._sum)
         else:
-            self._buffer.add_(1.0)
+            self.buffer.add_(1.0)

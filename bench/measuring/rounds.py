@@ -94,7 +94,7 @@ class GroupHarness(ABC, Generic[ItemT, KernelT, ResultT]):
         self._group_settings, self._reference, self._flush = settings, reference, flush
         self._max_bytes = free_bytes(device.device) if settings.max_bytes is None else settings.max_bytes
         self._reserved_bytes = settings.num_references * self.needs(reference)[0]
-        self._num_groups = 0
+        self.num_groups = 0
         self._timed_s = self._wall_s = 0.0
         self.clocks = ClockWatch(device)
         self.num_runs = self.num_discarded = self.num_waiting = 0
@@ -246,7 +246,7 @@ class GroupHarness(ABC, Generic[ItemT, KernelT, ResultT]):
 
     def _measure_group(self, items: Sequence[ItemT], on_round: Callable[[], None] = lambda: None) -> list[ResultT]:
         started = time.perf_counter()
-        self._num_groups += 1
+        self.num_groups += 1
         rounds = self._group_settings.rounds
         copies = self._group_settings.num_references
         with intra_op_threads(self._group_settings.num_threads), _memory_as_device_error(self.device):
@@ -256,7 +256,7 @@ class GroupHarness(ABC, Generic[ItemT, KernelT, ResultT]):
                 kernels,
                 self._flush,
                 rounds,
-                seed=self._num_groups,
+                seed=self.num_groups,
                 num_references=copies,
                 on_round=on_round,
                 while_queued=self.clocks.note,
@@ -269,7 +269,7 @@ class GroupHarness(ABC, Generic[ItemT, KernelT, ResultT]):
         idle_S = [kernel.is_idle for kernel in kernels]
         for ms_SR in (times.forward_ms_SR, times.backward_ms_SR):
             ms_SR[idle_S] = 0.0  # what was timed is the clock itself
-        timings = _timings(times, rounds, copies, _clock_fields(self.clocks.taken()))
+        timings = timings_of(times, rounds, copies, _clock_fields(self.clocks.taken()))
         return [self._result(kernel, timing) for kernel, timing in zip(kernels[copies:], timings, strict=True)]
 
 
@@ -278,7 +278,7 @@ def _clock_fields(clocks: DeviceClocks) -> dict[str, Any]:
     return {"sm_clock_mhz": clocks.sm_mhz or 0.0, "throttle_reasons": ",".join(clocks.throttle_reasons)}
 
 
-def _timings(times: RoundTimes, rounds: RoundSettings, copies: int, clock_fields: dict[str, Any]) -> list[Timing]:
+def timings_of(times: RoundTimes, rounds: RoundSettings, copies: int, clock_fields: dict[str, Any]) -> list[Timing]:
     """Timings of all but the copies of the reference, which come first.
 
     What stopped after n rounds is located among all that were in these rounds, so that its drift and its reference are

@@ -98,7 +98,7 @@ class VTrace(OnPolicyAlgorithm):
         assert isinstance(policy, PlacementPolicy)
         self.policy = policy.to(self.device)
         self._lstm_state = self.policy.network.initial_state(self.n_envs)
-        self._trajectories: Trajectories | None = None
+        self.trajectories: Trajectories | None = None
         # The recorder of this class keeps more than stable-baselines3's buffers do; `learn` just hands it through.
         self.rollout_buffer = None  # type: ignore[assignment]
 
@@ -146,7 +146,7 @@ class VTrace(OnPolicyAlgorithm):
             callback.update_locals(locals())
             if not callback.on_step():
                 return False
-        self._trajectories = recorder.finish(self._to_tensors(self._last_obs))
+        self.trajectories = recorder.finish(self._to_tensors(self._last_obs))
         if self.settings.whole_episodes:
             self.begin_episodes(env.reset())
         callback.on_rollout_end()
@@ -154,11 +154,11 @@ class VTrace(OnPolicyAlgorithm):
 
     def train(self) -> None:
         """Makes one update from the trajectories collected last."""
-        assert self._trajectories is not None
+        assert self.trajectories is not None
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         with self.learners.autocast():
-            loss, told = self._loss(self._trajectories)
+            loss, told = self._loss(self.trajectories)
         self.policy.optimizer.zero_grad()
         loss.backward()
         parameters = [item for group in self.policy.optimizer.param_groups for item in group["params"]]
@@ -174,8 +174,8 @@ class VTrace(OnPolicyAlgorithm):
 
     def _loss(self, data: Trajectories) -> tuple[Tensor, Tensors]:
         """The loss, and numbers of it for logs, by name."""
-        observations = self._learner_observations(data)
-        states_TES, after = self._states(observations, data)
+        observations = self.learner_observations(data)
+        states_TES, after = self.states(observations, data)
         values_TE = self.policy.network.values(states_TES)
         seen = [values.flatten(0, 1) for values in (states_TES, *choices_seen(observations))]
         logits_BA = self.policy.network.logits(*seen)
@@ -198,11 +198,12 @@ class VTrace(OnPolicyAlgorithm):
         told = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy_B.mean()}
         return loss, {name: value.detach().float() for name, value in told.items()}
 
-    def _learner_observations(self, data: Trajectories) -> Tensors:
+    def learner_observations(self, data: Trajectories) -> Tensors:
         """What the learner reads; a place for joint training to make codes through which gradients flow."""
         return data.observations
 
-    def _states(self, observations: Tensors, data: Trajectories) -> tuple[Tensor, LstmState]:
+    def states(self, observations: Tensors, data: Trajectories) -> tuple[Tensor, LstmState]:
+        """The network's states of all steps, shape (T, E, S), and the LSTM's after the last one."""
         parts, state = [], data.before
         for slab in data.slabs:
             state = keep(state, uploaded(~data.starts_TE[slab.start].numpy(), state[0].device))

@@ -142,8 +142,8 @@ class Player:
         assert algorithm.ep_info_buffer is not None
         algorithm.ep_info_buffer.clear()
         algorithm.collect_rollouts(self._env, self._callback, algorithm.rollout_buffer, self._setup.settings.num_steps)
-        assert algorithm._trajectories is not None
-        return Played.of(algorithm._trajectories, tuple(dict(episode) for episode in algorithm.ep_info_buffer))
+        assert algorithm.trajectories is not None
+        return Played.of(algorithm.trajectories, tuple(dict(episode) for episode in algorithm.ep_info_buffer))
 
 
 class ActorDiedError(Exception):
@@ -205,7 +205,7 @@ class ActorPool:
 
     def __init__(self, launcher: ActorLauncher, setup: ActorSetup, num_actors: int) -> None:
         self._launcher, self._setup, self._num_actors = launcher, setup, num_actors
-        self._actors: list[Actor] = []
+        self.actors: list[Actor] = []
         self._orders: list[Order] = []
         self._first = 0
         self._num_taken = 0
@@ -224,7 +224,7 @@ class ActorPool:
         Raises:
             ExecutionError: If an actor failed, or actors keep dying.
         """
-        if not self._actors:
+        if not self.actors:
             self._start(weights)
         seat = self._num_taken % self._num_actors
         order = self._orders[seat]
@@ -236,12 +236,12 @@ class ActorPool:
 
     def begin(self, number: int) -> None:
         """The first order's number: updates that were made before; to be told before any is taken."""
-        assert not self._actors, "orders are under way"
+        assert not self.actors, "orders are under way"
         self._first = number
 
     def _start(self, weights: Arrays) -> None:
         for seat in range(self._num_actors):
-            self._actors.append(self._launcher.launch(self._setup))
+            self.actors.append(self._launcher.launch(self._setup))
             self._orders.append(Order(number=self._first + seat, weights=weights))
         for seat, order in enumerate(self._orders):
             self._issue(seat, order.number, weights)
@@ -250,37 +250,37 @@ class ActorPool:
         self._orders[seat] = Order(number=number, weights=weights)
         self._lags[number] = self._num_taken
         try:
-            self._actors[seat].send(self._orders[seat])
+            self.actors[seat].send(self._orders[seat])
         except ActorDiedError as error:
             self._replace(seat, error)
 
     def _receive(self, seat: int) -> Played:
         while True:
             try:
-                return self._actors[seat].receive()
+                return self.actors[seat].receive()
             except ActorDiedError as error:
                 self._replace(seat, error)
 
     def _replace(self, seat: int, error: ActorDiedError) -> None:
         while True:
-            self._actors[seat].close()
+            self.actors[seat].close()
             self.num_deaths += 1
             if self.num_deaths > MOST_DEATHS * self._num_actors:
                 raise ExecutionError(f"actors keep dying, {self.num_deaths} so far; the last one: {error}") from error
-            self._actors[seat] = self._launcher.launch(self._setup)
+            self.actors[seat] = self._launcher.launch(self._setup)
             try:
-                return self._actors[seat].send(self._orders[seat])
+                return self.actors[seat].send(self._orders[seat])
             except ActorDiedError as next_error:
                 error = next_error
 
     def close(self) -> None:
         """Ends all actors; they start anew if more is taken."""
-        for actor in self._actors:
+        for actor in self.actors:
             actor.close()
         self._launcher.close()
         self._first += self._num_taken
         self._num_taken = 0
-        self._actors, self._orders, self._lags = [], [], {}
+        self.actors, self._orders, self._lags = [], [], {}
 
     def __enter__(self) -> Self:
         return self

@@ -81,7 +81,7 @@ class LaggedVTrace(VTrace):
         """Takes the next trajectories from the actors; see the base class."""
         callback.on_rollout_start()
         played, lag = self.pool.take(to_arrays(self.policy.network))
-        self._trajectories = played.trajectories(self.policy)
+        self.trajectories = played.trajectories(self.policy)
         self.lag.add(lag)
         self.logger.record("actors/lag", lag)
         self.logger.record("actors/mean_lag", self.lag.mean)

@@ -74,7 +74,8 @@ class JointVTrace(VTrace):
 
     trainer: JointTrainer
 
-    def _learner_observations(self, data: Trajectories) -> Tensors:
+    def learner_observations(self, data: Trajectories) -> Tensors:
+        """The observations, with codes that the cost model makes anew, so that gradients reach it."""
         assert not data.starts_TE.numpy()[1:].any(), "rank codes are sums from the start of an episode"
         tasks_P, place_E = np.unique(data.tasks_TE.numpy()[0], return_inverse=True)
         tasks = [self.trainer.train_tasks[task] for task in tasks_P.tolist()]

@@ -88,7 +88,7 @@ class JointCost:
             self.network = CostNetwork(ENCODER_HIDDEN)
         self._held_out: list[tuple[FeatureArray, float]] = []
         self._stored_held_out: CostDataset | None = None
-        self._num_measured = 0
+        self.num_measured = 0
         if isinstance(samples, CostDataset):
             self._begin_with_store(samples, seed)
         else:
@@ -108,19 +108,19 @@ class JointCost:
         self.buffer = CostBuffer(self.scaling, self.scale_ms)
         self.buffer.add_dataset(train_part)
         self.network.start_from(train_part.mean_work, train_part.mean_latency_ms / self.scale_ms)
-        self._has_level = True
+        self.has_level = True
 
     def _begin_with_nothing(self, tables: tuple[LocalShard, ...]) -> None:
         self.scaling = FeatureScaling.fit(shard_features(tables))
         self.scale_ms = 1.0
         self.coverage = TrainedCoverage.of(tables, num_tables=(1, len(tables)))
         self.buffer = CostBuffer(self.scaling, self.scale_ms)
-        self._has_level = False
+        self.has_level = False
 
     def add_measured(self, features_MF: FeatureArray, kernel_ms: float) -> None:
         """Adds a rank's shards and what they took; some samples are held out where no store has any."""
-        self._num_measured += 1
-        if self._stored_held_out is None and self._num_measured % _HELD_OUT_EVERY == 0:
+        self.num_measured += 1
+        if self._stored_held_out is None and self.num_measured % _HELD_OUT_EVERY == 0:
             self._held_out.append((features_MF, kernel_ms))
         else:
             self.buffer.add_measured(features_MF, kernel_ms)
@@ -129,7 +129,7 @@ class JointCost:
         """Makes the updates that follow one of the policy; none as long as nothing was measured."""
         if not len(self.buffer):
             return
-        if not self._has_level:
+        if not self.has_level:
             self._find_level()
         device = self.learners.device
         for features_MF, starts_B, latency_BO in self.buffer.batches(
@@ -169,7 +169,7 @@ class JointCost:
         """Begins with prices that suit what was measured first; how it parts into forward and backward is not known."""
         work_K, kernel_units = self.buffer.mean_sample()
         self.network.start_from(work_K, np.full(NUM_OUTPUTS, kernel_units / NUM_OUTPUTS))
-        self._has_level = True
+        self.has_level = True
 
     @property
     def encoder(self) -> nn.Module:
@@ -220,7 +220,7 @@ class JointCost:
         """What `restore` needs; measured samples are not kept."""
         tensors = {f"network.{name}": value for name, value in to_arrays(self.network).items()}
         return Checkpoint(
-            state={"rng": self._rng.bit_generator.state, "has_level": self._has_level},
+            state={"rng": self._rng.bit_generator.state, "has_level": self.has_level},
             tensors=tensors | optimizer_arrays(self.optimizer),
         )
 
@@ -229,4 +229,4 @@ class JointCost:
         load_arrays(self.network, with_prefix(checkpoint.tensors, "network."), source)
         restore_optimizer(self.optimizer, with_prefix(checkpoint.tensors, "optimizer."))
         self._rng.bit_generator.state = checkpoint.state["rng"]
-        self._has_level = bool(checkpoint.state.get("has_level", True))
+        self.has_level = bool(checkpoint.state.get("has_level", True))

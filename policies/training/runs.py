@@ -102,7 +102,7 @@ class _Run:
         self._pool = load_tables(options.tasks.tables).scaled(options.tasks.scale)
         self._objective = Objective(options.tasks.objective)
         self._joint: JointCost | None = None
-        self._trainer = self._make_trainer()
+        self.trainer = self._make_trainer()
 
     def _make_trainer(self) -> PolicyTrainer:
         options, device = self._options, self._options.tasks.device
@@ -182,7 +182,7 @@ class _Run:
 
     def train(self, advance: Callable[[float], None], on_evaluated: Callable[[Evaluation], None]) -> None:
         """Trains until the budget is used up."""
-        self._trainer.run(
+        self.trainer.run(
             self._options.ending,
             folder=self._options.checkpoint,
             tensorboard=self._options.tensorboard,
@@ -192,7 +192,7 @@ class _Run:
 
     def finish(self) -> tuple[TrainedPolicy, TrainedVersion]:
         """The trained policy, measured on test tasks."""
-        options, trainer = self._options, self._trainer
+        options, trainer = self._options, self.trainer
         cost = self._cost if self._joint is None else self._joint.current()
         tasks = self._test_tasks(cost, self._objective)
         baselines, network = Baselines.of_tasks(tasks), trainer.best_network
@@ -220,7 +220,7 @@ class _Run:
 
     def _record(self) -> dict[str, Any]:
         """Options, counts and times of the training."""
-        options, trainer = self._options, self._trainer
+        options, trainer = self._options, self.trainer
         record: dict[str, Any] = {
             **asdict(options.tasks),
             "seed": options.seed,

@@ -45,7 +45,7 @@ def run_worker(pipe: Connection, settings: ServerSettings) -> None:
     try:
         pipe.send_bytes(READY)
         while True:
-            _answer(Work.receive(pipe), settings).send(pipe)
+            answered(Work.receive(pipe), settings).send(pipe)
     except (EOFError, ConnectionError):
         return  # the service has gone
     except Exception as error:
@@ -78,7 +78,7 @@ def _freeze() -> None:
     gc.freeze()
 
 
-def _answer(work: Work, settings: ServerSettings) -> Reply:
+def answered(work: Work, settings: ServerSettings) -> Reply:
     """The answer to a request."""
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(request_id=work.request_id)

@@ -35,7 +35,7 @@ class RateLimit:
         self._rate = requests_per_s
         self._most = max(1.0, _BURST_S * requests_per_s)
         self._clock = clock
-        self._buckets: dict[str, _Bucket] = {}
+        self.buckets: dict[str, _Bucket] = {}
 
     def check(self, client: str) -> None:
         """Counts a request.
@@ -44,9 +44,9 @@ class RateLimit:
             RateLimitError: If the client has sent too many; it says when to send the next.
         """
         now_s = self._clock()
-        if len(self._buckets) >= _MAX_CLIENTS:
+        if len(self.buckets) >= _MAX_CLIENTS:
             self._forget_quiet(now_s)
-        bucket = self._buckets.setdefault(client, _Bucket(self._most, now_s))
+        bucket = self.buckets.setdefault(client, _Bucket(self._most, now_s))
         bucket.tokens, bucket.at_s = self._refilled(bucket, now_s), now_s
         if bucket.tokens < 1:
             wait_s = math.ceil((1 - bucket.tokens) / self._rate)
@@ -58,6 +58,6 @@ class RateLimit:
 
     def _forget_quiet(self, now_s: float) -> None:
         """Drops clients that could send as many as new ones."""
-        self._buckets = {
-            client: bucket for client, bucket in self._buckets.items() if self._refilled(bucket, now_s) < self._most
+        self.buckets = {
+            client: bucket for client, bucket in self.buckets.items() if self._refilled(bucket, now_s) < self._most
         }

@@ -46,6 +46,10 @@ _WAITING = frozenset(
 )
 
 
+#: Counts of a step by thread, for each of some plans on a number of processes.
+CountSteps: TypeAlias = Callable[[Sequence[ShardingPlan], int], Sequence[Mapping[str, Mapping[str, int]]]]
+
+
 def counted_steps(plans: Iterable[ShardingPlan]) -> list[dict[str, dict[str, int]]]:
     """What `counted_step` gives for each plan."""
     return [counted_step(plan) for plan in plans]
@@ -205,8 +209,6 @@ _PLANS: Final = {
     "tiers of sequences": (Pooling.SEQUENCE, "hot rows on all ranks"),
     "rows exchanged once": (Pooling.SUM, "rows in turn, rows exchanged once"),
 }
-#: Counts of a step by thread, for each of some plans on a number of processes.
-CountSteps: TypeAlias = Callable[[Sequence[ShardingPlan], int], Sequence[Mapping[str, Mapping[str, int]]]]
 _WAITS: Final = ("read by the host", "size of the result", "copied from a list")
 
 
@@ -282,10 +284,9 @@ def count(num_features: Sequence[int], num_processes: int) -> list[HostWaits]:
     return waits_of(num_features, num_processes, partial(run_job, "studies.engines.host_waits", {}))
 
 
-def waits_of(num_features: Sequence[int], num_processes: int, count_steps: CountSteps) -> list[HostWaits]:
-    """What a step of every plan waits for, as processes count it that execute the plans."""
+def waits_of(num_features: Sequence[int], num_processes: int, counted: CountSteps) -> list[HostWaits]:
+    """What a step of every plan waits for, as processes that execute the plans have counted it."""
     made = [(name, number, plan) for number in num_features for name, plan in plans(number, num_processes).items()]
-    counted = count_steps([plan for *_, plan in made], num_processes)
     return [
         HostWaits(
             plan=name,
@@ -295,7 +296,7 @@ def waits_of(num_features: Sequence[int], num_processes: int, count_steps: Count
             copies=sum(of_thread.get("staged copies", 0) for of_thread in of.values()),
             operators=of["step"]["operators"],
         )
-        for (name, number, _), of in zip(made, counted, strict=True)
+        for (name, number, _), of in zip(made, counted([plan for *_, plan in made], num_processes), strict=True)
     ]
 
 

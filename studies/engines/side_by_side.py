@@ -17,7 +17,6 @@ from typing import Annotated, Final
 import typer
 
 from autoshard.commands.options import command_options
-from autoshard.console import progress
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats import load_tables, write_plan
@@ -229,11 +228,8 @@ def main(options: EngineOptions, output: OutputOptions) -> None:
     """
     plans, sizes, parts = options.plans(), options.sizes(), PartStore(options.parts)
     parts.check_identity({name: value for name, value in asdict(options).items() if name not in _FREE})
-    found: list[EngineComparison] = []
-    with progress("Running plans", len(sizes)) as advance:
-        for size in sizes:
-            found.append(parts.find_data(f"batch-{size}", EngineComparison, partial(_compared, plans, size, options)))
-            advance(1)
+    makers = {f"batch-{size}": partial(_compared, plans, size, options) for size in sizes}
+    found = parts.find_all("Running plans", EngineComparison, makers)
     whole = replace(found[0], runs=tuple(run for one in found for run in one.runs))
     on = Machine.this(find_device(_DEVICE), command_line("engines", options))
     document = {**to_document(whole, SCHEMA), "machine": on.to_json()}

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 from pydantic import TypeAdapter
 
+from autoshard.console import log, progress
 from autoshard.core.errors import FormatError, InvalidOptionError
 from autoshard.formats.documents.json_document import format_json, parse_json
 from autoshard.formats.files import atomic_write, read_bytes
@@ -94,6 +95,30 @@ class PartStore:
         """As `find`, of a dataclass."""
         found = self.find(name, lambda: TypeAdapter(kind).dump_python(make(), mode="json"))
         return read_as(kind, found, "" if self.folder is None else str(self._path(self.folder, name)))
+
+    def find_all(
+        self,
+        title: str,
+        kind: type[_Data],
+        makers: Mapping[str, Callable[[], _Data]],
+        line: Callable[[_Data], str] | None = None,
+    ) -> list[_Data]:
+        """As `find_data`, of many parts by their names, with a bar of progress.
+
+        Args:
+            title: Of the bar.
+            kind: Class of the parts.
+            makers: Make those that are not finished.
+            line: Logged of each part; None to log nothing.
+        """
+        found = []
+        with progress(title, len(makers)) as advance:
+            for name, make in makers.items():
+                found.append(self.find_data(name, kind, make))
+                if line is not None:
+                    log(line(found[-1]))
+                advance(1)
+        return found
 
     @staticmethod
     def _path(folder: Path, name: str) -> Path:

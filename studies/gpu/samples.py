@@ -78,7 +78,7 @@ def _run(visit: Visit) -> Numbers:
     with tempfile.TemporaryDirectory() as store:
         collected = KernelKind.collect(
             harness,
-            _sets(device, seed=len(before)),
+            drawn_sets(device, seed=len(before)),
             Path(store),
             seconds=0.95 * visit.seconds_left,
             seconds_per_file=seconds / _WRITES,
@@ -118,7 +118,7 @@ def _summary(samples: Sequence[Sample], num_before: int, harness: Harness, secon
     }
 
 
-def _sets(device: BenchDevice, seed: int) -> Iterator[ChosenSet]:
+def drawn_sets(device: BenchDevice, seed: int) -> Iterator[ChosenSet]:
     """Endless sets of all sources in turn; test sets until there are enough."""
     sources = {
         SEEN: _halves(device, 0, seed, tests=False),

@@ -9,7 +9,7 @@ short, of which kernels are a part: true steps stand beside.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import product
@@ -22,7 +22,6 @@ import typer
 from numpy.typing import NDArray
 
 from autoshard.commands.options import command_options
-from autoshard.console import log, progress
 from autoshard.core import CostModels, TableSet, Topology
 from autoshard.core.errors import InvalidOptionError
 from autoshard.evaluation import AlphaBetaComm, evaluate
@@ -255,23 +254,19 @@ def run_study(options: FooledOptions) -> tuple[FooledTask, ...]:
     """All tasks with models of every quality."""
     parts = PartStore(options.parts)
     parts.check_identity({name: value for name, value in asdict(options).items() if name not in _FREE})
-    return tuple(_tasks(options, parts))
+    machines = [_Machine(options, Path(folder)) for folder in names_in(options.stores)]
+    seeds = range(_FIRST_SEED, _FIRST_SEED + options.num_tasks)
+    makers = {
+        f"{Quality(store=machine.folder.name, num_samples=num_samples, noise=noise)}-{seed}": partial(
+            machine.task, num_samples, noise, seed
+        )
+        for machine, (num_samples, noise), seed in product(machines, options.qualities, seeds)
+    }
+    return tuple(parts.find_all("Tasks", FooledTask, makers, lambda task: f"{task.quality}-{task.seed} is done"))
 
 
 #: Options that a finished part does not depend on.
 _FREE: Final = {"parts", "num_tasks", "stores", "samples", "noise"}
-
-
-def _tasks(options: FooledOptions, parts: PartStore) -> Iterator[FooledTask]:
-    machines = [_Machine(options, Path(folder)) for folder in names_in(options.stores)]
-    seeds = range(_FIRST_SEED, _FIRST_SEED + options.num_tasks)
-    total = len(machines) * len(options.qualities) * len(seeds)
-    with progress("Tasks", total) as advance:
-        for machine, (num_samples, noise), seed in product(machines, options.qualities, seeds):
-            name = f"{Quality(store=machine.folder.name, num_samples=num_samples, noise=noise)}-{seed}"
-            yield parts.find_data(name, FooledTask, partial(machine.task, num_samples, noise, seed))
-            advance(1)
-            log(f"{name} is done")
 
 
 def regrets(tasks: Sequence[FooledTask]) -> tuple[Regrets, ...]:

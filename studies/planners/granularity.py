@@ -17,7 +17,6 @@ import typer
 
 from autoshard.commands.arguments import positive_option
 from autoshard.commands.options import command_options
-from autoshard.console import log, progress
 from autoshard.core import ShardingPlan, TableSet, Topology
 from autoshard.core.errors import AutoshardError, InvalidOptionError
 from autoshard.evaluation import evaluate
@@ -222,13 +221,7 @@ def main(options: GranularityOptions, output: OutputOptions) -> None:
     """
     parts = PartStore(options.parts)
     parts.check_identity({name: value for name, value in asdict(options).items() if name not in _FREE})
-    found: list[Comparison] = []
-    comparisons = options.comparisons()
-    with progress("Planning", len(comparisons)) as advance:
-        for name, compare in comparisons.items():
-            found.append(parts.find_data(name, Comparison, compare))
-            log(found[-1].line)
-            advance(1)
+    found = parts.find_all("Planning", Comparison, options.comparisons(), lambda one: one.line)
     document = {"comparisons": [asdict(one) | {"ratio": one.ratio} for one in found]}
     output.write(StudyResult(name="granularity", document=document, tables=(comparison_table(found),)))
 

@@ -17,7 +17,6 @@ import typer
 
 from autoshard.commands.arguments import positive_option
 from autoshard.commands.options import command_options
-from autoshard.console import log, progress
 from autoshard.core import EmbeddingTable, Pooling, TableSet
 from autoshard.core.errors import AutoshardError, InvalidOptionError
 from autoshard.evaluation.batch_memory import has_room
@@ -230,12 +229,9 @@ def main(options: NeverBeatenOptions, output: OutputOptions) -> None:
     settings = {"limits_s": list(ring.limits_s), "steps_per_s": ring.steps_per_s, "planners": list(ring.planners)}
     parts = PartStore(options.parts)
     parts.check_identity(settings)
-    contests = []
-    with progress("Planning", options.tasks) as advance:
-        for seed in range(options.first, options.first + options.tasks):
-            contests.append(parts.find_data(f"task-{seed:04d}", Contest, partial(ring.run, seed)))
-            log(contests[-1].line)
-            advance(1)
+    seeds = range(options.first, options.first + options.tasks)
+    makers = {f"task-{seed:04d}": partial(ring.run, seed) for seed in seeds}
+    contests = parts.find_all("Planning", Contest, makers, lambda one: one.line)
     document = {**settings, "contests": [asdict(one) for one in contests]}
     output.write(StudyResult(name="never-beaten", document=document, tables=(losses_table(contests),)))
 

@@ -19,7 +19,6 @@ import torch.distributed as dist
 import typer
 
 from autoshard.commands.options import command_options
-from autoshard.console import progress
 from autoshard.core import (
     DType,
     Exchange,
@@ -256,11 +255,8 @@ def main(options: PayloadOptions, output: OutputOptions) -> None:
     """
     settings, parts = options.settings(), PartStore(options.parts)
     parts.check_identity(settings)
-    found: list[SeedRuns] = []
-    with progress("Training", options.seeds) as advance:
-        for seed in range(options.seeds):
-            found.append(parts.find_data(f"seed-{seed}", SeedRuns, partial(run_seed, seed, options)))
-            advance(1)
+    makers = {f"seed-{seed}": partial(run_seed, seed, options) for seed in range(options.seeds)}
+    found = parts.find_all("Training", SeedRuns, makers)
     summary = losses(found)
     document = {
         "schema": SCHEMA,

@@ -24,7 +24,6 @@ from typing import Annotated, Final
 import httpx
 import typer
 
-from autoshard import console
 from autoshard.commands.options import command_options
 from autoshard.table import Table
 from bench.measuring.devices import find_device
@@ -253,11 +252,8 @@ def main(options: KillOptions, output: OutputOptions) -> None:
     identity = {name: getattr(options, name) for name in ("database", "processes", "per_part", "seed")}
     store.check_identity(identity)
     count = -(-options.kills // options.per_part)
-    found = []
-    with console.progress("Killing services", count) as advance:
-        for number in range(count):
-            found.append(store.find_data(f"{number:03d}", KillPart, partial(run_part, options, number)))
-            advance(1)
+    makers = {f"{number:03d}": partial(run_part, options, number) for number in range(count)}
+    found = store.find_all("Killing services", KillPart, makers)
     runs = KillRuns(database=options.database, processes=options.processes, parts=tuple(found))
     on = Machine.this(find_device("cpu"), command_line("service-kills", options))
     document = {**to_document(runs, SCHEMA), "machine": on.to_json()}

@@ -1,26 +1,9 @@
 import pytest
 import torch
 
-from autoshard.core import AccessProfile, LocalShard
 from bench.kernels.harness import Harness, Settings
 from bench.measuring.devices import find_device
 from bench.measuring.timing import RoundSettings
-
-
-@pytest.fixture(scope="session")
-def make_shard():
-    def make(table="t", num_embeddings=50, embedding_dim=8, num_bags=16, pooling_factor=2.5, **kinds):
-        return LocalShard(
-            table=table,
-            num_embeddings=num_embeddings,
-            embedding_dim=embedding_dim,
-            num_bags=num_bags,
-            pooling_factor=pooling_factor,
-            access=AccessProfile.zipf(num_embeddings, 0.8),
-            **kinds,
-        )
-
-    return make
 
 
 @pytest.fixture(scope="session")

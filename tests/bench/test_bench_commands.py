@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from autoshard.cli import main
-from autoshard.core import DType, ShardingPlan, TableSet
+from autoshard.core import DType
 from autoshard.core.shard import PlacedShard, Shard
 from autoshard.formats import load_tables, load_topology, write_plan, write_tables
 from autoshard.formats.stores.samples import KERNEL_SAMPLES, read_sample_file, read_samples, write_samples
@@ -19,19 +19,20 @@ from bench.collecting.options import CollectOptions
 from bench.collecting.run import set_source
 from bench.collecting.store_lock import CollectorLock, device_lock_name
 from bench.measuring.devices import find_device
+from tests import builders as make
 
 
 @pytest.fixture(scope="module")
 def tables():
     pool = load_tables("metasyn").scaled(1024)  # a batch of 64
-    return TableSet(batch_size=pool.batch_size, tables=pool.tables[:12])
+    return make.tables(*pool.tables[:12], batch_size=pool.batch_size)
 
 
 @pytest.fixture(scope="module")
 def plan(tables):
     topology = load_topology("a100-8")
     shards = tuple(PlacedShard.table_wise(Shard.whole(table), index % 7) for index, table in enumerate(tables.tables))
-    return ShardingPlan(tables=tables, topology=topology, shards=shards)
+    return make.plan(*shards, tables=tables, topology=topology)
 
 
 @pytest.fixture(scope="module")

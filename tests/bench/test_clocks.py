@@ -41,7 +41,8 @@ def driver(monkeypatch):
     def install(mhz, bits=()):
         answers = {"clock": iter(mhz), "bits": iter(bits)}
 
-        def told(kind):
+        def told(kind, handle):
+            assert handle == b"00000000:1b:00.0"  # whatever CUDA_VISIBLE_DEVICES makes its index
             value = next(answers[kind], 0 if kind == "bits" else None)
             if value is None:
                 raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -50,8 +51,8 @@ def driver(monkeypatch):
         functions = {
             "nvmlInit": lambda: None,
             "nvmlDeviceGetHandleByPciBusId": lambda bus_id: bus_id,
-            "nvmlDeviceGetClockInfo": lambda _handle, _kind: told("clock"),
-            "nvmlDeviceGetCurrentClocksThrottleReasons": lambda _handle: told("bits"),
+            "nvmlDeviceGetClockInfo": lambda handle, _kind: told("clock", handle),
+            "nvmlDeviceGetCurrentClocksThrottleReasons": lambda handle: told("bits", handle),
             "nvmlSystemGetDriverVersion": lambda: b"580.65.06",
             "nvmlDeviceGetMaxClockInfo": lambda _handle, _kind: 1980,
         }
@@ -73,7 +74,6 @@ def noted(watch, times):
 def test_the_median_counts_and_the_next_group_begins_anew(driver, capsys):
     driver([1980, 1965, 1980, 1410], [0x0, 0x1, 0x2, 0x4])
     watch = ClockWatch(CUDA)
-    assert watch._handle == b"00000000:1b:00.0"  # whatever CUDA_VISIBLE_DEVICES makes its index
     assert noted(watch, 3) == DeviceClocks(sm_mhz=1980, lowest_sm_mhz=1965)
     assert noted(watch, 1) == DeviceClocks(sm_mhz=1410, lowest_sm_mhz=1410, throttle_reasons=("sw_power_cap",))
     assert (watch.lowest_mhz, watch.highest_mhz) == (1410, 1980)

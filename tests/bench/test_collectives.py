@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,6 @@ from autoshard.core import DType
 from autoshard.core.errors import DeviceError, ExecutionError, InvalidOptionError, SampleStoreError
 from autoshard.formats.stores.collective_samples import (
     COLLECTIVE_SAMPLES,
-    CollectiveSample,
     GroupLevel,
     MeasuredCollective,
     Operator,
@@ -40,6 +38,7 @@ from bench.collectives.sampling import (
 )
 from bench.collectives.worker import CollectiveWorker
 from bench.measuring.timing import RoundSettings
+from tests import builders as make
 
 ROOT = Path(__file__).parents[2]
 TWO, FOUR = Processes(nproc=2, node_size=2), Processes(nproc=4, node_size=2)
@@ -314,33 +313,19 @@ def test_reductions_of_int8_are_refused_with_a_reason():
     assert refusal(collective_of(Operator.ALL_GATHER, dtype=DType.INT8)) is None
 
 
-def sample_of(collective, seconds=1e-3, *, nproc=4, node_size=2, reference_ms=1.0, **values):
-    group_size, num_nodes = Processes(nproc=nproc, node_size=node_size).group_shape(collective.level)
+def sample_of(collective, seconds=1e-3, *, nproc=4, node_size=2, reference_ms=1.0, **fields):
+    group_size, _ = Processes(nproc=nproc, node_size=node_size).group_shape(collective.level)
     sent_R, received_R = Movement.of(collective, group_size).sent_bytes()
-    defaults = {
-        "collected_at": datetime(2026, 1, 2, tzinfo=UTC),
-        "device": "cpu",
-        "device_name": "A processor",
-        "backend": "gloo",
-        "torch_version": "2.13.0",
-        "autoshard_version": "0.1.0",
-        "git_commit": "",
-        "num_hosts": 1,
-        "spread": 0.0,
-        "num_rounds": 9,
-    }
-    return CollectiveSample(
-        **defaults | values,
+    return make.collective_sample(
+        collective,
         nproc=nproc,
         node_size=node_size,
-        collective=collective,
-        group_size=group_size,
-        num_nodes=num_nodes,
         mean_sent_bytes=float(sent_R.mean()),
         max_sent_bytes=int(sent_R.max()),
         max_received_bytes=int(received_R.max()),
         latency_ms=seconds * 1e3 * reference_ms,
         reference_ms=reference_ms,
+        **{"spread": 0.0, **fields},
     )
 
 

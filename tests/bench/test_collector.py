@@ -22,6 +22,7 @@ from bench.collecting.termination import termination_raised
 from bench.kernels.harness import Harness
 from bench.measuring.devices import find_device
 from bench.sampling.stream import ChosenSet, choose_sets
+from tests import builders as make
 
 ENDLESS = """
 import sys
@@ -52,8 +53,8 @@ def harness(quick_settings):
 
 
 @pytest.fixture
-def pool(make_shard):
-    return [make_shard(f"t{index}", 20 + index) for index in range(8)]
+def pool():
+    return [make.held(f"t{index}", 20 + index) for index in range(8)]
 
 
 def stream(pool, seed=0):
@@ -150,9 +151,9 @@ def test_a_damaged_position_is_an_error(content, tmp_path):
     assert raised.value.source == str(file)
 
 
-def test_sets_that_cannot_be_measured_are_counted(harness, pool, make_shard, tmp_path):
-    too_large = make_shard("large", 2**22, embedding_dim=64)
-    odd = make_shard("odd", embedding_dim=6)
+def test_sets_that_cannot_be_measured_are_counted(harness, pool, tmp_path):
+    too_large = make.held("large", 2**22, embedding_dim=64)
+    odd = make.held("odd", embedding_dim=6)
     sets = [ChosenSet(shards=(shard,), source=shard.table) for shard in (pool[0], too_large, pool[1], odd, pool[2])]
     done = KernelKind.collect(harness, iter(sets), tmp_path, num_samples=3)
     assert done.added == {"t0": 1, "t1": 1, "t2": 1}
@@ -162,8 +163,8 @@ def test_sets_that_cannot_be_measured_are_counted(harness, pool, make_shard, tmp
     assert "more than the" in " ".join(done.reasons)
 
 
-def test_a_device_that_measures_nothing_ends_the_run(harness, make_shard, tmp_path):
-    odd = (ChosenSet(shards=(make_shard(num_embeddings=n, embedding_dim=6),), source="random") for n in count(1))
+def test_a_device_that_measures_nothing_ends_the_run(harness, tmp_path):
+    odd = (ChosenSet(shards=(make.held(num_embeddings=n, embedding_dim=6),), source="random") for n in count(1))
     with pytest.raises(InvalidTableError, match="embedding_dim"):
         KernelKind.collect(harness, odd, tmp_path, num_samples=3)
 

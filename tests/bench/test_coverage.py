@@ -2,12 +2,12 @@ from pathlib import Path
 
 import pytest
 
-from autoshard.core import TableSet
 from autoshard.formats import load_tables
 from autoshard.formats.stores.samples import SampleTable, read_samples
-from autoshard.report.coverage_page import MOST_POINTS, _subsample
+from autoshard.report.coverage_page import MOST_POINTS, subsample
 from bench.store.coverage import SHARD_AXES, coverage_of
 from bench.store.coverage_report import coverage_html
+from tests import builders as make
 
 STORE = Path(__file__).parents[1] / "data" / "samples"
 
@@ -66,7 +66,7 @@ def test_regions_of_a_pool_without_samples_are_missing(coverage):
 def test_samples_of_all_that_a_pool_wants_leave_nothing_missing(samples):
     names = {shard.table for sample in samples.samples for shard in sample.local_shards}
     tables = tuple(table for table in load_tables("metasyn").scaled(64).tables if table.name in names)
-    whole = coverage_of(samples, TableSet(batch_size=1024, tables=tables), num_wanted=0)
+    whole = coverage_of(samples, make.tables(*tables, batch_size=1024), num_wanted=0)
     assert whole.shards.missing == ()
     assert whole.shards.covered_share == 1.0
 
@@ -96,7 +96,7 @@ def test_no_samples_and_no_pool_make_an_empty_page():
 
 def test_large_stores_show_some_of_their_samples():
     points = {"many": [[float(index)] for index in range(4 * MOST_POINTS)], "few": [[1.0]] * 3}
-    shown = _subsample(points)
+    shown = subsample(points)
     assert 1 <= len(shown["few"]) <= 3
     assert 0.95 * MOST_POINTS <= len(shown["many"]) <= MOST_POINTS
     assert all(point in points["many"] for point in shown["many"][:20])

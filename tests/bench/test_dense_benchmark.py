@@ -83,11 +83,11 @@ def chained(bottom, interaction, top, gradient_B1):
     interaction.inputs[0].data = bottom_BD.detach()
     interacted_BC = interaction.forward()
     top.inputs[0].data = interacted_BC.detach()
-    top._gradient_BD = gradient_B1
+    top.gradient_BD = gradient_B1
     input_gradient_BC, *top_gradients = top.gradients(top.forward())
-    interaction._gradient_BD = input_gradient_BC
+    interaction.gradient_BD = input_gradient_BC
     bottom_gradient_BD, pooled_gradient_BC = interaction.gradients(interacted_BC)
-    bottom._gradient_BD = bottom_gradient_BD
+    bottom.gradient_BD = bottom_gradient_BD
     return pooled_gradient_BC, top_gradients, bottom.gradients(bottom_BD)
 
 
@@ -145,7 +145,7 @@ def test_a_cpu_runs_fp32_and_what_it_says():
 def test_memory_is_not_underestimated():
     shape = DenseShape(kind=DenseKind.TOP_MLP, batch_size=256, widths=(300, 200, 1))
     kernel = DenseKernel(shape, CPU)
-    held = [*kernel.inputs, *kernel.module.parameters(), kernel._gradient_BD]
+    held = [*kernel.inputs, *kernel.module.parameters(), kernel.gradient_BD]
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
         gradients = kernel.gradients(kernel.forward())
@@ -155,10 +155,10 @@ def test_memory_is_not_underestimated():
 
 def test_shapes_are_measured_in_order_and_in_groups(harness):
     shapes = [BOTTOM, TOP, DOT, CONCAT, replace(BOTTOM, batch_size=32)]
-    groups, before = [], harness._num_groups
+    groups, before = [], harness.num_groups
     measured = harness.measure(shapes, advance=groups.append)
     assert sum(groups) == pytest.approx(5)
-    assert harness._num_groups - before == 2
+    assert harness.num_groups - before == 2
     assert [one.shape for one in measured] == shapes
     for one in measured:
         assert min(one.forward_ms, one.backward_ms, one.reference_forward_ms, one.reference_backward_ms) > 0

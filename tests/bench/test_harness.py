@@ -9,12 +9,13 @@ from autoshard.core.errors import DeviceError, InvalidOptionError, InvalidTableE
 from autoshard.core.machine import gpu_key
 from bench.kernels.harness import Harness, Settings, reference_set
 from bench.measuring.devices import find_device
-from bench.measuring.rounds import _timings
+from bench.measuring.rounds import timings_of
 from bench.measuring.timing import RoundSettings, RoundTimes
+from tests import builders as make
 
 
-def test_measurements_come_in_order(harness, make_shard):
-    sets = [[make_shard(f"t{index}", 20 + index)] * (index % 3 + 1) for index in range(6)]
+def test_measurements_come_in_order(harness):
+    sets = [[make.held(f"t{index}", 20 + index)] * (index % 3 + 1) for index in range(6)]
     advanced = []
     results = harness.measure(sets, advanced.append)
     assert [tuple(m.shard for m in result.shards) for result in results] == [tuple(shards) for shards in sets]
@@ -27,19 +28,19 @@ def test_measurements_come_in_order(harness, make_shard):
         assert result.num_rounds == 3
 
 
-def test_an_empty_set_takes_no_time(harness, make_shard):
-    empty, full = harness.measure([[], [make_shard()]])
+def test_an_empty_set_takes_no_time(harness):
+    empty, full = harness.measure([[], [make.held()]])
     assert (empty.shards, empty.kernel_ms, empty.forward_spread) == ((), 0.0, 0.0)
     assert full.kernel_ms > 0
 
 
-def test_the_same_object_may_come_several_times(harness, make_shard):
-    shards = [make_shard()]
+def test_the_same_object_may_come_several_times(harness):
+    shards = [make.held()]
     assert len({id(result) for result in harness.measure([shards] * 4)}) == 4
 
 
-def test_groups_are_as_large_as_memory_allows(quick_settings, make_shard):
-    shards = [make_shard(num_embeddings=20_000, embedding_dim=32)]  # 2.56 MB
+def test_groups_are_as_large_as_memory_allows(quick_settings):
+    shards = [make.held(num_embeddings=20_000, embedding_dim=32)]  # 2.56 MB
     harness = Harness(find_device("cpu"), quick_settings)
     results = harness.measure([shards] * 8)
     sizes = [sum(result.group == group for result in results) for group in sorted({r.group for r in results})]
@@ -48,20 +49,20 @@ def test_groups_are_as_large_as_memory_allows(quick_settings, make_shard):
     assert len({result.group for result in smaller.measure([shards] * 4)}) == 2
 
 
-def test_a_set_that_is_large_for_a_group_is_measured_alone(quick_settings, make_shard):
+def test_a_set_that_is_large_for_a_group_is_measured_alone(quick_settings):
     small, large = (
-        make_shard(num_embeddings=10_000, embedding_dim=32),
-        make_shard(num_embeddings=40_000, embedding_dim=32),
+        make.held(num_embeddings=10_000, embedding_dim=32),
+        make.held(num_embeddings=40_000, embedding_dim=32),
     )
     harness = Harness(find_device("cpu"), replace(quick_settings, group_bytes=2**22))
     first, second, third, fourth = (one.group for one in harness.measure([[small], [small], [large], [small]]))
     assert first == second < third < fourth
 
 
-def test_a_set_without_room_waits_for_the_next_group_while_others_fill_this_one(quick_settings, make_shard):
+def test_a_set_without_room_waits_for_the_next_group_while_others_fill_this_one(quick_settings):
     small, large = (
-        make_shard(num_embeddings=10_000, embedding_dim=32),
-        make_shard(num_embeddings=20_000, embedding_dim=32),
+        make.held(num_embeddings=10_000, embedding_dim=32),
+        make.held(num_embeddings=20_000, embedding_dim=32),
     )
     harness = Harness(find_device("cpu"), replace(quick_settings, group_bytes=2**22))
     order = [[small], [large], [small], [large], [small]]
@@ -80,7 +81,7 @@ def test_a_set_is_compared_with_the_reference_of_its_own_rounds():
     times = RoundTimes(
         forward_ms_SR=forward_ms_SR, backward_ms_SR=2 * forward_ms_SR, num_rounds_S=np.array([8, 8, 8, 4, 8])
     )
-    stopped, longer = _timings(times, rounds, 3, {})
+    stopped, longer = timings_of(times, rounds, 3, {})
     assert (stopped.num_rounds, longer.num_rounds) == (4, 8)
     assert (stopped.forward_ms, stopped.reference_forward_ms) == pytest.approx((5.0, 10.0))
     assert longer.forward_ms / longer.reference_forward_ms == pytest.approx(2.0)
@@ -88,69 +89,69 @@ def test_a_set_is_compared_with_the_reference_of_its_own_rounds():
     assert longer.spread == pytest.approx(0.0)
 
 
-def test_steady_sets_take_fewer_rounds_and_say_so(quick_settings, make_shard):
+def test_steady_sets_take_fewer_rounds_and_say_so(quick_settings):
     rounds = replace(quick_settings.rounds, num_measured=9, num_least=4, enough=math.inf)
     harness = Harness(find_device("cpu"), replace(quick_settings, rounds=rounds))
-    assert {result.num_rounds for result in harness.measure([[make_shard()], []])} == {4}
+    assert {result.num_rounds for result in harness.measure([[make.held()], []])} == {4}
     strict = Harness(find_device("cpu"), replace(quick_settings, rounds=replace(rounds, enough=0.0)))
-    assert {result.num_rounds for result in strict.measure([[make_shard()]])} == {9}
+    assert {result.num_rounds for result in strict.measure([[make.held()]])} == {9}
 
 
-def test_a_set_that_fits_nowhere_is_an_error(harness, make_shard):
-    with pytest.raises(DeviceError, match=r"a set of 1 shards takes 36,000,000 bytes, more than"):
-        harness.measure([[make_shard(num_embeddings=1_000_000)]])
+def test_a_set_that_fits_nowhere_is_an_error(harness):
+    with pytest.raises(DeviceError, match=r"a set of 1 shards takes 68,000,000 bytes, more than"):
+        harness.measure([[make.held(num_embeddings=1_000_000)]])
 
 
-def test_nothing_runs_when_a_shard_cannot(harness, make_shard):
+def test_nothing_runs_when_a_shard_cannot(harness):
     with pytest.raises(InvalidTableError, match=r"odd\.embedding_dim"):
-        harness.measure([[make_shard()], [make_shard("odd", embedding_dim=5)]])
+        harness.measure([[make.held()], [make.held("odd", embedding_dim=5)]])
 
 
-def test_a_set_whose_runs_disagree_is_measured_again_with_the_next_ones(quick_settings, make_shard):
+def test_a_set_whose_runs_disagree_is_measured_again_with_the_next_ones(quick_settings):
     never = replace(quick_settings, max_spread=0.0, max_attempts=3)
     harness = Harness(find_device("cpu"), never)
-    before = harness._num_groups
-    sets = [[make_shard(f"t{index}", 20 + index)] for index in range(6)]
+    before = harness.num_groups
+    sets = [[make.held(f"t{index}", 20 + index)] for index in range(6)]
     found = dict(harness.measure_each(sets))
     assert sorted(found) == list(range(6))
     assert [tuple(m.shard for m in found[index].shards) for index in range(6)] == [tuple(shards) for shards in sets]
     for result in found.values():
         assert (result.is_noisy, result.num_attempts) == (True, 3)
-    assert harness._num_groups - before == 6  # four sets three times, then two
+    assert harness.num_groups - before == 6  # four sets three times, then two
     always = Harness(find_device("cpu"), replace(never, max_spread=math.inf))
     assert {(r.num_attempts, r.is_noisy) for r in always.measure(sets)} == {(1, False)}
 
 
-def test_what_waits_when_time_is_up_is_given_as_it_is(quick_settings, make_shard):
+def test_what_waits_when_time_is_up_is_given_as_it_is(quick_settings):
     harness = Harness(find_device("cpu"), replace(quick_settings, max_spread=0.0, max_attempts=1000))
     asked = count()
-    sets = ([make_shard(f"t{index}")] for index in count())
+    sets = ([make.held(f"t{index}")] for index in count())
     found = dict(harness.measure_each(sets, is_over=lambda: next(asked) >= 3))
     assert found
     assert all(result.num_attempts <= 3 for result in found.values())
 
 
-def test_sets_that_cannot_be_measured_are_reported_and_left_out(harness, make_shard):
-    odd, huge = make_shard("odd", embedding_dim=5), make_shard(num_embeddings=10**6)
+def test_sets_that_cannot_be_measured_are_reported_and_left_out(harness):
+    odd, huge = make.held("odd", embedding_dim=5), make.held(num_embeddings=10**6)
     skipped = []
     found = dict(
         harness.measure_each(
-            [[make_shard()], [odd], [huge], [make_shard()]], on_skip=lambda index, error: skipped.append((index, error))
+            [[make.held()], [odd], [huge], [make.held()]], on_skip=lambda index, error: skipped.append((index, error))
         )
     )
     assert sorted(found) == [0, 3]
     assert [(index, type(error)) for index, error in skipped] == [(1, InvalidTableError), (2, DeviceError)]
 
 
-def test_the_share_of_timed_runs_is_known(quick_settings, make_shard):
+def test_the_share_of_timed_runs_is_known(quick_settings):
     harness = Harness(find_device("cpu"), quick_settings)
     assert harness.timed_share == 0
-    harness.measure([[make_shard(num_bags=2048, pooling_factor=10.0)]] * 4)
+    harness.measure([[make.held(num_bags=2048, pooling_factor=10.0)]] * 4)
     assert 0 < harness.timed_share <= 1
 
 
-def test_one_call_measures(quick_settings, make_shard):
-    (result,) = Harness(find_device("cpu"), quick_settings).measure([[make_shard()]])
+def test_one_call_measures(quick_settings):
+    (result,) = Harness(find_device("cpu"), quick_settings).measure([[make.held()]])
     assert result.kernel_ms > 0
 
 

@@ -9,26 +9,32 @@ from bench.kernels.fused import EPSILON, LEARNING_RATE, ReplicaKernel, ShardSet,
 from bench.kernels.inputs import draw_batch
 from bench.kernels.measurable import is_measurable
 from bench.measuring.arena import Arenas
+from tests import builders as make
 
 CPU = torch.device("cpu")
 GRADIENT = 1e-3
 
 
-def cases(make_shard):
+def small(name="t", num_embeddings=50, embedding_dim=8, **fields):
+    """A shard that takes next to nothing."""
+    return make.held(name, num_embeddings, embedding_dim, **{"num_bags": 16, "pooling_factor": 2.5, **fields})
+
+
+def cases():
     mean, rows = {"pooling": Pooling.MEAN}, {"pooling": Pooling.SEQUENCE}
     return {
-        "sum": [make_shard("a"), make_shard("b", 30, 16, pooling_factor=0.2)],
-        "mean": [make_shard("a", **mean), make_shard("b", 30, 4, **mean)],
-        "mixed": [make_shard("a"), make_shard("b", 30, 16, num_bags=4), make_shard("c", **mean)],
-        "empty batch": [make_shard("a", pooling_factor=0.0), make_shard("b")],
-        "thin tier": [make_shard("a", num_bags=1000, pooling_factor=0.001)],
-        "sequence": [make_shard("a", **rows), make_shard("b", 30, 16, **rows), make_shard("c", 20, **rows)],
-        "empty sequence": [make_shard("a", pooling_factor=0.0, **rows)],
-        "rows of a pooled table": [make_shard("a", output=Exchange.ROWS), make_shard("b")],
-        "fp16": [make_shard("a", dtype=DType.FP16), make_shard("b", 30, 16, dtype=DType.FP16), make_shard("c")],
-        "fp16 sequence": [make_shard("a", dtype=DType.FP16, **rows)],
-        "sgd": [make_shard("a", optimizer=Optimizer.SGD), make_shard("b", 30, 16, optimizer=Optimizer.SGD)],
-        "optimizers": [make_shard("a", optimizer=Optimizer.SGD), make_shard("b", optimizer=Optimizer.ADAGRAD)],
+        "sum": [small("a"), small("b", 30, 16, pooling_factor=0.2)],
+        "mean": [small("a", **mean), small("b", 30, 4, **mean)],
+        "mixed": [small("a"), small("b", 30, 16, num_bags=4), small("c", **mean)],
+        "empty batch": [small("a", pooling_factor=0.0), small("b")],
+        "thin tier": [small("a", num_bags=1000, pooling_factor=0.001)],
+        "sequence": [small("a", **rows), small("b", 30, 16, **rows), small("c", 20, **rows)],
+        "empty sequence": [small("a", pooling_factor=0.0, **rows)],
+        "rows of a pooled table": [small("a", output=Exchange.ROWS), small("b")],
+        "fp16": [small("a", dtype=DType.FP16), small("b", 30, 16, dtype=DType.FP16), small("c")],
+        "fp16 sequence": [small("a", dtype=DType.FP16, **rows)],
+        "sgd": [small("a", optimizer=Optimizer.SGD), small("b", 30, 16, optimizer=Optimizer.SGD)],
+        "optimizers": [small("a", optimizer=Optimizer.SGD), small("b", optimizer=Optimizer.ADAGRAD)],
     }
 
 
@@ -99,10 +105,10 @@ class OldEmbedding(SplitTableBatchedEmbeddingBagsCodegen):
 
 
 @pytest.mark.parametrize("embedding", [SplitTableBatchedEmbeddingBagsCodegen, OldEmbedding])
-@pytest.mark.parametrize("case", cases(lambda *_, **__: None))
-def test_a_set_does_what_plain_tables_do(case, embedding, make_shard, monkeypatch):
+@pytest.mark.parametrize("case", cases())
+def test_a_set_does_what_plain_tables_do(case, embedding, monkeypatch):
     monkeypatch.setattr(releases, "SplitTableBatchedEmbeddingBagsCodegen", embedding)
-    draws = in_kernel_order(cases(make_shard)[case])
+    draws = in_kernel_order(cases()[case])
     batches = [batch for (batch,) in draws]
     running = ShardSet(draws, Arenas(100_000, CPU), CPU)
     for kernel in running.kernels:
@@ -131,11 +137,11 @@ def test_a_set_does_what_plain_tables_do(case, embedding, make_shard, monkeypatc
 @pytest.mark.parametrize("dtype", [DType.FP32, DType.FP16])
 @pytest.mark.parametrize("optimizer", [Optimizer.SGD, Optimizer.ROWWISE_ADAGRAD, Optimizer.ADAGRAD])
 @pytest.mark.parametrize("pooling", [Pooling.SUM, Pooling.SEQUENCE])
-def test_replicas_are_looked_up_and_updated_as_plain_tables(pooling, optimizer, dtype, make_shard):
+def test_replicas_are_looked_up_and_updated_as_plain_tables(pooling, optimizer, dtype):
     kinds = {"pooling": pooling, "update": Update.ALL_REDUCED, "optimizer": optimizer, "dtype": dtype}
-    draws = in_kernel_order([make_shard("a", **kinds), make_shard("b", 30, 8, pooling_factor=0.2, **kinds)])
+    draws = in_kernel_order([small("a", **kinds), small("b", 30, 8, pooling_factor=0.2, **kinds)])
     running = ShardSet(draws, Arenas(100_000, CPU), CPU)
-    (kernel,) = running._kernels
+    (kernel,) = running.kernels
     torch.nn.init.normal_(kernel.rows.weights_ND)
     if kernel.rows.moments is not None:
         kernel.rows.moments.zero_()
@@ -152,8 +158,8 @@ def test_replicas_are_looked_up_and_updated_as_plain_tables(pooling, optimizer, 
     assert not torch.equal(expected, torch.cat(tables))
 
 
-def test_replicas_and_fused_tables_of_one_arena_run_side_by_side(make_shard):
-    draws = in_kernel_order([make_shard("a"), make_shard("b", update=Update.ALL_REDUCED)])
+def test_replicas_and_fused_tables_of_one_arena_run_side_by_side():
+    draws = in_kernel_order([small("a"), small("b", update=Update.ALL_REDUCED)])
     running = ShardSet(draws, Arenas(100_000, CPU), CPU)
     before = running.forward()
     running.backward(before)
@@ -161,19 +167,19 @@ def test_replicas_and_fused_tables_of_one_arena_run_side_by_side(make_shard):
         assert not torch.equal(one, other), "both were updated"
 
 
-def test_replicas_of_a_kind_are_one_kernel_for_each_dim_and_optimizer(make_shard):
+def test_replicas_of_a_kind_are_one_kernel_for_each_dim_and_optimizer():
     def replica(name, dim, optimizer=Optimizer.ADAGRAD):
-        return make_shard(name, embedding_dim=dim, optimizer=optimizer, update=Update.ALL_REDUCED)
+        return small(name, embedding_dim=dim, optimizer=optimizer, update=Update.ALL_REDUCED)
 
     draws = in_kernel_order([replica("a", 8), replica("b", 4), replica("c", 8), replica("d", 8, Optimizer.SGD)])
     running = ShardSet(draws, Arenas(100_000, CPU), CPU)
-    assert [type(kernel) for kernel in running._kernels] == [ReplicaKernel] * 3
+    assert [type(kernel) for kernel in running.kernels] == [ReplicaKernel] * 3
     running.backward(running.forward())
 
 
-def test_a_set_runs_on_memory_of_the_arenas(make_shard):
+def test_a_set_runs_on_memory_of_the_arenas():
     arenas = Arenas(4_000, CPU)
-    running = ShardSet([[draw_batch(make_shard())]], arenas, CPU)
+    running = ShardSet([[draw_batch(small())]], arenas, CPU)
     piece, moments = arenas._weights[DType.FP32]._memory[: 50 * 8], arenas._moments._memory
     before = piece.clone()
     running.backward(running.forward())
@@ -181,8 +187,8 @@ def test_a_set_runs_on_memory_of_the_arenas(make_shard):
     assert (moments[:50] > before[:50]).any()
 
 
-def test_runs_take_turns_among_batches(make_shard):
-    shard = make_shard()
+def test_runs_take_turns_among_batches():
+    shard = small()
     draws = [draw_batch(shard, draw) for draw in range(3)]
     running = ShardSet([draws], Arenas(4_000, CPU), CPU)
     running.kernels[0].kernel.module.weights_host.data.copy_(torch.randn(50 * 8))
@@ -208,8 +214,8 @@ def test_runs_take_turns_among_batches(make_shard):
         {"level": MemoryLevel.DDR, "cache_bytes": 2**16},
     ],
 )
-def test_a_device_runs_all_kinds_that_it_is_said_to(kinds, make_shard, any_device):
-    device, shard = torch.device(any_device), make_shard(**kinds)
+def test_a_device_runs_all_kinds_that_it_is_said_to(kinds, any_device):
+    device, shard = torch.device(any_device), small(**kinds)
     if not is_measurable(shard, on_cuda=device.type == "cuda"):
         pytest.skip("these kernels are a GPU's")
     running = ShardSet([[draw_batch(shard)]], Arenas(4_000 if device.type == "cpu" else 0, device), device)

@@ -6,7 +6,7 @@ from autoshard.core import DType
 from autoshard.core.errors import DeviceError
 from bench.kernels.harness import Settings, reference_set
 from bench.kernels.measurable import set_bytes
-from bench.measuring.arena import Arena, Arenas, _available_bytes, free_bytes
+from bench.measuring.arena import Arena, Arenas, available_bytes, free_bytes
 from bench.measuring.caches import FALLBACK_CPU_BYTES, CacheFlush, device_cache_bytes, last_level_cache_bytes
 from bench.measuring.devices import BenchDevice
 
@@ -37,7 +37,7 @@ def test_a_flush_touches_more_than_the_cache():
     flush = CacheFlush(CPU, cache_bytes=1000)
     assert flush.num_bytes > 1000
     flush()
-    assert (flush._buffer == 1).all()  # every byte was read and written
+    assert (flush.buffer == 1).all()  # every byte was read and written
 
 
 def test_a_flush_is_on_its_device_and_larger_than_its_last_cache(any_device):
@@ -92,12 +92,12 @@ def test_memory_that_the_system_does_not_grant_is_an_error():
 def test_a_container_limits_the_memory(tmp_path):
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:  32000000 kB\nMemAvailable:  16000000 kB\n")
-    assert _available_bytes(meminfo, tmp_path) == 16_000_000 * 1024
+    assert available_bytes(meminfo, tmp_path) == 16_000_000 * 1024
     (tmp_path / "memory.max").write_text("8000000000\n")
     (tmp_path / "memory.current").write_text("3000000000\n")
-    assert _available_bytes(meminfo, tmp_path) == 5_000_000_000
+    assert available_bytes(meminfo, tmp_path) == 5_000_000_000
     (tmp_path / "memory.max").write_text("max\n")
-    assert _available_bytes(meminfo, tmp_path) == 16_000_000 * 1024
+    assert available_bytes(meminfo, tmp_path) == 16_000_000 * 1024
 
 
 def test_a_rank_of_60_gb_fits_on_a_gpu_of_80_beside_its_reference(monkeypatch):
@@ -115,9 +115,9 @@ def test_a_gpus_flush_reads_four_caches_and_leaves_nothing_to_write_back():
     with FakeTensorMode():
         flush = CacheFlush(torch.device("cuda", 0), cache_bytes=100 * 2**20)
         assert flush.num_bytes == 400 * 2**20
-        written = flush._buffer._version
+        written = flush.buffer._version
         flush()
-        assert flush._buffer._version == written
+        assert flush.buffer._version == written
         assert CacheFlush(torch.device("cuda", 0), cache_bytes=50 * 2**20).num_bytes == 256 * 2**20
 
 

@@ -5,23 +5,22 @@ from dataclasses import fields, replace
 import pytest
 from rich.console import Console
 
-from autoshard.core import CostBreakdown, Estimate, PlacedShard, RankCost, Shard, ShardingPlan, TableSet
+from autoshard.core import CostBreakdown, Estimate, RankCost
 from autoshard.formats import load_tables, load_topology
 from autoshard.report.replay_json import REPLAY
 from bench.kernels.replay import num_replayed, replay_plans
 from bench.kernels.replay_report import replay_result, replay_table
+from tests import builders as make
 
 
 @pytest.fixture(scope="module")
 def plans():
     pool = load_tables("metasyn").scaled(2048)
-    tables = TableSet(batch_size=pool.batch_size, tables=pool.tables[:8])
+    tables = make.tables(*pool.tables[:8], batch_size=pool.batch_size)
     plans = []
     for topology, rank_of in (("cpu-4", [0, 1, 2, 3, 0, 1, 2, 3]), ("cpu-8", [0, 0, 1, 1, 2, 2, 2, 3])):
-        shards = tuple(
-            PlacedShard.table_wise(Shard.whole(table), rank) for table, rank in zip(tables.tables, rank_of, strict=True)
-        )
-        plans.append(ShardingPlan(tables=tables, topology=load_topology(topology), shards=shards))
+        shards = make.table_wise(tables.tables, rank_of)
+        plans.append(make.plan(*shards, tables=tables, topology=load_topology(topology)))
     return plans
 
 

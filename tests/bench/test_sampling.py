@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats import load_tables
 from bench.sampling.stream import DEFAULT_WEIGHTS, STRATEGIES, SetSource, choose_sets, stream_sets
+from tests import builders as make
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +27,8 @@ def drawn(source, num_sets, **options):
 
 @given(pool_size=st.integers(1, 200), max_tables=st.integers(1, 30), seed=st.integers(0, 2**32))
 @settings(max_examples=40)
-def test_sets_are_parts_of_the_pool(pool_size, max_tables, seed, make_shard):
-    pool = [make_shard(f"t{index}", 10 + index) for index in range(pool_size)]
+def test_sets_are_parts_of_the_pool(pool_size, max_tables, seed):
+    pool = [make.held(f"t{index}", 10 + index) for index in range(pool_size)]
     for chosen in islice(choose_sets(pool, max_tables=max_tables, seed=seed), 40):
         names = [shard.table for shard in chosen.shards]
         assert 1 <= len(names) <= max_tables
@@ -35,15 +36,15 @@ def test_sets_are_parts_of_the_pool(pool_size, max_tables, seed, make_shard):
         assert set(chosen.shards) <= set(pool)
 
 
-def test_subsets_have_all_sizes(make_shard):
-    pool = [make_shard(f"t{index}") for index in range(100)]
+def test_subsets_have_all_sizes():
+    pool = [make.held(f"t{index}") for index in range(100)]
     chosen = islice(choose_sets(pool, max_tables=15, seed=0), 400)
     assert {len(item.shards) for item in chosen} == set(range(1, 16))
 
 
-def test_no_table_at_all_is_refused(make_shard):
+def test_no_table_at_all_is_refused():
     with pytest.raises(InvalidOptionError, match="max_tables: must be at least 1, got 0"):
-        choose_sets([make_shard()], max_tables=0, seed=0)
+        choose_sets([make.held()], max_tables=0, seed=0)
 
 
 def test_a_seed_gives_the_same_sets(source, stream):

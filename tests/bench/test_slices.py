@@ -6,46 +6,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.core import (
-    AccessProfile,
-    EmbeddingTable,
     Feature,
-    Level,
-    Link,
-    MemoryBytes,
     Pooling,
-    ShardingPlan,
-    TableSet,
-    Topology,
     Update,
 )
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats import load_tables
 from bench.sampling.slices import CUTS, LEAST_LOOKUPS_PER_BAG, Slices
 from bench.sampling.strategies import SetSource
+from tests import builders as make
 
 
 @st.composite
 def tables(draw, min_rows=1, max_alpha=1.6):
     rows = draw(st.integers(min_rows, 50_000))
     names = [f"f{index}" for index in range(draw(st.integers(1, 3)))]
-    return EmbeddingTable(
-        name="t",
-        num_embeddings=rows,
-        embedding_dim=4 * draw(st.integers(1, 32)),
+    return make.table(
+        "t",
+        rows,
+        4 * draw(st.integers(1, 32)),
+        alpha=draw(st.floats(0, max_alpha)),
         features=tuple(Feature(name=name, pooling_factor=draw(st.floats(0.01, 80))) for name in names),
-        access=AccessProfile.zipf(rows, draw(st.floats(0, max_alpha))),
         pooling=draw(st.sampled_from(Pooling)),
     )
 
 
-def planned(table, batch_size, pieces):
+def planned(batch_size, pieces):
     """The plan that holds the pieces: all ranks of the cut, and two at least, in one node."""
     num_ranks = max(2, 1 + max(rank for piece in pieces for replica in piece.placed.replicas for rank in replica))
-    link = Link(bytes_per_s=1e9)
-    level = Level(name="node", size=num_ranks, all_to_all=link, all_reduce=link)
-    topology = Topology(world_size=num_ranks, device="cpu", memory_bytes=MemoryBytes(hbm=2**50), levels=(level,))
-    placed = tuple(piece.placed for piece in pieces)
-    return ShardingPlan(tables=TableSet(batch_size=batch_size, tables=(table,)), topology=topology, shards=placed)
+    shards = [piece.placed for piece in pieces]
+    return make.plan(*shards, batch_size=batch_size, topology=make.topology(num_ranks, hbm=2**50))
 
 
 @pytest.mark.parametrize("name", CUTS)
@@ -73,7 +63,7 @@ def test_pieces_tile_the_values_that_a_table_looks_up(name, table, seed):
 @given(table=tables(), seed=st.integers(0, 2**32))
 def test_pieces_are_what_ranks_of_a_plan_hold(name, table, seed):
     pieces = CUTS[name](table, 4096, np.random.default_rng(seed))
-    plan = planned(table, pieces[0].group_batch_size, pieces)
+    plan = planned(pieces[0].group_batch_size, pieces)
     held = [shard for shards in plan.local_shards() for shard in shards]
     assert {piece.local() for piece in pieces} == set(held)
 

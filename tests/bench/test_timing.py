@@ -53,7 +53,7 @@ def test_every_kernel_runs_once_per_round(flush_every_run, monkeypatch):
         times = time_rounds(kernels, flush, settings)
     assert len(log) == 2 * 6
     assert all(set(log[start : start + 2]) == set(kernels) for start in range(0, 12, 2))
-    assert (flush._buffer == (12 if flush_every_run else 6)).all()
+    assert (flush.buffer == (12 if flush_every_run else 6)).all()
     np.testing.assert_allclose(times.forward_ms_SR, [[1.0] * 4, [3.0] * 4], rtol=1e-9)
     np.testing.assert_allclose(times.backward_ms_SR, [[2.0] * 4, [1.0] * 4], rtol=1e-9)
     assert times.num_rounds_S.tolist() == [4, 4]

@@ -1,57 +1,29 @@
 from dataclasses import replace
-from datetime import UTC, datetime
 
 import numpy as np
 import pytest
 
-from autoshard.core import AccessProfile, KernelCosts, LocalShard, Pooling
+from autoshard.core import KernelCosts, Pooling
 from autoshard.core.errors import InvalidOptionError, ModelError
 from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.formats import load_tables
-from autoshard.formats.stores.samples import MeasuredShard, Sample, SampleTable
+from autoshard.formats.stores.samples import SampleTable
 from bench.sampling.candidates import BATCH_SIZE, MostUncertain, spread_out
 from bench.sampling.strategies import SetSource, SingleTables
 from bench.sampling.stream import stream_sets
 from bench.sampling.uncertainty import ErrorEstimate, set_features
+from tests import builders as make
 
 ANALYTIC = AnalyticCostModel.for_device("cpu")
 
 
-def shard(rows, dim=16, pooling_factor=4.0, **kinds):
-    return LocalShard(
-        table=f"t{rows}",
-        num_embeddings=rows,
-        embedding_dim=dim,
-        num_bags=128,
-        pooling_factor=pooling_factor,
-        access=AccessProfile.zipf(rows, 0.9),
-        **kinds,
-    )
+def shard(rows, dim=16, pooling_factor=4.0, **fields):
+    return make.held(f"t{rows}", rows, dim, num_bags=128, pooling_factor=pooling_factor, alpha=0.9, **fields)
 
 
 def measured(shards, kernel_ms):
     """A sample with a latency of our choice, half of it forward."""
-    return Sample(
-        collected_at=datetime(2026, 1, 1, tzinfo=UTC),
-        device="cpu",
-        device_name="cpu",
-        num_threads=1,
-        torch_version="2",
-        fbgemm_version="1",
-        autoshard_version="0",
-        git_commit="",
-        source="random",
-        shards=tuple(
-            MeasuredShard(shard=item, num_lookups=1, num_distinct=1, reuse_bins=(1.0,) + (0.0,) * 16) for item in shards
-        ),
-        forward_ms=kernel_ms / 2,
-        backward_ms=kernel_ms / 2,
-        forward_spread=0.0,
-        backward_spread=0.0,
-        reference_forward_ms=1.0,
-        reference_backward_ms=1.0,
-        num_rounds=3,
-    )
+    return make.kernel_sample(*shards, forward_ms=kernel_ms / 2, backward_ms=kernel_ms / 2)
 
 
 def priced(sets):

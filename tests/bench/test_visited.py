@@ -2,11 +2,12 @@ from dataclasses import replace
 
 import pytest
 
-from autoshard.core import Constraints, TableSet, Tier
+from autoshard.core import Constraints, Tier
 from autoshard.formats import load_tables
 from autoshard.validator import validate_plan
 from bench.sampling.strategies import SetSource
 from bench.sampling.visited import PLANNERS, Placements
+from tests import builders as make
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def test_sets_are_ranks_of_feasible_plans(memory_bytes, source):
 
 def test_half_filled_ranks_are_states_of_a_placement_by_falling_cost(source):
     placements = Placements(source, 1, planners=("cost-greedy",))
-    model = placements._costs.kernel
+    model = make.costs(source.device).kernel
     for number in range(10):
         visit = placements.visit(number)
         ms = model.predict_ms(model.encode(visit.shards))
@@ -57,7 +58,7 @@ def test_tasks_have_several_sizes(source):
 def test_small_pools_are_placed_too(num_tables, source):
     tables = source.tables.tables[:num_tables]
     bound = replace(tables[0], constraints=Constraints(forbidden_tiers=(Tier.TABLE_WISE,), colocate_with=("gone",)))
-    pool = TableSet(batch_size=64, tables=(bound, *tables[1:]))
+    pool = make.tables(bound, *tables[1:])
     placements = Placements(replace(source, tables=pool), 0)
     assert all(1 <= len(placements.draw(number)) <= num_tables for number in range(12))
 

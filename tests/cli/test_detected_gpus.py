@@ -112,8 +112,8 @@ def test_infiniband_ports_link_machines(driver, tmp_path, capsys, monkeypatch):
         (port / "state").write_text(state)
         (port / "rate").write_text("400 Gb/sec (4X NDR)\n")
     driver([H100] * 8)
-    ports = list(machine._infiniband_ports(tmp_path))
-    monkeypatch.setattr(machine, "_infiniband_ports", lambda: ports)
+    ports = list(machine.infiniband_ports(tmp_path))
+    monkeypatch.setattr(machine, "infiniband_ports", lambda: ports)
     found, err = detected(capsys, "--nodes", "2")
     assert "800 Gbit/s of 2 InfiniBand ports, shared by 8 ranks" in err
     assert found["levels"][1]["all_to_all"]["bytes_per_s"] == 800e9 / 8 / 8

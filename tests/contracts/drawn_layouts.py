@@ -5,16 +5,11 @@ import itertools
 import numpy as np
 
 from autoshard.core import (
-    AccessProfile,
     Collective,
     DType,
-    EmbeddingTable,
     Exchange,
     Feature,
     GradSync,
-    Level,
-    Link,
-    MemoryBytes,
     Optimizer,
     Payload,
     PlacedShard,
@@ -23,12 +18,10 @@ from autoshard.core import (
     RowRange,
     RowsBy,
     Shard,
-    ShardingPlan,
     Split,
-    TableSet,
     Tier,
-    Topology,
 )
+from tests import builders as make
 
 OPTIMIZERS = (Optimizer.SGD, Optimizer.ROWWISE_ADAGRAD, Optimizer.ADAGRAD)
 
@@ -45,14 +38,10 @@ def drawn_plan(seed, world_size, node_size, payload=DType.FP32, replica_groups=N
         if ids is not None:
             orders[table.name] = ids
     world_size, node_size = world_size * groups.num_groups, node_size * groups.num_groups
-    link = Link(bytes_per_s=1e9)
-    sizes = [("node", node_size)] + ([("cluster", world_size)] if world_size > node_size else [])
-    levels = tuple(Level(name=name, size=size, all_to_all=link, all_reduce=link) for name, size in sizes)
-    memory = MemoryBytes(hbm=1 << 40)
-    plan = ShardingPlan(
-        tables=TableSet(batch_size=6 * world_size, tables=tables),
-        topology=Topology(world_size=world_size, device="cpu", memory_bytes=memory, levels=levels),
-        shards=tuple(shards),
+    plan = make.plan(
+        *shards,
+        tables=make.tables(*tables, batch_size=6 * world_size),
+        topology=make.topology(node_size, world_size),
         payload=Payload(forward=payload, backward=payload),
         replica_groups=groups,
     )
@@ -65,12 +54,13 @@ def drawn_table(rng, name):
         Feature(name=f"{name}.{index}", pooling_factor=float(rng.choice([0.3, 1.0, 3.0])))
         for index in range(rng.integers(1, 3))
     )
-    return EmbeddingTable(
-        name=name,
-        num_embeddings=num_rows,
-        embedding_dim=dim,
+    return make.table(
+        name,
+        num_rows,
+        dim,
+        alpha=1.05,
+        row_order=None,
         features=features,
-        access=AccessProfile.zipf(num_rows, 1.05),
         pooling=list(Pooling)[rng.integers(len(Pooling))],
         optimizer=OPTIMIZERS[rng.integers(len(OPTIMIZERS))],
     )

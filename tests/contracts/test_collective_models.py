@@ -6,31 +6,24 @@ Shape suffixes: R ranks; [i, j] is what rank i sends to rank j.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import MISSING, fields
-from datetime import UTC, datetime
-from typing import get_type_hints
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoshard.core import DType, Level, Link, MemoryBytes, Topology
+from autoshard.core import Topology
 from autoshard.core.costs import CommModel
 from autoshard.core.errors import InputError
 from autoshard.evaluation import AlphaBetaComm, UpperEndComm
 from autoshard.evaluation.communication import link_bytes
-from autoshard.formats.stores.collective_samples import CollectiveSample, GroupLevel, MeasuredCollective, Operator
+from autoshard.formats.stores.collective_samples import CollectiveSample, GroupLevel, Operator
 from costmodel.step.collective_curve import num_latencies
 from costmodel.step.collective_model import COLLECTIVES
 from costmodel.step.collective_training import train_collective_model
-
-_PLAIN = {str: "test", int: 1, float: 1.0, datetime: datetime(2026, 11, 1, tzinfo=UTC)}
-_NEEDED = {
-    item.name: get_type_hints(CollectiveSample)[item.name]
-    for item in fields(CollectiveSample)
-    if item.default is MISSING
-}
+from tests import builders as make
 
 
 def learned(*levels: GroupLevel) -> CommModel:
@@ -48,23 +41,10 @@ def learned(*levels: GroupLevel) -> CommModel:
 
 
 def _sample(operator: Operator, level: GroupLevel, num_bytes: int, nproc: int, noise: float) -> CollectiveSample:
-    node_size, is_near = nproc // 2, level is GroupLevel.NODE
-    group = node_size if is_near else 2
-    sent = num_bytes * (1 - 1 / group) * (2 if operator is Operator.ALL_REDUCE else 1)
-    latency_ms, per_byte = (0.05, 1e-6) if is_near else (0.4, 8e-6)
-    plain = {name: _PLAIN[kind] for name, kind in _NEEDED.items() if kind in _PLAIN}
-    chosen = {
-        "nproc": nproc,
-        "node_size": node_size,
-        "collective": MeasuredCollective(level=level, operator=operator, dtype=DType.FP32, bytes_per_rank=num_bytes),
-        "group_size": group,
-        "num_nodes": 1 if is_near else 2,
-        "mean_sent_bytes": sent,
-        "max_sent_bytes": int(np.ceil(sent)),
-        "max_received_bytes": int(np.ceil(sent)),
-        "latency_ms": (latency_ms * num_latencies(operator.value, group) + per_byte * sent) * noise,
-    }
-    return CollectiveSample(**plain | chosen)
+    usual = make.collective_sample(make.collective(operator, level, num_bytes), nproc=nproc, node_size=nproc // 2)
+    latency_ms, per_byte = (0.05, 1e-6) if level is GroupLevel.NODE else (0.4, 8e-6)
+    latency_ms *= num_latencies(operator.value, usual.group_size)
+    return replace(usual, latency_ms=(latency_ms + per_byte * usual.mean_sent_bytes) * noise)
 
 
 #: All models under test; one more is one more line.
@@ -78,19 +58,13 @@ MODELS: dict[str, Callable[[], CommModel]] = {
 WORLDS = [(2,), (3,), (6,), (4, 8), (3, 12), (2, 4, 16), (8, 64), (8, 256)]
 worlds = st.sampled_from(WORLDS)
 sizes = st.floats(1, 1e11)
-
-
-def topology(*sizes: int) -> Topology:
-    levels = tuple(
-        Level(
-            name=f"level{index}",
-            size=size,
-            all_to_all=Link(bytes_per_s=1e10 / 10**index, latency_s=1e-5 * 10**index),
-            all_reduce=Link(bytes_per_s=2e10 / 10**index, latency_s=2e-5 * 10**index),
-        )
-        for index, size in enumerate(sizes)
-    )
-    return Topology(world_size=sizes[-1], device="cpu", memory_bytes=MemoryBytes(hbm=1), levels=levels)
+topology = partial(
+    make.topology,
+    bytes_per_s=(1e10, 1e9, 1e8),
+    latency_s=(1e-5, 1e-4, 1e-3),
+    reduce_bytes_per_s=(2e10, 2e9, 2e8),
+    reduce_latency_s=(2e-5, 2e-4, 2e-3),
+)
 
 
 def relabelled(sizes: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:

@@ -16,6 +16,7 @@ from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.formats.stores.samples import read_samples
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.training import CostTrainingOptions, train_cost_model
+from tests import builders as make
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +38,13 @@ class Subject:
         rows_share, dim_share, pooling_share, alpha = sketch
         rows = max(1, round(self.max_rows**rows_share))
         low, high = self.embedding_dims
-        return LocalShard(
-            table=name,
-            num_embeddings=rows,
-            embedding_dim=low + round((high - low) * dim_share),
+        return make.held(
+            name,
+            rows,
+            low + round((high - low) * dim_share),
+            alpha=alpha,
             num_bags=self.num_bags[-1],
             pooling_factor=self.max_pooling_factor * pooling_share**4,
-            access=AccessProfile.zipf(rows, alpha),
         )
 
 
@@ -178,12 +179,5 @@ def test_larger_batches_do_not_cost_less(subject, drawn):
 
 
 def test_batches_of_other_sizes_have_a_price(subject):
-    shard = LocalShard(
-        table="t",
-        num_embeddings=100,
-        embedding_dim=16,
-        num_bags=777,
-        pooling_factor=1.0,
-        access=AccessProfile.uniform(100),
-    )
+    shard = make.held("t", 100, 16, num_bags=777, pooling_factor=1.0, access=AccessProfile.uniform(100))
     assert subject.model.predict_ms(subject.model.encode([shard]))[0] > 0

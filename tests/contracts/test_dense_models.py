@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import MISSING, fields, replace
-from datetime import UTC, datetime
-from typing import get_type_hints
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,9 +17,8 @@ from autoshard.evaluation.dense_time import touched_bytes
 from autoshard.evaluation.upper_end import UpperEndDense
 from autoshard.formats.stores.dense_samples import DenseSample
 from costmodel.step.dense_training import train_dense_model
+from tests import builders as make
 
-_PLAIN = {str: "test", int: 1, float: 1.0, datetime: datetime(2026, 11, 1, tzinfo=UTC)}
-_NEEDED = {item.name: get_type_hints(DenseSample)[item.name] for item in fields(DenseSample) if item.default is MISSING}
 TIMES = ("forward_ms_N", "backward_ms_N", "low_ms_N", "high_ms_N")
 
 
@@ -44,8 +41,7 @@ def _sample(shape: DenseShape, rng: np.random.Generator) -> DenseSample:
         (flops / 1e8 + touched_bytes(shape) / 1e6 + 0.1) * float(np.exp(rng.normal(0, 0.1)))
         for flops in (shape.forward_flops, shape.backward_flops)
     )
-    plain = {name: _PLAIN[kind] for name, kind in _NEEDED.items() if kind in _PLAIN}
-    return DenseSample(**plain | {"shape": shape, "forward_ms": forward_ms, "backward_ms": backward_ms})
+    return make.dense_sample(shape, forward_ms=forward_ms, backward_ms=backward_ms)
 
 
 #: All models under test; one more is one more line.

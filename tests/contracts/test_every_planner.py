@@ -12,7 +12,7 @@ import json
 import os
 import zlib
 from collections import Counter
-from dataclasses import fields
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,26 +20,19 @@ import pytest
 from autoshard.core import (
     AccessProfile,
     Constraints,
-    CostModels,
     DType,
-    EmbeddingTable,
     Feature,
-    ImpliedOrder,
-    Level,
-    Link,
     MemoryBytes,
     Optimizer,
     Pooling,
-    TableSet,
     Tier,
-    Topology,
 )
 from autoshard.core.errors import InfeasiblePlanError, InvalidTableError
-from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate
+from autoshard.evaluation import evaluate
 from autoshard.formats import plan_from_json, plan_to_json
-from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner, planner_names
 from autoshard.validator import validate_plan
+from tests import builders as make
 
 #: Tasks of the ordinary test for planners that take a tenth of a second and more for each.
 SLOW = {"torchrec": 2, "auto": 8, "oper": 10, "replica-groups": 8}
@@ -117,21 +110,18 @@ def drawn_topology(rng, total_bytes):
         overrides = tuple(
             (rank, MemoryBytes(hbm=int(share * room), ddr=even.ddr, ssd=even.ssd)) for rank, share in enumerate(share_R)
         )
-    levels = tuple(
-        Level(
-            name=f"level{index}",
-            size=size,
-            all_to_all=Link(bytes_per_s=10.0 ** rng.uniform(8, 11), latency_s=float(rng.choice([0.0, 1e-5]))),
-            all_reduce=Link(bytes_per_s=10.0 ** rng.uniform(8, 11), latency_s=float(rng.choice([0.0, 1e-5]))),
-        )
-        for index, size in enumerate(sizes)
-    )
-    return Topology(
-        world_size=world_size,
+    # Of each level, speed and latency of its all-to-all and of its all-reduce.
+    drawn = [(10.0 ** rng.uniform(8, 11), float(rng.choice([0.0, 1e-5]))) for _ in range(2 * len(sizes))]
+    (speeds, latencies), (reduce_speeds, reduce_latencies) = (zip(*drawn[start::2], strict=True) for start in (0, 1))
+    return make.topology(
+        *sizes,
         device=str(rng.choice(["cpu", "a100"])),
         memory_bytes=even,
-        levels=levels,
         overrides=overrides,
+        bytes_per_s=speeds,
+        latency_s=latencies,
+        reduce_bytes_per_s=reduce_speeds,
+        reduce_latency_s=reduce_latencies,
     )
 
 
@@ -164,11 +154,10 @@ def drawn_tables(rng):
     for index in range(rng.integers(1, 9)):
         num_rows = 1 if rng.random() < 0.05 else int(rng.lognormal(7, 2)) + 1
         tables.append(
-            EmbeddingTable(
-                row_order=ImpliedOrder.BY_ID,
-                name=f"t{index}",
-                num_embeddings=num_rows,
-                embedding_dim=int(rng.choice([1, 4, 6, 16, 64, 128])),
+            make.table(
+                f"t{index}",
+                num_rows,
+                int(rng.choice([1, 4, 6, 16, 64, 128])),
                 features=drawn_features(rng, f"t{index}"),
                 access=drawn_access(rng, num_rows),
                 dtype=DType.FP32 if plain else list(DType)[rng.integers(4)],
@@ -192,12 +181,7 @@ def constrained(rng, tables, world_size):
             forbidden_tiers=tuple(list(Tier)[tier] for tier in forbidden),
         )
 
-    return [
-        EmbeddingTable(
-            **{item.name: getattr(table, item.name) for item in fields(table)} | {"constraints": constraints()}
-        )
-        for table in tables
-    ]
+    return [replace(table, constraints=constraints()) for table in tables]
 
 
 def drawn_request(name, seed, registry):
@@ -209,10 +193,9 @@ def drawn_request(name, seed, registry):
     options = {key: values[rng.integers(len(values))] for key, values in CHOICES.get(name, {}).items()}
     if options.get("objective") == "kernel":
         del options["reserved_bytes"]  # goes with steps only
-    return PlanRequest(
-        tables=TableSet(batch_size=int(rng.choice([1, 7, 64, 4096])), tables=tuple(tables)),
-        topology=topology,
-        costs=CostModels(kernel=AnalyticCostModel.for_device(topology.device), comm=AlphaBetaComm()),
+    return make.request(
+        make.tables(*tables, batch_size=int(rng.choice([1, 7, 64, 4096]))),
+        topology,
         seed=seed,
         time_limit_s=30.0,
         options={**ALWAYS.get(name, {}), **(options if rng.random() < 0.7 else {})},

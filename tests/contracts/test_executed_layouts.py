@@ -9,13 +9,10 @@ import torch
 
 from autoshard.core import (
     AccessProfile,
-    CostModels,
     DType,
     Exchange,
     GroupLayout,
     ImpliedOrder,
-    Level,
-    Link,
     MemoryBytes,
     Payload,
     PlacedShard,
@@ -23,19 +20,17 @@ from autoshard.core import (
     RowsBy,
     Shard,
     SyncRows,
-    TableSet,
     Tier,
-    Topology,
 )
 from autoshard.core.step import Overlap, StepCollective
-from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, plan_traffic
+from autoshard.evaluation import plan_traffic
 from autoshard.evaluation.group_sync import group_sync_bytes
 from autoshard.evaluation.traffic import Stream
 from autoshard.formats import read_plan, write_plan
 from autoshard.formats.row_orders import write_row_order
-from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner
 from autoshard.runtime import RunRequest
+from tests import builders as make
 from tests.contracts.drawn_layouts import drawn_plan, drawn_table
 from tests.ranks import executed
 
@@ -214,18 +209,12 @@ def test_rows_in_uneven_shares_equal_the_unsharded_reference(tmp_path):
     )
     tables = (tables[0], replace(tables[1], row_order=ImpliedOrder.BY_ID))
     needed = sum(table.storage_bytes for table in tables)
-    link = Link(bytes_per_s=1e9)
-    topology = Topology(
-        world_size=4,
-        device="cpu",
-        memory_bytes=MemoryBytes(hbm=needed // 12),
-        levels=(Level(name="node", size=4, all_to_all=link, all_reduce=link),),
-        overrides=((1, MemoryBytes(hbm=needed // 8)), (2, MemoryBytes(hbm=needed))),
+    topology = make.topology(
+        4, hbm=needed // 12, overrides=((1, MemoryBytes(hbm=needed // 8)), (2, MemoryBytes(hbm=needed)))
     )
-    request = PlanRequest(
-        tables=TableSet(batch_size=24, tables=tables),
-        topology=topology,
-        costs=CostModels(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm()),
+    request = make.request(
+        make.tables(*tables, batch_size=24),
+        topology,
         options={"sharding_types": "row_wise", "steps": 4, "policy": False, "count_activations": False},
     )
     plan = get_planner("auto").plan(request)

@@ -10,28 +10,19 @@ from hypothesis import strategies as st
 from autoshard.core import (
     AccessProfile,
     Constraints,
-    CostModels,
     DType,
-    EmbeddingTable,
-    Feature,
-    ImpliedOrder,
-    Level,
-    Link,
-    MemoryBytes,
     Payload,
     ShardingPlan,
-    TableSet,
-    Topology,
 )
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidTableError
-from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate
-from autoshard.planners.planner import PlanRequest
+from autoshard.evaluation import evaluate
 from autoshard.planners.registry import get_planner, planner_names
 from autoshard.validator import validate_plan
+from tests import builders as make
 
 BATCH = 64
 FP32 = Payload()
-COSTS = CostModels(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
+COSTS = make.costs()
 #: Time limits aside, seeds decide: these make `auto` end by its number of steps.
 OPTIONS = {"auto": {"steps": 10}, "cp-sat": {"effort": 0.05}}
 #: What these tests leave room for is tables, not the inputs and outputs of a batch.
@@ -45,12 +36,12 @@ pytestmark = pytest.mark.parametrize("name", planner_names())
 
 @pytest.fixture(scope="session")
 def make_plan(registry):
-    def make(name, tables, topology, seed=0, payload=FP32) -> ShardingPlan:
+    def make_one(name, tables, topology, seed=0, payload=FP32) -> ShardingPlan:
         planner = get_planner(name)
         counts_activations = any(item.name in NO_ACTIVATIONS for item in fields(planner.options_type))
-        request = PlanRequest(
-            tables=TableSet(batch_size=BATCH, tables=tuple(tables)),
-            topology=topology,
+        request = make.request(
+            make.tables(*tables, batch_size=BATCH),
+            topology,
             costs=COSTS,
             seed=seed,
             time_limit_s=SECONDS,
@@ -64,29 +55,17 @@ def make_plan(registry):
         assert plan.predicted in (None, evaluate(plan, COSTS))
         return plan
 
-    return make
+    return make_one
 
 
 def table(name, num_embeddings=1000, embedding_dim=16, pooling_factor=2.0, **constraints):
-    return EmbeddingTable(
-        row_order=ImpliedOrder.BY_ID,
-        name=name,
-        num_embeddings=num_embeddings,
-        embedding_dim=embedding_dim,
-        features=(Feature(name=f"{name}_f", pooling_factor=pooling_factor),),
+    return make.table(
+        name,
+        num_embeddings,
+        embedding_dim,
+        pooling_factor=pooling_factor,
         access=AccessProfile.uniform(num_embeddings),
         constraints=Constraints(**constraints),
-    )
-
-
-def topology(*hbm_bytes):
-    link = Link(bytes_per_s=1e9)
-    return Topology(
-        world_size=len(hbm_bytes),
-        device="cpu",
-        memory_bytes=MemoryBytes(hbm=hbm_bytes[0]),
-        levels=(Level(name="node", size=len(hbm_bytes), all_to_all=link, all_reduce=link),),
-        overrides=tuple((rank, MemoryBytes(hbm=size)) for rank, size in enumerate(hbm_bytes)),
     )
 
 
@@ -119,7 +98,7 @@ def test_respects_tight_memory(make_plan, name, num_tables, world_size, seed):
     sizes = np.array([item.storage_bytes for item in tables])
     room = [int(1.05 * sizes[hidden == rank].sum()) for rank in range(world_size)]
     try:
-        plan = make_plan(name, tables, topology(*room))
+        plan = make_plan(name, tables, make.uneven(*room))
     except InfeasiblePlanError:
         assert name in GUESTS, "a placement is known"
         return
@@ -130,7 +109,7 @@ def test_respects_tight_memory(make_plan, name, num_tables, world_size, seed):
 
 def test_repeats_itself_by_seed(make_plan, name):
     tables = drawn_tables(24, np.random.default_rng(1))
-    ranks = topology(*[1 << 30] * 4)
+    ranks = make.uneven(*[1 << 30] * 4)
     for seed in (0, 3):
         assert make_plan(name, tables, ranks, seed) == make_plan(name, tables, ranks, seed)
 
@@ -145,7 +124,7 @@ def test_repeats_itself_by_seed(make_plan, name):
 )
 def test_says_which_bytes_are_missing(make_plan, name, num_tables, room):
     tables = [table(f"t{index}") for index in range(num_tables)]
-    ranks = topology(*[int(room * tables[0].storage_bytes)] * 2)
+    ranks = make.uneven(*[int(room * tables[0].storage_bytes)] * 2)
     if getattr(get_planner(name), "cuts_tables", False) and num_tables <= 2 * room:
         make_plan(name, tables, ranks)
         return
@@ -154,24 +133,24 @@ def test_says_which_bytes_are_missing(make_plan, name, num_tables, room):
 
 
 def test_does_with_more_ranks_than_tables(make_plan, name):
-    plan = make_plan(name, [table("a"), table("b")], topology(*[1 << 30] * 6))
+    plan = make_plan(name, [table("a"), table("b")], make.uneven(*[1 << 30] * 6))
     assert set(ranks_of(plan)) == {"a", "b"}
 
 
 def test_does_with_one_rank(make_plan, name):
-    plan = make_plan(name, [table("a"), table("b")], topology(1 << 30))
+    plan = make_plan(name, [table("a"), table("b")], make.uneven(1 << 30))
     assert ranks_of(plan) == {"a": {0}, "b": {0}}
 
 
 def test_does_with_tables_that_nobody_looks_up(make_plan, name):
     idle = [table(f"t{index}", pooling_factor=0.0) for index in range(5)]
-    assert len(ranks_of(make_plan(name, idle, topology(*[1 << 30] * 2)))) == 5
+    assert len(ranks_of(make_plan(name, idle, make.uneven(*[1 << 30] * 2)))) == 5
     mixed = [*idle, table("one_row", num_embeddings=1, pooling_factor=100.0)]
-    assert len(ranks_of(make_plan(name, mixed, topology(*[1 << 30] * 3)))) == 6
+    assert len(ranks_of(make_plan(name, mixed, make.uneven(*[1 << 30] * 3)))) == 6
 
 
 def test_does_with_ranks_without_memory(make_plan, name):
-    plan = make_plan(name, [table(f"t{index}") for index in range(4)], topology(0, 1 << 30))
+    plan = make_plan(name, [table(f"t{index}") for index in range(4)], make.uneven(0, 1 << 30))
     assert all(ranks == {1} for ranks in ranks_of(plan).values())
 
 
@@ -183,7 +162,7 @@ def test_keeps_to_constraints(make_plan, name):
         table("second", pooling_factor=30.0),
         *drawn_tables(8, np.random.default_rng(2)),
     ]
-    ranks = topology(*[1 << 30] * 4)
+    ranks = make.uneven(*[1 << 30] * 4)
     if name in GUESTS:
         with pytest.raises(InvalidTableError, match="constraints"):
             make_plan(name, tables, ranks)
@@ -204,11 +183,8 @@ def test_describes_itself(name):
 
 
 def test_refuses_unknown_options(name):
-    request = PlanRequest(
-        tables=TableSet(batch_size=BATCH, tables=(table("a"),)),
-        topology=topology(1 << 30),
-        costs=COSTS,
-        options={"no_such_option": 1},
+    request = make.request(
+        make.tables(table("a"), batch_size=BATCH), make.uneven(1 << 30), costs=COSTS, options={"no_such_option": 1}
     )
     with pytest.raises(InvalidOptionError, match=r"options\.no_such_option: unknown option"):
         get_planner(name).plan(request)
@@ -217,4 +193,4 @@ def test_refuses_unknown_options(name):
 def test_plans_have_the_payload_of_the_request(name, make_plan):
     tables = [table(f"t{index}", 500 * (index + 1)) for index in range(6)]
     payload = Payload(forward=DType.INT8, backward=DType.BF16)
-    assert make_plan(name, tables, topology(10**6, 10**6), payload=payload).payload == payload
+    assert make_plan(name, tables, make.uneven(10**6, 10**6), payload=payload).payload == payload

@@ -5,13 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autoshard.core import CostModels, DType, Level, Link, Topology
+from autoshard.core import DType, RowOrder, Topology
 from autoshard.core.costs import LinkBytes
 from autoshard.core.shard import fused_kernel
 from autoshard.core.step import EMBEDDING_PARTS, PART_FEATURES, Overlap
-from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate, price_step, stages, training_bytes
+from autoshard.evaluation import evaluate, price_step, stages, training_bytes
+from autoshard.evaluation.batch_memory import row_order_bytes
 from autoshard.planners.space.options import locals_of
 from autoshard.planners.space.step_cost import StepPrices, StepSums
+from tests import builders as make
 from tests.contracts.drawn_layouts import drawn_plan
 from tests.contracts.price_oracle import slow_parts
 
@@ -34,7 +36,7 @@ class Calibrated:
 
 
 def models(*, calibrated):
-    plain = CostModels(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
+    plain = make.costs()
     return replace(plain, step=Calibrated()) if calibrated else plain
 
 
@@ -43,24 +45,35 @@ def drawn(seed):
     world, node = [(1, 1), (2, 2), (4, 4), (4, 2), (6, 3), (8, 2)][seed % 6]
     payload = [DType.FP32, DType.FP16, DType.INT8][seed % 3]
     plan, _ = drawn_plan(seed, world, node, payload)
-    levels = tuple(
-        Level(
-            name=level.name,
-            size=level.size,
-            all_to_all=Link(bytes_per_s=2e9 / (1 + index), latency_s=1e-5 * (1 + 2 * index)),
-            all_reduce=Link(bytes_per_s=3e9 / (1 + index), latency_s=2e-5),
-            shared_links=index > 0 and seed % 4 == 3,
-        )
-        for index, level in enumerate(plan.topology.levels)
+    topology = make.topology(
+        *(level.size for level in plan.topology.levels),
+        bytes_per_s=(2e9, 1e9),
+        latency_s=(1e-5, 3e-5),
+        reduce_bytes_per_s=(3e9, 1.5e9),
+        reduce_latency_s=2e-5,
+        shared_links=(False, seed % 4 == 3),
     )
-    return replace(plan, topology=replace(plan.topology, levels=levels))
+    return with_listed_orders(replace(plan, topology=topology))
+
+
+def with_listed_orders(plan):
+    """The plan with a file for the rows of every table, of which ranks keep those of tables cut by access rank."""
+    tables = {table.name: replace(table, row_order=listed(table)) for table in plan.tables.tables}
+    shards = (
+        replace(placed, shard=replace(placed.shard, table=tables[placed.shard.table.name])) for placed in plan.shards
+    )
+    return replace(plan, tables=replace(plan.tables, tables=tuple(tables.values())), shards=tuple(shards))
+
+
+def listed(table):
+    return RowOrder(file="rows.parquet", digest="0" * 64, num_ordered=-(-table.num_embeddings // 2))
 
 
 def is_searched(plan):
     """Whether every shard is held by one replica, or by one for each node or rank, as those that a search places."""
     topology = plan.topology
     world, node = topology.world_size, topology.local_world_size
-    everywhere = tuple((rank,) for rank in range(world))
+    everywhere = make.each(world)
     nodes = tuple(tuple(range(first, first + node)) for first in range(0, world, node))
     return all(
         (len(one.replicas) == 1 or one.replicas in (everywhere, nodes)) and one.fetch in (None, tuple(range(world)))
@@ -109,6 +122,10 @@ def test_sums_of_a_search_are_priced_as_the_slow_way_says(seed, calibrated):
     np.testing.assert_allclose(parts_PR.max(axis=1), [parts[part] for part in EMBEDDING_PARTS], rtol=1e-5)
     assert prices.step_ms(sums)[0] == pytest.approx(sum(parts.values()) + synced_ms, rel=1e-5)
     np.testing.assert_allclose(prices.training_bytes(sums.moved_BRC)[0], training_bytes(plan), rtol=1e-9)
+
+
+def test_row_orders_count_in_the_memory_of_some():
+    assert any(row_order_bytes(drawn(seed)) > 0 for seed in SEARCHED)
 
 
 def test_drawn_plans_are_of_both_kinds():

@@ -13,19 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autoshard.core import (
-    AccessProfile,
     Collective,
-    CostModels,
     DType,
-    EmbeddingTable,
     Exchange,
     Feature,
     GradSync,
     GroupLayout,
-    ImpliedOrder,
-    Level,
-    Link,
-    MemoryBytes,
     MemoryLevel,
     MemoryPlacement,
     Optimizer,
@@ -36,16 +29,14 @@ from autoshard.core import (
     RowRange,
     RowsBy,
     Shard,
-    ShardingPlan,
     Split,
-    TableSet,
     Tier,
-    Topology,
 )
 from autoshard.core.errors import InvalidPlanError
-from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate
+from autoshard.evaluation import evaluate
 from autoshard.formats import plan_from_json, plan_to_json
 from autoshard.validator import validate_plan
+from tests import builders as make
 
 #: Sizes of levels.
 WORLDS = [(1,), (4,), (1, 4), (2, 4), (4, 8), (2, 4, 8)]
@@ -53,18 +44,10 @@ WORLDS = [(1,), (4,), (1, 4), (2, 4), (4, 8), (2, 4, 8)]
 
 def drawn_topology(rng):
     sizes = WORLDS[rng.integers(len(WORLDS))]
-    levels = tuple(
-        Level(
-            name=f"level{index}",
-            size=size,
-            all_to_all=Link(bytes_per_s=10.0 ** rng.uniform(8, 11), latency_s=1e-5),
-            all_reduce=Link(bytes_per_s=10.0 ** rng.uniform(8, 11), latency_s=1e-5),
-        )
-        for index, size in enumerate(sizes)
-    )
-    plenty = MemoryBytes(hbm=10**12, ddr=10**12, ssd=10**12)
-    device = str(rng.choice(["cpu", "h100"]))
-    return Topology(world_size=sizes[-1], device=device, memory_bytes=plenty, levels=levels)
+    speeds = 10.0 ** rng.uniform(8, 11, (len(sizes), 2))
+    links = {"bytes_per_s": tuple(speeds[:, 0]), "reduce_bytes_per_s": tuple(speeds[:, 1]), "latency_s": 1e-5}
+    plenty = dict.fromkeys(("hbm", "ddr", "ssd"), 10**12)
+    return make.topology(*sizes, device=str(rng.choice(["cpu", "h100"])), **links, **plenty)
 
 
 def drawn_groups(rng, topology):
@@ -83,16 +66,15 @@ def drawn_groups(rng, topology):
 
 def drawn_table(rng, index):
     num_rows = int(10 ** rng.uniform(0, 5))
-    return EmbeddingTable(
-        row_order=ImpliedOrder.BY_ID,
-        name=f"t{index}",
-        num_embeddings=num_rows,
-        embedding_dim=int(rng.integers(1, 40)),
+    return make.table(
+        f"t{index}",
+        num_rows,
+        int(rng.integers(1, 40)),
+        alpha=float(rng.choice([0.0, 1.05, 3.0])),
         features=tuple(
             Feature(name=f"t{index}_f{number}", pooling_factor=float(rng.choice([0.0, 0.01, 1.0, 20.0])))
             for number in range(rng.integers(1, 3))
         ),
-        access=AccessProfile.zipf(num_rows, float(rng.choice([0.0, 1.05, 3.0]))),
         dtype=list(DType)[rng.integers(4)],
         pooling=list(Pooling)[rng.integers(3)],
         optimizer=list(Optimizer)[rng.integers(4)],
@@ -171,29 +153,25 @@ def drawn_plan(seed):
                 shard = Shard(table=table, rows=RowRange(start=start, stop=stop, by=by), columns=columns)
                 shards.append(drawn_placed(rng, shard, size, nodes, can_reduce))
     batch_size = topology.world_size * int(rng.choice([1, 16, 1024]))
-    return ShardingPlan(
-        tables=TableSet(batch_size=batch_size, tables=tables),
+    return make.plan(
+        *shards,
+        tables=make.tables(*tables, batch_size=batch_size),
         topology=topology,
-        shards=tuple(shards),
         replica_groups=groups,
         payload=payload,
     )
 
 
-def costs_of(plan):
-    return CostModels(kernel=AnalyticCostModel.for_device(plan.topology.device), comm=AlphaBetaComm())
-
-
 def check(seed, check_prediction):
     plan = drawn_plan(seed)
     validate_plan(plan)
-    predicted = evaluate(plan, costs_of(plan))
+    predicted = evaluate(plan, make.costs(plan.topology.device))
     check_prediction(plan, predicted)
     # As a file would have it, price and all.
     priced = plan.with_predicted(predicted)
     assert plan_from_json(json.loads(json.dumps(plan_to_json(priced)))) == priced
     # The order in which shards are listed means nothing.
-    turned = evaluate(replace(plan, shards=plan.shards[::-1]), costs_of(plan))
+    turned = evaluate(replace(plan, shards=plan.shards[::-1]), make.costs(plan.topology.device))
     assert turned.step_ms.value == pytest.approx(predicted.step_ms.value, rel=1e-4)
     assert [cost.hbm_bytes for cost in turned.ranks] == [cost.hbm_bytes for cost in predicted.ranks]
 

@@ -30,10 +30,10 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from autoshard.core import Level, Link, MemoryBytes, Topology
 from autoshard.core.errors import AutoshardError
 from autoshard.formats.torchrec import TorchRecType
 from autoshard.torchrec import Planner
+from tests import builders as make
 
 WORLD_SIZE, BATCH_SIZE, NUM_STEPS, LEARNING_RATE, EPS = 2, 4, 3, 0.1, 1e-8
 FUSED = {
@@ -239,13 +239,7 @@ def main(rank, rendezvous, output):
         world_size=WORLD_SIZE,
         timeout=datetime.timedelta(seconds=30),
     )
-    link = Link(bytes_per_s=1e9)
-    machine = Topology(
-        world_size=WORLD_SIZE,
-        device="cpu",
-        memory_bytes=MemoryBytes(hbm=1 << 30),
-        levels=(Level(name="node", size=WORLD_SIZE, all_to_all=link, all_reduce=link),),
-    )
+    machine = make.topology(WORLD_SIZE)
     results = {}
     for name, tables, optimizer, settings in cases():
         try:

@@ -3,7 +3,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autoshard.core import AccessProfile, LocalShard
 from autoshard.formats.stores.samples import read_samples
 from costmodel.kernel.card import CostModelCard, HeldOutMetrics, Interval, TrainedCoverage
 from costmodel.kernel.dataset import CostDataset
@@ -39,22 +38,6 @@ def short_options():
 @pytest.fixture(scope="session")
 def trained(dataset, short_options):
     return train_cost_model(dataset, device="cpu", options=short_options, seed=0)
-
-
-@pytest.fixture(scope="session")
-def make_shard():
-    def make(table="t", num_embeddings=1000, embedding_dim=16, num_bags=64, pooling_factor=3.0, alpha=0.8, **kinds):
-        return LocalShard(
-            table=table,
-            num_embeddings=num_embeddings,
-            embedding_dim=embedding_dim,
-            num_bags=num_bags,
-            pooling_factor=pooling_factor,
-            access=AccessProfile.zipf(num_embeddings, alpha),
-            **kinds,
-        )
-
-    return make
 
 
 @pytest.fixture

@@ -1,20 +1,20 @@
 """The model of collectives: known truths are found, unmeasured worlds stay sane, registries give back what they got."""
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from functools import partial
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoshard.core import DType, Level, Link, MemoryBytes, Topology
 from autoshard.core.errors import InvalidTopologyError, ModelError
-from autoshard.formats.stores.collective_samples import CollectiveSample, GroupLevel, MeasuredCollective, Operator
+from autoshard.formats.stores.collective_samples import GroupLevel, Operator
 from costmodel.registry.versions import Registry
 from costmodel.step.collective_curve import num_latencies
 from costmodel.step.collective_model import COLLECTIVES, LearnedCollectives
 from costmodel.step.collective_training import train_collective_model
+from tests import builders as make
 
 #: The truth of synthetic samples: milliseconds per latency and per byte.
 NODE_LATENCY, NODE_BYTE = 0.05, 1e-6
@@ -22,42 +22,15 @@ FAR_LATENCY, FAR_BYTE = 0.4, 8e-6
 SIZES = [4**power for power in range(5, 14)]
 
 
-def sample(operator, level, num_bytes, *, nproc=8, node_size=4, noise=1.0, **changes):
+topology = partial(make.topology, latency_s=1e-4)
+
+
+def sample(operator, level, num_bytes, *, nproc=8, node_size=4, noise=1.0, **fields):
     """A collective with exactly the times of the truth, but for `noise`."""
-    local, nodes = node_size, nproc // node_size
-    group, span = {"node": (local, 1), "across_nodes": (nodes, nodes), "world": (nproc, nodes)}[level.value]
-    kept = 1.0 / group
-    sent = num_bytes * (1 - kept) * (2 if operator is Operator.ALL_REDUCE else 1)
+    usual = make.collective_sample(make.collective(operator, level, num_bytes), nproc=nproc, node_size=node_size)
     latency, byte = (NODE_LATENCY, NODE_BYTE) if level is GroupLevel.NODE else (FAR_LATENCY, FAR_BYTE)
-    values = {
-        "collected_at": datetime(2026, 11, 1, tzinfo=UTC),
-        "device": "cpu",
-        "device_name": "test",
-        "backend": "gloo",
-        "torch_version": "2.13",
-        "autoshard_version": "0.1",
-        "git_commit": "",
-        "num_hosts": 1,
-        "nproc": nproc,
-        "node_size": node_size,
-        "collective": MeasuredCollective(level=level, operator=operator, dtype=DType.FP32, bytes_per_rank=num_bytes),
-        "group_size": group,
-        "num_nodes": span,
-        "mean_sent_bytes": sent,
-        "max_sent_bytes": int(np.ceil(sent)),
-        "max_received_bytes": int(np.ceil(sent)),
-        "latency_ms": (latency * num_latencies(operator.value, group) + byte * sent) * noise,
-        "spread": 0.01,
-        "reference_ms": 1.0,
-        "num_rounds": 9,
-    }
-    return CollectiveSample(**{**values, **changes})
-
-
-def topology(*sizes):
-    link = Link(bytes_per_s=1e9, latency_s=1e-4)
-    levels = tuple(Level(name=f"l{n}", size=size, all_to_all=link, all_reduce=link) for n, size in enumerate(sizes))
-    return Topology(world_size=sizes[-1], device="cpu", memory_bytes=MemoryBytes(hbm=1), levels=levels)
+    latency_ms = latency * num_latencies(operator.value, usual.group_size) + byte * usual.mean_sent_bytes
+    return replace(usual, **{"latency_ms": latency_ms * noise, **fields})
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoshard.core import AccessProfile, DType, Exchange, LocalShard, MemoryLevel, Optimizer, Pooling, Update
+from autoshard.core import DType, Exchange, MemoryLevel, Optimizer, Pooling, Update
 from costmodel.kernel.features import (
     FEATURE_NAMES,
     INPUT_NAMES,
@@ -16,6 +16,7 @@ from costmodel.kernel.features import (
     FeatureScaling,
     shard_features,
 )
+from tests import builders as make
 
 BINS = slice(INPUT_NAMES.index("lookups_reuse_0"), INPUT_NAMES.index("lookups_reuse_0") + 17)
 
@@ -24,8 +25,8 @@ def named(shard):
     return dict(zip(FEATURE_NAMES, shard_features([shard])[0].tolist(), strict=True))
 
 
-def test_features_are_inputs_and_work(make_shard):
-    shard = make_shard(num_embeddings=2**19, embedding_dim=32, num_bags=128, pooling_factor=2.5)
+def test_features_are_inputs_and_work():
+    shard = make.held(num_embeddings=2**19, embedding_dim=32, num_bags=128, pooling_factor=2.5)
     features_F = shard_features([shard])[0]
     assert features_F.shape == (NUM_FEATURES,) == (NUM_INPUTS + NUM_WORK,)
     assert features_F[BINS] == pytest.approx(shard.access.reuse_bins(128 * 2.5, of="lookups"))
@@ -38,16 +39,16 @@ def test_features_are_inputs_and_work(make_shard):
     assert work == pytest.approx([1, 0.128, 0.032, 0.01024, distinct / 1e4, distinct * 32 / 1e6, 0, 0])
 
 
-def test_columns_change_dim_and_what_follows_only(make_shard):
-    whole = make_shard(embedding_dim=32)
+def test_columns_change_dim_and_what_follows_only():
+    whole = make.held(embedding_dim=32)
     half = replace(whole, embedding_dim=16)
     first, second = named(whole), named(half)
     changed = {name for name in FEATURE_NAMES if first[name] != second[name]}
     assert changed == {"log_embedding_dim", "log_weight_mib", "looked_up_numbers", "distinct_numbers"}
 
 
-def test_the_batch_shows_in_the_reuse_bins(make_shard):
-    few, many = shard_features([make_shard(num_bags=8), make_shard(num_bags=4096)])
+def test_the_batch_shows_in_the_reuse_bins():
+    few, many = shard_features([make.held(num_bags=8), make.held(num_bags=4096)])
     expected_reuse = np.arange(17) @ np.stack([few[BINS], many[BINS]], axis=1)
     assert expected_reuse[1] > expected_reuse[0] + 1
 
@@ -67,13 +68,12 @@ def test_the_batch_shows_in_the_reuse_bins(make_shard):
 )
 def test_shards_look_alike_alone_and_among_others(sizes):
     shards = [
-        LocalShard(
-            table="t",
-            num_embeddings=rows,
-            embedding_dim=dim,
+        make.held(
+            "t",
+            rows,
+            dim,
             num_bags=64,
             pooling_factor=pooling_factor,
-            access=AccessProfile.zipf(rows, 1.0),
             update=update,
             pooling=pooling,
             level=level,
@@ -88,8 +88,8 @@ def test_shards_look_alike_alone_and_among_others(sizes):
     np.testing.assert_allclose(features_NF[:, BINS], np.array(bins).reshape(-1, 17), atol=1e-12)
 
 
-def test_nothing_looked_up_has_empty_bins_and_no_lookups(make_shard):
-    found = named(make_shard(pooling_factor=0.0))
+def test_nothing_looked_up_has_empty_bins_and_no_lookups():
+    found = named(make.held(pooling_factor=0.0))
     assert [found[f"lookups_reuse_{index}"] for index in range(17)] == [0.0] * 17
     assert (found["lookups"], found["distinct_rows"], found["distinct_share"]) == (0, 0, 0)
 
@@ -109,23 +109,23 @@ def test_nothing_looked_up_has_empty_bins_and_no_lookups(make_shard):
         ({"level": MemoryLevel.DDR, "cache_bytes": 640}, {"is_behind_cache"}),
     ],
 )
-def test_kinds_show_as_flags(make_shard, kinds, flags):
-    found = named(make_shard(**kinds))
+def test_kinds_show_as_flags(kinds, flags):
+    found = named(make.held(**kinds))
     assert {name for name in INPUT_NAMES if name.startswith("is_") and found[name]} == flags
 
 
-def test_a_cache_is_hit_by_what_goes_to_its_rows(make_shard):
-    shard = make_shard(level=MemoryLevel.DDR, cache_bytes=10 * 16 * 4)  # ten rows
+def test_a_cache_is_hit_by_what_goes_to_its_rows():
+    shard = make.held(level=MemoryLevel.DDR, cache_bytes=10 * 16 * 4)  # ten rows
     found = named(shard)
     assert found["cache_hit_share"] == pytest.approx(float(shard.access.coverage(10)))
     assert found["cache_misses"] > 0
-    assert named(make_shard())["cache_hit_share"] == 1
+    assert named(make.held())["cache_hit_share"] == 1
 
 
-def test_gradients_of_all_rows_are_work_where_they_are_all_reduced(make_shard):
-    assert named(make_shard(update=Update.ALL_REDUCED))["gradient_numbers"] == pytest.approx(1000 * 16 / 1e7)
-    assert named(make_shard())["gradient_numbers"] == 0
-    hit = make_shard(update=Update.ALL_REDUCED, written_rows=300.0)
+def test_gradients_of_all_rows_are_work_where_they_are_all_reduced():
+    assert named(make.held(update=Update.ALL_REDUCED))["gradient_numbers"] == pytest.approx(1000 * 16 / 1e7)
+    assert named(make.held())["gradient_numbers"] == 0
+    hit = make.held(update=Update.ALL_REDUCED, written_rows=300.0)
     assert named(hit)["gradient_numbers"] == pytest.approx(300 * 16 / 1e7)
 
 
@@ -143,13 +143,13 @@ def test_scaling_normalises_inputs_and_leaves_work(dataset):
     assert scaled_NF[:, NUM_INPUTS:] == pytest.approx(features_NF[:, NUM_INPUTS:].astype(np.float32))
 
 
-def test_what_is_far_from_all_that_was_seen_looks_far_but_not_farther(make_shard):
-    scaling = FeatureScaling.fit(shard_features([make_shard(embedding_dim=dim) for dim in (16, 20, 24)]))
-    (scaled_F,) = scaling.apply(shard_features([make_shard(embedding_dim=2**20, num_embeddings=10)]))
+def test_what_is_far_from_all_that_was_seen_looks_far_but_not_farther():
+    scaling = FeatureScaling.fit(shard_features([make.held(embedding_dim=dim) for dim in (16, 20, 24)]))
+    (scaled_F,) = scaling.apply(shard_features([make.held(embedding_dim=2**20, num_embeddings=10)]))
     assert abs(scaled_F[:NUM_INPUTS]).max() == 6
     assert np.isfinite(scaled_F).all()
 
 
-def test_scaling_of_equal_shards_is_finite(make_shard):
-    features_NF = shard_features([make_shard(), make_shard()])
+def test_scaling_of_equal_shards_is_finite():
+    features_NF = shard_features([make.held(), make.held()])
     assert not FeatureScaling.fit(features_NF).apply(features_NF)[:, :NUM_INPUTS].any()

@@ -1,7 +1,6 @@
 """The model of dense layers: known rooflines are found, other kinds stay analytic, registries return what they got."""
 
 from dataclasses import replace
-from datetime import UTC, datetime
 
 import numpy as np
 import pytest
@@ -12,11 +11,11 @@ from autoshard.core import DType
 from autoshard.core.dense import DenseKind, DenseShape
 from autoshard.core.errors import ModelError
 from autoshard.evaluation import DEVICE_ARITHMETIC, DEVICE_MEMORY, AnalyticDenseModel
-from autoshard.formats.stores.dense_samples import DenseSample
 from costmodel.registry.versions import SHIPPED_VARIABLE, Registry
 from costmodel.step.dense_model import LearnedDense
 from costmodel.step.dense_training import train_dense_model
 from costmodel.step.plugin import load_step_models
+from tests import builders as make
 
 #: The truth of synthetic samples: milliseconds per billion operations, per layer and to start.
 PER_GFLOP, PER_LAYER, START = 12.0, 0.03, 0.05
@@ -29,28 +28,10 @@ def true_ms(shape):
     )
 
 
-def sample(shape, noise=1.0, **changes):
+def sample(shape, noise=1.0, **fields):
     forward_ms, backward_ms = true_ms(shape)
-    values = {
-        "collected_at": datetime(2026, 11, 1, tzinfo=UTC),
-        "device": "cpu",
-        "device_name": "test",
-        "num_threads": 1,
-        "torch_version": "2.13",
-        "fbgemm_version": "1.8",
-        "autoshard_version": "0.1",
-        "git_commit": "",
-        "source": "test",
-        "shape": shape,
-        "forward_ms": forward_ms * noise,
-        "backward_ms": backward_ms * noise,
-        "forward_spread": 0.01,
-        "backward_spread": 0.01,
-        "reference_forward_ms": 1.0,
-        "reference_backward_ms": 2.0,
-        "num_rounds": 9,
-    }
-    return DenseSample(**{**values, **changes})
+    times = {"forward_ms": forward_ms * noise, "backward_ms": backward_ms * noise}
+    return make.dense_sample(shape, **{**times, **fields})
 
 
 def drawn_shapes(count, seed):

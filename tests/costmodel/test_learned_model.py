@@ -14,14 +14,15 @@ from costmodel.kernel.card import CostModelCard, TrainedCoverage
 from costmodel.kernel.features import NUM_FEATURES
 from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.predictor import COUNT, FULL_CODE_WIDTH, NUM_OUTSIDE
-from costmodel.kernel.weights import CODE_WIDTH, MAX_LOG_FUSION, TRAIT_WIDTH
+from costmodel.kernel.weights import CODE_WIDTH, MAX_LOG_FUSION, OVERHEAD, TRAIT_WIDTH
 from costmodel.plugin import load_learned_model
 from costmodel.registry.versions import Registry, StoredModel
+from tests import builders as make
 
 
 @pytest.fixture
-def shards(make_shard):
-    return [make_shard(table=f"t{index}", num_embeddings=10**index, pooling_factor=index) for index in range(1, 6)]
+def shards():
+    return [make.held(table=f"t{index}", num_embeddings=10**index, pooling_factor=index) for index in range(1, 6)]
 
 
 @pytest.fixture
@@ -41,16 +42,16 @@ def test_codes_are_what_the_encoder_learned_and_counts(random_model, shards):
     assert alone_NH == pytest.approx(codes_NH, abs=1e-6)
 
 
-def test_an_empty_set_costs_nothing_and_one_of_idle_shards_what_starting_a_kernel_costs(random_model, make_shard):
-    codes_NH = random_model.encode([make_shard(num_embeddings=10, pooling_factor=0.0)])
+def test_an_empty_set_costs_nothing_and_one_of_idle_shards_what_starting_a_kernel_costs(random_model):
+    codes_NH = random_model.encode([make.held(num_embeddings=10, pooling_factor=0.0)])
     assert random_model.predict_ms(np.zeros((1, FULL_CODE_WIDTH), np.float32)).tolist() == [0.0]
     assert random_model.predict_ms(codes_NH)[0] > 0
 
 
-def test_fusing_changes_a_sum_within_bounds(random_model, shards):
+def test_fusing_changes_a_sum_within_bounds(random_model, random_weights, shards):
     codes_NH = random_model.encode(shards)
     own_ms = 2.0 * codes_NH[:, TRAIT_WIDTH:CODE_WIDTH].sum()  # the card's scale_ms
-    overhead_ms = 2.0 * np.exp(random_model.predictor._overhead_O.astype(float)).sum()
+    overhead_ms = 2.0 * np.exp(random_weights[OVERHEAD].astype(float)).sum()
     priced_ms = random_model.predict_ms(codes_NH.sum(axis=0, keepdims=True))[0]
     assert own_ms * np.exp(-MAX_LOG_FUSION) <= priced_ms <= (own_ms + overhead_ms) * np.exp(MAX_LOG_FUSION)
 
@@ -84,8 +85,8 @@ def test_the_interval_is_that_of_the_card_times_the_spread(random_model, shards,
         ({"num_bags": 2048, "embedding_dim": 320}, "embedding_dim 320, trained on 16 to 32"),
     ],
 )
-def test_what_was_never_measured_is_priced_with_a_wider_interval_and_a_note(random_model, make_shard, changes, said):
-    inside, outside = make_shard(), replace(make_shard(), **changes)
+def test_what_was_never_measured_is_priced_with_a_wider_interval_and_a_note(random_model, changes, said):
+    inside, outside = make.held(), replace(make.held(), **changes)
     assert random_model.notes([inside]) == ()
     (note,) = random_model.notes([inside, outside, outside])
     assert (note.table, note.fault) == ("t", said)
@@ -100,8 +101,8 @@ def test_what_was_never_measured_is_priced_with_a_wider_interval_and_a_note(rand
     assert wide.low_ms_S[1] < tame.low_ms_S[1]
 
 
-def test_little_of_what_costs_little_is_no_cause_for_a_note(random_model, make_shard):
-    assert random_model.notes([make_shard(num_embeddings=1, pooling_factor=0.001)]) == ()
+def test_little_of_what_costs_little_is_no_cause_for_a_note(random_model):
+    assert random_model.notes([make.held(num_embeddings=1, pooling_factor=0.001)]) == ()
 
 
 def test_many_sets_are_priced_as_few(random_model, shards):
@@ -123,16 +124,16 @@ def test_many_sets_are_priced_as_few(random_model, shards):
         ({"output": Exchange.ROWS}, "fused/hbm/fp32/rowwise_adagrad/rows"),
     ],
 )
-def test_kinds_that_were_not_seen_are_refused(random_model, make_shard, changes, needs):
+def test_kinds_that_were_not_seen_are_refused(random_model, changes, needs):
     with pytest.raises(ModelError, match=f'has seen fused/hbm/fp32/rowwise_adagrad/sum; table "t" needs {needs}'):
-        random_model.encode([make_shard(), replace(make_shard(), **changes)])
+        random_model.encode([make.held(), replace(make.held(), **changes)])
 
 
-def test_a_long_list_of_kinds_is_cut(make_shard):
+def test_a_long_list_of_kinds_is_cut():
     kinds = tuple(f"fused/hbm/fp32/optimizer{number}/sum" for number in range(500))
     coverage = TrainedCoverage(kinds=kinds, num_tables=(1, 2), ranges={})
     with pytest.raises(ModelError, match="has seen fused/hbm/fp32/optimizer0/sum") as caught:
-        coverage.check(make_shard())
+        coverage.check(make.held())
     assert len(str(caught.value)) < 1500
 
 

@@ -2,27 +2,21 @@
 
 import json
 import shutil
-from datetime import UTC, datetime
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from autoshard.commands.options import as_typer_function
-from autoshard.core import DenseLayers, DType
+from autoshard.core import DenseLayers
 from autoshard.core.dense import DenseKind, DenseShape
 from autoshard.core.errors import InvalidOptionError, SampleStoreError
 from autoshard.evaluation import evaluate
 from autoshard.formats.metasyn import metasyn
 from autoshard.formats.stores.collective_samples import (
     COLLECTIVE_SAMPLES,
-    CollectiveSample,
-    GroupLevel,
-    MeasuredCollective,
-    Operator,
 )
-from autoshard.formats.stores.dense_samples import DENSE_SAMPLES, DenseSample
-from autoshard.planners.planner import PlanRequest
+from autoshard.formats.stores.dense_samples import DENSE_SAMPLES
 from autoshard.planning import Risk, make_costs, make_plan
 from autoshard.whatif.trials import draw_trials, local_topology, plan_trial
 from costmodel.registry.promotion import publish_version
@@ -32,54 +26,19 @@ from costmodel.step.collective_model import LearnedCollectives
 from costmodel.step.command import train_step
 from costmodel.step.comparison import collective_version, dense_version
 from costmodel.step.dense_model import LearnedDense
-
-WHERE = {
-    "collected_at": datetime(2026, 11, 1, tzinfo=UTC),
-    "device": "cpu",
-    "device_name": "test",
-    "torch_version": "2.13",
-    "autoshard_version": "0.1",
-    "git_commit": "",
-}
+from tests import builders as make
 
 
 def collective(num_bytes):
-    what = MeasuredCollective(
-        level=GroupLevel.NODE, operator=Operator.ALL_TO_ALL, dtype=DType.FP32, bytes_per_rank=num_bytes
-    )
-    return CollectiveSample(
-        **WHERE,
-        backend="gloo",
-        num_hosts=1,
-        nproc=2,
-        node_size=2,
-        collective=what,
-        group_size=2,
-        num_nodes=1,
-        mean_sent_bytes=num_bytes / 2,
-        max_sent_bytes=num_bytes // 2,
-        max_received_bytes=num_bytes // 2,
-        latency_ms=0.5 + num_bytes * 1e-6,
-        spread=0.01,
-        reference_ms=1.0,
-        num_rounds=9,
-    )
+    what = make.collective(bytes_per_rank=num_bytes)
+    return make.collective_sample(what, nproc=2, latency_ms=0.5 + num_bytes * 1e-6)
 
 
 def dense(batch_size):
-    return DenseSample(
-        **WHERE,
-        num_threads=1,
-        fbgemm_version="1.8",
-        source="test",
-        shape=DenseShape(kind=DenseKind.BOTTOM_MLP, batch_size=batch_size, widths=(13, 64, 16)),
+    return make.dense_sample(
+        DenseShape(kind=DenseKind.BOTTOM_MLP, batch_size=batch_size, widths=(13, 64, 16)),
         forward_ms=0.1 + batch_size * 1e-3,
         backward_ms=0.2 + batch_size * 2e-3,
-        forward_spread=0.01,
-        backward_spread=0.01,
-        reference_forward_ms=1.0,
-        reference_backward_ms=1.0,
-        num_rounds=9,
     )
 
 
@@ -187,7 +146,7 @@ def test_planners_can_ask_for_the_upper_end(registry, task):
     tables = plan_trial(trial, pool, topology, registry).tables
     assert isinstance(tables.dense, DenseLayers)
     usual, upper = (make_costs(tables, topology, registry, risk=risk) for risk in (Risk.MEAN, Risk.HIGH))
-    plan = make_plan("cost-greedy", PlanRequest(tables=tables, topology=topology, costs=upper, registry=registry))
+    plan = make_plan("cost-greedy", make.request(tables, topology, costs=upper, registry=registry))
     assert all(name.endswith("(upper end)") for name in plan.provenance.models.values())
     assert plan.predicted.step_ms.value > evaluate(plan, usual).step_ms.value
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autoshard.core import CostModels, GroupLayout, ReplicaGroups
+from autoshard.core import GroupLayout, ReplicaGroups
 from autoshard.core.errors import ModelError
 from autoshard.core.step import EXCHANGE_PARTS, KERNEL_PARTS, PART_FEATURES, Overlap, StepPart
-from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, price_step
+from autoshard.evaluation import price_step
 from autoshard.formats.metasyn import metasyn
 from autoshard.planning import plan_costs
 from autoshard.whatif.trials import LOPSIDED, MeasuredStep, draw_trials, local_topology, plan_task, plan_trial
@@ -20,8 +20,9 @@ from costmodel.step.calibration import MIN_RUNS, CalibrationRun, calibrate_step,
 from costmodel.step.comparison import step_version
 from costmodel.step.model import CalibratedStep, StepCard
 from costmodel.step.regression import fit_nonnegative, quantile_bounds
+from tests import builders as make
 
-COSTS = CostModels(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
+COSTS = make.costs()
 #: What synthetic runs take, in the order of `PART_FEATURES`.
 TRUTH = {
     StepPart.INPUT: (1.5, 0.4, 3.0, 0.0),

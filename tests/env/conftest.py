@@ -1,34 +1,25 @@
 """Small placement problems on the analytic cost model, and a learned one."""
 
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from autoshard.core import (
-    AccessProfile,
     Constraints,
-    CostModels,
-    EmbeddingTable,
-    Feature,
-    ImpliedOrder,
-    Level,
-    Link,
     MemoryBytes,
     RowRange,
     RowsBy,
     Shard,
-    TableSet,
     Tier,
-    Topology,
 )
-from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel
+from autoshard.evaluation import AnalyticCostModel
 from autoshard.planners.space.placement import PlacementProblem
 from costmodel import CostModelCard, FeatureScaling, HeldOutMetrics, LearnedCostModel, TrainedCoverage
 from costmodel.kernel.card import Interval
 from costmodel.kernel.features import NUM_FEATURES
 from costmodel.kernel.weights import ENCODER_HIDDEN, weight_shapes
+from tests import builders as make
 
 
 @pytest.fixture(scope="session")
@@ -70,7 +61,7 @@ TIERS = (Tier.DATA_PARALLEL, Tier.FLEX, Tier.ROW_WISE)
 
 @pytest.fixture(scope="session")
 def costs(model):
-    return CostModels(kernel=model, comm=AlphaBetaComm())
+    return make.costs(kernel=model)
 
 
 def _row_groups(table):
@@ -90,33 +81,25 @@ def _row_groups(table):
 def make_problem(model):
     """Tables drawn at random, whole or in row groups, on ranks of one node or of nodes of two."""
 
-    def make(num_tables=7, num_ranks=3, seed=0, hbm_bytes=1 << 40, pinned=None, groups=False, tiers=(), overrides=()):
+    def make_one(
+        num_tables=7, num_ranks=3, seed=0, hbm_bytes=1 << 40, pinned=None, groups=False, tiers=(), overrides=()
+    ):
         rng = np.random.default_rng(seed)
-        tables = []
-        for index in range(num_tables):
-            rows = int(rng.integers(10, 50_000))
-            tables.append(
-                EmbeddingTable(
-                    row_order=ImpliedOrder.BY_ID,
-                    name=f"t{index}",
-                    num_embeddings=rows,
-                    embedding_dim=int(rng.choice([4, 16, 32, 64])),
-                    features=(Feature(name=f"f{index}", pooling_factor=float(rng.uniform(0.5, 40))),),
-                    access=AccessProfile.zipf(rows, float(rng.uniform(0, 1.2))),
-                )
+        tables = [
+            make.table(
+                f"t{index}",
+                int(rng.integers(10, 50_000)),
+                int(rng.choice([4, 16, 32, 64])),
+                float(rng.uniform(0.5, 40)),
+                alpha=float(rng.uniform(0, 1.2)),
+                constraints=Constraints(pinned_ranks=(pinned or {}).get(index, ())),
             )
-        for index, ranks in (pinned or {}).items():
-            tables[index] = replace(tables[index], constraints=Constraints(pinned_ranks=ranks))
-        link = Link(bytes_per_s=1e9, latency_s=1e-5)
+            for index in range(num_tables)
+        ]
         sizes = (2, num_ranks) if num_ranks % 2 == 0 and num_ranks > 2 else (num_ranks,)
-        topology = Topology(
-            world_size=num_ranks,
-            device="cpu",
-            memory_bytes=MemoryBytes(hbm=hbm_bytes),
-            levels=tuple(Level(name=f"level{size}", size=size, all_to_all=link, all_reduce=link) for size in sizes),
-            overrides=tuple((rank, MemoryBytes(hbm=size)) for rank, size in overrides),
-        )
+        uneven = tuple((rank, MemoryBytes(hbm=size)) for rank, size in overrides)
+        topology = make.topology(*sizes, hbm=hbm_bytes, latency_s=1e-5, overrides=uneven)
         shards = [part for table in tables for part in (_row_groups(table) if groups else [Shard.whole(table)])]
-        return PlacementProblem.of(TableSet(batch_size=256, tables=tuple(tables)), topology, model, shards, tiers)
+        return PlacementProblem.of(make.tables(*tables, batch_size=256), topology, model, shards, tiers)
 
-    return make
+    return make_one

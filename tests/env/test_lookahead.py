@@ -9,22 +9,15 @@ from hypothesis import strategies as st
 
 from autoshard.core import (
     AccessProfile,
-    EmbeddingTable,
-    Feature,
-    ImpliedOrder,
-    Level,
-    Link,
-    MemoryBytes,
     Shard,
-    TableSet,
     Tier,
-    Topology,
 )
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.planners.space.placement import PlacementProblem
 from autoshard.validator import validate_plan
 from env import PlacementBatch, PlacementEnv, PlacementTask, SplitBy
 from env.feasible_placement import feasible_placement
+from tests import builders as make
 
 ROW_BYTES = 16 * 4 + 4
 TIERS = (Tier.DATA_PARALLEL, Tier.FLEX, Tier.ROW_WISE)
@@ -34,36 +27,21 @@ TIERS = (Tier.DATA_PARALLEL, Tier.FLEX, Tier.ROW_WISE)
 def make_sized(model):
     """Tables of so many rows, on ranks with room for so many."""
 
-    def make(rows, capacities, *, allowed=None, tiers=(), pooling_factors=None):
-        tables = tuple(
-            EmbeddingTable(
-                row_order=ImpliedOrder.BY_ID,
-                name=f"t{index}",
-                num_embeddings=size,
-                embedding_dim=16,
-                features=(Feature(name=f"f{index}", pooling_factor=factor),),
-                access=AccessProfile.uniform(size),
-            )
-            for index, (size, factor) in enumerate(
-                zip(rows, pooling_factors or np.linspace(1, 9, len(rows)), strict=True)
-            )
-        )
-        link = Link(bytes_per_s=1e9)
-        topology = Topology(
-            world_size=len(capacities),
-            device="cpu",
-            memory_bytes=MemoryBytes(hbm=0),
-            levels=(Level(name="all", size=len(capacities), all_to_all=link, all_reduce=link),),
-            overrides=tuple((rank, MemoryBytes(hbm=size * ROW_BYTES)) for rank, size in enumerate(capacities)),
-        )
+    def make_one(rows, capacities, *, allowed=None, tiers=(), pooling_factors=None):
+        sized = zip(rows, pooling_factors or np.linspace(1, 9, len(rows)), strict=True)
+        tables = [
+            make.table(f"t{index}", size, pooling_factor=factor, access=AccessProfile.uniform(size))
+            for index, (size, factor) in enumerate(sized)
+        ]
+        topology = make.uneven(*(size * ROW_BYTES for size in capacities))
         shards = [Shard.whole(table) for table in tables]
-        problem = PlacementProblem.of(TableSet(batch_size=64, tables=tables), topology, model, shards, tiers)
+        problem = PlacementProblem.of(make.tables(*tables), topology, model, shards, tiers)
         if allowed is None:
             return problem
         of_tiers_NK = problem.allowed_NA[:, problem.num_ranks :]
         return replace(problem, allowed_NA=np.concatenate([np.array(allowed), of_tiers_NK], axis=1))
 
-    return make
+    return make_one
 
 
 def play(problem, seed, *, greedy=False, **splits):

@@ -2,12 +2,14 @@
 
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from autoshard.core.errors import FormatError
 from autoshard.formats import atomic_write
+from autoshard.formats.files import atomic_create
 
 
 def test_text_and_bytes_are_written_with_missing_folders(tmp_path):
@@ -91,3 +93,19 @@ def test_a_pipe_is_no_file_to_write():
         atomic_write(f"/dev/fd/{writing}", "")
     os.close(reading)
     os.close(writing)
+
+
+def test_of_many_that_make_a_file_one_does(tmp_path):
+    target, contents = tmp_path / "a" / "b" / "file", [bytes([number]) * 100_000 for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda content: atomic_create(target, content, staging=tmp_path), contents))
+    assert made.count(True) == 1
+    assert target.read_bytes() == contents[made.index(True)]
+    assert not atomic_create(target, b"late", staging=tmp_path)
+    assert {path.name for path in tmp_path.rglob("*")} == {"a", "b", "file"}
+
+
+def test_a_file_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "a").touch()
+    with pytest.raises(FormatError, match="a/file: cannot be written: "):
+        atomic_create(tmp_path / "a" / "file", b"", staging=tmp_path)

@@ -1,5 +1,5 @@
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,61 +11,33 @@ from autoshard.core import DType
 from autoshard.core.errors import FormatError, InvalidOptionError, SampleStoreError
 from autoshard.formats.stores.collective_samples import (
     COLLECTIVE_SAMPLES,
-    CollectiveSample,
     GroupLevel,
-    MeasuredCollective,
     Operator,
     Splits,
 )
+from tests import builders as make
 
-NOON = datetime(2026, 1, 2, 12, 0, 0, 123456, tzinfo=UTC)
-
-
-def collective_of(operator=Operator.ALL_TO_ALL, **values):
-    defaults = {"level": GroupLevel.NODE, "dtype": DType.FP16, "bytes_per_rank": 4096}
-    return MeasuredCollective(operator=operator, **defaults | values)
+NOON = make.collective_sample().collected_at
 
 
-def sample_of(minute=0, **values):
-    defaults = {
-        "collected_at": NOON + timedelta(minutes=minute),
-        "device": "cpu",
-        "device_name": "A processor",
-        "backend": "gloo",
-        "torch_version": "2.13.0+cpu",
-        "autoshard_version": "0.1.0",
-        "git_commit": "",
-        "num_hosts": 1,
-        "nproc": 4,
-        "node_size": 2,
-        "collective": collective_of(),
-        "group_size": 2,
-        "num_nodes": 1,
-        "mean_sent_bytes": 2048.0,
-        "max_sent_bytes": 2048,
-        "max_received_bytes": 2048,
-        "latency_ms": 0.5,
-        "spread": 0.125,
-        "reference_ms": 1.0,
-        "num_rounds": 9,
-    }
-    return CollectiveSample(**defaults | values)
+def sample_of(minute=0, **fields):
+    return make.collective_sample(**{"collected_at": NOON + timedelta(minutes=minute), **fields})
 
 
 unequal = st.builds(
-    collective_of,
+    make.collective,
     splits=st.just(Splits.UNEQUAL),
     skew=st.floats(0.01, 3.0),
     split_seed=st.integers(0, 2**40),
     bytes_per_rank=st.integers(1, 2**40),
 )
 equal = st.builds(
-    collective_of, st.sampled_from(Operator), level=st.sampled_from(GroupLevel), dtype=st.sampled_from(DType)
+    make.collective, st.sampled_from(Operator), level=st.sampled_from(GroupLevel), dtype=st.sampled_from(DType)
 )
 samples = st.builds(
     sample_of,
     st.integers(0, 10**6),
-    collective=equal | unequal,
+    of=equal | unequal,
     latency_ms=st.floats(1e-6, 1e6),
     spread=st.floats(0, 10),
 )
@@ -127,7 +99,7 @@ def test_another_sample_has_another_id():
 )
 def test_impossible_collectives_are_refused(values, field):
     with pytest.raises(InvalidOptionError) as caught:
-        collective_of(**values)
+        make.collective(**values)
     assert caught.value.field == field
 
 

@@ -1,5 +1,5 @@
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import numpy as np
 import pyarrow as pa
@@ -11,35 +11,20 @@ from hypothesis import strategies as st
 from autoshard.core import DenseLayers, DType
 from autoshard.core.dense import DENSE_DTYPES, DenseKind, DenseShape, dense_shapes
 from autoshard.core.errors import FormatError, InvalidOptionError, SampleStoreError
-from autoshard.formats.stores.dense_samples import DENSE_SAMPLES, DenseSample
+from autoshard.formats.stores.dense_samples import DENSE_SAMPLES
 from autoshard.formats.stores.drift import corrected_ms
 from autoshard.formats.stores.sample_store import damaged_samples
 from autoshard.formats.stores.samples import devices_in
+from tests import builders as make
 
-NOON = datetime(2026, 1, 2, 12, 0, 0, 123456, tzinfo=UTC)
 TOP = DenseShape(kind=DenseKind.TOP_MLP, batch_size=512, widths=(479, 1024, 1))
 
 
-def sample_of(shape=TOP, minute=0, **values):
-    defaults = {
-        "collected_at": NOON + timedelta(minutes=minute),
-        "device": "cpu",
-        "device_name": "A processor",
-        "num_threads": 1,
-        "torch_version": "2.13.0+cpu",
-        "fbgemm_version": "1.8.0",
-        "autoshard_version": "0.1.0",
-        "git_commit": "",
-        "source": "model",
-        "forward_ms": 2.0,
-        "backward_ms": 4.0,
-        "forward_spread": 0.01,
-        "backward_spread": 0.0,
-        "reference_forward_ms": 1.0,
-        "reference_backward_ms": 2.0,
-        "num_rounds": 7,
-    }
-    return DenseSample(shape=shape, **defaults | values)
+NOON = make.dense_sample().collected_at
+
+
+def sample_of(shape=TOP, minute=0, **fields):
+    return make.dense_sample(shape, **{"collected_at": NOON + timedelta(minutes=minute), **fields})
 
 
 sizes = st.integers(1, 10**6)

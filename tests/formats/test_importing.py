@@ -5,10 +5,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from autoshard.core import AccessProfile, EmbeddingTable, Feature, TableSet
+from autoshard.core import AccessProfile
 from autoshard.core.errors import InputError, InvalidOptionError, UnknownNameError
 from autoshard.formats import FORMATS, import_tables, load_tables, write_tables
 from autoshard.formats.imports.importing import ImportFormat
+from tests import builders as make
 
 #: The least that a TBEDataConfig says.
 CONFIG = (
@@ -81,23 +82,23 @@ def test_folders_that_do_not_tell_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("factor", "num_embeddings", "line"),
     [
-        (2e6, 10, "x: f0.pooling_factor: must be a number in [0, 1e+06], got 2000000.0"),
+        (2e6, 10, "x: t0_f.pooling_factor: must be a number in [0, 1e+06], got 2000000.0"),
         (1.0, 2**40, "x: tables: must need at most 4,611,686,018,427,387,904 bytes in total"),
     ],
 )
 def test_tables_that_no_tables_json_can_hold_are_refused(factor, num_embeddings, line, monkeypatch):
     def read(*_, **__):
         tables = [
-            EmbeddingTable(
-                name=f"t{number}",
-                num_embeddings=num_embeddings,
-                embedding_dim=65_536,
-                features=(Feature(name=f"f{number}", pooling_factor=factor),),
+            make.table(
+                f"t{number}",
+                num_embeddings,
+                65_536,
+                pooling_factor=factor,
                 access=AccessProfile.uniform(num_embeddings),
             )
             for number in range(16)
         ]
-        return TableSet(batch_size=1, tables=tuple(tables))
+        return make.tables(*tables, batch_size=1)
 
     monkeypatch.setitem(FORMATS, "made", ImportFormat(name="made", description="Made", read=read))
     with pytest.raises(InputError) as caught:

@@ -25,7 +25,6 @@ from autoshard.core import (
     ReplicaGroups,
     RowOrder,
     Shard,
-    ShardingPlan,
     Split,
     SyncRows,
 )
@@ -41,6 +40,7 @@ from autoshard.formats import (
     read_plan,
     write_plan,
 )
+from tests import builders as make
 
 SCHEMA = "autoshard.plan/1"
 plain = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
@@ -272,7 +272,7 @@ def test_a_fault_is_one_line_with_its_field(change, line, document):
 def small_plan():
     tables = load_tables("metasyn").sample(12, seed=5).scaled(512)
     shards = tuple(PlacedShard.table_wise(Shard.whole(table), index % 4) for index, table in enumerate(tables.tables))
-    return ShardingPlan(tables=tables, topology=load_topology("cpu-4"), shards=shards)
+    return make.plan(*shards, tables=tables, topology=load_topology("cpu-4"))
 
 
 @given(

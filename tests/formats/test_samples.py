@@ -1,7 +1,7 @@
 import os
 import time
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoshard.core import AccessProfile, DType, Exchange, LocalShard, MemoryLevel, Optimizer, Pooling, Update
+from autoshard.core import AccessProfile, DType, Exchange, MemoryLevel, Optimizer, Pooling, Update
 from autoshard.core.errors import FormatError, SampleStoreError
 from autoshard.core.machine import MeasuredMachine
 from autoshard.formats.stores.drift import corrected_ms
 from autoshard.formats.stores.sample_store import damaged_samples
 from autoshard.formats.stores.samples import (
     KERNEL_SAMPLES,
-    MeasuredShard,
-    Sample,
     devices_in,
     measured_sets,
     read_sample_file,
@@ -27,55 +25,19 @@ from autoshard.formats.stores.samples import (
     set_id_of,
     write_samples,
 )
+from tests import builders as make
 
-NOON = datetime(2026, 1, 2, 12, 0, 0, 123456, tzinfo=UTC)
-
-
-def sample_of(*shards, minute=0, **values):
-    measured = tuple(
-        MeasuredShard(shard=shard, num_lookups=5, num_distinct=3, reuse_bins=(0.25, 0.75, *[0.0] * 15))
-        for shard in shards or (shard_of("t0"),)
-    )
-    defaults = {
-        "collected_at": NOON + timedelta(minutes=minute),
-        "device": "cpu",
-        "device_name": "A processor",
-        "num_threads": 1,
-        "torch_version": "2.13.0+cpu",
-        "fbgemm_version": "1.8.0",
-        "autoshard_version": "0.1.0",
-        "git_commit": "",
-        "source": "random",
-        "shards": measured,
-        "forward_ms": 1.5,
-        "backward_ms": 3.25,
-        "forward_spread": 0.01,
-        "backward_spread": 0.0,
-        "reference_forward_ms": 1.0,
-        "reference_backward_ms": 2.0,
-        "num_rounds": 9,
-        "num_attempts": 2,
-        "is_noisy": True,
-        "sm_clock_mhz": 1980.0,
-        "throttle_reasons": "sw_power_cap",
-    }
-    return Sample(**defaults | values)
+#: What samples say beyond what they must.
+TOLD = {"num_attempts": 2, "is_noisy": True, "sm_clock_mhz": 1980.0, "throttle_reasons": "sw_power_cap"}
+NOON = make.kernel_sample().collected_at
 
 
-def shard_of(table, num_embeddings=100, **kinds):
-    return LocalShard(
-        table=table,
-        num_embeddings=num_embeddings,
-        embedding_dim=16,
-        num_bags=1024,
-        pooling_factor=2.7,
-        access=kinds.pop("access", AccessProfile.zipf(num_embeddings, 1.05)),
-        **kinds,
-    )
+def sample_of(*shards, minute=0, **fields):
+    return make.kernel_sample(*shards, collected_at=NOON + timedelta(minutes=minute), **{**TOLD, **fields})
 
 
 shards = st.builds(
-    shard_of,
+    make.held,
     st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=8),
     st.integers(1, 10**9),
     dtype=st.sampled_from(DType),
@@ -293,7 +255,7 @@ def test_a_copied_file_counts_once(tmp_path):
 
 def test_two_samples_with_one_id_are_both_kept_and_found(tmp_path):
     honest = sample_of().identified()
-    for index, forward_ms in enumerate((1.5, 2.5)):
+    for index, forward_ms in enumerate((2.0, 2.5)):
         file = write_samples(tmp_path, [replace(honest, forward_ms=forward_ms)])
         file = rewritten(file, with_column("sample_id", [honest.sample_id]))
         file.rename(file.with_name(f"part-{index}.parquet"))
@@ -303,15 +265,15 @@ def test_two_samples_with_one_id_are_both_kept_and_found(tmp_path):
 
 
 def test_a_set_is_known_whatever_its_order_and_names():
-    few, many = shard_of("few", 100), shard_of("many", 200)
+    few, many = make.held("few", 100), make.held("many", 200)
     set_id = sample_of(few, many).identified().set_id
     assert sample_of(many, few, forward_ms=9.0).identified().set_id == set_id
-    assert sample_of(shard_of("x", 200), shard_of("y", 100)).identified().set_id == set_id
+    assert sample_of(make.held("x", 200), make.held("y", 100)).identified().set_id == set_id
     assert set_id == set_id_of((few, many), device="cpu", num_threads=1)
     others = [
         sample_of(few, many, many),
-        sample_of(few, shard_of("many", 200, access=AccessProfile.zipf(200, 1.04))),
-        sample_of(few, shard_of("many", 200, cache_bytes=1)),
+        sample_of(few, make.held("many", 200, access=AccessProfile.zipf(200, 1.04))),
+        sample_of(few, make.held("many", 200, cache_bytes=1)),
         sample_of(few, many, num_threads=2),
         sample_of(few, many, device="h200"),
     ]
@@ -320,7 +282,7 @@ def test_a_set_is_known_whatever_its_order_and_names():
 
 def test_measured_sets_are_counted_by_machine_and_software(tmp_path):
     assert measured_sets(tmp_path / "missing") == {}
-    first, other, elsewhere = sample_of(), sample_of(shard_of("t1", 7)), sample_of(device="h200", device_name="H200")
+    first, other, elsewhere = sample_of(), sample_of(make.held("t1", 7)), sample_of(device="h200", device_name="H200")
     write_samples(tmp_path, [first, other])
     write_samples(tmp_path, [sample_of(minute=1), sample_of(minute=2, torch_version="2.14.0")])
     write_samples(tmp_path, [elsewhere])
@@ -368,8 +330,8 @@ def test_equal_shards_are_rebuilt_once(tmp_path):
 
 
 def test_replicas_write_the_rows_that_were_hit_in_samples_that_say_so(tmp_path):
-    replica = replace(shard_of("t0"), update=Update.ALL_REDUCED)
-    shards = (replica, shard_of("t1"))
+    replica = replace(make.held(), update=Update.ALL_REDUCED)
+    shards = (replica, make.held("t1"))
     old, new = sample_of(*shards).identified(), sample_of(*shards, sums_hit_rows=True).identified()
     # Three distinct rows: their sums, and six writes of an update. Sets are the same, whatever was measured of them.
     assert [one.num_gradient_rows for one in new.local_shards] == [21.0, 0.0]

@@ -15,15 +15,14 @@ from autoshard.core import (
     Constraints,
     DenseLayers,
     DType,
-    EmbeddingTable,
     Feature,
     Optimizer,
     Pooling,
-    TableSet,
     Tier,
 )
 from autoshard.core.errors import FormatError, InputError, InvalidTableError
 from autoshard.formats import format_json, read_tables, tables_from_json, tables_to_json, write_tables
+from tests import builders as make
 
 SCHEMA = "autoshard.tables/1"
 factors = st.floats(0, 1e6)
@@ -51,10 +50,10 @@ def tables(draw, name):
         )
         for index in range(draw(st.integers(1, 3)))
     )
-    return EmbeddingTable(
-        name=name,
-        num_embeddings=num_rows,
-        embedding_dim=draw(st.integers(1, 2**16)),
+    return make.table(
+        name,
+        num_rows,
+        draw(st.integers(1, 2**16)),
         features=features,
         access=access,
         dtype=draw(st.sampled_from(DType)),
@@ -74,9 +73,9 @@ def tables(draw, name):
 
 @st.composite
 def table_sets(draw):
-    return TableSet(
+    return make.tables(
+        *(draw(tables(f"t{index}")) for index in range(draw(st.integers(1, 3)))),
         batch_size=draw(st.integers(1, 2**31)),
-        tables=tuple(draw(tables(f"t{index}")) for index in range(draw(st.integers(1, 3)))),
         dense=draw(st.none() | st.just(DenseLayers(num_dense_features=13, bottom_mlp=(8, 4), top_mlp=(1,)))),
     )
 

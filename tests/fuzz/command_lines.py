@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from autoshard.cli import LazyCommands, _points
+from autoshard.cli import LazyCommands, command_points
 from tests.fuzz.mutations import TEXTS
 
 #: Not drawn: `--ray` starts a cluster, or waits for one; `--image` a browser, which takes seconds and answers no forked
@@ -140,7 +140,7 @@ class Command:
 
 def all_commands():
     """Every command of the program."""
-    return tuple(_walk(LazyCommands(_points()), ()))
+    return tuple(_walk(LazyCommands(command_points()), ()))
 
 
 def _walk(commands, path):

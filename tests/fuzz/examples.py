@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from autoshard.cli import main
-from autoshard.core import AccessProfile, DType, LocalShard, MemoryLevel, Optimizer, Pooling, Update
+from autoshard.core import DType, MemoryLevel, Optimizer, Pooling, Update
 from autoshard.core.dense import DenseKind, DenseShape
 from autoshard.core.step import PART_FEATURES, Overlap
 from autoshard.formats.stores.collective_samples import (
@@ -37,6 +37,7 @@ from costmodel.step.dense_training import train_dense_model
 from costmodel.step.model import CalibratedStep, StepCard
 from policies.network.network import PlacementNetwork
 from policies.planning.trained import TrainedPolicy
+from tests.builders import held
 
 NUM_ROWS = 40
 #: As few as training accepts; of dense layers, four more of another kind.
@@ -235,14 +236,7 @@ def _write_stores(folder):
 
 
 def _kernel_sample(rng, number):
-    shard = LocalShard(
-        table=f"t{number}",
-        num_embeddings=100 + number,
-        embedding_dim=8,
-        num_bags=16,
-        pooling_factor=2.0,
-        access=AccessProfile.zipf(100 + number, 1.0),
-    )
+    shard = held(f"t{number}", 100 + number, 8, num_bags=16)
     measured = MeasuredShard(shard=shard, num_lookups=32, num_distinct=20, reuse_bins=(1.0, *(0.0,) * 16))
     times = {"forward_ms": float(rng.uniform(0.1, 1)), "backward_ms": float(rng.uniform(0.1, 1))}
     return Sample(**MEASURED | KERNEL | times, shards=(measured,))

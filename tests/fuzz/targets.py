@@ -184,7 +184,8 @@ def _models(draw, examples, kind):
     """A version of a model with faults and with the digests that it needs to be looked at."""
     (folder,) = (path.parent for path in (examples / "registry" / kind).glob("cpu/*/card.json"))
     card, tensors = (folder / "card.json").read_bytes(), (folder / "weights.safetensors").read_bytes()
-    alias = (folder.parent / "production").read_bytes()
+    (change,) = (folder.parent / "production").iterdir()
+    alias = change.read_bytes()
     part = draw(st.sampled_from(("card", "card", "weights", "weights", "alias", "digest")))
     if part == "weights":
         tensors = draw(weights(tensors))
@@ -200,7 +201,9 @@ def _models(draw, examples, kind):
     if part == "alias":
         alias = draw(st.one_of(spoilt(alias), json_texts(json.loads(alias))))
     at = Path("registry", kind, "cpu")
-    names = {at / version / "card.json": card, at / version / "weights.safetensors": tensors, at / "production": alias}
+    model = {"card.json": card, "weights.safetensors": tensors}
+    names = {at / version / name: content for name, content in model.items()}
+    names[at / "production" / change.name] = alias
     return {str(name): content for name, content in names.items()}
 
 

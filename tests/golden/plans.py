@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import Path
 
 from autoshard.core import (
-    CostModels,
     DType,
     ImpliedOrder,
     Optimizer,
@@ -23,11 +22,10 @@ from autoshard.core import (
     Topology,
 )
 from autoshard.core.errors import AutoshardError
-from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel
 from autoshard.formats import load_tables, load_topology, plan_to_json
-from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import planner_names
 from autoshard.planning import make_plan
+from tests import builders as make
 
 RECORDED = Path(__file__).with_name("plans.json")
 #: Planners whose answer depends on what is trained here, or on another project's release.
@@ -108,14 +106,8 @@ def planners_of(task: Task) -> list[str]:
 
 def answer(name: str, task: Task) -> dict[str, object]:
     """What a planner says: the digest of its placement and the plan's prices, or why there is none."""
-    request = PlanRequest(
-        tables=task.tables,
-        topology=task.topology,
-        costs=CostModels(kernel=AnalyticCostModel.for_device(task.topology.device), comm=AlphaBetaComm()),
-        seed=0,
-        time_limit_s=600.0,
-        options=OPTIONS.get(name, {}),
-        payload=task.payload,
+    request = make.request(
+        task.tables, task.topology, time_limit_s=600.0, options=OPTIONS.get(name, {}), payload=task.payload
     )
     try:
         plan = make_plan(name, request)

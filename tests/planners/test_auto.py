@@ -19,7 +19,6 @@ from autoshard.planners.heuristics.greedy import (
     RandomPlanner,
     SizeGreedyPlanner,
 )
-from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner, planner_names
 from autoshard.planners.space.options import ShardingType
 from autoshard.planning import compare, make_costs, make_plan
@@ -58,7 +57,7 @@ def bundled(name, machine, **changes):
     tables = metasyn().sample(80, 7) if name == "metasyn" else load_tables(name)
     if name == "metasyn" and topology.device == "cpu":
         tables = tables.scaled(64)
-    return PlanRequest(tables=tables, topology=topology, costs=make_costs(tables, topology), **changes)
+    return make.request(tables, topology, costs=make_costs(tables, topology), **changes)
 
 
 def check_none_is_shorter(request, names):

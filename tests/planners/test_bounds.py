@@ -184,7 +184,7 @@ class TestKernels:
         pytest.importorskip("ortools")
         for seed in range(3):
             task = make.draw_task(16, 3, seed=seed)
-            plan = CpSatPlanner().plan(make.request(*task, options={"effort": 0.2}, time_limit_s=10.0))
+            plan = CpSatPlanner().plan(make.request(*task, options={"effort": 0.2}, time_limit_s=120.0))
             problem = make.problem(*task)
             found_ms = problem.rank_ms(problem.ranks_of(plan)).max()
             bound_ms = KernelRelaxation(problem).max_ms()

@@ -14,7 +14,7 @@ from torchrec.optim import RowWiseAdagrad
 from autoshard.core import Collective, Constraints, DType, Feature, MemoryBandwidth, Optimizer, Pooling, Tier
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidTableError
 from autoshard.evaluation import DEVICE_MEMORY
-from autoshard.planners.torchrec_planner import TorchRecPlanner, _topology
+from autoshard.planners.torchrec_planner import TorchRecPlanner, torchrec_topology
 from autoshard.validator import validate_plan
 from tests import builders as make
 
@@ -65,7 +65,7 @@ def test_gives_what_a_user_of_torchrec_gets():
 
 
 def test_topology_is_told_in_torchrecs_units():
-    told = _topology(replace(make.topology(4, hbm=1000), device="h100"))
+    told = torchrec_topology(replace(make.topology(4, hbm=1000), device="h100"))
     assert told.compute_device == "cuda"
     assert [device.storage.hbm for device in told.devices] == [1000] * 4
     # Bytes per ms: 1 GB/s between ranks, 3.35 TB/s of memory.
@@ -76,7 +76,7 @@ def test_topology_is_told_how_fast_its_memory_is():
     # 2.1 TB/s of gathered rows, which reach 84% of the memory's bandwidth.
     stated = MemoryBandwidth(hbm=2.1e12)
     for device in ("h100", "nobody-knows"):
-        told = _topology(replace(make.topology(4), device=device, memory_bandwidth=stated))
+        told = torchrec_topology(replace(make.topology(4), device=device, memory_bandwidth=stated))
         assert told.hbm_mem_bw == pytest.approx(2.5e9)
 
 

@@ -129,7 +129,7 @@ def test_what_a_rank_has_to_hold_makes_ranks_differ():
 def test_a_table_that_only_fits_unevenly_is_placed(types, device, alpha):
     """Four ranks, one of them with twice the memory, and a table of nine tenths of all of it."""
     task = filling((1, 1, 1, 2), 0.9, device=device, alpha=alpha)
-    request = make.request(*task, options=ROW_WISE | {"sharding_types": types})
+    request = make.request(*task, options=ROW_WISE | {"sharding_types": types}, time_limit_s=60.0)
     plan = get_planner("auto").plan(request)
     validate_plan(plan)
     assert plan == get_planner("auto").plan(request)
@@ -147,7 +147,7 @@ def test_rows_fit_every_rank_whatever_its_memory(sizes, weights, fill):
     shares = [fill * weight / sum(weights) for weight in weights]
     tables, topology = filling(sizes, *shares)
     try:
-        plan = get_planner("auto").plan(make.request(tables, topology, options=ROW_WISE))
+        plan = get_planner("auto").plan(make.request(tables, topology, options=ROW_WISE, time_limit_s=60.0))
     except InfeasiblePlanError:
         # Several tables that are all cut by rows may find no room: ways are tried one table after the other.
         assert len(weights) > 1
@@ -168,7 +168,7 @@ def test_starts_without_uneven_shares_remain():
 
 def test_a_plan_with_uneven_shares_is_read_again():
     task = filling((1, 1, 1, 2), 0.9)
-    request = make.request(*task, options=ROW_WISE)
+    request = make.request(*task, options=ROW_WISE, time_limit_s=60.0)
     plan = get_planner("auto").plan(request)
     space = space_of(request)
     num_options = len(space.items[0].options)
@@ -182,7 +182,7 @@ def test_a_plan_with_uneven_shares_is_read_again():
 
 def test_explained_bytes_are_those_of_the_fullest_rank():
     task = filling((1, 1, 1, 2), 0.9)
-    request = make.request(*task, options=ROW_WISE)
+    request = make.request(*task, options=ROW_WISE, time_limit_s=60.0)
     plan = get_planner("auto").plan(request)
     (table,) = explain(plan, request.costs).tables
     assert table.option.startswith("row_wise 9")

@@ -3,17 +3,6 @@
 import numpy as np
 import pytest
 
-from autoshard.core import (
-    AccessProfile,
-    EmbeddingTable,
-    Feature,
-    ImpliedOrder,
-    Level,
-    Link,
-    MemoryBytes,
-    TableSet,
-    Topology,
-)
 from autoshard.planners.space.placement import PlacementProblem
 from costmodel import CostModelCard, FeatureScaling, HeldOutMetrics, TrainedCoverage
 from costmodel.kernel.card import Interval
@@ -21,6 +10,7 @@ from costmodel.kernel.features import INPUT_NAMES, NUM_FEATURES, NUM_WORK, WORK_
 from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.weights import ENCODER_HIDDEN, LOG_PRICE_RANGE, weight_shapes
 from env import PlacementTask
+from tests import builders as make
 
 METRICS = HeldOutMetrics(num_samples=1, mae_ms=0.0, mse_ms2=0.0, relative_error=0.0, kendall_tau=1.0)
 KIND = "fused/hbm/fp32/rowwise_adagrad/sum"
@@ -70,57 +60,23 @@ def model(cost):
 
 
 @pytest.fixture(scope="session")
-def make_tables():
-    def make(pooling_factors, rows=1000):
-        rows = [rows] * len(pooling_factors) if isinstance(rows, int) else rows
-        tables = [
-            EmbeddingTable(
-                row_order=ImpliedOrder.BY_ID,
-                name=f"t{index}",
-                num_embeddings=num_rows,
-                embedding_dim=16 * (1 + index % 2),
-                features=(Feature(name=f"f{index}", pooling_factor=float(factor)),),
-                access=AccessProfile.zipf(num_rows, 1.0),
-            )
-            for index, (factor, num_rows) in enumerate(zip(pooling_factors, rows, strict=True))
-        ]
-        return TableSet(batch_size=64, tables=tuple(tables))
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def make_topology():
-    def make(num_ranks, hbm_bytes=1 << 40, device="cpu"):
-        link = Link(bytes_per_s=1e9)
-        return Topology(
-            world_size=num_ranks,
-            device=device,
-            memory_bytes=MemoryBytes(hbm=hbm_bytes),
-            levels=(Level(name="node", size=num_ranks, all_to_all=link, all_reduce=link),),
-        )
-
-    return make
-
-
-@pytest.fixture(scope="session")
-def make_problem(model, make_tables, make_topology):
-    def make(pooling_factors, num_ranks=2, rows=1000, hbm_bytes=1 << 40):
+def make_problem(model):
+    def make_one(pooling_factors, num_ranks=2, rows=1000, hbm_bytes=1 << 40):
         return PlacementProblem.table_wise(
-            make_tables(pooling_factors, rows), make_topology(num_ranks, hbm_bytes), model
+            make.pool(pooling_factors, rows), make.topology(num_ranks, hbm=hbm_bytes), model
         )
 
-    return make
+    return make_one
 
 
 @pytest.fixture(scope="session")
 def make_tasks(make_problem):
     """Tasks with pooling factors drawn at random."""
 
-    def make(num_tasks, num_tables=6, num_ranks=2, seed=0):
+    def make_one(num_tasks, num_tables=6, num_ranks=2, seed=0):
         rng = np.random.default_rng(seed)
         return [
             PlacementTask.of(make_problem(rng.uniform(1, 10, num_tables).tolist(), num_ranks)) for _ in range(num_tasks)
         ]
 
-    return make
+    return make_one

@@ -30,6 +30,7 @@ from policies.training.joint import JointTrainer
 from policies.training.joint_cost import JointCost
 from policies.training.trainer import Budget, PolicyTrainer
 from policies.training.training_log import make_logger
+from tests import builders as make
 
 CPU = torch.device("cpu")
 META = torch.device("meta")
@@ -76,8 +77,8 @@ def fused_kernels(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def dataset(make_tables, make_topology, cost):
-    locals_ = PlacementProblem.table_wise(make_tables(range(1, 9)), make_topology(1), cost).locals_by(Tier.TABLE_WISE)
+def dataset(cost):
+    locals_ = PlacementProblem.table_wise(make.pool(range(1, 9)), make.topology(1), cost).locals_by(Tier.TABLE_WISE)
     return CostDataset(
         shards_U=locals_,
         features_UF=shard_features(locals_),
@@ -163,8 +164,8 @@ def test_an_update_of_v_trace_leaves_nothing_on_the_cpu(make_tasks, whole_episod
     learner = LaggedVTrace(env, settings, Pool(played), seed=0, learners=Learners(device=META))
     learner.set_logger(make_logger(None))
     on_meta(learner.policy)
-    learner._trajectories = played.trajectories(learner.policy)
-    assert learner._trajectories.rewards_TE.device == META
+    learner.trajectories = played.trajectories(learner.policy)
+    assert learner.trajectories.rewards_TE.device == META
     with NothingOnTheCpu() as mode:
         learner.train()
     assert mode.num_operations > 100
@@ -188,11 +189,11 @@ def test_what_ppo_learns_from_is_on_the_device(make_tasks):
     assert {values_B.device, log_probs_B.device, entropy_B.device} == {META}
 
 
-def test_an_update_of_joint_training_leaves_nothing_on_the_cpu(dataset, make_tables, make_topology):
+def test_an_update_of_joint_training_leaves_nothing_on_the_cpu(dataset):
     """The learner's update, whose gradients reach the cost model, and the cost model's own."""
     cost = JointCost(dataset, device="cpu", seed=0)
-    tables = make_tables(range(1, 7))
-    problems = [PlacementProblem.table_wise(tables, make_topology(2), cost.model())] * 4
+    tables = make.pool(range(1, 7))
+    problems = [PlacementProblem.table_wise(tables, make.topology(2), cost.model())] * 4
     options = TrainingOptions(num_groups=2, num_rollouts=3)
     trainer = JointTrainer(problems[:3], problems[3:], cost=cost, options=options, seed=0)
     trainer.update()
@@ -200,7 +201,7 @@ def test_an_update_of_joint_training_leaves_nothing_on_the_cpu(dataset, make_tab
     cost.learners = Learners(device=META)
     cost.optimizer = torch.optim.Adam(cost.network.parameters())
     on_meta(trainer.algorithm.policy, cost.encoder)
-    trainer.algorithm._trajectories = moved(trainer.algorithm._trajectories)
+    trainer.algorithm.trajectories = moved(trainer.algorithm.trajectories)
     with NothingOnTheCpu() as mode:
         trainer.algorithm.train()
     assert mode.num_operations > 100

@@ -140,9 +140,9 @@ def test_learning_is_corrected_for_the_lag(setup):
 
     class Watched(LaggedVTrace):
         def train(self):
-            data = self._trajectories
+            data = self.trajectories
             with torch.no_grad():
-                states_TES, _ = self._states(data.observations, data)
+                states_TES, _ = self.states(data.observations, data)
                 for step in (0, NUM_ITEMS - 1):
                     seen = {key: value[step] for key, value in data.observations.items()}
                     logits_EA = self.policy.network.logits(states_TES[step], *choices_seen(seen))
@@ -227,7 +227,7 @@ def test_a_failure_of_an_actor_is_told(setup):
     with ActorPool(ActorProcesses(), setup, 1) as pool:
         with pytest.raises(ExecutionError, match="an actor failed: ModelError: order 0"):
             pool.take({"nothing": np.zeros(1)})
-        (actor,) = pool._actors
+        (actor,) = pool.actors
         pid = actor.pid
     assert not is_alive(pid)
 
@@ -246,7 +246,7 @@ if __name__ == "__main__":
     problems = sample_problems(pool, AnalyticCostModel.for_device("cpu"), kind, task_seeds(TaskSplit.TRAIN, 4))
     trainer = PolicyTrainer(problems, problems, options=TrainingOptions(num_actors=2, evaluate_every=1))
     def told(evaluation):
-        print("PIDS", *[actor.pid for actor in trainer.pool._actors], flush=True)
+        print("PIDS", *[actor.pid for actor in trainer.pool.actors], flush=True)
     trainer.run(Budget(seconds=600), on_evaluated=told)
 """
 

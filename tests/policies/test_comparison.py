@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from autoshard.core import CostModels
-from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.formats.metasyn import metasyn
 from costmodel import Registry
 from costmodel.kernel.learned import LearnedCostModel
@@ -22,6 +20,7 @@ from policies.planning.decoding import decode
 from policies.planning.tasks import TaskKind, TaskSplit, items_task, sample_problems, task_seeds
 from policies.planning.trained import TrainedPolicy
 from policies.training.comparison import placed_ms, policy_version
+from tests import builders as make
 
 NUM_TASKS = 6
 
@@ -48,28 +47,28 @@ def make_tasks():
     """Tasks of MetaSyn's tables as a model sees them, for any items."""
     pool = metasyn().scaled(64)
 
-    def make(model, objective, items=Items.TABLES):
+    def make_one(model, objective, items=Items.TABLES):
         kind = TaskKind(device="cpu", num_tables=6, num_ranks=2, items=items)
         problems = sample_problems(pool, model, kind, task_seeds(TaskSplit.TEST, NUM_TASKS))
-        costs = CostModels(kernel=model, comm=AlphaBetaComm())
+        costs = make.costs(kernel=model)
         return [items_task(problem, items, objective=objective, costs=costs) for problem in problems]
 
-    return make
+    return make_one
 
 
 @pytest.fixture(scope="module")
 def make_policy(cost):
-    def make(seed=0, **changes):
+    def make_one(seed=0, **changes):
         torch.manual_seed(seed)
         network = PlacementNetwork(FULL_CODE_WIDTH)
         return TrainedPolicy(**{"network": network, "cost": cost, "training": {"seed": seed}, **changes})
 
-    return make
+    return make_one
 
 
 def version_of(policy, make_tasks, costs=None):
-    make = partial(make_tasks, items=policy.card.items)
-    return policy_version(policy, make(policy.cost, policy.card.objective), make, costs)
+    make_one = partial(make_tasks, items=policy.card.items)
+    return policy_version(policy, make_one(policy.cost, policy.card.objective), make_one, costs)
 
 
 def passing(version):
@@ -79,7 +78,7 @@ def passing(version):
 
 @pytest.mark.parametrize("objective", [Objective.BALANCE, Objective.STEP])
 def test_placements_cost_what_their_tasks_say(make_policy, make_tasks, cost, objective):
-    costs = CostModels(kernel=cost, comm=AlphaBetaComm()) if objective is Objective.STEP else None
+    costs = make.costs(kernel=cost) if objective is Objective.STEP else None
     placements = decode(make_policy().network, make_tasks(cost, objective))
     assert placed_ms(placements, cost, costs) == pytest.approx(placements.objective_ms_D)
 

@@ -15,20 +15,21 @@ from policies.training.cost_buffer import CostBuffer
 from policies.training.joint import JointTrainer
 from policies.training.joint_cost import CostUpdates, JointCost
 from policies.training.trainer import Budget, TrainingOptions
+from tests import builders as make
 
 OPTIONS = TrainingOptions(num_groups=2, num_rollouts=3, evaluate_every=2)
 
 
 @pytest.fixture(scope="module")
-def pool(make_tables):
+def pool():
     rng = np.random.default_rng(0)
-    return make_tables(rng.uniform(1, 10, 20).tolist(), rng.integers(100, 9000, 20).tolist())
+    return make.pool(rng.uniform(1, 10, 20).tolist(), rng.integers(100, 9000, 20).tolist())
 
 
 @pytest.fixture(scope="module")
-def dataset(pool, cost, make_topology):
+def dataset(pool, cost):
     """Sets of 1 to 6 tables of the pool, at the prices of the model with weights set by hand."""
-    locals_: tuple[LocalShard, ...] = PlacementProblem.table_wise(pool, make_topology(1), cost).locals_by(
+    locals_: tuple[LocalShard, ...] = PlacementProblem.table_wise(pool, make.topology(1), cost).locals_by(
         Tier.TABLE_WISE
     )
     rng = np.random.default_rng(1)
@@ -53,13 +54,13 @@ def joint_cost(dataset):
 
 
 @pytest.fixture
-def make_trainer(pool, make_topology):
-    def make(joint_cost, measure=None, options=OPTIONS):
+def make_trainer(pool):
+    def make_one(joint_cost, measure=None, options=OPTIONS):
         model = joint_cost.model()
-        problems = [PlacementProblem.table_wise(pool.sample(6, seed), make_topology(2), model) for seed in range(7)]
+        problems = [PlacementProblem.table_wise(pool.sample(6, seed), make.topology(2), model) for seed in range(7)]
         return JointTrainer(problems[:4], problems[4:], cost=joint_cost, options=options, seed=0, measure=measure)
 
-    return make
+    return make_one
 
 
 def flat(module):
@@ -68,14 +69,14 @@ def flat(module):
 
 def test_the_learner_makes_the_codes_that_the_environment_showed(joint_cost, make_trainer, monkeypatch):
     trainer, seen = make_trainer(joint_cost), []
-    make = trainer.algorithm._learner_observations
+    make_one = trainer.algorithm.learner_observations
 
     def remember(data):
-        made = make(data)
+        made = make_one(data)
         seen.append((data.observations, made))
         return made
 
-    monkeypatch.setattr(trainer.algorithm, "_learner_observations", remember)
+    monkeypatch.setattr(trainer.algorithm, "learner_observations", remember)
     for _ in range(3):
         trainer.update()
     assert len(seen) == 3
@@ -193,10 +194,10 @@ class TestFromAnEmptyBuffer:
 
     @pytest.fixture
     def make_empty(self, dataset):
-        def make(**updates):
+        def make_one(**updates):
             return JointCost(dataset.shards_U, device="cpu", seed=0, updates=CostUpdates(**updates))
 
-        return make
+        return make_one
 
     def test_nothing_is_learned_before_anything_is_measured(self, make_empty):
         cost = make_empty()
@@ -220,9 +221,9 @@ class TestFromAnEmptyBuffer:
         trainer.run(Budget(num_updates=20))
         assert error() < min(0.2, untrained / 3)
         metrics = empty.current().card.metrics
-        assert metrics.num_samples == empty._num_measured // 5 > 0
+        assert metrics.num_samples == empty.num_measured // 5 > 0
         assert metrics.relative_error < 0.2
-        assert len(empty.buffer) + metrics.num_samples == empty._num_measured
+        assert len(empty.buffer) + metrics.num_samples == empty.num_measured
 
     @pytest.mark.slow
     def test_squared_errors_make_costly_sets_count(self, make_empty, dataset):
@@ -245,7 +246,7 @@ class TestFromAnEmptyBuffer:
             trainer = make_trainer(cost, machine, replace(OPTIONS, reward=RewardSource.MEASURED))
             trainer.run(Budget(num_updates=num_updates), folder=tmp_path)
         assert trainer.num_updates == 3
-        assert cost._has_level
+        assert cost.has_level
 
 
 def test_too_few_samples_are_refused(dataset):

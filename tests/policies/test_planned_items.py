@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from autoshard.core import Constraints, CostModels, Link, RowsBy, Shard, Tier
+from autoshard.core import Constraints, RowsBy, Shard, Tier
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, ModelError
 from autoshard.evaluation import evaluate
 from autoshard.evaluation.analytic import AnalyticCostModel
-from autoshard.evaluation.communication import AlphaBetaComm
-from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.placement import PlacementProblem
 from autoshard.validator import validate_plan
 from costmodel import Registry
@@ -27,21 +25,22 @@ from policies.planning.planner import PolicyPlanner
 from policies.planning.tasks import items_problem, items_task
 from policies.planning.trained import TrainedPolicy
 from policies.training.comparison import placed_ms
+from tests import builders as make
 
 CUT = [Items.ROW_GROUPS, Items.TIERS]
 
 
 @pytest.fixture(scope="module")
-def tables(make_tables):
+def tables():
     rng = np.random.default_rng(3)
-    return make_tables(rng.uniform(1, 9, 8).tolist(), rows=[2, 3, *rng.integers(100, 5000, 6).tolist()])
+    return make.pool(rng.uniform(1, 9, 8).tolist(), rows=[2, 3, *rng.integers(100, 5000, 6).tolist()])
 
 
 @pytest.fixture(scope="module")
-def cut_cost(cost, tables, make_topology):
+def cut_cost(cost, tables):
     """The cost model, for kernels of all kinds that parts of the tables need."""
     model = AnalyticCostModel.for_device("cpu")
-    tasks = [items_task(items_problem(tables, make_topology(2), model, items), items) for items in Items]
+    tasks = [items_task(items_problem(tables, make.topology(2), model, items), items) for items in Items]
     problems = [task.parts.problem for task in tasks]
     held = [local for problem in problems for tier in problem.ways for local in problem.locals_by(tier)]
     kinds = tuple(sorted({local.kernel_kind for local in held}))
@@ -88,21 +87,14 @@ def registry(tmp_path_factory, cut_cost):
 
 
 @pytest.fixture
-def make_request(registry, cut_cost, tables, make_topology):
-    costs = CostModels(kernel=cut_cost, comm=AlphaBetaComm())
+def make_request(registry, cut_cost, tables):
+    costs = make.costs(kernel=cut_cost)
 
-    def make(items, tables=tables, hbm_bytes=1 << 40, num_ranks=3, registry=registry, bytes_per_s=1e9, **options):
-        topology, link = make_topology(num_ranks, hbm_bytes), Link(bytes_per_s=bytes_per_s)
-        levels = tuple(replace(level, all_to_all=link, all_reduce=link) for level in topology.levels)
-        return PlanRequest(
-            tables=tables,
-            topology=replace(topology, levels=levels),
-            costs=costs,
-            options={"items": str(items), **options},
-            registry=registry,
-        )
+    def make_one(items, tables=tables, hbm_bytes=1 << 40, num_ranks=3, registry=registry, bytes_per_s=1e9, **options):
+        topology = make.topology(num_ranks, hbm=hbm_bytes, bytes_per_s=bytes_per_s)
+        return make.request(tables, topology, costs=costs, options={"items": str(items), **options}, registry=registry)
 
-    return make
+    return make_one
 
 
 @pytest.mark.parametrize("items", CUT)
@@ -189,13 +181,13 @@ def test_items_that_there_are_not_are_refused(make_request):
         PolicyPlanner().plan(make_request("rows"))
 
 
-def test_neighbouring_parts_that_are_held_alike_become_one(make_tables, make_topology):
-    tables = make_tables([4, 4, 4, 4])
+def test_neighbouring_parts_that_are_held_alike_become_one():
+    tables = make.pool([4, 4, 4, 4])
     hot, rest = zip(*(split(Shard.whole(table), SplitBy.HOT_ROWS, 0) for table in tables.tables), strict=True)
     warm, cold = zip(*(split(part, SplitBy.HOT_ROWS, 1) for part in rest), strict=True)
     model = AnalyticCostModel.for_device("cpu")
     # In whatever order; items are table by table: cold, hot and warm rows.
-    problem = PlacementProblem.of(tables, make_topology(2), model, [*cold, *hot, *warm], [Tier.DATA_PARALLEL])
+    problem = PlacementProblem.of(tables, make.topology(2), model, [*cold, *hot, *warm], [Tier.DATA_PARALLEL])
     each = problem.num_ranks
     placement = [[1, 1, 1], [each, each, each], [0, each, 0], [0, 0, 1]]
     plan = joined(problem.to_plan(np.array(placement).ravel()))
@@ -229,10 +221,10 @@ def test_the_prediction_is_of_what_was_joined(make_request, tables):
 
 @pytest.mark.parametrize("items", Items)
 @pytest.mark.parametrize("objective", [Objective.BALANCE, Objective.STEP])
-def test_placements_are_priced_anew_with_all_that_was_cut(tables, make_topology, cut_cost, items, objective):
+def test_placements_are_priced_anew_with_all_that_was_cut(tables, cut_cost, items, objective):
     model = cut_cost
-    costs = CostModels(kernel=model, comm=AlphaBetaComm()) if objective is Objective.STEP else None
-    problem = items_problem(tables, make_topology(2), model, items)
+    costs = make.costs(kernel=model) if objective is Objective.STEP else None
+    problem = items_problem(tables, make.topology(2), model, items)
     task = items_task(problem, items, objective=objective, costs=costs)
     placements = decode(greedy(cuts=4.0), [task])
     assert (len(placements.problems[0].shards) > len(problem.shards)) == (items is Items.TIERS)

@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from autoshard.core import Constraints, CostModels, DType, Optimizer, Pooling
+from autoshard.core import Constraints, DType, Optimizer, Pooling
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, ModelError
 from autoshard.evaluation.analytic import AnalyticCostModel
-from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.planners.auto import AutoPlanner
-from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner
 from autoshard.planners.space.placement import PlacementProblem
 from autoshard.validator import validate_plan
@@ -23,6 +21,7 @@ from policies.choices import Items
 from policies.network.network import PlacementNetwork
 from policies.planning.planner import PolicyPlanner
 from policies.planning.trained import TrainedPolicy
+from tests import builders as make
 
 
 @pytest.fixture(scope="module")
@@ -36,18 +35,18 @@ def registry(tmp_path_factory, cost):
 
 
 @pytest.fixture
-def make_request(registry, model, make_tables, make_topology):
-    def make(tables=None, hbm_bytes=1 << 40, num_ranks=3, seed=0, **options):
-        return PlanRequest(
-            tables=tables or make_tables(np.random.default_rng(0).uniform(1, 9, 20).tolist()),
-            topology=make_topology(num_ranks, hbm_bytes),
-            costs=CostModels(kernel=model, comm=AlphaBetaComm()),
+def make_request(registry, model):
+    def make_one(tables=None, hbm_bytes=1 << 40, num_ranks=3, seed=0, **options):
+        return make.request(
+            tables or make.pool(np.random.default_rng(0).uniform(1, 9, 20).tolist()),
+            make.topology(num_ranks, hbm=hbm_bytes),
+            costs=make.costs(kernel=model),
             seed=seed,
             options=options,
             registry=registry,
         )
 
-    return make
+    return make_one
 
 
 def max_ms(plan, model):
@@ -60,9 +59,9 @@ def test_it_is_found_by_its_name():
     assert isinstance(get_planner("policy"), PolicyPlanner)
 
 
-def test_every_table_is_placed_within_the_limits(make_request, make_tables):
+def test_every_table_is_placed_within_the_limits(make_request):
     rows = np.random.default_rng(1).integers(100, 5000, 20).tolist()
-    tables = make_tables(np.random.default_rng(0).uniform(1, 9, 20).tolist(), rows)
+    tables = make.pool(np.random.default_rng(0).uniform(1, 9, 20).tolist(), rows)
     total = tables.storage_bytes
     for share in (1.0, 0.5, 0.36):
         request = make_request(tables, hbm_bytes=int(total * share))
@@ -102,8 +101,8 @@ def test_candidates_are_compared_by_the_requests_cost_model(make_request, model)
     assert max_ms(PolicyPlanner().plan(worst), model) > max_ms(PolicyPlanner().plan(request), model)
 
 
-def test_constraints_hold(make_request, make_tables):
-    tables = make_tables([3, 1, 4, 1, 5, 9])
+def test_constraints_hold(make_request):
+    tables = make.pool([3, 1, 4, 1, 5, 9])
     pinned = [
         replace(tables.tables[0], constraints=Constraints(pinned_ranks=(2,))),
         replace(tables.tables[1], constraints=Constraints(colocate_with=("t5",))),
@@ -116,9 +115,9 @@ def test_constraints_hold(make_request, make_tables):
         assert rank_of["t1"] == rank_of["t5"]
 
 
-def test_a_dead_end_is_repaired(make_request, make_tables):
+def test_a_dead_end_is_repaired(make_request):
     # Items of 5, 5, 3, 3, 3 units on ranks of 10: only 5+5 | 3+3+3 fits. Prices say 5 | 5 first.
-    tables = make_tables([9, 9, 1, 1, 1], rows=[5000, 5000, 3000, 3000, 3000])
+    tables = make.pool([9, 9, 1, 1, 1], rows=[5000, 5000, 3000, 3000, 3000])
     tables = replace(tables, tables=tuple(replace(table, embedding_dim=16) for table in tables.tables))
     hbm_bytes = 2 * tables.tables[0].storage_bytes
     request = make_request(tables, hbm_bytes=hbm_bytes, num_ranks=2)
@@ -128,10 +127,10 @@ def test_a_dead_end_is_repaired(make_request, make_tables):
     assert rank_of["t0"] == rank_of["t1"]
 
 
-def test_no_plan_is_told_in_bytes(make_request, make_tables):
+def test_no_plan_is_told_in_bytes(make_request):
     # 68, 132, 68 and 132 kB on three ranks of 134 kB: 400 of 402 kB, but the two small ones share no rank.
     with pytest.raises(InfeasiblePlanError, match="bytes"):
-        PolicyPlanner().plan(make_request(make_tables([1, 1, 1, 1]), hbm_bytes=134_000))
+        PolicyPlanner().plan(make_request(make.pool([1, 1, 1, 1]), hbm_bytes=134_000))
 
 
 @pytest.mark.parametrize("number", [0, 5000])
@@ -224,8 +223,8 @@ def test_odd_weights_are_refused_by_name(registry, tmp_path, name, change, told)
     "changes",
     [{"dtype": DType.FP16}, {"dtype": DType.INT8, "pooling": Pooling.MEAN}, {"optimizer": Optimizer.ADAM}],
 )
-def test_kernels_that_the_policys_cost_model_lacks_are_placed_as_the_nearest(make_request, make_tables, changes):
-    known = make_tables([1, 2, 3])
+def test_kernels_that_the_policys_cost_model_lacks_are_placed_as_the_nearest(make_request, changes):
+    known = make.pool([1, 2, 3])
     tables = replace(known, tables=tuple(replace(table, **changes) for table in known.tables))
     problem_model = make_request().costs.kernel
     with pytest.raises(ModelError, match=r"kernel_kind: .* needs fused/hbm/"):

@@ -5,10 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from autoshard.core import CostModels
 from autoshard.core.errors import FormatError, InvalidOptionError
 from autoshard.evaluation.analytic import AnalyticCostModel
-from autoshard.evaluation.communication import AlphaBetaComm
 from env import Objective, PlacementTask
 from policies.algorithms.training_options import Plateau
 from policies.choices import Algorithm, Items, RewardSource
@@ -18,6 +16,7 @@ from policies.training.checkpoint import Checkpoint
 from policies.training.run_options import PolicyRunOptions
 from policies.training.scores import Baselines, score_placements
 from policies.training.trainer import Budget, PolicyTrainer, TrainingOptions
+from tests import builders as make
 
 OPTIONS = TrainingOptions(num_groups=2, num_rollouts=4, evaluate_every=2)
 
@@ -34,10 +33,10 @@ def validation(make_tasks):
 
 @pytest.fixture
 def make_trainer(train, validation):
-    def make(seed=0, options=OPTIONS):
+    def make_one(seed=0, options=OPTIONS):
         return PolicyTrainer(train, validation, options=options, seed=seed)
 
-    return make
+    return make_one
 
 
 def weights(network):
@@ -160,12 +159,12 @@ def test_progress_is_more_than_a_hair():
 
 
 @pytest.mark.parametrize("items", [Items.ROW_GROUPS, Items.TIERS])
-def test_parts_of_tables_are_trained_on_and_compared_with_planners(make_tables, items):
+def test_parts_of_tables_are_trained_on_and_compared_with_planners(items):
     model = AnalyticCostModel.for_device("cpu")
-    pool = make_tables([1, 9, 4, 2, 7, 3], rows=[4000, 90, 800, 6000, 50, 700])
+    pool = make.pool([1, 9, 4, 2, 7, 3], rows=[4000, 90, 800, 6000, 50, 700])
     kind = TaskKind(device="cpu", num_tables=4, num_ranks=2, items=items, memory_fill=0.9)
     problems = sample_problems(pool, model, kind, task_seeds(TaskSplit.TRAIN, 3))
-    costs = CostModels(kernel=model, comm=AlphaBetaComm())
+    costs = make.costs(kernel=model)
     as_task = partial(items_task, items=items, objective=Objective.STEP, costs=costs)
     trainer = PolicyTrainer(problems, problems, options=OPTIONS, as_task=as_task)
     trainer.run(Budget(num_updates=2))
@@ -176,10 +175,10 @@ def test_parts_of_tables_are_trained_on_and_compared_with_planners(make_tables, 
         assert score.step_ms > score.max_ms > 0
 
 
-def test_ppo_cannot_learn_from_episodes_of_different_lengths(make_tables):
+def test_ppo_cannot_learn_from_episodes_of_different_lengths():
     model = AnalyticCostModel.for_device("cpu")
     kind = TaskKind(device="cpu", num_tables=2, num_ranks=2, items=Items.TIERS)
-    problems = sample_problems(make_tables([1, 9, 4]), model, kind, task_seeds(TaskSplit.TRAIN, 2))
+    problems = sample_problems(make.pool([1, 9, 4]), model, kind, task_seeds(TaskSplit.TRAIN, 2))
     options = replace(OPTIONS, algorithm=Algorithm.PPO)
     with pytest.raises(InvalidOptionError, match="algorithm: must be vtrace where items may be split"):
         PolicyTrainer(problems, problems, options=options, as_task=partial(items_task, items=Items.TIERS))
@@ -187,7 +186,7 @@ def test_ppo_cannot_learn_from_episodes_of_different_lengths(make_tables):
 
 @pytest.mark.parametrize("objective", [Objective.MAX_KERNEL, Objective.STEP])
 def test_other_objectives_are_trained_for(train, validation, model, objective):
-    as_task = partial(PlacementTask.of, objective=objective, costs=CostModels(kernel=model, comm=AlphaBetaComm()))
+    as_task = partial(PlacementTask.of, objective=objective, costs=make.costs(kernel=model))
     trainer = PolicyTrainer(train, validation, options=OPTIONS, as_task=as_task)
     trainer.run(Budget(num_updates=2))
     (evaluation,) = trainer.evaluations

@@ -12,6 +12,7 @@ import pytest
 from autoshard.formats import write_tables
 from costmodel import Registry
 from policies.planning.trained import TrainedPolicy
+from tests import builders as make
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,9 +37,9 @@ with joined_learners(Device.CPU) as learners:
     )
     run = _Run(options, Registry(Path(registry)), learners)
     run.train(lambda _: None, lambda _: None)
-    trainer = run._trainer
+    trainer = run.trainer
     weights = {name: float(value.sum(dtype="float64")) for name, value in to_arrays(trainer.network).items()}
-    actions = trainer.algorithm._trajectories.actions_TE.flatten().tolist()
+    actions = trainer.algorithm.trajectories.actions_TE.flatten().tolist()
     # In one piece, for both processes write to one pipe.
     sys.stdout.write(json.dumps({"rank": learners.rank, "weights": weights, "actions": actions}) + "\\n")
     sys.stdout.flush()
@@ -53,9 +54,9 @@ def registry(tmp_path_factory, make_cost):
 
 
 @pytest.fixture(scope="module")
-def tables(tmp_path_factory, make_tables):
+def tables(tmp_path_factory):
     path = tmp_path_factory.mktemp("tables") / "tables.json"
-    write_tables(make_tables(np.random.default_rng(0).uniform(1, 10, 20).round(2).tolist()), path)
+    write_tables(make.pool(np.random.default_rng(0).uniform(1, 10, 20).round(2).tolist()), path)
     return path
 
 

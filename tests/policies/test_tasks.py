@@ -17,6 +17,7 @@ from policies.planning.tasks import (
     task_seeds,
     training_topology,
 )
+from tests import builders as make
 
 
 def test_splits_and_runs_never_share_a_seed():
@@ -44,8 +45,8 @@ def kind(num_tables, num_ranks, **options):
     return TaskKind(device="cpu", num_tables=num_tables, num_ranks=num_ranks, **options)
 
 
-def test_problems_are_subsets_of_the_pool_without_limits(make_tables, model):
-    pool = make_tables([1, 2, 3, 4, 5, 6])
+def test_problems_are_subsets_of_the_pool_without_limits(model):
+    pool = make.pool([1, 2, 3, 4, 5, 6])
     problems = sample_problems(pool, model, kind(4, 3), task_seeds(TaskSplit.TRAIN, 8))
     names = {table.name for table in pool.tables}
     drawn = {tuple(table.name for table in problem.tables.tables) for problem in problems}
@@ -57,9 +58,9 @@ def test_problems_are_subsets_of_the_pool_without_limits(make_tables, model):
         assert (problem.capacity_R >= problem.bytes_N.sum()).all()
 
 
-def test_a_pool_that_is_too_small_is_refused(make_tables, model):
+def test_a_pool_that_is_too_small_is_refused(model):
     with pytest.raises(InvalidTableError, match="num_tables"):
-        sample_problems(make_tables([1, 2]), model, kind(3, 2), task_seeds(TaskSplit.TEST, 1))
+        sample_problems(make.pool([1, 2]), model, kind(3, 2), task_seeds(TaskSplit.TEST, 1))
 
 
 @pytest.mark.parametrize(
@@ -75,8 +76,8 @@ def test_kinds_of_tasks_that_make_no_sense_are_refused(options, told):
 
 
 @pytest.mark.parametrize("items", Items)
-def test_items_tile_their_tables_and_are_equally_many_in_every_task(make_tables, items):
-    pool = make_tables([1, 2, 3, 4, 5, 6], rows=[1, 7, 100, 3, 1000, 50])
+def test_items_tile_their_tables_and_are_equally_many_in_every_task(items):
+    pool = make.pool([1, 2, 3, 4, 5, 6], rows=[1, 7, 100, 3, 1000, 50])
     model = AnalyticCostModel.for_device("cpu")
     problems = sample_problems(pool, model, kind(3, 2, items=items), task_seeds(TaskSplit.TRAIN, 6))
     assert len({problem.num_items for problem in problems}) == 1
@@ -89,11 +90,11 @@ def test_items_tile_their_tables_and_are_equally_many_in_every_task(make_tables,
     assert bool(problems[0].tiers) == (items is Items.TIERS)
 
 
-def test_only_tiers_let_hot_rows_be_cut_off(make_tables, make_topology):
+def test_only_tiers_let_hot_rows_be_cut_off():
     model = AnalyticCostModel.for_device("cpu")
-    tables = make_tables([4, 2, 3], rows=[100_000, 1, 2])
+    tables = make.pool([4, 2, 3], rows=[100_000, 1, 2])
     for items in Items:
-        task = items_task(items_problem(tables, make_topology(2), model, items), items)
+        task = items_task(items_problem(tables, make.topology(2), model, items), items)
         assert task.may_split == (items is Items.TIERS)
         assert task.max_splits == num_splits(items)
     # The last kind is tiers: three parts of the first table, one of the second, two of the third.
@@ -103,24 +104,24 @@ def test_only_tiers_let_hot_rows_be_cut_off(make_tables, make_topology):
     assert task.parts.num_parts == 3 + 2 * 3
 
 
-def test_tables_of_too_few_rows_are_cut_less_or_not_at_all(make_tables):
-    tables = make_tables([1, 1, 1], rows=[1, 2, 3])
+def test_tables_of_too_few_rows_are_cut_less_or_not_at_all():
+    tables = make.pool([1, 1, 1], rows=[1, 2, 3])
     parts = cut(tables, Items.ROW_GROUPS)
     assert sum(part.num_embeddings for part in parts) == 6
     assert [part for part in parts if part.table.name == "t0"] == [Shard.whole(tables.tables[0])]
     assert sum(part.table.name == "t2" for part in parts) == 3
 
 
-def test_memory_is_as_full_as_asked_for(make_tables, model):
-    pool = make_tables([1.0] * 30, rows=list(range(1000, 1030)))
+def test_memory_is_as_full_as_asked_for(model):
+    pool = make.pool([1.0] * 30, rows=list(range(1000, 1030)))
     for problem in sample_problems(pool, model, kind(24, 2, memory_fill=0.9), task_seeds(TaskSplit.TEST, 5)):
         fill = problem.bytes_N.sum() / problem.capacity_R.sum()
         assert fill == pytest.approx(0.9, abs=0.001)
 
 
-def test_there_is_more_memory_where_nothing_fits_otherwise(make_tables, model):
+def test_there_is_more_memory_where_nothing_fits_otherwise(model):
     # Two narrow tables on one rank, the wide one on the other.
-    pool = make_tables([1.0] * 3, rows=1000)
+    pool = make.pool([1.0] * 3, rows=1000)
     (problem,) = sample_problems(pool, model, kind(3, 2, memory_fill=1.0), task_seeds(TaskSplit.TEST, 1))
     assert sorted(problem.bytes_N.tolist()) == [68_000, 68_000, 132_000]
     assert 136_000 <= problem.capacity_R[0] <= 1.01 * 136_000

@@ -13,6 +13,7 @@ from policies.planning.planner import PolicyPlanner
 from policies.planning.trained import TrainedPolicy
 from policies.training.run_options import PolicyRunOptions, TaskOptions
 from policies.training.runs import run_training
+from tests import builders as make
 
 SMALL = ["--num-tables", "8", "--num-ranks", "2", "--num-tasks", "4", "--updates", "2"]
 
@@ -42,19 +43,15 @@ def test_it_trains_and_publishes_a_policy_that_says_what_it_was_trained_on(regis
     assert "update 2: balance" in output.err
 
 
-def test_its_policy_plans(registry, make_tables, make_topology, make_cost, capsys):
+def test_its_policy_plans(registry, make_cost, capsys):
     from dataclasses import replace
-
-    from autoshard.core import CostModels
-    from autoshard.evaluation.communication import AlphaBetaComm
-    from autoshard.planners.planner import PlanRequest
 
     assert run("--registry", registry, *SMALL, "--force") == 0
     assert "on 20 unseen tasks" in capsys.readouterr().out
-    request = PlanRequest(
-        tables=replace(make_tables([1, 2, 3, 4, 5]), batch_size=1024),
-        topology=make_topology(3),
-        costs=CostModels(kernel=make_cost(1024), comm=AlphaBetaComm()),
+    request = make.request(
+        replace(make.pool([1, 2, 3, 4, 5]), batch_size=1024),
+        make.topology(3),
+        costs=make.costs(kernel=make_cost(1024)),
         registry=registry,
     )
     assert len(PolicyPlanner().plan(request).shards) == 5

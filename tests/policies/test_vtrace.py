@@ -26,8 +26,8 @@ class Checked(VTrace):
     worst = 0.0
 
     def train(self):
-        data = self._trajectories
-        states_TES, _ = self._states(data.observations, data)
+        data = self.trajectories
+        states_TES, _ = self.states(data.observations, data)
         observations = data.observations
         logits = self.policy.network.logits(
             states_TES.flatten(0, 1),
@@ -112,7 +112,7 @@ def test_an_update_is_one_whole_episode_in_each_environment(problems):
     for update in range(6):
         algorithm.learn(3 * env.num_envs, log_interval=None, reset_num_timesteps=False)
         assert algorithm._n_updates == update + 1
-        data = algorithm._trajectories
+        data = algorithm.trajectories
         assert data.starts_TE[0].all()
         counts_TE = _first_episodes(data).bool()
         assert ((counts_TE & data.dones_TE).sum(dim=0) == 1).all()

@@ -15,11 +15,9 @@ import choreographer
 import pytest
 from plotly.offline import get_plotlyjs_version
 
-from autoshard.core import AccessProfile, CostModels, EmbeddingTable, Estimate, Feature, TableSet
+from autoshard.core import Estimate
 from autoshard.core.errors import InfeasiblePlanError
-from autoshard.evaluation import DEVICE_MEMORY, AlphaBetaComm, AnalyticCostModel
 from autoshard.formats import load_topology
-from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_plan
 from autoshard.report import ComparedPlan, MeasuredPlan, comparison_page, plan_page
 from autoshard.report.coverage_page import MOST_POINTS, PairAxis, RegionMap, coverage_page
@@ -29,6 +27,7 @@ from autoshard.report.simulation import curves_figure, simulation_report
 from autoshard.results.sweep import PointMemory, PointStatus, PricedPoint, SweepPoint, UnpricedPoint
 from autoshard.results.sweep_record import SweepRecord
 from autoshard.table import Table
+from tests import builders as make
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 AXE = Path(__file__).parents[2] / "build" / "axe-core" / "axe.min.js"
@@ -40,22 +39,9 @@ KINDS = ("plan", "comparison", "simulation", "coverage")
 
 
 def a_plan():
-    tables = TableSet(
-        batch_size=4096,
-        tables=tuple(
-            EmbeddingTable(
-                name=name,
-                num_embeddings=10_000,
-                embedding_dim=64,
-                features=(Feature(name=f"f{index}", pooling_factor=40.0 if name == LONG else 2.0),),
-                access=AccessProfile.zipf(10_000, 1.05),
-            )
-            for index, name in enumerate((LONG, EVIL, BACKWARDS, *(f"t{index}" for index in range(13))))
-        ),
-    )
-    model = AnalyticCostModel(device="cpu", memory=DEVICE_MEMORY["cpu"])
-    costs = CostModels(kernel=model, comm=AlphaBetaComm())
-    return make_plan("cost-greedy", PlanRequest(tables=tables, topology=load_topology("cpu-8"), costs=costs))
+    names = (LONG, EVIL, BACKWARDS, *(f"t{index}" for index in range(13)))
+    tables = (make.table(name, 10_000, 64, 40.0 if name == LONG else 2.0, alpha=1.05) for name in names)
+    return make_plan("cost-greedy", make.request(make.tables(*tables, batch_size=4096), load_topology("cpu-8")))
 
 
 def a_comparison(plan):
@@ -174,19 +160,9 @@ def test_a_page_is_small_and_lets_only_its_own_scripts_run_and_no_host_be_asked(
 
 def a_large_plan():
     """1,000 tables on 128 ranks."""
-    tables = tuple(
-        EmbeddingTable(
-            name=f"table_{index}",
-            num_embeddings=1_000 * (1 + index * 37 % 1_000),
-            embedding_dim=64,
-            features=(Feature(name=f"f{index}", pooling_factor=1.0 + index % 30),),
-            access=AccessProfile.zipf(1_000 * (1 + index * 37 % 1_000), 1.05),
-        )
-        for index in range(1_000)
-    )
-    costs = CostModels(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
-    task = TableSet(batch_size=65_536, tables=tables)
-    return make_plan("neo", PlanRequest(tables=task, topology=load_topology("zionex"), costs=costs))
+    rows = [1_000 * (1 + index * 37 % 1_000) for index in range(1_000)]
+    tables = [make.table(f"table_{index}", size, 64, 1.0 + index % 30, alpha=1.05) for index, size in enumerate(rows)]
+    return make_plan("neo", make.request(make.tables(*tables, batch_size=65_536), load_topology("zionex")))
 
 
 @pytest.mark.slow

@@ -5,10 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autoshard.core import AccessProfile, CostModels, EmbeddingTable, Feature, MemoryBytes, Pooling, TableSet, Tier
-from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel
+from autoshard.core import AccessProfile, MemoryBytes, Pooling, Tier
 from autoshard.formats import load_topology
-from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_plan
 from autoshard.report import comparison_warnings, plan_figures, plan_warnings
 from autoshard.report.pictures import (
@@ -19,26 +17,19 @@ from autoshard.report.pictures import (
     predicted_interval,
 )
 from autoshard.results.comparison import ComparedPlan, MeasuredPlan
+from tests import builders as make
 
 
-def table(index, **changes):
-    given = {
-        "name": f"t{index}",
-        "num_embeddings": 50_000 * (1 + index),
-        "embedding_dim": 64,
-        "features": (Feature(name=f"f{index}", pooling_factor=20.0),),
-        "access": AccessProfile.zipf(50_000 * (1 + index), 1.1),
-    }
-    return EmbeddingTable(**{**given, **changes})
+def table(index, **fields):
+    usual = {"num_embeddings": 50_000 * (1 + index), "embedding_dim": 64, "pooling_factor": 20.0, "alpha": 1.1}
+    return make.table(f"t{index}", **{**usual, **fields})
 
 
 def a_plan(planner, *tables, hbm=None, **options):
-    costs = CostModels(kernel=AnalyticCostModel.for_device("a100"), comm=AlphaBetaComm())
     topology = load_topology("a100-8")
     if hbm is not None:
         topology = replace(topology, memory_bytes=MemoryBytes(hbm=hbm))
-    task = TableSet(batch_size=65_536, tables=tables).assuming_orders()
-    return make_plan(planner, PlanRequest(tables=task, topology=topology, costs=costs, options=options))
+    return make_plan(planner, make.request(make.tables(*tables, batch_size=65_536), topology, options=options))
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +59,7 @@ def test_the_map_has_a_colour_where_a_rank_holds_a_table(whole):
 def test_the_map_of_tables_of_one_size_has_one_colour():
     plan = a_plan(
         "cost-greedy",
-        *(table(index, num_embeddings=50_000, access=AccessProfile.zipf(50_000, 1.1)) for index in range(4)),
+        *(table(index, num_embeddings=50_000) for index in range(4)),
     )
     (heat,) = placement_figure(plan).data
     assert set(heat.z.ravel().tolist()) == {0, 255}

@@ -6,72 +6,47 @@ import pytest
 
 from autoshard.cli import main
 from autoshard.core import (
-    AccessProfile,
-    CostModels,
     DType,
-    EmbeddingTable,
-    Feature,
-    Level,
-    Link,
-    MemoryBytes,
-    PlacedShard,
     ReplicaGroups,
     RowRange,
     RowsBy,
     Shard,
-    ShardingPlan,
     Split,
-    TableSet,
     Tier,
-    Topology,
 )
-from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate
+from autoshard.evaluation import evaluate
 from autoshard.formats import read_json, write_plan
 from autoshard.report.plan_diff import diff_plans
 from autoshard.results.plan_diff import DIFF, Change
+from tests import builders as make
 
 #: 8 rows of 4 columns in fp32 with a moment per row: 8 x (4 x 4 + 4) = 160 bytes.
 TABLE_BYTES = 160
 
 
-def table(name="t0", **changes):
-    made = EmbeddingTable(
-        name=name,
-        num_embeddings=8,
-        embedding_dim=4,
-        features=(Feature(name=f"f of {name}", pooling_factor=2.0),),
-        access=AccessProfile.zipf(8, 1.05),
-    )
-    return replace(made, **changes)
+def table(name="t0", **fields):
+    return make.table(name, 8, 4, **fields)
 
 
-def topology(num_ranks=4):
-    level = Level(name="node", size=num_ranks, all_to_all=Link(bytes_per_s=1e9), all_reduce=Link(bytes_per_s=1e9))
-    return Topology(world_size=num_ranks, device="cpu", memory_bytes=MemoryBytes(hbm=1 << 20), levels=(level,))
+def plan(*shards, num_ranks=4, **fields):
+    return make.plan(*shards, topology=make.topology(num_ranks), **fields)
 
 
-def plan(*shards, num_ranks=4, batch_size=64, **settings):
-    tables = tuple({placed.shard.table.name: placed.shard.table for placed in shards}.values())
-    return ShardingPlan(
-        tables=TableSet(batch_size=batch_size, tables=tables), topology=topology(num_ranks), shards=shards, **settings
-    )
+def on(rank, of=None):
+    return make.placed(of or table(), replicas=((rank,),))
 
 
-def on(rank, shard=None):
-    return PlacedShard.table_wise(shard or Shard.whole(table()), rank)
+def over(*ranks, **fields):
+    return make.placed(table(), Tier.ROW_WISE, (ranks,), **fields)
 
 
-def over(*ranks, split=Split.BLOCK):
-    return PlacedShard(shard=Shard.whole(table()), tier=Tier.ROW_WISE, replicas=(ranks,), split=split)
+def copies(*ranks):
+    return make.placed(table(), Tier.DATA_PARALLEL, make.each(len(ranks)))
 
 
 def columns(start, stop, rank):
     shard = Shard(table=table(), rows=RowRange(start=0, stop=8), columns=(start, stop))
     return on(rank, shard)
-
-
-def copies(*ranks):
-    return PlacedShard(shard=Shard.whole(table()), tier=Tier.DATA_PARALLEL, replicas=tuple((rank,) for rank in ranks))
 
 
 def rows(rank, start, stop, by=RowsBy.ACCESS_RANK):
@@ -110,10 +85,8 @@ def test_ranks_receive_what_they_do_not_hold_yet(before, after, change, received
 
 
 def test_tables_come_go_and_change_their_size():
-    before = plan(on(0), on(0, Shard.whole(table("old"))), on(1, Shard.whole(table("wide"))))
-    after = plan(
-        on(0), on(0, Shard.whole(table("new"))), on(1, Shard.whole(table("wide", dtype=DType.FP16))), batch_size=128
-    )
+    before = plan(on(0), on(0, table("old")), on(1, table("wide")))
+    after = plan(on(0), on(0, table("new")), on(1, table("wide", dtype=DType.FP16)), batch_size=128)
     found = diff_plans(before, after)
     assert {one.table: (one.change, one.received_bytes) for one in found.tables} == {
         "new": (Change.ADDED, TABLE_BYTES),
@@ -133,8 +106,7 @@ def test_each_group_of_ranks_receives_its_copy():
 
 
 def priced(one):
-    costs = CostModels(kernel=AnalyticCostModel.for_device("cpu"), comm=AlphaBetaComm())
-    return one.with_predicted(evaluate(one, costs))
+    return one.with_predicted(evaluate(one, make.costs()))
 
 
 def test_prices_differ_by_step_part_and_rank():

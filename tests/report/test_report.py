@@ -8,27 +8,18 @@ import pytest
 from rich.console import Console
 
 from autoshard.core import (
-    AccessProfile,
-    CostModels,
-    EmbeddingTable,
     Estimate,
-    Feature,
-    Level,
-    Link,
     MemoryBytes,
     PlacedShard,
     Provenance,
     ReplicaGroups,
     RowRange,
     Shard,
-    ShardingPlan,
     SyncRows,
-    TableSet,
     Tier,
-    Topology,
 )
 from autoshard.core.errors import InfeasiblePlanError
-from autoshard.evaluation import DEVICE_MEMORY, AlphaBetaComm, AnalyticCostModel, evaluate
+from autoshard.evaluation import evaluate
 from autoshard.report import (
     ComparedPlan,
     MeasuredPlan,
@@ -43,38 +34,25 @@ from autoshard.report.comparison import comparison_columns, comparison_lines
 from autoshard.report.figures import memory_figure, rank_time_figure
 from autoshard.report.wording import write_bytes, write_columns, write_ms, write_percent, write_ranks, write_rows
 from autoshard.results.comparison import Comparison
+from tests import builders as make
 
 EVIL = "<img src=x onerror=\"document.title='taken'\"></script><script>document.title='taken'</script>[bold]"
 VOID = {"meta", "img", "br", "hr", "input", "link"}
 
 
 def table(index, name=None, num_embeddings=10_000):
-    return EmbeddingTable(
-        name=name or f"t{index}",
-        num_embeddings=num_embeddings,
-        embedding_dim=32 * (1 + index % 3),
-        features=(Feature(name=f"f{index}", pooling_factor=float(1 + 5 * index)),),
-        access=AccessProfile.zipf(num_embeddings, 1.05),
+    return make.table(
+        name or f"t{index}", num_embeddings, 32 * (1 + index % 3), pooling_factor=float(1 + 5 * index), alpha=1.05
     )
 
 
 def make_plan(num_ranks=4, ranks=(0, 1, 1, 2, 3, 3), seed=7):
     names = [EVIL, *(None for _ in ranks[1:])]
-    tables = TableSet(batch_size=1024, tables=tuple(table(index, name) for index, name in enumerate(names)))
-    link = Link(bytes_per_s=1e9, latency_s=1e-5)
-    topology = Topology(
-        world_size=num_ranks,
-        device="cpu",
-        memory_bytes=MemoryBytes(hbm=1 << 30),
-        levels=(Level(name="node", size=num_ranks, all_to_all=link, all_reduce=link),),
-    )
-    shards = tuple(
-        PlacedShard.table_wise(Shard.whole(item), rank) for item, rank in zip(tables.tables, ranks, strict=True)
-    )
+    tables = make.tables(*(table(index, name) for index, name in enumerate(names)), batch_size=1024)
     source = Provenance(planner="by hand", version="0.1.0", seed=seed, options={"why": EVIL})
-    plan = ShardingPlan(tables=tables, topology=topology, shards=shards, provenance=source)
-    model = AnalyticCostModel(device="cpu", memory=DEVICE_MEMORY["cpu"])
-    return plan.with_predicted(evaluate(plan, CostModels(kernel=model, comm=AlphaBetaComm())))
+    topology = make.topology(num_ranks, hbm=1 << 30, latency_s=1e-5)
+    plan = make.plan(*make.table_wise(tables.tables, ranks), tables=tables, topology=topology, provenance=source)
+    return plan.with_predicted(evaluate(plan, make.costs()))
 
 
 @pytest.fixture(scope="module")
@@ -187,8 +165,7 @@ def test_a_plan_over_replica_groups_says_how_they_lie_and_what_they_cost():
     num_ranks = plan.group_size // 2
     shards = tuple(PlacedShard.table_wise(placed.shard, placed.replicas[0][0] % num_ranks) for placed in plan.shards)
     grouped = replace(plan, topology=small, shards=shards, replica_groups=groups, predicted=None)
-    model = AnalyticCostModel(device="cpu", memory=DEVICE_MEMORY["cpu"])
-    grouped = grouped.with_predicted(evaluate(grouped, CostModels(kernel=model, comm=AlphaBetaComm())))
+    grouped = grouped.with_predicted(evaluate(grouped, make.costs()))
     predicted, shown, page = grouped.predicted, rendered(plan_summary(grouped)), Page(plan_page(grouped))
     line = f"in 2 groups of {num_ranks} ranks across nodes that meet every 3 steps (shown per rank of one group)"
     assert "rank of one group  shards" in shown

@@ -20,21 +20,13 @@ dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=int(sy
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 from autoshard.core import (
-    AccessProfile,
-    EmbeddingTable,
-    Exchange,
     Feature,
-    Level,
-    Link,
-    MemoryBytes,
+    GradSync,
     PlacedShard,
     Pooling,
     ReplicaGroups,
     Shard,
-    ShardingPlan,
-    TableSet,
     Tier,
-    Topology,
 )
 from autoshard.core.errors import ExecutionError, InputError
 from autoshard.runtime.batch import BatchOfIds
@@ -42,42 +34,29 @@ from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine import groups as process_groups
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.torchrec import shard, tables_of
+from tests import builders as make
 
 NAMES, ROWS, B = ["a", "b", "c"], 10, 4
 
 
 def tiered_plan(num_processes, num_groups):
     """A table in rows, one that is whole and averaged, and a sequence table that all hold."""
-    link, size = Link(bytes_per_s=1e9), num_processes // num_groups
-    level = Level(name="node", size=num_processes, all_to_all=link, all_reduce=link)
-    tables = tuple(
-        EmbeddingTable(
-            name=f"t{name}",
-            num_embeddings=ROWS,
-            embedding_dim=8,
-            features=(Feature(name=name, pooling_factor=1.0),),
-            access=AccessProfile.uniform(ROWS),
-            pooling=pooling,
+    size, poolings = num_processes // num_groups, (Pooling.SUM, Pooling.MEAN, Pooling.SEQUENCE)
+    in_rows, whole, everywhere = (
+        make.placed(
+            make.table(f"t{name}", ROWS, 8, features=(Feature(name=name, pooling_factor=1.0),), pooling=pooling)
         )
-        for name, pooling in zip(NAMES, (Pooling.SUM, Pooling.MEAN, Pooling.SEQUENCE), strict=True)
+        for name, pooling in zip(NAMES, poolings, strict=True)
     )
-    in_rows, whole, everywhere = (PlacedShard.table_wise(Shard.whole(table), 0) for table in tables)
     if size > 1:
-        everyone = tuple(range(size))
-        in_rows = replace(in_rows, tier=Tier.ROW_WISE, replicas=(everyone,))
-        everywhere = PlacedShard(
-            shard=everywhere.shard,
-            tier=Tier.DATA_PARALLEL,
-            replicas=tuple((rank,) for rank in everyone),
-            exchange=Exchange.ROWS,
-            grad_sync="sparse",
-        )
-    return ShardingPlan(
-        tables=TableSet(batch_size=B * num_processes, tables=tables),
-        topology=Topology(
-            world_size=num_processes, device="cpu", memory_bytes=MemoryBytes(hbm=1 << 30), levels=(level,)
-        ),
-        shards=(in_rows, whole, everywhere),
+        in_rows = replace(in_rows, tier=Tier.ROW_WISE, replicas=make.everyone(size))
+        everywhere = make.placed(everywhere.shard, Tier.DATA_PARALLEL, make.each(size), grad_sync=GradSync.SPARSE)
+    return make.plan(
+        in_rows,
+        whole,
+        everywhere,
+        batch_size=B * num_processes,
+        topology=make.topology(num_processes),
         replica_groups=ReplicaGroups(num_groups=num_groups, sync_every=100),
     )
 

@@ -26,21 +26,10 @@ class OldEmbedding(SplitTableBatchedEmbeddingBagsCodegen):
 
 
 from autoshard.core import (
-    AccessProfile,
     Collective,
-    EmbeddingTable,
-    Feature,
     GradSync,
-    Level,
-    Link,
-    MemoryBytes,
-    PlacedShard,
     Pooling,
-    Shard,
-    ShardingPlan,
-    TableSet,
     Tier,
-    Topology,
 )
 from autoshard.runtime import releases
 from autoshard.runtime.embeddings import ShardedEmbeddings
@@ -49,6 +38,7 @@ from autoshard.runtime.results import RunRequest
 from autoshard.runtime.training.dense import DenseModel, default_layers
 from autoshard.runtime.training.reference import Reference, compare
 from autoshard.runtime.training.step import distributed_step
+from tests import builders as make
 
 releases.SplitTableBatchedEmbeddingBagsCodegen = OldEmbedding
 
@@ -56,32 +46,13 @@ releases.SplitTableBatchedEmbeddingBagsCodegen = OldEmbedding
 other = os.fork()
 rank, rendezvous = int(other != 0), sys.argv[1]
 dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
-tables = [
-    EmbeddingTable(
-        name=name,
-        num_embeddings=40,
-        embedding_dim=8,
-        features=(Feature(name=f"{name}.ids", pooling_factor=2.0),),
-        access=AccessProfile.zipf(40, 1.05),
-        pooling=Pooling.SEQUENCE if name == "sequence" else Pooling.SUM,
-    )
-    for name in ("replicated", "scattered", "sequence")
-]
-whole = [Shard.whole(table) for table in tables]
-link = Link(bytes_per_s=1e9)
-plan = ShardingPlan(
-    tables=TableSet(batch_size=8, tables=tuple(tables)),
-    topology=Topology(
-        world_size=2,
-        device="cpu",
-        memory_bytes=MemoryBytes(hbm=1 << 30),
-        levels=(Level(name="node", size=2, all_to_all=link, all_reduce=link),),
-    ),
-    shards=(
-        PlacedShard(shard=whole[0], tier=Tier.DATA_PARALLEL, replicas=((0,), (1,)), grad_sync=GradSync.SPARSE),
-        PlacedShard(shard=whole[1], tier=Tier.ROW_WISE, replicas=((0, 1),), collective=Collective.REDUCE_SCATTER),
-        PlacedShard.table_wise(whole[2], 1),
-    ),
+replicated, scattered = (make.table(name, 40, 8) for name in ("replicated", "scattered"))
+plan = make.plan(
+    make.placed(replicated, Tier.DATA_PARALLEL, make.each(2), grad_sync=GradSync.SPARSE),
+    make.placed(scattered, Tier.ROW_WISE, make.everyone(2), collective=Collective.REDUCE_SCATTER),
+    make.on(1, "sequence", 40, 8, pooling=Pooling.SEQUENCE),
+    batch_size=8,
+    topology=make.topology(2),
 )
 settings = FusedSettings(learning_rate=0.05)
 request = RunRequest(plan_path="", verify_steps=2, learning_rate=0.05, eps=settings.eps)

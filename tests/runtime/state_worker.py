@@ -12,16 +12,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, StepLR
 
 from autoshard.core import (
-    AccessProfile,
     DType,
-    EmbeddingTable,
-    Feature,
+    GradSync,
     Optimizer,
     PlacedShard,
     ReplicaGroups,
     Shard,
     SyncRows,
-    TableSet,
     Tier,
 )
 from autoshard.core.errors import InputError
@@ -31,6 +28,7 @@ from autoshard.runtime.engine.rows.averaging import RowStates, average
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.state import TableState
 from autoshard.runtime.training.synthetic import draw_samples
+from tests import builders as make
 from tests.contracts.drawn_layouts import drawn_plan, drawn_shards
 
 SETTINGS = FusedSettings(learning_rate=0.1, eps=1e-3)
@@ -126,32 +124,20 @@ def check_pieces(source, target, table):
 
 
 def table(name, optimizer, dtype=DType.FP32, rows=23):
-    return EmbeddingTable(
-        name=name,
-        num_embeddings=rows,
-        embedding_dim=8,
-        features=(Feature(name=f"{name}.f", pooling_factor=2.0),),
-        access=AccessProfile.uniform(rows),
-        optimizer=optimizer,
-        dtype=dtype,
-    )
+    return make.table(name, rows, 8, optimizer=optimizer, dtype=dtype)
 
 
 def laid(plan, tables, layout, **changes):
     """A plan of other tables on the same ranks."""
-    ranks = tuple(range(plan.topology.world_size))
-    options = {
-        "table_wise": {"tier": Tier.TABLE_WISE, "replicas": ((0,),)},
-        "row_wise": {"tier": Tier.ROW_WISE, "replicas": (ranks,)},
-        "dense": {"tier": Tier.DATA_PARALLEL, "replicas": tuple((rank,) for rank in ranks), "grad_sync": "dense"},
-        "sparse": {"tier": Tier.DATA_PARALLEL, "replicas": tuple((rank,) for rank in ranks), "grad_sync": "sparse"},
+    size = plan.topology.world_size
+    fields = {
+        "table_wise": {"tier": Tier.TABLE_WISE},
+        "row_wise": {"tier": Tier.ROW_WISE, "replicas": make.everyone(size)},
+        "dense": {"tier": Tier.DATA_PARALLEL, "replicas": make.each(size)},
+        "sparse": {"tier": Tier.DATA_PARALLEL, "replicas": make.each(size), "grad_sync": GradSync.SPARSE},
     }[layout]
-    return replace(
-        plan,
-        tables=TableSet(batch_size=8, tables=tuple(tables)),
-        shards=tuple(PlacedShard(shard=Shard.whole(one), **options) for one in tables),
-        **changes,
-    )
+    shards = tuple(make.placed(one, **fields) for one in tables)
+    return replace(plan, tables=make.tables(*tables, batch_size=8), shards=shards, **changes)
 
 
 def check_columns(plan):

@@ -15,6 +15,7 @@ from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.rows import fused
 from autoshard.runtime.engine.rows.fused import FusedKernel, FusedSettings
 from autoshard.runtime.training.synthetic import draw_samples
+from tests import builders as make
 
 SETTINGS = FusedSettings(learning_rate=0.05)
 #: What the engine calls and sets beside the lookup, of the caches of FBGEMM's module.
@@ -62,11 +63,11 @@ class Cached(torch.nn.Module):
 
 
 @pytest.fixture
-def cached(monkeypatch, make_plan, make_table):
+def cached(monkeypatch):
     """Embeddings whose one kernel is such a module, the module, and batches."""
-    made, make = [], fused.fused_embedding
+    made, fuse = [], fused.fused_embedding
     monkeypatch.setattr(
-        fused, "fused_embedding", lambda *args, **options: made.append(Cached(make(*args, **options))) or made[-1]
+        fused, "fused_embedding", lambda *args, **options: made.append(Cached(fuse(*args, **options))) or made[-1]
     )
     monkeypatch.setattr(FusedKernel, "fills_ahead", property(lambda _: True, lambda *_: None), raising=False)
 
@@ -74,7 +75,7 @@ def cached(monkeypatch, make_plan, make_table):
         counter -= 1
 
     monkeypatch.setattr(torch.ops.fbgemm, "lxu_cache_locking_counter_decrement", decrement)
-    plan = make_plan([make_table("t", 40, 8), make_table("u", 30, 12)], [0, 0], world_size=1, batch_size=6)
+    plan = make.table_wise_plan([make.table("t", 40, 8), make.table("u", 30, 12)], [0, 0], world_size=1, batch_size=6)
     embeddings = ShardedEmbeddings(plan, SETTINGS)
     [module] = made
     return embeddings, module, [draw_samples(plan.tables, 1, 6, (number,)).ids for number in range(4)]

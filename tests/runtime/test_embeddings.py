@@ -20,6 +20,7 @@ from autoshard.runtime.training.dense import DenseModel, default_layers
 from autoshard.runtime.training.reference import Reference, ReferenceEmbeddings, compare
 from autoshard.runtime.training.step import TrainingStep
 from autoshard.runtime.training.synthetic import draw_samples
+from tests import builders as make
 
 pytestmark = pytest.mark.usefixtures("one_process")
 
@@ -28,18 +29,18 @@ BATCH_SIZE = 6
 
 
 @pytest.fixture
-def tables(make_table):
+def tables():
     features = (Feature(name="a", pooling_factor=1.5), Feature(name="b", pooling_factor=2.0))
     return (
-        make_table("t", 40, 8, features=features),
-        make_table("u", 30, 12, pooling=Pooling.MEAN),
-        make_table("v", 20, 4, optimizer=Optimizer.SGD),
+        make.table("t", 40, 8, features=features),
+        make.table("u", 30, 12, pooling=Pooling.MEAN),
+        make.table("v", 20, 4, optimizer=Optimizer.SGD),
     )
 
 
 @pytest.fixture
-def plan(make_plan, tables):
-    return make_plan(tables, [0, 0, 0], world_size=1, batch_size=BATCH_SIZE)
+def plan(tables):
+    return make.table_wise_plan(tables, [0, 0, 0], world_size=1, batch_size=BATCH_SIZE)
 
 
 def reference_output(plan, batch):
@@ -50,7 +51,7 @@ def test_features_come_out_in_the_plans_order(plan):
     embeddings = ShardedEmbeddings(plan, SETTINGS)
     batch = draw_samples(plan.tables, 1, BATCH_SIZE, (0,)).ids
     output_BC = embeddings(batch).pooled_BC
-    assert embeddings.feature_names == ["a", "b", "u.ids", "v.ids"]
+    assert embeddings.feature_names == ["a", "b", "u_f", "v_f"]
     assert embeddings.feature_dims == (8, 8, 12, 4)
     assert torch.allclose(output_BC, reference_output(plan, batch), atol=1e-6)
 
@@ -71,12 +72,12 @@ def test_keyed_jagged_tensors_give_keyed_tensors_and_may_have_another_order(plan
     for ids in (keyed, keyed.permute([2, 0, 3, 1])):
         output = embeddings(ids)
         assert isinstance(output, KeyedTensor)
-        assert (output.keys(), output.length_per_key()) == (["a", "b", "u.ids", "v.ids"], [8, 8, 12, 4])
+        assert (output.keys(), output.length_per_key()) == (["a", "b", "u_f", "v_f"], [8, 8, 12, 4])
         assert torch.equal(output.values(), expected_BC)
-        assert torch.equal(output["u.ids"], expected_BC[:, 16:28])
+        assert torch.equal(output["u_f"], expected_BC[:, 16:28])
     with pytest.raises(InputError, match=r'^keys: has no feature "b"'):
         embeddings(keyed.permute([0, 2, 3]))
-    for repeated, name in (([0, 1, 2, 3, 1], "b"), ([3, 3, 0, 1, 2], "v.ids"), ([2, 1, 2, 3, 0, 0], "u.ids")):
+    for repeated, name in (([0, 1, 2, 3, 1], "b"), ([3, 3, 0, 1, 2], "v_f"), ([2, 1, 2, 3, 0, 0], "u_f")):
         with pytest.raises(InputError, match=rf'^keys: has feature "{name}" more than once'):
             embeddings(keyed.permute(repeated))
     weighted = KeyedJaggedTensor(
@@ -87,34 +88,34 @@ def test_keyed_jagged_tensors_give_keyed_tensors_and_may_have_another_order(plan
 
 
 @pytest.mark.parametrize("with_pooled", [False, True])
-def test_sequence_tables_give_jagged_tensors(make_plan, make_table, with_pooled):
-    tables = [make_table("s", 40, 8, pooling=Pooling.SEQUENCE), make_table("r", 30, 8, pooling=Pooling.SEQUENCE)]
+def test_sequence_tables_give_jagged_tensors(with_pooled):
+    tables = [make.table("s", 40, 8, pooling=Pooling.SEQUENCE), make.table("r", 30, 8, pooling=Pooling.SEQUENCE)]
     if with_pooled:
-        tables.insert(1, make_table("p", 20, 4))
-    plan = make_plan(tables, [0] * len(tables), world_size=1, batch_size=BATCH_SIZE)
+        tables.insert(1, make.table("p", 20, 4))
+    plan = make.table_wise_plan(tables, [0] * len(tables), world_size=1, batch_size=BATCH_SIZE)
     batch = draw_samples(plan.tables, 1, BATCH_SIZE, (6,)).ids
     embeddings = ShardedEmbeddings(plan, SETTINGS)
     keyed = as_keyed_jagged(batch, embeddings.feature_names)
     output = embeddings(keyed.permute(list(reversed(range(len(tables))))))
     expected = embeddings(batch)
     sequences = output[1] if with_pooled else output
-    assert list(sequences) == ["s.ids", "r.ids"]
+    assert list(sequences) == ["s_f", "r_f"]
     for name, jagged in sequences.items():
         assert torch.equal(jagged.values(), expected.sequences[name])
         assert torch.equal(jagged.lengths(), batch.lengths_FB[embeddings.feature_names.index(name)])
     if with_pooled:
-        assert torch.equal(output[0]["p.ids"], expected.pooled_BC)
+        assert torch.equal(output[0]["p_f"], expected.pooled_BC)
 
 
-def test_gradients_flow_through_keyed_tensors(make_plan, make_table):
-    tables = [make_table("s", 40, 8, pooling=Pooling.SEQUENCE), make_table("p", 30, 8)]
-    plan = make_plan(tables, [0, 0], world_size=1, batch_size=BATCH_SIZE)
+def test_gradients_flow_through_keyed_tensors():
+    tables = [make.table("s", 40, 8, pooling=Pooling.SEQUENCE), make.table("p", 30, 8)]
+    plan = make.table_wise_plan(tables, [0, 0], world_size=1, batch_size=BATCH_SIZE)
     batch = draw_samples(plan.tables, 1, BATCH_SIZE, (7,)).ids
     keyed_embeddings, embeddings = ShardedEmbeddings(plan, SETTINGS), ShardedEmbeddings(plan, SETTINGS)
     keyed, jagged = keyed_embeddings(as_keyed_jagged(batch, embeddings.feature_names))
-    (keyed["p.ids"].square().sum() + jagged["s.ids"].values().square().sum()).backward()
+    (keyed["p_f"].square().sum() + jagged["s_f"].values().square().sum()).backward()
     expected = embeddings(batch)
-    (expected.pooled_BC.square().sum() + expected.sequences["s.ids"].square().sum()).backward()
+    (expected.pooled_BC.square().sum() + expected.sequences["s_f"].square().sum()).backward()
     untrained = ReferenceEmbeddings(plan.tables, learning_rate=0.05, eps=1e-8, seed=0)
     for name in ("s", "p"):
         weights_ND = keyed_embeddings.table_state(name).weights_ND
@@ -122,9 +123,9 @@ def test_gradients_flow_through_keyed_tensors(make_plan, make_table):
         assert not torch.equal(weights_ND, untrained.weights[name])
 
 
-def test_half_precision_weights_train(make_plan, make_table):
-    table = make_table("t", 40, 8, dtype=DType.FP16)
-    plan = make_plan([table], [0], world_size=1, batch_size=BATCH_SIZE)
+def test_half_precision_weights_train():
+    table = make.table("t", 40, 8, dtype=DType.FP16)
+    plan = make.table_wise_plan([table], [0], world_size=1, batch_size=BATCH_SIZE)
     embeddings = ShardedEmbeddings(plan, SETTINGS)
     batch = draw_samples(plan.tables, 1, BATCH_SIZE, (2,)).ids
     before = embeddings.table_state("t").weights_ND.clone()
@@ -146,7 +147,7 @@ def test_an_id_that_is_no_row_is_named(plan):
         ids_L = batch.ids_L.clone()
         first_of_u = int(batch.lengths_FB[:2].sum())
         ids_L[first_of_u] = bad
-        with pytest.raises(InputError, match=rf"^feature 'u.ids': table 'u' has rows 0 to 29, got id {bad} \(in the "):
+        with pytest.raises(InputError, match=rf"^feature 'u_f': table 'u' has rows 0 to 29, got id {bad} \(in the "):
             embeddings(BatchOfIds(batch.lengths_FB, ids_L))
 
 
@@ -237,10 +238,10 @@ def test_tables_are_neither_copied_nor_frozen(plan):
         embeddings.requires_grad_(False)
 
 
-def test_rounding_explains_the_error_of_half_precision_weights(make_plan, make_table):
+def test_rounding_explains_the_error_of_half_precision_weights():
     request = RunRequest(plan_path="none", verify_steps=3, learning_rate=0.05)
     whole, halves = (
-        compared(make_plan([make_table("t", 40, 8, dtype=dtype)], [0], 1, BATCH_SIZE), SETTINGS, request)
+        compared(make.table_wise_plan([make.table("t", 40, 8, dtype=dtype)], [0], 1, BATCH_SIZE), SETTINGS, request)
         for dtype in (DType.FP32, DType.FP16)
     )
     assert whole.weight_rounding == 0.0

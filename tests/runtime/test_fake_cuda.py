@@ -14,6 +14,7 @@ from autoshard.runtime.engine.ids.addresses import RowOrderMap
 from autoshard.runtime.engine.rows.fused import kernel_output
 from autoshard.runtime.engine.rows.places import held_chunks
 from autoshard.runtime.participation import Participation
+from tests import builders as make
 from tests.ranks import on_ranks
 from tests.runtime.cuda_worker import compare_all
 from tests.runtime.pretended_gpu import CUDA, OnGpu, WrongDeviceError, pretended
@@ -43,11 +44,11 @@ def test_the_device_is_told_from_the_cpu():
         assert there[there > 2].tolist() == [3, 4]
 
 
-def test_row_orders_on_a_gpu_find_the_places_of_rows(make_plan, make_table):
-    table = make_table("t", 100)
+def test_row_orders_on_a_gpu_find_the_places_of_rows():
+    table = make.table("t", 100)
     shard = Shard(table=table, rows=RowRange(start=0, stop=100, by=RowsBy.ACCESS_RANK), columns=(0, 8))
     placed = PlacedShard(shard=shard, tier=Tier.ROW_WISE, replicas=((0, 1),), split=Split.CYCLIC)
-    plan = make_plan([table], [0])
+    plan = make.table_wise_plan([table], [0])
     [holding] = holdings_of(type(plan)(tables=plan.tables, topology=plan.topology, shards=(placed,)), 2)
     ids_N = torch.tensor([90, 3, 0, 17, 55])
     [(_, rows_L, places_L)] = held_chunks(holding, 0, RowOrderMap(ids_N, 100, torch.device("cpu")), range(100))
@@ -58,8 +59,8 @@ def test_row_orders_on_a_gpu_find_the_places_of_rows(make_plan, make_table):
 
 
 @pytest.mark.usefixtures("one_process")
-def test_processes_over_nccl_use_the_current_gpu(make_plan, make_table, monkeypatch):
-    plan = make_plan([make_table("t")], [0], world_size=1)
+def test_processes_over_nccl_use_the_current_gpu(monkeypatch):
+    plan = make.table_wise_plan([make.table("t")], [0], world_size=1)
     assert Participation.agree(plan, "settings").device == torch.device("cpu")
     monkeypatch.setattr("torch.cuda.current_device", lambda: CUDA.index)
     monkeypatch.setattr("autoshard.runtime.engine.groups.dist.get_backend", lambda _: "nccl")

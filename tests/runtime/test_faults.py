@@ -47,12 +47,13 @@ EXPECTED = {
 
 @pytest.mark.parametrize("num_groups", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_fault_of_one_process_is_the_same_error_on_all(tmp_path, num_groups):
-    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("faults_worker.py"))]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.runtime.faults_worker"]
     processes = [
         subprocess.Popen(
             [*command, str(rank), str(NUM_PROCESSES), str(tmp_path / "rendezvous"), str(num_groups)],
             stdout=subprocess.PIPE,
             text=True,
+            cwd=Path(__file__).parents[2],
         )
         for rank in range(NUM_PROCESSES)
     ]

@@ -17,6 +17,7 @@ from autoshard.core.errors import ExecutionError, FormatError, InputError, Inval
 from autoshard.formats import write_plan
 from autoshard.runtime import RunRequest, run_requests
 from autoshard.runtime.result_json import RUN
+from tests import builders as make
 
 FOREVER = 1_000_000
 
@@ -27,8 +28,8 @@ def run_plan(path, nproc, steps=20, *, timeout_s=600, on_progress=None, **option
 
 
 @pytest.fixture
-def plan(make_plan, make_table):
-    return make_plan([make_table(f"t{index}") for index in range(3)], [0, 1, 1])
+def plan():
+    return make.table_wise_plan([make.table(f"t{index}") for index in range(3)], [0, 1, 1])
 
 
 @pytest.fixture

@@ -16,11 +16,12 @@ from autoshard.core import (
 )
 from autoshard.core.errors import InvalidOptionError, InvalidPlanError
 from autoshard.runtime.ownership import check_levels, even_share, ownership_of
+from tests import builders as make
 
 
-def test_ranks_are_folded_onto_processes(make_plan, make_table):
-    tables = [make_table(f"t{index}") for index in range(5)]
-    plan = make_plan(tables, [0, 3, 7, 4, 3], world_size=8)
+def test_ranks_are_folded_onto_processes():
+    tables = [make.table(f"t{index}") for index in range(5)]
+    plan = make.table_wise_plan(tables, [0, 3, 7, 4, 3], world_size=8)
     owners = ownership_of(plan, 4)
     assert [one.owners(0) for one in owners.holdings] == [(0,), (3,), (3,), (0,), (3,)]
     assert owners.is_folded
@@ -31,9 +32,9 @@ def test_ranks_are_folded_onto_processes(make_plan, make_table):
 
 
 @pytest.mark.parametrize("num_processes", [0, 3])
-def test_the_number_of_processes_lies_within_the_ranks(make_plan, make_table, num_processes):
+def test_the_number_of_processes_lies_within_the_ranks(num_processes):
     with pytest.raises(InvalidOptionError, match=r"nproc: must be in \[1, 2\]"):
-        ownership_of(make_plan([make_table("t")], [0]), num_processes)
+        ownership_of(make.table_wise_plan([make.table("t")], [0]), num_processes)
 
 
 def test_a_batch_is_shared_evenly():
@@ -42,11 +43,11 @@ def test_a_batch_is_shared_evenly():
         even_share(10, 4)
 
 
-def test_the_same_tables_elsewhere_are_another_identity(make_plan, make_table):
-    tables = [make_table("a"), make_table("b")]
-    here, there = (ownership_of(make_plan(tables, ranks), 2) for ranks in ([0, 1], [1, 0]))
+def test_the_same_tables_elsewhere_are_another_identity():
+    tables = [make.table("a"), make.table("b")]
+    here, there = (ownership_of(make.table_wise_plan(tables, ranks), 2) for ranks in ([0, 1], [1, 0]))
     assert here.identity != there.identity
-    assert here.identity == ownership_of(make_plan(tables, [0, 1]), 2).identity
+    assert here.identity == ownership_of(make.table_wise_plan(tables, [0, 1]), 2).identity
 
 
 @pytest.mark.parametrize("exchange", list(Exchange))
@@ -61,8 +62,8 @@ def test_the_same_tables_elsewhere_are_another_identity(make_plan, make_table):
         (((0, 1),), None),
     ],
 )
-def test_prices_are_of_the_exchange_that_is_executed(make_plan, make_table, replicas, fetch, exchange):
-    plan = make_plan([make_table("t")], [0], world_size=2)
+def test_prices_are_of_the_exchange_that_is_executed(replicas, fetch, exchange):
+    plan = make.table_wise_plan([make.table("t")], [0], world_size=2)
     tiers = {((0, 1),): Tier.ROW_WISE, ((1,),): Tier.TABLE_WISE}
     tier = tiers.get(replicas, Tier.REPLICATED if fetch else Tier.DATA_PARALLEL)
     sync = GradSync.SPARSE if len(replicas) > 1 else GradSync.NONE
@@ -80,15 +81,15 @@ REFUSED_TABLES = [
 
 
 @pytest.mark.parametrize(("options", "field", "accepted"), REFUSED_TABLES, ids=lambda value: str(value))
-def test_tables_that_cannot_be_executed_are_refused(make_plan, make_table, options, field, accepted):
-    plan = make_plan([make_table("t", **options)], [0])
+def test_tables_that_cannot_be_executed_are_refused(options, field, accepted):
+    plan = make.table_wise_plan([make.table("t", **options)], [0])
     with pytest.raises(InvalidPlanError, match=f"^{field}: .*{accepted}"):
         ownership_of(plan, 2)
 
 
-def test_other_memory_and_groups_are_refused(make_plan, make_table):
-    table = make_table("t")
-    plan = make_plan([table], [0])
+def test_other_memory_and_groups_are_refused():
+    table = make.table("t")
+    plan = make.table_wise_plan([table], [0])
     memory = replace(plan.topology.memory_bytes, ddr=1 << 30, ssd=1 << 30)
     roomy = replace(plan, topology=replace(plan.topology, memory_bytes=memory))
 
@@ -106,9 +107,9 @@ def test_other_memory_and_groups_are_refused(make_plan, make_table):
             ownership_of(bad, 2)
 
 
-def test_rows_behind_a_cache_take_a_kernel_of_their_own_and_a_gpu(make_plan, make_table):
-    tables = [make_table(name, 1000, 16) for name in "abc"]
-    plan = make_plan(tables, [0, 0, 0])
+def test_rows_behind_a_cache_take_a_kernel_of_their_own_and_a_gpu():
+    tables = [make.table(name, 1000, 16) for name in "abc"]
+    plan = make.table_wise_plan(tables, [0, 0, 0])
     memory = replace(plan.topology.memory_bytes, ddr=1 << 30)
     cached = MemoryPlacement(level=MemoryLevel.DDR, cache_bytes=6_400)
     placed = zip(plan.shards, (MemoryPlacement(), cached, MemoryPlacement(level=MemoryLevel.DDR)), strict=True)
@@ -123,9 +124,9 @@ def test_rows_behind_a_cache_take_a_kernel_of_their_own_and_a_gpu(make_plan, mak
         check_levels(owners, torch.device("cpu"))
 
 
-def test_plans_that_are_not_valid_are_refused(make_plan, make_table):
-    tables = [make_table("a"), make_table("b")]
-    plan = make_plan(tables, [0, 1])
+def test_plans_that_are_not_valid_are_refused():
+    tables = [make.table("a"), make.table("b")]
+    plan = make.table_wise_plan(tables, [0, 1])
     for shards in (plan.shards[:1], (*plan.shards, plan.shards[0])):
         with pytest.raises(InvalidPlanError):
             ownership_of(replace(plan, shards=shards), 2)

@@ -8,6 +8,7 @@ import torch.distributed as dist
 from autoshard.core.errors import InputError
 from autoshard.formats import read_plan, write_plan
 from autoshard.runtime.participation import Participation
+from tests import builders as make
 from tests.ranks import on_ranks
 
 
@@ -29,9 +30,9 @@ def agree_on_both(plans):
     return said
 
 
-def test_processes_that_differ_are_refused_on_both(make_plan, make_table, tmp_path):
-    plan = make_plan([make_table("a"), make_table("b")], [0, 1])
-    moved = replace(plan, shards=make_plan(plan.tables.tables, [1, 0]).shards)
+def test_processes_that_differ_are_refused_on_both(tmp_path):
+    plan = make.table_wise_plan([make.table("a"), make.table("b")], [0, 1])
+    moved = replace(plan, shards=make.table_wise_plan(plan.tables.tables, [1, 0]).shards)
     paths = [str(tmp_path / "plan.json"), str(tmp_path / "moved.json")]
     for path, written in zip(paths, (plan, moved), strict=True):
         write_plan(written, path)
@@ -40,14 +41,14 @@ def test_processes_that_differ_are_refused_on_both(make_plan, make_table, tmp_pa
         assert said == ["agreed on 4", refusal, refusal, refusal, "agreed on 4"]
 
 
-def test_without_a_process_group_one_line_says_how_to_make_one(make_plan, make_table):
-    plan = make_plan([make_table("a")], [0], world_size=1)
+def test_without_a_process_group_one_line_says_how_to_make_one():
+    plan = make.table_wise_plan([make.table("a")], [0], world_size=1)
     with pytest.raises(InputError, match=r"^group: there is none: call torch\.distributed\.init_process_group first$"):
         Participation.agree(plan, "settings")
 
 
 @pytest.mark.usefixtures("one_process")
-def test_a_process_outside_the_group_is_refused(make_plan, make_table):
-    plan = make_plan([make_table("a")], [0], world_size=1)
+def test_a_process_outside_the_group_is_refused():
+    plan = make.table_wise_plan([make.table("a")], [0], world_size=1)
     with pytest.raises(InputError, match=r"^group: process 0 is not in it"):
         Participation.agree(plan, "settings", group=dist.GroupMember.NON_GROUP_MEMBER)

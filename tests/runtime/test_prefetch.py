@@ -22,6 +22,7 @@ from autoshard.runtime.training.dense import DenseModel, default_layers
 from autoshard.runtime.training.gradients import GradientBuckets
 from autoshard.runtime.training.step import distributed_step
 from autoshard.runtime.training.synthetic import draw_samples
+from tests import builders as make
 
 SETTINGS = FusedSettings(learning_rate=0.05)
 BATCH_SIZE = 6
@@ -29,10 +30,10 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def plan(make_plan, make_table):
-    tables = [make_table("t", 40, 8), make_table("u", 30, 12, pooling=Pooling.MEAN)]
-    tables.append(make_table("s", 40, 8, pooling=Pooling.SEQUENCE))
-    return make_plan(tables, [0, 0, 0], world_size=1, batch_size=BATCH_SIZE)
+def plan():
+    tables = [make.table("t", 40, 8), make.table("u", 30, 12, pooling=Pooling.MEAN)]
+    tables.append(make.table("s", 40, 8, pooling=Pooling.SEQUENCE))
+    return make.table_wise_plan(tables, [0, 0, 0], world_size=1, batch_size=BATCH_SIZE)
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ class TestPrefetching:
         for batch, prefetched in zip(batches, under_way, strict=True):
             expected, embedded = embeddings(batch.ids), embeddings(prefetched)
             assert torch.equal(embedded.pooled_BC, expected.pooled_BC)
-            assert torch.equal(embedded.sequences["s.ids"], expected.sequences["s.ids"])
+            assert torch.equal(embedded.sequences["s_f"], expected.sequences["s_f"])
 
     def test_keyed_batches_give_keyed_embeddings(self, plan, batches):
         from torchrec import KeyedJaggedTensor
@@ -57,13 +58,13 @@ class TestPrefetching:
         keyed = KeyedJaggedTensor(keys=embeddings.feature_names, values=ids.ids_L, lengths=ids.lengths_FB.view(-1))
         pooled, sequences = embeddings(embeddings.prefetch(keyed))
         assert torch.equal(pooled.values(), embeddings(ids).pooled_BC)
-        assert list(sequences) == ["s.ids"]
+        assert list(sequences) == ["s_f"]
 
     def test_a_bad_batch_is_refused_when_it_is_looked_up_and_the_next_one_is_not(self, plan, batches):
         embeddings, ids = ShardedEmbeddings(plan, SETTINGS), batches[0].ids
         bad = embeddings.prefetch(BatchOfIds(ids.lengths_FB, ids.ids_L + 1000))
         good = embeddings.prefetch(ids)
-        with pytest.raises(InputError, match=r"^feature 't.ids': table 't' has rows 0 to 39, got id 10"):
+        with pytest.raises(InputError, match=r"^feature 't_f': table 't' has rows 0 to 39, got id 10"):
             embeddings(bad)
         assert torch.equal(embeddings(good).pooled_BC, embeddings(ids).pooled_BC)
 
@@ -260,10 +261,10 @@ run_worker(work, folder, rank)
 
 
 @pytest.mark.slow
-def test_an_error_while_ids_are_under_way_ends_every_process_with_it(make_plan, make_table, tmp_path):
+def test_an_error_while_ids_are_under_way_ends_every_process_with_it(tmp_path):
     from autoshard.formats import write_plan
 
-    write_plan(make_plan([make_table("a"), make_table("b")], [0, 1]), tmp_path / "plan.json")
+    write_plan(make.table_wise_plan([make.table("a"), make.table("b")], [0, 1]), tmp_path / "plan.json")
     (tmp_path / "failing_worker.py").write_text(WORKER, encoding="utf-8")
     path = [*sys.path, str(tmp_path)]
     workers = running_workers("failing_worker", str(tmp_path / "plan.json"), 2, timeout_s=120, path=path)

@@ -5,17 +5,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from autoshard.core import Feature, Optimizer, Pooling, TableSet
+from autoshard.core import Feature, Optimizer, Pooling
 from autoshard.core.errors import InvalidOptionError
 from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.training.reference import ReferenceEmbeddings, check_verifiable, global_samples
 from autoshard.runtime.training.synthetic import draw_samples
+from tests import builders as make
 
 
 def one_table(table, learning_rate=0.5):
-    reference = ReferenceEmbeddings(
-        TableSet(batch_size=2, tables=(table,)), learning_rate=learning_rate, eps=1.0, seed=0
-    )
+    reference = ReferenceEmbeddings(make.tables(table, batch_size=2), learning_rate=learning_rate, eps=1.0, seed=0)
     reference.weights[table.name].data.copy_(torch.arange(12.0).view(3, 4))
     return reference
 
@@ -30,8 +29,8 @@ BATCH = BatchOfIds(torch.tensor([[2, 1]]), torch.tensor([0, 2, 2]))
         (Pooling.MEAN, [[4.0, 5.0, 6.0, 7.0], [8.0, 9.0, 10.0, 11.0]]),
     ],
 )
-def test_bags_are_pooled(make_table, pooling, expected):
-    reference = one_table(make_table("t", 3, 4, pooling=pooling))
+def test_bags_are_pooled(pooling, expected):
+    reference = one_table(make.table("t", 3, 4, pooling=pooling))
     assert reference(BATCH).pooled_BC.tolist() == expected
 
 
@@ -50,8 +49,8 @@ def test_bags_are_pooled(make_table, pooling, expected):
         (Optimizer.ADAGRAD, [1 / 2, 2 / 3, 3 / 4, 4 / 5], [3 / 4, 2 / 3, 3 / 4, 4 / 5]),
     ],
 )
-def test_optimizers_take_the_step_of_their_formula(make_table, optimizer, step_0, step_2):
-    reference = one_table(make_table("t", 3, 4, optimizer=optimizer))
+def test_optimizers_take_the_step_of_their_formula(optimizer, step_0, step_2):
+    reference = one_table(make.table("t", 3, 4, optimizer=optimizer))
     before = reference.weights["t"].detach().clone()
     reference(BATCH).pooled_BC.backward(torch.tensor([[1.0, 2, 3, 4], [2, 0, 0, 0]]))
     reference.end_step()
@@ -60,9 +59,9 @@ def test_optimizers_take_the_step_of_their_formula(make_table, optimizer, step_0
     assert reference.weights["t"].grad is None
 
 
-def test_local_batches_make_the_global_batch(make_table):
+def test_local_batches_make_the_global_batch():
     features = (Feature(name="a", pooling_factor=1.5), Feature(name="b", pooling_factor=2.0))
-    tables = TableSet(batch_size=4, tables=(make_table("t", features=features), make_table("u")))
+    tables = make.tables(make.table("t", features=features), make.table("u"), batch_size=4)
     parts = [draw_samples(tables, 3, 2, (0, 0, process)) for process in range(2)]
     whole = global_samples(parts)
     reference = ReferenceEmbeddings(tables, learning_rate=1.0, eps=1.0, seed=0)
@@ -72,8 +71,8 @@ def test_local_batches_make_the_global_batch(make_table):
     assert not torch.equal(parts[0].ids.ids_L, parts[1].ids.ids_L)
 
 
-def test_tables_that_no_process_can_hold_are_not_verified(make_table):
-    tables = TableSet(batch_size=2, tables=(make_table("t", 1 << 26, 8),))
+def test_tables_that_no_process_can_hold_are_not_verified():
+    tables = make.tables(make.table("t", 1 << 26, 8), batch_size=2)
     with pytest.raises(InvalidOptionError, match=r"^verify_steps: .* scale them down"):
         check_verifiable(tables)
-    check_verifiable(replace(tables, tables=(make_table("t"),)))
+    check_verifiable(replace(tables, tables=(make.table("t"),)))

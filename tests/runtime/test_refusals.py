@@ -12,16 +12,17 @@ from autoshard.formats import read_plan, write_plan
 from autoshard.formats.row_orders import write_row_order
 from autoshard.runtime import RunRequest
 from autoshard.runtime.processes.session import make_engine
+from tests import builders as make
 from tests.ranks import on_ranks
 
 NUM_PROCESSES = 2
 
 
 @pytest.fixture
-def tiered_plan(make_plan, make_table):
+def tiered_plan():
     """A table whose hottest rows both processes hold."""
-    table = make_table("t", 50, 8)
-    plan = make_plan([table], [0], world_size=NUM_PROCESSES)
+    table = make.table("t", 50, 8)
+    plan = make.table_wise_plan([table], [0], world_size=NUM_PROCESSES)
     hot, rest = (
         Shard(table=table, rows=RowRange(start=start, stop=stop, by=RowsBy.ACCESS_RANK), columns=(0, 8))
         for start, stop in ((0, 10), (10, 50))

@@ -11,11 +11,10 @@ from packaging.requirements import Requirement
 import autoshard
 
 ROOT = Path(autoshard.__file__).parents[1]
-WORKER = Path(__file__).with_name("releases_worker.py")
 
 
 def test_a_step_needs_none_of_the_names_that_newer_releases_have_added(tmp_path):
-    command = [sys.executable, WORKER, str(tmp_path / "rendezvous")]
+    command = [sys.executable, "-m", "tests.runtime.releases_worker", str(tmp_path / "rendezvous")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -21,6 +21,7 @@ from autoshard.core import (
 from autoshard.core.errors import InvalidPlanError
 from autoshard.runtime.ownership import ownership_of
 from autoshard.runtime.torchrec_engine import layouts_of
+from tests import builders as make
 
 
 def part(table, rows=None, columns=None):
@@ -38,18 +39,18 @@ def split(shard, *replicas, **options):
 
 
 @pytest.fixture
-def planned(make_plan, make_table):
+def planned():
     """A plan on 4 ranks in nodes of 2: one table, held by the shards that are made of it, and one that is whole."""
 
-    def make(shards_of, **options):
-        held, other = make_table("t.x", 41, 16, **options), make_table("u")
-        plan = make_plan([held, other], [0, 1], world_size=4)
+    def make_one(shards_of, **options):
+        held, other = make.table("t.x", 41, 16, **options), make.table("u")
+        plan = make.table_wise_plan([held, other], [0, 1], world_size=4)
         node, *_ = plan.topology.levels
         levels = (replace(node, size=2), replace(node, name="cluster", size=4))
         shards = (plan.shards[1], *shards_of(held))
         return replace(plan, topology=replace(plan.topology, levels=levels), shards=shards)
 
-    return make
+    return make_one
 
 
 def test_rows_are_dealt_in_blocks_whatever_the_plans_split(planned):
@@ -119,9 +120,9 @@ def test_nodes_have_to_be_nodes_of_processes_too(planned):
         layouts_of(plan, ownership_of(plan, 3), device_type="cpu")
 
 
-def test_tables_without_rows_in_every_block_are_refused(make_plan, make_table):
-    table = make_table("t", 5)
-    plan = make_plan([table], [0], world_size=4)
+def test_tables_without_rows_in_every_block_are_refused():
+    table = make.table("t", 5)
+    plan = make.table_wise_plan([table], [0], world_size=4)
     plan = replace(plan, shards=(split(part(table), (0, 1, 2, 3)),))
     with pytest.raises(InvalidPlanError, match=r"^shards\[0\]: .*needs rows in every block; .* has 5 for 4 ranks"):
         layouts_of(plan, ownership_of(plan, 4), device_type="cpu")
@@ -134,7 +135,7 @@ def test_tables_without_rows_in_every_block_are_refused(make_plan, make_table):
         ({"payload": Payload(forward=DType.FP16)}, "payload: the torchrec engine sends fp32, not fp16 and fp32"),
     ],
 )
-def test_what_the_whole_plan_asks_for_is_refused_by_name(make_plan, make_table, change, message):
-    plan = replace(make_plan([make_table("t")], [0], world_size=2), **change)
+def test_what_the_whole_plan_asks_for_is_refused_by_name(change, message):
+    plan = replace(make.table_wise_plan([make.table("t")], [0], world_size=2), **change)
     with pytest.raises(InvalidPlanError, match=re.escape(message)):
         layouts_of(plan, ownership_of(plan, 2), device_type="cpu")

@@ -11,6 +11,7 @@ from autoshard.core.batches import coprime_step
 from autoshard.runtime.engine.holdings import holdings_of
 from autoshard.runtime.engine.rows import places
 from autoshard.runtime.weights import CHUNK_ROWS, initial_chunk, initial_chunks, initialise
+from tests import builders as make
 
 
 def drawn(table, seed=0, dtype=torch.float32):
@@ -19,9 +20,9 @@ def drawn(table, seed=0, dtype=torch.float32):
     return weights_ND
 
 
-def test_every_row_is_drawn_within_its_bound(make_table):
+def test_every_row_is_drawn_within_its_bound():
     rows = CHUNK_ROWS + 100
-    weights_ND = drawn(make_table("t", rows, 4))
+    weights_ND = drawn(make.table("t", rows, 4))
     bound = 1 / math.sqrt(rows)
     assert weights_ND.abs().max() <= bound
     # A uniform draw in [-b, b] has mean 0 and deviation b / sqrt(3); five deviations of the mean of N numbers.
@@ -29,26 +30,26 @@ def test_every_row_is_drawn_within_its_bound(make_table):
     assert abs(weights_ND.std() / (bound / math.sqrt(3)) - 1) < 0.02
 
 
-def test_name_and_seed_decide_and_nothing_else(make_table):
-    weights_ND = drawn(make_table("t"))
-    assert torch.equal(weights_ND, drawn(make_table("t")))
-    assert not torch.equal(weights_ND, drawn(make_table("u")))
-    assert not torch.equal(weights_ND, drawn(make_table("t"), seed=1))
-    halved = drawn(make_table("t", dtype=DType.FP16), dtype=torch.float16)
+def test_name_and_seed_decide_and_nothing_else():
+    weights_ND = drawn(make.table("t"))
+    assert torch.equal(weights_ND, drawn(make.table("t")))
+    assert not torch.equal(weights_ND, drawn(make.table("u")))
+    assert not torch.equal(weights_ND, drawn(make.table("t"), seed=1))
+    halved = drawn(make.table("t", dtype=DType.FP16), dtype=torch.float16)
     assert torch.equal(halved, weights_ND.half())
 
 
 @pytest.mark.parametrize("split", list(Split))
-def test_a_process_draws_and_looks_at_chunks_that_it_may_have_rows_of(make_plan, make_table, split, monkeypatch):
-    table = make_table("t", 40 * CHUNK_ROWS, 4)
+def test_a_process_draws_and_looks_at_chunks_that_it_may_have_rows_of(split, monkeypatch):
+    table = make.table("t", 40 * CHUNK_ROWS, 4)
     placed = PlacedShard(shard=Shard.whole(table), tier=Tier.ROW_WISE, replicas=(tuple(range(64)),), split=split)
-    plan = replace(make_plan([table], [0], world_size=64, batch_size=64), shards=(placed,))
+    plan = replace(make.table_wise_plan([table], [0], world_size=64, batch_size=64), shards=(placed,))
     [holding] = holdings_of(plan, 64)
-    drawn, looked_at, dealt = [], [], places._dealt
+    drawn, looked_at, dealt = [], [], places.dealt
     monkeypatch.setattr(
         places, "initial_chunk", lambda of, start, seed: drawn.append(start) or initial_chunk(of, start, seed)
     )
-    monkeypatch.setattr(places, "_dealt", lambda *of: looked_at.append(of) or dealt(*of))
+    monkeypatch.setattr(places, "dealt", lambda *of: looked_at.append(of) or dealt(*of))
     weights_ND = torch.full((holding.num_rows(5), 4), math.nan)
     places.initialise_held(weights_ND, holding, 5, None, 0)
     # Of a block of 10,240 rows from 51,200 on, chunk 3 is the first and the last; rows that are dealt lie in all.
@@ -64,12 +65,12 @@ def test_hashed_rows_of_large_tables_are_a_permutation(num_rows):
     assert math.gcd(step, num_rows) == 1
     assert step * (num_rows - 1) < 2**63
     ids_L = torch.arange(num_rows - 1000, num_rows)
-    hashed_L, _ = places._dealt(ids_L, num_rows, num_rows, Split.HASH)
+    hashed_L, _ = places.dealt(ids_L, num_rows, num_rows, Split.HASH)
     assert hashed_L.tolist() == [row * step % num_rows for row in range(num_rows - 1000, num_rows)]
 
 
-def test_a_chunk_is_the_same_without_the_others(make_table):
-    table = make_table("t", 2 * CHUNK_ROWS + 7, 4)
+def test_a_chunk_is_the_same_without_the_others():
+    table = make.table("t", 2 * CHUNK_ROWS + 7, 4)
     chunks = dict(initial_chunks(table, 3))
     assert list(chunks) == [0, CHUNK_ROWS, 2 * CHUNK_ROWS]
     assert [len(chunk) for chunk in chunks.values()] == [CHUNK_ROWS, CHUNK_ROWS, 7]

@@ -29,8 +29,8 @@ from autoshard.core.errors import (
     UnknownNameError,
 )
 from autoshard.formats import load_tables, load_topology, read_plan
-from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs, make_plan
+from tests import builders as make
 
 TASK = PlanTask(tables="criteo-kaggle", topology="cpu-8", planner="cost-greedy")
 
@@ -43,7 +43,7 @@ def served(service):
 
 def local_plan(**changes):
     tables, topology = load_tables("criteo-kaggle"), load_topology("cpu-8")
-    request = PlanRequest(tables=tables, topology=topology, costs=make_costs(tables, topology), **changes)
+    request = make.request(tables, topology, costs=make_costs(tables, topology), **changes)
     return make_plan("cost-greedy", request)
 
 

@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import jwt
 import pytest
@@ -83,8 +84,13 @@ def issuer(monkeypatch):
 
 
 @pytest.fixture
-def tokens(issuer):
-    return TokenIssuer(issuer.url, AUDIENCE, "scope")
+def clock():
+    return SimpleNamespace(now_s=0.0)
+
+
+@pytest.fixture
+def tokens(issuer, clock):
+    return TokenIssuer(issuer.url, AUDIENCE, "scope", clock=lambda: clock.now_s)
 
 
 def test_a_token_names_its_bearer_and_scopes(issuer, tokens):
@@ -145,28 +151,27 @@ def test_a_token_without_scopes_may_do_nothing(issuer, tokens, scope):
         tokens.identify(issuer.token(scope=scope))
 
 
-def test_new_keys_are_found_and_unknown_ones_are_not_asked_for_each_time(issuer, tokens):
+def test_new_keys_are_found_and_unknown_ones_are_not_asked_for_each_time(issuer, tokens, clock):
     tokens.identify(issuer.token())
     issuer.keys["two"] = OTHER
     for _ in range(5):
         with pytest.raises(UnauthenticatedError):
             tokens.identify(issuer.token(kid="two", key=OTHER))
     assert len(issuer.requests) == 2
-    tokens._tried_s -= 60  # a minute later
+    clock.now_s += 60
     assert tokens.identify(issuer.token(kid="two", key=OTHER)).name == "trainer"
     assert len(issuer.requests) == 4
 
 
-def test_an_issuer_that_is_away_is_asked_again(issuer, tokens):
+def test_an_issuer_that_is_away_is_asked_again(issuer, tokens, clock):
     issuer.is_away = True
     with pytest.raises(NotReadyError):
         tokens.identify(issuer.token())
     issuer.is_away = False
-    tokens._tried_s -= 60
+    clock.now_s += 60
     tokens.identify(issuer.token())
     issuer.is_away = True
-    tokens._tried_s -= 60
-    tokens._fetched_s -= 3600
+    clock.now_s += 3600
     assert tokens.identify(issuer.token()).name == "trainer"  # by the keys that are known
 
 

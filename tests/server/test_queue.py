@@ -74,7 +74,7 @@ def test_the_queue_is_bounded_for_one_client_and_for_all():
 
 
 def test_once_it_is_full_nobody_waits_longer_than_workers_are_held(monkeypatch):
-    monkeypatch.setattr("server.planning.queue._CALM_S", 0.2)
+    monkeypatch.setattr("server.planning.queue._CALM_S", 1.0)
 
     async def play():
         queue = queue_of("one")
@@ -94,7 +94,7 @@ def test_once_it_is_full_nobody_waits_longer_than_workers_are_held(monkeypatch):
             await queue.turn("b")
         with pytest.raises(BusyError, match="more requests than"):
             await hasty
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(1.2)
         (later,) = await waiting(queue, "a")  # nobody was refused for a while: it may wait again
         await asyncio.sleep(0.1)
         queue.leave("a")

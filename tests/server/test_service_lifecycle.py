@@ -4,6 +4,7 @@ import asyncio
 import concurrent.futures
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -73,7 +74,7 @@ def test_a_dead_worker_is_an_error_and_is_replaced(own_service):
     service = own_service("--workers", "2")
     with service.client() as client, concurrent.futures.ThreadPoolExecutor(1) as threads:
         posted = threads.submit(client.post, "/v1/plans", json={**LONG, "time_limit_s": 60.0})
-        time.sleep(1.5)
+        eventually(lambda: num_running(client) == 1)
         pids = worker_pids(service.process.pid)
         assert len(pids) == 2
         for pid in pids:
@@ -105,7 +106,7 @@ def test_sigterm_lets_a_running_request_end_and_exits_with_0(own_service):
     service = own_service("--workers", "1")
     with service.client() as client, concurrent.futures.ThreadPoolExecutor(1) as threads:
         posted = threads.submit(client.post, "/v1/plans", json=LONG)
-        time.sleep(1.0)
+        eventually(lambda: num_running(client) == 1)
         pids = worker_pids(service.process.pid)
         assert len(pids) == 1
         assert service.stop() == 0
@@ -118,7 +119,7 @@ def test_sigterm_to_all_processes_lets_running_and_waiting_requests_end(own_serv
     service = own_service("--workers", "1")
     with service.client() as client, concurrent.futures.ThreadPoolExecutor(2) as threads:
         posted = [threads.submit(client.post, "/v1/plans", json=LONG) for _ in range(2)]
-        time.sleep(1.0)
+        eventually(lambda: (num_running(client), num_waiting(client)) == (1, 1))
         for pid in worker_pids(service.process.pid):  # as service managers do, who know only a group of processes
             os.kill(pid, signal.SIGTERM)
         assert service.stop() == 0
@@ -151,10 +152,23 @@ def test_a_client_that_takes_all_it_may_leaves_a_worker_to_others(own_service):
         concurrent.futures.ThreadPoolExecutor(2) as threads,
     ):
         posted = [threads.submit(client.post, "/v1/plans", json={**LONG, "time_limit_s": 10.0}) for _ in range(2)]
-        eventually(lambda: client.get("/metrics").text.count("autoshard_waiting_requests 1.0"))
+        eventually(lambda: num_waiting(client) == 1)
         assert second.post("/v1/plans", json=TASK).status_code == 200
         assert not any(future.done() for future in posted)
         assert [future.result().status_code for future in posted] == [200, 200]
+
+
+def num_running(client):
+    return gauge(client, "autoshard_running_requests")
+
+
+def num_waiting(client):
+    return gauge(client, "autoshard_waiting_requests")
+
+
+def gauge(client, name):
+    (value,) = re.findall(rf"^{name} (\S+)$", client.get("/metrics").text, re.MULTILINE)
+    return float(value)
 
 
 def eventually(condition):
@@ -170,7 +184,7 @@ def test_sigterm_ends_what_takes_longer_than_the_grace(own_service):
     service = own_service("--workers", "1", "--grace", "0")
     with service.client() as client, concurrent.futures.ThreadPoolExecutor(1) as threads:
         posted = threads.submit(client.post, "/v1/plans", json={**LONG, "time_limit_s": 60.0})
-        time.sleep(1.5)
+        eventually(lambda: num_running(client) == 1)
         assert service.stop() == 0
         answer = posted.result()
         assert answer.status_code == 503

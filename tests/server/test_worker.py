@@ -6,7 +6,7 @@ import pytest
 import structlog
 
 from autoshard.planning import make_plan
-from server.planning.worker import _answer
+from server.planning.worker import answered
 from server.settings import ServerSettings
 from server.tasks import infeasible
 from server.tasks.work import Work, WorkKind
@@ -14,7 +14,7 @@ from server.tasks.work import Work, WorkKind
 
 def answer(body, **limits):
     text = body if isinstance(body, bytes) else json.dumps(body).encode()
-    reply = _answer(Work(kind=WorkKind.PLAN, body=text), ServerSettings(**limits))
+    reply = answered(Work(kind=WorkKind.PLAN, body=text), ServerSettings(**limits))
     return reply.status, json.loads(reply.body)
 
 
@@ -57,7 +57,7 @@ def test_time_that_a_plan_has_waited_counts_to_its_limit(monkeypatch):
     monkeypatch.setattr(infeasible, "make_plan", lambda _, request: asked.append(request) or make_plan(_, request))
     body = {"tables": "criteo-kaggle", "topology": "cpu-8", "planner": "size-greedy", "time_limit_s": 7.0}
     work = Work(kind=WorkKind.PLAN, body=json.dumps(body).encode(), received_s=1000.0)
-    assert _answer(work, ServerSettings()).status == 200
+    assert answered(work, ServerSettings()).status == 200
     assert asked[0].deadline_s() == 1007.0
 
 
@@ -100,7 +100,7 @@ def test_a_start_of_another_task_is_refused_by_name(change, field, detail):
 
 
 def test_lines_of_the_log_have_the_id_of_their_request():
-    _answer(Work(kind=WorkKind.VALIDATE, body=b'{"topology": "cpu-8"}', request_id="mine"), ServerSettings())
+    answered(Work(kind=WorkKind.VALIDATE, body=b'{"topology": "cpu-8"}', request_id="mine"), ServerSettings())
     assert structlog.contextvars.get_contextvars() == {"request_id": "mine"}
 
 

@@ -6,29 +6,23 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from autoshard.core import (
-    AccessProfile,
-    DType,
-    EmbeddingTable,
-    Feature,
     Link,
     PlacedShard,
     Shard,
-    ShardingPlan,
-    TableSet,
 )
 from autoshard.core.errors import DeviceError, ExecutionError, InvalidOptionError
 from autoshard.formats import read_topology, write_plan
-from autoshard.formats.stores.collective_samples import CollectiveSample, GroupLevel, MeasuredCollective, Operator
+from autoshard.formats.stores.collective_samples import GroupLevel, Operator
 from autoshard.runtime import RunRequest, run_requests
 from studies.cluster.__main__ import main
 from studies.cluster.links import fit_links, measured_topology
 from studies.cluster.network import ClusterSpec, check_support, open_cluster, remove_leftovers
+from tests import builders as make
 
 ROOT = Path(__file__).parents[2]
 SPEC = ClusterSpec(num_nodes=2, ranks_per_node=2, bits_per_s=4e8)
@@ -211,18 +205,9 @@ def test_what_a_killed_process_left_is_removed_at_the_next_start():
 
 @pytest.fixture
 def plan_path(tmp_path):
-    tables = tuple(
-        EmbeddingTable(
-            name=f"t{index}",
-            num_embeddings=50,
-            embedding_dim=8,
-            features=(Feature(name=f"f{index}", pooling_factor=2.5),),
-            access=AccessProfile.zipf(50, 1.05),
-        )
-        for index in range(4)
-    )
+    tables = tuple(make.table(f"t{index}", 50, 8, pooling_factor=2.5, alpha=1.05) for index in range(4))
     shards = [PlacedShard.table_wise(Shard.whole(table), rank) for rank, table in enumerate(tables)]
-    plan = ShardingPlan(tables=TableSet(batch_size=8, tables=tables), topology=SPEC.topology(), shards=tuple(shards))
+    plan = make.plan(*shards, tables=make.tables(*tables, batch_size=8), topology=SPEC.topology())
     write_plan(plan, tmp_path / "plan.json")
     return tmp_path / "plan.json"
 
@@ -281,30 +266,7 @@ def test_runs_have_as_many_processes_as_the_cluster_has_ranks(plan_path):
 
 
 def sample_of(level, operator, bytes_per_rank, latency_ms):
-    group_size, num_nodes = {GroupLevel.NODE: (2, 1), GroupLevel.ACROSS_NODES: (2, 2), GroupLevel.WORLD: (4, 2)}[level]
-    sent = bytes_per_rank * (group_size - 1) // group_size
-    return CollectiveSample(
-        collected_at=datetime(2026, 1, 2, tzinfo=UTC),
-        device="cpu",
-        device_name="A processor",
-        backend="gloo",
-        torch_version="2.13.0",
-        autoshard_version="0.1.0",
-        git_commit="",
-        num_hosts=1,
-        nproc=4,
-        node_size=2,
-        group_size=group_size,
-        num_nodes=num_nodes,
-        mean_sent_bytes=float(sent),
-        max_sent_bytes=sent,
-        max_received_bytes=sent,
-        latency_ms=latency_ms,
-        spread=0.0,
-        reference_ms=1.0,
-        num_rounds=9,
-        collective=MeasuredCollective(level=level, operator=operator, dtype=DType.FP32, bytes_per_rank=bytes_per_rank),
-    )
+    return make.collective_sample(make.collective(operator, level, bytes_per_rank), latency_ms=latency_ms)
 
 
 def test_links_are_fitted_to_bytes_that_leave_or_to_buffers():

@@ -10,9 +10,9 @@ from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.optim import RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from autoshard.core import Level, Link, MemoryBytes, PlacedShard, Shard, ShardingPlan, Topology
 from autoshard.core.errors import InputError, InvalidPlanError
 from autoshard.torchrec import shard, tables_of
+from tests import builders as make
 
 pytestmark = [
     pytest.mark.usefixtures("one_process"),
@@ -31,13 +31,9 @@ def bags(device="cpu", names=("t",), **config):
 
 
 def plan_of(model):
-    link = Link(bytes_per_s=1e9)
     tables = tables_of(model, batch_size=2)
-    level = Level(name="node", size=1, all_to_all=link, all_reduce=link)
-    return ShardingPlan(
-        tables=tables,
-        topology=Topology(world_size=1, device="cpu", memory_bytes=MemoryBytes(hbm=1 << 30), levels=(level,)),
-        shards=tuple(PlacedShard.table_wise(Shard.whole(table), 0) for table in tables.tables),
+    return make.plan(
+        *make.table_wise(tables.tables, [0] * len(tables.tables)), tables=tables, topology=make.topology(1)
     )
 
 

@@ -9,9 +9,10 @@ import torch.distributed as dist
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, StepLR
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
 
-from autoshard.core import Optimizer, PlacedShard, Shard, ShardingPlan, Tier
+from autoshard.core import GradSync, Optimizer, Tier
 from autoshard.core.errors import InputError
 from autoshard.torchrec import shard, tables_of
+from tests.builders import each, everyone, placed, plan
 
 LEARNING_RATE, NUM_STEPS, BATCH_SIZE = 0.1, 4, 4
 SCHEDULES = {
@@ -82,21 +83,13 @@ def loss_of(model, step, rank):
 def plan_of(model, machine, layout, optimizer=Optimizer.SGD):
     found = tables_of(model, batch_size=BATCH_SIZE * machine.world_size)
     tables = replace(found, tables=tuple(replace(table, optimizer=optimizer) for table in found.tables))
-    ranks = tuple(range(machine.world_size))
-    options = {
-        "table_wise": {"tier": Tier.TABLE_WISE, "replicas": ((1,),)},
-        "row_wise": {"tier": Tier.ROW_WISE, "replicas": (ranks,)},
-        "data_parallel": {
-            "tier": Tier.DATA_PARALLEL,
-            "replicas": tuple((rank,) for rank in ranks),
-            "grad_sync": "sparse",
-        },
+    tier, replicas, sync = {
+        "table_wise": (Tier.TABLE_WISE, ((1,),), GradSync.NONE),
+        "row_wise": (Tier.ROW_WISE, everyone(machine.world_size), GradSync.NONE),
+        "data_parallel": (Tier.DATA_PARALLEL, each(machine.world_size), GradSync.SPARSE),
     }[layout]
-    shards = []
-    for table in tables.tables:
-        placed = PlacedShard.table_wise(Shard.whole(table), 0)
-        shards.append(PlacedShard(shard=placed.shard, exchange=placed.exchange, **options))
-    return ShardingPlan(tables=tables, topology=machine, shards=tuple(shards))
+    shards = (placed(table, tier, replicas, grad_sync=sync) for table in tables.tables)
+    return plan(*shards, tables=tables, topology=machine)
 
 
 def trained(kind, machine, layout, schedule):

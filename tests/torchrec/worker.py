@@ -16,9 +16,10 @@ from torchrec import (
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.modules.embedding_configs import PoolingType
 
-from autoshard.core import Level, Link, MemoryBytes, PlacedShard, Shard, ShardingPlan, Tier, Topology
+from autoshard.core import GradSync, Tier
 from autoshard.core.errors import InputError
 from autoshard.torchrec import Planner, from_torchrec, read_model, record, shard, to_torchrec
+from tests import builders as make
 from tests.torchrec import towers
 
 LEARNING_RATE, BATCH_SIZE, STEPS = 0.1, 4, 3
@@ -148,39 +149,19 @@ def unsharded(world_size):
     return losses, model
 
 
-def topology(world_size):
-    link = Link(bytes_per_s=1e9)
-    level = Level(name="node", size=world_size, all_to_all=link, all_reduce=link)
-    return Topology(world_size=world_size, device="cpu", memory_bytes=MemoryBytes(hbm=1 << 24), levels=(level,))
-
-
 def split_rows(tables, machine):
     """A plan that TorchRec's module of sequences cannot say: pooled rows split, the sequence table replicated."""
-    ranks = tuple(range(machine.world_size))
-    shards = []
-    for table in tables.tables:
-        placed = PlacedShard.table_wise(Shard.whole(table), 0)
-        if table.name == "h":
-            replicas = tuple((rank,) for rank in ranks)
-            shards.append(
-                PlacedShard(
-                    shard=placed.shard,
-                    tier=Tier.DATA_PARALLEL,
-                    replicas=replicas,
-                    exchange=placed.exchange,
-                    grad_sync="sparse",
-                )
-            )
-        else:
-            shards.append(PlacedShard(shard=placed.shard, tier=Tier.ROW_WISE, replicas=(ranks,)))
-    return ShardingPlan(tables=tables, topology=machine, shards=tuple(shards))
+    split = {"tier": Tier.ROW_WISE, "replicas": make.everyone(machine.world_size)}
+    copied = {"tier": Tier.DATA_PARALLEL, "replicas": make.each(machine.world_size), "grad_sync": GradSync.SPARSE}
+    shards = (make.placed(table, **(copied if table.name == "h" else split)) for table in tables.tables)
+    return make.plan(*shards, tables=tables, topology=machine)
 
 
 def train_all():
     """Losses, differences and refusals, by the way of training."""
     warnings.simplefilter("ignore")
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    machine = topology(world_size)
+    machine = make.topology(world_size, hbm=1 << 24)
     planner = Planner(topology=machine, batch_size=BATCH_SIZE, timeout_seconds=1.0, planners=("neo", "cost-greedy"))
     trained = in_backward(Model())
     plan = planner.collective_plan(trained)

@@ -7,9 +7,9 @@ import pytest
 from autoshard.core import Constraints, MemoryBytes
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.formats import load_tables, load_topology
-from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs, make_plan
 from autoshard.whatif.remedies import find_remedies, find_shortage
+from tests import builders as make
 
 MIB = 1 << 20
 
@@ -17,7 +17,7 @@ MIB = 1 << 20
 def request(hbm, tables=None, **settings):
     tables = tables or replace(load_tables("criteo-kaggle"), tables=load_tables("criteo-kaggle").tables[:6])
     topology = replace(load_topology("dgx-a100-16"), memory_bytes=MemoryBytes(hbm=hbm))
-    return PlanRequest(tables=tables, topology=topology, costs=make_costs(tables, topology), **settings)
+    return make.request(tables, topology, costs=make_costs(tables, topology), **settings)
 
 
 def changed(task, remedy):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import plotly.graph_objects as go
 
 from autoshard.commands.options import command_options
-from autoshard.console import progress
 from autoshard.report.figures import BLUE, GREEN, GREY, ORANGE, PINK, SKY, YELLOW, in_house_style
 from studies.frame import OutputOptions, PartStore, StudyResult
 from studies.frame.options import PartsOption
@@ -167,13 +167,11 @@ def _results(folder: Path | None) -> NeoResults:
 def _outcomes(runs: list[Run], store: PartStore) -> dict[str, Outcome]:
     """Prices by `_key`; runs that the tables share are planned once."""
     distinct = {_key(run): run for run in runs}
-    found = {}
-    with progress("Planning", len(distinct)) as advance:
-        for number, (key, run) in enumerate(distinct.items()):
-            name = f"{number:02d}-{run.planner}-{run.model.name}-{run.num_ranks}"
-            found[key] = store.find_data(name, Outcome, lambda run=run: outcome(run))  # type: ignore[misc]
-            advance(1)
-    return found
+    makers = {
+        f"{number:02d}-{run.planner}-{run.model.name}-{run.num_ranks}": partial(outcome, run)
+        for number, run in enumerate(distinct.values())
+    }
+    return dict(zip(distinct, store.find_all("Planning", Outcome, makers), strict=True))
 
 
 def _key(run: Run) -> str:

@@ -106,11 +106,11 @@ def _plan_task(case: Case, problem: PlacementProblem, policies: Path, lab: Lab) 
 def _best(planner: str, problem: PlacementProblem, request: PlanRequest, lab: Lab) -> Scored:
     """A planner's plan as it is, or with options that let it use all memory, whichever has the shorter step."""
     name = FLEXSHARD if planner == FLEXSHARD_CUT else planner
-    found = [lab.plan(name, request, options) for options in _options(planner, problem)]
+    found = [lab.plan(name, request, options) for options in memory_options(planner, problem)]
     return min(found, key=lambda scored: float(scored.to_json().get("step_ms", np.inf)))
 
 
-def _options(planner: str, problem: PlacementProblem) -> tuple[Mapping[str, object], ...]:
+def memory_options(planner: str, problem: PlacementProblem) -> tuple[Mapping[str, object], ...]:
     """A planner's usual options, and those that let it use all memory that there is."""
     room, held = int(problem.capacity_R.sum()), sum(table.storage_bytes for table in problem.tables.tables)
     if planner in (FLEXSHARD, FLEXSHARD_CUT):

@@ -10,16 +10,10 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, row_wise, table_wise
 
 from autoshard.core import (
-    AccessProfile,
     Collective,
     DType,
-    EmbeddingTable,
     Exchange,
-    Feature,
     GradSync,
-    Level,
-    Link,
-    MemoryBytes,
     MemoryLevel,
     MemoryPlacement,
     Payload,
@@ -28,11 +22,8 @@ from autoshard.core import (
     ReplicaGroups,
     RowRange,
     Shard,
-    ShardingPlan,
     Split,
-    TableSet,
     Tier,
-    Topology,
 )
 from autoshard.core.errors import InvalidPlanError
 from autoshard.formats.torchrec import (
@@ -47,70 +38,35 @@ from autoshard.formats.torchrec import (
 )
 from autoshard.formats.torchrec.configs import meta_module
 from autoshard.validator import validate_plan
+from tests import builders as make
+from tests.builders import table
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, on torchrec's own import
 
-LINK = Link(bytes_per_s=1e9)
+
+def machine(num_nodes, node_size):
+    return make.topology(node_size, num_nodes * node_size, device="a100", ddr=1 << 40, ssd=1 << 40)
 
 
-def topology_of(num_nodes, node_size):
-    levels = [Level(name="node", size=node_size, all_to_all=LINK, all_reduce=LINK)]
-    if num_nodes > 1:
-        levels.append(Level(name="cluster", size=num_nodes * node_size, all_to_all=LINK, all_reduce=LINK))
-    return Topology(
-        world_size=num_nodes * node_size,
-        device="a100",
-        memory_bytes=MemoryBytes(hbm=1 << 40, ddr=1 << 40, ssd=1 << 40),
-        levels=tuple(levels),
-    )
-
-
-def table(name, num_embeddings=40, embedding_dim=16, pooling=Pooling.SUM):
-    return EmbeddingTable(
-        name=name,
-        num_embeddings=num_embeddings,
-        embedding_dim=embedding_dim,
-        features=(Feature(name=f"{name}_f", pooling_factor=2.0),),
-        access=AccessProfile.uniform(num_embeddings),
-        pooling=pooling,
-    )
-
-
-def plan_of(topology, *shards):
-    tables = tuple(dict.fromkeys(placed.shard.table for placed in shards))
-    return ShardingPlan(tables=TableSet(batch_size=64, tables=tables), topology=topology, shards=shards)
-
-
-def over(table, ranks, tier, columns=None, **changes):
+def over(table, ranks, tier, columns=None, **fields):
     shard = replace(Shard.whole(table), columns=columns or (0, table.embedding_dim))
-    exchange = Exchange.ROWS if table.pooling is Pooling.SEQUENCE else Exchange.PARTIAL_SUMS
-    return PlacedShard(shard=shard, tier=tier, replicas=(tuple(ranks),), **{"exchange": exchange, **changes})
-
-
-def everywhere(table, world_size, **changes):
-    exchange = Exchange.ROWS if table.pooling is Pooling.SEQUENCE else Exchange.PARTIAL_SUMS
-    return PlacedShard(
-        shard=Shard.whole(table),
-        tier=Tier.DATA_PARALLEL,
-        replicas=tuple((rank,) for rank in range(world_size)),
-        **{"exchange": exchange, "grad_sync": GradSync.DENSE, **changes},
-    )
+    return make.placed(shard, tier, (tuple(ranks),), **fields)
 
 
 @st.composite
 def plans(draw):
     """Plans of any tables, their shards held in ways that TorchRec has words for, and in some that it has not."""
-    topology = topology_of(draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 4])))
+    topology = machine(draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 4])))
     shards = []
     for index in range(draw(st.integers(1, 5))):
         one = table(
             f"t{index}",
             draw(st.integers(1, 300)),
             4 * draw(st.sampled_from([1, 2, 3, 4, 8])),
-            draw(st.sampled_from(list(Pooling))),
+            pooling=draw(st.sampled_from(list(Pooling))),
         )
         shards += draw(held(one, topology))
-    return plan_of(topology, *draw(st.permutations(shards)))
+    return make.plan(*draw(st.permutations(shards)), topology=topology)
 
 
 @st.composite
@@ -124,7 +80,8 @@ def held(draw, table, topology):
     width = table.embedding_dim // num_parts
     parts = [(first, first + width) for first in range(0, table.embedding_dim, width)]
     if kind == TorchRecType.DATA_PARALLEL and world > 1:
-        return [everywhere(table, world, grad_sync=draw(st.sampled_from([GradSync.DENSE, GradSync.SPARSE])))]
+        sync = draw(st.sampled_from([GradSync.DENSE, GradSync.SPARSE]))
+        return [make.placed(table, Tier.DATA_PARALLEL, make.each(world), grad_sync=sync)]
     if kind == TorchRecType.ROW_WISE and world > 1:
         is_summed = table.pooling is not Pooling.SEQUENCE
         if is_summed and draw(st.booleans()):
@@ -200,12 +157,11 @@ def test_many_round_trips(plan):
 
 def test_exported_entries_are_those_of_torchrecs_own_constructors():
     tables = [table("a"), table("b"), table("c")]
-    topology = topology_of(1, 4)
-    plan = plan_of(
-        topology,
-        PlacedShard.table_wise(Shard.whole(tables[0]), 2),
+    plan = make.plan(
+        make.placed(tables[0], replicas=((2,),)),
         over(tables[1], range(4), Tier.ROW_WISE),
         *(over(tables[2], [rank], Tier.TABLE_WISE, (8 * part, 8 * part + 8)) for part, rank in enumerate([3, 1])),
+        topology=machine(1, 4),
     )
     module, *_ = meta_module(tables)
     for parameter in module.parameters():
@@ -223,7 +179,7 @@ def test_exported_entries_are_those_of_torchrecs_own_constructors():
 
 def test_what_torchrec_does_otherwise_is_named():
     one = table("t")
-    plan = plan_of(topology_of(1, 2), over(one, [1, 0], Tier.ROW_WISE, split=Split.CYCLIC))
+    plan = make.plan(over(one, [1, 0], Tier.ROW_WISE, split=Split.CYCLIC), topology=machine(1, 2))
     assert [(change.field, change.planned, change.executed) for change in changes(plan)] == [
         ("shards[0].replicas", ((1, 0),), ((0, 1),)),
         ("shards[0].split", Split.CYCLIC, Split.BLOCK),
@@ -232,7 +188,7 @@ def test_what_torchrec_does_otherwise_is_named():
 
 
 def test_whole_plans_that_torchrec_cannot_say_are_refused_by_name():
-    plan = plan_of(topology_of(1, 2), PlacedShard.table_wise(Shard.whole(table("t")), 0))
+    plan = make.plan(make.on(0, "t"), topology=machine(1, 2))
     for field, change in (
         ("replica_groups", {"replica_groups": ReplicaGroups(num_groups=2)}),
         ("payload", {"payload": Payload(forward=DType.BF16)}),
@@ -269,7 +225,7 @@ def entry_of(plan):
     ],
 )
 def test_entries_that_plans_cannot_say_are_refused_by_name(change, message):
-    plan = plan_of(topology_of(1, 2), over(table("t"), [0, 1], Tier.ROW_WISE))
+    plan = make.plan(over(table("t", 40), [0, 1], Tier.ROW_WISE), topology=machine(1, 2))
     exported, _, entry = entry_of(plan)
     change(entry)
     with pytest.raises(InvalidPlanError, match=f"^embedding_bag_collection{message}"):
@@ -277,7 +233,7 @@ def test_entries_that_plans_cannot_say_are_refused_by_name(change, message):
 
 
 def test_tables_that_are_missing_or_unknown_are_named():
-    plan = plan_of(topology_of(1, 2), PlacedShard.table_wise(Shard.whole(table("t")), 0))
+    plan = make.plan(make.on(0, "t"), topology=machine(1, 2))
     exported, module, entry = entry_of(plan)
     module["other"] = entry
     with pytest.raises(InvalidPlanError, match=r"^embedding_bag_collection\.other: is none of the tables"):
@@ -290,10 +246,10 @@ def test_tables_that_are_missing_or_unknown_are_named():
 def test_constraints_hold_tables_as_the_plan_does():
     one, other = table("a"), table("b")
     memory = MemoryPlacement(level=MemoryLevel.DDR, cache_bytes=one.weight_bytes // 4)
-    plan = plan_of(
-        topology_of(1, 2),
-        PlacedShard(shard=Shard.whole(one), tier=Tier.TABLE_WISE, replicas=((0,),), memory=memory),
+    plan = make.plan(
+        make.placed(one, memory=memory),
         *(over(other, [rank], Tier.TABLE_WISE, (8 * rank, 8 * rank + 8)) for rank in (0, 1)),
+        topology=machine(1, 2),
     )
     made = parameter_constraints(plan)
     assert (made["a"].sharding_types, made["a"].compute_kernels) == (["table_wise"], ["fused_uvm_caching"])

@@ -8,58 +8,24 @@ import zipfile
 import pytest
 import torch
 
-from autoshard.core import (
-    AccessProfile,
-    EmbeddingTable,
-    Feature,
-    Level,
-    Link,
-    MemoryBytes,
-    MemoryLevel,
-    MemoryPlacement,
-    PlacedShard,
-    Shard,
-    ShardingPlan,
-    TableSet,
-    Tier,
-    Topology,
-)
+from autoshard.core import MemoryLevel, MemoryPlacement, Tier
 from autoshard.core.errors import FormatError, InputError
 from autoshard.formats.torchrec import as_executed, from_torchrec, to_torchrec
 from autoshard.formats.torchrec.stored_plans import read_stored_plan, write_stored_plan
+from tests import builders as make
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, on torchrec's own import
 
 
 @pytest.fixture
 def plan():
-    link = Link(bytes_per_s=1e9)
-    tables = tuple(
-        EmbeddingTable(
-            name=name,
-            num_embeddings=100,
-            embedding_dim=16,
-            features=(Feature(name=f"{name}_f", pooling_factor=2.0),),
-            access=AccessProfile.uniform(100),
-        )
-        for name in ("a", "b", "c")
-    )
-    cached = MemoryPlacement(level=MemoryLevel.DDR, cache_bytes=1600, policy="lfu", cache_dtype=tables[0].dtype)
-    return ShardingPlan(
-        tables=TableSet(batch_size=8, tables=tables),
-        topology=Topology(
-            world_size=2,
-            device="a100",
-            memory_bytes=MemoryBytes(hbm=1 << 30, ddr=1 << 30),
-            levels=(Level(name="node", size=2, all_to_all=link, all_reduce=link),),
-        ),
-        shards=(
-            PlacedShard(shard=Shard.whole(tables[0]), tier=Tier.TABLE_WISE, replicas=((1,),), memory=cached),
-            PlacedShard(shard=Shard.whole(tables[1]), tier=Tier.ROW_WISE, replicas=((0, 1),)),
-            PlacedShard(
-                shard=Shard.whole(tables[2]), tier=Tier.DATA_PARALLEL, replicas=((0,), (1,)), grad_sync="dense"
-            ),
-        ),
+    first, second, third = (make.table(name, 100) for name in "abc")
+    cached = MemoryPlacement(level=MemoryLevel.DDR, cache_bytes=1600, policy="lfu", cache_dtype=first.dtype)
+    return make.plan(
+        make.placed(first, replicas=((1,),), memory=cached),
+        make.placed(second, Tier.ROW_WISE, make.everyone(2)),
+        make.placed(third, Tier.DATA_PARALLEL, make.each(2)),
+        topology=make.topology(2, device="a100", ddr=1 << 30),
     )
 
 

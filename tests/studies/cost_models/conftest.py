@@ -1,1 +1,1 @@
-from tests.costmodel.conftest import dataset, make_shard, samples, short_options, store, trained  # noqa: F401
+from tests.costmodel.conftest import dataset, samples, short_options, store, trained  # noqa: F401

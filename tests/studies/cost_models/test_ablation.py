@@ -5,6 +5,7 @@ from autoshard.core import DType, Optimizer, Update
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.features import FEATURE_NAMES, INPUT_NAMES, WORK_NAMES, shard_features
 from studies.cost_models.ablation import FULL, REMOVALS, without
+from tests import builders as make
 
 #: A shard that differs from another in one thing, which its group's removal makes invisible.
 DIFFERENCES = {
@@ -17,9 +18,9 @@ DIFFERENCES = {
 
 
 @pytest.fixture
-def pair(make_shard):
+def pair():
     def pair(**difference):
-        shards = (make_shard(), make_shard(**difference))
+        shards = (make.held(), make.held(**difference))
         return CostDataset(
             shards_U=shards,
             features_UF=shard_features(shards),

@@ -19,6 +19,7 @@ from studies.cost_models.baselines import (
     summed,
     torchrec_kernel_ms,
 )
+from tests import builders as make
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +28,12 @@ def parts(dataset):
 
 
 @pytest.fixture
-def make_dataset(make_shard):
+def make_dataset():
     """Sets of numbered shards, with the latencies that a function of the shards gives."""
 
-    def make(sets, latency_of, num_shards=6):
+    def make_one(sets, latency_of, num_shards=6):
         shards = tuple(
-            make_shard(table=f"t{index}", num_embeddings=1000 * (index + 1), pooling_factor=1.0 + index)
+            make.held(table=f"t{index}", num_embeddings=1000 * (index + 1), pooling_factor=1.0 + index)
             for index in range(num_shards)
         )
         latency = np.array([latency_of([shards[index] for index in members]) for members in sets])
@@ -45,7 +46,7 @@ def make_dataset(make_shard):
             latency_ms_SO=np.stack([latency / 3, 2 * latency / 3], axis=1),
         )
 
-    return make
+    return make_one
 
 
 def random_sets(num_sets, num_shards=6, seed=0):
@@ -63,9 +64,9 @@ class TestPaperNetwork:
         shapes = [tuple(tensor.shape) for tensor in PaperNetwork().parameters()]
         assert shapes == [(128, 21), (128,), (32, 128), (32,), (64, 32), (64,), (1, 64), (1,)]
 
-    def test_features_are_the_papers(self, make_shard):
+    def test_features_are_the_papers(self):
         """AutoShard B.2: dimension, rows, pooling factor, size in GB, and 17 shares that add up to 1."""
-        shard = make_shard(num_embeddings=10**6, embedding_dim=32, pooling_factor=7.0)
+        shard = make.held(num_embeddings=10**6, embedding_dim=32, pooling_factor=7.0)
         for bins_of in ("rows", "lookups"):
             (features,) = paper_features([shard], bins_of)
             assert features.shape == (21,)
@@ -152,20 +153,20 @@ class TestTorchRec:
 
         return price
 
-    def test_whole_table(self, make_shard, price):
+    def test_whole_table(self, price):
         # 8-byte ids, rows and outputs of 128 x 4 bytes, at the V100's 900 GB/s.
-        num_bytes = 64 * 3 * 8 + 64 * 3 * 128 * 4 + 64 * 128 * 4
-        assert price(make_shard(embedding_dim=128)) == pytest.approx(3 * num_bytes / 900e9 * 1e3)
+        num_bytes = 64 * 2 * 8 + 64 * 2 * 128 * 4 + 64 * 128 * 4
+        assert price(make.held(embedding_dim=128)) == pytest.approx(3 * num_bytes / 900e9 * 1e3)
 
-    def test_narrow_rows_are_punished(self, make_shard, price):
-        num_bytes = 64 * 3 * 8 + 64 * 3 * 32 * 4 + 64 * 32 * 4
-        assert price(make_shard(embedding_dim=32)) == pytest.approx(3 * 1.75 * num_bytes / 900e9 * 1e3)
+    def test_narrow_rows_are_punished(self, price):
+        num_bytes = 64 * 2 * 8 + 64 * 2 * 32 * 4 + 64 * 32 * 4
+        assert price(make.held(embedding_dim=32)) == pytest.approx(3 * 1.75 * num_bytes / 900e9 * 1e3)
 
-    def test_access_is_not_seen_but_kinds_are(self, make_shard, price):
-        shard = make_shard(embedding_dim=128)
-        assert price(make_shard(embedding_dim=128, alpha=1.2)) == price(shard)
-        assert price(make_shard(embedding_dim=128, output=Exchange.ROWS)) > price(shard)
-        assert price(make_shard(embedding_dim=128, update=Update.ALL_REDUCED)) != price(shard)
+    def test_access_is_not_seen_but_kinds_are(self, price):
+        shard = make.held(embedding_dim=128)
+        assert price(make.held(embedding_dim=128, alpha=1.2)) == price(shard)
+        assert price(make.held(embedding_dim=128, output=Exchange.ROWS)) > price(shard)
+        assert price(make.held(embedding_dim=128, update=Update.ALL_REDUCED)) != price(shard)
 
     def test_sets_add_up(self, make_dataset):
         dataset = make_dataset([[0], [1], [0, 1], [1, 1]], len)

@@ -13,7 +13,7 @@ from autoshard.formats.stores.samples import KERNEL_SAMPLES
 from bench.measuring.devices import find_device
 from costmodel.registry.versions import SHIPPED_VARIABLE
 from studies.frame import Machine
-from studies.gpu.samples import SAMPLES_FILE, SEEN, SEEN_TEST, UNSEEN_TEST, _sets
+from studies.gpu.samples import SAMPLES_FILE, SEEN, SEEN_TEST, UNSEEN_TEST, drawn_sets
 from studies.gpu.stages import Found, Outcome, Stage, State, failures, run_stages
 from studies.gpu.study import STAGES, gpu_result
 
@@ -119,7 +119,7 @@ def test_shares_are_of_one_whole():
 
 
 def test_sets_are_of_ten_seen_or_unseen_tables_and_of_all_kinds():
-    chosen = _sets(find_device("cpu"), seed=0)
+    chosen = drawn_sets(find_device("cpu"), seed=0)
     sets = [next(chosen) for _ in range(120)]
     by_source = {name: [one for one in sets if one.source == name] for name in (SEEN, SEEN_TEST, UNSEEN_TEST)}
     assert all(len(one.shards) == 10 for name in (SEEN_TEST, UNSEEN_TEST) for one in by_source[name])

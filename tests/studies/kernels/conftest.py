@@ -1,1 +1,1 @@
-from tests.bench.conftest import harness, make_shard, quick_settings  # noqa: F401
+from tests.bench.conftest import harness, quick_settings  # noqa: F401

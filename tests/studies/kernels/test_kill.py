@@ -10,6 +10,7 @@ from autoshard.formats.stores.samples import read_samples
 from bench.collecting.kernels import KernelKind
 from bench.sampling.stream import choose_sets
 from studies.kernels.kill_test import KillTestOptions, StoreWatch
+from tests import builders as make
 
 
 def run(*arguments):
@@ -47,8 +48,8 @@ def test_fifty_kills_lose_nothing(tmp_path):
 
 
 @pytest.fixture
-def watched(harness, make_shard, tmp_path):
-    pool = [make_shard(f"t{index}", 20 + index) for index in range(8)]
+def watched(harness, tmp_path):
+    pool = [make.held(f"t{index}", 20 + index) for index in range(8)]
     done = KernelKind.collect(harness, choose_sets(pool, max_tables=3, seed=0), tmp_path, num_samples=2)
     watch = StoreWatch(tmp_path)
     assert watch.check() == ((), 0)

@@ -7,12 +7,8 @@ import pytest
 
 from autoshard.core import (
     AccessProfile,
-    EmbeddingTable,
-    Feature,
     PlacedShard,
     Shard,
-    ShardingPlan,
-    TableSet,
 )
 from autoshard.core.step import StepPart
 from autoshard.evaluation.traffic import HELD_ID_BYTES
@@ -29,6 +25,7 @@ from studies.papers.two_d.results import (
     outcome,
     request_of,
 )
+from tests import builders as make
 
 #: Points of a scaling factor that it may be off, and of a peak's share of a GPU's memory.
 TOLERANCE, MEMORY_TOLERANCE = 0.04, 0.10
@@ -157,19 +154,12 @@ class TestMemory:
         # Two ranks, two tables of 1,000 rows of 16 fp32 numbers with a moment, one feature with 3 ids each, 5 samples
         # of each rank. A rank serves 2 * 5 * 3 ids, asks for as many, and reads 10 lengths.
         tables = tuple(
-            EmbeddingTable(
-                name=f"t{index}",
-                num_embeddings=1000,
-                embedding_dim=16,
-                features=(Feature(name=f"f{index}", pooling_factor=3.0),),
-                access=AccessProfile.uniform(1000),
-            )
-            for index in range(2)
+            make.table(f"t{index}", pooling_factor=3.0, access=AccessProfile.uniform(1000)) for index in range(2)
         )
-        plan = ShardingPlan(
-            tables=TableSet(batch_size=10, tables=tables),
+        plan = make.plan(
+            *(PlacedShard.table_wise(Shard.whole(table), rank) for rank, table in enumerate(tables)),
+            tables=make.tables(*tables, batch_size=10),
             topology=replace(MACHINE.topology(8, 10**9), world_size=2, levels=(pair_of_ranks(),)),
-            shards=tuple(PlacedShard.table_wise(Shard.whole(table), rank) for rank, table in enumerate(tables)),
         )
         memory = StepMemory.of(plan)
         assert memory.tables_R.tolist() == [1000 * (16 * 4 + 4)] * 2

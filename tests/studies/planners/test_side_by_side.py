@@ -6,16 +6,16 @@ import pytest
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.core.topology import MemoryBytes
 from autoshard.formats import load_tables, load_topology
-from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs
 from studies.planners import side_by_side
 from studies.planners.side_by_side import REFINED, WHOLE, TaskNumbers, compare_task, planner_means
+from tests import builders as make
 
 
 def small_request(seed, hbm_bytes=2**30):
     tables = load_tables("metasyn").scaled(1024).sample(10, seed)
     machine = replace(load_topology("cpu-4"), memory_bytes=MemoryBytes(hbm=hbm_bytes))
-    return PlanRequest(tables=tables, topology=machine, costs=make_costs(tables, machine))
+    return make.request(tables, machine, costs=make_costs(tables, machine))
 
 
 @pytest.mark.slow

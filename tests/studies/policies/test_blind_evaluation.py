@@ -15,6 +15,7 @@ from studies.policies import FIGURES, EvaluationSettings, Lab
 from studies.policies.figures.blind_costs import KERNEL, LOOKUPS, PRINTED, SEEN, UNSEEN, blind_lab, half_samples
 from studies.policies.figures.joint_training import stand_in
 from studies.policies.lab import COST_GREEDY, POLICY, RANDOM
+from tests import builders as make
 
 pytestmark = pytest.mark.slow
 
@@ -23,10 +24,10 @@ NUM_SETS = 160
 
 
 @pytest.fixture(scope="module")
-def pool(make_tables):
+def pool():
     rng = np.random.default_rng(0)
     rows = rng.integers(200, 3000, NUM_TABLES).tolist()
-    return make_tables(rng.uniform(1, 10, NUM_TABLES).round(2).tolist(), rows)
+    return make.pool(rng.uniform(1, 10, NUM_TABLES).round(2).tolist(), rows)
 
 
 @pytest.fixture(scope="module")

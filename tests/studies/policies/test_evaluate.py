@@ -10,11 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from autoshard.core import CostModels
 from autoshard.core.errors import InvalidOptionError, UnknownNameError
-from autoshard.evaluation.analytic import AnalyticCostModel
-from autoshard.evaluation.communication import AlphaBetaComm
-from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner
 from autoshard.table import Table
 from env import NUM_CHOICE_KINDS, NUM_COST_COLUMNS
@@ -23,13 +19,14 @@ from studies.cost_models.ablation import REMOVALS
 from studies.policies import FIGURES, EvaluationSettings, choose
 from studies.policies.figures.ablations import _PAPER_FEATURES
 from studies.policies.figures.random_search import marks, random_costs
-from studies.policies.figures.steps import FLEXSHARD, FLEXSHARD_CUT, OPER, _options, over_rival
+from studies.policies.figures.steps import FLEXSHARD, FLEXSHARD_CUT, OPER, memory_options, over_rival
 from studies.policies.figures.targets import over_greedy
 from studies.policies.figures.training_curves import first_crossing
 from studies.policies.figures.unseen_tables import halves, mixed_task
 from studies.policies.lab import COST_GREEDY, POLICY, RANDOM
 from studies.policies.summaries import planner_scores, write_factor, write_seconds, write_share
 from studies.policies.trained import Learner, NetworkPart, hold_at_zero, train_network, training_curve
+from tests import builders as make
 
 
 class TestSettings:
@@ -105,8 +102,8 @@ class TestRandomSearch:
 
 
 class TestHalves:
-    def test_they_part_the_pool(self, make_tables):
-        pool, unseen_names = make_tables(list(range(1, 12))), {"t1", "t4", "t9"}
+    def test_they_part_the_pool(self):
+        pool, unseen_names = make.pool(list(range(1, 12))), {"t1", "t4", "t9"}
         seen, unseen = halves(pool, unseen_names)
         names = [{table.name for table in half.tables} for half in (seen, unseen)]
         assert names[0] | names[1] == {table.name for table in pool.tables}
@@ -114,8 +111,8 @@ class TestHalves:
         assert names[1] == unseen_names
 
     @pytest.mark.parametrize(("ratio", "num_unseen"), [(0.0, 0), (0.3, 1), (0.5, 2), (1.0, 4)])
-    def test_tasks_have_as_many_unseen_tables_as_asked_for(self, make_tables, ratio, num_unseen):
-        seen, unseen = halves(make_tables(list(range(1, 12))), {"t0", "t2", "t3", "t7", "t8"})
+    def test_tasks_have_as_many_unseen_tables_as_asked_for(self, ratio, num_unseen):
+        seen, unseen = halves(make.pool(list(range(1, 12))), {"t0", "t2", "t3", "t7", "t8"})
         task = mixed_task(seen, unseen, 4, ratio, seed=5)
         assert len(task.tables) == 4
         assert len(set(task.tables) & set(unseen.tables)) == num_unseen
@@ -190,28 +187,24 @@ class TestEqualMemory:
         loose = make_problem([1.0, 2.0, 3.0, 4.0, 5.0], num_ranks=2)
         held = loose.tables.storage_bytes
         problem = make_problem([1.0, 2.0, 3.0, 4.0, 5.0], num_ranks=2, hbm_bytes=held)
-        assert _options(OPER, problem) == ({}, {"extra_memory_ratio": pytest.approx(1.0)})
+        assert memory_options(OPER, problem) == ({}, {"extra_memory_ratio": pytest.approx(1.0)})
         for planner in (FLEXSHARD, FLEXSHARD_CUT):
-            usual, all_of_it = _options(planner, problem)
+            usual, all_of_it = memory_options(planner, problem)
             assert usual == {"tiers": 3, "count_activations": planner == FLEXSHARD}
             assert all_of_it == {**usual, "memory_budget_bytes": held // 2}
-        assert _options(COST_GREEDY, problem) == ({},)
+        assert memory_options(COST_GREEDY, problem) == ({},)
 
     def test_planners_take_these_options(self, make_problem, costs_of):
         problem = make_problem([1.0, 2.0, 3.0, 4.0, 5.0], num_ranks=2, hbm_bytes=1 << 21)
         for planner in (OPER, FLEXSHARD):
-            for options in _options(planner, problem):
-                request = PlanRequest(
-                    tables=problem.tables, topology=problem.topology, costs=costs_of(problem), options=options
-                )
+            for options in memory_options(planner, problem):
+                request = make.request(problem.tables, problem.topology, costs=costs_of(problem), options=options)
                 assert get_planner(planner).plan(request).shards
 
 
 @pytest.fixture
 def costs_of():
-    return lambda problem: CostModels(
-        kernel=AnalyticCostModel.for_device(problem.topology.device), comm=AlphaBetaComm()
-    )
+    return lambda problem: make.costs(problem.topology.device)
 
 
 @pytest.fixture

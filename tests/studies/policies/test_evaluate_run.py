@@ -14,19 +14,20 @@ from costmodel import Registry
 from studies.policies import FIGURES, EvaluationSettings, Lab, policy_result
 from studies.policies.lab import COST_GREEDY, LOOKUP_GREEDY, POLICY, RANDOM, SAMPLED
 from studies.policies.report import sections
+from tests import builders as make
 
 #: All but training curves of several processes, and those of test_blind_evaluation.
 NAMES = ("fig8", "fig9", "table2", "fig11", "fig12-inference", "targets", "steps")
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory, cost, make_tables):
+def settings(tmp_path_factory, cost):
     """A pool of 30 tables, and a registry that prices it."""
     root = tmp_path_factory.mktemp("evaluation")
     Registry(root / "registry").publish("cost", "cpu", cost.tensors(), cost.card.to_json())
     rng = np.random.default_rng(0)
     rows = rng.integers(200, 3000, 30).tolist()
-    write_tables(make_tables(rng.uniform(1, 10, 30).round(2).tolist(), rows), root / "tables.json")
+    write_tables(make.pool(rng.uniform(1, 10, 30).round(2).tolist(), rows), root / "tables.json")
     return EvaluationSettings(
         tables=str(root / "tables.json"),
         scale=1,

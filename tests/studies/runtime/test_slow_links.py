@@ -8,7 +8,6 @@ import pytest
 from autoshard.core import Collective, GradSync, Pooling, Tier
 from autoshard.core.errors import DeviceError
 from autoshard.core.step import StepPart
-from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs
 from autoshard.runtime import Engine
 from autoshard.runtime.processes.launch import LOCAL
@@ -29,6 +28,7 @@ from studies.runtime.slow_links.contests import (
 from studies.runtime.slow_links.models import TaskKind, drawn_task
 from studies.runtime.slow_links.papers import TIER_LABELS, flexshard_contest, groups_contest, oper_contest, sums_contest
 from studies.runtime.slow_links.report import summarised
+from tests import builders as make
 
 TINY = Effort(steps=2, warmup_steps=1, repeats=2)
 
@@ -121,9 +121,7 @@ def test_contests_of_papers_keep_their_proportions():
 @pytest.mark.smoke
 def test_entries_change_how_sums_and_gradients_travel(tmp_path):
     contest, topology = sums_contest(2), local_topology("cpu", 2, 1 << 30)
-    request = PlanRequest(
-        tables=contest.tables, topology=topology, costs=make_costs(contest.tables, topology, tmp_path)
-    )
+    request = make.request(contest.tables, topology, costs=make_costs(contest.tables, topology, tmp_path))
     for entry, collective in zip(contest.entries, (Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL), strict=True):
         plan = entry.plan(request)
         assert {(placed.tier, placed.collective) for placed in plan.shards} == {(Tier.ROW_WISE, collective)}

@@ -44,7 +44,7 @@ def held_chunks(
         rows, places = [], []
         for own, held in mine:
             inner_L = positions_L - held.start
-            part_L, place_L = _dealt(inner_L, held.num_rows, held.num_parts, held.split)
+            part_L, place_L = dealt(inner_L, held.num_rows, held.num_parts, held.split)
             is_mine_L = (inner_L >= 0) & (inner_L < held.num_rows) & (part_L == own.part)
             rows.append(is_mine_L.nonzero().squeeze(1))
             places.append(place_L[is_mine_L] + own.offset)
@@ -52,7 +52,7 @@ def held_chunks(
             yield start, torch.cat(rows), torch.cat(places)
 
 
-def _dealt(inner_L: torch.Tensor, num_rows: int, num_parts: int, split: Split) -> tuple[torch.Tensor, torch.Tensor]:
+def dealt(inner_L: torch.Tensor, num_rows: int, num_parts: int, split: Split) -> tuple[torch.Tensor, torch.Tensor]:
     """Part and place of rows counted from the start of their range."""
     if split is Split.BLOCK:
         block = -(-num_rows // num_parts)
