@@ -1,77 +1,83 @@
 """What the REST service is asked and what it answers, once for the service, its description and its clients."""
 
-from autoshard.api.jobs import (
-    JOB_BODIES,
-    CalibrateBody,
-    CollectBody,
-    JobAnswer,
-    JobId,
-    JobKind,
-    JobList,
-    JobState,
-    JobSummary,
-    PlanJobBody,
-    ScheduleAnswer,
-    ScheduleBody,
-    ScheduledKind,
-    ScheduleList,
-    ScheduleName,
-    TrainCostBody,
-    TrainPolicyBody,
-)
-from autoshard.api.models import (
-    PARQUET,
-    AliasChange,
-    FileId,
-    ModelAnswer,
-    ModelKind,
-    ModelList,
-    ModelName,
-    ModelState,
-    ModelSummary,
-    PromotionBody,
-    QuarantinedFile,
-    RollbackBody,
-    SampleList,
-    SamplesAnswer,
-    ShadowSummary,
-    StoredSamples,
-    VersionId,
-)
-from autoshard.api.plans import (
-    MAX_PAGE,
-    PLAN_FILTERS,
-    ComparisonAnswer,
-    FeatureDrift,
-    PlanAnswer,
-    PlanFigures,
-    PlanFilter,
-    PlanId,
-    PlanList,
-    PlanSearch,
-    PlanSummary,
-    RunAnswer,
-    RunFigures,
-    RunList,
-    StoredRun,
-    ValidationAnswer,
-)
-from autoshard.api.problems import Fault, Problem, RemedyAnswer, RequestBody
-from autoshard.api.service import Catalogue, Health, ListColumn, PlannerSummary, SessionBody, list_columns
-from autoshard.api.tasks import (
-    FILE_SCHEMA,
-    MAX_TIME_LIMIT_S,
-    ComparisonBody,
-    EvaluationBody,
-    ExplanationBody,
-    NoBody,
-    PlanBody,
-    PlanObject,
-    ReplanBody,
-    RunBody,
-    SimulationBody,
-    ValidationBody,
-)
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autoshard.api.jobs import (
+        JOB_BODIES,
+        CalibrateBody,
+        CollectBody,
+        JobAnswer,
+        JobId,
+        JobKind,
+        JobList,
+        JobState,
+        JobSummary,
+        PlanJobBody,
+        ScheduleAnswer,
+        ScheduleBody,
+        ScheduledKind,
+        ScheduleList,
+        ScheduleName,
+        TrainCostBody,
+        TrainPolicyBody,
+    )
+    from autoshard.api.models import (
+        PARQUET,
+        AliasChange,
+        FileId,
+        ModelAnswer,
+        ModelKind,
+        ModelList,
+        ModelName,
+        ModelState,
+        ModelSummary,
+        PromotionBody,
+        QuarantinedFile,
+        RollbackBody,
+        SampleList,
+        SamplesAnswer,
+        ShadowSummary,
+        StoredSamples,
+        VersionId,
+    )
+    from autoshard.api.plans import (
+        MAX_PAGE,
+        PLAN_FILTERS,
+        ComparisonAnswer,
+        FeatureDrift,
+        PlanAnswer,
+        PlanFigures,
+        PlanFilter,
+        PlanId,
+        PlanList,
+        PlanSearch,
+        PlanSummary,
+        RunAnswer,
+        RunFigures,
+        RunList,
+        StoredRun,
+        ValidationAnswer,
+    )
+    from autoshard.api.problems import Fault, Problem, RemedyAnswer, RequestBody
+    from autoshard.api.service import Catalogue, Health, ListColumn, PlannerSummary, SessionBody, list_columns
+    from autoshard.api.tasks import (
+        FILE_SCHEMA,
+        MAX_TIME_LIMIT_S,
+        ComparisonBody,
+        EvaluationBody,
+        ExplanationBody,
+        NoBody,
+        PlanBody,
+        PlanObject,
+        ReplanBody,
+        RunBody,
+        SimulationBody,
+        ValidationBody,
+    )
 
 __all__ = [
     "FILE_SCHEMA",
@@ -147,3 +153,18 @@ __all__ = [
     "VersionId",
     "list_columns",
 ]
+
+#: Those with the fewest declarations first.
+_MODULES = ("problems", "models", "service", "plans", "tasks", "jobs")
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """Declarations are made when their module is asked for: a plan needs those of models, not those of services."""
+        if name in __all__:
+            for module in _MODULES:
+                declared = vars(import_module(f"{__name__}.{module}"))
+                if name in declared:
+                    globals()[name] = declared[name]
+                    return declared[name]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
