@@ -1,7 +1,4 @@
-"""How the parts of a training step make up its time, and what a step model knows beyond the models of its parts.
-
-Shape suffixes: R ranks, F features of a part.
-"""
+"""How the parts of a training step make up its time, and what a step model knows beyond the models of its parts."""
 
 from __future__ import annotations
 

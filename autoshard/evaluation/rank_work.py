@@ -1,13 +1,15 @@
 """What ranks do in a step beside their kernels: the amounts that a step is priced from.
 
-Plans are added up here (`RankWork.of`), placements of a search in `planners.space.moved`: two accounts of the same
-amounts, and one price of them (`step_price.StepPricer`).
+Plans are added up here (`RankWork.of`), placements of a search in `planners.space.step_cost` (`StepPrices.work`): two
+accounts of the same amounts, and one price of them (`step_price.StepPricer`).
 
-Shape suffixes: B placements, R ranks of a replica group, L levels, E streams, X `EXCHANGE_PARTS`, 2 kinds of bytes.
+Shape suffixes: B placements, R ranks of a replica group, L levels, E streams, X `EXCHANGE_PARTS`, N shards, 2 kinds of
+bytes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -16,11 +18,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import ShardingPlan
+from autoshard.core import PlacedShard, ShardingPlan, Topology
 from autoshard.core.costs import LinkBytes, MsArray
 from autoshard.core.shard import FusedKernel, fused_kernel
 from autoshard.core.step import EXCHANGE_PARTS, StepPart
-from autoshard.evaluation.reader_work import reader_ms
+from autoshard.evaluation.input_work import input_speed, input_work_ms
+from autoshard.evaluation.pooling import pooling_ms
 from autoshard.evaluation.traffic import Stream, Traffic
 
 #: What travels in the all-to-all of each part: lengths and ids together, in messages with room for the ids of the batch
@@ -84,6 +87,23 @@ class RankWork:
             num_kernels_BR=num_kernels_R,
             num_features_BR=num_features_R,
         )
+
+
+def reader_ms(placed_N: Sequence[PlacedShard], local_batch: float, topology: Topology) -> MsArray:
+    """What each rank that reads a shard works on it, in ms; shape (N, X).
+
+    Args:
+        placed_N: Shards in a plan over all ranks of the topology.
+        local_batch: Samples of each rank.
+        topology: Of the ranks.
+    """
+    asked_N1 = input_work_ms(placed_N, local_batch, topology)[:, None]
+    return np.hstack([asked_N1, pooling_ms(placed_N, local_batch, topology)])
+
+
+def batch_ms(topology: Topology) -> MsArray:
+    """What a rank works on a batch, whatever it reads, in ms; shape (X,)."""
+    return np.array([input_speed(topology.device).batch_s * 1e3, 0.0, 0.0])
 
 
 def _served(plan: ShardingPlan) -> tuple[MsArray, MsArray]:

@@ -29,8 +29,7 @@ from autoshard.core.step import (
     plain_coefficients,
 )
 from autoshard.evaluation.dense_time import AnalyticDenseModel
-from autoshard.evaluation.rank_work import RankWork
-from autoshard.evaluation.reader_work import batch_ms, counted_parts
+from autoshard.evaluation.rank_work import RankWork, batch_ms
 from autoshard.evaluation.stages import Stages
 from autoshard.evaluation.traffic import ID_BYTES, LENGTH_BYTES, Stream
 
@@ -177,7 +176,7 @@ class StepPricer:
         self.weights = part_weights(costs, self.bases)
         # Without dense layers, what synchronisation takes is that of the model of collectives.
         self._dense_weights = plain_coefficients(StepPart.DENSE) if self.dense is None else self.weights[StepPart.DENSE]
-        self._reading_X1 = np.array(counted_parts(costs))[:, None]
+        self._reading_X1 = np.array(_counts_reading(costs))[:, None]
         self._batch_ms_X1 = batch_ms(topology)[:, None]
         self._fixed = self._dense_times()
 
@@ -322,6 +321,12 @@ def price_plan_step(
         work={part: np.stack(features[part], axis=1) for part in StepPart},
         bases=pricer.bases,
     )
+
+
+def _counts_reading(costs: CostModels) -> tuple[bool, ...]:
+    """Whether readers' work is added to each of `EXCHANGE_PARTS`: a calibrated part has it among its features."""
+    step, basis = costs.step, model_basis(costs.comm.name)
+    return tuple(step is None or step.coefficients(part, basis) is None for part in EXCHANGE_PARTS)
 
 
 def _weighted(features: tuple[MsArray, ...], weights: Coefficients) -> MsArray:

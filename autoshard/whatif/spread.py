@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import add
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +32,8 @@ from autoshard.core.costs import LinkBytes
 from autoshard.core.plan import HeldShard
 from autoshard.core.step import Overlap, StepPart
 from autoshard.evaluation.evaluate import price_step
-from autoshard.evaluation.stages import all_to_alls_ms
+from autoshard.evaluation.rank_work import EXCHANGED, SCATTERED
+from autoshard.evaluation.stages import all_to_alls_ms, scatters_ms
 from autoshard.evaluation.step_price import StepPrice
 from autoshard.evaluation.traffic import Stream, plan_traffic, wire_bytes
 from autoshard.results.sweep import StepSpread
@@ -243,7 +246,7 @@ class _Exchanges:
 
     Attributes:
         links: Bytes that leave and reach ranks at mean lookups, by all-to-all.
-        reduced_ms: Time of the reduce-scatter and the all-gather, which move as much in any batch.
+        scatter_ms_2: Time of the reduce-scatter and of the all-gather, which move as much in any batch.
         ids_R: Expected ids that each rank serves.
         row_share_R: Share of the values that it sends that are requested rows; bags send as much in any batch.
         base: Time of each part at mean lookups, at the slowest rank.
@@ -252,7 +255,7 @@ class _Exchanges:
     topology: Topology
     comm: CommModel
     links: Mapping[Stream, LinkBytes]
-    reduced_ms: Mapping[Stream, float]
+    scatter_ms_2: MsArray
     ids_R: MsArray
     row_share_R: MsArray
     base: Mapping[StepPart, float]
@@ -268,17 +271,14 @@ class _Exchanges:
             rows_R[one.ranks] += values if is_rows else 0.0
             values_R[one.ranks] += values
         traffic = plan_traffic(group)
-        reduced = {stream: traffic.scattered_bytes(stream) for stream in (Stream.FORWARD, Stream.BACKWARD)}
+        scattered_2 = np.array([traffic.scattered_bytes(stream) for stream in SCATTERED])
         # Sums that travel by reduce-scatter are none of what the all-to-all carries.
-        values_R -= reduced[Stream.FORWARD] / wire_bytes(group.payload.forward)
+        values_R -= scattered_2[0] / wire_bytes(group.payload.forward)
         exchanges = cls(
             topology=group.topology,
             comm=comm,
             links=traffic.links(group.topology),
-            reduced_ms={
-                Stream.FORWARD: comm.reduce_scatter_ms(reduced[Stream.FORWARD], group.topology),
-                Stream.BACKWARD: comm.all_gather_ms(reduced[Stream.BACKWARD], group.topology),
-            },
+            scatter_ms_2=scatters_ms(scattered_2, comm, group.topology),
             ids_R=ids_R,
             row_share_R=_divided(rows_R, values_R),
             base={},
@@ -293,15 +293,20 @@ class _Exchanges:
         """Times at the slowest rank of the slowest group."""
         growth_GR = _divided(np.maximum(self.ids_R + ids_GR, 0.0), np.broadcast_to(self.ids_R, ids_GR.shape))
         row_growth_GR = 1 + (growth_GR - 1) * self.row_share_R
-        lengths = self._grown(Stream.LENGTHS, np.ones_like(growth_GR))
-        links = {
-            StepPart.INPUT: lengths + self._grown(Stream.IDS, growth_GR),
-            StepPart.FORWARD_EXCHANGE: self._grown(Stream.FORWARD, row_growth_GR),
-            StepPart.BACKWARD_EXCHANGE: self._grown(Stream.BACKWARD, row_growth_GR),
+        growth = {
+            Stream.LENGTHS: np.ones_like(growth_GR),
+            Stream.IDS: growth_GR,
+            Stream.FORWARD: row_growth_GR,
+            Stream.BACKWARD: row_growth_GR,
         }
-        slowest = {part: float(all_to_alls_ms(of, self.comm, self.topology).max()) for part, of in links.items()}
-        slowest[StepPart.FORWARD_EXCHANGE] += self.reduced_ms[Stream.FORWARD]
-        slowest[StepPart.BACKWARD_EXCHANGE] += self.reduced_ms[Stream.BACKWARD]
+        slowest = {}
+        for part, streams in EXCHANGED.items():
+            links = reduce(add, [self._grown(stream, growth[stream]) for stream in streams])
+            slowest[part] = float(all_to_alls_ms(links, self.comm, self.topology).max())
+        for part, scatter_ms in zip(
+            (StepPart.FORWARD_EXCHANGE, StepPart.BACKWARD_EXCHANGE), self.scatter_ms_2, strict=True
+        ):
+            slowest[part] += float(scatter_ms)
         return slowest
 
     def _grown(self, stream: Stream, growth_GR: MsArray) -> LinkBytes:

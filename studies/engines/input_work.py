@@ -33,7 +33,7 @@ from autoshard.core import (
     Tier,
     Topology,
 )
-from autoshard.evaluation.reader_work import batch_ms, reader_ms
+from autoshard.evaluation.rank_work import batch_ms, reader_ms
 from autoshard.formats import load_tables, read_plan
 from autoshard.formats.metasyn import metasyn
 from autoshard.runtime.engine.ids.requests import InputExchange

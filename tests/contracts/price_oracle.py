@@ -10,7 +10,7 @@ from autoshard.core import Collective, DType, GradSync
 from autoshard.core.costs import set_costs
 from autoshard.core.shard import fused_kernel, local_shard
 from autoshard.core.step import PART_FEATURES, StepPart
-from autoshard.evaluation.reader_work import batch_ms, reader_ms
+from autoshard.evaluation.rank_work import batch_ms, reader_ms
 from autoshard.evaluation.traffic import INT8_BLOCK, PairTraffic, SyncBytes, id_bytes
 
 EXCHANGED = {

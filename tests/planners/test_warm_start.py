@@ -57,6 +57,18 @@ def test_other_plans_do_not_start_the_search_by_kernels(task, caplog):
     assert "does not hold every table as one of table_wise" in caplog.text
 
 
+def test_a_start_without_room_for_training_is_left_out_and_named(task, caplog):
+    tables, topology = task
+    start = AutoPlanner().plan(
+        make.request(*task, options={**STEP, "sharding_types": "table_wise"}, time_limit_s=SECONDS)
+    )
+    fullest = max(evaluate(start, COSTS).ranks, key=lambda rank: rank.hbm_bytes)
+    memory = replace(topology.memory_of(fullest.rank), hbm=fullest.hbm_bytes)
+    tight = replace(topology, overrides=((fullest.rank, memory),))
+    AutoPlanner().plan(make.request(tables, tight, options=STEP, time_limit_s=SECONDS, start=start))
+    assert "the start is left out, it leaves no room for training on a batch" in caplog.text
+
+
 def test_column_shards_start_the_search_by_kernels_where_tables_may_be_cut(caplog):
     task = make.draw_task(3, 4, seed=5)
     columns = {"steps": 10, "policy": False, "sharding_types": "column_wise"}

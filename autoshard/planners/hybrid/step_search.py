@@ -348,15 +348,15 @@ def _read(
         layout = layout_of(space, limits, plan, search.names) if is_searchable(plan) else None
         if layout is not None and layout.fits():
             starts.append(Start(layout=layout, name=name))
-        elif not (taken := _as_it_is(name, plan, request, search)) and name == _GIVEN:
-            _log.warning("auto: the start is left out, it does not hold every table as one of %s", _listed(search))
-        else:
-            found += taken
+            continue
+        taken = _as_it_is(name, plan, request, search)
+        found += taken
+        if name == _GIVEN and not taken:
+            why = "it leaves no room for training on a batch"
+            if layout is None:
+                why = f"it does not hold every table as one of {', '.join(sorted(search.names))}"
+            _log.warning("auto: the start is left out, %s", why)
     return starts, found
-
-
-def _listed(search: StepSearch) -> str:
-    return ", ".join(sorted(search.names))
 
 
 def _as_it_is(name: str, plan: ShardingPlan, request: PlanRequest, search: StepSearch) -> list[FoundPlan]:

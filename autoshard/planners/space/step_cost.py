@@ -28,8 +28,7 @@ from autoshard.core.costs import CodeArray, LinkBytes, MsArray
 from autoshard.core.shard import FusedKernel, fused_kernel
 from autoshard.core.step import EMBEDDING_PARTS, EXCHANGE_PARTS, KERNEL_PARTS, PART_INDEX, Overlap, StepPart
 from autoshard.evaluation.batch_memory import BatchMemory, dense_bytes, listed_order_bytes, peak_factor
-from autoshard.evaluation.rank_work import EXCHANGED, SCATTERED, RankWork
-from autoshard.evaluation.reader_work import reader_ms
+from autoshard.evaluation.rank_work import EXCHANGED, SCATTERED, RankWork, reader_ms
 from autoshard.evaluation.stages import scatters_ms, syncs_ms
 from autoshard.evaluation.step_price import StepPricer
 from autoshard.evaluation.traffic import HELD_ID_BYTES, Stream, id_bytes, message_bytes, pair_bytes, sync_bytes
@@ -222,7 +221,7 @@ class StepPrices:
         return self.of_kernels(parts.forward_ms_S.reshape(shape), parts.backward_ms_S.reshape(shape))
 
     def of_kernels(self, forward_ms: MsArray, backward_ms: MsArray) -> tuple[MsArray, MsArray]:
-        """What the kernel model's milliseconds add to `KERNEL_PARTS`."""
+        """What the kernel model's milliseconds add to `KERNEL_PARTS`; by kernels alone, both count in the first."""
         if self.by_kernels:
             return forward_ms + backward_ms, 0 * backward_ms
         forward, backward = self.kernel_weights
