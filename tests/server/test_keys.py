@@ -261,14 +261,6 @@ def test_without_keys_only_this_machine_is_served(file_storage, listener):
     assert provide_keys(settings, listener("0.0.0.0"), file_storage.keys) is None
 
 
-def test_a_service_for_other_machines_without_keys_does_not_start(tmp_path, monkeypatch, capfd):
-    monkeypatch.setenv(DATABASE_VARIABLE, f"sqlite:///{tmp_path}/service.sqlite")
-    assert main(["serve", "--host", "0.0.0.0", "--port", "0"]) == 2
-    error = capfd.readouterr().err
-    assert error.startswith("error: --host: 0.0.0.0 can be reached from other machines")
-    assert error.count("\n") == 1
-
-
 def test_the_first_key_is_made_once(file_storage, listener):
     settings = ServerSettings(host="0.0.0.0", first_key=True)
     secret = provide_keys(settings, listener("0.0.0.0"), file_storage.keys)

@@ -1,8 +1,6 @@
 """Parts of the evaluation one by one."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import pairwise
 
@@ -76,13 +74,6 @@ class TestCatalogue:
 
     def test_the_papers_features_can_be_removed(self):
         assert set(_PAPER_FEATURES) <= set(REMOVALS)
-
-    def test_the_program_says_what_is_wrong_in_one_line(self, tmp_path):
-        command = [sys.executable, "-m", "studies", "policy", "--parts", str(tmp_path), "--figures", "fig80"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 2
-        assert done.stderr.startswith("error: --figures: no figure is named 'fig80'; there are: fig8, ")
-        assert done.stderr.count("\n") == 1
 
 
 class TestRandomSearch:
