@@ -149,14 +149,19 @@ def test_a_task_of_a_progress_bar_is_harmless_on_a_terminal(monkeypatch, capfd):
 class TestBarsTowardsATimeLimit:
     """Of planning, which does not know how far it is."""
 
-    @pytest.mark.parametrize(("now_s", "is_at_s"), [(0.0, 0.0), (4.5, 4.5), (9.0, 6.0)])
-    def test_they_are_as_far_as_the_time(self, now_s, is_at_s):
+    @pytest.mark.parametrize(
+        ("now_s", "cells", "said"), [(0.0, 0, "0 of 6 s"), (4.5, 30, "4 of 6 s"), (9.0, 40, "9 of 6 s")]
+    )
+    def test_they_are_as_far_as_the_time(self, now_s, cells, said, monkeypatch, capfd):
         times = [100.0]
-        bar = console._Clock(get_time=lambda: times[0], disable=True)
-        bar.add_task("Planning", total=6.0)
-        times[0] += now_s
-        list(bar.get_renderables())
-        assert bar.tasks[0].completed == is_at_s
+        for name, value in (("FORCE_COLOR", "1"), ("TERM", "xterm"), ("NO_COLOR", "1")):
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr("rich.console.monotonic", lambda: times[0])
+        with console.until("Planning", 6.0):
+            times[0] += now_s
+        *_, last = re.findall("Planning .*?[0-9]+ of 6 s", capfd.readouterr().err)
+        assert last.endswith(said)
+        assert last.count("━") == cells
 
     @pytest.mark.parametrize("is_coloured", [True, False])
     def test_planning_shows_one_on_a_terminal(self, is_coloured, monkeypatch, capfd):

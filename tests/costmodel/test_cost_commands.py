@@ -73,7 +73,7 @@ def test_train_cost_draws_what_it_predicts_of_held_out_samples(store, registry, 
 
 
 def test_train_cost_tells_its_throughput(store, registry, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("costmodel.kernel.command._LOG_EVERY", 20)
+    monkeypatch.setattr("costmodel.kernel.command.LOG_EVERY", 20)
     monkeypatch.setattr("costmodel.kernel.training.REPORT_EVERY", 20)
     assert train(store, registry, "--accelerator", "cpu", "--tensorboard", str(tmp_path / "logs")) == 0
     said = re.findall(r"update (\d+): loss -?[\d.]+, ([\d,]+) samples/s on cpu, seed 0", capsys.readouterr().err)
