@@ -15,7 +15,7 @@ from autoshard.core.accepted import ABOVE_0
 from autoshard.core.access import FloatArray, IntArray
 from autoshard.core.costs import MsArray
 from autoshard.core.errors import InfeasiblePlanError, ModelError
-from autoshard.planners.oper.cost_matrix import PathArray, exchange_ms
+from studies.papers.oper.equations import PathArray, exchange_ms
 
 #: Costs in the whole numbers that CP-SAT works with: all lookups over the slowest link cost so many.
 _RESOLUTION = 10_000_000
