@@ -164,6 +164,13 @@ class CostGradient:
         )
 
 
+def shard_costs(flat: FlatOptions, rates: CostGradient, num_ranks: int) -> MsArray:
+    """Milliseconds of the step by each shard of all options, as if all ranks were alike; shape (E,)."""
+    alone_E = rates.served_VP[flat.kind_E].sum(axis=1)
+    shared_E = rates.shared_VP[flat.kind_E].sum(axis=1) + rates.sync_V[flat.kind_E]
+    return np.asarray(np.where(flat.is_shared_E, shared_E, alone_E * flat.holders_E / num_ranks))
+
+
 def _moving_rates(space: PlannerSpace, mean_C: MovedArray) -> tuple[FloatArray, FloatArray]:
     """Milliseconds per unit of each column: on the rank that has it, and on all ranks that have it alike; (P, C)."""
     num_ranks, width = space.topology.world_size, len(mean_C)
