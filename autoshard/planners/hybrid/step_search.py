@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,9 +20,9 @@ from autoshard.core.errors import (
     ModelError,
 )
 from autoshard.evaluation.batch_memory import has_room
-from autoshard.evaluation.evaluate import PricedPlan, price_with_kernels
+from autoshard.evaluation.evaluate import price_with_kernels
 from autoshard.evaluation.group_sync import with_cheaper_sync
-from autoshard.planners.comparison import best_plan, num_cuts
+from autoshard.planners.comparison import FoundPlan, choose, num_cuts
 from autoshard.planners.hybrid.compiled.library import library
 from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions
 from autoshard.planners.hybrid.descent import Start
@@ -112,25 +112,6 @@ class StepSearch:
     with_groups: bool = True
     min_partition: int = 0
     by_kernels: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundPlan:
-    """The best plan found.
-
-    Attributes:
-        plan: The plan.
-        priced: Its step and kernels, as `evaluate` has them.
-        cost_ms: What is to be short of them.
-        status: How the search ended.
-        models: Names of trained models that a start came from.
-    """
-
-    plan: ShardingPlan
-    priced: PricedPlan
-    cost_ms: float
-    status: str
-    models: dict[str, str] = field(default_factory=dict)
 
 
 def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
@@ -255,21 +236,9 @@ def _on_the_way(improved: SearchOutcome, request: PlanRequest, search: StepSearc
 def _best_of(
     found: Sequence[FoundPlan], plans: Mapping[str, ShardingPlan], request: PlanRequest, search: StepSearch
 ) -> FoundPlan:
-    """The last of them that the model can tell from those before it (`last_told`); without its errors, the fastest."""
+    """The one to take, with the names of the models of the policy that was asked for a start."""
     models = plans["policy"].provenance.models if "policy" in plans and plans["policy"].provenance else {}
-    fastest = min(found, key=lambda one: one.cost_ms)
-    chosen: int | None = None
-    if len(found) > 1:
-        chosen = best_plan(
-            [one.plan for one in found], [one.priced for one in found], request.costs, by_kernels=search.by_kernels
-        )
-    best = fastest if chosen is None else found[chosen]
-    if best is not fastest:
-        best = replace(
-            best,
-            status=f"{best.status}, since the model cannot tell {fastest.cost_ms:.6g} ms from {best.cost_ms:.6g} ms",
-        )
-    return replace(best, models=dict(models))
+    return replace(choose(found, request.costs, by_kernels=search.by_kernels), models=dict(models))
 
 
 def _best_start(request: PlanRequest, search: StepSearch) -> FoundPlan:
