@@ -15,7 +15,6 @@ from autoshard.core.costs import recorded_errors
 from autoshard.core.errors import (
     AutoshardError,
     InfeasiblePlanError,
-    InvalidPlanError,
     InvalidTopologyError,
     ModelError,
 )
@@ -45,7 +44,7 @@ from autoshard.planners.space.options import ShardingType, keeps_width
 from autoshard.planners.space.placement import PlacementProblem
 from autoshard.planners.space.planner_space import PlannerSpace
 from autoshard.planners.warm_start import start_of
-from autoshard.validator import validate_plan
+from autoshard.validator import is_valid
 
 #: Share of what is left that a search within replica groups gets, where they are the best start, and its least seconds.
 _GROUPS_SHARE, _LEAST_SECONDS = 0.6, 0.01
@@ -278,7 +277,7 @@ def _within_groups(plan: ShardingPlan, request: PlanRequest, search: StepSearch,
     whole = replace(plan, shards=found.plan.shards, predicted=None, provenance=None)
     whole = with_cheaper_sync(whole, request.costs.comm)
     status = f"{plan.replica_groups.num_groups} replica groups, in one of them: {found.status}"
-    return [_priced(whole, status, request, search)] if _is_valid(whole) else []
+    return [_priced(whole, status, request, search)] if is_valid(whole) else []
 
 
 def _plans(request: PlanRequest, search: StepSearch, until_s: float, *, is_needed: bool) -> dict[str, ShardingPlan]:
@@ -342,17 +341,9 @@ def _as_it_is(name: str, plan: ShardingPlan, request: PlanRequest, search: StepS
     if not has_room(plan, search.reserved_bytes, count_activations=search.count_activations):
         return []
     try:
-        return [_priced(plan, f"as {name} has it", request, search)] if _is_valid(plan) else []
+        return [_priced(plan, f"as {name} has it", request, search)] if is_valid(plan) else []
     except ModelError:
         return []
-
-
-def _is_valid(plan: ShardingPlan) -> bool:
-    try:
-        validate_plan(plan)
-    except InvalidPlanError:
-        return False
-    return True
 
 
 def _with_caches(layout: Layout) -> ShardingPlan:
