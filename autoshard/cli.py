@@ -325,9 +325,7 @@ def _help_text(docstring: str | None) -> str:
     lines = [line.rstrip() for line in text.splitlines()]
     margin = min((len(line) - len(line.lstrip()) for line in lines[1:] if line), default=0)
     paragraphs = "\n".join([*lines[:1], *(line[margin:] for line in lines[1:])]).strip().split("\n\n")
-    return "\n\n".join(
-        f"\b\n{_folded(part)}" if re.search(r"^ +\S", part, re.MULTILINE) else part for part in paragraphs
-    )
+    return "\n\n".join(_folded(part) if re.search(r"^ +\S", part, re.MULTILINE) else part for part in paragraphs)
 
 
 def _folded(example: str) -> str:

@@ -73,8 +73,12 @@ def emit(result: Mapping[str, object], rendered: RenderableType, *, as_json: boo
         _print(sys.stdout, rendered)
 
 
-def print_progress(every_s: float) -> None:
-    """Has this process print how far its work is, a line on standard error every few seconds, as logs want it."""
+def print_progress(every_s: float | None) -> None:
+    """Has this process print how far its work is, a line on standard error every few seconds, as logs want it.
+
+    Args:
+        every_s: Seconds between two lines; None for no lines, as at first.
+    """
     global _line_every_s
     _line_every_s = every_s
 

@@ -19,7 +19,8 @@ from server.tasks.work import Work
 #: OpenTelemetry's own variables; the others that it has are honoured as well.
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _log = structlog.get_logger()
-_tracer = trace.get_tracer("autoshard.server")
+#: Makes the spans of requests and of work.
+tracer = trace.get_tracer("autoshard.server")
 _QUIET_PATHS = ("/livez", "/readyz")
 
 
@@ -69,7 +70,7 @@ class RequestTraces:
             "autoshard.request_id": scope["state"]["request_id"],
         }
         context = propagate.extract(dict(Headers(scope=scope)))
-        with _tracer.start_as_current_span(
+        with tracer.start_as_current_span(
             scope["method"], context=context, kind=trace.SpanKind.SERVER, attributes=attributes
         ) as span:
             if span.is_recording():
@@ -94,7 +95,7 @@ def _note(span: trace.Span, scope: Scope, status: int) -> None:
 
 async def answer_traced(pool: WorkerPool, work: Work, client: str, gone: asyncio.Future[None]) -> Reply:
     """`WorkerPool.answer` in a span of its own: time in the queue and in a planning process."""
-    with _tracer.start_as_current_span(f"work {work.kind.value}") as span:
+    with tracer.start_as_current_span(f"work {work.kind.value}") as span:
         span.set_attribute("autoshard.waiting_requests", pool.num_waiting)
         reply = await pool.answer(work, client, gone)
         span.set_attribute("autoshard.planner", reply.planner)

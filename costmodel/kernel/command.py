@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from costmodel.registry.promotion import Published, TrainedVersion
 
 #: Updates between two lines on standard error.
-_LOG_EVERY = 1000
+LOG_EVERY = 1000
 
 
 @command_options()
@@ -104,7 +104,7 @@ def _train(table: SampleTable, options: TrainCostOptions, learners: Learners) ->
 
         def report(progress: CostProgress) -> None:
             write(progress)
-            if learners.is_first and progress.num_updates % _LOG_EVERY == 0:
+            if learners.is_first and progress.num_updates % LOG_EVERY == 0:
                 console.log(
                     f"update {progress.num_updates}: loss {progress.loss:.4f}, {progress.samples_per_s:,.0f} samples/s "
                     f"on {learners.description}, seed {options.seed}"

@@ -124,7 +124,7 @@ def train_cost_model(
     scaling = FeatureScaling.fit(train_part.features_UF[train_part.shard_N])
     scale_ms = float(train_part.kernel_ms.mean())
     features_UF = scaling.apply(train_part.features_UF)
-    fit = _Fit(train_part, scale_ms, options, rng, learners)
+    fit = CostFit(train_part, scale_ms, options, rng, learners)
     with intra_op_threads(1):
         weights = fit.run(features_UF, advance, on_progress)
     predictor = CostPredictor(weights, encoder_hidden=options.encoder_hidden, scaling=scaling, scale_ms=scale_ms)
@@ -151,7 +151,7 @@ def train_cost_model(
     return TrainedCostModel(model=LearnedCostModel(weights, card), held_out=held_out)
 
 
-class _Fit:
+class CostFit:
     """The training of one network.
 
     Args:
@@ -257,7 +257,7 @@ def descend(
         advance: Receives the number of updates just done.
         pull: Loss per squared distance of all weights from where they stood; 0 for none.
     """
-    fit = _Fit(dataset, scale_ms, options, rng, Learners(), network, pull)
+    fit = CostFit(dataset, scale_ms, options, rng, Learners(), network, pull)
     return fit.run(features_UF, advance, lambda _: None)
 
 

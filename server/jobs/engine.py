@@ -19,8 +19,6 @@ from server.storage.storage import Storage
 
 #: Seconds between two looks for a job that waits, or a schedule that is due.
 _LOOK_S = 0.5
-#: Seconds after which a database that did not answer is asked again.
-_AWAY_S = 2.0
 _log = structlog.get_logger()
 
 
@@ -30,10 +28,11 @@ class JobEngine:
     Args:
         storage: Holds the jobs.
         settings: Limits, models and folders.
+        retry_s: Seconds after which a database that did not answer is asked again.
     """
 
-    def __init__(self, storage: Storage, settings: ServerSettings) -> None:
-        self._storage = storage
+    def __init__(self, storage: Storage, settings: ServerSettings, *, retry_s: float = 2.0) -> None:
+        self._storage, self._retry_s = storage, retry_s
         self._runner = JobRunner(storage, settings)
         self._stopping = threading.Event()
         self._woken = threading.Event()
@@ -66,10 +65,10 @@ class JobEngine:
                 do()
             except StorageError as error:
                 _log.warning("no jobs, for now", reason=str(error))
-                self._stopping.wait(_AWAY_S)
+                self._stopping.wait(self._retry_s)
             except Exception:  # noqa: BLE001 - the thread ends else, and all later jobs wait
                 _log.exception("fault while jobs are done")
-                self._stopping.wait(_AWAY_S)
+                self._stopping.wait(self._retry_s)
 
     def _work(self) -> None:
         job = self._storage.jobs.claim()

@@ -16,8 +16,6 @@ W = TypeVar("W")
 
 #: Weight of the latest time that a worker was held, in the mean of all.
 _LATEST = 0.2
-#: Seconds without a refusal after which an overload is over.
-_CALM_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +27,14 @@ class QueueLimits:
         max_waiting_per_client: Requests that wait, of one client.
         max_running_per_client: Workers that one client holds.
         max_wait_s: Seconds that a request waits, unless there are too many.
+        calm_s: Seconds without a refusal after which an overload is over.
     """
 
     max_waiting: int
     max_waiting_per_client: int
     max_running_per_client: int
     max_wait_s: float
+    calm_s: float = 5.0
 
 
 @dataclass(eq=False, slots=True)
@@ -172,7 +172,7 @@ class WorkerQueue(Generic[W]):
     def _hurry(self) -> None:
         """Takes note of a refusal; at the first one, limits the wait of all that wait."""
         was_overloaded = self._is_overloaded
-        self._overloaded_until = time.monotonic() + _CALM_S
+        self._overloaded_until = time.monotonic() + self._limits.calm_s
         if not was_overloaded:
             for ticket in self._waiting:
                 self._limit(ticket)

@@ -96,7 +96,7 @@ def main(options: GpuOptions) -> None:
 
 
 def _measured(options: GpuOptions) -> Found:
-    device, folder = find_device(options.device), options.output_dir
+    device, folder, chosen = find_device(options.device), options.output_dir, options.chosen
     machine = Machine.this(device, command_line("gpu", options))
     found = Found(machine=machine)
     if options.resume is not None:
@@ -115,7 +115,7 @@ def _measured(options: GpuOptions) -> Found:
 
     reserved_s = _REPORT_S + (_PICTURE_S if options.images and _has_browser() else 0.0)
     deadline = options.started + 60.0 * options.minutes - reserved_s
-    return run_stages(options.chosen, device, folder, found, deadline=deadline, on_result=on_result)
+    return run_stages(chosen, device, folder, found, deadline=deadline, on_result=on_result)
 
 
 def _has_browser() -> bool:

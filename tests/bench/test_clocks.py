@@ -6,7 +6,6 @@ import pynvml
 import pytest
 import torch
 
-from bench.measuring import clocks
 from bench.measuring.clocks import ClockWatch, DeviceClocks, GpuDriver, query_driver, throttle_reasons
 from bench.measuring.devices import BenchDevice, find_device
 
@@ -36,7 +35,6 @@ def test_the_mask_is_decoded_into_what_holds_the_clock_back(bits, reasons):
 @pytest.fixture
 def driver(monkeypatch):
     """Makes NVML answer with clocks and masks, one after the other; None for a question that it does not know."""
-    clocks._warn_once.cache_clear()
 
     def install(mhz, bits=()):
         answers = {"clock": iter(mhz), "bits": iter(bits)}
@@ -61,8 +59,7 @@ def driver(monkeypatch):
         properties = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x1B, pci_device_id=0)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: properties)
 
-    yield install
-    clocks._warn_once.cache_clear()
+    return install
 
 
 def noted(watch, times):

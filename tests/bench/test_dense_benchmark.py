@@ -169,16 +169,16 @@ def test_shapes_are_measured_in_order_and_in_groups(harness):
 
 def test_what_spreads_too_much_is_measured_again_averaged_and_marked(settings, monkeypatch):
     strict = DenseHarness(find_device("cpu"), replace(settings, max_spread=0.0))
-    attempts, time = [], strict._measure_group
+    means = []
 
-    def watched(shapes, on_round):
-        found = time(shapes, on_round)
-        attempts.extend(found)
-        return found
+    def watched(attempts, max_spread):
+        means.append((list(attempts), mean_of(attempts, max_spread)))
+        return means[-1][1]
 
-    monkeypatch.setattr(strict, "_measure_group", watched)
+    monkeypatch.setattr("bench.measuring.rounds.mean_of", watched)
     (measured,) = strict.measure([TOP])
-    assert measured == mean_of(attempts, 0.0)
+    attempts, mean = means[-1]
+    assert measured == mean
     assert (measured.num_attempts, measured.is_noisy) == (len(attempts), True) == (2, True)
 
 

@@ -18,14 +18,9 @@ RESULTS = ("run", "replay", "comparison", "diff", "explanation", "simulation")
 
 
 @pytest.fixture
-def printed(capfd, published):
+def printed(run, published):
     """Runs a command with `--json`, and checks what it prints against a schema."""
-
-    def run(name, *arguments):
-        assert main([*map(str, arguments), "--json"]) == 0
-        return published(name, capfd.readouterr().out)
-
-    return run
+    return lambda name, *words: published(name, run(*words, "--json")[0])
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +84,9 @@ def test_a_comparison_with_a_planner_that_has_no_plan(faults):
     assert document["planners"][0]["failure"] == "too large"
 
 
-def test_a_diff_of_plans(printed, plan, task, capfd):
+def test_a_diff_of_plans(run, printed, plan, task):
     other = plan.with_name("other.json")
-    assert main(["plan", str(task), "--topology", "cpu-8", "--planner", "size-greedy", "-o", str(other)]) == 0
-    capfd.readouterr()
+    run("plan", task, "--topology", "cpu-8", "--planner", "size-greedy", "-o", other)
     document = printed("diff", "diff", plan, other)
     assert document["tables"]
     assert {change["name"] for change in document["task"]} >= {"num_ranks", "planner"}
@@ -119,12 +113,11 @@ def test_what_is_installed(printed):
     assert document["devices"][0]["cores"] > 0
 
 
-def test_imports_and_exports(printed, tmp_path, capfd):
+def test_imports_and_exports(run, printed, tmp_path):
     tables, plan, output = tmp_path / "tables.json", tmp_path / "plan.json", tmp_path / "constraints.json"
     document = printed("imported", "import", "metasyn", "--num-tables", 8, "--scale", 64, "-o", tables)
     assert (document["num_tables"], document["num_tables_in_source"], document["output"]) == (8, 856, str(tables))
-    main(["plan", str(tables), "--topology", "cpu-4", "--planner", "size-greedy", "-o", str(plan)])
-    capfd.readouterr()
+    run("plan", tables, "--topology", "cpu-4", "--planner", "size-greedy", "-o", plan)
     document = printed("exported", "export", plan, "--format", "torchrec-constraints", "-o", output)
     assert (document["output"], document["format"], document["num_tables"]) == (str(output), "torchrec-constraints", 8)
     assert all(set(one) == {"field", "table", "planned", "executed"} for one in document["changes"])

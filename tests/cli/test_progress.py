@@ -9,9 +9,10 @@ from autoshard import console
 
 
 @pytest.fixture
-def lines(monkeypatch):
-    monkeypatch.setattr(console, "_line_every_s", None)
+def lines():
     console.print_progress(0.01)
+    yield
+    console.print_progress(None)
 
 
 def said(capsys):

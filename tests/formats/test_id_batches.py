@@ -346,18 +346,21 @@ class TestLimits:
     def test_a_row_group_has_a_limit_that_is_checked_before_its_ids_are_read(self, tmp_path, monkeypatch):
         path = tmp_path / "batch.parquet"
         pq.write_table(pa.table({"f": pa.array([[1, 2], [3], [], [4]])}), path)
-        monkeypatch.setattr("autoshard.formats.imports.id_batches._MAX_GROUP_IDS", 4)
+        monkeypatch.setattr("autoshard.formats.imports.id_batches.MAX_GROUP_IDS", 4)
         with pytest.raises(FormatError, match=r"f: must have at most 4 ids and .* row group, number 0 has 5"):
             import_tables(path)
 
     def test_distinct_ids_have_a_limit(self, tmp_path, monkeypatch):
         path = tmp_path / "batch.parquet"
-        pq.write_table(pa.table({"a": pa.array([[1, 2], [3]]), "b": pa.array([[4], [4, 5, 6]])}), path)
-        monkeypatch.setattr("autoshard.formats.imports.id_batches._MIN_PENDING", 1)
-        assert len(import_tables(path).tables) == 2
-        monkeypatch.setattr("autoshard.formats.imports.id_batches._MAX_DISTINCT_IDS", 5)
-        with pytest.raises(FormatError, match="must have at most 5 distinct ids, all features together"):
-            import_tables(path)
+        for names in ("a", "ab"):
+            pq.write_table(pa.table(dict.fromkeys(names, range(2**16))), path)
+            limit = len(names) * 2**16 - 1
+            with monkeypatch.context() as patch:
+                patch.setattr("autoshard.formats.imports.id_batches.MAX_DISTINCT_IDS", limit + 1)
+                assert len(import_tables(path).tables) == len(names)
+                patch.setattr("autoshard.formats.imports.id_batches.MAX_DISTINCT_IDS", limit)
+                with pytest.raises(FormatError, match=f"at most {limit:,} distinct ids, all features together"):
+                    import_tables(path)
 
     def test_columns_that_are_read_one_after_the_other_count_alike(self, tmp_path, monkeypatch):
         path = tmp_path / "batch.parquet"
@@ -367,6 +370,5 @@ class TestLimits:
         }
         pq.write_table(pa.table({name: pa.array(bags) for name, bags in columns.items()}), path, row_group_size=64)
         together = import_tables(path)
-        monkeypatch.setattr("autoshard.formats.imports.id_batches._MAX_GROUP_IDS", 700)
-        monkeypatch.setattr("autoshard.formats.imports.id_batches._CHUNK_IDS", 16)
+        monkeypatch.setattr("autoshard.formats.imports.id_batches.MAX_GROUP_IDS", 700)
         assert import_tables(path) == together

@@ -64,7 +64,8 @@ MOST_DATA_BYTES = 3 << 30
 
 
 def import_all(names):
-    cli._own_location_first()
+    with contextlib.redirect_stdout(io.StringIO()):
+        cli.main(["list", "tables"])  # for what typer imports, and so that our own packages come first
     for name in names:
         package = importlib.import_module(name)
         # Of others' packages only what is named.
@@ -72,8 +73,6 @@ def import_all(names):
         for module in pkgutil.walk_packages(inner, f"{name}."):
             if not any(part in module.name for part in NOT_IMPORTED):
                 importlib.import_module(module.name)
-    with contextlib.redirect_stdout(io.StringIO()):
-        cli.main(["list", "tables"])  # for what typer imports
     assert len(os.listdir("/proc/self/task")) == 1, "a process with threads cannot fork"
     gc.collect()
     gc.freeze()
@@ -116,7 +115,7 @@ def run_in_child(request, pipe):
             os.dup2(file, stream)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         limit_memory()
-        cli._fail = telling(cli._fail, pipe)
+        sys.stderr.write = telling(sys.stderr.write, pipe)
         code = cli.main(request["arguments"])
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -136,12 +135,13 @@ def limit_memory():
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def telling(fail, pipe):
-    """The command line's own way out, which also tells the kind of error that it prints."""
+def telling(write, pipe):
+    """Writes to standard error, and also tells the kind of error that is printed."""
 
-    def told(message, code):
-        os.write(pipe, (json.dumps({"error": type(sys.exc_info()[1]).__name__}) + "\n").encode())
-        return fail(message, code)
+    def told(text):
+        if text.startswith("error: "):
+            os.write(pipe, (json.dumps({"error": type(sys.exc_info()[1]).__name__}) + "\n").encode())
+        return write(text)
 
     return told
 

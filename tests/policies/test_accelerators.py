@@ -14,8 +14,8 @@ from autoshard.planners.space.placement import PlacementProblem
 from autoshard.runtime.processes.learners import Learners
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.features import FeatureScaling, shard_features
+from costmodel.kernel.training import CostFit, train_cost_model
 from costmodel.kernel.training import CostTrainingOptions as CostOptions
-from costmodel.kernel.training import _Fit, train_cost_model
 from costmodel.kernel.updates.batches import DeviceSamples
 from env import PlacementVecEnv
 from policies.algorithms.ppo import PlacementPPO
@@ -110,7 +110,7 @@ def test_the_mode_counts_waits():
 
 def test_an_update_of_the_cost_model_leaves_nothing_on_the_cpu(dataset):
     options, rng = CostOptions(batch_size=16), np.random.default_rng(0)
-    fit = _Fit(dataset, 1.0, options, rng, Learners(device=META))
+    fit = CostFit(dataset, 1.0, options, rng, Learners(device=META))
     scaled_UF = FeatureScaling.fit(dataset.features_UF).apply(dataset.features_UF)
     samples = DeviceSamples(dataset, scaled_UF, 1.0, META)
     with NothingOnTheCpu() as mode:

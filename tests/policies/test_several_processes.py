@@ -19,25 +19,23 @@ ROOT = Path(__file__).parents[2]
 #: Trains in each process, and prints what its weights are and what it has played.
 WORKER = """
 import json, sys
-from pathlib import Path
 from autoshard.runtime.processes.learners import joined_learners
+from autoshard.formats import read_tables
+from autoshard.planners.space.placement import PlacementProblem
 from autoshard.runtime.results import Device
-from policies import Budget, PolicyRunOptions, TaskOptions
+from policies import Budget
 from policies.algorithms.training_options import TrainingOptions
 from policies.network.weights import to_arrays
-from policies.training.runs import _Run
-from costmodel import Registry
+from policies.training.trainer import PolicyTrainer
+from tests import builders as make
 
-registry, tables = sys.argv[1:]
+pool = read_tables(sys.argv[1]).tables
+model, topology = make.costs().kernel, make.topology(2)
+problems = [PlacementProblem.table_wise(make.tables(*pool[n:n + 8]), topology, model) for n in range(4)]
 with joined_learners(Device.CPU) as learners:
-    options = PolicyRunOptions(
-        budget=Budget(num_updates=2),
-        tasks=TaskOptions(tables=tables, scale=1, num_tasks=4, num_tables=8, num_ranks=2),
-        training=TrainingOptions(num_groups=2, num_rollouts=3),
-    )
-    run = _Run(options, Registry(Path(registry)), learners)
-    run.train(lambda _: None, lambda _: None)
-    trainer = run.trainer
+    options = TrainingOptions(num_groups=2, num_rollouts=3)
+    trainer = PolicyTrainer(problems, problems, options=options, learners=learners)
+    trainer.run(Budget(num_updates=2))
     weights = {name: float(value.sum(dtype="float64")) for name, value in to_arrays(trainer.network).items()}
     actions = trainer.algorithm.trajectories.actions_TE.flatten().tolist()
     # In one piece, for both processes write to one pipe.
@@ -78,9 +76,9 @@ def torchrun(*command):
 
 
 @pytest.mark.slow
-def test_processes_play_episodes_of_their_own_and_end_with_the_same_weights(registry, tables, tmp_path):
+def test_processes_play_episodes_of_their_own_and_end_with_the_same_weights(tables, tmp_path):
     (tmp_path / "worker.py").write_text(WORKER)
-    printed, _ = torchrun(tmp_path / "worker.py", registry, tables)
+    printed, _ = torchrun(tmp_path / "worker.py", tables)
     found = {line["rank"]: line for line in map(json.loads, printed.splitlines())}
     assert found.keys() == {0, 1}
     assert found[0]["weights"] == found[1]["weights"]

@@ -160,8 +160,23 @@ def is_refused_once_closed(use):
     return False
 
 
+def recorded_groups():
+    """References to the process groups that are made from now on."""
+    known, new_group = [], dist.new_group
+
+    def recorded(*args, **settings):
+        made = new_group(*args, **settings)
+        if isinstance(made, dist.ProcessGroup):  # else this process is none of it
+            known.append(weakref.ref(made))
+        return made
+
+    dist.new_group = recorded
+    return known
+
+
 def main(rank, num_processes, num_groups):
     torch.set_num_threads(1)
+    known = recorded_groups()
     engine = ShardedEmbeddings(tiered_plan(num_processes, num_groups), FusedSettings(learning_rate=0.1))
     expected = engine(good())
     ways = {
@@ -200,7 +215,6 @@ def main(rank, num_processes, num_groups):
     trained = engine(prefetched).pooled_BC.sum()
     trained.backward()
     engine.end_step()
-    known = [made for _, made in process_groups._made.values() if made is not None]
     known.append(weakref.ref(dist.group.WORLD))
     for closed in (engine, model):
         closed.close()

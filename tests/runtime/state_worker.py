@@ -23,7 +23,6 @@ from autoshard.core import (
 )
 from autoshard.core.errors import InputError
 from autoshard.runtime.embeddings import ShardedEmbeddings
-from autoshard.runtime.engine.rows import averaging
 from autoshard.runtime.engine.rows.averaging import RowStates, average
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.state import TableState
@@ -193,8 +192,7 @@ def check_replica_groups(plan):
 def check_averages():
     """Means over two processes: halves of fp16 sums travel, and are rounded once; in pieces, and of marked rows."""
     group, rank = dist.distributed_c10d._get_default_group(), dist.get_rank()
-    for piece_bytes in (averaging._PIECE_BYTES, 64):
-        averaging._PIECE_BYTES = piece_bytes
+    for pieces in ({}, {"piece_bytes": 64}):
         for is_marked in (False, True):
             drawn = [
                 [
@@ -208,7 +206,7 @@ def check_averages():
             marks = [torch.zeros(len(one), dtype=torch.uint8) for one in (half, full)] if is_marked else [None, None]
             if is_marked:
                 marks[0][3 + rank], marks[1][6] = 1, 1
-            sent = average([RowStates(half, None, marks[0]), RowStates(full, moments, marks[1])], group)
+            sent = average([RowStates(half, None, marks[0]), RowStates(full, moments, marks[1])], group, **pieces)
             means = [
                 (drawn[0][0].half().float() + drawn[1][0].half().float()).div(2).half(),
                 (drawn[0][1] + drawn[1][1]) / 2,
@@ -220,7 +218,7 @@ def check_averages():
                 expected[list(touched)] = mean[list(touched)]
                 assert torch.equal(got, expected)
             # 65 numbers do not come out even for two processes; of marked rows, 2 of 5 and one of 4 and its moment.
-            if piece_bytes > 64:
+            if not pieces:
                 assert sent == (13 + 7 + 2 * 5 * 2 + 5 * 4 if is_marked else 66 * 2 + 28 * 4 + 7 * 4)
 
 

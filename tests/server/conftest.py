@@ -48,6 +48,7 @@ def start_service(folder, *arguments, until_ready=True, database=None):
         "HOME": str(folder),
         "AUTOSHARD_DATABASE_URL": database or f"sqlite:///{folder}/service.sqlite",
     }
+    log_file.unlink(missing_ok=True)  # what is left of a killed service may still write into its own
     with log_file.open("wb") as log:
         process = subprocess.Popen(
             [program, "serve", "--port", "0", *arguments], cwd=folder, stdout=log, stderr=log, env=environment

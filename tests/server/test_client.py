@@ -244,20 +244,6 @@ def test_commands_say_no_plan_fits_as_they_do_here(service, capsys):
     assert "; a plan was found with " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [
-        (("plan", "criteo-kaggle", "--topology", "cpu-8", "--replay-refine", "2"), "--replay-refine"),
-        (("plan", "criteo-kaggle", "--topology", "cpu-8", "--assume-row-order"), "--assume-row-order"),
-        (("compare", "criteo-kaggle", "--topology", "cpu-8", "--planners", "random", "--replay"), "--replay"),
-        (("explain", "plan.json", "--registry", "."), "--registry"),
-    ],
-)
-def test_what_a_service_cannot_do_is_refused(arguments, field, capsys):
-    assert main([*arguments, "--server", "http://127.0.0.1:1"]) == 2
-    assert capsys.readouterr().err == f"error: {field}: cannot be given with --server\n"
-
-
 def test_a_long_task_is_a_job_that_the_client_waits_for(served, service):
     task = TASK.model_copy(update={"time_limit_s": 61.0})
     made = served.plan(task)

@@ -40,11 +40,11 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch):
         assert answer() == (503, "loading")
         pool.is_ready = True  # and no process is left
         assert answer() == (503, "no workers")
-        pool._queue.put("a worker")
+        monkeypatch.setattr(WorkerPool, "num_idle", 1)
         assert answer() == (200, "ready")
         file.rename(tmp_path / "moved")
         file.mkdir()
-        storage.database._engine.dispose()
+        storage.database.close()
         assert answer() == (503, "no database")
         draining.now = True
         assert answer() == (503, "draining")

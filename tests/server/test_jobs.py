@@ -278,9 +278,8 @@ def test_a_fault_ends_no_thread_of_jobs(stored, tmp_path, monkeypatch):
         return claim(self)
 
     monkeypatch.setattr(JobStore, "claim", faulty)
-    monkeypatch.setattr("server.jobs.engine._AWAY_S", 0.0)
     (tmp_path / "jobs").touch()
-    job_id, engine = add(stored), JobEngine(stored, ServerSettings(data=tmp_path))
+    job_id, engine = add(stored), JobEngine(stored, ServerSettings(data=tmp_path), retry_s=0.0)
     engine.start()
     try:
         deadline = time.monotonic() + 60

@@ -142,12 +142,12 @@ def test_every_route_and_verb_is_closed_without_a_key(requests, routes, file_sto
     assert opened == {("GET", "/livez"), ("GET", "/readyz"), *page, *sessions, root}
 
 
-@pytest.mark.parametrize("given", ["", "Bearer", "Bearer ", "Bearer wrong", "Basic dTpw", "Bearer \xff", "Bearer \0"])
-def test_what_is_no_key_is_refused(given, requests, file_storage):
+def test_what_is_no_key_is_refused(requests, file_storage):
     file_storage.keys.create("somebody's", ALL_SCOPES, COMMAND_LINE)
-    for path in ("/v1/plans", "/nothing", "/openapi.json"):
-        answer = requests.get(path, headers=[("authorization", given.encode("latin-1"))])
-        assert answer.status_code == 401
+    for given in (b"", b"Bearer", b"Bearer ", b"Bearer wrong", b"Basic dTpw", b"Bearer \xff", b"Bearer \0"):
+        for path in ("/v1/plans", "/nothing", "/openapi.json"):
+            answer = requests.get(path, headers=[("authorization", given)])
+            assert answer.status_code == 401, (given, path)
 
 
 def all_paths(routes):
@@ -171,17 +171,15 @@ def test_a_route_that_no_rule_opens_is_open_to_nobody(requests, routes, file_sto
     assert requests.get("/v1/new", headers=bearer(secret)).status_code == 403
 
 
-@pytest.mark.parametrize(
-    ("scopes", "may"), [({Scope.PLAN}, True), ({Scope.ADMIN}, True), ({Scope.TRAIN}, False), (ALL_SCOPES, True)]
-)
-def test_a_key_opens_what_its_scopes_are_for(requests, file_storage, scopes, may):
-    _, secret = file_storage.keys.create("some", scopes, COMMAND_LINE)
-    answer = requests.get("/v1/plans", headers=bearer(secret))
-    assert answer.status_code == (200 if may else 403)
-    if not may:
-        assert answer.json()["detail"] == "authorization: needs a key with the scope plan"
-    assert requests.get("/openapi.json", headers=bearer(secret)).status_code == 200
-    assert requests.get("/nothing", headers=bearer(secret)).status_code == 404
+def test_a_key_opens_what_its_scopes_are_for(requests, file_storage):
+    for scopes, may in (({Scope.PLAN}, True), ({Scope.ADMIN}, True), ({Scope.TRAIN}, False), (ALL_SCOPES, True)):
+        _, secret = file_storage.keys.create("some", scopes, COMMAND_LINE)
+        answer = requests.get("/v1/plans", headers=bearer(secret))
+        assert answer.status_code == (200 if may else 403), scopes
+        if not may:
+            assert answer.json()["detail"] == "authorization: needs a key with the scope plan"
+        assert requests.get("/openapi.json", headers=bearer(secret)).status_code == 200
+        assert requests.get("/nothing", headers=bearer(secret)).status_code == 404
 
 
 def test_a_key_that_is_revoked_is_refused_at_its_next_request(requests, file_storage):
@@ -197,16 +195,16 @@ def test_a_service_without_keys_is_closed_from_the_first_key_on(requests, file_s
     assert requests.get("/v1/plans").status_code == 401
 
 
-@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example:8000", ""])
-def test_other_hosts_are_refused(client, host):
-    answer = client.get("/v1/plans", headers={"Host": host})
-    assert (answer.status_code, answer.headers["content-type"]) == (421, MEDIA_TYPE)
-    assert answer.json()["type"] == "urn:autoshard:problem:host"
+def test_other_hosts_are_refused(client):
+    for host in ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example:8000", ""):
+        answer = client.get("/v1/plans", headers={"Host": host})
+        assert (answer.status_code, answer.headers["content-type"]) == (421, MEDIA_TYPE), host
+        assert answer.json()["type"] == "urn:autoshard:problem:host"
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1:1", "[::1]:8000", "[::1]"])
-def test_names_of_this_machine_are_taken(client, host):
-    assert client.get("/v1/plans", headers={"Host": host}).status_code == 200
+def test_names_of_this_machine_are_taken(client):
+    for host in ("localhost", "LOCALHOST:80", "127.0.0.1:1", "[::1]:8000", "[::1]"):
+        assert client.get("/v1/plans", headers={"Host": host}).status_code == 200, host
 
 
 @pytest.mark.slow
@@ -259,14 +257,6 @@ def test_without_keys_only_this_machine_is_served(file_storage, listener):
     assert provide_keys(settings, listener("127.0.0.1"), file_storage.keys) is None
     file_storage.keys.create("some", {Scope.PLAN}, COMMAND_LINE)
     assert provide_keys(settings, listener("0.0.0.0"), file_storage.keys) is None
-
-
-def test_a_service_for_other_machines_without_keys_does_not_start(tmp_path, monkeypatch, capfd):
-    monkeypatch.setenv(DATABASE_VARIABLE, f"sqlite:///{tmp_path}/service.sqlite")
-    assert main(["serve", "--host", "0.0.0.0", "--port", "0"]) == 2
-    error = capfd.readouterr().err
-    assert error.startswith("error: --host: 0.0.0.0 can be reached from other machines")
-    assert error.count("\n") == 1
 
 
 def test_the_first_key_is_made_once(file_storage, listener):

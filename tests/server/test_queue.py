@@ -73,11 +73,9 @@ def test_the_queue_is_bounded_for_one_client_and_for_all():
     asyncio.run(play())
 
 
-def test_once_it_is_full_nobody_waits_longer_than_workers_are_held(monkeypatch):
-    monkeypatch.setattr("server.planning.queue._CALM_S", 1.0)
-
+def test_once_it_is_full_nobody_waits_longer_than_workers_are_held():
     async def play():
-        queue = queue_of("one")
+        queue = queue_of("one", calm_s=1.0)
         for _ in range(3):
             held = await queue.turn("a")
             queue.leave("a")

@@ -30,7 +30,7 @@ def spans(monkeypatch):
     """Those that are made, by a provider of this test."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    monkeypatch.setattr(telemetry, "_tracer", provider.get_tracer("test"))
+    monkeypatch.setattr(telemetry, "tracer", provider.get_tracer("test"))
     yield exporter.get_finished_spans
     provider.shutdown()
 

@@ -126,7 +126,7 @@ CURVE = {"kind": "curve", "knots": [[0, 0], [5, 0.5], [10, 1]]}
     [
         ({"topology": "cpu-host-131072"}, {}, "topology", "must have at most 16,384 ranks, got 131,072"),
         ({"topology": {**topology(1e9), "world_size": 70_000}}, {}, "topology.world_size", "16,384 ranks"),
-        ({"tables": tables(70_000)}, {}, "tables.tables", "must have at most 2,048 tables, got 70,000"),
+        ({"tables": tables(2_049)}, {}, "tables.tables", "must have at most 2,048 tables, got 2,049"),
         ({"tables": tables(2, CURVE)}, {"max_knots": 5}, "tables.tables", "at most 5 knots of access curves, got 6"),
         ({"tables": "metasyn"}, {"max_tables": 855}, "tables", "must have at most 855 tables, got 856"),
         (

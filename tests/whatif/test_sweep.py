@@ -237,38 +237,8 @@ class TestCommand:
         assert "does not fit" in refused.out
         assert "no point fits" in refused.err
 
-    def test_options_with_which_nothing_is_possible_print_nothing(self, run, task):
-        refused = run(task, *self.SMALL, "--ranks", "8", "--groups", "3", "--batches", 0, code=2)
-        assert refused.out == ""
-        assert (
-            "error: replica_groups.num_groups: must divide the 8 ranks, got 3; so no point is possible" in refused.err
-        )
-
     def test_draws_a_page_that_needs_no_network(self, run, task, tmp_path):
         run(task, "--ranks", "8,16", *self.SMALL, "--html", tmp_path / "sweep.html")
         page = (tmp_path / "sweep.html").read_text(encoding="utf-8")
         assert "scaling factor" in page
         assert "dgx-a100, batch 4,096" in page
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            (
-                ["--ranks", "8,x"],
-                '--ranks: must be different whole numbers above 0 with commas between them, got "8,x"',
-            ),
-            (["--ranks", "8,8"], "must be different whole numbers"),
-            (["--ranks", "0"], "must be different whole numbers above 0"),
-            (["--topology", "dgx-b300"], "dgx-b300: is neither a file nor bundled topology"),
-            (["--ranks", "12"], "dgx-a100-12: ranks: must be a multiple of the 8 ranks of a node, or fewer, got 12"),
-            (["--topology", "a100-8", "--ranks", "16"], "a100-8: world_size: must be at most 8"),
-            (["--groups", "1", "--group-size", "8"], "--groups: cannot be given with --group-size"),
-            (["--batch-size", "1", "--batch-per-rank", "8"], "cannot be given with --batch-per-rank"),
-            (["--planner", "nonsense"], 'no planner is named "nonsense"'),
-            (["--lengths", "long"], "'--lengths': 'long' is not one of 'declared', 'poisson'"),
-        ],
-    )
-    def test_bad_input_is_one_line(self, run, task, options, message):
-        error = run(task, *options, code=2).err
-        assert message in error
-        assert error.count("\n") == 1

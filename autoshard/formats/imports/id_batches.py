@@ -42,9 +42,9 @@ _MIN_PENDING, _MAX_PENDING = 2**16, 2**22
 #: Most ids of one bag: as many as a tables.json takes for the mean.
 _MAX_BAG_IDS = int(MAX_POOLING_FACTOR)
 #: Most distinct ids of all features together: they take 16 bytes each, and twice that while more are added.
-_MAX_DISTINCT_IDS = 2**24
+MAX_DISTINCT_IDS = 2**24
 #: Parquet: ids that are read at once, and most that a column of one row group may have, since all may be in one bag.
-_CHUNK_IDS, _MAX_GROUP_IDS = 2**20, 2**25
+_CHUNK_IDS, MAX_GROUP_IDS = 2**20, 2**25
 #: Parquet: most bytes of a column of one row group when unpacked.
 _MAX_GROUP_BYTES = 2**29
 
@@ -133,7 +133,7 @@ class FeatureCounts:
         # As many as are counted already: each id is then merged a logarithmic number of times.
         if self._num_pending >= min(max(_MIN_PENDING, len(self._rows_R)), _MAX_PENDING):
             self._merge()
-            if len(self._rows_R) > _MAX_DISTINCT_IDS:
+            if len(self._rows_R) > MAX_DISTINCT_IDS:
                 raise _too_many_distinct()
 
     @property
@@ -176,13 +176,13 @@ class FeatureCounts:
 
 
 def _check_distinct(features: Mapping[str, FeatureCounts]) -> None:
-    if sum(counts.num_distinct for counts in features.values()) > _MAX_DISTINCT_IDS:
+    if sum(counts.num_distinct for counts in features.values()) > MAX_DISTINCT_IDS:
         raise _too_many_distinct()
 
 
 def _too_many_distinct() -> FormatError:
     return FormatError(
-        f"must have at most {_MAX_DISTINCT_IDS:,} distinct ids, all features together; take fewer batches or features"
+        f"must have at most {MAX_DISTINCT_IDS:,} distinct ids, all features together; take fewer batches or features"
     )
 
 
@@ -297,9 +297,9 @@ def _column_groups(parquet: pa.parquet.ParquetFile, columns: list[str]) -> Itera
         for leaf in map(row_group.column, range(row_group.num_columns)):
             path = leaf.path_in_schema
             name = path if path in num_ids else path.rsplit(".", 2)[0]
-            if leaf.num_values > _MAX_GROUP_IDS or leaf.total_uncompressed_size > _MAX_GROUP_BYTES:
+            if leaf.num_values > MAX_GROUP_IDS or leaf.total_uncompressed_size > _MAX_GROUP_BYTES:
                 raise FormatError(
-                    f"must have at most {_MAX_GROUP_IDS:,} ids and {_MAX_GROUP_BYTES:,} bytes in a row group, number "
+                    f"must have at most {MAX_GROUP_IDS:,} ids and {_MAX_GROUP_BYTES:,} bytes in a row group, number "
                     f"{index} has {leaf.num_values:,} and {leaf.total_uncompressed_size:,}; write smaller row groups",
                     field=shortened(name),
                 )
@@ -315,7 +315,7 @@ def _column_groups(parquet: pa.parquet.ParquetFile, columns: list[str]) -> Itera
     group: list[str] = []
     for name in columns:
         held = sum(num_ids[other] for other in group)
-        if group and held + num_ids[name] > _MAX_GROUP_IDS:
+        if group and held + num_ids[name] > MAX_GROUP_IDS:
             yield group, _chunk_samples(held, group_rows)
             group = []
         group.append(name)

@@ -12,7 +12,7 @@ import numpy as np
 
 from autoshard.core import Tier
 from autoshard.core.step import EMBEDDING_PARTS
-from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions
+from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions, shard_costs
 from autoshard.planners.hybrid.layout import Choice, Layout, Limits
 from autoshard.planners.space.kinds import FloatArray
 from autoshard.planners.space.planner_space import BoolArray, IndexArray, ItemOption, ItemShard, PlannerSpace
@@ -46,9 +46,7 @@ class BalancedOptions:
     ) -> None:
         self.flat = flat
         alone_E = rates.served_VP[flat.kind_E].sum(axis=1)
-        shared_E = rates.shared_VP[flat.kind_E].sum(axis=1)
-        cost_O = flat.sums(np.where(flat.is_shared_E, shared_E, alone_E * flat.holders_E / space.topology.world_size))
-        self.cost_O = cost_O + flat.sums(np.where(flat.is_shared_E, rates.sync_V[flat.kind_E], 0.0))
+        self.cost_O = flat.sums(shard_costs(flat, rates, space.topology.world_size))
         self.lump_O = flat.largest(np.where(flat.is_shared_E, 0.0, alone_E))
         self.largest_bytes_O = flat.largest(space.kinds.bytes_VM[flat.kind_E, 0])
         self.hbm_O = flat.sums(space.kinds.bytes_VM[flat.kind_E, 0] * (flat.holders_E / space.topology.world_size))

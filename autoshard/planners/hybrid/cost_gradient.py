@@ -162,6 +162,13 @@ class CostGradient:
         )
 
 
+def shard_costs(flat: FlatOptions, rates: CostGradient, num_ranks: int) -> MsArray:
+    """Milliseconds of the step by each shard of all options, as if all ranks were alike; shape (E,)."""
+    alone_E = rates.served_VP[flat.kind_E].sum(axis=1)
+    shared_E = rates.shared_VP[flat.kind_E].sum(axis=1) + rates.sync_V[flat.kind_E]
+    return np.asarray(np.where(flat.is_shared_E, shared_E, alone_E * flat.holders_E / num_ranks))
+
+
 def shared_rates(space: PlannerSpace, sums_X: FloatArray) -> tuple[MsArray, MsArray]:
     """Milliseconds that a shard of each kind adds if all ranks hold some of it: to all parts, and to the all-reduce.
 

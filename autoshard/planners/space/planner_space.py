@@ -23,6 +23,7 @@ from autoshard.core import (
     Topology,
     Update,
 )
+from autoshard.core.collector import collector_paused
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.core.shard import fused_kernel
 from autoshard.evaluation.cached_rows import behind_caches
@@ -199,7 +200,12 @@ class PlannerSpace:
             items: Indices of items.
             options_of: Ways to hold a table, whatever its constraints.
         """
-        of_items = [self.items[index] for index in items]
+        with collector_paused():
+            self._offer([self.items[index] for index in items], options_of)
+
+    def _offer(
+        self, of_items: Sequence[Item], options_of: Callable[[EmbeddingTable], Sequence[ShardingOption]]
+    ) -> None:
         offered = {table.name: table for item in of_items for table in item.like}
         options = {name: list(options_of(table)) for name, table in offered.items()}
         synced = iter(self.synced(chain.from_iterable(options.values())))

@@ -25,12 +25,6 @@ def test_report_of_the_committed_samples(store, tmp_path, run_study, capsys):
 
 
 @pytest.mark.smoke
-def test_a_store_that_is_missing_is_named(tmp_path, run_study, capsys):
-    assert run_study("cost-models", "--store", tmp_path / "none", "-o", tmp_path) != 0
-    assert str(tmp_path / "none") in capsys.readouterr().err
-
-
-@pytest.mark.smoke
 def test_ablations_may_be_left_out(tmp_path):
     for changes in ({}, {"quick": True}, {"updates": 5}):
         whole = CompareOptions(store=tmp_path, **changes).evaluation()

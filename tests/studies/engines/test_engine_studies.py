@@ -27,12 +27,6 @@ def test_processor_time_of_a_step_is_measured(tmp_path, run_study, capsys):
     assert document["slowest_ms"] >= document["median_ms"] > 0
 
 
-def test_unknown_layouts_and_sizes_are_refused(run_study, capsys):
-    assert run_study("engines", "--layouts", "diagonal") == 2
-    assert "must be some of table-wise, row-wise, mixed, got 'diagonal'" in capsys.readouterr().err
-    assert run_study("engines", "--batch-sizes", "few") == 2
-
-
 @pytest.mark.smoke
 def test_finished_batch_sizes_are_kept(tmp_path, run_study, monkeypatch, capsys):
     """A second run takes no batch size again, and one with more sizes takes those alone."""

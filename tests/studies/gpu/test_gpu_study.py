@@ -132,11 +132,6 @@ def test_sets_are_of_ten_seen_or_unseen_tables_and_of_all_kinds():
     assert min(shard.pooling_factor for shard in shards) < 0.1
 
 
-def test_a_stage_is_chosen_by_name(run_study, tmp_path, capsys):
-    assert run_study("gpu", "--stages", "card,vard", "-o", tmp_path) == 2
-    assert "must be some of card, clock" in capsys.readouterr().err
-
-
 def test_a_short_run_leaves_a_page(run_study, tmp_path):
     options = ("--device", "cpu", "--stages", "card", "--minutes", "0.2", "--no-images")
     assert run_study("gpu", *options, "-o", tmp_path) == 0

@@ -111,22 +111,6 @@ def test_the_command_writes_all_files_and_draws_them_again(tmp_path, quick_setti
     assert {file.name for file in (tmp_path / "b").iterdir()} == {"fig4.json", "fig4.html"}
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (("--seconds", "0"), "--seconds': must be a number above 0, got 0"),
-        (("--device", "tpu"), 'device: must be one of auto, cpu, cuda, got "tpu"'),
-        (("--combinations", "0"), "'--combinations': Input should be greater than or equal to 1"),
-        (("--max-rows", "10"), "'--max-rows': Input should be greater than or equal to 1000"),
-        (("--batch-size", "0"), "'--batch-size': Input should be greater than or equal to 1"),
-    ],
-)
-def test_options_out_of_range_are_refused(options, text, tmp_path, capsys, run_study):
-    assert run_study("fig4", "--device", "cpu", "--output-dir", tmp_path, *options) == 2
-    assert text in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_numbers_that_do_not_fit_together_are_refused(fig4, tmp_path):
     document = to_document(fig4, FIG4_SCHEMA)
     file = tmp_path / "fig4.json"

@@ -56,11 +56,3 @@ def test_the_best_known_is_searched_apart(tmp_path, monkeypatch, capsys):
     assert [path.name for path in (parts / "parts").iterdir()] == ["80-cpu-9001.json"]
     assert sorted(path.name for path in (best / "parts").iterdir()) == searches
     assert "the best of 1 searches" in capsys.readouterr().err
-
-
-def test_refuses_unknown_tasks(capsys):
-    assert main(["limits", "--tasks", "90-cpu"]) == 2
-    assert (
-        "--tasks: must be any of 80-cpu, 80-a100, 200-dgx, 800-cpu, 800-a100, 5000-a100, got '90-cpu'"
-        in capsys.readouterr().err
-    )

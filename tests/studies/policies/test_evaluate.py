@@ -1,8 +1,6 @@
 """Parts of the evaluation one by one."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from itertools import pairwise
 
@@ -15,9 +13,7 @@ from autoshard.planners.registry import get_planner
 from autoshard.table import Table
 from env import NUM_CHOICE_KINDS, NUM_COST_COLUMNS
 from policies.network.network import PlacementNetwork
-from studies.cost_models.ablation import REMOVALS
 from studies.policies import FIGURES, EvaluationSettings, choose
-from studies.policies.figures.ablations import _PAPER_FEATURES
 from studies.policies.figures.random_search import marks, random_costs
 from studies.policies.figures.steps import FLEXSHARD, FLEXSHARD_CUT, OPER, memory_options, over_rival
 from studies.policies.figures.targets import over_greedy
@@ -69,20 +65,19 @@ class TestCatalogue:
         assert list(choose(None)) == list(FIGURES.values())
         assert [figure.name for figure in choose("fig9, fig8")] == ["fig8", "fig9"]
 
+    def test_the_papers_features_can_be_removed(self, tmp_path):
+        settings = EvaluationSettings(num_seeds=1)
+        plain, more = (
+            {part.name for part in FIGURES["table2"].parts(one)}
+            for one in (settings, replace(settings, store=tmp_path))
+        )
+        assert plain < more
+        assert all(name.startswith("features-") for name in more - plain)
+
     @pytest.mark.parametrize("names", ["fig8,fig80", "", ","])
     def test_unknown_names_are_told_with_what_there_is(self, names):
         with pytest.raises(UnknownNameError, match="fig12-training"):
             choose(names)
-
-    def test_the_papers_features_can_be_removed(self):
-        assert set(_PAPER_FEATURES) <= set(REMOVALS)
-
-    def test_the_program_says_what_is_wrong_in_one_line(self, tmp_path):
-        command = [sys.executable, "-m", "studies", "policy", "--parts", str(tmp_path), "--figures", "fig80"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 2
-        assert done.stderr.startswith("error: --figures: no figure is named 'fig80'; there are: fig8, ")
-        assert done.stderr.count("\n") == 1
 
 
 class TestRandomSearch:

@@ -1,10 +1,13 @@
 """Planted click data."""
 
 import math
+from itertools import combinations
 
 import pytest
 import torch
 
+from autoshard.runtime.batch import BatchOfIds
+from autoshard.runtime.training.synthetic import Samples
 from studies.runtime.clicks import ClickModel, PlantedClicks, normalised_entropy
 
 SMALL = ClickModel(num_tables=3, num_rows=200, embedding_dim=8, num_dense=4, click_rate=0.3)
@@ -43,14 +46,17 @@ def test_labels_follow_the_planted_logits(clicks):
 
 @pytest.mark.smoke
 def test_the_logit_has_the_products_of_all_pairs(clicks):
-    batch = clicks.draw(5, (1,))
-    effects_B, pairs_B = clicks._parts(batch)
-    fields = torch.stack([*clicks._pooled(batch.ids), batch.dense_BN @ clicks._dense])
-    for sample in range(5):
-        vectors = fields[:, sample, :-1]
-        pairs = sum(vectors[f] @ vectors[g] for g in range(4) for f in range(g))
-        assert float(pairs_B[sample]) == pytest.approx(float(pairs), rel=1e-4, abs=1e-4)
-    assert torch.allclose(effects_B, fields[:, :, -1].sum(0))
+    # All combinations of two values in each of four fields: three ids, and the dense features.
+    values_FB = torch.cartesian_prod(*[torch.arange(2)] * 4).T
+    dense_2N = torch.tensor([[1.0, 0.0, -1.0, 2.0], [0.5, -2.0, 0.0, 1.0]])
+    ids = BatchOfIds(torch.ones(3, 16, dtype=torch.int64), values_FB[:3].reshape(-1))
+    samples = Samples(ids=ids, dense_BN=dense_2N[values_FB[3]], labels_B=torch.zeros(16))
+    logits = clicks.logits(samples).double().view(2, 2, 2, 2)
+    for pair in combinations(range(4), 2):
+        products = logits.diff(dim=pair[0]).diff(dim=pair[1])
+        # They are there, and depend on the values of these two fields alone.
+        assert products.abs().min() > 1e-3
+        assert products.max() - products.min() < 1e-5
 
 
 @pytest.mark.smoke

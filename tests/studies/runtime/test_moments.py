@@ -97,17 +97,3 @@ def test_a_small_study(tmp_path, run_study, capsys):
     assert json.loads(capsys.readouterr().out)["runs"] == found["runs"]
     assert run_study("moments", *words, "--steps", 20) == 2
     assert "parts whose num_steps is 10, not 20" in capsys.readouterr().err
-
-
-@pytest.mark.smoke
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--nproc", 3), "--nproc must be a power of 2, got 3"),
-        (("--nproc", 4), "--max-groups must be at most the 4 processes, got 8"),
-        (("--batch-size", 100), "--batch-size must be a multiple of the 8 processes, got 100"),
-    ],
-)
-def test_wrong_options_are_one_line(run_study, capsys, words, message):
-    assert run_study("moments", *words) == 2
-    assert message in capsys.readouterr().err.replace(":", "")

@@ -200,10 +200,3 @@ def test_a_small_study_on_a_cluster(tmp_path, run_study, capsys):
     # What is done is not run again.
     assert run_study("slow-links", *words, "--no-papers", "--json") == 0
     assert json.loads(capsys.readouterr().out)["rates"] == found["rates"]
-
-
-@pytest.mark.smoke
-def test_wrong_rates_are_one_line(tmp_path, run_study, capsys):
-    words = ("--parts", tmp_path / "parts", "--kernel-samples", tmp_path, "--rates", "fast")
-    assert run_study("slow-links", *words) == 2
-    assert "must be numbers with commas between them, got 'fast'" in capsys.readouterr().err.replace("\n", " ")

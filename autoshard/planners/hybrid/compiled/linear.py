@@ -222,14 +222,17 @@ class LinearSearch:
         return bytes_VM
 
     def _layout(self, option_i: NDArray[Any], site: NDArray[Any]) -> Layout:
-        first_site_I = self._fixed["first_site_i"][:-1].tolist()
+        first_I, option_I = self._fixed["first_site_i"][:-1], option_i.astype(np.int64)
+        which_X, number_X, _ = self.flat.shards_of(option_I)
+        held = HeldShards.at(self.flat, option_I, site[first_I[which_X] + number_X].astype(np.int64))
         numbers = (option_i - self._fixed["first_option_i"][:-1]).tolist()
-        counts, sites = self.flat.count_O[option_i].tolist(), site.tolist()
+        counts, sites = self.flat.count_O[option_I].tolist(), site.tolist()
         chosen = [
             (number, tuple(sites[first : first + count]))
-            for number, first, count in zip(numbers, first_site_I, counts, strict=True)
+            for number, first, count in zip(numbers, first_I.tolist(), counts, strict=True)
         ]
-        return Layout(self.space, self.limits, chosen)
+        sums_RX = held.sums(self.space.kinds.rows_VX, self.space.topology.world_size)
+        return Layout(self.space, self.limits, chosen, sums_RX)
 
 
 def _option_arrays(space: PlannerSpace, flat: FlatOptions) -> dict[str, NDArray[Any]]:

@@ -13,9 +13,6 @@ import torch.distributed as dist
 
 from autoshard.runtime.releases import all_gather
 
-#: Bytes that are averaged at once: a copy of them is all that it takes beside the tables.
-_PIECE_BYTES = 1 << 26
-
 
 class RowStates(NamedTuple):
     """State of the rows that a process has of a holding, one per place: views, which training changes."""
@@ -37,7 +34,7 @@ class RowStates(NamedTuple):
         return [self.weights_ND] if self.moments is None else [self.weights_ND, self.moments]
 
 
-def average(states: Sequence[RowStates], peers: dist.ProcessGroup) -> int:
+def average(states: Sequence[RowStates], peers: dist.ProcessGroup, *, piece_bytes: int = 1 << 26) -> int:
     """Makes weights and moments the means over the peers', which are bit-identical then; clears the marks.
 
     Rows that no peer has marked are equal already, and stay as they are. Values travel as they are held; sums are fp32.
@@ -45,6 +42,7 @@ def average(states: Sequence[RowStates], peers: dist.ProcessGroup) -> int:
     Args:
         states: Of all that a process holds, in the same order on all peers.
         peers: The processes that hold copies of the same rows.
+        piece_bytes: Most bytes that are averaged at once: a copy of them is all that it takes beside the tables.
 
     Returns:
         Bytes that each of them puts into collectives.
@@ -57,9 +55,9 @@ def average(states: Sequence[RowStates], peers: dist.ProcessGroup) -> int:
     sent = sum(
         _average_values(piece, peers)
         for tensor in unmarked
-        for piece in torch.split(tensor.view(-1), _PIECE_BYTES // tensor.element_size())
+        for piece in torch.split(tensor.view(-1), piece_bytes // tensor.element_size())
     )
-    return sent + (_average_marked(marked, peers) if marked else 0)
+    return sent + (_average_marked(marked, peers, piece_bytes) if marked else 0)
 
 
 def _average_values(values: torch.Tensor, peers: dist.ProcessGroup) -> int:
@@ -83,7 +81,7 @@ def _average_values(values: torch.Tensor, peers: dist.ProcessGroup) -> int:
     return all_shares.nbytes
 
 
-def _average_marked(states: Sequence[RowStates], peers: dist.ProcessGroup) -> int:
+def _average_marked(states: Sequence[RowStates], peers: dist.ProcessGroup, piece_bytes: int) -> int:
     """Averages rows that any peer has marked: one all-reduce of marks, then what belongs to these rows, by dtype."""
     marks = [one.marks_N for one in states if one.marks_N is not None]
     union = torch.cat(marks)
@@ -94,7 +92,7 @@ def _average_marked(states: Sequence[RowStates], peers: dist.ProcessGroup) -> in
         marks_N.zero_()
     sent = union.nbytes
     for dtype in dict.fromkeys(tensor.dtype for tensor, _ in places):
-        for batch in _batches([place for place in places if place[0].dtype is dtype]):
+        for batch in _batches([place for place in places if place[0].dtype is dtype], piece_bytes):
             gathered = [tensor.index_select(0, rows_U) for tensor, rows_U in batch]
             flat = torch.cat([one.view(-1) for one in gathered])
             sent += _average_values(flat, peers)
@@ -105,19 +103,19 @@ def _average_marked(states: Sequence[RowStates], peers: dist.ProcessGroup) -> in
 
 
 def _batches(
-    places: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    places: Sequence[tuple[torch.Tensor, torch.Tensor]], piece_bytes: int
 ) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
-    """Rows of tensors, in batches that take `_PIECE_BYTES` at most, or have one row."""
+    """Rows of tensors, in batches that take `piece_bytes` at most, or have one row."""
     batch: list[tuple[torch.Tensor, torch.Tensor]] = []
-    room = _PIECE_BYTES
+    room = piece_bytes
     for tensor, rows_U in places:
         row_bytes = tensor.stride(0) * tensor.element_size()
-        for piece_U in torch.split(rows_U, max(1, _PIECE_BYTES // row_bytes)):
+        for piece_U in torch.split(rows_U, max(1, piece_bytes // row_bytes)):
             if not len(piece_U):
                 continue
             if batch and len(piece_U) * row_bytes > room:
                 yield batch
-                batch, room = [], _PIECE_BYTES
+                batch, room = [], piece_bytes
             batch.append((tensor, piece_U))
             room -= len(piece_U) * row_bytes
     if batch:
