@@ -27,6 +27,8 @@ from autoshard.planners.space.options import ShardingOption, ShardingType, Unpla
 
 #: From most to least replicated, as rows come by falling frequency.
 TIERS = (Tier.DATA_PARALLEL, Tier.FLEX, Tier.ROW_WISE)
+#: What owners send may be so many times as many vectors as by the other exchange.
+_MOST_TIMES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,10 +142,17 @@ class TierOffers:
             if flexed == last or (flexed < last and Tier.ROW_WISE in tiers)
         ]
 
+    def _worth(self, table: EmbeddingTable, flexed: int) -> list[Exchange]:
+        """What owners may send, without what is much more than the other."""
+        owners = self.topology.local_world_size if flexed else self.topology.world_size
+        vectors = {Exchange.ROWS: table.pooling_factor, Exchange.PARTIAL_SUMS: len(table.features) * owners}
+        most = _MOST_TIMES * min(vectors[exchange] for exchange in self.exchanges)
+        return [exchange for exchange in self.exchanges if vectors[exchange] <= most]
+
     def _by_exchange(self, table: EmbeddingTable, replicated: int, flexed: int) -> list[ShardingOption]:
         ways = [(Exchange.ROWS, Collective.ALL_TO_ALL)]
         if table.pooling is not Pooling.SEQUENCE:
-            ways = [(exchange, Collective.ALL_TO_ALL) for exchange in self.exchanges]
+            ways = [(exchange, Collective.ALL_TO_ALL) for exchange in self._worth(table, flexed)]
             if flexed == 0 and Exchange.PARTIAL_SUMS in self.exchanges and self.payload.can_be_summed:
                 ways.append((Exchange.PARTIAL_SUMS, Collective.REDUCE_SCATTER))
         if replicated == table.num_embeddings:

@@ -234,7 +234,7 @@ class _Tiers:
         cuts = [self._offers.cuts(table, [ends])[0] for table, ends in zip(tables, bounds, strict=True)]
         for index, option in zip(cut, self._space.synced(cuts), strict=True):
             options_I[index] = (option,)
-        return np.array(self._space.add(options_I))
+        return self._sweep.numbers_of(options_I)
 
     def _held_bytes(self, numbers_I: IndexArray) -> float:
         """What tables in tiers take of every rank."""

@@ -7,7 +7,7 @@ features of options, X columns of sums.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,14 +24,12 @@ from autoshard.planners.space.tiers import num_owners
 
 #: By how much the price of a byte grows until memory suffices, and how near it is known then.
 _GROWTH, _NUM_HALVINGS, _NEAR = 8.0, 20, 0.98
-#: Rounds in which bounds beside the chosen ones are offered, and shares of the way from one cut to a larger one.
-_NUM_ROUNDS, _NUM_SHARES = 2, 32
-#: Least gain by which cuts are offered, over the cost of all tables.
-_LEAST_GAIN = 1e-4
+#: Shares of the way from one cut to a larger one.
+_NUM_SHARES = 32
+#: Tables that cost less than this share of all are not cut, nor are those that lose more than this share by estimate.
+_LEAST_SHARE, _UNSURE = 2e-3, 0.2
 #: Bounds beside one, over it.
-_FACTORS = ((), (0.5, 2.0), (0.75, 1.4))
-#: Tiers without Flex.
-_TWO = (Tier.DATA_PARALLEL, Tier.ROW_WISE)
+_FACTORS = (0.6, 1.6)
 #: Share of the memory that may be left without offering more.
 _SPARE = 1e-3
 #: Milliseconds that options cost which are left out.
@@ -108,28 +106,30 @@ class TierSweep:
         """What ranks hold of options in the mean, shape (X,)."""
         return np.asarray(self._rows_OX[self._flat.first_I + numbers_I].sum(axis=0))
 
+    def numbers_of(self, options_I: Sequence[Sequence[ShardingOption]]) -> IndexArray:
+        """Numbers of options that items are offered, too."""
+        numbers_I = np.array(self._space.add(options_I))
+        self._read()
+        return numbers_I
+
     def offer_leanest(self) -> None:
         """Offers cuts by which each row has the tier that takes least memory for it."""
-        priced = {
-            item: {self._row_by_row(item, _BARRED_MS, tiers)[1] for tiers in (TIERS, _TWO)} for item in self._cuttable
-        }
-        if priced:
-            self._offer(priced)
+        self._offer({item: self._row_by_row(item, [_BARRED_MS])[1] for item in self._cuttable})
 
     def within(self, room_bytes: float) -> IndexArray:
         """Options of the shortest step that take so many bytes of a rank, at least `least_bytes`."""
         found = self._shortest(room_bytes)
-        price = -1.0
-        for factors in _FACTORS:
-            # Bytes cost otherwise once there are other options.
-            cuts = self._worth_cutting(found) if found.price != price else {}
-            for item, bounds in self._beside(found, factors).items():
-                cuts[item] = cuts.get(item, set()) | bounds
-            if not cuts:
-                break
+        cuts = self._worth_cutting(found)
+        if cuts:
             self._offer(cuts)
-            price, now = found.price, self._shortest(room_bytes, found.without)
-            found = _shorter(now, found)
+            found = _shorter(self._shortest(room_bytes, found.without), found)
+        if cuts:
+            # Bytes cost otherwise now that there are other options.
+            cuts = self._worth_cutting(found) if found.price else {}
+            for item, bounds in self._beside(found).items():
+                cuts[item] = cuts.get(item, set()) | bounds
+            self._offer(cuts)
+            found = _shorter(self._shortest(room_bytes, found.without), found)
         if self.bytes_of(found.numbers_I) < (1 - _SPARE) * room_bytes and (cuts := self._up_to(found)):
             self._offer(cuts)
             filled = self._filled(found, room_bytes)
@@ -236,69 +236,72 @@ class TierSweep:
         return replace(choice, numbers_I=numbers_I)
 
     def _worth_cutting(self, choice: TierChoice) -> dict[int, set[tuple[int, int]]]:
-        """For items that cuts are likely to make cheaper, bounds by which each row has the best tier for it.
-
-        Among all tiers, and without Flex: where it is free beside other traffic, it soon is not.
-        """
-        flat = self._flat
-        cost_I = self._cost_O[flat.first_I + choice.numbers_I]
-        total_ms = float(cost_I.sum())
-        found: dict[int, set[tuple[int, int]]] = {}
+        """For items that cuts may make cheaper, bounds by which each row has the best tier for it."""
+        cost_I = self._cost_O[self._flat.first_I + choice.numbers_I]
+        least_ms = _LEAST_SHARE * float(cost_I.sum())
         alike: dict[int, list[int]] = {}
         for item in self._cuttable:
             alike.setdefault(id(self._space.items[item].like[0]), []).append(item)
-        tried = ((choice.price, TIERS), (choice.price, _TWO), (0.0, _TWO))
+        found: dict[int, set[tuple[int, int]]] = {}
         for items in alike.values():
-            gains_ms, bounds = zip(*(self._row_by_row(items[0], *one) for one in tried), strict=True)
-            if (
-                max(gains_ms) * len(items) > _LEAST_GAIN * total_ms - 0.2 * float(cost_I[items].sum())
-                and cost_I[items].sum() > 0.002 * total_ms
-            ):
-                found |= {item: set(bounds) for item in items}
+            if (all_ms := float(cost_I[items].sum())) > least_ms:
+                gain_ms, bounds = self._row_by_row(items[0], {choice.price, 0.0, _GROWTH * choice.price})
+                if gain_ms * len(items) > -_UNSURE * all_ms:
+                    found |= {item: set(bounds) for item in items}
         return found
 
-    def _row_by_row(self, item: int, price: float, tiers: Sequence[Tier]) -> tuple[float, tuple[int, int]]:
+    def _row_by_row(self, item: int, prices: Collection[float]) -> tuple[float, set[tuple[int, int]]]:
         """About what is gained over one tier if each row has the best one for it, and (replicated, flexed) then.
 
         Of what a tier with all rows costs, synchronisation counts by the rows that a batch hits, memory by rows, all
-        else by lookups.
-        """
-        space, first = self._space, int(self._flat.first_I[item])
-        in_one_ms, terms = math.inf, {}
-        for number, option in enumerate(space.items[item].options):
-            part, shard = option.of_tables[0].parts[0], option.shards[0]
-            if len(option.shards) > 1 or part.tier not in tiers:
-                continue
-            in_one_ms = min(in_one_ms, self._cost_O[first + number] + price * self._bytes_O[first + number])
-            if part.tier is Tier.DATA_PARALLEL or part.exchange is Exchange.ROWS:
-                kind, copied = shard.kind, price * self._copied_V[shard.kind] / num_owners(part.tier, space.topology)
-                active = price * self._active_V[kind] - copied
-                terms[part.tier] = (
-                    self._sync_V[kind] + copied,
-                    price * self._static_V[kind],
-                    self._work_V[kind] + active,
-                )
-        offered = [tier for tier in TIERS if tier in terms]
-        if len(offered) < 2:
-            return 0.0, (0, 0)
-        table = space.items[item].like[0]
-        access = table.access
-        rows_N, share_N = np.diff(access.ranks_K), np.diff(access.cumulative_K)
-        hits_N = -rows_N * np.expm1(-share_N / rows_N * table.pooling_factor * space.tables.batch_size)
-        by_N = np.stack([hits_N / max(hits_N.sum(), 1e-30), rows_N / rows_N.sum(), share_N])
-        cost_TN = np.array([terms[tier] for tier in offered]) @ by_N
-        tier_N = np.array([TIERS.index(tier) for tier in offered])[cost_TN.argmin(axis=0)]
-        ends = [int(access.ranks_K[int(np.append(tier_N > last, True).argmax())]) for last in (0, 1)]
-        return in_one_ms - float(cost_TN.min(axis=0).sum()), (ends[0], ends[1])
+        else by lookups. Bounds are those with all tiers, and without Flex: where it is free beside other traffic, it
+        soon is not.
 
-    def _beside(self, choice: TierChoice, factors: Sequence[float]) -> dict[int, set[tuple[int, int]]]:
+        Args:
+            item: Of a single table.
+            prices: Milliseconds that a byte has to save.
+        """
+        space, flat = self._space, self._flat
+        kinds: dict[Tier, int] = {}
+        for option in space.items[item].options:
+            part = option.of_tables[0].parts[0]
+            if len(option.shards) == 1 and (part.tier is Tier.DATA_PARALLEL or part.exchange is Exchange.ROWS):
+                kinds[part.tier] = option.shards[0].kind
+        offered = [tier for tier in TIERS if tier in kinds]
+        if len(offered) < 2:
+            return -math.inf, set()
+        kind_T = np.array([kinds[tier] for tier in offered])
+        copied_T = self._copied_V[kind_T] / [num_owners(tier, space.topology) for tier in offered]
+        ms_3T = np.array([self._sync_V[kind_T], np.zeros(len(kind_T)), self._work_V[kind_T]])
+        bytes_3T = np.array([copied_T, self._static_V[kind_T], self._active_V[kind_T] - copied_T])
+        table = space.items[item].like[0]
+        rows_N, share_N = np.diff(table.access.ranks_K), np.diff(table.access.cumulative_K)
+        hits_N = -rows_N * np.expm1(-share_N / rows_N * table.pooling_factor * space.tables.batch_size)
+        by_3N = np.stack([hits_N / max(hits_N.sum(), 1e-30), rows_N / rows_N.sum(), share_N])
+        options = slice(flat.first_I[item], flat.first_I[item] + flat.options_I[item])
+        is_cut_O = flat.count_O[options] > 1
+        number_T = np.array([TIERS.index(tier) for tier in offered])
+        found, gains_ms = set(), []
+        for price in prices:
+            in_one_O = self._cost_O[options] + price * self._bytes_O[options] + _BARRED_MS * is_cut_O
+            cost_TN = (ms_3T + price * bytes_3T).T @ by_3N
+            gains_ms.append(float(in_one_O.min() - cost_TN.min(axis=0).sum()))
+            for may_T in {(True,) * len(offered), tuple(tier is not Tier.FLEX for tier in offered)}:
+                tier_N = number_T[list(may_T)][cost_TN[list(may_T)].argmin(axis=0)]
+                first, second = (table.access.ranks_K[np.append(tier_N > last, True).argmax()] for last in (0, 1))
+                found.add((int(first), int(second)))
+        return max(gains_ms), found
+
+    def _beside(self, choice: TierChoice) -> dict[int, set[tuple[int, int]]]:
         """For items that are cut, each bound times some factors."""
         found: dict[int, set[tuple[int, int]]] = {}
         for item in self._cuttable:
             option = self._space.items[item].options[choice.numbers_I[item]].of_tables[0]
             if len(option.parts) > 1:
                 cut, most = TierCut.of(option), option.table.num_embeddings
-                moved = [[min(most, round(factor * end)) for factor in factors] for end in (cut.replicated, cut.flexed)]
+                moved = [
+                    [min(most, round(factor * end)) for factor in _FACTORS] for end in (cut.replicated, cut.flexed)
+                ]
                 if cut.replicated == cut.flexed:
                     found[item] = {(end, end) for end in moved[0]}
                 else:
