@@ -231,7 +231,7 @@ class CommModel(Protocol):
         ...
 
     def links_ms(self, links: LinkBytes, topology: Topology) -> MsArray:
-        """As `all_to_all_ms`, from what leaves and reaches ranks by level; shape (..., R)."""
+        """As `all_to_all_ms`, from what leaves and reaches ranks by level; shape (..., R), or 1 for R alike."""
         ...
 
     def all_reduce_ms(self, num_bytes: float, topology: Topology) -> float:
@@ -249,6 +249,24 @@ class CommModel(Protocol):
     def bounds_ms(self, collective: CollectiveName, value_ms: MsArray, topology: Topology) -> tuple[MsArray, MsArray]:
         """Lower and upper ends of the 90% intervals of predicted times, both of the shape of `value_ms`."""
         ...
+
+
+@runtime_checkable
+class KnowsAffine(Protocol):
+    """A model of collectives that states whether bounds of plans can be proven by it."""
+
+    @property
+    def is_affine(self) -> bool:
+        """Whether each collective takes a latency, where anything is in it, and a time that is linear in its bytes.
+
+        By level, where bytes travel over several; the slower of links that work at the same time counts.
+        """
+        ...
+
+
+def is_affine(model: CommModel) -> bool:
+    """Whether a model of collectives states that its times are affine; one that says nothing does not."""
+    return isinstance(model, KnowsAffine) and model.is_affine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ Shape suffix: N placed shards.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 
@@ -126,6 +126,10 @@ class MemoryPlacement:
         return self.cache_bytes + num_rows * _CACHE_INDEX_BYTES[self.policy]
 
 
+#: Where rows are unless it is said otherwise; one object, since thousands of shards share it.
+IN_DEVICE_MEMORY = MemoryPlacement()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
     """A part of a table that is placed as one: some of its rows, some of its columns."""
@@ -198,7 +202,7 @@ class PlacedShard:
     collective: Collective = Collective.ALL_TO_ALL
     deduplicate: bool = False
     grad_sync: GradSync = GradSync.NONE
-    memory: MemoryPlacement = field(default_factory=MemoryPlacement)
+    memory: MemoryPlacement = IN_DEVICE_MEMORY
     fetch: tuple[int, ...] | None = None
 
     @property

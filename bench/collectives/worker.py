@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from autoshard.core import DType
+from autoshard.core.collector import collector_paused
 from autoshard.core.errors import DeviceError
 from autoshard.formats.stores.collective_samples import GroupLevel, MeasuredCollective, Operator, Splits
 from autoshard.runtime.processes.devices import choose_device
@@ -31,7 +32,7 @@ from autoshard.runtime.results import Device
 from bench.collectives.operators import BoundCollective, Buffers, Movement, collective_from_json, verify
 from bench.measuring.arena import free_bytes
 from bench.measuring.robust_stats import MsArray, locate
-from bench.measuring.timing import Clock, CudaClock, RoundSettings, WallClock, led_ms, quiet_process
+from bench.measuring.timing import Clock, CudaClock, RoundSettings, WallClock, led_ms
 
 #: The reference is measured more than once per round: its mean divides every sample of the chunk.
 _REFERENCE_COPIES = 4
@@ -140,7 +141,7 @@ class CollectiveWorker:
         elapsed_ms_SR = np.zeros((len(collectives), self._rounds.num_rounds))
         self._clock = CudaClock() if self._device.type == "cuda" else WallClock()
         begun = time.monotonic()
-        with quiet_process():
+        with collector_paused():
             for round_ in range(self._rounds.num_rounds):
                 for position, index in enumerate(self._rng.permutation(len(bound)).tolist()):
                     self._warm(bound[index])

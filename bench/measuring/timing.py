@@ -5,10 +5,8 @@ Shape suffixes: S sets, R rounds.
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol
@@ -17,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from autoshard.core.collector import collector_paused
 from autoshard.core.errors import InvalidOptionError
 from bench.measuring.caches import CacheFlush
 from bench.measuring.robust_stats import MsArray, standard_errors
@@ -259,7 +258,7 @@ def time_rounds(
     num_rounds_S = np.zeros(len(kernels), dtype=np.int64)
     going = np.arange(len(kernels))
     counts_S = np.array([index >= num_references and not kernel.is_idle for index, kernel in enumerate(kernels)])
-    with quiet_process():
+    with collector_paused():
         for round_ in range(-settings.num_warmup, settings.num_measured):
             if len(going):
                 if not settings.flush_every_run:
@@ -370,15 +369,3 @@ def _run(
         if not (checks and clock.is_late(start) and clock.lengthen(key)):
             return (start, middle, stop), num_discarded
     raise AssertionError("a clock leads at last")
-
-
-@contextmanager
-def quiet_process() -> Iterator[None]:
-    """Keeps Python's garbage collector out of timed code."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from autoshard.core.collector import collector_paused
 from autoshard.core.errors import InvalidOptionError
 from autoshard.runtime.processes.threads import intra_op_threads
 from bench.measuring.caches import CacheFlush
-from bench.measuring.timing import CudaClock, RoundSettings, led_ms, quiet_process, time_rounds
+from bench.measuring.timing import CudaClock, RoundSettings, led_ms, time_rounds
 
 
 class Clock:
@@ -144,7 +145,7 @@ def test_the_order_differs_between_rounds():
 
 def test_the_collector_comes_back_after_an_error():
     def interrupted():
-        with quiet_process():
+        with collector_paused():
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -124,7 +124,13 @@ def test_options_that_may_not_be_taken_are_not(start):
     linear = LinearSearch(start.space, start.limits, FlatOptions.of(start.space), start)
     context = SearchContext(start.space, start.limits, start, seed=0)
     may_O = context.open_options((Tier.TABLE_WISE,))
-    whole = placed_options(start.space, CostGradient.of(start.space), start.limits, [0] * len(start.space.items))
+    whole = placed_options(
+        start.space,
+        FlatOptions.of(start.space),
+        CostGradient.of(start.space),
+        start.limits,
+        np.zeros(len(start.space.items), dtype=np.int64),
+    )
     found, _ = searched(linear, whole, LinearEffort(rounds=40), may_O=may_O)
     tiers = {shard.tier for item in range(len(found.chosen)) for shard, _ in found.held(item)}
     assert tiers == {Tier.TABLE_WISE}
@@ -209,13 +215,14 @@ def test_idle_bursts_are_followed_by_detours_that_never_cost_anything(start, mon
         drawn.append(context.num_steps)
         return original(context)
 
-    original = SearchContext.options_of_some_types
-    monkeypatch.setattr(SearchContext, "options_of_some_types", some_types)
+    original = SearchContext.some_types
+    monkeypatch.setattr(SearchContext, "some_types", some_types)
     monkeypatch.setattr(successive_halving, "_PATIENCE", 8)
     short, long = (improve([Start(layout=start)], seed=0, deadline_s=math.inf, max_steps=steps) for steps in (60, 120))
     assert drawn
     assert long.step_ms <= short.step_ms < start.step_ms()
     assert long.layout.fits()
-    options_O = original(SearchContext(start.space, start.limits, start, seed=0))
+    context = SearchContext(start.space, start.limits, start, seed=0)
+    options_O = context.options_of(original(context))
     assert np.logical_or.reduceat(options_O, FlatOptions.of(start.space).first_I).all()
     assert not options_O.all()

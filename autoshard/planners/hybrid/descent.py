@@ -17,7 +17,8 @@ import numpy as np
 from autoshard.core import Tier
 from autoshard.core.costs import MsArray
 from autoshard.planners.hybrid.compiled.linear import LinearSearch
-from autoshard.planners.hybrid.cost_gradient import FlatOptions
+from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions
+from autoshard.planners.hybrid.hot_rows import offer_hot_rows
 from autoshard.planners.hybrid.layout import Change, Choice, Layout, Limits
 from autoshard.planners.hybrid.neighbours import Neighbourhood
 from autoshard.planners.space.options import ShardingType
@@ -35,6 +36,8 @@ _MAX_TOGETHER = 16
 LEAST_GAIN = 1e-6
 #: Steps after which rates are made linear anew.
 _RATES_STEPS = 25
+#: Steps after which options are added around the best layout, and over how many times as many that is done again.
+_GROWN_AFTER, _GROWN_FACTOR = 8, 3
 #: Steps after which the best layout is kept: 1, and each time so many times as many.
 _TRAIL_FACTOR = 10
 #: Chances that a burst may take all options, those that were the best of their items before, or those of the sharding
@@ -63,7 +66,7 @@ class SearchContext:
     """What all descents in a space share: its options, and what shards add to ranks.
 
     Args:
-        space: The space; options added to it later are not searched.
+        space: The space, which gets more options on the way.
         limits: Memory.
         around: The layout that the rates are linear around at first.
         seed: Source of all chance.
@@ -83,18 +86,28 @@ class SearchContext:
         self.flat = FlatOptions.of(space)
         self.rng = np.random.default_rng(seed)
         self.linear = LinearSearch(space, limits, self.flat, around)
-        self.num_steps = 0
+        self.num_steps, self._grown_at = 0, _GROWN_AFTER
         self.trail: list[list[Choice | None]] = []
         self._best: list[Choice | None] = []
         self.best_ms, self._told_s = math.inf, 0.0
 
     def count_step(self, layout: Layout) -> None:
-        """Counts a step of any descent; the rates are made linear anew around its layout from time to time."""
+        """Counts a step of any descent; from time to time rates are made linear anew, and options are added."""
         if self.num_steps == _TRAIL_FACTOR ** len(self.trail):
             self.trail.append(self._best)
         self.num_steps += 1
-        if self.num_steps % _RATES_STEPS == 0:
+        if self.num_steps == self._grown_at:
+            self._grown_at *= _GROWN_FACTOR
+            self._grow()
+        elif self.num_steps % _RATES_STEPS == 0:
             self.linear.relinearise(layout)
+
+    def _grow(self) -> None:
+        """Adds options that pay by what shards add around the best layout."""
+        around = Layout(self.space, self.limits, self._best)
+        if offer_hot_rows(self.space, self.flat, CostGradient.of(self.space, around)):
+            self.flat = FlatOptions.of(self.space)
+            self.linear = LinearSearch(self.space, self.limits, self.flat, around)
 
     def meet(self, step_ms: float, chosen: Sequence[Choice | None]) -> None:
         """Takes note of the step and the choices of a layout; the best is told in the log (at DEBUG) now and then."""
@@ -119,9 +132,10 @@ class SearchContext:
         """Options of some sharding types, or all of an item that has none there; shape (O,)."""
         return self._or_all(np.array([name in names for name in self.flat.types])[self.flat.type_O])
 
-    def options_of_some_types(self) -> BoolArray:
-        """Options of sharding types that are drawn, half of them in the mean; or all of an item that has none there."""
-        return self._or_all((self.rng.random(len(self.flat.types)) < _DRAWN)[self.flat.type_O])
+    def some_types(self) -> frozenset[ShardingType]:
+        """Sharding types that are drawn, half of them in the mean."""
+        drawn = self.rng.random(len(self.flat.types)) < _DRAWN
+        return frozenset(name for name, is_drawn in zip(self.flat.types, drawn.tolist(), strict=True) if is_drawn)
 
     def options_beside(self, layout: Layout) -> BoolArray:
         """Options that the next burst from a layout may take, shape (O,).
@@ -136,7 +150,7 @@ class SearchContext:
         now_I = self.flat.first_I + np.array([layout.choice(item)[0] for item in range(len(layout.chosen))])
         if won_to <= draw < like_to:
             return self._or_all(np.isin(self.flat.type_O, np.unique(self.flat.type_O[now_I])))
-        may_O = self.linear.won_O > 0 if draw < won_to else self.options_of_some_types()
+        may_O = self.linear.won_O > 0 if draw < won_to else self.options_of(self.some_types())
         may_O[now_I] = True
         return may_O
 

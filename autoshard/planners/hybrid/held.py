@@ -1,6 +1,7 @@
 """The shards of a layout as arrays.
 
-Shape suffixes: X shards that are held, Y items that are held.
+Shape suffixes: X shards that are held (columns, of what they add), Y some of these, or items that are held, V kinds of
+shards, R ranks, Z pairs of a shard and a rank.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from itertools import chain
 
 import numpy as np
 
-from autoshard.planners.hybrid.cost_gradient import FlatOptions
+from autoshard.planners.hybrid.cost_gradient import FlatOptions, ragged
 from autoshard.planners.hybrid.layout import Choice
+from autoshard.planners.space.kinds import FloatArray
 from autoshard.planners.space.planner_space import BoolArray, IndexArray
 
 
@@ -51,11 +53,16 @@ class HeldShards:
         held = [(item, *one) for item, one in enumerate(chosen) if one is not None]
         item_Y = np.array([item for item, _, _ in held], dtype=np.int64)
         number_Y = np.array([number for _, number, _ in held], dtype=np.int64)
-        which_X, number_X, shard_X = flat.shards_of(flat.first_I[item_Y] + number_Y)
-        site_X = np.fromiter(chain.from_iterable(sites for *_, sites in held), dtype=np.int64, count=len(shard_X))
+        sites = chain.from_iterable(sites for *_, sites in held)
+        return cls.at(flat, flat.first_I[item_Y] + number_Y, np.fromiter(sites, dtype=np.int64))
+
+    @classmethod
+    def at(cls, flat: FlatOptions, option_Y: IndexArray, site_X: IndexArray) -> HeldShards:
+        """The shards of some options, each at its site."""
+        which_X, number_X, shard_X = flat.shards_of(option_Y)
         holders_X = flat.holders_E[shard_X]
         return cls(
-            item_X=item_Y[which_X],
+            item_X=flat.item_O[option_Y][which_X],
             number_X=number_X,
             shard_X=shard_X,
             site_X=site_X,
@@ -64,6 +71,19 @@ class HeldShards:
             end_X=(site_X + 1) * holders_X,
             is_shared_X=flat.is_shared_E[shard_X],
         )
+
+    def sums(self, of_kind_VX: FloatArray, num_ranks: int) -> FloatArray:
+        """What each rank holds, as sums of what a shard of each kind adds to a rank that has it; shape (R, X)."""
+        apart_Y = np.flatnonzero(~self.is_shared_X)
+        which_Z, number_Z, _ = ragged(self.end_X[apart_Y] - self.first_X[apart_Y])
+        rank_Z = self.first_X[apart_Y][which_Z] + number_Z
+        order_Z = np.argsort(rank_Z, kind="stable")
+        rows_ZX = of_kind_VX[self.kind_X[apart_Y][which_Z[order_Z]]]
+        sums_RX: FloatArray = np.zeros((num_ranks, of_kind_VX.shape[1]))
+        if len(order_Z):
+            start_Y = np.flatnonzero(np.diff(rank_Z[order_Z], prepend=-1))
+            sums_RX[rank_Z[order_Z][start_Y]] = np.add.reduceat(rows_ZX, start_Y)
+        return np.asarray(sums_RX + of_kind_VX[self.kind_X[self.is_shared_X]].sum(axis=0))
 
     def on(self, rank: int) -> IndexArray:
         """The shards on a rank that not all ranks hold."""

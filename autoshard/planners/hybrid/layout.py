@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autoshard.core import PlacedShard, ShardingPlan
+from autoshard.core import ShardingPlan
 from autoshard.core.costs import MsArray
 from autoshard.core.step import KERNEL_PARTS, PART_INDEX
 from autoshard.planners.space.kinds import LEVELS, FloatArray
@@ -69,6 +69,7 @@ class Layout:
         space: What there is to choose from.
         limits: Memory.
         chosen: For each item its option and sites; None where nothing is held yet.
+        sums_RX: What each rank holds then, if that is known.
 
     Attributes:
         sums_RX: What each rank holds.
@@ -77,13 +78,24 @@ class Layout:
         bytes_RM: Of bytes by memory level, a view.
     """
 
-    def __init__(self, space: PlannerSpace, limits: Limits, chosen: Sequence[Choice | None]) -> None:
+    def __init__(
+        self,
+        space: PlannerSpace,
+        limits: Limits,
+        chosen: Sequence[Choice | None],
+        sums_RX: FloatArray | None = None,
+    ) -> None:
         self.space, self.limits = space, limits
-        self.chosen: list[Choice | None] = [None] * len(space.items)
-        self.sums_RX: FloatArray = np.zeros((space.topology.world_size, space.kinds.rows_VX.shape[1]))
+        self.chosen: list[Choice | None] = [None] * len(space.items) if sums_RX is None else list(chosen)
+        if sums_RX is None:
+            self.sums_RX: FloatArray = np.zeros((space.topology.world_size, space.kinds.rows_VX.shape[1]))
+        else:
+            self.sums_RX = sums_RX
         self.codes_RH, self.moved_RC, self.bytes_RM = space.kinds.split(self.sums_RX)
         self._kernels_ms: tuple[MsArray, MsArray] | None = None
-        self.apply(tuple((item, *one) for item, one in enumerate(chosen) if one is not None))
+        self._parts_ms: MsArray | None = None
+        if sums_RX is None:
+            self.apply(tuple((item, *one) for item, one in enumerate(chosen) if one is not None))
 
     @property
     def num_ranks(self) -> int:
@@ -92,7 +104,7 @@ class Layout:
 
     def copy(self) -> Layout:
         """The same layout, to be changed apart."""
-        return Layout(self.space, self.limits, self.chosen)
+        return Layout(self.space, self.limits, self.chosen, self.sums_RX.copy())
 
     def choice(self, item: int) -> Choice:
         """The option and the sites of an item that is held."""
@@ -114,28 +126,27 @@ class Layout:
 
     def plan(self) -> ShardingPlan:
         """The plan, its shards in the order of the tables."""
-        tables, topology = self.space.tables, self.space.topology
-        placed: dict[str, list[PlacedShard]] = {table.name: [] for table in tables.tables}
-        for index, item in enumerate(self.space.items):
-            for shard, site in self.held(index):
-                for part in item.parts(shard):
-                    placed[part.shard.table.name].append(part.placed(site, topology))
-        shards = tuple(shard for of_table in placed.values() for shard in of_table)
-        return ShardingPlan(tables=tables, topology=topology, shards=shards, payload=self.space.prices.payload)
+        return self.space.plan(
+            (part, site)
+            for index, item in enumerate(self.space.items)
+            for shard, site in self.held(index)
+            for part in item.parts(shard)
+        )
 
     def apply(self, change: Change) -> None:
         """Gives items other options or sites."""
         _Delta(self, [change]).add_to(self.sums_RX, self.space.kinds.rows_VX)
         for item, option, sites in change:
             self.chosen[item] = None if option == NOTHING else (option, sites)
-        self._kernels_ms = None
+        self._kernels_ms = self._parts_ms = None
 
     def parts_ms(self) -> MsArray:
-        """Times of `EMBEDDING_PARTS` on every rank, shape (P, R)."""
-        parts_PR = self.space.prices.moving_ms(self.moved_RC[None])[:, 0]
-        for part, ms_R in zip(KERNEL_PARTS, self._kernels(), strict=True):
-            parts_PR[PART_INDEX[part]] += ms_R
-        return parts_PR
+        """Times of `EMBEDDING_PARTS` on every rank, shape (P, R); not to be changed."""
+        if self._parts_ms is None:
+            self._parts_ms = self.space.prices.moving_ms(self.moved_RC[None])[:, 0]
+            for part, ms_R in zip(KERNEL_PARTS, self._kernels(), strict=True):
+                self._parts_ms[PART_INDEX[part]] += ms_R
+        return self._parts_ms
 
     def step_ms(self) -> float:
         """The step."""

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 from autoshard.planners.hybrid.compiled.linear import LinearEffort, Mode
@@ -51,7 +52,7 @@ class LinearizedSearch:
     Args:
         context: What descents share; it has a compiled search.
         layout: Where it begins; left as it is.
-        within_O: Options that the first bursts may take.
+        within: Options that the first bursts may take.
         num_within: These bursts.
         is_fresh: Whether it begins with a descent of all items.
 
@@ -64,13 +65,13 @@ class LinearizedSearch:
         self,
         context: SearchContext,
         layout: Layout,
-        within_O: BoolArray,
+        within: Callable[[], BoolArray],
         *,
         num_within: int = _WITHIN,
         is_fresh: bool = True,
     ) -> None:
         self.context, self.layout = context, layout
-        self._within_O, self._num_within = within_O, num_within
+        self._within, self._num_within = within, num_within
         self.best, self.best_ms = layout, layout.step_ms()
         self._layout_ms, self._num_bursts = self.best_ms, 0 if is_fresh else len(_FIRST)
         context.meet(self.best_ms, layout.chosen)
@@ -82,7 +83,7 @@ class LinearizedSearch:
         found = context.linear.improved(
             self.layout,
             _FIRST[self._num_bursts] if self._num_bursts < len(_FIRST) else _NEXT,
-            may_O=self._within_O if self._num_bursts < self._num_within else context.options_beside(self.layout),
+            may_O=self._within() if self._num_bursts < self._num_within else context.options_beside(self.layout),
             seed=int(context.rng.integers(2**62)),
             deadline_s=context.deadline_s,
         )
@@ -160,15 +161,15 @@ def _bursts(context: SearchContext, starts: Sequence[Start]) -> Iterator[Lineari
     """Racers of all starts, and before and after them some of the first few within fewer types or tiers for a while."""
     is_large = len(context.space.items) * context.space.topology.world_size > _LARGE_TASK
     for names in () if is_large else _FEW_TYPES:
-        within_O = context.options_of(names)
         for start in starts[:_NUM_WITHIN_TYPES]:
-            yield LinearizedSearch(context, start.layout, within_O, num_within=_LONG_WITHIN)
+            within = partial(context.options_of, names)
+            yield LinearizedSearch(context, start.layout, within, num_within=_LONG_WITHIN)
     for start in starts:
-        yield LinearizedSearch(context, start.layout, context.open_options(start.tiers))
+        yield LinearizedSearch(context, start.layout, partial(context.open_options, start.tiers))
     for tiers in FEW_TIERS:
         for start in starts[:_NUM_WITHIN_TIERS]:
             if start.tiers is None:
-                yield LinearizedSearch(context, start.layout, context.open_options(tiers))
+                yield LinearizedSearch(context, start.layout, partial(context.open_options, tiers))
 
 
 def _burst(
@@ -179,7 +180,7 @@ def _burst(
     Where they find nothing better for a while, they make a detour: from any start, at first with some sharding types
     alone. Searches of fewer types end in other places, from which some go on to a shorter step.
     """
-    bursts = LinearizedSearch(context, layout, context.open_options(), is_fresh=False)
+    bursts = LinearizedSearch(context, layout, context.open_options, is_fresh=False)
     exact = Descent(context, layout)
     num_idle, patience = 0, _PATIENCE
     while not is_over():
@@ -193,7 +194,8 @@ def _burst(
         num_idle = 0 if bursts.best_ms < before_ms else num_idle + _BETWEEN_EXACT
         if num_idle >= patience:
             start = starts[int(context.rng.integers(len(starts)))]
-            detour = LinearizedSearch(context, start.layout, context.options_of_some_types(), num_within=patience)
+            within = partial(context.options_of, context.some_types())
+            detour = LinearizedSearch(context, start.layout, within, num_within=patience)
             _go(detour, _DETOUR * patience, is_over)
             bursts.meet(detour.best, detour.best_ms)
             num_idle, patience = 0, min(2 * patience, _MOST_PATIENCE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain, pairwise, product
@@ -28,6 +28,7 @@ from autoshard.core import (
     Topology,
     local_shards,
 )
+from autoshard.core.shard import IN_DEVICE_MEMORY
 from autoshard.evaluation.traffic import cheaper_exchange
 from autoshard.planners.space.constraints import allowed_sites
 from autoshard.planners.space.tiers import (
@@ -72,7 +73,7 @@ class UnplacedShard:
     exchange: Exchange
     collective: Collective = Collective.ALL_TO_ALL
     grad_sync: GradSync = GradSync.NONE
-    memory: MemoryPlacement = field(default_factory=MemoryPlacement)
+    memory: MemoryPlacement = IN_DEVICE_MEMORY
     rank: int | None = field(default=None, compare=False)
 
     @classmethod
@@ -327,19 +328,43 @@ def enumerate_options(
     """
     payload = payload or Payload()
     return tuple(
-        ShardingOption(name=name, parts=tuple(chain.from_iterable(parts)))
+        option
         for name, tier, most in _offered(topology.world_size, topology.local_world_size, topology.num_nodes)
         if name in names and (name not in BY_ACCESS_RANK or table.row_order is not None)
         for cut in _cuts(table, name, tier, most, min_partition, rest_on_one=rest_on_one, group_counts=group_counts)
         or _uncut(table, name, tier, names)
-        for parts in product(
-            # Of row groups there would be a way for every choice of each.
-            *(
-                _ways(columns, of_columns, topology, payload, with_exchanges and name is not ShardingType.ROW_GROUPS)
-                for columns, of_columns in cut
-            )
-        )
+        # Of row groups there would be a way for every choice of each.
+        for option in _held(name, cut, topology, payload, with_exchanges and name is not ShardingType.ROW_GROUPS)
     )
+
+
+def row_tiers(
+    table: EmbeddingTable, num_hot: int, rest: Tier, topology: Topology, payload: Payload
+) -> list[ShardingOption]:
+    """Ways to hold a table with its most accessed rows on all ranks, by what owners of the others send.
+
+    Args:
+        table: A table with a row order.
+        num_hot: These rows, at least one and not all.
+        rest: How the other rows are held.
+        topology: The machine.
+        payload: Number formats of vectors and gradients on the wire.
+    """
+    hot, others = split_rows(Shard.whole(table), num_hot)
+    cut = [((hot,), Tier.DATA_PARALLEL), ((others,), rest)]
+    return list(_held(ShardingType.ROW_TIERS, cut, topology, payload, with_exchanges=True))
+
+
+def _held(
+    name: ShardingType,
+    cut: Sequence[tuple[Sequence[Shard], Tier]],
+    topology: Topology,
+    payload: Payload,
+    with_exchanges: bool,
+) -> Iterator[ShardingOption]:
+    """Ways to hold the parts of a cut: shards of the same rows, and their tier."""
+    ways = [_ways(columns, tier, topology, payload, with_exchanges) for columns, tier in cut]
+    return (ShardingOption(name=name, parts=tuple(chain.from_iterable(parts))) for parts in product(*ways))
 
 
 def _ways(

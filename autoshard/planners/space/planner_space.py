@@ -18,11 +18,14 @@ from autoshard.core import (
     CostModels,
     EmbeddingTable,
     Payload,
+    PlacedShard,
+    ShardingPlan,
     TableSet,
     Tier,
     Topology,
     Update,
 )
+from autoshard.core.collector import collector_paused
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.core.shard import fused_kernel
 from autoshard.evaluation.cached_rows import behind_caches
@@ -199,7 +202,12 @@ class PlannerSpace:
             items: Indices of items.
             options_of: Ways to hold a table, whatever its constraints.
         """
-        of_items = [self.items[index] for index in items]
+        with collector_paused():
+            self._offer([self.items[index] for index in items], options_of)
+
+    def _offer(
+        self, of_items: Sequence[Item], options_of: Callable[[EmbeddingTable], Sequence[ShardingOption]]
+    ) -> None:
         offered = {table.name: table for item in of_items for table in item.like}
         options = {name: list(options_of(table)) for name, table in offered.items()}
         synced = iter(self.synced(chain.from_iterable(options.values())))
@@ -279,6 +287,14 @@ class PlannerSpace:
             if shard.in_one_node:
                 node = sites[-1] // self.topology.local_world_size
         return tuple(sites)
+
+    def plan(self, held: Iterable[tuple[UnplacedShard, int]]) -> ShardingPlan:
+        """The plan of shards at sites, in the order of the tables."""
+        placed: dict[str, list[PlacedShard]] = {table.name: [] for table in self.tables.tables}
+        for part, site in held:
+            placed[part.shard.table.name].append(part.placed(site, self.topology))
+        shards = tuple(chain.from_iterable(placed.values()))
+        return ShardingPlan(tables=self.tables, topology=self.topology, shards=shards, payload=self.prices.payload)
 
     def _number(self, item: Item, of_tables: Sequence[ShardingOption]) -> int | None:
         shared = item.shared(of_tables)

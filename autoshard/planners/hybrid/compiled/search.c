@@ -24,6 +24,8 @@ enum { FLAT = 3, SHARP = 7 };
 enum { SWAPS = 8, SWEEPS = 4 };
 /* What counts as a gain, as a share of the step. */
 static const double LEAST_GAIN = 1e-7;
+/* What sums in another order may differ by, as a share. */
+static const double ROUNDING = 1e-9;
 /* Chances that a round rebuilds for a launch, that it rebuilds all items of a type, and that the type of a few ruined
    items may not come back at once; and the largest share of the items that may be rebuilt without a launch. */
 static const double LAUNCHES = 0.1, WHOLE_TYPE = 0.05, BARRED = 0.6, MOST_REBUILT = 0.67;
@@ -63,6 +65,8 @@ typedef struct {
   double *added_px, *load_px, *power_px;
   int32_t padded_held;
   double scale_p[PARTS], slope_p[PARTS], sum_p[PARTS], energy;
+  /* Shares of the scale that the least and the mean loaded rank have of each part, and their powers. */
+  double least_p[PADDED_PARTS], least_power_p[PADDED_PARTS], mean_p[PADDED_PARTS], mean_power_p[PADDED_PARTS];
   int32_t *absent_k, *absent;
   double *undo;
   int32_t *undo_rank, num_undo;
@@ -412,6 +416,49 @@ static void added_powers(const Search *search, int32_t shard, int32_t site, doub
   }
 }
 
+/* Finds the least and the mean loads, for `least_energy`. */
+static void set_least_loads(Search *search) {
+  const Task *task = search->task;
+  for (int32_t p = 0; p < PARTS; p++) {
+    const double *load_r = task->load_pr + (size_t)p * task->padded_ranks;
+    double least = INFINITY, sum = 0;
+    for (int32_t r = 0; r < task->num_ranks; r++) {
+      least = load_r[r] < least ? load_r[r] : least;
+      sum += load_r[r];
+    }
+    double mean = sum / task->num_ranks;
+    search->least_p[p] = search->least_power_p[p] = least > 0 ? least / search->scale_p[p] : 0;
+    search->mean_p[p] = search->mean_power_p[p] = mean > 0 ? mean / search->scale_p[p] : 0;
+  }
+  raise(search->least_power_p, search->log2_exponent);
+  raise(search->mean_power_p, search->log2_exponent);
+}
+
+/* What the energy is at least with an option, wherever its shards are: powers grow more the more a rank has, so that
+   each shard adds at least what it adds to the least loaded rank of each part, and to all ranks what it adds to as many
+   of the mean load. Launches are left out. */
+static double least_energy(const Search *search, int32_t option) {
+  const Task *task = search->task;
+  double added_p[PADDED_PARTS] = {0}, sync_ms = 0;
+  int32_t num_synced = 0;
+  for (int32_t shard = task->first_shard_o[option]; shard < task->first_shard_o[option + 1]; shard++) {
+    const double *rate_p = rates_of(task, shard);
+    int32_t is_shared = task->is_shared_e[shard];
+    const double *share_p = is_shared ? search->mean_p : search->least_p;
+    const double *before_p = is_shared ? search->mean_power_p : search->least_power_p;
+    double after_p[PADDED_PARTS] = {0}, holders = num_holders(task, shard);
+    for (int32_t p = 0; p < PARTS; p++) after_p[p] = share_p[p] + rate_p[p] / search->scale_p[p];
+    raise(after_p, search->log2_exponent);
+    for (int32_t p = 0; p < PARTS; p++) added_p[p] += holders * (after_p[p] - before_p[p]);
+    if (is_shared && task->sync_v[task->kind_e[shard]] > 0) {
+      sync_ms += task->sync_v[task->kind_e[shard]];
+      num_synced++;
+    }
+  }
+  double energy = energy_with(search, added_p) + sync_ms;
+  return task->num_synced == 0 && num_synced ? energy + task->sync_base_ms : energy;
+}
+
 /* The energy with an option at its cheapest sites, which are left in `sites`; infinite where it finds no room, and where
    its first shards alone come to the most that it may be. */
 static double option_energy(Search *search, int32_t option, double most) {
@@ -456,9 +503,11 @@ static double hold_best(Search *search, int32_t item, int32_t barred_type, int32
   double least = INFINITY;
   int32_t best = -1;
   set_slopes(search);
+  set_least_loads(search);
   for (int32_t option = task->first_option_i[item]; option < task->first_option_i[item + 1]; option++) {
     if (!task->may_o[option] || task->type_o[option] == barred_type) continue;
     if (barred_launch >= 0 && uses(task, option, barred_launch)) continue;
+    if (least_energy(search, option) * (1 - ROUNDING) >= least) continue;
     double energy = option_energy(search, option, least);
     if (energy < least) {
       least = energy;
@@ -606,11 +655,26 @@ static int32_t slowest_rank(const Task *task, int32_t part) {
   return slowest;
 }
 
+static int32_t is_over(const Search *search) { return now_s() >= search->task->deadline_s; }
+
+/* Swaps with the slowest rank of each part, as long as they help; ranks without any are not tried again before the next. */
 static int32_t swap_slowest(Search *search) {
   Task *task = search->task;
-  int32_t num_swaps = 0;
-  for (int32_t p = 0; p < PARTS; p++)
-    if (task->weight_p[p] > 0) num_swaps += swap_from(search, slowest_rank(task, p));
+  int32_t num_swaps = 0, num_idle = 0, idle[PARTS];
+  for (int32_t round = 0, before = -1; round < SWAPS && before < num_swaps; round++) {
+    before = num_swaps;
+    for (int32_t p = 0; p < PARTS; p++) {
+      if (task->weight_p[p] <= 0) continue;
+      if (is_over(search)) return num_swaps;
+      int32_t slowest = slowest_rank(task, p), at = 0;
+      while (at < num_idle && idle[at] != slowest) at++;
+      if (at < num_idle) continue;
+      if (swap_from(search, slowest)) {
+        num_swaps++;
+        num_idle = 0;
+      } else if (num_idle < PARTS) idle[num_idle++] = slowest;
+    }
+  }
   return num_swaps;
 }
 
@@ -624,8 +688,6 @@ static void shuffle(int32_t *order, int32_t count, uint64_t *random) {
   }
 }
 
-static int32_t is_over(const Search *search) { return now_s() >= search->task->deadline_s; }
-
 /* Best responses of some items, then swaps, by sharper and sharper norms. */
 static void descend(Search *search, const int32_t *items, int32_t count, int32_t sweeps) {
   for (int32_t log2_exponent = FLAT; log2_exponent <= SHARP; log2_exponent += 2) {
@@ -636,11 +698,7 @@ static void descend(Search *search, const int32_t *items, int32_t count, int32_t
         if (is_over(search)) return;
         num_changes += respond(search, items[at]);
       }
-      for (int32_t round = 0; round < SWAPS && !is_over(search); round++) {
-        int32_t num_swaps = swap_slowest(search);
-        num_changes += num_swaps;
-        if (!num_swaps) break;
-      }
+      num_changes += swap_slowest(search);
       if (!num_changes) break;
     }
   }
@@ -856,6 +914,49 @@ static void take_arrays(Arena *arena, Search *search, Saved *before, Saved *best
   }
 }
 
+/* Placing all items from nothing. */
+
+/* What an option adds by slopes at its cheapest sites, where its shards are then, and which are left in `sites`; infinite,
+   and nothing is held, where it finds no room. */
+static double put(Search *search, int32_t option) {
+  const Task *task = search->task;
+  int32_t node = -1;
+  double grown = 0, added_p[PARTS];
+  search->num_undo = 0;
+  for (int32_t number = 0; number < num_shards(task, option); number++) {
+    int32_t shard = task->first_shard_o[option] + number, site = best_site(search, shard, node);
+    if (site < 0) {
+      take_back(search, option, number);
+      return INFINITY;
+    }
+    search->sites[number] = site;
+    if (task->in_node_e[shard]) node = site * task->holders_e[shard] / task->node_size;
+    added_powers(search, shard, site, added_p);
+    for (int32_t p = 0; p < PARTS; p++) grown += search->slope_p[p] * added_p[p];
+    if (task->is_shared_e[shard]) grown += task->sync_v[task->kind_e[shard]];
+    try_shard(search, shard, site);
+  }
+  return grown;
+}
+
+/* The option of an item that adds least by slopes, of those that may be taken; -1 where none finds room. */
+static int32_t least_option(Search *search, int32_t item) {
+  const Task *task = search->task;
+  int32_t best = -1;
+  double least = INFINITY;
+  for (int32_t option = task->first_option_i[item]; option < task->first_option_i[item + 1]; option++) {
+    if (!task->may_o[option]) continue;
+    double grown = put(search, option);
+    if (grown == INFINITY) continue;
+    take_back(search, option, num_shards(task, option));
+    if (grown < least) {
+      least = grown;
+      best = option;
+    }
+  }
+  return best;
+}
+
 /* Whether this machine can run the search as it is compiled for wider vectors: with other instructions, to the same
    results. */
 int32_t autoshard_has_avx2(void) {
@@ -864,6 +965,35 @@ int32_t autoshard_has_avx2(void) {
 #else
   return 0;
 #endif
+}
+
+/* Places items in an order, on ranks that hold nothing: each by the option that it has, or where that finds no room by the
+   one that adds least, where loads are least by the flattest norm of their shares of some loads.
+
+   Returns 1, and the items' options and sites are in the task; 0 where one finds no room; -1 if there is no memory. */
+int32_t autoshard_place(Task *task, const int32_t *order, const double *share_of_p) {
+  Search search = {.task = task, .log2_exponent = FLAT};
+  Saved before = {0}, best = {0};
+  Arena arena = {0};
+  take_arrays(&arena, &search, &before, &best);
+  char *block = arena.next = aligned_alloc(sizeof(Lanes), arena.size);
+  if (!block) return -1;
+  take_arrays(&arena, &search, &before, &best);
+  find_missing(&search);
+  memset(search.power_pr, 0, padded(task, PARTS) * sizeof(double));
+  for (int32_t p = 0; p < PARTS; p++) search.scale_p[p] = search.slope_p[p] = share_of_p[p];
+  int32_t is_placed = 1;
+  for (int32_t at = 0; at < task->num_items && is_placed; at++) {
+    int32_t item = order[at];
+    if (put(&search, task->option_i[item]) == INFINITY) {
+      int32_t option = least_option(&search, item);
+      if ((is_placed = option >= 0)) put(&search, task->option_i[item] = option);
+    }
+    if (is_placed)
+      memcpy(task->site + task->first_site_i[item], search.sites, num_shards(task, task->option_i[item]) * sizeof(int32_t));
+  }
+  free(block);
+  return is_placed;
 }
 
 /* What a call does. */
