@@ -69,6 +69,15 @@ def validate_plan(plan: ShardingPlan, *, to_execute: bool = False) -> None:
     _check_memory(plan, group)
 
 
+def is_valid(plan: ShardingPlan) -> bool:
+    """Whether `validate_plan` finds nothing."""
+    try:
+        validate_plan(plan)
+    except InvalidPlanError:
+        return False
+    return True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Holders:
     """Replicas, looked at once for all shards that have the same."""

@@ -251,6 +251,24 @@ class CommModel(Protocol):
         ...
 
 
+@runtime_checkable
+class KnowsAffine(Protocol):
+    """A model of collectives that states whether bounds of plans can be proven by it."""
+
+    @property
+    def is_affine(self) -> bool:
+        """Whether each collective takes a latency, where anything is in it, and a time that is linear in its bytes.
+
+        By level, where bytes travel over several; the slower of links that work at the same time counts.
+        """
+        ...
+
+
+def is_affine(model: CommModel) -> bool:
+    """Whether a model of collectives states that its times are affine; one that says nothing does not."""
+    return isinstance(model, KnowsAffine) and model.is_affine
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseCosts:
     """Predicted times of N parts of dense layers, in milliseconds."""

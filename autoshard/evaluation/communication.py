@@ -33,6 +33,11 @@ class AlphaBetaComm:
         """What answers say."""
         return "alpha-beta"
 
+    @property
+    def is_affine(self) -> bool:
+        """Bounds of plans may be proven by it."""
+        return True
+
     def all_to_all_ms(self, sent_bytes_RR: MsArray, topology: Topology) -> MsArray:
         """Time per rank of an all-to-all in which rank i sends `sent_bytes_RR[i, j]` to rank j; shape (R,).
 

@@ -14,7 +14,8 @@ from autoshard.core.accepted import AT_LEAST_0, check_choice, listed
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.core.quoting import shown
 from autoshard.evaluation.evaluate import breakdown_of
-from autoshard.planners.hybrid.step_search import FoundPlan, StepSearch, search_steps
+from autoshard.planners.comparison import FoundPlan, choose
+from autoshard.planners.hybrid.step_search import StepSearch, search_steps
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.space.options import BY_ACCESS_RANK, ShardingType
 
@@ -192,13 +193,7 @@ def _preferred(request: PlanRequest, search: StepSearch) -> FoundPlan:
     deadline_s = request.deadline_s()
     whole = _best_whole(_until(request, deadline_s, _WHOLE_SHARE), search)
     found = search_steps(_until(request, deadline_s), _with_share(search, 1.0 - _WHOLE_SHARE))
-    if whole is None or found.cost_ms < (1.0 - margin) * whole.cost_ms:
-        return found
-    return replace(
-        whole,
-        status=f"whole tables, since {found.cost_ms:.6g} ms by cutting them is within {margin:.0%} of "
-        f"{whole.cost_ms:.6g} ms: {whole.status}",
-    )
+    return found if whole is None else choose([whole, found], request.costs, margin=margin)
 
 
 def _until(request: PlanRequest, deadline_s: float, share: float = 1.0) -> PlanRequest:

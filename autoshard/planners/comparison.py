@@ -1,4 +1,4 @@
-"""Which of several finished plans to take: by draws of what they take, not by their predicted times alone.
+"""Which of several finished plans to take: the plainest, unless the models can tell that another one is faster.
 
 Shape suffixes: P plans, E draws.
 """
@@ -6,6 +6,7 @@ Shape suffixes: P plans, E draws.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,17 +24,64 @@ from autoshard.evaluation.uncertainty.plan_draws import slowest_draws, step_draw
 TELLING, TELLING_WHOLE = 0.5, 1.0
 
 
-def last_told(drawn_ms_PE: NDArray[np.float64], num_cuts_P: Sequence[int]) -> int:
-    """The plan to take: the first, or the last one that the draws tell from the plan taken before it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundPlan:
+    """A plan that may be taken.
+
+    Attributes:
+        plan: The plan.
+        priced: Its step and kernels, as `evaluate` has them.
+        cost_ms: What is to be short of them.
+        status: How the search for it ended.
+        models: Names of trained models that a start came from.
+    """
+
+    plan: ShardingPlan
+    priced: PricedPlan
+    cost_ms: float
+    status: str
+    models: dict[str, str] = field(default_factory=dict)
+
+
+def choose(
+    found: Sequence[FoundPlan], costs: CostModels, *, by_kernels: bool = False, margin: float = 0.0
+) -> FoundPlan:
+    """The plan to take, see `last_told`; its status says so if that is not the fastest.
+
+    Plans are compared by draws of what they take where the kernel model has its errors on record, else by what they
+    are predicted to take.
+
+    Args:
+        found: At least one: the plainest first, then as a search met them.
+        costs: The models.
+        by_kernels: Whether the kernels of the slowest rank are to be short, in place of the step.
+        margin: Share by which plans have to be faster in place of draws: the error of a calibrated model of steps.
+    """
+    drawn_PE = np.array([[one.cost_ms] for one in found])
+    errors = recorded_errors(costs.kernel)
+    if errors is not None and len(found) > 1 and not margin:
+        priced = [one.priced for one in found]
+        drawn_PE = slowest_draws(priced, errors) if by_kernels else step_draws(priced, costs, errors)
+    taken = found[last_told(drawn_PE, [num_cuts(one.plan) for one in found], margin)]
+    fastest_ms = min(one.cost_ms for one in found)
+    if taken.cost_ms <= fastest_ms:
+        return taken
+    why = f"since the model cannot tell {fastest_ms:.6g} ms from {taken.cost_ms:.6g} ms"
+    return replace(taken, status=f"{taken.status}, {why}")
+
+
+def last_told(drawn_ms_PE: NDArray[np.float64], num_cuts_P: Sequence[int], margin: float = 0.0) -> int:
+    """Index of the plan to take: the first, or the last one that can be told from the plan taken before it.
 
     A plan replaces the one taken so far where it is faster by a mean of more than `TELLING` standard deviations of
     their difference, draw by draw (`TELLING_WHOLE` where neither cuts tables). The best of many candidates is one
     whose price is too low (the optimiser's curse). So a longer search adds plans to the end of the row, and has to
-    show a gain over the plan of the shorter one.
+    show a gain over the plan of the shorter one. Of one draw each, the fastest is taken.
 
     Args:
         drawn_ms_PE: What each plan takes, in the same draws: the plainest first, then as a search met them.
         num_cuts_P: See `num_cuts`.
+        margin: Share of what the plan taken so far takes by which another one has to be faster besides.
 
     Source:
         Smith and Winkler, The Optimizer's Curse (Management Science, 2006), for why the best candidate disappoints.
@@ -42,27 +90,9 @@ def last_told(drawn_ms_PE: NDArray[np.float64], num_cuts_P: Sequence[int]) -> in
     for index in range(1, len(drawn_ms_PE)):
         gain_ms_E = drawn_ms_PE[taken] - drawn_ms_PE[index]
         bar = TELLING if num_cuts_P[taken] or num_cuts_P[index] else TELLING_WHOLE
-        if gain_ms_E.mean() > bar * gain_ms_E.std():
+        if gain_ms_E.mean() > bar * gain_ms_E.std() + margin * drawn_ms_PE[taken].mean():
             taken = index
     return taken
-
-
-def best_plan(
-    plans: Sequence[ShardingPlan], priced: Sequence[PricedPlan], costs: CostModels, *, by_kernels: bool = False
-) -> int | None:
-    """Index of the plan to take by draws of its step; None where the kernel model has no errors on record.
-
-    Args:
-        plans: In the order of `last_told`.
-        priced: The same plans, by these models.
-        costs: The models.
-        by_kernels: Whether the kernels of its slowest rank are drawn, in place of the step.
-    """
-    errors = recorded_errors(costs.kernel)
-    if errors is None:
-        return None
-    drawn_PE = slowest_draws(priced, errors) if by_kernels else step_draws(priced, costs, errors)
-    return last_told(drawn_PE, [num_cuts(plan) for plan in plans])
 
 
 def num_cuts(plan: ShardingPlan) -> int:

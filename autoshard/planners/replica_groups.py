@@ -32,6 +32,7 @@ from autoshard.evaluation.evaluate import evaluate
 from autoshard.evaluation.group_sync import least_sync_ms, with_cheaper_sync
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.registry import get_planner
+from autoshard.planners.space.placement import exceeds_total
 
 #: Option value for what the planner decides.
 _ANY = "auto"
@@ -236,10 +237,7 @@ class _Search:
     def _check_room(self, group: Topology) -> None:
         room = sum(group.memory_of(rank)[level] for rank in range(group.world_size) for level in MemoryLevel)
         if self.total_bytes > room:
-            raise InfeasiblePlanError(
-                f"all tables need {self.total_bytes:,} bytes, {self.total_bytes - room:,} bytes more than a group of "
-                f"{group.world_size} has"
-            )
+            raise exceeds_total(self.total_bytes, room, group.world_size)
 
     def _fastest(self, groups: ReplicaGroups, group: Topology, time_limit_s: float) -> _Trial:
         """The base planner's plan, or one whose ranks hold more alike, since the fullest synchronises the longest."""
@@ -332,12 +330,12 @@ def _out_of_memory(held_R: FloatArray, active_R: FloatArray, memory_R: FloatArra
 
 def _with_memory(group: Topology, room_R: FloatArray) -> Topology:
     """The ranks with that much device memory."""
-    overrides = []
-    for rank, room in enumerate(room_R.tolist()):
-        memory = group.memory_of(rank)
-        if int(room) != memory.hbm:
-            overrides.append((rank, replace(memory, hbm=int(room))))
-    return replace(group, overrides=(*group.overrides, *overrides)) if overrides else group
+    if (room_R == _memory(group)).all():
+        return group
+    rooms = enumerate(room_R.tolist())
+    return replace(
+        group, overrides=tuple((rank, replace(group.memory_of(rank), hbm=int(room))) for rank, room in rooms)
+    )
 
 
 def _label(groups: ReplicaGroups) -> str:

@@ -10,14 +10,14 @@ from typing import Any, ClassVar
 
 from autoshard.core import Collective, ShardingPlan, TableSet, Topology
 from autoshard.core.accepted import AT_LEAST_0, Range, check_choice, listed
-from autoshard.core.errors import InfeasiblePlanError, InvalidPlanError, InvalidTableError, ModelError
+from autoshard.core.errors import InfeasiblePlanError, InvalidTableError, ModelError
 from autoshard.core.machine import device_family
 from autoshard.evaluation.device_memory import DEVICE_MEMORY, device_memory
 from autoshard.formats.torchrec.plans import device_type_of, from_torchrec
 from autoshard.formats.torchrec.sharding import TIERS, ComputeKernel, TorchRecType
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.space.placement import PlacementProblem
-from autoshard.validator import validate_plan
+from autoshard.validator import is_valid
 
 _ALL = "all"
 
@@ -90,7 +90,7 @@ class TorchRecPlanner:
         with _quiet():
             for count_activations in (True, False):
                 found = _plan_once(request, options, count_activations)
-                if isinstance(found, ShardingPlan) and _is_feasible(found):
+                if isinstance(found, ShardingPlan) and is_valid(found):
                     return found
         raise _infeasible(request, options, found if isinstance(found, str) else "its plan exceeds a limit")
 
@@ -105,14 +105,6 @@ def _infeasible(request: PlanRequest, options: TorchRecOptions, reason: str) -> 
         f"TorchRec's planner found no rank for some table{limit}: all need {sum(sizes):,} bytes of the {there:,} bytes "
         f"that the {num_ranks} ranks have together{reserved}, the largest {max(sizes):,} bytes; {reason}"
     )
-
-
-def _is_feasible(plan: ShardingPlan) -> bool:
-    try:
-        validate_plan(plan)
-    except InvalidPlanError:
-        return False
-    return True
 
 
 def _check_expressible(request: PlanRequest) -> None:

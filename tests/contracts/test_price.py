@@ -11,6 +11,7 @@ from autoshard.core.shard import fused_kernel
 from autoshard.core.step import EMBEDDING_PARTS, PART_FEATURES, Overlap
 from autoshard.evaluation import evaluate, price_step, stages, training_bytes
 from autoshard.evaluation.batch_memory import row_order_bytes
+from autoshard.planners.oper import OperPlanner
 from autoshard.planners.space.options import locals_of
 from autoshard.planners.space.step_cost import StepPrices, StepSums
 from tests import builders as make
@@ -146,3 +147,33 @@ def test_a_new_term_of_the_step_is_seen_by_plans_and_searches(monkeypatch):
     more_ms = 3 * (plan.topology.world_size - 1) * PEER_MS
     assert evaluate(plan, costs).step_ms.value == pytest.approx(before_ms[0] + more_ms)
     assert prices.step_ms(sums)[0] == pytest.approx(before_ms[1] + more_ms)
+
+
+def test_a_new_term_of_the_step_changes_what_oper_decides(monkeypatch):
+    """Where bytes that arrive cost more, rows are held everywhere that were not worth it before."""
+    tables = make.tables(*(make.table(f"t{i}", 200_000, alpha=1.2) for i in range(3)), batch_size=65_536)
+    request = make.request(
+        tables, make.topology(2, 4), costs=models(calibrated=False), options={"extra_memory_ratio": 1.0}
+    )
+
+    def num_copied(mode):
+        plan = OperPlanner().plan(replace(request, options={**request.options, "mode": mode}))
+        assert plan.predicted == evaluate(plan, request.costs)
+        return sum(one.shard.num_embeddings * (len(one.replicas) - 1) for one in plan.shards)
+
+    before = num_copied("training")
+    plain = stages.all_to_alls_ms
+
+    def dearer(links: LinkBytes, comm, topology: Topology):
+        return plain(links, comm, topology) + 1e-6 * links.arriving_LR.sum(axis=0)
+
+    monkeypatch.setattr(stages, "all_to_alls_ms", dearer)
+    assert num_copied("training") > 1.5 * before > 0
+
+    def free(links: LinkBytes, *_):
+        return 0 * links.arriving_LR.sum(axis=0)
+
+    # Algorithm 1 has nothing to copy where links cost nothing.
+    assert num_copied("inference") > 0
+    monkeypatch.setattr(stages, "all_to_alls_ms", free)
+    assert num_copied("inference") == 0

@@ -22,7 +22,7 @@ from autoshard.core import (
 )
 from autoshard.core.costs import KernelFloor
 from autoshard.core.step import EMBEDDING_PARTS
-from autoshard.evaluation import AnalyticCostModel, evaluate
+from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate, stages
 from autoshard.planners.bounds.kernel_relaxation import KernelRelaxation
 from autoshard.planners.bounds.step_relaxation import StepRelaxation
 from autoshard.planners.exact.cp_sat import CpSatPlanner
@@ -123,6 +123,38 @@ class TestSteps:
             assert bounds.step_ms <= layout.step_ms()
             for part, least_ms, ms_R in zip(EMBEDDING_PARTS, bounds.parts_ms, layout.parts_ms(), strict=True):
                 assert least_ms <= ms_R.max() * (1 + 1e-9), part
+
+    @pytest.mark.parametrize(
+        ("term", "is_proven"),
+        [
+            (lambda links: 0.05 + 0 * links, True),
+            (lambda links: 1e-4 * links, True),
+            (lambda links: 1e-2 * np.sqrt(links), False),
+            (lambda links: 1e-7 * links**2, False),
+        ],
+    )
+    def test_a_term_of_the_step_is_proven_only_where_no_plan_is_below(self, monkeypatch, term, is_proven):
+        plain = stages.all_to_alls_ms
+
+        def dearer(links, comm, topology):
+            return plain(links, comm, topology) + term(links.leaving_LR.sum(axis=0))
+
+        monkeypatch.setattr(stages, "all_to_alls_ms", dearer)
+        for batch_size in (8, 65_536):
+            tables = make.tables(3, batch_size=batch_size)
+            space, limits = space_and_limits(tables, make.topology(3, latency_s=1e-5), COSTS, SPACES[1])
+            relaxation = StepRelaxation(space, limits.capacity_RM)
+            assert relaxation.is_proven is is_proven
+            best_ms = min(layout.step_ms() for layout in layouts_of(space, limits))
+            assert relaxation.bounds().step_ms <= best_ms or not is_proven
+
+    def test_collectives_that_do_not_say_that_they_are_affine_prove_nothing(self):
+        class Measured(AlphaBetaComm):
+            is_affine = False
+
+        costs = replace(COSTS, comm=Measured())
+        space, limits = space_and_limits(make.tables(3), make.topology(2), costs, SPACES[1])
+        assert not StepRelaxation(space, limits.capacity_RM).is_proven
 
     def test_equal_tables_that_divide_the_ranks_are_bounded_exactly(self):
         tables = make.tables(4, batch_size=512)

@@ -12,7 +12,7 @@ from autoshard.evaluation import AnalyticCostModel, evaluate, price_step
 from autoshard.evaluation.evaluate import price_with_kernels
 from autoshard.evaluation.uncertainty.plan_draws import slowest_draws, step_draws
 from autoshard.planners.auto import AutoPlanner
-from autoshard.planners.comparison import best_plan, last_told, num_cuts
+from autoshard.planners.comparison import FoundPlan, choose, last_told, num_cuts
 from autoshard.planners.space.options import placed_shard
 from tests import builders as make
 
@@ -127,9 +127,30 @@ def test_cuts_are_pieces_beyond_whole_tables():
     assert num_cuts(replace(whole, replica_groups=ReplicaGroups(num_groups=2))) == 4
 
 
-def test_without_errors_on_record_nothing_is_compared():
+def found(plans, placed, *, by_kernels=False):
+    costs_ms = [max(one.kernels.costs.kernel_ms_S) if by_kernels else one.step.step_ms.value for one in placed]
+    return [
+        FoundPlan(plan=plan, priced=one, cost_ms=cost_ms, status=f"plan {index}")
+        for index, (plan, one, cost_ms) in enumerate(zip(plans, placed, costs_ms, strict=True))
+    ]
+
+
+def test_without_errors_on_record_the_fastest_is_taken():
     plans = level_and_alone(*make.draw_task(4, 4))
-    assert best_plan(plans, priced(plans, COSTS), COSTS) is None
+    for order in (plans, plans[::-1]):
+        candidates = found(order, priced(order, COSTS))
+        assert choose(candidates, COSTS) is min(candidates, key=lambda one: one.cost_ms)
+
+
+def test_a_margin_keeps_the_plainest_and_says_why():
+    plans = level_and_alone(*make.draw_task(4, 4))[::-1]
+    plain, faster = candidates = found(plans, priced(plans, COSTS))
+    gain = 1 - faster.cost_ms / plain.cost_ms
+    assert choose(candidates, COSTS, margin=0.99 * gain) is faster
+    kept = choose(candidates, COSTS, margin=1.01 * gain)
+    assert kept.plan is plain.plan
+    assert kept.status == f"plan 0, since the model cannot tell {faster.cost_ms:.6g} ms from {plain.cost_ms:.6g} ms"
+    assert choose([plain], COSTS, margin=0.5) is plain
 
 
 def test_slowest_ranks_are_drawn_as_steps_are(with_errors):
@@ -139,7 +160,8 @@ def test_slowest_ranks_are_drawn_as_steps_are(with_errors):
     slowest_ms = [evaluate(plan, costs).max_kernel_ms for plan in plans]
     assert slowest_draws(placed, NO_ERRORS).mean(axis=1) == pytest.approx(slowest_ms)
     drawn_PE = slowest_draws(placed, costs.kernel.errors)
-    assert best_plan(plans, placed, costs, by_kernels=True) == last_told(drawn_PE, [0, 0])
+    candidates = found(plans, placed, by_kernels=True)
+    assert choose(candidates, costs, by_kernels=True).plan is plans[last_told(drawn_PE, [0, 0])]
     steps_PE = step_draws(placed, costs, costs.kernel.errors)
     assert steps_PE.std(axis=1) == pytest.approx(drawn_PE.std(axis=1), rel=0.4)
 

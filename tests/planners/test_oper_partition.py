@@ -21,6 +21,11 @@ from autoshard.planners.oper import equal_row_ranges, lookup_bytes, row_groups
 from tests import builders as make
 
 
+def read(shard):
+    """Bytes that lookups of a sample read from one shard."""
+    return float(lookup_bytes([shard])[0])
+
+
 @st.composite
 def table_sets(draw):
     tables = []
@@ -58,12 +63,12 @@ def test_groups_tile_the_tables_and_keep_to_the_threshold(tables, threshold):
     shards = row_groups(tables, threshold)
     assert_tiles(tables, shards)
     all_bytes = tables.storage_bytes
-    all_lookups = sum(lookup_bytes(Shard.whole(one)) for one in tables.tables)
-    assert sum(lookup_bytes(shard) for shard in shards) == pytest.approx(all_lookups)
+    all_lookups = sum(read(Shard.whole(one)) for one in tables.tables)
+    assert sum(read(shard) for shard in shards) == pytest.approx(all_lookups)
     for shard in shards:
         if shard.num_embeddings > 1:
             assert shard.storage_bytes <= threshold * all_bytes * (1 + 1e-9)
-            assert lookup_bytes(shard) <= threshold * all_lookups * (1 + 1e-6) + 1e-12
+            assert read(shard) <= threshold * all_lookups * (1 + 1e-6) + 1e-12
     assert len(shards) <= 3 / threshold + 2 * len(tables.tables)
 
 
@@ -71,14 +76,14 @@ def test_groups_tile_the_tables_and_keep_to_the_threshold(tables, threshold):
 def test_no_group_stops_before_it_reaches_the_threshold(tables):
     threshold = 0.02
     all_bytes = tables.storage_bytes
-    all_lookups = sum(lookup_bytes(Shard.whole(one)) for one in tables.tables)
+    all_lookups = sum(read(Shard.whole(one)) for one in tables.tables)
     for shard in row_groups(tables, threshold):
         if shard.rows.stop < shard.table.num_embeddings:
             longer = replace(
                 shard, rows=replace(shard.rows, start=shard.rows.start, stop=shard.rows.stop + 1, by=RowsBy.ACCESS_RANK)
             )
             over_bytes = longer.storage_bytes > threshold * all_bytes * (1 - 1e-9)
-            assert over_bytes or lookup_bytes(longer) > threshold * all_lookups * (1 - 1e-6)
+            assert over_bytes or read(longer) > threshold * all_lookups * (1 - 1e-6)
 
 
 def test_wide_rows_count_for_what_they_read():
@@ -101,7 +106,7 @@ def test_hot_rows_come_in_small_groups():
     assert max(sizes) <= 10**4
     # Paper, Sec. 4.2: groups bound by access have most lookups and few bytes (there over 90% in less than 5%).
     bound = [shard for shard in shards if shard.num_embeddings < 10**4 and shard.rows.stop < 10**6]
-    lookups = sum(lookup_bytes(shard) for shard in bound) / lookup_bytes(Shard.whole(bound[0].table))
+    lookups = sum(read(shard) for shard in bound) / read(Shard.whole(bound[0].table))
     rows = sum(shard.num_embeddings for shard in bound) / 10**6
     assert lookups > 0.9
     assert rows < 0.05
@@ -134,9 +139,9 @@ def test_equal_ranges_differ_by_one_row(tables, num_parts, by):
 
 def test_ranges_of_row_ids_get_equal_shares_and_those_of_access_ranks_do_not():
     tables = make.tables(make.table(), batch_size=1)
-    by_id = [lookup_bytes(shard) for shard in equal_row_ranges(tables, 4)]
-    by_rank = [lookup_bytes(shard) for shard in equal_row_ranges(tables, 4, by=RowsBy.ACCESS_RANK)]
-    np.testing.assert_allclose(by_id, lookup_bytes(Shard.whole(tables["t0"])) / 4)
+    by_id = [read(shard) for shard in equal_row_ranges(tables, 4)]
+    by_rank = [read(shard) for shard in equal_row_ranges(tables, 4, by=RowsBy.ACCESS_RANK)]
+    np.testing.assert_allclose(by_id, read(Shard.whole(tables["t0"])) / 4)
     assert by_rank == sorted(by_rank, reverse=True)
     assert by_rank[0] > 4 * by_rank[1]
 

@@ -8,106 +8,100 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoshard.core import RowRange, RowsBy, Shard
-from autoshard.planners.oper.balance import place
-from autoshard.planners.oper.partition import row_groups
-from autoshard.planners.oper.row_group import RowGroup
-from autoshard.planners.oper.runs import in_runs
+from autoshard.planners.oper import lookup_bytes, place, row_groups
+from autoshard.planners.oper.placement import in_runs
 from tests import builders as make
 
 NUM_RANKS = 8
 
 
-def equal_groups(one, num_groups):
-    """A table cut into groups of as many rows."""
-    step = one.num_embeddings // num_groups
-    ranges = [RowRange(start=step * i, stop=step * (i + 1), by=RowsBy.ACCESS_RANK) for i in range(num_groups)]
-    shards = [Shard(table=one, rows=rows, columns=(0, 16)) for rows in ranges]
-    return [RowGroup(shards=(shard,), allowed_R=np.ones(NUM_RANKS, dtype=bool)) for shard in shards]
+def equal_groups(num_groups, alpha=1.0):
+    """Lookups of the groups of a table that is cut into as many rows each, hottest first."""
+    access = make.table("t", 1000 * num_groups, alpha=alpha).access
+    return np.diff(access.coverage(np.arange(num_groups + 1) * 1000.0))
 
 
-def load(owners):
-    """Bytes that lookups read on each rank."""
-    load_R = np.zeros(NUM_RANKS)
-    for group, rank in owners:
-        load_R[rank] += group.lookup_bytes
-    return load_R
+def dealt(ranks_M, lookups_M, load_R, tables_M=None, rows_M=None):
+    """The groups dealt anew, whose rows are as even as can be, and whose lookups are to be."""
+    tables_M = np.array(["t"] * len(ranks_M)) if tables_M is None else tables_M
+    rows_M = np.ones(len(ranks_M)) if rows_M is None else rows_M
+    return in_runs(tables_M, ranks_M, load_R, rows_M, tolerance=0.01, varying_M=lookups_M)
 
 
-def num_runs(owners):
-    ordered = sorted(owners, key=lambda owner: owner[0].shards[0].rows.start)
-    return len(list(groupby(ordered, key=lambda owner: owner[1])))
+def load(ranks_M, lookups_M):
+    return np.bincount(ranks_M, lookups_M, minlength=NUM_RANKS)
+
+
+def num_runs(ranks):
+    return len(list(groupby(ranks)))
 
 
 @given(seed=st.integers(0, 10**6), num_groups=st.integers(2, 200), alpha=st.sampled_from([0.0, 0.8, 1.3]))
 def test_each_rank_keeps_its_number_of_groups_and_gets_two_runs_at_most(seed, num_groups, alpha):
-    groups = equal_groups(make.table("t", 1000 * num_groups, alpha=alpha), num_groups)
-    ranks = np.random.default_rng(seed).integers(0, NUM_RANKS, num_groups).tolist()
-    owners = list(zip(groups, ranks, strict=True))
-    dealt = in_runs(owners, load(owners), alike="num_bytes", tolerance=0.01, varying="lookup_bytes")
-    assert [group for group, _ in dealt] == groups
-    assert Counter(rank for _, rank in dealt) == Counter(ranks)
+    lookups_M = equal_groups(num_groups, alpha)
+    ranks_M = np.random.default_rng(seed).integers(0, NUM_RANKS, num_groups)
+    after_M = dealt(ranks_M, lookups_M, load(ranks_M, lookups_M))
+    assert Counter(after_M.tolist()) == Counter(ranks_M.tolist())
     # The last rank's two runs meet in the middle.
-    assert num_runs(dealt) <= 2 * len(set(ranks)) - 1
+    assert num_runs(after_M.tolist()) <= 2 * len(set(ranks_M.tolist())) - 1
 
 
 def test_uneven_lookups_become_even():
-    # Hottest to coldest in blocks: the first rank would serve most.
-    groups = equal_groups(make.table("t", 800_000), 800)
-    owners = [(group, index // 100) for index, group in enumerate(groups)]
-    before_R = load(owners)
-    assert before_R.min() < before_R.max() / 10
-    # Without the first groups, which alone have more than a rank's share.
-    cold = owners[100:]
-    dealt = in_runs(cold, load(cold), alike="num_bytes", tolerance=0.01, varying="lookup_bytes")
-    after_R = load(dealt)[1:]
+    # Hottest to coldest in blocks: the first rank would serve most. Left out are groups with more than a rank's share.
+    lookups_M, ranks_M = equal_groups(800)[100:], np.repeat(np.arange(1, NUM_RANKS), 100)
+    before_R = load(ranks_M, lookups_M)
+    assert before_R[1:].min() < before_R.max() / 5
+    after_R = load(dealt(ranks_M, lookups_M, before_R), lookups_M)[1:]
     # Groups are whole, and the first has 3% of a rank's share.
     assert after_R.min() > 0.97 * after_R.max()
 
 
 def test_what_ranks_have_already_is_made_up_for():
-    groups = equal_groups(make.table("t", 1_600_000, alpha=0.6), 1600)[100:]
-    owners = [(group, index % NUM_RANKS) for index, group in enumerate(groups)]
-    total = sum(group.lookup_bytes for group in groups)
-    other_R = np.linspace(0.0, 0.05, NUM_RANKS) * total
-    dealt = in_runs(owners, load(owners) + other_R, alike="num_bytes", tolerance=0.01, varying="lookup_bytes")
-    after_R = load(dealt) + other_R
+    lookups_M = equal_groups(1600, 0.6)[100:]
+    ranks_M = np.arange(len(lookups_M)) % NUM_RANKS
+    other_R = np.linspace(0.0, 0.05, NUM_RANKS) * lookups_M.sum()
+    after_M = dealt(ranks_M, lookups_M, load(ranks_M, lookups_M) + other_R)
+    after_R = load(after_M, lookups_M) + other_R
     assert after_R.min() > 0.99 * after_R.max()
 
 
 def test_groups_that_are_not_alike_keep_their_ranks():
-    one = make.table("t", 1000)
-    sizes = [(0, 1), (1, 101), (101, 201), (201, 301), (301, 401), (401, 1000)]
-    shards = [
-        Shard(table=one, rows=RowRange(start=a, stop=b, by=RowsBy.ACCESS_RANK), columns=(0, 16)) for a, b in sizes
-    ]
-    anywhere = np.ones(NUM_RANKS, dtype=bool)
-    groups = [RowGroup(shards=(shard,), allowed_R=anywhere) for shard in shards]
-    owners = list(zip(groups, [5, 0, 1, 0, 1, 6], strict=True))
-    dealt = in_runs(owners, load(owners), alike="num_bytes", tolerance=0.01, varying="lookup_bytes")
-    assert (dealt[0][1], dealt[-1][1]) == (5, 6)
-    assert Counter(rank for _, rank in dealt[1:-1]) == {0: 2, 1: 2}
+    ranks_M, lookups_M = np.array([5, 0, 1, 0, 1, 6]), np.array([6.0, 5.0, 4.0, 3.0, 2.0, 1.0])
+    rows_M = np.array([1.0, 100.0, 100.0, 100.0, 100.0, 599.0])
+    after_M = dealt(ranks_M, lookups_M, load(ranks_M, lookups_M), rows_M=rows_M)
+    assert (after_M[0], after_M[-1]) == (5, 6)
+    assert Counter(after_M[1:-1].tolist()) == {0: 2, 1: 2}
+
+
+def test_tables_are_dealt_one_by_one():
+    lookups_M = np.concatenate([equal_groups(40), equal_groups(30)])
+    tables_M = np.array(["a"] * 40 + ["b"] * 30)
+    ranks_M = np.random.default_rng(0).integers(0, NUM_RANKS, 70)
+    after_M = dealt(ranks_M, lookups_M, load(ranks_M, lookups_M), tables_M)
+    for start, stop in ((0, 40), (40, 70)):
+        assert Counter(after_M[start:stop].tolist()) == Counter(ranks_M[start:stop].tolist())
+
+
+def placed(tables, threshold, copied=None):
+    topology = make.topology(NUM_RANKS, hbm=1 << 40)
+    return place(tables, topology, row_groups(tables, threshold, copied), np.full(NUM_RANKS, 1 << 40), copied=copied)
 
 
 def test_placement_makes_few_runs_and_balances_both():
     tables = make.tables(*(make.table(f"t{i}", 10**6 * (i + 1)) for i in range(4)), batch_size=1)
-    anywhere = np.ones(NUM_RANKS, dtype=bool)
-    groups = [RowGroup(shards=(shard,), allowed_R=anywhere) for shard in row_groups(tables, 0.001)]
-    placed = place(groups, np.full(NUM_RANKS, 1 << 40), np.ones(NUM_RANKS))
-    runs = sum(num_runs([owner for owner in placed.owners if owner[0].label == one.name]) for one in tables.tables)
+    found = placed(tables, 0.001)
+    held = list(zip(found.shards, found.ranks, strict=True))
+    runs = sum(num_runs([rank for shard, rank in held if shard.table is table]) for table in tables.tables)
     # Two per rank, table and phase, and the hottest rows, which exceed the threshold alone.
-    assert runs < len(groups) / 6
-    assert placed.held_R.min() > 0.99 * placed.held_R.max()
-    assert placed.lookup_ms_R.min() > 0.99 * placed.lookup_ms_R.max()
+    assert runs < len(held) / 6
+    assert found.held_R.min() > 0.99 * found.held_R.max()
+    assert found.read_R.min() > 0.99 * found.read_R.max()
 
 
-@pytest.mark.parametrize("kind", [None, "copied"])
-def test_lookups_of_what_will_be_copied_do_not_count(kind):
-    one = make.table("t", 10**6)
-    groups = equal_groups(one, 1000)
-    copied = frozenset(groups[:100]) if kind else frozenset()
-    placed = place(groups, np.full(NUM_RANKS, 1 << 40), np.ones(NUM_RANKS), copied=copied)
-    others = [owner for owner in placed.owners if owner[0] not in copied]
-    np.testing.assert_allclose(placed.lookup_ms_R, load(others))
-    if kind:
-        assert placed.lookup_ms_R.min() > 0.95 * placed.lookup_ms_R.max()
+@pytest.mark.parametrize("num_copied", [0, 100_000])
+def test_lookups_of_what_will_be_copied_do_not_count(num_copied):
+    found = placed(make.tables(make.table("t", 10**6)), 0.001, {"t": num_copied})
+    others = [index for index, shard in enumerate(found.shards) if shard.rows.start >= num_copied]
+    lookups = lookup_bytes([found.shards[index] for index in others])
+    np.testing.assert_allclose(found.read_R, load([found.ranks[index] for index in others], lookups), rtol=1e-6)
+    assert found.read_R.min() > 0.95 * found.read_R.max()

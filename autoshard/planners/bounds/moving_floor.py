@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from autoshard.core import DType, Topology
-from autoshard.core.costs import MsArray
+from autoshard.core.costs import MsArray, is_affine
 from autoshard.core.topology import MAX_BANDWIDTH
-from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.evaluation.traffic import INT8_BLOCK, wire_bytes
 from autoshard.planners.space.columns import Readers
 from autoshard.planners.space.kinds import FloatArray
@@ -21,6 +20,8 @@ from autoshard.planners.space.step_cost import StepPrices
 
 #: Bytes at which affine functions are read off: whole blocks of int8 messages.
 _BYTES = INT8_BLOCK * wire_bytes(DType.INT8) * 2**14
+#: Shares of these bytes at which the functions are looked at again, and what rounding may make of a price there.
+_PROBES, _ROUNDING = (2.0**-14, 2.0**14), 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,7 +37,8 @@ class MovingFloor:
         slope_KQC: Milliseconds per unit of each column, by view.
         lump_KQC: The same where a single rank has the column: what it makes others do, it does once as they do.
         lumps_hold_K: Whether a view's times also hold for what a single rank moves: bytes over shared links do not.
-        is_proven: Whether the functions hold whatever is moved; else they are read off at one size of messages.
+        is_proven: Whether the functions hold whatever is moved; else they are read off at one size of messages. The
+            model of collectives has to say that its times are affine, and steps have to be so at other sizes, too.
     """
 
     base_Q: MsArray
@@ -58,7 +60,9 @@ class MovingFloor:
             slope_KQC=slope_KQC,
             lump_KQC=slope_KQC / _num_alike(prices),
             lumps_hold_K=(True, not shares_links)[: len(views)],
-            is_proven=isinstance(prices.costs.comm, AlphaBetaComm) and prices.has_rising_weights,
+            is_proven=is_affine(prices.costs.comm)
+            and prices.has_rising_weights
+            and all(_holds(view, base_Q, slope_QC) for view, slope_QC in zip(views, slope_KQC, strict=True)),
             _prices=views[0],
         )
 
@@ -106,10 +110,24 @@ def _num_alike(prices: StepPrices) -> FloatArray:
     return num_C
 
 
+def _holds(prices: StepPrices, base_Q: MsArray, slope_QC: MsArray) -> bool:
+    """Whether no part is below affine functions where ranks move far less or far more of a column."""
+    for share in _PROBES:
+        moved_BC = share * _large_amounts(prices)
+        floor_QB = base_Q[:, None] + slope_QC @ moved_BC.T
+        if (floor_QB > _parts(prices, moved_BC) * (1 + _ROUNDING)).any():
+            return False
+    return True
+
+
+def _large_amounts(prices: StepPrices) -> FloatArray:
+    """Rows of what is moved that have one column each; kernels are counted, not added up, and so have no rate."""
+    is_rate_C = ~prices.columns.are("num_shards")
+    return np.diag(np.where(is_rate_C, _BYTES, 0.0))
+
+
 def _slopes(prices: StepPrices) -> MsArray:
     """Milliseconds per unit of each column, shape (Q, C)."""
-    # Kernels are counted, not added up, and so have no rate.
-    is_rate_C = ~prices.columns.are("num_shards")
-    once_BC = np.diag(np.where(is_rate_C, _BYTES, 0.0))
+    once_BC = _large_amounts(prices)
     grown_QC = _parts(prices, 2 * once_BC) - _parts(prices, once_BC)
     return np.asarray(np.maximum(grown_QC, 0.0) / _BYTES)

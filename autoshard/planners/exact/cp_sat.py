@@ -165,7 +165,7 @@ class _CpSat:
         self._options = options
         self._seed = seed
         self._deadline_s = deadline_s
-        self._cp_model = _load()
+        self._cp_model = load_cp_model()
 
     def refine(self, best_N: RankArray) -> RankArray:
         """A placement that is no slower, from problems made linear around the best one."""
@@ -236,7 +236,12 @@ class _CpSat:
         return _Solved(ranks_N=ranks_N, bound_ms=bound_ms)
 
 
-def _load() -> Any:
+def load_cp_model() -> Any:
+    """OR-tools' module of CP-SAT.
+
+    Raises:
+        ModelError: If OR-tools is not installed.
+    """
     try:
         from ortools.sat.python import cp_model
     except ImportError as error:

@@ -1,7 +1,7 @@
 """What one more shard adds to a step, made linear around what ranks hold.
 
 Shape suffixes: I items, V kinds of shards, P parts of a step, R ranks, H width of a code, C columns of what is moved, O
-options, E shards of options, Y some options, X their shards.
+options, E shards of options, Y some options, X their shards, Z sets of sites.
 """
 
 from __future__ import annotations
@@ -47,6 +47,10 @@ class FlatOptions:
         holders_E: Ranks that hold it.
         is_shared_E: Whether these are all ranks.
         is_free_E: Whether it may be on any rank by itself.
+        in_node_E: Whether it must be in the node of the other shards of its option.
+        sites_E: Number of the set of sites that constraints leave it; -1 where these are all.
+        num_sites_E: How many sites that are.
+        allowed_ZR: The sets: which sites are allowed, and no others of as many as there are ranks.
     """
 
     options_I: IndexArray
@@ -64,6 +68,10 @@ class FlatOptions:
     holders_E: IndexArray
     is_shared_E: BoolArray
     is_free_E: BoolArray
+    in_node_E: BoolArray
+    sites_E: IndexArray
+    num_sites_E: IndexArray
+    allowed_ZR: BoolArray
 
     @classmethod
     def of(cls, space: PlannerSpace) -> FlatOptions:
@@ -76,6 +84,18 @@ class FlatOptions:
         item_O, number_O, first_I = ragged(options_I)
         count_O = np.array([len(option.shards) for option in options], dtype=np.int64)
         _, number_E, start_O = ragged(count_O)
+        # Most shards share what is allowed to them, as objects.
+        known: dict[int, tuple[int, int]] = {}
+        sets: list[BoolArray] = []
+        for shard in shards:
+            if id(shard.allowed_S) in known:
+                continue
+            number = -1
+            if not shard.allowed_S.all():
+                number = len(sets)
+                sets.append(np.pad(shard.allowed_S, (0, space.topology.world_size - len(shard.allowed_S))))
+            known[id(shard.allowed_S)] = number, int(shard.allowed_S.sum())
+        sites_E2 = np.array([known[id(shard.allowed_S)] for shard in shards], dtype=np.int64)
         return cls(
             options_I=options_I,
             first_I=first_I,
@@ -92,6 +112,10 @@ class FlatOptions:
             holders_E=np.array([shard.num_holders for shard in shards], dtype=np.int64),
             is_shared_E=np.array([shard.is_everywhere for shard in shards]),
             is_free_E=np.array([shard.is_free for shard in shards]),
+            in_node_E=np.array([shard.in_one_node for shard in shards]),
+            sites_E=sites_E2[:, 0],
+            num_sites_E=sites_E2[:, 1],
+            allowed_ZR=np.array(sets, dtype=np.bool_).reshape(-1, space.topology.world_size),
         )
 
     def are_within(self, tiers: Collection[Tier]) -> BoolArray:

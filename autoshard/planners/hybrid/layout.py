@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autoshard.core import PlacedShard, ShardingPlan
+from autoshard.core import ShardingPlan
 from autoshard.core.costs import MsArray
 from autoshard.core.step import KERNEL_PARTS, PART_INDEX
 from autoshard.planners.space.kinds import LEVELS, FloatArray
@@ -126,14 +126,12 @@ class Layout:
 
     def plan(self) -> ShardingPlan:
         """The plan, its shards in the order of the tables."""
-        tables, topology = self.space.tables, self.space.topology
-        placed: dict[str, list[PlacedShard]] = {table.name: [] for table in tables.tables}
-        for index, item in enumerate(self.space.items):
-            for shard, site in self.held(index):
-                for part in item.parts(shard):
-                    placed[part.shard.table.name].append(part.placed(site, topology))
-        shards = tuple(shard for of_table in placed.values() for shard in of_table)
-        return ShardingPlan(tables=tables, topology=topology, shards=shards, payload=self.space.prices.payload)
+        return self.space.plan(
+            (part, site)
+            for index, item in enumerate(self.space.items)
+            for shard, site in self.held(index)
+            for part in item.parts(shard)
+        )
 
     def apply(self, change: Change) -> None:
         """Gives items other options or sites."""

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,14 +15,13 @@ from autoshard.core.costs import recorded_errors
 from autoshard.core.errors import (
     AutoshardError,
     InfeasiblePlanError,
-    InvalidPlanError,
     InvalidTopologyError,
     ModelError,
 )
 from autoshard.evaluation.batch_memory import has_room
-from autoshard.evaluation.evaluate import PricedPlan, price_with_kernels
+from autoshard.evaluation.evaluate import price_with_kernels
 from autoshard.evaluation.group_sync import with_cheaper_sync
-from autoshard.planners.comparison import best_plan, num_cuts
+from autoshard.planners.comparison import FoundPlan, choose, num_cuts
 from autoshard.planners.hybrid.compiled.library import library
 from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions
 from autoshard.planners.hybrid.descent import Start
@@ -45,15 +44,16 @@ from autoshard.planners.space.options import ShardingType, keeps_width
 from autoshard.planners.space.placement import PlacementProblem
 from autoshard.planners.space.planner_space import PlannerSpace
 from autoshard.planners.warm_start import start_of
-from autoshard.validator import validate_plan
+from autoshard.validator import is_valid
 
 #: Share of what is left that a search within replica groups gets, where they are the best start, and its least seconds.
 _GROUPS_SHARE, _LEAST_SECONDS = 0.6, 0.01
 #: Shares of the time left, each when its turn comes, in which starts of the search's own and then other planners' plans
 #: have to be made; the search has the rest.
 _OWN_SHARE, _STARTS_SHARE = 0.25, 0.5
-#: How often numbers of hot rows are read off what costs least so far: two leave a sixth of what thirty could gain.
-_NUM_HOT_ROUNDS = 2
+#: How often numbers of hot rows are read off what costs least so far, while less than a share of the time is used: two
+#: rounds leave a sixth of what thirty numbers could gain.
+_NUM_HOT_ROUNDS, _HOT_SHARE = 2, 0.3
 #: Seconds for checking and pricing the plan in the end: whatever the task, and for each table (CPU time of
 #: `validate_plan`, `evaluate` and `price_step`, one core of a Xeon, November 2026).
 _FINISH_S, _FINISH_TABLE_S = 0.002, 1e-4
@@ -112,25 +112,6 @@ class StepSearch:
     with_groups: bool = True
     min_partition: int = 0
     by_kernels: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FoundPlan:
-    """The best plan found.
-
-    Attributes:
-        plan: The plan.
-        priced: Its step and kernels, as `evaluate` has them.
-        cost_ms: What is to be short of them.
-        status: How the search ended.
-        models: Names of trained models that a start came from.
-    """
-
-    plan: ShardingPlan
-    priced: PricedPlan
-    cost_ms: float
-    status: str
-    models: dict[str, str] = field(default_factory=dict)
 
 
 def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
@@ -205,9 +186,11 @@ def _offered(
     request: PlanRequest, search: StepSearch, offer: OptionOffer, until_s: float
 ) -> tuple[PlannerSpace, list[Start]]:
     """The options, and the search's own starts."""
+    hot_s = _share_of_time(_HOT_SHARE, until_s)
     space = space_of(request, search.names, offer, search.min_partition, by_kernels=search.by_kernels)
-    # The costs of the first are what the second ones are read off.
     for _ in range(_NUM_HOT_ROUNDS):
+        if time.perf_counter() >= hot_s:
+            break
         offer_hot_rows(space, FlatOptions.of(space), CostGradient.of(space))
     return space, balanced_starts(space, _limits(space, search), _share_of_time(_OWN_SHARE, until_s))
 
@@ -255,21 +238,9 @@ def _on_the_way(improved: SearchOutcome, request: PlanRequest, search: StepSearc
 def _best_of(
     found: Sequence[FoundPlan], plans: Mapping[str, ShardingPlan], request: PlanRequest, search: StepSearch
 ) -> FoundPlan:
-    """The last of them that the model can tell from those before it (`last_told`); without its errors, the fastest."""
+    """The one to take, with the names of the models of the policy that was asked for a start."""
     models = plans["policy"].provenance.models if "policy" in plans and plans["policy"].provenance else {}
-    fastest = min(found, key=lambda one: one.cost_ms)
-    chosen: int | None = None
-    if len(found) > 1:
-        chosen = best_plan(
-            [one.plan for one in found], [one.priced for one in found], request.costs, by_kernels=search.by_kernels
-        )
-    best = fastest if chosen is None else found[chosen]
-    if best is not fastest:
-        best = replace(
-            best,
-            status=f"{best.status}, since the model cannot tell {fastest.cost_ms:.6g} ms from {best.cost_ms:.6g} ms",
-        )
-    return replace(best, models=dict(models))
+    return replace(choose(found, request.costs, by_kernels=search.by_kernels), models=dict(models))
 
 
 def _best_start(request: PlanRequest, search: StepSearch) -> FoundPlan:
@@ -309,7 +280,7 @@ def _within_groups(plan: ShardingPlan, request: PlanRequest, search: StepSearch,
     whole = replace(plan, shards=found.plan.shards, predicted=None, provenance=None)
     whole = with_cheaper_sync(whole, request.costs.comm)
     status = f"{plan.replica_groups.num_groups} replica groups, in one of them: {found.status}"
-    return [_priced(whole, status, request, search)] if _is_valid(whole) else []
+    return [_priced(whole, status, request, search)] if is_valid(whole) else []
 
 
 def _plans(request: PlanRequest, search: StepSearch, until_s: float, *, is_needed: bool) -> dict[str, ShardingPlan]:
@@ -373,17 +344,9 @@ def _as_it_is(name: str, plan: ShardingPlan, request: PlanRequest, search: StepS
     if not has_room(plan, search.reserved_bytes, count_activations=search.count_activations):
         return []
     try:
-        return [_priced(plan, f"as {name} has it", request, search)] if _is_valid(plan) else []
+        return [_priced(plan, f"as {name} has it", request, search)] if is_valid(plan) else []
     except ModelError:
         return []
-
-
-def _is_valid(plan: ShardingPlan) -> bool:
-    try:
-        validate_plan(plan)
-    except InvalidPlanError:
-        return False
-    return True
 
 
 def _with_caches(layout: Layout) -> ShardingPlan:

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from autoshard import __version__
-from autoshard.core import EmbeddingTable, PlacedShard, Provenance, Shard, ShardingPlan, Tier
+from autoshard.core import EmbeddingTable, Provenance, Shard, ShardingPlan, Tier
 from autoshard.core.accepted import AT_LEAST_0, AT_LEAST_1
 from autoshard.planners.heuristics.greedy import CostGreedyPlanner
 from autoshard.planners.neuroshard.beam import BeamResult, BeamSearch
@@ -80,7 +80,11 @@ class NeuroShardPlanner:
         space = whole_tables(request)
         search = BeamSearch(
             space,
-            CappedGreedy(space, _capacity(request), np.linspace(1.0, LARGEST_CAP, options.caps)),
+            CappedGreedy(
+                space,
+                np.array(request.topology.hbm_bytes, dtype=np.float64),
+                np.linspace(1.0, LARGEST_CAP, options.caps),
+            ),
             beam_width=options.beam_width,
             num_candidates=options.candidates,
             max_steps=options.steps,
@@ -93,7 +97,9 @@ class NeuroShardPlanner:
         status = _describe(found, len(space.items))
         _log.info("neuroshard: %s", status)
         provenance = Provenance(planner=self.name, version=__version__, seed=request.seed, models={"search": status})
-        return replace(_plan(request, search, found), provenance=provenance)
+        shards = zip(search.shards(found.pieces), found.packed.ranks_P.tolist(), strict=True)
+        plan = space.plan((part, rank) for shard, rank in shards for part in shard.parts)
+        return replace(plan, provenance=provenance)
 
 
 def whole_tables(request: PlanRequest) -> PlannerSpace:
@@ -105,20 +111,6 @@ def whole_tables(request: PlanRequest) -> PlannerSpace:
         return [ShardingOption(name=ShardingType.TABLE_WISE, parts=(part,))]
 
     return PlannerSpace(request.tables, topology, request.costs, options_of, request.payload)
-
-
-def _capacity(request: PlanRequest) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    topology = request.topology
-    return np.array(topology.hbm_bytes, dtype=np.float64)
-
-
-def _plan(request: PlanRequest, search: BeamSearch, found: BeamResult) -> ShardingPlan:
-    placed: dict[str, list[PlacedShard]] = {table.name: [] for table in request.tables.tables}
-    for shard, rank in zip(search.shards(found.pieces), found.packed.ranks_P.tolist(), strict=True):
-        for part in shard.parts:
-            placed[part.shard.table.name].append(part.placed(rank, request.topology))
-    shards = tuple(shard for of_table in placed.values() for shard in of_table)
-    return ShardingPlan(tables=request.tables, topology=request.topology, shards=shards, payload=request.payload)
 
 
 def _describe(found: BeamResult, num_items: int) -> str:

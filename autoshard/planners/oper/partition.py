@@ -6,17 +6,19 @@ Pure functions of the tables, for planners and environments alike.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby, pairwise
 
 import numpy as np
 
 from autoshard.core import AccessProfile, EmbeddingTable, RowRange, RowsBy, Shard, TableSet
 from autoshard.core.accepted import AT_LEAST_1, SHARE
+from autoshard.core.access import FloatArray
 from autoshard.planners.space.constraints import colocated
 
 
-def row_groups(tables: TableSet, threshold: float) -> tuple[Shard, ...]:
+def row_groups(tables: TableSet, threshold: float, hot: Mapping[str, int] | None = None) -> tuple[Shard, ...]:
     """Cuts every table, in falling access frequency, where a group reaches a share of all lookups or of all bytes.
 
     Tables whose row order is unknown are cut into equal ranges of ids, which get equal shares of the lookups.
@@ -25,6 +27,7 @@ def row_groups(tables: TableSet, threshold: float) -> tuple[Shard, ...]:
         tables: What to cut.
         threshold: Largest share of one group, of the bytes that all tables' lookups read and of the bytes that all
             tables hold, in (0, 1]. Single rows may exceed it.
+        hot: How many rows of some tables are hot: groups have either hot rows or others.
 
     Returns:
         Shards that tile every table, by access rank, table by table and hottest first: about `3 / threshold` at most
@@ -39,23 +42,30 @@ def row_groups(tables: TableSet, threshold: float) -> tuple[Shard, ...]:
         not be of one width.
     """
     SHARE.check(threshold, "threshold")
-    max_lookup_bytes = threshold * sum(lookup_bytes(Shard.whole(table)) for table in tables.tables)
+    max_lookup_bytes = threshold * float(lookup_bytes([Shard.whole(table) for table in tables.tables]).sum())
     max_bytes = threshold * tables.storage_bytes
 
     def bounds(table: EmbeddingTable) -> list[int]:
-        read_bytes = lookup_bytes(Shard.whole(table))
+        read_bytes = lookup_bytes([Shard.whole(table)])[0]
         max_share = max_lookup_bytes / read_bytes if read_bytes > 0 else math.inf
         max_rows = max(1, int(max_bytes / table.storage_bytes * table.num_embeddings))
+        middle = (hot or {}).get(table.name, 0)
         if table.row_order is None:
             count = max(math.ceil(1 / max_share), -(-table.num_embeddings // max_rows))
-            return _equal_bounds(table.num_embeddings, count)
-        return _bounds(table.access, max_share, max_rows)
+            return sorted({middle, *_equal_bounds(table.num_embeddings, count)})
+        return _bounds(table.access, max_share, max_rows, middle)
 
-    return _cut(tables, bounds, cut_by)
+    return _cut(tables, bounds, _cut_by)
 
 
-def cut_by(table: EmbeddingTable) -> RowsBy:
-    """What row groups of a table are ranges of: access ranks where its row order is known, else ids."""
+def row_range(table: EmbeddingTable, start: int, stop: int) -> Shard:
+    """Rows of a table by access rank, or by id where its row order is unknown; all of them are the whole table."""
+    if stop - start == table.num_embeddings:
+        return Shard.whole(table)
+    return replace(Shard.whole(table), rows=RowRange(start=start, stop=stop, by=_cut_by(table)))
+
+
+def _cut_by(table: EmbeddingTable) -> RowsBy:
     return RowsBy.INDEX if table.row_order is None else RowsBy.ACCESS_RANK
 
 
@@ -81,25 +91,29 @@ def equal_row_ranges(tables: TableSet, num_parts: int, *, by: RowsBy = RowsBy.IN
     return _cut(tables, bounds, lambda _: by)
 
 
-def lookup_bytes(shard: Shard) -> float:
-    """Bytes of weights that the lookups of one sample read from a shard, on average: S A of OPER's Eq. 2."""
-    table = shard.table
-    share = shard.num_embeddings / table.num_embeddings
-    if shard.rows.by is RowsBy.ACCESS_RANK:
-        low, high = table.access.coverage(np.array([shard.rows.start, shard.rows.stop], dtype=np.float64))
-        share = float(high - low)
-    return table.pooling_factor * share * shard.embedding_dim * table.dtype.num_bytes
+def lookup_bytes(shards: Sequence[Shard]) -> FloatArray:
+    """Bytes of weights that the lookups of one sample read from shards, on average: S A of OPER's Eq. 2; shape (N,)."""
+    found = []
+    for (_, by), alike in groupby(shards, key=lambda shard: (shard.table.name, shard.rows.by)):
+        of_table = list(alike)
+        table = of_table[0].table
+        rows_2N = np.array([(shard.rows.start, shard.rows.stop) for shard in of_table], dtype=np.float64).T
+        covered_2N = table.access.coverage(rows_2N) if by is RowsBy.ACCESS_RANK else rows_2N / table.num_embeddings
+        widths_N = np.array([shard.embedding_dim for shard in of_table])
+        found.append(table.pooling_factor * (covered_2N[1] - covered_2N[0]) * widths_N * table.dtype.num_bytes)
+    return np.concatenate([np.zeros(0), *found])
 
 
-def _bounds(access: AccessProfile, max_share: float, max_rows: int) -> list[int]:
-    """Access ranks at which groups start and end."""
+def _bounds(access: AccessProfile, max_share: float, max_rows: int, middle: int) -> list[int]:
+    """Access ranks at which groups start and end, the middle among them."""
     num_rows = access.num_rows
     bounds = [0]
     while bounds[-1] < num_rows:
         start = bounds[-1]
         reached = float(access.coverage(start)) + max_share
         stop = num_rows if reached >= 1 else int(np.interp(reached, access.cumulative_K, access.ranks_K))
-        bounds.append(min(max(stop, start + 1), start + max_rows, num_rows))
+        end = middle if start < middle else num_rows
+        bounds.append(min(max(stop, start + 1), start + max_rows, end))
     return bounds
 
 

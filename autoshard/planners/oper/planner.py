@@ -1,43 +1,67 @@
 """The planner `oper`.
 
-Shape suffixes: N row groups, R ranks.
+Shape suffixes: R ranks.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from autoshard.core import EmbeddingTable, Exchange, GradSync, PlacedShard, Shard, ShardingPlan, Tier
+from autoshard.core import (
+    CostBreakdown,
+    Exchange,
+    GradSync,
+    PlacedShard,
+    Pooling,
+    Shard,
+    ShardingPlan,
+    Tier,
+)
 from autoshard.core.accepted import AT_LEAST_0, Range, check_choice
-from autoshard.core.access import FloatArray, IntArray
-from autoshard.core.costs import MsArray
-from autoshard.core.errors import InfeasiblePlanError, InvalidTopologyError
-from autoshard.evaluation.evaluate import evaluate
+from autoshard.core.access import IntArray
+from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidTopologyError
+from autoshard.core.step import StepPart
+from autoshard.evaluation.evaluate import PricedPlan, breakdown_of, price_with_kernels
 from autoshard.evaluation.stages import cheapest_sync
+from autoshard.evaluation.traffic import cheaper_exchange
 from autoshard.planners.heuristics.greedy import SizeGreedyPlanner
-from autoshard.planners.oper.balance import MAX_CAPACITY, Method, Placement, pack, place
-from autoshard.planners.oper.cost_matrix import fetch_matrix_ms, mean_row_bytes
-from autoshard.planners.oper.partition import row_groups
-from autoshard.planners.oper.placed import merged_shards, placed_shards, with_exchange
-from autoshard.planners.oper.replication import finer, hot_groups, replicate_evenly, topology_frequency
-from autoshard.planners.oper.row_group import RowGroup
+from autoshard.planners.oper.copies import (
+    FEW_PIECES,
+    MANY_PIECES,
+    MAX_BYTES,
+    HotRows,
+    RowFrequencies,
+    copy_nearby,
+    cut_to_copy,
+    fetch_ms,
+    worthwhile,
+)
+from autoshard.planners.oper.partition import row_groups, row_range
+from autoshard.planners.oper.placement import Method, Owners, place
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.space.constraints import allowed_ranks, check_constraints, colocated
+from autoshard.planners.space.placement import exceeds_total
 
 #: Finer partitions than this are not tried: about 10 s of planning at worst.
 _MIN_THRESHOLD = 1e-5
-#: The search for balance goes no further once it has this many groups.
+#: Thresholds that are tried where none is asked for, and tries in a row that end the search if none of them is better.
+_THRESHOLDS, _MAX_IDLE = [2.0**-power for power in range(2, 11)], 2
+#: Most halvings of one that is asked for.
+_MAX_HALVINGS = 17
+#: The search goes no further once it has this many groups.
 _MAX_GROUPS = 20_000
 #: A matrix of all pairs of ranks takes 128 MiB then, and a search has a handful.
 _MAX_RANKS = 4096
 #: Values of options.
 _TRAINING, _INFERENCE, _AUTO = "training", "inference", "auto"
+#: Parts of the step that inference has, too.
+_FORWARD_PARTS = (StepPart.INPUT, StepPart.FORWARD_KERNEL, StepPart.FORWARD_EXCHANGE)
 
 _log = logging.getLogger(__name__)
 
@@ -54,12 +78,18 @@ class OperOptions:
         },
     )
     threshold: float = field(
-        default=0.001,
-        metadata={"help": "Largest share of all lookups and of all bytes that a row group may have, to begin with."},
+        default=0.0,
+        metadata={
+            "help": "Largest share of all lookups and of all bytes that a row group may have; 0 for the one of least "
+            "predicted step."
+        },
     )
     balance: float = field(
         default=0.99,
-        metadata={"help": "Least over most loaded rank, by lookups and by bytes, below which groups are made finer."},
+        metadata={
+            "help": "Least over most loaded rank, by lookups and by bytes, below which groups of a given threshold are "
+            "made finer."
+        },
     )
     extra_memory_ratio: float = field(
         default=0.05, metadata={"help": "Memory for copies, over the bytes of all tables, spread over the ranks."}
@@ -71,6 +101,13 @@ class OperOptions:
     exchange: str = field(
         default="rows",
         metadata={"help": "What owners send: rows (as OPER does), partial_sums, or auto for the fastest step."},
+    )
+    copy_frequency: float = field(
+        default=0.0,
+        metadata={
+            "help": "Lookups of a row per sample above which every rank holds it when training; 0 for the limit of "
+            "least predicted step."
+        },
     )
     grad_sync: str = field(
         default="sparse",
@@ -88,9 +125,12 @@ class OperOptions:
             ("grad_sync", (GradSync.SPARSE, GradSync.DENSE, GradSync.ALL_GATHER, _AUTO)),
         ):
             check_choice(getattr(self, label), accepted, f"options.{label}")
-        Range(at_least=_MIN_THRESHOLD, at_most=1).check_fields(self, "threshold", within="options.")
+        if self.threshold and not _MIN_THRESHOLD <= self.threshold <= 1:
+            raise InvalidOptionError(
+                f"must be 0 or in [{_MIN_THRESHOLD:g}, 1], got {self.threshold:g}", field="options.threshold"
+            )
         Range(at_least=0, at_most=1).check_fields(self, "balance", within="options.")
-        AT_LEAST_0.check_fields(self, "extra_memory_ratio", within="options.")
+        AT_LEAST_0.check_fields(self, "extra_memory_ratio", "copy_frequency", within="options.")
 
     @property
     def cuts_by_access(self) -> bool:
@@ -99,11 +139,12 @@ class OperOptions:
 
 
 class OperPlanner:
-    """Row groups in two phases, with a finer partition until they balance, and copies of the hot ones.
+    """Row groups in two phases, with a finer partition as long as that makes the step faster, and copies of hot rows.
 
     Source:
-        OPER Sec. 4 and 6.4. Differs: when training, rows that every rank will hold are chosen before the others are
-        placed, so that what is left to exchange is balanced; where row groups do not fit, whole tables may.
+        OPER Sec. 4 and 6.4. Differs: plans are compared by their predicted step, for inference by its forward parts;
+        when training, rows that every rank will hold are chosen before the others are placed, so that what is left to
+        exchange is balanced; where row groups do not fit, whole tables may.
     """
 
     name: ClassVar[str] = "oper"
@@ -113,19 +154,13 @@ class OperPlanner:
     options_type: ClassVar[type] = OperOptions
 
     def plan(self, request: PlanRequest) -> ShardingPlan:
-        """Makes a plan, without prediction or provenance."""
-        options = parse_options(OperOptions, request.options)
-        search = _Search(request, options)
+        """Makes a plan with its prediction, without provenance."""
+        search = _Search(request, parse_options(OperOptions, request.options))
         try:
-            shards = merged_shards(search.best(), request.tables)
+            found = search.best()
         except InfeasiblePlanError as error:
-            shards = _whole_tables(request, error)
-        shards = tuple(_synced(one, request, options.grad_sync) for one in shards)
-        plan = ShardingPlan(tables=request.tables, topology=request.topology, shards=shards, payload=request.payload)
-        if options.exchange != _AUTO:
-            return with_exchange(plan, Exchange(options.exchange))
-        candidates = [with_exchange(plan, exchange) for exchange in (Exchange.ROWS, Exchange.PARTIAL_SUMS, None)]
-        return min(candidates, key=lambda candidate: evaluate(candidate, request.costs).step_ms.value)
+            found = search.of_whole_tables(error)
+        return replace(found.plan, predicted=found.predicted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,16 +168,27 @@ class _Attempt:
     """What one threshold gave.
 
     Attributes:
-        everywhere: Groups that every rank holds.
-        placement: The others.
+        plan: The plan.
+        priced: Its step and kernels.
+        cost_ms: What is to be short of it.
+        hot: Rows that were to be copied.
+        threshold: The threshold; 0 for whole tables.
         num_groups: Number of groups before any of them was cut further.
-        balance: Of lookups and bytes, whichever is worse.
+        balance: Least over most loaded rank, of lookups or of bytes, whichever is worse.
     """
 
-    everywhere: tuple[RowGroup, ...]
-    placement: Placement
-    num_groups: int
-    balance: float
+    plan: ShardingPlan
+    priced: PricedPlan
+    cost_ms: float
+    hot: HotRows = field(default_factory=dict)
+    threshold: float = 0.0
+    num_groups: int = 0
+    balance: float = 1.0
+
+    @property
+    def predicted(self) -> CostBreakdown:
+        """The plan's prediction."""
+        return breakdown_of(self.plan, self.priced)
 
 
 class _Search:
@@ -158,139 +204,199 @@ class _Search:
                 f"got {self.num_ranks:,}",
                 field="world_size",
             )
-        # Copies cost an all-reduce of their gradients when training.
-        self.copies_in = options.mode if self.method is Method.OPER and self.num_ranks > 1 else ""
-        capacities = [min(topology.memory_of(rank).hbm, MAX_CAPACITY) for rank in range(self.num_ranks)]
-        self.capacity_R = np.array(capacities, dtype=np.int64)
-        self.total_bytes = tables.storage_bytes
-        self.free_bytes = sum(capacities) - self.total_bytes
-        if self.free_bytes < 0:
-            raise InfeasiblePlanError(
-                f"all tables need {self.total_bytes:,} bytes, {-self.free_bytes:,} bytes more than the "
-                f"{self.num_ranks} ranks have together"
-            )
-        self.row_bytes = mean_row_bytes(tables)
-        self.fetch_ms_RR: MsArray = fetch_matrix_ms(topology, self.row_bytes)
-        self.own_ms_R: FloatArray = self.fetch_ms_RR.diagonal()
         check_constraints(tables, topology)
-        self.units = [(unit, _allowed_ranks(unit, self.num_ranks)) for unit in colocated(tables)]
+        self.has_copies = self.method is Method.OPER and self.num_ranks > 1
+        self.is_inference = self.has_copies and options.mode == _INFERENCE
+        self.capacity_R: IntArray = np.array([min(room, MAX_BYTES) for room in topology.hbm_bytes], dtype=np.int64)
+        total_bytes, room = tables.storage_bytes, sum(self.capacity_R.tolist())
+        if total_bytes > room:
+            raise exceeds_total(total_bytes, room, self.num_ranks)
+        #: Bytes of copies that all ranks may hold together.
+        self.extra_bytes = min(options.extra_memory_ratio * total_bytes, float(MAX_BYTES))
+        self.free_bytes = room - total_bytes
 
-    def best(self) -> list[PlacedShard]:
-        """The most balanced groups, with their copies: the threshold is halved until they balance or get no better.
+    def best(self) -> _Attempt:
+        """The plan of least predicted step over thresholds, coarse ones first.
+
+        The search ends where finer groups are no better, and have nothing left to even out. A threshold that was asked
+        for is halved as long as groups do not balance and get more even by it.
 
         Raises:
             InfeasiblePlanError: If nothing fits.
         """
-        threshold = self.options.threshold
-        best = self._attempt(threshold)
-        while best.balance < self.options.balance and best.num_groups < _MAX_GROUPS and self.method is Method.OPER:
-            threshold /= 2
-            candidate = self._attempt(threshold)
-            _log.info("threshold %.3g: balance %.4f, before %.4f", threshold, candidate.balance, best.balance)
-            if candidate.balance <= best.balance:
+        (hot, *others), asked = self._hot_rows(), self.options.threshold
+        thresholds = [asked / 2**power for power in range(_MAX_HALVINGS)] if asked else _THRESHOLDS
+        best = last = self._attempt(thresholds[0], hot)
+        num_idle = 0
+        for threshold in thresholds[1:]:
+            is_even = self.method is not Method.OPER or last.balance >= self.options.balance
+            may_end = asked or num_idle > 0
+            if (is_even and may_end) or last.num_groups >= _MAX_GROUPS or num_idle == (1 if asked else _MAX_IDLE):
                 break
-            best = candidate
-        own_R = range(self.num_ranks)
-        everywhere = [one for group in best.everywhere for one in placed_shards(group, own_R)]
-        return everywhere + self._with_copies(best.placement)
+            last = self._attempt(threshold, hot)
+            _log.info("threshold %.3g: %.6g ms, balance %.4f", threshold, last.cost_ms, last.balance)
+            is_better = last.balance > best.balance if asked else last.cost_ms < best.cost_ms
+            best, num_idle = (last, 0) if is_better else (best, num_idle + 1)
+        # Which of two steps is shorter where rows lie level is not always the shorter one of plans.
+        best = min([best, *(self._attempt(best.threshold, rows) for rows in others)], key=lambda one: one.cost_ms)
+        return self._with_room(self._attempt(best.threshold, hot, is_last=True) if self.is_inference else best)
 
-    def _attempt(self, threshold: float) -> _Attempt:
-        groups = self._groups(threshold)
-        everywhere: tuple[RowGroup, ...] = ()
-        copied: tuple[RowGroup, ...] = ()
-        if self.copies_in == _TRAINING:
-            everywhere = hot_groups(groups, self._min_frequency(), self._hot_budget_bytes())
-        elif self.copies_in == _INFERENCE:
-            copied = hot_groups(groups, 0.0, self._copy_budget_bytes())
-        hot_bytes = sum(group.num_bytes for group in everywhere)
-        chosen = set(everywhere)
-        others = [group for group in groups if group not in chosen]
+    def of_whole_tables(self, reason: InfeasiblePlanError) -> _Attempt:
+        """A plan of whole tables, which search for room more thoroughly than row groups; they need not balance.
+
+        Raises:
+            InfeasiblePlanError: The reason, if whole tables do not fit either.
+        """
         try:
-            room_R = self.capacity_R - hot_bytes
-            placement = place(others, room_R, self.own_ms_R, self.method, copied=frozenset(copied))
+            plan = SizeGreedyPlanner().plan(replace(self.request, options={}))
         except InfeasiblePlanError:
+            raise reason from None
+        _log.warning("whole tables, since row groups do not fit: %s", reason)
+        return self._priced(plan.shards)
+
+    def _with_room(self, attempt: _Attempt) -> _Attempt:
+        """The attempt, or one like it that leaves room for what training needs for a batch, where that can be."""
+        ranks, memory_R = attempt.predicted.ranks, np.array(self.request.topology.hbm_bytes)
+        if all(rank.used_bytes <= memory_R[rank.rank] for rank in ranks):
+            return attempt
+        active_R = np.array([rank.training_bytes for rank in ranks], dtype=np.int64)
+        try:
+            less_R = np.maximum(self.capacity_R - active_R, 0)
+            return self._attempt(attempt.threshold, attempt.hot, less_R, is_last=True)
+        except InfeasiblePlanError:
+            return attempt
+
+    def _attempt(
+        self, threshold: float, hot: HotRows, capacity_R: IntArray | None = None, *, is_last: bool = False
+    ) -> _Attempt:
+        """Row groups of a threshold beside hot rows on every rank.
+
+        Args:
+            threshold: The threshold.
+            hot: The hot rows.
+            capacity_R: Bytes of each rank that may be used; all if left out.
+            is_last: Whether, for inference, copies are to be where Algorithm 1 wants them, which takes its time.
+
+        Raises:
+            InfeasiblePlanError: If nothing fits.
+        """
+        capacity_R, is_nearby = self.capacity_R if capacity_R is None else capacity_R, is_last and self.is_inference
+        tables, topology = self.request.tables, self.request.topology
+        groups = row_groups(tables, threshold, hot)
+        everywhere = {} if is_nearby else hot
+        copies = [row_range(tables[name], 0, count) for name, count in everywhere.items()]
+        hot_bytes = sum(shard.storage_bytes for shard in copies)
+        alone = [shard for shard in groups if shard.rows.stop > everywhere.get(shard.table.name, 0)]
+        try:
+            owners = place(tables, topology, alone, capacity_R - hot_bytes, self.method, copied=hot)
+        except InfeasiblePlanError:
+            if not hot:
+                raise
             # Copies come last: only memory that is left over is theirs.
-            everywhere, hot_bytes = (), 0
-            placement = self._without_copies(groups)
-        balance = _balance(placement, self.capacity_R, hot_bytes)
-        return _Attempt(everywhere=everywhere, placement=placement, num_groups=len(groups), balance=balance)
+            return self._attempt(threshold, {}, capacity_R, is_last=is_last)
+        everyone = tuple(range(self.num_ranks))
+        held = [(shard, everyone) for shard in copies]
+        if is_nearby:
+            held += self._copied(owners, capacity_R)
+        else:
+            held += [(shard, (rank,)) for shard, rank in zip(owners.shards, owners.ranks, strict=True)]
+        order = {table.name: index for index, table in enumerate(tables.tables)}
+        held.sort(key=lambda one: (order[one[0].table.name], one[0].rows.start))
+        loads = [load_R[self.capacity_R > 0] for load_R in (owners.read_R, owners.held_R + hot_bytes)]
+        balance = min((float(load_R.min() / load_R.max()) for load_R in loads if load_R.any()), default=1.0)
+        shards = [_placed_shard(shard, path) for shard, path in _joined(held)]
+        return replace(self._priced(shards), hot=hot, threshold=threshold, num_groups=len(groups), balance=balance)
 
-    def _without_copies(self, groups: list[RowGroup]) -> Placement:
-        try:
-            return place(groups, self.capacity_R, self.own_ms_R, self.method)
-        except InfeasiblePlanError:
-            return pack(groups, self.capacity_R, self.own_ms_R)
-
-    def _groups(self, threshold: float) -> list[RowGroup]:
-        of_table: dict[str, list[Shard]] = {}
-        for shard in row_groups(self.request.tables, threshold):
-            of_table.setdefault(shard.table.name, []).append(shard)
-        groups: list[RowGroup] = []
-        for unit, allowed_R in self.units:
-            shards = [shard for table in unit for shard in of_table[table.name]]
-            together = [tuple(shards)] if len(unit) > 1 else [(shard,) for shard in shards]
-            groups += [RowGroup(shards=shards, allowed_R=allowed_R) for shards in together]
-        return groups
-
-    def _with_copies(self, placement: Placement) -> list[PlacedShard]:
-        """Groups on their owners, or for inference with copies, which ranks near by read."""
-        owners = placement.owners
-        if self.copies_in != _INFERENCE:
-            return [PlacedShard.table_wise(shard, rank) for group, rank in owners for shard in group.shards]
-        budget_bytes = self._copy_budget_bytes()
-        owners = finer(owners, budget_bytes, self.num_ranks)
-        room_R = self.capacity_R - placement.held_R
-        paths_NR = replicate_evenly(owners, room_R, budget_bytes, self.fetch_ms_RR, self.options.balance)
-        pairs = zip(owners, paths_NR, strict=True)
-        return [one for (group, _), path_R in pairs for one in placed_shards(group, path_R.tolist())]
-
-    def _min_frequency(self) -> float:
-        batch_per_rank = self.request.tables.batch_size / self.num_ranks
-        return topology_frequency(self.request.topology, self.fetch_ms_RR, self.row_bytes, batch_per_rank)
-
-    def _copy_budget_bytes(self) -> int:
-        """Bytes of copies that each rank may hold on average."""
-        return int(min(self.options.extra_memory_ratio * self.total_bytes / self.num_ranks, MAX_CAPACITY))
-
-    def _hot_budget_bytes(self) -> int:
-        """Bytes of rows that all ranks may hold: all but one of their copies are extra."""
-        extra_bytes = self.options.extra_memory_ratio * self.total_bytes
+    def _hot_rows(self) -> list[HotRows]:
+        """Rows that all ranks are to hold when training, the likeliest first; for inference, that all have room for."""
+        tables, topology = self.request.tables, self.request.topology
+        if not self.has_copies or not self.extra_bytes:
+            return [{}]
+        if self.is_inference:
+            return [RowFrequencies(tables, topology).above(0.0, int(self.extra_bytes / self.num_ranks))]
+        # All but one of the copies are extra.
         others = self.num_ranks - 1
-        return int(min(extra_bytes / others, self.free_bytes / others, self.capacity_R.min()))
+        budget_bytes = int(min(self.extra_bytes / others, self.free_bytes / others, self.capacity_R.min()))
+        if self.options.copy_frequency:
+            return [RowFrequencies(tables, topology).above(self.options.copy_frequency, budget_bytes)]
+        exchange = None if self.options.exchange == _AUTO else Exchange(self.options.exchange)
+        return worthwhile(self.request, budget_bytes, lambda placed: self._as_asked(placed, exchange))
+
+    def _copied(self, owners: Owners, capacity_R: IntArray) -> list[tuple[Shard, tuple[int, ...]]]:
+        """Shards with the rank that each rank reads them from, copies on ranks near by among these."""
+        tables, num_ranks = self.request.tables, self.num_ranks
+        together = {table.name for unit in colocated(tables) if len(unit) > 1 for table in unit}
+        budget_bytes = int(self.extra_bytes / num_ranks)
+        joined = _joined((shard, (rank,)) for shard, rank in zip(owners.shards, owners.ranks, strict=True))
+        whole = [(shard, path) for shard, path in joined if shard.table.name in together]
+        others = [(shard, path[0]) for shard, path in joined if shard.table.name not in together]
+        if not others:
+            return whole
+        cut = cut_to_copy(others, budget_bytes, num_ranks, MANY_PIECES if self.options.threshold else FEW_PIECES)
+        may_R = {
+            table.name: allowed_ranks(table, num_ranks) & (Tier.REPLICATED not in table.constraints.forbidden_tiers)
+            for table in tables.tables
+        }
+        paths_NR = copy_nearby(
+            cut,
+            np.stack([may_R[shard.table.name] for shard, _ in cut]),
+            capacity_R - owners.held_R,
+            budget_bytes,
+            fetch_ms(self.request.topology, self.request.costs.comm),
+            self.options.balance,
+        )
+        return whole + [(shard, tuple(path)) for (shard, _), path in zip(cut, paths_NR.tolist(), strict=True)]
+
+    def _priced(self, shards: Sequence[PlacedShard]) -> _Attempt:
+        """The plan of some shards, with the exchange of least predicted step where any may be taken."""
+        request, asked = self.request, self.options.exchange
+        ways = (Exchange.ROWS, Exchange.PARTIAL_SUMS, None) if asked == _AUTO else (Exchange(asked),)
+        found = []
+        for exchange in ways:
+            plan = ShardingPlan(
+                tables=request.tables,
+                topology=request.topology,
+                shards=tuple(self._as_asked(placed, exchange) for placed in shards),
+                payload=request.payload,
+            )
+            priced = price_with_kernels(plan, request.costs)
+            forward_ms = sum(priced.step.part_ms(part) for part in _FORWARD_PARTS)
+            cost_ms = forward_ms if self.options.mode == _INFERENCE else priced.step.step_ms.value
+            found.append(_Attempt(plan=plan, priced=priced, cost_ms=cost_ms))
+        return min(found, key=lambda one: one.cost_ms)
+
+    def _as_asked(self, placed: PlacedShard, exchange: Exchange | None) -> PlacedShard:
+        """The shard with the synchronisation that was asked for, and an exchange; None for that with fewer values."""
+        request, sync = self.request, placed.grad_sync
+        if len(placed.replicas) > 1 and self.options.grad_sync == _AUTO:
+            sync = cheapest_sync(placed, request.tables.batch_size, request.costs.comm, request.topology)
+        elif len(placed.replicas) > 1:
+            sync = GradSync(self.options.grad_sync)
+        if exchange is None or placed.shard.table.pooling is Pooling.SEQUENCE:
+            exchange = cheaper_exchange(placed.shard, len(placed.replicas[0]))
+        return replace(placed, grad_sync=sync, exchange=exchange)
 
 
-def _synced(placed: PlacedShard, request: PlanRequest, how: str) -> PlacedShard:
-    """The shard with a synchronisation of its copies' gradients."""
-    if len(placed.replicas) == 1:
-        return placed
-    if how == _AUTO:
-        sync = cheapest_sync(placed, request.tables.batch_size, request.costs.comm, request.topology)
-        return replace(placed, grad_sync=sync)
-    return replace(placed, grad_sync=GradSync(how))
+def _joined(held: Iterable[tuple[Shard, tuple[int, ...]]]) -> list[tuple[Shard, tuple[int, ...]]]:
+    """Shards with the ranks that they are read from, in the order of their rows; neighbours held alike become one."""
+    joined = []
+    for (_, path), of_table in groupby(held, key=lambda one: (one[0].table.name, one[1])):
+        shards = [shard for shard, _ in of_table]
+        joined.append((row_range(shards[0].table, shards[0].rows.start, shards[-1].rows.stop), path))
+    return joined
 
 
-def _allowed_ranks(unit: Sequence[EmbeddingTable], world_size: int) -> NDArray[np.bool_]:
-    """Ranks that may hold all rows of tables that must share one, shape (R,)."""
-    allowed_R = np.all([allowed_ranks(table, world_size) for table in unit], axis=0)
-    allowed_R &= all(Tier.TABLE_WISE not in table.constraints.forbidden_tiers for table in unit)
-    if not allowed_R.any():
-        label = "+".join(table.name for table in unit)
-        raise InfeasiblePlanError(f"{label}: its constraints leave no rank that may hold it whole")
-    return np.asarray(allowed_R)
-
-
-def _balance(placement: Placement, capacity_R: IntArray, hot_bytes: int = 0) -> float:
-    """The lesser of min / max over ranks with memory, of lookup time and of bytes; 1 where there is nothing."""
-    ranks = np.flatnonzero(capacity_R > 0)
-    work_R, held_R = placement.lookup_ms_R[ranks], placement.held_R[ranks] + hot_bytes
-    return min((float(loads.min() / loads.max()) for loads in (work_R, held_R) if loads.any()), default=1.0)
-
-
-def _whole_tables(request: PlanRequest, reason: InfeasiblePlanError) -> tuple[PlacedShard, ...]:
-    """A plan of whole tables, which search for room more thoroughly than row groups; they need not balance."""
-    try:
-        plan = SizeGreedyPlanner().plan(replace(request, options={}))
-    except InfeasiblePlanError:
-        raise reason from None
-    _log.warning("whole tables, since row groups do not fit: %s", reason)
-    return plan.shards
+def _placed_shard(shard: Shard, path: tuple[int, ...]) -> PlacedShard:
+    """A shard with a copy on each rank that is read from: one rank for all, or one for each."""
+    holders = sorted(set(path))
+    if len(holders) == 1:
+        return PlacedShard.table_wise(shard, holders[0])
+    is_own = list(path) == holders and Tier.DATA_PARALLEL not in shard.table.constraints.forbidden_tiers
+    replica_of = {rank: index for index, rank in enumerate(holders)}
+    return PlacedShard(
+        shard=shard,
+        tier=Tier.DATA_PARALLEL if is_own else Tier.REPLICATED,
+        replicas=tuple((rank,) for rank in holders),
+        grad_sync=GradSync.SPARSE,
+        fetch=None if is_own else tuple(replica_of[rank] for rank in path),
+    )

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core.errors import InfeasiblePlanError
-from autoshard.planners.space.placement import PlacementProblem, RankArray
+from autoshard.planners.space.placement import Packing, RankArray
 
 ByteArray = NDArray[np.int64]
 
@@ -26,7 +26,7 @@ class Filling:
     An item that no rank has room for goes to the allowed rank with most room left, for `repair` to sort out.
     """
 
-    def __init__(self, problem: PlacementProblem) -> None:
+    def __init__(self, problem: Packing) -> None:
         self.problem = problem
         self.ranks_N: RankArray = np.zeros(problem.num_items, dtype=np.int64)
         self.held_R: ByteArray = np.zeros(problem.num_ranks, dtype=np.int64)
@@ -56,7 +56,7 @@ class Filling:
         return rank
 
 
-def _does_not_fit(problem: PlacementProblem, item: int, free_R: ByteArray) -> InfeasiblePlanError:
+def _does_not_fit(problem: Packing, item: int, free_R: ByteArray) -> InfeasiblePlanError:
     """The error for an item that no rank has room for, given the bytes that are left."""
     free_R = np.where(problem.allowed_NR[item], free_R, -1)
     missing = int(problem.bytes_N[item] - free_R.max())
@@ -66,7 +66,7 @@ def _does_not_fit(problem: PlacementProblem, item: int, free_R: ByteArray) -> In
     )
 
 
-def repair(problem: PlacementProblem, ranks_N: RankArray, seed: int) -> RankArray:
+def repair(problem: Packing, ranks_N: RankArray, seed: int) -> RankArray:
     """A placement within the memory limits, as near to the given one as moves and swaps of single items lead.
 
     If these get stuck, all items are placed anew by falling bytes, each on the rank that it fills best, first as
@@ -100,7 +100,7 @@ def repair(problem: PlacementProblem, ranks_N: RankArray, seed: int) -> RankArra
     raise first_failure
 
 
-def filled(problem: PlacementProblem, keys_N: NDArray[np.float64] | ByteArray, *, tightly: bool) -> Filling:
+def filled(problem: Packing, keys_N: NDArray[np.float64] | ByteArray, *, tightly: bool) -> Filling:
     """Places items by falling key, those with least choice of ranks first, where least room is left, or most."""
     filling = Filling(problem)
     sign = 1.0 if tightly else -1.0
@@ -109,7 +109,7 @@ def filled(problem: PlacementProblem, keys_N: NDArray[np.float64] | ByteArray, *
     return filling
 
 
-def _reduce_overflow(problem: PlacementProblem, ranks_N: RankArray) -> RankArray:
+def _reduce_overflow(problem: Packing, ranks_N: RankArray) -> RankArray:
     """Moves and swaps items out of overfull ranks as long as fewer bytes are over the limits for it."""
     ranks_N = ranks_N.copy()
     held_R = problem.rank_bytes(ranks_N)
@@ -131,7 +131,7 @@ def _reduce_overflow(problem: PlacementProblem, ranks_N: RankArray) -> RankArray
 
 
 def _best_step(
-    problem: PlacementProblem, ranks_N: RankArray, held_R: ByteArray, source: int
+    problem: Packing, ranks_N: RankArray, held_R: ByteArray, source: int
 ) -> tuple[int, int, int, int] | None:
     """Largest cut of overflow by one move or swap out of a rank: (change, item, new rank, swapped item or -1)."""
     mine_M = np.flatnonzero(ranks_N == source)
@@ -160,7 +160,7 @@ def _best_step(
     return None
 
 
-def _search_exactly(problem: PlacementProblem) -> RankArray | None:
+def _search_exactly(problem: Packing) -> RankArray | None:
     """Depth-first search by falling bytes within a budget of nodes; None if that found nothing."""
     order = np.lexsort((-problem.bytes_N, problem.allowed_NR.sum(axis=1)))
     bytes_N = problem.bytes_N[order].tolist()

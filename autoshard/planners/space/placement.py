@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any, TypeVar
 
 import numpy as np
@@ -35,38 +36,104 @@ _Number = TypeVar("_Number", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PlacementProblem:
+class Packing:
+    """Items and what ranks have room for, whatever they cost.
+
+    An item is a shard (a whole table, a row group, some columns), or several that must share a rank. A placement names
+    for each item its rank, or R + k for the k-th shared tier. Way 0 to hold an item is on one rank, way 1 + k is by
+    tier k.
+
+    Attributes:
+        shards: What is placed.
+        members: For each item, the indices of its shards.
+        bytes_WN: Weights and optimizer state that an item takes of every rank that holds it.
+        capacity_R: Bytes that each rank can hold.
+        allowed_NA: Whether the constraints allow an item each choice.
+    """
+
+    shards: tuple[Shard, ...]
+    members: tuple[tuple[int, ...], ...]
+    bytes_WN: NDArray[np.int64]
+    capacity_R: NDArray[np.int64]
+    allowed_NA: NDArray[np.bool_]
+
+    @classmethod
+    def on_single_ranks(
+        cls, tables: TableSet, topology: Topology, shards: Sequence[Shard], capacity_R: NDArray[np.int64]
+    ) -> Packing:
+        """Every shard on one rank; those of tables that must share a rank make one item.
+
+        Args:
+            tables: The task's tables.
+            topology: The task's topology.
+            shards: Parts of some of the tables.
+            capacity_R: Bytes that they may take of each rank.
+        """
+        members = _items(tables, shards)
+        bytes_U = np.array([shard.storage_bytes for shard in shards], dtype=np.int64)
+        return Packing(
+            shards=tuple(shards),
+            members=members,
+            bytes_WN=summed_members(bytes_U, members)[None],
+            capacity_R=capacity_R,
+            allowed_NA=_allowed(tables, topology, shards, members, ()),
+        )
+
+    @property
+    def num_items(self) -> int:
+        """N."""
+        return len(self.members)
+
+    @property
+    def num_ranks(self) -> int:
+        """R."""
+        return len(self.capacity_R)
+
+    @property
+    def bytes_N(self) -> NDArray[np.int64]:  # noqa: N802 - a shape suffix
+        """Bytes of the items on a rank of their own, shape (N,)."""
+        return np.asarray(self.bytes_WN[0])
+
+    @property
+    def allowed_NR(self) -> NDArray[np.bool_]:  # noqa: N802 - a shape suffix
+        """Whether an item may go to a rank, shape (N, R)."""
+        return self.allowed_NA[:, : self.num_ranks]
+
+    def label(self, item: int) -> str:
+        """Names of an item's tables."""
+        return "+".join(dict.fromkeys(self.shards[index].table.name for index in self.members[item]))
+
+    def rank_bytes(self, ranks_N: RankArray) -> NDArray[np.int64]:
+        """Bytes per rank, shape (R,)."""
+        return rank_sums(self.bytes_WN, ranks_N, self.num_ranks)
+
+    def is_feasible(self, ranks_N: RankArray) -> bool:
+        """Whether memory limits and constraints hold."""
+        allowed = bool(self.allowed_NA[np.arange(self.num_items), ranks_N].all())
+        return allowed and bool((self.rank_bytes(ranks_N) <= self.capacity_R).all())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacementProblem(Packing):
     """Items to be placed, each on one rank or, where the problem offers it, on all ranks by one of K shared tiers.
 
-    An item is a shard (a whole table, a row group, some columns), or several that must share a rank: codes and bytes
-    add up. A placement names for each item its rank, or R + k for the k-th shared tier. Way 0 to hold an item is on one
-    rank, way 1 + k is by tier k.
+    Codes and bytes of an item add up over its shards, which tile the tables.
 
     Attributes:
         tables: The task's tables.
         topology: The task's topology.
-        shards: What the tables are cut into; they tile the tables.
-        members: For each item, the indices of its shards.
         model: The cost model that the codes are of.
         tiers: The shared tiers; none unless asked for.
         codes_WNH: What each item adds to the codes of every rank that holds it.
-        bytes_WN: Weights and optimizer state that it takes of every such rank.
         kernel_ms_N: Price of each item alone on a rank.
-        capacity_R: Bytes that each rank can hold.
-        allowed_NA: Whether the constraints allow an item each choice.
         payload: Number formats of what is sent.
     """
 
     tables: TableSet
     topology: Topology
-    shards: tuple[Shard, ...]
-    members: tuple[tuple[int, ...], ...]
     model: CostModel
     codes_WNH: CodeArray
-    bytes_WN: NDArray[np.int64]
     kernel_ms_N: MsArray
-    capacity_R: NDArray[np.int64]
-    allowed_NA: NDArray[np.bool_]
     tiers: tuple[Tier, ...] = ()
     payload: Payload = field(default_factory=Payload)
 
@@ -128,16 +195,6 @@ class PlacementProblem:
         return problem
 
     @property
-    def num_items(self) -> int:
-        """N."""
-        return len(self.members)
-
-    @property
-    def num_ranks(self) -> int:
-        """R."""
-        return len(self.capacity_R)
-
-    @property
     def num_choices(self) -> int:
         """A = R + K: what a placement may name for an item."""
         return self.num_ranks + len(self.tiers)
@@ -152,20 +209,6 @@ class PlacementProblem:
         """Codes of the items on a rank of their own, shape (N, H)."""
         return np.asarray(self.codes_WNH[0])
 
-    @property
-    def bytes_N(self) -> NDArray[np.int64]:  # noqa: N802 - a shape suffix
-        """Bytes of the items on a rank of their own, shape (N,)."""
-        return np.asarray(self.bytes_WN[0])
-
-    @property
-    def allowed_NR(self) -> NDArray[np.bool_]:  # noqa: N802 - a shape suffix
-        """Whether an item may go to a rank, shape (N, R)."""
-        return self.allowed_NA[:, : self.num_ranks]
-
-    def label(self, item: int) -> str:
-        """Names of an item's tables."""
-        return "+".join(dict.fromkeys(self.shards[index].table.name for index in self.members[item]))
-
     def locals_by(self, tier: Tier) -> tuple[LocalShard, ...]:
         """For each shard, what every rank runs that holds it by a tier, shape (U,)."""
         return _locals(self.shards, tier, self.topology, self.tables.batch_size)
@@ -174,21 +217,12 @@ class PlacementProblem:
         """Sums of codes per rank, shape (R, H)."""
         return rank_sums(self.codes_WNH, ranks_N, self.num_ranks)
 
-    def rank_bytes(self, ranks_N: RankArray) -> NDArray[np.int64]:
-        """Bytes per rank, shape (R,)."""
-        return rank_sums(self.bytes_WN, ranks_N, self.num_ranks)
-
     def rank_ms(self, ranks_N: RankArray) -> MsArray:
         """Predicted kernel time per rank, shape (R,); a rank without items costs 0."""
         cost_ms = self.model.predict_ms(self.rank_codes(ranks_N))
         if (ranks_N >= self.num_ranks).any():
             return cost_ms
         return np.where(np.bincount(ranks_N, minlength=self.num_ranks) > 0, cost_ms, 0.0)
-
-    def is_feasible(self, ranks_N: RankArray) -> bool:
-        """Whether memory limits and constraints hold."""
-        allowed = bool(self.allowed_NA[np.arange(self.num_items), ranks_N].all())
-        return allowed and bool((self.rank_bytes(ranks_N) <= self.capacity_R).all())
 
     def subset(self, items: NDArray[np.int64], *, with_tiers: bool = True) -> PlacementProblem:
         """The problem of some of the items, which need not tile the tables."""
@@ -281,6 +315,8 @@ def rank_sums(rows_WNX: NDArray[_Number], choice_N: RankArray, num_ranks: int) -
 
 def summed_members(rows_UX: NDArray[_Number], members: Sequence[Sequence[int]]) -> NDArray[_Number]:
     """Sums over the shards of each item, shape (N, X)."""
+    if len(members) == len(rows_UX):
+        return rows_UX[[index for (index,) in members]]
     added = np.stack([rows_UX[list(group)].sum(axis=0) for group in members])
     return added.astype(rows_UX.dtype)
 
@@ -303,8 +339,8 @@ def _items(tables: TableSet, shards: Sequence[Shard]) -> tuple[tuple[int, ...], 
         of_table.setdefault(shard.table.name, []).append(index)
     items: list[tuple[int, ...]] = []
     for group in colocated(tables):
-        indices = [index for table in group for index in of_table[table.name]]
-        items += [tuple(indices)] if len(group) > 1 else [(index,) for index in indices]
+        indices = [index for table in group for index in of_table.get(table.name, ())]
+        items += [tuple(indices)] if len(group) > 1 and indices else [(index,) for index in indices]
     return tuple(items)
 
 
@@ -321,5 +357,5 @@ def _allowed(
         for table in tables.tables
     }
     return np.stack(
-        [np.logical_and.reduce([by_table[shards[index].table.name] for index in group]) for group in members]
+        [reduce(np.logical_and, [by_table[shards[index].table.name] for index in group]) for group in members]
     )

@@ -18,6 +18,8 @@ from autoshard.core import (
     CostModels,
     EmbeddingTable,
     Payload,
+    PlacedShard,
+    ShardingPlan,
     TableSet,
     Tier,
     Topology,
@@ -270,6 +272,14 @@ class PlannerSpace:
             if shard.in_one_node:
                 node = sites[-1] // self.topology.local_world_size
         return tuple(sites)
+
+    def plan(self, held: Iterable[tuple[UnplacedShard, int]]) -> ShardingPlan:
+        """The plan of shards at sites, in the order of the tables."""
+        placed: dict[str, list[PlacedShard]] = {table.name: [] for table in self.tables.tables}
+        for part, site in held:
+            placed[part.shard.table.name].append(part.placed(site, self.topology))
+        shards = tuple(chain.from_iterable(placed.values()))
+        return ShardingPlan(tables=self.tables, topology=self.topology, shards=shards, payload=self.prices.payload)
 
     def _number(self, item: Item, of_tables: Sequence[ShardingOption]) -> int | None:
         shared = item.shared(of_tables)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from autoshard.core import TableSet, Topology
-from autoshard.planners.oper import fetch_matrix_ms, lookup_bytes, row_groups
-from autoshard.planners.oper.cost_matrix import exchange_ms
-from autoshard.planners.oper.exact import ExactPaths, ExactTask, least_exchange, rank_exchange_ms
+from autoshard.planners.oper import lookup_bytes, row_groups
+from studies.papers.oper.equations import exchange_ms, fetch_matrix_ms
+from studies.papers.oper.exact import ExactPaths, ExactTask, least_exchange, rank_exchange_ms
 from studies.papers.oper.results import INFERENCE, MIB, MethodLoads, links, make_plan, rank_mib
 from studies.papers.oper.tasks import dgx_a100
 
@@ -77,7 +77,7 @@ def _task(tables: TableSet, topology: Topology, ratio: float) -> ExactTask:
     shards = row_groups(tables, COARSE)
     rows_per_byte = tables.batch_size / topology.world_size / _row_bytes(tables)
     return ExactTask(
-        lookups_N=np.array([lookup_bytes(shard) * rows_per_byte for shard in shards]),
+        lookups_N=lookup_bytes(shards) * rows_per_byte,
         bytes_N=np.array([shard.storage_bytes for shard in shards], dtype=np.int64),
         capacity_R=np.array([topology.memory_of(rank).hbm for rank in range(topology.world_size)], dtype=np.int64),
         extra_bytes=int(ratio * sum(shard.storage_bytes for shard in shards)),

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from autoshard.core import CostModels, Exchange, PlacedShard, Shard, ShardingPlan, TableSet, Topology
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate, plan_traffic
 from autoshard.evaluation.traffic import Stream
-from autoshard.planners.oper import fetch_matrix_ms
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner
 from autoshard.validator import validate_plan
+from studies.papers.oper.equations import fetch_matrix_ms, mean_row_bytes, topology_frequency
 from studies.papers.oper.tasks import dgx_a100, eight_nodes, kaggle, syn_large, terabyte, two_nodes
 
 FloatArray = NDArray[np.float64]
@@ -134,9 +134,17 @@ class MethodLoads:
 
 
 def make_plan(tables: TableSet, topology: Topology, planner: str = "oper", **options: object) -> ShardingPlan:
-    """A valid plan that exchanges rows."""
+    """A valid plan that exchanges rows; OPER's with the paper's threshold and copies above the frequency of Eq. 5."""
+    if planner == "oper":
+        row_bytes = mean_row_bytes(tables)
+        frequency = topology_frequency(
+            topology, fetch_matrix_ms(topology, row_bytes), row_bytes, tables.batch_size / topology.world_size
+        )
+        options = {"threshold": THRESHOLD, "copy_frequency": frequency, **options}
     plan = get_planner(planner).plan(PlanRequest(tables=tables, topology=topology, costs=_COSTS, options=options))
-    plan = replace(plan, shards=tuple(replace(placed, exchange=Exchange.ROWS) for placed in plan.shards))
+    plan = replace(
+        plan, shards=tuple(replace(placed, exchange=Exchange.ROWS) for placed in plan.shards), predicted=None
+    )
     validate_plan(plan)
     return plan
 
@@ -168,7 +176,7 @@ def exchange_by_memory(tables: TableSet, mode: str) -> tuple[LinkTraffic, ...]:
     whole_mib = sum(table.storage_bytes for table in tables.tables) / MIB
     traffic = []
     for ratio in RATIOS:
-        plan = make_plan(tables, dgx_a100(), mode=mode, threshold=THRESHOLD, extra_memory_ratio=ratio)
+        plan = make_plan(tables, dgx_a100(), mode=mode, extra_memory_ratio=ratio)
         each = links(fetched_mib(plan))
         used = float(held_mib(plan).sum()) / whole_mib - 1
         traffic.append(LinkTraffic(ratio=ratio, used=used, mean=float(each.mean()), variance=float(each.var())))
@@ -212,7 +220,7 @@ def costs_by_link() -> LinkCosts:
     fetch_ms_RR = fetch_matrix_ms(topology, float(row_bytes))
 
     def cost_ms(ratio: float) -> FloatArray:
-        plan = make_plan(tables, topology, mode=INFERENCE, threshold=THRESHOLD, extra_memory_ratio=ratio)
+        plan = make_plan(tables, topology, mode=INFERENCE, extra_memory_ratio=ratio)
         return np.asarray(fetched_mib(plan) * MIB / row_bytes * fetch_ms_RR)
 
     return LinkCosts(fetch_ms_RR=fetch_ms_RR, alone_ms_RR=cost_ms(0.0), copied_ms_RR=cost_ms(RATIO))
@@ -226,10 +234,7 @@ def loads_by_method(tables: TableSet) -> Mapping[str, MethodLoads]:
         "AG": make_plan(tables, topology, method="ag"),
         "TW": _in_turns(tables, topology),
         "TorchRec": make_plan(tables, topology, "torchrec"),
-        **{
-            f"OPER, {mode}": make_plan(tables, topology, mode=mode, threshold=THRESHOLD, extra_memory_ratio=RATIO)
-            for mode in MODES
-        },
+        **{f"OPER, {mode}": make_plan(tables, topology, mode=mode, extra_memory_ratio=RATIO) for mode in MODES},
     }
     return {
         name: MethodLoads(
@@ -243,7 +248,7 @@ def loads_by_method(tables: TableSet) -> Mapping[str, MethodLoads]:
 
 def _search_time(label: str, tables: TableSet, topology: Topology, mode: str) -> SearchTime:
     start_s = time.process_time()
-    plan = make_plan(tables, topology, mode=mode, threshold=THRESHOLD, extra_memory_ratio=RATIO)
+    plan = make_plan(tables, topology, mode=mode, extra_memory_ratio=RATIO)
     cpu_s = time.process_time() - start_s
     memory_R = held_mib(plan)
     return SearchTime(

@@ -5,7 +5,6 @@ Shape suffixes: N row groups, R ranks.
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +13,9 @@ import numpy as np
 from autoshard.core.accepted import ABOVE_0
 from autoshard.core.access import FloatArray, IntArray
 from autoshard.core.costs import MsArray
-from autoshard.core.errors import InfeasiblePlanError, ModelError
-from autoshard.planners.oper.cost_matrix import PathArray, exchange_ms
+from autoshard.core.errors import InfeasiblePlanError
+from autoshard.planners.exact.cp_sat import load_cp_model
+from studies.papers.oper.equations import PathArray, exchange_ms
 
 #: Costs in the whole numbers that CP-SAT works with: all lookups over the slowest link cost so many.
 _RESOLUTION = 10_000_000
@@ -80,7 +80,7 @@ def least_exchange(task: ExactTask, *, effort: float = 60.0, seed: int = 0) -> E
         OPER Sec. 3.2 and 3.3: Eq. 1 to 3 as a mixed-integer linear problem, solved with Gurobi in Table 3.
     """
     ABOVE_0.check(effort, "effort")
-    cp_model = _load_cp_model()
+    cp_model = load_cp_model()
     model = cp_model.CpModel()
     reads = _add_paths(model, task)
     unit_ms = _minimise(model, reads, task)
@@ -143,10 +143,3 @@ def _minimise(model: Any, reads: list[list[list[Any]]], task: ExactTask) -> floa
             model.add(sum(cost_RR[i][j] * reads_RR[i][j] for reads_RR, cost_RR in both for i, j in pairs) <= most)
     model.minimize(most)
     return unit_ms
-
-
-def _load_cp_model() -> Any:
-    try:
-        return importlib.import_module("ortools.sat.python.cp_model")
-    except ImportError as error:
-        raise ModelError(f"needs OR-tools, which is in autoshard[exact] ({error})", field="exact") from error

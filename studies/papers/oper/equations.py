@@ -1,4 +1,4 @@
-"""What a parallelization costs: the matrix L and Eq. 1 to 3.
+"""OPER's equations: the matrix L, what a parallelization costs (Eq. 1 to 3), and when copies pay (Eq. 4 and 5).
 
 A parallelization is given by `paths_NR`: rank r reads group n from rank `paths_NR[n, r]`. That is OPER's P_n, whose
 row r has its only 1 in that column.
@@ -8,9 +8,12 @@ Shape suffixes: N row groups, R ranks. Entry [i, j] of a matrix (R, R) is about 
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from autoshard.core import TableSet, Topology
+from autoshard.core.accepted import ABOVE_0
 from autoshard.core.access import FloatArray, IntArray
 from autoshard.core.costs import MsArray
 from autoshard.evaluation.communication import link_levels
@@ -83,3 +86,38 @@ def exchange_ms(paths_NR: PathArray, rows_N: FloatArray, fetch_ms_RR: MsArray) -
     links_NR = np.arange(num_ranks) * num_ranks + paths_NR
     rows = np.bincount(links_NR.ravel(), np.repeat(rows_N, num_ranks), minlength=num_ranks**2)
     return np.asarray(rows.reshape(num_ranks, num_ranks) * fetch_ms_RR)
+
+
+def duplication_frequency(p2p_bytes_per_s: float, all_reduce_bytes_per_s: float, batch_per_rank: float) -> float:
+    """Lookups per sample above which a row on every rank travels less than a row on one.
+
+    Args:
+        p2p_bytes_per_s: Bandwidth at which ranks fetch rows from each other.
+        all_reduce_bytes_per_s: Bandwidth of a ring all-reduce, by the bytes that a rank sends: 2 (R - 1) / R times
+            those that are reduced.
+        batch_per_rank: Samples per rank and step.
+
+    Raises:
+        InvalidOptionError: If an argument is not positive.
+
+    Source:
+        OPER Eq. 4 and 5: BW_p2p / (batch * BW_all_reduce), where the batch is that of one rank.
+    """
+    ABOVE_0.check(p2p_bytes_per_s, "p2p_bytes_per_s")
+    ABOVE_0.check(all_reduce_bytes_per_s, "all_reduce_bytes_per_s")
+    ABOVE_0.check(batch_per_rank, "batch_per_rank")
+    return p2p_bytes_per_s / (batch_per_rank * all_reduce_bytes_per_s)
+
+
+def topology_frequency(topology: Topology, fetch_ms_RR: MsArray, row_bytes: float, batch_per_rank: float) -> float:
+    """`duplication_frequency` of a topology of two or more ranks; infinite where fetching is free.
+
+    Ranks fetch at the mean of L over pairs of ranks; the all-reduce is the outermost level's.
+    """
+    num_ranks = topology.world_size
+    mean_ms = float(fetch_ms_RR[~np.eye(num_ranks, dtype=np.bool_)].mean())
+    if mean_ms <= 0:
+        return math.inf
+    # A level's bandwidth counts the bytes that are reduced, Eq. 5 those that a ring sends for them.
+    ring = 2 * (num_ranks - 1) / num_ranks * topology.levels[-1].all_reduce.bytes_per_s
+    return duplication_frequency(row_bytes / (mean_ms * 1e-3), ring, batch_per_rank)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
-from autoshard.planners.oper.exact import ExactTask, least_exchange, rank_exchange_ms
+from studies.papers.oper.exact import ExactTask, least_exchange, rank_exchange_ms
 from studies.papers.oper.reference import against_exact
 from studies.papers.oper.tasks import kaggle
 

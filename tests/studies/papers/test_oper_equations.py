@@ -11,9 +11,15 @@ from autoshard.core import (
 )
 from autoshard.core.errors import InvalidOptionError
 from autoshard.evaluation import DEVICE_MEMORY
-from autoshard.planners.oper import duplication_frequency, exchange_ms, fetch_matrix_ms, held_bytes, lookup_ms
-from autoshard.planners.oper.cost_matrix import mean_row_bytes
-from autoshard.planners.oper.replication import topology_frequency
+from studies.papers.oper.equations import (
+    duplication_frequency,
+    exchange_ms,
+    fetch_matrix_ms,
+    held_bytes,
+    lookup_ms,
+    mean_row_bytes,
+    topology_frequency,
+)
 from tests import builders as make
 
 topology = partial(
