@@ -118,9 +118,11 @@ class TierSweep:
     def within(self, room_bytes: float) -> IndexArray:
         """Options of the shortest step that take so many bytes of a rank, at least `least_bytes`."""
         found = self._shortest(room_bytes)
-        for is_first in (True, False):
+        among: Collection[int] = self._cuttable
+        for _ in range(2):
             # Bytes cost otherwise once there are other options.
-            cuts = self._worth_cutting(found) if is_first or found.price else {}
+            cuts = self._worth_cutting(found, among)
+            among = list(cuts) if found.price else ()
             for item, bounds in self._beside(found).items():
                 cuts[item] = cuts.get(item, set()) | bounds
             if not cuts:
@@ -241,12 +243,12 @@ class TierSweep:
             left, numbers_I[item] = left - more_bytes[number], number
         return replace(choice, numbers_I=numbers_I)
 
-    def _worth_cutting(self, choice: TierChoice) -> dict[int, set[tuple[int, int]]]:
-        """For items that cuts may make cheaper, bounds by which each row has the best tier for it."""
+    def _worth_cutting(self, choice: TierChoice, among: Collection[int]) -> dict[int, set[tuple[int, int]]]:
+        """For those of some items that cuts may make cheaper, bounds by which each row has the best tier for it."""
         cost_I = self._cost_O[self._flat.first_I + choice.numbers_I]
         least_ms = _LEAST_SHARE * float(cost_I.sum())
         alike: dict[int, list[int]] = {}
-        for item in self._cuttable:
+        for item in among:
             alike.setdefault(id(self._space.items[item].like[0]), []).append(item)
         found: dict[int, set[tuple[int, int]]] = {}
         for items in alike.values():
