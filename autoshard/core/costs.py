@@ -231,7 +231,7 @@ class CommModel(Protocol):
         ...
 
     def links_ms(self, links: LinkBytes, topology: Topology) -> MsArray:
-        """As `all_to_all_ms`, from what leaves and reaches ranks by level; shape (..., R)."""
+        """As `all_to_all_ms`, from what leaves and reaches ranks by level; shape (..., R), or 1 for R alike."""
         ...
 
     def all_reduce_ms(self, num_bytes: float, topology: Topology) -> float:

@@ -104,10 +104,10 @@ def over_shared_links(links: LinkBytes, topology: Topology) -> LinkBytes:
     """What passes the link of each rank: bytes of ranks that share theirs are spread over them evenly.
 
     Args:
-        links: What leaves and reaches ranks.
+        links: What leaves and reaches ranks; of one, where they are alike.
         topology: The same ranks.
     """
-    if not any(level.shared_links for level in topology.levels):
+    if links.leaving_LR.shape[-1] == 1 or not any(level.shared_links for level in topology.levels):
         return links
     return LinkBytes(
         leaving_LR=_spread_over_units(links.leaving_LR, topology),

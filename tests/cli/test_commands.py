@@ -200,7 +200,7 @@ def test_show_prints_and_writes_a_page(succeeds, plan_file, tmp_path):
 
 
 @pytest.mark.slow
-def test_show_takes_what_replay_printed(succeeds, capfd, tmp_path):
+def test_show_takes_what_replay_printed(run, succeeds, tmp_path):
     tables, plan, replayed = (tmp_path / name for name in ("tables.json", "plan.json", "replay.json"))
     succeeds("import", "metasyn", "--num-tables", 4, "--scale", 2048, "-o", tables)
     succeeds("plan", tables, "--topology", "cpu-4", "--planner", "random", "-o", plan)
@@ -211,8 +211,7 @@ def test_show_takes_what_replay_printed(succeeds, capfd, tmp_path):
     document = json.loads(replayed.read_text(encoding="utf-8"))
     for damaged in ({}, {"ranks": document["ranks"][1:]}, {"ranks": [{"forward_ms": 1.0}] * 4}):
         replayed.write_text(json.dumps(damaged), encoding="utf-8")
-        assert main(["show", str(plan), "--replayed", str(replayed)]) == 2
-        assert str(replayed) in capfd.readouterr().err
+        assert str(replayed) in run("show", plan, "--replayed", replayed, code=2)[1]
 
 
 def test_compare_plans_replays_and_writes(succeeds, tmp_path):
@@ -249,7 +248,7 @@ def test_compare_goes_on_when_one_planner_cannot_do_the_task(succeeds, tmp_path)
 
 
 def test_commands_of_other_packages_are_listed_by_their_package_and_imported_when_they_run(
-    monkeypatch, tmp_path, capfd
+    succeeds, monkeypatch, tmp_path
 ):
     """A package as pip leaves it: a module, and the metadata beside it."""
     about = tmp_path / "my_commands-0.1.dist-info"
@@ -258,14 +257,12 @@ def test_commands_of_other_packages_are_listed_by_their_package_and_imported_whe
     (about / "entry_points.txt").write_text("[autoshard.commands]\nhello = my_commands:hello\n")
     (tmp_path / "my_commands.py").write_text('def hello() -> None:\n    """Greets."""\n    print("Hello.")\n')
     monkeypatch.syspath_prepend(tmp_path)
-    assert main(["--help"]) == 0
-    assert "  hello      Comes from my-commands 0.1.\n" in capfd.readouterr().out
+    assert "  hello      Comes from my-commands 0.1.\n" in succeeds("--help")
     assert "my_commands" not in sys.modules
-    assert main(["hello"]) == 0
-    assert capfd.readouterr().out == "Hello.\n"
+    assert succeeds("hello") == "Hello.\n"
 
 
-def test_a_damaged_plugin_leaves_the_others_alone(succeeds, monkeypatch, capfd):
+def test_a_damaged_plugin_leaves_the_others_alone(run, succeeds, monkeypatch):
     real = cli.installed
 
     def with_a_damaged_one(group):
@@ -275,5 +272,5 @@ def test_a_damaged_plugin_leaves_the_others_alone(succeeds, monkeypatch, capfd):
     monkeypatch.setattr(cli, "installed", with_a_damaged_one)
     assert "broken" in succeeds("--help")
     succeeds("plan", "--help")
-    assert main(["broken", "--anything", "x"]) == 1
-    assert capfd.readouterr().err == "error: broken: nowhere.commands:run cannot be loaded: No module named 'nowhere'\n"
+    _, err = run("broken", "--anything", "x", code=1)
+    assert err == "error: broken: nowhere.commands:run cannot be loaded: No module named 'nowhere'\n"

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from autoshard.cli import main
 from autoshard.commands import machine
 from autoshard.commands.machine import found_gpus
 
@@ -81,23 +80,22 @@ def test_without_a_driver_torch_is_asked(monkeypatch):
     assert (gpu.name, gpu.memory_bytes, gpu.num_nvlinks, gpu.peak_bytes_per_s) == (about.name, 85_000_000_000, None, 0)
 
 
-def detected(capsys, *options):
-    assert main(["detect", *options, "--json"]) == 0
-    out, err = capsys.readouterr()
+def detected(run, *options):
+    out, err = run("detect", *options, "--json")
     return json.loads(out), err
 
 
-def test_gpus_with_nvlink_have_the_links_of_their_machine(driver, capsys):
+def test_gpus_with_nvlink_have_the_links_of_their_machine(driver, run):
     driver([H100] * 8)
-    found, err = detected(capsys)
+    found, err = detected(run)
     assert (found["device"], found["world_size"], found["memory_bytes"]["hbm"]) == ("h100", 8, 85_520_809_984)
     assert "those of bundled dgx-h100, not measured; 18 NVLinks of 478 GB/s at most" in err
 
 
-def test_gpus_without_nvlink_have_the_links_of_their_bus(driver, bus, capsys, monkeypatch):
+def test_gpus_without_nvlink_have_the_links_of_their_bus(driver, bus, run, monkeypatch):
     driver([L4] * 4)
     monkeypatch.setattr(machine, "found_gpus", lambda: found_gpus(bus))
-    found, err = detected(capsys)
+    found, err = detected(run)
     assert "PCIe without NVLink of 32 GB/s at most, not measured" in err
     (level,) = found["levels"]
     assert level["all_to_all"]["bytes_per_s"] == pytest.approx(31.5e9, rel=0.001)
@@ -105,7 +103,7 @@ def test_gpus_without_nvlink_have_the_links_of_their_bus(driver, bus, capsys, mo
     assert level["all_reduce"]["bytes_per_s"] == pytest.approx(31.5e9 / 1.5, rel=0.001)
 
 
-def test_infiniband_ports_link_machines(driver, tmp_path, capsys, monkeypatch):
+def test_infiniband_ports_link_machines(driver, tmp_path, run, monkeypatch):
     for number, state in enumerate(["4: ACTIVE", "4: ACTIVE", "1: DOWN"]):
         port = tmp_path / f"mlx5_{number}" / "ports" / "1"
         port.mkdir(parents=True)
@@ -114,6 +112,6 @@ def test_infiniband_ports_link_machines(driver, tmp_path, capsys, monkeypatch):
     driver([H100] * 8)
     ports = list(machine.infiniband_ports(tmp_path))
     monkeypatch.setattr(machine, "infiniband_ports", lambda: ports)
-    found, err = detected(capsys, "--nodes", "2")
+    found, err = detected(run, "--nodes", "2")
     assert "800 Gbit/s of 2 InfiniBand ports, shared by 8 ranks" in err
     assert found["levels"][1]["all_to_all"]["bytes_per_s"] == 800e9 / 8 / 8

@@ -5,48 +5,43 @@ from pathlib import Path
 
 import pytest
 
-from autoshard.cli import main
 from autoshard.formats import load_tables, read_plan, read_tables, read_topology, write_tables
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, on torchrec's own import
 
 
 @pytest.fixture
-def files(tmp_path):
+def files(run, tmp_path):
     """A task and a plan of it that TorchRec can say."""
     tables, plan = tmp_path / "tables.json", tmp_path / "plan.json"
     write_tables(load_tables("metasyn").sample(6, seed=1).scaled(64), tables)
-    assert main(["plan", str(tables), "--topology", "cpu-4", "--planner", "cost-greedy", "-o", str(plan)]) == 0
+    run("plan", tables, "--topology", "cpu-4", "--planner", "cost-greedy", "-o", plan)
     return tmp_path
 
 
-def test_a_plan_goes_to_torchrec_and_back(files, capsys):
+def test_a_plan_goes_to_torchrec_and_back(run, files):
     plan, stored, back = files / "plan.json", files / "plan.pt", files / "back.json"
-    capsys.readouterr()
-    assert main(["export", str(plan), "-o", str(stored), "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = json.loads(run("export", plan, "-o", stored, "--json")[0])
     assert (result["format"], result["num_tables"], result["changes"]) == ("torchrec", 6, [])
-    task = ["--tables", str(files / "tables.json"), "--topology", "cpu-4"]
-    assert main(["evaluate", str(stored), *task, "-o", str(back)]) == 0
+    task = ("--tables", files / "tables.json", "--topology", "cpu-4")
+    run("evaluate", stored, *task, "-o", back)
     assert read_plan(back).shards == read_plan(plan).shards
     assert read_plan(back).predicted.step_ms == read_plan(plan).predicted.step_ms
-    assert main(["evaluate", str(stored)]) == 2
-    assert "PLAN: needs --tables and --topology" in capsys.readouterr().err
-    assert main(["evaluate", str(plan), *task]) == 2
-    assert "--tables: needs a .pt file" in capsys.readouterr().err
+    assert "PLAN: needs --tables and --topology" in run("evaluate", stored, code=2)[1]
+    assert "--tables: needs a .pt file" in run("evaluate", plan, *task, code=2)[1]
 
 
-def test_constraints_are_fields_of_torchrecs_own(files, capsys):
+def test_constraints_are_fields_of_torchrecs_own(run, files):
     from torchrec.distributed.planner.types import ParameterConstraints
 
     output = files / "constraints.json"
-    assert main(["export", str(files / "plan.json"), "--format", "torchrec-constraints", "-o", str(output)]) == 0
-    assert "6 tables" in capsys.readouterr().out
+    out, _ = run("export", files / "plan.json", "--format", "torchrec-constraints", "-o", output)
+    assert "6 tables" in out
     made = {name: ParameterConstraints(**fields) for name, fields in json.loads(output.read_text()).items()}
     assert {one.sharding_types[0] for one in made.values()} == {"table_wise"}
 
 
-def test_a_plan_that_torchrec_cannot_say_is_refused_with_every_reason(files, capsys):
+def test_a_plan_that_torchrec_cannot_say_is_refused_with_every_reason(run, files):
     path = files / "plan.json"
     document = json.loads(path.read_text())
     for shard in document["shards"][:2]:
@@ -54,44 +49,38 @@ def test_a_plan_that_torchrec_cannot_say_is_refused_with_every_reason(files, cap
         document["shards"].append({**shard, "rows": {**shard["rows"], "start": rows // 2}})
         shard["rows"] = {**shard["rows"], "stop": rows // 2}
     path.write_text(json.dumps(document))
-    capsys.readouterr()
-    assert main(["export", str(path), "-o", str(files / "plan.pt")]) == 2
-    err = capsys.readouterr().err
+    _, err = run("export", path, "-o", files / "plan.pt", code=2)
     assert err.count("has several ranges of rows") == 2
     assert "shards[0]: TorchRec splits all rows of a table alike" in err
     assert not (files / "plan.pt").exists()
 
 
-def test_init_writes_files_that_can_be_planned(tmp_path, capsys, monkeypatch, published):
+def test_init_writes_files_that_can_be_planned(run, tmp_path, monkeypatch, published):
     monkeypatch.chdir(tmp_path)
     answers = ["--num-tables", "4", "--num-embeddings", "1000", "--embedding-dim", "16", "--pooling-factor", "5"]
     command = ["init", *answers, "--batch-size", "64", "--topology", "cpu-4", "--json"]
-    assert main(command) == 0
-    written = published("init", capsys.readouterr().out)
+    written = published("init", run(*command)[0])
     assert (written["tables"], written["topology"]) == ("tables.yaml", "topology.yaml")
     assert len(read_tables("tables.yaml").tables) == 4
     assert read_topology("topology.yaml").world_size == 4
-    assert main(["plan", "tables.yaml", "--topology", "topology.yaml", "--planner", "size-greedy"]) == 0
-    assert main(command) == 2
-    assert "tables.yaml: is there already; --force writes over it" in capsys.readouterr().err
-    assert main([*command, "--force"]) == 0
+    run("plan", "tables.yaml", "--topology", "topology.yaml", "--planner", "size-greedy")
+    assert "tables.yaml: is there already; --force writes over it" in run(*command, code=2)[1]
+    run(*command, "--force")
 
 
-def test_a_table_list_is_imported_and_planned_with_its_mapping_told(tmp_path, capsys, monkeypatch, published):
+def test_a_table_list_is_imported_and_planned_with_its_mapping_told(run, tmp_path, monkeypatch, published):
     monkeypatch.chdir(tmp_path)
     Path("list.csv").write_text(
         'Table Name,#Rows,Dim,Avg Pooling,size,owner\nuser,"1,234",64.0,2.5,9,a\nad,1K,8,1,9,b\n'
     )
     command = ["import", "list.csv", "-o", "tables.json", "--json"]
-    assert main(command) == 2
-    err = capsys.readouterr().err.splitlines()
-    assert [line.split(";")[0] for line in err] == [
+    _, err = run(*command, code=2)
+    assert [line.split(";")[0] for line in err.splitlines()] == [
         'error: list.csv: column "size": may mean rows or bytes',
         'error: list.csv: column "owner": is no field that is known',
     ]
     assert not Path("tables.json").exists()
-    assert main([*command, "--map", "size=", "--map", "owner="]) == 0
-    out, err = capsys.readouterr()
+    out, err = run(*command, "--map", "size=", "--map", "owner=")
     written = published("imported", out)
     read = {"Table Name": "name", "#Rows": "num_embeddings", "Dim": "embedding_dim", "Avg Pooling": "pooling_factor"}
     assert written["columns"] == {**read, "size": "", "owner": ""}
@@ -100,23 +89,21 @@ def test_a_table_list_is_imported_and_planned_with_its_mapping_told(tmp_path, ca
     assert "warning: the list says no batch size: 65,536 samples over all ranks are taken" in err
     assert "--set batch_size=N" in err
     assert [table.num_embeddings for table in read_tables("tables.json").tables] == [1234, 1000]
-    assert main([*command, "--map", "size=", "--map", "owner=", "--set", "batch_size=64"]) == 0
-    assert "batch size" not in capsys.readouterr().err
+    assert "batch size" not in run(*command, "--map", "size=", "--map", "owner=", "--set", "batch_size=64")[1]
     Path("short.csv").write_text("rows,dim,batch\n1000,8,64\n")
-    assert main(["plan", "short.csv", "--topology", "cpu-4", "--planner", "size-greedy"]) == 0
-    assert 'columns: "rows" is num_embeddings, "dim" is embedding_dim, "batch" is batch_size' in capsys.readouterr().err
+    _, err = run("plan", "short.csv", "--topology", "cpu-4", "--planner", "size-greedy")
+    assert 'columns: "rows" is num_embeddings, "dim" is embedding_dim, "batch" is batch_size' in err
     for wrong, message in {
         "size": '--map: must be COLUMN=FIELD, or COLUMN= to ignore it, got "size"',
         "nothing=name": 'list.csv: column "nothing": is not there to be mapped; there are "Table Name"',
         "size=rows": 'list.csv: column "size": "rows" is no field; these are: name, num_embeddings',
     }.items():
-        assert main([*command, "--map", wrong]) == 2
-        assert f"error: {message}" in capsys.readouterr().err
-    assert main(["import", "tables.json", "-o", "x.json", "--map", "a=name"]) == 2
-    assert "columns: format tables-json has no columns to map; table-list has" in capsys.readouterr().err
+        assert f"error: {message}" in run(*command, "--map", wrong, code=2)[1]
+    _, err = run("import", "tables.json", "-o", "x.json", "--map", "a=name", code=2)
+    assert "columns: format tables-json has no columns to map; table-list has" in err
 
 
-def test_init_asks_for_what_is_left_out(tmp_path, monkeypatch):
+def test_init_asks_for_what_is_left_out(run, tmp_path, monkeypatch):
     asked = []
 
     def prompt(question, default, **_):
@@ -125,17 +112,16 @@ def test_init_asks_for_what_is_left_out(tmp_path, monkeypatch):
 
     monkeypatch.setattr("typer.prompt", prompt)
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    assert main(["init", str(tmp_path), "--topology", "cpu-4", "--embedding-dim", "8"]) == 0
+    run("init", tmp_path, "--topology", "cpu-4", "--embedding-dim", "8")
     assert asked == ["Embedding tables", "Rows of each", "Ids per sample of each", "Samples per step over all ranks"]
     tables = read_tables(tmp_path / "tables.yaml").tables
     assert [(table.num_embeddings, table.embedding_dim) for table in tables] == [(100_000, 8)] * 2
 
 
-def test_detect_describes_a_topology(tmp_path, capsys, monkeypatch):
+def test_detect_describes_a_topology(run, tmp_path, monkeypatch):
     output = tmp_path / "topology.json"
     monkeypatch.setattr("autoshard.commands.machine.found_gpus", list)
-    assert main(["detect", "--ranks", "4", "--nodes", "2", "-o", str(output)]) == 0
-    out, err = capsys.readouterr()
+    out, err = run("detect", "--ranks", "4", "--nodes", "2", "-o", output)
     topology = read_topology(output)
     assert (topology.world_size, topology.local_world_size, topology.device) == (8, 4, "cpu")
     assert topology.levels[1].shared_links
@@ -143,18 +129,16 @@ def test_detect_describes_a_topology(tmp_path, capsys, monkeypatch):
     assert "links inside a machine: those of bundled cpu-8, not measured" in err
 
 
-def test_detect_describes_a_torchrun_job(capsys, monkeypatch):
+def test_detect_describes_a_torchrun_job(run, monkeypatch):
     monkeypatch.setattr("autoshard.commands.machine.found_gpus", list)
     monkeypatch.setenv("WORLD_SIZE", "6")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert main(["detect", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(run("detect", "--json")[0])
     assert (found["world_size"], [level["size"] for level in found["levels"]]) == (6, [2, 6])
 
 
-def test_doctor_says_what_is_there_and_what_is_missing(capsys, monkeypatch):
-    assert main(["doctor", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+def test_doctor_says_what_is_there_and_what_is_missing(run, monkeypatch):
+    found = json.loads(run("doctor", "--json")[0])
     versions = {one["name"]: one["version"] for one in found["packages"]}
     assert versions["torch"]
     assert found["devices"][0]["key"] == "cpu"
@@ -166,14 +150,13 @@ def test_doctor_says_what_is_there_and_what_is_missing(capsys, monkeypatch):
     from importlib.metadata import PackageNotFoundError
 
     monkeypatch.setattr("autoshard.commands.packages.version", version)
-    assert main(["doctor"]) == 0
-    out = capsys.readouterr().out
+    out, _ = run("doctor")
     assert "Missing:" in out
     assert "torchrec for TorchRec's models, planner and engine: pip install" in out
     assert len(out.splitlines()) < 24
 
 
-def test_the_version_comes_with_what_is_missing(capsys, monkeypatch):
+def test_the_version_comes_with_what_is_missing(run, monkeypatch):
     """The version alone is standard output, for whoever reads it from there."""
     from importlib.metadata import PackageNotFoundError
 
@@ -185,8 +168,7 @@ def test_the_version_comes_with_what_is_missing(capsys, monkeypatch):
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr("autoshard.commands.packages.version", version)
-    assert main(["--version"]) == 0
-    out, err = capsys.readouterr()
+    out, err = run("--version")
     assert out == f"autoshard {__version__}\n"
     assert "missing: fbgemm-gpu or fbgemm-gpu-cpu for embedding kernels: pip install 'autoshard[cpu]'" in err
     assert "missing: torch " not in err

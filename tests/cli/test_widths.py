@@ -30,13 +30,6 @@ def files(tmp_path_factory):
     return folder
 
 
-def printed(words, width, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", str(width))
-    capsys.readouterr()
-    assert main([str(word) for word in words]) == 0
-    return capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -54,11 +47,13 @@ def printed(words, width, monkeypatch, capsys):
         "--help",
     ],
 )
-def test_no_line_is_too_long_and_no_number_or_word_is_broken(line, files, monkeypatch, capsys):
+def test_no_line_is_too_long_and_no_number_or_word_is_broken(line, files, monkeypatch, run):
     words = line.replace("FOLDER", str(files)).split()
-    whole = printed(words, 1000, monkeypatch, capsys)
+    monkeypatch.setenv("COLUMNS", "1000")
+    whole, _ = run(*words)
     for width in (80, 100):
-        text = printed(words, width, monkeypatch, capsys)
+        monkeypatch.setenv("COLUMNS", str(width))
+        text, _ = run(*words)
         assert max(map(cell_len, text.splitlines())) <= width
         # Help breaks at hyphens; searches of other runs find other numbers.
         if not {"--help", "compare", "explain"} & {*words}:

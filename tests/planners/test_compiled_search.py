@@ -124,7 +124,13 @@ def test_options_that_may_not_be_taken_are_not(start):
     linear = LinearSearch(start.space, start.limits, FlatOptions.of(start.space), start)
     context = SearchContext(start.space, start.limits, start, seed=0)
     may_O = context.open_options((Tier.TABLE_WISE,))
-    whole = placed_options(start.space, CostGradient.of(start.space), start.limits, [0] * len(start.space.items))
+    whole = placed_options(
+        start.space,
+        FlatOptions.of(start.space),
+        CostGradient.of(start.space),
+        start.limits,
+        np.zeros(len(start.space.items), dtype=np.int64),
+    )
     found, _ = searched(linear, whole, LinearEffort(rounds=40), may_O=may_O)
     tiers = {shard.tier for item in range(len(found.chosen)) for shard, _ in found.held(item)}
     assert tiers == {Tier.TABLE_WISE}

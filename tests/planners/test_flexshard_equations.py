@@ -8,14 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoshard.core import AccessProfile
+from autoshard.core import AccessProfile, Optimizer, Payload
 from autoshard.core.errors import InvalidTableError, InvalidTopologyError
 from autoshard.evaluation import AlphaBetaComm
-from autoshard.planners.flexshard.break_points import (
-    memory_neutral_probability,
-    neutral_communication,
-    pareto_frontier,
-)
 from autoshard.planners.flexshard.equations import (
     Bandwidths,
     FlexMachine,
@@ -24,13 +19,14 @@ from autoshard.planners.flexshard.equations import (
     communication_s,
     dynamic_communication_s,
     dynamic_memory_bytes,
-    ids_distributed,
-    input_distribution_s,
     memory_bytes,
+    neutral_communication,
+    pareto_frontier,
     static_communication_s,
     static_memory_bytes,
 )
-from tests.builders import topology
+from studies.papers.flexshard.equations import ids_distributed, memory_neutral_probability
+from tests import builders as make
 
 RW, CW, DP, FLEX = TierStrategy.ROW_WISE, TierStrategy.COLUMN_WISE, TierStrategy.DATA_PARALLEL, TierStrategy.FLEX
 #: The paper's cluster (Sec. 5): 4 nodes of 8, batch of 4,096 per rank; bandwidths as in its Fig. 3, in bytes per s.
@@ -39,7 +35,6 @@ BANDWIDTHS = Bandwidths(
     all_to_all_intra=2e10,
     all_reduce_global=6e9,
     all_reduce_cross=1e9,
-    reduce_scatter_global=2e9,
 )
 PAPER = FlexMachine(ranks_per_node=8, num_nodes=4, local_batch_size=4096, bandwidths=BANDWIDTHS)
 #: 32 ranks of which each has 2^20 rows; 100 lookups per sample of 256 fp32.
@@ -71,11 +66,6 @@ class TestEquations:
         assert static_communication_s(strategy, ROWS, PAPER) == pytest.approx(static_s)
         assert communication_s(strategy, ROWS, PAPER) == pytest.approx(2 * dynamic_s + static_s)
 
-    def test_ids_travel_as_rows_do(self):
-        assert input_distribution_s(RW, ROWS, PAPER) == pytest.approx(4096 * 100 * 4 / 2e9)
-        assert input_distribution_s(FLEX, ROWS, PAPER) == pytest.approx(4096 * 100 * 4 / 2e10)
-        assert input_distribution_s(DP, ROWS, PAPER) == 0
-
     @given(
         strategy=st.sampled_from(TierStrategy),
         num_rows=st.lists(st.floats(0, 1e9), min_size=2, max_size=2),
@@ -91,13 +81,24 @@ class TestEquations:
             assert cost(strategy, whole, PAPER) == pytest.approx(sum(cost(strategy, part, PAPER) for part in parts))
 
     def test_bandwidths_are_read_off_the_model_of_collectives(self):
-        machine = topology(8, 32, bytes_per_s=(2e11, 7e9), reduce_bytes_per_s=(2e11, 6e10))
+        machine = make.topology(8, 32, bytes_per_s=(2e11, 7e9), reduce_bytes_per_s=(2e11, 6e10))
         found = Bandwidths.of(machine, AlphaBetaComm())
         # Of 32 equal parts 24 leave the node, of 8 within it 7 leave the rank.
         assert found.all_to_all_global == pytest.approx(7e9 * 32 / 24)
         assert found.all_to_all_intra == pytest.approx(2e11 * 8 / 7)
         assert found.all_reduce_global == pytest.approx(6e10)
         assert found.all_reduce_cross == pytest.approx(6e10 / 8)
+
+    def test_multipliers_are_those_of_the_optimizer(self):
+        # 16 fp32 of weights; gradients take as much, Adam's two moments twice as much, row-wise AdaGrad's 4 bytes.
+        def held(optimizer, multiplier=0.0):
+            rows = RowSet.of(make.table("t", 40, 16, optimizer=optimizer), Payload(), multiplier)
+            return rows.replica_multiplier, rows.sharded_multiplier
+
+        assert held(Optimizer.SGD) == (2.0, 1.0)
+        assert held(Optimizer.ADAM) == (4.0, 3.0)
+        assert held(Optimizer.ROWWISE_ADAGRAD) == (2 + 4 / 64, 1 + 4 / 64)
+        assert held(Optimizer.ROWWISE_ADAGRAD, 6.0) == (6.0, 1.0)
 
     def test_impossible_values_are_refused(self):
         with pytest.raises(InvalidTopologyError, match="all_to_all_intra: must be above 0, got 0"):

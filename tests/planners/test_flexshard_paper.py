@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from autoshard.core import Tier
-from autoshard.planners.flexshard.break_points import memory_neutral_probability, pareto_frontier
-from autoshard.planners.flexshard.equations import RowSet, TierStrategy, dynamic_memory_bytes
+from autoshard.planners.flexshard.equations import RowSet, TierStrategy, dynamic_memory_bytes, pareto_frontier
+from studies.papers.flexshard.equations import memory_neutral_probability
 from studies.papers.flexshard.models import (
     DIM,
     EACH_NODE_ROWS,

@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autoshard.core import AccessProfile, Feature, Pooling
+from autoshard.core import AccessProfile, Feature, Payload, Pooling, Tier
 from autoshard.planners.flexshard.equations import Bandwidths, FlexMachine
-from autoshard.planners.flexshard.frontier import Frontier
-from autoshard.planners.flexshard.paper_rule import paper_choice
-from autoshard.planners.flexshard.tier_costs import Pricing, tiers_of
+from autoshard.planners.flexshard.paper_rule import paper_bounds
 from tests import builders as make
 
 WORLD, NODE, BATCH, MULTIPLIER, DIM = 8, 4, 64, 6.0, 16
@@ -22,12 +20,10 @@ BANDWIDTHS = Bandwidths(
     all_to_all_intra=2e10,
     all_reduce_global=6e9,
     all_reduce_cross=3e9,
-    reduce_scatter_global=2e9,
 )
-PRICING = Pricing(
-    machine=FlexMachine(ranks_per_node=NODE, num_nodes=WORLD // NODE, local_batch_size=BATCH, bandwidths=BANDWIDTHS),
-    memory_multiplier=MULTIPLIER,
-)
+MACHINE = FlexMachine(ranks_per_node=NODE, num_nodes=WORLD // NODE, local_batch_size=BATCH, bandwidths=BANDWIDTHS)
+#: From least to most replicated, as many as a plan has.
+TIERS = {2: (Tier.ROW_WISE, Tier.DATA_PARALLEL), 3: (Tier.ROW_WISE, Tier.FLEX, Tier.DATA_PARALLEL)}
 #: Memory of a row over row-wise, by Table 2: copies on each rank and on each node, and what a lookup per sample saves.
 EACH, EACH_NODE = (MULTIPLIER - 1 / WORLD) * ROW_BYTES, (MULTIPLIER / NODE - 1 / WORLD) * ROW_BYTES
 LOOKUP_BYTES = BATCH * ROW_BYTES
@@ -58,11 +54,11 @@ def tables_of(probabilities_by_table):
 
 def chosen(probabilities_by_table, num_tiers, budget):
     """Rows of each table that are replicated, and those that are replicated or Flex."""
-    tables = tables_of(probabilities_by_table)
-    tiers = [tiers_of(table, PRICING.machine, num_tiers) for table in tables]
-    row_wise = Frontier(tables, tiers, PRICING).row_wise
-    choice = paper_choice(tables, tiers, PRICING, row_wise, row_wise.memory_bytes + budget)
-    return None if choice is None else [(bounds.replicated, bounds.flexed) for bounds in choice.bounds]
+    return bounds_of(tables_of(probabilities_by_table), num_tiers, budget)
+
+
+def bounds_of(tables, num_tiers, budget):
+    return paper_bounds(tables, [TIERS[num_tiers]] * len(tables), MACHINE, Payload(), MULTIPLIER, budget)
 
 
 def walked(probabilities_by_table, num_tiers, budget):
@@ -130,7 +126,5 @@ def test_no_budget_goes_beyond_neutral_communication(num_tiers, neutral):
 def test_tables_that_nobody_looks_up_stay_row_wise(num_tiers):
     feature = Feature(name="f", pooling_factor=0.0)
     [idle] = [replace(table, features=(feature,)) for table in tables_of([[0.5, 0.3]])]
-    tiers = [tiers_of(idle, PRICING.machine, num_tiers)]
-    row_wise = Frontier([idle], tiers, PRICING).row_wise
-    assert paper_choice([idle], tiers, PRICING, row_wise, row_wise.memory_bytes) == row_wise
-    assert paper_choice([idle], tiers, PRICING, row_wise, row_wise.memory_bytes - 1) is None
+    assert bounds_of([idle], num_tiers, 0) == [(0, 0)]
+    assert bounds_of([idle], num_tiers, -1) is None

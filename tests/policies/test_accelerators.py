@@ -31,6 +31,7 @@ from policies.training.joint_cost import JointCost
 from policies.training.trainer import Budget, PolicyTrainer
 from policies.training.training_log import make_logger
 from tests import builders as make
+from tests.policies.test_actors import PlayersHere
 
 CPU = torch.device("cpu")
 META = torch.device("meta")
@@ -260,7 +261,8 @@ def test_a_training_begun_on_a_device_goes_on_on_the_cpu(make_problem, tmp_path,
     there = torch.device(any_device)
     back = ((4, there),) if there != CPU else ()
     for num_updates, device in ((2, there), (3, CPU), *back):
-        trainer = PolicyTrainer(problems, problems, options=options, learners=Learners(device=device))
+        learners = Learners(device=device)
+        trainer = PolicyTrainer(problems, problems, options=options, launcher=PlayersHere(), learners=learners)
         trainer.run(Budget(num_updates=num_updates), folder=tmp_path)
         assert trainer.num_updates == num_updates
         assert {parameter.device.type for parameter in trainer.network.parameters()} == {device.type}

@@ -1,24 +1,25 @@
-"""FlexShard's scaling equations: what rows of a sequence table cost each rank, by sharding strategy.
+"""FlexShard's scaling equations and break points: what rows of a sequence table cost each rank, by sharding strategy.
 
 The letters are those of FlexShard's Table 1: E rows, D embedding dim, L lookups per sample, U ranks, W ranks of a
 node, N nodes, B samples per rank. All equations are expectations, and linear in E and L: a table costs the sum of its
-rows, each with E = 1 and its own probability for L (Sec. 4.2).
+rows, each with E = 1 and its own probability for L (Sec. 4.2). The paper's rule is made of them.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
+from itertools import pairwise
 
 import numpy as np
 
-from autoshard.core import Collective, CommModel, Exchange, Topology
+from autoshard.core import AccessProfile, CommModel, EmbeddingTable, Payload, Topology, weight_row_bytes
 from autoshard.core.accepted import ABOVE_0, AT_LEAST_1, FINITE_ABOVE_0, FINITE_AT_LEAST_0
 from autoshard.core.costs import LinkBytes, MsArray
-from autoshard.core.errors import InvalidTopologyError
-from autoshard.core.plan import Payload
-from autoshard.evaluation.traffic import id_width
+from autoshard.core.errors import InvalidTableError, InvalidTopologyError
+from autoshard.evaluation.traffic import REDUCED_BYTES, wire_bytes
 
 #: Bytes per replicated byte of weights that FlexShard assumes, from TorchRec; an over-estimate by its Sec. 6.3.
 PAPER_MEMORY_MULTIPLIER = 6.0
@@ -50,11 +51,9 @@ class Bandwidths:
     all_reduce_global: float
     all_reduce_cross: float
     """Over nodes, between ranks of the same place in their node, all places at once."""
-    reduce_scatter_global: float
-    """Of the input of a reduce-scatter and the output of an all-gather, one after the other."""
 
     def __post_init__(self) -> None:
-        ABOVE_0.check_fields(self, *self.__slots__, error=InvalidTopologyError)
+        ABOVE_0.check_fields(self, *(item.name for item in fields(self)), error=InvalidTopologyError)
 
     @classmethod
     def of(cls, topology: Topology, comm: CommModel) -> Bandwidths:
@@ -71,18 +70,16 @@ class Bandwidths:
         to_node_L = np.where(np.arange(len(topology.levels)) == 0, _PROBE_BYTES * (node - 1) / node, 0.0)
 
         def all_to_all(bytes_L: MsArray) -> float:
-            bytes_LR = np.repeat(bytes_L[:, None], topology.world_size, axis=1)
-            links = LinkBytes(leaving_LR=bytes_LR, arriving_LR=bytes_LR)
+            # All ranks do alike.
+            links = LinkBytes(leaving_LR=bytes_L[:, None], arriving_LR=bytes_L[:, None])
             return _bytes_per_s(float(comm.links_ms(links, topology).max()))
 
         all_reduce = _bytes_per_s(comm.all_reduce_ms(_PROBE_BYTES, topology))
-        both_ms = comm.reduce_scatter_ms(_PROBE_BYTES, topology) + comm.all_gather_ms(_PROBE_BYTES, topology)
         return cls(
             all_to_all_global=all_to_all(to_world_L),
             all_to_all_intra=all_to_all(to_node_L),
             all_reduce_global=all_reduce,
             all_reduce_cross=all_reduce / node if topology.num_nodes > 1 else math.inf,
-            reduce_scatter_global=_bytes_per_s(both_ms / 2),
         )
 
 
@@ -99,45 +96,31 @@ class FlexMachine:
         num_nodes: N.
         local_batch_size: B, samples per rank and step; a mean, so any number of at least 0.
         bandwidths: Of its collectives.
-        can_reduce_scatter: Whether sums may travel by reduce-scatter, which depends on the payload.
     """
 
     ranks_per_node: int
     num_nodes: int
     local_batch_size: float
     bandwidths: Bandwidths
-    can_reduce_scatter: bool = True
 
     def __post_init__(self) -> None:
         AT_LEAST_1.check_fields(self, "ranks_per_node", "num_nodes", error=InvalidTopologyError)
         FINITE_AT_LEAST_0.check_fields(self, "local_batch_size", error=InvalidTopologyError)
 
     @classmethod
-    def of(cls, topology: Topology, comm: CommModel, batch_size: int, payload: Payload) -> FlexMachine:
-        """The ranks of a topology, with a global batch of `batch_size` samples, and formats on the wire."""
+    def of(cls, topology: Topology, comm: CommModel, batch_size: int) -> FlexMachine:
+        """The ranks of a topology, with a global batch of `batch_size` samples."""
         return cls(
             ranks_per_node=topology.local_world_size,
             num_nodes=topology.num_nodes,
             local_batch_size=batch_size / topology.world_size,
             bandwidths=Bandwidths.of(topology, comm),
-            can_reduce_scatter=payload.can_be_summed,
         )
 
     @property
     def world_size(self) -> int:
         """U."""
         return self.ranks_per_node * self.num_nodes
-
-    @property
-    def sums_travel_by(self) -> Collective:
-        """The faster collective for sums of rows that are split over all ranks, whatever their bytes."""
-        is_faster = self.bandwidths.reduce_scatter_global > self.bandwidths.all_to_all_global
-        return Collective.REDUCE_SCATTER if is_faster and self.can_reduce_scatter else Collective.ALL_TO_ALL
-
-    def collective_of(self, strategy: TierStrategy, exchange: Exchange) -> Collective:
-        """How what owners of a tier send travels."""
-        are_sums = strategy is TierStrategy.ROW_WISE and exchange is Exchange.PARTIAL_SUMS
-        return self.sums_travel_by if are_sums else Collective.ALL_TO_ALL
 
     def num_owners(self, strategy: TierStrategy) -> int:
         """Ranks over which a copy of the rows is split."""
@@ -172,6 +155,30 @@ class RowSet:
             self, "embedding_dim", "weight_bytes", "payload_bytes", "replica_multiplier", "sharded_multiplier"
         )
 
+    @classmethod
+    def of(cls, table: EmbeddingTable, payload: Payload, memory_multiplier: float = 0.0) -> RowSet:
+        """A whole table, with payload of the mean width of both ways.
+
+        Args:
+            table: The table.
+            payload: Number formats of what is sent.
+            memory_multiplier: Bytes held per replicated byte of weights, where split rows have 1 (the paper's way); 0
+                for what is held: weights and optimizer state, and of copies their gradients, in fp32.
+        """
+        weights = weight_row_bytes(table.dtype, table.optimizer, table.embedding_dim)
+        split = weights + table.optimizer.state_bytes_per_row(table.embedding_dim)
+        held = (split + table.embedding_dim * REDUCED_BYTES) / weights, split / weights
+        replica, sharded = (memory_multiplier, 1.0) if memory_multiplier else held
+        return cls(
+            num_rows=table.num_embeddings,
+            lookups_per_sample=table.pooling_factor,
+            embedding_dim=table.embedding_dim,
+            weight_bytes=weights / table.embedding_dim,
+            payload_bytes=(wire_bytes(payload.forward) + wire_bytes(payload.backward)) / 2,
+            replica_multiplier=replica,
+            sharded_multiplier=sharded,
+        )
+
     @property
     def one_row(self) -> RowSet:
         """One row that nobody looks up: E = 1, L = 0."""
@@ -204,16 +211,6 @@ def dynamic_memory_bytes(strategy: TierStrategy, rows: RowSet, machine: FlexMach
     return copies * machine.local_batch_size * rows.lookups_per_sample * rows.embedding_dim * rows.payload_bytes
 
 
-def ids_distributed(strategy: TierStrategy, rows: RowSet, machine: FlexMachine) -> float:
-    """Ids that a rank sends before lookups can start.
-
-    Source:
-        FlexShard, Table 3, "input data dist".
-    """
-    copies = {TierStrategy.COLUMN_WISE: machine.world_size, TierStrategy.DATA_PARALLEL: 0}.get(strategy, 1)
-    return copies * machine.local_batch_size * rows.lookups_per_sample
-
-
 def dynamic_communication_s(strategy: TierStrategy, rows: RowSet, machine: FlexMachine) -> float:
     """Seconds of the all-to-all of rows, in the forward pass and once more in the backward pass.
 
@@ -222,18 +219,6 @@ def dynamic_communication_s(strategy: TierStrategy, rows: RowSet, machine: FlexM
     """
     num_bytes = machine.local_batch_size * rows.lookups_per_sample * rows.embedding_dim * rows.payload_bytes
     return num_bytes / _all_to_all_bytes_per_s(strategy, machine)
-
-
-def reduced_memory_bytes(rows: RowSet, machine: FlexMachine) -> float:
-    """As `dynamic_memory_bytes`, of sums of rows over all ranks that are added up on the way: one comes of each U."""
-    looked_up = dynamic_memory_bytes(TierStrategy.DATA_PARALLEL, rows, machine)
-    return looked_up * (1 + 1 / machine.world_size)
-
-
-def reduced_communication_s(rows: RowSet, machine: FlexMachine) -> float:
-    """As `dynamic_communication_s`, of a reduce-scatter or of its all-gather; not in the paper."""
-    num_bytes = machine.local_batch_size * rows.lookups_per_sample * rows.embedding_dim * rows.payload_bytes
-    return num_bytes / machine.bandwidths.reduce_scatter_global
 
 
 def static_communication_s(strategy: TierStrategy, rows: RowSet, machine: FlexMachine) -> float:
@@ -250,16 +235,6 @@ def static_communication_s(strategy: TierStrategy, rows: RowSet, machine: FlexMa
     return 0.0
 
 
-def input_distribution_s(strategy: TierStrategy, rows: RowSet, machine: FlexMachine) -> float:
-    """Seconds of the all-to-all of ids.
-
-    Source:
-        FlexShard, Table 3. Differs: in seconds; the paper counts ids and leaves them out of its communication cost.
-    """
-    ids_bytes: float = ids_distributed(strategy, rows, machine) * id_width([rows.num_rows])
-    return ids_bytes / _all_to_all_bytes_per_s(strategy, machine)
-
-
 def memory_bytes(strategy: TierStrategy, rows: RowSet, machine: FlexMachine) -> float:
     """Static and dynamic memory (Sec. 3.2)."""
     return static_memory_bytes(strategy, rows, machine) + dynamic_memory_bytes(strategy, rows, machine)
@@ -268,6 +243,109 @@ def memory_bytes(strategy: TierStrategy, rows: RowSet, machine: FlexMachine) -> 
 def communication_s(strategy: TierStrategy, rows: RowSet, machine: FlexMachine) -> float:
     """Seconds of communication per step: dynamic forward and backward, and static (Sec. 3.2)."""
     return 2 * dynamic_communication_s(strategy, rows, machine) + static_communication_s(strategy, rows, machine)
+
+
+def neutral_communication(strategy: TierStrategy, rows: RowSet, machine: FlexMachine) -> float:
+    """Row probability above which a row communicates faster by `strategy` than row-wise; infinite if it never does.
+
+    Args:
+        strategy: Data-parallel or Flex.
+        rows: Widths and multipliers of the rows; how many they are and how often looked up plays no part.
+        machine: The machine.
+
+    Source:
+        FlexShard, Sec. 4.2 and 4.5.
+    """
+    more_s, more_per_lookup_s = (
+        communication_s(strategy, one, machine) - communication_s(TierStrategy.ROW_WISE, one, machine)
+        for one in (rows.one_row, rows.one_lookup)
+    )
+    if more_s <= 0:
+        return 0.0
+    return -more_s / more_per_lookup_s if more_per_lookup_s < 0 else math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParetoPoint:
+    """Costs of replicating the most accessed rows on all ranks, over those of the whole table row-wise.
+
+    Attributes:
+        num_rows: How many rows.
+        coverage: Share of the table's lookups that go to them.
+        memory_bytes: Per rank; below 0 where memory is saved.
+        communication_s: Per step; below 0 where time is saved.
+    """
+
+    num_rows: float
+    coverage: float
+    memory_bytes: float
+    communication_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParetoFrontier:
+    """The curve of Fig. 5: memory against communication as ever more rows are replicated, and its four points.
+
+    Attributes:
+        curve: From no row to all rows, at the knots of the access curve and the four points.
+        most_memory_saved: A: every row more costs memory.
+        memory_neutral: B: as much memory as row-wise; the paper's 2-tier break point.
+        most_communication_saved: C: every row more costs time.
+        whole_table: D: all rows.
+    """
+
+    curve: tuple[ParetoPoint, ...]
+    most_memory_saved: ParetoPoint
+    memory_neutral: ParetoPoint
+    most_communication_saved: ParetoPoint
+    whole_table: ParetoPoint
+
+
+def pareto_frontier(access: AccessProfile, rows: RowSet, machine: FlexMachine) -> ParetoFrontier:
+    """Memory and communication of a table whose hottest rows are data-parallel and the rest row-wise.
+
+    Args:
+        access: The table's access curve.
+        rows: The whole table.
+        machine: The machine.
+
+    Raises:
+        InvalidTableError: If the curve is of another number of rows.
+
+    Source:
+        FlexShard, Sec. 4.3 and Fig. 5.
+    """
+    if access.num_rows != rows.num_rows:
+        raise InvalidTableError(f"describes {access.num_rows} rows, the table has {rows.num_rows:g}", field="access")
+
+    def point(num_rows: float) -> ParetoPoint:
+        coverage = float(access.coverage(num_rows))
+        hot = replace(rows, num_rows=num_rows, lookups_per_sample=rows.lookups_per_sample * coverage)
+        more_bytes, more_s = (
+            cost(TierStrategy.DATA_PARALLEL, hot, machine) - cost(TierStrategy.ROW_WISE, hot, machine)
+            for cost in (memory_bytes, communication_s)
+        )
+        return ParetoPoint(num_rows=num_rows, coverage=coverage, memory_bytes=more_bytes, communication_s=more_s)
+
+    points = [point(num_rows) for num_rows in access.ranks_K.tolist()]
+    lowest = min(range(len(points)), key=lambda index: points[index].memory_bytes)
+    neutral = point(_neutral_rows(points, lowest))
+    return ParetoFrontier(
+        curve=tuple(sorted({*points, neutral}, key=lambda one: one.num_rows)),
+        most_memory_saved=points[lowest],
+        memory_neutral=neutral,
+        most_communication_saved=min(points, key=lambda one: one.communication_s),
+        whole_table=points[-1],
+    )
+
+
+def _neutral_rows(points: Sequence[ParetoPoint], lowest: int) -> float:
+    """Where the curve comes back to 0 after its lowest point; all rows if it does not."""
+    for before, after in pairwise(points[lowest:]):
+        if after.memory_bytes > 0:
+            share = -before.memory_bytes / (after.memory_bytes - before.memory_bytes)
+            return before.num_rows + share * (after.num_rows - before.num_rows)
+    return points[-1].num_rows
 
 
 def _all_to_all_bytes_per_s(strategy: TierStrategy, machine: FlexMachine) -> float:

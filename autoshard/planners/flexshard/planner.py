@@ -2,43 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from autoshard.core import (
-    EmbeddingTable,
-    Exchange,
-    PlacedShard,
-    RowRange,
-    RowsBy,
-    Shard,
-    ShardingPlan,
-    Tier,
-)
+import numpy as np
+
+from autoshard.core import EmbeddingTable, Exchange, Shard, ShardingPlan, TableSet, Tier
 from autoshard.core.accepted import AT_LEAST_0, check_choice
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
-from autoshard.evaluation.batch_memory import dense_bytes
-from autoshard.evaluation.stages import cheapest_sync
-from autoshard.evaluation.traffic import SyncBytes
+from autoshard.planners.flexshard.cuts import TierOffers
 from autoshard.planners.flexshard.equations import FlexMachine
-from autoshard.planners.flexshard.frontier import Frontier, TierBounds, TierChoice
-from autoshard.planners.flexshard.memory import held_bytes
-from autoshard.planners.flexshard.paper_rule import paper_choice
-from autoshard.planners.flexshard.tier_costs import Pricing, tiers_of
-from autoshard.planners.flexshard.whole_tables import WholeTables, unsplit
+from autoshard.planners.flexshard.paper_rule import paper_bounds
+from autoshard.planners.flexshard.sweep import TierSweep
+from autoshard.planners.heuristics.greedy import place_by_cost
+from autoshard.planners.hybrid.layout import Layout, Limits
+from autoshard.planners.hybrid.starts import no_room
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.space.constraints import check_constraints
-from autoshard.planners.space.options import placed_shard
+from autoshard.planners.space.feasibility import repair
+from autoshard.planners.space.options import ShardingOption, ShardingType, UnplacedShard
+from autoshard.planners.space.placement import PlacementProblem
+from autoshard.planners.space.planner_space import IndexArray, PlannerSpace
 
 _EXCHANGES = {
     "auto": tuple(Exchange),
     "rows": (Exchange.ROWS,),
     "partial_sums": (Exchange.PARTIAL_SUMS,),
 }
-_RULES = ("frontier", "paper")
-#: Halvings of the budget where memory is short: to a millionth of the span.
-_NUM_HALVINGS = 20
+_FRONTIER, _PAPER = _RULES = ("frontier", "paper")
+#: How often the budget shrinks where memory is short.
+_MOST_TRIES = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +46,7 @@ class FlexShardOptions:
     rule: str = field(
         default="frontier",
         metadata={
-            "help": "Where tiers end: frontier (most communication saved per byte, over all tables) or paper (by row "
+            "help": "Where tiers end: frontier (most of the step saved per byte, over all tables) or paper (by row "
             "probability, with data-parallel rows only where they save memory)."
         },
     )
@@ -96,9 +90,9 @@ class FlexShardPlanner:
     """Shards every table row by row: hot rows replicated, warm rows once per node, cold rows over all ranks.
 
     - All ranks get the same work, so nothing is left to balance but memory.
-    - Where rows are replicated is chosen once for all tables, by what communication a byte saves; the budget is what
-      row-wise sharding takes, and `memory_budget_bytes` more. Where that does not fit the ranks, it shrinks. A budget
-      below what replicas can save is refused.
+    - Where rows are replicated is chosen once for all tables, by what a byte saves of the predicted step; the budget
+      is what row-wise sharding takes, and `memory_budget_bytes` more. Where that does not fit the ranks, it shrinks. A
+      budget below what replicas can save is refused.
     - Tables that may not be split (pinned, row-wise forbidden, co-located with such) and those below
       `table_wise_below_rows` are placed whole by the cost model, in the memory that is left. If some rank has no room
       for its share of the others, all tables are.
@@ -127,118 +121,173 @@ class FlexShardPlanner:
         """
         options = parse_options(FlexShardOptions, request.options)
         check_constraints(request.tables, request.topology)
-        pricing = Pricing(
-            machine=FlexMachine.of(request.topology, request.costs.comm, request.tables.batch_size, request.payload),
-            memory_multiplier=options.memory_multiplier,
+        offers = TierOffers(
+            topology=request.topology,
             payload=request.payload,
+            num_tiers=options.tiers,
+            exchanges=_EXCHANGES[options.exchange],
+            below_rows=options.table_wise_below_rows,
         )
-        whole = WholeTables(request=request, machine=pricing.machine, count_activations=options.count_activations)
-        tables = request.tables.tables
-        names = unsplit(request.tables, pricing.machine, options.tiers, options.table_wise_below_rows)
-        split = [table for table in tables if table.name not in names]
-        if not split:
-            return _plan(request, whole.place(tables))
-        tiered = _TieredTables(split, whole, pricing, options)
+        unsplit, everything = offers.unsplit(request.tables), frozenset(table.name for table in request.tables.tables)
+        tiers = _Tiers(request, options, offers, unsplit)
         try:
-            return _plan(request, tiered.place())
+            return tiers.plan()
         except InfeasiblePlanError as failure:
+            if unsplit == everything or failure.field:
+                raise
             try:
-                return _plan(request, whole.place(tables))
+                return _Tiers(request, options, offers, everything).plan()
             except InfeasiblePlanError:
                 raise failure from None
 
 
-def _plan(request: PlanRequest, placed: Sequence[PlacedShard]) -> ShardingPlan:
-    order = {table.name: index for index, table in enumerate(request.tables.tables)}
-    in_order = sorted(placed, key=lambda one: order[one.shard.table.name])
-    return ShardingPlan(
-        tables=request.tables, topology=request.topology, shards=tuple(in_order), payload=request.payload
-    )
+class _Tiers:
+    """Some tables whole, and all others in tiers.
 
-
-class _TieredTables:
-    """Cuts tables into tiers, and places the others whole, by the memory that the tiers may take.
-
-    Raises:
-        InfeasiblePlanError: If no cut takes as little memory as the budget.
+    Args:
+        request: The task.
+        options: The planner's.
+        offers: Ways to cut tables.
+        whole: Names of the tables that are whole.
     """
 
     def __init__(
-        self, tables: Sequence[EmbeddingTable], whole: WholeTables, pricing: Pricing, options: FlexShardOptions
+        self, request: PlanRequest, options: FlexShardOptions, offers: TierOffers, whole: Collection[str]
     ) -> None:
-        self._tables, self._whole, self._pricing, self._options = tables, whole, pricing, options
-        names = {table.name for table in tables}
-        self._others = [table for table in whole.request.tables.tables if table.name not in names]
-        self._tiers = [tiers_of(table, self._pricing.machine, options.tiers) for table in tables]
-        self._frontier = Frontier(tables, self._tiers, self._pricing, _EXCHANGES[options.exchange])
-        row_wise, least = self._frontier.row_wise.memory_bytes, self._frontier.least_memory_bytes
-        self._budget_bytes = row_wise + options.memory_budget_bytes
-        if options.memory_budget_bytes >= 0:
-            self._budget_bytes = max(least, self._budget_bytes)
-        elif self._frontier.at(self._budget_bytes) is None:
-            raise InfeasiblePlanError(
-                f"no cut takes as little: the least is {least - row_wise:,.0f} bytes over row-wise sharding, got "
-                f"{options.memory_budget_bytes:,}",
-                field="options.memory_budget_bytes",
-            )
+        self._request, self._options, self._offers = request, options, offers
 
-    def place(self) -> list[PlacedShard]:
-        """Split tables in tiers and the others whole, with the largest budget that fits.
+        def options_of(table: EmbeddingTable) -> list[ShardingOption]:
+            if table.name not in whole:
+                return offers.in_one_tier(table)
+            part = UnplacedShard.of(Shard.whole(table), Tier.TABLE_WISE, request.topology)
+            return [ShardingOption(name=ShardingType.TABLE_WISE, parts=(part,))]
+
+        self._space = PlannerSpace(request.tables, request.topology, request.costs, options_of, request.payload)
+        self._limits = Limits.of(self._space, with_activations=options.count_activations)
+        are_whole = [item.tables[0].name in whole for item in self._space.items]
+        self._whole, self._tiered = np.flatnonzero(are_whole).tolist(), np.flatnonzero(~np.array(are_whole)).tolist()
+        self._sweep = TierSweep(self._space, offers, self._tiered, options.memory_multiplier)
+
+    def plan(self) -> ShardingPlan:
+        """The plan of shortest step within the largest budget that fits.
 
         Raises:
-            InfeasiblePlanError: If even the cuts of least memory do not fit.
+            InfeasiblePlanError: If there is none.
         """
-        least, most = self._frontier.least_memory_bytes, self._budget_bytes
-        try:
-            return self._attempt(most)
-        except InfeasiblePlanError:
-            placed = self._attempt(least)
-            for _ in range(_NUM_HALVINGS):
-                middle = (least + most) / 2
-                try:
-                    placed, least = self._attempt(middle), middle
-                except InfeasiblePlanError:
-                    most = middle
-        return placed
-
-    def _attempt(self, memory_bytes: float) -> list[PlacedShard]:
-        """Cuts within a budget, after the tables that are placed whole beside them."""
-        request, choice = self._whole.request, self._choose(memory_bytes)
-        pairs = zip(self._tables, choice.bounds, strict=True)
-        tiered = [one for table, bounds in pairs for one in _cut(request, self._pricing.machine, table, bounds)]
-        active = self._options.count_activations
-        machine, payload = self._pricing.machine, self._pricing.payload
-        held = held_bytes(self._tables, choice.bounds, machine, payload, with_activations=active)
-        held += dense_bytes(request.tables, machine.local_batch_size) if active else 0.0
-        held += sum(SyncBytes.of(one, request.tables.batch_size).held_bytes(one.replicas) for one in tiered)
-        missing_R = held - self._whole.capacity_R
-        if missing_R.max() > 0:
+        sweep, asked_bytes = self._sweep, self._options.memory_budget_bytes
+        room_bytes = sweep.row_wise_bytes + asked_bytes
+        if room_bytes < sweep.least_bytes:
+            sweep.offer_leanest()
+        if room_bytes < sweep.least_bytes and asked_bytes < 0:
             raise InfeasiblePlanError(
-                f"rows split over all {len(missing_R)} ranks take {held:,.0f} bytes of each, {missing_R.max():,.0f} "
-                f"bytes more than rank {missing_R.argmax()} has"
+                f"no cut takes as little: the least is {sweep.least_bytes - sweep.row_wise_bytes:,.0f} bytes over "
+                f"row-wise sharding, got {asked_bytes:,}",
+                field="options.memory_budget_bytes",
             )
-        return [*(self._whole.place(self._others, held) if self._others else ()), *tiered]
+        for _ in range(_MOST_TRIES):
+            numbers_I = self._chosen(room_bytes)
+            over_bytes = self._held_bytes(numbers_I) - float(self._limits.capacity_RM[:, 0].min())
+            if room_bytes <= sweep.least_bytes:
+                break
+            if over_bytes <= 0:
+                try:
+                    return self._placed(numbers_I).plan()
+                except InfeasiblePlanError:
+                    # Whole tables find no room beside the others.
+                    over_bytes = (room_bytes - sweep.least_bytes) / 2 + 1
+            room_bytes = min(room_bytes, sweep.bytes_of(numbers_I)) - over_bytes
+            if room_bytes < sweep.least_bytes:
+                sweep.offer_leanest()
+            room_bytes = max(room_bytes, sweep.least_bytes)
+        return self._placed(numbers_I).plan()
 
-    def _choose(self, memory_bytes: float) -> TierChoice:
-        """The cuts within a budget that no cut is above."""
-        choice = None
-        if self._options.rule == "paper":
-            choice = paper_choice(self._tables, self._tiers, self._pricing, self._frontier.row_wise, memory_bytes)
-        choice = choice or self._frontier.at(memory_bytes)
-        assert choice is not None, "no budget is below the least memory"
-        return choice
+    def _chosen(self, room_bytes: float) -> IndexArray:
+        """Options of all items within a budget, by the rule; by the price where the paper's rule cannot save enough."""
+        found = self._by_paper(room_bytes - self._sweep.row_wise_bytes) if self._options.rule == _PAPER else None
+        return self._sweep.within(max(room_bytes, self._sweep.least_bytes)) if found is None else found
 
+    def _by_paper(self, spare_bytes: float) -> IndexArray | None:
+        """Options by the paper's rule; tables whose owners send sums row-wise stay as they are."""
+        request, items = self._request, self._space.items
+        numbers_I = self._sweep.row_wise_I.copy()
+        cut = [
+            index
+            for index in self._tiered
+            if len(items[index].tables) == 1
+            for part in items[index].options[numbers_I[index]].of_tables[0].parts
+            if part.tier is Tier.ROW_WISE and part.exchange is Exchange.ROWS
+        ]
+        if not cut:
+            return numbers_I if spare_bytes >= 0 else None
+        tables = [items[index].tables[0] for index in cut]
+        bounds = paper_bounds(
+            tables,
+            [self._offers.tiers(table) for table in tables],
+            FlexMachine.of(request.topology, request.costs.comm, request.tables.batch_size),
+            request.payload,
+            self._options.memory_multiplier,
+            spare_bytes,
+        )
+        if bounds is None:
+            return None
+        options_I = [item.options[number].of_tables for item, number in zip(items, numbers_I.tolist(), strict=True)]
+        cuts = [self._offers.cuts(table, [ends])[0] for table, ends in zip(tables, bounds, strict=True)]
+        for index, option in zip(cut, self._space.synced(cuts), strict=True):
+            options_I[index] = (option,)
+        return self._sweep.numbers_of(options_I)
 
-def _cut(request: PlanRequest, machine: FlexMachine, table: EmbeddingTable, bounds: TierBounds) -> list[PlacedShard]:
-    """The table's shards, one per tier that has rows."""
-    tiers = bounds.tiers(table)
-    by = RowsBy.INDEX if len(tiers) == 1 else RowsBy.ACCESS_RANK
-    shards = []
-    for strategy, start, stop, exchange in tiers:
-        shard = Shard(table=table, rows=RowRange(start=start, stop=stop, by=by), columns=(0, table.embedding_dim))
-        collective = machine.collective_of(strategy, exchange)
-        placed = placed_shard(shard, Tier(strategy), request.topology)
-        placed = replace(placed, exchange=exchange, collective=collective)
-        sync = cheapest_sync(placed, request.tables.batch_size, request.costs.comm, request.topology)
-        shards.append(replace(placed, grad_sync=sync))
-    return shards
+    def _held_bytes(self, numbers_I: IndexArray) -> float:
+        """What tables in tiers take of every rank."""
+        kinds, shards = self._space.kinds, self._space.items
+        of_shards = [shard.kind for index in self._tiered for shard in shards[index].options[numbers_I[index]].shards]
+        _, moved_C, bytes_M = kinds.split(kinds.rows_VX[of_shards].sum(axis=0))
+        training = self._space.prices.training_bytes(moved_C[None, None]) if self._options.count_activations else 0.0
+        return float(bytes_M[0] + np.sum(training))
+
+    def _placed(self, numbers_I: IndexArray) -> Layout:
+        """Items with their options, whole tables where the cost model has them in the memory that is left."""
+        held_bytes = self._held_bytes(numbers_I)
+        missing_R = held_bytes - self._limits.capacity_RM[:, 0]
+        if missing_R.max() > 0 and self._tiered:
+            raise InfeasiblePlanError(
+                f"rows split over all {len(missing_R)} ranks take {held_bytes:,.0f} bytes of each, "
+                f"{missing_R.max():,.0f} bytes more than rank {missing_R.argmax()} has"
+            )
+        ranks = self._whole_ranks(held_bytes) if self._whole else {}
+        options = [item.options[number] for item, number in zip(self._space.items, numbers_I.tolist(), strict=True)]
+        sites = [(ranks.get(index, 0),) * len(option.shards) for index, option in enumerate(options)]
+        layout = Layout(self._space, self._limits, list(zip(numbers_I.tolist(), sites, strict=True)))
+        if not layout.fits():
+            raise no_room(self._space, self._limits)
+        return layout
+
+    def _whole_ranks(self, held_bytes: float) -> dict[int, int]:
+        """The rank of each whole item, beside what tables in tiers hold.
+
+        Raises:
+            InfeasiblePlanError: If no placement was found.
+        """
+        request, kinds, prices = self._request, self._space.kinds, self._space.prices
+        tables = tuple(table for index in self._whole for table in self._space.items[index].tables)
+        problem = PlacementProblem.table_wise(
+            TableSet(batch_size=request.tables.batch_size, tables=tables), request.topology, request.costs.kernel
+        )
+        capacity_R = self._limits.capacity_RM[:, 0] - held_bytes
+        bytes_N = problem.bytes_N
+        if self._options.count_activations:
+            rows_NX = kinds.rows_VX[[self._space.items[index].options[0].shards[0].kind for index in self._whole]]
+            _, moved_NC, _ = kinds.split(rows_NX)
+            # What a table needs on its rank, and, since all ranks get rows of it, on every other one.
+            none_RC = np.zeros((problem.num_ranks, moved_NC.shape[1]))
+            own_N, all_N = (moved_NC @ prices.training_rates(held_RC) for held_RC in (none_RC, none_RC[:1]))
+            other_N = (all_N - own_N) / max(1, problem.num_ranks - 1)
+            capacity_R = capacity_R - other_N.sum()
+            bytes_N = bytes_N + np.ceil(own_N - other_N).astype(np.int64)
+        if capacity_R.min() < 0:
+            raise InfeasiblePlanError(
+                f"tables that all ranks share, and what comes back from the others, take {-capacity_R.min():,.0f} "
+                f"bytes more than rank {capacity_R.argmin()} has"
+            )
+        problem = replace(problem, bytes_WN=bytes_N[None], capacity_R=np.floor(capacity_R).astype(np.int64))
+        ranks_N = place_by_cost(problem, np.argsort(-problem.kernel_ms_N, kind="stable"))
+        return dict(zip(self._whole, repair(problem, ranks_N, request.seed).tolist(), strict=True))

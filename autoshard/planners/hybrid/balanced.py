@@ -6,16 +6,16 @@ Shape suffixes: I items, O options, E shards of options, V kinds of shards, R ra
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import numpy as np
 
 from autoshard.core import Tier
-from autoshard.core.step import EMBEDDING_PARTS
+from autoshard.planners.hybrid.compiled.linear import placed
 from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions, shard_costs
-from autoshard.planners.hybrid.layout import Choice, Layout, Limits
+from autoshard.planners.hybrid.layout import Layout, Limits
 from autoshard.planners.space.kinds import FloatArray
-from autoshard.planners.space.planner_space import BoolArray, IndexArray, ItemOption, ItemShard, PlannerSpace
+from autoshard.planners.space.planner_space import IndexArray, PlannerSpace
 
 #: Doublings and halvings of the price of memory.
 _NUM_PRICES = 24
@@ -24,8 +24,6 @@ _PACKED_SHARE = 0.95
 #: Share of the largest shard's time by which the slowest rank is above the mean: with it, estimates of 14 starts of
 #: each of five tasks (metasyn, 80 to 800 tables) rank them about as their steps do.
 _LUMP_SHARE = 0.25
-#: Power of a rank's load by which it counts.
-_POWER = 8
 #: Milliseconds that options cost which may not be taken.
 _BARRED_MS = 1e12
 
@@ -114,7 +112,13 @@ class BalancedOptions:
 
 
 def placed_options(
-    space: PlannerSpace, rates: CostGradient, limits: Limits, chosen: Sequence[int], *, with_uneven: bool = True
+    space: PlannerSpace,
+    flat: FlatOptions,
+    rates: CostGradient,
+    limits: Limits,
+    chosen: IndexArray,
+    *,
+    with_uneven: bool = True,
 ) -> Layout | None:
     """Items with their options placed, largest shards first, where the slowest rank grows least.
 
@@ -122,125 +126,31 @@ def placed_options(
 
     Args:
         space: What there is to choose from.
+        flat: Its options.
         rates: What shards add.
         limits: Memory.
-        chosen: The option that each item is to get.
+        chosen: The number of the option that each item is to get.
         with_uneven: Whether other options may have rows in uneven shares.
 
     Returns:
         None if some item finds no room at all.
     """
+    option_I = flat.first_I + chosen
+    may_O = np.ones(len(flat.item_O), dtype=np.bool_) if with_uneven else ~flat.is_uneven_O
     for size_V in (rates.served_VP.sum(axis=1), space.kinds.bytes_VM.sum(axis=1)):
-        found = _placed(space, rates, limits, chosen, _order(space, chosen, size_V), with_uneven=with_uneven)
-        if found is not None:
-            layout = Layout(space, limits, found)
+        order_I = _order(flat, option_I, size_V)
+        layout = placed(space, flat, rates, limits, option_I=option_I, order_I=order_I, may_O=may_O)
+        if layout is not None:
             return layout if layout.fits() else None
     return None
 
 
-def _order(space: PlannerSpace, chosen: Sequence[int], size_V: FloatArray) -> list[int]:
-    """Items whose shards have no choice of sites come first, then those with the largest shards."""
-
-    def key(item: int) -> tuple[int, float]:
-        shards = space.items[item].options[chosen[item]].shards
-        placed = [shard for shard in shards if not shard.is_everywhere]
-        if not placed:
-            return 0, 0.0
-        return min(int(shard.allowed_S.sum()) for shard in placed), -max(float(size_V[shard.kind]) for shard in placed)
-
-    return sorted(range(len(chosen)), key=key)
-
-
-def _placed(
-    space: PlannerSpace,
-    rates: CostGradient,
-    limits: Limits,
-    chosen: Sequence[int],
-    order: Sequence[int],
-    *,
-    with_uneven: bool,
-) -> list[Choice] | None:
-    filling = _Filling(space, rates, limits, chosen)
-    found: dict[int, Choice] = {}
-    for item in order:
-        options, number = space.items[item].options, chosen[item]
-        sites = filling.put(options[number])
-        if sites is None:
-            grown = [
-                (filling.growth(option), index)
-                for index, option in enumerate(options)
-                if with_uneven or not option.is_uneven
-            ]
-            least, number = min(grown)
-            sites = filling.put(options[number]) if math.isfinite(least) else None
-        if sites is None:
-            return None
-        found[item] = (number, sites)
-    return [found[item] for item in range(len(chosen))]
-
-
-class _Filling:
-    """Ranks that fill up item by item, in all parts of the step and in memory.
-
-    What a rank's load counts for rises with a power of it over the mean that the chosen options lead to.
-
-    Args:
-        space: What there is to choose from.
-        rates: What shards add.
-        limits: Memory.
-        chosen: The option that each item is likely to get.
-    """
-
-    def __init__(self, space: PlannerSpace, rates: CostGradient, limits: Limits, chosen: Sequence[int]) -> None:
-        self.space, self.rates = space, rates
-        num_ranks = space.topology.world_size
-        shards = [
-            shard for item, number in zip(space.items, chosen, strict=True) for shard in item.options[number].shards
-        ]
-        total_P = np.zeros(len(EMBEDDING_PARTS))
-        for shard in shards:
-            total_P += (
-                rates.shared_VP[shard.kind]
-                if shard.is_everywhere
-                else (rates.served_VP[shard.kind] * shard.num_holders / num_ranks)
-            )
-        self.mean_P1 = np.maximum(total_P, 1e-12)[:, None]
-        self.share_PR = np.zeros((len(EMBEDDING_PARTS), num_ranks))
-        self.free_RM: FloatArray = limits.capacity_RM.copy()
-        self.grown_ms = 0.0
-
-    def growth(self, option: ItemOption) -> float:
-        """What an option would add; infinite if there is too little room."""
-        before = self.share_PR.copy(), self.free_RM.copy(), self.grown_ms
-        if self.put(option) is None:
-            return math.inf
-        grown_ms = self.grown_ms - before[2]
-        self.share_PR, self.free_RM, self.grown_ms = before
-        return grown_ms + sum(float(self.rates.sync_V[shard.kind]) for shard in option.shards)
-
-    def put(self, option: ItemOption) -> tuple[int, ...] | None:
-        """Sites of an option's shards, which then take their room; None, and no room taken, if there is too little."""
-        before = self.share_PR.copy(), self.free_RM.copy(), self.grown_ms
-        sites = self.space.take_sites(option, self.free_RM, self._choose)
-        if sites is None:
-            self.share_PR, self.free_RM, self.grown_ms = before
-        return sites
-
-    def _choose(self, shard: ItemShard, open_S: BoolArray) -> int:
-        """The open site where the load counts least, which then has it."""
-        added_VP = self.rates.shared_VP if shard.is_everywhere else self.rates.served_VP
-        after_PR = self.share_PR + added_VP[shard.kind][:, None] / self.mean_P1
-        grown_R = self.mean_P1[:, 0] @ (_powered(after_PR) - _powered(self.share_PR)) / _POWER
-        cost_S = grown_R if shard.num_holders == 1 else shard.by_site(grown_R).sum(axis=1)
-        site = 0 if shard.is_everywhere else int(np.where(open_S, cost_S, np.inf).argmin())
-        ranks = shard.ranks(site)
-        self.share_PR[:, ranks] = after_PR[:, ranks]
-        self.grown_ms += float(cost_S[site]) / self.share_PR.shape[1]
-        return site
-
-
-def _powered(share_PR: FloatArray) -> FloatArray:
-    """Shares of the mean to the power by which they count, a power of two."""
-    for _ in range(_POWER.bit_length() - 1):
-        share_PR = share_PR * share_PR
-    return share_PR
+def _order(flat: FlatOptions, option_I: IndexArray, size_V: FloatArray) -> IndexArray:
+    """Items that all ranks hold come first, then those whose shards have least choice of sites, then the largest."""
+    _, _, shard_X = flat.shards_of(option_I)
+    first_I = np.cumsum(flat.count_O[option_I]) - flat.count_O[option_I]
+    is_shared_X = flat.is_shared_E[shard_X]
+    choice_I = np.minimum.reduceat(np.where(is_shared_X, np.iinfo(np.int64).max, flat.num_sites_E[shard_X]), first_I)
+    size_I = np.maximum.reduceat(np.where(is_shared_X, 0.0, size_V[flat.kind_E[shard_X]]), first_I)
+    choice_I[np.logical_and.reduceat(is_shared_X, first_I)] = 0
+    return np.lexsort((-size_I, choice_I))

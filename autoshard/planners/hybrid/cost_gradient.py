@@ -1,7 +1,7 @@
 """What one more shard adds to a step, made linear around what ranks hold.
 
 Shape suffixes: I items, V kinds of shards, P parts of a step, R ranks, H width of a code, C columns of what is moved, O
-options, E shards of options, Y some options, X their shards.
+options, E shards of options, Y some options, X their shards, Z sets of sites.
 """
 
 from __future__ import annotations
@@ -46,6 +46,10 @@ class FlatOptions:
         holders_E: Ranks that hold it.
         is_shared_E: Whether these are all ranks.
         is_free_E: Whether it may be on any rank by itself.
+        in_node_E: Whether it must be in the node of the other shards of its option.
+        sites_E: Number of the set of sites that constraints leave it; -1 where these are all.
+        num_sites_E: How many sites that are.
+        allowed_ZR: The sets: which sites are allowed, and no others of as many as there are ranks.
     """
 
     options_I: IndexArray
@@ -63,6 +67,10 @@ class FlatOptions:
     holders_E: IndexArray
     is_shared_E: BoolArray
     is_free_E: BoolArray
+    in_node_E: BoolArray
+    sites_E: IndexArray
+    num_sites_E: IndexArray
+    allowed_ZR: BoolArray
 
     @classmethod
     def of(cls, space: PlannerSpace) -> FlatOptions:
@@ -75,6 +83,18 @@ class FlatOptions:
         item_O, number_O, first_I = ragged(options_I)
         count_O = np.array([len(option.shards) for option in options], dtype=np.int64)
         _, number_E, start_O = ragged(count_O)
+        # Most shards share what is allowed to them, as objects.
+        known: dict[int, tuple[int, int]] = {}
+        sets: list[BoolArray] = []
+        for shard in shards:
+            if id(shard.allowed_S) in known:
+                continue
+            number = -1
+            if not shard.allowed_S.all():
+                number = len(sets)
+                sets.append(np.pad(shard.allowed_S, (0, space.topology.world_size - len(shard.allowed_S))))
+            known[id(shard.allowed_S)] = number, int(shard.allowed_S.sum())
+        sites_E2 = np.array([known[id(shard.allowed_S)] for shard in shards], dtype=np.int64)
         return cls(
             options_I=options_I,
             first_I=first_I,
@@ -91,6 +111,10 @@ class FlatOptions:
             holders_E=np.array([shard.num_holders for shard in shards], dtype=np.int64),
             is_shared_E=np.array([shard.is_everywhere for shard in shards]),
             is_free_E=np.array([shard.is_free for shard in shards]),
+            in_node_E=np.array([shard.in_one_node for shard in shards]),
+            sites_E=sites_E2[:, 0],
+            num_sites_E=sites_E2[:, 1],
+            allowed_ZR=np.array(sets, dtype=np.bool_).reshape(-1, space.topology.world_size),
         )
 
     def are_within(self, tiers: Collection[Tier]) -> BoolArray:
@@ -103,8 +127,11 @@ class FlatOptions:
 
     def lowest(self, score_O: FloatArray) -> IndexArray:
         """The option of each item with the lowest score, shape (I,)."""
-        order = np.lexsort((score_O, self.item_O))
-        return np.asarray(order[np.flatnonzero(np.diff(self.item_O[order], prepend=-1))])
+        lowest_I = np.minimum.reduceat(score_O, self.first_I)
+        found = np.flatnonzero(score_O == lowest_I[self.item_O])
+        if len(found) > len(lowest_I):
+            found = found[np.flatnonzero(np.diff(self.item_O[found], prepend=-1))]
+        return np.asarray(found)
 
     def options_of(self, item_I: IndexArray) -> tuple[IndexArray, IndexArray, IndexArray]:
         """All options of some items: which of these each belongs to, its number there, and itself; shapes (Y,)."""
@@ -151,16 +178,11 @@ class CostGradient:
             mean_C = layout.moved_RC.mean(axis=0)
             kernel_ms_R = layout.parts_ms()[[PART_INDEX[part] for part in KERNEL_PARTS]].sum(axis=0)
             codes_H = layout.codes_RH[int(np.argsort(kernel_ms_R, kind="stable")[len(kernel_ms_R) // 2])]
-        one_PC, all_PC = _moving_rates(space, mean_C)
-        kernel_VP = _kernel_rates(space, codes_H)
-        moved_VC = space.kinds.moved_VC
-        bump = max(_BUMP_BYTES, _BUMP_SHARE * float(space.prices.synced_bytes(mean_C).max()))
-        bumps_B2 = bump * np.concatenate([np.eye(2), 2 * np.eye(2)])
-        once_ms, twice_ms = syncs_ms(bumps_B2, space.costs.comm, space.topology).reshape(2, 2)
+        moved_VC, kernel_VP = space.kinds.moved_VC, _kernel_rates(space, codes_H)
         return cls(
-            served_VP=moved_VC @ one_PC.T + kernel_VP,
-            shared_VP=moved_VC @ all_PC.T + kernel_VP,
-            sync_V=space.prices.synced_bytes(moved_VC) @ (twice_ms - once_ms) / bump,
+            served_VP=moved_VC @ _moving_rates(space, mean_C, space.topology.world_size).T + kernel_VP,
+            shared_VP=moved_VC @ _moving_rates(space, mean_C, 1).T + kernel_VP,
+            sync_V=_sync_rates(space, mean_C),
         )
 
 
@@ -171,24 +193,42 @@ def shard_costs(flat: FlatOptions, rates: CostGradient, num_ranks: int) -> MsArr
     return np.asarray(np.where(flat.is_shared_E, shared_E, alone_E * flat.holders_E / num_ranks))
 
 
-def _moving_rates(space: PlannerSpace, mean_C: MovedArray) -> tuple[FloatArray, FloatArray]:
-    """Milliseconds per unit of each column: on the rank that has it, and on all ranks that have it alike; (P, C)."""
-    num_ranks, width = space.topology.world_size, len(mean_C)
+def shared_rates(space: PlannerSpace, sums_X: FloatArray) -> tuple[MsArray, MsArray]:
+    """Milliseconds that a shard of each kind adds if all ranks hold some of it: to all parts, and to the all-reduce.
+
+    Args:
+        space: The kinds, and prices.
+        sums_X: What every rank holds.
+
+    Returns:
+        Two arrays of shape (V,).
+    """
+    codes_H, moved_C, _ = space.kinds.split(sums_X)
+    parts_VP = space.kinds.moved_VC @ _moving_rates(space, moved_C, 1).T + _kernel_rates(space, codes_H)
+    return parts_VP.sum(axis=1), _sync_rates(space, moved_C)
+
+
+def _moving_rates(space: PlannerSpace, mean_C: MovedArray, num_ranks: int) -> FloatArray:
+    """Milliseconds per unit of each column, shape (P, C): on one rank that has it, or for 1 on all ranks, alike."""
+    width = len(mean_C)
     is_sent_C = space.prices.columns.are("pair_bytes", "scattered_bytes")
     bump_C = np.where(is_sent_C, np.maximum(_BUMP_SHARE * mean_C, _BUMP_BYTES), 1.0)
     base_RC = np.repeat(np.where(is_sent_C, np.maximum(mean_C, 1.0), mean_C)[None], num_ranks, axis=0)
-    one_BRC = np.repeat(base_RC[None], width + 1, axis=0)
-    all_BRC = one_BRC.copy()
+    moved_BRC = np.repeat(base_RC[None], width + 1, axis=0)
     columns = np.arange(width)
-    one_BRC[columns + 1, 0, columns] += bump_C
-    all_BRC[columns + 1, :, columns] += bump_C[:, None]
+    moved_BRC[columns + 1, 0, columns] += bump_C
     # Kernels are counted once however many shards run in them; their launches are no rate.
     is_rate_C = ~space.prices.columns.are("num_shards")
-    rates = []
-    for moved_BRC in (one_BRC, all_BRC):
-        parts_PB = space.prices.moving_ms(moved_BRC)[:, :, 0]
-        rates.append(np.maximum(parts_PB[:, 1:] - parts_PB[:, :1], 0.0) / bump_C * is_rate_C)
-    return rates[0], rates[1]
+    parts_PB = space.prices.moving_ms(moved_BRC)[:, :, 0]
+    return np.asarray(np.maximum(parts_PB[:, 1:] - parts_PB[:, :1], 0.0) / bump_C * is_rate_C)
+
+
+def _sync_rates(space: PlannerSpace, mean_C: MovedArray) -> MsArray:
+    """Milliseconds of the all-reduce and all-gather of gradients that a shard of each kind adds, shape (V,)."""
+    bump = max(_BUMP_BYTES, _BUMP_SHARE * float(space.prices.synced_bytes(mean_C).max()))
+    bumps_B2 = bump * np.concatenate([np.eye(2), 2 * np.eye(2)])
+    once_ms, twice_ms = syncs_ms(bumps_B2, space.costs.comm, space.topology).reshape(2, 2)
+    return np.asarray(space.prices.synced_bytes(space.kinds.moved_VC) @ (twice_ms - once_ms) / bump)
 
 
 def _kernel_rates(space: PlannerSpace, codes_H: FloatArray) -> MsArray:

@@ -66,7 +66,8 @@ class _PartCosts:
     def of(cls, item: Item, first: int, flat: FlatOptions, cost_E: MsArray) -> _PartCosts:
         """Reads the options of an item of one table, of which the first has this place among all."""
         costs = cls()
-        for option, start in zip(item.options, flat.start_O[first:].tolist(), strict=False):
+        start_O = flat.start_O[first : first + len(item.options)]
+        for option, start in zip(item.options, start_O.tolist(), strict=True):
             name, shards = option.of_tables[0].name, option.shards
             if name is ShardingType.DATA_PARALLEL:
                 costs.hot[item.like[0].num_embeddings] = float(cost_E[start])

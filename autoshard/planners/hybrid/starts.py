@@ -200,7 +200,7 @@ def _starts_of(
     for count, (numbers, of_tiers) in enumerate(likeliest):
         if starts and count >= num_made and time.perf_counter() >= until_s:
             break
-        layout = _with_room(space, rates, limits, numbers, with_uneven=with_uneven)
+        layout = _with_room(space, flat, rates, limits, np.array(numbers), with_uneven=with_uneven)
         if layout is not None:
             starts += [Start(layout=layout, tiers=tiers) for tiers in dict.fromkeys(of_tiers)]
     return starts
@@ -215,26 +215,32 @@ def _choices(balanced: BalancedOptions) -> list[tuple[IndexArray, tuple[Tier, ..
 
 
 def _with_room(
-    space: PlannerSpace, rates: CostGradient, limits: Limits, numbers: Sequence[int], *, with_uneven: bool
+    space: PlannerSpace,
+    flat: FlatOptions,
+    rates: CostGradient,
+    limits: Limits,
+    numbers: IndexArray,
+    *,
+    with_uneven: bool,
 ) -> Layout | None:
     """Items with their options placed, where the memory leaves room for what training needs; None if it does not.
 
     What that is depends on where items are: it is taken from ranks' memory once it is known, and items placed anew.
     """
     of_tables = replace(limits, with_activations=False)
-    layout = placed_options(space, rates, of_tables, numbers, with_uneven=with_uneven)
+    layout = placed_options(space, flat, rates, of_tables, numbers, with_uneven=with_uneven)
     if layout is None or not limits.with_activations:
         return layout
-    placed = Layout(space, limits, layout.chosen)
+    placed = Layout(space, limits, layout.chosen, layout.sums_RX)
     if placed.fits():
         return placed
     less_RM = limits.capacity_RM.copy()
     less_RM[:, 0] -= space.prices.training_bytes(layout.moved_RC[None])[0]
     less = replace(of_tables, capacity_RM=less_RM)
-    layout = placed_options(space, rates, less, numbers, with_uneven=with_uneven)
+    layout = placed_options(space, flat, rates, less, numbers, with_uneven=with_uneven)
     if layout is None:
         return None
-    placed = Layout(space, limits, layout.chosen)
+    placed = Layout(space, limits, layout.chosen, layout.sums_RX)
     return placed if placed.fits() else None
 
 

@@ -51,8 +51,9 @@ _GROUPS_SHARE, _LEAST_SECONDS = 0.6, 0.01
 #: Shares of the time left, each when its turn comes, in which starts of the search's own and then other planners' plans
 #: have to be made; the search has the rest.
 _OWN_SHARE, _STARTS_SHARE = 0.25, 0.5
-#: How often numbers of hot rows are read off what costs least so far: two leave a sixth of what thirty could gain.
-_NUM_HOT_ROUNDS = 2
+#: How often numbers of hot rows are read off what costs least so far, while less than a share of the time is used: two
+#: rounds leave a sixth of what thirty numbers could gain.
+_NUM_HOT_ROUNDS, _HOT_SHARE = 2, 0.3
 #: Seconds for checking and pricing the plan in the end: whatever the task, and for each table (CPU time of
 #: `validate_plan`, `evaluate` and `price_step`, one core of a Xeon, November 2026).
 _FINISH_S, _FINISH_TABLE_S = 0.002, 1e-4
@@ -185,9 +186,11 @@ def _offered(
     request: PlanRequest, search: StepSearch, offer: OptionOffer, until_s: float
 ) -> tuple[PlannerSpace, list[Start]]:
     """The options, and the search's own starts."""
+    hot_s = _share_of_time(_HOT_SHARE, until_s)
     space = space_of(request, search.names, offer, search.min_partition, by_kernels=search.by_kernels)
-    # The costs of the first are what the second ones are read off.
     for _ in range(_NUM_HOT_ROUNDS):
+        if time.perf_counter() >= hot_s:
+            break
         offer_hot_rows(space, FlatOptions.of(space), CostGradient.of(space))
     return space, balanced_starts(space, _limits(space, search), _share_of_time(_OWN_SHARE, until_s))
 

@@ -64,6 +64,7 @@ class StepPrices:
 
     What a shard moves adds up as its code does: every rank that holds some of it adds a row to its sums, alike for all
     of them. So a step is a function of two sums per rank: they are brought into `RankWork`, which `StepPricer` prices.
+    Where all ranks hold alike, sums of one of them say it all: R may be 1.
 
     Args:
         tables: The task's tables.
@@ -300,7 +301,7 @@ class StepPrices:
 
     def _memory(self, moved_BRC: MovedArray) -> BatchMemory:
         rows_BR = self.columns.of(self._in_messages(moved_BRC))
-        kept_B1 = self._dense_bytes + rows_BR["row_order_bytes"].sum(axis=1, keepdims=True)
+        kept_B1 = self._dense_bytes + self._total(rows_BR["row_order_bytes"])
         returned_BR = self._read(rows_BR["returned_bytes"][..., None])[..., 0]
         return BatchMemory.of_batch(rows_BR["input_bytes"], rows_BR["output_bytes"], returned_BR, kept_B1, self.payload)
 
@@ -361,9 +362,18 @@ class StepPrices:
     def _read(self, by_readers_BRWX: MovedArray) -> MovedArray:
         """What reaches readers: of all ranks, of those of their node, and of themselves; shape (B, R, X)."""
         by_all, by_node, by_itself = np.moveaxis(by_readers_BRWX, 2, 0)
-        starts, num_R = self._groups[0]
-        in_nodes_BRX = np.repeat(np.add.reduceat(by_node, starts, axis=1), num_R[starts], axis=1)
-        return np.asarray(by_itself + by_all.sum(axis=1, keepdims=True) + in_nodes_BRX)
+        return np.asarray(by_itself + self._total(by_all) + self._by_group(by_node, 0, axis=1))
+
+    def _total(self, values_BR: MovedArray) -> MovedArray:
+        """Sums over all ranks, of which there may be one for all, shape (B, 1, ...)."""
+        return np.asarray(values_BR.sum(axis=1, keepdims=True) * (self.topology.world_size // values_BR.shape[1]))
+
+    def _by_group(self, values: MovedArray, level: int, axis: int) -> MovedArray:
+        """Sums over the ranks of each rank's group at a level, of the same shape; one rank may stand for all."""
+        starts, num_R = self._groups[level]
+        if values.shape[axis] == 1:
+            return np.asarray(values * num_R[0])
+        return np.repeat(np.add.reduceat(values, starts, axis=axis), num_R[starts], axis=axis)
 
     def _in_messages(self, moved_BRC: MovedArray) -> MovedArray:
         """What is moved with what fills up the last blocks of messages, as `plan_traffic` counts it."""
@@ -388,8 +398,8 @@ class StepPrices:
         to_all_EBR, to_node_EBR, to_itself_EBR = np.moveaxis(rows_BR["pair_bytes"], (2, 3), (0, 1))
         served_LEBR, asked_LEBR = [], []
         inner_EBR, num_inner_R = to_all_EBR, np.ones(rows_BR.shape[1], dtype=np.int64)
-        for level, (starts, num_R) in enumerate(self._groups):
-            sums_EBR = np.repeat(np.add.reduceat(to_all_EBR, starts, axis=2), num_R[starts], axis=2)
+        for level, (_, num_of_group_R) in enumerate(self._groups):
+            sums_EBR, num_R = self._by_group(to_all_EBR, level, axis=2), num_of_group_R[: rows_BR.shape[1]]
             in_node_EBR = to_node_EBR if level == 0 else 0.0
             served_LEBR.append((num_R - num_inner_R) * (to_all_EBR + in_node_EBR))
             asked_LEBR.append(sums_EBR - inner_EBR + (num_R - num_inner_R) * in_node_EBR)

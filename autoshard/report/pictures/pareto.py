@@ -10,9 +10,7 @@ import plotly.graph_objects as go
 from autoshard.core import EmbeddingTable, ShardingPlan, Tier
 from autoshard.core.quoting import printable, shortened
 from autoshard.evaluation.communication import AlphaBetaComm
-from autoshard.planners.flexshard.break_points import ParetoFrontier, ParetoPoint, pareto_frontier
-from autoshard.planners.flexshard.equations import FlexMachine
-from autoshard.planners.flexshard.tier_costs import Pricing
+from autoshard.planners.flexshard.equations import FlexMachine, ParetoFrontier, ParetoPoint, RowSet, pareto_frontier
 from autoshard.report.figures import BLUE, GREEN, INK, ORANGE, PINK, in_house_style
 
 _COLOURS = (BLUE, ORANGE, GREEN, PINK)
@@ -34,13 +32,12 @@ def pareto_figure(plan: ShardingPlan) -> go.Figure | None:
     """
     if plan.provenance is None or plan.provenance.planner != "flexshard" or plan.topology.world_size < 2:
         return None
-    machine = FlexMachine.of(plan.topology, AlphaBetaComm(), plan.tables.batch_size, plan.payload)
-    pricing = Pricing(machine=machine, payload=plan.payload)
+    machine = FlexMachine.of(plan.topology, AlphaBetaComm(), plan.tables.batch_size)
     replicated = _replicated_rows(plan)
     tables = sorted(plan.tables.tables, key=lambda table: (table.name not in replicated, -table.storage_bytes))
     figure = in_house_style(go.Figure())
     for table, colour in zip(tables, _COLOURS, strict=False):
-        frontier = pareto_frontier(table.access, pricing.rows_of(table), machine)
+        frontier = pareto_frontier(table.access, RowSet.of(table, plan.payload), machine)
         _add_table(figure, table, frontier, replicated.get(table.name, 0), colour)
     figure.add_hline(y=0.0, line={"color": INK, "width": 1, "dash": "dot"})
     figure.update_xaxes(title_text="communication over splitting all rows, ms per step", zeroline=False)

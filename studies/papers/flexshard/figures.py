@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from autoshard.planners.flexshard.break_points import ParetoFrontier, ParetoPoint
+from autoshard.planners.flexshard.equations import ParetoFrontier, ParetoPoint
 from autoshard.report.figures import BLUE, GREEN, GREY, INK, ORANGE, SKY, YELLOW, in_house_style
 from studies.papers.flexshard.results import FIG5_MODEL, HistoryCosts, ModelResult, ReplicaCosts
 

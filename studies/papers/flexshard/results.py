@@ -14,28 +14,28 @@ from autoshard.core import CostModels, TableSet, Tier
 from autoshard.core.access import FloatArray
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel
 from autoshard.formats.bundled import load_topology
-from autoshard.planners.flexshard.break_points import (
-    ParetoFrontier,
-    memory_neutral_probability,
-    neutral_communication,
-    pareto_frontier,
-)
 from autoshard.planners.flexshard.equations import (
     PAPER_MEMORY_MULTIPLIER,
-    Bandwidths,
     FlexMachine,
+    ParetoFrontier,
     RowSet,
     TierStrategy,
     communication_s,
     dynamic_communication_s,
     dynamic_memory_bytes,
     memory_bytes,
-    reduced_communication_s,
-    reduced_memory_bytes,
+    neutral_communication,
+    pareto_frontier,
     static_communication_s,
 )
 from autoshard.planners.flexshard.planner import FlexShardPlanner
 from autoshard.planners.planner import PlanRequest
+from studies.papers.flexshard.equations import (
+    FittedBandwidths,
+    memory_neutral_probability,
+    reduced_communication_s,
+    reduced_memory_bytes,
+)
 from studies.papers.flexshard.models import (
     DIM,
     LOCAL_BATCH,
@@ -60,7 +60,17 @@ FIG1_TABLES, FIG1_LENGTH = (1, 2, 4, 8), 2000
 
 
 def fitted_machine() -> FlexMachine:
-    """The paper's cluster, with bandwidths from RM-1's runs alone.
+    """The paper's cluster, with the fitted bandwidths."""
+    return FlexMachine(
+        ranks_per_node=RANKS_PER_NODE,
+        num_nodes=NUM_NODES,
+        local_batch_size=LOCAL_BATCH,
+        bandwidths=fitted_bandwidths(),
+    )
+
+
+def fitted_bandwidths() -> FittedBandwidths:
+    """Bandwidths of the paper's cluster, from RM-1's runs alone.
 
     The global all-to-all is as fast as in the row-wise run of Table 6, and the global all-reduce three times as fast
     (Fig. 3's caption). A ring's all-reduce is a reduce-scatter and an all-gather of the same bytes, each of which takes
@@ -71,17 +81,12 @@ def fitted_machine() -> FlexMachine:
     row_bytes = DIM * NUMBER_BYTES
     all_to_all = 2 * model.row_wise_run.volume * NUMBER_BYTES / (model.row_wise_run.all_to_all_ms / 1e3)
     flex_bytes = 2 * model.flexed.coverage * model.row_wise_run.volume * NUMBER_BYTES
-    return FlexMachine(
-        ranks_per_node=RANKS_PER_NODE,
-        num_nodes=NUM_NODES,
-        local_batch_size=LOCAL_BATCH,
-        bandwidths=Bandwidths(
-            all_to_all_global=all_to_all,
-            all_to_all_intra=flex_bytes / (three.intra_ms / 1e3),
-            all_reduce_global=3 * all_to_all,
-            all_reduce_cross=model.flexed.num_rows / RANKS_PER_NODE * row_bytes / (three.cross_ms / 1e3),
-            reduce_scatter_global=2 * 3 * all_to_all,
-        ),
+    return FittedBandwidths(
+        all_to_all_global=all_to_all,
+        all_to_all_intra=flex_bytes / (three.intra_ms / 1e3),
+        all_reduce_global=3 * all_to_all,
+        all_reduce_cross=model.flexed.num_rows / RANKS_PER_NODE * row_bytes / (three.cross_ms / 1e3),
+        reduce_scatter_global=2 * 3 * all_to_all,
     )
 
 
@@ -274,7 +279,10 @@ def fig1_costs(machine: FlexMachine) -> HistoryCosts:
         pooled_ms={tables: time for tables, (_, time) in pooled.items()},
         reduced_gb={tables: reduced_memory_bytes(vectors(sums), machine) / 1e9 for tables, sums in num_sums.items()},
         # The gradients come back by an all-gather of the same bytes.
-        reduced_ms={tables: 2e3 * reduced_communication_s(vectors(sums), machine) for tables, sums in num_sums.items()},
+        reduced_ms={
+            tables: 2e3 * reduced_communication_s(vectors(sums), machine, fitted_bandwidths().reduce_scatter_global)
+            for tables, sums in num_sums.items()
+        },
     )
 
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from autoshard.core import Tier
-from autoshard.planners.flexshard.break_points import ParetoFrontier
-from autoshard.planners.flexshard.equations import FlexMachine
+from autoshard.planners.flexshard.equations import FlexMachine, ParetoFrontier
 from autoshard.report.wording import write_percent
 from autoshard.table import Table
 from studies.frame import OutputOptions, StudyResult

@@ -93,6 +93,7 @@ def loaded(name: str) -> ctypes.CDLL | None:
                 *(ctypes.c_int32,) * 4,
                 ctypes.c_double,
             )
+            found.autoshard_place.argtypes = (ctypes.POINTER(Task), ctypes.c_void_p, ctypes.c_void_p)
             return found
     return None
 

@@ -6,6 +6,7 @@ memory levels, X shards that are held.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -20,12 +21,14 @@ from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions
 from autoshard.planners.hybrid.held import HeldShards
 from autoshard.planners.hybrid.layout import Layout, Limits
 from autoshard.planners.space.kinds import FloatArray
-from autoshard.planners.space.planner_space import BoolArray, PlannerSpace
+from autoshard.planners.space.planner_space import BoolArray, IndexArray, PlannerSpace
 
 IntArray = NDArray[np.int32]
 
 #: Share of a part by which the step's rate by it is found, and its least milliseconds.
 _BUMP_SHARE, _LEAST_BUMP_MS = 0.02, 1e-12
+#: Least milliseconds that ranks are thought to have of a part in the mean.
+_LEAST_MEAN_MS = 1e-12
 
 
 class Mode(IntEnum):
@@ -123,21 +126,14 @@ class LinearSearch:
 
     def __init__(self, space: PlannerSpace, limits: Limits, flat: FlatOptions, around: Layout) -> None:
         self.space, self.limits, self.flat = space, limits, flat
-        self._fixed = _option_arrays(space, flat)
+        self._fixed = _option_arrays(flat)
         self.won_O: IntArray = np.zeros(len(flat.item_O), dtype=np.int32)
         self.relinearise(around)
 
     def relinearise(self, around: Layout) -> None:
         """Takes what shards add as linear around another layout."""
         self.rates, self.launches = CostGradient.of(self.space, around), Launches.of(self.space, around)
-        self._linear: dict[str, NDArray[Any]] = {
-            "served_vp": np.ascontiguousarray(self.rates.served_VP),
-            "shared_vp": np.ascontiguousarray(self.rates.shared_VP),
-            "sync_v": np.ascontiguousarray(self.rates.sync_V),
-            "bytes_vm": np.ascontiguousarray(self._bytes(around)),
-            "launches_vk": self.launches.count_VK,
-            "launch_kp": self.launches.added_KP,
-        }
+        self._linear = _rate_arrays(self.rates, self._bytes(around), self.launches.count_VK, self.launches.added_KP)
 
     def improved(
         self, layout: Layout, effort: LinearEffort, *, may_O: BoolArray, seed: int, deadline_s: float
@@ -179,7 +175,7 @@ class LinearSearch:
         step_ms = compiled.autoshard_improve(task, effort.mode, effort.rounds, effort.most, effort.near, effort.heat)
         if np.isnan(step_ms):
             raise MemoryError
-        return self._layout(state["option_i"], state["site"])
+        return _layout(self.space, self.limits, self.flat, state["option_i"], state["site"], self._fixed)
 
     def _state(self, layout: Layout) -> dict[str, NDArray[Any]]:
         """The arrays that change, of a layout."""
@@ -221,44 +217,121 @@ class LinearSearch:
             bytes_VM[:, 0] += np.ceil(np.maximum(self.space.kinds.moved_VC @ rate_C, 0.0))
         return bytes_VM
 
-    def _layout(self, option_i: NDArray[Any], site: NDArray[Any]) -> Layout:
-        first_I, option_I = self._fixed["first_site_i"][:-1], option_i.astype(np.int64)
-        which_X, number_X, _ = self.flat.shards_of(option_I)
-        held = HeldShards.at(self.flat, option_I, site[first_I[which_X] + number_X].astype(np.int64))
-        numbers = (option_i - self._fixed["first_option_i"][:-1]).tolist()
-        counts, sites = self.flat.count_O[option_I].tolist(), site.tolist()
-        chosen = [
-            (number, tuple(sites[first : first + count]))
-            for number, first, count in zip(numbers, first_I.tolist(), counts, strict=True)
-        ]
-        sums_RX = held.sums(self.space.kinds.rows_VX, self.space.topology.world_size)
-        return Layout(self.space, self.limits, chosen, sums_RX)
+
+def placed(
+    space: PlannerSpace,
+    flat: FlatOptions,
+    rates: CostGradient,
+    limits: Limits,
+    *,
+    option_I: IndexArray,
+    order_I: IndexArray,
+    may_O: BoolArray,
+) -> Layout | None:
+    """All items at their cheapest sites, one after the other, where the slowest ranks grow least.
+
+    An item whose shards find no room takes another option, the one that adds least.
+
+    Args:
+        space: The space.
+        flat: Its options.
+        rates: What shards add.
+        limits: Memory; what training needs for a batch does not count.
+        option_I: The option that each item is to get.
+        order_I: The items in their order.
+        may_O: Options that may be taken instead.
+
+    Returns:
+        None if some item finds no room.
+
+    Raises:
+        MemoryError: If there is none left.
+    """
+    fixed, num_ranks = _option_arrays(flat), space.topology.world_size
+    _, _, shard_X = flat.shards_of(option_I)
+    kind_X, is_shared_X = flat.kind_E[shard_X], flat.is_shared_E[shard_X]
+    even_X = np.where(is_shared_X, 1.0, flat.holders_E[shard_X] / num_ranks)[:, None]
+    mean_P = (even_X * np.where(is_shared_X[:, None], rates.shared_VP[kind_X], rates.served_VP[kind_X])).sum(axis=0)
+    empty = Layout(space, limits, [None] * len(option_I))
+    state = {
+        "option_i": option_I.astype(np.int32),
+        "site": np.zeros(max(1, int(fixed["first_site_i"][-1])), dtype=np.int32),
+        "load_pr": over_ranks(np.zeros((len(mean_P), num_ranks))),
+        "free_mr": over_ranks(empty.limits.capacity_RM.T),
+        "count_kr": over_ranks(np.zeros((1, num_ranks), dtype=np.int32)),
+        "weight_p": np.ones(len(mean_P)),
+        "won_o": np.zeros(len(flat.item_O), dtype=np.int32),
+        "may_o": np.ascontiguousarray(may_O, dtype=np.uint8),
+    }
+    no_launches = np.zeros((1, 1), dtype=np.int32), np.zeros((1, len(mean_P)))
+    arrays = {**fixed, **_rate_arrays(rates, space.kinds.bytes_VM, *no_launches), **state}
+    task = Task.of(
+        arrays,
+        num_items=len(option_I),
+        num_ranks=num_ranks,
+        padded_ranks=state["load_pr"].shape[1],
+        num_levels=state["free_mr"].shape[0],
+        node_size=space.topology.local_world_size,
+        max_shards=int(np.diff(fixed["first_site_i"]).max()),
+    )
+    order, share_of_P = np.ascontiguousarray(order_I, dtype=np.int32), np.maximum(mean_P, _LEAST_MEAN_MS)
+    found = library().autoshard_place(task, order.ctypes.data, share_of_P.ctypes.data)
+    if found < 0:
+        raise MemoryError
+    return _layout(space, limits, flat, state["option_i"], state["site"], fixed) if found else None
 
 
-def _option_arrays(space: PlannerSpace, flat: FlatOptions) -> dict[str, NDArray[Any]]:
+def _option_arrays(flat: FlatOptions) -> dict[str, NDArray[Any]]:
     """The arrays that no layout changes."""
-    options = [option for item in space.items for option in item.options]
-    shards = [shard for option in options for shard in option.shards]
-    # Sites that constraints leave, each such set once; -1 for all sites.
-    sets: dict[bytes, int] = {}
-    allowed_E = [
-        -1 if shard.allowed_S.all() else sets.setdefault(_padded(shard.allowed_S, space), len(sets)) for shard in shards
-    ]
     most_I = np.maximum.reduceat(flat.count_O, flat.first_I)
     return {
-        "first_option_i": np.append(flat.first_I, len(options)).astype(np.int32),
-        "first_shard_o": np.append(flat.start_O, len(shards)).astype(np.int32),
+        "first_option_i": np.append(flat.first_I, len(flat.item_O)).astype(np.int32),
+        "first_shard_o": np.append(flat.start_O, len(flat.kind_E)).astype(np.int32),
         "type_o": flat.type_O.astype(np.int32),
         "kind_e": flat.kind_E.astype(np.int32),
         "holders_e": flat.holders_E.astype(np.int32),
-        "allowed_e": np.array(allowed_E, dtype=np.int32),
-        "allowed": np.frombuffer(b"".join(sets) or b"\0", dtype=np.uint8),
+        "allowed_e": flat.sites_E.astype(np.int32),
+        "allowed": np.append(flat.allowed_ZR.astype(np.uint8).ravel(), np.uint8(0)),
         "first_site_i": np.append(0, np.cumsum(most_I)).astype(np.int32),
         "is_shared_e": flat.is_shared_E.astype(np.uint8),
-        "in_node_e": np.array([shard.in_one_node for shard in shards], dtype=np.uint8),
+        "in_node_e": flat.in_node_E.astype(np.uint8),
         "is_free_e": flat.is_free_E.astype(np.uint8),
     }
 
 
-def _padded(allowed_S: BoolArray, space: PlannerSpace) -> bytes:
-    return np.pad(allowed_S, (0, space.topology.world_size - len(allowed_S))).tobytes()
+def _rate_arrays(
+    rates: CostGradient,
+    bytes_VM: FloatArray,
+    count_VK: IntArray,
+    added_KP: MsArray,
+) -> dict[str, NDArray[Any]]:
+    """The arrays of what shards and launches add."""
+    return {
+        "served_vp": np.ascontiguousarray(rates.served_VP),
+        "shared_vp": np.ascontiguousarray(rates.shared_VP),
+        "sync_v": np.ascontiguousarray(rates.sync_V),
+        "bytes_vm": np.ascontiguousarray(bytes_VM),
+        "launches_vk": count_VK,
+        "launch_kp": added_KP,
+    }
+
+
+def _layout(
+    space: PlannerSpace,
+    limits: Limits,
+    flat: FlatOptions,
+    option_i: NDArray[Any],
+    site: NDArray[Any],
+    fixed: Mapping[str, NDArray[Any]],
+) -> Layout:
+    """The layout that the compiled search left."""
+    first_I, option_I = fixed["first_site_i"][:-1], option_i.astype(np.int64)
+    which_X, number_X, _ = flat.shards_of(option_I)
+    held = HeldShards.at(flat, option_I, site[first_I[which_X] + number_X].astype(np.int64))
+    numbers = (option_i - fixed["first_option_i"][:-1]).tolist()
+    counts, sites = flat.count_O[option_I].tolist(), site.tolist()
+    chosen = [
+        (number, tuple(sites[first : first + count]))
+        for number, first, count in zip(numbers, first_I.tolist(), counts, strict=True)
+    ]
+    return Layout(space, limits, chosen, held.sums(space.kinds.rows_VX, space.topology.world_size))

@@ -914,6 +914,49 @@ static void take_arrays(Arena *arena, Search *search, Saved *before, Saved *best
   }
 }
 
+/* Placing all items from nothing. */
+
+/* What an option adds by slopes at its cheapest sites, where its shards are then, and which are left in `sites`; infinite,
+   and nothing is held, where it finds no room. */
+static double put(Search *search, int32_t option) {
+  const Task *task = search->task;
+  int32_t node = -1;
+  double grown = 0, added_p[PARTS];
+  search->num_undo = 0;
+  for (int32_t number = 0; number < num_shards(task, option); number++) {
+    int32_t shard = task->first_shard_o[option] + number, site = best_site(search, shard, node);
+    if (site < 0) {
+      take_back(search, option, number);
+      return INFINITY;
+    }
+    search->sites[number] = site;
+    if (task->in_node_e[shard]) node = site * task->holders_e[shard] / task->node_size;
+    added_powers(search, shard, site, added_p);
+    for (int32_t p = 0; p < PARTS; p++) grown += search->slope_p[p] * added_p[p];
+    if (task->is_shared_e[shard]) grown += task->sync_v[task->kind_e[shard]];
+    try_shard(search, shard, site);
+  }
+  return grown;
+}
+
+/* The option of an item that adds least by slopes, of those that may be taken; -1 where none finds room. */
+static int32_t least_option(Search *search, int32_t item) {
+  const Task *task = search->task;
+  int32_t best = -1;
+  double least = INFINITY;
+  for (int32_t option = task->first_option_i[item]; option < task->first_option_i[item + 1]; option++) {
+    if (!task->may_o[option]) continue;
+    double grown = put(search, option);
+    if (grown == INFINITY) continue;
+    take_back(search, option, num_shards(task, option));
+    if (grown < least) {
+      least = grown;
+      best = option;
+    }
+  }
+  return best;
+}
+
 /* Whether this machine can run the search as it is compiled for wider vectors: with other instructions, to the same
    results. */
 int32_t autoshard_has_avx2(void) {
@@ -922,6 +965,35 @@ int32_t autoshard_has_avx2(void) {
 #else
   return 0;
 #endif
+}
+
+/* Places items in an order, on ranks that hold nothing: each by the option that it has, or where that finds no room by the
+   one that adds least, where loads are least by the flattest norm of their shares of some loads.
+
+   Returns 1, and the items' options and sites are in the task; 0 where one finds no room; -1 if there is no memory. */
+int32_t autoshard_place(Task *task, const int32_t *order, const double *share_of_p) {
+  Search search = {.task = task, .log2_exponent = FLAT};
+  Saved before = {0}, best = {0};
+  Arena arena = {0};
+  take_arrays(&arena, &search, &before, &best);
+  char *block = arena.next = aligned_alloc(sizeof(Lanes), arena.size);
+  if (!block) return -1;
+  take_arrays(&arena, &search, &before, &best);
+  find_missing(&search);
+  memset(search.power_pr, 0, padded(task, PARTS) * sizeof(double));
+  for (int32_t p = 0; p < PARTS; p++) search.scale_p[p] = search.slope_p[p] = share_of_p[p];
+  int32_t is_placed = 1;
+  for (int32_t at = 0; at < task->num_items && is_placed; at++) {
+    int32_t item = order[at];
+    if (put(&search, task->option_i[item]) == INFINITY) {
+      int32_t option = least_option(&search, item);
+      if ((is_placed = option >= 0)) put(&search, task->option_i[item] = option);
+    }
+    if (is_placed)
+      memcpy(task->site + task->first_site_i[item], search.sites, num_shards(task, task->option_i[item]) * sizeof(int32_t));
+  }
+  free(block);
+  return is_placed;
 }
 
 /* What a call does. */
