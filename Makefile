@@ -48,8 +48,9 @@ format: install ## Format the code and apply ruff's safe fixes
 	$(VENV)/bin/python -m ruff check --fix-only .
 	$(VENV)/bin/python -m ruff format .
 
-docs: install ## Write the generated pages and pictures of docs/, and the site into site/
+docs: install ## Write the generated pages and pictures of docs/, the compiled search's header, and the site into site/
 	$(VENV)/bin/python -m scripts.reference_pages
+	$(VENV)/bin/python -m scripts.compiled_header
 	$(VENV)/bin/python -m scripts.drawings
 	$(PIP) install -r requirements/docs.txt
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict

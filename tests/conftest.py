@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import sys
+import unicodedata
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 
 import autoshard
+from autoshard import cli
 from autoshard.formats import read_json
 from costmodel.registry.versions import REGISTRY_VARIABLE, SHIPPED_VARIABLE
 from server.storage.location import DATABASE_VARIABLE
@@ -112,6 +114,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         skip = pytest.mark.skip(reason="needs a GPU: torch finds no CUDA device on this machine")
         for item in marked:
             item.add_marker(skip)
+
+
+@pytest.fixture
+def run(capfd):
+    """Runs a command and checks its exit code; returns both streams, which no terminal obeys."""
+
+    def run(*words, code=0, program=cli.main):
+        capfd.readouterr()
+        assert program([str(word) for word in words]) == code
+        out, err = capfd.readouterr()
+        assert is_harmless(out), ascii(out)
+        assert is_harmless(err), ascii(err)
+        return out, err
+
+    return run
+
+
+def is_harmless(text):
+    return all(c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp") for c in text)
 
 
 @pytest.fixture

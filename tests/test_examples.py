@@ -148,9 +148,8 @@ def test_python(block, capsys):
     assert read_plan("plan.json").predicted.cost_model.startswith("learned:cpu")
 
 
-def test_the_first_example_of_plan_is_inside_the_range_of_the_model_that_comes_with_autoshard(capfd):
-    assert main(["plan", "--help"]) == 0
-    example = capfd.readouterr().out.split("Example:\n")[1].split("\n\n")[0]
+def test_the_first_example_of_plan_is_inside_the_range_of_the_model_that_comes_with_autoshard(run, capfd):
+    example = run("plan", "--help")[0].split("Example:\n")[1].split("\n\n")[0]
     lines = [" ".join(line.split()) for line in example.replace("\\\n", " ").splitlines()]
     assert lines[-1].startswith("autoshard plan ")
     run_lines(lines, capfd)

@@ -75,11 +75,12 @@ class LimitTask:
         )
 
 
-_FEW, _MANY = {0.1: 0.015, 1.0: 0.005}, {1.0: 0.03, 10.0: 0.007}
+_FEW, _MANY = {0.1: 0.015, 1.0: 0.003}, {1.0: 0.02, 10.0: 0.007}
 TASKS = {
     "80-cpu": LimitTask(num_tables=80, num_ranks=8, base="cpu-8", goals=_FEW),
     "80-a100": LimitTask(num_tables=80, num_ranks=8, base="a100-8", goals=_FEW),
-    "200-dgx": LimitTask(num_tables=200, num_ranks=16, base="dgx-a100-16", goals={1.0: 0.01}),
+    "200-dgx": LimitTask(num_tables=200, num_ranks=16, base="dgx-a100-16", goals={1.0: 0.007}),
+    "160-a100": LimitTask(num_tables=160, num_ranks=32, base="a100-32", goals={1.0: 0.015}),
     "800-cpu": LimitTask(num_tables=800, num_ranks=80, base="cpu-8", goals=_MANY),
     "800-a100": LimitTask(num_tables=800, num_ranks=80, base="a100-32", goals=_MANY),
     "5000-a100": LimitTask(num_tables=5000, num_ranks=1024, base="a100-32", goals={10.0: 0.03}),

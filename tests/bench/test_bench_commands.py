@@ -66,7 +66,7 @@ def test_collect_appends_samples_of_the_tables(store, tables):
             assert (shard.num_embeddings, shard.num_bags) == (max(1, rows[shard.table]), 32)
 
 
-def test_collect_says_what_it_added(tables, tmp_path, capsys, published):
+def test_collect_says_what_it_added(run, tables, tmp_path, published):
     write_tables(tables, tmp_path / "tables.json")
     arguments = [
         "--tables",
@@ -78,8 +78,8 @@ def test_collect_says_what_it_added(tables, tmp_path, capsys, published):
         "--strategies",
         "random",
     ]
-    assert main(["collect", "--store", str(tmp_path / "store"), *arguments, "--device", "cpu", "--json"]) == 0
-    result = published("collected", capsys.readouterr().out)
+    out, _ = run("collect", "--store", tmp_path / "store", *arguments, "--device", "cpu", "--json")
+    result = published("collected", out)
     assert result["device"] == "cpu"
     assert result["num_samples"] == len(read_samples(tmp_path / "store")) > 0
     assert [str(file) for file in (tmp_path / "store").rglob("*.parquet")] == result["files"]
@@ -100,7 +100,7 @@ def test_collect_goes_where_the_model_is_in_doubt_once_there_are_samples(store, 
 
 
 @pytest.mark.slow
-def test_collect_goes_on_where_it_ended(tables, tmp_path, capsys):
+def test_collect_goes_on_where_it_ended(run, tables, tmp_path):
     write_tables(tables, tmp_path / "tables.json")
     arguments = [
         "--tables",
@@ -113,9 +113,8 @@ def test_collect_goes_on_where_it_ended(tables, tmp_path, capsys):
         "random=2,singles",
     ]
     arguments += ["--max-tables", "6", "--store", str(tmp_path / "store"), "--num-samples", "5", "--json"]
-    for seed in ("5", "5"):
-        assert main(["collect", *arguments, "--seed", seed]) == 0
-    (_, again) = (json.loads(text) for text in capsys.readouterr().out.replace("}\n{", "}\0{").split("\0"))
+    for _ in range(2):
+        again = json.loads(run("collect", *arguments, "--seed", 5)[0])
     assert again["parts"][0]["added"].keys() <= {"random", "singles", "repeat"}
     held = read_samples(tmp_path / "store").samples
     assert len(held) == 10
@@ -124,16 +123,13 @@ def test_collect_goes_on_where_it_ended(tables, tmp_path, capsys):
     assert len(list((tmp_path / "store" / "streams").iterdir())) == 1
 
 
-def test_only_one_collector_measures_on_a_device(tmp_path, capsys, published):
-    arguments = ["collect", "--store", str(tmp_path), "--device", "cpu", "--num-samples", "1"]
+def test_only_one_collector_measures_on_a_device(run, tmp_path, published):
+    arguments = ["collect", "--store", tmp_path, "--device", "cpu", "--num-samples", "1"]
     with CollectorLock(tmp_path, device_lock_name(find_device("cpu"))) as lock:
-        assert main(arguments) == 1
-        message = capsys.readouterr().err
+        _, message = run(*arguments, code=1)
         assert f"{lock.file}: another collector (process {os.getpid()}) is measuring here" in message
-        assert main([*arguments, "--if-busy", "skip"]) == 0
-        assert capsys.readouterr().out.startswith("Skipped: ")
-        assert main([*arguments, "--if-busy", "skip", "--json"]) == 0
-        skipped = published("collected", capsys.readouterr().out)
+        assert run(*arguments, "--if-busy", "skip")[0].startswith("Skipped: ")
+        skipped = published("collected", run(*arguments, "--if-busy", "skip", "--json")[0])
         assert skipped == {"schema": skipped["schema"], "store": str(tmp_path), "is_busy": True, "num_samples": 0}
     assert not list(tmp_path.rglob("*.parquet"))
 
@@ -176,27 +172,25 @@ def test_sigterm_ends_collect_cleanly_and_frees_the_device(tables, tmp_path):
         pass
 
 
-def test_collect_refuses_a_store_of_another_version(store, tmp_path, capsys):
+def test_collect_refuses_a_store_of_another_version(run, store, tmp_path):
     (file,) = list(store.glob("device=cpu/*.parquet"))[:1]
     folder = tmp_path / "store" / "device=h200"
     folder.mkdir(parents=True)
     changed = pq.read_table(file).replace_schema_metadata({b"autoshard.schema": b"autoshard.samples/1"})
     pq.write_table(changed, folder / "part-old.parquet")
-    assert main(["collect", "--store", str(tmp_path / "store"), "--device", "cpu", "--num-samples", "1"]) == 2
-    assert (
-        "must be autoshard.samples/4, got autoshard.samples/1; collect into another folder" in capsys.readouterr().err
-    )
+    _, err = run("collect", "--store", tmp_path / "store", "--device", "cpu", "--num-samples", 1, code=2)
+    assert "must be autoshard.samples/4, got autoshard.samples/1; collect into another folder" in err
     assert not (tmp_path / "store" / "device=cpu").exists()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_collect_without_the_gpu_that_is_asked_for(tmp_path, capsys):
-    assert main(["collect", "--store", str(tmp_path / "store"), "--device", "cuda"]) == 1
-    assert "torch finds no GPU here" in capsys.readouterr().err
+def test_collect_without_the_gpu_that_is_asked_for(run, tmp_path):
+    _, err = run("collect", "--store", tmp_path / "store", "--device", "cuda", code=1)
+    assert "torch finds no GPU here" in err
     assert not (tmp_path / "store").exists()
 
 
-def test_samples_shows_coverage_and_quality(store, tmp_path, capsys, published):
+def test_samples_shows_coverage_and_quality(run, store, tmp_path, published):
     part = next(store.glob("device=cpu/*.parquet"))
     folder = tmp_path / "store" / "device=cpu"
     folder.mkdir(parents=True)
@@ -205,8 +199,8 @@ def test_samples_shows_coverage_and_quality(store, tmp_path, capsys, published):
     throttled = replace(read_samples(store).samples[0], throttle_reasons="sw_power_cap", num_attempts=2, is_noisy=True)
     write_samples(tmp_path / "store", [throttled])
     html = tmp_path / "coverage.html"
-    assert main(["samples", str(tmp_path / "store"), "--html", str(html), "--json"]) == 0
-    (device,) = published("store", capsys.readouterr().out)["devices"]
+    out, _ = run("samples", tmp_path / "store", "--html", html, "--json")
+    (device,) = published("store", out)["devices"]
     held = read_sample_file(part)
     assert device["num_duplicates"] == len(held)
     assert device["num_samples"] == len(held) + 1
@@ -217,11 +211,11 @@ def test_samples_shows_coverage_and_quality(store, tmp_path, capsys, published):
     assert "<html" in html.read_text()
 
 
-def test_samples_draws_the_pictures_of_its_page(store, tmp_path, monkeypatch, capsys):
+def test_samples_draws_the_pictures_of_its_page(run, store, tmp_path, monkeypatch):
     drawn = {}
     monkeypatch.setattr("bench.store.command.draw", lambda figures, image: drawn.update({image: figures}))
     image = tmp_path / "coverage.svg"
-    assert main(["samples", str(store), "--image", str(image), "--tables", "criteo-kaggle", "--scale", "1024"]) == 0
+    run("samples", store, "--image", image, "--tables", "criteo-kaggle", "--scale", 1024)
     figures = drawn[image]
     assert list(figures)[:2] == ["pairs", "shards-rows-and-dim"]
     assert len(figures) == 1 + 6 + 3
@@ -229,35 +223,30 @@ def test_samples_draws_the_pictures_of_its_page(store, tmp_path, monkeypatch, ca
     assert num_points == len(read_samples(store))
     shown = [int(text or 0) for line in figures["sets-shards-and-lookups"].data[0].text for text in line]
     assert sum(shown) == len(read_samples(store))
-    assert main(["samples", str(store), "--image", "coverage.pdf"]) == 2
-    assert main(["samples", str(store), "--tables", "metasyn"]) == 2
-    assert "--html or --image" in capsys.readouterr().err
+    run("samples", store, "--image", "coverage.pdf", code=2)
+    assert "--html or --image" in run("samples", store, "--tables", "metasyn", code=2)[1]
 
 
-def test_samples_shows_a_store(store, capsys, published):
-    assert main(["samples", str(store), "--json"]) == 0
-    (device,) = published("store", capsys.readouterr().out)["devices"]
+def test_samples_shows_a_store(run, store, published):
+    (device,) = published("store", run("samples", store, "--json")[0])["devices"]
     assert (device["device"], device["num_samples"], sum(device["sources"].values())) == ("cpu", 40, 40)
     assert device["num_repeated"] >= 1
     assert device["repeatability"] > 0
-    assert main(["samples", str(store)]) == 0
-    assert "40 (" in capsys.readouterr().out
+    assert "40 (" in run("samples", store)[0]
 
 
-def test_samples_finds_what_was_tampered_with(store, tmp_path, capsys, monkeypatch):
+def test_samples_finds_what_was_tampered_with(run, store, tmp_path, monkeypatch):
     honest = read_samples(store).samples[0]
     monkeypatch.setattr(KERNEL_SAMPLES, "content_id", lambda _: honest.sample_id)
     write_samples(tmp_path, [replace(honest, forward_ms=0.125)])
     monkeypatch.undo()
-    assert main(["samples", str(tmp_path)]) == 1
-    assert "1 of 1 samples of cpu do not match their id" in capsys.readouterr().err
+    assert "1 of 1 samples of cpu do not match their id" in run("samples", tmp_path, code=1)[1]
 
 
 @pytest.mark.slow
-def test_replay_measures_every_rank(plan, tmp_path, capsys):
+def test_replay_measures_every_rank(run, plan, tmp_path):
     write_plan(plan, tmp_path / "plan.json")
-    assert main(["replay", str(tmp_path / "plan.json"), "--device", "cpu", "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = json.loads(run("replay", tmp_path / "plan.json", "--device", "cpu", "--json")[0])
     kernel_ms = [rank["kernel_ms"] for rank in result["ranks"]]
     assert [rank["num_shards"] for rank in result["ranks"]] == [2, 2, 2, 2, 2, 1, 1, 0]
     assert kernel_ms[7] == 0.0
@@ -269,26 +258,23 @@ def test_replay_measures_every_rank(plan, tmp_path, capsys):
     assert result["predicted_max_kernel_ms"] is None
 
 
-def test_replay_refuses_what_it_cannot_measure(plan, tables, tmp_path, capsys):
+def test_replay_refuses_what_it_cannot_measure(run, plan, tables, tmp_path):
     odd = replace(tables.tables[0], dtype=DType.BF16)
     changed = replace(tables, tables=(odd, *tables.tables[1:]))
     shards = tuple(PlacedShard.table_wise(Shard.whole(table), 0) for table in changed.tables)
     write_plan(replace(plan, tables=changed, shards=shards), tmp_path / "plan.json")
-    assert main(["replay", str(tmp_path / "plan.json"), "--device", "cpu"]) == 2
-    assert f"{odd.name}.dtype: the benchmark measures fp32 or fp16 on a CPU, got bf16" in capsys.readouterr().err
+    _, err = run("replay", tmp_path / "plan.json", "--device", "cpu", code=2)
+    assert f"{odd.name}.dtype: the benchmark measures fp32 or fp16 on a CPU, got bf16" in err
 
 
 @pytest.mark.slow
-def test_samples_checks_dense_layers_too(tmp_path, capsys):
+def test_samples_checks_dense_layers_too(run, tmp_path):
     store = tmp_path / "store"
     arguments = ["--kinds", "dense", "--device", "cpu", "--num-samples", "1", "--seed", "3"]
-    assert main(["collect", "--store", str(store), *arguments]) == 0
-    capsys.readouterr()
-    assert main(["samples", str(store)]) == 0
-    assert "dense layers on cpu: 1 samples" in capsys.readouterr().out
+    run("collect", "--store", store, *arguments)
+    assert "dense layers on cpu: 1 samples" in run("samples", store)[0]
     (file,) = store.rglob("part-*.parquet")
     held = pq.ParquetFile(file).read()
     rows = [row | {"num_rounds": row["num_rounds"] + 1} for row in held.to_pylist()]
     pq.write_table(pa.Table.from_pylist(rows, held.schema), file)
-    assert main(["samples", str(store)]) == 1
-    assert "1 of 1 samples of cpu do not match their id" in capsys.readouterr().err
+    assert "1 of 1 samples of cpu do not match their id" in run("samples", store, code=1)[1]

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import unicodedata
 from pathlib import Path
 
 import pytest
@@ -58,25 +57,6 @@ def documents(tmp_path_factory):
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         assert cli.main(["plan", *files, "--planner", "random"]) == 0
     return folder
-
-
-@pytest.fixture
-def run(capfd):
-    """Runs a command and checks its exit code; returns both streams, which no terminal obeys."""
-
-    def run(*words, code=0, program=cli.main):
-        capfd.readouterr()
-        assert program([str(word) for word in words]) == code
-        out, err = capfd.readouterr()
-        assert is_harmless(out), ascii(out)
-        assert is_harmless(err), ascii(err)
-        return out, err
-
-    return run
-
-
-def is_harmless(text):
-    return all(c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp") for c in text)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autoshard.cli import main
 from autoshard.core.errors import ModelError
 from autoshard.core.machine import MeasuredMachine
 from autoshard.formats.stores.samples import read_samples
@@ -171,15 +170,14 @@ class TestRegistries:
         assert models.production_id("cost", "cpu") == again.id
 
     @pytest.mark.slow
-    def test_the_command_measures_fits_and_goes_on(self, base, shipped, tmp_path, capsys, store, published):
+    def test_the_command_measures_fits_and_goes_on(self, base, shipped, tmp_path, run, store, published):
         base.publish(shipped)
         # Samples that are surely not noisy: what is measured here may be, on a busy machine.
         registry, own = tmp_path / "registry", shutil.copytree(store, tmp_path / "samples")
         arguments = ["calibrate", "--registry", registry, "--store", own, "--seconds", 2, "--updates", 20, "--json"]
         results = []
         for _ in range(2):
-            assert main([str(argument) for argument in arguments]) == 0
-            results.append(published("calibrated", capsys.readouterr().out))
+            results.append(published("calibrated", run(*arguments)[0]))
         first, again = results
         samples = read_samples(own).samples
         assert len(samples) == 400 + first["num_measured"] + again["num_measured"]
@@ -191,17 +189,15 @@ class TestRegistries:
         assert model.card.training == first["training"]
 
     @pytest.mark.slow
-    def test_the_table_says_what_was_fitted(self, base, shipped, tmp_path, capsys, store):
+    def test_the_table_says_what_was_fitted(self, base, shipped, tmp_path, run, store):
         version = base.publish(shipped)
         own = shutil.copytree(store, tmp_path / "samples")
         arguments = ["--store", own, "--seconds", 1, "--updates", 40, "--registry", tmp_path / "registry"]
-        assert main(["calibrate", *map(str, arguments)]) == 0
-        shown = capsys.readouterr().out
+        shown = run("calibrate", *arguments)[0]
         for text in ("mean relative error", "90% interval holds", version, "measured on", "Xeon"):
             assert text in shown
 
     @pytest.mark.slow
-    def test_without_a_model_to_start_from(self, tmp_path, capsys):
+    def test_without_a_model_to_start_from(self, tmp_path, run):
         arguments = ["--store", tmp_path / "samples", "--seconds", 1, "--registry", tmp_path / "registry"]
-        assert main(["calibrate", *map(str, arguments)]) == 1
-        assert "no model of cpu is known to start from" in capsys.readouterr().err
+        assert "no model of cpu is known to start from" in run("calibrate", *arguments, code=1)[1]

@@ -92,19 +92,16 @@ def test_a_gpu_that_is_not_there_is_told_in_one_line(store, registry, monkeypatc
     assert capsys.readouterr().err == "error: --accelerator: one process needs a GPU, this machine has 0\n"
 
 
-def test_models_lists_what_was_trained(store, registry, capsys, published):
-    assert main(["models", "--registry", str(registry)]) == 0
-    assert "No models" in capsys.readouterr().out
+def test_models_lists_what_was_trained(run, store, registry, capfd, published):
+    assert "No models" in run("models", "--registry", registry)[0]
     ids = []
     for seed in ("1", "2"):
         assert train(store, registry, "--seed", seed, "--json", "--force") == 0
-        ids.append(json.loads(capsys.readouterr().out)["id"])
-    assert main(["models", "--registry", str(registry), "--json"]) == 0
-    result = published("models", capsys.readouterr().out)
+        ids.append(json.loads(capfd.readouterr().out)["id"])
+    result = published("models", run("models", "--registry", registry, "--json")[0])
     assert [item["id"] for item in result["models"]] == ids
     assert [item["production"] for item in result["models"]] == [False, True]
-    assert main(["models", "--registry", str(registry)]) == 0
-    shown = capsys.readouterr().out
+    shown = run("models", "--registry", registry)[0]
     assert all(id_ in shown for id_ in ids)
     assert "held-out error" in shown
 
@@ -120,16 +117,16 @@ class TestModels:
     """The command, on models whose content does not matter to it."""
 
     @pytest.fixture
-    def run(self, registry, capsys, published):
+    def asked(self, run, registry, published):
         names = {"show": "model", "promote": "model-alias", "roll-back": "model-alias"}
 
-        def run(*arguments, code=0):
-            assert main(["models", *arguments, "--registry", str(registry), *(["--json"] if code == 0 else [])]) == code
-            printed = capsys.readouterr()
+        def asked(*arguments, code=0):
+            as_json = ["--json"] if code == 0 else []
+            out, err = run("models", *arguments, "--registry", registry, *as_json, code=code)
             name = names.get(arguments[0], "models") if arguments else "models"
-            return published(name, printed.out) if code == 0 else printed.err
+            return published(name, out) if code == 0 else err
 
-        return run
+        return asked
 
     @pytest.fixture
     def ids(self, registry):
@@ -146,9 +143,8 @@ class TestModels:
         }
 
     @pytest.mark.usefixtures("ids")
-    def test_scores_of_all_kinds_are_listed(self, registry, capsys):
-        assert main(["models", "--registry", str(registry)]) == 0
-        shown = capsys.readouterr().out
+    def test_scores_of_all_kinds_are_listed(self, registry, run):
+        shown = run("models", "--registry", registry)[0]
         for text in (
             "held-out error 5.00%",
             "held-out error 2.00%",
@@ -158,83 +154,84 @@ class TestModels:
         ):
             assert text in shown
 
-    def test_listed_by_kind_and_device(self, ids, run):
-        assert {item["id"] for item in run("--kind", "cost")["models"]} == {ids["old"], ids["new"], ids["a100"]}
-        assert {item["id"] for item in run("list", "--device", "cpu", "--kind", "policy")["models"]} == {ids["policy"]}
-        assert {item["id"] for item in run("--kind", "policy-tiers")["models"]} == {ids["tiers"]}
-        assert run("--device", "h100")["models"] == []
+    def test_listed_by_kind_and_device(self, ids, asked):
+        assert {item["id"] for item in asked("--kind", "cost")["models"]} == {ids["old"], ids["new"], ids["a100"]}
+        assert {item["id"] for item in asked("list", "--device", "cpu", "--kind", "policy")["models"]} == {
+            ids["policy"]
+        }
+        assert {item["id"] for item in asked("--kind", "policy-tiers")["models"]} == {ids["tiers"]}
+        assert asked("--device", "h100")["models"] == []
 
-    def test_show_by_id_and_alias(self, ids, run, registry, capsys):
+    def test_show_by_id_and_alias(self, ids, asked, registry, run):
         for wanted in (ids["old"], ids["old"][:10]):
-            result = run("show", wanted)
+            result = asked("show", wanted)
             assert (result["id"], result["aliases"], result["used"]) == (ids["old"], [], False)
-        result = run("show", "production", "--kind", "cost", "--device", "cpu")
+        result = asked("show", "production", "--kind", "cost", "--device", "cpu")
         assert (result["id"], result["aliases"], result["used"]) == (ids["new"], ["production"], True)
         assert [entry["id"] for entry in result["history"]["production"]] == [ids["old"], ids["new"]]
-        assert main(["models", "show", ids["policy"], "--registry", str(registry)]) == 0
-        shown = capsys.readouterr().out
+        shown = run("models", "show", ids["policy"], "--registry", registry)[0]
         for text in (ids["policy"], "training.test.policy.balance", "0.981", "someone", "publish"):
             assert text in shown
 
-    def test_promote_and_roll_back(self, ids, run, registry):
-        assert run("promote", ids["old"], "--alias", "candidate")["alias"] == "candidate"
-        assert run("promote", "candidate")["id"] == ids["old"]
+    def test_promote_and_roll_back(self, ids, asked, registry):
+        assert asked("promote", ids["old"], "--alias", "candidate")["alias"] == "candidate"
+        assert asked("promote", "candidate")["id"] == ids["old"]
         assert Registry(registry).production_id("cost", "cpu") == ids["old"]
-        rolled = run("roll-back", "--kind", "cost", "--device", "cpu")
+        rolled = asked("roll-back", "--kind", "cost", "--device", "cpu")
         assert rolled["id"] == ids["new"]
         assert [entry["action"] for entry in rolled["history"]] == ["publish", "publish", "promote", "roll-back"]
         assert Registry(registry).production_id("cost", "cpu") == ids["new"]
         assert Registry(registry).production_id("policy", "cpu") == ids["policy"]
 
-    def test_what_cannot_be_meant(self, ids, run):
-        several = run("roll-back", code=2)
+    def test_what_cannot_be_meant(self, ids, asked):
+        several = asked("roll-back", code=2)
         assert f"cost cpu {ids['new']}" in several
         assert 'version: "production" names several models' in several
         assert "--kind and --device" in several
-        assert 'no model is "zzz"' in run("promote", "zzz", code=2)
-        assert 'no model is "candidate"' in run("show", "candidate", code=2)
-        assert "needs an id" in run("show", code=2)
-        assert "takes none" in run("roll-back", ids["old"], code=2)
-        assert "named no other version before" in run("roll-back", "--device", "a100", code=1)
+        assert 'no model is "zzz"' in asked("promote", "zzz", code=2)
+        assert 'no model is "candidate"' in asked("show", "candidate", code=2)
+        assert "needs an id" in asked("show", code=2)
+        assert "takes none" in asked("roll-back", ids["old"], code=2)
+        assert "named no other version before" in asked("roll-back", "--device", "a100", code=1)
 
-    def test_shipped_models_are_listed_and_hidden_by_own_ones(self, run, shipped, registry):
+    def test_shipped_models_are_listed_and_hidden_by_own_ones(self, asked, shipped, registry):
         came = shipped.publish("cost", "cpu", {}, {"device": "cpu"})
-        (item,) = run()["models"]
+        (item,) = asked()["models"]
         assert (item["id"], item["shipped"], item["used"]) == (came, True, True)
-        assert run("show", "production")["shipped"]
+        assert asked("show", "production")["shipped"]
         # The alias of what is shipped is not ours to change.
-        assert "no model is" in run("roll-back", code=2)
+        assert "no model is" in asked("roll-back", code=2)
         own = Registry(registry).publish("cost", "cpu", {}, {"device": "cpu", "own": True})
-        assert [(item["id"], item["used"]) for item in run()["models"]] == [(own, True), (came, False)]
-        assert run("show", "production")["id"] == own
+        assert [(item["id"], item["used"]) for item in asked()["models"]] == [(own, True), (came, False)]
+        assert asked("show", "production")["id"] == own
 
     @pytest.mark.parametrize("wanted", ["shipped", "id", "roll-back"])
-    def test_what_is_shipped_can_be_used_again(self, run, shipped, registry, wanted):
+    def test_what_is_shipped_can_be_used_again(self, asked, shipped, registry, wanted):
         came = shipped.publish("cost", "cpu", {}, {"device": "cpu"})
         own = Registry(registry).publish("cost", "cpu", {}, {"device": "cpu", "own": True})
-        moved = run("roll-back") if wanted == "roll-back" else run("promote", came if wanted == "id" else wanted)
+        moved = asked("roll-back") if wanted == "roll-back" else asked("promote", came if wanted == "id" else wanted)
         assert moved["id"] == came
-        assert [(item["id"], item["used"]) for item in run()["models"]] == [(own, False), (came, True)]
-        shown = run("show", "production")
+        assert [(item["id"], item["used"]) for item in asked()["models"]] == [(own, False), (came, True)]
+        shown = asked("show", "production")
         assert (shown["id"], shown["shipped"], shown["aliases"]) == (came, True, ["production"])
         assert [entry["id"] for entry in shown["history"]["production"]] == [own, came]
         if wanted == "roll-back":
-            assert "named no other version before" in run("roll-back", code=1)
+            assert "named no other version before" in asked("roll-back", code=1)
         else:
-            assert run("roll-back")["id"] == own
+            assert asked("roll-back")["id"] == own
 
-    def test_what_is_shipped_can_be_promoted_where_nothing_else_is(self, run, shipped, registry):
+    def test_what_is_shipped_can_be_promoted_where_nothing_else_is(self, asked, shipped, registry):
         came = shipped.publish("cost", "cpu", {}, {"device": "cpu"})
-        assert run("promote", "shipped")["id"] == came
+        assert asked("promote", "shipped")["id"] == came
         assert Registry(registry).production_id("cost", "cpu") == came
         own = Registry(registry).publish("cost", "cpu", {}, {"device": "cpu", "own": True})
-        assert run("roll-back", "--kind", "cost")["id"] == came != own
+        assert asked("roll-back", "--kind", "cost")["id"] == came != own
 
-    def test_what_is_both_shipped_and_our_own_is_one_version(self, run, shipped, registry):
+    def test_what_is_both_shipped_and_our_own_is_one_version(self, asked, shipped, registry):
         came = shipped.publish("cost", "cpu", {}, {"device": "cpu"})
         assert Registry(registry).publish("cost", "cpu", {}, {"device": "cpu"}) == came
-        assert [item["id"] for item in run()["models"]] == [came]
-        assert run("promote", "shipped")["id"] == run("promote", came)["id"] == came
+        assert [item["id"] for item in asked()["models"]] == [came]
+        assert asked("promote", "shipped")["id"] == asked("promote", came)["id"] == came
 
 
 class TestShippedModel:
@@ -264,13 +261,12 @@ class TestShippedModel:
         return file
 
     @pytest.fixture
-    def planned_by(self, tables, registry, capsys):
+    def planned_by(self, run, tables, registry):
         registry.mkdir(exist_ok=True)
 
         def planned_by(topology="cpu-4"):
-            arguments = ["plan", str(tables), "--topology", topology, "--registry", str(registry), "--json"]
-            assert main([*arguments, "--planner", "cost-greedy"]) == 0
-            plan = json.loads(capsys.readouterr().out)
+            arguments = ["plan", tables, "--topology", topology, "--registry", registry, "--json"]
+            plan = json.loads(run(*arguments, "--planner", "cost-greedy")[0])
             assert plan["provenance"]["models"]["kernel"] == plan["predicted"]["cost_model"]
             return plan["predicted"]["cost_model"]
 

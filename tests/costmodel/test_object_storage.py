@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from autoshard.cli import main
 from autoshard.core.errors import InvalidOptionError, ModelError
 from autoshard.formats.stores.remote_folders import CACHE_VARIABLE, address_of, folder_of
 from costmodel.registry.objects import RegistryObjects
@@ -141,19 +140,17 @@ def test_a_copy_is_used_while_the_storage_does_not_answer(address, machine, monk
 
 
 @pytest.mark.parametrize("name", ["http://x/y", "s3://", "file:///x", "s3://a b", "s3://a?versionId=1"])
-def test_other_addresses_are_refused(name, capsys):
+def test_other_addresses_are_refused(name, run):
     with pytest.raises(InvalidOptionError, match="must be a folder, or an address that begins with s3://"):
         folder_of(name)
-    assert main(["models", "--registry", name]) == 2
-    assert "s3://" in capsys.readouterr().err
+    assert "s3://" in run("models", "--registry", name, code=2)[1]
 
 
-def test_commands_take_addresses(address, monkeypatch, capsys):
+def test_commands_take_addresses(address, monkeypatch, run):
     version = registry_at(address).publish("cost", "cpu", WEIGHTS, {})
     monkeypatch.setenv(REGISTRY_VARIABLE, address)
     for arguments in (["--registry", address], []):
-        assert main(["models", *arguments, "--json"]) == 0
-        found = json.loads(capsys.readouterr().out)
+        found = json.loads(run("models", *arguments, "--json")[0])
         assert found["registry"] == address
         assert version in {item["id"] for item in found["models"]}
 

@@ -14,7 +14,8 @@ from autoshard.planners.hybrid import successive_halving
 from autoshard.planners.hybrid.balanced import placed_options
 from autoshard.planners.hybrid.compiled import library as compiled
 from autoshard.planners.hybrid.compiled import linear as compiled_linear
-from autoshard.planners.hybrid.compiled.linear import LinearEffort, LinearSearch, Mode
+from autoshard.planners.hybrid.compiled.library import Mode
+from autoshard.planners.hybrid.compiled.linear import LinearEffort, LinearSearch
 from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions
 from autoshard.planners.hybrid.descent import SearchContext, Start
 from autoshard.planners.hybrid.layout import Limits
@@ -23,6 +24,7 @@ from autoshard.planners.hybrid.starts import balanced_starts
 from autoshard.planners.hybrid.step_search import StepSearch, search_steps
 from autoshard.planners.hybrid.successive_halving import improve
 from autoshard.validator import validate_plan
+from scripts.compiled_header import FOLDER, headers
 from tests import builders as make
 
 EFFORTS = [
@@ -226,3 +228,8 @@ def test_idle_bursts_are_followed_by_detours_that_never_cost_anything(start, mon
     options_O = context.options_of(original(context))
     assert np.logical_or.reduceat(options_O, FlatOptions.of(start.space).first_I).all()
     assert not options_O.all()
+
+
+def test_the_header_says_what_is_declared():
+    for name, text in headers().items():
+        assert (FOLDER / name).read_text(encoding="utf-8") == text

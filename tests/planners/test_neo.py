@@ -11,6 +11,7 @@ from autoshard.core import (
     Exchange,
     MemoryLevel,
     Optimizer,
+    Payload,
     Pooling,
     Shard,
     Tier,
@@ -22,6 +23,7 @@ from autoshard.planners.neo import CostFunction, NeoOptions, NeoPlanner
 from autoshard.planners.neo.choice import NEO_TYPES
 from autoshard.planners.neo.planner import _Search
 from autoshard.planners.space.options import ShardingType, enumerate_options, option_of_placed
+from autoshard.planners.space.planner_space import task_prices
 from autoshard.validator import validate_plan
 from tests import builders as make
 
@@ -61,18 +63,25 @@ def names_in(plan):
     return [scheme_in(plan, one.name).name for one in plan.tables.tables]
 
 
+def cost_function(tables, topology, **weights):
+    return CostFunction(task_prices(tables, topology, COSTS, Payload()), **weights)
+
+
 class TestCost:
     BATCH = 80
 
-    def cost(self, topology=None, **weights):
-        return CostFunction(topology=topology or machine(), batch_size=self.BATCH, **weights)
+    TABLE = table("t", 1000, 16, 5.0)
 
-    def part(self, name, topology=None, **changes):
-        schemes = enumerate_options(table("t", 1000, 16, 5.0, **changes), topology or machine(), (name,))
-        return schemes[0].parts[0]
+    def costs(self, *parts, **weights):
+        found = cost_function(make.tables(self.TABLE, batch_size=self.BATCH), machine(), **weights)
+        found.learn(parts)
+        return [found.of(part) for part in parts]
+
+    def part(self, name):
+        return enumerate_options(self.TABLE, machine(), (name,))[0].parts[0]
 
     def test_counts_what_a_whole_table_sends_and_reads(self):
-        cost = self.cost().of(self.part(ShardingType.TABLE_WISE))
+        (cost,) = self.costs(self.part(ShardingType.TABLE_WISE))
         # Of each reader: 10 samples: 10 lengths of 4, 50 ids of 4, 10 vectors of 64 bytes there and 10 back.
         pair = 10 * 4 + 50 * 4 + 2 * 10 * 64
         assert cost.exchange_s == pytest.approx(3 * pair / 2.4e11 + 4 * pair / 7e9)
@@ -84,7 +93,7 @@ class TestCost:
 
     def test_rows_over_all_ranks_cost_each_as_many_vectors_as_a_whole_table(self):
         # Sec. 4: "the communication cost scales linearly with the number of trainers".
-        whole, split = (self.cost().of(self.part(name)) for name in (ShardingType.TABLE_WISE, ShardingType.ROW_WISE))
+        whole, split = self.costs(self.part(ShardingType.TABLE_WISE), self.part(ShardingType.ROW_WISE))
         assert split.num_holders == 8
         assert split.access_s == pytest.approx(whole.access_s / 8)
         # A lookup in eight: rows are sent, not vectors, and their number in place of lengths.
@@ -93,18 +102,16 @@ class TestCost:
 
     def test_sums_of_all_ranks_may_be_added_up_on_the_way(self):
         # Fig. 5b: row-wise parallelism scatters what it has reduced.
-        _, summed = enumerate_options(table("t", 1000, 16, 5.0), machine(), (ShardingType.ROW_WISE,))
-        cost = self.cost().of(summed.parts[0])
+        _, summed = enumerate_options(self.TABLE, machine(), (ShardingType.ROW_WISE,))
+        (cost,) = self.costs(*summed.parts)
         # Lengths and ids as ever; 80 vectors of 64 bytes are half of what an all-reduce of them takes, there and back.
         requests = (10 * 4 + 50 / 8 * 4) * (3 / 2.4e11 + 4 / 7e9)
         assert cost.exchange_s == pytest.approx(requests + 2 * 80 * 64 / 2 / 6e10)
 
     def test_columns_repeat_the_ids(self):
         # Sec. 4: column-wise parallelism "increases the payload for the input indices".
-        schemes = enumerate_options(
-            table("t", 1000, 16, 5.0), machine(), (ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE)
-        )
-        (whole,), halves = ([self.cost().of(part) for part in scheme.parts] for scheme in schemes)
+        schemes = enumerate_options(self.TABLE, machine(), (ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE))
+        (whole,), halves = (self.costs(*scheme.parts) for scheme in schemes)
         assert [half.access_s for half in halves] == pytest.approx([whole.access_s / 2] * 2)
         inputs_s = (10 * 4 + 50 * 4) * (3 / 2.4e11 + 4 / 7e9)
         assert sum(half.exchange_s for half in halves) == pytest.approx(whole.exchange_s + inputs_s)
@@ -112,7 +119,7 @@ class TestCost:
         assert sum(half.held_bytes[MemoryLevel.HBM] for half in halves) == 1000 * (64 + 2 * 4)
 
     def test_replicas_send_nothing_and_reduce_the_rows_that_were_hit(self):
-        cost = self.cost().of(self.part(ShardingType.DATA_PARALLEL))
+        (cost,) = self.costs(self.part(ShardingType.DATA_PARALLEL))
         own, hit = map(table("t", 1000).access.expected_distinct, (50, 400))
         assert cost.exchange_s == 0
         # Ids of 4 bytes from each of 8 ranks are gathered, which is half of an all-reduce.
@@ -121,19 +128,16 @@ class TestCost:
 
     def test_weights_are_those_of_communication_and_access(self):
         part = self.part(ShardingType.TABLE_WISE)
-        plain = self.cost().of(part)
-        weighted = self.cost(communication_weight=2.0, access_weight=3.0).of(part)
+        (plain,), (weighted,) = self.costs(part), self.costs(part, communication_weight=2.0, access_weight=3.0)
         assert weighted.weighted_s == pytest.approx(2 * plain.exchange_s + 3 * plain.access_s)
 
-    def test_latencies_are_a_fixed_cost_of_the_plan(self):
-        owned, copied = self.part(ShardingType.TABLE_WISE), self.part(ShardingType.DATA_PARALLEL)
-        launch_s = 0.11e-3
-        assert self.cost().fixed_s([owned] * 5) == pytest.approx(4 * 2e-5 + launch_s)
-        assert self.cost().fixed_s([owned, copied]) == pytest.approx(4 * 2e-5 + 3e-5 + 2 * launch_s)
-        _, summed = enumerate_options(table("t", 1000, 16, 5.0), machine(), (ShardingType.ROW_WISE,))
-        # Lengths and ids, then a reduce-scatter and an all-gather.
-        assert self.cost().fixed_s(summed.parts) == pytest.approx(2 * 2e-5 + 2 * 3e-5 + launch_s)
-        assert self.cost().fixed_s([*summed.parts, owned]) == pytest.approx(4 * 2e-5 + 2 * 3e-5 + launch_s)
+    def test_parts_add_to_the_step_what_their_ranks_take_of_all(self):
+        whole, split, copied = self.costs(
+            *(self.part(name) for name in (ShardingType.TABLE_WISE, ShardingType.ROW_WISE, ShardingType.DATA_PARALLEL))
+        )
+        assert whole.step_ms == pytest.approx(whole.lump_ms / 8)
+        assert split.lump_ms == copied.lump_ms == 0
+        assert min(split.step_ms, copied.step_ms) > 0
 
 
 class TestSchemes:
@@ -207,11 +211,12 @@ class TestPlacement:
     )
 
     def sums(self, plan):
-        cost = CostFunction(topology=plan.topology, batch_size=plan.tables.batch_size)
+        cost = cost_function(plan.tables, plan.topology)
         sums_R = np.zeros(plan.topology.world_size)
         for one in plan.tables.tables:
             placed = [shard for shard in plan.shards if shard.shard.table.name == one.name]
             scheme, sites = option_of_placed(placed, plan.topology)
+            cost.learn(scheme.parts)
             for part, site in zip(scheme.parts, sites, strict=True):
                 sums_R[site] += cost.of(part).weighted_s
         return sums_R

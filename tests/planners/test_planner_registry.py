@@ -6,7 +6,6 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from autoshard.cli import main
 from autoshard.core.errors import AutoshardError, InvalidOptionError, UnknownNameError
 from autoshard.planners import registry
 from autoshard.planners.auto import AutoPlanner
@@ -55,14 +54,14 @@ def broken(request, tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("broken")
-def test_a_plugin_that_cannot_be_loaded_is_told_in_a_line(capsys):
+def test_a_plugin_that_cannot_be_loaded_is_told_in_a_line(run):
     with pytest.raises(AutoshardError) as caught:
         get_planner("broken")
     assert str(caught.value).startswith("planner broken: broken_plugin_module:Planner cannot be loaded: ")
     assert "\n" not in str(caught.value)
     assert caught.value.__cause__ is not None
-    assert main(["plan", "criteo-kaggle", "--topology", "cpu-4", "--planner", "broken"]) == 1
-    assert capsys.readouterr().err == f"error: {caught.value}\n"
+    _, err = run("plan", "criteo-kaggle", "--topology", "cpu-4", "--planner", "broken", code=1)
+    assert err == f"error: {caught.value}\n"
 
 
 @pytest.mark.usefixtures("broken")

@@ -10,7 +10,7 @@ from autoshard.core import DenseLayers, DType, Payload, RowRange, RowsBy, Shard,
 from autoshard.core.step import EMBEDDING_PARTS, PART_FEATURES, Overlap
 from autoshard.evaluation import activation_bytes, evaluate, price_step, training_bytes
 from autoshard.planners.space.placement import PlacementProblem
-from autoshard.planners.space.step_cost import StepCost
+from autoshard.planners.space.step_cost import StepCost, StepSums
 from autoshard.validator import validate_plan
 from tests import builders as make
 
@@ -129,3 +129,14 @@ def _sums_of(step_cost, ranks_N, items):
         codes_RH[ranks] += problem.codes_WNH[way, item]
         moved_RC[ranks] += step_cost.moved_WNC[way, item]
     return type(step_cost.sums(ranks_N))(codes_BRH=codes_RH[None], moved_BRC=moved_RC[None])
+
+
+def test_one_rank_stands_for_ranks_that_are_alike(step_problem):
+    problem, costs = step_problem
+    cost = StepCost(problem, costs)
+    shared_N = np.arange(problem.num_items) % len(TIERS) + problem.num_ranks
+    sums = cost.sums(shared_N)
+    one = StepSums(codes_BRH=sums.codes_BRH[:, :1], moved_BRC=np.ascontiguousarray(sums.moved_BRC[:, :1]))
+    np.testing.assert_allclose(cost.step_ms(one), cost.step_ms(sums), rtol=1e-12)
+    every_R = cost.training_bytes(sums.moved_BRC)[0]
+    np.testing.assert_allclose(cost.training_bytes(one.moved_BRC)[0], every_R[:1], rtol=1e-12)

@@ -86,7 +86,7 @@ def test_processes_play_episodes_of_their_own_and_end_with_the_same_weights(tabl
 
 
 @pytest.mark.slow
-def test_the_first_process_saves_and_publishes_and_one_process_goes_on(registry, tables, tmp_path, capsys):
+def test_the_first_process_saves_and_publishes_and_one_process_goes_on(registry, tables, tmp_path, run):
     arguments = ["train", "policy", "--registry", registry, "--tables", tables, "--scale", 1, "--num-tables", 8]
     arguments += ["--num-ranks", 2, "--num-tasks", 4, "--force", "--json", "--checkpoint", tmp_path / "run"]
     start = tmp_path / "start.py"
@@ -98,7 +98,4 @@ def test_the_first_process_saves_and_publishes_and_one_process_goes_on(registry,
     assert said.count("update 2: balance") == 1
     assert "on 2 processes, the first on cpu, seed 0" in said
 
-    from autoshard.cli import main
-
-    assert main([*map(str, arguments), "--updates", "3"]) == 0
-    assert json.loads(capsys.readouterr().out)["training"]["num_updates"] == 3
+    assert json.loads(run(*arguments, "--updates", "3")[0])["training"]["num_updates"] == 3

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from autoshard.cli import main
 from autoshard.core import (
     DType,
     ReplicaGroups,
@@ -119,17 +118,14 @@ def test_prices_differ_by_step_part_and_rank():
     assert diff_plans(first, replace(first, predicted=None)).step_ms_after is None
 
 
-def test_the_command_prints_both_plans_side_by_side(tmp_path, capsys):
+def test_the_command_prints_both_plans_side_by_side(run, tmp_path):
     files = [tmp_path / "a.json", tmp_path / "b.json"]
     for file, made in zip(files, (priced(plan(on(0))), priced(plan(over(0, 1, 2, 3)))), strict=True):
         write_plan(made, file)
-    assert main(["diff", *map(str, files)]) == 0
-    out = capsys.readouterr().out
+    out, _ = run("diff", *files)
     assert "Tables that differ: 1, held alike: 0; ranks would receive 120 B" in out
     assert "table wise on 0" in out
     assert "row wise on 0-3" in out
-    assert main(["diff", *map(str, files), "--json"]) == 0
-    (tmp_path / "diff.json").write_text(capsys.readouterr().out)
+    (tmp_path / "diff.json").write_text(run("diff", *files, "--json")[0])
     assert DIFF.to_json(DIFF.read(tmp_path / "diff.json")) == read_json(tmp_path / "diff.json")
-    assert main(["diff", str(files[0]), str(files[0])]) == 0
-    assert capsys.readouterr().out == "The plans hold all 1 tables alike, at the same price.\n"
+    assert run("diff", files[0], files[0])[0] == "The plans hold all 1 tables alike, at the same price.\n"

@@ -107,13 +107,12 @@ def test_comparisons_of_nothing_twice_or_for_too_long_are_refused(client, change
     refused(client.post("/v1/comparisons", json={**TASK, **changes}), 400, "invalid-format", field)
 
 
-def test_other_clusters_and_batches_are_simulated_in_one_table(client, capsys):
+def test_other_clusters_and_batches_are_simulated_in_one_table(client, run):
     body = {"tables": "criteo-kaggle", "topologies": ["dgx-a100"], "ranks": [8, 16], "batch_sizes": [512, 1024]}
     answer = client.post("/v1/simulations", json=body).json()
     found = SIMULATION.from_json(answer)
     arguments = ["--topology", "dgx-a100", "--ranks", "8,16", "--batch-size", "512,1024", "--batches", "0", "--json"]
-    assert main(["simulate", "criteo-kaggle", *arguments]) == 0
-    printed = SIMULATION.from_json(json.loads(capsys.readouterr().out))
+    printed = SIMULATION.from_json(json.loads(run("simulate", "criteo-kaggle", *arguments)[0]))
     assert [point.step_ms for point in found.points] == [point.step_ms for point in printed.points]
     assert answer["settings"]["registry"] is None
 
@@ -145,12 +144,11 @@ def test_simulations_that_cannot_be_are_refused(client, changes, status, kind, f
     assert refused(client.post("/v1/simulations", json=body), status, kind, field)["detail"]
 
 
-def test_a_plan_is_explained(client, tmp_path, capsys):
+def test_a_plan_is_explained(client, tmp_path, run):
     plan = made(client)
     file = tmp_path / "plan.json"
     file.write_text(json.dumps(plan["plan"]))
-    assert main(["explain", str(file), "--table", "t3", "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
+    printed = json.loads(run("explain", file, "--table", "t3", "--json")[0])
     improved = client.get(f"/v1/plans/{plan['id']}/improvements", params={"table": ["t3"]}).json()
     assert improved["schema"] == "autoshard.explanation/1"
     # The trials search for a set time: which of them improve differs from run to run.

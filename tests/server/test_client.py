@@ -8,7 +8,6 @@ import sys
 import httpx
 import pytest
 
-from autoshard.cli import main
 from autoshard.client import (
     AsyncClient,
     Client,
@@ -208,20 +207,18 @@ def test_the_client_for_asyncio_does_the_same(service):
     asyncio.run(work())
 
 
-def test_commands_let_the_service_do_the_work(service, tmp_path, capsys):
+def test_commands_let_the_service_do_the_work(run, service, tmp_path):
     plan, other = tmp_path / "plan.json", tmp_path / "other.json"
     task = ("criteo-kaggle", "--topology", "cpu-8")
     server = ("--server", service.url)
-    assert main(["plan", *task, "--planner", "cost-greedy", *server, "-o", str(plan)]) == 0
-    assert main(["plan", *task, "--planner", "cost-greedy", "--no-bound", "-o", str(other)]) == 0
+    run("plan", *task, "--planner", "cost-greedy", *server, "-o", plan)
+    run("plan", *task, "--planner", "cost-greedy", "--no-bound", "-o", other)
     assert read_plan(plan) == read_plan(other)
 
     def printed(*arguments):
-        capsys.readouterr()
-        assert main([*arguments, "--json"]) == 0
-        return json.loads(capsys.readouterr().out)
+        return json.loads(run(*arguments, "--json")[0])
 
-    explain = ("explain", str(plan), "--table", "t3")
+    explain = ("explain", plan, "--table", "t3")
     there, here = printed(*explain, *server), printed(*explain)
     assert there.pop("improvements")
     assert here.pop("improvements")
@@ -233,15 +230,14 @@ def test_commands_let_the_service_do_the_work(service, tmp_path, capsys):
     assert here == there
 
 
-def test_commands_say_no_plan_fits_as_they_do_here(service, capsys):
+def test_commands_say_no_plan_fits_as_they_do_here(service, run):
     compare = ("compare", "criteo-1tb", "--topology", "cpu-4", "--planners", "size-greedy,dim-greedy")
     printed = []
     for more in ((), ("--server", service.url)):
-        assert main([*compare, *more]) == 3
-        printed.append(capsys.readouterr().err.splitlines()[-1])
+        printed.append(run(*compare, *more, code=3)[1].splitlines()[-1])
     assert printed[0] == printed[1]
-    assert main(["plan", "criteo-1tb", "--topology", "cpu-4", "--planner", "size-greedy", "--server", service.url]) == 3
-    assert "; a plan was found with " in capsys.readouterr().err
+    plan = ("plan", "criteo-1tb", "--topology", "cpu-4", "--planner", "size-greedy", "--server", service.url)
+    assert "; a plan was found with " in run(*plan, code=3)[1]
 
 
 def test_a_long_task_is_a_job_that_the_client_waits_for(served, service):
@@ -259,7 +255,7 @@ async def planned(url, task):
 
 
 @pytest.mark.slow
-def test_jobs_are_made_followed_and_cancelled(served, service, capfd, published):
+def test_jobs_are_made_followed_and_cancelled(served, service, run, published):
     body = {"tables": "criteo-kaggle", "topology": "cpu-8", "planner": "cost-greedy"}
     job = served.make_job("plan", body)
     seen = []
@@ -271,18 +267,13 @@ def test_jobs_are_made_followed_and_cancelled(served, service, capfd, published)
     assert served.retry_job(failed.id).attempt == 2
     assert served.wait_for(failed.id).state == "failed"
     arguments = ["--server", service.url, "--json"]
-    assert main(["jobs", "show", job.id, *arguments]) == 0
-    assert published("job", capfd.readouterr().out)["plan_id"] == found.plan_id
-    assert main(["jobs", "wait", failed.id, *arguments]) == 1
-    assert "samples: is no folder" in published("job", capfd.readouterr().out)["problem"]["detail"]
-    assert main(["jobs", "cancel", failed.id, *arguments]) == 0
-    assert published("job", capfd.readouterr().out)["state"] == "failed"
-    assert main(["jobs", "--kind", "plan", *arguments]) == 0
-    assert job.id in [one["id"] for one in published("jobs", capfd.readouterr().out)["jobs"]]
-    assert main(["jobs", "list", "--server", service.url]) == 0
-    assert job.id[:8] in capfd.readouterr().out
-    assert main(["jobs", "show", "--server", service.url]) == 2
-    assert "needs the id of a job" in capfd.readouterr().err
+    assert published("job", run("jobs", "show", job.id, *arguments)[0])["plan_id"] == found.plan_id
+    waited = published("job", run("jobs", "wait", failed.id, *arguments, code=1)[0])
+    assert "samples: is no folder" in waited["problem"]["detail"]
+    assert published("job", run("jobs", "cancel", failed.id, *arguments)[0])["state"] == "failed"
+    assert job.id in [one["id"] for one in published("jobs", run("jobs", "--kind", "plan", *arguments)[0])["jobs"]]
+    assert job.id[:8] in run("jobs", "list", "--server", service.url)[0]
+    assert "needs the id of a job" in run("jobs", "show", "--server", service.url, code=2)[1]
 
 
 def test_schedules_are_made_paused_and_deleted(service):

@@ -9,7 +9,6 @@ from sqlalchemy import select
 from starlette.routing import Mount
 from starlette.testclient import TestClient
 
-from autoshard.cli import main
 from autoshard.core.errors import InvalidOptionError, UnknownNameError
 from server.access import ALL_SCOPES, COMMAND_LINE, Scope
 from server.first_keys import KEY_FILE_VARIABLE, KEY_VARIABLE, provide_keys
@@ -208,10 +207,9 @@ def test_names_of_this_machine_are_taken(client):
 
 
 @pytest.mark.slow
-def test_what_was_done_is_audited_with_who_did_it(own_service, tmp_path, monkeypatch, capfd, published):
+def test_what_was_done_is_audited_with_who_did_it(own_service, tmp_path, monkeypatch, run, published):
     monkeypatch.setenv(DATABASE_VARIABLE, f"sqlite:///{tmp_path}/service.sqlite")
-    assert main(["keys", "create", "trainer", "--scope", "plan", "--json"]) == 0
-    made = published("key", capfd.readouterr().out)
+    made = published("key", run("keys", "create", "trainer", "--scope", "plan", "--json")[0])
     service = own_service("--workers", "1", "--host", "0.0.0.0", "--first-key")  # of which there is one
     with service.client() as client:
         assert client.post("/v1/plans", json=TASK).status_code == 401
@@ -220,11 +218,9 @@ def test_what_was_done_is_audited_with_who_did_it(own_service, tmp_path, monkeyp
         assert client.delete(f"/v1/plans/{plan_id}").status_code == 204
     assert service.stop() == 0
     assert made["secret"] not in service.log_file.read_text()
-    assert main(["keys", "list", "--json"]) == 0
-    (listed,) = published("keys", capfd.readouterr().out)["keys"]
+    (listed,) = published("keys", run("keys", "list", "--json")[0])["keys"]
     assert listed == made["key"]
-    assert main(["keys", "revoke", listed["id"], "--json"]) == 0
-    revoked = published("key", capfd.readouterr().out)
+    revoked = published("key", run("keys", "revoke", listed["id"], "--json")[0])
     assert revoked["key"]["id"] == listed["id"]
     assert revoked["key"]["revoked_at"] is not None
     database = Database(database_url())

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from autoshard.cli import main
 from scripts.reference_pages import planners_page
 
 ROOT = Path(__file__).parents[2]
@@ -33,10 +32,9 @@ def installed(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("installed")
-def test_commands_have_a_new_planner(capsys):
+def test_commands_have_a_new_planner(run):
     def printed(*command):
-        assert main([*command, "--json"]) == 0
-        return json.loads(capsys.readouterr().out)
+        return json.loads(run(*command, "--json")[0])
 
     described = printed("list", "planners")["planners"]
     assert [one["summary"] for one in described if one["name"] == "turns"] == ["Deals tables to ranks in turns."]

@@ -13,7 +13,6 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Column, Index, Integer, MetaData, insert, inspect, select, text, update
 
 from autoshard.api import PlanFilter
-from autoshard.cli import main
 from autoshard.core.errors import FormatError, InvalidOptionError
 from server.access import COMMAND_LINE
 from server.problems import KeyInUseError, KeyReusedError, StorageError, UnknownPlanError
@@ -331,12 +330,11 @@ def test_a_file_is_upgraded_when_it_is_opened(tmp_path, monkeypatch):
         storage.database.close()
 
 
-def test_a_server_s_database_is_upgraded_by_its_command(postgresql, monkeypatch, capfd, published):
+def test_a_server_s_database_is_upgraded_by_its_command(postgresql, monkeypatch, run, published):
     monkeypatch.setenv(DATABASE_VARIABLE, postgresql.new_database())
     with pytest.raises(InvalidOptionError, match=r"run `autoshard db upgrade`$"):
         open_storage()
-    assert main(["db", "upgrade", "--json"]) == 0
-    upgraded = published("database", capfd.readouterr().out)
+    upgraded = published("database", run("db", "upgrade", "--json")[0])
     assert upgraded["before"] is None
     storage = open_storage()
     assert listed(storage) == []

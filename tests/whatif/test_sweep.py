@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from autoshard.cli import main
 from autoshard.core import Estimate
 from autoshard.core.errors import FormatError, InvalidOptionError, InvalidTopologyError
 from autoshard.formats import load_machine, read_json, write_tables
@@ -157,26 +156,16 @@ def task(tmp_path):
     return str(tmp_path / "tables.json")
 
 
-@pytest.fixture
-def run(capfd):
-    def simulate(*arguments, code=0):
-        capfd.readouterr()
-        assert main(["simulate", *map(str, arguments)]) == code
-        return capfd.readouterr()
-
-    return simulate
-
-
 class TestCommand:
     SMALL = ("--planner", "cost-greedy", "--batches", 5)
 
     def test_prints_points_and_parts_or_one_json_object(self, run, task):
         options = (task, "--topology", "zionex,dgx-a100", "--ranks", "8,16", *self.SMALL)
-        text = run(*options).out
+        text, _ = run("simulate", *options)
         assert text.count("zionex, batch 4,096") == 4  # figures and parts of two points
         assert "samples/s" in text
         assert "Parts of the step" in text
-        points = json.loads(run(*options, "--json").out)["points"]
+        points = json.loads(run("simulate", *options, "--json")[0])["points"]
         assert [(one["machine"], one["num_ranks"]) for one in points] == [
             ("zionex", 8),
             ("zionex", 16),
@@ -188,19 +177,19 @@ class TestCommand:
 
     def test_goes_on_where_it_was(self, run, task, tmp_path):
         file = tmp_path / "sweep.json"
-        run(task, "--ranks", "8", *self.SMALL, "-o", file)
+        run("simulate", task, "--ranks", "8", *self.SMALL, "-o", file)
         # What is in the file is not computed again: a figure that no simulation gives stays.
         document = read_json(file)
         document["points"][0]["imbalance"] = 77.0
         file.write_text(json.dumps(document))
-        points = json.loads(run(task, "--ranks", "8,16", *self.SMALL, "-o", file, "--json").out)["points"]
+        points = json.loads(run("simulate", task, "--ranks", "8,16", *self.SMALL, "-o", file, "--json")[0])["points"]
         assert [one["imbalance"] == 77.0 for one in points] == [True, False]
         assert len(read_json(file)["points"]) == 2
 
     def test_other_settings_need_another_file(self, run, task, tmp_path):
         file = tmp_path / "sweep.json"
-        run(task, "--ranks", "8", *self.SMALL, "-o", file)
-        error = run(task, "--ranks", "8", *self.SMALL, "--seed", 1, "-o", file, code=2).err
+        run("simulate", task, "--ranks", "8", *self.SMALL, "-o", file)
+        _, error = run("simulate", task, "--ranks", "8", *self.SMALL, "--seed", 1, "-o", file, code=2)
         assert "settings.seed: must be 1 as in this run, got 0" in error
 
     def test_files_of_other_kinds_are_refused(self, tmp_path):
@@ -230,15 +219,15 @@ class TestCommand:
     def test_points_without_a_plan_are_lines(self, run, tmp_path):
         write_tables(tables(8, num_embeddings=10**8), tmp_path / "large.json")
         options = (tmp_path / "large.json", "--planner", "cost-greedy", "--batches", 0)
-        text = run(*options, "--ranks", "1,8", "--groups", "1,3").out
+        text, _ = run("simulate", *options, "--ranks", "1,8", "--groups", "1,3")
         assert "does not fit: tables need 194 GiB, the ranks of a group have 80.0 GiB" in text
         assert "impossible: replica_groups.num_groups: must divide the 8 ranks, got 3" in text
-        refused = run(*options, "--ranks", "1", code=3)
-        assert "does not fit" in refused.out
-        assert "no point fits" in refused.err
+        out, err = run("simulate", *options, "--ranks", "1", code=3)
+        assert "does not fit" in out
+        assert "no point fits" in err
 
     def test_draws_a_page_that_needs_no_network(self, run, task, tmp_path):
-        run(task, "--ranks", "8,16", *self.SMALL, "--html", tmp_path / "sweep.html")
+        run("simulate", task, "--ranks", "8,16", *self.SMALL, "--html", tmp_path / "sweep.html")
         page = (tmp_path / "sweep.html").read_text(encoding="utf-8")
         assert "scaling factor" in page
         assert "dgx-a100, batch 4,096" in page

@@ -62,11 +62,11 @@ class TierCut:
         by = RowsBy.ACCESS_RANK if len(held) > 1 else RowsBy.INDEX
         parts = []
         for tier, start, stop in held:
-            shard = replace(Shard.whole(table), rows=RowRange(start=start, stop=stop, by=by))
-            part = UnplacedShard.of(shard, tier, topology)
-            if tier is not Tier.DATA_PARALLEL:
-                part = replace(part, exchange=self.exchange)
-            parts.append(replace(part, collective=self.collective) if tier is Tier.ROW_WISE else part)
+            rows, columns = RowRange(start=start, stop=stop, by=by), (0, table.embedding_dim)
+            part = UnplacedShard.of(Shard(table=table, rows=rows, columns=columns), tier, topology)
+            collective = self.collective if tier is Tier.ROW_WISE else Collective.ALL_TO_ALL
+            is_asked = tier is not Tier.DATA_PARALLEL
+            parts.append(replace(part, exchange=self.exchange, collective=collective) if is_asked else part)
         name = ShardingType.ROW_TIERS if len(parts) > 1 else ShardingType(held[0][0].value)
         return ShardingOption(name=name, parts=tuple(parts))
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autoshard.core import Collective, Exchange, Tier, weight_row_bytes
+from autoshard.core import Exchange, Tier, weight_row_bytes
 from autoshard.core.costs import MsArray
 from autoshard.planners.flexshard.cuts import TIERS, TierCut, TierOffers
 from autoshard.planners.hybrid.cost_gradient import FlatOptions, shared_rates
@@ -31,7 +31,7 @@ _LEAST_SHARE, _UNSURE = 2e-3, 0.2
 #: Bounds beside one, over it.
 _FACTORS = (0.6, 1.6)
 #: Share of the memory that may be left without offering more.
-_SPARE = 1e-3
+_SPARE = 3e-3
 #: Milliseconds that options cost which are left out.
 _BARRED_MS = 1e9
 
@@ -84,17 +84,16 @@ class TierSweep:
         self._cuttable = [index for index in tiered if len(space.items[index].tables) == 1]
         self.row_wise_I: IndexArray = np.zeros(len(space.items), dtype=np.int64)
         self._read()
-        firsts = [item.options[0].of_tables[0].tiers for item in space.items for _ in item.options]
-        is_more_O = np.array([one.tiers != tiers for one, tiers in zip(self._options, firsts, strict=True)])
+        flat = self._flat
+        first_tier_O = flat.tier_E[flat.start_O[flat.first_I]][flat.item_O]
+        is_more_O = flat.largest(flat.tier_E != np.repeat(first_tier_O, flat.count_O)) > 0
         # Sums travel by either collective, where they may.
         left_out = (0.0, *self._has_FO[2:].astype(np.float64))
-        row_wise = [
-            self._flat.number_O[self._flat.lowest(self._cost_O + _BARRED_MS * (2 * is_more_O + has_O))]
-            for has_O in left_out
-        ]
+        barred = [_BARRED_MS * (2 * is_more_O + has_O) for has_O in left_out]
+        row_wise = [flat.number_O[flat.lowest(self._cost_O + barred_O)] for barred_O in barred]
         steps_ms = self._steps_ms(row_wise)
         self.row_wise_I = row_wise[int(steps_ms.argmin())]
-        self._read()
+        self._price()
         self.row_wise_bytes = self.bytes_of(self.row_wise_I)
 
     @property
@@ -119,15 +118,15 @@ class TierSweep:
     def within(self, room_bytes: float) -> IndexArray:
         """Options of the shortest step that take so many bytes of a rank, at least `least_bytes`."""
         found = self._shortest(room_bytes)
-        cuts = self._worth_cutting(found)
-        if cuts:
-            self._offer(cuts)
-            found = _shorter(self._shortest(room_bytes, found.without), found)
-        if cuts:
-            # Bytes cost otherwise now that there are other options.
-            cuts = self._worth_cutting(found) if found.price else {}
+        among: Collection[int] = self._cuttable
+        for _ in range(2):
+            # Bytes cost otherwise once there are other options.
+            cuts = self._worth_cutting(found, among)
+            among = list(cuts) if found.price else ()
             for item, bounds in self._beside(found).items():
                 cuts[item] = cuts.get(item, set()) | bounds
+            if not cuts:
+                break
             self._offer(cuts)
             found = _shorter(self._shortest(room_bytes, found.without), found)
         if self.bytes_of(found.numbers_I) < (1 - _SPARE) * room_bytes and (cuts := self._up_to(found)):
@@ -137,13 +136,23 @@ class TierSweep:
         return found.numbers_I
 
     def _read(self) -> None:
-        """Reads the space as it is now; prices are linear around row-wise sharding."""
-        space = self._space
-        self._flat = flat = FlatOptions.of(space)
-        self._options: list[ShardingOption] = [one.of_tables[0] for item in space.items for one in item.options]
-        share_E = flat.holders_E / space.topology.world_size
-        self._rows_OX = np.add.reduceat(space.kinds.rows_VX[flat.kind_E] * share_E[:, None], flat.start_O)
-        around_X = self.sums(self.row_wise_I)
+        """Reads the space as it is now."""
+        kinds = self._space.kinds
+        self._flat = flat = FlatOptions.of(self._space)
+        share_E = flat.holders_E / self._space.topology.world_size
+        self._rows_OX = np.add.reduceat(kinds.rows_VX[flat.kind_E] * share_E[:, None], flat.start_O)
+        # What costs something however little of it there is: all-reduces of copies on all ranks, those of copies on
+        # nodes, reduce-scatters, answers by all-to-all.
+        is_copied_E = flat.tier_E == Tier.DATA_PARALLEL.value
+        is_scattered_E = self._space.prices.is_scattered(kinds.moved_VC)[flat.kind_E]
+        has_FE = (is_copied_E, flat.tier_E == Tier.FLEX.value, is_scattered_E, ~is_copied_E & ~is_scattered_E)
+        self._has_FO = np.array([flat.largest(has_E) for has_E in has_FE]) > 0
+        self._price()
+
+    def _price(self) -> None:
+        """Prices options, linear around row-wise sharding."""
+        space, flat = self._space, self._flat
+        share_E, around_X = flat.holders_E / space.topology.world_size, self.sums(self.row_wise_I)
         self._work_V, self._sync_V = shared_rates(space, around_X)
         self._cost_O = flat.sums((self._work_V + self._sync_V)[flat.kind_E] * share_E)
         _, moved_C, _ = space.kinds.split(around_X)
@@ -154,7 +163,6 @@ class TierSweep:
         if self._multiplier:
             self._multiply_copies()
         self._bytes_O = flat.sums((self._static_V + self._active_V)[flat.kind_E] * share_E)
-        self._has_FO = np.array([_features(one) for one in self._options]).T
 
     def _multiply_copies(self) -> None:
         """Lets weights count by the multiplier where there are copies, gradients included, and else once."""
@@ -235,12 +243,12 @@ class TierSweep:
             left, numbers_I[item] = left - more_bytes[number], number
         return replace(choice, numbers_I=numbers_I)
 
-    def _worth_cutting(self, choice: TierChoice) -> dict[int, set[tuple[int, int]]]:
-        """For items that cuts may make cheaper, bounds by which each row has the best tier for it."""
+    def _worth_cutting(self, choice: TierChoice, among: Collection[int]) -> dict[int, set[tuple[int, int]]]:
+        """For those of some items that cuts may make cheaper, bounds by which each row has the best tier for it."""
         cost_I = self._cost_O[self._flat.first_I + choice.numbers_I]
         least_ms = _LEAST_SHARE * float(cost_I.sum())
         alike: dict[int, list[int]] = {}
-        for item in self._cuttable:
+        for item in among:
             alike.setdefault(id(self._space.items[item].like[0]), []).append(item)
         found: dict[int, set[tuple[int, int]]] = {}
         for items in alike.values():
@@ -331,17 +339,3 @@ class TierSweep:
 
 def _shorter(one: TierChoice | None, other: TierChoice) -> TierChoice:
     return other if one is None or other.step_ms < one.step_ms else one
-
-
-def _features(option: ShardingOption) -> tuple[bool, ...]:
-    """Whether it needs what costs something however little of it there is.
-
-    All-reduces of copies on all ranks, those of copies on nodes, reduce-scatters, answers by all-to-all.
-    """
-    asked = [part for part in option.parts if part.tier is not Tier.DATA_PARALLEL]
-    return (
-        len(asked) < len(option.parts),
-        Tier.FLEX in option.tiers,
-        option.collective is Collective.REDUCE_SCATTER,
-        any(part.collective is Collective.ALL_TO_ALL for part in asked),
-    )

@@ -18,9 +18,10 @@ from autoshard.core.step import EMBEDDING_PARTS, KERNEL_PARTS, PART_INDEX
 from autoshard.evaluation.stages import syncs_ms
 from autoshard.planners.hybrid.layout import Layout
 from autoshard.planners.space.columns import MovedArray
-from autoshard.planners.space.kinds import FloatArray
+from autoshard.planners.space.kinds import FloatArray, ShardKinds
 from autoshard.planners.space.options import ShardingType
 from autoshard.planners.space.planner_space import BoolArray, IndexArray, PlannerSpace
+from autoshard.planners.space.step_cost import StepPrices
 
 #: By how much sums are changed to see what that does: a share, and bytes where there are none.
 _BUMP_SHARE, _BUMP_BYTES = 0.05, 1e4
@@ -178,11 +179,16 @@ class CostGradient:
             mean_C = layout.moved_RC.mean(axis=0)
             kernel_ms_R = layout.parts_ms()[[PART_INDEX[part] for part in KERNEL_PARTS]].sum(axis=0)
             codes_H = layout.codes_RH[int(np.argsort(kernel_ms_R, kind="stable")[len(kernel_ms_R) // 2])]
-        moved_VC, kernel_VP = space.kinds.moved_VC, _kernel_rates(space, codes_H)
+        return cls.around(space.kinds, space.prices, mean_C, codes_H)
+
+    @classmethod
+    def around(cls, kinds: ShardKinds, prices: StepPrices, mean_C: MovedArray, codes_H: FloatArray) -> CostGradient:
+        """Around what ranks hold in the mean, of kinds of shards."""
+        kernel_VP = _kernel_rates(kinds, prices, codes_H)
         return cls(
-            served_VP=moved_VC @ _moving_rates(space, mean_C, space.topology.world_size).T + kernel_VP,
-            shared_VP=moved_VC @ _moving_rates(space, mean_C, 1).T + kernel_VP,
-            sync_V=_sync_rates(space, mean_C),
+            served_VP=kinds.moved_VC @ _moving_rates(prices, mean_C, prices.topology.world_size).T + kernel_VP,
+            shared_VP=kinds.moved_VC @ _moving_rates(prices, mean_C, 1).T + kernel_VP,
+            sync_V=_sync_rates(kinds, prices, mean_C),
         )
 
 
@@ -204,39 +210,40 @@ def shared_rates(space: PlannerSpace, sums_X: FloatArray) -> tuple[MsArray, MsAr
         Two arrays of shape (V,).
     """
     codes_H, moved_C, _ = space.kinds.split(sums_X)
-    parts_VP = space.kinds.moved_VC @ _moving_rates(space, moved_C, 1).T + _kernel_rates(space, codes_H)
-    return parts_VP.sum(axis=1), _sync_rates(space, moved_C)
+    kernel_VP = _kernel_rates(space.kinds, space.prices, codes_H)
+    parts_VP = space.kinds.moved_VC @ _moving_rates(space.prices, moved_C, 1).T + kernel_VP
+    return parts_VP.sum(axis=1), _sync_rates(space.kinds, space.prices, moved_C)
 
 
-def _moving_rates(space: PlannerSpace, mean_C: MovedArray, num_ranks: int) -> FloatArray:
+def _moving_rates(prices: StepPrices, mean_C: MovedArray, num_ranks: int) -> FloatArray:
     """Milliseconds per unit of each column, shape (P, C): on one rank that has it, or for 1 on all ranks, alike."""
     width = len(mean_C)
-    is_sent_C = space.prices.columns.are("pair_bytes", "scattered_bytes")
+    is_sent_C = prices.columns.are("pair_bytes", "scattered_bytes")
     bump_C = np.where(is_sent_C, np.maximum(_BUMP_SHARE * mean_C, _BUMP_BYTES), 1.0)
     base_RC = np.repeat(np.where(is_sent_C, np.maximum(mean_C, 1.0), mean_C)[None], num_ranks, axis=0)
     moved_BRC = np.repeat(base_RC[None], width + 1, axis=0)
     columns = np.arange(width)
     moved_BRC[columns + 1, 0, columns] += bump_C
     # Kernels are counted once however many shards run in them; their launches are no rate.
-    is_rate_C = ~space.prices.columns.are("num_shards")
-    parts_PB = space.prices.moving_ms(moved_BRC)[:, :, 0]
+    is_rate_C = ~prices.columns.are("num_shards")
+    parts_PB = prices.moving_ms(moved_BRC)[:, :, 0]
     return np.asarray(np.maximum(parts_PB[:, 1:] - parts_PB[:, :1], 0.0) / bump_C * is_rate_C)
 
 
-def _sync_rates(space: PlannerSpace, mean_C: MovedArray) -> MsArray:
+def _sync_rates(kinds: ShardKinds, prices: StepPrices, mean_C: MovedArray) -> MsArray:
     """Milliseconds of the all-reduce and all-gather of gradients that a shard of each kind adds, shape (V,)."""
-    bump = max(_BUMP_BYTES, _BUMP_SHARE * float(space.prices.synced_bytes(mean_C).max()))
+    bump = max(_BUMP_BYTES, _BUMP_SHARE * float(prices.synced_bytes(mean_C).max()))
     bumps_B2 = bump * np.concatenate([np.eye(2), 2 * np.eye(2)])
-    once_ms, twice_ms = syncs_ms(bumps_B2, space.costs.comm, space.topology).reshape(2, 2)
-    return np.asarray(space.prices.synced_bytes(space.kinds.moved_VC) @ (twice_ms - once_ms) / bump)
+    once_ms, twice_ms = syncs_ms(bumps_B2, prices.costs.comm, prices.topology).reshape(2, 2)
+    return np.asarray(prices.synced_bytes(kinds.moved_VC) @ (twice_ms - once_ms) / bump)
 
 
-def _kernel_rates(space: PlannerSpace, codes_H: FloatArray) -> MsArray:
+def _kernel_rates(kinds: ShardKinds, prices: StepPrices, codes_H: FloatArray) -> MsArray:
     """Kernel milliseconds of one more shard where there are such shards already, shape (V, P)."""
-    once_VH = codes_H + space.kinds.codes_VH
+    once_VH = codes_H + kinds.codes_VH
     rates_VP = np.zeros((len(once_VH), len(EMBEDDING_PARTS)))
-    one = space.prices.kernels_ms(once_VH[None].astype(np.float32))
-    two = space.prices.kernels_ms((once_VH + space.kinds.codes_VH)[None].astype(np.float32))
+    one = prices.kernels_ms(once_VH[None].astype(np.float32))
+    two = prices.kernels_ms((once_VH + kinds.codes_VH)[None].astype(np.float32))
     for part, with_one, with_two in zip(KERNEL_PARTS, one, two, strict=True):
         rates_VP[:, PART_INDEX[part]] = np.maximum((with_two - with_one)[0], 0.0)
     return rates_VP

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
-from autoshard.planners.hybrid.compiled.linear import LinearEffort, Mode
+from autoshard.planners.hybrid.compiled.library import Mode
+from autoshard.planners.hybrid.compiled.linear import LinearEffort
 from autoshard.planners.hybrid.descent import LEAST_GAIN, Descent, SearchContext, Start
 from autoshard.planners.hybrid.layout import Choice, Layout
 from autoshard.planners.hybrid.starts import FEW_TIERS

@@ -1,4 +1,4 @@
-"""Which sharding type each table gets, by Neo's cost function.
+"""Which sharding type each table gets, by what it adds to the step.
 
 Shape suffixes: S sites of an item, R ranks, L memory levels (`LEVELS`).
 """
@@ -28,6 +28,7 @@ from autoshard.planners.space.options import (
     why_none,
     why_not,
 )
+from autoshard.planners.space.planner_space import synced_options
 from autoshard.planners.space.tiers import SITED_TIERS, num_sites
 
 #: Sharding types that Neo has (Sec. 4).
@@ -100,21 +101,28 @@ class Choice:
         return self.items[0].tier
 
     @cached_property
-    def total_s(self) -> float:
-        """Weighted cost on all ranks together."""
-        return sum(cost.weighted_s * cost.num_holders for item in self.items for cost in item.costs)
+    def is_scattered(self) -> bool:
+        """Whether sums of any part travel by reduce-scatter."""
+        return any(part.collective is Collective.REDUCE_SCATTER for item in self.items for part in item.parts)
+
+    @cached_property
+    def step_ms(self) -> float:
+        """What the items add to the step, if all ranks share it evenly."""
+        return sum(cost.step_ms for item in self.items for cost in item.costs)
+
+    @cached_property
+    def lump_ms(self) -> float:
+        """What the costliest item adds to its ranks."""
+        return max(sum(cost.lump_ms for cost in item.costs) for item in self.items)
 
     @cached_property
     def total_bytes(self) -> int:
         """Device memory on all ranks together."""
         return sum(int(item.held_L[HBM]) * item.costs[0].num_holders for item in self.items)
 
-    def score_s(self, limit_s: float, world_size: int) -> float:
-        """Cost on all ranks, and the imbalance that its costliest item forces on them.
-
-        A rank with an item above the limit makes all others wait for what is above it.
-        """
-        return self.total_s + world_size * max(0.0, max(item.cost_s for item in self.items) - limit_s)
+    def score_ms(self, limit_ms: float) -> float:
+        """What it adds to the step, with what its costliest item makes others wait for: all that is above the limit."""
+        return self.step_ms + max(0.0, self.lump_ms - limit_ms)
 
 
 class Chooser:
@@ -141,45 +149,47 @@ class Chooser:
         self._units, self._cost, self._names, self._cache_policy = units, cost, names, cache_policy
         self._min_partition = min_partition
         self._topology, self._capacity_LR = cost.topology, capacity_LR
+        self._ways: dict[tuple[str, MemoryLevel, float], list[ShardingOption]] = {}
         self._room = {tier: self._room_of_sites(tier) for tier in SITED_TIERS}
         self._known: dict[tuple[int, MemoryLevel, float], tuple[Choice, ...]] = {}
 
-    def choices(self, unit: int, level: MemoryLevel, least_cache: float = 1.0) -> tuple[Choice, ...]:
-        """All ways to hold the tables of a unit with their rows on a memory level, the simplest first.
+    def choices(self, levels: Sequence[MemoryLevel], least_cache: float = 1.0) -> list[tuple[Choice, ...]]:
+        """For each unit all ways to hold its tables with their rows on a memory level, the simplest first.
 
         Args:
-            unit: Index of the unit.
-            level: Of its tables' rows.
+            levels: Of each unit's rows.
             least_cache: Smallest cache of a part on a lower level, as a share of the rows that a batch hits.
 
         Raises:
-            InfeasiblePlanError: If there is none.
+            InfeasiblePlanError: If a unit has none.
         """
-        key = (unit, level, least_cache)
-        if key not in self._known:
-            self._known[key] = self._list(self._units[unit], level, least_cache)
-        return self._known[key]
+        keys = [(unit, level, least_cache) for unit, level in enumerate(levels)]
+        if new := [key for key in keys if key not in self._known]:
+            tables = [(table, level) for unit, level, _ in new for table in self._units[unit]]
+            self._offer(tables, least_cache)
+            self._known |= {key: self._list(self._units[key[0]], *key[1:]) for key in new}
+        return [self._known[key] for key in keys]
 
-    def pick(self, listed: Sequence[Sequence[Choice]], limit_s: float, *, replicate: bool) -> list[Choice]:
+    def pick(self, listed: Sequence[Sequence[Choice]], limit_ms: float, *, replicate: bool) -> list[Choice]:
         """The choice of lowest score for every unit; replicas where they gain most per byte, as far as memory goes.
 
         Args:
             listed: For each unit, its choices.
-            limit_s: What an item may cost before it makes others wait.
+            limit_ms: What an item may add to its ranks before it makes others wait.
             replicate: Whether tables may be replicated that need not be.
         """
 
-        def score_s(choice: Choice) -> float:
-            return choice.score_s(limit_s, self._topology.world_size)
+        def score_ms(choice: Choice) -> float:
+            return choice.score_ms(limit_ms)
 
         sharded = [[one for one in choices if one.tier is not Tier.DATA_PARALLEL] or choices for choices in listed]
-        picked = [min(choices, key=score_s) for choices in sharded]
+        picked = [min(choices, key=score_ms) for choices in sharded]
         gains: list[tuple[float, int, Choice]] = []
         for index, (choices, now) in enumerate(zip(listed, picked, strict=True)):
             replicas = [one for one in choices if one.tier is Tier.DATA_PARALLEL] if replicate else []
-            copied = min(replicas, key=score_s, default=now)
-            if (saved_s := score_s(now) - score_s(copied)) > 0:
-                gains.append((-saved_s / max(copied.total_bytes - now.total_bytes, 1), index, copied))
+            copied = min(replicas, key=score_ms, default=now)
+            if (saved_ms := score_ms(now) - score_ms(copied)) > 0:
+                gains.append((-saved_ms / max(copied.total_bytes - now.total_bytes, 1), index, copied))
         per_rank = self._capacity_LR[HBM].tolist()
         spare = _REPLICAS_SHARE * (sum(per_rank) - sum(choice.total_bytes for choice in picked))
         room = _REPLICAS_SHARE * min(per_rank)
@@ -190,14 +200,7 @@ class Chooser:
         return picked
 
     def _list(self, unit: Sequence[EmbeddingTable], level: MemoryLevel, least_cache: float) -> tuple[Choice, ...]:
-        listed = [
-            [
-                self._on(level, option, least_cache)
-                for option in self._offered(table)
-                if level is MemoryLevel.HBM or option.name is not ShardingType.DATA_PARALLEL
-            ]
-            for table in unit
-        ]
+        listed = [self._ways[table.name, level, least_cache] for table in unit]
         for table, offered in zip(unit, listed, strict=True):
             if not offered:
                 stay = f"{', '.join(self._names)} keeps rows in {MemoryLevel.HBM}, not in {level}"
@@ -219,19 +222,26 @@ class Chooser:
             raise self._nowhere("+".join(table.name for table in unit), too_large, list(ruled_out))
         return tuple(found)
 
-    def _offered(self, table: EmbeddingTable) -> list[ShardingOption]:
-        """Ways to hold a table; of two that differ in how sums travel only the cheaper one."""
-        offered: list[ShardingOption] = []
-        listed = enumerate_options(table, self._topology, self._names, self._cost.payload, self._min_partition)
-        for option in listed:
-            if option.collective is Collective.ALL_TO_ALL:
-                offered.append(option)
-            elif self._exchange_s(option) < self._exchange_s(offered[-1]):  # it follows the other one
-                offered[-1] = option
-        return offered
+    def _offered(self, table: EmbeddingTable) -> tuple[ShardingOption, ...]:
+        payload = self._cost.prices.payload
+        return enumerate_options(table, self._topology, self._names, payload, self._min_partition)
 
-    def _exchange_s(self, option: ShardingOption) -> float:
-        return sum(self._cost.of(part).exchange_s for part in option.parts)
+    def _offer(self, tables: Sequence[tuple[EmbeddingTable, MemoryLevel]], least_cache: float) -> None:
+        """Lists ways to hold tables with their rows on a level, and works out what they cost, all at once."""
+        offered = [
+            self._on(level, option, least_cache)
+            for table, level in tables
+            for option in self._offered(table)
+            if level is MemoryLevel.HBM or option.name is not ShardingType.DATA_PARALLEL
+        ]
+        synced = synced_options(offered, self._cost.prices)
+        self._cost.learn(part for option in synced for part in option.parts)
+        for table, level in tables:
+            self._ways[table.name, level, least_cache] = []
+        level_of = {table.name: level for table, level in tables}
+        for option in synced:
+            if all(map(self._cost.can_price, option.parts)):
+                self._ways[option.table.name, level_of[option.table.name], least_cache].append(option)
 
     def _on(self, level: MemoryLevel, option: ShardingOption, least_cache: float) -> ShardingOption:
         """The option with its rows on a level, behind the smallest caches."""
@@ -239,7 +249,7 @@ class Chooser:
             return option
         parts = []
         for part in option.parts:
-            local = part.local(self._topology, self._cost.batch_size)
+            local = part.local(self._topology, self._cost.prices.tables.batch_size)
             rows = ceil(least_cache * local.access.expected_distinct(local.num_lookups))
             parts.append(replace(part, memory=behind_cache(local, level, rows, self._cache_policy)))
         return replace(option, parts=tuple(parts))
@@ -294,7 +304,8 @@ def _together(listed: Sequence[Sequence[ShardingOption]]) -> Iterator[tuple[Shar
     if len(listed) == 1:
         yield from zip(*listed, strict=True)
         return
-    whole = [{option.name: option for option in options if len(option.parts) == 1} for options in listed]
+    # Of those that differ in how sums travel, the first.
+    whole = [{option.name: option for option in reversed(options) if len(option.parts) == 1} for options in listed]
     for name in whole[0]:
         if all(name in of_table for of_table in whole):
             yield tuple(of_table[name] for of_table in whole)

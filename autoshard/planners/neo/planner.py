@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, product
+from itertools import product
 from typing import ClassVar
 
 import numpy as np
 
-from autoshard.core import MemoryLevel, PlacedShard, ShardingPlan, Topology
+from autoshard.core import MemoryLevel, PlacedShard, ShardingPlan, Tier, Topology
 from autoshard.core.accepted import AT_LEAST_0, SHARE, check_choice, listed
 from autoshard.core.access import IntArray
 from autoshard.core.errors import InfeasiblePlanError
-from autoshard.evaluation import evaluate
 from autoshard.evaluation.cached_rows import LFU, LRU
-from autoshard.evaluation.stages import cheapest_sync
+from autoshard.evaluation.evaluate import PricedPlan, breakdown_of, price_with_kernels
 from autoshard.planners.neo.caches import FILLS, fewest_cached, levels_of, with_grown_caches
 from autoshard.planners.neo.choice import HBM, LEVELS, NEO_TYPES, Choice, Chooser
 from autoshard.planners.neo.cost import CostFunction
@@ -25,11 +24,22 @@ from autoshard.planners.neo.placement import GREEDY, KARMARKAR_KARP, Arrangement
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.space.constraints import check_constraints, colocated
 from autoshard.planners.space.options import ShardingType
+from autoshard.planners.space.planner_space import task_prices
 
 _PLACEMENTS = (GREEDY, KARMARKAR_KARP)
 _STEP, _COST = "step", "cost"
-#: What a part may cost before it counts as imbalance, in even shares of all tables' costs.
-_LIMITS = (math.inf, 2.0, 1.0, 0.5, 0.25)
+_Families = Sequence[tuple[Callable[[Choice], bool], Sequence[float]]]
+#: Choices among which sharding types are picked, and what a part may add to its ranks before others wait for it, over
+#: the even share of all tables: of all choices; without those of nodes; without reduce-scatters, which take something
+#: however little is in them; and on single ranks alone.
+_FAMILIES: _Families = (
+    (lambda _: True, (2.0, 1.0, 0.25)),
+    (lambda choice: choice.tier is not Tier.TABLE_ROW_WISE and not choice.in_one_node, (0.35,)),
+    (lambda choice: not choice.is_scattered, (0.35,)),
+    (lambda choice: choice.tier in (Tier.TABLE_WISE, Tier.DATA_PARALLEL), (math.inf, 0.35)),
+)
+#: Where arrangements only have to be found.
+_ANY: _Families = ((lambda _: True, (1.0,)),)
 #: Smallest caches that are tried, as shares of the rows that a batch hits.
 _LEAST_CACHES = (1.0, 0.0)
 #: Up to so many units, cuts are refined in small steps, and all limits are tried with each number of cached units.
@@ -96,11 +106,10 @@ class NeoOptions:
 class NeoPlanner:
     """Gives each table one of seven sharding types, and places their parts.
 
-    - The cost of a part is `CostFunction`'s. A table gets the sharding type whose parts cost all ranks least, where a
-      part above the even share of a rank counts as much as it keeps the others waiting. Several limits for what counts
-      are tried, with and without replicas, and the arrangement with the shortest predicted step is taken, or with
-      `compare=cost` the one whose costliest rank is cheapest, latencies of the collectives and launches of the kernels
-      that it needs included.
+    - A table gets the sharding type whose parts add least to the predicted step, where a part above the even share of a
+      rank counts as much as it keeps the others waiting. Several limits for what counts are tried among several kinds
+      of choices, with and without replicas. Parts are placed by `CostFunction`, and the arrangement with the shortest
+      predicted step is taken, or with `compare=cost` the one whose costliest rank is cheapest.
     - Replication is for the tables that gain most per byte by it, as far as the memory goes.
     - Where memory is short, replicas are given up first; then the largest tables are cut as finely as they may be.
     - Where tables do not fit the device memory, some go behind caches: those with the fewest lookups per byte, in host
@@ -108,14 +117,15 @@ class NeoPlanner:
       share (`with_grown_caches`).
 
     Source:
-        Neo Sec. 4 and 5.2. Differs: the paper leaves open how cost functions choose among sharding types, and how large
-        caches are; predicted steps, which it has for analysis only, decide among whole arrangements; memory limits and
-        constraints hold. Its hybrid of tables to nodes, then columns to ranks (`table_column_wise`) moves the same
-        bytes as column-wise does: it is chosen only where column-wise is not allowed.
+        Neo Sec. 4 and 5.2. Differs: the paper leaves open how sharding types are chosen, and how large caches are;
+        predicted steps, which it has for analysis only, decide; memory limits and constraints hold. Its hybrid of
+        tables to nodes, then columns to ranks (`table_column_wise`) moves the same bytes as column-wise does.
     """
 
     name: ClassVar[str] = "neo"
-    summary: ClassVar[str] = "4D parallelism: per table the cheapest of seven sharding types, by bytes sent and read."
+    summary: ClassVar[str] = (
+        "4D parallelism: per table the cheapest of seven sharding types, placed by bytes sent and read."
+    )
     when: ClassVar[str] = "large tables, plans without a search"
     is_compared: ClassVar[bool] = True
     cuts_tables: ClassVar[bool] = True
@@ -134,6 +144,19 @@ class NeoPlanner:
         return _Search(request, options).plan()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Judged:
+    """A plan, what it is compared by, and its price where that is the predicted step."""
+
+    plan: ShardingPlan
+    cost: float
+    priced: PricedPlan | None = None
+
+    def predicted(self) -> ShardingPlan:
+        """The plan with its prediction, where it was priced."""
+        return self.plan if self.priced is None else replace(self.plan, predicted=breakdown_of(self.plan, self.priced))
+
+
 class _Search:
     """The search for one request."""
 
@@ -141,11 +164,9 @@ class _Search:
         self.request, self.options = request, options
         topology = request.topology
         self.cost = CostFunction(
-            topology=topology,
-            batch_size=request.tables.batch_size,
+            task_prices(request.tables, topology, request.costs, request.payload),
             communication_weight=options.communication_weight,
             access_weight=options.access_weight,
-            payload=request.payload,
         )
         self.capacity_LR = _capacity(topology, options)
         self.units = colocated(request.tables)
@@ -172,14 +193,14 @@ class _Search:
         failure: InfeasiblePlanError | None = None
         if not fewest_cached(self.units, self.hbm_bytes):
             try:
-                return self._to_plan(self._best([MemoryLevel.HBM] * len(self.units), 1.0, _LIMITS))
+                return self._best([MemoryLevel.HBM] * len(self.units), 1.0, _FAMILIES).predicted()
             except InfeasiblePlanError as error:
                 failure = error
         if any(self.lower_bytes):
             for least_cache, fill in product(_LEAST_CACHES, FILLS):
                 fewest = self._fewest_cached(least_cache, fill)
                 if fewest is not None:
-                    return self._to_plan(self._best_cached(fewest, least_cache, fill))
+                    return self._best_cached(fewest, least_cache, fill).predicted()
         raise failure or InfeasiblePlanError(
             f"whichever tables lie behind caches, the others find no room in the {self.hbm_bytes:,} bytes of device "
             "memory that all ranks have together"
@@ -205,44 +226,42 @@ class _Search:
             low, high = (low, middle) if fits(middle) else (middle + 1, high)
         return high
 
-    def _best_cached(self, fewest: int, least_cache: float, fill: float) -> Arrangement:
+    def _best_cached(self, fewest: int, least_cache: float, fill: float) -> _Judged:
         """With the fewest units behind caches, or with 1, 2, 4 ... more, which leaves more room for caches."""
         counts = [count for count in (fewest + more for more in _MORE_CACHED) if count < len(self.units)]
         counts.append(len(self.units))
-        limits = _LIMITS if len(self.units) <= _FEW_UNITS else (1.0,)
-        tried = {count: self._cached(count, least_cache, fill, limits) for count in counts}
+        families = _FAMILIES if len(self.units) <= _FEW_UNITS else _ANY
+        tried = {count: self._cached(count, least_cache, fill, families) for count in counts}
         found = {count: one for count, one in tried.items() if one is not None}
-        count = min(found, key=lambda count: self._step_s(found[count]), default=fewest)
+        count = min(found, key=lambda count: found[count].cost, default=fewest)
         _log.info("neo: %d of %d tables, or groups of them, are behind caches", count, len(self.units))
         best = found.get(count)
-        if best is None or limits != _LIMITS:
-            best = self._cached(count, least_cache, fill, _LIMITS) or best
+        if best is None or families is not _FAMILIES:
+            best = self._cached(count, least_cache, fill, _FAMILIES) or best
         assert best is not None, "it was found before"
         return best
 
-    def _cached(
-        self, num_cached: int, least_cache: float, fill: float, limits: Sequence[float] = (1.0,)
-    ) -> Arrangement | None:
+    def _cached(self, num_cached: int, least_cache: float, fill: float, families: _Families = _ANY) -> _Judged | None:
         """The best arrangement with that many units behind caches, if one was found."""
         levels = levels_of(self.units, num_cached, fill * self.lower_bytes[0], has_disks=bool(self.lower_bytes[1]))
         try:
-            return self._best(levels, least_cache, limits)
+            return self._best(levels, least_cache, families)
         except InfeasiblePlanError:
             return None
 
-    def _best(self, levels: Sequence[MemoryLevel], least_cache: float, limits: Sequence[float]) -> Arrangement:
-        """The best arrangement by `_step_s`, or the first of ever finer ones that fits.
+    def _best(self, levels: Sequence[MemoryLevel], least_cache: float, families: _Families) -> _Judged:
+        """The best arrangement, or the first of ever finer ones that fits.
 
         Raises:
             InfeasiblePlanError: If there is none.
         """
-        listed = [self.chooser.choices(unit, level, least_cache) for unit, level in enumerate(levels)]
+        listed = self.chooser.choices(levels, least_cache)
         failures: list[InfeasiblePlanError] = []
-        found = list(self._arranged(self._picks(listed, levels, limits), failures))
-        if len(found) > 1:
-            return min(found, key=self._step_s)
-        for one in chain(found, self._arranged(_ever_finer(listed), failures)):
-            return one
+        found = list(self._arranged(self._picks(listed, levels, families), failures))
+        if found:
+            return min(map(self._judged, found), key=lambda one: one.cost)
+        for one in self._arranged(_ever_finer(listed), failures):
+            return self._judged(one)
         raise failures[0]
 
     def _arranged(self, picks: Iterable[list[Choice]], failures: list[InfeasiblePlanError]) -> Iterator[Arrangement]:
@@ -254,33 +273,39 @@ class _Search:
                 failures.append(error)
 
     def _picks(
-        self, listed: Sequence[Sequence[Choice]], levels: Sequence[MemoryLevel], limits: Sequence[float]
+        self, listed: Sequence[Sequence[Choice]], levels: Sequence[MemoryLevel], families: _Families
     ) -> list[list[Choice]]:
         """Choices worth arranging, each once."""
-        even_s = sum(min(choice.total_s for choice in choices) for choices in listed) / self.request.topology.world_size
+        even_ms = sum(min(choice.step_ms for choice in choices) for choices in listed)
         # Where device memory is short of tables, there is none for replicas.
         is_short = any(level is not MemoryLevel.HBM for level in levels)
         picks = [
-            self.chooser.pick(listed, limit * even_s, replicate=replicate)
+            self.chooser.pick(offered, limit * even_ms, replicate=replicate)
+            for may, limits in families
+            for offered in [[list(filter(may, choices)) or choices for choices in listed]]
             for limit in limits
             for replicate in ((False,) if is_short else (True, False))
         ]
+        # Without any all-to-all, whatever that takes.
+        copied = [[one for one in choices if one.tier is Tier.DATA_PARALLEL] for choices in listed]
+        if all(copied):
+            picks.append([choices[0] for choices in copied])
         return list({tuple(map(id, picked)): picked for picked in picks}.values())
 
-    def _step_s(self, found: Arrangement) -> float:
-        """What arrangements are compared by: the predicted step, or the cost function.
-
-        That is the cost of the costliest rank with caches grown, and what the plan costs whatever its volumes.
-        """
+    def _judged(self, found: Arrangement) -> _Judged:
+        """The plan of an arrangement, with what it is compared by."""
+        plan = self._to_plan(found)
         if self.options.compare == _STEP:
-            return evaluate(self._to_plan(found), self.request.costs).step_ms.value / 1e3
+            priced = price_with_kernels(plan, self.request.costs)
+            return _Judged(plan=plan, cost=priced.step.step_ms.value, priced=priced)
         cost_s_R = found.cost_s_R.copy()
-        for (part, _), placed in zip(found.parts, self._placed(found), strict=True):
-            if placed.memory != part.memory:
-                grown = self.cost.of(replace(part, memory=placed.memory))
-                ranks = [rank for replica in placed.replicas for rank in replica]
-                cost_s_R[ranks] += grown.weighted_s - self.cost.of(part).weighted_s
-        return float(cost_s_R.max()) + self.cost.fixed_s(part for part, _ in found.parts)
+        held = [(part, placed) for (part, _), placed in zip(found.parts, self._placed(found), strict=True)]
+        grown = [(part, placed) for part, placed in held if placed.memory != part.memory]
+        self.cost.learn(replace(part, memory=placed.memory) for part, placed in grown)
+        for part, placed in grown:
+            more_s = self.cost.of(replace(part, memory=placed.memory)).weighted_s - self.cost.of(part).weighted_s
+            cost_s_R[[rank for replica in placed.replicas for rank in replica]] += more_s
+        return _Judged(plan=plan, cost=float(cost_s_R.max()))
 
     def _placed(self, found: Arrangement) -> tuple[PlacedShard, ...]:
         """All parts at their sites, with caches that fill the device memory."""
@@ -304,16 +329,10 @@ class _Search:
     def _to_plan(self, found: Arrangement) -> ShardingPlan:
         request = self.request
         order = {table.name: index for index, table in enumerate(request.tables.tables)}
-        shards = sorted(map(self._synced, self._placed(found)), key=lambda placed: order[placed.shard.table.name])
+        shards = sorted(self._placed(found), key=lambda placed: order[placed.shard.table.name])
         return ShardingPlan(
             tables=request.tables, topology=request.topology, shards=tuple(shards), payload=request.payload
         )
-
-    def _synced(self, placed: PlacedShard) -> PlacedShard:
-        """The shard with the synchronisation of its copies' gradients of least predicted time."""
-        request = self.request
-        sync = cheapest_sync(placed, request.tables.batch_size, request.costs.comm, request.topology)
-        return replace(placed, grad_sync=sync)
 
 
 def _ever_finer(listed: Sequence[Sequence[Choice]]) -> Iterator[list[Choice]]:
@@ -324,7 +343,7 @@ def _ever_finer(listed: Sequence[Sequence[Choice]]) -> Iterator[list[Choice]]:
 
     # Of those that take as much, the simplest.
     smallest = [min(choices, key=lambda choice: choice.total_bytes) for choices in listed]
-    finest = [min(choices, key=lambda choice: (largest_item(choice), choice.total_s)) for choices in listed]
+    finest = [min(choices, key=lambda choice: (largest_item(choice), choice.step_ms)) for choices in listed]
     by_size = sorted(range(len(listed)), key=lambda index: -smallest[index].total_bytes)
     num_cut, growth = 0, 2 if len(listed) <= _FEW_UNITS else 4
     while True:

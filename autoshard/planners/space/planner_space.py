@@ -176,13 +176,8 @@ class PlannerSpace:
         *,
         by_kernels: bool = False,
     ) -> None:
-        # Rows behind caches are priced as `evaluate` prices them.
-        memories = [topology.memory_of(rank) for rank in range(topology.world_size)]
-        if any(memory.ddr or memory.ssd for memory in memories):
-            costs = replace(costs, kernel=behind_caches(costs.kernel, topology))
-        self.tables, self.topology, self.costs = tables, topology, costs
-        kernels = {fused_kernel(table, update) for table in tables.tables for update in Update}
-        self.prices = StepPrices(tables, topology, costs, kernels, payload or Payload(), by_kernels=by_kernels)
+        self.prices = task_prices(tables, topology, costs, payload or Payload(), by_kernels=by_kernels)
+        self.tables, self.topology, self.costs = tables, topology, self.prices.costs
         self.kinds = ShardKinds(self.prices)
         self._sites: dict[Hashable, _Sites] = {}
         check_constraints(tables, topology)
@@ -236,18 +231,8 @@ class PlannerSpace:
         return [self._number(item, options) for item, options in zip(self.items, options_I, strict=True)]
 
     def synced(self, options: Iterable[ShardingOption]) -> list[ShardingOption]:
-        """The options with the gradient synchronisation of least predicted time for each part of several replicas."""
-        known = list(options)
-        copied = [part for option in known for part in option.parts if num_replicas(part.tier, self.topology) > 1]
-        placed = [part.placed(0, self.topology) for part in copied]
-        syncs = cheapest_syncs(placed, self.tables.batch_size, self.costs.comm, self.topology)
-        found = {id(part): replace(part, grad_sync=sync) for part, sync in zip(copied, syncs, strict=True)}
-        return [
-            replace(option, parts=tuple(found.get(id(part), part) for part in option.parts))
-            if any(id(part) in found for part in option.parts)
-            else option
-            for option in known
-        ]
+        """See `synced_options`."""
+        return synced_options(options, self.prices)
 
     def open_sites(self, shard: ItemShard, free_RM: FloatArray, node: int | None = None) -> BoolArray:
         """Sites that a shard may take with the memory that is left, shape (S,).
@@ -351,6 +336,32 @@ class PlannerSpace:
             tables = [part.shard.table for part in parts]
             self._sites[key] = _Sites.of(tables, parts[0].tier, parts[0].rank, self.topology)
         return self._sites[key]
+
+
+def synced_options(options: Iterable[ShardingOption], prices: StepPrices) -> list[ShardingOption]:
+    """The options with the gradient synchronisation of least predicted time for each part of several replicas."""
+    known, topology = list(options), prices.topology
+    copied = [part for option in known for part in option.parts if num_replicas(part.tier, topology) > 1]
+    placed = [part.placed(0, topology) for part in copied]
+    syncs = cheapest_syncs(placed, prices.tables.batch_size, prices.costs.comm, topology)
+    found = {id(part): replace(part, grad_sync=sync) for part, sync in zip(copied, syncs, strict=True)}
+    return [
+        replace(option, parts=tuple(found.get(id(part), part) for part in option.parts))
+        if any(id(part) in found for part in option.parts)
+        else option
+        for option in known
+    ]
+
+
+def task_prices(
+    tables: TableSet, topology: Topology, costs: CostModels, payload: Payload, *, by_kernels: bool = False
+) -> StepPrices:
+    """Prices of a task, whatever its shards; see `StepPrices`. Rows behind caches are priced as `evaluate` does."""
+    memories = [topology.memory_of(rank) for rank in range(topology.world_size)]
+    if any(memory.ddr or memory.ssd for memory in memories):
+        costs = replace(costs, kernel=behind_caches(costs.kernel, topology))
+    kernels = {fused_kernel(table, update) for table in tables.tables for update in Update}
+    return StepPrices(tables, topology, costs, kernels, payload, by_kernels=by_kernels)
 
 
 def _items(groups: Iterable[tuple[EmbeddingTable, ...]], twins: Mapping[str, int]) -> list[Item]:

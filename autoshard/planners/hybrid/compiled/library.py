@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
+from enum import IntEnum
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core.errors import AutoshardError
+from autoshard.core.step import EMBEDDING_PARTS
 
 #: Doubles that are worked on together; arrays over ranks are padded to a multiple of them, and aligned to their bytes.
 LANES = 4
@@ -26,15 +28,43 @@ _INTEGERS = (
     "max_shards",
     "num_synced",
 )
-_ARRAYS = {
+#: What no call changes, and what calls change in place.
+_READ = {
     **dict.fromkeys(("first_option_i", "first_shard_o", "type_o", "kind_e", "holders_e"), np.int32),
     **dict.fromkeys(("allowed_e", "first_site_i"), np.int32),
     **dict.fromkeys(("may_o", "is_shared_e", "in_node_e", "is_free_e", "allowed"), np.uint8),
-    **dict.fromkeys(("served_vp", "shared_vp", "sync_v", "bytes_vm", "weight_p", "launch_kp"), np.float64),
-    **dict.fromkeys(("launches_vk", "option_i", "site", "won_o"), np.int32),
+    **dict.fromkeys(("served_vp", "shared_vp", "sync_v", "bytes_vm", "weight_p"), np.float64),
+    "launches_vk": np.int32,
+}
+_CHANGED = {
+    "launch_kp": np.float64,
+    **dict.fromkeys(("option_i", "site", "won_o"), np.int32),
     **dict.fromkeys(("load_pr", "free_mr"), np.float64),
     "count_kr": np.int32,
 }
+_ARRAYS = {**_READ, **_CHANGED}
+_NUMBERS: dict[str, type[ctypes.c_double] | type[ctypes.c_uint64]] = {
+    **dict.fromkeys(("sync_ms", "sync_base_ms", "deadline_s"), ctypes.c_double),
+    "seed": ctypes.c_uint64,
+}
+_C_NAMES = {
+    np.int32: "int32_t",
+    np.uint8: "uint8_t",
+    np.float64: "double",
+    ctypes.c_double: "double",
+    ctypes.c_uint64: "uint64_t",
+}
+
+
+class Mode(IntEnum):
+    """What a call of the compiled search does."""
+
+    DESCEND = 0
+    """A descent of all items."""
+    LAUNCH_BY_LAUNCH = 1
+    """For each launch, all items that use it are held without it, or, if there are none, all may use it for once."""
+    RUIN = 2
+    """Rounds of ruin and recreate."""
 
 
 class Task(ctypes.Structure):
@@ -43,10 +73,7 @@ class Task(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in _INTEGERS),
         *((name, ctypes.c_void_p) for name in _ARRAYS),
-        ("sync_ms", ctypes.c_double),
-        ("sync_base_ms", ctypes.c_double),
-        ("deadline_s", ctypes.c_double),
-        ("seed", ctypes.c_uint64),
+        *_NUMBERS.items(),
     )
 
     @classmethod
@@ -57,6 +84,31 @@ class Task(ctypes.Structure):
             assert array.dtype == dtype, name
             assert array.flags.c_contiguous, name
         return cls(**numbers, **{name: arrays[name].ctypes.data for name in _ARRAYS})
+
+
+def header() -> str:
+    """What `search.c` includes, made of what is declared here: the task, the parts of a step, and the modes."""
+    padded = -(-len(EMBEDDING_PARTS) // LANES) * LANES
+    fields = [f"int32_t {', '.join(_INTEGERS)};"]
+    fields += [f"const {_C_NAMES[dtype]} *{name};" for name, dtype in _READ.items()]
+    fields += [f"{_C_NAMES[dtype]} *{name};" for name, dtype in _CHANGED.items()]
+    fields += [f"{_C_NAMES[kind]} {name};" for name, kind in _NUMBERS.items()]
+    lines = [
+        "/* Written by `python -m scripts.compiled_header`, of what library.py declares. */",
+        "",
+        "#include <stdint.h>",
+        "",
+        f"/* Parts of a step, in this order: {', '.join(EMBEDDING_PARTS)}. */",
+        f"enum {{ PARTS = {len(EMBEDDING_PARTS)}, LANES = {LANES}, PADDED_PARTS = {padded} }};",
+        "/* What a call does. */",
+        f"enum {{ {', '.join(f'{mode.name} = {mode.value}' for mode in Mode)} }};",
+        "",
+        "/* A layout and what it is changed by; see search.c for the letters. */",
+        "typedef struct {",
+        *(f"  {field}" for field in fields),
+        "} Task;",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 @cache

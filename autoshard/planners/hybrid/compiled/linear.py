@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from autoshard.core.costs import MsArray, kernel_floor
 from autoshard.core.step import EMBEDDING_PARTS, KERNEL_PARTS, PART_INDEX, StepPart
-from autoshard.planners.hybrid.compiled.library import Task, library, over_ranks
+from autoshard.planners.hybrid.compiled.library import Mode, Task, library, over_ranks
 from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions
 from autoshard.planners.hybrid.held import HeldShards
 from autoshard.planners.hybrid.layout import Layout, Limits
@@ -29,17 +28,6 @@ IntArray = NDArray[np.int32]
 _BUMP_SHARE, _LEAST_BUMP_MS = 0.02, 1e-12
 #: Least milliseconds that ranks are thought to have of a part in the mean.
 _LEAST_MEAN_MS = 1e-12
-
-
-class Mode(IntEnum):
-    """What a call of the compiled search does, as `search.c` numbers it."""
-
-    DESCEND = 0
-    """A descent of all items."""
-    LAUNCH_BY_LAUNCH = 1
-    """For each launch, all items that use it are held without it, or, if there are none, all may use it for once."""
-    RUIN = 2
-    """Rounds of ruin and recreate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,12 +10,13 @@
    that all machines make the same plans. */
 
 #include <math.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-enum { PARTS = 5, LANES = 4, PADDED_PARTS = 8, MAX_TYPES = 64, NONE = -1 };
+#include "task.h"
+
+enum { MAX_TYPES = 64, NONE = -1 };
 /* Lanes, and what they hold, that are worked on in turn, so that no power waits for the one before it. */
 enum { WIDE = 4, BLOCK = WIDE * LANES };
 /* Exponents of the flattest and the sharpest norm, as powers of two. */
@@ -31,25 +32,6 @@ static const double ROUNDING = 1e-9;
 static const double LAUNCHES = 0.1, WHOLE_TYPE = 0.05, BARRED = 0.6, MOST_REBUILT = 0.67;
 
 typedef double Lanes __attribute__((vector_size(LANES * sizeof(double))));
-
-typedef struct {
-  int32_t num_items, num_ranks, padded_ranks, num_levels, num_launches, node_size, max_shards, num_synced;
-  /* Options and their shards. */
-  const int32_t *first_option_i, *first_shard_o, *type_o, *kind_e, *holders_e, *allowed_e, *first_site_i;
-  const uint8_t *may_o, *is_shared_e, *in_node_e, *is_free_e, *allowed;
-  /* What kinds of shards add. */
-  const double *served_vp, *shared_vp, *sync_v, *bytes_vm, *weight_p;
-  double *launch_kp;
-  const int32_t *launches_vk;
-  /* The layout; changed in place. */
-  int32_t *option_i, *site;
-  /* How often each option was an item's best; counted on from call to call. */
-  int32_t *won_o;
-  double *load_pr, *free_mr;
-  int32_t *count_kr;
-  double sync_ms, sync_base_ms, deadline_s;
-  uint64_t seed;
-} Task;
 
 /* A shard of an item, and its rank. */
 typedef struct {
@@ -995,9 +977,6 @@ int32_t autoshard_place(Task *task, const int32_t *order, const double *share_of
   free(block);
   return is_placed;
 }
-
-/* What a call does. */
-enum { DESCEND, LAUNCH_BY_LAUNCH, RUIN };
 
 /* Improves a layout: by a descent of all items, by one rebuilding for each launch, or by rounds of ruin and recreate.
 
