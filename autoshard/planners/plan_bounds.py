@@ -10,10 +10,10 @@ from autoshard.core import CostModels, LowerBound, ShardingPlan
 from autoshard.core.step import EMBEDDING_PARTS
 from autoshard.planners.bounds.kernel_relaxation import KernelRelaxation
 from autoshard.planners.bounds.step_relaxation import StepBounds, StepRelaxation
-from autoshard.planners.hybrid.layout import Layout, Limits
 from autoshard.planners.hybrid.option_offers import space_of
 from autoshard.planners.hybrid.starts import is_searchable, layout_of
 from autoshard.planners.planner import PlanRequest
+from autoshard.planners.space.layout import Layout, Limits
 from autoshard.planners.space.options import ShardingType
 from autoshard.planners.space.placement import PlacementProblem, is_table_wise
 

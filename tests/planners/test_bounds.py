@@ -27,11 +27,11 @@ from autoshard.planners.bounds.kernel_relaxation import KernelRelaxation
 from autoshard.planners.bounds.step_relaxation import StepRelaxation
 from autoshard.planners.exact.cp_sat import CpSatPlanner
 from autoshard.planners.heuristics.greedy import CostGreedyPlanner
-from autoshard.planners.hybrid.layout import Layout, Limits
 from autoshard.planners.hybrid.option_offers import space_of
 from autoshard.planners.neo import NeoPlanner
 from autoshard.planners.neuroshard.planner import NeuroShardPlanner
 from autoshard.planners.plan_bounds import MAX_KERNEL, STEP, plan_bounds
+from autoshard.planners.space.layout import Layout, Limits
 from autoshard.planners.space.options import ShardingType
 from autoshard.planners.space.placement import PlacementProblem
 from tests import builders as make

@@ -16,13 +16,13 @@ from autoshard.planners.hybrid.compiled import library as compiled
 from autoshard.planners.hybrid.compiled import linear as compiled_linear
 from autoshard.planners.hybrid.compiled.library import Mode
 from autoshard.planners.hybrid.compiled.linear import LinearEffort, LinearSearch
-from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions
 from autoshard.planners.hybrid.descent import SearchContext, Start
-from autoshard.planners.hybrid.layout import Limits
 from autoshard.planners.hybrid.option_offers import space_of
 from autoshard.planners.hybrid.starts import balanced_starts
 from autoshard.planners.hybrid.step_search import StepSearch, search_steps
 from autoshard.planners.hybrid.successive_halving import improve
+from autoshard.planners.space.cost_gradient import CostGradient, FlatOptions
+from autoshard.planners.space.layout import Limits
 from autoshard.validator import validate_plan
 from scripts.compiled_header import FOLDER, headers
 from tests import builders as make

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from autoshard.planners.hybrid.balanced import BalancedOptions
-from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions
 from autoshard.planners.hybrid.descent import Descent, SearchContext
 from autoshard.planners.hybrid.held import HeldShards
-from autoshard.planners.hybrid.layout import Layout, Limits
 from autoshard.planners.hybrid.move_scorer import CostGrowth
 from autoshard.planners.hybrid.option_offers import space_of
 from autoshard.planners.hybrid.starts import StartSpec, balanced_starts, warm_starts
 from autoshard.planners.hybrid.step_search import StepSearch, search_steps
 from autoshard.planners.hybrid.successive_halving import improve
+from autoshard.planners.space.cost_gradient import CostGradient, FlatOptions
+from autoshard.planners.space.layout import Layout, Limits
 from autoshard.validator import validate_plan
 from tests import builders as make
 

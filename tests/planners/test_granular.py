@@ -21,12 +21,12 @@ from autoshard.core.step import EMBEDDING_PARTS
 from autoshard.evaluation import activation_bytes, evaluate, price_step
 from autoshard.planners.comparison import num_cuts
 from autoshard.planners.hybrid.descent import Start
-from autoshard.planners.hybrid.layout import NOTHING, Layout, Limits
 from autoshard.planners.hybrid.option_offers import EVERYTHING, OptionOffer, offer_within, space_of
 from autoshard.planners.hybrid.starts import balanced_starts, layout_of
 from autoshard.planners.hybrid.step_search import StepSearch, search_steps
 from autoshard.planners.hybrid.successive_halving import improve
 from autoshard.planners.registry import get_planner
+from autoshard.planners.space.layout import NOTHING, Layout, Limits
 from autoshard.planners.space.options import ShardingType, enumerate_options
 from autoshard.validator import validate_plan
 from tests import builders as make

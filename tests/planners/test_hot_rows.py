@@ -9,9 +9,9 @@ import pytest
 from autoshard.core import ImpliedOrder, TableSet
 from autoshard.formats import load_topology
 from autoshard.formats.metasyn import metasyn
-from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions, shard_costs
 from autoshard.planners.hybrid.hot_rows import offer_hot_rows
 from autoshard.planners.hybrid.option_offers import space_of
+from autoshard.planners.space.cost_gradient import CostGradient, FlatOptions, shard_costs
 from autoshard.planners.space.options import ShardingType, hot_rows, row_tiers
 from tests import builders as make
 

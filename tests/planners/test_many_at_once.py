@@ -22,7 +22,7 @@ from autoshard.core import (
 from autoshard.evaluation.analytic import AnalyticCostModel, kernel_seconds
 from autoshard.evaluation.stages import cheapest_sync, cheapest_syncs
 from autoshard.evaluation.traffic import PairTraffic, SyncBytes, id_bytes, pair_bytes, sync_bytes
-from autoshard.planners.hybrid.layout import Layout, Limits
+from autoshard.planners.space.layout import Layout, Limits
 from autoshard.planners.space.options import ShardingType, enumerate_options, locals_of
 from autoshard.planners.space.planner_space import PlannerSpace
 from tests import builders as make

@@ -19,10 +19,10 @@ from autoshard.core import (
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.evaluation import evaluate
 from autoshard.planners.hybrid.explanation import explain
-from autoshard.planners.hybrid.layout import Limits
 from autoshard.planners.hybrid.option_offers import space_of
 from autoshard.planners.hybrid.starts import balanced_starts, layout_of
 from autoshard.planners.registry import get_planner
+from autoshard.planners.space.layout import Limits
 from autoshard.planners.space.options import ShardingType
 from autoshard.planners.space.uneven_rows import room_of_ranks, uneven_options
 from autoshard.validator import validate_plan

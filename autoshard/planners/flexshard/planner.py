@@ -16,11 +16,11 @@ from autoshard.planners.flexshard.equations import FlexMachine
 from autoshard.planners.flexshard.paper_rule import paper_bounds
 from autoshard.planners.flexshard.sweep import TierSweep
 from autoshard.planners.heuristics.greedy import place_by_cost
-from autoshard.planners.hybrid.layout import Layout, Limits
 from autoshard.planners.hybrid.starts import no_room
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.space.constraints import check_constraints
 from autoshard.planners.space.feasibility import repair
+from autoshard.planners.space.layout import Layout, Limits
 from autoshard.planners.space.options import ShardingOption, ShardingType, UnplacedShard
 from autoshard.planners.space.placement import PlacementProblem
 from autoshard.planners.space.planner_space import IndexArray, PlannerSpace

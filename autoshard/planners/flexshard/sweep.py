@@ -15,7 +15,7 @@ import numpy as np
 from autoshard.core import Exchange, Tier, weight_row_bytes
 from autoshard.core.costs import MsArray
 from autoshard.planners.flexshard.cuts import TIERS, TierCut, TierOffers
-from autoshard.planners.hybrid.cost_gradient import FlatOptions, shared_rates
+from autoshard.planners.space.cost_gradient import FlatOptions, shared_rates
 from autoshard.planners.space.kinds import FloatArray
 from autoshard.planners.space.options import ShardingOption
 from autoshard.planners.space.planner_space import IndexArray, PlannerSpace

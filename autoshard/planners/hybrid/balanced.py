@@ -12,9 +12,9 @@ import numpy as np
 
 from autoshard.core import Tier
 from autoshard.planners.hybrid.compiled.linear import placed
-from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions, shard_costs
-from autoshard.planners.hybrid.layout import Layout, Limits
+from autoshard.planners.space.cost_gradient import CostGradient, FlatOptions, shard_costs
 from autoshard.planners.space.kinds import FloatArray
+from autoshard.planners.space.layout import Layout, Limits
 from autoshard.planners.space.planner_space import IndexArray, PlannerSpace
 
 #: Doublings and halvings of the price of memory.

@@ -17,10 +17,10 @@ import numpy as np
 from autoshard.core import Tier
 from autoshard.core.costs import MsArray
 from autoshard.planners.hybrid.compiled.linear import LinearSearch
-from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions
 from autoshard.planners.hybrid.hot_rows import offer_hot_rows
-from autoshard.planners.hybrid.layout import Change, Choice, Layout, Limits
 from autoshard.planners.hybrid.neighbours import Neighbourhood
+from autoshard.planners.space.cost_gradient import CostGradient, FlatOptions
+from autoshard.planners.space.layout import Change, Choice, Layout, Limits
 from autoshard.planners.space.options import ShardingType
 from autoshard.planners.space.planner_space import BoolArray, PlannerSpace
 

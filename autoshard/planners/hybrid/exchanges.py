@@ -10,8 +10,8 @@ import numpy as np
 
 from autoshard.core.costs import MsArray
 from autoshard.planners.hybrid.held import HeldShards
-from autoshard.planners.hybrid.layout import Change, Layout
 from autoshard.planners.space.kinds import FloatArray
+from autoshard.planners.space.layout import Change, Layout
 from autoshard.planners.space.planner_space import BoolArray, IndexArray
 
 #: Most shards of the slow rank and of the others that are weighed.

@@ -16,13 +16,13 @@ from autoshard.core.quoting import shown
 from autoshard.core.step import EMBEDDING_PARTS
 from autoshard.evaluation.batch_memory import rank_memory
 from autoshard.evaluation.evaluate import evaluate
-from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions
-from autoshard.planners.hybrid.layout import NOTHING, Change, Layout, Limits
 from autoshard.planners.hybrid.neighbours import Neighbourhood
 from autoshard.planners.hybrid.option_offers import EVERYTHING, OptionOffer, looked_up_bytes, space_of
 from autoshard.planners.hybrid.starts import layout_of
 from autoshard.planners.planner import PlanRequest
+from autoshard.planners.space.cost_gradient import CostGradient, FlatOptions
 from autoshard.planners.space.kinds import first_alike
+from autoshard.planners.space.layout import NOTHING, Change, Layout, Limits
 from autoshard.planners.space.options import ShardingType, why_not
 from autoshard.planners.space.planner_space import Item, ItemOption
 from autoshard.results.explanation import Alternative, ExplainedTable, Explanation

@@ -12,9 +12,9 @@ from itertools import chain
 
 import numpy as np
 
-from autoshard.planners.hybrid.cost_gradient import FlatOptions, ragged
-from autoshard.planners.hybrid.layout import Choice
+from autoshard.planners.space.cost_gradient import FlatOptions, ragged
 from autoshard.planners.space.kinds import FloatArray
+from autoshard.planners.space.layout import Choice
 from autoshard.planners.space.planner_space import BoolArray, IndexArray
 
 

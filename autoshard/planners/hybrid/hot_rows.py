@@ -17,7 +17,7 @@ from autoshard.core import EmbeddingTable, Tier
 from autoshard.core.access import FloatArray
 from autoshard.core.access.reuse import hit_rows
 from autoshard.core.costs import MsArray
-from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions, shard_costs
+from autoshard.planners.space.cost_gradient import CostGradient, FlatOptions, shard_costs
 from autoshard.planners.space.options import ShardingType, row_tiers
 from autoshard.planners.space.planner_space import Item, PlannerSpace
 

@@ -14,8 +14,8 @@ import numpy as np
 from autoshard.core import Tier, Topology
 from autoshard.core.costs import MsArray
 from autoshard.core.step import EMBEDDING_PARTS
-from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions, ragged
 from autoshard.planners.hybrid.held import HeldShards
+from autoshard.planners.space.cost_gradient import CostGradient, FlatOptions, ragged
 from autoshard.planners.space.kinds import FloatArray
 from autoshard.planners.space.planner_space import BoolArray, IndexArray
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import numpy as np
 
 from autoshard.core.costs import MsArray
-from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions
 from autoshard.planners.hybrid.exchanges import Exchanges
 from autoshard.planners.hybrid.held import HeldShards
-from autoshard.planners.hybrid.layout import Change, Layout
 from autoshard.planners.hybrid.move_scorer import CostGrowth, MoveScorer
+from autoshard.planners.space.cost_gradient import CostGradient, FlatOptions
 from autoshard.planners.space.kinds import FloatArray
+from autoshard.planners.space.layout import Change, Layout
 from autoshard.planners.space.planner_space import BoolArray, IndexArray, ItemOption, ItemShard
 
 #: Changes of each kind that a step of the search prices; options by each of two estimates.

@@ -14,11 +14,11 @@ import numpy as np
 from autoshard.core import PlacedShard, ShardingPlan, Tier
 from autoshard.core.errors import AutoshardError, InfeasiblePlanError
 from autoshard.planners.hybrid.balanced import BalancedOptions, placed_options
-from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions
 from autoshard.planners.hybrid.descent import Start
-from autoshard.planners.hybrid.layout import Layout, Limits
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner, planner_names
+from autoshard.planners.space.cost_gradient import CostGradient, FlatOptions
+from autoshard.planners.space.layout import Layout, Limits
 from autoshard.planners.space.options import ShardingType, option_of_placed
 from autoshard.planners.space.placement import exceeds_total
 from autoshard.planners.space.planner_space import IndexArray, ItemOption, PlannerSpace

@@ -23,10 +23,8 @@ from autoshard.evaluation.evaluate import price_with_kernels
 from autoshard.evaluation.group_sync import with_cheaper_sync
 from autoshard.planners.comparison import FoundPlan, choose, num_cuts
 from autoshard.planners.hybrid.compiled.library import library
-from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions
 from autoshard.planners.hybrid.descent import Start
 from autoshard.planners.hybrid.hot_rows import offer_hot_rows
-from autoshard.planners.hybrid.layout import Layout, Limits
 from autoshard.planners.hybrid.option_offers import EVERYTHING, OptionOffer, offer_within, space_of
 from autoshard.planners.hybrid.starts import (
     POLICY,
@@ -40,6 +38,8 @@ from autoshard.planners.hybrid.starts import (
 from autoshard.planners.hybrid.successive_halving import SearchOutcome, improve
 from autoshard.planners.neo.caches import with_grown_caches
 from autoshard.planners.planner import PlanRequest
+from autoshard.planners.space.cost_gradient import CostGradient, FlatOptions
+from autoshard.planners.space.layout import Layout, Limits
 from autoshard.planners.space.options import ShardingType, keeps_width
 from autoshard.planners.space.placement import PlacementProblem
 from autoshard.planners.space.planner_space import PlannerSpace

@@ -15,8 +15,8 @@ from itertools import chain
 from autoshard.planners.hybrid.compiled.library import Mode
 from autoshard.planners.hybrid.compiled.linear import LinearEffort
 from autoshard.planners.hybrid.descent import LEAST_GAIN, Descent, SearchContext, Start
-from autoshard.planners.hybrid.layout import Choice, Layout
 from autoshard.planners.hybrid.starts import FEW_TIERS
+from autoshard.planners.space.layout import Choice, Layout
 from autoshard.planners.space.options import ShardingType
 from autoshard.planners.space.planner_space import BoolArray
 

@@ -15,8 +15,8 @@ from autoshard.core import MemoryLevel, Update
 from autoshard.evaluation.cached_rows import TransferSpeeds, transfer_seconds
 from autoshard.evaluation.device_memory import device_memory
 from autoshard.evaluation.traffic import REDUCED_BYTES
-from autoshard.planners.hybrid.cost_gradient import CostGradient
 from autoshard.planners.space.columns import Readers
+from autoshard.planners.space.cost_gradient import CostGradient
 from autoshard.planners.space.kinds import ShardKinds
 from autoshard.planners.space.options import ShardingOption, ShardingType, UnplacedShard
 from autoshard.planners.space.step_cost import StepPrices

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from autoshard.core.costs import MsArray, kernel_floor
 from autoshard.core.step import EMBEDDING_PARTS, KERNEL_PARTS, PART_INDEX, StepPart
 from autoshard.planners.hybrid.compiled.library import Mode, Task, library, over_ranks
-from autoshard.planners.hybrid.cost_gradient import CostGradient, FlatOptions
 from autoshard.planners.hybrid.held import HeldShards
-from autoshard.planners.hybrid.layout import Layout, Limits
+from autoshard.planners.space.cost_gradient import CostGradient, FlatOptions
 from autoshard.planners.space.kinds import FloatArray
+from autoshard.planners.space.layout import Layout, Limits
 from autoshard.planners.space.planner_space import BoolArray, IndexArray, PlannerSpace
 
 IntArray = NDArray[np.int32]

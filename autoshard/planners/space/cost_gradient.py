@@ -16,9 +16,9 @@ from autoshard.core import Tier
 from autoshard.core.costs import MsArray
 from autoshard.core.step import EMBEDDING_PARTS, KERNEL_PARTS, PART_INDEX
 from autoshard.evaluation.stages import syncs_ms
-from autoshard.planners.hybrid.layout import Layout
 from autoshard.planners.space.columns import MovedArray
 from autoshard.planners.space.kinds import FloatArray, ShardKinds
+from autoshard.planners.space.layout import Layout
 from autoshard.planners.space.options import ShardingType
 from autoshard.planners.space.planner_space import BoolArray, IndexArray, PlannerSpace
 from autoshard.planners.space.step_cost import StepPrices
