@@ -72,8 +72,8 @@ _HEURISTICS = (
 )
 _PLANNERS = (
     StartSpec(name="flexshard", base_s=0.02, table_s=1.5e-3, share=_SMALL),
-    StartSpec(name="neo", base_s=0.05, table_s=2e-3, table_rank_s=1e-5, share=_SMALL),
-    StartSpec(name="oper", base_s=0.5, table_s=5e-3, rank_s=0.03, share=_LEAST),
+    StartSpec(name="neo", table_s=3e-3, share=_SMALL),
+    StartSpec(name="oper", table_s=2e-3, rank_s=0.03, share=_LEAST),
     StartSpec(name="neuroshard", table_s=9e-3, table_rank_s=1e-6, share=_SMALL),
     StartSpec(name="replica-groups", base_s=0.1, table_s=2e-3, table_rank_s=1e-5),
 )
