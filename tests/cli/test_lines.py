@@ -262,7 +262,8 @@ LINES = [
     (
         "studies limits --tasks 90-cpu",
         2,
-        "--tasks: must be any of 80-cpu, 80-a100, 200-dgx, 800-cpu, 800-a100, 5000-a100, got '90-cpu'",
+        "--tasks: must be any of 80-cpu, ",
+        "got '90-cpu'",
     ),
     ("studies never-beaten --planners best", 2, "--planners: must be any of cost-greedy, "),
     ("studies gpu -o out --stages card,vard", 2, "must be some of card, clock"),

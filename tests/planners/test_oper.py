@@ -200,7 +200,8 @@ def test_no_limit_of_frequency_or_threshold_makes_a_faster_step(ranks):
 @pytest.mark.parametrize("ratio", [0.0, 0.003, 0.2])
 def test_copies_keep_to_the_extra_memory(mode, ratio):
     tables = task(*(table(f"t{index}", 20_000 * (index + 1)) for index in range(4)))
-    plan = make_plan(tables, topology(), mode=mode, copy_frequency=1e-3, extra_memory_ratio=ratio)
+    options = {"mode": mode, "threshold": 0.001, "copy_frequency": 1e-3, "extra_memory_ratio": ratio}
+    plan = make_plan(tables, topology(), **options)
     total = tables.storage_bytes
     assert extra_bytes(plan) <= ratio * total
     assert extra_bytes(plan) >= 0.9 * ratio * total or mode == "training"
@@ -319,6 +320,15 @@ def test_exchange_is_what_was_asked_for():
     assert steps["rows"][1] == {"pooled": {Exchange.ROWS}, "sequence": {Exchange.ROWS}}
     assert steps["partial_sums"][1] == {"pooled": {Exchange.PARTIAL_SUMS}, "sequence": {Exchange.ROWS}}
     assert steps["auto"][0] <= min(steps["rows"][0], steps["partial_sums"][0])
+
+
+def test_thresholds_that_cut_nothing_do_not_end_the_search():
+    # None of a hundred tables has more than a few hundredths of all lookups or bytes.
+    tables = task(*(table(f"t{index}", 20_000 + 100 * index) for index in range(100)), batch_size=65_536)
+    options = {"copy_frequency": 1e3, "extra_memory_ratio": 0.0}
+    found = make_plan(tables, topology(nodes=2), **options)
+    fine = make_plan(tables, topology(nodes=2), threshold=0.002, balance=0.0, **options)
+    assert found.predicted.step_ms.value <= fine.predicted.step_ms.value
 
 
 def test_groups_become_finer_until_they_balance():

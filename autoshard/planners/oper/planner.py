@@ -50,10 +50,9 @@ from autoshard.planners.space.placement import exceeds_total
 
 #: Finer partitions than this are not tried: about 10 s of planning at worst.
 _MIN_THRESHOLD = 1e-5
-#: Thresholds that are tried where none is asked for, and tries in a row that end the search if none of them is better.
-_THRESHOLDS, _MAX_IDLE = [2.0**-power for power in range(2, 11)], 2
-#: Most halvings of one that is asked for.
-_MAX_HALVINGS = 17
+#: Thresholds that are tried where none is asked for, and tries in a row that end the search if none of them is better:
+#: one is enough where there are more groups for each table than these.
+_THRESHOLDS, _MAX_IDLE, _FEW_GROUPS = [4.0**-power for power in range(1, 6)], 2, 4
 #: The search goes no further once it has this many groups.
 _MAX_GROUPS = 20_000
 #: A matrix of all pairs of ranks takes 128 MiB then, and a search has a handful.
@@ -86,10 +85,7 @@ class OperOptions:
     )
     balance: float = field(
         default=0.99,
-        metadata={
-            "help": "Least over most loaded rank, by lookups and by bytes, below which groups of a given threshold are "
-            "made finer."
-        },
+        metadata={"help": "Least over most loaded rank, by lookups and by bytes, below which groups are made finer."},
     )
     extra_memory_ratio: float = field(
         default=0.05, metadata={"help": "Memory for copies, over the bytes of all tables, spread over the ranks."}
@@ -216,30 +212,43 @@ class _Search:
         self.free_bytes = room - total_bytes
 
     def best(self) -> _Attempt:
-        """The plan of least predicted step over thresholds, coarse ones first.
-
-        The search ends where finer groups are no better, and have nothing left to even out. A threshold that was asked
-        for is halved as long as groups do not balance and get more even by it.
+        """The plan of least predicted step, or of the threshold that was asked for.
 
         Raises:
             InfeasiblePlanError: If nothing fits.
         """
-        (hot, *others), asked = self._hot_rows(), self.options.threshold
-        thresholds = [asked / 2**power for power in range(_MAX_HALVINGS)] if asked else _THRESHOLDS
-        best = last = self._attempt(thresholds[0], hot)
-        num_idle = 0
-        for threshold in thresholds[1:]:
-            is_even = self.method is not Method.OPER or last.balance >= self.options.balance
-            may_end = asked or num_idle > 0
-            if (is_even and may_end) or last.num_groups >= _MAX_GROUPS or num_idle == (1 if asked else _MAX_IDLE):
-                break
-            last = self._attempt(threshold, hot)
-            _log.info("threshold %.3g: %.6g ms, balance %.4f", threshold, last.cost_ms, last.balance)
-            is_better = last.balance > best.balance if asked else last.cost_ms < best.cost_ms
-            best, num_idle = (last, 0) if is_better else (best, num_idle + 1)
+        hot, *others = self._hot_rows()
+        best = self._even(self._attempt(self.options.threshold, hot)) if self.options.threshold else self._fastest(hot)
         # Which of two steps is shorter where rows lie level is not always the shorter one of plans.
-        best = min([best, *(self._attempt(best.threshold, rows) for rows in others)], key=lambda one: one.cost_ms)
+        best = _faster(best, *(self._attempt(best.threshold, rows) for rows in others))
         return self._with_room(self._attempt(best.threshold, hot, is_last=True) if self.is_inference else best)
+
+    def _even(self, best: _Attempt) -> _Attempt:
+        """An attempt, or one with a smaller threshold: halved as long as groups do not balance and get more even."""
+        while self.method is Method.OPER and best.balance < self.options.balance and best.num_groups < _MAX_GROUPS:
+            finer = self._attempt(best.threshold / 2, best.hot)
+            _log.info("threshold %.3g: balance %.4f, before %.4f", finer.threshold, finer.balance, best.balance)
+            if finer.balance <= best.balance:
+                break
+            best = finer
+        return best
+
+    def _fastest(self, hot: HotRows) -> _Attempt:
+        """The attempt of least predicted step over thresholds: coarse ones first, and then those next to the best.
+
+        Where groups balance, finer ones have nothing left to even out.
+        """
+        best = last = self._attempt(_THRESHOLDS[0], hot)
+        num_idle = 0
+        for threshold in _THRESHOLDS[1:]:
+            is_cheap = last.num_groups <= _FEW_GROUPS * len(self.request.tables.tables)
+            if last.balance >= self.options.balance or num_idle >= (_MAX_IDLE if is_cheap else 1):
+                break
+            if len(row_groups(self.request.tables, threshold, hot)) > last.num_groups:
+                last = self._attempt(threshold, hot)
+                best, num_idle = (last, 0) if last.cost_ms < best.cost_ms else (best, num_idle + 1)
+        beside = (2.0,) if best.balance >= self.options.balance else (2.0, 0.5)
+        return _faster(best, *(self._attempt(factor * best.threshold, hot) for factor in beside))
 
     def of_whole_tables(self, reason: InfeasiblePlanError) -> _Attempt:
         """A plan of whole tables, which search for room more thoroughly than row groups; they need not balance.
@@ -363,7 +372,7 @@ class _Search:
             forward_ms = sum(priced.step.part_ms(part) for part in _FORWARD_PARTS)
             cost_ms = forward_ms if self.options.mode == _INFERENCE else priced.step.step_ms.value
             found.append(_Attempt(plan=plan, priced=priced, cost_ms=cost_ms))
-        return min(found, key=lambda one: one.cost_ms)
+        return _faster(*found)
 
     def _as_asked(self, placed: PlacedShard, exchange: Exchange | None) -> PlacedShard:
         """The shard with the synchronisation that was asked for, and an exchange; None for that with fewer values."""
@@ -375,6 +384,11 @@ class _Search:
         if exchange is None or placed.shard.table.pooling is Pooling.SEQUENCE:
             exchange = cheaper_exchange(placed.shard, len(placed.replicas[0]))
         return replace(placed, grad_sync=sync, exchange=exchange)
+
+
+def _faster(first: _Attempt, *others: _Attempt) -> _Attempt:
+    """The attempt that costs least; of several, the first."""
+    return min((first, *others), key=lambda one: one.cost_ms)
 
 
 def _joined(held: Iterable[tuple[Shard, tuple[int, ...]]]) -> list[tuple[Shard, tuple[int, ...]]]:

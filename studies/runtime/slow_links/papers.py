@@ -7,6 +7,7 @@ from dataclasses import replace
 from autoshard.core import AccessProfile, Collective, DenseLayers, EmbeddingTable, Feature, GradSync, TableSet, Tier
 from autoshard.runtime import Engine
 from studies.papers.flexshard.models import LOCAL_BATCH, MODELS, PaperModel
+from studies.papers.oper.results import THRESHOLD
 from studies.papers.oper.tasks import kaggle
 from studies.runtime.slow_links.contests import TORCHREC_WHOLE, Contest, Entry
 
@@ -52,15 +53,18 @@ def flexshard_contest(model: PaperModel, num_ranks: int) -> Contest:
 
 
 def oper_contest(num_ranks: int) -> Contest:
-    """OPER's plan of Criteo Kaggle with each way to sum gradients, and TorchRec's planner (Sec. 5.3 and 6)."""
+    """OPER's plan of Criteo Kaggle with each way to sum gradients, and TorchRec's planner (Sec. 5.3 and 6).
+
+    Every rank holds the rows that it looks up at least once in a step, by the mean.
+    """
+    tables = replace(kaggle(num_ranks).scaled(OPER_SCALE), dense=_DENSE)
+    papers = {"threshold": THRESHOLD, "copy_frequency": num_ranks / tables.batch_size}
+    ways = {SPARSE_LABEL: GradSync.SPARSE, DENSE_LABEL: GradSync.DENSE, GATHERED_LABEL: GradSync.ALL_GATHER}
     entries = (
-        Entry(label=SPARSE_LABEL, planner="oper", grad_sync=GradSync.SPARSE),
-        Entry(label=DENSE_LABEL, planner="oper", grad_sync=GradSync.DENSE),
-        Entry(label=GATHERED_LABEL, planner="oper", grad_sync=GradSync.ALL_GATHER),
+        *(Entry(label=label, planner="oper", options=papers, grad_sync=how) for label, how in ways.items()),
         Entry(label="torchrec", planner="torchrec"),
         Entry(label=TORCHREC_WHOLE, planner="torchrec", engine=Engine.TORCHREC),
     )
-    tables = replace(kaggle(num_ranks).scaled(OPER_SCALE), dense=_DENSE)
     return Contest(name="oper-kaggle", group=OPER, tables=tables, entries=entries)
 
 
