@@ -128,7 +128,7 @@ class TierSweep:
             if not cuts:
                 break
             self._offer(cuts)
-            found = _shorter(self._shortest(room_bytes, found.without), found)
+            found = _shorter(self._shortest(room_bytes), found)
         if self.bytes_of(found.numbers_I) < (1 - _SPARE) * room_bytes and (cuts := self._up_to(found)):
             self._offer(cuts)
             filled = self._filled(found, room_bytes)
@@ -186,27 +186,24 @@ class TierSweep:
         sums = StepSums(codes_BRH=codes_BRH.astype(np.float32), moved_BRC=np.ascontiguousarray(moved_BRC))
         return self._space.prices.step_ms(sums)
 
-    def _shortest(self, room_bytes: float, without: tuple[int, ...] = ()) -> TierChoice:
-        """The shortest of the cheapest choices without some features, and without any more of those that these use."""
+    def _shortest(self, room_bytes: float) -> TierChoice:
+        """The cheapest choice, without more and more of the features that it uses while that makes steps shorter."""
         best: TierChoice | None = None
-        pending = {without}
-        seen: set[tuple[int, ...]] = set()
+        pending: list[tuple[int, ...]] = [()]
         price = 0.0
         while pending:
-            swept = [self._cheapest(room_bytes, without, price) for without in sorted(pending)]
-            seen |= pending
+            swept = [self._cheapest(room_bytes, one, price) for one in pending]
             price = max(one.price for one in swept)
             tried = [*swept, *(self._filled(one, room_bytes) for one in swept if one.price)]
             if best is None and self.row_wise_bytes <= room_bytes:
                 tried.append(replace(swept[0], numbers_I=self.row_wise_I))
             steps_ms = self._steps_ms([one.numbers_I for one in tried])
             at = int(steps_ms.argmin())
-            best = _shorter(best, replace(tried[at], step_ms=float(steps_ms[at])))
-            pending = {
-                tuple(sorted({*one.without, feature}))
-                for one in swept
-                for feature in np.flatnonzero(self._has_FO[:, self._flat.first_I + one.numbers_I].any(axis=1)).tolist()
-            } - seen
+            if best is not None and steps_ms[at] >= best.step_ms:
+                break
+            best = replace(tried[at], step_ms=float(steps_ms[at]))
+            used = np.flatnonzero(self._has_FO[:, self._flat.first_I + best.numbers_I].any(axis=1)).tolist()
+            pending = [(*best.without, feature) for feature in used if feature not in best.without]
         assert best is not None, "at least one was swept"
         return best
 
@@ -337,5 +334,5 @@ class TierSweep:
         self._read()
 
 
-def _shorter(one: TierChoice | None, other: TierChoice) -> TierChoice:
-    return other if one is None or other.step_ms < one.step_ms else one
+def _shorter(one: TierChoice, other: TierChoice) -> TierChoice:
+    return other if other.step_ms < one.step_ms else one
