@@ -69,7 +69,7 @@ class Layout:
         space: What there is to choose from.
         limits: Memory.
         chosen: For each item its option and sites; None where nothing is held yet.
-        sums_RX: What each rank holds then, if that is known.
+        sums_RX: What each rank holds then, if that is known; changed in place by later changes.
 
     Attributes:
         sums_RX: What each rank holds.
@@ -86,15 +86,14 @@ class Layout:
         sums_RX: FloatArray | None = None,
     ) -> None:
         self.space, self.limits = space, limits
-        self.chosen: list[Choice | None] = [None] * len(space.items) if sums_RX is None else list(chosen)
-        if sums_RX is None:
-            self.sums_RX: FloatArray = np.zeros((space.topology.world_size, space.kinds.rows_VX.shape[1]))
-        else:
-            self.sums_RX = sums_RX
+        is_known = sums_RX is not None
+        self.chosen: list[Choice | None] = list(chosen) if is_known else [None] * len(space.items)
+        nothing_RX: FloatArray = np.zeros((space.topology.world_size, space.kinds.rows_VX.shape[1]))
+        self.sums_RX = nothing_RX if sums_RX is None else sums_RX
         self.codes_RH, self.moved_RC, self.bytes_RM = space.kinds.split(self.sums_RX)
         self._kernels_ms: tuple[MsArray, MsArray] | None = None
         self._parts_ms: MsArray | None = None
-        if sums_RX is None:
+        if not is_known:
             self.apply(tuple((item, *one) for item, one in enumerate(chosen) if one is not None))
 
     @property

@@ -240,12 +240,11 @@ def placed(
     kind_X, is_shared_X = flat.kind_E[shard_X], flat.is_shared_E[shard_X]
     even_X = np.where(is_shared_X, 1.0, flat.holders_E[shard_X] / num_ranks)[:, None]
     mean_P = (even_X * np.where(is_shared_X[:, None], rates.shared_VP[kind_X], rates.served_VP[kind_X])).sum(axis=0)
-    empty = Layout(space, limits, [None] * len(option_I))
     state = {
         "option_i": option_I.astype(np.int32),
         "site": np.zeros(max(1, int(fixed["first_site_i"][-1])), dtype=np.int32),
         "load_pr": over_ranks(np.zeros((len(mean_P), num_ranks))),
-        "free_mr": over_ranks(empty.limits.capacity_RM.T),
+        "free_mr": over_ranks(limits.capacity_RM.T),
         "count_kr": over_ranks(np.zeros((1, num_ranks), dtype=np.int32)),
         "weight_p": np.ones(len(mean_P)),
         "won_o": np.zeros(len(flat.item_O), dtype=np.int32),

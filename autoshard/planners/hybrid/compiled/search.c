@@ -473,13 +473,13 @@ static double option_energy(Search *search, int32_t option, double most) {
   return energy;
 }
 
-/* Holds an item that is held by nobody by its best option but those of a type; the energy then, infinite if none fits. */
 static int32_t uses(const Task *task, int32_t option, int32_t launch) {
   for (int32_t shard = task->first_shard_o[option]; shard < task->first_shard_o[option + 1]; shard++)
     if (task->launches_vk[(size_t)task->kind_e[shard] * task->num_launches + launch]) return 1;
   return 0;
 }
 
+/* Holds an item that is held by nobody by its best option but those of a type or a launch; the energy then, infinite if none fits. */
 static double hold_best(Search *search, int32_t item, int32_t barred_type, int32_t barred_launch) {
   Task *task = search->task;
   double least = INFINITY;
