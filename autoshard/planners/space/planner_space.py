@@ -6,7 +6,7 @@ Shape suffixes: R ranks, S sites, M memory levels.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Any
 
@@ -97,11 +97,6 @@ class ItemOption:
         """Whether rows are in uneven shares."""
         return self.of_tables[0].is_uneven
 
-    @property
-    def parts(self) -> tuple[tuple[UnplacedShard, ...], ...]:
-        """The parts of each table, by which options are known."""
-        return tuple(option.parts for option in self.of_tables)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Item:
@@ -112,14 +107,16 @@ class Item:
     Attributes:
         tables: The tables.
         options: Ways to hold them, by number.
-        refused: Ways that were offered at first, and that constraints or the model rule out.
+        numbers: Their numbers, by kinds and columns of their shards.
+        refused: Ways that were offered, and that constraints or the model rule out.
         like: The tables that the options are of.
     """
 
     tables: tuple[EmbeddingTable, ...]
-    options: list[ItemOption]
-    refused: list[Sequence[ShardingOption]]
     like: tuple[EmbeddingTable, ...]
+    options: list[ItemOption] = field(default_factory=list)
+    numbers: dict[Hashable, int] = field(default_factory=dict)
+    refused: list[Sequence[ShardingOption]] = field(default_factory=list)
 
     @property
     def label(self) -> str:
@@ -131,11 +128,6 @@ class Item:
         if self.like is self.tables:
             return shard.parts
         return tuple(part.of_table(self.tables[0]) for part in shard.parts)
-
-    def number(self, of_tables: Sequence[ShardingOption]) -> int | None:
-        """The number of the option that holds its tables so; None if there is none."""
-        parts = tuple(option.parts for option in self.shared(of_tables))
-        return next((number for number, option in enumerate(self.options) if option.parts == parts), None)
 
     def shared(self, of_tables: Sequence[ShardingOption]) -> Sequence[ShardingOption]:
         """Ways to hold its own tables, as ways to hold those that its options are of."""
@@ -180,6 +172,7 @@ class PlannerSpace:
         self.tables, self.topology, self.costs = tables, topology, self.prices.costs
         self.kinds = ShardKinds(self.prices)
         self._sites: dict[Hashable, _Sites] = {}
+        self._made: dict[Hashable, ItemOption | None] = {}
         check_constraints(tables, topology)
         self.items = _items(colocated(tables), self.kinds.twins)
         self.item_of = {table.name: index for index, item in enumerate(self.items) for table in item.tables}
@@ -208,18 +201,10 @@ class PlannerSpace:
         synced = iter(self.synced(chain.from_iterable(options.values())))
         by_table = {name: list(islice(synced, len(of_table))) for name, of_table in options.items()}
         self.kinds.learn(chain.from_iterable(by_table.values()))
-        first: dict[str, Item] = {}
         for item in of_items:
-            alike = _alike([by_table[table.name] for table in item.like])
-            if item.options:
-                for of_tables in alike:
-                    self._number(item, of_tables)
-            elif (known := item.like[0].name) in first:
-                item.options.extend(first[known].options)
-                item.refused.extend(first[known].refused)
-            else:
-                item.refused.extend([of_tables for of_tables in alike if not self._add(item, of_tables)])
-                first[known] = item
+            for of_tables in _alike([by_table[table.name] for table in item.like]):
+                if self._number(item, of_tables) is None:
+                    item.refused.append(of_tables)
 
     def add(self, options_I: Sequence[Sequence[ShardingOption]]) -> list[int | None]:
         """For each item the number of the option that holds its tables so; None if something rules it out.
@@ -281,12 +266,26 @@ class PlannerSpace:
         shards = tuple(chain.from_iterable(placed.values()))
         return ShardingPlan(tables=self.tables, topology=self.topology, shards=shards, payload=self.prices.payload)
 
+    def number(self, item: Item, of_tables: Sequence[ShardingOption]) -> int | None:
+        """The number of the option that holds an item's tables so; None if there is none."""
+        together = _together(item.shared(of_tables))
+        return item.numbers.get(_key(together, [self.kinds.of_parts(parts) for parts in together]))
+
     def _number(self, item: Item, of_tables: Sequence[ShardingOption]) -> int | None:
+        """As `number`; the option is added if it is new, and nothing rules it out."""
         shared = item.shared(of_tables)
-        number = item.number(shared)
-        if number is not None:
-            return number
-        return len(item.options) - 1 if self._add(item, shared) else None
+        together = _together(shared)
+        kinds = [self.kinds.of_parts(parts) for parts in together]
+        key = _key(together, kinds)
+        if key not in item.numbers:
+            known = (item.like[0].name, key)
+            if known not in self._made:
+                self._made[known] = self._option(shared, together, kinds)
+            if (option := self._made[known]) is None:
+                return None
+            item.numbers[key] = len(item.options)
+            item.options.append(option)
+        return item.numbers[key]
 
     def _why_none(self, item: Item) -> str:
         """Why an item has no options: what rules out each way that was offered, with the sharding types."""
@@ -305,16 +304,21 @@ class PlannerSpace:
         told = "; ".join(f"{reason} ({', '.join(names)})" for reason, names in ruled_out.items())
         return f"no sharding type is left: {told}"
 
-    def _add(self, item: Item, of_tables: Sequence[ShardingOption]) -> bool:
+    def _option(
+        self,
+        of_tables: Sequence[ShardingOption],
+        together: Sequence[tuple[UnplacedShard, ...]],
+        kinds: Sequence[int | None],
+    ) -> ItemOption | None:
+        """The option of some tables; None if something rules it out."""
         if any(why_not(option, self.topology) for option in of_tables):
-            return False
+            return None
         shards = []
         in_one_node = of_tables[0].in_one_node
-        for parts in _together(of_tables):
-            kind, tier = self.kinds.of_parts(parts), parts[0].tier
-            sites = self._sites_of(parts)
+        for parts, kind in zip(together, kinds, strict=True):
+            tier, sites = parts[0].tier, self._sites_of(parts)
             if kind is None or not sites.is_any:
-                return False
+                return None
             shard = ItemShard(
                 parts=parts,
                 tier=tier,
@@ -326,8 +330,7 @@ class PlannerSpace:
                 is_free=tier is Tier.TABLE_WISE and not in_one_node and sites.is_all,
             )
             shards.append(shard)
-        item.options.append(ItemOption(of_tables=tuple(of_tables), shards=tuple(shards)))
-        return True
+        return ItemOption(of_tables=tuple(of_tables), shards=tuple(shards))
 
     def _sites_of(self, parts: Sequence[UnplacedShard]) -> _Sites:
         """Sites that parts of several tables may share; most tables have the same constraints: none."""
@@ -377,7 +380,7 @@ def _items(groups: Iterable[tuple[EmbeddingTable, ...]], twins: Mapping[str, int
         key: Hashable = tuple(table.name for table in tables)
         if len(tables) == 1:
             key = (twins[tables[0].name], tables[0].constraints, tables[0].row_order)
-        items.append(Item(tables=tables, options=[], refused=[], like=first.setdefault(key, tables)))
+        items.append(Item(tables=tables, like=first.setdefault(key, tables)))
     return items
 
 
@@ -410,6 +413,11 @@ def _together(of_tables: Sequence[ShardingOption]) -> list[tuple[UnplacedShard, 
     if all(option.is_everywhere for option in of_tables):
         return [(part,) for option in of_tables for part in option.parts]
     return list(zip(*(option.parts for option in of_tables), strict=True))
+
+
+def _key(together: Sequence[Sequence[UnplacedShard]], kinds: Sequence[int | None]) -> Hashable:
+    """By what options of an item are known: the kinds of their shards, and their columns."""
+    return tuple((kind, parts[0].shard.columns) for parts, kind in zip(together, kinds, strict=True))
 
 
 def _alike(of_tables: Sequence[Sequence[ShardingOption]]) -> list[tuple[ShardingOption, ...]]:
