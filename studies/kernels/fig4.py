@@ -14,9 +14,10 @@ import numpy as np
 import typer
 
 from autoshard import console
-from autoshard.commands.arguments import positive_option
+from autoshard.commands.arguments import DeviceOption, positive_option
 from autoshard.commands.options import command_options
 from autoshard.core import AccessProfile, LocalShard
+from autoshard.core.choices import Device
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats import load_tables
 from autoshard.formats.stores.drift import corrected_ms
@@ -25,7 +26,7 @@ from bench.measuring.arena import free_bytes
 from bench.measuring.devices import BenchDevice, find_device
 from bench.measuring.robust_stats import MsArray
 from bench.sampling.stream import table_wise_pool
-from studies.frame import BenchDeviceOption, FromOption, Machine, OutputOptions, command_line, read_document
+from studies.frame import FromOption, Machine, OutputOptions, command_line, read_document
 from studies.kernels.fig4_report import FIG4_SCHEMA, CostGrid, Fig4, SumOfSingles, fig4_result
 
 #: Sets that share their rounds at most: all of them, where memory allows.
@@ -193,7 +194,7 @@ def _measure_passes(
 class Fig4Options:
     """Options of the study `fig4`."""
 
-    device: BenchDeviceOption = "auto"
+    device: DeviceOption = Device.AUTO
     seconds: Annotated[float | None, positive_option("Repeat for about this long and take medians.")] = None
     batch_size: Annotated[
         int | None, typer.Option(min=1, help="Batch of every table.", show_default="1,024 on a CPU, 65,536 on a GPU")

@@ -11,15 +11,15 @@ import typer
 from plotly.subplots import make_subplots
 
 from autoshard import console
-from autoshard.commands.arguments import positive_option
+from autoshard.commands.arguments import DeviceOption, positive_option
 from autoshard.commands.options import command_options
+from autoshard.core.choices import Device
 from autoshard.report.figures import BLUE, GREY, ORANGE, in_house_style
 from autoshard.report.images import FigureReport, Section
 from autoshard.report.wording import write_ms, write_percent
 from autoshard.table import Table
 from bench.measuring.devices import find_device
 from studies.frame import (
-    BenchDeviceOption,
     FromOption,
     OutputOptions,
     StudyResult,
@@ -244,7 +244,7 @@ class RepeatabilityOptions:
 
     seconds: Annotated[float, positive_option("How long to measure.")] = 600.0
     tables: Annotated[int, typer.Option(min=1, help="Tables of the set that is watched first.")] = 8
-    device: BenchDeviceOption = "auto"
+    device: DeviceOption = Device.AUTO
     scale: Annotated[
         int | None, typer.Option(help="Divide rows and batch.", show_default="64 on a CPU, 1 on a GPU")
     ] = None
