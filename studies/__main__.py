@@ -32,7 +32,7 @@ STUDIES: Final = {
     "flexshard": "studies.papers.flexshard.study:main",
     "oper": "studies.papers.oper.study:main",
     "neo": "studies.papers.neo.study:main",
-    "two-d": "studies.papers.two_d.study:main",
+    "two-d": "studies.papers.two_d:main",
     "payloads": "studies.runtime.payloads:main",
     "moments": "studies.runtime.moments.study:main",
     "slow-links": "studies.runtime.slow_links.study:main",
