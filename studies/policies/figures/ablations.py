@@ -23,7 +23,7 @@ from env import PlacementTask
 from policies.planning.decoding import decode
 from policies.planning.tasks import whole_tables
 from policies.training.scores import score_placements
-from studies.cost_models.ablation import FULL, REMOVALS, without
+from studies.cost_models.evaluation import FULL, REMOVALS, without
 from studies.frame import Numbers
 from studies.policies.charts import Panel, bar_chart
 from studies.policies.figure import Figure, Found, Part
