@@ -13,6 +13,20 @@ from autoshard.core.errors import AutoshardError, FormatError
 from server.problems import MEDIA_TYPE, InternalError, UnauthenticatedError, problem_of, retry_after_s
 
 
+class RefusedError(AutoshardError):
+    """What a planning process refused, with its answer.
+
+    Args:
+        status: HTTP status.
+        body: JSON text of the problem.
+    """
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__("a planning process refused it")
+        self.status = status
+        self.body = body
+
+
 def add_error_handlers(app: FastAPI) -> None:
     """Has the application answer every error with a problem document."""
 
@@ -41,6 +55,8 @@ def add_error_handlers(app: FastAPI) -> None:
 
 def error_response(error: AutoshardError) -> Response:
     """The answer to a request that failed so."""
+    if isinstance(error, RefusedError):
+        return Response(error.body, status_code=error.status, media_type=MEDIA_TYPE)
     headers, retry = {}, retry_after_s(error)
     if retry is not None:
         headers["Retry-After"] = str(retry)
