@@ -197,6 +197,12 @@ class ServerSettings:
         """Folder with one of each job that runs."""
         return self._data_folder / "jobs"
 
+    def without_folders(self, text: str) -> str:
+        """A text in which the service's own folders have names that say nothing of where they are."""
+        for folder, name in ((self._data_folder, "DATA"), (self.registry, "REGISTRY"), (Path.home(), "~")):
+            text = text if folder is None else text.replace(str(folder), name)
+        return text
+
     @property
     def _data_folder(self) -> Path:
         return self.data or Path.home() / ".local" / "share" / "autoshard"

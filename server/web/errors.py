@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 
 from autoshard.api import Problem
 from autoshard.core.errors import AutoshardError, FormatError
-from server.problems import MEDIA_TYPE, InternalError, UnauthenticatedError, problem_of, retry_after_s
+from server.problems import MEDIA_TYPE, UNEXPECTED, InternalError, UnauthenticatedError, problem_of, retry_after_s
 
 
 class RefusedError(AutoshardError):
@@ -50,7 +50,7 @@ def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def on_fault(_: Request, __: Exception) -> Response:
         # The exception itself is raised on, and logged with its traceback.
-        return error_response(InternalError("an unexpected fault; the service's log says more"))
+        return error_response(InternalError(UNEXPECTED))
 
 
 def error_response(error: AutoshardError) -> Response:

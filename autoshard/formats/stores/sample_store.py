@@ -298,13 +298,13 @@ def _named_in_errors(file: Path) -> Iterator[None]:
     """Errors of reading a file name it."""
     try:
         yield
-    except OSError as error:
-        raise SampleStoreError(f"cannot be read: {shortened(str(error), _ARROW_ROOM)}", source=str(file)) from error
-    except (pa.ArrowException, UnicodeDecodeError) as error:
+    except (OSError, pa.ArrowException, ValueError, OverflowError) as error:
+        if isinstance(error, InputError):
+            raise FormatError(error.message, field=error.field, source=str(file)) from error
+        if isinstance(error, OSError) and error.errno is not None:  # else Arrow's own: what it read makes no sense
+            raise SampleStoreError(f"cannot be read: {shortened(str(error), _ARROW_ROOM)}", source=str(file)) from error
         reason = shortened(str(error), _ARROW_ROOM)
         raise FormatError(f"is no Parquet file, or is damaged: {reason}", source=str(file)) from error
-    except InputError as error:
-        raise FormatError(error.message, field=error.field, source=str(file)) from error
 
 
 def _type_of(name: str, schema: pa.Schema) -> pa.DataType | None:
