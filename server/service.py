@@ -19,7 +19,7 @@ from typing_extensions import override
 from autoshard.core.errors import AutoshardError, InvalidOptionError
 from server.first_keys import provide_keys
 from server.logs import set_up_logs
-from server.memory import give_back_large_blocks
+from server.memory import freeze, give_back_large_blocks
 from server.planning.workers import WorkerPool
 from server.settings import ServerSettings
 from server.storage.storage import Storage, open_storage
@@ -69,6 +69,7 @@ def _serve(settings: ServerSettings, listener: socket.socket, storage: Storage) 
     # uvicorn ends with the signal that stopped it, which would make an orderly stop look like a crash.
     signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
     _log.info("starting", url=url)
+    freeze()
     try:
         server.run(sockets=[listener])
     finally:
@@ -108,6 +109,7 @@ def _server(settings: ServerSettings, app: ASGIApp) -> _DrainingServer:
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # see server.web.app, which believes those of trusted proxies only
             timeout_graceful_shutdown=math.ceil(settings.grace_s),
         ),
         settings.drain_s,

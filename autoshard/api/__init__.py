@@ -63,7 +63,7 @@ if TYPE_CHECKING:
         ValidationAnswer,
     )
     from autoshard.api.problems import Fault, Problem, RemedyAnswer, RequestBody
-    from autoshard.api.service import Catalogue, Health, ListColumn, PlannerSummary, SessionBody, list_columns
+    from autoshard.api.service import Catalogue, Health, ListColumn, PlannerSummary, list_columns
     from autoshard.api.tasks import (
         FILE_SCHEMA,
         MAX_TIME_LIMIT_S,
@@ -141,7 +141,6 @@ __all__ = [
     "ScheduleList",
     "ScheduleName",
     "ScheduledKind",
-    "SessionBody",
     "ShadowSummary",
     "SimulationBody",
     "StoredRun",

@@ -97,6 +97,18 @@ class Endpoint(Generic[P, T]):
         return send
 
 
+def check_address(url: str) -> None:
+    """Refuses what is no address of a service.
+
+    Raises:
+        InvalidOptionError: If it does not begin with http:// or https://.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise InvalidOptionError(
+            f"must be the address of a service, such as http://localhost:8000, got {shown(url)}", field="server"
+        )
+
+
 class ServiceEndpoints:
     """What both clients ask. All methods raise errors of `autoshard.core.errors`, or a ServiceError.
 
@@ -106,10 +118,7 @@ class ServiceEndpoints:
     """
 
     def __init__(self, url: str, retries: Retries | None) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise InvalidOptionError(
-                f"must be the address of a service, such as http://localhost:8000, got {shown(url)}", field="server"
-            )
+        check_address(url)
         self._url = url
         self._retries = retries or Retries()
         self._answered = False

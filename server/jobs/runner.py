@@ -102,7 +102,7 @@ class JobRunner:
                 self._look(job, work.log)
             reply = Reply.receive(ours)
             with suppress(StorageError):  # the log's end is told less than what was made
-                self._storage.jobs.report(job, _tail(work.log))
+                self._storage.jobs.report(job, self._tail(work.log))
             return reply
         except (EOFError, OSError):
             process.join()
@@ -118,11 +118,19 @@ class JobRunner:
             self._storage.jobs.release(job)
             raise _AbandonedError
         try:
-            goes_on = self._storage.jobs.report(job, _tail(log))
+            goes_on = self._storage.jobs.report(job, self._tail(log))
         except StorageError:
             return  # the job is lost to another run if this lasts, which the next report says
         if not goes_on:
             raise _CancelledError if self._storage.jobs.is_cancelled(job.run) else _AbandonedError
+
+    def _tail(self, log: Path) -> str:
+        try:
+            with log.open("rb") as file:
+                file.seek(max(0, log.stat().st_size - _LOG_BYTES))
+                return self._settings.without_folders(file.read(_LOG_BYTES).decode("utf-8", errors="replace"))
+        except FileNotFoundError:  # it is just starting
+            return ""
 
 
 class _CancelledError(Exception):
@@ -154,12 +162,3 @@ def _end(process: BaseProcess) -> None:
             os.killpg(process.pid, signal.SIGKILL)
     process.kill()
     process.join()
-
-
-def _tail(log: Path) -> str:
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _LOG_BYTES))
-            return file.read(_LOG_BYTES).decode("utf-8", errors="replace")
-    except FileNotFoundError:  # it is just starting
-        return ""

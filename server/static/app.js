@@ -264,7 +264,7 @@ addEventListener("DOMContentLoaded", () => {
   find("more").addEventListener("click", guarded(() => list(false)));
   find("diff").addEventListener("click", showDifference);
   find("sign-in").addEventListener("submit", guarded(async () => {
-    await ask("POST", "/page/session", { key: find("key").value });
+    await ask("POST", "/page/session", undefined, { Authorization: `Bearer ${find("key").value.trim()}` });
     find("key").value = "";
     location.hash = "#plan";
   }));

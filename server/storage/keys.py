@@ -93,10 +93,12 @@ class KeyStore:
         if not scopes:
             raise InvalidOptionError(f"must be one of {', '.join(Scope)}, or several", field="scope")
         if not MIN_SECRET_CHARACTERS <= len(secret) <= _MAX_SECRET_CHARACTERS:
-            raise InvalidOptionError(f"must have at least {MIN_SECRET_CHARACTERS} characters", field="secret")
+            raise InvalidOptionError(
+                f"must have {MIN_SECRET_CHARACTERS} to {_MAX_SECRET_CHARACTERS} characters", field="secret"
+            )
         row = {
             "id": secrets.token_hex(6),
-            "secret_hash": _hash(secret),
+            "secret_hash": secret_hash(secret),
             "name": name,
             "scopes": ",".join(sorted(scopes)),
             "created_us": now_us(),
@@ -142,10 +144,19 @@ class KeyStore:
         Raises:
             StorageError: If the database does not answer.
         """
-        query = select(API_KEYS).where(API_KEYS.c.secret_hash == _hash(secret), API_KEYS.c.revoked_us.is_(None))
+        query = select(API_KEYS).where(API_KEYS.c.secret_hash == secret_hash(secret), API_KEYS.c.revoked_us.is_(None))
         with self._database.reading() as connection:
             found = connection.execute(query).first()
         return None if found is None else _key(found)
+
+    def principal(self, secret: str) -> Principal | None:
+        """Who has the key with this secret, unless it has ended.
+
+        Raises:
+            StorageError: If the database does not answer.
+        """
+        key = self.find(secret)
+        return None if key is None else Principal(name=f"key {key.id}", scopes=key.scopes)
 
     def exist(self) -> bool:
         """Whether a key was ever made: from then on, all requests need one, even when all have ended.
@@ -157,7 +168,8 @@ class KeyStore:
             return connection.execute(select(API_KEYS.c.id).limit(1)).first() is not None
 
 
-def _hash(secret: str) -> str:
+def secret_hash(secret: str) -> str:
+    """What is stored of a secret."""
     return hashlib.sha256(secret.encode("utf-8", errors="surrogatepass")).hexdigest()
 
 

@@ -86,6 +86,16 @@ API_KEYS = Table(
 )
 """Keys: SHA-256 of the secret, which has 256 random bits; scopes separated by commas. Revoked ones stay."""
 
+SESSIONS = Table(
+    "sessions",
+    METADATA,
+    Column("secret_hash", String(64), primary_key=True),
+    Column("actor", String(128), nullable=False),
+    Column("scopes", String(128), nullable=False),
+    Column("expires_us", BigInteger, nullable=False),
+)
+"""Sessions on the page, of keys and of tokens."""
+
 AUDIT_LOG = Table(
     "audit_log",
     METADATA,

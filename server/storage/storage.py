@@ -19,6 +19,7 @@ from server.storage.location import database_url
 from server.storage.plans import PlanStore
 from server.storage.runs import RunStore
 from server.storage.schedules import ScheduleStore
+from server.storage.sessions import SessionStore
 from server.storage.shadow import ShadowStore
 from server.storage.upgrading import check_schema, upgrade
 from server.tasks.reply import PlanFacts
@@ -38,6 +39,7 @@ class Storage:
         self.plans = PlanStore(database)
         self.requests = IdempotencyStore(database)
         self.keys = KeyStore(database)
+        self.sessions = SessionStore(database)
         self.jobs = JobStore(database)
         self.shadow = ShadowStore(database)
         self.runs = RunStore(database)

@@ -25,6 +25,8 @@ class WorkKind(StrEnum):
     SAMPLES = "samples"
     LIST_SAMPLES = "list-samples"
     VALIDATE = "validate"
+    CHECK_PLAN = "check-plan"
+    CHECK_COMPARISON = "check-comparison"
     CHECK_MODEL = "check-model"
     SHADOW = "shadow"
 

@@ -22,12 +22,13 @@ from server.problems import MEDIA_TYPE, StorageError
 from server.settings import ServerSettings
 from server.storage.idempotency import IdempotentRequest, KeptAnswer
 from server.storage.storage import Storage
-from server.tasks.reply import Reply
+from server.tasks.reply import ACCEPTED, Reply
 from server.tasks.work import Work, WorkKind
 from server.telemetry import answer_traced
 from server.web.buffers import client_of
+from server.web.errors import RefusedError
 from server.web.metrics import Metrics
-from server.web.reading import IDEMPOTENCY_KEY, KEY_PATTERN, ReceivedBody, client_gone, read_body
+from server.web.reading import IDEMPOTENCY_KEY, KEY_PATTERN, MAX_PARSED_BYTES, ReceivedBody, client_gone, read_body
 
 _KEY = re.compile(KEY_PATTERN)
 
@@ -94,6 +95,24 @@ class WorkHandler:
         """What a process makes of a request whose body has been read."""
         return await self._done(request, await self._work(request, kind, body, plan_ids), keyed)
 
+    async def check(self, received: ReceivedBody[Any], text: bytes, kind: WorkKind | None) -> None:
+        """Checks a body that is stored as it is; one that is long, by a planning process.
+
+        Args:
+            received: Parses it.
+            text: The body.
+            kind: What checks it in a planning process; None where all bodies are short.
+
+        Raises:
+            AutoshardError: If there is something wrong with it.
+        """
+        if len(text) <= MAX_PARSED_BYTES or kind is None:
+            await received.parse(text)
+            return
+        answer = await self.worked(received.request, kind, text, None)
+        if answer.status != ACCEPTED:
+            raise RefusedError(answer.status, answer.body)
+
     async def add_samples(self, request: Request) -> Response:
         """Answers a request whose body is a file of samples, which is added once however often it is sent.
 
@@ -101,7 +120,7 @@ class WorkHandler:
             AutoshardError: If it cannot be answered.
         """
         self.check_room(request)
-        content = await read_body(request, self._settings, request.state.buffer, PARQUET)
+        content = await read_body(request, self._settings, self._settings.max_body_bytes, PARQUET)
         work = Work(
             kind=WorkKind.SAMPLES, body=b"{}", stored=(content,), request_id=request.state.request_id, received_s=None
         )
@@ -125,7 +144,7 @@ class WorkHandler:
             AutoshardError: If it cannot be done.
         """
         request, text = received.request, await received.read(self._settings)
-        keyed = _keyed(received, text)
+        keyed = await run_in_threadpool(_keyed, received, text)
         if keyed is not None:
             kept = await run_in_threadpool(self._storage.requests.begin, keyed)
             if kept is not None:
@@ -188,7 +207,7 @@ class WorkHandler:
         answer = KeptAnswer(status=reply.status, body=reply.body)
         if reply.status >= 500 and keyed is not None:
             await run_in_threadpool(self._give_up, keyed)
-        elif reply.facts is not None or keyed is not None:
+        elif reply.facts is not None or (keyed is not None and reply.status != ACCEPTED):
             await run_in_threadpool(self._storage.keep, answer, reply.facts, keyed, request.state.actor)
         if work.kind is WorkKind.PLAN:
             self._on_plan(reply)
@@ -217,5 +236,6 @@ def _keyed(received: ReceivedBody[Any], text: bytes) -> IdempotentRequest | None
         return None
     if not _KEY.fullmatch(key):
         raise FormatError("must be 1 to 128 visible ASCII characters", field=IDEMPOTENCY_KEY)
-    content = f"{request.method} {request.url.path}\n".encode() + text
+    preferred = ",".join(request.headers.getlist("prefer"))
+    content = f"{request.method} {request.url.path} {preferred}\n".encode() + text
     return IdempotentRequest(client=client_of(request.scope), key=key, fingerprint=hashlib.sha256(content).hexdigest())

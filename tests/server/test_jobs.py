@@ -68,6 +68,18 @@ def test_a_request_for_more_time_than_it_has_makes_a_job(client):
     again = client.post("/v1/plans", json={**TASK, "time_limit_s": 61}, headers={"Idempotency-Key": "long"})
     assert (again.status_code, again.json()["id"], again.headers["location"]) == (202, job, f"/v1/jobs/{job}")
     assert until(client, job, "succeeded", "failed")["plan_id"] == client.post("/v1/plans", json=TASK).json()["id"]
+    # A long body is checked by a planning process.
+    padding = b" " * (100 << 10)
+    for path, body, status in (
+        ("/v1/jobs/plan", {**TASK, "tables": "nothing"}, 422),
+        ("/v1/jobs/plan", {**TASK, "nothing": 1}, 400),
+        ("/v1/jobs/plan", TASK, 202),
+        ("/v1/jobs/compare", {"tables": "criteo-kaggle", "topology": "cpu-8", "planners": ["random"]}, 202),
+    ):
+        answer = client.post(
+            path, content=padding + json.dumps(body).encode(), headers={"content-type": "application/json"}
+        )
+        assert answer.status_code == status, answer.text
     # What a name or an option says is no time limit.
     named = {**TASK, "planner": "random", "options": {'"time_limit_s": 90': 1}}
     assert client.post("/v1/plans", json=named).status_code == 422
@@ -79,11 +91,12 @@ def test_a_job_with_an_idempotency_key_is_made_once(client):
     until(client, first, "succeeded")
 
 
-def test_a_job_that_fails_says_why_and_can_be_tried_again(client):
+def test_a_job_that_fails_says_why_and_can_be_tried_again(client, service):
     job = made(client, "train-cost", {"device": "nothing-here"})
     failed = until(client, job, "failed", "succeeded")
     assert failed["state"] == "failed"
-    assert "samples: is no folder" in failed["problem"]["detail"]
+    assert "DATA/samples: is no folder" in failed["problem"]["detail"]
+    assert str(service.log_file.parent) not in json.dumps(failed)
     assert client.get(f"/v1/jobs/{job}/result").status_code == 409
     assert client.post(f"/v1/jobs/{job}/retry").json()["attempt"] == 2
     assert until(client, job, "failed")["attempt"] == 2

@@ -72,8 +72,10 @@ def test_figures_that_the_tables_lack_are_added(database, monkeypatch):
     wider = PLANS.to_metadata(MetaData())
     wider.append_column(Column("num_shards", Integer))
     Index("plans_by_num_shards", wider.c.num_shards, wider.c.created_us, wider.c.id)
-    monkeypatch.setattr("server.storage.upgrading.PLANS", wider)
-    with pytest.raises(InvalidOptionError, match=r"lacks figures of this version: run `autoshard db upgrade`$"):
+    monkeypatch.setattr("server.storage.upgrading.METADATA", wider.metadata)
+    with pytest.raises(
+        InvalidOptionError, match=r"lacks tables or columns of this version: run `autoshard db upgrade`$"
+    ):
         check_schema(database)
     for _ in range(2):
         upgrade(database)

@@ -8,6 +8,7 @@ from fastapi import Depends, FastAPI, Path, Response
 from starlette.concurrency import run_in_threadpool
 
 from autoshard.api import PlanId, RunAnswer, RunBody, RunList
+from server.access import Scope, opened_to
 from server.storage.idempotency import IdempotentRequest, KeptAnswer
 from server.storage.storage import Storage
 from server.tasks.work import WorkKind
@@ -30,6 +31,7 @@ def add_runs(app: FastAPI, handler: WorkHandler, storage: Storage, metrics: Metr
         response_model=RunAnswer,
         responses=problems(400, 404, 408, 409, 413, 415, 422, 429, 500, 503, 504),
     )
+    @opened_to(Scope.PLAN)
     async def report_run(
         received: Annotated[ReceivedBody[RunBody], Depends(JsonBody(RunBody))], plan_id: _StoredId
     ) -> Response:
@@ -55,6 +57,7 @@ def add_runs(app: FastAPI, handler: WorkHandler, storage: Storage, metrics: Metr
         summary="List a plan's runs",
         responses=problems(400, 404, 503),
     )
+    @opened_to(Scope.READ)
     def list_runs(plan_id: _StoredId) -> RunList:
         storage.plans.check(plan_id)
         return storage.runs.list(plan_id)

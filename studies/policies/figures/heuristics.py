@@ -12,14 +12,15 @@ from autoshard.table import Table
 from policies.algorithms.training_options import TrainingOptions
 from studies.frame import Numbers, Summary
 from studies.policies.charts import Panel, bar_chart
-from studies.policies.figure import Figure, Found, Part
-from studies.policies.lab import AUTO, HEURISTICS, POLICY, RANDOM, SAMPLED, Lab
-from studies.policies.replays import joined, measured_table, replay_note, replayed
-from studies.policies.settings import EvaluationSettings
-from studies.policies.summaries import (
+from studies.policies.lab import AUTO, HEURISTICS, POLICY, RANDOM, SAMPLED, EvaluationSettings, Figure, Found, Lab, Part
+from studies.policies.scores import (
     by_planner,
+    joined,
     label,
+    measured_table,
     planner_table,
+    replay_note,
+    replayed,
     write_factor,
     write_seconds,
     write_seeds,

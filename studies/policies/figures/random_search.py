@@ -22,12 +22,32 @@ from autoshard.table import Table
 from env import balances
 from studies.frame import Numbers, Summary
 from studies.policies.charts import Line, Panel, line_chart
-from studies.policies.figure import Figure, Found, Part
 from studies.policies.figures.heuristics import compare_seed, policy_levels
-from studies.policies.lab import AUTO, COST_GREEDY, LOOKUP_GREEDY, POLICY, RANDOM, Lab, Scored
-from studies.policies.replays import joined, measured_table, replay_note, replayed
-from studies.policies.settings import EvaluationSettings
-from studies.policies.summaries import by_planner, label, write_seconds, write_seeds, write_share, write_time
+from studies.policies.lab import (
+    AUTO,
+    COST_GREEDY,
+    LOOKUP_GREEDY,
+    POLICY,
+    RANDOM,
+    EvaluationSettings,
+    Figure,
+    Found,
+    Lab,
+    Part,
+    Scored,
+)
+from studies.policies.scores import (
+    by_planner,
+    joined,
+    label,
+    measured_table,
+    replay_note,
+    replayed,
+    write_seconds,
+    write_seeds,
+    write_share,
+    write_time,
+)
 
 _LEVELS = (LOOKUP_GREEDY, COST_GREEDY, POLICY, AUTO)
 _AT_ONCE = 256

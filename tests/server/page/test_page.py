@@ -30,27 +30,6 @@ def test_its_files_are_open_and_run_nothing_but_their_own(client):
     assert "auto" in [one["name"] for one in found["planners"]]
 
 
-def test_a_session_needs_a_key_and_changes_need_the_header(own_service, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("AUTOSHARD_DATABASE_URL", f"sqlite:///{tmp_path}/service.sqlite")
-    assert main(["keys", "create", "page", "--scope", "plan"]) == 0
-    secret = capsys.readouterr().out.strip().splitlines()[-1].split()[-1]
-    service = own_service("--workers", "1")
-    with service.client() as client:
-        assert client.get("/v1/plans").status_code == 401
-        assert client.post("/page/session", json={"key": "nothing"}).status_code == 401
-        answer = client.post("/page/session", json={"key": secret})
-        assert answer.status_code == 204
-        assert "httponly" in answer.headers["set-cookie"].lower()
-        assert "samesite=strict" in answer.headers["set-cookie"].lower()
-        assert client.get("/v1/plans").status_code == 200
-        refused = client.delete("/v1/plans/sha256:" + "0" * 64)
-        assert (refused.status_code, refused.json()["field"]) == (403, "x-autoshard-page")
-        told = {"X-Autoshard-Page": "1"}
-        assert client.delete("/v1/plans/sha256:" + "0" * 64, headers=told).status_code == 404
-        assert client.delete("/page/session", headers=told).status_code == 204
-        assert client.get("/v1/plans").status_code == 401
-
-
 @pytest.mark.slow
 @needs_browser
 def test_who_has_a_key_signs_in_and_out_also_after_a_reload(own_service, tmp_path, monkeypatch, capsys):
