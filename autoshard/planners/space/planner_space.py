@@ -99,6 +99,15 @@ class ItemOption:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Found:
+    """An option, None if constraints or the model rule it out, with what it is known by."""
+
+    of_tables: Sequence[ShardingOption]
+    key: Hashable
+    option: ItemOption | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Item:
     """Tables that have to be on the same ranks, mostly a single one.
 
@@ -128,6 +137,15 @@ class Item:
         if self.like is self.tables:
             return shard.parts
         return tuple(part.of_table(self.tables[0]) for part in shard.parts)
+
+    def taken(self, found: _Found) -> int | None:
+        """The number of an option, which it has from now on; None if something rules it out."""
+        if found.option is None:
+            return None
+        number = self.numbers.setdefault(found.key, len(self.options))
+        if number == len(self.options):
+            self.options.append(found.option)
+        return number
 
     def shared(self, of_tables: Sequence[ShardingOption]) -> Sequence[ShardingOption]:
         """Ways to hold its own tables, as ways to hold those that its options are of."""
@@ -172,7 +190,7 @@ class PlannerSpace:
         self.tables, self.topology, self.costs = tables, topology, self.prices.costs
         self.kinds = ShardKinds(self.prices)
         self._sites: dict[Hashable, _Sites] = {}
-        self._made: dict[Hashable, ItemOption | None] = {}
+        self._made: dict[tuple[str, Hashable], ItemOption | None] = {}
         check_constraints(tables, topology)
         self.items = _items(colocated(tables), self.kinds.twins)
         self.item_of = {table.name: index for index, item in enumerate(self.items) for table in item.tables}
@@ -201,10 +219,15 @@ class PlannerSpace:
         synced = iter(self.synced(chain.from_iterable(options.values())))
         by_table = {name: list(islice(synced, len(of_table))) for name, of_table in options.items()}
         self.kinds.learn(chain.from_iterable(by_table.values()))
+        found: dict[str, list[_Found]] = {}
         for item in of_items:
-            for of_tables in _alike([by_table[table.name] for table in item.like]):
-                if self._number(item, of_tables) is None:
-                    item.refused.append(of_tables)
+            like = item.like
+            if (name := like[0].name) not in found:
+                alike = _alike([by_table[table.name] for table in like])
+                found[name] = [self._found(name, of_tables) for of_tables in alike]
+            for one in found[name]:
+                if item.taken(one) is None:
+                    item.refused.append(one.of_tables)
 
     def add(self, options_I: Sequence[Sequence[ShardingOption]]) -> list[int | None]:
         """For each item the number of the option that holds its tables so; None if something rules it out.
@@ -213,7 +236,10 @@ class PlannerSpace:
             options_I: For each item the options of its tables.
         """
         self.kinds.learn(option for options in options_I for option in options)
-        return [self._number(item, options) for item, options in zip(self.items, options_I, strict=True)]
+        return [
+            item.taken(self._found(item.like[0].name, item.shared(options)))
+            for item, options in zip(self.items, options_I, strict=True)
+        ]
 
     def synced(self, options: Iterable[ShardingOption]) -> list[ShardingOption]:
         """See `synced_options`."""
@@ -271,21 +297,14 @@ class PlannerSpace:
         together = _together(item.shared(of_tables))
         return item.numbers.get(_key(together, [self.kinds.of_parts(parts) for parts in together]))
 
-    def _number(self, item: Item, of_tables: Sequence[ShardingOption]) -> int | None:
-        """As `number`; the option is added if it is new, and nothing rules it out."""
-        shared = item.shared(of_tables)
-        together = _together(shared)
+    def _found(self, name: str, of_tables: Sequence[ShardingOption]) -> _Found:
+        """The option that holds some tables so, of which the first has this name; it is made once."""
+        together = _together(of_tables)
         kinds = [self.kinds.of_parts(parts) for parts in together]
         key = _key(together, kinds)
-        if key not in item.numbers:
-            known = (item.like[0].name, key)
-            if known not in self._made:
-                self._made[known] = self._option(shared, together, kinds)
-            if (option := self._made[known]) is None:
-                return None
-            item.numbers[key] = len(item.options)
-            item.options.append(option)
-        return item.numbers[key]
+        if (name, key) not in self._made:
+            self._made[name, key] = self._option(of_tables, together, kinds)
+        return _Found(of_tables=of_tables, key=key, option=self._made[name, key])
 
     def _why_none(self, item: Item) -> str:
         """Why an item has no options: what rules out each way that was offered, with the sharding types."""
