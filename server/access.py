@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum, StrEnum, auto
+from enum import Enum, auto
 from typing import Any, Final, TypeVar
 
-from autoshard.api import JobKind
+from autoshard.api import JobKind, Scope
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-class Scope(StrEnum):
-    """What a key is for."""
-
-    READ = "read"
-    """Reading what `plan` makes."""
-    PLAN = "plan"
-    TRAIN = "train"
-    ADMIN = "admin"
 
 
 class Door(Enum):
@@ -27,9 +18,13 @@ class Door(Enum):
 
     ANYBODY = auto()
     ANY_KEY = auto()
+    OPERATOR = auto()
+    """Keys with the scope `admin` of no team, who see to what all teams use."""
 
 
 ALL_SCOPES = frozenset(Scope)
+#: A team's name, which names a folder, too; empty for none.
+TEAM_NAME = re.compile("([a-z0-9][a-z0-9-]{0,63})?")
 
 
 _DOOR: Final = "autoshard_door"
@@ -67,6 +62,7 @@ class Principal:
         name: `key ID`, `oidc SUBJECT`, `anybody` where no keys are needed, or `command line`.
         address: Address that the request came from; empty for commands.
         request_id: Id of the request; empty for commands.
+        team: Whose plans, jobs, schedules, samples and keys it sees and makes; empty for those of no team.
         scopes: What it may do; `admin` holds all others, `plan` holds `read`.
         expires_us: When it has to prove again who it is, in microseconds since 1970; None for a key, which is revoked.
     """
@@ -74,8 +70,14 @@ class Principal:
     name: str = ANYBODY
     address: str = ""
     request_id: str = ""
+    team: str = ""
     scopes: frozenset[Scope] = ALL_SCOPES
     expires_us: int | None = None
+
+    @property
+    def is_operator(self) -> bool:
+        """Whether it sees to what all teams use."""
+        return self.may(Scope.ADMIN) and not self.team
 
     @property
     def is_anybody(self) -> bool:

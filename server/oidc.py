@@ -12,8 +12,9 @@ import jwt
 import structlog
 from pydantic import BaseModel
 
+from autoshard.api import Scope
 from autoshard.core.quoting import shown
-from server.access import Principal, Scope
+from server.access import TEAM_NAME, Principal
 from server.problems import ForbiddenError, NotReadyError, UnauthenticatedError
 from server.settings import check_secure
 
@@ -38,13 +39,22 @@ class TokenIssuer:
         url: Of the issuer, as its tokens name it; `/.well-known/openid-configuration` below it names the keys.
         audience: Name of this service in tokens.
         scopes_claim: Claim with the scopes: a list, or one text with spaces between.
+        team_claim: Claim with the team; without one, tokens are of none.
         clock: The time in seconds, by which keys age.
     """
 
-    def __init__(self, url: str, audience: str, scopes_claim: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        url: str,
+        audience: str,
+        scopes_claim: str,
+        team_claim: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._url = url
         self._audience = audience
         self._scopes_claim = scopes_claim
+        self._team_claim = team_claim
         self._clock = clock
         self._keys: Mapping[str, jwt.PyJWK] = {}
         self._fetched_s = self._tried_s = -float("inf")
@@ -74,7 +84,12 @@ class TokenIssuer:
         name = claims["sub"]
         if not isinstance(name, str) or not 0 < len(name) <= _MAX_SUBJECT or not name.isprintable():
             raise _unknown()
-        return Principal(name=f"oidc {name}", scopes=self._scopes(claims), expires_us=int(claims["exp"]) * 1_000_000)
+        return Principal(
+            name=f"oidc {name}",
+            team=self._team(claims),
+            scopes=self._scopes(claims),
+            expires_us=int(claims["exp"]) * 1_000_000,
+        )
 
     def _scopes(self, claims: Mapping[str, Any]) -> frozenset[Scope]:
         named = claims.get(self._scopes_claim)
@@ -85,6 +100,15 @@ class TokenIssuer:
                 f"the token's {self._scopes_claim} has none of {', '.join(Scope)}", field="authorization"
             )
         return scopes
+
+    def _team(self, claims: Mapping[str, Any]) -> str:
+        team = "" if self._team_claim is None else claims.get(self._team_claim)
+        if not isinstance(team, str) or not TEAM_NAME.fullmatch(team) or (self._team_claim is not None and not team):
+            raise ForbiddenError(
+                f"the token's {self._team_claim} is no team: 1 to 64 small letters, digits and hyphens",
+                field="authorization",
+            )
+        return team
 
     async def _key(self, key_id: str) -> jwt.PyJWK:
         is_known = key_id in self._keys

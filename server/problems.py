@@ -10,7 +10,14 @@ from typing import Any
 import structlog
 
 from autoshard.api import Fault, Problem, RemedyAnswer
-from autoshard.core.errors import AutoshardError, FormatError, InfeasiblePlanError, InputError, ModelError
+from autoshard.core.errors import (
+    AutoshardError,
+    FormatError,
+    InfeasiblePlanError,
+    InputError,
+    ModelError,
+    UnknownNameError,
+)
 from autoshard.whatif.remedies import Shortage
 
 _log = structlog.get_logger()
@@ -116,6 +123,12 @@ class UnknownModelError(InputError):
     kind = "unknown-model"
 
 
+class UnknownKeyError(UnknownNameError):
+    """A key that is not there."""
+
+    kind = "unknown-key"
+
+
 class UnknownScheduleError(InputError):
     """A schedule that is not there."""
 
@@ -205,6 +218,7 @@ _STATUS: tuple[tuple[type[AutoshardError], int], ...] = (
     (UnknownJobError, 404),
     (UnknownModelError, 404),
     (UnknownScheduleError, 404),
+    (UnknownKeyError, 404),
     (ScheduleExistsError, 409),
     (ModelChangedError, 412),
     (NotComparedError, 409),

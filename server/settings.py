@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 from urllib.parse import urlsplit
@@ -58,6 +59,13 @@ class ServerSettings:
         typer.Option(metavar="CLAIM", help="Claim of tokens that names their scopes: read, plan, train, admin."),
         Needs("--oidc-issuer", lambda settings: settings.oidc_issuer is not None),
     ] = "scope"
+    oidc_team: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CLAIM", show_default="none", help="Claim of tokens that names their team; else they are of none."
+        ),
+        Needs("--oidc-issuer", lambda settings: settings.oidc_issuer is not None),
+    ] = None
     first_key: Annotated[
         bool,
         typer.Option("--first-key", help="If there are no keys yet, make one with all scopes, and log it this once."),
@@ -196,6 +204,10 @@ class ServerSettings:
     def jobs_folder(self) -> Path:
         """Folder with one of each job that runs."""
         return self._data_folder / "jobs"
+
+    def of_team(self, team: str) -> ServerSettings:
+        """These settings with the folders of a team's samples; empty for those of no team."""
+        return replace(self, data=self._data_folder / "teams" / team) if team else self
 
     def without_folders(self, text: str) -> str:
         """A text in which the service's own folders have names that say nothing of where they are."""

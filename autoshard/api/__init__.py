@@ -25,6 +25,18 @@ if TYPE_CHECKING:
         TrainCostBody,
         TrainPolicyBody,
     )
+    from autoshard.api.keys import (
+        AuditEntry,
+        AuditList,
+        AuditSearch,
+        KeyBody,
+        KeyId,
+        KeyList,
+        KeyMade,
+        KeySummary,
+        Scope,
+        TeamName,
+    )
     from autoshard.api.models import (
         PARQUET,
         AliasChange,
@@ -87,6 +99,9 @@ __all__ = [
     "PARQUET",
     "PLAN_FILTERS",
     "AliasChange",
+    "AuditEntry",
+    "AuditList",
+    "AuditSearch",
     "CalibrateBody",
     "Catalogue",
     "CollectBody",
@@ -104,6 +119,11 @@ __all__ = [
     "JobList",
     "JobState",
     "JobSummary",
+    "KeyBody",
+    "KeyId",
+    "KeyList",
+    "KeyMade",
+    "KeySummary",
     "ListColumn",
     "ModelAnswer",
     "ModelKind",
@@ -141,10 +161,12 @@ __all__ = [
     "ScheduleList",
     "ScheduleName",
     "ScheduledKind",
+    "Scope",
     "ShadowSummary",
     "SimulationBody",
     "StoredRun",
     "StoredSamples",
+    "TeamName",
     "TrainCostBody",
     "TrainPolicyBody",
     "ValidationAnswer",
@@ -154,7 +176,7 @@ __all__ = [
 ]
 
 #: Those with the fewest declarations first.
-_MODULES = ("problems", "models", "service", "plans", "tasks", "jobs")
+_MODULES = ("problems", "models", "service", "plans", "keys", "tasks", "jobs")
 
 if not TYPE_CHECKING:
 

@@ -49,6 +49,9 @@ class JobSummary(BaseModel):
     state: JobState
     attempt: int = Field(description="1, and 1 more for each retry.")
     created_at: str = Field(title="made, UTC", description="When it was asked for, UTC (ISO 8601).")
+    owner: str = Field(
+        description="Who asked for it: a key, a token's subject, a schedule, or an address without keys."
+    )
     progress: str = Field(description="The last line of its log.")
 
 
@@ -163,6 +166,7 @@ class ScheduleAnswer(BaseModel):
     cron: str
     kind: ScheduledKind
     body: dict[str, Any]
+    owner: str = Field(description="Who made it.")
     is_paused: bool = Field(description="Whether it makes no jobs at present.")
     last_fired_at: str | None = Field(description="The time of its last job, UTC (ISO 8601); null if there was none.")
     next_fires_at: str | None = Field(description="The time of the next one; null while it is paused.")

@@ -135,6 +135,7 @@ class QuarantinedFile(BaseModel):
 
     id: FileId
     detail: str = Field(description="What is wrong with it.")
+    owner: str = Field(description="Who sent it.")
 
 
 class SampleList(BaseModel):

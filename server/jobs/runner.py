@@ -14,7 +14,6 @@ from pathlib import Path
 import structlog
 
 from autoshard.api import JobState, Problem
-from server.access import Principal
 from server.jobs.child import ChildWork, run_child
 from server.problems import InternalError, StorageError, problem_of
 from server.settings import ServerSettings
@@ -27,8 +26,6 @@ LOOK_S = 0.5
 _LOG_BYTES = 8192
 #: Times that a job may be begun: one that ends its service each time would do so for ever.
 _MAX_STARTS = 20
-#: Who finished a job, in the audit log.
-ACTOR = Principal(name="job")
 _log = structlog.get_logger()
 _context = multiprocessing.get_context("spawn")
 
@@ -67,7 +64,7 @@ class JobRunner:
         """Ends a job, as soon as the database answers."""
         while True:
             try:
-                is_ended = self._storage.finish_job(job.run, end, plan, ACTOR)
+                is_ended = self._storage.finish_job(job, end, plan)
                 break
             except StorageError as error:
                 _log.warning("job not stored yet", reason=str(error))
@@ -88,7 +85,13 @@ class JobRunner:
         if job.num_starts > _MAX_STARTS:
             return _failed(f"its process or service was ended {_MAX_STARTS} times while it ran")
         folder = self._settings.jobs_folder / job.run.id
-        work = ChildWork(kind=job.kind, request=job.request, job_id=job.run.id, folder=folder, settings=self._settings)
+        work = ChildWork(
+            kind=job.kind,
+            request=job.request,
+            job_id=job.run.id,
+            folder=folder,
+            settings=self._settings.of_team(job.team),
+        )
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -72,7 +72,8 @@ def answered(work: Work, settings: ServerSettings) -> Reply:
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(request_id=work.request_id)
     context = TaskContext(
-        settings=settings,
+        settings=settings.of_team(work.team),
+        actor=work.actor,
         allow_s=lambda limit_s: _end_in(limit_s + settings.overtime_of(limit_s)),
         started_s=work.received_s,
     )

@@ -6,7 +6,8 @@ import secrets
 
 from sqlalchemy import delete, insert, or_, select
 
-from server.access import Principal, Scope
+from autoshard.api import Scope
+from server.access import Principal
 from server.storage.audit import record
 from server.storage.database import Database
 from server.storage.keys import secret_hash
@@ -36,6 +37,7 @@ class SessionStore:
         row = {
             "secret_hash": secret_hash(secret),
             "actor": actor.name,
+            "team": actor.team,
             "scopes": ",".join(sorted(actor.scopes)),
             "expires_us": min(now + _LONGEST_US, actor.expires_us or now + _LONGEST_US),
         }
@@ -66,7 +68,7 @@ class SessionStore:
         if row is None:
             return None
         scopes = frozenset(map(Scope, row.scopes.split(",")))
-        return Principal(name=row.actor, scopes=scopes, expires_us=row.expires_us)
+        return Principal(name=row.actor, team=row.team, scopes=scopes, expires_us=row.expires_us)
 
     def end(self, secret: str, actor: Principal) -> None:
         """Ends a session.

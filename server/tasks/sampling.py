@@ -53,7 +53,7 @@ def answer_samples(_: NoBody, context: TaskContext, content: bytes) -> Reply:
         is_kept = isinstance(error.__cause__, AutoshardError | None)  # else it is what Arrow could not read
         error = FormatError(error.message, field=error.field, source="body")
         if is_kept:
-            _write(file.with_suffix(".json"), json.dumps({"detail": str(error)}).encode())
+            _write(file.with_suffix(".json"), json.dumps({"detail": str(error), "owner": context.actor}).encode())
             _forget_oldest(settings.quarantine_folder)
         raise error from None
     except SampleStoreError as error:
@@ -78,8 +78,8 @@ def answer_list_samples(_: NoBody, context: TaskContext) -> Reply:
     quarantined = []
     for file in _by_age(settings.quarantine_folder):
         with suppress(FileNotFoundError, ValueError):
-            detail = json.loads(file.read_text())["detail"]
-            quarantined.append(QuarantinedFile(id=file.stem, detail=detail))
+            said = {"owner": "", **json.loads(file.read_text())}
+            quarantined.append(QuarantinedFile(id=file.stem, **said))
     found = SampleList(samples=list(_counted(settings.samples_folder)), quarantined=quarantined[:_MAX_QUARANTINED])
     return Reply(status=200, body=found.model_dump_json().encode())
 

@@ -18,8 +18,8 @@ from starlette.requests import cookie_parser
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from autoshard import api
 from autoshard.core.errors import AutoshardError
-from server import access
 from server.access import Door, Principal, door_of
 from server.oidc import TokenIssuer
 from server.problems import (
@@ -84,7 +84,7 @@ class AccessControl:
         self._open_requests: Counter[str] = Counter()
         self._max_open = settings.max_connections
         self._issuer = (
-            TokenIssuer(settings.oidc_issuer, settings.oidc_audience, settings.oidc_scopes)
+            TokenIssuer(settings.oidc_issuer, settings.oidc_audience, settings.oidc_scopes, settings.oidc_team)
             if settings.oidc_issuer and settings.oidc_audience
             else None
         )
@@ -120,7 +120,7 @@ class AccessControl:
             if not self._open_requests[address]:
                 del self._open_requests[address]
 
-    def _door(self, scope: Scope) -> tuple[str | None, access.Scope | Door | None]:
+    def _door(self, scope: Scope) -> tuple[str | None, api.Scope | Door | None]:
         """Path of the route that answers a request, and whom it is open to.
 
         What is nowhere has no path, and may be asked for by all who have a key.
@@ -194,10 +194,12 @@ class AccessControl:
             raise BusyError(f"{self._max_open} requests are open, the most that may be")
 
 
-def _check_scope(actor: Principal, door: access.Scope | Door | None) -> None:
+def _check_scope(actor: Principal, door: api.Scope | Door | None) -> None:
     if door is None:
         raise ForbiddenError("is open to nobody", field="path")
-    if isinstance(door, access.Scope) and not actor.may(door):
+    if door is Door.OPERATOR and not actor.is_operator:
+        raise ForbiddenError("needs a key with the scope admin, of no team", field="authorization")
+    if isinstance(door, api.Scope) and not actor.may(door):
         raise ForbiddenError(f"needs a key with the scope {door}", field="authorization")
 
 

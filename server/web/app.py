@@ -34,6 +34,7 @@ from server.web.reading import BodyRoute
 from server.web.request_log import RequestLog
 from server.web.routes.analyses import add_analyses
 from server.web.routes.jobs import JobHandler, add_jobs
+from server.web.routes.keys import add_keys
 from server.web.routes.models import ModelHandler, add_models
 from server.web.routes.page import add_pages
 from server.web.routes.plans import add_plans
@@ -104,12 +105,13 @@ def make_routes(
     handler = WorkHandler(pool, storage, settings, metrics, on_plan=shadow.consider)
     jobs = JobHandler(handler, engine, storage)
     add_plans(app, jobs, storage)
-    add_jobs(app, jobs, storage)
+    add_jobs(app, jobs)
+    add_keys(app, handler, storage)
     add_schedules(app, handler, storage)
     add_analyses(app, handler)
     add_runs(app, handler, storage, metrics)
     add_samples(app, handler)
     add_models(app, ModelHandler(handler, pool, storage, catalogue, shadow))
-    add_pages(app, storage)
+    add_pages(app, storage, jobs)
     add_published_schemas(app)
     return app

@@ -81,6 +81,14 @@ class JsonBody(Generic[B]):
         return ReceivedBody(request, self.model, idempotency_key)
 
 
+class SecretBody(JsonBody[B]):
+    """As `JsonBody`, of requests whose answers are not kept, so that they have no idempotency key."""
+
+    async def __call__(self, request: Request) -> ReceivedBody[B]:  # type: ignore[override]
+        """The body, unread."""
+        return ReceivedBody(request, self.model)
+
+
 class BodyRoute(APIRoute):
     """A route whose description has the body of its handler's `JsonBody`."""
 

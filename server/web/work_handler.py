@@ -9,6 +9,7 @@ import json
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -54,7 +55,7 @@ class WorkHandler:
     ) -> None:
         self._pool = pool
         self._storage = storage
-        self._settings = settings
+        self.settings = settings
         self._metrics = metrics
         self._on_plan = on_plan
 
@@ -120,10 +121,8 @@ class WorkHandler:
             AutoshardError: If it cannot be answered.
         """
         self.check_room(request)
-        content = await read_body(request, self._settings, self._settings.max_body_bytes, PARQUET)
-        work = Work(
-            kind=WorkKind.SAMPLES, body=b"{}", stored=(content,), request_id=request.state.request_id, received_s=None
-        )
+        content = await read_body(request, self.settings, self.settings.max_body_bytes, PARQUET)
+        work = replace(await self._work(request, WorkKind.SAMPLES, b"{}", ()), stored=(content,), received_s=None)
         answer = await self._done(request, work, None)
         if answer.status == 200:
             added = SamplesAnswer.model_validate_json(answer.body)
@@ -143,7 +142,7 @@ class WorkHandler:
         Raises:
             AutoshardError: If it cannot be done.
         """
-        request, text = received.request, await received.read(self._settings)
+        request, text = received.request, await received.read(self.settings)
         keyed = await run_in_threadpool(_keyed, received, text)
         if keyed is not None:
             kept = await run_in_threadpool(self._storage.requests.begin, keyed)
@@ -183,7 +182,7 @@ class WorkHandler:
     async def _work(self, request: Request, kind: WorkKind, body: bytes, plan_ids: tuple[str, ...]) -> Work:
         received_s, stored = time.perf_counter(), []
         for plan_id in plan_ids:
-            stored.append(await run_in_threadpool(self._storage.plans.read, plan_id))
+            stored.append(await run_in_threadpool(self._storage.plans.read, plan_id, request.state.actor.team))
             request.state.buffer.answer(len(stored[-1]))
         return Work(
             kind=kind,
@@ -191,6 +190,8 @@ class WorkHandler:
             stored=tuple(stored),
             request_id=request.state.request_id,
             received_s=received_s,
+            actor=request.state.actor.name,
+            team=request.state.actor.team,
         )
 
     async def _done(self, request: Request, work: Work, keyed: IdempotentRequest | None) -> KeptAnswer:

@@ -246,7 +246,7 @@ def test_a_job_whose_run_is_silent_is_done_by_another_one_and_ended_once(stored)
     assert not stored.jobs.report(lost, "late")
     assert stored.jobs.report(found, "on time")
     end = JobEnd(state=JobState.SUCCEEDED, result=b"{}")
-    assert [stored.finish_job(job.run, end, None, Principal()) for job in (found, lost)] == [True, False]
+    assert [stored.finish_job(job, end, None) for job in (found, lost)] == [True, False]
 
 
 def test_of_threads_that_claim_at_the_same_time_each_gets_a_job_of_its_own(stored):
@@ -267,7 +267,7 @@ def test_a_job_that_ended_its_service_each_time_fails(stored, tmp_path):
         job = stored.jobs.claim()
         silence(stored, job_id)
     JobRunner(stored, ServerSettings(data=tmp_path)).do(job)
-    failed = stored.jobs.read(job_id)
+    failed = stored.jobs.read(job_id, "")
     assert failed.state is JobState.FAILED
     assert "was ended 20 times while it ran" in failed.problem.detail
     assert stored.retry_job(job_id, Principal()).state is JobState.QUEUED
@@ -278,7 +278,7 @@ def test_a_job_without_a_folder_fails_and_says_so(stored, tmp_path):
     (tmp_path / "jobs").touch()
     job_id = add(stored)
     JobRunner(stored, ServerSettings(data=tmp_path)).do(stored.jobs.claim())
-    assert stored.jobs.read(job_id).problem.detail == "the job's folder cannot be made: Not a directory"
+    assert stored.jobs.read(job_id, "").problem.detail == "the job's folder cannot be made: Not a directory"
 
 
 def test_a_fault_ends_no_thread_of_jobs(stored, tmp_path, monkeypatch):
@@ -296,7 +296,7 @@ def test_a_fault_ends_no_thread_of_jobs(stored, tmp_path, monkeypatch):
     engine.start()
     try:
         deadline = time.monotonic() + 60
-        while not stored.jobs.read(job_id).state.is_final:
+        while not stored.jobs.read(job_id, "").state.is_final:
             assert time.monotonic() < deadline
             time.sleep(0.05)
     finally:
@@ -329,7 +329,7 @@ def test_a_database_that_does_not_answer_for_a_moment_fails_no_job(tmp_path, mon
         made = storage.add_job(JobKind.PLAN, json.dumps(TASK).encode(), "client", None, Principal())
         engine.wake()
         deadline = time.monotonic() + 60
-        while not (job := storage.jobs.read(json.loads(made.body)["id"])).state.is_final:
+        while not (job := storage.jobs.read(json.loads(made.body)["id"], "")).state.is_final:
             assert time.monotonic() < deadline
             time.sleep(0.2)
     finally:

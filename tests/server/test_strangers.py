@@ -11,8 +11,9 @@ import pytest
 from sqlalchemy import select
 from starlette.testclient import TestClient
 
+from autoshard.api import Scope
 from autoshard.core.errors import InvalidOptionError
-from server.access import ALL_SCOPES, COMMAND_LINE, Scope
+from server.access import ALL_SCOPES, COMMAND_LINE
 from server.planning.workers import WorkerPool
 from server.settings import ServerSettings
 from server.storage.location import DATABASE_VARIABLE

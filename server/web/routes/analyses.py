@@ -13,6 +13,7 @@ from autoshard.api import (
     PlanAnswer,
     PlanId,
     ReplanBody,
+    Scope,
     SimulationBody,
     ValidationAnswer,
     ValidationBody,
@@ -21,7 +22,7 @@ from autoshard.core.costs import Risk
 from autoshard.results.explanation import EXPLANATION, Explanation
 from autoshard.results.plan_diff import DIFF
 from autoshard.results.sweep_record import SIMULATION
-from server.access import Scope, opened_to
+from server.access import opened_to
 from server.tasks.work import WorkKind
 from server.web.openapi import document_answer, plan_answer, problems
 from server.web.reading import JsonBody, ReceivedBody

@@ -114,6 +114,37 @@ class JobHandler:
         response = await self._handler.once(received, do)
         return _with_location(response) if response.status_code == ACCEPTED else response
 
+    def read(self, job_id: str, actor: Principal) -> JobAnswer:
+        """What is known of a job.
+
+        Raises:
+            UnknownJobError: If it is not there, or of another team.
+            ForbiddenError: If the actor must not see jobs of its kind.
+        """
+        job = self._storage.jobs.read(job_id, actor.team)
+        if not actor.may_read(job.kind):
+            raise ForbiddenError(f"needs a key with the scope {scope_of(job.kind)}", field="authorization")
+        return job
+
+    def result(self, job_id: str, actor: Principal) -> bytes:
+        """The JSON text of what a job made; errors as of `read`.
+
+        Raises:
+            JobStateError: If it has not succeeded.
+        """
+        self.read(job_id, actor)
+        plan_id, text = self._storage.jobs.result(job_id, actor.team)
+        return (text or b"{}") if plan_id is None else self._storage.plans.read(plan_id, actor.team)
+
+    def list(self, actor: Principal, kind: JobKind | None, **page: Any) -> JobList:
+        """One page of the jobs that an actor may see.
+
+        Raises:
+            FormatError: If the cursor is not one.
+        """
+        kinds = [one for one in JobKind if actor.may_read(one) and kind in (None, one)]
+        return self._storage.jobs.list(actor.team, kinds, **page)
+
     def cancel(self, job_id: str, actor: Principal) -> JobAnswer:
         """Cancels a job.
 
@@ -144,7 +175,7 @@ class JobHandler:
         return answer
 
     def _check(self, job_id: str, actor: Principal) -> None:
-        scope = scope_of(self._storage.jobs.read(job_id).kind)
+        scope = scope_of(self._storage.jobs.read(job_id, actor.team).kind)
         if not actor.may(scope):
             raise ForbiddenError(f"needs a key with the scope {scope}", field="authorization")
 
@@ -155,11 +186,11 @@ def _with_location(response: Response) -> Response:
     return response
 
 
-def add_jobs(app: FastAPI, jobs: JobHandler, storage: Storage) -> None:
+def add_jobs(app: FastAPI, jobs: JobHandler) -> None:
     """Adds the routes."""
     for kind in JobKind:
         _add_making(app, jobs, kind)
-    _add_reading(app, storage)
+    _add_reading(app, jobs)
     _add_changing(app, jobs)
 
 
@@ -180,21 +211,22 @@ def _add_making(app: FastAPI, jobs: JobHandler, kind: JobKind) -> None:
         return await jobs.make(received, kind)
 
 
-def _add_reading(app: FastAPI, storage: Storage) -> None:
+def _add_reading(app: FastAPI, jobs: JobHandler) -> None:
     @app.get("/v1/jobs", tags=["jobs"], summary="List jobs", responses=problems(400, 503))
     @opened_to(Door.ANY_KEY)
     def list_jobs(
+        request: Request,
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE, description="Most jobs of a page.")] = 50,
         cursor: Annotated[str | None, Query(max_length=256, description="`next` of the page before.")] = None,
         kind: Annotated[JobKind | None, Query(description="Only jobs of this kind.")] = None,
         state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
     ) -> JobList:
-        return storage.jobs.list(limit=limit, kind=kind, state=state, cursor=cursor)
+        return jobs.list(request.state.actor, kind, limit=limit, state=state, cursor=cursor)
 
     @app.get("/v1/jobs/{job_id}", tags=["jobs"], summary="Read a job's state", responses=problems(400, 404, 503))
     @opened_to(Door.ANY_KEY)
-    def read_job(job_id: _StoredId) -> JobAnswer:
-        return storage.jobs.read(job_id)
+    def read_job(job_id: _StoredId, request: Request) -> JobAnswer:
+        return jobs.read(job_id, request.state.actor)
 
     @app.get(
         "/v1/jobs/{job_id}/result",
@@ -205,8 +237,7 @@ def _add_reading(app: FastAPI, storage: Storage) -> None:
     )
     @opened_to(Door.ANY_KEY)
     def read_result(job_id: _StoredId, request: Request) -> Response:
-        plan_id, text = storage.jobs.result(job_id)
-        body = (text or b"{}") if plan_id is None else storage.plans.read(plan_id)
+        body = jobs.result(job_id, request.state.actor)
         request.state.buffer.answer(len(body))
         return Response(body, media_type="application/json")
 

@@ -20,7 +20,7 @@ from autoshard.api import (
     VersionId,
 )
 from costmodel.registry.aliases import Alias
-from server.access import Door, Scope, opened_to
+from server.access import Door, opened_to
 from server.models.catalogue import COST, ModelCatalogue
 from server.models.shadow import LEAST_PLANS, ShadowPricer
 from server.planning.workers import WorkerPool
@@ -193,7 +193,7 @@ def _add_changing(app: FastAPI, models: ModelHandler) -> None:
         responses=problems(*_CHANGES),
         openapi_extra={"parameters": [_IF_MATCH]},
     )
-    @opened_to(Scope.ADMIN)
+    @opened_to(Door.OPERATOR)
     async def promote(
         received: Annotated[ReceivedBody[PromotionBody], Depends(JsonBody(PromotionBody))],
         kind: ModelKind,
@@ -210,7 +210,7 @@ def _add_changing(app: FastAPI, models: ModelHandler) -> None:
         responses=problems(*_CHANGES),
         openapi_extra={"parameters": [_IF_MATCH]},
     )
-    @opened_to(Scope.ADMIN)
+    @opened_to(Door.OPERATOR)
     async def roll_back(
         received: Annotated[ReceivedBody[RollbackBody], Depends(JsonBody(RollbackBody))],
         kind: ModelKind,

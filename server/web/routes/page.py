@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib.resources
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from typing import Annotated, Final
 
 from fastapi import FastAPI, Path, Request, Response
@@ -18,10 +19,12 @@ from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
 from autoshard.api import (
+    AuditEntry,
     Catalogue,
     JobAnswer,
     JobId,
     JobSummary,
+    KeySummary,
     ModelSummary,
     PlannerSummary,
     PlanSummary,
@@ -36,6 +39,7 @@ from server.problems import UnauthenticatedError
 from server.storage.storage import Storage
 from server.web.access import PAGE_COOKIE
 from server.web.openapi import problems, shared_schema
+from server.web.routes.jobs import JobHandler
 
 #: Nothing but the service's own files runs or is loaded, and no other site may show the page.
 _POLICY: Final = (
@@ -49,8 +53,14 @@ _HEADERS: Final = {
     "Cache-Control": "no-cache",
 }
 #: What lists hold.
-_LISTED: Final[Mapping[str, type[BaseModel]]] = {"plans": PlanSummary, "jobs": JobSummary, "models": ModelSummary}
-_SCRIPTS: Final = ("app.js", "drawing.js", "one.js", "service.js")
+_LISTED: Final[Mapping[str, type[BaseModel]]] = {
+    "plans": PlanSummary,
+    "jobs": JobSummary,
+    "models": ModelSummary,
+    "keys": KeySummary,
+    "audit": AuditEntry,
+}
+_SCRIPTS: Final = ("admin.js", "app.js", "drawing.js", "one.js", "service.js")
 #: Files by path, with their media types.
 PAGE_FILES: Final = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -76,13 +86,13 @@ _LOOK_S, _WATCH_S = 0.5, 600.0
 _ALIVE_S = 10.0
 
 
-def add_pages(app: FastAPI, storage: Storage) -> None:
+def add_pages(app: FastAPI, storage: Storage, jobs: JobHandler) -> None:
     """Adds the routes."""
     for path, (name, media_type) in PAGE_FILES.items():
         _add_file(app, path, name, media_type)
     _add_session(app, storage)
     _add_catalogue(app)
-    _add_events(app, storage)
+    _add_events(app, jobs)
 
 
 def _add_file(app: FastAPI, path: str, name: str, media_type: str) -> None:
@@ -135,7 +145,7 @@ def _add_catalogue(app: FastAPI) -> None:
         )
 
 
-def _add_events(app: FastAPI, storage: Storage) -> None:
+def _add_events(app: FastAPI, jobs: JobHandler) -> None:
     @app.get(
         "/v1/jobs/{job_id}/events",
         operation_id="watch_job",
@@ -151,14 +161,18 @@ def _add_events(app: FastAPI, storage: Storage) -> None:
         },
     )
     @opened_to(Door.ANY_KEY)
-    async def watch_job(job_id: Annotated[JobId, Path(description="The job's id.")]) -> StreamingResponse:
-        first = await run_in_threadpool(storage.jobs.read, job_id)
+    async def watch_job(
+        job_id: Annotated[JobId, Path(description="The job's id.")], request: Request
+    ) -> StreamingResponse:
+        look = partial(jobs.read, job_id, request.state.actor)
         return StreamingResponse(
-            _events(storage, first), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
+            _events(look, await run_in_threadpool(look)),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store"},
         )
 
 
-async def _events(storage: Storage, job: JobAnswer) -> AsyncIterator[str]:
+async def _events(look: Callable[[], JobAnswer], job: JobAnswer) -> AsyncIterator[str]:
     sent, quiet_s, watched_s = "", 0.0, 0.0
     while True:
         text = job.model_copy(update={"seen_at": job.created_at}).model_dump_json()
@@ -173,6 +187,6 @@ async def _events(storage: Storage, job: JobAnswer) -> AsyncIterator[str]:
         await asyncio.sleep(_LOOK_S)
         quiet_s, watched_s = quiet_s + _LOOK_S, watched_s + _LOOK_S
         try:
-            job = await run_in_threadpool(storage.jobs.read, job.id)
+            job = await run_in_threadpool(look)
         except AutoshardError:  # the database is away: the browser asks again
             return

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fastapi import Depends, FastAPI, Header, Path, Query, Request, Response
 
-from autoshard.api import PlanAnswer, PlanFilter, PlanId, PlanJobBody, PlanList
-from server.access import Scope, opened_to
+from autoshard.api import PlanAnswer, PlanFilter, PlanId, PlanJobBody, PlanList, Scope
+from server.access import opened_to
 from server.storage.storage import Storage
 from server.web.openapi import plan_answer, problems
 from server.web.reading import JsonBody, ReceivedBody
@@ -40,8 +40,8 @@ def _add_making(app: FastAPI, jobs: JobHandler) -> None:
 def _add_list(app: FastAPI, storage: Storage) -> None:
     @app.get("/v1/plans", tags=["plans"], summary="List stored plans", responses=problems(400, 503))
     @opened_to(Scope.READ)
-    def list_plans(search: Annotated[PlanFilter, Query()]) -> PlanList:
-        return storage.plans.list(search)
+    def list_plans(search: Annotated[PlanFilter, Query()], request: Request) -> PlanList:
+        return storage.plans.list(search, request.state.actor.team)
 
 
 def _add_one(app: FastAPI, storage: Storage) -> None:
@@ -59,7 +59,7 @@ def _add_one(app: FastAPI, storage: Storage) -> None:
         request: Request,
         if_none_match: Annotated[str | None, Header(description="ETags of plans that the client has.")] = None,
     ) -> Response:
-        answer = storage.plans.read(plan_id)
+        answer = storage.plans.read(plan_id, request.state.actor.team)
         headers = {"ETag": f'"{plan_id}"', "Cache-Control": "private, no-cache"}
         if if_none_match is not None and _names(if_none_match, plan_id):
             return Response(status_code=304, headers=headers)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Depends, FastAPI, Path, Response
+from fastapi import Depends, FastAPI, Path, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from autoshard.api import PlanId, RunAnswer, RunBody, RunList
-from server.access import Scope, opened_to
+from autoshard.api import PlanId, RunAnswer, RunBody, RunList, Scope
+from server.access import opened_to
 from server.storage.idempotency import IdempotentRequest, KeptAnswer
 from server.storage.storage import Storage
 from server.tasks.work import WorkKind
@@ -58,6 +58,6 @@ def add_runs(app: FastAPI, handler: WorkHandler, storage: Storage, metrics: Metr
         responses=problems(400, 404, 503),
     )
     @opened_to(Scope.READ)
-    def list_runs(plan_id: _StoredId) -> RunList:
-        storage.plans.check(plan_id)
-        return storage.runs.list(plan_id)
+    def list_runs(plan_id: _StoredId, request: Request) -> RunList:
+        storage.plans.check(plan_id, request.state.actor.team)
+        return storage.runs.list(plan_id, request.state.actor.team)

@@ -6,8 +6,8 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
-from autoshard.api import PARQUET, SampleList, SamplesAnswer
-from server.access import Scope, opened_to
+from autoshard.api import PARQUET, SampleList, SamplesAnswer, Scope
+from server.access import opened_to
 from server.tasks.work import WorkKind
 from server.web.openapi import problems
 from server.web.work_handler import WorkHandler

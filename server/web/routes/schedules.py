@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from fastapi import Depends, FastAPI, Path, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from autoshard.api import JOB_BODIES, JobKind, ScheduleAnswer, ScheduleBody, ScheduleList, ScheduleName
-from server.access import Principal, Scope, opened_to
+from autoshard.api import JOB_BODIES, JobKind, ScheduleAnswer, ScheduleBody, ScheduleList, ScheduleName, Scope
+from server.access import Principal, opened_to
 from server.storage.idempotency import IdempotentRequest, KeptAnswer
 from server.storage.schedules import ScheduleStore
 from server.storage.storage import Storage
@@ -31,13 +31,13 @@ def add_schedules(app: FastAPI, handler: WorkHandler, storage: Storage) -> None:
 def _add_reading(app: FastAPI, schedules: ScheduleStore) -> None:
     @app.get("/v1/schedules", tags=["schedules"], summary="List schedules", responses=problems(503))
     @opened_to(Scope.TRAIN)
-    def list_schedules() -> ScheduleList:
-        return schedules.list()
+    def list_schedules(request: Request) -> ScheduleList:
+        return schedules.list(request.state.actor.team)
 
     @app.get(_PATH, tags=["schedules"], summary="Read a schedule", responses=problems(400, 404, 503))
     @opened_to(Scope.TRAIN)
-    def read_schedule(name: _Name) -> ScheduleAnswer:
-        return schedules.read(name)
+    def read_schedule(name: _Name, request: Request) -> ScheduleAnswer:
+        return schedules.read(name, request.state.actor.team)
 
 
 def _add_making(app: FastAPI, handler: WorkHandler, storage: Storage) -> None:

@@ -63,6 +63,47 @@ def test_who_has_a_key_signs_in_and_out_also_after_a_reload(own_service, tmp_pat
 
 @pytest.mark.slow
 @needs_browser
+def test_an_admin_makes_and_ends_keys_and_reads_what_was_done(own_service):
+    service = own_service("--workers", "1", "--first-key")
+    secret = next(line["secret"] for line in service.log() if line["event"] == "first key")
+
+    async def play(page):
+        await page.open(service.url)
+        await page.until("location.hash === '#sign-in'")
+        await page.fill("#key", secret)
+        await page.click("#sign-in button")
+        await page.until("document.getElementById('planner').options.length > 3")
+        await page.go("keys")
+        await page.until("document.querySelectorAll('#keys tbody tr').length === 1")
+        await page.fill("#key-name", EVIL)
+        await page.fill("#key-team", "red")
+        await page.click("#new-key button")
+        await page.shown("made-key")
+        made = await page.text("secret")
+        await page.until("document.querySelectorAll('#keys tbody tr').length === 2")
+        assert EVIL in await page.text("keys")
+        assert "red" in await page.text("keys")
+        with service.client() as client:
+            client.headers["Authorization"] = f"Bearer {made}"
+            assert client.get("/v1/plans").status_code == 200
+            await page.value("window.confirm = () => true")
+            await page.click("#keys tr:last-child button")
+            await page.until("document.querySelectorAll('#keys button').length === 1")
+            assert client.get("/v1/plans").status_code == 401
+        await page.go("audit")
+        await page.until("document.querySelectorAll('#audited tbody tr').length === 4")
+        assert "key.revoke" in await page.text("audited")
+        await page.fill("#audit-action", "session")
+        await page.click("#find-audit button")
+        await page.until("document.querySelectorAll('#audited tbody tr').length === 1")
+        assert await page.value("document.title") == "autoshard"
+        assert page.problems == []
+
+    browse(play)
+
+
+@pytest.mark.slow
+@needs_browser
 def test_plans_are_made_watched_listed_compared_and_explained(own_service, tmp_path):
     service = own_service("--workers", "2")
     tables = tables_to_json(load_tables("criteo-kaggle"))
