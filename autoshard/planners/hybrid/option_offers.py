@@ -107,16 +107,16 @@ class OfferedOptions:
         Args:
             until_s: When to end, by `time.perf_counter`; if it is infinite, no clock decides what is offered later.
         """
+        began_s = time.perf_counter()
         self._is_timed = math.isfinite(until_s)
         flat, rates = self._priced()
         order = self._costliest(flat, rates, None)
         num_all = max(_NUM_COSTLIEST, math.ceil(_COSTLIEST_SHARE * len(order)))
         self._offer_all([*self._large, *order[:num_all]], until_s)
         others = [index for index in order if index not in self._with_all]
-        began_s = time.perf_counter()
         for batch in _batches(others, _LARGE_BATCH, until_s):
             self.space.offer(batch, self._ways.few)
-        self._round_s = time.perf_counter() - began_s
+        self._round_s = (time.perf_counter() - began_s) / 2
         for _ in range(_NUM_HOT_ROUNDS):
             if time.perf_counter() + self._round_s >= until_s:
                 break
