@@ -112,12 +112,13 @@ def run(options: RunOptions, cluster: ClusterOptions, as_json: JsonOption = Fals
     from autoshard.formats import read_plan
 
     plan = read_plan(options.plan)
-    with _opened(spec) as opened:
+    with opened_cluster(spec) as opened:
         run_on(opened, replace(options, device=Device.CPU), spec.num_ranks, as_json, plan)
 
 
 @contextmanager
-def _opened(spec: ClusterSpec) -> Iterator[Cluster]:
+def opened_cluster(spec: ClusterSpec) -> Iterator[Cluster]:
+    """A cluster of this machine until the block ends; a command that SIGTERM ends within exits with code 143."""
     from studies.cluster.network import open_cluster
 
     try:
@@ -139,7 +140,7 @@ def _measured(options: MeasureOptions, spec: ClusterSpec) -> MeasuredLinks:
     total = options.seconds or len(choose_collectives(processes, settings))
     with (
         tempfile.TemporaryDirectory(prefix="autoshard-samples-") as folder,
-        _opened(spec) as cluster,
+        opened_cluster(spec) as cluster,
         progress("Measuring collectives", total) as bar,
     ):
         collection = collect_collectives(

@@ -21,8 +21,6 @@ from autoshard.core import (
     CostModels,
     DenseLayers,
     EmbeddingTable,
-    Feature,
-    ImpliedOrder,
     Payload,
     ShardingPlan,
     TableSet,
@@ -46,7 +44,7 @@ from autoshard.report.figures import BLUE, GREEN, GREY, ORANGE, PINK, SKY, YELLO
 from autoshard.table import Table
 from studies.frame import OutputOptions, PartStore, StudyResult
 from studies.frame.options import PartsOption
-from studies.papers.drawn import FloatArray, normal_quantiles, scaled_to
+from studies.papers.drawn import FloatArray, drawn_tables, normal_quantiles, scaled_to
 
 #: Ranks of the paper's cluster.
 FULL_RANKS: Final = 128
@@ -156,18 +154,7 @@ def _drawn_tables(model: PaperModel, num_ranks: int) -> tuple[EmbeddingTable, ..
     pooling_N = scaled_to(np.exp(POOLING_DEVIATION * normal_quantiles(count)), model.mean_pooling * count)
     pooling_N = rng.permutation(pooling_N)
     rows_N = _rows(model, rng, dims_N) * num_ranks / FULL_RANKS
-    curve_of = {rows: AccessProfile.uniform(rows) for rows in sorted({round(rows) for rows in rows_N})}
-    return tuple(
-        EmbeddingTable(
-            row_order=ImpliedOrder.BY_ID,
-            name=f"t{index}",
-            num_embeddings=round(rows),
-            embedding_dim=int(dim),
-            features=(Feature(name=f"f{index}", pooling_factor=float(pooling)),),
-            access=curve_of[round(rows)],
-        )
-        for index, (rows, dim, pooling) in enumerate(zip(rows_N, dims_N, pooling_N, strict=True))
-    )
+    return drawn_tables(rows_N, dims_N, pooling_N, AccessProfile.uniform)
 
 
 def _dims(model: PaperModel) -> FloatArray:

@@ -23,9 +23,7 @@ from autoshard.core import (
     CostModels,
     DenseLayers,
     EmbeddingTable,
-    Feature,
     GroupLayout,
-    ImpliedOrder,
     Level,
     Link,
     MemoryBytes,
@@ -45,7 +43,7 @@ from autoshard.planners.replica_groups import ReplicaGroupsPlanner
 from autoshard.report.figures import BLUE, GREEN, GREY, ORANGE, PINK, SKY, in_house_style
 from autoshard.table import Table
 from studies.frame import OutputOptions, StudyResult
-from studies.papers.drawn import normal_quantiles, scaled_to
+from studies.papers.drawn import drawn_tables, normal_quantiles, scaled_to
 
 _LEVELS = ("host", "building", "buildings")
 #: Numbers of rows that tables have; those of one size have one access curve.
@@ -102,18 +100,7 @@ def _drawn_tables(model: PaperModel) -> tuple[EmbeddingTable, ...]:
     sizes_N = np.exp(model.size_deviation * np.resize(normal_quantiles(_NUM_SIZES), count))
     row_bytes_N = dims_N * _WEIGHT_BYTES + _STATE_BYTES
     rows_N = scaled_to(rng.permutation(sizes_N) * row_bytes_N, model.total_bytes) / row_bytes_N
-    curve_of = {rows: AccessProfile.zipf(rows, model.alpha) for rows in sorted({round(rows) for rows in rows_N})}
-    return tuple(
-        EmbeddingTable(
-            row_order=ImpliedOrder.BY_ID,
-            name=f"t{index}",
-            num_embeddings=round(rows),
-            embedding_dim=int(dim),
-            features=(Feature(name=f"f{index}", pooling_factor=float(pooling)),),
-            access=curve_of[round(rows)],
-        )
-        for index, (rows, dim, pooling) in enumerate(zip(rows_N, dims_N, pooling_N, strict=True))
-    )
+    return drawn_tables(rows_N, dims_N, pooling_N, lambda rows: AccessProfile.zipf(rows, model.alpha))
 
 
 CTR: Final = PaperModel(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from autoshard.report.wording import write_ms, write_percent
 from autoshard.results.comparison import MeasuredPlan
 from autoshard.table import Table
 from studies.frame import Numbers, Summary
-from studies.policies.lab import POLICY, RANDOM, SAMPLED, EvaluationSettings, Lab, Scored
+from studies.policies.lab import POLICY, RANDOM, SAMPLED, EvaluationSettings, Found, Lab, Part, Scored
 
 NONE = "n/a"
 
@@ -174,6 +176,33 @@ def joined(replays: Sequence[Numbers]) -> Numbers:
         "tasks": [task for replay in replays for task in replay["tasks"]],
         "predicted": [replay["predicted"] for replay in replays],
     }
+
+
+def seed_parts(
+    settings: EvaluationSettings,
+    plan_seed: Callable[[int, Lab], Numbers],
+    replay_task: Callable[[int, int, Lab], Numbers],
+) -> list[Part]:
+    """A part for each seed, and one for each task of a seed that is replayed.
+
+    Args:
+        settings: Settings of the evaluation.
+        plan_seed: Numbers of a seed.
+        replay_task: Replays a task, by seed and index, as of `replayed`.
+    """
+    seeds = [Part(f"seed-{seed}", partial(plan_seed, seed)) for seed in range(settings.num_seeds)]
+    tasks = product(range(settings.num_tasks_replayed), range(settings.num_seeds))
+    return [*seeds, *(Part(f"replay-{seed}-{index}", partial(replay_task, seed, index)) for index, seed in tasks)]
+
+
+def seeds_and_replays(found: Found, settings: EvaluationSettings) -> tuple[list[Numbers], list[Numbers]]:
+    """What `seed_parts` made: numbers of the seeds, and their replays as of `joined`, if there are any."""
+    seeds = [numbers for name, numbers in found.items() if name.startswith("seed-")]
+    replays = [
+        joined([numbers for name, numbers in found.items() if name.startswith(f"replay-{seed}-")])
+        for seed in range(settings.num_seeds if settings.num_tasks_replayed else 0)
+    ]
+    return seeds, replays
 
 
 def ceiling(seeds: Sequence[Numbers]) -> Summary:

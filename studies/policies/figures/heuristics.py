@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import product
 from typing import Any
 
 from autoshard.report.images import Section
@@ -15,12 +14,13 @@ from studies.policies.charts import Panel, bar_chart
 from studies.policies.lab import AUTO, HEURISTICS, POLICY, RANDOM, SAMPLED, EvaluationSettings, Figure, Found, Lab, Part
 from studies.policies.scores import (
     by_planner,
-    joined,
     label,
     measured_table,
     planner_table,
     replay_note,
     replayed,
+    seed_parts,
+    seeds_and_replays,
     write_factor,
     write_seconds,
     write_seeds,
@@ -50,18 +50,11 @@ def _replay_task(seed: int, index: int, lab: Lab) -> Numbers:
 
 
 def _parts(settings: EvaluationSettings) -> Sequence[Part]:
-    seeds = [Part(f"seed-{seed}", partial(_plan_seed, seed)) for seed in range(settings.num_seeds)]
-    tasks = product(range(settings.num_tasks_replayed), range(settings.num_seeds))
-    replays = [Part(f"replay-{seed}-{index}", partial(_replay_task, seed, index)) for index, seed in tasks]
-    return [*seeds, *replays]
+    return seed_parts(settings, _plan_seed, _replay_task)
 
 
 def _show(found: Found, settings: EvaluationSettings) -> Section:
-    seeds = [numbers for name, numbers in found.items() if name.startswith("seed-")]
-    replays = [
-        joined([numbers for name, numbers in found.items() if name.startswith(f"replay-{seed}-")])
-        for seed in range(settings.num_seeds if settings.num_tasks_replayed else 0)
-    ]
+    seeds, replays = seeds_and_replays(found, settings)
     groups = {"predicted": by_planner(seeds, PLANNERS)}
     if replays:
         groups = {"measured": by_planner(replays, PLANNERS), **groups}

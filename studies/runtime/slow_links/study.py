@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean, median
@@ -21,10 +20,10 @@ from autoshard.core.errors import InvalidOptionError
 from autoshard.report.figures import BLUE, GREEN, GREY, ORANGE, PINK, SKY, in_house_style
 from autoshard.runtime import RunProgress
 from autoshard.table import Table
-from bench.collecting.termination import TERMINATED_EXIT_CODE, Terminated
 from bench.measuring.devices import find_device
 from costmodel.kernel.metrics import kendall_tau
-from studies.cluster.network import Cluster, ClusterSpec, check_support, open_cluster
+from studies.cluster.commands import opened_cluster
+from studies.cluster.network import Cluster, ClusterSpec, check_support
 from studies.frame import Machine, OutputOptions, PartStore, StudyResult, command_line, names_in
 from studies.papers.flexshard.models import MODELS
 from studies.planners.step_runs import TOLERANCE, StepRun, StepSummary, summary_of
@@ -470,7 +469,7 @@ def main(options: SlowLinkOptions, output: OutputOptions) -> None:
 
 def _run_rate(options: SlowLinkOptions, spec: ClusterSpec, parts: PartStore) -> RateResults:
     rate = f"{spec.bits_per_s / 1e6:g}"
-    with _opened(spec) as cluster:
+    with opened_cluster(spec) as cluster:
         models = _models(options, cluster, parts, f"{rate}-models")
         lab = _Lab(folder=options.parts, parts=parts, rate=rate, effort=options.effort())
         contests = options.contests(spec.num_ranks)
@@ -496,7 +495,7 @@ def _groups_result(options: SlowLinkOptions, spec: ClusterSpec, lab: _Lab) -> Co
     """Replica groups on more ranks per node, with links as they are set and no calibration: none was measured."""
     larger = replace(spec, ranks_per_node=GROUPS_RANKS // spec.num_nodes)
     models = ClusterModels(topology={}, metrics={})
-    with _opened(larger) as cluster:
+    with opened_cluster(larger) as cluster:
         return lab.run(groups_contest(larger.num_ranks), "replica groups", cluster, models, options.parts / "kernels")
 
 
@@ -534,12 +533,3 @@ def _share_of(advance: Callable[[float], None]) -> Callable[[RunProgress], None]
         done = state.done
 
     return on_progress
-
-
-@contextmanager
-def _opened(spec: ClusterSpec) -> Iterator[Cluster]:
-    try:
-        with open_cluster(spec) as cluster:
-            yield cluster
-    except Terminated:
-        raise typer.Exit(TERMINATED_EXIT_CODE) from None
