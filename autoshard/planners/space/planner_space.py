@@ -219,7 +219,17 @@ class PlannerSpace:
                 item.refused.extend(first[known].refused)
             else:
                 item.refused.extend([of_tables for of_tables in alike if not self._add(item, of_tables)])
+                if not item.options and (unlike := self._everywhere([by_table[table.name] for table in item.like])):
+                    self._add(item, unlike)
                 first[known] = item
+
+    def _everywhere(self, of_tables: Sequence[Sequence[ShardingOption]]) -> tuple[ShardingOption, ...]:
+        """For each table the first way on all ranks that its constraints allow; none if one of them has none."""
+        held = [
+            next((one for one in options if one.is_everywhere and not why_not(one, self.topology)), None)
+            for options in of_tables
+        ]
+        return tuple(one for one in held if one is not None) if None not in held else ()
 
     def add(self, options_I: Sequence[Sequence[ShardingOption]]) -> list[int | None]:
         """For each item the number of the option that holds its tables so; None if something rules it out.
