@@ -37,8 +37,7 @@ from autoshard.evaluation.step_price import StepPrice
 from autoshard.evaluation.traffic import HELD_ID_BYTES, LENGTH_BYTES
 from autoshard.formats import load_topology
 from autoshard.planners.auto import AutoPlanner
-from autoshard.planners.neo import NeoPlanner
-from autoshard.planners.neo.choice import NEO_TYPES
+from autoshard.planners.neo import NEO_TYPES, NeoPlanner
 from autoshard.planners.planner import PlannerProtocol, PlanRequest
 from autoshard.report.figures import BLUE, GREEN, GREY, ORANGE, PINK, SKY, YELLOW, in_house_style
 from autoshard.table import Table

@@ -7,7 +7,7 @@ import pytest
 from autoshard.core import Constraints, MemoryBytes, Pooling, Tier
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.formats import load_topology
-from autoshard.planners.neo.choice import NEO_TYPES
+from autoshard.planners.neo import NEO_TYPES
 from autoshard.planners.space.options import ShardingType
 from autoshard.planning import make_costs, make_plan
 from tests import builders as make
@@ -63,7 +63,7 @@ def test_every_sharding_type_gives_a_plan_or_the_reason(situation, name):
             continue
         assert "constraints" not in found
         assert "no bytes" not in found
-        if not is_there and (fits or planner == "auto"):
+        if not is_there:
             assert found.startswith(f"t: {name} needs "), found
             reasons = ("rows by lookups", "several nodes of several ranks", "several ranks, there is 1")
             assert any(reason in found for reason in reasons), found
@@ -83,8 +83,7 @@ def test_tables_too_narrow_to_be_cut_are_one_column_shard(planner, dim, num_shar
 def test_constraints_are_named_where_the_user_gave_them(planner):
     forbidden = request_of(ONE_NODE, ["row_wise", "data_parallel"], constraints={"pinned_ranks": (3,)})
     pinned = "the table is pinned to rank 3 "
-    ends = {"auto": "(data_parallel, row_wise)", "neo": f"(data_parallel); {pinned}(row_wise)"}
-    assert told(planner, forbidden) == f"t: no sharding type is left: {pinned}{ends[planner]}"
+    assert told(planner, forbidden) == f"t: no sharding type is left: {pinned}(data_parallel, row_wise)"
     only = request_of(ONE_NODE, ["row_wise"], constraints={"forbidden_tiers": (Tier.ROW_WISE,)})
     assert told(planner, only) == "t: no sharding type is left: the table forbids tier row_wise (row_wise)"
 

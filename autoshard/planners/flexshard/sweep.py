@@ -1,7 +1,7 @@
 """Tiers of all tables at once, by what a byte saves of the predicted step.
 
-Shape suffixes: I items, O options, E their shards, V kinds of shards, T tiers, N intervals of an access curve, F
-features of options, X columns of sums.
+Shape suffixes: I items, O options, E their shards, V kinds of shards, T tiers, F features of options, X columns of
+sums.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from autoshard.planners.space.cost_gradient import FlatOptions, shared_rates
 from autoshard.planners.space.kinds import FloatArray
 from autoshard.planners.space.options import ShardingOption
 from autoshard.planners.space.planner_space import IndexArray, PlannerSpace
+from autoshard.planners.space.rows_by_price import cheapest_ends
 from autoshard.planners.space.step_cost import StepSums
 from autoshard.planners.space.tiers import num_owners
 
@@ -279,22 +280,19 @@ class TierSweep:
         copied_T = self._copied_V[kind_T] / [num_owners(tier, space.topology) for tier in offered]
         ms_3T = np.array([self._sync_V[kind_T], np.zeros(len(kind_T)), self._work_V[kind_T]])
         bytes_3T = np.array([copied_T, self._static_V[kind_T], self._active_V[kind_T] - copied_T])
-        table = space.items[item].like[0]
-        rows_N, share_N = np.diff(table.access.ranks_K), np.diff(table.access.cumulative_K)
-        hits_N = -rows_N * np.expm1(-share_N / rows_N * table.pooling_factor * space.tables.batch_size)
-        by_3N = np.stack([hits_N / max(hits_N.sum(), 1e-30), rows_N / rows_N.sum(), share_N])
         options = slice(flat.first_I[item], flat.first_I[item] + flat.options_I[item])
         is_cut_O = flat.count_O[options] > 1
-        number_T = np.array([TIERS.index(tier) for tier in offered])
         found, gains_ms = set(), []
         for price in prices:
             in_one_O = self._cost_O[options] + price * self._bytes_O[options] + _BARRED_MS * is_cut_O
-            cost_TN = (ms_3T + price * bytes_3T).T @ by_3N
-            gains_ms.append(float(in_one_O.min() - cost_TN.min(axis=0).sum()))
-            for may_T in {(True,) * len(offered), tuple(tier is not Tier.FLEX for tier in offered)}:
-                tier_N = number_T[list(may_T)][cost_TN[list(may_T)].argmin(axis=0)]
-                first, second = (table.access.ranks_K[np.append(tier_N > last, True).argmax()] for last in (0, 1))
-                found.add((int(first), int(second)))
+            for with_flex in {True, Tier.FLEX not in offered}:
+                tiers = [tier for tier in offered if with_flex or tier is not Tier.FLEX]
+                cost_3T = (ms_3T + price * bytes_3T)[:, [offered.index(tier) for tier in tiers]]
+                ends, cost_ms = cheapest_ends(space.items[item].like[0], space.tables.batch_size, cost_3T)
+                end_of = dict(zip(tiers, ends, strict=True))
+                replicated = end_of.get(Tier.DATA_PARALLEL, 0)
+                found.add((replicated, end_of.get(Tier.FLEX, replicated)))
+                gains_ms.append(float(in_one_O.min()) - cost_ms)
         return max(gains_ms), found
 
     def _beside(self, choice: TierChoice) -> dict[int, set[tuple[int, int]]]:

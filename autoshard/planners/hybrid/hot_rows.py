@@ -3,7 +3,7 @@
 A copied row costs what it takes to update and synchronise it, and saves what its lookups cost where the other rows are.
 Both are read off options that are priced already; the number of hot rows follows from the table's access curve.
 
-Shape suffixes: E shards of options, K knots of an access curve, I intervals between them.
+Shape suffixes: E shards of options, T ways to hold rows.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from autoshard.core import EmbeddingTable, Tier
-from autoshard.core.access import FloatArray
-from autoshard.core.access.reuse import hit_rows
 from autoshard.core.costs import MsArray
 from autoshard.planners.space.cost_gradient import CostGradient, FlatOptions, shard_costs
 from autoshard.planners.space.options import ShardingType, row_tiers
 from autoshard.planners.space.planner_space import Item, PlannerSpace
+from autoshard.planners.space.rows_by_price import cheapest_ends, shares_of_first
 
 
 def offer_hot_rows(space: PlannerSpace, flat: FlatOptions, rates: CostGradient) -> bool:
@@ -79,52 +78,29 @@ class _PartCosts:
         return costs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Curve:
-    """A table's access curve, by the rows that a batch hits and by the share of the lookups."""
-
-    ranks_K: FloatArray
-    hits_K: FloatArray
-    shares_K: FloatArray
-
-    @classmethod
-    def of(cls, table: EmbeddingTable, batch_size: int) -> _Curve:
-        ranks_K, shares_K = table.access.ranks_K, table.access.cumulative_K
-        rows_I = np.diff(ranks_K)
-        hits_I = hit_rows(rows_I, batch_size * table.pooling_factor * np.diff(shares_K) / rows_I)
-        return cls(ranks_K=ranks_K, hits_K=np.append(0.0, np.cumsum(hits_I)), shares_K=shares_K)
-
-    def at(self, num_hot: int) -> tuple[float, float]:
-        """Of so many rows, those that are hit, and their share of the lookups."""
-        hits, share = (np.interp(num_hot, self.ranks_K, of_K) for of_K in (self.hits_K, self.shares_K))
-        return float(hits), float(share)
-
-    def lowest(self, per_hit_ms: float, per_share_ms: float) -> int:
-        """The number of hot rows that costs least."""
-        return int(self.ranks_K[np.argmin(per_hit_ms * self.hits_K + per_share_ms * self.shares_K)])
-
-
 def _cheapest(table: EmbeddingTable, costs: _PartCosts, batch_size: int) -> Iterator[tuple[Tier, int]]:
     """Ways to hold the other rows, each with the number of hot rows that costs least then, if it is a new one.
 
     Costs are taken as linear in hits and lookups around the number that costs least so far.
     """
-    curve = _Curve.of(table, batch_size)
+    shares_2 = dict(zip(costs.hot, shares_of_first(table, batch_size, list(costs.hot)), strict=True))
     for rest, of_rest in costs.rest.items():
         best = min(of_rest, key=lambda num_hot: costs.hot[num_hot] + of_rest[num_hot])
-        near = sorted(of_rest, key=lambda num_hot: abs(curve.at(num_hot)[1] - curve.at(best)[1]))
+        near = sorted(of_rest, key=lambda num_hot: abs(shares_2[num_hot][1] - shares_2[best][1]))
         points = [*near, table.num_embeddings][:3] if table.num_embeddings in costs.hot else near[:3]
         if len(points) < 3:
             continue
-        rows = np.array([(1.0, *curve.at(num_hot)) for num_hot in points])
+        rows = np.array([(1.0, *shares_2[num_hot]) for num_hot in points])
         few, many = min(near[:2]), max(near[:2])
         try:
-            _, per_hit_ms, per_share_ms = np.linalg.solve(rows, [costs.hot[num_hot] for num_hot in points])
+            _, per_hit_ms, per_lookup_ms = np.linalg.solve(rows, [costs.hot[num_hot] for num_hot in points])
         except np.linalg.LinAlgError:
             continue
-        shares = curve.at(many)[1] - curve.at(few)[1]
-        if per_hit_ms <= 0 or shares <= 0:
+        more_lookups = shares_2[many][1] - shares_2[few][1]
+        if per_hit_ms <= 0 or more_lookups <= 0:
             continue
-        num_hot = curve.lowest(per_hit_ms, per_share_ms + (of_rest[many] - of_rest[few]) / shares)
+        rest_lookup_ms = (of_rest[few] - of_rest[many]) / more_lookups
+        cost_3T = np.array([[per_hit_ms, 0.0], [0.0, 0.0], [per_lookup_ms, rest_lookup_ms]])
+        (num_hot, _), _ = cheapest_ends(table, batch_size, cost_3T)
         if 0 < num_hot < table.num_embeddings and num_hot not in of_rest:
             yield rest, num_hot

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autoshard.core import MemoryLevel, ShardingPlan
+from autoshard.core import ShardingPlan
 from autoshard.core.costs import recorded_errors
 from autoshard.core.errors import (
     AutoshardError,
@@ -35,8 +35,8 @@ from autoshard.planners.hybrid.starts import (
     warm_starts,
 )
 from autoshard.planners.hybrid.successive_halving import SearchOutcome, improve
-from autoshard.planners.neo.caches import with_grown_caches
 from autoshard.planners.planner import PlanRequest
+from autoshard.planners.space.caches import with_grown_caches
 from autoshard.planners.space.cost_gradient import FlatOptions
 from autoshard.planners.space.layout import Layout, Limits
 from autoshard.planners.space.options import ShardingType, keeps_width
@@ -58,8 +58,8 @@ _FINISH_S, _FINISH_TABLE_S = 0.002, 1e-4
 _LEAST_SEARCH_S, _LEAST_SEARCH_TABLE_S, _MOST_LEAST_S = 0.03, 5e-5, 0.07
 #: Largest shares of the time limit for planners whose plans win on some machines, rarely, and never did; and for those
 #: that are never better than the search's own starts but where there is nothing else. Own starts are shorter than all
-#: of theirs for metasyn's tables (80 on 8 A100 and CPUs, 160 on 32, 200 on 16), which took a third of 3 s for 200 tables
-#: with larger shares; without `flexshard` 1 s ends 13% above its plan for nvidia-tiny on 32 A100.
+#: of theirs for metasyn's tables (80 on 8 A100 and CPUs, 160 on 32, 200 on 16), which took a third of 3 s for 200
+#: tables with larger shares; without `flexshard` 1 s ends 13% above its plan for nvidia-tiny on 32 A100.
 _MEDIUM, _SMALL, _LEAST, _QUICK = 0.15, 0.05, 0.01, 0.02
 _HEURISTICS = (
     StartSpec(name="cost-greedy", table_s=2e-5, table_rank_s=1.7e-7),
@@ -172,7 +172,7 @@ def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
         if recorded_errors(request.costs.kernel) is not None:
             found = _to_beat(plans, read, request, search) + found
             on_the_way = _on_the_way(improved, request, search)
-        found += [*on_the_way, _priced(_with_caches(improved.layout), status, request, search)]
+        found += [*on_the_way, _priced(with_grown_caches(improved.layout), status, request, search)]
     return _best_of(found, plans, request, search)
 
 
@@ -221,7 +221,7 @@ def _on_the_way(improved: SearchOutcome, request: PlanRequest, search: StepSearc
         for chosen in improved.trail
         if chosen != improved.layout.chosen
     ]
-    return [_priced(_with_caches(layout), "as a shorter search has it", request, search) for layout in layouts]
+    return [_priced(with_grown_caches(layout), "as a shorter search has it", request, search) for layout in layouts]
 
 
 def _best_of(
@@ -336,18 +336,6 @@ def _as_it_is(name: str, plan: ShardingPlan, request: PlanRequest, search: StepS
         return [_priced(plan, f"as {name} has it", request, search)] if is_valid(plan) else []
     except ModelError:
         return []
-
-
-def _with_caches(layout: Layout) -> ShardingPlan:
-    """The layout's plan, its caches grown into the memory that is left."""
-    plan = layout.plan()
-    if all(placed.memory.level is MemoryLevel.HBM for placed in plan.shards):
-        return plan
-    free_R = layout.free_bytes()[:, 0] + layout.bytes_RM[:, 0]
-    shards = with_grown_caches(
-        plan.shards, plan.topology, plan.tables.batch_size, [max(0, int(free)) for free in free_R.tolist()]
-    )
-    return replace(plan, shards=shards)
 
 
 def _why(request: PlanRequest, space: PlannerSpace, limits: Limits, search: StepSearch) -> AutoshardError:

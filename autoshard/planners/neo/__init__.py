@@ -1,7 +1,6 @@
 """Neo's 4D parallelism (Mudigere et al., ISCA 2022)."""
 
-from autoshard.planners.neo.caches import with_grown_caches
 from autoshard.planners.neo.cost import CostFunction, PartCost
-from autoshard.planners.neo.planner import NeoOptions, NeoPlanner
+from autoshard.planners.neo.planner import NEO_TYPES, NeoOptions, NeoPlanner
 
-__all__ = ["CostFunction", "NeoOptions", "NeoPlanner", "PartCost", "with_grown_caches"]
+__all__ = ["NEO_TYPES", "CostFunction", "NeoOptions", "NeoPlanner", "PartCost"]

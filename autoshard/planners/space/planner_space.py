@@ -221,13 +221,22 @@ class PlannerSpace:
         self.kinds.learn(chain.from_iterable(by_table.values()))
         found: dict[str, list[_Found]] = {}
         for item in of_items:
-            like = item.like
-            if (name := like[0].name) not in found:
-                alike = _alike([by_table[table.name] for table in like])
-                found[name] = [self._found(name, of_tables) for of_tables in alike]
+            like = [by_table[table.name] for table in item.like]
+            if (name := item.like[0].name) not in found:
+                found[name] = [self._found(name, of_tables) for of_tables in _alike(like)]
             for one in found[name]:
                 if item.taken(one) is None:
                     item.refused.append(one.of_tables)
+            if not item.options and (unlike := self._everywhere(like)):
+                item.taken(self._found(name, unlike))
+
+    def _everywhere(self, of_tables: Sequence[Sequence[ShardingOption]]) -> tuple[ShardingOption, ...]:
+        """For each table the first way on all ranks that its constraints allow; none if one of them has none."""
+        held = [
+            next((one for one in options if one.is_everywhere and not why_not(one, self.topology)), None)
+            for options in of_tables
+        ]
+        return tuple(one for one in held if one is not None) if None not in held else ()
 
     def add(self, options_I: Sequence[Sequence[ShardingOption]]) -> list[int | None]:
         """For each item the number of the option that holds its tables so; None if something rules it out.
