@@ -28,6 +28,9 @@ from server.web.app import create_app
 from server.web.connections import limited_protocol
 
 _log = structlog.get_logger()
+#: Connections that are accepted in one turn of the loop, and that wait for that in the system: one that finds no place
+#: there would try again after a second.
+_ACCEPTED_AT_ONCE, _WAITING_CONNECTIONS = 16, 4096
 
 
 def run_service(settings: ServerSettings) -> None:
@@ -95,6 +98,12 @@ class _DrainingServer(uvicorn.Server):
         self.is_draining = True
 
     @override
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_WAITING_CONNECTIONS)
+
+    @override
     async def on_tick(self, counter: int) -> bool:
         self.should_exit = self.should_exit or time.monotonic() >= self._ends_at
         return await super().on_tick(counter)
@@ -109,6 +118,7 @@ def _server(settings: ServerSettings, app: ASGIApp) -> _DrainingServer:
             log_config=None,
             access_log=False,
             server_header=False,
+            backlog=_ACCEPTED_AT_ONCE,
             proxy_headers=False,  # see server.web.app, which believes those of trusted proxies only
             timeout_graceful_shutdown=math.ceil(settings.grace_s),
         ),

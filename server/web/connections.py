@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections.abc import Iterable
 from typing import Any, Final
 
 import h11
@@ -19,17 +19,62 @@ _REASONS = {400: "Bad Request", 429: "Too Many Requests"}
 #: Parts of a body, such as chunks of a byte, that are read of a connection before it is the others' turn. Each takes
 #: about 15 us of a core.
 _MOST_EVENTS: Final = 32
-#: Seconds for which the rest of a body is thrown away that nobody reads, so that its client reads the answer.
-_LEAVING_S: Final = 2.0
+#: Seconds after which a connection is cut whose body nobody reads, and bytes of it that are thrown away meanwhile:
+#: clients that send all before they read find the answer, those of long bodies when they cannot send any more.
+_LEAVING_S, _LEFT_BYTES = 2.0, 1 << 20
 
 
 def limited_protocol(settings: ServerSettings) -> type[asyncio.Protocol]:
     """The protocol class of connections with these limits, for uvicorn."""
 
     class Limited(_LimitedProtocol):
-        limits = settings
+        limits, places = settings, _Places(settings)
 
     return Limited
+
+
+class _Places:
+    """Who has a place, by address and in the order in which they came.
+
+    Args:
+        settings: Limits.
+    """
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._of_one = max(1, settings.max_connections // 2)
+        self._of_all = settings.max_connections + settings.spare_connections
+        self._taken: dict[str, dict[_LimitedProtocol, None]] = {}
+        self._num_taken = 0
+
+    def take(self, connection: _LimitedProtocol) -> bool:
+        """Gives a connection a place, if need be that of another one; returns whether there is one."""
+        own = self._taken.get(connection.address, {})
+        has_room = True
+        if connection.address and len(own) >= self._of_one:
+            has_room = self._close_oldest([own])
+        elif self._num_taken >= self._of_all:
+            has_room = self._close_oldest(sorted(self._taken.values(), key=len, reverse=True))
+        if has_room:
+            self._taken.setdefault(connection.address, {})[connection] = None
+            self._num_taken += 1
+        return has_room
+
+    def leave(self, connection: _LimitedProtocol) -> None:
+        """Takes a connection's place back, if it has one."""
+        own = self._taken.get(connection.address, {})
+        if connection in own:
+            del own[connection]
+            self._num_taken -= 1
+        if not own:
+            self._taken.pop(connection.address, None)
+
+    def _close_oldest(self, groups: Iterable[dict[_LimitedProtocol, None]]) -> bool:
+        """Closes the first connection without a request that is known to be allowed; returns whether there is one."""
+        for connection in (one for group in groups for one in group if not one.is_allowed):
+            self.leave(connection)
+            connection.transport.abort()
+            return True
+        return False
 
 
 class _PacedConnection(h11.Connection):
@@ -64,18 +109,14 @@ class _LimitedProtocol(H11Protocol):
     """
 
     limits: ServerSettings
-    opened_s: float
+    places: _Places
+    #: Address of the client; empty for a proxy, whose clients' requests are counted by their own.
+    address = ""
     conn: _PacedConnection
     flow: _PacedFlow
     _head_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
-    _is_leaving = False
-
-    @property
-    def address(self) -> str:
-        """Of the client; empty for a proxy, whose clients' requests are counted by their own."""
-        address = self.client[0] if self.client else ""
-        return "" if self.limits.is_proxy(address) else address
+    _is_leaving, _num_left = False, 0
 
     @property
     def is_allowed(self) -> bool:
@@ -86,9 +127,13 @@ class _LimitedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow, self.conn = _PacedFlow(transport), _PacedConnection(h11.SERVER)
-        self.opened_s = self.loop.time()
-        if (refusal := self._take_place()) is not None:
-            self._answer_and_close(refusal)
+        if self.client and not self.limits.is_proxy(self.client[0]):
+            self.address = self.client[0]
+        if not self.places.take(self):
+            most = max(1, self.limits.max_connections // 2)
+            self._answer_and_close(
+                ClientBusyError(f"{most} connections of this address are open, the most that may be")
+            )
             return
         self._watch_head()
 
@@ -97,6 +142,10 @@ class _LimitedProtocol(H11Protocol):
         if not self._is_leaving:
             super().data_received(data)
             self._watch_head()
+            return
+        self._num_left += len(data)
+        if self._num_left > _LEFT_BYTES:
+            self.transport.pause_reading()
 
     @override
     def handle_events(self) -> None:
@@ -124,6 +173,7 @@ class _LimitedProtocol(H11Protocol):
         for timer in (self._head_timer, self._write_timer):
             if timer is not None:
                 timer.cancel()
+        self.places.leave(self)
         super().connection_lost(exc)
 
     @override
@@ -142,25 +192,8 @@ class _LimitedProtocol(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         self._answer_and_close(FormatError("is no HTTP/1.1 request", field="request"))
 
-    def _take_place(self) -> AutoshardError | None:
-        """Closes a connection that has to give its place to this one; why there is no place if there is none."""
-        most = max(1, self.limits.max_connections // 2)
-        others = [one for one in self.connections if isinstance(one, _LimitedProtocol) and one is not self]
-        if not self.address or (own := sum(one.address == self.address for one in others)) < most:
-            if len(others) < self.limits.max_connections + self.limits.spare_connections:
-                return None
-            own = 0
-        waiting = [one for one in others if not one.is_allowed and (own == 0 or one.address == self.address)]
-        if not waiting:
-            return ClientBusyError(f"{most} connections of this address are open, the most that may be")
-        counts = Counter(one.address for one in waiting)
-        given = max(waiting, key=lambda one: (counts[one.address], -one.opened_s))
-        self.connections.discard(given)
-        given.transport.abort()
-        return None
-
     def _leave(self) -> None:
-        """Ends this side of the connection, and throws away what the other one still sends."""
+        """Ends this side of the connection, and throws away some of what the other one still sends."""
         self._is_leaving = True
         self.flow.is_behind = False
         self.transport.write_eof()

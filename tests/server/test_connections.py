@@ -144,14 +144,18 @@ def test_probes_are_answered_while_as_many_requests_are_open_as_may_be(tmp_path,
         assert asyncio.run(play(storage)) == ([503, 200, 200, 200], 429, 200)
 
 
-def test_a_body_that_nobody_reads_is_thrown_away_and_its_client_reads_the_answer(service):
+@pytest.mark.parametrize("num_bytes", [MIB // 2, 16 * MIB])
+def test_the_client_of_a_body_that_nobody_reads_reads_the_answer(service, num_bytes):
     with socket.create_connection(address_of(service), timeout=30) as connection:
         head = "POST /v1/models/cost/cpu/rollbacks HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        connection.sendall(f"{head}Content-Length: {16 * MIB}\r\n\r\n".encode() + bytes(16 * MIB))
-        answer = connection.recv(1 << 16)
+        with contextlib.suppress(ConnectionError):  # a long one is cut off after a while
+            connection.sendall(f"{head}Content-Length: {num_bytes}\r\n\r\n".encode() + bytes(num_bytes))
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            while part := connection.recv(1 << 16):
+                answer += part
         assert answer.startswith(b"HTTP/1.1 413")
         assert b"must have at most 1,024 bytes" in answer
-        assert connection.recv(1 << 16) == b""
 
 
 def test_what_is_no_http_is_told_so(service):
