@@ -334,9 +334,9 @@ def test_the_costliest_and_the_large_tables_have_all_options_and_the_longer_it_g
     layout = at_random(offers.space, np.random.default_rng(1))
     offers.grow(flat, layout, 8, math.inf)
     assert with_all(request, offers) == first
-    offers.grow(FlatOptions.of(offers.space), layout, 216, math.inf)
+    offers.grow(FlatOptions.of(offers.space), layout, 24, math.inf)
     assert len(with_all(request, offers)) == 40
-    offers.grow(FlatOptions.of(offers.space), layout, 648, math.inf)
+    offers.grow(FlatOptions.of(offers.space), layout, 72, math.inf)
     assert offers.is_complete
     largest = max(table.storage_bytes for table in tables.tables)
     small = make.request(tables, replace(make.two_nodes(), memory_bytes=MemoryBytes(hbm=largest)))

@@ -44,7 +44,7 @@ _NEXT = frozenset({ShardingType.DATA_PARALLEL, ShardingType.ROW_TIERS})
 #: How many tables are offered all options at first, the costliest: so many, or this share of them.
 _NUM_COSTLIEST, _COSTLIEST_SHARE = 20, 0.05
 #: Steps of the search after which twice as many are.
-_WIDENED_AFTER = 216
+_WIDENED_AFTER = 24
 #: Share of the time that is left which more options may take.
 _GROWTH_SHARE = 0.15
 #: Tables that are offered all options, and few, between two looks at the clock.
