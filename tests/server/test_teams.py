@@ -162,6 +162,13 @@ def test_keys_are_made_listed_and_ended_while_the_service_runs(storage):  # noqa
         assert client.post("/v1/keys", json=body, headers=headers).status_code in (400, 413, 422), body
 
 
+def test_the_first_key_is_not_made_by_anybody(storage):  # noqa: F811
+    app, _ = application(storage)
+    answer = caller(app).post("/v1/keys", json={"name": "mine", "scopes": ["admin"]})
+    assert (answer.status_code, answer.json()["field"]) == (403, "authorization")
+    assert not storage.keys.exist()
+
+
 def test_an_admin_of_a_team_sees_to_its_keys_only(storage):  # noqa: F811
     app, _ = application(storage)
     client, other = caller(app), key(storage, team="blue")[0]
