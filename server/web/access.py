@@ -162,7 +162,7 @@ class AccessControl:
     ) -> Principal:
         """Who sent a secret. One that was none when it was last seen is counted before it is looked for."""
         digest = hashlib.sha256(secret.encode("utf-8", errors="surrogatepass")).digest()
-        is_known = self._known.pop(digest, self) is None
+        is_known = digest in self._known
         if not is_known:
             await self._count_stranger(network)
         if len(secret) > _MAX_SECRET:
@@ -171,10 +171,12 @@ class AccessControl:
         if found is None and issuer is not None:
             found = await issuer.identify(secret)
         if found is None:
+            self._known.pop(digest, None)
             raise UnauthenticatedError("is no key of this service, or one that has ended", field="authorization")
         if not is_known:
             self._strangers.give_back(network)
         self._known[digest] = None
+        self._known.move_to_end(digest)
         if len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
         return found

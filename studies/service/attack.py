@@ -58,6 +58,7 @@ class AttackStudy:
         rate_per_s: Small plans per second, and probes, which are twice as many.
         latencies: Of plans and probes, without and with an attack.
         plans_ratio: 99th percentile of plans with an attack over that without.
+        cores: Cores that the service takes for an attack alone, its planning processes aside.
         attackers: Answers that attackers got, by what they did and status, and connections that were closed on them.
     """
 
@@ -65,6 +66,7 @@ class AttackStudy:
     rate_per_s: float
     latencies: tuple[Latencies, ...]
     plans_ratio: float
+    cores: float
     attackers: dict[str, int]
 
 
@@ -92,10 +94,11 @@ def measure(options: AttackOptions) -> AttackStudy:
         issuer = f"http://127.0.0.1:{silent.getsockname()[1]}"
         arguments = ("--workers", "2", "--oidc-issuer", issuer, "--oidc-audience", "study")
         service = stack.enter_context(running(RunningService(folder, address, arguments)))
-        return asyncio.run(_rounds(options, service.url, secret))
+        return asyncio.run(_rounds(options, service, secret))
 
 
-async def _rounds(options: AttackOptions, url: str, secret: str) -> AttackStudy:
+async def _rounds(options: AttackOptions, service: RunningService, secret: str) -> AttackStudy:
+    url = service.url
     client, probe = clients_of(url, 2)
     client.headers["Authorization"] = f"Bearer {secret}"
     seeds = itertools.count()
@@ -122,6 +125,11 @@ async def _rounds(options: AttackOptions, url: str, secret: str) -> AttackStudy:
             }
             for name, outcomes in zip(sent, await asyncio.gather(*sent.values()), strict=True):
                 found.setdefault(f"{name}{', attacked' if is_attacked else ''}", []).extend(outcomes)
+    with _attacking(url, endpoints, attackers):
+        await asyncio.sleep(_SETTLE_S)
+        before_s = service.cpu_s()
+        await asyncio.sleep(options.seconds)
+        cores = (service.cpu_s() - before_s) / options.seconds
     for one in (client, probe):
         await one.aclose()
     latencies = {name: Latencies.of(name, outcomes) for name, outcomes in sorted(found.items())}
@@ -131,6 +139,7 @@ async def _rounds(options: AttackOptions, url: str, secret: str) -> AttackStudy:
         rate_per_s=options.rate,
         latencies=tuple(latencies.values()),
         plans_ratio=round(ratio, 2),
+        cores=round(cores, 3),
         attackers=dict(sorted(attackers.items())),
     )
 
@@ -245,5 +254,9 @@ def main(options: AttackOptions, output: OutputOptions) -> None:
     on = Machine.this(find_device("cpu"), command_line("service", options))
     document = {**to_document(study, SCHEMA), "machine": on.to_json()}
     told = ", ".join(f"{name} {count:,}" for name, count in study.attackers.items())
-    notes = (f"p99 of plans {study.plans_ratio:g} times that without an attack", f"attackers: {told}")
+    notes = (
+        f"p99 of plans {study.plans_ratio:g} times that without an attack",
+        f"the attack alone takes the service {study.cores:g} cores",
+        f"attackers: {told}",
+    )
     output.write(StudyResult(name="service-attack", document=document, tables=(latency_table(study),), notes=notes))

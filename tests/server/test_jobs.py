@@ -91,6 +91,13 @@ def test_a_job_with_an_idempotency_key_is_made_once(client):
     until(client, first, "succeeded")
 
 
+def test_an_idempotency_key_is_that_of_one_preference(client):
+    headers = {"Idempotency-Key": "plan-or-job"}
+    assert client.post("/v1/plans", json=TASK, headers=headers).status_code == 200
+    again = client.post("/v1/plans", json=TASK, headers={**headers, "Prefer": "respond-async"})
+    assert (again.status_code, again.json()["type"]) == (422, "urn:autoshard:problem:idempotency-key-reused")
+
+
 def test_a_job_that_fails_says_why_and_can_be_tried_again(client, service):
     job = made(client, "train-cost", {"device": "nothing-here"})
     failed = until(client, job, "failed", "succeeded")

@@ -3,6 +3,7 @@
 import contextlib
 import re
 import socket
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import select
@@ -11,14 +12,14 @@ from starlette.testclient import TestClient
 
 from autoshard.api import Scope
 from autoshard.core.errors import InvalidOptionError, UnknownNameError
-from server.access import ALL_SCOPES, COMMAND_LINE
+from server.access import ALL_SCOPES, COMMAND_LINE, Principal
 from server.first_keys import KEY_FILE_VARIABLE, KEY_VARIABLE, provide_keys
 from server.planning.workers import WorkerPool
 from server.problems import MEDIA_TYPE
 from server.settings import ServerSettings
 from server.storage.database import Database
 from server.storage.location import DATABASE_VARIABLE, database_url
-from server.storage.schema import API_KEYS, AUDIT_LOG
+from server.storage.schema import API_KEYS, AUDIT_LOG, now_us
 from server.storage.storage import Storage, open_storage
 from server.storage.upgrading import upgrade
 from server.web.app import guarded, make_routes
@@ -85,6 +86,23 @@ def test_a_key_is_found_by_its_secret_until_it_is_revoked(storage):
         ("command line", "key.create", other.id),
         ("command line", "key.revoke", key.id),
     ]
+
+
+def test_a_session_is_that_of_its_actor_until_it_ends(storage):
+    key, secret = storage.keys.create("trainer", {Scope.PLAN}, COMMAND_LINE, "red")
+    of_key = storage.keys.principal(secret)
+    of_token = Principal(name="oidc somebody", scopes=frozenset({Scope.READ}), expires_us=now_us() + 60_000_000)
+    ended = replace(of_token, expires_us=now_us() - 1)
+    by_key, by_token, late = map(storage.sessions.begin, (of_key, of_token, ended))
+    found = storage.sessions.find(by_key)
+    assert (found.name, found.team, found.scopes) == (f"key {key.id}", "red", {Scope.PLAN})
+    assert found.expires_us > now_us()
+    assert storage.sessions.find(by_token) == of_token
+    assert storage.sessions.find(late) is storage.sessions.find("none") is storage.sessions.find(secret) is None
+    storage.sessions.end(by_token, of_token)
+    assert storage.sessions.find(by_token) is None
+    storage.keys.revoke(key.id, COMMAND_LINE)
+    assert storage.sessions.find(by_key) is None
 
 
 def audited(storage):

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import re
 import socket
+import threading
 import time
 
 import httpx
@@ -91,6 +92,26 @@ def test_a_good_key_is_not_counted_at_its_first_request(storage):
     for _ in range(5):
         _, secret = storage.keys.create("one of many", {Scope.READ}, COMMAND_LINE)
         assert caller(app).get("/v1/plans", headers=bearer(secret)).status_code == 200
+
+
+def test_a_key_that_is_known_stays_so_while_it_is_looked_for(storage, monkeypatch):
+    _, secret = storage.keys.create("mine", {Scope.READ}, COMMAND_LINE)
+    app, _ = application(storage, stranger_rate=0.01)
+    find, together = storage.keys.principal, threading.Barrier(8, timeout=20)
+
+    def slow(given):
+        together.wait()
+        return find(given)
+
+    async def play():
+        transport = httpx.ASGITransport(app, client=("192.0.2.7", 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:
+            answers = [await client.get("/v1/plans", headers=bearer(secret))]
+            monkeypatch.setattr(storage.keys, "principal", slow)
+            answers += await asyncio.gather(*(client.get("/v1/plans", headers=bearer(secret)) for _ in range(8)))
+            return {answer.status_code for answer in answers}
+
+    assert asyncio.run(play()) == {200}
 
 
 def test_who_is_told_that_it_was_too_often_waits_for_it(storage):

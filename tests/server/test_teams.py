@@ -9,22 +9,35 @@ from autoshard.api import JobKind, RunAnswer, ScheduleBody, Scope
 from autoshard.client import Client
 from autoshard.core.errors import AutoshardError
 from server.access import ALL_SCOPES, COMMAND_LINE, Principal
+from server.storage.database import Database
 from server.storage.idempotency import KeptAnswer
 from server.storage.jobs import JobEnd
+from server.storage.location import DATABASE_VARIABLE, database_url
+from server.storage.storage import Storage
+from server.storage.upgrading import upgrade
 from server.tasks.reply import PlanFacts
-from tests.server.test_strangers import PLACES, application, bearer, caller, storage  # noqa: F401 - a fixture
+from tests.server.test_strangers import PLACES, application, bearer, caller
 
 ID = "sha256:" + "1" * 64
 FIGURES = {"planner": "auto", "device": "cpu", "num_tables": 1, "num_ranks": 1, "step_ms": 1.0}
 NIGHTLY = {"name": "nightly", "cron": "0 3 * * *", "kind": "collect", "body": {}}
 
 
-def key(storage, *scopes, team=""):  # noqa: F811
+@pytest.fixture
+def storage(database_address, monkeypatch):
+    monkeypatch.setenv(DATABASE_VARIABLE, database_address)
+    database = Database(database_url())
+    upgrade(database)
+    yield Storage(database)
+    database.close()
+
+
+def key(storage, *scopes, team=""):
     made, secret = storage.keys.create("some", scopes or ALL_SCOPES, COMMAND_LINE, team)
     return made, bearer(secret)
 
 
-def stored(storage, team):  # noqa: F811
+def stored(storage, team):
     """A plan, a job of each kind and a schedule of a team; returns the jobs' ids by kind."""
     actor = Principal(name=f"key of {team}", team=team)
     facts = PlanFacts(id=ID, search_text="", **FIGURES)
@@ -52,7 +65,7 @@ def stored(storage, team):  # noqa: F811
     return jobs
 
 
-def test_what_is_of_another_team_is_not_there(storage):  # noqa: F811
+def test_what_is_of_another_team_is_not_there(storage):
     app, routes = application(storage)
     client = caller(app)
     jobs = stored(storage, "red")
@@ -82,7 +95,7 @@ def test_what_is_of_another_team_is_not_there(storage):  # noqa: F811
     assert {job["owner"] for job in client.get("/v1/jobs", headers=of_red[1]).json()["jobs"]} == {"key of red"}
 
 
-def test_teams_have_the_same_plan_and_names_of_schedules_each_by_itself(storage):  # noqa: F811
+def test_teams_have_the_same_plan_and_names_of_schedules_each_by_itself(storage):
     stored(storage, "red")
     stored(storage, "blue")
     app, _ = application(storage)
@@ -96,7 +109,7 @@ def test_teams_have_the_same_plan_and_names_of_schedules_each_by_itself(storage)
     assert client.get("/v1/schedules/nightly", headers=red).json()["body"] == {"device": "red"}
 
 
-def test_jobs_are_read_by_the_scope_of_their_kind(storage):  # noqa: F811
+def test_jobs_are_read_by_the_scope_of_their_kind(storage):
     jobs = stored(storage, "")
     app, _ = application(storage)
     client = caller(app)
@@ -115,7 +128,7 @@ def test_jobs_are_read_by_the_scope_of_their_kind(storage):  # noqa: F811
             assert client.get(f"/v1/jobs?kind={kind}", headers=headers).json()["jobs"] != [] or kind not in kinds
 
 
-def test_who_may_only_read_changes_nothing(storage):  # noqa: F811
+def test_who_may_only_read_changes_nothing(storage):
     jobs = stored(storage, "")
     app, routes = application(storage)
     client, headers = caller(app), key(storage, Scope.READ)[1]
@@ -129,14 +142,14 @@ def test_who_may_only_read_changes_nothing(storage):  # noqa: F811
                 assert client.request(method, path, headers=headers).status_code == 403, (method, path)
 
 
-def test_models_are_for_all_teams_and_admins_of_one_do_not_change_them(storage):  # noqa: F811
+def test_models_are_for_all_teams_and_admins_of_one_do_not_change_them(storage):
     app, _ = application(storage)
     of_team, operator = key(storage, Scope.ADMIN, team="red")[1], key(storage, Scope.ADMIN)[1]
     for headers, status in ((of_team, 403), (operator, 415)):  # the latter for want of a body
         assert caller(app).post("/v1/models/cost/cpu/rollbacks", headers=headers).status_code == status
 
 
-def test_keys_are_made_listed_and_ended_while_the_service_runs(storage):  # noqa: F811
+def test_keys_are_made_listed_and_ended_while_the_service_runs(storage):
     app, _ = application(storage)
     client, (admin, headers) = caller(app), key(storage)
     made = client.post("/v1/keys", json={"name": "trainer", "scopes": ["read"], "team": "red"}, headers=headers)
@@ -162,7 +175,14 @@ def test_keys_are_made_listed_and_ended_while_the_service_runs(storage):  # noqa
         assert client.post("/v1/keys", json=body, headers=headers).status_code in (400, 413, 422), body
 
 
-def test_an_admin_of_a_team_sees_to_its_keys_only(storage):  # noqa: F811
+def test_the_first_key_is_not_made_by_anybody(storage):
+    app, _ = application(storage)
+    answer = caller(app).post("/v1/keys", json={"name": "mine", "scopes": ["admin"]})
+    assert (answer.status_code, answer.json()["field"]) == (403, "authorization")
+    assert not storage.keys.exist()
+
+
+def test_an_admin_of_a_team_sees_to_its_keys_only(storage):
     app, _ = application(storage)
     client, other = caller(app), key(storage, team="blue")[0]
     admin, headers = key(storage, Scope.ADMIN, team="red")
@@ -178,7 +198,7 @@ def test_an_admin_of_a_team_sees_to_its_keys_only(storage):  # noqa: F811
     assert [(one["action"], one["target"], one["team"]) for one in entries] == [("key.create", made["id"], "red")]
 
 
-def test_the_audit_log_is_read_and_filtered(storage):  # noqa: F811
+def test_the_audit_log_is_read_and_filtered(storage):
     stored(storage, "red")
     app, _ = application(storage)
     client, (_, headers) = caller(app), key(storage, Scope.ADMIN)

@@ -9,6 +9,7 @@ from starlette.concurrency import run_in_threadpool
 
 from autoshard.api import AuditList, AuditSearch, KeyBody, KeyId, KeyList, KeyMade, Scope
 from server.access import opened_to
+from server.problems import ForbiddenError
 from server.storage.storage import Storage
 from server.web.openapi import problems
 from server.web.reading import ReceivedBody, SecretBody
@@ -36,7 +37,10 @@ def add_keys(app: FastAPI, handler: WorkHandler, storage: Storage) -> None:
     )
     @opened_to(Scope.ADMIN)
     async def make_key(received: Annotated[ReceivedBody[KeyBody], Depends(SecretBody(KeyBody))]) -> KeyMade:
-        body, actor = await received.parse(await received.read(handler.settings)), received.request.state.actor
+        actor = received.request.state.actor
+        if actor.is_anybody:  # who would keep all others out
+            raise ForbiddenError("needs a key; `autoshard keys create` makes the first one", field="authorization")
+        body = await received.parse(await received.read(handler.settings))
         team = actor.team if body.team is None else body.team
         key, secret = await run_in_threadpool(storage.keys.create, body.name, body.scopes, actor, team)
         return KeyMade(key=key, secret=secret)
