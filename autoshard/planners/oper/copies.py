@@ -150,8 +150,8 @@ def _level_steps_ms(request: PlanRequest, candidates: Sequence[HotRows], as_aske
     held_BN = np.array(is_held, dtype=np.float64).T
     codes_BH = held_BN @ request.costs.kernel.encode(locals_of(placed, tables.batch_size))
     moved_BC = held_BN @ prices.moved(placed)
-    codes_BRH, moved_BRC = (np.repeat(of_all[:, None], topology.world_size, axis=1) for of_all in (codes_BH, moved_BC))
-    return prices.step_ms(StepSums(codes_BRH=codes_BRH.astype(np.float32), moved_BRC=moved_BRC))
+    # One rank stands for all, since they are alike.
+    return prices.step_ms(StepSums(codes_BRH=codes_BH[:, None].astype(np.float32), moved_BRC=moved_BC[:, None]))
 
 
 def cut_to_copy(
