@@ -53,6 +53,8 @@ _OFFERS_SHARE, _OWN_SHARE, _STARTS_SHARE = 0.65, 0.25, 0.5
 #: Seconds for checking and pricing the plan in the end: whatever the task, and for each table (CPU time of
 #: `validate_plan`, `evaluate` and `price_step`, one core of a Xeon, November 2026).
 _FINISH_S, _FINISH_TABLE_S = 0.002, 1e-4
+#: Seconds that options have in any case: of 80 tables on 8 ranks, most of what 0.1 s are offered.
+_LEAST_OFFERS_S = 0.06
 #: Seconds that the search has in any case, and for each table, and most of them: a burst of the compiled search takes
 #: 2 to 3 ms for 80 tables on 8 ranks.
 _LEAST_SEARCH_S, _LEAST_SEARCH_TABLE_S, _MOST_LEAST_S = 0.03, 5e-5, 0.07
@@ -136,7 +138,7 @@ def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
     if search.names <= _ON_SINGLE_RANKS:
         offers.complete()
     else:
-        offers.begin(_share_of_time(_OFFERS_SHARE, until_s))
+        offers.begin(max(_share_of_time(_OFFERS_SHARE, until_s), time.perf_counter() + _LEAST_OFFERS_S))
     space, limits = offers.space, _limits(offers.space, search)
     own = balanced_starts(space, limits, _share_of_time(_OWN_SHARE, until_s))
     if not own and not offers.is_complete:
