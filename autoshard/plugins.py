@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from autoshard.core import CostModel, ShardingPlan
+from autoshard.core.choices import Device
 from autoshard.core.costs import StepModels
 from autoshard.core.errors import InvalidOptionError
 from autoshard.entry_points import installed
@@ -93,7 +94,7 @@ class KernelsToCollect:
 
     Attributes:
         store: Folder of samples; made when missing.
-        device: `auto`, `cpu` or `cuda`.
+        device: Where to measure.
         tables: A file with tables, or the name of bundled ones.
         scale: Rows and batch are divided by this.
         seed: Of the choice of sets; a later run with the same fields goes on where this one ended.
@@ -101,7 +102,7 @@ class KernelsToCollect:
     """
 
     store: Path
-    device: str
+    device: Device
     tables: str
     scale: int
     seed: int

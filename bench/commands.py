@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from autoshard import console
-from autoshard.commands.run import DeviceOption
+from autoshard.commands.arguments import DeviceOption
+from autoshard.core.choices import Device
 from bench.collecting.command import collect
 from bench.store.command import samples
 
@@ -17,7 +18,7 @@ __all__ = ["collect", "replay", "samples"]
 
 def replay(
     plan: Annotated[Path, typer.Argument(help="The plan, a JSON file.")],
-    device: DeviceOption = "auto",
+    device: DeviceOption = Device.AUTO,
     as_json: console.JsonOption = False,
 ) -> None:
     """Measures the embedding kernels of every rank of a plan on this machine.

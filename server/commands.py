@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autoshard import console
+from autoshard.api import Scope
 from autoshard.table import Column, Table
-from server.access import COMMAND_LINE, Scope
+from server.access import COMMAND_LINE
 from server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -54,8 +55,13 @@ def create_key(
     name: Annotated[str, typer.Argument(help="Whom or what the key is for.")],
     scope: Annotated[
         list[Scope] | None,
-        typer.Option(help="What it may do: `admin` holds the others; may be repeated.", show_default="plan"),
+        typer.Option(
+            help="What it may do: `admin` holds the others, `plan` holds `read`; may be repeated.", show_default="plan"
+        ),
     ] = None,
+    team: Annotated[
+        str, typer.Option(metavar="NAME", help="Whose plans, jobs and samples it sees.", show_default="none")
+    ] = "",
     as_json: console.JsonOption = False,
 ) -> None:
     """Makes a key for the REST service and prints its secret, which is not stored and cannot be printed again.
@@ -66,9 +72,9 @@ def create_key(
         autoshard keys create nightly-training --scope plan --scope train
     """
     with _keys() as keys:
-        key, secret = keys.create(name, scope or [Scope.PLAN], COMMAND_LINE)
+        key, secret = keys.create(name, scope or [Scope.PLAN], COMMAND_LINE, team)
     text = f"Key {key.id} for {key.name} ({', '.join(sorted(key.scopes))}):\n{secret}"
-    console.emit({"key": key.to_json(), "secret": secret}, text, as_json=as_json, kind="key")
+    console.emit({"key": key.model_dump(mode="json"), "secret": secret}, text, as_json=as_json, kind="key")
 
 
 def list_keys(as_json: console.JsonOption = False) -> None:
@@ -78,20 +84,21 @@ def list_keys(as_json: console.JsonOption = False) -> None:
         autoshard keys list
     """
     with _keys() as keys:
-        found = keys.list()
+        found = keys.list(COMMAND_LINE)
     table = Table.of(
         found,
         [
             ("key", lambda key: key.id),
             (Column("for"), lambda key: key.name),
             (Column("scopes"), lambda key: ", ".join(sorted(key.scopes))),
+            (Column("team"), lambda key: key.team),
             (Column("created"), lambda key: key.created_at),
             (Column("revoked"), lambda key: key.revoked_at),
         ],
         is_boxed=True,
     )
     rendered = table if found else "No keys; `autoshard keys create` makes one."
-    console.emit({"keys": [key.to_json() for key in found]}, rendered, as_json=as_json, kind="keys")
+    console.emit({"keys": [key.model_dump(mode="json") for key in found]}, rendered, as_json=as_json, kind="keys")
 
 
 def revoke_key(
@@ -106,7 +113,7 @@ def revoke_key(
     with _keys() as keys:
         revoked = keys.revoke(key, COMMAND_LINE)
     text = f"Key {revoked.id} for {revoked.name} is revoked."
-    console.emit({"key": revoked.to_json()}, text, as_json=as_json, kind="key")
+    console.emit({"key": revoked.model_dump(mode="json")}, text, as_json=as_json, kind="key")
 
 
 @contextmanager

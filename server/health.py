@@ -8,6 +8,7 @@ from fastapi import FastAPI, Response
 from starlette.concurrency import run_in_threadpool
 
 from autoshard.api import Health
+from server.access import Door, opened_to
 from server.planning.workers import WorkerPool
 from server.problems import StorageError
 from server.storage.storage import Storage
@@ -24,6 +25,7 @@ def add_health(app: FastAPI, pool: WorkerPool, storage: Storage, is_draining: Ca
     """
 
     @app.get("/livez", tags=["health"], summary="Whether the process is alive")
+    @opened_to(Door.ANYBODY)
     async def livez() -> Health:
         return Health(status="alive")
 
@@ -38,6 +40,7 @@ def add_health(app: FastAPI, pool: WorkerPool, storage: Storage, is_draining: Ca
             }
         },
     )
+    @opened_to(Door.ANYBODY)
     async def readyz(response: Response) -> Health:
         status = "draining" if is_draining() else await readiness(pool, storage)
         response.status_code = 200 if status == "ready" else 503

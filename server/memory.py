@@ -1,8 +1,9 @@
-"""Memory that the C library gives back to the system."""
+"""Memory: what the C library gives back to the system, and what the collector looks at."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
 
 #: Number of glibc's parameter, and the bytes from which blocks come from the system and go back to it one by one.
 _M_MMAP_THRESHOLD, _LARGE_BYTES = -3, 256 << 10
@@ -17,3 +18,13 @@ def give_back_large_blocks() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+
+
+def freeze() -> None:
+    """Takes models and modules, which live as long as the process, out of the collector's sight.
+
+    Else every few plans the collector looks at all of them: 0.13 s, as long as a plan of 80 tables takes (one core of
+    an EPYC, November 2026).
+    """
+    gc.collect()
+    gc.freeze()

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+import structlog
+
 from autoshard.api import Fault, Problem, RemedyAnswer
-from autoshard.core.errors import AutoshardError, FormatError, InfeasiblePlanError, InputError, ModelError
+from autoshard.core.errors import (
+    AutoshardError,
+    FormatError,
+    InfeasiblePlanError,
+    InputError,
+    ModelError,
+    UnknownNameError,
+)
 from autoshard.whatif.remedies import Shortage
 
+_log = structlog.get_logger()
 MEDIA_TYPE = "application/problem+json"
 
 
@@ -112,6 +123,12 @@ class UnknownModelError(InputError):
     kind = "unknown-model"
 
 
+class UnknownKeyError(UnknownNameError):
+    """A key that is not there."""
+
+    kind = "unknown-key"
+
+
 class UnknownScheduleError(InputError):
     """A schedule that is not there."""
 
@@ -187,6 +204,8 @@ class InternalError(AutoshardError):
     kind = "internal"
 
 
+#: What is told of an error that no request should meet.
+UNEXPECTED = "an unexpected fault; the service's log says more, by the request's id"
 #: Input that is read but makes no sense answers 422, and so does a task without a feasible plan: the request is
 #: at fault, and `type` tells the two apart. The first class that fits counts.
 _STATUS: tuple[tuple[type[AutoshardError], int], ...] = (
@@ -199,6 +218,7 @@ _STATUS: tuple[tuple[type[AutoshardError], int], ...] = (
     (UnknownJobError, 404),
     (UnknownModelError, 404),
     (UnknownScheduleError, 404),
+    (UnknownKeyError, 404),
     (ScheduleExistsError, 409),
     (ModelChangedError, 412),
     (NotComparedError, 409),
@@ -225,11 +245,15 @@ def retry_after_s(error: AutoshardError) -> int | None:
 
 def fault_of(error: AutoshardError) -> Fault:
     """The error of a part of a request, of which the others are answered."""
-    return Fault(type=_type(error), detail=str(error), field=error.field)
+    return Fault(type=_type(error), detail=_detail(error), field=error.field)
 
 
 def problem_of(error: AutoshardError) -> Problem:
-    """The problem document of an error."""
+    """The problem document of an error. One that no request should meet is logged, and told without what it says."""
+    status = next(status for kind, status in _STATUS if isinstance(error, kind))
+    if status == 500 and not isinstance(error, InternalError):
+        _log.error("unexpected error", exc_info=error)
+        error = InternalError(UNEXPECTED)
     title = (type(error).__doc__ or "").split("\n")[0].rstrip(".").split(";")[0]
     known: dict[str, Any] = {}
     if isinstance(error, FormatError) and error.faults:
@@ -239,11 +263,19 @@ def problem_of(error: AutoshardError) -> Problem:
     return Problem(
         type=_type(error),
         title=title,
-        status=next(status for kind, status in _STATUS if isinstance(error, kind)),
-        detail=str(error),
+        status=status,
+        detail=_detail(error),
         field=error.field,
         **known,
     )
+
+
+def _detail(error: AutoshardError) -> str:
+    """What an error says, without the names of the service's own files."""
+    source = None if error.source is None or os.sep in error.source else error.source
+    said = str(AutoshardError(error.message, field=error.field, source=source))
+    name = getattr(error.__cause__, "filename", None)
+    return said if name is None else said.replace(str(name), "a file of the service")
 
 
 def _type(error: AutoshardError) -> str:

@@ -19,7 +19,7 @@ from typing_extensions import override
 from autoshard.core.errors import AutoshardError, InvalidOptionError
 from server.first_keys import provide_keys
 from server.logs import set_up_logs
-from server.memory import give_back_large_blocks
+from server.memory import freeze, give_back_large_blocks
 from server.planning.workers import WorkerPool
 from server.settings import ServerSettings
 from server.storage.storage import Storage, open_storage
@@ -28,6 +28,9 @@ from server.web.app import create_app
 from server.web.connections import limited_protocol
 
 _log = structlog.get_logger()
+#: Connections that are accepted in one turn of the loop, and that wait for that in the system: one that finds no place
+#: there would try again after a second.
+_ACCEPTED_AT_ONCE, _WAITING_CONNECTIONS = 16, 4096
 
 
 def run_service(settings: ServerSettings) -> None:
@@ -69,6 +72,7 @@ def _serve(settings: ServerSettings, listener: socket.socket, storage: Storage) 
     # uvicorn ends with the signal that stopped it, which would make an orderly stop look like a crash.
     signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
     _log.info("starting", url=url)
+    freeze()
     try:
         server.run(sockets=[listener])
     finally:
@@ -94,6 +98,12 @@ class _DrainingServer(uvicorn.Server):
         self.is_draining = True
 
     @override
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_WAITING_CONNECTIONS)
+
+    @override
     async def on_tick(self, counter: int) -> bool:
         self.should_exit = self.should_exit or time.monotonic() >= self._ends_at
         return await super().on_tick(counter)
@@ -108,6 +118,8 @@ def _server(settings: ServerSettings, app: ASGIApp) -> _DrainingServer:
             log_config=None,
             access_log=False,
             server_header=False,
+            backlog=_ACCEPTED_AT_ONCE,
+            proxy_headers=False,  # see server.web.app, which believes those of trusted proxies only
             timeout_graceful_shutdown=math.ceil(settings.grace_s),
         ),
         settings.drain_s,

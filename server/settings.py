@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 from urllib.parse import urlsplit
@@ -31,6 +33,16 @@ class ServerSettings:
             help="Name by which clients may call the service; may be repeated.",
         ),
     ] = None
+    trusted_proxies: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--trusted-proxy",
+            metavar="ADDRESS",
+            show_default="none",
+            help="Address or network of a proxy whose X-Forwarded-For and X-Forwarded-Proto are believed; may be "
+            "repeated.",
+        ),
+    ] = None
     oidc_issuer: Annotated[
         str | None,
         typer.Option(
@@ -44,9 +56,16 @@ class ServerSettings:
     ] = None
     oidc_scopes: Annotated[
         str,
-        typer.Option(metavar="CLAIM", help="Claim of tokens that names their scopes: plan, train, admin."),
+        typer.Option(metavar="CLAIM", help="Claim of tokens that names their scopes: read, plan, train, admin."),
         Needs("--oidc-issuer", lambda settings: settings.oidc_issuer is not None),
     ] = "scope"
+    oidc_team: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CLAIM", show_default="none", help="Claim of tokens that names their team; else they are of none."
+        ),
+        Needs("--oidc-issuer", lambda settings: settings.oidc_issuer is not None),
+    ] = None
     first_key: Annotated[
         bool,
         typer.Option("--first-key", help="If there are no keys yet, make one with all scopes, and log it this once."),
@@ -104,10 +123,12 @@ class ServerSettings:
             "load balancers send no more.",
         ),
     ] = 0.0
+    stranger_rate: float = 2.0
+    """Requests per second of one address, on average, without a key or with a wrong one."""
     max_wait_s: float = 30.0
     """Longest time that a request waits for a planning process."""
     max_body_bytes: int = 16 << 20
-    """Largest request body. The 856 tables of MetaSyn take about 3 MB."""
+    """Largest request body, where its endpoint takes no shorter ones only."""
     body_timeout_s: float = 30.0
     """Longest time that a client may take to send its body."""
     max_buffered_bytes: int = 64 << 20
@@ -115,7 +136,9 @@ class ServerSettings:
     free_body_bytes: int = 64 << 10
     """First bytes of each body, which do not count to `max_buffered_bytes`: connections are limited."""
     max_connections: int = 256
-    """Open connections; one address may have half of them."""
+    """Open requests, and connections; one address may have half of them."""
+    spare_connections: int = 32
+    """Connections beyond these, from which probes and metrics are answered."""
     head_timeout_s: float = 10.0
     """Longest time from the start of a connection to the end of its first request's head."""
     write_timeout_s: float = 30.0
@@ -146,6 +169,21 @@ class ServerSettings:
             raise InvalidOptionError("needs --oidc-issuer and --oidc-audience", field="oidc_issuer")
         if self.oidc_issuer is not None:
             check_secure(self.oidc_issuer, "--oidc-issuer")
+        for proxy in self.trusted_proxies or ():
+            try:
+                ipaddress.ip_network(proxy)
+            except ValueError:
+                raise InvalidOptionError(
+                    f"must be an address or a network, such as 10.0.0.0/8, got {shown(proxy)}", field="--trusted-proxy"
+                ) from None
+
+    def is_proxy(self, address: str) -> bool:
+        """Whether an address is that of a trusted proxy."""
+        try:
+            found = ipaddress.ip_address(address)
+        except ValueError:
+            return False
+        return any(found in ipaddress.ip_network(proxy) for proxy in self.trusted_proxies or ())
 
     @property
     def samples_folder(self) -> Path:
@@ -166,6 +204,16 @@ class ServerSettings:
     def jobs_folder(self) -> Path:
         """Folder with one of each job that runs."""
         return self._data_folder / "jobs"
+
+    def of_team(self, team: str) -> ServerSettings:
+        """These settings with the folders of a team's samples; empty for those of no team."""
+        return replace(self, data=self._data_folder / "teams" / team) if team else self
+
+    def without_folders(self, text: str) -> str:
+        """A text in which the service's own folders have names that say nothing of where they are."""
+        for folder, name in ((self._data_folder, "DATA"), (self.registry, "REGISTRY"), (Path.home(), "~")):
+            text = text if folder is None else text.replace(str(folder), name)
+        return text
 
     @property
     def _data_folder(self) -> Path:

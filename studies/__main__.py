@@ -11,7 +11,7 @@ from autoshard.cli import run_commands
 #: Studies by name; each is a function as a command of `autoshard` is.
 STUDIES: Final = {
     "fig4": "studies.kernels.fig4:main",
-    "repeatability": "studies.kernels.repeatability_study:main",
+    "repeatability": "studies.kernels.repeatability:main",
     "eviction": "studies.kernels.eviction:main",
     "gpu": "studies.gpu.study:main",
     "kill-test": "studies.kernels.kill_test:main",
@@ -21,7 +21,7 @@ STUDIES: Final = {
     "host-time": "studies.engines.host_time:main",
     "input-work": "studies.engines.input_work:main",
     "host-waits": "studies.engines.host_waits:main",
-    "policy": "studies.policies.evaluate:main",
+    "policy": "studies.policies.study:main",
     "limits": "studies.planners.limit_runs:main",
     "never-beaten": "studies.planners.never_beaten:main",
     "granularity": "studies.planners.granularity:main",
@@ -31,11 +31,12 @@ STUDIES: Final = {
     "steps": "studies.planners.step_runs:main",
     "flexshard": "studies.papers.flexshard.study:main",
     "oper": "studies.papers.oper.study:main",
-    "neo": "studies.papers.neo.study:main",
-    "two-d": "studies.papers.two_d.study:main",
+    "neo": "studies.papers.neo:main",
+    "two-d": "studies.papers.two_d:main",
     "payloads": "studies.runtime.payloads:main",
     "moments": "studies.runtime.moments.study:main",
     "slow-links": "studies.runtime.slow_links.study:main",
+    "service": "studies.service.attack:main",
     "service-load": "studies.service.load:main",
     "service-kills": "studies.service.kills:main",
 }

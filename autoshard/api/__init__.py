@@ -25,6 +25,18 @@ if TYPE_CHECKING:
         TrainCostBody,
         TrainPolicyBody,
     )
+    from autoshard.api.keys import (
+        AuditEntry,
+        AuditList,
+        AuditSearch,
+        KeyBody,
+        KeyId,
+        KeyList,
+        KeyMade,
+        KeySummary,
+        Scope,
+        TeamName,
+    )
     from autoshard.api.models import (
         PARQUET,
         AliasChange,
@@ -63,7 +75,7 @@ if TYPE_CHECKING:
         ValidationAnswer,
     )
     from autoshard.api.problems import Fault, Problem, RemedyAnswer, RequestBody
-    from autoshard.api.service import Catalogue, Health, ListColumn, PlannerSummary, SessionBody, list_columns
+    from autoshard.api.service import Catalogue, Health, ListColumn, PlannerSummary, list_columns
     from autoshard.api.tasks import (
         FILE_SCHEMA,
         MAX_TIME_LIMIT_S,
@@ -87,6 +99,9 @@ __all__ = [
     "PARQUET",
     "PLAN_FILTERS",
     "AliasChange",
+    "AuditEntry",
+    "AuditList",
+    "AuditSearch",
     "CalibrateBody",
     "Catalogue",
     "CollectBody",
@@ -104,6 +119,11 @@ __all__ = [
     "JobList",
     "JobState",
     "JobSummary",
+    "KeyBody",
+    "KeyId",
+    "KeyList",
+    "KeyMade",
+    "KeySummary",
     "ListColumn",
     "ModelAnswer",
     "ModelKind",
@@ -141,11 +161,12 @@ __all__ = [
     "ScheduleList",
     "ScheduleName",
     "ScheduledKind",
-    "SessionBody",
+    "Scope",
     "ShadowSummary",
     "SimulationBody",
     "StoredRun",
     "StoredSamples",
+    "TeamName",
     "TrainCostBody",
     "TrainPolicyBody",
     "ValidationAnswer",
@@ -155,7 +176,7 @@ __all__ = [
 ]
 
 #: Those with the fewest declarations first.
-_MODULES = ("problems", "models", "service", "plans", "tasks", "jobs")
+_MODULES = ("problems", "models", "service", "plans", "keys", "tasks", "jobs")
 
 if not TYPE_CHECKING:
 

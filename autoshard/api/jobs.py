@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import BaseModel, Field
 
@@ -49,6 +49,9 @@ class JobSummary(BaseModel):
     state: JobState
     attempt: int = Field(description="1, and 1 more for each retry.")
     created_at: str = Field(title="made, UTC", description="When it was asked for, UTC (ISO 8601).")
+    owner: str = Field(
+        description="Who asked for it: a key, a token's subject, a schedule, or an address without keys."
+    )
     progress: str = Field(description="The last line of its log.")
 
 
@@ -90,14 +93,20 @@ class PlanJobBody(PlanBody):
     )
 
 
-class CollectBody(RequestBody):
+class _SettingsBody(RequestBody):
+    """Numbers and names, whose parsing holds up nobody."""
+
+    max_bytes: ClassVar[int] = 4 << 10
+
+
+class CollectBody(_SettingsBody):
     """Measurements of this machine's kernels, which are added to the service's samples."""
 
     device: Annotated[str, Field(pattern="^(auto|cpu|cuda)$")] = "auto"
     seconds: _Seconds = Field(default=60.0, description="Seconds to measure for, start-up included.")
 
 
-class CalibrateBody(RequestBody):
+class CalibrateBody(_SettingsBody):
     """Measurements of this machine's kernels; the nearest known cost model, fitted to them, becomes the candidate."""
 
     model_config = examples({"device": "cpu", "seconds": 60.0})
@@ -107,7 +116,7 @@ class CalibrateBody(RequestBody):
     updates: _Updates | None = None
 
 
-class TrainCostBody(RequestBody):
+class TrainCostBody(_SettingsBody):
     """Training of a device's cost model from the service's samples."""
 
     device: _Device | None = Field(default=None, description="Null where there are samples of one device only.")
@@ -115,7 +124,7 @@ class TrainCostBody(RequestBody):
     seed: _Seed = 0
 
 
-class TrainPolicyBody(RequestBody):
+class TrainPolicyBody(_SettingsBody):
     """Training of a device's policy."""
 
     device: _Device = "cpu"
@@ -157,6 +166,7 @@ class ScheduleAnswer(BaseModel):
     cron: str
     kind: ScheduledKind
     body: dict[str, Any]
+    owner: str = Field(description="Who made it.")
     is_paused: bool = Field(description="Whether it makes no jobs at present.")
     last_fired_at: str | None = Field(description="The time of its last job, UTC (ISO 8601); null if there was none.")
     next_fires_at: str | None = Field(description="The time of the next one; null while it is paused.")
@@ -171,6 +181,7 @@ class ScheduleList(BaseModel):
 class ScheduleBody(RequestBody):
     """A job that is to be made again and again."""
 
+    max_bytes: ClassVar[int] = 16 << 10
     model_config = examples({"name": "nightly", "cron": "0 3 * * *", "kind": "collect", "body": {"seconds": 600.0}})
 
     name: ScheduleName

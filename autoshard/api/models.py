@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import BaseModel, Field
 
@@ -21,6 +21,7 @@ _Alias = Annotated[Alias, Field(strict=False, description="What names the versio
 class PromotionBody(RequestBody):
     """A version that is to be used, or tried."""
 
+    max_bytes: ClassVar[int] = 1 << 10
     model_config = examples({"version": "9b97839314088c75", "alias": "candidate"})
 
     version: VersionId
@@ -34,6 +35,7 @@ class PromotionBody(RequestBody):
 class RollbackBody(RequestBody):
     """An alias that is to be given back to the version that had it before."""
 
+    max_bytes: ClassVar[int] = 1 << 10
     model_config = examples({"alias": "production"})
 
     alias: _Alias = Alias.PRODUCTION
@@ -133,6 +135,7 @@ class QuarantinedFile(BaseModel):
 
     id: FileId
     detail: str = Field(description="What is wrong with it.")
+    owner: str = Field(description="Who sent it.")
 
 
 class SampleList(BaseModel):

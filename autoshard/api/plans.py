@@ -71,6 +71,7 @@ class PlanFigures(BaseModel):
 class _StoredPlan(BaseModel):
     id: Annotated[PlanId, Field(title="plan")]
     created_at: str = Field(title="made, UTC", description="When it was first made, UTC (ISO 8601).")
+    owner: str = Field(default="", description="Who made it first: a key or a token's subject; empty for plans before.")
 
 
 class PlanSummary(PlanFigures, _StoredPlan):
@@ -86,6 +87,8 @@ class PlanSearch(BaseModel):
         default=None,
         description="Part of a name, in any case: planner, device, level of the topology or one of the first tables.",
     )
+
+    owner: _Text | None = Field(default=None, description="Only plans that this key or subject made.")
 
     @property
     def figures(self) -> dict[str, str | int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Self
+from typing import Any, ClassVar, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -56,6 +56,8 @@ class RequestBody(BaseModel):
     """Body of a request: no field but its own, no value of another kind."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    max_bytes: ClassVar[int] = 16 << 20
+    """Longest JSON text of it. The 856 tables of MetaSyn take about 3 MB."""
 
     @classmethod
     def parse(cls, document: object) -> Self:

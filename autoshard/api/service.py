@@ -6,19 +6,11 @@ from typing import get_args, get_origin
 
 from pydantic import BaseModel, Field
 
-from autoshard.api.problems import RequestBody
-
 
 class Health(BaseModel):
     """State of the service."""
 
     status: str
-
-
-class SessionBody(RequestBody):
-    """A key that signs in."""
-
-    key: str = Field(min_length=1, max_length=256)
 
 
 class PlannerSummary(BaseModel):

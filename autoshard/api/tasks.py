@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import Field, GetCoreSchemaHandler, WithJsonSchema
 from pydantic_core import CoreSchema
@@ -169,6 +169,7 @@ class PlanBody(RequestBody):
 class ReplanBody(RequestBody):
     """Changes of a stored plan's task; what is left out stays as it was."""
 
+    max_bytes: ClassVar[int] = 4 << 20
     model_config = examples({"batch_size": 4096}, {"topology": "cpu-8", "planner": "cost-greedy"})
 
     topology: _Topology | None = Field(default=None, description="Other ranks, as in the body of a plan.")
@@ -219,6 +220,7 @@ _Ms = Annotated[float, Field(gt=0, le=1e9)]
 class RunBody(RequestBody):
     """What a training job measured of a plan that it executes."""
 
+    max_bytes: ClassVar[int] = 4 << 20
     model_config = examples({"steps_ms": [12.1, 11.8, 12.4], "pooling_factors": {"t0": 1.4}})
 
     steps_ms: list[_Ms] = Field(

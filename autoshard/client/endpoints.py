@@ -18,8 +18,13 @@ from pydantic import BaseModel
 
 from autoshard.api import (
     PARQUET,
+    AuditList,
     EvaluationBody,
     JobList,
+    KeyBody,
+    KeyList,
+    KeyMade,
+    KeySummary,
     ModelAnswer,
     ModelList,
     ModelState,
@@ -60,7 +65,7 @@ Outcome = httpx.Response | httpx.TransportError | None
 #: Arguments of httpx's `request`, or seconds, and what came of them.
 Exchange = Generator[dict[str, Any] | float, Outcome, T]
 Read = Callable[[httpx.Response], T]
-_PLANS, _JOBS, _SCHEDULES, _MODELS = "/v1/plans", "/v1/jobs", "/v1/schedules", "/v1/models"
+_PLANS, _JOBS, _SCHEDULES, _MODELS, _KEYS = "/v1/plans", "/v1/jobs", "/v1/schedules", "/v1/models", "/v1/keys"
 #: Seconds between two looks at a job.
 _LOOK_S = 0.5
 
@@ -97,6 +102,18 @@ class Endpoint(Generic[P, T]):
         return send
 
 
+def check_address(url: str) -> None:
+    """Refuses what is no address of a service.
+
+    Raises:
+        InvalidOptionError: If it does not begin with http:// or https://.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise InvalidOptionError(
+            f"must be the address of a service, such as http://localhost:8000, got {shown(url)}", field="server"
+        )
+
+
 class ServiceEndpoints:
     """What both clients ask. All methods raise errors of `autoshard.core.errors`, or a ServiceError.
 
@@ -106,10 +123,7 @@ class ServiceEndpoints:
     """
 
     def __init__(self, url: str, retries: Retries | None) -> None:
-        if not url.startswith(("http://", "https://")):
-            raise InvalidOptionError(
-                f"must be the address of a service, such as http://localhost:8000, got {shown(url)}", field="server"
-            )
+        check_address(url)
         self._url = url
         self._retries = retries or Retries()
         self._answered = False
@@ -334,6 +348,32 @@ class ServiceEndpoints:
     def delete_schedule(self, name: str) -> Exchange[None]:
         """Deletes a schedule; jobs that it made go on."""
         return self._delete(_at(_SCHEDULES, name))
+
+    @Endpoint
+    def make_key(self, name: str, scopes: Sequence[str], *, team: str | None = None) -> Exchange[KeyMade]:
+        """Makes a key of the service, whose secret the answer tells this once.
+
+        Args:
+            name: Whom or what it is for.
+            scopes: `read`, `plan`, `train`, `admin`, or several.
+            team: Whose plans, jobs and samples it sees; None for the team of who makes it.
+        """
+        return self._post(_KEYS, _as(KeyMade), as_body(KeyBody, name=name, scopes=list(scopes), team=team))
+
+    @Endpoint
+    def list_keys(self) -> Exchange[tuple[KeySummary, ...]]:
+        """All keys, also those that have ended, the oldest first."""
+        return tuple((yield from self._get(_KEYS, _as(KeyList))).keys)
+
+    @Endpoint
+    def revoke_key(self, key_id: str) -> Exchange[None]:
+        """Ends a key: its next request is refused."""
+        return self._delete(_at(_KEYS, key_id))
+
+    @Endpoint
+    def list_audit(self, /, **search: Any) -> Exchange[AuditList]:
+        """One page of the audit log, the latest first; arguments are fields of `autoshard.api.AuditSearch`."""
+        return self._get("/v1/audit", _as(AuditList), **search)
 
     def _ended(self, job_id: str, on_progress: Callable[[Job], None]) -> Exchange[Job]:
         while True:

@@ -13,7 +13,7 @@ import typer
 
 from autoshard.commands.options import command_options
 from autoshard.core.accepted import MAX_SEED
-from autoshard.core.choices import Overlap, Risk
+from autoshard.core.choices import Device, Overlap, Risk
 from autoshard.core.errors import InputError, InvalidOptionError
 from autoshard.core.quoting import shown
 from autoshard.formats.stores.remote_folders import folder_of
@@ -142,8 +142,11 @@ OverlapOption = Annotated[
     Overlap | None,
     typer.Option(help="Which parts of a step run at the same time.", show_default="that of the step model, or none"),
 ]
+DeviceOption = Annotated[
+    Device, typer.Option(help="Where to measure: `auto` (a GPU if there is one), `cpu` or `cuda`.")
+]
 AcceleratorOption = Annotated[
-    str,
+    Device,
     typer.Option(
         help="Where to train: `auto` (a GPU for each process if there are enough, else the CPU), `cpu` or `cuda`. "
         "Plans are for --device, wherever training runs."
@@ -212,6 +215,9 @@ class SearchOptions:
     ] = False
     pricing: PricingOptions
 
+    def __post_init__(self) -> None:
+        _ = self.parsed_payload
+
     @property
     def parsed_payload(self) -> Payload:
         """The number formats on the wire.
@@ -248,7 +254,7 @@ class SearchOptions:
             options: The planner's own options.
 
         Raises:
-            InputError: If the tables or the topology are not there, or make no sense, or the payload is none.
+            InputError: If the tables or the topology are not there, or make no sense.
             ModelError: If a trained model is there but damaged.
         """
         from autoshard.formats import load_topology
@@ -271,14 +277,27 @@ class SearchOptions:
         )
 
 
-def parse_settings(settings: Sequence[str]) -> dict[str, object]:
+def check_planner(name: str, settings: Mapping[str, object], server: str | None) -> None:
+    """Refuses a planner that is not there, and options that it does not take; a service has planners of its own.
+
+    Raises:
+        InputError: If there is none of the name, or an option is unknown or out of range.
+    """
+    from autoshard.planners.planner import parse_options
+    from autoshard.planners.registry import get_planner
+
+    if server is None:
+        parse_options(get_planner(name).options_type, settings)
+
+
+def parse_settings(settings: Sequence[str] | None) -> dict[str, object]:
     """Reads `KEY=VALUE` texts.
 
     Raises:
         InvalidOptionError: If one has no `=`, or a key is given twice.
     """
     parsed: dict[str, object] = {}
-    for setting in settings:
+    for setting in settings or ():
         key, separator, value = setting.partition("=")
         if not separator or not key:
             raise InvalidOptionError(f"must be KEY=VALUE, got {shown(setting)}", field="--set")
@@ -290,13 +309,22 @@ def parse_settings(settings: Sequence[str]) -> dict[str, object]:
 
 #: Holds the secret of a key of the service.
 KEY_VARIABLE = "AUTOSHARD_API_KEY"
-ServerOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="URL",
-        help=f"Let a service (`autoshard serve`) do the work, with its models; ${KEY_VARIABLE} holds a key of it.",
-    ),
-]
+
+
+def _address(value: str | None) -> str | None:
+    if value is not None:
+        from autoshard.client.endpoints import check_address
+
+        check_address(value)
+    return value
+
+
+def server_option(help: str) -> Any:
+    """An option that takes the address of a service."""
+    return typer.Option(callback=_address, metavar="URL", help=f"{help} ${KEY_VARIABLE} holds a key of it.")
+
+
+ServerOption = Annotated[str | None, server_option("Let a service (`autoshard serve`) do the work, with its models.")]
 
 
 def open_client(server: str) -> Client:

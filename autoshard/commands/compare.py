@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autoshard.commands.arguments import (
+    DeviceOption,
     HtmlOption,
     ImageOption,
     SearchOptions,
     ServerOption,
     TablesArgument,
     TopologyOption,
+    check_planner,
     completed_planners,
     open_client,
     parse_settings,
@@ -26,9 +28,10 @@ from autoshard.commands.arguments import (
 )
 from autoshard.commands.options import Needs, command_options
 from autoshard.commands.plan import draw
-from autoshard.commands.run import DeviceOption, RefineOption, refined
+from autoshard.commands.run import RefineOption, refined
 from autoshard.commands.run import replay as replay_all
 from autoshard.console import JsonOption, emit, log, progress, warn, working
+from autoshard.core.choices import Device
 from autoshard.core.errors import AutoshardError, InvalidOptionError
 from autoshard.core.quoting import shown
 from autoshard.table import Column, Table, texts
@@ -59,7 +62,7 @@ class CompareOptions:
     device: Annotated[
         DeviceOption,
         Needs("--replay or --replay-refine", lambda options: options.replay or options.replay_refine is not None),
-    ] = "auto"
+    ] = Device.AUTO
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="PLANNER.KEY=VALUE", help="An option of one of the planners; may be repeated."),
@@ -85,6 +88,9 @@ class CompareOptions:
             raise InvalidOptionError(
                 f"refines the plan of {_REFINABLE}, which --planners lacks", field="--replay-refine"
             )
+        _ = self.options_by_planner
+        for name in self.names:
+            check_planner(name, {}, self.server)
 
     @property
     def names(self) -> list[str]:
@@ -95,7 +101,7 @@ class CompareOptions:
     def options_by_planner(self) -> dict[str, dict[str, object]]:
         """Options of planners, from `PLANNER.KEY=VALUE` texts."""
         found: dict[str, dict[str, object]] = {}
-        for setting, value in parse_settings(self.settings or []).items():
+        for setting, value in parse_settings(self.settings).items():
             planner, dot, key = setting.partition(".")
             if not dot or not key or planner not in self.names:
                 raise InvalidOptionError(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autoshard.commands.arguments import (
+    DeviceOption,
     ImageOption,
     OutputOption,
     OverlapOption,
@@ -22,6 +23,7 @@ from autoshard.commands.arguments import (
     SettingsOption,
     TablesArgument,
     TopologyOption,
+    check_planner,
     completed_planners,
     open_client,
     parse_settings,
@@ -30,8 +32,9 @@ from autoshard.commands.arguments import (
     topology_to_send,
 )
 from autoshard.commands.options import Needs, command_options
-from autoshard.commands.run import DeviceOption, RefineOption, refined
+from autoshard.commands.run import RefineOption, refined
 from autoshard.console import JsonOption, emit, log, progress, until, warn, working
+from autoshard.core.choices import Device
 from autoshard.core.errors import FormatError, InvalidOptionError
 
 if TYPE_CHECKING:
@@ -72,7 +75,7 @@ class PlanOptions:
     server: ServerOption = None
     replay_refine: RefineOption = None
     device: Annotated[DeviceOption, Needs("--replay-refine", lambda options: options.replay_refine is not None)] = (
-        "auto"
+        Device.AUTO
     )
     bound: Annotated[
         bool | None,
@@ -86,6 +89,7 @@ class PlanOptions:
     def __post_init__(self) -> None:
         here = {"--replay-refine": self.replay_refine, "--bound": self.bound}
         refuse_local(self.server, {**self.search.local_options, **here})
+        check_planner(self.planner, parse_settings(self.settings), self.server)
 
 
 @command_options()
@@ -158,7 +162,7 @@ def plan(options: PlanOptions, as_json: JsonOption = False) -> None:
         _finish(_served(options, options.server), options.output, as_json)
         return
     with until(f"Planning with {options.planner}", options.search.time_limit):
-        request = options.search.request(options.tables, options.topology, parse_settings(options.settings or []))
+        request = options.search.request(options.tables, options.topology, parse_settings(options.settings))
         orders = MovedOrders(request.tables, Path(options.tables).parent, options.output)
         start = None if options.start is None else read_plan(options.start)
         searched_s = request.time_limit_s - _bound_s(options.bound, request)
@@ -201,7 +205,7 @@ def _served(options: PlanOptions, server: str) -> ShardingPlan:
         tables=tables_to_send(options.tables),
         topology=topology_to_send(options.topology),
         planner=options.planner,
-        options=parse_settings(options.settings or []),
+        options=parse_settings(options.settings),
         time_limit_s=search.time_limit,
         payload=search.parsed_payload,
         seed=search.seed,

@@ -15,6 +15,7 @@ from rich.console import Group, RenderableType
 from autoshard.commands.arguments import seed_option
 from autoshard.commands.options import command_options
 from autoshard.console import JsonOption, emit, log, progress, warn
+from autoshard.core.choices import Device, Engine
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.machine import device_family
 from autoshard.hardware import CPU, this_processor
@@ -41,7 +42,7 @@ class RunOptions:
         ),
     ] = None
     steps: Annotated[int, typer.Option(min=1, help="Measured training steps.")] = 20
-    engine: Annotated[str, typer.Option(help="`thin` (autoshard's own) or `torchrec`.")] = "thin"
+    engine: Annotated[Engine, typer.Option(help="`thin` (autoshard's own) or `torchrec`.")] = Engine.THIN
     verify_steps: Annotated[
         int, typer.Option(min=0, help="Steps to compare with an unsharded model, before the measured ones.")
     ] = 0
@@ -49,7 +50,7 @@ class RunOptions:
         int | None, typer.Option(min=1, help="Samples per step over all processes. Left out: the plan's.")
     ] = None
     seed: Annotated[int, seed_option("Seed of weights and batches.")] = 0
-    device: Annotated[str, typer.Option(help="`auto` (GPUs if there are enough), `cpu` or `cuda`.")] = "auto"
+    device: Annotated[Device, typer.Option(help="`auto` (GPUs if there are enough), `cpu` or `cuda`.")] = Device.AUTO
     overlap: Annotated[
         str, typer.Option(help="`none`, or `pipelined`: communication hides behind computation, with the same results.")
     ] = "none"
@@ -59,6 +60,7 @@ class RunOptions:
     ] = None
 
     def __post_init__(self) -> None:
+        self.request()
         if self.trace is not None and not self.trace.absolute().parent.is_dir():
             raise InvalidOptionError(f"must be in a folder that is there, got {self.trace}", field="--trace")
 
@@ -66,18 +68,18 @@ class RunOptions:
         """The execution.
 
         Raises:
-            InvalidOptionError: If engine, device or overlap are unknown.
+            InvalidOptionError: If the engine has no such overlap.
         """
         from autoshard.runtime import RunRequest
 
         return RunRequest(
             plan_path=str(self.plan),
-            engine=self.engine,  # type: ignore[arg-type]
+            engine=self.engine,
             steps=self.steps,
             verify_steps=self.verify_steps,
             batch_size=self.batch_size,
             seed=self.seed,
-            device=self.device,  # type: ignore[arg-type]
+            device=self.device,
             overlap=self.overlap,  # type: ignore[arg-type]
             trace_path=None if self.trace is None else str(self.trace.absolute()),
         )
@@ -241,9 +243,6 @@ def _collective_table(result: RunResult) -> RenderableType:
     return collective_table(slowest)
 
 
-DeviceOption = Annotated[
-    str, typer.Option(help="Where ranks are measured: `auto` (a GPU if there is one), `cpu` or `cuda`.")
-]
 RefineOption = Annotated[
     int | None,
     typer.Option(

@@ -147,6 +147,17 @@ class ImportOptions:
     def __post_init__(self) -> None:
         if self.row_orders and self.scale != 1:
             raise InvalidOptionError("cannot be given with --scale, whose tables have other rows", field="--row-orders")
+        _ = self.numbers_of_part
+
+    @property
+    def numbers_of_part(self) -> tuple[int, int] | None:
+        """The K and N of `--part`; None for all tables."""
+        if self.part is None:
+            return None
+        first, slash, last = self.part.partition("/")
+        if slash and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last):
+            return int(first), int(last)
+        raise InvalidOptionError(f"must be K/N with 1 <= K <= N, got {shown(self.part)}", field="--part")
 
 
 def import_tables(options: ImportOptions, as_json: JsonOption = False) -> None:
@@ -175,7 +186,7 @@ def import_tables(options: ImportOptions, as_json: JsonOption = False) -> None:
     from autoshard.formats.row_orders import MovedOrders
 
     with progress("Importing", 1.0) as advance:
-        settings = {key: _whole(key, value) for key, value in parse_settings(options.settings or []).items()}
+        settings = {key: _whole(key, value) for key, value in parse_settings(options.settings).items()}
         mapping = _mapping(options.columns or [])
         lists: list[TableList] = []
         found = read_source(
@@ -183,7 +194,10 @@ def import_tables(options: ImportOptions, as_json: JsonOption = False) -> None:
         )
     for read in lists:
         log_list(read)
-    dealt = found if options.part is None else found.part(*_part(options.part, len(found.tables)))
+    part, num_found = options.numbers_of_part, len(found.tables)
+    if part is not None and part[1] > num_found:
+        raise InvalidOptionError(f"must have at most {num_found} parts, the tables, got {options.part}", field="--part")
+    dealt = found if part is None else found.part(*part)
     chosen = dealt if options.num_tables is None else dealt.sample(options.num_tables, options.seed)
     made = chosen if options.scale == 1 else chosen.scaled(options.scale)
     orders = MovedOrders(made, Path(options.source).parent, options.output)
@@ -195,7 +209,7 @@ def import_tables(options: ImportOptions, as_json: JsonOption = False) -> None:
     result = {
         "output": str(options.output),
         "num_tables": len(made.tables),
-        "num_tables_in_source": len(found.tables),
+        "num_tables_in_source": num_found,
         "part": options.part,
         "num_tables_in_part": len(dealt.tables),
         "batch_size": made.batch_size,
@@ -226,16 +240,6 @@ def _whole(key: str, value: object) -> int:
         return int(str(value))
     except ValueError:
         raise InvalidOptionError(f"{shown(key)} must be a whole number, got {shown(value)}", field="--set") from None
-
-
-def _part(text: str, num_tables: int) -> tuple[int, int]:
-    """The K and N of K/N."""
-    first, slash, last = text.partition("/")
-    if slash and first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last) <= num_tables:
-        return int(first), int(last)
-    raise InvalidOptionError(
-        f"must be K/N with 1 <= K <= N <= {num_tables} (the tables), got {shown(text)}", field="--part"
-    )
 
 
 def _imported_lines(found: TableSet, made: TableSet, result: dict[str, object]) -> list[str]:

@@ -18,6 +18,7 @@ from autoshard.commands.arguments import (
     ServerOption,
     SettingsOption,
     TablesArgument,
+    check_planner,
     completed_planners,
     completed_topologies,
     open_client,
@@ -281,9 +282,15 @@ class SimulateOptions:
             raise InvalidOptionError("cannot be given with --group-size", field="--groups")
         if self.batch_size is not None and self.batch_per_rank is not None:
             raise InvalidOptionError("cannot be given with --batch-per-rank", field="--batch-size")
+        check_planner(self.planner, parse_settings(self.settings), None)
+        self.points(1)
 
-    def points(self, task: TableSet) -> Sequence[SweepPoint]:
-        """All combinations."""
+    def points(self, batch_size: int) -> Sequence[SweepPoint]:
+        """All combinations.
+
+        Args:
+            batch_size: Samples per step where no option says how many.
+        """
         from autoshard.whatif.sweep import sweep_points
 
         return sweep_points(
@@ -291,22 +298,21 @@ class SimulateOptions:
             ranks=_numbers(self.ranks, "--ranks"),
             groups=_numbers(self.groups or "1", "--groups"),
             group_sizes=_numbers(self.group_size, "--group-size") if self.group_size else (),
-            batch_sizes=_numbers(self.batch_per_rank or self.batch_size or str(task.batch_size), "--batch-size"),
+            batch_sizes=_numbers(self.batch_per_rank or self.batch_size or str(batch_size), "--batch-size"),
             is_batch_per_rank=self.batch_per_rank is not None,
         )
 
     def simulator(self, task: TableSet) -> Simulator:
         """Simulator of the points."""
-        from autoshard.core import Payload
         from autoshard.whatif.sweep import Simulator
 
         return Simulator(
             tables=task,
             planner=self.planner,
-            options=parse_settings(self.settings or []),
+            options=parse_settings(self.settings),
             time_limit_s=self.search.time_limit,
             seed=self.search.seed,
-            payload=Payload.parse(self.search.payload, "--payload"),
+            payload=self.search.parsed_payload,
             registry=self.search.pricing.registry,
             risk=self.search.pricing.risk,
             overlap=self.overlap,
@@ -328,13 +334,15 @@ def simulate(options: SimulateOptions, as_json: JsonOption = False) -> None:
         autoshard simulate nvidia-medium --topology zionex,dgx-h100 -o sweep.json --html sweep.html --image sweep.svg
         autoshard simulate tables.json --ranks 256,1024,4096 --group-size 256 --batch-per-rank 1152 --json
     """
-    from autoshard.formats import atomic_write
+    from autoshard.formats import atomic_write, load_machine
     from autoshard.report.images import figure_page
     from autoshard.report.simulation import simulation_report, simulation_table
     from autoshard.results.sweep_record import SIMULATION
 
+    for point in options.points(1):
+        load_machine(point.machine, point.num_ranks)  # a name that is wrong costs no simulated points
     task = options.search.load_tables(options.tables)
-    record = _run(options.simulator(task), options.tables, options.points(task), options.output)
+    record = _run(options.simulator(task), options.tables, options.points(task.batch_size), options.output)
     _check_possible(record.points)
     wants_page = options.html is not None or options.image is not None
     report = simulation_report(record, f"Simulated steps of {options.tables}") if wants_page else None
@@ -351,13 +359,8 @@ def simulate(options: SimulateOptions, as_json: JsonOption = False) -> None:
 
 def _run(simulator: Simulator, name: str, points: Sequence[SweepPoint], output: Path | None) -> SweepRecord:
     """Simulates the points that the file lacks, and writes it after each; the record of these points alone."""
-    from autoshard.formats import load_machine
-    from autoshard.planners.registry import get_planner
     from autoshard.results.sweep_record import SIMULATION, SweepRecord, read_record
 
-    get_planner(simulator.planner)
-    for point in points:
-        load_machine(point.machine, point.num_ranks)  # a name that is wrong costs no simulated points
     settings = simulator.settings(name)
     record = SweepRecord(settings=settings) if output is None else read_record(output, settings)
     found = []

@@ -48,6 +48,23 @@ class Lengths(StrEnum):
     """As declared, but Poisson where no variance is."""
 
 
+class Engine(StrEnum):
+    """What executes the embedding part of a step."""
+
+    THIN = "thin"
+    """autoshard's own engine on torch.distributed and FBGEMM."""
+    TORCHREC = "torchrec"
+    """TorchRec's DistributedModelParallel."""
+
+
+class Device(StrEnum):
+    """Where something runs; `auto` is CUDA where every process gets a GPU of its own, else the CPU."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
 class Alias(StrEnum):
     """Names of a trained model's versions: the one that is used by default, and one that is tried out."""
 

@@ -130,9 +130,8 @@ def rank_memory(plan: ShardingPlan, predicted: CostBreakdown | None = None) -> t
 
 def row_order_bytes(plan: ShardingPlan) -> int:
     """Bytes of row orders on every rank: of tables that are cut by access rank, see `listed_order_bytes`."""
-    cut = {one.shard.table.name for one in plan.shards if one.shard.rows.by is RowsBy.ACCESS_RANK}
-    tables = [plan.tables[name] for name in cut]
-    return sum(listed_order_bytes(table, plan.row_orders.get(table.name)) for table in tables)
+    cut = {one.shard.table.name: one.shard.table for one in plan.shards if one.shard.rows.by is RowsBy.ACCESS_RANK}
+    return sum(listed_order_bytes(table, plan.row_orders.get(name)) for name, table in cut.items())
 
 
 def listed_order_bytes(table: EmbeddingTable, order: RowOrder | None = None) -> int:

@@ -4,9 +4,10 @@ The names here start runs in child processes. A trainer that already runs under 
 `autoshard.runtime.embeddings.ShardedEmbeddings`, an `nn.Module` made from a plan.
 """
 
+from autoshard.core.choices import Device, Engine
 from autoshard.runtime.ownership import ownership_of
 from autoshard.runtime.processes.launch import RunProgress, run_requests
-from autoshard.runtime.results import Device, Engine, RankTiming, RunRequest, RunResult, Verification
+from autoshard.runtime.results import RankTiming, RunRequest, RunResult, Verification
 
 __all__ = [
     "Device",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from autoshard.core.choices import Device
 from autoshard.core.plan import Estimate
 from autoshard.formats.documents.document import Document
 from autoshard.formats.documents.kinds import (
@@ -19,7 +20,7 @@ from autoshard.formats.documents.kinds import (
     whole_number,
 )
 from autoshard.formats.documents.prediction_json import ESTIMATE, STEP_PARTS, collective_times
-from autoshard.runtime.results import OVERLAPS, Device, RankTiming, RunPrediction, RunResult, Verification
+from autoshard.runtime.results import OVERLAPS, RankTiming, RunPrediction, RunResult, Verification
 
 _MS: Final = number_in()
 _BYTES: Final = number_in()

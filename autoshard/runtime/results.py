@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Annotated, Final
 
 from autoshard.core.accepted import AT_LEAST_1, FINITE_ABOVE_0, WHOLE_AT_LEAST_0, WHOLE_AT_LEAST_1, Range, check_choice
+from autoshard.core.choices import Device, Engine
 from autoshard.core.declared import Meaning, Size, Written
 from autoshard.core.plan import Estimate
 from autoshard.core.step import CollectiveTime, Overlap, StepCollective, StepPart
@@ -17,23 +17,6 @@ from autoshard.evaluation.traffic import Stream
 SENT: Final = (*map(str, Stream), "sync", "group_sync")
 #: What the thin engine overlaps; TorchRec's overlaps nothing.
 OVERLAPS: Final = (Overlap.NONE, Overlap.PIPELINED)
-
-
-class Engine(StrEnum):
-    """What executes the embedding part of a step."""
-
-    THIN = "thin"
-    """autoshard's own engine on torch.distributed and FBGEMM."""
-    TORCHREC = "torchrec"
-    """TorchRec's DistributedModelParallel."""
-
-
-class Device(StrEnum):
-    """Where a plan is executed; `auto` is CUDA where every process gets a GPU of its own, else the CPU."""
-
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,10 @@ from typing import Annotated
 
 import typer
 
-from autoshard.commands.arguments import positive_option, seed_option
+from autoshard.commands.arguments import DeviceOption, positive_option, seed_option
 from autoshard.commands.options import Needs, command_options
 from autoshard.core.accepted import listed
+from autoshard.core.choices import Device
 from autoshard.core.errors import InvalidOptionError, SampleStoreError
 from autoshard.core.quoting import shown
 
@@ -59,7 +60,7 @@ class CollectOptions:
     store: Annotated[
         Path, typer.Option("--store", "--output", "-o", help="Folder that samples are appended to; made when missing.")
     ]
-    device: Annotated[str, typer.Option(help="`auto` (a GPU if there is one), `cpu` or `cuda`.")] = "auto"
+    device: DeviceOption = Device.AUTO
     kinds: Annotated[str, typer.Option(help="Any of kernels, dense, collectives, separated by commas.")] = "kernels"
     if_busy: Annotated[
         IfBusy, typer.Option(help="When another collector is measuring on the device: `fail` (code 1) or `skip` (0).")

@@ -23,6 +23,7 @@ from bench.collecting.sample_log import Advance
 from bench.collecting.set_queue import StreamPosition
 from bench.collecting.store_lock import CollectorLock, device_lock_name
 from bench.collecting.termination import Terminated
+from bench.collectives.sampling import Processes
 from bench.kernels.harness import Harness, Settings
 from bench.kernels.measurable import is_measurable
 from bench.measuring.devices import BenchDevice, find_device
@@ -60,14 +61,16 @@ def run_collection(options: CollectOptions, advance: Advance = lambda *_: None) 
 
 
 def check_names(options: CollectOptions) -> None:
-    """Makes sure that tables and strategies are there, before a store is made.
+    """Makes sure that strategies, processes and tables can be as they are asked for, before a store is made.
 
     Raises:
-        InputError: If they are not.
+        InputError: If they cannot.
     """
-    load_tables(options.tables)
     for name in options.shares or ():
         check_choice(name, STRATEGIES, "strategies")
+    if SampleKind.COLLECTIVES in options.sample_kinds:
+        _processes(options)
+    load_tables(options.tables)
 
 
 def check_store(store: Path) -> None:
@@ -166,15 +169,18 @@ def _collect_dense(options: CollectOptions, device: BenchDevice, deadline: float
     )
 
 
+def _processes(options: CollectOptions) -> Processes:
+    return Processes(nproc=options.nproc, node_size=options.node_size)
+
+
 def _collect_collectives(
     options: CollectOptions, _device: BenchDevice, deadline: float, advance: Advance
 ) -> CollectedSamples:
     from bench.collecting.collectives import collect_collectives
-    from bench.collectives.sampling import Processes
 
     return collect_collectives(
         options.store,
-        Processes(nproc=options.nproc, node_size=options.node_size),
+        _processes(options),
         device=options.device,
         seconds=seconds_until(deadline),
         seed=options.set_seed,

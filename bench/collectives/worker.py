@@ -22,13 +22,13 @@ import torch
 import torch.distributed as dist
 
 from autoshard.core import DType
+from autoshard.core.choices import Device
 from autoshard.core.collector import collector_paused
 from autoshard.core.errors import DeviceError
 from autoshard.formats.stores.collective_samples import GroupLevel, MeasuredCollective, Operator, Splits
 from autoshard.runtime.processes.devices import choose_device
 from autoshard.runtime.processes.job import JOB_FILE
 from autoshard.runtime.processes.worker import run_worker
-from autoshard.runtime.results import Device
 from bench.collectives.operators import BoundCollective, Buffers, Movement, collective_from_json, verify
 from bench.measuring.arena import free_bytes
 from bench.measuring.robust_stats import MsArray, locate

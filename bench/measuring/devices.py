@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from autoshard.core.accepted import check_choice
+from autoshard.core.choices import Device
 from autoshard.core.errors import DeviceError
 from autoshard.core.machine import gpu_key
 from autoshard.hardware import processor_name
@@ -42,7 +43,7 @@ def find_device(wanted: str = "auto") -> BenchDevice:
         InvalidOptionError: If it is none of these.
         DeviceError: If a GPU is asked for and there is none.
     """
-    check_choice(wanted, ("auto", "cpu", "cuda"), "device")
+    check_choice(wanted, Device, "device")
     if wanted == "cuda" and not torch.cuda.is_available():
         raise DeviceError("torch finds no GPU here; `--device cpu` measures on the processor")
     if wanted == "cpu" or not torch.cuda.is_available():

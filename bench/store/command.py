@@ -11,13 +11,14 @@ import typer
 from rich.console import Group, RenderableType
 
 from autoshard import console
-from autoshard.commands.arguments import KEY_VARIABLE, ImageOption, open_client
+from autoshard.commands.arguments import ImageOption, open_client, server_option
 from autoshard.commands.options import Needs, command_options
 from autoshard.commands.plan import draw
 from autoshard.core.errors import InvalidOptionError, SampleStoreError
 from autoshard.core.quoting import shown
 
 if TYPE_CHECKING:
+    from autoshard.core import TableSet
     from autoshard.formats.stores.collective_samples import CollectiveSample
     from autoshard.formats.stores.dense_samples import DenseSample
     from autoshard.formats.stores.sample_store import SampleStore
@@ -49,12 +50,7 @@ class SamplesOptions:
         Needs("--tables", lambda options: options.tables is not None),
     ] = 64
 
-    send_to: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL", help=f"Send the samples to a service (`autoshard serve`); ${KEY_VARIABLE} holds a key of it."
-        ),
-    ] = None
+    send_to: Annotated[str | None, server_option("Send the samples to a service (`autoshard serve`).")] = None
 
     @property
     def shows_coverage(self) -> bool:
@@ -72,12 +68,14 @@ def samples(options: SamplesOptions, as_json: console.JsonOption = False) -> Non
         autoshard samples samples --html coverage.html --image coverage.svg --tables metasyn
         autoshard samples samples --send-to http://localhost:8000
     """
+    from autoshard.formats import load_tables
     from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES
     from autoshard.formats.stores.dense_samples import DENSE_SAMPLES
     from autoshard.formats.stores.samples import devices_in
     from bench.dense.report import dense_table
     from bench.store.summary import summarise, summary_table
 
+    pool = None if options.tables is None else load_tables(options.tables).scaled(options.scale)
     store, device = options.store, options.device
     found = {
         "kernels": devices_in(store),
@@ -100,7 +98,7 @@ def samples(options: SamplesOptions, as_json: console.JsonOption = False) -> Non
     parts += [f"collectives on {key}: {len(measured):,} samples" for key, measured in collectives.items()]
     if options.send_to is not None:
         parts.append(f"Sent {_sent(store, chosen, options.send_to):,} samples to {options.send_to}.")
-    coverage = _coverage(options, kernels) if options.shows_coverage else None
+    coverage = _coverage(kernels, pool) if options.shows_coverage else None
     if coverage is not None and options.html is not None:
         parts.append(f"Wrote {_write_page(options.html, options.store, coverage)}.")
     result = {
@@ -160,20 +158,18 @@ def _intact(store: Path, device: str, samples: Sequence[_Sample]) -> Sequence[_S
     return samples
 
 
-def _coverage(options: SamplesOptions, kernels: dict[str, SampleTable]) -> Coverage:
-    """The regions that samples of kernels cover.
+def _coverage(kernels: dict[str, SampleTable], pool: TableSet | None) -> Coverage:
+    """The regions that samples of kernels cover, and what of a pool lies in them.
 
     Raises:
         InvalidOptionError: If there are samples of no device, or of several.
     """
-    from autoshard.formats import load_tables
     from bench.store.coverage import coverage_of
 
     if len(kernels) != 1:
         held = ", ".join(kernels) or "none"
         raise InvalidOptionError(f"must name one device with samples of kernels; there are: {held}", field="device")
     (table,) = kernels.values()
-    pool = None if options.tables is None else load_tables(options.tables).scaled(options.scale)
     return coverage_of(table, pool)
 
 

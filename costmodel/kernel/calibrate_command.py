@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from autoshard import console
-from autoshard.commands.arguments import positive_option, seed_option
+from autoshard.commands.arguments import DeviceOption, positive_option, seed_option
 from autoshard.commands.options import command_options
+from autoshard.core.choices import Device
 from autoshard.core.errors import ModelError
 from autoshard.plugins import KernelsCollected, KernelsToCollect, find_collector
 from autoshard.table import Table
@@ -52,7 +53,7 @@ class CalibrateOptions:
             show_default="`calibration` beside the registry",
         ),
     ] = None
-    device: Annotated[str, typer.Option(help="`auto` (a GPU if there is one), `cpu` or `cuda`.")] = "auto"
+    device: DeviceOption = Device.AUTO
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each set that count.")] = 3
     updates: Annotated[int | None, typer.Option(min=1, help="Number of updates of the fit; more take longer.")] = None
     seed: Annotated[int, seed_option("Seed of the choice of sets. A later run with the same seed goes on.")] = 0

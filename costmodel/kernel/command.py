@@ -13,6 +13,7 @@ from autoshard import console
 from autoshard.commands.arguments import AcceleratorOption, image_option, seed_option
 from autoshard.commands.options import command_options
 from autoshard.commands.plan import draw
+from autoshard.core.choices import Device
 from autoshard.table import Table
 from costmodel.registry.promotion import publish_version, report_published, status_of
 from costmodel.registry.publish_options import PublishOptions
@@ -40,7 +41,7 @@ class TrainCostOptions:
     ] = None
     updates: Annotated[int | None, typer.Option(min=1, help="Number of updates; more take longer.")] = None
     seed: Annotated[int, seed_option("Seed of the weights and of the choice of held-out samples.")] = 0
-    accelerator: AcceleratorOption = "auto"
+    accelerator: AcceleratorOption = Device.AUTO
     image: Annotated[
         Path | None,
         image_option("Draw predicted against measured times of the held-out samples, with 90% intervals."),

@@ -18,6 +18,7 @@ from costmodel.registry.promotion import publish_version, report_published
 from costmodel.registry.publish_options import PublishOptions
 
 if TYPE_CHECKING:
+    from autoshard.core import TableSet
     from costmodel.registry.promotion import TrainedVersion
     from costmodel.registry.versions import Registry
 
@@ -88,15 +89,17 @@ def train_step(options: TrainStepOptions, publishing: PublishOptions, as_json: c
         autoshard train step --store samples --calibrate 20
         autoshard train step --calibrate 20 --force
     """
+    from autoshard.formats import load_tables
     from costmodel.registry.versions import Registry
 
     models = Registry(publishing.registry)
+    pool = load_tables(options.tables).scaled(options.scale) if options.calibrate else None
     trained: list[dict[str, Any]] = []
     if options.store is not None:
         trained += _train(options.store, options.device, models, publishing)
-    if options.calibrate:
+    if pool is not None:
         device = options.device or (str(trained[0]["name"]) if trained else "cpu")
-        trained.append(_calibrate(options, device, models, publishing))
+        trained.append(_calibrate(options, pool, device, models, publishing))
     result = {"registry": str(models.root), "models": trained}
     console.emit(result, _table(trained), as_json=as_json, kind="trained-steps")
 
@@ -128,13 +131,13 @@ def _train(store: Path, device: str | None, models: Registry, publishing: Publis
     return found
 
 
-def _calibrate(options: TrainStepOptions, device: str, models: Registry, publishing: PublishOptions) -> dict[str, Any]:
-    from autoshard.formats import load_tables
+def _calibrate(
+    options: TrainStepOptions, pool: TableSet, device: str, models: Registry, publishing: PublishOptions
+) -> dict[str, Any]:
     from autoshard.whatif.trials import draw_trials, local_topology, plan_trial
     from costmodel.step.calibration import calibrate_step, run_calibration
     from costmodel.step.comparison import step_version
 
-    pool = load_tables(options.tables).scaled(options.scale)
     trials = draw_trials(options.calibrate, seed=options.seed)
     topology = local_topology(device, options.nproc, _RUN_BYTES)
     with console.progress("Running plans", len(trials)) as advance:

@@ -146,6 +146,62 @@ class TrainingOptions:
                 field="num_actors",
             )
 
+    def check(self, *, is_of_steps: bool, may_split: bool, is_joint: bool = False, num_processes: int = 1) -> None:
+        """Refuses what does not go with what is trained.
+
+        Args:
+            is_of_steps: Whether whole steps are the objective, not kernels.
+            may_split: Whether items may be split, so that episodes differ in length.
+            is_joint: Whether the cost model is trained along.
+            num_processes: Processes that train together.
+
+        Raises:
+            InvalidOptionError: If the algorithm, the actors or the source of rewards cannot do that.
+        """
+        is_ppo, is_measured = self.algorithm is Algorithm.PPO, self.reward is not RewardSource.MODEL
+        vtrace, actors = f"must be {Algorithm.VTRACE}", f"got {self.num_actors}"
+        for is_wrong, field_name, told in (
+            (
+                is_joint and num_processes > 1,
+                "--joint",
+                f"trains in one process, whose buffer the cost model learns from, got {num_processes}",
+            ),
+            (
+                is_ppo and is_joint,
+                "algorithm",
+                f"{vtrace} in joint training, whose gradients reach the cost model, got {self.algorithm}",
+            ),
+            (
+                is_ppo and may_split,
+                "algorithm",
+                f"{vtrace} where items may be split, since episodes differ in length then, got {self.algorithm}",
+            ),
+            (is_ppo and num_processes > 1, "algorithm", f"{vtrace} in several processes, got {self.algorithm}"),
+            (
+                self.num_actors and is_joint,
+                "num_actors",
+                f"must be 0 in joint training, which prices all tasks anew after every update, {actors}",
+            ),
+            (
+                is_measured and is_of_steps,
+                "reward",
+                f"must be {RewardSource.MODEL} for steps, of which kernels are measured alone, got {self.reward}",
+            ),
+            (
+                is_measured and may_split,
+                "reward",
+                f"must be {RewardSource.MODEL} where items may be split, as tiers may, got {self.reward}",
+            ),
+            (
+                is_measured and num_processes > 1,
+                "reward",
+                f"must be {RewardSource.MODEL} in several processes, which would disturb each other's measurements, "
+                f"got {self.reward}",
+            ),
+        ):
+            if is_wrong:
+                raise InvalidOptionError(told, field=field_name)
+
     @property
     def share_measured(self) -> float:
         """Share of the updates whose rewards are measured."""

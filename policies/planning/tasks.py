@@ -6,6 +6,7 @@ Shape suffixes: N items, R ranks.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -99,26 +100,32 @@ class TaskKind:
         SHARE.check_fields(self, "memory_fill")
 
 
-def sample_problems(pool: TableSet, model: CostModel, kind: TaskKind, seeds: range) -> tuple[PlacementProblem, ...]:
-    """Placement problems of random tables of the pool, all with equally many items.
+def sample_tables(pool: TableSet, kind: TaskKind, seeds: range) -> Iterator[TableSet]:
+    """Random tables of the pool for each task.
 
     Tables that have fewer rows than each is to be cut into are left out of the pool, since whole ones would be fewer
     items.
 
     Raises:
         InvalidTableError: If the pool has too few tables.
-        ModelError: If the model cannot price the pool's tables as they are to be held.
 
     Source:
         AutoShard Sec. 5.1.
     """
     num_parts = NUM_ROW_RANGES if kind.items is Items.ROW_GROUPS else 1
-    kept = tuple(table for table in pool.tables if table.num_embeddings >= num_parts)
-    whole_bytes = pool.storage_bytes
-    topology = training_topology(kind.device, kind.num_ranks, whole_bytes)
-    return tuple(
-        _problem(replace(pool, tables=kept).sample(kind.num_tables, seed), model, kind, topology) for seed in seeds
-    )
+    kept = replace(pool, tables=tuple(table for table in pool.tables if table.num_embeddings >= num_parts))
+    return (kept.sample(kind.num_tables, seed) for seed in seeds)
+
+
+def sample_problems(pool: TableSet, model: CostModel, kind: TaskKind, seeds: range) -> tuple[PlacementProblem, ...]:
+    """Placement problems of random tables of the pool, all with equally many items.
+
+    Raises:
+        InvalidTableError: If the pool has too few tables.
+        ModelError: If the model cannot price the pool's tables as they are to be held.
+    """
+    topology = training_topology(kind.device, kind.num_ranks, pool.storage_bytes)
+    return tuple(_problem(tables, model, kind, topology) for tables in sample_tables(pool, kind, seeds))
 
 
 def _problem(tables: TableSet, model: CostModel, kind: TaskKind, topology: Topology) -> PlacementProblem:

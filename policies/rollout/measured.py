@@ -15,11 +15,10 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs, VecEnvStepR
 
 from autoshard.core import ShardingPlan
 from autoshard.core.costs import MsArray
-from autoshard.core.errors import InvalidOptionError
 from autoshard.planners.refine import MeasurePlans
 from autoshard.planners.space.placement import PlacementProblem, RankArray
 from autoshard.plugins import find_replay
-from env import Objective, PlacementTask, PlacementVecEnv, kernel_score
+from env import PlacementTask, PlacementVecEnv, kernel_score
 
 #: Told what was measured: a problem, the rank of each of its items, and each rank's milliseconds.
 OnMeasured = Callable[[PlacementProblem, RankArray, MsArray], None]
@@ -52,13 +51,10 @@ class MeasuredVecEnv(VecEnvWrapper):
     Placements beyond memory limits or constraints are not measured, and keep their reward.
 
     Args:
-        venv: The environments; all their episodes end together.
+        venv: The environments; all their episodes end together, their objective is of kernels, and no item is split.
         measure: Measures plans.
         share: Share of the rounds that are measured.
         on_measured: Told every placement that was measured.
-
-    Raises:
-        InvalidOptionError: If whole steps are the objective, or items may be split.
 
     Attributes:
         num_rounds: Rounds of episodes that have ended.
@@ -80,10 +76,6 @@ class MeasuredVecEnv(VecEnvWrapper):
         on_measured: OnMeasured = lambda *_: None,
     ) -> None:
         super().__init__(venv)
-        if venv.batch.tasks[0].objective is Objective.STEP:
-            raise InvalidOptionError("measures kernels, which are not all that steps are made of", field="reward")
-        if venv.batch.may_split:
-            raise InvalidOptionError("must be model where items may be split, as tiers may", field="reward")
         self._measure, self._share, self._on_measured = measure, share, on_measured
         self._tasks: list[PlacementTask] = []
         self.num_rounds = 0

@@ -18,10 +18,8 @@ from typing_extensions import override
 
 from autoshard.core import Tier
 from autoshard.core.costs import CodeArray, MsArray
-from autoshard.core.errors import InvalidOptionError
 from autoshard.planners.refine import MeasurePlans
 from autoshard.planners.space.placement import PlacementProblem, RankArray
-from autoshard.runtime.processes.learners import Learners
 from costmodel.kernel.features import FeatureArray, shard_features
 from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.updates.batches import uploaded
@@ -29,7 +27,6 @@ from env import CHOICE_CODES, ITEM_CODE, PlacementTask
 from policies.algorithms.training_options import TrainingOptions, VTraceSettings
 from policies.algorithms.trajectories import Tensors, Trajectories
 from policies.algorithms.vtrace import VTrace
-from policies.choices import Algorithm
 from policies.network.actor_critic import PlacementPolicy
 from policies.network.weights import with_prefix
 from policies.training.checkpoint import Checkpoint
@@ -121,6 +118,7 @@ class JointTrainer(PolicyTrainer):
     """
 
     algorithm: JointVTrace
+    _is_joint = True
 
     def __init__(
         self,
@@ -132,7 +130,6 @@ class JointTrainer(PolicyTrainer):
         seed: int = 0,
         measure: MeasurePlans | None = None,
     ) -> None:
-        _check(options or TrainingOptions(), cost.learners)
         self.cost = cost
         self._train_tables = [TaskTables.of(problem) for problem in train]
         self._validation_tables = [TaskTables.of(problem) for problem in validation]
@@ -209,22 +206,3 @@ class JointTrainer(PolicyTrainer):
     def _identity(self) -> dict[str, Any]:
         # Prices change as the cost model does, so they identify nothing here.
         return {**super()._identity(), "total_ms": None, "even_objective_ms": None, "num_samples": self.cost.num_stored}
-
-
-def _check(options: TrainingOptions, learners: Learners) -> None:
-    if learners.world_size > 1:
-        raise InvalidOptionError(
-            f"trains in one process, whose buffer the cost model learns from, got {learners.world_size}",
-            field="joint_store",
-        )
-    if options.algorithm is not Algorithm.VTRACE:
-        raise InvalidOptionError(
-            f"must be {Algorithm.VTRACE} in joint training, whose gradients reach the cost model, "
-            f"got {options.algorithm}",
-            field="algorithm",
-        )
-    if options.num_actors:
-        raise InvalidOptionError(
-            f"must be 0 in joint training, which prices all tasks anew after every update, got {options.num_actors}",
-            field="num_actors",
-        )

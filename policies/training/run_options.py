@@ -10,6 +10,7 @@ import typer
 
 from autoshard.commands.arguments import AcceleratorOption, seed_option, share_option
 from autoshard.commands.options import Needs, command_options
+from autoshard.core.choices import Device
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
 from policies.algorithms.training_options import Budget, TrainingOptions
@@ -109,7 +110,7 @@ class PolicyRunOptions:
         Needs("--joint", lambda options: options.joint),
     ] = CostLoss.RELATIVE
     seed: Annotated[int, seed_option("Seed of the weights, the tasks and the actions.", rich_help_panel=_LEARNING)] = 0
-    accelerator: AcceleratorOption = "auto"
+    accelerator: AcceleratorOption = Device.AUTO
     mixed_precision: Annotated[
         bool,
         typer.Option(
@@ -142,7 +143,7 @@ class PolicyRunOptions:
         if self.store is not None and not self.joint:
             raise InvalidOptionError("goes with --joint only", field="--store")
         if self.joint and (self.tasks.items, self.tasks.objective) != (Items.TABLES, "balance"):
-            raise InvalidOptionError("trains on whole tables and their balance only", field="joint_store")
+            raise InvalidOptionError("trains on whole tables and their balance only", field="--joint")
 
     @property
     def cluster(self) -> str | None:

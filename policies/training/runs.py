@@ -11,7 +11,6 @@ import autoshard
 from autoshard.core import CostModel, CostModels, LocalShard
 from autoshard.formats import load_tables
 from autoshard.formats.stores.samples import read_samples
-from autoshard.planners.refine import MeasurePlans
 from autoshard.planners.space.placement import PlacementProblem
 from autoshard.planning import make_costs
 from autoshard.runtime.processes.learners import Learners
@@ -24,7 +23,9 @@ from policies.choices import RewardSource
 from policies.planning.tasks import (
     TaskSplit,
     items_task,
+    num_splits,
     sample_problems,
+    sample_tables,
     task_seeds,
     training_topology,
     whole_tables,
@@ -99,8 +100,18 @@ class _Run:
 
     def __init__(self, options: PolicyRunOptions, models: Registry, learners: Learners) -> None:
         self._options, self._models, self.learners = options, models, learners
-        self._pool = load_tables(options.tasks.tables).scaled(options.tasks.scale)
         self._objective = Objective(options.tasks.objective)
+        # What is wrong with the options is told before any model or sample is looked for.
+        options.training.check(
+            is_of_steps=self._objective is Objective.STEP,
+            may_split=num_splits(options.tasks.items) > 0,
+            is_joint=options.joint,
+            num_processes=learners.world_size,
+        )
+        is_measured = options.training.reward is not RewardSource.MODEL
+        self._measure = find_benchmark(options.tasks.device) if is_measured else None
+        self._pool = load_tables(options.tasks.tables).scaled(options.tasks.scale)
+        next(sample_tables(self._pool, options.tasks.kind, task_seeds(TaskSplit.VALIDATION, 1)))
         self._joint: JointCost | None = None
         self.trainer = self._make_trainer()
 
@@ -119,7 +130,7 @@ class _Run:
                 cost=joint,
                 options=options.training,
                 seed=options.seed,
-                measure=self._measure(),
+                measure=self._measure,
             )
         model = self._cost
         return PolicyTrainer(
@@ -127,7 +138,7 @@ class _Run:
             options=options.training,
             seed=options.seed,
             as_task=self._as_task(model, self._objective),
-            measure=self._measure(),
+            measure=self._measure,
             launcher=self._launcher(),
             learners=self.learners,
         )
@@ -150,11 +161,6 @@ class _Run:
         tasks = self._options.tasks
         topology = training_topology(tasks.device, tasks.num_ranks, self._pool.storage_bytes)
         return make_costs(self._pool, topology, self._models.root)
-
-    def _measure(self) -> MeasurePlans | None:
-        if self._options.training.reward is RewardSource.MODEL:
-            return None
-        return find_benchmark(self._options.tasks.device)
 
     def _launcher(self) -> ActorLauncher | None:
         address = self._options.cluster

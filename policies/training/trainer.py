@@ -18,11 +18,11 @@ from autoshard.planners.refine import MeasurePlans
 from autoshard.planners.space.placement import PlacementProblem, RankArray
 from autoshard.runtime.processes.learners import Learners
 from autoshard.runtime.processes.threads import intra_op_threads
-from env import PlacementTask, PlacementVecEnv
+from env import Objective, PlacementTask, PlacementVecEnv
 from policies.algorithms.ppo import PlacementPPO
 from policies.algorithms.training_options import Budget, Plateau, TrainingOptions, VTraceSettings
 from policies.algorithms.vtrace import VTrace
-from policies.choices import Algorithm, RewardSource
+from policies.choices import Algorithm
 from policies.network.actor_critic import PlacementPolicy
 from policies.network.network import PlacementNetwork
 from policies.network.weights import Arrays, load_arrays, optimizer_arrays, restore_optimizer, to_arrays, with_prefix
@@ -77,11 +77,14 @@ class PolicyTrainer:
 
     Raises:
         InvalidOptionError: If tasks differ in what they must share, measuring is wanted and there is no `measure`, or
-            several processes are to train by PPO or by measured rewards.
+            the options do not go with the tasks or the processes (`TrainingOptions.check`).
 
     Attributes:
         times: Where the time went, over resumed runs.
     """
+
+    _is_joint = False
+    """Whether the cost model is trained along."""
 
     def __init__(
         self,
@@ -105,12 +108,17 @@ class PolicyTrainer:
             raise InvalidOptionError(
                 f"tasks to train on must have equally many items, got {sorted(num_items)}", field="train"
             )
+        first = self.train_tasks[0]
+        self.options.check(
+            is_of_steps=first.objective is Objective.STEP,
+            may_split=first.may_split,
+            is_joint=self._is_joint,
+            num_processes=self.learners.world_size,
+        )
         self.env = PlacementVecEnv(self.train_tasks, self.options.num_groups, self.options.num_rollouts)
         self.measured = self._measured_env(measure)
         # Episodes with splits differ in length.
-        settings = replace(
-            self.options.settings, num_steps=num_items.pop(), whole_episodes=self.train_tasks[0].may_split
-        )
+        settings = replace(self.options.settings, num_steps=num_items.pop(), whole_episodes=first.may_split)
         self.pool = self._actor_pool(settings, launcher)
         self.algorithm = self._make_algorithm(settings)
         self.algorithm.set_logger(make_logger(None))
@@ -137,12 +145,6 @@ class PolicyTrainer:
         share = self.options.share_measured
         if not share:
             return None
-        if self.learners.world_size > 1:
-            raise InvalidOptionError(
-                f"must be {RewardSource.MODEL} in several processes, which would disturb each other's measurements, "
-                f"got {self.options.reward}",
-                field="reward",
-            )
         if measure is None:
             raise InvalidOptionError(f"{self.options.reward} needs a way to measure plans", field="reward")
         return MeasuredVecEnv(self.env, measure, share, self._on_measured)
@@ -166,16 +168,6 @@ class PolicyTrainer:
     def _make_algorithm(self, settings: VTraceSettings) -> VTrace | PlacementPPO:
         env, device = self.measured or self.env, self.learners.device
         if self.options.algorithm is Algorithm.PPO:
-            if settings.whole_episodes:
-                raise InvalidOptionError(
-                    f"must be {Algorithm.VTRACE} where items may be split, since episodes differ in length then, got "
-                    f"{Algorithm.PPO}",
-                    field="algorithm",
-                )
-            if self.learners.world_size > 1:
-                raise InvalidOptionError(
-                    f"must be {Algorithm.VTRACE} in several processes, got {Algorithm.PPO}", field="algorithm"
-                )
             return PlacementPPO(env, self.options.ppo, num_steps=settings.num_steps, seed=self.seed, device=device)
         if self.pool is not None:
             return LaggedVTrace(env, settings, self.pool, seed=self.seed, learners=self.learners)

@@ -143,7 +143,7 @@ def _of_command(arguments: list[str], work: ChildWork) -> Reply:
     code = main([*arguments, "--json"])
     sys.stdout.flush()
     if code != 0:
-        raise _failure(code, _last_line(work.log))
+        raise _failure(code, work.settings.without_folders(_last_line(work.log)))
     document = json.loads(output.read_bytes())
     return Reply(status=200, body=json.dumps(document).encode())
 

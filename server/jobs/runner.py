@@ -14,7 +14,6 @@ from pathlib import Path
 import structlog
 
 from autoshard.api import JobState, Problem
-from server.access import Principal
 from server.jobs.child import ChildWork, run_child
 from server.problems import InternalError, StorageError, problem_of
 from server.settings import ServerSettings
@@ -27,8 +26,6 @@ LOOK_S = 0.5
 _LOG_BYTES = 8192
 #: Times that a job may be begun: one that ends its service each time would do so for ever.
 _MAX_STARTS = 20
-#: Who finished a job, in the audit log.
-ACTOR = Principal(name="job")
 _log = structlog.get_logger()
 _context = multiprocessing.get_context("spawn")
 
@@ -67,7 +64,7 @@ class JobRunner:
         """Ends a job, as soon as the database answers."""
         while True:
             try:
-                is_ended = self._storage.finish_job(job.run, end, plan, ACTOR)
+                is_ended = self._storage.finish_job(job, end, plan)
                 break
             except StorageError as error:
                 _log.warning("job not stored yet", reason=str(error))
@@ -88,7 +85,13 @@ class JobRunner:
         if job.num_starts > _MAX_STARTS:
             return _failed(f"its process or service was ended {_MAX_STARTS} times while it ran")
         folder = self._settings.jobs_folder / job.run.id
-        work = ChildWork(kind=job.kind, request=job.request, job_id=job.run.id, folder=folder, settings=self._settings)
+        work = ChildWork(
+            kind=job.kind,
+            request=job.request,
+            job_id=job.run.id,
+            folder=folder,
+            settings=self._settings.of_team(job.team),
+        )
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -102,7 +105,7 @@ class JobRunner:
                 self._look(job, work.log)
             reply = Reply.receive(ours)
             with suppress(StorageError):  # the log's end is told less than what was made
-                self._storage.jobs.report(job, _tail(work.log))
+                self._storage.jobs.report(job, self._tail(work.log))
             return reply
         except (EOFError, OSError):
             process.join()
@@ -118,11 +121,19 @@ class JobRunner:
             self._storage.jobs.release(job)
             raise _AbandonedError
         try:
-            goes_on = self._storage.jobs.report(job, _tail(log))
+            goes_on = self._storage.jobs.report(job, self._tail(log))
         except StorageError:
             return  # the job is lost to another run if this lasts, which the next report says
         if not goes_on:
             raise _CancelledError if self._storage.jobs.is_cancelled(job.run) else _AbandonedError
+
+    def _tail(self, log: Path) -> str:
+        try:
+            with log.open("rb") as file:
+                file.seek(max(0, log.stat().st_size - _LOG_BYTES))
+                return self._settings.without_folders(file.read(_LOG_BYTES).decode("utf-8", errors="replace"))
+        except FileNotFoundError:  # it is just starting
+            return ""
 
 
 class _CancelledError(Exception):
@@ -154,12 +165,3 @@ def _end(process: BaseProcess) -> None:
             os.killpg(process.pid, signal.SIGKILL)
     process.kill()
     process.join()
-
-
-def _tail(log: Path) -> str:
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _LOG_BYTES))
-            return file.read(_LOG_BYTES).decode("utf-8", errors="replace")
-    except FileNotFoundError:  # it is just starting
-        return ""

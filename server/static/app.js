@@ -1,10 +1,11 @@
 "use strict";
 
 import { button, cell, cells, draw, fill, headings, link, ms, plain, short } from "./drawing.js";
+import { makeKey, showAudit, showKeys } from "./admin.js";
 import { showOne } from "./one.js";
 import { ask, find, guarded, reason, states } from "./service.js";
 
-const VIEWS = ["sign-in", "plan", "plans", "one", "jobs", "models"];
+const VIEWS = ["sign-in", "plan", "plans", "one", "jobs", "models", "keys", "audit"];
 let search = null;
 let watched = null;
 let running = null;
@@ -247,6 +248,8 @@ const go = guarded(async () => {
   if (view === "one") await showOne(id);
   if (view === "jobs") { await showJobs(); watch(id); }
   if (view === "models") await showModels();
+  if (view === "keys") { find("made-key").hidden = true; await showKeys(columns); }
+  if (view === "audit") await showAudit(columns, true);
 });
 
 addEventListener("hashchange", () => { go(); find("main").focus(); });
@@ -263,8 +266,11 @@ addEventListener("DOMContentLoaded", () => {
   find("find").addEventListener("submit", guarded(() => list(true)));
   find("more").addEventListener("click", guarded(() => list(false)));
   find("diff").addEventListener("click", showDifference);
+  find("new-key").addEventListener("submit", makeKey(() => columns));
+  find("find-audit").addEventListener("submit", guarded(() => showAudit(columns, true)));
+  find("more-audit").addEventListener("click", guarded(() => showAudit(columns, false)));
   find("sign-in").addEventListener("submit", guarded(async () => {
-    await ask("POST", "/page/session", { key: find("key").value });
+    await ask("POST", "/page/session", undefined, { Authorization: `Bearer ${find("key").value.trim()}` });
     find("key").value = "";
     location.hash = "#plan";
   }));

@@ -8,7 +8,7 @@ export async function ask(method, path, body, headers = {}) {
   const answer = await fetch(path, {
     method,
     credentials: "same-origin",
-    headers: { "X-Autoshard-Page": "1", ...(body === undefined ? {} : { "Content-Type": "application/json" }), ...headers },
+    headers: { ...(body === undefined ? {} : { "Content-Type": "application/json" }), ...headers },
     body: body === undefined ? undefined : JSON.stringify(body),
   });
   if (answer.status === 401) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 import zlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from server.storage.schema import JOBS, now_us, told
 
 _IDS = "[0-9a-f]{32}"
 _LISTED = (JOBS.c.id, JOBS.c.kind, JOBS.c.state, JOBS.c.attempt, JOBS.c.created_us, JOBS.c.progress)
+_OWNER = JOBS.c.client.label("owner")
 _UNFINISHED = tuple(state for state in JobState if not state.is_final)
 #: Jobs that may wait or run, of all clients; one client may have half of them.
 _MAX_UNFINISHED = 100
@@ -48,6 +50,8 @@ class ClaimedJob:
         owner: Name of the run.
         kind: What it does.
         request: JSON text of the request.
+        team: Whose it is.
+        client: Who asked for it.
         num_starts: Times that it was claimed in this attempt: more than once where a run was ended.
     """
 
@@ -55,6 +59,8 @@ class ClaimedJob:
     owner: str
     kind: JobKind
     request: bytes
+    team: str
+    client: str
     num_starts: int
 
 
@@ -85,14 +91,15 @@ class JobStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def add(self, connection: Connection, kind: JobKind, request: bytes, client: str) -> str:
+    def add(self, connection: Connection, kind: JobKind, request: bytes, client: str, team: str) -> str:
         """Stores a job.
 
         Args:
             connection: A transaction that writes.
             kind: What it does.
             request: JSON text of the request.
-            client: Whose it is.
+            client: Whose share of the jobs it counts to.
+            team: Whose it is.
 
         Returns:
             Its id.
@@ -108,29 +115,30 @@ class JobStore:
             raise BusyError(f"{_MAX_UNFINISHED} jobs are unfinished, the most that may be")
         job_id, now = uuid.uuid4().hex, now_us()
         row = {"id": job_id, "kind": kind, "state": JobState.QUEUED, "attempt": 1, "num_starts": 0, "client": client}
+        row["team"] = team
         empty = {"progress": "", "log": "", "request": zlib.compress(request)}
         connection.execute(insert(JOBS).values({**row, **empty, "created_us": now, "seen_us": now}))
         return job_id
 
-    def read(self, job_id: str) -> JobAnswer:
-        """What is known of a job.
+    def read(self, job_id: str, team: str) -> JobAnswer:
+        """What is known of a job of a team.
 
         Raises:
             UnknownJobError: If it is not there.
             StorageError: If the database does not answer.
         """
         with self._database.reading() as connection:
-            return self.described(connection, job_id)
+            return self.described(connection, job_id, team)
 
-    def described(self, connection: Connection, job_id: str) -> JobAnswer:
+    def described(self, connection: Connection, job_id: str, team: str) -> JobAnswer:
         """As `read`, in a transaction.
 
         Raises:
             UnknownJobError: If it is not there.
         """
-        return _answer(_row(connection, job_id))
+        return _answer(_row(connection, job_id, team))
 
-    def result(self, job_id: str) -> tuple[str | None, bytes | None]:
+    def result(self, job_id: str, team: str) -> tuple[str | None, bytes | None]:
         """What a job made: the id of a plan, or a JSON text.
 
         Raises:
@@ -139,17 +147,20 @@ class JobStore:
             StorageError: If the database does not answer.
         """
         with self._database.reading() as connection:
-            row = _row(connection, job_id)
+            row = _row(connection, job_id, team)
         if row.state != JobState.SUCCEEDED:
             raise JobStateError(f"the job is {row.state}, and has no result")
         return row.plan_id, None if row.result is None else zlib.decompress(row.result)
 
-    def list(self, *, limit: int, kind: JobKind | None, state: JobState | None, cursor: str | None) -> JobList:
+    def list(
+        self, team: str, kinds: Collection[JobKind], *, limit: int, state: JobState | None, cursor: str | None
+    ) -> JobList:
         """One page of jobs, the latest first.
 
         Args:
+            team: Whose jobs.
+            kinds: Only those of these kinds.
             limit: Most jobs of a page.
-            kind: Only those of this kind.
             state: Only those in this state.
             cursor: `next` of the page before; None for the first.
 
@@ -157,9 +168,8 @@ class JobStore:
             FormatError: If the cursor is not one.
             StorageError: If the database does not answer.
         """
-        query = select(*_LISTED).order_by(JOBS.c.created_us.desc(), JOBS.c.id.desc()).limit(limit + 1)
-        if kind is not None:
-            query = query.where(JOBS.c.kind == kind)
+        query = select(*_LISTED, _OWNER).where(JOBS.c.team == team, JOBS.c.kind.in_(kinds))
+        query = query.order_by(JOBS.c.created_us.desc(), JOBS.c.id.desc()).limit(limit + 1)
         if state is not None:
             query = query.where(JOBS.c.state == state)
         if cursor is not None:
@@ -194,9 +204,16 @@ class JobStore:
             with self._database.writing() as connection:
                 if connection.execute(statement).rowcount == 0:
                     continue  # another one was quicker
-                row = _row(connection, run.id)
-            kind, request = JobKind(row.kind), zlib.decompress(row.request)
-            return ClaimedJob(run=run, owner=owner, kind=kind, request=request, num_starts=row.num_starts)
+                row = connection.execute(select(JOBS).where(JOBS.c.id == run.id)).one()
+            return ClaimedJob(
+                run=run,
+                owner=owner,
+                kind=JobKind(row.kind),
+                request=zlib.decompress(row.request),
+                team=row.team,
+                client=row.client,
+                num_starts=row.num_starts,
+            )
 
     def report(self, job: ClaimedJob, log: str) -> bool:
         """Says that a job is being done.
@@ -257,36 +274,38 @@ class JobStore:
         made = {"plan_id": end.plan_id, "result": result, "problem": problem}
         return connection.execute(statement.values({**values, **made})).rowcount == 1
 
-    def cancel(self, connection: Connection, job_id: str) -> JobAnswer:
+    def cancel(self, connection: Connection, job_id: str, team: str) -> JobAnswer:
         """Ends a job that waits, and has one that runs end soon; one that has ended stays as it is.
 
         Args:
             connection: A transaction that writes.
             job_id: The job.
+            team: Whose it is.
 
         Raises:
             UnknownJobError: If it is not there.
         """
-        row, now = _row(connection, job_id), now_us()
+        row, now = _row(connection, job_id, team), now_us()
         run = JobRun(id=row.id, attempt=row.attempt)
         if row.state == JobState.QUEUED:
             self.finish(connection, run, JobEnd(state=JobState.CANCELLED))
         elif row.state == JobState.RUNNING and row.cancelled_us is None:
             connection.execute(update(JOBS).where(_is(run)).values(cancelled_us=now))
-        return _answer(_row(connection, job_id))
+        return _answer(_row(connection, job_id, team))
 
-    def retry(self, connection: Connection, job_id: str) -> JobAnswer:
+    def retry(self, connection: Connection, job_id: str, team: str) -> JobAnswer:
         """Begins another attempt of a job that failed or was cancelled.
 
         Args:
             connection: A transaction that writes.
             job_id: The job.
+            team: Whose it is.
 
         Raises:
             UnknownJobError: If it is not there.
             JobStateError: If it is in another state.
         """
-        row = _row(connection, job_id)
+        row = _row(connection, job_id, team)
         run = JobRun(id=row.id, attempt=row.attempt)
         again = (JobState.FAILED, JobState.CANCELLED)
         values = {"state": JobState.QUEUED, "attempt": run.attempt + 1, "seen_us": now_us(), "num_starts": 0}
@@ -294,15 +313,15 @@ class JobStore:
         statement = update(JOBS).where(_is(run), JOBS.c.state.in_(again)).values({**values, **cleared})
         if connection.execute(statement).rowcount == 0:
             raise JobStateError(f"the job is {row.state}; one that failed or was cancelled can be tried again")
-        return self.described(connection, job_id)
+        return self.described(connection, job_id, team)
 
 
 def _is(run: JobRun) -> ColumnElement[bool]:
     return and_(JOBS.c.id == run.id, JOBS.c.attempt == run.attempt)
 
 
-def _row(connection: Connection, job_id: str) -> Row[*tuple[Any, ...]]:
-    row = connection.execute(select(JOBS).where(JOBS.c.id == job_id)).first()
+def _row(connection: Connection, job_id: str, team: str) -> Row[*tuple[Any, ...]]:
+    row = connection.execute(select(JOBS).where(JOBS.c.team == team, JOBS.c.id == job_id)).first()
     if row is None:
         raise UnknownJobError(f"no job {job_id} is stored")
     return row
@@ -311,4 +330,6 @@ def _row(connection: Connection, job_id: str) -> Row[*tuple[Any, ...]]:
 def _answer(row: Row[*tuple[Any, ...]]) -> JobAnswer:
     is_cancelling = row.state == JobState.RUNNING and row.cancelled_us is not None
     problem = None if row.problem is None else Problem.model_validate_json(row.problem)
-    return JobAnswer.model_validate({**told(row), "is_cancelling": is_cancelling, "problem": problem})
+    return JobAnswer.model_validate(
+        {**told(row), "owner": row.client, "is_cancelling": is_cancelling, "problem": problem}
+    )

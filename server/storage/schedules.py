@@ -9,11 +9,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from croniter import CroniterError, croniter
-from sqlalchemy import Connection, Row, delete, func, select, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, select, update
 
 from autoshard.api import ScheduleAnswer, ScheduleBody, ScheduleList
 from autoshard.core.errors import InputError
 from autoshard.core.quoting import shown
+from server.access import Principal
 from server.problems import BusyError, ScheduleExistsError, UnknownScheduleError
 from server.storage.database import Database
 from server.storage.schema import SCHEDULES, now_us
@@ -34,12 +35,13 @@ class ScheduleStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def add(self, connection: Connection, body: ScheduleBody) -> ScheduleAnswer:
+    def add(self, connection: Connection, body: ScheduleBody, actor: Principal) -> ScheduleAnswer:
         """Stores a schedule, of a job's body that was checked.
 
         Args:
             connection: A transaction that writes.
             body: The schedule.
+            actor: Who makes it, and whose team's it is.
 
         Raises:
             InputError: If its cron expression is none.
@@ -47,24 +49,26 @@ class ScheduleStore:
             BusyError: If there are as many as may be.
         """
         row: dict[str, Any] = {"name": body.name, "cron": body.cron, "kind": body.kind, "body": json.dumps(body.body)}
-        row |= {"is_paused": False, "next_us": _next_us(body.cron)}
+        row |= {"is_paused": False, "next_us": _next_us(body.cron), "team": actor.team, "owner": actor.name}
         if (connection.scalar(select(func.count()).select_from(SCHEDULES)) or 0) >= _MAX_SCHEDULES:
             raise BusyError(f"there are {_MAX_SCHEDULES} schedules, the most that may be")
         if not self._database.insert_new(connection, SCHEDULES, row):
             raise ScheduleExistsError(f"there is a schedule {body.name}", field="name")
-        return _answer(_row(connection, body.name))
+        return _answer(_row(connection, body.name, actor.team))
 
-    def list(self) -> ScheduleList:
-        """All schedules, by name.
+    def list(self, team: str) -> ScheduleList:
+        """All schedules of a team, by name.
 
         Raises:
             StorageError: If the database does not answer.
         """
         with self._database.reading() as connection:
-            rows = connection.execute(select(SCHEDULES).order_by(SCHEDULES.c.name)).all()
+            rows = connection.execute(
+                select(SCHEDULES).where(SCHEDULES.c.team == team).order_by(SCHEDULES.c.name)
+            ).all()
         return ScheduleList(schedules=list(map(_answer, rows)))
 
-    def read(self, name: str) -> ScheduleAnswer:
+    def read(self, name: str, team: str) -> ScheduleAnswer:
         """One schedule.
 
         Raises:
@@ -72,26 +76,26 @@ class ScheduleStore:
             StorageError: If the database does not answer.
         """
         with self._database.reading() as connection:
-            return _answer(_row(connection, name))
+            return _answer(_row(connection, name, team))
 
-    def pause(self, connection: Connection, name: str, *, is_paused: bool) -> ScheduleAnswer:
+    def pause(self, connection: Connection, name: str, team: str, *, is_paused: bool) -> ScheduleAnswer:
         """Has a schedule make no more jobs, or make them again from its next time on.
 
         Raises:
             UnknownScheduleError: If it is not there.
         """
-        values = {"is_paused": is_paused, "next_us": _next_us(_row(connection, name).cron)}
-        connection.execute(update(SCHEDULES).where(SCHEDULES.c.name == name).values(values))
-        return _answer(_row(connection, name))
+        values = {"is_paused": is_paused, "next_us": _next_us(_row(connection, name, team).cron)}
+        connection.execute(update(SCHEDULES).where(_is(name, team)).values(values))
+        return _answer(_row(connection, name, team))
 
-    def delete(self, connection: Connection, name: str) -> ScheduleAnswer:
+    def delete(self, connection: Connection, name: str, team: str) -> ScheduleAnswer:
         """Deletes a schedule; jobs that it made stay.
 
         Raises:
             UnknownScheduleError: If it is not there.
         """
-        answer = _answer(_row(connection, name))
-        connection.execute(delete(SCHEDULES).where(SCHEDULES.c.name == name))
+        answer = _answer(_row(connection, name, team))
+        connection.execute(delete(SCHEDULES).where(_is(name, team)))
         return answer
 
     def are_due(self) -> bool:
@@ -103,8 +107,8 @@ class ScheduleStore:
         with self._database.reading() as connection:
             return connection.execute(select(SCHEDULES.c.name).where(_is_due()).limit(1)).first() is not None
 
-    def take_due(self, connection: Connection) -> Sequence[ScheduleAnswer]:
-        """Schedules whose jobs the caller is to make in the same transaction; no other one gets these times.
+    def take_due(self, connection: Connection) -> Sequence[tuple[str, ScheduleAnswer]]:
+        """Teams and schedules whose jobs the caller is to make in the same transaction; no other one gets these times.
 
         A time that passed more than a minute ago, while no service ran, is left out.
 
@@ -113,12 +117,12 @@ class ScheduleStore:
         """
         taken = []
         for row in connection.execute(select(SCHEDULES).where(_is_due())).all():
-            is_as_read = (SCHEDULES.c.name == row.name) & (SCHEDULES.c.next_us == row.next_us)
+            is_as_read = _is(row.name, row.team) & (SCHEDULES.c.next_us == row.next_us)
             is_late = row.next_us < now_us() - _LATE_US
             values = {"fired_us": row.fired_us if is_late else row.next_us, "next_us": _next_us(row.cron)}
             is_taken = connection.execute(update(SCHEDULES).where(is_as_read, _is_due()).values(values)).rowcount == 1
             if is_taken and not is_late:
-                taken.append(_answer(row))
+                taken.append((row.team, _answer(row)))
         return taken
 
 
@@ -126,8 +130,12 @@ def _is_due() -> Any:
     return ~SCHEDULES.c.is_paused & (SCHEDULES.c.next_us <= now_us())
 
 
-def _row(connection: Connection, name: str) -> Row[*tuple[Any, ...]]:
-    row = connection.execute(select(SCHEDULES).where(SCHEDULES.c.name == name)).first()
+def _is(name: str, team: str) -> ColumnElement[bool]:
+    return and_(SCHEDULES.c.team == team, SCHEDULES.c.name == name)
+
+
+def _row(connection: Connection, name: str, team: str) -> Row[*tuple[Any, ...]]:
+    row = connection.execute(select(SCHEDULES).where(_is(name, team))).first()
     if row is None:
         raise UnknownScheduleError(f"there is no schedule {name}")
     return row
@@ -136,6 +144,7 @@ def _row(connection: Connection, name: str) -> Row[*tuple[Any, ...]]:
 def _answer(row: Row[*tuple[Any, ...]]) -> ScheduleAnswer:
     return ScheduleAnswer(
         name=row.name,
+        owner=row.owner,
         cron=row.cron,
         kind=row.kind,
         body=json.loads(row.body),

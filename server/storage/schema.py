@@ -16,7 +16,7 @@ from sqlalchemy import (
     Boolean,
     Column,
     Float,
-    ForeignKey,
+    ForeignKeyConstraint,
     Index,
     Integer,
     LargeBinary,
@@ -39,15 +39,27 @@ def _figure(name: str, field: FieldInfo) -> Column[Any]:
     return Column(name, next(_TYPES[kind] for kind in kinds if kind in _TYPES), nullable=not field.is_required())
 
 
+def _team(**options: Any) -> Column[Any]:
+    """Whose a row is: nobody sees rows of another team."""
+    return Column("team", String(64), nullable=False, server_default="", **options)
+
+
+def _owner() -> Column[Any]:
+    """Who made a row."""
+    return Column("owner", String(128), nullable=False, server_default="")
+
+
 PLANS = Table(
     "plans",
     METADATA,
+    _team(primary_key=True),
     Column("id", String(71), primary_key=True),
+    _owner(),
     Column("created_us", BigInteger, nullable=False),
     Column("search_text", Text, nullable=False),
     *(_figure(name, field) for name, field in PlanFigures.model_fields.items()),
-    Index("plans_by_time", "created_us", "id"),
-    *(Index(f"plans_by_{name}", name, "created_us", "id") for name in PLAN_FILTERS),
+    Index("plans_by_time", "team", "created_us", "id"),
+    *(Index(f"plans_by_{name}", "team", name, "created_us", "id") for name in PLAN_FILTERS),
 )
 """What lists of plans show and are searched by; documents are kept apart, so that lists stay fast. Figures are those of
 `autoshard.api`: an upgrade adds what the table lacks of them."""
@@ -55,8 +67,10 @@ PLANS = Table(
 PLAN_DOCUMENTS = Table(
     "plan_documents",
     METADATA,
-    Column("plan_id", String(71), ForeignKey("plans.id", ondelete="CASCADE"), primary_key=True),
+    _team(primary_key=True),
+    Column("plan_id", String(71), primary_key=True),
     Column("answer", LargeBinary, nullable=False),
+    ForeignKeyConstraint(("team", "plan_id"), ("plans.team", "plans.id"), ondelete="CASCADE"),
 )
 """Answers that hold the plans, compressed by zlib."""
 
@@ -80,11 +94,23 @@ API_KEYS = Table(
     Column("id", String(16), primary_key=True),
     Column("secret_hash", String(64), nullable=False, unique=True),
     Column("name", String(128), nullable=False),
+    _team(),
     Column("scopes", String(128), nullable=False),
     Column("created_us", BigInteger, nullable=False),
     Column("revoked_us", BigInteger),
 )
 """Keys: SHA-256 of the secret, which has 256 random bits; scopes separated by commas. Revoked ones stay."""
+
+SESSIONS = Table(
+    "sessions",
+    METADATA,
+    Column("secret_hash", String(64), primary_key=True),
+    Column("actor", String(128), nullable=False),
+    _team(),
+    Column("scopes", String(128), nullable=False),
+    Column("expires_us", BigInteger, nullable=False),
+)
+"""Sessions on the page, of keys and of tokens."""
 
 AUDIT_LOG = Table(
     "audit_log",
@@ -92,10 +118,12 @@ AUDIT_LOG = Table(
     Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
     Column("at_us", BigInteger, nullable=False),
     Column("actor", String(128), nullable=False),
+    _team(),
     Column("address", String(128), nullable=False),
     Column("request_id", String(64), nullable=False),
     Column("action", String(64), nullable=False),
     Column("target", String(512), nullable=False),
+    Index("audit_log_by_team", "team", "id"),
 )
 """Who changed what; each row is written in the transaction of its change."""
 
@@ -107,6 +135,7 @@ JOBS = Table(
     Column("state", String(16), nullable=False),
     Column("attempt", Integer, nullable=False),
     Column("num_starts", Integer, nullable=False),
+    _team(),
     Column("client", String(128), nullable=False),
     Column("owner", String(32)),
     Column("created_us", BigInteger, nullable=False),
@@ -120,7 +149,7 @@ JOBS = Table(
     Column("plan_id", String(71)),
     Column("result", LargeBinary),
     Column("problem", Text),
-    Index("jobs_by_time", "created_us", "id"),
+    Index("jobs_by_time", "team", "created_us", "id"),
     Index("jobs_by_state", "state", "seen_us"),
     Index("jobs_by_client", "client", "started_us"),
 )
@@ -130,7 +159,9 @@ Requests and results are JSON texts, compressed by zlib; a plan that a job made 
 SCHEDULES = Table(
     "schedules",
     METADATA,
+    _team(primary_key=True),
     Column("name", String(64), primary_key=True),
+    _owner(),
     Column("cron", String(128), nullable=False),
     Column("kind", String(32), nullable=False),
     Column("body", Text, nullable=False),
@@ -160,12 +191,14 @@ RUNS = Table(
     "runs",
     METADATA,
     Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
-    Column("plan_id", String(71), ForeignKey("plans.id", ondelete="CASCADE"), nullable=False),
+    _team(),
+    Column("plan_id", String(71), nullable=False),
     Column("reported_us", BigInteger, nullable=False),
     Column("measured_ms", Float, nullable=False),
     Column("predicted_ms", Float, nullable=False),
     Column("is_drifted", Boolean, nullable=False),
-    Index("runs_by_plan", "plan_id", "id"),
+    Index("runs_by_plan", "team", "plan_id", "id"),
+    ForeignKeyConstraint(("team", "plan_id"), ("plans.team", "plans.id"), ondelete="CASCADE"),
 )
 """Steps of plans that training jobs measured, beside those predicted when the plans were made."""
 

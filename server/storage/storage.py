@@ -10,15 +10,16 @@ from sqlalchemy import Connection
 from autoshard.api import JobAnswer, JobKind, RunAnswer, ScheduleAnswer, ScheduleBody
 from server.access import Principal
 from server.problems import BusyError, ClientBusyError
-from server.storage.audit import record
+from server.storage.audit import AuditStore, record
 from server.storage.database import Database
 from server.storage.idempotency import IdempotencyStore, IdempotentRequest, KeptAnswer
-from server.storage.jobs import JobEnd, JobRun, JobStore
+from server.storage.jobs import ClaimedJob, JobEnd, JobStore
 from server.storage.keys import KeyStore
 from server.storage.location import database_url
 from server.storage.plans import PlanStore
 from server.storage.runs import RunStore
 from server.storage.schedules import ScheduleStore
+from server.storage.sessions import SessionStore
 from server.storage.shadow import ShadowStore
 from server.storage.upgrading import check_schema, upgrade
 from server.tasks.reply import PlanFacts
@@ -38,10 +39,12 @@ class Storage:
         self.plans = PlanStore(database)
         self.requests = IdempotencyStore(database)
         self.keys = KeyStore(database)
+        self.sessions = SessionStore(database)
         self.jobs = JobStore(database)
         self.shadow = ShadowStore(database)
         self.runs = RunStore(database)
         self.schedules = ScheduleStore(database)
+        self.audit = AuditStore(database)
 
     def close(self) -> None:
         """Closes the connections of the database."""
@@ -63,7 +66,7 @@ class Storage:
         """
         with self.database.writing() as connection:
             if facts is not None:
-                self.plans.add(connection, facts, answer.body)
+                self.plans.add(connection, facts, answer.body, actor.team, actor.name)
                 record(connection, actor, "plan.make", facts.id)
             if request is not None:
                 self.requests.keep(connection, request, answer)
@@ -104,7 +107,7 @@ class Storage:
             StorageError: If the database does not answer.
         """
         with self.database.writing() as connection:
-            self.runs.add(connection, plan_id, run)
+            self.runs.add(connection, plan_id, actor.team, run)
             record(connection, actor, "run.report", plan_id)
             if request is not None:
                 self.requests.keep(connection, request, answer)
@@ -121,7 +124,7 @@ class Storage:
             StorageError: If the database does not answer.
         """
         with self.database.writing() as connection:
-            self.plans.delete(connection, plan_id)
+            self.plans.delete(connection, plan_id, actor.team)
             record(connection, actor, "plan.delete", plan_id)
 
     def add_job(
@@ -140,9 +143,11 @@ class Storage:
             RetryError: If there are as many jobs as may be, or the database does not answer.
         """
         with self.database.writing() as connection:
-            job_id = self.jobs.add(connection, kind, body, client)
+            job_id = self.jobs.add(connection, kind, body, client, actor.team)
             record(connection, actor, "job.make", job_id)
-            answer = KeptAnswer(status=202, body=self.jobs.described(connection, job_id).model_dump_json().encode())
+            answer = KeptAnswer(
+                status=202, body=self.jobs.described(connection, job_id, actor.team).model_dump_json().encode()
+            )
             if request is not None:
                 self.requests.keep(connection, request, answer)
         return answer
@@ -159,10 +164,10 @@ class Storage:
             return []
         made = []
         with self.database.writing() as connection:
-            for schedule in self.schedules.take_due(connection):
-                actor, body = Principal(name=f"schedule {schedule.name}"), json.dumps(schedule.body).encode()
+            for team, schedule in self.schedules.take_due(connection):
+                actor, body = Principal(name=f"schedule {schedule.name}", team=team), json.dumps(schedule.body).encode()
                 try:
-                    job_id = self.jobs.add(connection, JobKind(schedule.kind), body, actor.name)
+                    job_id = self.jobs.add(connection, JobKind(schedule.kind), body, actor.name, team)
                 except (BusyError, ClientBusyError) as error:
                     _log.warning("schedule made no job", schedule=schedule.name, reason=str(error))
                     continue
@@ -177,7 +182,7 @@ class Storage:
             StorageError: If the database does not answer.
         """
         with self.database.writing() as connection:
-            made = self.schedules.add(connection, body)
+            made = self.schedules.add(connection, body, actor)
             answer = KeptAnswer(status=201, body=made.model_dump_json().encode())
             _record_schedule(connection, actor, "make", made)
             if request is not None:
@@ -192,7 +197,7 @@ class Storage:
             StorageError: If the database does not answer.
         """
         with self.database.writing() as connection:
-            answer = self.schedules.pause(connection, name, is_paused=is_paused)
+            answer = self.schedules.pause(connection, name, actor.team, is_paused=is_paused)
             _record_schedule(connection, actor, "pause" if is_paused else "resume", answer)
         return answer
 
@@ -204,16 +209,15 @@ class Storage:
             StorageError: If the database does not answer.
         """
         with self.database.writing() as connection:
-            _record_schedule(connection, actor, "delete", self.schedules.delete(connection, name))
+            _record_schedule(connection, actor, "delete", self.schedules.delete(connection, name, actor.team))
 
-    def finish_job(self, run: JobRun, end: JobEnd, plan: tuple[PlanFacts, bytes] | None, actor: Principal) -> bool:
+    def finish_job(self, job: ClaimedJob, end: JobEnd, plan: tuple[PlanFacts, bytes] | None) -> bool:
         """Ends an attempt of a job and stores its plan, in one transaction, once.
 
         Args:
-            run: The attempt.
+            job: The job.
             end: How it ended.
             plan: Facts and JSON text of the answer that holds it; None without a plan.
-            actor: Who did it.
 
         Returns:
             Whether it was unfinished: else nothing has changed.
@@ -222,11 +226,11 @@ class Storage:
             StorageError: If the database does not answer.
         """
         with self.database.writing() as connection:
-            is_ended = self.jobs.finish(connection, run, end)
+            is_ended = self.jobs.finish(connection, job.run, end)
             if is_ended:
                 if plan is not None:
-                    self.plans.add(connection, *plan)
-                record(connection, actor, f"job.{end.state}", run.id)
+                    self.plans.add(connection, *plan, job.team, job.client)
+                record(connection, Principal(name="job", team=job.team), f"job.{end.state}", job.run.id)
         return is_ended
 
     def cancel_job(self, job_id: str, actor: Principal) -> JobAnswer:
@@ -237,7 +241,7 @@ class Storage:
             StorageError: If the database does not answer.
         """
         with self.database.writing() as connection:
-            answer = self.jobs.cancel(connection, job_id)
+            answer = self.jobs.cancel(connection, job_id, actor.team)
             record(connection, actor, "job.cancel", job_id)
         return answer
 
@@ -250,7 +254,7 @@ class Storage:
             StorageError: If the database does not answer.
         """
         with self.database.writing() as connection:
-            answer = self.jobs.retry(connection, job_id)
+            answer = self.jobs.retry(connection, job_id, actor.team)
             record(connection, actor, "job.retry", job_id)
         return answer
 

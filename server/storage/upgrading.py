@@ -15,7 +15,7 @@ from sqlalchemy import Column, Connection, inspect, text
 from autoshard.core.errors import InvalidOptionError
 from server.storage.database import Database
 from server.storage.location import DATABASE_VARIABLE
-from server.storage.schema import PLANS
+from server.storage.schema import METADATA
 
 #: Any number that nothing else locks: two upgrades at the same time wait for each other.
 _UPGRADE_LOCK = 0x6175746F
@@ -38,7 +38,7 @@ def upgrade(database: Database) -> tuple[str | None, str]:
         if before is None or before in _known(config):
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
-            _add_figures(connection)
+            _add_missing(connection)
         after = _revision(connection)
     assert after is not None
     return before, after
@@ -58,23 +58,30 @@ def check_schema(database: Database) -> None:
     head = ScriptDirectory.from_config(config).get_current_head()
     if found is None or lacks or (found in _known(config) and found != head):
         state = "has no schema yet" if found is None else f"has the schema {found}, this version uses {head}"
-        state = "lacks figures of this version" if lacks and found == head else state
+        state = "lacks tables or columns of this version" if lacks and found == head else state
         raise InvalidOptionError(f"the database {state}: run `autoshard db upgrade`", field=DATABASE_VARIABLE)
 
 
 def _missing(connection: Connection) -> list[Column[Any]]:
-    """Columns of plans that the database lacks."""
-    present = {column["name"] for column in inspect(connection).get_columns(PLANS.name)}
-    return [column for column in PLANS.columns if column.name not in present]
+    """Columns that the database lacks, those of whole tables among them."""
+    present = {
+        (table, column["name"])
+        for (_, table), columns in inspect(connection).get_multi_columns().items()
+        for column in columns
+    }
+    declared = (column for table in METADATA.sorted_tables for column in table.columns)
+    return [column for column in declared if (column.table.name, column.name) not in present]
 
 
-def _add_figures(connection: Connection) -> None:
-    """Adds columns of figures that were declared since the table was made, which are empty in its rows."""
+def _add_missing(connection: Connection) -> None:
+    """Adds tables and columns that were declared since the others were made; the columns are empty in their rows."""
+    METADATA.create_all(connection)
     operations = Operations(MigrationContext.configure(connection))
     for column in _missing(connection):
-        operations.add_column(PLANS.name, column._copy())
-    for index in PLANS.indexes:
-        index.create(connection, checkfirst=True)
+        operations.add_column(column.table.name, column._copy())
+    for table in METADATA.sorted_tables:
+        for index in table.indexes:
+            index.create(connection, checkfirst=True)
 
 
 def _config() -> Config:

@@ -7,10 +7,10 @@ from typing import Final, get_type_hints
 
 from autoshard.api import RequestBody
 from autoshard.formats import parse_json
-from server.tasks.comparing import answer_compare
+from server.tasks.comparing import answer_check_comparison, answer_compare
 from server.tasks.context import TaskContext
 from server.tasks.models import answer_check_model, answer_shadow
-from server.tasks.planning import answer_plan, answer_replan
+from server.tasks.planning import answer_check_plan, answer_plan_or_accept, answer_replan
 from server.tasks.pricing import answer_diff, answer_evaluate, answer_explain, answer_improve, answer_report
 from server.tasks.reply import Reply
 from server.tasks.running import answer_run
@@ -21,7 +21,7 @@ from server.tasks.work import Work, WorkKind
 
 #: What answers: a function of the body, the context, and the stored plans.
 _ANSWERS: Final[Mapping[WorkKind, Callable[..., Reply]]] = {
-    WorkKind.PLAN: answer_plan,
+    WorkKind.PLAN: answer_plan_or_accept,
     WorkKind.REPLAN: answer_replan,
     WorkKind.EVALUATE: answer_evaluate,
     WorkKind.COMPARE: answer_compare,
@@ -34,6 +34,8 @@ _ANSWERS: Final[Mapping[WorkKind, Callable[..., Reply]]] = {
     WorkKind.SAMPLES: answer_samples,
     WorkKind.LIST_SAMPLES: answer_list_samples,
     WorkKind.VALIDATE: answer_validate,
+    WorkKind.CHECK_PLAN: answer_check_plan,
+    WorkKind.CHECK_COMPARISON: answer_check_comparison,
     WorkKind.CHECK_MODEL: answer_check_model,
     WorkKind.SHADOW: answer_shadow,
 }

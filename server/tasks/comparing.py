@@ -11,7 +11,7 @@ from autoshard.report.comparison_json import COMPARISON
 from server.problems import fault_of
 from server.tasks.context import TaskContext
 from server.tasks.inputs import request_of, task_of
-from server.tasks.reply import Reply
+from server.tasks.reply import ACCEPTED, Reply
 from server.tasks.size import check_total_time
 
 
@@ -38,6 +38,12 @@ def answer_compare(body: ComparisonBody, context: TaskContext) -> Reply:
         notes=[note for read in lists for note in (read.mapping, *read.notes)],
     )
     return Reply(status=200, body=answer.model_dump_json().encode())
+
+
+def answer_check_comparison(body: ComparisonBody, context: TaskContext) -> Reply:
+    """Checks a task that a job is to compare planners on."""
+    task_of(body.tables, body.topology, context.settings, lambda _: None)
+    return Reply(status=ACCEPTED, body=b"")
 
 
 def _check_names(body: ComparisonBody) -> None:

@@ -17,11 +17,13 @@ class TaskContext:
         settings: Limits and models.
         allow_s: Takes the time limit of planners, in seconds, from which the time follows at which the process is
             ended, counted from now.
+        actor: Who asks.
         started_s: When the time limit of a plan began, by `time.perf_counter`; None for when its task has been read.
     """
 
     settings: ServerSettings
     allow_s: Callable[[float], None]
+    actor: str = ""
     started_s: float | None = None
 
     @property

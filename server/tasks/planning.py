@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autoshard.api import PlanAnswer, PlanBody, ReplanBody
+from autoshard.api import MAX_TIME_LIMIT_S, PlanAnswer, PlanBody, PlanJobBody, ReplanBody
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import InputError
 from autoshard.formats import TableList, digest, plan_to_json
 from server.tasks.context import TaskContext
 from server.tasks.infeasible import plan_or_remedies
 from server.tasks.inputs import plan_of, request_of, stored_plan, task_of, topology_of
-from server.tasks.reply import PlanFacts, Reply
+from server.tasks.reply import ACCEPTED, PlanFacts, Reply
 from server.tasks.running import with_pooling
 from server.tasks.size import check_task
 
@@ -20,6 +20,17 @@ from server.tasks.size import check_task
 _SEARCHED_CHARACTERS = 256
 #: Planner of plans that do not say who made them.
 UNKNOWN_PLANNER = "unknown"
+
+
+def answer_plan_or_accept(body: PlanJobBody, context: TaskContext) -> Reply:
+    """Makes a plan; checks the task only, if it asks for more time than a request has."""
+    return (answer_plan if body.time_limit_s <= MAX_TIME_LIMIT_S else answer_check_plan)(body, context)
+
+
+def answer_check_plan(body: PlanJobBody, context: TaskContext) -> Reply:
+    """Checks a task that a job is to plan."""
+    task_of(body.tables, body.topology, context.settings, lambda _: None)
+    return Reply(status=ACCEPTED, body=b"")
 
 
 def answer_plan(body: PlanBody, context: TaskContext) -> Reply:

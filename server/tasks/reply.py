@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from typing import Final
 
 from pydantic import BaseModel
 
 from autoshard.api import PlanFigures
+
+#: Status of a task that was checked, and is for a job to do.
+ACCEPTED: Final = 202
 
 
 class PlanFacts(PlanFigures):

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from autoshard.api import NoBody, QuarantinedFile, SampleList, SamplesAnswer, StoredSamples
-from autoshard.core.errors import FormatError, InputError
+from autoshard.core.errors import AutoshardError, FormatError, InputError, SampleStoreError
 from autoshard.core.quoting import shown
 from autoshard.formats import atomic_write
 from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES
 from autoshard.formats.stores.dense_samples import DENSE_SAMPLES
 from autoshard.formats.stores.sample_store import SampleStore, damaged_samples
 from autoshard.formats.stores.samples import KERNEL_SAMPLES
+from server.problems import StorageError
 from server.tasks.context import TaskContext
 from server.tasks.reply import Reply
 
@@ -38,22 +39,37 @@ def answer_samples(_: NoBody, context: TaskContext, content: bytes) -> Reply:
     """Adds a file of samples to the service's, once however often it is sent.
 
     Raises:
-        InputError: If it is none; it is then in quarantine.
+        InputError: If it is none. One that can be read is then in quarantine, to be looked at.
+        StorageError: If the disk takes no more.
     """
     settings, file_id = context.settings, hashlib.sha256(content).hexdigest()
     file = settings.quarantine_folder / f"{file_id}.parquet"
-    atomic_write(file, content)
+    is_kept = False
     try:
+        _write(file, content)
         kind, samples = _read(file)
+        _STORES[kind].write(settings.samples_folder, samples)
     except InputError as error:
+        is_kept = isinstance(error.__cause__, AutoshardError | None)  # else it is what Arrow could not read
         error = FormatError(error.message, field=error.field, source="body")
-        atomic_write(file.with_suffix(".json"), json.dumps({"detail": str(error)}).encode())
-        _forget_oldest(settings.quarantine_folder)
+        if is_kept:
+            _write(file.with_suffix(".json"), json.dumps({"detail": str(error), "owner": context.actor}).encode())
+            _forget_oldest(settings.quarantine_folder)
         raise error from None
-    _STORES[kind].write(settings.samples_folder, samples)
-    file.unlink(missing_ok=True)
+    except SampleStoreError as error:
+        raise StorageError("the samples cannot be written") from error
+    finally:
+        if not is_kept:
+            file.unlink(missing_ok=True)
     answer = SamplesAnswer(id=file_id, kind=kind, device=samples[0].device, num_samples=len(samples))
     return Reply(status=200, body=answer.model_dump_json().encode())
+
+
+def _write(file: Path, content: bytes) -> None:
+    try:
+        atomic_write(file, content)
+    except FormatError as error:
+        raise StorageError("the samples cannot be written") from error
 
 
 def answer_list_samples(_: NoBody, context: TaskContext) -> Reply:
@@ -62,8 +78,8 @@ def answer_list_samples(_: NoBody, context: TaskContext) -> Reply:
     quarantined = []
     for file in _by_age(settings.quarantine_folder):
         with suppress(FileNotFoundError, ValueError):
-            detail = json.loads(file.read_text())["detail"]
-            quarantined.append(QuarantinedFile(id=file.stem, detail=detail))
+            said = {"owner": "", **json.loads(file.read_text())}
+            quarantined.append(QuarantinedFile(id=file.stem, **said))
     found = SampleList(samples=list(_counted(settings.samples_folder)), quarantined=quarantined[:_MAX_QUARANTINED])
     return Reply(status=200, body=found.model_dump_json().encode())
 

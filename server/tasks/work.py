@@ -25,6 +25,8 @@ class WorkKind(StrEnum):
     SAMPLES = "samples"
     LIST_SAMPLES = "list-samples"
     VALIDATE = "validate"
+    CHECK_PLAN = "check-plan"
+    CHECK_COMPARISON = "check-comparison"
     CHECK_MODEL = "check-model"
     SHADOW = "shadow"
 
@@ -34,6 +36,8 @@ class _Head(BaseModel):
     request_id: str
     received_s: float | None
     num_stored: int
+    actor: str
+    team: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,8 @@ class Work:
         request_id: Id of the request, for the log.
         received_s: When the service had the body, by `time.perf_counter`, from when on its time limit counts: a plan
             that waited for a process is searched for less long. None for when a process has read it.
+        actor: Who asks for it.
+        team: Whose samples it is about.
     """
 
     kind: WorkKind
@@ -54,6 +60,8 @@ class Work:
     stored: tuple[bytes, ...] = ()
     request_id: str = ""
     received_s: float | None = None
+    actor: str = ""
+    team: str = ""
 
     def send(self, pipe: Connection) -> None:
         """Sends it.
@@ -62,7 +70,12 @@ class Work:
             OSError: If nobody receives it.
         """
         head = _Head(
-            kind=self.kind, request_id=self.request_id, received_s=self.received_s, num_stored=len(self.stored)
+            kind=self.kind,
+            request_id=self.request_id,
+            received_s=self.received_s,
+            num_stored=len(self.stored),
+            actor=self.actor,
+            team=self.team,
         )
         pipe.send_bytes(head.model_dump_json().encode())
         for message in (self.body, *self.stored):
@@ -79,4 +92,4 @@ class Work:
         head = _Head.model_validate_json(pipe.recv_bytes())
         body = pipe.recv_bytes()
         stored = tuple(pipe.recv_bytes() for _ in range(head.num_stored))
-        return cls(kind=head.kind, body=body, stored=stored, request_id=head.request_id, received_s=head.received_s)
+        return cls(body=body, stored=stored, **head.model_dump(exclude={"num_stored"}))

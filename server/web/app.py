@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any, cast
 
 from fastapi import FastAPI
 from fastapi_offline import FastAPIOffline
 from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from autoshard import __version__
 from costmodel.registry.objects import RegistryObjects
@@ -32,6 +34,7 @@ from server.web.reading import BodyRoute
 from server.web.request_log import RequestLog
 from server.web.routes.analyses import add_analyses
 from server.web.routes.jobs import JobHandler, add_jobs
+from server.web.routes.keys import add_keys
 from server.web.routes.models import ModelHandler, add_models
 from server.web.routes.page import add_pages
 from server.web.routes.plans import add_plans
@@ -56,9 +59,11 @@ def create_app(
 
 
 def guarded(routes: FastAPI, storage: Storage, settings: ServerSettings) -> ASGIApp:
-    """Routes behind what every request passes: its id, log line and trace, access control, the count of bytes."""
+    """Routes behind what every request passes: who sent it, its id, log line and trace, access control, its bytes."""
     limited = BufferLimit(routes, BufferBudget(settings))
-    return RequestLog(RequestTraces(AccessControl(limited, routes, storage, settings)), routes.state.metrics)
+    logged: Any = RequestLog(RequestTraces(AccessControl(limited, routes, storage, settings)), routes.state.metrics)
+    forwarded: Any = ProxyHeadersMiddleware(logged, list(settings.trusted_proxies or ()))
+    return cast("ASGIApp", forwarded)
 
 
 def make_routes(
@@ -100,12 +105,13 @@ def make_routes(
     handler = WorkHandler(pool, storage, settings, metrics, on_plan=shadow.consider)
     jobs = JobHandler(handler, engine, storage)
     add_plans(app, jobs, storage)
-    add_jobs(app, jobs, storage)
+    add_jobs(app, jobs)
+    add_keys(app, handler, storage)
     add_schedules(app, handler, storage)
     add_analyses(app, handler)
     add_runs(app, handler, storage, metrics)
     add_samples(app, handler)
     add_models(app, ModelHandler(handler, pool, storage, catalogue, shadow))
-    add_pages(app, storage, settings)
+    add_pages(app, storage, jobs)
     add_published_schemas(app)
     return app

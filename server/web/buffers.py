@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections import Counter
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -9,6 +10,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from server.access import Principal
 from server.problems import BusyError, ClientBusyError
 from server.settings import ServerSettings
+
+#: Characters of an address that a proxy says.
+_MAX_ADDRESS = 64
 
 
 class BufferBudget:
@@ -125,4 +129,13 @@ def client_of(scope: Scope) -> str:
 def address_of(scope: Scope) -> str:
     """The address that a request comes from."""
     client = scope.get("client")
-    return client[0] if client else ""
+    return client[0][:_MAX_ADDRESS] if client else ""
+
+
+def network_of(scope: Scope) -> str:
+    """The address that a request comes from; of IPv6 its network, in which a machine takes addresses as it likes."""
+    address = address_of(scope)
+    try:
+        return str(ipaddress.ip_network(f"{address}/64", strict=False)) if ":" in address else address
+    except ValueError:  # a proxy may say what is none
+        return address

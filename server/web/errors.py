@@ -10,7 +10,21 @@ from starlette.exceptions import HTTPException
 
 from autoshard.api import Problem
 from autoshard.core.errors import AutoshardError, FormatError
-from server.problems import MEDIA_TYPE, InternalError, UnauthenticatedError, problem_of, retry_after_s
+from server.problems import MEDIA_TYPE, UNEXPECTED, InternalError, UnauthenticatedError, problem_of, retry_after_s
+
+
+class RefusedError(AutoshardError):
+    """What a planning process refused, with its answer.
+
+    Args:
+        status: HTTP status.
+        body: JSON text of the problem.
+    """
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__("a planning process refused it")
+        self.status = status
+        self.body = body
 
 
 def add_error_handlers(app: FastAPI) -> None:
@@ -36,11 +50,13 @@ def add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def on_fault(_: Request, __: Exception) -> Response:
         # The exception itself is raised on, and logged with its traceback.
-        return error_response(InternalError("an unexpected fault; the service's log says more"))
+        return error_response(InternalError(UNEXPECTED))
 
 
 def error_response(error: AutoshardError) -> Response:
     """The answer to a request that failed so."""
+    if isinstance(error, RefusedError):
+        return Response(error.body, status_code=error.status, media_type=MEDIA_TYPE)
     headers, retry = {}, retry_after_s(error)
     if retry is not None:
         headers["Retry-After"] = str(retry)

@@ -16,6 +16,7 @@ from autoshard.api import RunAnswer
 from autoshard.core.errors import AutoshardError, ModelError
 from costmodel.registry.objects import RegistryObjects
 from costmodel.registry.versions import default_registry, models_in_use
+from server.access import Door, opened_to
 from server.models.shadow import ShadowPricer
 from server.planning.workers import WorkerPool
 from server.settings import ServerSettings
@@ -160,5 +161,6 @@ def add_metrics(app: FastAPI, metrics: Metrics) -> None:
             **problems(),
         },
     )
+    @opened_to(Door.ANY_KEY)
     def read_metrics() -> Response:
         return Response(generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})

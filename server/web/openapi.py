@@ -37,7 +37,7 @@ _PROBLEMS = {
     403: "The key is not for this.",
     421: "The service does not go by the name that the request calls it by.",
     400: "The body is not JSON, or it or a parameter does not follow its schema.",
-    404: "There is no such plan, job, model or schedule.",
+    404: "There is no such plan, job, model, schedule or key, or it is another team's.",
     408: "The body took too long to arrive.",
     409: "The request is still being answered, says its idempotency key: try again; or the job is in another state, "
     "or the model has not been compared with the one in use, or there is a schedule of the name.",

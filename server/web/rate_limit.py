@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from server.problems import RateLimitError
 
-#: Seconds' worth of requests that a client may send at once after it has sent none.
-_BURST_S = 2.0
-#: Clients after which those that have been quiet are forgotten.
+#: Clients that are remembered; the one that has been quiet for longest is forgotten first.
 _MAX_CLIENTS = 4096
 
 
@@ -28,14 +27,17 @@ class RateLimit:
 
     Args:
         requests_per_s: The limit.
+        burst_s: Seconds' worth of requests that a client may send at once after it has sent none.
         clock: The time in seconds.
     """
 
-    def __init__(self, requests_per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, requests_per_s: float, burst_s: float = 2.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._rate = requests_per_s
-        self._most = max(1.0, _BURST_S * requests_per_s)
+        self._most = max(1.0, burst_s * requests_per_s)
         self._clock = clock
-        self.buckets: dict[str, _Bucket] = {}
+        self.buckets: OrderedDict[str, _Bucket] = OrderedDict()
 
     def check(self, client: str) -> None:
         """Counts a request.
@@ -44,20 +46,17 @@ class RateLimit:
             RateLimitError: If the client has sent too many; it says when to send the next.
         """
         now_s = self._clock()
-        if len(self.buckets) >= _MAX_CLIENTS:
-            self._forget_quiet(now_s)
         bucket = self.buckets.setdefault(client, _Bucket(self._most, now_s))
-        bucket.tokens, bucket.at_s = self._refilled(bucket, now_s), now_s
+        self.buckets.move_to_end(client)
+        if len(self.buckets) > _MAX_CLIENTS:
+            self.buckets.popitem(last=False)
+        bucket.tokens, bucket.at_s = min(self._most, bucket.tokens + (now_s - bucket.at_s) * self._rate), now_s
         if bucket.tokens < 1:
             wait_s = math.ceil((1 - bucket.tokens) / self._rate)
             raise RateLimitError(f"clients may send {self._rate:g} requests per second", retry_after_s=wait_s)
         bucket.tokens -= 1
 
-    def _refilled(self, bucket: _Bucket, now_s: float) -> float:
-        return min(self._most, bucket.tokens + (now_s - bucket.at_s) * self._rate)
-
-    def _forget_quiet(self, now_s: float) -> None:
-        """Drops clients that could send as many as new ones."""
-        self.buckets = {
-            client: bucket for client, bucket in self.buckets.items() if self._refilled(bucket, now_s) < self._most
-        }
+    def give_back(self, client: str) -> None:
+        """Takes a request from the count that was not one of those that are counted."""
+        if client in self.buckets:
+            self.buckets[client].tokens += 1

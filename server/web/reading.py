@@ -16,11 +16,13 @@ from autoshard.api import RequestBody
 from autoshard.formats import parse_json
 from server.problems import BodyTimeoutError, BodyTooLargeError, MediaTypeError
 from server.settings import ServerSettings
-from server.web.buffers import Buffer
 
 B = TypeVar("B", bound=RequestBody)
 
 _DISCONNECT_POLL_S = 0.25
+#: Longest text that this process parses: Python's parser keeps all its threads waiting for as long as an object or a
+#: list is, here up to 6 ms (a core of a Xeon, November 2026), and half a second for 4 MB.
+MAX_PARSED_BYTES = 64 << 10
 
 #: The header of requests that a client may send twice and that are to be done once.
 IDEMPOTENCY_KEY, KEY_PATTERN = "Idempotency-Key", "^[!-~]{1,128}$"
@@ -49,16 +51,16 @@ class ReceivedBody(Generic[B]):
         self._model = model
 
     async def read(self, settings: ServerSettings) -> bytes:
-        """The text, within the limits; errors as of `read_body`."""
-        return await read_body(self.request, settings, self.request.state.buffer)
+        """The text, within the limits of its model and of the service; errors as of `read_body`."""
+        return await read_body(self.request, settings, self._model.max_bytes)
 
     async def parse(self, text: bytes) -> B:
-        """The text as its model, read in a thread: megabytes take longer than other requests may wait.
+        """A text of at most `MAX_PARSED_BYTES` as its model, read in a thread. Planning processes read longer ones.
 
         Raises:
             FormatError: If it is not JSON, or a field is missing, unknown or of the wrong kind.
         """
-        return await run_in_threadpool(lambda: self._model.parse(parse_json(text, in_turns=True)))
+        return await run_in_threadpool(lambda: self._model.parse(parse_json(text)))
 
 
 class JsonBody(Generic[B]):
@@ -79,6 +81,14 @@ class JsonBody(Generic[B]):
         return ReceivedBody(request, self.model, idempotency_key)
 
 
+class SecretBody(JsonBody[B]):
+    """As `JsonBody`, of requests whose answers are not kept, so that they have no idempotency key."""
+
+    async def __call__(self, request: Request) -> ReceivedBody[B]:  # type: ignore[override]
+        """The body, unread."""
+        return ReceivedBody(request, self.model)
+
+
 class BodyRoute(APIRoute):
     """A route whose description has the body of its handler's `JsonBody`."""
 
@@ -91,14 +101,14 @@ class BodyRoute(APIRoute):
 
 
 async def read_body(
-    request: Request, settings: ServerSettings, buffer: Buffer, expected: str = "application/json"
+    request: Request, settings: ServerSettings, max_bytes: int, expected: str = "application/json"
 ) -> bytes:
     """The body of a request, of which no more than the limit is ever held.
 
     Args:
         request: Of which nothing has been read.
         settings: Limits.
-        buffer: Counts the bytes as they come.
+        max_bytes: Most bytes that it may have, if the settings do not say fewer.
         expected: Its media type.
 
     Raises:
@@ -110,15 +120,16 @@ async def read_body(
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if media_type != expected:
         raise MediaTypeError(f"must be {expected}, got {media_type[:100]!r}", field="content-type")
-    too_large = BodyTooLargeError(f"must have at most {settings.max_body_bytes:,} bytes", field="body")
+    most, buffer = min(max_bytes, settings.max_body_bytes), request.state.buffer
+    too_large = BodyTooLargeError(f"must have at most {most:,} bytes", field="body")
     length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length) > settings.max_body_bytes:
+    if length.isdecimal() and int(length) > most:
         raise too_large
     body = bytearray()  # not a list: single bytes would take fifty times their size
     try:
         async with asyncio.timeout(settings.body_timeout_s):
             async for chunk in request.stream():
-                if len(body) + len(chunk) > settings.max_body_bytes:
+                if len(body) + len(chunk) > most:
                     raise too_large
                 buffer.receive(len(chunk))
                 body += chunk

@@ -10,6 +10,7 @@ import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.web.buffers import address_of
 from server.web.metrics import Metrics
 
 _log = structlog.get_logger()
@@ -64,4 +65,5 @@ class RequestLog:
                     path=scope["path"],
                     status=status,
                     duration_ms=round(1000 * seconds, 1),
+                    address=address_of(scope),
                 )

@@ -9,6 +9,7 @@ import json
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -22,12 +23,13 @@ from server.problems import MEDIA_TYPE, StorageError
 from server.settings import ServerSettings
 from server.storage.idempotency import IdempotentRequest, KeptAnswer
 from server.storage.storage import Storage
-from server.tasks.reply import Reply
+from server.tasks.reply import ACCEPTED, Reply
 from server.tasks.work import Work, WorkKind
 from server.telemetry import answer_traced
 from server.web.buffers import client_of
+from server.web.errors import RefusedError
 from server.web.metrics import Metrics
-from server.web.reading import IDEMPOTENCY_KEY, KEY_PATTERN, ReceivedBody, client_gone, read_body
+from server.web.reading import IDEMPOTENCY_KEY, KEY_PATTERN, MAX_PARSED_BYTES, ReceivedBody, client_gone, read_body
 
 _KEY = re.compile(KEY_PATTERN)
 
@@ -53,7 +55,7 @@ class WorkHandler:
     ) -> None:
         self._pool = pool
         self._storage = storage
-        self._settings = settings
+        self.settings = settings
         self._metrics = metrics
         self._on_plan = on_plan
 
@@ -94,6 +96,24 @@ class WorkHandler:
         """What a process makes of a request whose body has been read."""
         return await self._done(request, await self._work(request, kind, body, plan_ids), keyed)
 
+    async def check(self, received: ReceivedBody[Any], text: bytes, kind: WorkKind | None) -> None:
+        """Checks a body that is stored as it is; one that is long, by a planning process.
+
+        Args:
+            received: Parses it.
+            text: The body.
+            kind: What checks it in a planning process; None where all bodies are short.
+
+        Raises:
+            AutoshardError: If there is something wrong with it.
+        """
+        if len(text) <= MAX_PARSED_BYTES or kind is None:
+            await received.parse(text)
+            return
+        answer = await self.worked(received.request, kind, text, None)
+        if answer.status != ACCEPTED:
+            raise RefusedError(answer.status, answer.body)
+
     async def add_samples(self, request: Request) -> Response:
         """Answers a request whose body is a file of samples, which is added once however often it is sent.
 
@@ -101,10 +121,8 @@ class WorkHandler:
             AutoshardError: If it cannot be answered.
         """
         self.check_room(request)
-        content = await read_body(request, self._settings, request.state.buffer, PARQUET)
-        work = Work(
-            kind=WorkKind.SAMPLES, body=b"{}", stored=(content,), request_id=request.state.request_id, received_s=None
-        )
+        content = await read_body(request, self.settings, self.settings.max_body_bytes, PARQUET)
+        work = replace(await self._work(request, WorkKind.SAMPLES, b"{}", ()), stored=(content,), received_s=None)
         answer = await self._done(request, work, None)
         if answer.status == 200:
             added = SamplesAnswer.model_validate_json(answer.body)
@@ -124,8 +142,8 @@ class WorkHandler:
         Raises:
             AutoshardError: If it cannot be done.
         """
-        request, text = received.request, await received.read(self._settings)
-        keyed = _keyed(received, text)
+        request, text = received.request, await received.read(self.settings)
+        keyed = await run_in_threadpool(_keyed, received, text)
         if keyed is not None:
             kept = await run_in_threadpool(self._storage.requests.begin, keyed)
             if kept is not None:
@@ -164,7 +182,7 @@ class WorkHandler:
     async def _work(self, request: Request, kind: WorkKind, body: bytes, plan_ids: tuple[str, ...]) -> Work:
         received_s, stored = time.perf_counter(), []
         for plan_id in plan_ids:
-            stored.append(await run_in_threadpool(self._storage.plans.read, plan_id))
+            stored.append(await run_in_threadpool(self._storage.plans.read, plan_id, request.state.actor.team))
             request.state.buffer.answer(len(stored[-1]))
         return Work(
             kind=kind,
@@ -172,6 +190,8 @@ class WorkHandler:
             stored=tuple(stored),
             request_id=request.state.request_id,
             received_s=received_s,
+            actor=request.state.actor.name,
+            team=request.state.actor.team,
         )
 
     async def _done(self, request: Request, work: Work, keyed: IdempotentRequest | None) -> KeptAnswer:
@@ -188,7 +208,7 @@ class WorkHandler:
         answer = KeptAnswer(status=reply.status, body=reply.body)
         if reply.status >= 500 and keyed is not None:
             await run_in_threadpool(self._give_up, keyed)
-        elif reply.facts is not None or keyed is not None:
+        elif reply.facts is not None or (keyed is not None and reply.status != ACCEPTED):
             await run_in_threadpool(self._storage.keep, answer, reply.facts, keyed, request.state.actor)
         if work.kind is WorkKind.PLAN:
             self._on_plan(reply)
@@ -217,5 +237,6 @@ def _keyed(received: ReceivedBody[Any], text: bytes) -> IdempotentRequest | None
         return None
     if not _KEY.fullmatch(key):
         raise FormatError("must be 1 to 128 visible ASCII characters", field=IDEMPOTENCY_KEY)
-    content = f"{request.method} {request.url.path}\n".encode() + text
+    preferred = ",".join(request.headers.getlist("prefer"))
+    content = f"{request.method} {request.url.path} {preferred}\n".encode() + text
     return IdempotentRequest(client=client_of(request.scope), key=key, fingerprint=hashlib.sha256(content).hexdigest())

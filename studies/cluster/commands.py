@@ -16,6 +16,7 @@ from autoshard.commands.arguments import positive_option
 from autoshard.commands.options import command_options
 from autoshard.commands.run import RunOptions, run_on
 from autoshard.console import JsonOption, emit, progress
+from autoshard.core.choices import Device
 from autoshard.core.errors import InvalidOptionError
 from autoshard.table import Column, Table
 from bench.collecting.termination import TERMINATED_EXIT_CODE, Terminated
@@ -104,19 +105,20 @@ def run(options: RunOptions, cluster: ClusterOptions, as_json: JsonOption = Fals
     spec = cluster.spec()
     if options.nproc not in (None, spec.num_ranks):
         raise InvalidOptionError(f"must be left out or {spec.num_ranks}, got {options.nproc}", field="nproc")
-    if options.device not in ("auto", "cpu"):
+    if options.device is Device.CUDA:
         raise InvalidOptionError(
             f"must be auto or cpu: links of a cluster are gloo's, got {options.device}", field="device"
         )
     from autoshard.formats import read_plan
 
     plan = read_plan(options.plan)
-    with _opened(spec) as opened:
-        run_on(opened, replace(options, device="cpu"), spec.num_ranks, as_json, plan)
+    with opened_cluster(spec) as opened:
+        run_on(opened, replace(options, device=Device.CPU), spec.num_ranks, as_json, plan)
 
 
 @contextmanager
-def _opened(spec: ClusterSpec) -> Iterator[Cluster]:
+def opened_cluster(spec: ClusterSpec) -> Iterator[Cluster]:
+    """A cluster of this machine until the block ends; a command that SIGTERM ends within exits with code 143."""
     from studies.cluster.network import open_cluster
 
     try:
@@ -138,7 +140,7 @@ def _measured(options: MeasureOptions, spec: ClusterSpec) -> MeasuredLinks:
     total = options.seconds or len(choose_collectives(processes, settings))
     with (
         tempfile.TemporaryDirectory(prefix="autoshard-samples-") as folder,
-        _opened(spec) as cluster,
+        opened_cluster(spec) as cluster,
         progress("Measuring collectives", total) as bar,
     ):
         collection = collect_collectives(

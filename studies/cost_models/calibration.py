@@ -280,6 +280,7 @@ class CalibrationStudyOptions:
             raise InvalidOptionError("must be two folders", field="--stores")
         for arm in names_in(self.arms):
             check_choice(arm, ARMS, "--arms")
+        _ = self.budgets_s
 
     @property
     def budgets_s(self) -> tuple[float, ...]:

@@ -17,8 +17,7 @@ from autoshard.core.costs import MsArray
 from autoshard.formats.stores.samples import Sample
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.metrics import held_out_metrics
-from studies.cost_models.ablation import FULL
-from studies.cost_models.evaluation import KERNEL, METHODS, Evaluation, Priced, SplitResult
+from studies.cost_models.evaluation import FULL, KERNEL, METHODS, Evaluation, Priced, SplitResult
 from studies.cost_models.evidence import SplitKind
 from studies.frame import Summary
 

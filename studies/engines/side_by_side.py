@@ -18,10 +18,11 @@ import typer
 
 from autoshard.commands.options import command_options
 from autoshard.core import ShardingPlan
+from autoshard.core.choices import Device, Engine
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats import load_tables, write_plan
 from autoshard.runtime.processes.launch import run_requests
-from autoshard.runtime.results import Device, Engine, RunRequest, RunResult
+from autoshard.runtime.results import RunRequest, RunResult
 from autoshard.table import Table
 from autoshard.whatif.trials import local_topology
 from bench.measuring.devices import find_device

@@ -2,7 +2,6 @@
 
 from studies.frame.documents import Machine, read_document, to_document
 from studies.frame.options import (
-    BenchDeviceOption,
     FromOption,
     OutputOptions,
     PartsOption,
@@ -14,7 +13,6 @@ from studies.frame.parts import Numbers, PartStore
 from studies.frame.results import StudyResult, Summary
 
 __all__ = [
-    "BenchDeviceOption",
     "FromOption",
     "Machine",
     "Numbers",

@@ -15,7 +15,6 @@ from autoshard import console
 from autoshard.commands.options import command_options
 from studies.frame.results import StudyResult, write_result
 
-BenchDeviceOption = Annotated[str, typer.Option(help="Where to measure: `auto` (a GPU if any), `cpu` or `cuda`.")]
 RegistryOption = Annotated[
     Path | None, typer.Option(help="Folder of trained models.", show_default="the default registry")
 ]

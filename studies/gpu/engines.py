@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from autoshard.core import AccessProfile, EmbeddingTable, Feature, TableSet
+from autoshard.core.choices import Device, Engine
 from autoshard.core.errors import AutoshardError
 from autoshard.formats.files import atomic_write
 from autoshard.report.images import Section
 from autoshard.report.wording import write_ms
-from autoshard.runtime.results import Device, Engine
 from autoshard.table import Table
 from autoshard.whatif.trials import local_topology
 from studies.engines.layouts import Layout, plan_of

@@ -14,8 +14,7 @@ from bench.measuring.timing import RoundSettings
 from studies.frame import Numbers, to_document
 from studies.frame.documents import read_as
 from studies.gpu.stages import Stage, Visit
-from studies.kernels.fig4 import TableGrid, measure_fig4
-from studies.kernels.fig4_report import FIG4_SCHEMA, Fig4, fig4_result
+from studies.kernels.fig4 import FIG4_SCHEMA, Fig4, TableGrid, fig4_result, measure_fig4
 
 #: With less time, a smaller grid.
 _SECONDS_OF_ALL: Final = 40.0

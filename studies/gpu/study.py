@@ -15,14 +15,15 @@ import typer
 from plotly.subplots import make_subplots
 
 from autoshard import console
-from autoshard.commands.arguments import positive_option
+from autoshard.commands.arguments import DeviceOption, positive_option
 from autoshard.commands.options import command_options
+from autoshard.core.choices import Device
 from autoshard.core.errors import ExecutionError, InvalidOptionError
 from autoshard.formats.files import atomic_write
 from autoshard.report.figures import in_house_style
 from autoshard.report.images import FigureReport, ImageError, Section, find_browser
 from bench.measuring.devices import find_device
-from studies.frame import BenchDeviceOption, FromOption, Machine, StudyResult, command_line, to_document
+from studies.frame import FromOption, Machine, StudyResult, command_line, to_document
 from studies.frame.results import write_result
 from studies.gpu import caches, card, checks, clock, costs, engines, fig4, plans, samples, training
 from studies.gpu.stages import SCHEMA, Found, Outcome, Stage, State, failures, run_stages
@@ -51,7 +52,7 @@ class GpuOptions:
 
     output_dir: Annotated[Path, typer.Option("--output-dir", "-o", help="Folder for numbers, samples and report.")]
     minutes: Annotated[float, positive_option("Time of all stages and the report.")] = 9.0
-    device: BenchDeviceOption = "auto"
+    device: DeviceOption = Device.AUTO
     resume: Annotated[
         Path | None, typer.Option(help="Folder of an earlier run: stages that are done there are not run again.")
     ] = None

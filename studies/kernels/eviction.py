@@ -14,12 +14,14 @@ from typing import Annotated, Final
 import torch
 import typer
 
+from autoshard.commands.arguments import DeviceOption
 from autoshard.commands.options import command_options
+from autoshard.core.choices import Device
 from autoshard.runtime.processes.threads import intra_op_threads
 from bench.measuring.caches import CacheFlush, device_cache_bytes
 from bench.measuring.devices import find_device
 from bench.measuring.timing import device_clock, led_ms
-from studies.frame import BenchDeviceOption, OutputOptions, StudyResult
+from studies.frame import OutputOptions, StudyResult
 
 _MAX_CPU_BUFFER_BYTES: Final = 8 * 2**20
 _CACHE_LINE_BYTES: Final = 64
@@ -119,7 +121,7 @@ def described(found: Eviction) -> str:
 class EvictionOptions:
     """Options of the study `eviction`."""
 
-    device: BenchDeviceOption = "auto"
+    device: DeviceOption = Device.AUTO
     repetitions: Annotated[int, typer.Option(min=1, help="Reads of each kind; medians are taken.")] = _REPETITIONS
 
 

@@ -17,14 +17,17 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from autoshard.commands.arguments import positive_option
+from autoshard.commands.arguments import DeviceOption, positive_option
 from autoshard.commands.options import command_options
 from autoshard.console import log, progress
 from autoshard.core import ShardingPlan
+from autoshard.core.accepted import check_choice
+from autoshard.core.choices import Device
 from autoshard.core.errors import InvalidOptionError
 from autoshard.evaluation.step_price import model_names
 from autoshard.formats import load_tables, load_topology
 from autoshard.planners.planner import PlanRequest
+from autoshard.planners.registry import planner_names
 from autoshard.planning import compare, make_costs, refine_plan
 from autoshard.report import ComparedPlan
 from autoshard.results.comparison import MeasuredPlan
@@ -33,7 +36,6 @@ from bench.kernels.replay import Replay, replay_plans
 from bench.measuring.devices import find_device
 from bench.measuring.robust_stats import MsArray
 from studies.frame import (
-    BenchDeviceOption,
     OutputOptions,
     PartsOption,
     PartStore,
@@ -161,15 +163,13 @@ def compare_task(
         request: The task.
         planners: Their names, `WHOLE` among them or not.
         search_s: Seconds of the long search of whole tables; 0 for none.
-        num_refinements: Measurements that refine the plan of `WHOLE`, in a row of its own; 0 for no such row.
+        num_refinements: Measurements that refine the plan of `WHOLE`, which has to be among them, in a row of its own;
+            0 for no such row.
         device: Where to measure: `auto`, `cpu` or `cuda`.
 
     Raises:
         AutoshardError: The first planner's that found no plan.
-        InvalidOptionError: If there is no plan of `WHOLE` to refine.
     """
-    if num_refinements and WHOLE not in planners:
-        raise InvalidOptionError(f"refines the plan of {WHOLE}, which --planners lacks", field="--refine")
     rows = [_planned(name, request) for name in planners]
     if num_refinements:
         base = next(row for row in rows if row.planner == WHOLE)
@@ -205,8 +205,6 @@ def _refined(base: ComparedPlan, request: PlanRequest, num_measurements: int, de
 def planner_means(tasks: Sequence[TaskNumbers]) -> tuple[PlannerMeans, ...]:
     """Means over tasks, for each planner; speed-ups are over `random`, which has to be among them."""
     names = [row.planner for row in tasks[0].rows]
-    if _BASELINE not in names:
-        raise InvalidOptionError(f"must name {_BASELINE}, which speed-ups are relative to", field="--planners")
     return tuple(_means(name, [task.rows[index] for task in tasks], tasks) for index, name in enumerate(names))
 
 
@@ -246,12 +244,16 @@ class SideBySideOptions:
     refine: Annotated[
         int, typer.Option(min=0, help=f"Measurements that refine `{WHOLE}`, as row `{REFINED}`; 0 for none.")
     ] = 0
-    device: BenchDeviceOption = "auto"
+    device: DeviceOption = Device.AUTO
     parts: PartsOption = None
 
     def __post_init__(self) -> None:
         if _BASELINE not in names_in(self.planners):
             raise InvalidOptionError(f"must name {_BASELINE}, which speed-ups are relative to", field="--planners")
+        if self.refine and WHOLE not in names_in(self.planners):
+            raise InvalidOptionError(f"refines the plan of {WHOLE}, which --planners lacks", field="--refine")
+        for name in names_in(self.planners):
+            check_choice(name, [*planner_names(), WHOLE], "--planners")
 
     def requests(self) -> list[PlanRequest]:
         """The tasks."""

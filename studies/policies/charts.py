@@ -12,7 +12,7 @@ from plotly.subplots import make_subplots
 from autoshard.report.figures import BLUE, GREEN, GREY, GRID, INK, ORANGE, PINK, SKY, YELLOW, in_house_style
 from studies.frame import Summary
 from studies.policies.lab import AUTO, COST_GREEDY, LOOKUP_GREEDY, POLICY, RANDOM, SAMPLED
-from studies.policies.summaries import PlannerScores
+from studies.policies.scores import PlannerScores
 
 #: One colour per planner in all charts.
 COLOURS: Final[Mapping[str, str]] = {

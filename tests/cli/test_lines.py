@@ -26,6 +26,7 @@ NEEDED = {
     "compare": "compare nothing --topology nothing --planners random",
     "simulate": "simulate nothing",
     "run": "run nothing",
+    "calibrate": "calibrate --tables nothing",
     "serve": "serve --host 256.256.256.256",
 }
 
@@ -58,7 +59,7 @@ LINES = [
     (f"{COLLECT} --tables nonesuch", 2, "nonesuch"),
     ("train cost --store none --registry new", 1, "none"),
     ("train cost --store SAMPLES --registry new --device a100", 1, "a100", "cpu"),
-    ("train policy --tables nothing", 2, "nothing: is neither a file nor bundled"),
+    ("train policy --tables nothing --device a100", 2, "nothing: is neither a file nor bundled"),
     ("train policy --device a100", 1, "no cost model named a100 has been published"),
     *((f"models --registry {name}", 2, MISSING) for name in ("http://x/y", "s3://", "file:///x", "s3://a?versionId=1")),
     # Files that cannot be written.
@@ -78,7 +79,68 @@ LINES = [
     (f"{PLAN} --set x=1 --set x=2", 2, "twice"),
     (f"{PLAN} --replay-refine 0", 2, "--replay-refine"),
     (f"{PLAN} --replay-refine two", 2, "--replay-refine"),
-    (f"{PLAN} --planner random --replay-refine 1 --device tpu", 2, "tpu"),
+    *(
+        (
+            f"{NEEDED.get(name, 'replay nothing')} {options} tpu",
+            2,
+            f"'{options.split()[-1]}': 'tpu' is not one of 'auto', 'cpu', 'cuda'",
+        )
+        for name, options in [
+            ("plan", "--replay-refine 1 --device"),
+            ("compare", "--replay --device"),
+            ("run", "--device"),
+            ("replay", "--device"),
+            ("collect", "--device"),
+            ("calibrate", "--device"),
+            ("train cost", "--accelerator"),
+            ("train policy", "--accelerator"),
+        ]
+    ),
+    ("run nothing --engine thick", 2, "'--engine': 'thick' is not one of 'thin', 'torchrec'"),
+    ("run nothing --overlap neo", 2, 'overlap: must be one of none, pipelined, got "neo"'),
+    ("run nothing --engine torchrec --overlap pipelined", 2, 'overlap: must be one of none, got "pipelined"'),
+    # What names something is looked up before files are read.
+    *(
+        (f"{NEEDED[name]} {options}", 2, text)
+        for name, options, text in [
+            ("plan", "--planner nobody", 'planner: no planner is named "nobody"'),
+            ("plan", "--planner random --set x=1", "options.x: unknown option"),
+            ("plan", "--payload fp8", "error: --payload: must be one of fp32, fp16, bf16, int8"),
+            ("compare", "--set auto.x=1", "--set: must be PLANNER.KEY=VALUE"),
+            ("compare", "--payload fp8", "error: --payload: must be one of"),
+            ("simulate", "--planner nobody", 'planner: no planner is named "nobody"'),
+            ("simulate", "--planner random --set x=1", "options.x: unknown option"),
+            ("simulate", "--payload fp8", "error: --payload: must be one of"),
+            ("simulate", "--ranks 8,x", "--ranks: must be different whole numbers above 0"),
+            ("simulate", "--batch-size x", "--batch-size: must be different whole numbers above 0"),
+            ("simulate", "--topology dgx-b300", "dgx-b300: is neither a file nor bundled topology"),
+            ("simulate", "--ranks 12", "dgx-a100-12: ranks: must be a multiple of the 8 ranks of a node"),
+            ("import", "--part 5/4", "--part: must be K/N with 1 <= K <= N, got"),
+            ("collect", "--tables nothing --strategies nonesuch", "strategies: must be one of random, placements"),
+            ("collect", "--tables nothing --kinds collectives --nproc 3", "node_size: must divide the 3 processes"),
+            ("samples", "--html x.html --tables nonesuch", "nonesuch: is neither a file nor bundled tables"),
+            ("train step", "--store nothing --calibrate 4 --tables nonesuch", "nonesuch: is neither a file nor"),
+            ("train policy", "--device a100 --num-tables 857", "num_tables: must be in [1, 856], got 857"),
+            ("train policy", "--device a100 --reward measured --objective step", "reward: must be model for steps"),
+            ("train policy", "--device a100 --reward mixed --items tiers", "reward: must be model where items may be"),
+            ("train policy", "--device a100 --algorithm ppo --items tiers", "algorithm: must be vtrace where items"),
+            ("train policy", "--joint --store nothing --algorithm ppo", "algorithm: must be vtrace in joint training"),
+            ("train policy", "--joint --store nothing --actors 1", "num_actors: must be 0 in joint training"),
+        ]
+    ),
+    *(
+        (
+            f"{NEEDED.get(name, 'explain nothing')} {option} localhost",
+            2,
+            "server: must be the address of a service, such as http://localhost",
+        )
+        for name, option in [
+            ("plan", "--server"),
+            ("compare", "--server"),
+            ("explain", "--server"),
+            ("samples", "--send-to"),
+        ]
+    ),
     (
         f"{PLAN} --planner flexshard --replay-refine 2 -o plan.json",
         2,
@@ -99,6 +161,7 @@ LINES = [
     ("import metasyn --scale 0 -o out", 2, "--scale"),
     ("import metasyn --part 5/4 -o out", 2, "--part"),
     ("import metasyn --part 1 -o out", 2, "K/N"),
+    ("import metasyn --part 1/857 -o out", 2, "--part: must have at most 856 parts, the tables, got 1/857"),
     ("import metasyn --set embedding_dim=x -o out", 2, "embedding_dim"),
     ("import /x --format id-batches --set seed=1 -o out", 2, "embedding_dim, batch_size"),
     (
@@ -135,7 +198,6 @@ LINES = [
     (f"{COLLECT} --num-samples 0", 2, "'--num-samples': Input should be greater"),
     (f"{COLLECT} --max-tables 0", 2, "'--max-tables': Input should be greater"),
     (f"{COLLECT} --memory-gib 0", 2, "'--memory-gib': must be a number above 0, got 0"),
-    (f"{COLLECT} --device tpu", 2, 'device: must be one of auto, cpu, cuda, got "tpu"'),
     (f"{COLLECT} --kinds kernels,heat", 2, "kinds: must be some of kernels, dense, collectives"),
     (f"{COLLECT} --strategies random=0", 2, "strategies: must be names of strategies"),
     (f"{COLLECT} --strategies nonesuch", 2, "strategies: must be one of random, placements"),
@@ -143,7 +205,6 @@ LINES = [
     ("train cost --store SAMPLES --updates 0", 2, "--updates"),
     ("train cost --store SAMPLES --alias best", 2, "--alias"),
     ("train step --calibrate 3", 2, "--calibrate: must be 0, or at least 4, got 3"),
-    ("train policy --accelerator tpu", 2, '--accelerator: must be one of auto, cpu, cuda, got "tpu"'),
     ("train policy --updates 0", 2, "'--updates': Input should be greater than or equal to 1"),
     ("train policy --patience -1", 2, "'--patience': Input should be greater than or equal to 0"),
     ("train policy --objective speed", 2, '--objective: must be any of balance, max_kernel, step, got "speed"'),
@@ -195,7 +256,7 @@ LINES = [
     ),
     ("train policy --joint", 2, "--store: needs the folder of samples"),
     ("train policy --store x", 2, "--store: goes with --joint only"),
-    ("train policy --joint --store x --items tiers", 2, "joint_store: trains on whole tables"),
+    ("train policy --joint --store x --items tiers", 2, "--joint: trains on whole tables"),
     ("train policy --mixed-precision --algorithm ppo", 2, "--mixed-precision: goes with vtrace only, without --joint"),
     ("train policy --ray", 2, "ray_address: needs actors"),
     ("train policy --algorithm ppo --actors 1", 2, "num_actors: must be 0 with ppo"),
@@ -252,7 +313,7 @@ LINES = [
     ("studies moments --nproc 4", 2, "--max-groups: must be at most the 4 processes, got 8"),
     ("studies moments --batch-size 100", 2, "--batch-size: must be a multiple of the 8 processes, got 100"),
     ("studies eviction --repetitions 0", 2, "'--repetitions': Input should be greater than or equal to 1"),
-    ("studies eviction --device tpu", 2, "must be one of auto, cpu, cuda"),
+    ("studies eviction --device tpu", 2, "'--device': 'tpu' is not one of 'auto', 'cpu', 'cuda'"),
     ("studies fig4 --device cpu --combinations 0", 2, "'--combinations': Input should be greater than or equal to 1"),
     ("studies fig4 --device cpu --max-rows 10", 2, "'--max-rows': Input should be greater than or equal to 1000"),
     ("studies fig4 --device cpu --batch-size 0", 2, "'--batch-size': Input should be greater than or equal to 1"),
@@ -266,6 +327,10 @@ LINES = [
         "got '90-cpu'",
     ),
     ("studies never-beaten --planners best", 2, "--planners: must be any of cost-greedy, "),
+    ("studies calibrate --seconds few", 2, "--seconds: must be numbers, got few"),
+    ("studies side-by-side --planners random,best", 2, "--planners: must be one of auto, cost-greedy, ", 'got "best"'),
+    ("studies side-by-side --planners random --refine 1", 2, "--refine: refines the plan of auto+whole"),
+    ("studies side-by-side --planners auto", 2, "--planners: must name random"),
     ("studies gpu -o out --stages card,vard", 2, "must be some of card, clock"),
     ("studies cost-models --store none", 1, "none"),
     ("studies policy --parts . --figures fig80", 2, "error: --figures: no figure is named 'fig80'; there are: fig8, "),

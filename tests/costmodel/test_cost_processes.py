@@ -16,7 +16,7 @@ import json, sys
 from pathlib import Path
 from autoshard.formats.stores.samples import read_samples
 from autoshard.runtime.processes.learners import joined_learners
-from autoshard.runtime.results import Device
+from autoshard.core.choices import Device
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.training import CostTrainingOptions, train_cost_model
 

@@ -25,7 +25,7 @@ from autoshard.planners.flexshard.equations import (
     static_communication_s,
     static_memory_bytes,
 )
-from studies.papers.flexshard.equations import ids_distributed, memory_neutral_probability
+from studies.papers.flexshard.results import ids_distributed, memory_neutral_probability
 from tests import builders as make
 
 RW, CW, DP, FLEX = TierStrategy.ROW_WISE, TierStrategy.COLUMN_WISE, TierStrategy.DATA_PARALLEL, TierStrategy.FLEX

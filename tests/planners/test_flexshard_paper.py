@@ -5,7 +5,6 @@ import pytest
 
 from autoshard.core import Tier
 from autoshard.planners.flexshard.equations import RowSet, TierStrategy, dynamic_memory_bytes, pareto_frontier
-from studies.papers.flexshard.equations import memory_neutral_probability
 from studies.papers.flexshard.models import (
     DIM,
     EACH_NODE_ROWS,
@@ -20,6 +19,7 @@ from studies.papers.flexshard.results import (
     all_to_all_fit_ms,
     fig5_frontier,
     fitted_machine,
+    memory_neutral_probability,
     model_results,
     planned_tiers,
 )

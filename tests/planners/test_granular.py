@@ -21,11 +21,12 @@ from autoshard.core.step import EMBEDDING_PARTS
 from autoshard.evaluation import activation_bytes, evaluate, price_step
 from autoshard.planners.comparison import num_cuts
 from autoshard.planners.hybrid.descent import Start
-from autoshard.planners.hybrid.option_offers import EVERYTHING, OptionOffer, offer_within, space_of
+from autoshard.planners.hybrid.option_offers import OfferedOptions, space_of
 from autoshard.planners.hybrid.starts import balanced_starts, layout_of
 from autoshard.planners.hybrid.step_search import StepSearch, search_steps
 from autoshard.planners.hybrid.successive_halving import improve
 from autoshard.planners.registry import get_planner
+from autoshard.planners.space.cost_gradient import FlatOptions
 from autoshard.planners.space.layout import NOTHING, Layout, Limits
 from autoshard.planners.space.options import ShardingType, enumerate_options
 from autoshard.validator import validate_plan
@@ -274,23 +275,24 @@ def test_balanced_starts_know_that_a_table_alone_decides():
     assert best < 0.5 * whole.step_ms()
 
 
-@pytest.mark.parametrize("is_one_node", [True, False])
-def test_less_is_offered_the_less_time_there_is(is_one_node):
+def offered(space):
+    """For each item what it may be held as."""
+    return [{option.of_tables[0].parts for option in item.options} for item in space.items]
+
+
+def test_less_is_offered_the_less_time_there_is():
     tables, _ = make.draw_task(80, 8, seed=7)
-    topology = replace(make.topology(8) if is_one_node else make.two_nodes(), device="a100")
-    times_s = (math.inf, 1.7, 0.1, -0.08, -0.09, -0.2, -1.0)
-    offers = [offer_within(tables, topology, left_s) for left_s in times_s]
-    assert offers[0] is offers[1] is EVERYTHING
-    assert offers[5] is offers[6]
-    assert all((ShardingType.ROW_TIERS in offer.names) is not is_one_node for offer in offers[2:4])
-    assert ShardingType.ROW_GROUPS in offers[2].names
-    assert ShardingType.ROW_WISE in offer_within(tables, topology, 1.5).names
-    sizes = [len(offer.names) for offer in offers[1:6]]
-    assert sizes == sorted(set(sizes), reverse=True)
-    first = tables.tables[0]
-    names = [f"t{index}" for index in range(800)]
-    alike = tuple(replace(first, name=name, features=(replace(first.features[0], name=name),)) for name in names)
-    assert offer_within(replace(tables, tables=alike), topology, 0.03) is EVERYTHING
+    request = make.request(tables, make.two_nodes())
+    sizes = []
+    for until_s in (0.0, math.inf):
+        offers = OfferedOptions(request)
+        offers.begin(until_s)
+        sizes.append([len(of_item) for of_item in offered(offers.space)])
+    offers.complete()
+    sizes.append([len(of_item) for of_item in offered(offers.space)])
+    assert set(sizes[0]) == {1}
+    assert all(none < few <= every for none, few, every in zip(*sizes, strict=True))
+    assert all(found >= every for found, every in zip(offered(offers.space), offered(space_of(request)), strict=True))
 
 
 def test_rows_beside_hot_ones_may_be_offered_on_one_rank_only():
@@ -312,22 +314,45 @@ def test_row_groups_are_offered_on_every_device(device):
     assert ShardingType.ROW_GROUPS in offered
 
 
-def test_only_the_costliest_and_the_large_tables_have_all_options():
-    tables, _ = make.draw_task(24, 8, seed=7)
+def with_all(request, offers):
+    every = offered(space_of(request))
+    return {index for index, found in enumerate(offered(offers.space)) if found >= every[index]}
+
+
+def test_the_costliest_and_the_large_tables_have_all_options_and_the_longer_it_goes_on_the_more():
+    tables, _ = make.draw_task(60, 8, seed=7)
     request = make.request(tables, make.two_nodes())
-    offer = OptionOffer(names=frozenset({ShardingType.TABLE_WISE}), costliest=0.25, table_s=0.0, most_share=1.0)
-    every, fewer = ([len(item.options) for item in space_of(request, offer=one).items] for one in (EVERYTHING, offer))
-    read = [table.pooling_factor * table.embedding_dim for table in tables.tables]
-    costliest = sorted(range(24), key=lambda index: -read[index])[:6]
-    assert [count if index in costliest else 1 for index, count in enumerate(every)] == fewer
+    offers = OfferedOptions(request)
+    offers.begin()
+    first = with_all(request, offers)
+    assert len(first) == 20
+    read = sorted(
+        range(60), key=lambda index: -tables.tables[index].pooling_factor * tables.tables[index].embedding_dim
+    )
+    assert len(first & set(read[:20])) > 12
+    flat = FlatOptions.of(offers.space)
+    layout = at_random(offers.space, np.random.default_rng(1))
+    offers.grow(flat, layout, 8, math.inf)
+    assert with_all(request, offers) == first
+    offers.grow(FlatOptions.of(offers.space), layout, 24, math.inf)
+    assert len(with_all(request, offers)) == 40
+    offers.grow(FlatOptions.of(offers.space), layout, 72, math.inf)
+    assert offers.is_complete
     largest = max(table.storage_bytes for table in tables.tables)
     small = make.request(tables, replace(make.two_nodes(), memory_bytes=MemoryBytes(hbm=largest)))
-    counts = [len(item.options) for item in space_of(small, offer=offer).items]
-    assert all(
-        count > 1 for count, table in zip(counts, tables.tables, strict=True) if table.storage_bytes > largest / 4
-    )
-    flex = [option for item in space_of(request, {ShardingType.FLEX}, offer).items for option in item.options]
-    assert {option.of_tables[0].name for option in flex} == {ShardingType.FLEX}
+    offers = OfferedOptions(small)
+    offers.begin()
+    assert with_all(small, offers) >= {
+        index for index, table in enumerate(tables.tables) if table.storage_bytes > largest / 4
+    }
+
+
+def test_what_is_offered_keeps_to_the_sharding_types():
+    tables, _ = make.draw_task(30, 8, seed=7)
+    for names in ({ShardingType.FLEX}, {ShardingType.TABLE_WISE, ShardingType.ROW_WISE}):
+        offers = OfferedOptions(make.request(tables, make.two_nodes()), names)
+        offers.begin()
+        assert {option.of_tables[0].name for item in offers.space.items for option in item.options} == names
 
 
 def test_tables_that_fit_no_rank_whole_are_cut_however_short_the_time():

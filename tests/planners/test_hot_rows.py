@@ -74,6 +74,7 @@ def test_each_number_is_offered_once(request_):
     for _ in range(6):
         offer(space)
     for item in space.items:
-        parts = [option.parts for option in item.options if option.of_tables[0].name is ShardingType.ROW_TIERS]
+        tiered = [option for option in item.options if option.of_tables[0].name is ShardingType.ROW_TIERS]
+        parts = [option.of_tables[0].parts for option in tiered]
         assert len(parts) == len(set(parts))
     assert not offer(space)

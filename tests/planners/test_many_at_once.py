@@ -138,8 +138,9 @@ class TestOffers:
         assert [len(item.options) for item in later.items[1:]] == before[1:]
 
         def added(space):
+            rows_VX = space.kinds.rows_VX
             return {
-                option.parts: tuple(map(tuple, space.kinds.rows_VX[[shard.kind for shard in option.shards]].tolist()))
+                tuple(one.parts for one in option.of_tables): rows_VX[[one.kind for one in option.shards]].tolist()
                 for option in space.items[0].options
             }
 
@@ -165,7 +166,7 @@ def test_tables_that_are_alike_share_their_options_and_keep_their_names():
     kinds = [one[0].shards[0].kind for one in options]
     assert kinds[1] == kinds[0] == kinds[3] != kinds[2]
     assert len(options[3]) < len(options[0])
-    assert space.items[1].number((enumerate_options(again, TOPOLOGY)[2],)) == 2
+    assert space.number(space.items[1], (enumerate_options(again, TOPOLOGY)[2],)) == 2
     for number, option in enumerate(options[1]):
         chosen = [(0, (0,)), (number, (0,) * len(option.shards)), (0, (0,)), (0, (1,))]
         shards = [one.shard for one in Layout(space, Limits.of(space), chosen).plan().shards]

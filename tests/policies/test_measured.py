@@ -1,3 +1,5 @@
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -54,9 +56,16 @@ def test_a_share_of_the_rounds_is_measured(tasks):
 
 
 def test_what_is_split_is_not_measured(tasks):
-    cut = [PlacementTask.of(task.problem, max_splits=1) for task in tasks]
+    problems = [task.problem for task in tasks]
+    options = TrainingOptions(reward=RewardSource.MEASURED)
     with pytest.raises(InvalidOptionError, match="reward: must be model where items may be split"):
-        MeasuredVecEnv(PlacementVecEnv(cut, 1, 2), lookup_times)
+        PolicyTrainer(
+            problems,
+            problems,
+            options=options,
+            as_task=partial(PlacementTask.of, max_splits=1),
+            measure=lookup_times,
+        )
 
 
 def test_the_same_placement_is_measured_once(tasks):

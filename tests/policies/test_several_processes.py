@@ -22,7 +22,7 @@ import json, sys
 from autoshard.runtime.processes.learners import joined_learners
 from autoshard.formats import read_tables
 from autoshard.planners.space.placement import PlacementProblem
-from autoshard.runtime.results import Device
+from autoshard.core.choices import Device
 from policies import Budget
 from policies.algorithms.training_options import TrainingOptions
 from policies.network.weights import to_arrays

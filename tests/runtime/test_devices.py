@@ -17,11 +17,11 @@ from autoshard.core import (
     RowsBy,
     Shard,
 )
+from autoshard.core.choices import Device
 from autoshard.core.errors import DeviceError
 from autoshard.evaluation.batch_memory import row_order_bytes, training_bytes
 from autoshard.runtime.engine.ids import addresses
 from autoshard.runtime.processes.devices import check_memory, choose_device
-from autoshard.runtime.results import Device
 from autoshard.runtime.state import free_host_bytes
 from tests import builders as make
 

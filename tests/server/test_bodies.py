@@ -15,7 +15,6 @@ from autoshard.api import (
     RequestBody,
     RollbackBody,
     ScheduleBody,
-    SessionBody,
 )
 from autoshard.core.errors import FormatError
 from server.planning.workers import WorkerPool
@@ -27,7 +26,7 @@ from server.web.app import create_app
 
 PLACES = {"plan_id": "sha256:" + "0" * 64, "kind": "cost", "name": "cpu"}
 #: Bodies that the service itself parses; planning processes parse all others.
-PARSED_HERE = {*JOB_BODIES.values(), PromotionBody, RollbackBody, ScheduleBody, SessionBody}
+PARSED_HERE = {*JOB_BODIES.values(), PromotionBody, RollbackBody, ScheduleBody}
 
 
 @pytest.fixture
@@ -61,7 +60,6 @@ def operations(document):
         if "application/json" in content:
             name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
             yield path.format_map(PLACES), document["components"]["schemas"][name].get("examples", [{}])[0]
-    yield "/page/session", {"key": "none"}
 
 
 def test_no_body_is_parsed_between_the_turns_of_other_requests(app, monkeypatch):

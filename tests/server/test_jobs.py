@@ -68,6 +68,18 @@ def test_a_request_for_more_time_than_it_has_makes_a_job(client):
     again = client.post("/v1/plans", json={**TASK, "time_limit_s": 61}, headers={"Idempotency-Key": "long"})
     assert (again.status_code, again.json()["id"], again.headers["location"]) == (202, job, f"/v1/jobs/{job}")
     assert until(client, job, "succeeded", "failed")["plan_id"] == client.post("/v1/plans", json=TASK).json()["id"]
+    # A long body is checked by a planning process.
+    padding = b" " * (100 << 10)
+    for path, body, status in (
+        ("/v1/jobs/plan", {**TASK, "tables": "nothing"}, 422),
+        ("/v1/jobs/plan", {**TASK, "nothing": 1}, 400),
+        ("/v1/jobs/plan", TASK, 202),
+        ("/v1/jobs/compare", {"tables": "criteo-kaggle", "topology": "cpu-8", "planners": ["random"]}, 202),
+    ):
+        answer = client.post(
+            path, content=padding + json.dumps(body).encode(), headers={"content-type": "application/json"}
+        )
+        assert answer.status_code == status, answer.text
     # What a name or an option says is no time limit.
     named = {**TASK, "planner": "random", "options": {'"time_limit_s": 90': 1}}
     assert client.post("/v1/plans", json=named).status_code == 422
@@ -79,11 +91,19 @@ def test_a_job_with_an_idempotency_key_is_made_once(client):
     until(client, first, "succeeded")
 
 
-def test_a_job_that_fails_says_why_and_can_be_tried_again(client):
+def test_an_idempotency_key_is_that_of_one_preference(client):
+    headers = {"Idempotency-Key": "plan-or-job"}
+    assert client.post("/v1/plans", json=TASK, headers=headers).status_code == 200
+    again = client.post("/v1/plans", json=TASK, headers={**headers, "Prefer": "respond-async"})
+    assert (again.status_code, again.json()["type"]) == (422, "urn:autoshard:problem:idempotency-key-reused")
+
+
+def test_a_job_that_fails_says_why_and_can_be_tried_again(client, service):
     job = made(client, "train-cost", {"device": "nothing-here"})
     failed = until(client, job, "failed", "succeeded")
     assert failed["state"] == "failed"
-    assert "samples: is no folder" in failed["problem"]["detail"]
+    assert "DATA/samples: is no folder" in failed["problem"]["detail"]
+    assert str(service.log_file.parent) not in json.dumps(failed)
     assert client.get(f"/v1/jobs/{job}/result").status_code == 409
     assert client.post(f"/v1/jobs/{job}/retry").json()["attempt"] == 2
     assert until(client, job, "failed")["attempt"] == 2
@@ -233,7 +253,7 @@ def test_a_job_whose_run_is_silent_is_done_by_another_one_and_ended_once(stored)
     assert not stored.jobs.report(lost, "late")
     assert stored.jobs.report(found, "on time")
     end = JobEnd(state=JobState.SUCCEEDED, result=b"{}")
-    assert [stored.finish_job(job.run, end, None, Principal()) for job in (found, lost)] == [True, False]
+    assert [stored.finish_job(job, end, None) for job in (found, lost)] == [True, False]
 
 
 def test_of_threads_that_claim_at_the_same_time_each_gets_a_job_of_its_own(stored):
@@ -254,7 +274,7 @@ def test_a_job_that_ended_its_service_each_time_fails(stored, tmp_path):
         job = stored.jobs.claim()
         silence(stored, job_id)
     JobRunner(stored, ServerSettings(data=tmp_path)).do(job)
-    failed = stored.jobs.read(job_id)
+    failed = stored.jobs.read(job_id, "")
     assert failed.state is JobState.FAILED
     assert "was ended 20 times while it ran" in failed.problem.detail
     assert stored.retry_job(job_id, Principal()).state is JobState.QUEUED
@@ -265,7 +285,7 @@ def test_a_job_without_a_folder_fails_and_says_so(stored, tmp_path):
     (tmp_path / "jobs").touch()
     job_id = add(stored)
     JobRunner(stored, ServerSettings(data=tmp_path)).do(stored.jobs.claim())
-    assert stored.jobs.read(job_id).problem.detail == "the job's folder cannot be made: Not a directory"
+    assert stored.jobs.read(job_id, "").problem.detail == "the job's folder cannot be made: Not a directory"
 
 
 def test_a_fault_ends_no_thread_of_jobs(stored, tmp_path, monkeypatch):
@@ -283,7 +303,7 @@ def test_a_fault_ends_no_thread_of_jobs(stored, tmp_path, monkeypatch):
     engine.start()
     try:
         deadline = time.monotonic() + 60
-        while not stored.jobs.read(job_id).state.is_final:
+        while not stored.jobs.read(job_id, "").state.is_final:
             assert time.monotonic() < deadline
             time.sleep(0.05)
     finally:
@@ -316,7 +336,7 @@ def test_a_database_that_does_not_answer_for_a_moment_fails_no_job(tmp_path, mon
         made = storage.add_job(JobKind.PLAN, json.dumps(TASK).encode(), "client", None, Principal())
         engine.wake()
         deadline = time.monotonic() + 60
-        while not (job := storage.jobs.read(json.loads(made.body)["id"])).state.is_final:
+        while not (job := storage.jobs.read(json.loads(made.body)["id"], "")).state.is_final:
             assert time.monotonic() < deadline
             time.sleep(0.2)
     finally:

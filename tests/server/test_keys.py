@@ -3,21 +3,23 @@
 import contextlib
 import re
 import socket
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import select
 from starlette.routing import Mount
 from starlette.testclient import TestClient
 
+from autoshard.api import Scope
 from autoshard.core.errors import InvalidOptionError, UnknownNameError
-from server.access import ALL_SCOPES, COMMAND_LINE, Scope
+from server.access import ALL_SCOPES, COMMAND_LINE, Principal
 from server.first_keys import KEY_FILE_VARIABLE, KEY_VARIABLE, provide_keys
 from server.planning.workers import WorkerPool
 from server.problems import MEDIA_TYPE
 from server.settings import ServerSettings
 from server.storage.database import Database
 from server.storage.location import DATABASE_VARIABLE, database_url
-from server.storage.schema import API_KEYS, AUDIT_LOG
+from server.storage.schema import API_KEYS, AUDIT_LOG, now_us
 from server.storage.storage import Storage, open_storage
 from server.storage.upgrading import upgrade
 from server.web.app import guarded, make_routes
@@ -56,7 +58,8 @@ def routes(file_storage):
 @pytest.fixture
 def requests(routes, file_storage):
     return TestClient(
-        guarded(routes, file_storage, ServerSettings(allowed_hosts=["testserver"])), client=("192.0.2.7", 1)
+        guarded(routes, file_storage, ServerSettings(allowed_hosts=["testserver"], stranger_rate=1e6)),
+        client=("192.0.2.7", 1),
     )
 
 
@@ -69,12 +72,12 @@ def test_a_key_is_found_by_its_secret_until_it_is_revoked(storage):
     other, _ = storage.keys.create("other", ALL_SCOPES, COMMAND_LINE)
     assert storage.keys.find(secret) == key
     assert storage.keys.find(secret + "x") is None
-    assert (key.name, key.scopes, key.revoked_at) == ("trainer", {Scope.PLAN}, None)
+    assert (key.name, key.scopes, key.revoked_at) == ("trainer", [Scope.PLAN], None)
     revoked = storage.keys.revoke(key.id, COMMAND_LINE)
     assert revoked.revoked_at is not None
     assert storage.keys.find(secret) is None
     assert storage.keys.revoke(key.id, COMMAND_LINE) == revoked
-    assert storage.keys.list() == (revoked, other)
+    assert storage.keys.list(COMMAND_LINE) == (revoked, other)
     assert storage.keys.exist()
     with pytest.raises(UnknownNameError, match=r'^key: no key is "nothing"'):
         storage.keys.revoke("nothing", COMMAND_LINE)
@@ -83,6 +86,23 @@ def test_a_key_is_found_by_its_secret_until_it_is_revoked(storage):
         ("command line", "key.create", other.id),
         ("command line", "key.revoke", key.id),
     ]
+
+
+def test_a_session_is_that_of_its_actor_until_it_ends(storage):
+    key, secret = storage.keys.create("trainer", {Scope.PLAN}, COMMAND_LINE, "red")
+    of_key = storage.keys.principal(secret)
+    of_token = Principal(name="oidc somebody", scopes=frozenset({Scope.READ}), expires_us=now_us() + 60_000_000)
+    ended = replace(of_token, expires_us=now_us() - 1)
+    by_key, by_token, late = map(storage.sessions.begin, (of_key, of_token, ended))
+    found = storage.sessions.find(by_key)
+    assert (found.name, found.team, found.scopes) == (f"key {key.id}", "red", {Scope.PLAN})
+    assert found.expires_us > now_us()
+    assert storage.sessions.find(by_token) == of_token
+    assert storage.sessions.find(late) is storage.sessions.find("none") is storage.sessions.find(secret) is None
+    storage.sessions.end(by_token, of_token)
+    assert storage.sessions.find(by_token) is None
+    storage.keys.revoke(key.id, COMMAND_LINE)
+    assert storage.sessions.find(by_key) is None
 
 
 def audited(storage):
@@ -137,8 +157,8 @@ def test_every_route_and_verb_is_closed_without_a_key(requests, routes, file_sto
                 opened.add((verb, path))
     page = {("GET", path) for path in PAGE_FILES}
     root = ("GET", "//livez")  # `/` at a host of this name
-    sessions = {(verb, "/page/session") for verb in ("GET", "POST", "DELETE")}
-    assert opened == {("GET", "/livez"), ("GET", "/readyz"), *page, *sessions, root}
+    session = ("GET", "/page/session")
+    assert opened == {("GET", "/livez"), ("GET", "/readyz"), *page, session, root}
 
 
 def test_what_is_no_key_is_refused(requests, file_storage):
@@ -171,12 +191,18 @@ def test_a_route_that_no_rule_opens_is_open_to_nobody(requests, routes, file_sto
 
 
 def test_a_key_opens_what_its_scopes_are_for(requests, file_storage):
-    for scopes, may in (({Scope.PLAN}, True), ({Scope.ADMIN}, True), ({Scope.TRAIN}, False), (ALL_SCOPES, True)):
+    for scopes, may in (
+        ({Scope.READ}, True),
+        ({Scope.PLAN}, True),
+        ({Scope.ADMIN}, True),
+        ({Scope.TRAIN}, False),
+        (ALL_SCOPES, True),
+    ):
         _, secret = file_storage.keys.create("some", scopes, COMMAND_LINE)
         answer = requests.get("/v1/plans", headers=bearer(secret))
         assert answer.status_code == (200 if may else 403), scopes
         if not may:
-            assert answer.json()["detail"] == "authorization: needs a key with the scope plan"
+            assert answer.json()["detail"] == "authorization: needs a key with the scope read"
         assert requests.get("/openapi.json", headers=bearer(secret)).status_code == 200
         assert requests.get("/nothing", headers=bearer(secret)).status_code == 404
 
@@ -258,7 +284,7 @@ def test_without_keys_only_this_machine_is_served(file_storage, listener):
 def test_the_first_key_is_made_once(file_storage, listener):
     settings = ServerSettings(host="0.0.0.0", first_key=True)
     secret = provide_keys(settings, listener("0.0.0.0"), file_storage.keys)
-    assert file_storage.keys.find(secret).scopes == ALL_SCOPES
+    assert file_storage.keys.find(secret).scopes == sorted(ALL_SCOPES)
     assert provide_keys(settings, listener("0.0.0.0"), file_storage.keys) is None
 
 
@@ -272,8 +298,8 @@ def test_a_key_comes_from_the_environment(by_file, file_storage, listener, tmp_p
         monkeypatch.setenv(KEY_VARIABLE, secret)
     for _ in range(2):
         assert provide_keys(ServerSettings(host="0.0.0.0"), listener("0.0.0.0"), file_storage.keys) is None
-    assert file_storage.keys.find(secret).scopes == ALL_SCOPES
-    assert len(file_storage.keys.list()) == 1
+    assert file_storage.keys.find(secret).scopes == sorted(ALL_SCOPES)
+    assert len(file_storage.keys.list(COMMAND_LINE)) == 1
 
 
 def test_what_is_no_key_of_the_environment_is_named(file_storage, listener, tmp_path, monkeypatch):

@@ -47,7 +47,7 @@ class Clock:
 
 def test_a_client_sends_as_many_as_the_limit_and_a_burst():
     clock = Clock()
-    limit = RateLimit(0.5, clock)  # a burst of one
+    limit = RateLimit(0.5, clock=clock)  # a burst of one
     limit.check("a")
     with pytest.raises(RateLimitError, match=r"clients may send 0\.5 requests per second") as caught:
         limit.check("a")
@@ -64,7 +64,7 @@ def test_a_client_sends_as_many_as_the_limit_and_a_burst():
 
 def test_quiet_clients_are_forgotten():
     clock = Clock()
-    limit = RateLimit(10.0, clock)
+    limit = RateLimit(10.0, clock=clock)
     for number in range(5000):
         limit.check(f"client {number}")
         clock.now_s += 0.01

@@ -1,5 +1,6 @@
 """Tokens of an issuer of OpenID Connect, which runs on loopback and signs with a key of the test."""
 
+import asyncio
 import contextlib
 import http.server
 import json
@@ -14,9 +15,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from starlette.testclient import TestClient
 
 from autoshard.core.errors import InvalidOptionError
-from server.access import COMMAND_LINE
+from server.access import COMMAND_LINE, Principal
 from server.first_keys import provide_keys
-from server.oidc import Identity, TokenIssuer
+from server.oidc import TokenIssuer
 from server.planning.workers import WorkerPool
 from server.problems import ForbiddenError, NotReadyError, UnauthenticatedError
 from server.settings import ServerSettings
@@ -93,11 +94,16 @@ def tokens(issuer, clock):
     return TokenIssuer(issuer.url, AUDIENCE, "scope", clock=lambda: clock.now_s)
 
 
+def identified(tokens, token):
+    return asyncio.run(tokens.identify(token))
+
+
 def test_a_token_names_its_bearer_and_scopes(issuer, tokens):
-    assert tokens.identify(issuer.token()) == Identity(name="trainer", scopes=frozenset({"plan"}))
-    assert tokens.identify(issuer.token(scope=["train", "admin", 7])).scopes == {"train", "admin"}
-    assert tokens.identify(issuer.token(aud=["other", AUDIENCE])).name == "trainer"
-    assert TokenIssuer(issuer.url, AUDIENCE, "roles").identify(issuer.token(roles=["plan"])).scopes == {"plan"}
+    found = identified(tokens, issuer.token(exp=4_000_000_000))
+    assert found == Principal(name="oidc trainer", scopes=frozenset({"plan"}), expires_us=4_000_000_000_000_000)
+    assert identified(tokens, issuer.token(scope=["train", "admin", 7])).scopes == {"train", "admin"}
+    assert identified(tokens, issuer.token(aud=["other", AUDIENCE])).name == "oidc trainer"
+    assert identified(TokenIssuer(issuer.url, AUDIENCE, "roles"), issuer.token(roles=["plan"])).scopes == {"plan"}
     assert len(issuer.requests) == 4  # of the keys, once for each reader
 
 
@@ -125,7 +131,7 @@ def test_a_token_names_its_bearer_and_scopes(issuer, tokens):
 @pytest.mark.filterwarnings("ignore::jwt.warnings.InsecureKeyLengthWarning")
 def test_other_tokens_are_refused(issuer, tokens, changes):
     with pytest.raises(UnauthenticatedError):
-        tokens.identify(issuer.token(**changes))
+        identified(tokens, issuer.token(**changes))
 
 
 def test_what_is_no_token_is_refused(tokens):
@@ -142,37 +148,37 @@ def test_what_is_no_token_is_refused(tokens):
         "W10.W10.x",
     ):
         with pytest.raises(UnauthenticatedError):
-            tokens.identify(text)
+            identified(tokens, text)
 
 
 @pytest.mark.parametrize("scope", [None, "", "openid", "planning", "PLAN", {"plan": True}, 7, ["openid"]])
 def test_a_token_without_scopes_may_do_nothing(issuer, tokens, scope):
-    with pytest.raises(ForbiddenError, match="the token's scope has none of plan, train, admin"):
-        tokens.identify(issuer.token(scope=scope))
+    with pytest.raises(ForbiddenError, match="the token's scope has none of read, plan, train, admin"):
+        identified(tokens, issuer.token(scope=scope))
 
 
 def test_new_keys_are_found_and_unknown_ones_are_not_asked_for_each_time(issuer, tokens, clock):
-    tokens.identify(issuer.token())
+    identified(tokens, issuer.token())
     issuer.keys["two"] = OTHER
     for _ in range(5):
         with pytest.raises(UnauthenticatedError):
-            tokens.identify(issuer.token(kid="two", key=OTHER))
+            identified(tokens, issuer.token(kid="two", key=OTHER))
     assert len(issuer.requests) == 2
     clock.now_s += 60
-    assert tokens.identify(issuer.token(kid="two", key=OTHER)).name == "trainer"
+    assert identified(tokens, issuer.token(kid="two", key=OTHER)).name == "oidc trainer"
     assert len(issuer.requests) == 4
 
 
 def test_an_issuer_that_is_away_is_asked_again(issuer, tokens, clock):
     issuer.is_away = True
     with pytest.raises(NotReadyError):
-        tokens.identify(issuer.token())
+        identified(tokens, issuer.token())
     issuer.is_away = False
     clock.now_s += 60
-    tokens.identify(issuer.token())
+    identified(tokens, issuer.token())
     issuer.is_away = True
     clock.now_s += 3600
-    assert tokens.identify(issuer.token()).name == "trainer"  # by the keys that are known
+    assert identified(tokens, issuer.token()).name == "oidc trainer"  # by the keys that are known
 
 
 @pytest.mark.parametrize(
@@ -181,7 +187,7 @@ def test_an_issuer_that_is_away_is_asked_again(issuer, tokens, clock):
 def test_a_configuration_of_another_issuer_is_not_followed(issuer, tokens, changes):
     issuer.configuration |= changes
     with pytest.raises(NotReadyError):
-        tokens.identify(issuer.token())
+        identified(tokens, issuer.token())
     assert issuer.requests == ["/.well-known/openid-configuration"]
 
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 from sqlalchemy import create_engine, text, update
 
-from autoshard.api import ScheduleBody
+from autoshard.api import JobKind, ScheduleBody
 from autoshard.cli import main
 from server.access import Principal
 from server.storage.database import Database
@@ -31,7 +31,7 @@ def test_a_schedule_is_made_paused_and_deleted(client):
     assert (
         found
         == made.json()
-        == {**NIGHTLY, **{name: found[name] for name in ("is_paused", "last_fired_at", "next_fires_at")}}
+        == {**NIGHTLY, **{name: found[name] for name in ("owner", "is_paused", "last_fired_at", "next_fires_at")}}
     )
     assert (found["is_paused"], found["last_fired_at"], found["next_fires_at"][10:]) == (False, None, "T03:00:00+00:00")
     again = client.post("/v1/schedules", json=NIGHTLY)
@@ -139,8 +139,8 @@ def test_a_time_of_a_schedule_makes_one_job_however_many_processes_fire(database
         for thread in threads:
             thread.join()
     assert made == ["nightly", "nightly"]
-    found = storages[0].jobs.list(limit=10, kind=None, state=None, cursor=None).jobs
+    found = storages[0].jobs.list("", list(JobKind), limit=10, state=None, cursor=None).jobs
     assert [job.kind for job in found] == ["collect", "collect"]
-    assert storages[0].schedules.read("nightly").last_fired_at is not None
+    assert storages[0].schedules.read("nightly", "").last_fired_at is not None
     for storage in storages:
         storage.close()

@@ -203,8 +203,9 @@ def test_a_client_that_does_not_send_its_body_is_cut_off():
     async def receive():
         await asyncio.sleep(60)
 
-    request = Request({"type": "http", "headers": [(b"content-type", b"application/json")]}, receive)
     settings = ServerSettings(body_timeout_s=0.05)
+    state = {"buffer": BufferBudget(settings).open("client")}
+    request = Request({"type": "http", "headers": [(b"content-type", b"application/json")], "state": state}, receive)
     with pytest.raises(BodyTimeoutError) as caught:
-        asyncio.run(read_body(request, settings, BufferBudget(settings).open("client")))
+        asyncio.run(read_body(request, settings, 100))
     assert problem_of(caught.value).status == 408

@@ -5,12 +5,25 @@ import os
 import subprocess
 import sys
 import threading
+import zlib
 from dataclasses import replace
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Column, Index, Integer, MetaData, insert, inspect, select, text, update
+from sqlalchemy import (
+    Column,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    insert,
+    inspect,
+    select,
+    text,
+    update,
+)
 
 from autoshard.api import PlanFilter
 from autoshard.core.errors import FormatError, InvalidOptionError
@@ -51,7 +64,7 @@ def add(storage, plan, answer=b"{}"):
 
 
 def listed(storage, **chosen):
-    return [plan.id for plan in storage.plans.list(PlanFilter(**chosen)).plans]
+    return [plan.id for plan in storage.plans.list(PlanFilter(**chosen), "").plans]
 
 
 def test_an_upgrade_makes_the_schema_once(database):
@@ -65,6 +78,46 @@ def test_an_upgrade_makes_the_schema_once(database):
         assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
 
 
+def test_a_database_of_the_time_before_teams_keeps_its_plans(database):
+    before = MetaData()
+    for table in METADATA.sorted_tables:
+        Table(
+            table.name,
+            before,
+            *(column._copy() for column in table.columns if column.name != "team"),
+            *(
+                Index(index.name, *(c.name for c in index.columns if c.name != "team"))
+                for index in table.indexes
+                if index.name != "audit_log_by_team"
+            ),
+        )
+    runs = before.tables["runs"]
+    runs.append_constraint(ForeignKeyConstraint(["plan_id"], ["plans.id"], ondelete="CASCADE"))
+    with database.writing() as connection:
+        before.create_all(connection)
+        row = {key: value for key, value in plan_row(facts(1), 7).items() if key != "team"}
+        connection.execute(insert(before.tables["plans"]).values(row))
+        connection.execute(
+            insert(before.tables["plan_documents"]).values(plan_id=facts(1).id, answer=zlib.compress(b"{}"))
+        )
+        run = {"reported_us": 8, "measured_ms": 1.0, "predicted_ms": 1.0, "is_drifted": False}
+        connection.execute(insert(runs).values(plan_id=facts(1).id, **run))
+        connection.exec_driver_sql("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
+        connection.exec_driver_sql("INSERT INTO alembic_version VALUES ('0001')")
+    assert upgrade(database) == ("0001", "0002")
+    check_schema(database)
+    with database.reading() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
+        assert not [name for name in inspect(connection).get_table_names() if name.startswith("before_")]
+    storage = Storage(database)
+    add(storage, facts(2))
+    assert listed(storage) == [facts(2).id, facts(1).id]
+    assert storage.plans.read(facts(1).id, "") == b"{}"
+    assert len(storage.runs.list(facts(1).id, "").runs) == 1
+    delete(storage, facts(1).id)
+    assert storage.runs.list(facts(1).id, "").runs == []
+
+
 def test_figures_that_the_tables_lack_are_added(database, monkeypatch):
     upgrade(database)
     storage = Storage(database)
@@ -72,8 +125,10 @@ def test_figures_that_the_tables_lack_are_added(database, monkeypatch):
     wider = PLANS.to_metadata(MetaData())
     wider.append_column(Column("num_shards", Integer))
     Index("plans_by_num_shards", wider.c.num_shards, wider.c.created_us, wider.c.id)
-    monkeypatch.setattr("server.storage.upgrading.PLANS", wider)
-    with pytest.raises(InvalidOptionError, match=r"lacks figures of this version: run `autoshard db upgrade`$"):
+    monkeypatch.setattr("server.storage.upgrading.METADATA", wider.metadata)
+    with pytest.raises(
+        InvalidOptionError, match=r"lacks tables or columns of this version: run `autoshard db upgrade`$"
+    ):
         check_schema(database)
     for _ in range(2):
         upgrade(database)
@@ -118,20 +173,20 @@ def test_the_schema_of_the_next_version_is_used_as_it_is(database):
 def test_a_plan_is_stored_once_and_read_as_it_was(storage):
     for _ in range(2):
         add(storage, facts(1), b'{"id": "caf\xc3\xa9"}')
-    assert storage.plans.read(facts(1).id) == b'{"id": "caf\xc3\xa9"}'
+    assert storage.plans.read(facts(1).id, "") == b'{"id": "caf\xc3\xa9"}'
     assert listed(storage) == [facts(1).id]
     with storage.database.writing() as connection:
-        storage.plans.delete(connection, facts(1).id)
-    for use in (storage.plans.read, lambda plan_id: delete(storage, plan_id)):
+        storage.plans.delete(connection, facts(1).id, "")
+    for use in (lambda plan_id: storage.plans.read(plan_id, ""), lambda plan_id: delete(storage, plan_id)):
         with pytest.raises(UnknownPlanError):
             use(facts(1).id)
     add(storage, facts(1), b"again")  # its document has gone with it
-    assert storage.plans.read(facts(1).id) == b"again"
+    assert storage.plans.read(facts(1).id, "") == b"again"
 
 
 def delete(storage, plan_id):
     with storage.database.writing() as connection:
-        storage.plans.delete(connection, plan_id)
+        storage.plans.delete(connection, plan_id, "")
 
 
 def test_pages_hold_every_plan_once_the_latest_first(storage):
@@ -141,7 +196,7 @@ def test_pages_hold_every_plan_once_the_latest_first(storage):
             connection.execute(insert(PLANS).values(plan_row(facts(number), number // 3)))
     found, cursor = [], None
     while True:
-        page = storage.plans.list(PlanFilter(limit=2, cursor=cursor))
+        page = storage.plans.list(PlanFilter(limit=2, cursor=cursor), "")
         found += [plan.id for plan in page.plans]
         add(storage, facts(100 + len(found)))
         cursor = page.next
@@ -154,7 +209,7 @@ def test_pages_hold_every_plan_once_the_latest_first(storage):
 @pytest.mark.parametrize("cursor", ["x", "", "-", "LTE6YQ", "ΩΩ", "OTk5OTk5OTk5OTk5OTk5OTk5OTk6YQ"])
 def test_cursors_that_no_page_gave_are_refused(storage, cursor):
     with pytest.raises(FormatError, match=r"^cursor: must be `next` of a page before$"):
-        storage.plans.list(PlanFilter(limit=2, cursor=cursor))
+        storage.plans.list(PlanFilter(limit=2, cursor=cursor), "")
 
 
 def test_lists_are_searched(storage):
@@ -234,7 +289,7 @@ def test_of_requests_with_one_key_at_the_same_time_one_is_begun(storage):
 def test_a_transaction_that_fails_leaves_nothing(storage):
     def fail():
         with storage.database.writing() as connection:
-            storage.plans.add(connection, facts(1), b"{}")
+            storage.plans.add(connection, facts(1), b"{}", "", "")
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -272,8 +327,8 @@ def test_a_killed_process_loses_no_write_that_it_acknowledged(database, database
     process.stdout.close()
     storage = open_storage()
     for number in range(acknowledged):
-        assert storage.plans.read(facts(number).id) == b"{}" * 1000
-    num_listed = len(storage.plans.list(PlanFilter.model_construct(limit=10**6)).plans)
+        assert storage.plans.read(facts(number).id, "") == b"{}" * 1000
+    num_listed = len(storage.plans.list(PlanFilter.model_construct(limit=10**6), "").plans)
     storage.database.close()
     assert num_listed - acknowledged in (0, 1)  # the last may have been stored, and not acknowledged
 

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
 
 from autoshard.core.errors import FormatError
 from autoshard.formats.files import read_bytes, undecodable
@@ -22,8 +21,6 @@ YAML_SUFFIXES = (".yaml", ".yml")
 _MAX_DEPTH = 64
 #: Bytes of memory that a document may take, by the estimate of `_memory_bytes`.
 _MAX_MEMORY_BYTES = 640 << 20
-#: Functions of Python's own, at whose calls the interpreter looks whether another thread waits.
-_IN_TURNS: Final[dict[str, Any]] = {"parse_int": lambda text: int(text), "parse_float": lambda text: float(text)}
 
 
 class _RepeatedKey(dict[str, object]):
@@ -32,14 +29,12 @@ class _RepeatedKey(dict[str, object]):
     key = ""
 
 
-def parse_json(text: str | bytes, source: str | None = None, *, in_turns: bool = False) -> object:
+def parse_json(text: str | bytes, source: str | None = None) -> object:
     """Parses one JSON document.
 
     Args:
         text: The document; bytes are UTF-8, with a mark of that or without.
         source: File or request part that errors name.
-        in_turns: Whether threads get their turns meanwhile. Python's parser keeps them waiting for as long as a list of
-            numbers is: 0.3 s for one of 4.8 MB, 15 ms with this (a core of an EPYC); numbers take 1.4 times as long.
 
     Raises:
         FormatError: If the text is not JSON, repeats a key within an object, nests too deep, or holds so many values
@@ -70,7 +65,7 @@ def parse_json(text: str | bytes, source: str | None = None, *, in_turns: bool =
     try:
         # Python would take UTF-16 and UTF-32, too.
         decoded = text if isinstance(text, str) else text.decode("utf-8-sig")
-        document = json.loads(decoded, object_pairs_hook=collect, **(_IN_TURNS if in_turns else {}))
+        document = json.loads(decoded, object_pairs_hook=collect)
     except json.JSONDecodeError as error:
         raise FormatError(
             f"is not JSON: {error.msg.lower()} at line {error.lineno}, column {error.colno}", source=source

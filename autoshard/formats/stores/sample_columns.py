@@ -8,12 +8,13 @@ Shape suffixes: N rows, V values of the lists of all rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from datetime import datetime
 from enum import StrEnum
+from functools import cache
 from itertools import pairwise
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +30,6 @@ SharedObjects = dict[tuple[Any, ...], Any]
 
 _T = TypeVar("_T")
 _ARROW = {
-    str: pa.string(),
     int: pa.int64(),
     float: pa.float64(),
     bool: pa.bool_(),
@@ -62,139 +62,105 @@ class StoredRows:
     restore: Callable[[Mapping[str, Sequence[Any]], SharedObjects], list[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """Numbers, texts or times."""
+class _Column(NamedTuple):
+    """A field of a dataclass, as its type declares it."""
 
-    name: str
+    kind: Any
+    """Its type without metadata; of a list, `tuple` or `np.ndarray`."""
     type: pa.DataType
-    range: Range | None
-
-    def stored(self, value: Any) -> Any:
-        return value
-
-    def values(self, array_N: pa.Array, path: str, _shared: SharedObjects) -> list[Any]:
-        if array_N.null_count:
-            raise FormatError("must not be null", field=path)
-        if self.range is not None:
-            _check(self.range, array_N.to_numpy(zero_copy_only=False), path)
-        values: list[Any] = array_N.to_pylist()
-        return values
+    range: Range | None = None
+    rows: StoredRows | None = None
+    is_record: bool = False
+    """Whether it is a dataclass, whose fields are the columns."""
 
 
-@dataclass(frozen=True, slots=True)
-class _WordColumn(_Column):
-    """Members of an enumeration."""
-
-    kind: type[StrEnum]
-
-    def stored(self, value: Any) -> Any:
-        return str(value)
-
-    def values(self, array_N: pa.Array, path: str, shared: SharedObjects) -> list[Any]:
-        members = dict(self.kind._value2member_map_)
-        for word in _Column.values(self, pc.unique(array_N), path, shared):
-            if word not in members:
-                raise FormatError(f"must be one of {', '.join(self.kind)}; got {shown(word)}", field=path)
-        return [members[word] for word in array_N.to_pylist()]
+def schema_of(record: Any, metadata: Mapping[bytes, bytes] | None = None) -> pa.Schema:
+    """The Arrow schema of a dataclass, its columns in the order of the fields."""
+    columns: list[pa.Field] = []
+    for name, column in _columns(record).items():
+        columns += column.type if column.is_record else [pa.field(name, column.type)]
+    return pa.schema(columns, metadata)
 
 
-@dataclass(frozen=True, slots=True)
-class _ListColumn(_Column):
-    """Lists of numbers, read as arrays or tuples."""
-
-    make: Callable[[NDArray[Any]], Any]
-
-    def stored(self, value: Any) -> Any:
-        return np.asarray(value, dtype=self.type.value_type.to_pandas_dtype()).tolist()
-
-    def values(self, array_N: pa.Array, path: str, _shared: SharedObjects) -> list[Any]:
-        values_V = _flattened(array_N, path).to_numpy()
-        return [self.make(values_V[start:stop]) for start, stop in _spans(array_N)]
-
-
-@dataclass(frozen=True, slots=True)
-class _RowsColumn(_Column):
-    """Lists of rows."""
-
-    rows: StoredRows
-    columns: tuple[_Column, ...]
-
-    def stored(self, value: Any) -> Any:
-        rows = map(self.rows.store, value)
-        return [{item.name: item.stored(getattr(row, item.name)) for item in self.columns} for row in rows]
-
-    def values(self, array_N: pa.Array, path: str, shared: SharedObjects) -> list[Any]:
-        rows_V = _flattened(array_N, path)
-        columns = {
-            item.name: item.values(rows_V.field(index), f"{path}.{item.name}", shared)
-            for index, item in enumerate(self.columns)
-        }
-        objects = self.rows.restore(columns, shared)
-        return [tuple(objects[start:stop]) for start, stop in _spans(array_N)]
+def row_of(record: Any) -> dict[str, Any]:
+    """A record as a row: JSON values by column, but for times."""
+    row: dict[str, Any] = {}
+    for name, column in _columns(record.__class__).items():
+        value = getattr(record, name)
+        if column.rows is not None:
+            row[name] = [row_of(column.rows.store(one)) for one in value]
+        elif column.is_record:
+            row |= row_of(value)
+        else:
+            row[name] = value.tolist() if column.kind is np.ndarray else value
+    return row
 
 
-class RecordColumns:
-    """Columns of a dataclass.
+def records_of(record: Any, table: pa.Table, shared: SharedObjects) -> list[Any]:
+    """The rows of a table that has the columns of a dataclass as its records, every value checked.
 
-    Args of the constructor:
-        record: The dataclass.
+    Raises:
+        InputError: If a value is impossible; the error names the column.
     """
-
-    def __init__(self, record: type) -> None:
-        hints = get_type_hints(record, include_extras=True)
-        self._record = record
-        self._parts: dict[str, _Column | RecordColumns] = {
-            name: RecordColumns(hint) if isinstance(hint, type) and is_dataclass(hint) else _column(name, hint)
-            for name, hint in hints.items()
-        }
-
-    @property
-    def columns(self) -> tuple[_Column, ...]:
-        """All columns, in the order of the fields."""
-        parts = self._parts.values()
-        return tuple(item for part in parts for item in (part.columns if isinstance(part, RecordColumns) else (part,)))
-
-    def schema(self, metadata: Mapping[bytes, bytes]) -> pa.Schema:
-        """The Arrow schema."""
-        return pa.schema([(item.name, item.type) for item in self.columns], metadata=dict(metadata))
-
-    def row(self, record: object) -> dict[str, Any]:
-        """A record as a row: JSON values by column, but for times."""
-        row: dict[str, Any] = {}
-        for name, part in self._parts.items():
-            value = getattr(record, name)
-            row |= part.row(value) if isinstance(part, RecordColumns) else {name: part.stored(value)}
-        return row
-
-    def records(self, table: pa.Table, shared: SharedObjects) -> list[Any]:
-        """The rows of a table that has these columns as records, every value checked.
-
-        Raises:
-            InputError: If a value is impossible; the error names the column.
-        """
-        parts = [
-            part.records(table, shared)
-            if isinstance(part, RecordColumns)
-            else part.values(_joined(table[name]), name, shared)
-            for name, part in self._parts.items()
-        ]
-        return [self._record(**dict(zip(self._parts, row, strict=True))) for row in zip(*parts, strict=True)]
+    values = [
+        records_of(column.kind, table, shared)
+        if column.is_record
+        else _values(table[name].combine_chunks(), column, name, shared)
+        for name, column in _columns(record).items()
+    ]
+    return [record(**dict(zip(_columns(record), row, strict=True))) for row in zip(*values, strict=True)]
 
 
-def _column(name: str, hint: Any) -> _Column:
+@cache
+def _columns(record: Any) -> Mapping[str, _Column]:
+    return {name: _column(hint) for name, hint in get_type_hints(record, include_extras=True).items()}
+
+
+def _column(hint: Any) -> _Column:
     kind, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    range_, rows = _first(marks, Range), _first(marks, StoredRows)
-    if rows is not None:
-        columns = RecordColumns(rows.row).columns
-        return _RowsColumn(name, pa.list_(pa.struct([(item.name, item.type) for item in columns])), None, rows, columns)
-    if get_origin(kind) is np.ndarray:
-        return _ListColumn(name, pa.list_(pa.float64()), None, _unchanged)
-    if get_origin(kind) is tuple:
-        return _ListColumn(name, pa.list_(_column(name, get_args(kind)[0]).type), None, _as_tuple)
-    if issubclass(kind, StrEnum):
-        return _WordColumn(name, pa.string(), None, kind)
-    return _Column(name, _first(marks, pa.DataType) or _ARROW[kind], range_)
+    listed, range_, rows = get_origin(kind), _first(marks, Range), _first(marks, StoredRows)
+    if is_dataclass(kind):
+        return _Column(kind, pa.struct(list(schema_of(kind))), is_record=True)
+    if listed is None:
+        arrow = _first(marks, pa.DataType) or (pa.string() if issubclass(kind, str) else _ARROW[kind])
+        return _Column(kind, arrow, range_)
+    of = _column(rows.row if rows else float if listed is np.ndarray else get_args(kind)[0])
+    return _Column(listed, pa.list_(of.type), rows=rows)
+
+
+def _values(array_N: pa.Array, column: _Column, path: str, shared: SharedObjects) -> list[Any]:
+    """The values of a column, checked."""
+    if array_N.null_count:
+        raise FormatError("must not be null", field=path)
+    if isinstance(array_N, pa.ListArray):
+        return _lists(array_N, column, path, shared)
+    if column.range is not None:
+        _check(column.range, array_N.to_numpy(zero_copy_only=False), path)
+    values: list[Any] = array_N.to_pylist()
+    if not issubclass(column.kind, StrEnum):
+        return values
+    members = dict(column.kind._value2member_map_)
+    for word in pc.unique(array_N).to_pylist():
+        if word not in members:
+            raise FormatError(f"must be one of {', '.join(column.kind)}; got {shown(word)}", field=path)
+    return [members[word] for word in values]
+
+
+def _lists(lists_N: pa.ListArray, column: _Column, path: str, shared: SharedObjects) -> list[Any]:
+    array_V = lists_N.flatten()
+    if array_V.null_count:
+        raise FormatError("must not be null", field=path)
+    ends = pairwise([0, *np.cumsum(lists_N.value_lengths().to_numpy()).tolist()])
+    if column.kind is np.ndarray:
+        values_V = array_V.to_numpy()
+        return [values_V[start:stop] for start, stop in ends]
+    if column.rows is None:
+        values = array_V.to_pylist()
+    else:
+        of = _columns(column.rows.row)
+        parts = {name: _values(array_V.field(name), of[name], f"{path}.{name}", shared) for name in of}
+        values = column.rows.restore(parts, shared)
+    return [tuple(values[start:stop]) for start, stop in ends]
 
 
 def _check(accepted: Range, values_N: NDArray[Any], path: str) -> None:
@@ -206,27 +172,3 @@ def _check(accepted: Range, values_N: NDArray[Any], path: str) -> None:
 
 def _first(marks: Sequence[object], kind: type[_T]) -> _T | None:
     return next((mark for mark in marks if isinstance(mark, kind)), None)
-
-
-def _unchanged(values: NDArray[Any]) -> NDArray[Any]:
-    return values
-
-
-def _as_tuple(values: NDArray[Any]) -> tuple[Any, ...]:
-    return tuple(values.tolist())
-
-
-def _joined(column_N: pa.ChunkedArray) -> pa.Array:
-    return column_N.combine_chunks() if column_N.num_chunks else pa.array([], column_N.type)
-
-
-def _flattened(lists_N: pa.ListArray, path: str) -> pa.Array:
-    values_V = lists_N.flatten()
-    if lists_N.null_count or values_V.null_count:
-        raise FormatError("must not be null", field=path)
-    return values_V
-
-
-def _spans(lists_N: pa.ListArray) -> Iterator[tuple[int, int]]:
-    """Where the values of each list start and end."""
-    return pairwise(np.concatenate([[0], np.cumsum(lists_N.value_lengths().to_numpy())]).tolist())

@@ -25,7 +25,7 @@ from autoshard.core.errors import FormatError, InputError, SampleStoreError
 from autoshard.core.quoting import shortened, shown
 from autoshard.formats.documents.digest import digest
 from autoshard.formats.files import atomic_write, open_file, remove_leftovers
-from autoshard.formats.stores.sample_columns import RecordColumns, SharedObjects
+from autoshard.formats.stores.sample_columns import SharedObjects, records_of, row_of, schema_of
 
 _SCHEMA_KEY = b"autoshard.schema"
 #: Bytes of a file. One holds the samples of some seconds, 3,000 samples of kernels take 1 MB.
@@ -93,15 +93,15 @@ class SampleStore(Generic[SampleT]):
         added = {name for names in earlier.values() for name in names}
         # typeshed's bound of `fields` takes dataclasses only.
         self._added = {item.name: item.default for item in fields(record) if item.name in added}  # type: ignore[arg-type]
-        self._columns = RecordColumns(record)
-        self.arrow_schema = self._columns.schema({_SCHEMA_KEY: schema.encode()})
+        self._record = record
+        self.arrow_schema = schema_of(record, {_SCHEMA_KEY: schema.encode()})
         self._folder, self._kind, self._command = folder, kind, command
 
     def content_id(self, sample: SampleT) -> str:
         """Hash of all that a sample says, its ids left out."""
         row = {
             name: value
-            for name, value in self._columns.row(sample).items()
+            for name, value in row_of(sample).items()
             # Samples of earlier versions keep their ids.
             if name not in _IDS and (name not in self._added or value != self._added[name])
         }
@@ -111,7 +111,7 @@ class SampleStore(Generic[SampleT]):
     def file_content(self, samples: Sequence[SampleT]) -> bytes:
         """A whole Parquet file that holds some samples, which have their ids."""
         content = io.BytesIO()
-        table = pa.Table.from_pylist(list(map(self._columns.row, samples)), self.arrow_schema)
+        table = pa.Table.from_pylist(list(map(row_of, samples)), self.arrow_schema)
         pq.write_table(table, content, compression="zstd")
         return content.getvalue()
 
@@ -185,7 +185,7 @@ class SampleStore(Generic[SampleT]):
         """
         with _named_in_errors(file):
             table = self._table(file)
-            return tuple(self._columns.records(table, {} if shared is None else shared))
+            return tuple(records_of(self._record, table, {} if shared is None else shared))
 
     def size_of(self, file: Path) -> tuple[int, int]:
         """Number of samples of a file, and bytes that they take once read, as its footer says.
@@ -298,13 +298,13 @@ def _named_in_errors(file: Path) -> Iterator[None]:
     """Errors of reading a file name it."""
     try:
         yield
-    except OSError as error:
-        raise SampleStoreError(f"cannot be read: {shortened(str(error), _ARROW_ROOM)}", source=str(file)) from error
-    except (pa.ArrowException, UnicodeDecodeError) as error:
+    except (OSError, pa.ArrowException, ValueError, OverflowError) as error:
+        if isinstance(error, InputError):
+            raise FormatError(error.message, field=error.field, source=str(file)) from error
+        if isinstance(error, OSError) and error.errno is not None:  # else Arrow's own: what it read makes no sense
+            raise SampleStoreError(f"cannot be read: {shortened(str(error), _ARROW_ROOM)}", source=str(file)) from error
         reason = shortened(str(error), _ARROW_ROOM)
         raise FormatError(f"is no Parquet file, or is damaged: {reason}", source=str(file)) from error
-    except InputError as error:
-        raise FormatError(error.message, field=error.field, source=str(file)) from error
 
 
 def _type_of(name: str, schema: pa.Schema) -> pa.DataType | None:

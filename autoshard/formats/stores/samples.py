@@ -37,9 +37,9 @@ from autoshard.formats.stores.sample_columns import (
     Amount,
     Count,
     Milliseconds,
-    RecordColumns,
     SharedObjects,
     StoredRows,
+    row_of,
 )
 from autoshard.formats.stores.sample_store import SampleStore, without_copies
 
@@ -95,7 +95,10 @@ def _shard_row(measured: MeasuredShard) -> _ShardRow:
         raise FormatError("has no column in samples", field=f"shards.{lacking[0]}")
     return _ShardRow(
         **{name: getattr(shard, name) for name in _OF_SHARD},
-        **{name: getattr(measured, name) for name in _OF_BATCH},
+        num_lookups=measured.num_lookups,
+        num_distinct=measured.num_distinct,
+        # As they are read again, so that ids stay.
+        reuse_bins=tuple(np.asarray(measured.reuse_bins, dtype=np.float32).tolist()),
         access_ranks=shard.access.ranks_K,
         access_cumulative=shard.access.cumulative_K,
     )
@@ -238,12 +241,9 @@ def set_id_of(shards: Iterable[LocalShard], *, device: str, num_threads: int) ->
     return digest([device, num_threads, *sorted(map(_shard_digest, shards))])
 
 
-_SHARD_COLUMNS = RecordColumns(_ShardRow)
-
-
 @lru_cache(maxsize=65536)
 def _shard_digest(shard: LocalShard) -> str:
-    row = _SHARD_COLUMNS.row(_shard_row(MeasuredShard(shard=shard, num_lookups=0, num_distinct=0, reuse_bins=())))
+    row = row_of(_shard_row(MeasuredShard(shard=shard, num_lookups=0, num_distinct=0, reuse_bins=())))
     return digest({name: value for name, value in row.items() if name not in ("table", *_OF_BATCH)})
 
 

@@ -17,9 +17,9 @@ import numpy as np
 from autoshard.core import Tier
 from autoshard.core.costs import MsArray
 from autoshard.planners.hybrid.compiled.linear import LinearSearch
-from autoshard.planners.hybrid.hot_rows import offer_hot_rows
 from autoshard.planners.hybrid.neighbours import Neighbourhood
-from autoshard.planners.space.cost_gradient import CostGradient, FlatOptions
+from autoshard.planners.hybrid.option_offers import OfferedOptions
+from autoshard.planners.space.cost_gradient import FlatOptions
 from autoshard.planners.space.layout import Change, Choice, Layout, Limits
 from autoshard.planners.space.options import ShardingType
 from autoshard.planners.space.planner_space import BoolArray, PlannerSpace
@@ -66,11 +66,12 @@ class SearchContext:
     """What all descents in a space share: its options, and what shards add to ranks.
 
     Args:
-        space: The space, which gets more options on the way.
+        space: The space.
         limits: Memory.
         around: The layout that the rates are linear around at first.
         seed: Source of all chance.
         deadline_s: When to end, by `time.perf_counter`.
+        offers: Adds options on the way; None for none.
 
     Attributes:
         linear: The compiled search.
@@ -80,8 +81,15 @@ class SearchContext:
     """
 
     def __init__(
-        self, space: PlannerSpace, limits: Limits, around: Layout, seed: int, deadline_s: float = math.inf
+        self,
+        space: PlannerSpace,
+        limits: Limits,
+        around: Layout,
+        seed: int,
+        deadline_s: float = math.inf,
+        offers: OfferedOptions | None = None,
     ) -> None:
+        self._offers = offers
         self.space, self.limits, self.deadline_s = space, limits, deadline_s
         self.flat = FlatOptions.of(space)
         self.rng = np.random.default_rng(seed)
@@ -105,7 +113,7 @@ class SearchContext:
     def _grow(self) -> None:
         """Adds options that pay by what shards add around the best layout."""
         around = Layout(self.space, self.limits, self._best)
-        if offer_hot_rows(self.space, self.flat, CostGradient.of(self.space, around)):
+        if self._offers is not None and self._offers.grow(self.flat, around, self.num_steps, self.deadline_s):
             self.flat = FlatOptions.of(self.space)
             self.linear = LinearSearch(self.space, self.limits, self.flat, around)
 

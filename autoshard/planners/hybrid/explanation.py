@@ -6,7 +6,6 @@ Shape suffixes: S sites.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -17,13 +16,13 @@ from autoshard.core.step import EMBEDDING_PARTS
 from autoshard.evaluation.batch_memory import rank_memory
 from autoshard.evaluation.evaluate import evaluate
 from autoshard.planners.hybrid.neighbours import Neighbourhood
-from autoshard.planners.hybrid.option_offers import EVERYTHING, OptionOffer, looked_up_bytes, space_of
+from autoshard.planners.hybrid.option_offers import looked_up_bytes, space_of
 from autoshard.planners.hybrid.starts import layout_of
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.cost_gradient import CostGradient, FlatOptions
 from autoshard.planners.space.kinds import first_alike
 from autoshard.planners.space.layout import NOTHING, Change, Layout, Limits
-from autoshard.planners.space.options import ShardingType, why_not
+from autoshard.planners.space.options import why_not
 from autoshard.planners.space.planner_space import Item, ItemOption
 from autoshard.results.explanation import Alternative, ExplainedTable, Explanation
 
@@ -63,7 +62,7 @@ def explain(
     group = plan.of_one_group()
     request = PlanRequest(tables=group.tables, topology=group.topology, costs=costs, payload=group.payload)
     chosen = set(names) or _costliest(group.tables, most)
-    space = space_of(request, offer=EVERYTHING if len(chosen) == len(known) else _only(chosen, group.tables))
+    space = space_of(request, only=None if len(chosen) == len(known) else _shared_with(chosen, group.tables))
     limits = Limits.of(space)
     layout = layout_of(space, limits, group)
     if layout is None:
@@ -97,11 +96,10 @@ def _costliest(tables: TableSet, most: int) -> set[str]:
     return {table.name for table in by_bytes[: most or None]}
 
 
-def _only(names: Collection[str], tables: TableSet) -> OptionOffer:
-    """All options for some tables, and for those that they share them with; the others stay as they are."""
+def _shared_with(names: Collection[str], tables: TableSet) -> set[str]:
+    """The tables whose options some tables have: the first that are like them."""
     first = first_alike(tables)
-    always = frozenset(tables.tables[first[name]].name for name in names)
-    return replace(EVERYTHING, names=frozenset({ShardingType.TABLE_WISE}), costliest=0.0, always=always)
+    return {tables.tables[first[name]].name for name in names}
 
 
 class _Explainer:

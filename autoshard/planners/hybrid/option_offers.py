@@ -1,20 +1,27 @@
-"""The options that the search chooses from: all sharding options of every table, also with rows behind caches."""
+"""The options that the search chooses from: few of most tables at first, and all of the costliest.
+
+Shape suffixes: I items.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from autoshard.core import EmbeddingTable, MemoryLevel, TableSet, Topology
+from autoshard.core.costs import MsArray
 from autoshard.core.errors import InfeasiblePlanError
-from autoshard.core.machine import device_family
 from autoshard.evaluation.cached_rows import behind_cache
+from autoshard.planners.hybrid.hot_rows import offer_hot_rows
 from autoshard.planners.planner import PlanRequest
-from autoshard.planners.space.kinds import first_alike
+from autoshard.planners.space.cost_gradient import CostGradient, FlatOptions, shard_costs
+from autoshard.planners.space.kinds import FloatArray
+from autoshard.planners.space.layout import Layout
 from autoshard.planners.space.options import (
-    GROUP_COUNTS,
     ShardingOption,
     ShardingType,
     enumerate_options,
@@ -28,169 +35,251 @@ from autoshard.planners.space.uneven_rows import room_of_ranks, uneven_options
 _SCARCE_SHARE = 0.5
 #: Cache sizes that are offered, over the rows that a batch hits; memory that is left makes them larger.
 _CACHE_SHARES = (1.0, 0.25)
-#: Sharding types that few tables of good plans have; a third of all options.
-_RARE = frozenset({ShardingType.TABLE_COLUMN_WISE, ShardingType.GRID, ShardingType.FLEX})
 #: Tables that take more than this share of the memory that devices have in the mean have all options, and where ranks
 #: differ in memory, uneven shares of rows: smaller ones fill the ranks whole.
 _LARGE_SHARE = 0.25
+#: What every table is offered first, and then, where it is not among the costliest.
+_FIRST = frozenset({ShardingType.TABLE_WISE})
+_NEXT = frozenset({ShardingType.DATA_PARALLEL, ShardingType.ROW_TIERS})
+#: How many tables are offered all options at first, the costliest: so many, or this share of them.
+_NUM_COSTLIEST, _COSTLIEST_SHARE = 20, 0.05
+#: Steps of the search after which twice as many are.
+_WIDENED_AFTER = 24
+#: Share of the time that is left which more options may take.
+_GROWTH_SHARE = 0.15
+#: Tables that are offered all options, and few, between two looks at the clock.
+_BATCH, _LARGE_BATCH = 20, 100
+#: How often numbers of hot rows are read off what costs least before the search begins: two rounds leave a sixth of
+#: what thirty numbers could gain.
+_NUM_HOT_ROUNDS = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptionOffer:
-    """Sharding types that tables are offered: all of them to the costliest, some of them to the others.
+class OfferedOptions:
+    """The options of a task while it is searched.
 
-    Attributes:
-        names: What the others are offered.
-        costliest: Share of the tables that are offered all.
-        table_s: Seconds that this takes about for each table.
-        most_share: Most of the time left that it is worth; the last resort is made whatever the time.
-        spare_s: Seconds that it may take beyond that.
-        rest_on_one: Whether rows beside hot ones are offered to the others on one rank only.
-        group_counts: Numbers of row groups that are offered.
-        always: Names of the tables that are offered all, in place of the costliest and the large ones; None for these.
-    """
-
-    names: frozenset[ShardingType]
-    costliest: float
-    table_s: float
-    most_share: float
-    spare_s: float = 0.0
-    rest_on_one: bool = True
-    group_counts: tuple[int, ...] = (2, 4)
-    always: frozenset[str] | None = None
-
-
-#: All sharding types for all tables. Seconds are CPU time of metasyn's tables on A100 and CPUs, one core of a virtual
-#: Xeon, November 2026; an EPYC's took 60 to 80% of it.
-EVERYTHING = OptionOffer(
-    names=frozenset(ShardingType),
-    costliest=1.0,
-    table_s=2.5e-3,
-    most_share=0.16,
-    rest_on_one=False,
-    group_counts=GROUP_COUNTS,
-)
-_GROUPS = frozenset({ShardingType.ROW_GROUPS})
-_WHOLE = frozenset({ShardingType.TABLE_WISE, ShardingType.DATA_PARALLEL})
-_HOT = _WHOLE | {ShardingType.ROW_TIERS}
-_ON_FAST_LINKS = EVERYTHING.names - _RARE - _GROUPS - {ShardingType.ROW_TIERS}
-_LAST = (
-    OptionOffer(names=_WHOLE, costliest=0.1, table_s=3.5e-4, most_share=1.3, spare_s=0.15),
-    OptionOffer(names=frozenset({ShardingType.TABLE_WISE}), costliest=0.0, table_s=1e-4, most_share=1.0),
-)
-#: What is offered where time is short and links between nodes are slow, so that hot rows on all ranks save most: plans
-#: with them alone are 0.2 to 3% shorter than plans of the same time with all types but the rare ones (metasyn, 800
-#: tables on 80 A100 in 1 to 6 s, 200 on 16 in 0.3 and 1 s), and 7% shorter than plans without them. With row groups,
-#: they are 5 to 6% shorter again on 80 ranks, and as long on 16.
-_LESS = (
-    OptionOffer(names=EVERYTHING.names - _RARE, costliest=0.0, table_s=1.3e-3, most_share=0.12),
-    OptionOffer(names=_HOT | _GROUPS, costliest=0.0, table_s=8.5e-4, most_share=1.2),
-    OptionOffer(names=_HOT, costliest=0.0, table_s=4.8e-4, most_share=1.3, spare_s=0.15),
-    *_LAST,
-)
-#: The same where no links are slow beside the memory, so that hot rows on all ranks save little: plans that are made
-#: in the time that they take to be worked out are 0.1 to 4% shorter (metasyn, 80 tables on 8 A100 and on 8 CPU ranks,
-#: 800 on 80 CPU ranks). With row groups, predicted steps of 80 tables on 8 A100 are 1 to 3% shorter at 1 to 3 s.
-_LESS_ON_FAST_LINKS = (
-    OptionOffer(names=_ON_FAST_LINKS | _GROUPS, costliest=0.0, table_s=9.5e-4, most_share=1.2, spare_s=0.05),
-    OptionOffer(names=_ON_FAST_LINKS, costliest=0.0, table_s=5e-4, most_share=1.3, spare_s=0.15),
-    *_LAST,
-)
-
-
-def offer_within(tables: TableSet, topology: Topology, left_s: float) -> OptionOffer:
-    """The largest offer whose options are worked out in time.
-
-    Args:
-        tables: Those of the task; of tables that are alike, one is worked out.
-        topology: Where they are to be.
-        left_s: Seconds for all of the planning.
-    """
-    num_tables = len(set(first_alike(tables).values()))
-    are_links_fast = topology.num_nodes == 1 or device_family(topology.device) == "cpu"
-    offers: tuple[OptionOffer, ...] = (EVERYTHING, *(_LESS_ON_FAST_LINKS if are_links_fast else _LESS))
-    return next(
-        (one for one in offers if one.table_s * num_tables <= one.most_share * left_s + one.spare_s), offers[-1]
-    )
-
-
-def space_of(
-    request: PlanRequest,
-    names: Collection[ShardingType] = tuple(ShardingType),
-    offer: OptionOffer = EVERYTHING,
-    min_partition: int = 0,
-    *,
-    by_kernels: bool = False,
-) -> PlannerSpace:
-    """The sharding options of the tables of a task, with rows behind caches where device memory is scarce.
+    Every table may be whole. All sharding types are offered to the costliest tables, which decide the step, and few to
+    the others; to more of them the longer the search goes on. Each table that is offered all takes as long to price as
+    a burst of the search.
 
     Args:
         request: The task.
         names: Ways that tables may be held.
-        offer: Which of them tables are offered.
         min_partition: Least columns of a column shard; 0 for 32 bytes of a row.
         by_kernels: Whether a step is the kernels of its slowest rank alone.
+
+    Attributes:
+        space: What there is to choose from now.
 
     Raises:
         InfeasiblePlanError: If a table cannot be held as any of the names.
     """
-    topology, tables = request.topology, request.tables
-    levels = _spare_levels(tables, topology)
-    usual = (frozenset(names) & offer.names) or frozenset(names)
-    is_large = _is_large(topology)
-    with_all = _with_all(tables, offer, is_large)
-    room_R = room_of_ranks(tables, topology)
-    with_uneven = ShardingType.ROW_WISE in names and room_R.min() < room_R.max()
 
-    def listed(table: EmbeddingTable, is_all: bool) -> tuple[ShardingOption, ...]:
-        return enumerate_options(
-            table,
-            topology,
-            names if is_all else usual,
+    def __init__(
+        self,
+        request: PlanRequest,
+        names: Collection[ShardingType] = tuple(ShardingType),
+        min_partition: int = 0,
+        *,
+        by_kernels: bool = False,
+    ) -> None:
+        self._ways = _Ways.of(request, names, min_partition)
+        self.space = PlannerSpace(
+            request.tables,
+            request.topology,
+            request.costs,
+            self._ways.simplest,
             request.payload,
-            min_partition,
-            with_exchanges=True,
-            rest_on_one=offer.rest_on_one and not is_all,
-            group_counts=GROUP_COUNTS if is_all else offer.group_counts,
+            by_kernels=by_kernels,
         )
+        is_large = _is_large(request.topology)
+        self._large = [index for index, item in enumerate(self.space.items) if any(map(is_large, item.tables))]
+        self._with_all: set[int] = set()
+        self._is_timed, self._round_s = False, 0.0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every table has been offered all options."""
+        return len(self._with_all) == len(self.space.items)
+
+    def begin(self, until_s: float = math.inf) -> None:
+        """Offers all options to the costliest tables and few to the others, as far as there is time.
+
+        Args:
+            until_s: When to end, by `time.perf_counter`; if it is infinite, no clock decides what is offered later.
+        """
+        began_s = time.perf_counter()
+        self._is_timed = math.isfinite(until_s)
+        flat, rates = self._priced()
+        order = self._costliest(flat, rates, None)
+        num_all = max(_NUM_COSTLIEST, math.ceil(_COSTLIEST_SHARE * len(order)))
+        self._offer_all([*self._large, *order[:num_all]], until_s)
+        others = [index for index in order if index not in self._with_all]
+        for batch in _batches(others, _LARGE_BATCH, until_s):
+            self.space.offer(batch, self._ways.few)
+        self._round_s = (time.perf_counter() - began_s) / 2
+        for _ in range(_NUM_HOT_ROUNDS):
+            if time.perf_counter() + self._round_s >= until_s:
+                break
+            self._offer_hot_rows(*self._priced())
+
+    def complete(self) -> None:
+        """Offers all options to all tables."""
+        self._offer_all(range(len(self.space.items)), math.inf)
+
+    def grow(self, flat: FlatOptions, around: Layout, num_steps: int, deadline_s: float) -> bool:
+        """Offers more around a layout of the search; whether there is anything new.
+
+        Args:
+            flat: The options so far.
+            around: The best layout.
+            num_steps: Steps that the search has made.
+            deadline_s: When it ends, by `time.perf_counter`.
+        """
+        now_s = time.perf_counter()
+        until_s = now_s + _GROWTH_SHARE * (deadline_s - now_s) if self._is_timed else math.inf
+        if now_s + self._round_s >= until_s:
+            return False
+        rates = CostGradient.of(self.space, around)
+        is_new = self._offer_hot_rows(flat, rates)
+        if num_steps < _WIDENED_AFTER or self.is_complete:
+            return is_new
+        order = [index for index in self._costliest(flat, rates, around) if index not in self._with_all]
+        self._offer_all(order[: max(_BATCH, len(self._with_all))], until_s)
+        return True
+
+    def _offer_hot_rows(self, flat: FlatOptions, rates: CostGradient) -> bool:
+        """See `offer_hot_rows`; the next time it takes about as long."""
+        began_s = time.perf_counter()
+        is_new = offer_hot_rows(self.space, flat, rates)
+        self._round_s = time.perf_counter() - began_s
+        return is_new
+
+    def _priced(self) -> tuple[FlatOptions, CostGradient]:
+        return FlatOptions.of(self.space), CostGradient.of(self.space)
+
+    def _costliest(self, flat: FlatOptions, rates: CostGradient, around: Layout | None) -> list[int]:
+        """Items by what they cost as if all ranks were alike, the costliest first; in a layout, or whole."""
+        cost_O: MsArray = flat.sums(shard_costs(flat, rates, self.space.topology.world_size))
+        number_I = 0 if around is None else np.array([around.choice(item)[0] for item in range(len(flat.first_I))])
+        order: list[int] = np.argsort(-cost_O[flat.first_I + number_I], kind="stable").tolist()
+        return order
+
+    def _offer_all(self, items: Iterable[int], until_s: float) -> None:
+        """Offers all options to some items that have not been offered them."""
+        new = [index for index in dict.fromkeys(items) if index not in self._with_all]
+        for batch in _batches(new, _BATCH, until_s):
+            self.space.offer(batch, self._ways.every)
+            self._with_all.update(batch)
+
+
+def _batches(items: Sequence[int], size: int, until_s: float) -> Iterable[Sequence[int]]:
+    """So many items at a time until the time is over."""
+    for start in range(0, len(items), size):
+        if time.perf_counter() >= until_s:
+            break
+        yield items[start : start + size]
+
+
+def space_of(
+    request: PlanRequest, names: Collection[ShardingType] = tuple(ShardingType), only: Collection[str] | None = None
+) -> PlannerSpace:
+    """All sharding options of the tables of a task, with rows behind caches where device memory is scarce.
+
+    Args:
+        request: The task.
+        names: Ways that tables may be held.
+        only: Names of the tables that have all options, where the others may only be whole; None for all tables.
+
+    Raises:
+        InfeasiblePlanError: If a table cannot be held as any of the names.
+    """
+    ways = _Ways.of(request, names, 0)
 
     def options_of(table: EmbeddingTable) -> list[ShardingOption]:
-        is_all = with_all(table)
-        offered = listed(table, is_all)
-        if not is_all and all(why_not(option, topology) for option in offered):
-            offered = listed(table, True)
-        if not offered:
-            raise InfeasiblePlanError(f"{table.name}: {why_none(table, topology, names)}")
-        simple = [option for option in offered if option.name is not ShardingType.ROW_TIERS]
-        cached = [
-            _behind_cache(option, level, share, topology, tables.batch_size)
-            for level in levels
-            for share in _CACHE_SHARES
-            for option in simple
-        ]
-        is_uneven = with_uneven and is_all and is_large(table)
-        uneven = uneven_options(table, topology, room_R, request.payload) if is_uneven else []
-        return [*offered, *uneven, *cached]
+        return ways.every(table) if only is None or table.name in only else ways.simplest(table)
 
-    return PlannerSpace(tables, topology, request.costs, options_of, request.payload, by_kernels=by_kernels)
+    return PlannerSpace(request.tables, request.topology, request.costs, options_of, request.payload)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ways:
+    """Ways to hold a table of a task.
+
+    Attributes:
+        request: The task.
+        names: Sharding types.
+        min_partition: Least columns of a column shard; 0 for 32 bytes of a row.
+        levels: Memory levels below the devices', where the devices' memory is scarce.
+        room_R: Bytes of each rank.
+    """
+
+    request: PlanRequest
+    names: frozenset[ShardingType]
+    min_partition: int
+    levels: Sequence[MemoryLevel]
+    room_R: FloatArray
+
+    @classmethod
+    def of(cls, request: PlanRequest, names: Collection[ShardingType], min_partition: int) -> _Ways:
+        tables, topology = request.tables, request.topology
+        return cls(
+            request=request,
+            names=frozenset(names),
+            min_partition=min_partition,
+            levels=_spare_levels(tables, topology),
+            room_R=room_of_ranks(tables, topology),
+        )
+
+    def every(self, table: EmbeddingTable) -> list[ShardingOption]:
+        """All of them."""
+        listed = self._listed(table, self.names)
+        if not listed:
+            raise InfeasiblePlanError(f"{table.name}: {why_none(table, self.request.topology, self.names)}")
+        is_uneven = ShardingType.ROW_WISE in self.names and self.room_R.min() < self.room_R.max()
+        uneven: Sequence[ShardingOption] = ()
+        if is_uneven and _is_large(self.request.topology)(table):
+            uneven = uneven_options(table, self.request.topology, self.room_R, self.request.payload)
+        return [*listed, *uneven, *self._cached(listed)]
+
+    def simplest(self, table: EmbeddingTable) -> list[ShardingOption]:
+        """The whole table on one rank; all of them where that is none, or the table's constraints rule it out."""
+        whole = self._listed(table, self.names & _FIRST)
+        is_any = any(not why_not(option, self.request.topology) for option in whole)
+        return [*whole, *self._cached(whole)] if is_any else self.every(table)
+
+    def few(self, table: EmbeddingTable) -> list[ShardingOption]:
+        """Copies on all ranks of all rows, or of hot ones; the others are on one rank, which sends what is less."""
+        copied = self._listed(table, self.names & _NEXT, is_simple=True)
+        return [*copied, *self._cached(copied)]
+
+    def _listed(
+        self, table: EmbeddingTable, names: Collection[ShardingType], *, is_simple: bool = False
+    ) -> tuple[ShardingOption, ...]:
+        return enumerate_options(
+            table,
+            self.request.topology,
+            names,
+            self.request.payload,
+            self.min_partition,
+            with_exchanges=not is_simple,
+            rest_on_one=is_simple,
+        )
+
+    def _cached(self, listed: Sequence[ShardingOption]) -> list[ShardingOption]:
+        """The same behind caches, in each memory level below the devices'."""
+        return [
+            _behind_cache(option, level, share, self.request.topology, self.request.tables.batch_size)
+            for level in self.levels
+            for share in _CACHE_SHARES
+            for option in listed
+            if option.name is not ShardingType.ROW_TIERS
+        ]
 
 
 def _is_large(topology: Topology) -> Callable[[EmbeddingTable], bool]:
     """Whether a table takes much of the memory that devices have in the mean."""
     memory_bytes = float(np.mean(topology.hbm_bytes))
     return lambda table: table.storage_bytes > _LARGE_SHARE * memory_bytes
-
-
-def _with_all(
-    tables: TableSet, offer: OptionOffer, is_large: Callable[[EmbeddingTable], bool]
-) -> Callable[[EmbeddingTable], bool]:
-    """Whether a table is one of the costliest, by the bytes that a sample reads of it, or large."""
-    if offer is EVERYTHING:
-        return lambda _: True
-    if (names := offer.always) is not None:
-        return lambda table: table.name in names
-    least_bytes = float(np.quantile([looked_up_bytes(table) for table in tables.tables], 1 - offer.costliest))
-    return lambda table: looked_up_bytes(table) >= least_bytes or is_large(table)
 
 
 def looked_up_bytes(table: EmbeddingTable) -> float:

@@ -142,7 +142,7 @@ def layout_of(
         if len(found) < len(read):
             return None
         # A whole table may be what the space has as one column shard.
-        if any(option.name not in names for option in options) and item.number(item.shared(options)) is None:
+        if any(option.name not in names for option in options) and space.number(item, options) is None:
             return None
         is_everywhere = all(option.is_everywhere for option in options)
         # Tables that share their ranks are cut alike, unless all ranks hold all of them.

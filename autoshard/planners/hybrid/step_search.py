@@ -24,8 +24,7 @@ from autoshard.evaluation.group_sync import with_cheaper_sync
 from autoshard.planners.comparison import FoundPlan, choose, num_cuts
 from autoshard.planners.hybrid.compiled.library import library
 from autoshard.planners.hybrid.descent import Start
-from autoshard.planners.hybrid.hot_rows import offer_hot_rows
-from autoshard.planners.hybrid.option_offers import EVERYTHING, OptionOffer, offer_within, space_of
+from autoshard.planners.hybrid.option_offers import OfferedOptions
 from autoshard.planners.hybrid.starts import (
     POLICY,
     StartSpec,
@@ -38,7 +37,7 @@ from autoshard.planners.hybrid.starts import (
 from autoshard.planners.hybrid.successive_halving import SearchOutcome, improve
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.caches import with_grown_caches
-from autoshard.planners.space.cost_gradient import CostGradient, FlatOptions
+from autoshard.planners.space.cost_gradient import FlatOptions
 from autoshard.planners.space.layout import Layout, Limits
 from autoshard.planners.space.options import ShardingType, keeps_width
 from autoshard.planners.space.placement import PlacementProblem
@@ -48,35 +47,33 @@ from autoshard.validator import is_valid
 
 #: Share of what is left that a search within replica groups gets, where they are the best start, and its least seconds.
 _GROUPS_SHARE, _LEAST_SECONDS = 0.6, 0.01
-#: Shares of the time left, each when its turn comes, in which starts of the search's own and then other planners' plans
-#: have to be made; the search has the rest.
-_OWN_SHARE, _STARTS_SHARE = 0.25, 0.5
-#: How often numbers of hot rows are read off what costs least so far, while less than a share of the time is used: two
-#: rounds leave a sixth of what thirty numbers could gain.
-_NUM_HOT_ROUNDS, _HOT_SHARE = 2, 0.3
+#: Shares of the time left, each when its turn comes, in which options, starts of the search's own and then other
+#: planners' plans have to be made; the search has the rest.
+_OFFERS_SHARE, _OWN_SHARE, _STARTS_SHARE = 0.65, 0.25, 0.5
 #: Seconds for checking and pricing the plan in the end: whatever the task, and for each table (CPU time of
 #: `validate_plan`, `evaluate` and `price_step`, one core of a Xeon, November 2026).
 _FINISH_S, _FINISH_TABLE_S = 0.002, 1e-4
 #: Seconds that the search has in any case, and for each table, and most of them: a burst of the compiled search takes
 #: 2 to 3 ms for 80 tables on 8 ranks.
 _LEAST_SEARCH_S, _LEAST_SEARCH_TABLE_S, _MOST_LEAST_S = 0.03, 5e-5, 0.07
-#: Largest shares of the time limit for planners whose plans win on some machines, rarely, and never did. With 0.6 for
-#: `neo` and `flexshard` they took 0.44 s of 1 s for 80 tables on 8 A100, for starts 9 and 37% above the search's own;
-#: without `flexshard` 1 s ends 3% above its plan for nvidia-tiny on 32 A100.
-_MEDIUM, _SMALL, _LEAST = 0.15, 0.1, 0.01
+#: Largest shares of the time limit for planners whose plans win on some machines, rarely, and never did; and for those
+#: that are never better than the search's own starts but where there is nothing else. Own starts are shorter than all
+#: of theirs for metasyn's tables (80 on 8 A100 and CPUs, 160 on 32, 200 on 16), which took a third of 3 s for 200
+#: tables with larger shares; without `flexshard` 1 s ends 13% above its plan for nvidia-tiny on 32 A100.
+_MEDIUM, _SMALL, _LEAST, _QUICK = 0.15, 0.05, 0.01, 0.02
 _HEURISTICS = (
-    StartSpec(name="dim-greedy", table_s=1.2e-4),
-    StartSpec(name="cost-greedy", table_s=1.2e-4),
-    StartSpec(name="karmarkar-karp", table_s=1.2e-4),
-    StartSpec(name="size-greedy", table_s=1.2e-4),
-    StartSpec(name="neuroshard", base_s=0.01, table_s=1.2e-4, options={"steps": 0}),
+    StartSpec(name="cost-greedy", table_s=2e-5, table_rank_s=1.7e-7),
+    StartSpec(name="dim-greedy", table_s=2e-5, table_rank_s=1.7e-7, share=_QUICK),
+    StartSpec(name="karmarkar-karp", table_s=2e-5, table_rank_s=1.7e-7, share=_QUICK),
+    StartSpec(name="size-greedy", table_s=2e-5, table_rank_s=1.7e-7, share=_QUICK),
+    StartSpec(name="neuroshard", base_s=0.01, table_s=2e-5, table_rank_s=1.7e-7, share=_QUICK, options={"steps": 0}),
 )
 _PLANNERS = (
     StartSpec(name="flexshard", base_s=0.02, table_s=1.5e-3, share=_MEDIUM),
-    StartSpec(name="neo", table_s=3e-3, share=_SMALL),
+    StartSpec(name="neo", table_s=2.3e-3, share=_SMALL),
     StartSpec(name="oper", table_s=2e-3, rank_s=0.03, share=_LEAST),
-    StartSpec(name="neuroshard", table_s=9e-3, table_rank_s=1e-6, share=_SMALL),
-    StartSpec(name="replica-groups", base_s=0.1, table_s=2e-3, table_rank_s=1e-5),
+    StartSpec(name="neuroshard", table_s=5e-3, table_rank_s=1e-6, share=_SMALL),
+    StartSpec(name="replica-groups", table_s=1e-3, share=_SMALL),
 )
 #: Whose plan is taken where the model cannot tell another one from it: the caller's start, or else this planner's.
 _GIVEN, _PLAINEST = "start", "cost-greedy"
@@ -135,13 +132,16 @@ def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
     deadline_s = request.deadline_s() - finish_s
     # Where steps are counted, the clock decides nothing but the end.
     until_s = math.inf if search.steps else deadline_s
-    offer = EVERYTHING
-    if not search.names <= _ON_SINGLE_RANKS:
-        offer = offer_within(request.tables, request.topology, until_s - time.perf_counter())
-    space, own = _offered(request, search, offer, until_s)
-    if not own and offer is not EVERYTHING:
-        space, own = _offered(request, search, EVERYTHING, until_s)
-    limits = _limits(space, search)
+    offers = OfferedOptions(request, search.names, search.min_partition, by_kernels=search.by_kernels)
+    if search.names <= _ON_SINGLE_RANKS:
+        offers.complete()
+    else:
+        offers.begin(_share_of_time(_OFFERS_SHARE, until_s))
+    space, limits = offers.space, _limits(offers.space, search)
+    own = balanced_starts(space, limits, _share_of_time(_OWN_SHARE, until_s))
+    if not own and not offers.is_complete:
+        offers.complete()
+        own = balanced_starts(space, limits, _share_of_time(_OWN_SHARE, until_s))
     starts_s = _share_of_time(_STARTS_SHARE, until_s)
     plans = _plans(request, search, starts_s, is_needed=not own)
     read, found = _read(plans, space, limits, request, search)
@@ -162,6 +162,7 @@ def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
             deadline_s=deadline_s,
             max_steps=search.steps or None,
             floor_ms=_slowest_alone_ms(space) if search.by_kernels else 0.0,
+            offers=offers,
         )
         status = (
             f"stopped by {improved.stopped} after {improved.num_steps} steps: {starts[0][0]:.6g} ms ({chosen[0].name}) "
@@ -181,19 +182,6 @@ def _slowest_alone_ms(space: PlannerSpace) -> float:
     alone_V = (forward_1V + backward_1V)[0]
     flat = FlatOptions.of(space)
     return float(np.minimum.reduceat(flat.largest(alone_V[flat.kind_E]), flat.first_I).max())
-
-
-def _offered(
-    request: PlanRequest, search: StepSearch, offer: OptionOffer, until_s: float
-) -> tuple[PlannerSpace, list[Start]]:
-    """The options, and the search's own starts."""
-    hot_s = _share_of_time(_HOT_SHARE, until_s)
-    space = space_of(request, search.names, offer, search.min_partition, by_kernels=search.by_kernels)
-    for _ in range(_NUM_HOT_ROUNDS):
-        if time.perf_counter() >= hot_s:
-            break
-        offer_hot_rows(space, FlatOptions.of(space), CostGradient.of(space))
-    return space, balanced_starts(space, _limits(space, search), _share_of_time(_OWN_SHARE, until_s))
 
 
 def _limits(space: PlannerSpace, search: StepSearch) -> Limits:

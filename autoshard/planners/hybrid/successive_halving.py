@@ -15,6 +15,7 @@ from itertools import chain
 from autoshard.planners.hybrid.compiled.library import Mode
 from autoshard.planners.hybrid.compiled.linear import LinearEffort
 from autoshard.planners.hybrid.descent import LEAST_GAIN, Descent, SearchContext, Start
+from autoshard.planners.hybrid.option_offers import OfferedOptions
 from autoshard.planners.hybrid.starts import FEW_TIERS
 from autoshard.planners.space.layout import Choice, Layout
 from autoshard.planners.space.options import ShardingType
@@ -126,7 +127,13 @@ class SearchOutcome:
 
 
 def improve(
-    starts: Sequence[Start], *, seed: int, deadline_s: float, max_steps: int | None = None, floor_ms: float = 0.0
+    starts: Sequence[Start],
+    *,
+    seed: int,
+    deadline_s: float,
+    max_steps: int | None = None,
+    floor_ms: float = 0.0,
+    offers: OfferedOptions | None = None,
 ) -> SearchOutcome:
     """Makes the step of the best of some starts shorter until the time or the steps are over.
 
@@ -138,8 +145,10 @@ def improve(
         deadline_s: When to end, by `time.perf_counter`.
         max_steps: Most steps; None for as many as there is time for.
         floor_ms: What no layout takes less than: one that takes as much ends the search.
+        offers: Adds options on the way; None for none.
     """
-    context = SearchContext(starts[0].layout.space, starts[0].layout.limits, starts[0].layout, seed, deadline_s)
+    first = starts[0].layout
+    context = SearchContext(first.space, first.limits, first, seed, deadline_s, offers)
     most = math.inf if max_steps is None else max_steps
 
     def is_over() -> bool:

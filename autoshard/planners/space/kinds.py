@@ -81,8 +81,8 @@ class ShardKinds:
         self.codes_VH, self.moved_VC, self.bytes_VM = self.split(rows_VX)
 
     def of_parts(self, parts: Sequence[UnplacedShard]) -> int | None:
-        """The kind of parts that are held together, which have been learned; None if the model cannot price one."""
-        kinds = [kind for part in parts if (kind := self._kinds[self._key(part)]) is not None]
+        """The kind of parts that are held together; None if one has not been learned, or the model cannot price it."""
+        kinds = [kind for part in parts if (kind := self._kinds.get(self._key(part))) is not None]
         if len(kinds) < len(parts):
             return None
         if len(kinds) == 1:

@@ -49,7 +49,7 @@ _HOT_COVERAGES = (0.6, 0.9)
 #: Replicated rows are few: more of them are better off as FlexShard's planner cuts them, or as a whole table.
 _MAX_HOT_SHARE = 0.25
 #: Numbers of row groups that a table may be cut into.
-GROUP_COUNTS = (2, 3, 4, 8)
+_GROUP_COUNTS = (2, 3, 4, 8)
 
 _NO_CONSTRAINTS = Constraints()
 
@@ -302,7 +302,6 @@ def enumerate_options(
     *,
     with_exchanges: bool = False,
     rest_on_one: bool = False,
-    group_counts: Sequence[int] = GROUP_COUNTS,
 ) -> tuple[ShardingOption, ...]:
     """Ways to hold a table on a machine, whatever its constraints (see `why_not`); the simplest comes first.
 
@@ -320,7 +319,6 @@ def enumerate_options(
         min_partition: Least columns of a column shard; 0 for 32 bytes of a row.
         with_exchanges: Whether ways that differ in what owners send, sums or rows, are listed, too.
         rest_on_one: Whether the rows beside hot ones are listed on one rank only, and not split over all.
-        group_counts: Numbers of row groups.
 
     Source:
         Neo, Sec. 4.2 (table-, row-, column-wise, data parallel, and its hierarchical forms); FlexShard, Sec. 4
@@ -331,7 +329,7 @@ def enumerate_options(
         option
         for name, tier, most in _offered(topology.world_size, topology.local_world_size, topology.num_nodes)
         if name in names and (name not in BY_ACCESS_RANK or table.row_order is not None)
-        for cut in _cuts(table, name, tier, most, min_partition, rest_on_one=rest_on_one, group_counts=group_counts)
+        for cut in _cuts(table, name, tier, most, min_partition, rest_on_one=rest_on_one)
         or _uncut(table, name, tier, names)
         # Of row groups there would be a way for every choice of each.
         for option in _held(name, cut, topology, payload, with_exchanges and name is not ShardingType.ROW_GROUPS)
@@ -469,7 +467,6 @@ def _cuts(
     min_partition: int,
     *,
     rest_on_one: bool,
-    group_counts: Sequence[int],
 ) -> list[list[tuple[tuple[Shard, ...], Tier]]]:
     """What the table may be cut into for a sharding type: shards of the same rows, and their tier."""
     if name is ShardingType.ROW_TIERS:
@@ -480,7 +477,7 @@ def _cuts(
         ]
     whole = Shard.whole(table)
     if name is ShardingType.ROW_GROUPS:
-        groups = (_row_groups(whole, count) for count in group_counts if count <= most)
+        groups = (_row_groups(whole, count) for count in _GROUP_COUNTS if count <= most)
         return [[((group,), tier) for group in of_count] for of_count in groups if of_count]
     counts = column_counts(table, most, min_partition) if name in _WITHOUT_COLUMNS else [1]
     cuts = [column_cuts(whole, count) for count in counts]

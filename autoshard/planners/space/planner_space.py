@@ -6,7 +6,7 @@ Shape suffixes: R ranks, S sites, M memory levels.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Any
 
@@ -97,10 +97,14 @@ class ItemOption:
         """Whether rows are in uneven shares."""
         return self.of_tables[0].is_uneven
 
-    @property
-    def parts(self) -> tuple[tuple[UnplacedShard, ...], ...]:
-        """The parts of each table, by which options are known."""
-        return tuple(option.parts for option in self.of_tables)
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Found:
+    """An option, None if constraints or the model rule it out, with what it is known by."""
+
+    of_tables: Sequence[ShardingOption]
+    key: Hashable
+    option: ItemOption | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -112,14 +116,16 @@ class Item:
     Attributes:
         tables: The tables.
         options: Ways to hold them, by number.
-        refused: Ways that were offered at first, and that constraints or the model rule out.
+        numbers: Their numbers, by kinds and columns of their shards.
+        refused: Ways that were offered, and that constraints or the model rule out.
         like: The tables that the options are of.
     """
 
     tables: tuple[EmbeddingTable, ...]
-    options: list[ItemOption]
-    refused: list[Sequence[ShardingOption]]
     like: tuple[EmbeddingTable, ...]
+    options: list[ItemOption] = field(default_factory=list)
+    numbers: dict[Hashable, int] = field(default_factory=dict)
+    refused: list[Sequence[ShardingOption]] = field(default_factory=list)
 
     @property
     def label(self) -> str:
@@ -132,10 +138,14 @@ class Item:
             return shard.parts
         return tuple(part.of_table(self.tables[0]) for part in shard.parts)
 
-    def number(self, of_tables: Sequence[ShardingOption]) -> int | None:
-        """The number of the option that holds its tables so; None if there is none."""
-        parts = tuple(option.parts for option in self.shared(of_tables))
-        return next((number for number, option in enumerate(self.options) if option.parts == parts), None)
+    def taken(self, found: _Found) -> int | None:
+        """The number of an option, which it has from now on; None if something rules it out."""
+        if found.option is None:
+            return None
+        number = self.numbers.setdefault(found.key, len(self.options))
+        if number == len(self.options):
+            self.options.append(found.option)
+        return number
 
     def shared(self, of_tables: Sequence[ShardingOption]) -> Sequence[ShardingOption]:
         """Ways to hold its own tables, as ways to hold those that its options are of."""
@@ -180,6 +190,7 @@ class PlannerSpace:
         self.tables, self.topology, self.costs = tables, topology, self.prices.costs
         self.kinds = ShardKinds(self.prices)
         self._sites: dict[Hashable, _Sites] = {}
+        self._made: dict[tuple[str, Hashable], ItemOption | None] = {}
         check_constraints(tables, topology)
         self.items = _items(colocated(tables), self.kinds.twins)
         self.item_of = {table.name: index for index, item in enumerate(self.items) for table in item.tables}
@@ -208,20 +219,16 @@ class PlannerSpace:
         synced = iter(self.synced(chain.from_iterable(options.values())))
         by_table = {name: list(islice(synced, len(of_table))) for name, of_table in options.items()}
         self.kinds.learn(chain.from_iterable(by_table.values()))
-        first: dict[str, Item] = {}
+        found: dict[str, list[_Found]] = {}
         for item in of_items:
-            alike = _alike([by_table[table.name] for table in item.like])
-            if item.options:
-                for of_tables in alike:
-                    self._number(item, of_tables)
-            elif (known := item.like[0].name) in first:
-                item.options.extend(first[known].options)
-                item.refused.extend(first[known].refused)
-            else:
-                item.refused.extend([of_tables for of_tables in alike if not self._add(item, of_tables)])
-                if not item.options and (unlike := self._everywhere([by_table[table.name] for table in item.like])):
-                    self._add(item, unlike)
-                first[known] = item
+            like = [by_table[table.name] for table in item.like]
+            if (name := item.like[0].name) not in found:
+                found[name] = [self._found(name, of_tables) for of_tables in _alike(like)]
+            for one in found[name]:
+                if item.taken(one) is None:
+                    item.refused.append(one.of_tables)
+            if not item.options and (unlike := self._everywhere(like)):
+                item.taken(self._found(name, unlike))
 
     def _everywhere(self, of_tables: Sequence[Sequence[ShardingOption]]) -> tuple[ShardingOption, ...]:
         """For each table the first way on all ranks that its constraints allow; none if one of them has none."""
@@ -238,7 +245,10 @@ class PlannerSpace:
             options_I: For each item the options of its tables.
         """
         self.kinds.learn(option for options in options_I for option in options)
-        return [self._number(item, options) for item, options in zip(self.items, options_I, strict=True)]
+        return [
+            item.taken(self._found(item.like[0].name, item.shared(options)))
+            for item, options in zip(self.items, options_I, strict=True)
+        ]
 
     def synced(self, options: Iterable[ShardingOption]) -> list[ShardingOption]:
         """See `synced_options`."""
@@ -291,12 +301,19 @@ class PlannerSpace:
         shards = tuple(chain.from_iterable(placed.values()))
         return ShardingPlan(tables=self.tables, topology=self.topology, shards=shards, payload=self.prices.payload)
 
-    def _number(self, item: Item, of_tables: Sequence[ShardingOption]) -> int | None:
-        shared = item.shared(of_tables)
-        number = item.number(shared)
-        if number is not None:
-            return number
-        return len(item.options) - 1 if self._add(item, shared) else None
+    def number(self, item: Item, of_tables: Sequence[ShardingOption]) -> int | None:
+        """The number of the option that holds an item's tables so; None if there is none."""
+        together = _together(item.shared(of_tables))
+        return item.numbers.get(_key(together, [self.kinds.of_parts(parts) for parts in together]))
+
+    def _found(self, name: str, of_tables: Sequence[ShardingOption]) -> _Found:
+        """The option that holds some tables so, of which the first has this name; it is made once."""
+        together = _together(of_tables)
+        kinds = [self.kinds.of_parts(parts) for parts in together]
+        key = _key(together, kinds)
+        if (name, key) not in self._made:
+            self._made[name, key] = self._option(of_tables, together, kinds)
+        return _Found(of_tables=of_tables, key=key, option=self._made[name, key])
 
     def _why_none(self, item: Item) -> str:
         """Why an item has no options: what rules out each way that was offered, with the sharding types."""
@@ -315,16 +332,21 @@ class PlannerSpace:
         told = "; ".join(f"{reason} ({', '.join(names)})" for reason, names in ruled_out.items())
         return f"no sharding type is left: {told}"
 
-    def _add(self, item: Item, of_tables: Sequence[ShardingOption]) -> bool:
+    def _option(
+        self,
+        of_tables: Sequence[ShardingOption],
+        together: Sequence[tuple[UnplacedShard, ...]],
+        kinds: Sequence[int | None],
+    ) -> ItemOption | None:
+        """The option of some tables; None if something rules it out."""
         if any(why_not(option, self.topology) for option in of_tables):
-            return False
+            return None
         shards = []
         in_one_node = of_tables[0].in_one_node
-        for parts in _together(of_tables):
-            kind, tier = self.kinds.of_parts(parts), parts[0].tier
-            sites = self._sites_of(parts)
+        for parts, kind in zip(together, kinds, strict=True):
+            tier, sites = parts[0].tier, self._sites_of(parts)
             if kind is None or not sites.is_any:
-                return False
+                return None
             shard = ItemShard(
                 parts=parts,
                 tier=tier,
@@ -336,8 +358,7 @@ class PlannerSpace:
                 is_free=tier is Tier.TABLE_WISE and not in_one_node and sites.is_all,
             )
             shards.append(shard)
-        item.options.append(ItemOption(of_tables=tuple(of_tables), shards=tuple(shards)))
-        return True
+        return ItemOption(of_tables=tuple(of_tables), shards=tuple(shards))
 
     def _sites_of(self, parts: Sequence[UnplacedShard]) -> _Sites:
         """Sites that parts of several tables may share; most tables have the same constraints: none."""
@@ -387,7 +408,7 @@ def _items(groups: Iterable[tuple[EmbeddingTable, ...]], twins: Mapping[str, int
         key: Hashable = tuple(table.name for table in tables)
         if len(tables) == 1:
             key = (twins[tables[0].name], tables[0].constraints, tables[0].row_order)
-        items.append(Item(tables=tables, options=[], refused=[], like=first.setdefault(key, tables)))
+        items.append(Item(tables=tables, like=first.setdefault(key, tables)))
     return items
 
 
@@ -420,6 +441,11 @@ def _together(of_tables: Sequence[ShardingOption]) -> list[tuple[UnplacedShard, 
     if all(option.is_everywhere for option in of_tables):
         return [(part,) for option in of_tables for part in option.parts]
     return list(zip(*(option.parts for option in of_tables), strict=True))
+
+
+def _key(together: Sequence[Sequence[UnplacedShard]], kinds: Sequence[int | None]) -> Hashable:
+    """By what options of an item are known: the kinds of their shards, and their columns."""
+    return tuple((kind, parts[0].shard.columns) for parts, kind in zip(together, kinds, strict=True))
 
 
 def _alike(of_tables: Sequence[Sequence[ShardingOption]]) -> list[tuple[ShardingOption, ...]]:

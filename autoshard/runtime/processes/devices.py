@@ -8,11 +8,11 @@ from collections.abc import Iterable, Set
 import torch
 
 from autoshard.core import MemoryLevel, ShardingPlan
+from autoshard.core.choices import Device
 from autoshard.core.errors import DeviceError
 from autoshard.evaluation.batch_memory import dense_bytes, row_order_bytes, training_bytes
 from autoshard.runtime.engine.holdings import GroupOrder
 from autoshard.runtime.ownership import ownership_of
-from autoshard.runtime.results import Device
 from autoshard.runtime.state import free_host_bytes
 
 #: Of each GPU, for NCCL: four communicators (vectors, batches that are prefetched, dense layers, replicas) of 256 MiB.

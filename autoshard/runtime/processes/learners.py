@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import distributed
 
-from autoshard.core.accepted import check_choice
+from autoshard.core.choices import Device
 from autoshard.runtime.processes.devices import choose_device
-from autoshard.runtime.results import Device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,22 +84,19 @@ def _in_bf16(device_type: str) -> Iterator[None]:
 
 
 @contextmanager
-def joined_learners(accelerator: str, *, mixed_precision: bool = False) -> Iterator[Learners]:
+def joined_learners(accelerator: Device, *, mixed_precision: bool = False) -> Iterator[Learners]:
     """Joins the processes that torchrun started together; without torchrun, this process trains alone.
 
     Processes on GPUs exchange gradients over NCCL, processes on CPUs over gloo.
 
     Args:
-        accelerator: Device to train on, as `Device` has them. `auto` is CUDA where each process of this machine gets a
-            GPU of its own.
+        accelerator: Device to train on.
         mixed_precision: See `Learners`.
 
     Raises:
-        InvalidOptionError: If there is no such device.
         DeviceError: If CUDA is asked for and there is no GPU for each process.
     """
-    check_choice(accelerator, Device, "--accelerator")
-    device = choose_device({Device(accelerator)}, field="--accelerator")
+    device = choose_device({accelerator}, field="--accelerator")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))

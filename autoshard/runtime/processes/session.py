@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.profiler import profile
 
 from autoshard.core import DenseLayers, ShardingPlan
+from autoshard.core.choices import Device, Engine
 from autoshard.core.errors import ExecutionError
 from autoshard.core.step import CollectiveTime, StepCollective
 from autoshard.formats import read_plan
@@ -25,7 +26,7 @@ from autoshard.runtime.engine.holdings import GroupOrder, Ownership
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.processes.devices import check_memory, choose_device
 from autoshard.runtime.releases import all_gather
-from autoshard.runtime.results import SENT, Device, Engine, RankTiming, RunRequest, RunResult, Verification
+from autoshard.runtime.results import SENT, RankTiming, RunRequest, RunResult, Verification
 from autoshard.runtime.timing import Part, Span, StepTimer, Timings
 from autoshard.runtime.training.dense import DenseModel, default_layers
 from autoshard.runtime.training.reference import Reference, check_verifiable, compare

@@ -13,6 +13,7 @@ from autoshard.api import (
     PlanAnswer,
     PlanId,
     ReplanBody,
+    Scope,
     SimulationBody,
     ValidationAnswer,
     ValidationBody,
@@ -21,6 +22,7 @@ from autoshard.core.costs import Risk
 from autoshard.results.explanation import EXPLANATION, Explanation
 from autoshard.results.plan_diff import DIFF
 from autoshard.results.sweep_record import SIMULATION
+from server.access import opened_to
 from server.tasks.work import WorkKind
 from server.web.openapi import document_answer, plan_answer, problems
 from server.web.reading import JsonBody, ReceivedBody
@@ -58,6 +60,7 @@ def _add_pricing(app: FastAPI, handler: WorkHandler) -> None:
         response_model=PlanAnswer,
         responses={**plan_answer(), **problems(*_WORK_STATUSES, 409)},
     )
+    @opened_to(Scope.PLAN)
     async def evaluate_plan(received: Annotated[ReceivedBody[Any], Depends(JsonBody(EvaluationBody))]) -> Response:
         return await handler.answer(received, WorkKind.EVALUATE)
 
@@ -69,6 +72,7 @@ def _add_pricing(app: FastAPI, handler: WorkHandler) -> None:
         response_model=PlanAnswer,
         responses={**plan_answer(), **problems(*_WORK_STATUSES, 404, 409)},
     )
+    @opened_to(Scope.PLAN)
     async def replan(
         received: Annotated[ReceivedBody[Any], Depends(JsonBody(ReplanBody))], plan_id: _StoredId
     ) -> Response:
@@ -83,6 +87,7 @@ def _add_comparing(app: FastAPI, handler: WorkHandler) -> None:
         response_model=ComparisonAnswer,
         responses=problems(*_WORK_STATUSES, 409),
     )
+    @opened_to(Scope.PLAN)
     async def compare_planners(received: Annotated[ReceivedBody[Any], Depends(JsonBody(ComparisonBody))]) -> Response:
         return await handler.answer(received, WorkKind.COMPARE)
 
@@ -92,6 +97,7 @@ def _add_comparing(app: FastAPI, handler: WorkHandler) -> None:
         summary="Plan for other clusters and batch sizes",
         responses={200: document_answer(SIMULATION), **problems(*_WORK_STATUSES, 409)},
     )
+    @opened_to(Scope.PLAN)
     async def simulate_steps(received: Annotated[ReceivedBody[Any], Depends(JsonBody(SimulationBody))]) -> Response:
         return await handler.answer(received, WorkKind.SIMULATE)
 
@@ -102,6 +108,7 @@ def _add_comparing(app: FastAPI, handler: WorkHandler) -> None:
         response_model=ValidationAnswer,
         responses=problems(*_WORK_STATUSES, 409),
     )
+    @opened_to(Scope.PLAN)
     async def validate_task(received: Annotated[ReceivedBody[Any], Depends(JsonBody(ValidationBody))]) -> Response:
         return await handler.answer(received, WorkKind.VALIDATE)
 
@@ -115,6 +122,7 @@ def _add_of_plans(app: FastAPI, handler: WorkHandler) -> None:
         response_model=Explanation,
         responses=problems(*_STORED_STATUSES),
     )
+    @opened_to(Scope.READ)
     async def explain_plan(
         request: Request, plan_id: _StoredId, table: _Explained = None, risk: _PricedBy = Risk.MEAN
     ) -> Response:
@@ -128,6 +136,7 @@ def _add_of_plans(app: FastAPI, handler: WorkHandler) -> None:
         summary="Explain a plan, and plan with single changes",
         responses={200: document_answer(EXPLANATION), **problems(*_STORED_STATUSES)},
     )
+    @opened_to(Scope.PLAN)
     async def improve_plan(
         request: Request, plan_id: _StoredId, table: _Explained = None, risk: _PricedBy = Risk.MEAN
     ) -> Response:
@@ -141,6 +150,7 @@ def _add_of_plans(app: FastAPI, handler: WorkHandler) -> None:
         summary="Compare two plans",
         responses={200: document_answer(DIFF), **problems(*_STORED_STATUSES)},
     )
+    @opened_to(Scope.READ)
     async def diff_stored_plans(
         request: Request, plan_id: _StoredId, other_id: Annotated[PlanId, Path(description="Id of the second plan.")]
     ) -> Response:
@@ -160,6 +170,7 @@ def _add_pages(app: FastAPI, handler: WorkHandler) -> None:
         response_class=Response,
         responses={**page, **problems(*_STORED_STATUSES)},
     )
+    @opened_to(Scope.READ)
     async def draw_report(request: Request, plan_id: _StoredId) -> Response:
         answer = await handler.read(request, WorkKind.REPORT, plan_id, media_type="text/html; charset=utf-8")
         answer.headers["Content-Security-Policy"] = _PAGE_POLICY

@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Path, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
-from starlette.status import HTTP_202_ACCEPTED
 
 from autoshard.api import (
     JOB_BODIES,
     MAX_PAGE,
-    MAX_TIME_LIMIT_S,
     JobAnswer,
     JobId,
     JobKind,
     JobList,
     JobState,
     PlanJobBody,
-    ValidationAnswer,
-    ValidationBody,
 )
-from autoshard.core.errors import FormatError
-from server.access import Principal, scope_of
+from server.access import Door, Principal, opened_to, scope_of
 from server.jobs.engine import JobEngine
-from server.problems import BusyError, ForbiddenError
+from server.problems import ForbiddenError
 from server.storage.idempotency import IdempotentRequest, KeptAnswer
 from server.storage.storage import Storage
+from server.tasks.reply import ACCEPTED
 from server.tasks.work import WorkKind
 from server.web.buffers import client_of
 from server.web.openapi import problems
 from server.web.reading import JsonBody, ReceivedBody
 from server.web.work_handler import WorkHandler
 
-#: Time limits anywhere in a body.
-_TIME_LIMITS = re.compile(rb'"time_limit_s"\s*:\s*(\d{1,15}(?:\.\d{1,15})?(?:[eE][+-]?\d{1,2})?)')
+#: What checks the bodies that may be long.
+_CHECKS = {JobKind.PLAN: WorkKind.CHECK_PLAN, JobKind.COMPARE: WorkKind.CHECK_COMPARISON}
 _SUMMARIES = {
     JobKind.PLAN: "Make a plan as a job",
     JobKind.COMPARE: "Compare planners as a job",
@@ -91,7 +86,7 @@ class JobHandler:
         """
 
         async def make(text: bytes, keyed: IdempotentRequest | None) -> KeptAnswer:
-            await received.parse(text)
+            await self._handler.check(received, text, _CHECKS.get(kind))
             return await run_in_threadpool(self._made, kind, text, keyed, received.request)
 
         return _with_location(await self._handler.once(received, make))
@@ -111,17 +106,44 @@ class JobHandler:
         self._handler.check_room(request)
 
         async def do(text: bytes, keyed: IdempotentRequest | None) -> KeptAnswer:
-            # Nearly all bodies have a small number there, and are parsed by the process that plans.
-            may_be_long = any(float(number) > MAX_TIME_LIMIT_S for number in _TIME_LIMITS.findall(text))
-            task = await received.parse(text) if may_be_long else None
-            if task is None or task.time_limit_s <= MAX_TIME_LIMIT_S:
-                return await self._handler.worked(request, WorkKind.PLAN, text, keyed)
-            asked = await run_in_threadpool(_validation, task)
-            _check_valid(await self._handler.worked(request, WorkKind.VALIDATE, asked, None))
+            answer = await self._handler.worked(request, WorkKind.PLAN, text, keyed)
+            if answer.status != ACCEPTED:
+                return answer
             return await run_in_threadpool(self._made, JobKind.PLAN, text, keyed, request)
 
         response = await self._handler.once(received, do)
-        return _with_location(response) if response.status_code == HTTP_202_ACCEPTED else response
+        return _with_location(response) if response.status_code == ACCEPTED else response
+
+    def read(self, job_id: str, actor: Principal) -> JobAnswer:
+        """What is known of a job.
+
+        Raises:
+            UnknownJobError: If it is not there, or of another team.
+            ForbiddenError: If the actor must not see jobs of its kind.
+        """
+        job = self._storage.jobs.read(job_id, actor.team)
+        if not actor.may_read(job.kind):
+            raise ForbiddenError(f"needs a key with the scope {scope_of(job.kind)}", field="authorization")
+        return job
+
+    def result(self, job_id: str, actor: Principal) -> bytes:
+        """The JSON text of what a job made; errors as of `read`.
+
+        Raises:
+            JobStateError: If it has not succeeded.
+        """
+        self.read(job_id, actor)
+        plan_id, text = self._storage.jobs.result(job_id, actor.team)
+        return (text or b"{}") if plan_id is None else self._storage.plans.read(plan_id, actor.team)
+
+    def list(self, actor: Principal, kind: JobKind | None, **page: Any) -> JobList:
+        """One page of the jobs that an actor may see.
+
+        Raises:
+            FormatError: If the cursor is not one.
+        """
+        kinds = [one for one in JobKind if actor.may_read(one) and kind in (None, one)]
+        return self._storage.jobs.list(actor.team, kinds, **page)
 
     def cancel(self, job_id: str, actor: Principal) -> JobAnswer:
         """Cancels a job.
@@ -153,7 +175,7 @@ class JobHandler:
         return answer
 
     def _check(self, job_id: str, actor: Principal) -> None:
-        scope = scope_of(self._storage.jobs.read(job_id).kind)
+        scope = scope_of(self._storage.jobs.read(job_id, actor.team).kind)
         if not actor.may(scope):
             raise ForbiddenError(f"needs a key with the scope {scope}", field="authorization")
 
@@ -164,30 +186,11 @@ def _with_location(response: Response) -> Response:
     return response
 
 
-def _validation(task: PlanJobBody) -> bytes:
-    """The body of a request that checks a task's tables and topology."""
-    return ValidationBody(tables=task.tables, topology=task.topology).model_dump_json().encode()
-
-
-def _check_valid(answer: KeptAnswer) -> None:
-    """Checks what a process says of tables and a topology.
-
-    Raises:
-        InputError: If one of them makes no sense; with the first fault.
-    """
-    if answer.status != 200:
-        raise BusyError("the task could not be checked")
-    found = ValidationAnswer.model_validate_json(answer.body)
-    if not found.is_valid:
-        fault = found.faults[0]
-        raise FormatError(fault.detail.removeprefix(f"{fault.field}: "), field=fault.field)
-
-
-def add_jobs(app: FastAPI, jobs: JobHandler, storage: Storage) -> None:
+def add_jobs(app: FastAPI, jobs: JobHandler) -> None:
     """Adds the routes."""
     for kind in JobKind:
         _add_making(app, jobs, kind)
-    _add_reading(app, storage)
+    _add_reading(app, jobs)
     _add_changing(app, jobs)
 
 
@@ -203,23 +206,27 @@ def _add_making(app: FastAPI, jobs: JobHandler, kind: JobKind) -> None:
         response_model=JobAnswer,
         responses={202: JOB_MADE, **problems(400, 408, 409, 413, 415, 422, 429, 500, 503)},
     )
+    @opened_to(scope_of(kind))
     async def make_job(received: ReceivedBody[Any] = body) -> Response:
         return await jobs.make(received, kind)
 
 
-def _add_reading(app: FastAPI, storage: Storage) -> None:
+def _add_reading(app: FastAPI, jobs: JobHandler) -> None:
     @app.get("/v1/jobs", tags=["jobs"], summary="List jobs", responses=problems(400, 503))
+    @opened_to(Door.ANY_KEY)
     def list_jobs(
+        request: Request,
         limit: Annotated[int, Query(ge=1, le=MAX_PAGE, description="Most jobs of a page.")] = 50,
         cursor: Annotated[str | None, Query(max_length=256, description="`next` of the page before.")] = None,
         kind: Annotated[JobKind | None, Query(description="Only jobs of this kind.")] = None,
         state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
     ) -> JobList:
-        return storage.jobs.list(limit=limit, kind=kind, state=state, cursor=cursor)
+        return jobs.list(request.state.actor, kind, limit=limit, state=state, cursor=cursor)
 
     @app.get("/v1/jobs/{job_id}", tags=["jobs"], summary="Read a job's state", responses=problems(400, 404, 503))
-    def read_job(job_id: _StoredId) -> JobAnswer:
-        return storage.jobs.read(job_id)
+    @opened_to(Door.ANY_KEY)
+    def read_job(job_id: _StoredId, request: Request) -> JobAnswer:
+        return jobs.read(job_id, request.state.actor)
 
     @app.get(
         "/v1/jobs/{job_id}/result",
@@ -228,9 +235,9 @@ def _add_reading(app: FastAPI, storage: Storage) -> None:
         response_model=dict[str, Any],
         responses=problems(400, 404, 409, 503),
     )
+    @opened_to(Door.ANY_KEY)
     def read_result(job_id: _StoredId, request: Request) -> Response:
-        plan_id, text = storage.jobs.result(job_id)
-        body = (text or b"{}") if plan_id is None else storage.plans.read(plan_id)
+        body = jobs.result(job_id, request.state.actor)
         request.state.buffer.answer(len(body))
         return Response(body, media_type="application/json")
 
@@ -243,6 +250,7 @@ def _add_changing(app: FastAPI, jobs: JobHandler) -> None:
         status_code=202,
         responses=problems(400, 404, 503),
     )
+    @opened_to(Door.ANY_KEY)
     def cancel_job(job_id: _StoredId, request: Request) -> JobAnswer:
         return jobs.cancel(job_id, request.state.actor)
 
@@ -253,5 +261,6 @@ def _add_changing(app: FastAPI, jobs: JobHandler) -> None:
         status_code=202,
         responses=problems(400, 404, 409, 503),
     )
+    @opened_to(Door.ANY_KEY)
     def retry_job(job_id: _StoredId, request: Request) -> JobAnswer:
         return jobs.retry(job_id, request.state.actor)

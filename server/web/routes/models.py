@@ -20,6 +20,7 @@ from autoshard.api import (
     VersionId,
 )
 from costmodel.registry.aliases import Alias
+from server.access import Door, opened_to
 from server.models.catalogue import COST, ModelCatalogue
 from server.models.shadow import LEAST_PLANS, ShadowPricer
 from server.planning.workers import WorkerPool
@@ -29,6 +30,7 @@ from server.storage.storage import Storage
 from server.tasks.models import ModelCheck
 from server.tasks.work import Work, WorkKind
 from server.web.buffers import client_of
+from server.web.errors import RefusedError
 from server.web.openapi import problems
 from server.web.reading import JsonBody, ReceivedBody
 from server.web.work_handler import WorkHandler
@@ -121,16 +123,13 @@ class ModelHandler:
         work = Work(kind=WorkKind.CHECK_MODEL, body=asked, request_id=request.state.request_id)
         reply = await self._pool.answer(work, client_of(request.scope))
         if reply.status != 200:
-            raise _RefusedError(KeptAnswer(status=reply.status, body=reply.body))
+            raise RefusedError(reply.status, reply.body)
 
     async def _changed(
         self, received: ReceivedBody[B], change: Callable[[B], Awaitable[ModelState]], action: str
     ) -> Response:
         async def do(text: bytes, keyed: IdempotentRequest | None) -> KeptAnswer:
-            try:
-                state = await change(await received.parse(text))
-            except _RefusedError as refused:
-                return refused.answer
+            state = await change(await received.parse(text))
             answer = KeptAnswer(status=200, body=state.model_dump_json().encode())
             target = f"{state.kind}/{state.name} production={state.production} candidate={state.candidate}"
             actor = received.request.state.actor
@@ -143,14 +142,6 @@ class ModelHandler:
         return response
 
 
-class _RefusedError(Exception):
-    """A version that a planning process could not load."""
-
-    def __init__(self, answer: KeptAnswer) -> None:
-        super().__init__()
-        self.answer = answer
-
-
 def add_models(app: FastAPI, models: ModelHandler) -> None:
     """Adds the routes."""
     _add_reading(app, models)
@@ -159,6 +150,7 @@ def add_models(app: FastAPI, models: ModelHandler) -> None:
 
 def _add_reading(app: FastAPI, models: ModelHandler) -> None:
     @app.get("/v1/models", tags=["models"], summary="List trained models", responses=problems(400, 422, 503))
+    @opened_to(Door.ANY_KEY)
     def list_models(
         kind: Annotated[ModelKind | None, Query(description="Only models of this kind.")] = None,
         name: Annotated[ModelName | None, Query(description="Only models of this device.")] = None,
@@ -173,6 +165,7 @@ def _add_reading(app: FastAPI, models: ModelHandler) -> None:
         summary="Read which versions of a model are used and tried",
         responses=problems(400, 404, 422, 503),
     )
+    @opened_to(Door.ANY_KEY)
     def read_state(kind: ModelKind, name: ModelName, response: Response) -> ModelState:
         state = models.catalogue.state(kind, name)
         response.headers["ETag"] = state.etag
@@ -185,6 +178,7 @@ def _add_reading(app: FastAPI, models: ModelHandler) -> None:
         summary="Read a version's card",
         responses=problems(400, 404, 422, 503),
     )
+    @opened_to(Door.ANY_KEY)
     def read_model(kind: ModelKind, name: ModelName, version: VersionId) -> ModelAnswer:
         return models.read(kind, name, version)
 
@@ -199,6 +193,7 @@ def _add_changing(app: FastAPI, models: ModelHandler) -> None:
         responses=problems(*_CHANGES),
         openapi_extra={"parameters": [_IF_MATCH]},
     )
+    @opened_to(Door.OPERATOR)
     async def promote(
         received: Annotated[ReceivedBody[PromotionBody], Depends(JsonBody(PromotionBody))],
         kind: ModelKind,
@@ -215,6 +210,7 @@ def _add_changing(app: FastAPI, models: ModelHandler) -> None:
         responses=problems(*_CHANGES),
         openapi_extra={"parameters": [_IF_MATCH]},
     )
+    @opened_to(Door.OPERATOR)
     async def roll_back(
         received: Annotated[ReceivedBody[RollbackBody], Depends(JsonBody(RollbackBody))],
         kind: ModelKind,

@@ -1,43 +1,45 @@
 """The page at `/`: its files, its session, and what it asks beside the rest of the service.
 
 The page is a client of the REST service like any other. Its files hold nothing of anybody's and are open to all; with
-keys, it signs in, and the key is kept in a cookie that scripts cannot read and other sites' requests do not carry.
-Requests that change something also need a header that other sites cannot send.
+keys, it signs in with a key or a token, and gets a session: a cookie that scripts cannot read and other sites' requests
+do not carry.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib.resources
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from typing import Annotated, Final
 
-from fastapi import Depends, FastAPI, Path, Request, Response
+from fastapi import FastAPI, Path, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
 from autoshard.api import (
+    AuditEntry,
     Catalogue,
     JobAnswer,
     JobId,
     JobSummary,
+    KeySummary,
     ModelSummary,
     PlannerSummary,
     PlanSummary,
-    SessionBody,
     list_columns,
 )
 from autoshard.core.errors import AutoshardError
 from autoshard.formats import bundled_table_sets, bundled_topologies
 from autoshard.formats.imports.table_lists import FIELDS
 from autoshard.planners.registry import describe_planners
+from server.access import Door, opened_to
 from server.problems import UnauthenticatedError
-from server.settings import ServerSettings
 from server.storage.storage import Storage
 from server.web.access import PAGE_COOKIE
 from server.web.openapi import problems, shared_schema
-from server.web.reading import JsonBody, ReceivedBody
+from server.web.routes.jobs import JobHandler
 
 #: Nothing but the service's own files runs or is loaded, and no other site may show the page.
 _POLICY: Final = (
@@ -51,8 +53,14 @@ _HEADERS: Final = {
     "Cache-Control": "no-cache",
 }
 #: What lists hold.
-_LISTED: Final[Mapping[str, type[BaseModel]]] = {"plans": PlanSummary, "jobs": JobSummary, "models": ModelSummary}
-_SCRIPTS: Final = ("app.js", "drawing.js", "one.js", "service.js")
+_LISTED: Final[Mapping[str, type[BaseModel]]] = {
+    "plans": PlanSummary,
+    "jobs": JobSummary,
+    "models": ModelSummary,
+    "keys": KeySummary,
+    "audit": AuditEntry,
+}
+_SCRIPTS: Final = ("admin.js", "app.js", "drawing.js", "one.js", "service.js")
 #: Files by path, with their media types.
 PAGE_FILES: Final = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -78,40 +86,44 @@ _LOOK_S, _WATCH_S = 0.5, 600.0
 _ALIVE_S = 10.0
 
 
-def add_pages(app: FastAPI, storage: Storage, settings: ServerSettings) -> None:
+def add_pages(app: FastAPI, storage: Storage, jobs: JobHandler) -> None:
     """Adds the routes."""
     for path, (name, media_type) in PAGE_FILES.items():
         _add_file(app, path, name, media_type)
-    _add_session(app, storage, settings)
+    _add_session(app, storage)
     _add_catalogue(app)
-    _add_events(app, storage)
+    _add_events(app, jobs)
 
 
 def _add_file(app: FastAPI, path: str, name: str, media_type: str) -> None:
     content = importlib.resources.files("server").joinpath("static", name).read_bytes()
 
     @app.get(path, include_in_schema=False)
+    @opened_to(Door.ANYBODY)
     async def read_file() -> Response:
         return Response(content, headers={**_HEADERS, "Content-Type": media_type})
 
 
-def _add_session(app: FastAPI, storage: Storage, settings: ServerSettings) -> None:
+def _add_session(app: FastAPI, storage: Storage) -> None:
     @app.post("/page/session", include_in_schema=False)
-    async def sign_in(received: Annotated[ReceivedBody[SessionBody], Depends(JsonBody(SessionBody))]) -> Response:
-        body = await received.parse(await received.read(settings))
-        if await run_in_threadpool(storage.keys.find, body.key.strip()) is None:
-            raise UnauthenticatedError("is no key of this service, or one that was revoked", field="key")
+    @opened_to(Door.ANY_KEY)
+    def sign_in(request: Request) -> Response:
+        if request.state.actor.is_anybody:
+            raise UnauthenticatedError("is no key: this service has none", field="authorization")
         response = Response(status_code=204)
-        is_secure = received.request.url.scheme == "https"
-        response.set_cookie(PAGE_COOKIE, body.key.strip(), httponly=True, samesite="strict", secure=is_secure)
+        secret, is_secure = storage.sessions.begin(request.state.actor), request.url.scheme == "https"
+        response.set_cookie(PAGE_COOKIE, secret, httponly=True, samesite="strict", secure=is_secure)
         return response
 
     @app.get("/page/session", include_in_schema=False)
+    @opened_to(Door.ANYBODY)
     async def read_session(request: Request) -> dict[str, bool]:
         return {"signed_in": PAGE_COOKIE in request.cookies}
 
     @app.delete("/page/session", include_in_schema=False)
-    async def sign_out() -> Response:
+    @opened_to(Door.ANY_KEY)
+    def sign_out(request: Request) -> Response:
+        storage.sessions.end(request.cookies.get(PAGE_COOKIE, ""), request.state.actor)
         response = Response(status_code=204)
         response.delete_cookie(PAGE_COOKIE, httponly=True, samesite="strict")
         return response
@@ -119,6 +131,7 @@ def _add_session(app: FastAPI, storage: Storage, settings: ServerSettings) -> No
 
 def _add_catalogue(app: FastAPI) -> None:
     @app.get("/v1/catalogue", tags=["plans"], summary="List what tasks may name", responses=problems())
+    @opened_to(Door.ANY_KEY)
     def read_catalogue() -> Catalogue:
         return Catalogue(
             tables=list(bundled_table_sets()),
@@ -132,7 +145,7 @@ def _add_catalogue(app: FastAPI) -> None:
         )
 
 
-def _add_events(app: FastAPI, storage: Storage) -> None:
+def _add_events(app: FastAPI, jobs: JobHandler) -> None:
     @app.get(
         "/v1/jobs/{job_id}/events",
         operation_id="watch_job",
@@ -147,14 +160,19 @@ def _add_events(app: FastAPI, storage: Storage) -> None:
             **problems(400, 404, 503),
         },
     )
-    async def watch_job(job_id: Annotated[JobId, Path(description="The job's id.")]) -> StreamingResponse:
-        first = await run_in_threadpool(storage.jobs.read, job_id)
+    @opened_to(Door.ANY_KEY)
+    async def watch_job(
+        job_id: Annotated[JobId, Path(description="The job's id.")], request: Request
+    ) -> StreamingResponse:
+        look = partial(jobs.read, job_id, request.state.actor)
         return StreamingResponse(
-            _events(storage, first), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
+            _events(look, await run_in_threadpool(look)),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store"},
         )
 
 
-async def _events(storage: Storage, job: JobAnswer) -> AsyncIterator[str]:
+async def _events(look: Callable[[], JobAnswer], job: JobAnswer) -> AsyncIterator[str]:
     sent, quiet_s, watched_s = "", 0.0, 0.0
     while True:
         text = job.model_copy(update={"seen_at": job.created_at}).model_dump_json()
@@ -169,6 +187,6 @@ async def _events(storage: Storage, job: JobAnswer) -> AsyncIterator[str]:
         await asyncio.sleep(_LOOK_S)
         quiet_s, watched_s = quiet_s + _LOOK_S, watched_s + _LOOK_S
         try:
-            job = await run_in_threadpool(storage.jobs.read, job.id)
+            job = await run_in_threadpool(look)
         except AutoshardError:  # the database is away: the browser asks again
             return

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from fastapi import Depends, FastAPI, Header, Path, Query, Request, Response
 
-from autoshard.api import PlanAnswer, PlanFilter, PlanId, PlanJobBody, PlanList
+from autoshard.api import PlanAnswer, PlanFilter, PlanId, PlanJobBody, PlanList, Scope
+from server.access import opened_to
 from server.storage.storage import Storage
 from server.web.openapi import plan_answer, problems
 from server.web.reading import JsonBody, ReceivedBody
@@ -31,14 +32,16 @@ def _add_making(app: FastAPI, jobs: JobHandler) -> None:
         responses={**plan_answer(), 202: JOB_MADE, **problems(400, 408, 409, 413, 415, 422, 429, 500, 503, 504)},
         openapi_extra={"parameters": [PREFER]},
     )
+    @opened_to(Scope.PLAN)
     async def make_plan(received: Annotated[ReceivedBody[PlanJobBody], Depends(JsonBody(PlanJobBody))]) -> Response:
         return await jobs.plan(received)
 
 
 def _add_list(app: FastAPI, storage: Storage) -> None:
     @app.get("/v1/plans", tags=["plans"], summary="List stored plans", responses=problems(400, 503))
-    def list_plans(search: Annotated[PlanFilter, Query()]) -> PlanList:
-        return storage.plans.list(search)
+    @opened_to(Scope.READ)
+    def list_plans(search: Annotated[PlanFilter, Query()], request: Request) -> PlanList:
+        return storage.plans.list(search, request.state.actor.team)
 
 
 def _add_one(app: FastAPI, storage: Storage) -> None:
@@ -50,12 +53,13 @@ def _add_one(app: FastAPI, storage: Storage) -> None:
         response_model=PlanAnswer,
         responses={304: {"description": "The client has this plan."}, **problems(400, 404, 503)},
     )
+    @opened_to(Scope.READ)
     def read_plan(
         plan_id: _StoredId,
         request: Request,
         if_none_match: Annotated[str | None, Header(description="ETags of plans that the client has.")] = None,
     ) -> Response:
-        answer = storage.plans.read(plan_id)
+        answer = storage.plans.read(plan_id, request.state.actor.team)
         headers = {"ETag": f'"{plan_id}"', "Cache-Control": "private, no-cache"}
         if if_none_match is not None and _names(if_none_match, plan_id):
             return Response(status_code=304, headers=headers)
@@ -70,6 +74,7 @@ def _add_one(app: FastAPI, storage: Storage) -> None:
         status_code=204,
         responses=problems(400, 404, 503),
     )
+    @opened_to(Scope.PLAN)
     def delete_plan(plan_id: _StoredId, request: Request) -> None:
         storage.delete_plan(plan_id, request.state.actor)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Depends, FastAPI, Path, Response
+from fastapi import Depends, FastAPI, Path, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from autoshard.api import PlanId, RunAnswer, RunBody, RunList
+from autoshard.api import PlanId, RunAnswer, RunBody, RunList, Scope
+from server.access import opened_to
 from server.storage.idempotency import IdempotentRequest, KeptAnswer
 from server.storage.storage import Storage
 from server.tasks.work import WorkKind
@@ -30,6 +31,7 @@ def add_runs(app: FastAPI, handler: WorkHandler, storage: Storage, metrics: Metr
         response_model=RunAnswer,
         responses=problems(400, 404, 408, 409, 413, 415, 422, 429, 500, 503, 504),
     )
+    @opened_to(Scope.PLAN)
     async def report_run(
         received: Annotated[ReceivedBody[RunBody], Depends(JsonBody(RunBody))], plan_id: _StoredId
     ) -> Response:
@@ -55,6 +57,7 @@ def add_runs(app: FastAPI, handler: WorkHandler, storage: Storage, metrics: Metr
         summary="List a plan's runs",
         responses=problems(400, 404, 503),
     )
-    def list_runs(plan_id: _StoredId) -> RunList:
-        storage.plans.check(plan_id)
-        return storage.runs.list(plan_id)
+    @opened_to(Scope.READ)
+    def list_runs(plan_id: _StoredId, request: Request) -> RunList:
+        storage.plans.check(plan_id, request.state.actor.team)
+        return storage.runs.list(plan_id, request.state.actor.team)

@@ -6,7 +6,8 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
-from autoshard.api import PARQUET, SampleList, SamplesAnswer
+from autoshard.api import PARQUET, SampleList, SamplesAnswer, Scope
+from server.access import opened_to
 from server.tasks.work import WorkKind
 from server.web.openapi import problems
 from server.web.work_handler import WorkHandler
@@ -29,6 +30,7 @@ def add_samples(app: FastAPI, handler: WorkHandler) -> None:
         responses=problems(400, 408, 413, 415, 422, 429, 500, 503, 504),
         openapi_extra={"requestBody": _FILE},
     )
+    @opened_to(Scope.TRAIN)
     async def send_samples(request: Request) -> Response:
         return await handler.add_samples(request)
 
@@ -39,5 +41,6 @@ def add_samples(app: FastAPI, handler: WorkHandler) -> None:
         response_model=SampleList,
         responses=problems(400, 422, 429, 500, 503, 504),
     )
+    @opened_to(Scope.TRAIN)
     async def list_samples(request: Request) -> Response:
         return await handler.read(request, WorkKind.LIST_SAMPLES)

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from fastapi import Depends, FastAPI, Path, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from autoshard.api import JOB_BODIES, JobKind, ScheduleAnswer, ScheduleBody, ScheduleList, ScheduleName
-from server.access import Principal
+from autoshard.api import JOB_BODIES, JobKind, ScheduleAnswer, ScheduleBody, ScheduleList, ScheduleName, Scope
+from server.access import Principal, opened_to
 from server.storage.idempotency import IdempotentRequest, KeptAnswer
 from server.storage.schedules import ScheduleStore
 from server.storage.storage import Storage
@@ -30,12 +30,14 @@ def add_schedules(app: FastAPI, handler: WorkHandler, storage: Storage) -> None:
 
 def _add_reading(app: FastAPI, schedules: ScheduleStore) -> None:
     @app.get("/v1/schedules", tags=["schedules"], summary="List schedules", responses=problems(503))
-    def list_schedules() -> ScheduleList:
-        return schedules.list()
+    @opened_to(Scope.TRAIN)
+    def list_schedules(request: Request) -> ScheduleList:
+        return schedules.list(request.state.actor.team)
 
     @app.get(_PATH, tags=["schedules"], summary="Read a schedule", responses=problems(400, 404, 503))
-    def read_schedule(name: _Name) -> ScheduleAnswer:
-        return schedules.read(name)
+    @opened_to(Scope.TRAIN)
+    def read_schedule(name: _Name, request: Request) -> ScheduleAnswer:
+        return schedules.read(name, request.state.actor.team)
 
 
 def _add_making(app: FastAPI, handler: WorkHandler, storage: Storage) -> None:
@@ -48,6 +50,7 @@ def _add_making(app: FastAPI, handler: WorkHandler, storage: Storage) -> None:
         response_model=ScheduleAnswer,
         responses={201: _MADE, **problems(400, 408, 409, 413, 415, 422, 429, 500, 503)},
     )
+    @opened_to(Scope.TRAIN)
     async def make_schedule(
         received: Annotated[ReceivedBody[ScheduleBody], Depends(JsonBody(ScheduleBody))],
     ) -> Response:
@@ -67,15 +70,18 @@ def _add_making(app: FastAPI, handler: WorkHandler, storage: Storage) -> None:
 
 def _add_changing(app: FastAPI, storage: Storage) -> None:
     @app.post(f"{_PATH}/pause", tags=["schedules"], summary="Pause a schedule", responses=problems(400, 404, 503))
+    @opened_to(Scope.TRAIN)
     def pause_schedule(name: _Name, request: Request) -> ScheduleAnswer:
         return storage.pause_schedule(name, request.state.actor, is_paused=True)
 
     @app.post(f"{_PATH}/resume", tags=["schedules"], summary="Resume a schedule", responses=problems(400, 404, 503))
+    @opened_to(Scope.TRAIN)
     def resume_schedule(name: _Name, request: Request) -> ScheduleAnswer:
         return storage.pause_schedule(name, request.state.actor, is_paused=False)
 
     @app.delete(
         _PATH, tags=["schedules"], summary="Delete a schedule", status_code=204, responses=problems(400, 404, 503)
     )
+    @opened_to(Scope.TRAIN)
     def delete_schedule(name: _Name, request: Request) -> None:
         storage.delete_schedule(name, request.state.actor)

@@ -1,6 +1,7 @@
-"""OPER's evaluation: exchange by memory, threshold and link, balance by method, time of the search.
+"""OPER's data sets and machines (Table 1, Sec. 6.1; as far as they are published), its evaluation, and CP-SAT's.
 
-Exchange is that of rows in the forward pass, as in the paper, in MiB per step or in milliseconds of the cost matrix.
+Exchange by memory, threshold and link, balance by method, time of the search. Exchange is that of rows in the forward
+pass, as in the paper, in MiB per step or in milliseconds of the cost matrix.
 
 Shape suffixes: R ranks, N row groups. Entry [i, j] of a matrix (R, R) is what rank i fetches from rank j.
 """
@@ -15,14 +16,130 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import CostModels, Exchange, PlacedShard, Shard, ShardingPlan, TableSet, Topology
+from autoshard.core import (
+    AccessProfile,
+    CostModels,
+    EmbeddingTable,
+    Exchange,
+    Level,
+    Link,
+    MemoryBytes,
+    PlacedShard,
+    Shard,
+    ShardingPlan,
+    TableSet,
+    Topology,
+)
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate, plan_traffic
 from autoshard.evaluation.traffic import Stream
+from autoshard.formats import load_tables, load_topology
+from autoshard.planners.oper import lookup_bytes, row_groups
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner
 from autoshard.validator import validate_plan
-from studies.papers.oper.equations import fetch_matrix_ms, mean_row_bytes, topology_frequency
-from studies.papers.oper.tasks import dgx_a100, eight_nodes, kaggle, syn_large, terabyte, two_nodes
+from studies.papers.oper.equations import (
+    ExactPaths,
+    ExactTask,
+    exchange_ms,
+    fetch_matrix_ms,
+    least_exchange,
+    mean_row_bytes,
+    rank_exchange_ms,
+    topology_frequency,
+)
+
+#: Samples per GPU and step. Not in the paper; with these, Table 2's first line comes out to its last digit.
+BATCH_PER_RANK = 16_384
+#: Zipf exponent of all tables.
+ALPHA = 1.05
+#: Of Table 1.
+AVAZU_ROWS, AVAZU_DIM = 8_900_000, 16
+TERABYTE_ROWS, TERABYTE_DIM = 242_500_000, 64
+#: Distinct values of Avazu's columns, as hpcaitech/CachedEmbedding has them (recsys/datasets/avazu.py). Of its 21
+#: columns the first is left out, of 7 values: the paper counts 20.
+_AVAZU_VALUES = (
+    *(7, 4737, 7745, 26, 8552, 559, 36, 2686408, 6729486, 8251),
+    *(5, 4, 2626, 8, 9, 435, 4, 68, 172, 60),
+)
+LARGE_ROWS = 2_500_000_000
+#: How much longer a row takes from another node than from a GPU of the own one (Fig. 8).
+LINK_GAP = 4.21
+#: Cost of a row in the own memory over one from a GPU of the own node: NVLink's 300 GB/s and HBM's 1,555 GB/s.
+_OWN_MEMORY = 300 / 1555
+_A100_BYTES = 40 << 30
+
+
+def dgx_a100() -> Topology:
+    """One node of 8 A100 (Sec. 6.1)."""
+    return load_topology("a100-8")
+
+
+def two_nodes() -> Topology:
+    """Fig. 8's cluster: 2 nodes of 4 GPUs whose links differ 4.21 times."""
+    node_R = np.arange(8) // 4
+    cost_RR = np.where(node_R[:, None] == node_R, 1.0, LINK_GAP)
+    np.fill_diagonal(cost_RR, _OWN_MEMORY)
+    row_ms = 64 / 300e9 * 1e3
+    return replace(_cluster(2), fetch_ms=tuple(tuple(row) for row in (cost_RR * row_ms).tolist()))
+
+
+def eight_nodes() -> Topology:
+    """32 A100 in nodes of 4, for the larger synthetic data."""
+    return _cluster(8)
+
+
+def _cluster(num_nodes: int) -> Topology:
+    near, far = Link(bytes_per_s=3e11), Link(bytes_per_s=3e11 / LINK_GAP)
+    return Topology(
+        world_size=4 * num_nodes,
+        device="a100",
+        memory_bytes=MemoryBytes(hbm=_A100_BYTES),
+        levels=(
+            Level(name="node", size=4, all_to_all=near, all_reduce=near),
+            Level(name="cluster", size=4 * num_nodes, all_to_all=far, all_reduce=far),
+        ),
+    )
+
+
+def kaggle(num_ranks: int = 8) -> TableSet:
+    """Criteo Kaggle: 26 tables of dimension 16."""
+    return replace(load_tables("criteo-kaggle"), batch_size=BATCH_PER_RANK * num_ranks)
+
+
+def avazu(num_ranks: int = 8) -> TableSet:
+    """Avazu: 8.9 million rows of dimension 16 in 20 tables, in the proportions of its columns' distinct values."""
+    scale = AVAZU_ROWS / sum(_AVAZU_VALUES)
+    kinds = replace(load_tables("criteo-kaggle").tables[0], embedding_dim=AVAZU_DIM)
+    tables = []
+    for index, num_values in enumerate(_AVAZU_VALUES):
+        feature = replace(kinds.features[0], name=f"feature_{index}")
+        table = replace(kinds, name=f"avazu_{index}", features=(feature,))
+        tables.append(_resized(table, max(1, round(scale * num_values))))
+    return TableSet(batch_size=BATCH_PER_RANK * num_ranks, tables=tuple(tables))
+
+
+def terabyte(num_ranks: int = 8) -> TableSet:
+    """Criteo Terabyte: 242.5 million rows of dimension 64, in the proportions of the published sizes of its tables."""
+    return _in_proportion(TERABYTE_ROWS, num_ranks)
+
+
+def syn_large(num_ranks: int = 32) -> TableSet:
+    """As large as Syn_Large: 2.5 billion rows of dimension 64, in the same proportions."""
+    return _in_proportion(LARGE_ROWS, num_ranks)
+
+
+def _in_proportion(num_rows: int, num_ranks: int) -> TableSet:
+    published = load_tables("criteo-1tb")
+    scale = num_rows / sum(table.num_embeddings for table in published.tables)
+    wide = [replace(table, embedding_dim=TERABYTE_DIM) for table in published.tables]
+    tables = tuple(_resized(table, max(1, round(scale * table.num_embeddings))) for table in wide)
+    return TableSet(batch_size=BATCH_PER_RANK * num_ranks, tables=tables)
+
+
+def _resized(table: EmbeddingTable, num_rows: int) -> EmbeddingTable:
+    access = AccessProfile.zipf(num_rows, ALPHA)
+    return replace(table, num_embeddings=num_rows, access=access)
+
 
 FloatArray = NDArray[np.float64]
 
@@ -270,3 +387,84 @@ def _in_turns(tables: TableSet, topology: Topology) -> ShardingPlan:
         for index, table in enumerate(tables.tables)
     )
     return ShardingPlan(tables=tables, topology=topology, shards=shards)
+
+
+#: The only threshold at which the paper's solver came to an end (Table 3).
+COARSE = 0.05
+#: Work of CP-SAT in its own units: 20 to 40 s of one core.
+_EFFORT = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """OPER's heuristic and CP-SAT on groups of one threshold: exchange of the most loaded rank in MiB per step.
+
+    Attributes:
+        data: Name of the data.
+        ratio: Extra memory.
+        oper: OPER's, without search over thresholds.
+        exact: CP-SAT's.
+        bound: No parallelization of the same groups has less.
+        least: Of the least loaded rank, CP-SAT's.
+        cpu_s: Seconds of one core that CP-SAT took.
+        loads: What CP-SAT's parallelization puts on ranks and links.
+    """
+
+    data: str
+    ratio: float
+    oper: float
+    exact: float
+    bound: float
+    least: float
+    cpu_s: float
+    loads: MethodLoads
+
+
+def against_exact(data: str, tables: TableSet, ratio: float, *, effort: float = _EFFORT) -> Reference:
+    """OPER at threshold 5% on one node, and the least that CP-SAT finds for the same groups.
+
+    Where there are copies, OPER cuts the groups that it copies further, which CP-SAT does not.
+    """
+    topology = dgx_a100()
+    plan = make_plan(tables, topology, mode=INFERENCE, threshold=COARSE, balance=0.0, extra_memory_ratio=ratio)
+    task = _task(tables, topology, ratio)
+    start_s = time.process_time()
+    found = least_exchange(task, effort=effort)
+    cpu_s = time.process_time() - start_s
+    unit_ms = float(task.fetch_ms_RR[0, 1]) * MIB / _row_bytes(tables)
+    exact_R = rank_exchange_ms(found.paths_NR, task.lookups_N, task.fetch_ms_RR) / unit_ms
+    return Reference(
+        data=data,
+        ratio=ratio,
+        oper=float(rank_mib(plan).max()),
+        exact=float(exact_R.max()),
+        bound=found.bound_ms / unit_ms,
+        least=float(exact_R.min()),
+        cpu_s=cpu_s,
+        loads=_loads(task, found, _row_bytes(tables)),
+    )
+
+
+def _task(tables: TableSet, topology: Topology, ratio: float) -> ExactTask:
+    shards = row_groups(tables, COARSE)
+    rows_per_byte = tables.batch_size / topology.world_size / _row_bytes(tables)
+    return ExactTask(
+        lookups_N=lookup_bytes(shards) * rows_per_byte,
+        bytes_N=np.array([shard.storage_bytes for shard in shards], dtype=np.int64),
+        capacity_R=np.array([topology.memory_of(rank).hbm for rank in range(topology.world_size)], dtype=np.int64),
+        extra_bytes=int(ratio * sum(shard.storage_bytes for shard in shards)),
+        fetch_ms_RR=fetch_matrix_ms(topology, _row_bytes(tables)),
+    )
+
+
+def _loads(task: ExactTask, found: ExactPaths, row_bytes: float) -> MethodLoads:
+    """Who is read from holds a copy; lookups take place there (Eq. 1 and 2)."""
+    ranks = np.arange(len(task.capacity_R))
+    is_held_NR = (found.paths_NR[:, :, None] == ranks).any(axis=1)
+    mib_RR = exchange_ms(found.paths_NR, task.lookups_N, np.full_like(task.fetch_ms_RR, row_bytes / MIB))
+    return MethodLoads(memory_R=task.bytes_N @ is_held_NR / MIB, lookups_R=mib_RR.sum(axis=0), links=links(mib_RR))
+
+
+def _row_bytes(tables: TableSet) -> float:
+    """Of any row: the paper's data have tables of one width each."""
+    return float(tables.tables[0].embedding_dim * tables.tables[0].dtype.num_bytes)

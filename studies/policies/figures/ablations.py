@@ -23,14 +23,12 @@ from env import PlacementTask
 from policies.planning.decoding import decode
 from policies.planning.tasks import whole_tables
 from policies.training.scores import score_placements
-from studies.cost_models.ablation import FULL, REMOVALS, without
+from studies.cost_models.evaluation import FULL, REMOVALS, without
 from studies.frame import Numbers
 from studies.policies.charts import Panel, bar_chart
-from studies.policies.figure import Figure, Found, Part
 from studies.policies.figures.heuristics import compare_seed
-from studies.policies.lab import COST_GREEDY, POLICY, RANDOM, Lab
-from studies.policies.settings import EvaluationSettings
-from studies.policies.summaries import PlannerScores, planner_scores, write_factor, write_share, write_time
+from studies.policies.lab import COST_GREEDY, POLICY, RANDOM, EvaluationSettings, Figure, Found, Lab, Part
+from studies.policies.scores import PlannerScores, planner_scores, write_factor, write_share, write_time
 from studies.policies.trained import NetworkPart, train_network
 
 WHOLE: Final = "whole"

@@ -23,10 +23,8 @@ from studies.cost_models.baselines import PaperOptions, Pricing, fit_paper_netwo
 from studies.cost_models.evidence import half_of_tables, plain_sets, unseen_shares
 from studies.frame import Numbers, Summary
 from studies.policies.charts import Panel, bar_chart
-from studies.policies.figure import Figure, Found, Part
-from studies.policies.lab import Lab
-from studies.policies.settings import EvaluationSettings
-from studies.policies.summaries import write_seeds
+from studies.policies.lab import EvaluationSettings, Figure, Found, Lab, Part
+from studies.policies.scores import write_seeds
 
 #: AutoShard's Table 3: tables of a test set, and test sets.
 _SET_TABLES: Final = 10

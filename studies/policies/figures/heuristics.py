@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import product
 from typing import Any
 
 from autoshard.report.images import Section
@@ -12,14 +11,16 @@ from autoshard.table import Table
 from policies.algorithms.training_options import TrainingOptions
 from studies.frame import Numbers, Summary
 from studies.policies.charts import Panel, bar_chart
-from studies.policies.figure import Figure, Found, Part
-from studies.policies.lab import AUTO, HEURISTICS, POLICY, RANDOM, SAMPLED, Lab
-from studies.policies.replays import joined, measured_table, replay_note, replayed
-from studies.policies.settings import EvaluationSettings
-from studies.policies.summaries import (
+from studies.policies.lab import AUTO, HEURISTICS, POLICY, RANDOM, SAMPLED, EvaluationSettings, Figure, Found, Lab, Part
+from studies.policies.scores import (
     by_planner,
     label,
+    measured_table,
     planner_table,
+    replay_note,
+    replayed,
+    seed_parts,
+    seeds_and_replays,
     write_factor,
     write_seconds,
     write_seeds,
@@ -49,18 +50,11 @@ def _replay_task(seed: int, index: int, lab: Lab) -> Numbers:
 
 
 def _parts(settings: EvaluationSettings) -> Sequence[Part]:
-    seeds = [Part(f"seed-{seed}", partial(_plan_seed, seed)) for seed in range(settings.num_seeds)]
-    tasks = product(range(settings.num_tasks_replayed), range(settings.num_seeds))
-    replays = [Part(f"replay-{seed}-{index}", partial(_replay_task, seed, index)) for index, seed in tasks]
-    return [*seeds, *replays]
+    return seed_parts(settings, _plan_seed, _replay_task)
 
 
 def _show(found: Found, settings: EvaluationSettings) -> Section:
-    seeds = [numbers for name, numbers in found.items() if name.startswith("seed-")]
-    replays = [
-        joined([numbers for name, numbers in found.items() if name.startswith(f"replay-{seed}-")])
-        for seed in range(settings.num_seeds if settings.num_tasks_replayed else 0)
-    ]
+    seeds, replays = seeds_and_replays(found, settings)
     groups = {"predicted": by_planner(seeds, PLANNERS)}
     if replays:
         groups = {"measured": by_planner(replays, PLANNERS), **groups}

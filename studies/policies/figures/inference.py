@@ -10,10 +10,20 @@ from autoshard.runtime.processes.threads import intra_op_threads
 from autoshard.table import Table
 from studies.frame import Numbers, Summary
 from studies.policies.charts import Line, Panel, line_chart
-from studies.policies.figure import Figure, Found, Part
-from studies.policies.lab import AUTO, COST_GREEDY, LOOKUP_GREEDY, POLICY, SAMPLED, Lab
-from studies.policies.settings import EvaluationSettings, Size
-from studies.policies.summaries import label, write_seconds
+from studies.policies.lab import (
+    AUTO,
+    COST_GREEDY,
+    LOOKUP_GREEDY,
+    POLICY,
+    SAMPLED,
+    EvaluationSettings,
+    Figure,
+    Found,
+    Lab,
+    Part,
+    Size,
+)
+from studies.policies.scores import label, write_seconds
 
 _PLANNERS = (LOOKUP_GREEDY, COST_GREEDY, POLICY, SAMPLED, AUTO)
 

@@ -26,10 +26,8 @@ from policies.training.scores import Baselines, score_placements
 from policies.training.trainer import TrainingOptions
 from studies.frame import Numbers, Summary
 from studies.policies.charts import Line, Panel, line_chart
-from studies.policies.figure import Figure, Found, Part
-from studies.policies.lab import COST_GREEDY, LOOKUP_GREEDY, Lab
-from studies.policies.settings import EvaluationSettings
-from studies.policies.summaries import write_seeds, write_share, write_time
+from studies.policies.lab import COST_GREEDY, LOOKUP_GREEDY, EvaluationSettings, Figure, Found, Lab, Part
+from studies.policies.scores import write_seeds, write_share, write_time
 
 #: Spread of repeated measurements: sets of docs/data/samples that were measured again differ by 1.9%
 #: (docs/results/cost-models.md).

@@ -8,8 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,12 +20,33 @@ from autoshard.table import Table
 from env import balances
 from studies.frame import Numbers, Summary
 from studies.policies.charts import Line, Panel, line_chart
-from studies.policies.figure import Figure, Found, Part
 from studies.policies.figures.heuristics import compare_seed, policy_levels
-from studies.policies.lab import AUTO, COST_GREEDY, LOOKUP_GREEDY, POLICY, RANDOM, Lab, Scored
-from studies.policies.replays import joined, measured_table, replay_note, replayed
-from studies.policies.settings import EvaluationSettings
-from studies.policies.summaries import by_planner, label, write_seconds, write_seeds, write_share, write_time
+from studies.policies.lab import (
+    AUTO,
+    COST_GREEDY,
+    LOOKUP_GREEDY,
+    POLICY,
+    RANDOM,
+    EvaluationSettings,
+    Figure,
+    Found,
+    Lab,
+    Part,
+    Scored,
+)
+from studies.policies.scores import (
+    by_planner,
+    label,
+    measured_table,
+    replay_note,
+    replayed,
+    seed_parts,
+    seeds_and_replays,
+    write_seconds,
+    write_seeds,
+    write_share,
+    write_time,
+)
 
 _LEVELS = (LOOKUP_GREEDY, COST_GREEDY, POLICY, AUTO)
 _AT_ONCE = 256
@@ -116,18 +135,11 @@ def _tabled(numbers: Sequence[int]) -> list[int]:
 
 
 def _parts(settings: EvaluationSettings) -> Sequence[Part]:
-    seeds = [Part(f"seed-{seed}", partial(_search_seed, seed)) for seed in range(settings.num_seeds)]
-    tasks = product(range(settings.num_tasks_replayed), range(settings.num_seeds))
-    replays = [Part(f"replay-{seed}-{index}", partial(_replay_task, seed, index)) for index, seed in tasks]
-    return [*seeds, *replays]
+    return seed_parts(settings, _search_seed, _replay_task)
 
 
 def _show(found: Found, settings: EvaluationSettings) -> Section:
-    parts = [numbers for name, numbers in found.items() if name.startswith("seed-")]
-    replays = [
-        joined([numbers for name, numbers in found.items() if name.startswith(f"replay-{seed}-")])
-        for seed in range(settings.num_seeds if settings.num_tasks_replayed else 0)
-    ]
+    parts, replays = seeds_and_replays(found, settings)
     numbers = parts[0]["num_placements"]
     searched = {
         name: [Summary.of(values) for values in zip(*(part[name] for part in parts), strict=True)] for name in _SCORES

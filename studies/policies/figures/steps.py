@@ -22,10 +22,19 @@ from policies.network.network import PlacementNetwork
 from policies.planning.tasks import items_task
 from studies.frame import Numbers, Summary
 from studies.policies.charts import Panel, dot_chart
-from studies.policies.figure import Figure, Found, Part
-from studies.policies.lab import AUTO, COST_GREEDY, POLICY, SAMPLED, Lab, Scored
-from studies.policies.settings import EvaluationSettings
-from studies.policies.summaries import label, planner_table, write_factor, write_seconds, write_seeds, write_time
+from studies.policies.lab import (
+    AUTO,
+    COST_GREEDY,
+    POLICY,
+    SAMPLED,
+    EvaluationSettings,
+    Figure,
+    Found,
+    Lab,
+    Part,
+    Scored,
+)
+from studies.policies.scores import label, planner_table, write_factor, write_seconds, write_seeds, write_time
 from studies.policies.trained import train_network
 
 FLEXSHARD, OPER = "flexshard", "oper"

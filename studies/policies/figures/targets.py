@@ -13,10 +13,8 @@ from autoshard.report.images import Section
 from autoshard.table import Table
 from studies.frame import Numbers, Summary
 from studies.policies.charts import Panel, dot_chart
-from studies.policies.figure import Figure, Found, Part
-from studies.policies.lab import AUTO, COST_GREEDY, POLICY, SAMPLED, Lab
-from studies.policies.settings import EvaluationSettings, Size
-from studies.policies.summaries import label, planner_table, write_seeds, write_time
+from studies.policies.lab import AUTO, COST_GREEDY, POLICY, SAMPLED, EvaluationSettings, Figure, Found, Lab, Part, Size
+from studies.policies.scores import label, planner_table, write_seeds, write_time
 
 _PLANNERS = (COST_GREEDY, POLICY, SAMPLED, AUTO)
 

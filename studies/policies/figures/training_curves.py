@@ -14,10 +14,8 @@ from autoshard.table import Table
 from policies.training.scores import Baselines
 from studies.frame import Numbers, Summary
 from studies.policies.charts import Line, Panel, line_chart
-from studies.policies.figure import Figure, Found, Part
-from studies.policies.lab import COST_GREEDY, LOOKUP_GREEDY, Lab
-from studies.policies.settings import EvaluationSettings
-from studies.policies.summaries import NONE, write_seeds, write_share
+from studies.policies.lab import COST_GREEDY, LOOKUP_GREEDY, EvaluationSettings, Figure, Found, Lab, Part
+from studies.policies.scores import NONE, write_seeds, write_share
 from studies.policies.trained import Learner, training_curve
 
 #: Shares of the best known balance whose first crossing is shown.

@@ -11,11 +11,19 @@ from autoshard.report.images import Section
 from autoshard.table import Table
 from studies.frame import Numbers
 from studies.policies.charts import Panel, line_chart, score_panels
-from studies.policies.figure import Figure, Found, Part
-from studies.policies.lab import HEURISTICS, POLICY, SAMPLED, Lab
-from studies.policies.replays import ceiling, joined, replayed
-from studies.policies.settings import EvaluationSettings, Size
-from studies.policies.summaries import NONE, PlannerScores, by_planner, label, write_factor, write_seeds, write_share
+from studies.policies.lab import HEURISTICS, POLICY, SAMPLED, EvaluationSettings, Figure, Found, Lab, Part, Size
+from studies.policies.scores import (
+    NONE,
+    PlannerScores,
+    by_planner,
+    ceiling,
+    joined,
+    label,
+    replayed,
+    write_factor,
+    write_seeds,
+    write_share,
+)
 
 _PLANNERS = (*HEURISTICS, POLICY, SAMPLED)
 

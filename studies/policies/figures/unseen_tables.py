@@ -14,11 +14,20 @@ from autoshard.report.images import Section
 from autoshard.table import Table
 from studies.frame import Numbers
 from studies.policies.charts import line_chart, score_panels
-from studies.policies.figure import Figure, Found, Part
 from studies.policies.figures.blind_costs import blind_lab, half_samples
-from studies.policies.lab import COST_GREEDY, LOOKUP_GREEDY, POLICY, RANDOM, Lab, Scored
-from studies.policies.settings import EvaluationSettings
-from studies.policies.summaries import by_planner, write_factor, write_seeds, write_share
+from studies.policies.lab import (
+    COST_GREEDY,
+    LOOKUP_GREEDY,
+    POLICY,
+    RANDOM,
+    EvaluationSettings,
+    Figure,
+    Found,
+    Lab,
+    Part,
+    Scored,
+)
+from studies.policies.scores import by_planner, write_factor, write_seeds, write_share
 
 _PLANNERS = (RANDOM, LOOKUP_GREEDY, COST_GREEDY, POLICY)
 

@@ -1,4 +1,4 @@
-"""One process of the trainings: `torchrun -m studies.runtime.moments.worker FOLDER`, started by `launching`.
+"""One process of the trainings: `torchrun -m studies.runtime.moments.worker FOLDER`, started by `trainings`.
 
 The folder holds `job.json`. The process of rank 0 prints each result as a JSON object when it is there.
 
@@ -33,8 +33,7 @@ from autoshard.runtime.training.step import distributed_step
 from autoshard.runtime.training.synthetic import Samples
 from studies.frame.documents import read_as
 from studies.runtime.clicks import Purpose, batches, held_out_entropy
-from studies.runtime.moments.launching import NoiseJob, NoiseResult, TrainedRun, TrainingJob
-from studies.runtime.moments.setting import Run, Setting
+from studies.runtime.moments.trainings import NoiseJob, NoiseResult, Run, Setting, TrainedRun, TrainingJob
 
 _HEARTBEAT_S = 1.0
 

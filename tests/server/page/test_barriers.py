@@ -68,6 +68,16 @@ async def show_models(page):
     await page.until("document.querySelectorAll('#trained button').length === 2")
 
 
+async def show_keys(page):
+    await page.go("keys")
+    await page.shown("new-key")
+
+
+async def show_audit(page):
+    await page.go("audit")
+    await page.until("document.querySelectorAll('#audited tbody tr').length >= 1")
+
+
 async def show_sign_in(page):
     await page.go("sign-in")
     await page.shown("key")
@@ -90,6 +100,8 @@ def test_axe_finds_no_barrier_in_any_view(own_service, registry):
             ("plan", lambda page: show_plan(page, plan_id)),
             ("jobs", show_jobs),
             ("models", show_models),
+            ("keys", show_keys),
+            ("audit", show_audit),
             ("sign-in", show_sign_in),
             ("fault", show_fault),
         ):
@@ -103,7 +115,7 @@ def test_axe_finds_no_barrier_in_any_view(own_service, registry):
         return found
 
     found = browse(play)
-    assert len(found) == 28
+    assert len(found) == 36
     assert {key: barriers for key, barriers in found.items() if barriers} == {}
 
 
@@ -154,7 +166,7 @@ def test_tab_reaches_every_control_of_every_view(own_service, registry):
 
     async def play(page):
         await page.open(service.url)
-        for show in (show_search, show_difference, show_jobs, show_models, show_sign_in):
+        for show in (show_search, show_difference, show_jobs, show_models, show_keys, show_audit, show_sign_in):
             await show(page)
             names, found = await reached(page)
             assert found == names, show.__name__

@@ -30,27 +30,6 @@ def test_its_files_are_open_and_run_nothing_but_their_own(client):
     assert "auto" in [one["name"] for one in found["planners"]]
 
 
-def test_a_session_needs_a_key_and_changes_need_the_header(own_service, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("AUTOSHARD_DATABASE_URL", f"sqlite:///{tmp_path}/service.sqlite")
-    assert main(["keys", "create", "page", "--scope", "plan"]) == 0
-    secret = capsys.readouterr().out.strip().splitlines()[-1].split()[-1]
-    service = own_service("--workers", "1")
-    with service.client() as client:
-        assert client.get("/v1/plans").status_code == 401
-        assert client.post("/page/session", json={"key": "nothing"}).status_code == 401
-        answer = client.post("/page/session", json={"key": secret})
-        assert answer.status_code == 204
-        assert "httponly" in answer.headers["set-cookie"].lower()
-        assert "samesite=strict" in answer.headers["set-cookie"].lower()
-        assert client.get("/v1/plans").status_code == 200
-        refused = client.delete("/v1/plans/sha256:" + "0" * 64)
-        assert (refused.status_code, refused.json()["field"]) == (403, "x-autoshard-page")
-        told = {"X-Autoshard-Page": "1"}
-        assert client.delete("/v1/plans/sha256:" + "0" * 64, headers=told).status_code == 404
-        assert client.delete("/page/session", headers=told).status_code == 204
-        assert client.get("/v1/plans").status_code == 401
-
-
 @pytest.mark.slow
 @needs_browser
 def test_who_has_a_key_signs_in_and_out_also_after_a_reload(own_service, tmp_path, monkeypatch, capsys):
@@ -77,6 +56,47 @@ def test_who_has_a_key_signs_in_and_out_also_after_a_reload(own_service, tmp_pat
         await page.until("/feasible|fits|room/.test(document.getElementById('message').textContent)")
         await page.click("#leave")
         await page.until("location.hash === '#sign-in'")
+        assert page.problems == []
+
+    browse(play)
+
+
+@pytest.mark.slow
+@needs_browser
+def test_an_admin_makes_and_ends_keys_and_reads_what_was_done(own_service):
+    service = own_service("--workers", "1", "--first-key")
+    secret = next(line["secret"] for line in service.log() if line["event"] == "first key")
+
+    async def play(page):
+        await page.open(service.url)
+        await page.until("location.hash === '#sign-in'")
+        await page.fill("#key", secret)
+        await page.click("#sign-in button")
+        await page.until("document.getElementById('planner').options.length > 3")
+        await page.go("keys")
+        await page.until("document.querySelectorAll('#keys tbody tr').length === 1")
+        await page.fill("#key-name", EVIL)
+        await page.fill("#key-team", "red")
+        await page.click("#new-key button")
+        await page.shown("made-key")
+        made = await page.text("secret")
+        await page.until("document.querySelectorAll('#keys tbody tr').length === 2")
+        assert EVIL in await page.text("keys")
+        assert "red" in await page.text("keys")
+        with service.client() as client:
+            client.headers["Authorization"] = f"Bearer {made}"
+            assert client.get("/v1/plans").status_code == 200
+            await page.value("window.confirm = () => true")
+            await page.click("#keys tr:last-child button")
+            await page.until("document.querySelectorAll('#keys button').length === 1")
+            assert client.get("/v1/plans").status_code == 401
+        await page.go("audit")
+        await page.until("document.querySelectorAll('#audited tbody tr').length === 4")
+        assert "key.revoke" in await page.text("audited")
+        await page.fill("#audit-action", "session")
+        await page.click("#find-audit button")
+        await page.until("document.querySelectorAll('#audited tbody tr').length === 1")
+        assert await page.value("document.title") == "autoshard"
         assert page.problems == []
 
     browse(play)

@@ -4,7 +4,7 @@ import pytest
 from autoshard.core import DType, Optimizer, Update
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.features import FEATURE_NAMES, INPUT_NAMES, WORK_NAMES, shard_features
-from studies.cost_models.ablation import FULL, REMOVALS, without
+from studies.cost_models.evaluation import FULL, REMOVALS, without
 from tests import builders as make
 
 #: A shard that differs from another in one thing, which its group's removal makes invisible.

@@ -9,10 +9,12 @@ from autoshard.core.errors import InvalidOptionError, SampleStoreError
 from autoshard.formats.stores.samples import SampleTable
 from autoshard.table import Table
 from costmodel.kernel.training import CostTrainingOptions, train_cost_model
-from studies.cost_models.ablation import FULL, REMOVALS
+from studies.cost_models.compare import accuracy_table, evaluation_result
 from studies.cost_models.evaluation import (
+    FULL,
     KERNEL,
     METHODS,
+    REMOVALS,
     Evaluation,
     EvaluationOptions,
     Priced,
@@ -27,7 +29,6 @@ from studies.cost_models.evaluation_numbers import (
     to_document,
     unseen_ratios,
 )
-from studies.cost_models.evaluation_report import accuracy_table, evaluation_result
 from studies.cost_models.evidence import (
     Evidence,
     Split,

@@ -10,8 +10,16 @@ from autoshard.report.images import ImageError, find_browser
 from bench.kernels.harness import Settings
 from bench.measuring.devices import find_device
 from studies.frame import read_document, to_document
-from studies.kernels.fig4 import TableGrid, measure_fig4, num_sets
-from studies.kernels.fig4_report import FIG4_SCHEMA, CostGrid, Fig4, SumOfSingles, fig4_result
+from studies.kernels.fig4 import (
+    FIG4_SCHEMA,
+    CostGrid,
+    Fig4,
+    SumOfSingles,
+    TableGrid,
+    fig4_result,
+    measure_fig4,
+    num_sets,
+)
 
 TINY = TableGrid(num_bags=8, num_combinations=2, tables_per_combination=3).up_to(1000)
 

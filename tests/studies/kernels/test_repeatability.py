@@ -12,14 +12,15 @@ from bench.kernels.harness import Settings
 from bench.measuring.devices import find_device
 from studies.frame import Machine, read_document
 from studies.kernels.repeatability import (
+    SCHEMA,
     Repeatability,
     Run,
     Series,
     measure_repeatability,
+    repeatability_result,
     settings_of,
     verdicts,
 )
-from studies.kernels.repeatability_study import SCHEMA, repeatability_result
 
 TIMES_S = tuple(np.linspace(5, 600, 200).tolist())
 DRIFT_N = 1 + 0.1 * np.sin(np.array(TIMES_S) / 60)  # slowness of a machine
@@ -120,7 +121,7 @@ def test_the_settings_are_those_that_samples_are_measured_with():
 
 @pytest.mark.smoke
 def test_the_command_reports_and_reads_its_numbers_again(tmp_path, quick_settings, monkeypatch, capsys, run_study):
-    monkeypatch.setattr("studies.kernels.repeatability_study.settings_of", lambda _: {"collecting": quick_settings})
+    monkeypatch.setattr("studies.kernels.repeatability.settings_of", lambda _: {"collecting": quick_settings})
     monkeypatch.setenv("BROWSER_PATH", "/nowhere")  # images are drawn in another test
     options = ("--seconds", 0.01, "--tables", 4, "--scale", 16384, "--device", "cpu")
     assert run_study("repeatability", "--output-dir", tmp_path / "a", *options) == 1

@@ -6,13 +6,6 @@ import numpy as np
 import pytest
 
 from autoshard.report.images import ImageError, find_browser
-from studies.papers.flexshard.figures import (
-    fig1_figure,
-    fig3_figure,
-    fig5_figure,
-    fig6_figure,
-    fig7_figure,
-)
 from studies.papers.flexshard.models import MODELS
 from studies.papers.flexshard.results import (
     fig1_costs,
@@ -22,7 +15,14 @@ from studies.papers.flexshard.results import (
     model_results,
     rest_of_step_ms,
 )
-from studies.papers.flexshard.study import results_tables
+from studies.papers.flexshard.study import (
+    fig1_figure,
+    fig3_figure,
+    fig5_figure,
+    fig6_figure,
+    fig7_figure,
+    results_tables,
+)
 
 MACHINE = fitted_machine()
 

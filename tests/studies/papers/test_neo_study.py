@@ -9,19 +9,27 @@ import pytest
 from autoshard.core.step import Overlap
 from autoshard.core.tables import DType
 from autoshard.planners.neo import NeoPlanner
-from studies.papers.neo.document import NeoResults, gains, results_document, results_tables, scaling, total_gain
-from studies.papers.neo.models import FULL_RANKS, MODEL_A, MODEL_F, MODEL_I
-from studies.papers.neo.results import (
+from studies.papers.neo import (
     DENSE_PARAMETER_BYTES,
+    FULL_RANKS,
+    MODEL_A,
+    MODEL_F,
+    MODEL_I,
+    NeoResults,
+    gains,
     optimisation_runs,
     outcome,
+    published_qps,
     request_of,
+    results_document,
+    results_tables,
+    scaling,
     scaling_runs,
     throughput_runs,
+    total_gain,
     upload_ms,
     zionex,
 )
-from studies.papers.neo.study import published_qps
 
 MODELS = (MODEL_A, MODEL_F, MODEL_I)
 TERA = 10**12

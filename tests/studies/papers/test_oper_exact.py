@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
-from studies.papers.oper.exact import ExactTask, least_exchange, rank_exchange_ms
-from studies.papers.oper.reference import against_exact
-from studies.papers.oper.tasks import kaggle
+from studies.papers.oper.equations import ExactTask, least_exchange, rank_exchange_ms
+from studies.papers.oper.results import against_exact, kaggle
 
 
 def task(extra_bytes=0, capacity=100, num_groups=4, num_ranks=3, seed=0):

@@ -6,32 +6,29 @@ import numpy as np
 import pytest
 
 from autoshard.report.images import ImageError, find_browser
-from studies.papers.oper.document import PAPER_LINES, PAPER_MEANS
-from studies.papers.oper.reference import against_exact
 from studies.papers.oper.results import (
+    AVAZU_ROWS,
+    BATCH_PER_RANK,
     INFERENCE,
+    LARGE_ROWS,
     MODES,
+    TERABYTE_ROWS,
     TRAINING,
     LinkCosts,
     MethodLoads,
-    exchange_by_memory,
-    fetched_mib,
-    links,
-    make_plan,
-)
-from studies.papers.oper.study import fig8_figure, fig10_figure
-from studies.papers.oper.tasks import (
-    AVAZU_ROWS,
-    BATCH_PER_RANK,
-    LARGE_ROWS,
-    TERABYTE_ROWS,
+    against_exact,
     avazu,
     dgx_a100,
+    exchange_by_memory,
+    fetched_mib,
     kaggle,
+    links,
+    make_plan,
     syn_large,
     terabyte,
     two_nodes,
 )
+from studies.papers.oper.study import PAPER_LINES, PAPER_MEANS, fig8_figure, fig10_figure
 
 
 @pytest.mark.smoke

@@ -13,17 +13,21 @@ from autoshard.core import (
 from autoshard.core.step import StepPart
 from autoshard.evaluation.traffic import HELD_ID_BYTES
 from autoshard.planners.replica_groups import ReplicaGroupsPlanner
-from studies.papers.two_d.document import document, table1, table2
-from studies.papers.two_d.models import CTR, EXFM, MACHINE
-from studies.papers.two_d.results import (
+from studies.papers.two_d import (
+    CTR,
     CTR_RUNS,
+    EXFM,
     EXFM_RUNS,
     FULL_RUNS,
     GROUPED_RUNS,
+    MACHINE,
     WITHIN_RUN,
     StepMemory,
+    document,
     outcome,
     request_of,
+    table1,
+    table2,
 )
 from tests import builders as make
 

@@ -20,7 +20,7 @@ from studies.policies.figures.targets import over_greedy
 from studies.policies.figures.training_curves import first_crossing
 from studies.policies.figures.unseen_tables import halves, mixed_task
 from studies.policies.lab import COST_GREEDY, POLICY, RANDOM
-from studies.policies.summaries import planner_scores, write_factor, write_seconds, write_share
+from studies.policies.scores import planner_scores, write_factor, write_seconds, write_share
 from studies.policies.trained import Learner, NetworkPart, hold_at_zero, train_network, training_curve
 from tests import builders as make
 

@@ -13,7 +13,7 @@ from autoshard.report.images import figure_page
 from costmodel import Registry
 from studies.policies import FIGURES, EvaluationSettings, Lab, policy_result
 from studies.policies.lab import COST_GREEDY, LOOKUP_GREEDY, POLICY, RANDOM, SAMPLED
-from studies.policies.report import sections
+from studies.policies.study import sections
 from tests import builders as make
 
 #: All but training curves of several processes, and those of test_blind_evaluation.

@@ -5,9 +5,17 @@ import json
 import pytest
 
 from studies.runtime.clicks import ClickModel
-from studies.runtime.moments.launching import NoiseJob, NoiseResult, TrainedRun, moments_of_noise
-from studies.runtime.moments.results import Growth, MomentResults, Pairs, best_rate
-from studies.runtime.moments.setting import Run, Setting, compared_runs, tuning_runs
+from studies.runtime.moments.study import Growth, MomentResults, Pairs, best_rate
+from studies.runtime.moments.trainings import (
+    NoiseJob,
+    NoiseResult,
+    Run,
+    Setting,
+    TrainedRun,
+    compared_runs,
+    moments_of_noise,
+    tuning_runs,
+)
 
 SMALL = ClickModel(num_tables=2, num_rows=60, embedding_dim=8, num_dense=4)
 #: Normalised entropies at the end, by seed, groups and moment scale.

@@ -16,6 +16,7 @@ from studies.cluster.network import check_support
 from studies.papers.flexshard.models import MODELS
 from studies.planners.step_runs import StepRun
 from studies.runtime.slow_links.contests import (
+    TIER_LABELS,
     TORCHREC_WHOLE,
     Contest,
     ContestResult,
@@ -23,11 +24,14 @@ from studies.runtime.slow_links.contests import (
     Entry,
     EntryRun,
     StreamBytes,
+    flexshard_contest,
+    groups_contest,
+    oper_contest,
     run_contest,
+    sums_contest,
 )
 from studies.runtime.slow_links.models import TaskKind, drawn_task
-from studies.runtime.slow_links.papers import TIER_LABELS, flexshard_contest, groups_contest, oper_contest, sums_contest
-from studies.runtime.slow_links.report import summarised
+from studies.runtime.slow_links.study import summarised
 from tests import builders as make
 
 TINY = Effort(steps=2, warmup_steps=1, repeats=2)

@@ -1,17 +1,20 @@
-"""Scores of planners over tasks and seeds, and how tables write them."""
+"""Scores of planners over tasks and seeds, as predicted and as replayed on this machine, and how tables write them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any
 
 import numpy as np
 
 from autoshard.report.wording import write_ms, write_percent
+from autoshard.results.comparison import MeasuredPlan
 from autoshard.table import Table
 from studies.frame import Numbers, Summary
-from studies.policies.lab import POLICY, RANDOM, SAMPLED
-from studies.policies.settings import EvaluationSettings
+from studies.policies.lab import POLICY, RANDOM, SAMPLED, EvaluationSettings, Found, Lab, Part, Scored
 
 NONE = "n/a"
 
@@ -146,3 +149,104 @@ def write_seconds(seconds: float | None) -> str:
     if seconds is None:
         return NONE
     return f"{write_ms(1000 * seconds)} ms" if seconds < 0.1 else f"{seconds:.2f} s"
+
+
+def replayed(lab: Lab, scored: Mapping[str, Scored]) -> Numbers:
+    """Replays all plans of one task in the same rounds as the ceiling; those that failed are left out."""
+    plans = {name: one.plan for name, one in scored.items() if one.plan is not None}
+    replay = lab.replay(list(plans.values()))
+    measured = dict(zip(plans, replay.plans, strict=True))
+    return {
+        "device_name": replay.device_name,
+        "ceiling": _measured(replay.ceiling),
+        "tasks": [{name: {**scored[name].to_json(), **_measured(plan)} for name, plan in measured.items()}],
+        "predicted": {name: scored[name].to_json() for name in plans},
+    }
+
+
+def _measured(plan: MeasuredPlan) -> dict[str, Any]:
+    return {"max_ms": plan.max_kernel_ms, "balance": plan.balance, "kernel_ms": list(plan.kernel_ms_per_rank)}
+
+
+def joined(replays: Sequence[Numbers]) -> Numbers:
+    """All replays of a seed, at least one, as one."""
+    return {
+        "device_name": replays[0]["device_name"],
+        "ceilings": [replay["ceiling"]["balance"] for replay in replays],
+        "tasks": [task for replay in replays for task in replay["tasks"]],
+        "predicted": [replay["predicted"] for replay in replays],
+    }
+
+
+def seed_parts(
+    settings: EvaluationSettings,
+    plan_seed: Callable[[int, Lab], Numbers],
+    replay_task: Callable[[int, int, Lab], Numbers],
+) -> list[Part]:
+    """A part for each seed, and one for each task of a seed that is replayed.
+
+    Args:
+        settings: Settings of the evaluation.
+        plan_seed: Numbers of a seed.
+        replay_task: Replays a task, by seed and index, as of `replayed`.
+    """
+    seeds = [Part(f"seed-{seed}", partial(plan_seed, seed)) for seed in range(settings.num_seeds)]
+    tasks = product(range(settings.num_tasks_replayed), range(settings.num_seeds))
+    return [*seeds, *(Part(f"replay-{seed}-{index}", partial(replay_task, seed, index)) for index, seed in tasks)]
+
+
+def seeds_and_replays(found: Found, settings: EvaluationSettings) -> tuple[list[Numbers], list[Numbers]]:
+    """What `seed_parts` made: numbers of the seeds, and their replays as of `joined`, if there are any."""
+    seeds = [numbers for name, numbers in found.items() if name.startswith("seed-")]
+    replays = [
+        joined([numbers for name, numbers in found.items() if name.startswith(f"replay-{seed}-")])
+        for seed in range(settings.num_seeds if settings.num_tasks_replayed else 0)
+    ]
+    return seeds, replays
+
+
+def ceiling(seeds: Sequence[Numbers]) -> Summary:
+    """Balance of ranks with identical work, over seeds; each as of `joined`."""
+    return Summary.of([float(np.mean(numbers["ceilings"])) for numbers in seeds])
+
+
+def replay_note(seeds: Sequence[Numbers]) -> str:
+    """What was replayed, for a caption."""
+    return (
+        f"Replayed on {seeds[0]['device_name']}: {len(seeds[0]['tasks'])} of the tasks of each seed, all plans of a "
+        f"task in the same interleaved rounds; ranks with identical work balanced at {write_share(ceiling(seeds))} "
+        "there; differences above this are noise."
+    )
+
+
+def measured_table(seeds: Sequence[Numbers], names: Sequence[str], settings: EvaluationSettings) -> Table:
+    """A line for each planner, and one for the ceiling.
+
+    Args:
+        seeds: Replays by seed, each as of `joined`.
+        names: Planners, in the order of the lines.
+        settings: Settings of the evaluation.
+    """
+    lines: list[tuple[str, ...]] = []
+    for name, scores in by_planner(seeds, names).items():
+        off = [
+            abs(predicted[name]["max_ms"] / task[name]["max_ms"] - 1)
+            for numbers in seeds
+            for predicted, task in zip(numbers["predicted"], numbers["tasks"], strict=True)
+            if name in task
+        ]
+        lines.append(
+            (
+                label(name, settings),
+                write_share(scores.balance),
+                write_time(scores.max_ms),
+                write_factor(scores.speedup),
+                write_percent(float(np.mean(off))),
+            )
+        )
+    lines.append(("identical ranks (ceiling)", write_share(ceiling(seeds)), *[""] * 3))
+    return Table(
+        columns=("replayed", "balance", "slowest rank, ms", f"speed-up over {RANDOM}", "prediction off by"),
+        rows=tuple(lines),
+        caption="Measured, means and deviations over seeds",
+    )

@@ -1,0 +1,40 @@
+"use strict";
+
+/* What admins see to: keys, and the audit log. */
+
+import { button, cells, fill, headings, short } from "./drawing.js";
+import { ask, find, guarded } from "./service.js";
+
+let audited = [];
+let before = null;
+
+export async function showKeys(columns) {
+  const found = await ask("GET", "/v1/keys");
+  const rows = found.keys.map((key) => [...cells(columns.keys, key), key.revoked_at ? "" : button(`End ${key.id}`, async () => {
+    if (!confirm(`End the key ${key.id} for ${key.name}? Its next request is refused.`)) return;
+    await ask("DELETE", `/v1/keys/${key.id}`);
+    await showKeys(columns);
+  })]);
+  fill("keys", headings(columns.keys, [], ["change"]), rows);
+}
+
+export const makeKey = (columns) => guarded(async () => {
+  const scopes = [...document.querySelectorAll("#scopes input:checked")].map((one) => one.value);
+  const team = find("key-team").value.trim();
+  const made = await ask("POST", "/v1/keys", { name: find("key-name").value, scopes, ...(team ? { team } : {}) });
+  find("secret").textContent = made.secret;
+  find("made-key").hidden = false;
+  find("made-key").focus();
+  await showKeys(columns());
+});
+
+export async function showAudit(columns, again) {
+  const query = new URLSearchParams({ limit: "50" });
+  for (const name of ["actor", "action", "target"]) if (find(`audit-${name}`).value) query.set(name, find(`audit-${name}`).value.trim());
+  if (!again && before) query.set("before", before);
+  const page = await ask("GET", `/v1/audit?${query}`);
+  audited = again ? page.entries : [...audited, ...page.entries];
+  before = page.next;
+  find("more-audit").hidden = !before;
+  fill("audited", headings(columns.audit), audited.map((one) => cells(columns.audit, one, { target: () => short(one.target) })));
+}
