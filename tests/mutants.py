@@ -282,7 +282,7 @@ MUTANTS = (
         "if False:",
         "tests/server/test_plans.py tests/server/test_storage.py",
     ),
-    Mutant("server/web/access.py", "if not actor.may(needed):", "if False:", "tests/server/test_keys.py"),
+    Mutant("server/web/access.py", "and not actor.may(door)", "and False", "tests/server/test_keys.py"),
 )
 
 
