@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoshard.core import CostBreakdown, ShardingPlan, SyncRows
+from autoshard.core.quoting import write_bytes
 from autoshard.evaluation.batch_memory import rank_memory
 from autoshard.report.caveats import comparison_warnings, plan_warnings
 from autoshard.report.comparison import comparison_columns, comparison_lines, comparison_order, ranked
 from autoshard.report.rendering import chart_markup, render_page
 from autoshard.report.wording import (
-    write_bytes,
     write_columns,
     write_interval,
     write_ms,
