@@ -57,9 +57,9 @@ def test_the_map_has_a_colour_where_a_rank_holds_a_table(whole):
     assert by_level[0][0] == 1
 
 
-@pytest.mark.parametrize(("num_ranks", "step"), [(1, 1), (2, 1), (4, 1), (8, 1), (16, 1), (24, 2), (128, 8)])
+@pytest.mark.parametrize(("num_ranks", "step"), [(8, 1), (16, 1), (24, 2), (128, 8)])
 def test_the_axis_of_ranks_has_whole_ticks(whole, num_ranks, step):
-    topology = scaled_topology(whole.topology, num_ranks)
+    topology = scaled_topology(load_topology("a100-32"), num_ranks)
     plan = make_plan("cost-greedy", make.request(whole.tables, topology))
     axis = placement_figure(plan).layout.xaxis
     assert (axis.tick0, axis.dtick) == (0, step)
