@@ -104,7 +104,7 @@ class _Row:
     def label(self) -> str:
         held = self.bytes_R[self.bytes_R > 0]
         size = write_bytes(held.max()) if len(held) else "nothing"
-        return f"{_shown(self.name, 60)}: {_words(self.tier)}, {size} on {len(held):,} rank{'s' * (len(held) != 1)}"
+        return f"{_shown(self.name, 60)}: {self.tier.value}, {size} on {len(held):,} rank{'s' * (len(held) != 1)}"
 
 
 def _rows(plan: ShardingPlan) -> list[_Row]:
@@ -149,12 +149,8 @@ def _names(rows: Sequence[_Row]) -> tuple[list[int], list[str]]:
         start += count
         if not positions or middle - positions[-1] >= _LEAST_GAP * len(rows):
             positions.append(middle)
-            texts.append(f"{_words(tier)}<br>{count:,} tables")
+            texts.append(f"{tier.value}<br>{count:,} tables")
     return positions, texts
-
-
-def _words(tier: Tier) -> str:
-    return tier.value.replace("_", " ")
 
 
 def _shown(name: str, room: int) -> str:
