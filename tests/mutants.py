@@ -161,6 +161,18 @@ MUTANTS = (
         "split=Split.BLOCK,",
         "tests/planners/test_sharding_options.py tests/golden",
     ),
+    Mutant(
+        "autoshard/planners/space/rows_by_price.py",
+        "np.append(way_I > way, True)",
+        "np.append(way_I >= way, True)",
+        "tests/planners/test_hot_rows.py tests/planners/test_flexshard_rule.py",
+    ),
+    Mutant(
+        "autoshard/planners/space/caches.py",
+        "min(granted.get(index, more), more)",
+        "max(granted.get(index, more), more)",
+        "tests/planners/test_neo.py",
+    ),
     # Files.
     Mutant(
         "autoshard/formats/documents/shards_json.py",
@@ -270,7 +282,7 @@ MUTANTS = (
         "if False:",
         "tests/server/test_plans.py tests/server/test_storage.py",
     ),
-    Mutant("server/web/access.py", "if not actor.may(needed):", "if False:", "tests/server/test_keys.py"),
+    Mutant("server/web/access.py", "and not actor.may(door)", "and False", "tests/server/test_keys.py"),
 )
 
 

@@ -99,9 +99,9 @@ class AccessControl:
         address = address_of(scope)
         try:
             _check_origin(Headers(scope=scope), scope["method"])
-            if door is Door.ANYBODY:
+            if door is Door.ANYBODY and path not in _PROBES:
                 self._rate.check(network_of(scope))
-            else:
+            elif door is not Door.ANYBODY:
                 actor = scope["state"]["actor"] = await self._actor(scope)
                 self._rate.check(client_of(scope))
                 _check_scope(actor, door)

@@ -21,8 +21,8 @@ B = TypeVar("B", bound=RequestBody)
 
 _DISCONNECT_POLL_S = 0.25
 #: Longest text that this process parses: Python's parser keeps all its threads waiting for as long as an object or a
-#: list is, here up to 6 ms (a core of a Xeon, November 2026), and half a second for 4 MB.
-MAX_PARSED_BYTES = 64 << 10
+#: list is, here up to 8 ms (a core of an EPYC, November 2026), and half a second for 4 MB.
+MAX_PARSED_BYTES = 32 << 10
 
 #: The header of requests that a client may send twice and that are to be done once.
 IDEMPOTENCY_KEY, KEY_PATTERN = "Idempotency-Key", "^[!-~]{1,128}$"

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from autoshard.planners.hybrid.balanced import BalancedOptions
-from autoshard.planners.hybrid.descent import Descent, SearchContext
+from autoshard.planners.hybrid.descent import Descent, SearchContext, Start
 from autoshard.planners.hybrid.held import HeldShards
 from autoshard.planners.hybrid.move_scorer import CostGrowth
 from autoshard.planners.hybrid.option_offers import space_of
-from autoshard.planners.hybrid.starts import StartSpec, balanced_starts, warm_starts
+from autoshard.planners.hybrid.starts import LaterStarts, StartSpec, balanced_starts, layout_of, warm_starts
 from autoshard.planners.hybrid.step_search import StepSearch, search_steps
 from autoshard.planners.hybrid.successive_halving import improve
+from autoshard.planners.registry import get_planner
 from autoshard.planners.space.cost_gradient import CostGradient, FlatOptions
 from autoshard.planners.space.layout import Layout, Limits
 from autoshard.validator import validate_plan
@@ -147,3 +148,38 @@ def test_who_is_asked_depends_on_the_clock_only_where_time_ends_the_search():
     cold = replace(greedy, library="a_module_that_nobody_imports", import_s=1e6)
     assert warm_starts(request, [cold], time.perf_counter() + 100.0) == {}
     assert set(warm_starts(request, [cold])) == {"cost-greedy"}
+
+
+def test_planners_are_asked_once_when_they_take_no_more_than_their_share_of_the_time_that_is_over():
+    request = replace(make.request(*make.draw_task(6, 4, seed=1)), time_limit_s=1e4)
+    quick = StartSpec(name="cost-greedy", base_s=1.0, share=0.1)
+    slow = StartSpec(name="dim-greedy", base_s=50.0, share=0.1)
+    began_s = time.perf_counter() - 100.0
+    later = LaterStarts(request, [slow, quick], began_s, began_s + 1e4)
+    assert set(later.due()) == {"cost-greedy"}
+    assert later.due() == {}
+    later = LaterStarts(request, [slow, quick], began_s - 500.0, began_s + 1e4)
+    assert set(later.due()) == {"cost-greedy", "dim-greedy"}
+    over = LaterStarts(request, [quick], began_s, began_s + 100.5)
+    assert over.due() == {}
+
+
+def test_starts_that_arrive_in_the_race_or_after_it_are_gone_on_from():
+    request = make.request(*make.draw_task(24, 8, seed=2))
+    space = space_of(request)
+    limits = Limits.of(space)
+    worst = max(balanced_starts(space, limits), key=lambda one: one.layout.step_ms())
+    plan = get_planner("neo").plan(request)
+    for asked_before in (0, 20):
+        calls = 0
+
+        def arrive(asked_before=asked_before):
+            nonlocal calls
+            calls += 1
+            layout = layout_of(space, limits, plan) if calls == asked_before + 1 else None
+            return [] if layout is None else [Start(layout=layout, name="neo")]
+
+        far_s = time.perf_counter() + 1e6
+        found = improve([worst], seed=0, deadline_s=far_s, max_steps=400, more_starts=arrive)
+        assert calls > asked_before + 1
+        assert found.step_ms <= layout_of(space, limits, plan).step_ms()

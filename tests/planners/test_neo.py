@@ -21,6 +21,7 @@ from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.evaluation import evaluate
 from autoshard.evaluation.cached_rows import cache_traffic
 from autoshard.planners.neo import NEO_TYPES, CostFunction, NeoOptions, NeoPlanner
+from autoshard.planners.registry import get_planner
 from autoshard.planners.space.options import ShardingType, enumerate_options, option_of_placed
 from autoshard.planners.space.planner_space import task_prices
 from autoshard.validator import validate_plan
@@ -185,12 +186,15 @@ class TestSchemes:
         assert scheme_in(plan, "node").name is ShardingType.TABLE_ROW_WISE
         assert scheme_in(plan, "whole").tiers == (Tier.TABLE_WISE,)
 
-    def test_neighbours_that_may_not_be_held_alike_are_on_all_ranks(self):
+    @pytest.mark.parametrize("planner", ["neo", "auto"])
+    def test_neighbours_that_may_not_be_held_alike_are_on_all_ranks(self, planner):
         tables = [
             table("a", constraints=Constraints(colocate_with=("b",), forbidden_tiers=(Tier.TABLE_WISE, Tier.ROW_WISE))),
             table("b", 10**6, constraints=Constraints(forbidden_tiers=(Tier.TABLE_WISE, Tier.DATA_PARALLEL))),
         ]
-        plan = plan_of(tables, machine(1))
+        request = make.request(make.tables(*tables, batch_size=4096), machine(1), costs=COSTS)
+        plan = get_planner(planner).plan(request)
+        validate_plan(plan)
         assert names_in(plan) == [ShardingType.DATA_PARALLEL, ShardingType.ROW_WISE]
 
 

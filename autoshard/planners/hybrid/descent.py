@@ -114,8 +114,12 @@ class SearchContext:
         """Adds options that pay by what shards add around the best layout."""
         around = Layout(self.space, self.limits, self._best)
         if self._offers is not None and self._offers.grow(self.flat, around, self.num_steps, self.deadline_s):
-            self.flat = FlatOptions.of(self.space)
-            self.linear = LinearSearch(self.space, self.limits, self.flat, around)
+            self.read_options(around)
+
+    def read_options(self, around: Layout) -> None:
+        """Takes the options that the space has now; what shards add is taken as linear around a layout."""
+        self.flat = FlatOptions.of(self.space)
+        self.linear = LinearSearch(self.space, self.limits, self.flat, around)
 
     def meet(self, step_ms: float, chosen: Sequence[Choice | None]) -> None:
         """Takes note of the step and the choices of a layout; the best is told in the log (at DEBUG) now and then."""

@@ -119,6 +119,34 @@ def warm_starts(request: PlanRequest, asked: Sequence[StartSpec], until_s: float
     return plans
 
 
+class LaterStarts:
+    """Other planners, each asked as soon as what it takes is no more than its share of the time that is over.
+
+    So a longer search asks those that a shorter one has asked, and when that did.
+
+    Args:
+        request: The task.
+        asked: The planners.
+        began_s: When the time began, by `time.perf_counter`.
+        deadline_s: When it is over.
+    """
+
+    def __init__(self, request: PlanRequest, asked: Sequence[StartSpec], began_s: float, deadline_s: float) -> None:
+        self._request, self._deadline_s = request, deadline_s
+        num_tables, num_ranks = len(request.tables.tables), request.topology.world_size
+        needed_s = [one.seconds(num_tables, num_ranks) + one.missing_import_s() for one in asked]
+        self._waiting = [(began_s + seconds / one.share, one) for one, seconds in zip(asked, needed_s, strict=True)]
+
+    def due(self) -> dict[str, ShardingPlan]:
+        """Plans of those whose time has come, by their names."""
+        now_s = time.perf_counter()
+        due = [one for due_s, one in self._waiting if due_s <= now_s]
+        if not due:
+            return {}
+        self._waiting = [(due_s, one) for due_s, one in self._waiting if due_s > now_s]
+        return warm_starts(self._request, due, self._deadline_s)
+
+
 def layout_of(
     space: PlannerSpace, limits: Limits, plan: ShardingPlan, names: Collection[ShardingType] = tuple(ShardingType)
 ) -> Layout | None:

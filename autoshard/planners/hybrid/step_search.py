@@ -27,6 +27,7 @@ from autoshard.planners.hybrid.descent import Start
 from autoshard.planners.hybrid.option_offers import OfferedOptions
 from autoshard.planners.hybrid.starts import (
     POLICY,
+    LaterStarts,
     StartSpec,
     balanced_starts,
     is_searchable,
@@ -53,6 +54,8 @@ _OFFERS_SHARE, _OWN_SHARE, _STARTS_SHARE = 0.65, 0.25, 0.5
 #: Seconds for checking and pricing the plan in the end: whatever the task, and for each table (CPU time of
 #: `validate_plan`, `evaluate` and `price_step`, one core of a Xeon, November 2026).
 _FINISH_S, _FINISH_TABLE_S = 0.002, 1e-4
+#: Seconds that options have in any case: of 80 tables on 8 ranks, most of what 0.1 s are offered.
+_LEAST_OFFERS_S = 0.06
 #: Seconds that the search has in any case, and for each table, and most of them: a burst of the compiled search takes
 #: 2 to 3 ms for 80 tables on 8 ranks.
 _LEAST_SEARCH_S, _LEAST_SEARCH_TABLE_S, _MOST_LEAST_S = 0.03, 5e-5, 0.07
@@ -61,6 +64,8 @@ _LEAST_SEARCH_S, _LEAST_SEARCH_TABLE_S, _MOST_LEAST_S = 0.03, 5e-5, 0.07
 #: of theirs for metasyn's tables (80 on 8 A100 and CPUs, 160 on 32, 200 on 16), which took a third of 3 s for 200
 #: tables with larger shares; without `flexshard` 1 s ends 13% above its plan for nvidia-tiny on 32 A100.
 _MEDIUM, _SMALL, _LEAST, _QUICK = 0.15, 0.05, 0.01, 0.02
+#: Whose plans layouts do not express.
+_OF_GROUPS = "replica-groups"
 _HEURISTICS = (
     StartSpec(name="cost-greedy", table_s=2e-5, table_rank_s=1.7e-7),
     StartSpec(name="dim-greedy", table_s=2e-5, table_rank_s=1.7e-7, share=_QUICK),
@@ -73,7 +78,7 @@ _PLANNERS = (
     StartSpec(name="neo", table_s=2.3e-3, share=_SMALL),
     StartSpec(name="oper", table_s=2e-3, rank_s=0.03, share=_LEAST),
     StartSpec(name="neuroshard", table_s=5e-3, table_rank_s=1e-6, share=_SMALL),
-    StartSpec(name="replica-groups", table_s=1e-3, share=_SMALL),
+    StartSpec(name=_OF_GROUPS, table_s=1e-3, share=_SMALL),
 )
 #: Whose plan is taken where the model cannot tell another one from it: the caller's start, or else this planner's.
 _GIVEN, _PLAINEST = "start", "cost-greedy"
@@ -129,22 +134,35 @@ def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
         return _best_start(request, search)
     library()
     finish_s = _FINISH_S + _FINISH_TABLE_S * len(request.tables.tables)
-    deadline_s = request.deadline_s() - finish_s
+    began_s = request.deadline_s() - request.time_limit_s
+    deadline_s = began_s + request.time_limit_s - finish_s
     # Where steps are counted, the clock decides nothing but the end.
     until_s = math.inf if search.steps else deadline_s
     offers = OfferedOptions(request, search.names, search.min_partition, by_kernels=search.by_kernels)
     if search.names <= _ON_SINGLE_RANKS:
         offers.complete()
     else:
-        offers.begin(_share_of_time(_OFFERS_SHARE, until_s))
+        offers.begin(max(_share_of_time(_OFFERS_SHARE, until_s), time.perf_counter() + _LEAST_OFFERS_S))
     space, limits = offers.space, _limits(offers.space, search)
     own = balanced_starts(space, limits, _share_of_time(_OWN_SHARE, until_s))
     if not own and not offers.is_complete:
         offers.complete()
         own = balanced_starts(space, limits, _share_of_time(_OWN_SHARE, until_s))
     starts_s = _share_of_time(_STARTS_SHARE, until_s)
-    plans = _plans(request, search, starts_s, is_needed=not own)
+    # Plans that no search goes on from are needed before it; others can wait, where there is a start.
+    at_once = [one for one in _planners(search) if one.name == _OF_GROUPS or search.steps or not own]
+    plans = _plans(request, search, at_once, starts_s, is_needed=not own)
     read, found = _read(plans, space, limits, request, search)
+    later = LaterStarts(request, [one for one in _planners(search) if one not in at_once], began_s, deadline_s)
+
+    def more_starts() -> list[Start]:
+        due = _wide(later.due(), search)
+        more, taken = _read(due, space, limits, request, search)
+        plans.update(due)
+        read[:] = [*(one for one in read if one.name not in due), *more]
+        found.extend(taken)
+        return more
+
     starts = sorted(((one.layout.step_ms(), one) for one in (*own, *read)), key=lambda start: start[0])
     if not starts and not found:
         raise _why(request, space, limits, search)
@@ -163,6 +181,7 @@ def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
             max_steps=search.steps or None,
             floor_ms=_slowest_alone_ms(space) if search.by_kernels else 0.0,
             offers=offers,
+            more_starts=more_starts,
         )
         status = (
             f"stopped by {improved.stopped} after {improved.num_steps} steps: {starts[0][0]:.6g} ms ({chosen[0].name}) "
@@ -170,7 +189,7 @@ def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
         )
         on_the_way: list[FoundPlan] = []
         if recorded_errors(request.costs.kernel) is not None:
-            found = _to_beat(plans, read, request, search) + found
+            found[:0] = _to_beat(plans, read, request, search)
             on_the_way = _on_the_way(improved, request, search)
         found += [*on_the_way, _priced(with_grown_caches(improved.layout), status, request, search)]
     return _best_of(found, plans, request, search)
@@ -234,7 +253,7 @@ def _best_of(
 
 def _best_start(request: PlanRequest, search: StepSearch) -> FoundPlan:
     """The best plan of the other planners, for a world that is too large to be searched."""
-    plans = _plans(request, search, request.deadline_s(), is_needed=True)
+    plans = _plans(request, search, _planners(search), request.deadline_s(), is_needed=True)
     names = list(plans)
     if recorded_errors(request.costs.kernel) is not None:
         names.sort(key=lambda name: (name != _GIVEN, name != _PLAINEST))
@@ -272,22 +291,29 @@ def _within_groups(plan: ShardingPlan, request: PlanRequest, search: StepSearch,
     return [_priced(whole, status, request, search)] if is_valid(whole) else []
 
 
-def _plans(request: PlanRequest, search: StepSearch, until_s: float, *, is_needed: bool) -> dict[str, ShardingPlan]:
-    """The start that was given, and plans of other planners that are quick enough.
-
-    Plans of whole tables are made in any case where a start is needed.
-    """
-    start = start_of(request)
-    planners = [one for one in _PLANNERS if search.with_groups or one.name != "replica-groups"]
+def _planners(search: StepSearch) -> list[StartSpec]:
+    """Planners whose plans may be starts, but for those of whole tables."""
+    planners = [one for one in _PLANNERS if search.with_groups or one.name != _OF_GROUPS]
     if search.names <= _ON_SINGLE_RANKS:
         planners = [one for one in planners if one.name in _CUT_COLUMNS and search.names == _ON_SINGLE_RANKS]
     if search.with_policy:
         planners.append(POLICY)
+    return [_with_width(one, search.min_partition) for one in planners]
+
+
+def _plans(
+    request: PlanRequest, search: StepSearch, planners: Sequence[StartSpec], until_s: float, *, is_needed: bool
+) -> dict[str, ShardingPlan]:
+    """The start that was given, and plans of whole tables and of some other planners that are quick enough.
+
+    Plans of whole tables are made in any case where a start is needed.
+    """
+    start = start_of(request)
     heuristics = [replace(one, share=math.inf) for one in _HEURISTICS] if is_needed else _HEURISTICS
     plans = {} if start is None else {_GIVEN: start}
     plans |= warm_starts(request, heuristics, math.inf if is_needed else until_s)
-    plans |= warm_starts(request, [_with_width(one, search.min_partition) for one in planners], until_s)
-    wide = {name: plan for name, plan in plans.items() if _is_wide(plan, search.min_partition)}
+    plans |= warm_starts(request, planners, until_s)
+    wide = _wide(plans, search)
     if start is not None and _GIVEN not in wide:
         _log.warning("auto: the start is left out, it has column shards of less than %d columns", search.min_partition)
     return wide
@@ -300,8 +326,13 @@ def _with_width(asked: StartSpec, min_partition: int) -> StartSpec:
     return replace(asked, options={**asked.options, "min_partition": min_partition})
 
 
-def _is_wide(plan: ShardingPlan, min_partition: int) -> bool:
-    return all(keeps_width(placed.shard, min_partition) for placed in plan.shards)
+def _wide(plans: Mapping[str, ShardingPlan], search: StepSearch) -> dict[str, ShardingPlan]:
+    """Those whose column shards are as wide as they have to be."""
+    return {
+        name: plan
+        for name, plan in plans.items()
+        if all(keeps_width(placed.shard, search.min_partition) for placed in plan.shards)
+    }
 
 
 def _read(

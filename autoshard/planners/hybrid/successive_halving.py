@@ -134,6 +134,7 @@ def improve(
     max_steps: int | None = None,
     floor_ms: float = 0.0,
     offers: OfferedOptions | None = None,
+    more_starts: Callable[[], Sequence[Start]] = tuple,
 ) -> SearchOutcome:
     """Makes the step of the best of some starts shorter until the time or the steps are over.
 
@@ -146,6 +147,7 @@ def improve(
         max_steps: Most steps; None for as many as there is time for.
         floor_ms: What no layout takes less than: one that takes as much ends the search.
         offers: Adds options on the way; None for none.
+        more_starts: Asked for starts now and then; they may add options, too.
     """
     first = starts[0].layout
     context = SearchContext(first.space, first.limits, first, seed, deadline_s, offers)
@@ -157,10 +159,15 @@ def improve(
     def is_least() -> bool:
         return context.best_ms <= floor_ms * (1 + LEAST_GAIN)
 
-    raced = _raced(_bursts(context, starts), is_over)
+    def arriving() -> list[LinearizedSearch]:
+        if arrived := more_starts():
+            context.read_options(arrived[0].layout)
+        return [LinearizedSearch(context, start.layout, context.open_options) for start in arrived]
+
+    raced = _raced(_bursts(context, starts), arriving, is_over)
     best, best_ms = raced.best, raced.best_ms
     if not is_over():
-        best, best_ms = _burst(starts, context, best, is_over)
+        best, best_ms = _burst(starts, context, best, arriving, is_over)
     stopped = "bound" if is_least() else "steps" if context.num_steps >= most else "time"
     return SearchOutcome(
         layout=best, step_ms=best_ms, num_steps=context.num_steps, stopped=stopped, trail=tuple(context.trail)
@@ -183,7 +190,11 @@ def _bursts(context: SearchContext, starts: Sequence[Start]) -> Iterator[Lineari
 
 
 def _burst(
-    starts: Sequence[Start], context: SearchContext, layout: Layout, is_over: Callable[[], bool]
+    starts: Sequence[Start],
+    context: SearchContext,
+    layout: Layout,
+    arriving: Callable[[], list[LinearizedSearch]],
+    is_over: Callable[[], bool],
 ) -> tuple[Layout, float]:
     """Goes on with bursts from a layout until the end, and with steps that price every change from the best one.
 
@@ -201,6 +212,9 @@ def _burst(
         if not exact.is_done and not is_over():
             exact.step()
             bursts.meet(exact.best_layout(), exact.best_ms)
+        for other in arriving():
+            _go(other, _BETWEEN_EXACT, is_over)
+            bursts.meet(other.best, other.best_ms)
         num_idle = 0 if bursts.best_ms < before_ms else num_idle + _BETWEEN_EXACT
         if num_idle >= patience:
             start = starts[int(context.rng.integers(len(starts)))]
@@ -220,8 +234,10 @@ def _go(bursts: LinearizedSearch, num: int, is_over: Callable[[], bool]) -> None
         bursts.step()
 
 
-def _raced(racers: Iterator[LinearizedSearch], is_over: Callable[[], bool]) -> LinearizedSearch:
-    """The best of some racers, of which the better ones go on each time, further than before.
+def _raced(
+    racers: Iterator[LinearizedSearch], arriving: Callable[[], list[LinearizedSearch]], is_over: Callable[[], bool]
+) -> LinearizedSearch:
+    """The best of some racers, of which the better ones go on each time, further than before; arriving ones are next.
 
     Source:
         Li et al., A System for Massively Parallel Hyperparameter Tuning (MLSys 2020), Sec. 3.2: a racer goes on as
@@ -229,8 +245,9 @@ def _raced(racers: Iterator[LinearizedSearch], is_over: Callable[[], bool]) -> L
     """
     rungs: list[list[LinearizedSearch]] = []
     first = next(racers)
-    waiting = chain([first], racers)
+    waiting: Iterator[LinearizedSearch] = chain([first], racers)
     while not is_over():
+        waiting = chain(arriving(), waiting)
         rung, racer = _next(rungs, waiting)
         if racer is None:
             break

@@ -13,7 +13,7 @@ import numpy as np
 from autoshard.core import MemoryLevel, Tier
 from autoshard.planners.hybrid.balanced import BalancedOptions
 from autoshard.planners.space.cost_gradient import CostGradient, FlatOptions
-from autoshard.planners.space.kinds import LEVELS, FloatArray
+from autoshard.planners.space.kinds import LEVELS
 from autoshard.planners.space.layout import Limits
 from autoshard.planners.space.planner_space import BoolArray, IndexArray, PlannerSpace
 
@@ -37,60 +37,46 @@ class Picks:
         self._flat = flat = FlatOptions.of(space)
         self._balanced = BalancedOptions(space, flat, CostGradient.of(space), limits)
         bytes_EM, share_E = space.kinds.bytes_VM[flat.kind_E], flat.holders_E / space.topology.world_size
-        fits_E = (bytes_EM <= limits.capacity_RM.max(axis=0)).all(axis=1)
-        self._fits_O, self._room_M = flat.largest(~fits_E) == 0, limits.capacity_RM.mean(axis=0)
+        self._room_M, most_M = limits.capacity_RM.mean(axis=0), limits.capacity_RM.max(axis=0)
+        # Bytes on a level that no rank has are more than any share of it.
+        self._largest_share_O = flat.largest((bytes_EM / np.maximum(most_M, 1e-3)).max(axis=1))
         self._bytes_OM = np.stack([flat.sums(of_E * share_E) for of_E in bytes_EM.T], axis=1)
-        self._largest_bytes_O = flat.largest(bytes_EM.max(axis=1))
+        largest_bytes_O = flat.largest(bytes_EM.max(axis=1))
+        finest_I = np.minimum.reduceat(largest_bytes_O, flat.first_I)
+        self._is_finest_O = largest_bytes_O <= _EVENLY * finest_I[flat.item_O]
         is_of_nodes_E = flat.in_node_E | (flat.tier_E == Tier.TABLE_ROW_WISE.value)
         is_scattered_E = space.prices.is_scattered(space.kinds.moved_VC)[flat.kind_E]
         self._is_copied_O = flat.are_within((Tier.DATA_PARALLEL,))
         self._families = (
-            (self._fits_O, _ALL),
+            (np.ones_like(self._is_copied_O), _ALL),
             (flat.largest(is_of_nodes_E) == 0, _NO_NODES),
             (flat.largest(is_scattered_E) == 0, _NO_SCATTERS),
             (flat.are_within((Tier.TABLE_WISE, Tier.DATA_PARALLEL)), _ALONE),
         )
 
-    def within(self, fills: Sequence[float]) -> Iterator[IndexArray]:
+    def within(self, fills: Sequence[float], largest: float) -> Iterator[IndexArray]:
         """Numbers of options of several kinds, each with copies on all ranks and without; some of them are alike.
 
+        None where the smallest options together take more than the device memory.
+
         Args:
-            fills: Shares of the device memory that they may take.
+            fills: Shares of the device memory that they may take together.
+            largest: Share of a rank's memory that a shard may take, if its item can be cut so finely.
         """
+        if np.minimum.reduceat(self._balanced.hbm_O, self._flat.first_I).sum() > self._room_M[0]:
+            return
+        fits_O = (self._largest_share_O <= largest) | (self._is_finest_O & (self._largest_share_O <= 1))
         ways = [
-            (of_family_O, lump)
+            (fits_O & may_O & copies_O, lump)
             for may_O, lumps in self._families
             for lump in lumps
-            for of_family_O in (may_O, may_O & ~self._is_copied_O)
+            for copies_O in (np.ones_like(fits_O), ~self._is_copied_O)
         ]
         # Without any all-to-all, whatever that takes.
-        ways.append((self._is_copied_O, math.inf))
+        ways.append((fits_O & self._is_copied_O, math.inf))
         for fill in fills:
             for may_O, lump in ways:
                 yield from self._cheapest(may_O, lump, fill)
-
-    def ever_finer(self, fills: Sequence[float]) -> Iterator[IndexArray]:
-        """Numbers of the smallest options; then more and more items, the largest first, in the smallest shards.
-
-        Args:
-            fills: Shares of the device memory that they may take.
-        """
-        flat, total_O = self._flat, self._bytes_OM.max(axis=1)
-        is_smallest_O, is_finest_O = self._is_least(total_O), self._is_least(self._largest_bytes_O)
-        place_I = np.argsort(np.argsort(-np.minimum.reduceat(total_O, flat.first_I), kind="stable"))
-        num_cut = 0
-        while True:
-            may_O = np.where((place_I < num_cut)[flat.item_O], is_finest_O, is_smallest_O)
-            for fill in fills:
-                yield from self._cheapest(may_O, 1.0, fill)
-            if num_cut >= len(place_I):
-                return
-            num_cut = max(1, 2 * num_cut)
-
-    def _is_least(self, bytes_O: FloatArray) -> BoolArray:
-        """Whether an option takes no more than any of its item, but for rows and columns that do not divide evenly."""
-        least_I = np.minimum.reduceat(bytes_O, self._flat.first_I)
-        return np.asarray(bytes_O <= _EVENLY * least_I[self._flat.item_O])
 
     def _cheapest(self, may_O: BoolArray, lump: float, fill: float) -> Iterator[IndexArray]:
         """Numbers of the cheapest options with which no memory level holds more than it has, if there are such.
@@ -99,14 +85,15 @@ class Picks:
         """
         has_O: BoolArray = self._bytes_OM > 0
         for may_take_O in (~has_O[:, _HOST], np.any(has_O[:, _HOST + 1 :], axis=1)):
-            self._balanced.fits_O, self._balanced.room = self._fits_O & may_O, fill * float(self._room_M[0])
-            first_I = numbers_I = self._balanced.cheapest(lump)
+            self._balanced.fits_O, self._balanced.room = may_O, fill * float(self._room_M[0])
+            before_I = numbers_I = self._balanced.cheapest(lump)
             while len(leaves := self._leaving(numbers_I, may_take_O)):
-                self._balanced.fits_O &= ~(np.isin(self._flat.item_O, leaves) & has_O[:, _HOST])
+                leaves_O = np.isin(self._flat.item_O, leaves) & has_O[:, _HOST]
+                self._balanced.fits_O = self._balanced.fits_O & ~leaves_O
                 numbers_I = self._balanced.cheapest(lump)
             yield numbers_I
             yield self._filled(numbers_I, lump)
-            if numbers_I is first_I:
+            if numbers_I is before_I:
                 return
 
     def _leaving(self, numbers_I: IndexArray, may_take_O: BoolArray) -> IndexArray:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import ClassVar
 
 import numpy as np
@@ -47,6 +46,8 @@ _LEAST_CACHES = (1.0, 0.0)
 _FILLS = (1.0, 0.95, 0.85)
 #: The same where rows are behind caches, which grow into the rest.
 _CACHED_FILLS = (1.0, 0.8, 0.5, 0.2, 0.0)
+#: Shares of a rank's memory that a shard may take, each tried where no arrangement of larger ones fits.
+_LARGEST = (1.0, 0.5, 0.25, 0.125, 0.06, 0.03, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +111,7 @@ class NeoPlanner:
       for what counts are tried among several kinds of choices, with and without replicas. Parts are placed by
       `CostFunction`; of these arrangements one is taken by its predicted step (see `choose`), or with `compare=cost`
       the one whose costliest rank is cheapest.
-    - Where none of them fits, more and more tables, the largest first, are cut as finely as they may be.
+    - Where none of them fits, shards have to be smaller and smaller shares of a rank's memory.
     - Where tables do not fit the device memory, some go behind caches, in host memory or on disks: those that lose
       least per byte; as few as it takes, or more if the larger caches pay. What device memory is left, caches share
       (`with_grown_caches`).
@@ -196,7 +197,7 @@ class _Search:
         ]
 
     def _layouts(self, fills: Sequence[float]) -> list[Layout]:
-        """Arrangements of picks; if none of them fits, the first that does of ever smaller shards."""
+        """Arrangements of picks, of the largest shards with which any of them fits."""
         picks, tried = Picks(self.space, self.limits), set[bytes]()
 
         def arranged(numbers_I: IndexArray) -> Layout | None:
@@ -204,8 +205,10 @@ class _Search:
             tried.add(numbers_I.tobytes())
             return self.arranger.arrange(numbers_I, self.request.seed) if is_new else None
 
-        found = list(filter(None, map(arranged, picks.within(fills))))
-        return found or list(islice(filter(None, map(arranged, picks.ever_finer(fills))), 1))
+        for largest in _LARGEST:
+            if found := list(filter(None, map(arranged, picks.within(fills, largest)))):
+                return found
+        return []
 
     def _found(self, layout: Layout) -> FoundPlan:
         """The plan of a layout, with what it is compared by."""
