@@ -19,13 +19,11 @@ const words = (name) => name.replaceAll("_", " ");
 const isHardware = (one) => one.field.startsWith("topology.");
 
 export async function showOne(id) {
-  find("one-title").textContent = "Plan";
   find("drawn").removeAttribute("src");
-  const { runs } = await ask("GET", `/v1/plans/${id}/runs`);
   find("one-title").textContent = `Plan ${short(id)}`;
   find("download").href = `/v1/plans/${id}`;
   find("download").download = `plan-${short(id)}.json`;
-  find("report").href = find("drawn").src = `/v1/plans/${id}/report`;
+  find("report").href = `/v1/plans/${id}/report`;
   for (const part of ["explained", "trying", "improved"]) find(part).hidden = true;
   find("improve").disabled = false;
   find("explain").onclick = guarded(() => explain(id));
@@ -39,6 +37,9 @@ export async function showOne(id) {
   copies("copy-id", id);
   copies("copy-curl", `curl -H "Authorization: Bearer $AUTOSHARD_API_KEY" ${address}`);
   copies("copy-python", `from autoshard.client import open_client\n\nwith open_client("${location.origin}") as client:\n    plan = client.read_plan("${id}")\n`);
+  const { runs } = await ask("GET", `/v1/plans/${id}/runs`);  // no report of a plan that is not there
+  if (!isShown(id)) return;
+  find("drawn").src = find("report").href;
   fill("runs", [["reported, UTC"], ["measured step, ms", "number"], ["predicted step, ms", "number"], ["plan anew"]],
     runs.map((one) => [one.reported_at.slice(0, 19).replace("T", " "), ms(one.measured_ms), ms(one.predicted_ms), one.is_drifted ? "yes: it has drifted" : ""]),
     "No run is reported yet: training jobs send theirs to POST /v1/plans/{id}/runs.");
