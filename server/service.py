@@ -67,7 +67,9 @@ def _serve(settings: ServerSettings, listener: socket.socket, storage: Storage) 
         failures.append(reason)
         server.should_exit = True
 
-    pool = WorkerPool(settings, on_ready=lambda: _log.info("listening", url=url, docs="/docs"), on_failure=stop)
+    pool = WorkerPool(
+        settings, on_ready=lambda: _log.info("listening", page=f"{url}/", docs=f"{url}/docs"), on_failure=stop
+    )
     server = _server(settings, create_app(settings, pool, storage, is_draining=lambda: server.is_draining))
     # uvicorn ends with the signal that stopped it, which would make an orderly stop look like a crash.
     signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))

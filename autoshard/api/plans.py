@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, get_args
 
 from pydantic import BaseModel, Field, WithJsonSchema, create_model
 
-from autoshard.api.problems import Fault
+from autoshard.api.problems import Fault, RequestBody, examples
 from autoshard.api.tasks import FILE_SCHEMA, PlanObject
 
 #: Digest of a plan's canonical JSON.
@@ -72,10 +72,24 @@ class _StoredPlan(BaseModel):
     id: Annotated[PlanId, Field(title="plan")]
     created_at: str = Field(title="made, UTC", description="When it was first made, UTC (ISO 8601).")
     owner: str = Field(default="", description="Who made it first: a key or a token's subject; empty for plans before.")
+    name: str = Field(default="", description="What the team calls it.")
+    tags: str = Field(default="", description="Words by which the team finds it, separated by spaces.")
 
 
 class PlanSummary(PlanFigures, _StoredPlan):
     """A stored plan, in a list."""
+
+
+class PlanLabels(RequestBody):
+    """What a stored plan is called; null leaves it as it is."""
+
+    max_bytes: ClassVar[int] = 4 << 10
+    model_config = examples({"name": "ranker, first week", "tags": "ranker nightly"})
+
+    name: Annotated[str, Field(max_length=128, pattern=r"^[^\x00]*$")] | None = None
+    tags: Annotated[str, Field(max_length=256, pattern=r"^[^\x00]*$")] | None = Field(
+        default=None, description="Words, separated by spaces."
+    )
 
 
 class PlanSearch(BaseModel):
@@ -85,9 +99,10 @@ class PlanSearch(BaseModel):
     cursor: str | None = Field(default=None, max_length=256, description="`next` of the page before.")
     text: _Text | None = Field(
         default=None,
-        description="Part of a name, in any case: planner, device, level of the topology or one of the first tables.",
+        description="Part of a name, in any case: planner, device, level of the topology or one of the first tables; "
+        "or of the plan's own name and tags, in this case.",
     )
-
+    is_deleted: bool = Field(default=False, description="Only plans that were deleted within a day, and no others.")
     owner: _Text | None = Field(default=None, description="Only plans that this key or subject made.")
 
     @property

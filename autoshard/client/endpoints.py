@@ -200,8 +200,13 @@ class ServiceEndpoints:
 
     @Endpoint
     def delete_plan(self, plan_id: str) -> Exchange[None]:
-        """Deletes a stored plan."""
+        """Deletes a stored plan, which can be restored for a day."""
         return self._delete(f"{_PLANS}/{plan_id}")
+
+    @Endpoint
+    def restore_plan(self, plan_id: str) -> Exchange[None]:
+        """Brings back a plan that was deleted within a day."""
+        return self._post(f"{_PLANS}/{plan_id}/restore", lambda _: None, {})
 
     @Endpoint
     def list_plans(

@@ -295,7 +295,8 @@ def _rendered(found: PlanDiff) -> RenderableType:
 
 
 def _lines(found: PlanDiff) -> list[str]:
-    from autoshard.report.wording import write_bytes, write_interval, write_ms, write_percent
+    from autoshard.core.quoting import write_bytes
+    from autoshard.report.wording import write_interval, write_ms, write_percent
 
     lines = []
     first, second = found.step_ms_before, found.step_ms_after
@@ -329,7 +330,7 @@ def _word(value: object) -> str:
 def _tables(found: PlanDiff) -> RenderableType:
     from rich.console import Group
 
-    from autoshard.report.wording import write_bytes
+    from autoshard.core.quoting import write_bytes
 
     rows = [
         (change.table, change.change.value, change.before, change.after, write_bytes(change.received_bytes))
@@ -342,7 +343,8 @@ def _tables(found: PlanDiff) -> RenderableType:
 def _ranks(found: PlanDiff) -> RenderableType:
     from rich.console import Group
 
-    from autoshard.report.wording import write_bytes, write_ms
+    from autoshard.core.quoting import write_bytes
+    from autoshard.report.wording import write_ms
 
     columns = (
         *(Column("rank"), Column("kernel ms before", text=write_ms), Column("after", text=write_ms)),

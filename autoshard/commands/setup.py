@@ -101,7 +101,7 @@ def _not_compiled() -> Iterator[str]:
 
 
 def _rendered(found: Mapping[str, Any]) -> Group:
-    from autoshard.report.wording import write_bytes
+    from autoshard.core.quoting import write_bytes
 
     rows = [("autoshard", f"{found['autoshard']}, Python {found['python']}, {found['platform']}")]
     for one in found["packages"]:
@@ -274,7 +274,7 @@ def detect(options: DetectOptions, as_json: JsonOption = False) -> None:
 
 
 def _summary(topology: Topology) -> str:
-    from autoshard.report.wording import write_bytes
+    from autoshard.core.quoting import write_bytes
 
     nodes = "1 machine" if topology.num_nodes == 1 else f"{topology.num_nodes} machines"
     return f"{topology.world_size} ranks of {topology.device} on {nodes}, {write_bytes(topology.memory_bytes.hbm)} each"

@@ -243,7 +243,7 @@ def _whole(key: str, value: object) -> int:
 
 
 def _imported_lines(found: TableSet, made: TableSet, result: dict[str, object]) -> list[str]:
-    from autoshard.report.wording import write_bytes
+    from autoshard.core.quoting import write_bytes
 
     lines = [
         f"Wrote {result['output']}: {len(made.tables):,} tables, "

@@ -30,7 +30,7 @@ from autoshard.commands.plan import draw
 from autoshard.console import JsonOption, emit, log, progress, until, working
 from autoshard.core.choices import GroupLayout, Lengths
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
-from autoshard.core.quoting import shown
+from autoshard.core.quoting import shown, write_bytes
 from autoshard.table import Column, Table
 
 if TYPE_CHECKING:
@@ -142,9 +142,10 @@ def _overview(found: Explanation, num_tables: int) -> Table:
             ("table", lambda one: one.table),
             (Column("sharding"), lambda one: one.option),
             (Column("ranks"), lambda one: _ranks(one.ranks)),
-            ("bytes per rank", lambda one: f"{one.hbm_bytes:,}"),
-            (Column("on the slowest rank of"), _binds),
-            (Column("reason"), lambda one: one.reason),
+            ("memory", lambda one: write_bytes(one.hbm_bytes)),
+            (Column("slowest rank of"), _binds),
+            (Column("next best"), lambda one: _next_best(one, found.step_ms)[0]),
+            ("step then", lambda one: _next_best(one, found.step_ms)[1]),
         ],
         title=_title(found),
         caption=f"{_collectives(found)} {_memory(found)}{others}",
@@ -166,7 +167,7 @@ def _details(found: Explanation) -> RenderableType:
                 ("alternative", lambda other: other.option),
                 ("step ms", lambda other: None if other.step_ms is None else f"{other.step_ms:.6g}"),
                 ("change", change),
-                ("bytes per rank", lambda other: f"{other.hbm_bytes:,}"),
+                ("memory per rank", lambda other: write_bytes(other.hbm_bytes)),
                 (Column("ruled out"), lambda other: other.ruled_out),
             ],
             title=f"{one.table}: {one.option} on {_ranks(one.ranks)}",
@@ -197,14 +198,24 @@ def _collectives(found: Explanation) -> str:
 
 
 def _memory(found: Explanation) -> str:
-    from autoshard.report.wording import write_bytes
-
     used, there = write_bytes(found.used_bytes), write_bytes(found.capacity_bytes)
     return f"Least memory is left on rank {found.fullest_rank}: tables and training take {used} of {there}."
 
 
+def _next_best(one: ExplainedTable, step_ms: float) -> tuple[str, str]:
+    """The best alternative and how much longer the step would be; without one, why there is none."""
+    best = next((other for other in one.alternatives if other.step_ms is not None), None)
+    if best is None or best.step_ms is None:
+        return one.reason, ""
+    return best.option, f"{best.step_ms / step_ms - 1:+.2%}"
+
+
 def _binds(one: ExplainedTable) -> str:
-    return ", ".join(part.replace("_", " ") for part in one.binds)
+    """The parts of the step that the table adds to at their slowest ranks; named once if forward and backward."""
+    ends = [part.partition("_") for part in one.binds]
+    both = {end for way, _, end in ends if way == "forward"} & {end for way, _, end in ends if way == "backward"}
+    names = (end if end in both else part.replace("_", " ") for part, (*_, end) in zip(one.binds, ends, strict=True))
+    return ", ".join(dict.fromkeys(names))
 
 
 def _ranks(ranks: tuple[int, ...]) -> str:

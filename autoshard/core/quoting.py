@@ -7,6 +7,7 @@ import json
 #: Characters of a value that a message has room for.
 _ROOM = 60
 _KEPT = "\n\t"
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def printable(text: str) -> str:
@@ -17,6 +18,15 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in _KEPT else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def write_bytes(num_bytes: float) -> str:
+    """Bytes with a binary unit: `1.50 GiB`."""
+    value, unit = float(num_bytes), 0
+    while value >= 1024 and unit < len(_UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    digits = 0 if unit == 0 or value >= 100 else 1 if value >= 10 else 2
+    return f"{value:.{digits}f} {_UNITS[unit]}"
 
 
 def shortened(value: str, room: int = _ROOM) -> str:

@@ -27,7 +27,7 @@ from autoshard.core import (
 from autoshard.core.accepted import AT_LEAST_0, AT_LEAST_1, check_choice, listed
 from autoshard.core.access import FloatArray
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidPlanError
-from autoshard.core.quoting import shown
+from autoshard.core.quoting import shown, write_bytes
 from autoshard.evaluation.evaluate import evaluate
 from autoshard.evaluation.group_sync import least_sync_ms, with_cheaper_sync
 from autoshard.planners.planner import PlanRequest, parse_options
@@ -323,8 +323,8 @@ def _out_of_memory(held_R: FloatArray, active_R: FloatArray, memory_R: FloatArra
     worst = int((held_R + active_R - memory_R).argmax())
     held, active, memory = held_R[worst], active_R[worst], memory_R[worst]
     return InfeasiblePlanError(
-        f"rank {worst} of a group of {len(held_R)} would hold {int(held):,} bytes of tables and {int(active):,} bytes "
-        f"for training on a batch, {int(held + active - memory):,} bytes more than its {int(memory):,}"
+        f"rank {worst} of a group of {len(held_R)} would hold {write_bytes(held)} of tables and {write_bytes(active)} "
+        f"for training on a batch, {write_bytes(held + active - memory)} more than its {write_bytes(memory)}"
     )
 
 

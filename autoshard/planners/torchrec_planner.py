@@ -12,6 +12,7 @@ from autoshard.core import Collective, ShardingPlan, TableSet, Topology
 from autoshard.core.accepted import AT_LEAST_0, Range, check_choice, listed
 from autoshard.core.errors import InfeasiblePlanError, InvalidTableError, ModelError
 from autoshard.core.machine import device_family
+from autoshard.core.quoting import write_bytes
 from autoshard.evaluation.device_memory import DEVICE_MEMORY, device_memory
 from autoshard.formats.torchrec.plans import device_type_of, from_torchrec
 from autoshard.formats.torchrec.sharding import TIERS, ComputeKernel, TorchRecType
@@ -102,8 +103,9 @@ def _infeasible(request: PlanRequest, options: TorchRecOptions, reason: str) -> 
     reserved = f", {options.reserved_share:.0%} of them reserved" if options.reserved_share else ""
     limit = f" within {options.timeout_s} s" if options.timeout_s else ""
     return InfeasiblePlanError(
-        f"TorchRec's planner found no rank for some table{limit}: all need {sum(sizes):,} bytes of the {there:,} bytes "
-        f"that the {num_ranks} ranks have together{reserved}, the largest {max(sizes):,} bytes; {reason}"
+        f"TorchRec's planner found no rank for some table{limit}: all need {write_bytes(sum(sizes))} of the "
+        f"{write_bytes(there)} that the {num_ranks} ranks have together{reserved}, the largest "
+        f"{write_bytes(max(sizes))}; {reason}"
     )
 
 

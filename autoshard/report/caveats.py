@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autoshard.core import ShardingPlan
+from autoshard.core.quoting import write_bytes
 from autoshard.evaluation.batch_memory import rank_memory
 from autoshard.report.comparison import within_noise
-from autoshard.report.wording import write_bytes, write_percent
+from autoshard.report.wording import write_percent
 from autoshard.results.comparison import ComparedPlan
 
 #: Share of a rank's device memory above which little is left for what plans do not count.

@@ -54,6 +54,11 @@ def rank_time_figure(predicted: CostBreakdown, measured: MeasuredPlan | None) ->
             hovertemplate=_hover("rank %{x}"),
         )
     _add_line(figure, predicted.floor_kernel_ms, "floor: costliest shard")
+    binding = predicted.ranks[predicted.binding_rank]
+    total_ms = sum(getattr(binding, attribute) for _, attribute, _ in _PARTS)
+    figure.add_annotation(
+        x=str(binding.rank), y=total_ms, text=f"rank {binding.rank} binds", ax=0, ay=-22, arrowhead=2, arrowcolor=INK
+    )
     return _styled(figure, "rank", "ms per step", barmode="stack")
 
 

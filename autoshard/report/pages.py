@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from autoshard.core import CostBreakdown, ShardingPlan, SyncRows
+from autoshard.core.quoting import write_bytes
 from autoshard.evaluation.batch_memory import rank_memory
 from autoshard.report.caveats import comparison_warnings, plan_warnings
 from autoshard.report.comparison import comparison_columns, comparison_lines, comparison_order, ranked
 from autoshard.report.rendering import chart_markup, render_page
 from autoshard.report.wording import (
-    write_bytes,
     write_columns,
     write_interval,
     write_ms,
@@ -42,7 +42,7 @@ def plan_page(plan: ShardingPlan, measured: MeasuredPlan | None = None, *, title
     return render_page(
         "plan.html.j2",
         title=title,
-        subtitle=task_line(plan),
+        subtitle=_headline(plan),
         warnings=plan_warnings(plan),
         facts=plan_facts(plan, predicted, measured) if predicted else [],
         pictures=_pictures(plan_figures(plan, measured)),
@@ -50,6 +50,17 @@ def plan_page(plan: ShardingPlan, measured: MeasuredPlan | None = None, *, title
         ranks=_rank_table(plan, predicted, measured) if predicted and predicted.ranks else None,
         shards=_shard_table(plan),
         provenance=_provenance(plan),
+    )
+
+
+def _headline(plan: ShardingPlan) -> str:
+    """The predicted step, what binds it, and the task."""
+    if plan.predicted is None:
+        return task_line(plan)
+    step = plan.predicted.step_ms
+    return (
+        f"Predicted step {write_ms(step.value)} ms ({write_interval(step)} ms); "
+        f"rank {plan.predicted.binding_rank} has the slowest kernel. {task_line(plan)}"
     )
 
 
@@ -332,7 +343,7 @@ def _shard_table(plan: ShardingPlan) -> Table:
         [
             ("Table", lambda placed: placed.shard.table.name),
             (Column("Ranks"), write_ranks),
-            (Column("Tier"), lambda placed: placed.tier.value.replace("_", " ")),
+            (Column("Sharding"), lambda placed: placed.tier.value),
             ("Rows of the table", lambda placed: f"{placed.shard.table.num_embeddings:,}"),
             ("Rows held", lambda placed: write_rows(placed.shard)),
             ("Dim", lambda placed: placed.shard.table.embedding_dim),

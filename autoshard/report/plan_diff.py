@@ -164,7 +164,7 @@ def _text(held: Sequence[PlacedShard]) -> str:
     for placed in held:
         cuts = [("rows", write_rows(placed.shard)), ("columns", write_columns(placed.shard))]
         parts = "".join(f", {what} {which}" for what, which in cuts if which != "all")
-        texts.append(f"{placed.tier.value.replace('_', ' ')} on {write_ranks(placed)}{parts}")
+        texts.append(f"{placed.tier.value} on {write_ranks(placed)}{parts}")
     return "; ".join(texts)
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 
+from autoshard.core.quoting import write_bytes
 from autoshard.report.images import FigureReport, Section
-from autoshard.report.wording import write_bytes, write_ms, write_percent
+from autoshard.report.wording import write_ms, write_percent
 from autoshard.results.sweep import PointStatus, PricedPoint, SimulatedPoint, UnpricedPoint, scaling_factors
 from autoshard.table import Table
 

@@ -8,13 +8,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from autoshard.core import CostBreakdown, ShardingPlan
+from autoshard.core.quoting import write_bytes
 from autoshard.core.step import CollectiveTime, Overlap, StepCollective
 from autoshard.evaluation.batch_memory import rank_memory
 from autoshard.report.comparison import comparison_columns, comparison_lines, comparison_order
 from autoshard.report.pages import task_line
 from autoshard.report.wording import (
     write_bounds,
-    write_bytes,
     write_interval,
     write_ms,
     write_overlap,

@@ -5,22 +5,12 @@ from __future__ import annotations
 from autoshard.core import CostBreakdown, Estimate, LowerBound, PlacedShard, RowsBy, Shard
 from autoshard.core.step import Overlap, StepPart
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _OVERLAPS = {
     Overlap.NONE: "none, parts of a step run one after the other",
     Overlap.PIPELINED: "pipelined, exchanges hide behind dense layers, the next batch's input behind the whole step",
     Overlap.NEO: "neo, dense layers and their all-reduce hide behind lookups and exchange",
     Overlap.NEO_PREFETCH: "neo_prefetch, as neo, and the next batch's input hides behind dense layers",
 }
-
-
-def write_bytes(num_bytes: float) -> str:
-    """Bytes with a binary unit: `1.50 GiB`."""
-    value, unit = float(num_bytes), 0
-    while value >= 1024 and unit < len(_UNITS) - 1:
-        value, unit = value / 1024, unit + 1
-    digits = 0 if unit == 0 or value >= 100 else 1 if value >= 10 else 2
-    return f"{value:.{digits}f} {_UNITS[unit]}"
 
 
 def write_ms(milliseconds: float) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 from autoshard.core import Constraints, TableSet, Topology
 from autoshard.core.accepted import MAX_WORLD_SIZE
 from autoshard.core.errors import InputError
+from autoshard.core.quoting import write_bytes
 from autoshard.formats.topology_scaling import scaled_topology
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.constraints import allowed_ranks, colocated
@@ -124,7 +125,7 @@ def _more_memory(planner: str, request: PlanRequest) -> Iterator[TaskChange]:
             yield TaskChange(
                 field="topology.memory_bytes.hbm",
                 value=size,
-                text=f"{size:,} bytes of device memory on every rank",
+                text=f"{write_bytes(size)} of device memory on every rank",
                 planner=planner,
                 make=partial(replace, request, topology=with_hbm(topology, partial(max, size))),
             )

@@ -2,7 +2,8 @@
 
 /* One stored plan: its report, what its step waits for, and what would help. */
 
-import { cell, fill, ms, percent, short } from "./drawing.js";
+import { bytes, fill, ms, percent, short, state } from "./drawing.js";
+import { offerOthers } from "./plans.js";
 import { ask, find, guarded } from "./service.js";
 
 /* Tables that are listed as those for which the step waits. */
@@ -13,21 +14,47 @@ const MOST_RANKS = 6;
 const LEAST_GAIN = 0.001;
 
 const words = (name) => name.replaceAll("_", " ");
-const mib = (bytes) => `${Math.round(bytes / 2 ** 20).toLocaleString("en")} MiB`;
+
+/* Fields of changes that are none of the hardware. */
+const isHardware = (one) => one.field.startsWith("topology.");
 
 export async function showOne(id) {
+  find("drawn").removeAttribute("src");
   find("one-title").textContent = `Plan ${short(id)}`;
   find("download").href = `/v1/plans/${id}`;
   find("download").download = `plan-${short(id)}.json`;
-  find("report").href = find("drawn").src = `/v1/plans/${id}/report`;
+  find("report").href = `/v1/plans/${id}/report`;
   for (const part of ["explained", "trying", "improved"]) find(part).hidden = true;
   find("improve").disabled = false;
   find("explain").onclick = guarded(() => explain(id));
   find("improve").onclick = guarded(() => improve(id));
   find("delete").onclick = guarded(async () => {
+    if (!confirm(`Delete the plan ${short(id)}? For a day, Plans, Filters brings it back.`)) return;
     await ask("DELETE", `/v1/plans/${id}`);
     location.hash = "#plans";
   });
+  const address = `${location.origin}/v1/plans/${id}`;
+  copies("copy-id", id);
+  copies("copy-curl", `curl -H "Authorization: Bearer $AUTOSHARD_API_KEY" ${address}`);
+  copies("copy-python", `from autoshard.client import open_client\n\nwith open_client("${location.origin}") as client:\n    plan = client.read_plan("${id}")\n`);
+  const { runs } = await ask("GET", `/v1/plans/${id}/runs`);  // no report of a plan that is not there
+  if (!isShown(id)) return;
+  find("drawn").src = find("report").href;
+  fill("runs", [["reported, UTC"], ["measured step, ms", "number"], ["predicted step, ms", "number"], ["plan anew"]],
+    runs.map((one) => [one.reported_at.slice(0, 19).replace("T", " "), ms(one.measured_ms), ms(one.predicted_ms), one.is_drifted ? "yes: it has drifted" : ""]),
+    "No run is reported yet: training jobs send theirs to POST /v1/plans/{id}/runs.");
+  await offerOthers(id);
+}
+
+/* Copies a text; where a browser does not let pages do that, shows it to be copied. */
+function copies(button, text) {
+  find(button).onclick = async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch {
+      prompt("To be copied:", text);
+    }
+  };
 }
 
 const isShown = (id) => location.hash === `#one/${id}`;
@@ -52,9 +79,9 @@ function showBounds(found) {
   const facts = [
     ["predicted step", `${ms(found.step_ms)} ms`],
     ...collectives,
-    [`fullest rank, ${found.fullest_rank}`, `${mib(found.used_bytes)} of ${mib(found.capacity_bytes)} of device memory`],
+    [`fullest rank, ${found.fullest_rank}`, `${bytes(found.used_bytes)} of ${bytes(found.capacity_bytes)} of device memory`],
   ];
-  find("bounds").replaceChildren(...facts.flatMap(([name, value]) => [cell(name, "", "dt"), cell(value, "", "dd")]));
+  state("bounds", facts);
   const binding = found.tables.filter((one) => one.without_ms < found.step_ms)
     .sort((one, other) => one.without_ms - other.without_ms).slice(0, MOST_BINDING)
     .map((one) => [one.table, one.option, ranks(one.ranks), parts(one.binds),
@@ -104,7 +131,7 @@ async function improve(id) {
 /* What would help most, and what planning anew would do without it: the plan need not be the best of its task. */
 function advice(found) {
   const more = (one) => `${(100 * one.gain).toFixed(1)}% more samples per second`;
-  const [best] = found.improvements;
+  const [best] = found.improvements.filter((one) => one.field !== "tables.batch_size");
   if (found.num_groups > 1) return "Single changes are not tried for plans of several replica groups.";
   if (!best || best.gain < LEAST_GAIN) return "None of the changes that were planned makes training faster.";
   const another = found.improvements.find((one) => one.field === "plan" && one !== best && one.gain >= LEAST_GAIN);
@@ -114,8 +141,10 @@ function advice(found) {
 
 function showImprovements(found) {
   find("advice").textContent = advice(found);
-  const rows = found.improvements.map((one) => [one.text, ms(one.step_ms), Math.round(one.samples_per_s).toLocaleString("en"), percent(one.gain)]);
-  fill("improvements", [["change", "name"], ["step, ms", "number"], ["samples per second", "number"], ["gain", "number"]], rows);
+  const show = (id, title, changes) => fill(id, [[title, "name"], ["step, ms", "number"], ["samples per second", "number"], ["gain", "number"]],
+    changes.map((one) => [one.text, ms(one.step_ms), Math.round(one.samples_per_s).toLocaleString("en"), percent(one.gain)]), "None was planned.");
+  show("hardware", "other hardware", found.improvements.filter(isHardware));
+  show("settings", "other settings, or another plan", found.improvements.filter((one) => !isHardware(one)));
   find("improved").hidden = false;
   find("improved").focus();
 }

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, select, tuple_
+from sqlalchemy import ColumnElement, Connection, and_, delete, or_, select, tuple_, update
 
-from autoshard.api import PlanFigures, PlanList, PlanSearch, PlanSummary
+from autoshard.api import PlanFigures, PlanLabels, PlanList, PlanSearch, PlanSummary
 from server.problems import UnknownPlanError
 from server.storage.database import Database
 from server.storage.paging import cursor_of, position_of
 from server.storage.schema import PLAN_DOCUMENTS, PLANS, now_us, told
 from server.tasks.reply import PlanFacts
 
+#: How long a deleted plan can be restored.
+_KEPT_US: Final = 24 * 3600 * 1_000_000
 _IDS = "sha256:[0-9a-f]{64}"
-_LISTED = [PLANS.c[name] for name in ("id", "created_us", "owner", *PlanFigures.model_fields)]
+_LISTED = [PLANS.c[name] for name in ("id", "created_us", "owner", "name", "tags", *PlanFigures.model_fields)]
 
 
 class PlanStore:
@@ -29,7 +31,7 @@ class PlanStore:
         self._database = database
 
     def add(self, connection: Connection, facts: PlanFacts, answer: bytes, team: str, owner: str) -> None:
-        """Stores a plan unless it is there.
+        """Stores a plan unless it is there, anew if it was deleted.
 
         Args:
             connection: A transaction that writes.
@@ -38,6 +40,8 @@ class PlanStore:
             team: Whose it is.
             owner: Who made it.
         """
+        is_same = and_(PLANS.c.team == team, PLANS.c.id == facts.id)
+        connection.execute(delete(PLANS).where(is_same, PLANS.c.deleted_us.is_not(None)))
         if self._database.insert_new(connection, PLANS, plan_row(facts, now_us(), team, owner)):
             document = {"team": team, "plan_id": facts.id, "answer": zlib.compress(answer)}
             self._database.insert_new(connection, PLAN_DOCUMENTS, document)
@@ -51,7 +55,10 @@ class PlanStore:
         """
         with self._database.reading() as connection:
             columns = PLAN_DOCUMENTS.c
-            query = select(columns.answer).where(columns.team == team, columns.plan_id == plan_id)
+            query = select(columns.answer).join(
+                PLANS, and_(PLANS.c.team == columns.team, PLANS.c.id == columns.plan_id)
+            )
+            query = query.where(_named(plan_id, team))
             found = connection.execute(query).scalar()
         if found is None:
             raise _unknown(plan_id)
@@ -69,7 +76,7 @@ class PlanStore:
                 raise _unknown(plan_id)
 
     def delete(self, connection: Connection, plan_id: str, team: str) -> None:
-        """Deletes a plan.
+        """Deletes a plan, which can be restored for a day, and for good all that were deleted before that.
 
         Args:
             connection: A transaction that writes.
@@ -79,8 +86,26 @@ class PlanStore:
         Raises:
             UnknownPlanError: If it is not there.
         """
-        if connection.execute(delete(PLANS).where(_named(plan_id, team))).rowcount == 0:
+        now = now_us()
+        self._change(connection, plan_id, team, deleted_us=now)
+        connection.execute(delete(PLANS).where(PLANS.c.deleted_us < now - _KEPT_US))
+
+    def restore(self, connection: Connection, plan_id: str, team: str) -> None:
+        """Brings a deleted plan back; arguments and errors as of `delete`."""
+        self._change(connection, plan_id, team, is_deleted=True, deleted_us=None)
+
+    def label(self, connection: Connection, plan_id: str, team: str, labels: PlanLabels) -> None:
+        """Changes what a plan is called; arguments and errors as of `delete`."""
+        self._change(connection, plan_id, team, **labels.model_dump(exclude_none=True))
+
+    def _change(
+        self, connection: Connection, plan_id: str, team: str, *, is_deleted: bool = False, **values: Any
+    ) -> None:
+        found = connection.execute(select(PLANS.c.id).where(_named(plan_id, team, is_deleted=is_deleted))).first()
+        if found is None:
             raise _unknown(plan_id)
+        if values:
+            connection.execute(update(PLANS).where(PLANS.c.team == team, PLANS.c.id == plan_id).values(values))
 
     def list(self, search: PlanSearch, team: str) -> PlanList:
         """One page of plans, the latest first.
@@ -93,13 +118,15 @@ class PlanStore:
             FormatError: If the cursor is not one.
             StorageError: If the database does not answer.
         """
-        query = select(*_LISTED).where(PLANS.c.team == team).limit(search.limit + 1)
+        query = select(*_LISTED).where(PLANS.c.team == team, _is_deleted(search.is_deleted)).limit(search.limit + 1)
         for name, value in search.figures.items():
             query = query.where(PLANS.c[name] == value)
         if search.owner is not None:
             query = query.where(PLANS.c.owner == search.owner)
         if search.text:
-            query = query.where(PLANS.c.search_text.contains(search.text.casefold(), autoescape=True))
+            labels = (PLANS.c[name].contains(search.text, autoescape=True) for name in ("name", "tags"))
+            words = PLANS.c.search_text.contains(search.text.casefold(), autoescape=True)
+            query = query.where(or_(words, *labels))
         if search.cursor is not None:
             query = query.where(tuple_(PLANS.c.created_us, PLANS.c.id) < tuple_(*position_of(search.cursor, _IDS)))
         with self._database.reading() as connection:
@@ -114,8 +141,13 @@ def plan_row(facts: PlanFacts, created_us: int, team: str = "", owner: str = "")
     return {**facts.model_dump(), "created_us": created_us, "team": team, "owner": owner}
 
 
-def _named(plan_id: str, team: str) -> ColumnElement[bool]:
-    return and_(PLANS.c.team == team, PLANS.c.id == plan_id)
+def _named(plan_id: str, team: str, *, is_deleted: bool = False) -> ColumnElement[bool]:
+    return and_(PLANS.c.team == team, PLANS.c.id == plan_id, _is_deleted(is_deleted))
+
+
+def _is_deleted(value: bool) -> ColumnElement[bool]:
+    """Of plans that can be restored, or of those that are there."""
+    return PLANS.c.deleted_us >= now_us() - _KEPT_US if value else PLANS.c.deleted_us.is_(None)
 
 
 def _unknown(plan_id: str) -> UnknownPlanError:

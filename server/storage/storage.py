@@ -7,7 +7,7 @@ import json
 import structlog
 from sqlalchemy import Connection
 
-from autoshard.api import JobAnswer, JobKind, RunAnswer, ScheduleAnswer, ScheduleBody
+from autoshard.api import JobAnswer, JobKind, PlanLabels, RunAnswer, ScheduleAnswer, ScheduleBody
 from server.access import Principal
 from server.problems import BusyError, ClientBusyError
 from server.storage.audit import AuditStore, record
@@ -113,7 +113,7 @@ class Storage:
                 self.requests.keep(connection, request, answer)
 
     def delete_plan(self, plan_id: str, actor: Principal) -> None:
-        """Deletes a plan.
+        """Deletes a plan, as `PlanStore.delete`.
 
         Args:
             plan_id: Its id.
@@ -126,6 +126,18 @@ class Storage:
         with self.database.writing() as connection:
             self.plans.delete(connection, plan_id, actor.team)
             record(connection, actor, "plan.delete", plan_id)
+
+    def restore_plan(self, plan_id: str, actor: Principal) -> None:
+        """Brings a plan back that was deleted within a day; errors as of `delete_plan`."""
+        with self.database.writing() as connection:
+            self.plans.restore(connection, plan_id, actor.team)
+            record(connection, actor, "plan.restore", plan_id)
+
+    def label_plan(self, plan_id: str, labels: PlanLabels, actor: Principal) -> None:
+        """Changes what a plan is called; errors as of `delete_plan`."""
+        with self.database.writing() as connection:
+            self.plans.label(connection, plan_id, actor.team, labels)
+            record(connection, actor, "plan.label", plan_id)
 
     def add_job(
         self, kind: JobKind, body: bytes, client: str, request: IdempotentRequest | None, actor: Principal

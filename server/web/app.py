@@ -104,7 +104,7 @@ def make_routes(
     metrics.show_shadow(shadow)
     handler = WorkHandler(pool, storage, settings, metrics, on_plan=shadow.consider)
     jobs = JobHandler(handler, engine, storage)
-    add_plans(app, jobs, storage)
+    add_plans(app, jobs, handler, storage)
     add_jobs(app, jobs)
     add_keys(app, handler, storage)
     add_schedules(app, handler, storage)

@@ -82,7 +82,7 @@ class JsonBody(Generic[B]):
 
 
 class SecretBody(JsonBody[B]):
-    """As `JsonBody`, of requests whose answers are not kept, so that they have no idempotency key."""
+    """As `JsonBody`, of requests whose answers are not kept (secrets, or nothing): they have no idempotency key."""
 
     async def __call__(self, request: Request) -> ReceivedBody[B]:  # type: ignore[override]
         """The body, unread."""

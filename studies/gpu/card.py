@@ -17,8 +17,8 @@ from typing import Any, Final
 import torch
 
 from autoshard.commands.setup import found_here
+from autoshard.core.quoting import write_bytes
 from autoshard.report.images import Section
-from autoshard.report.wording import write_bytes
 from autoshard.table import Table
 from bench.measuring.clocks import ClockWatch
 from bench.measuring.devices import BenchDevice

@@ -28,7 +28,7 @@ def test_every_table_has_its_reason(run, plan_file):
     assert {"field", "text", "step_ms", "samples_per_s", "gain"} == set(document["improvements"][0])
     shown, _ = run("explain", plan_file)
     assert "Single changes, each planned" in shown
-    assert "reason" in shown
+    assert "next best" in shown
     assert "t1" in shown
 
 

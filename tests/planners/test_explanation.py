@@ -100,7 +100,7 @@ def test_constraints_and_memory_rule_ways_out(plan):
     )
     short = {one.table: one for one in explain(replace(tight, shards=moved), COSTS).tables}
     reasons = {other.option: other.ruled_out for other in short["t4"].alternatives}
-    assert reasons["data_parallel"].endswith("bytes of a rank, more than is free")
+    assert reasons["data_parallel"].endswith("iB of a rank, more than is free")
 
 
 def test_says_what_a_table_binds(plan):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from autoshard.core import Constraints
 from autoshard.core.errors import InfeasiblePlanError
+from autoshard.core.quoting import write_bytes
 from autoshard.planners.space.feasibility import Filling, repair
 from tests import builders as make
 
@@ -101,7 +102,7 @@ def test_names_the_bytes_that_are_missing():
     size = tables[0].storage_bytes
     room = int(size / 0.6)
     problem = make.problem(make.tables(*tables, batch_size=8), make.topology(2, hbm=room))
-    with pytest.raises(InfeasiblePlanError, match=re.escape(f"{size - (room - size):,} bytes more than are free")):
+    with pytest.raises(InfeasiblePlanError, match=re.escape(f"{write_bytes(size - (room - size))} more than are free")):
         repair(problem, np.array([0, 0, 1]), 0)
 
 

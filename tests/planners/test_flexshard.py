@@ -213,11 +213,15 @@ class TestMemory:
         assert list(tiers(plan(idle, rule=rule, tiers=num_tiers))) == [Tier.ROW_WISE]
         with pytest.raises(InfeasiblePlanError, match=r"the least is 0 bytes over row-wise sharding, got -1$"):
             plan(idle, rule=rule, tiers=num_tiers, memory_budget_bytes=-1)
-        with pytest.raises(InfeasiblePlanError, match=r"take [\d,]+ bytes of each, [\d,]+ bytes more than rank 0 has"):
+        with pytest.raises(
+            InfeasiblePlanError, match=r"take [\d.]+ [KMGTP]?i?B of each, [\d.]+ [KMGTP]?i?B more than rank 0 has"
+        ):
             plan(idle, rule=rule, tiers=num_tiers, on=topology(hbm=200_000 // 32 * 260 - 1))
 
     def test_says_what_is_missing(self):
-        with pytest.raises(InfeasiblePlanError, match=r"take [\d,]+ bytes of each, [\d,]+ bytes more than rank 0 has"):
+        with pytest.raises(
+            InfeasiblePlanError, match=r"take [\d.]+ [KMGTP]?i?B of each, [\d.]+ [KMGTP]?i?B more than rank 0 has"
+        ):
             plan(table(), on=topology(hbm=10**6))
 
     def test_activations_may_be_left_out(self):
@@ -266,7 +270,7 @@ class TestWholeTables:
 
     def test_what_comes_back_from_whole_tables_must_fit_everywhere(self):
         uneven = topology(overrides=((3, MemoryBytes(hbm=0)),))
-        with pytest.raises(InfeasiblePlanError, match=r"take [\d,]+ bytes more than rank 3 has"):
+        with pytest.raises(InfeasiblePlanError, match=r"take [\d.]+ [KMGTP]?i?B more than rank 3 has"):
             plan(table(constraints=Constraints(pinned_ranks=(5,))), on=uneven)
 
     def test_a_rank_without_memory_makes_all_tables_whole(self):

@@ -21,6 +21,7 @@ from autoshard.core import (
     Tier,
 )
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidPlanError, InvalidTopologyError
+from autoshard.core.quoting import write_bytes
 from autoshard.evaluation import evaluate, plan_traffic
 from autoshard.evaluation.stages import cheapest_sync
 from autoshard.evaluation.traffic import Stream
@@ -264,12 +265,10 @@ def test_whole_tables_are_placed_where_row_groups_find_no_room():
 def test_says_what_is_missing():
     tables = task(table())
     total = tables["t"].storage_bytes
-    with pytest.raises(InfeasiblePlanError, match=f"all tables need {total:,} bytes, 4 bytes more than the 4 ranks"):
+    with pytest.raises(InfeasiblePlanError, match=f"all tables need {write_bytes(total)}, 4 B more than the 4 ranks"):
         make_plan(tables, topology(hbm=total // 4 - 1))
     pinned = replace(tables["t"], constraints=Constraints(pinned_ranks=(1,)))
-    with pytest.raises(
-        InfeasiblePlanError, match=r"t needs 68 bytes for a row, \d+ bytes more than are free on rank 1"
-    ):
+    with pytest.raises(InfeasiblePlanError, match=r"t needs 68 B for a row, \d+ B more than are free on rank 1"):
         make_plan(task(pinned), topology(hbm=total // 2 + 1))
 
 

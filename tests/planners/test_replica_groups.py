@@ -13,6 +13,7 @@ from autoshard.core import (
     Tier,
 )
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, UnknownNameError
+from autoshard.core.quoting import write_bytes
 from autoshard.evaluation import evaluate
 from autoshard.formats.documents.plan_json import read_plan, write_plan
 from autoshard.planners.replica_groups import ReplicaGroupsPlanner
@@ -85,7 +86,9 @@ def test_groups_that_do_not_fit_are_dropped_with_the_bytes():
     assert plan.replica_groups.num_groups == 2
     for num_groups in (4, 8):
         room = (total // 6) * 16 // num_groups
-        expected = f"dropped, out of memory: all tables need {total:,} bytes, {total - room:,} bytes more than"
+        expected = (
+            f"dropped, out of memory: all tables need {write_bytes(total)}, {write_bytes(total - room)} more than"
+        )
         assert told[f"{num_groups} groups {ACROSS}"].startswith(expected)
 
 
@@ -98,7 +101,8 @@ def test_inputs_and_outputs_of_a_batch_have_to_fit():
             assert step_ms(planned(topology=tight, num_groups=2)) > 0
             continue
         with pytest.raises(
-            InfeasiblePlanError, match=r"would hold [\d,]+ bytes of tables and [\d,]+ bytes for training on a batch"
+            InfeasiblePlanError,
+            match=r"would hold [\d.]+ [MG]iB of tables and [\d.]+ [MG]iB for training",
         ):
             planned(topology=tight, num_groups=2)
         assert planned(topology=tight, num_groups=2, count_activations=False)
@@ -223,5 +227,5 @@ def test_an_unknown_planner_for_the_groups():
 
 
 def test_a_budget_that_nothing_fits():
-    with pytest.raises(InfeasiblePlanError, match=r"no number of groups fits; with the fewest, .*[\d,]+ bytes more"):
+    with pytest.raises(InfeasiblePlanError, match=r"no number of groups fits; with the fewest, .*iB more"):
         planned(topology=machine(hbm=1000))

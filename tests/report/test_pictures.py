@@ -7,6 +7,7 @@ import pytest
 
 from autoshard.core import AccessProfile, MemoryBytes, Pooling, Tier
 from autoshard.formats import load_topology
+from autoshard.formats.topology_scaling import scaled_topology
 from autoshard.planning import make_plan
 from autoshard.report import comparison_warnings, plan_figures, plan_warnings
 from autoshard.report.pictures import (
@@ -54,6 +55,14 @@ def test_the_map_has_a_colour_where_a_rank_holds_a_table(whole):
     assert [size for _, size in by_level] == sorted(sizes.values())
     assert by_level[-1][0] == 255
     assert by_level[0][0] == 1
+
+
+@pytest.mark.parametrize(("num_ranks", "step"), [(8, 1), (16, 1), (24, 2), (128, 8)])
+def test_the_axis_of_ranks_has_whole_ticks(whole, num_ranks, step):
+    topology = scaled_topology(load_topology("a100-32"), num_ranks)
+    plan = make_plan("cost-greedy", make.request(whole.tables, topology))
+    axis = placement_figure(plan).layout.xaxis
+    assert (axis.tick0, axis.dtick) == (0, step)
 
 
 def test_the_map_of_tables_of_one_size_has_one_colour():

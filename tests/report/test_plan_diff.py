@@ -124,8 +124,8 @@ def test_the_command_prints_both_plans_side_by_side(run, tmp_path):
         write_plan(made, file)
     out, _ = run("diff", *files)
     assert "Tables that differ: 1, held alike: 0; ranks would receive 120 B" in out
-    assert "table wise on 0" in out
-    assert "row wise on 0-3" in out
+    assert "table_wise on 0" in out
+    assert "row_wise on 0-3" in out
     (tmp_path / "diff.json").write_text(run("diff", *files, "--json")[0])
     assert DIFF.to_json(DIFF.read(tmp_path / "diff.json")) == read_json(tmp_path / "diff.json")
     assert run("diff", files[0], files[0])[0] == "The plans hold all 1 tables alike, at the same price.\n"

@@ -19,6 +19,7 @@ from autoshard.core import (
     Tier,
 )
 from autoshard.core.errors import InfeasiblePlanError
+from autoshard.core.quoting import write_bytes
 from autoshard.evaluation import evaluate
 from autoshard.report import (
     ComparedPlan,
@@ -32,7 +33,7 @@ from autoshard.report import (
 )
 from autoshard.report.comparison import comparison_columns, comparison_lines
 from autoshard.report.figures import memory_figure, rank_time_figure
-from autoshard.report.wording import write_bytes, write_columns, write_ms, write_percent, write_ranks, write_rows
+from autoshard.report.wording import write_columns, write_ms, write_percent, write_ranks, write_rows
 from autoshard.results.comparison import Comparison
 from tests import builders as make
 
@@ -106,7 +107,7 @@ def test_a_plan_page_is_whole_accessible_and_escapes_names(plan, measured):
     assert page.texts("title") == ["Sharding plan"] == page.texts("h1")
     assert page.attributes("lang") == ["en"]
     assert page.texts("h2") == [
-        *("Time per rank", "Parts of the step", "Predicted against measured", "Memory per rank", "Tables by ranks"),
+        *("Time per rank", "Predicted against measured", "Memory per rank", "Tables by ranks", "Parts of the step"),
         *("Access curves", "Ranks", "Tables", "Where it came from"),
     ]
     assert len(page.texts("caption")) == len(page.texts("table")) == 4

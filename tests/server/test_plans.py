@@ -117,3 +117,36 @@ def test_two_services_share_one_postgresql(own_service, postgresql, monkeypatch,
         assert json.loads(one.get("/readyz").content) == {"status": "ready"}
     for service in services:
         assert service.stop() == 0
+
+
+def test_a_deleted_plan_can_be_restored_for_a_day_and_is_there_again_when_it_is_made(client):
+    task = {"tables": "criteo-kaggle", "topology": "cpu-8", "planner": "size-greedy", "seed": 39}
+    plan_id = client.post("/v1/plans", json=task).json()["id"]
+    path = f"/v1/plans/{plan_id}"
+
+    def listed(**query):
+        return [one["id"] for one in client.get("/v1/plans", params={"limit": 200, **query}).json()["plans"]]
+
+    assert client.post(f"{path}/restore").status_code == 404
+    for again in (lambda: client.post(f"{path}/restore"), lambda: client.post("/v1/plans", json=task)):
+        assert client.delete(path).status_code == 204
+        assert client.get(path).status_code == 404
+        assert client.delete(path).status_code == 404
+        assert client.patch(path, json={"name": "gone"}).status_code == 404
+        assert plan_id not in listed()
+        assert plan_id in listed(is_deleted=True)
+        assert again().is_success
+        assert client.get(path).status_code == 200
+        assert plan_id not in listed(is_deleted=True)
+
+
+def test_plans_are_named_and_tagged_and_found_by_both(client):
+    task = {"tables": "criteo-kaggle", "topology": "cpu-8", "planner": "size-greedy", "seed": 40}
+    plan_id = client.post("/v1/plans", json=task).json()["id"]
+    assert client.patch(f"/v1/plans/{plan_id}", json={"name": "Ranker 39", "tags": "weekly canary"}).status_code == 204
+    assert client.patch(f"/v1/plans/{plan_id}", json={"tags": "weekly"}).status_code == 204
+    for text in ("Ranker 39", "weekly"):
+        (found,) = client.get("/v1/plans", params={"text": text}).json()["plans"]
+        assert (found["id"], found["name"], found["tags"]) == (plan_id, "Ranker 39", "weekly")
+    assert client.get("/v1/plans", params={"text": "canary"}).json()["plans"] == []
+    assert client.patch(f"/v1/plans/{plan_id}", json={"name": "n" * 129}).status_code == 400

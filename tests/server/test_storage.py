@@ -33,7 +33,7 @@ from server.storage.database import Database
 from server.storage.idempotency import IdempotentRequest, KeptAnswer
 from server.storage.location import DATABASE_VARIABLE, database_url
 from server.storage.plans import plan_row
-from server.storage.schema import IDEMPOTENT_REQUESTS, METADATA, PLANS
+from server.storage.schema import IDEMPOTENT_REQUESTS, METADATA, PLANS, now_us
 from server.storage.sqlite_file import sqlite_engine
 from server.storage.storage import Storage, open_storage
 from server.storage.upgrading import check_schema, upgrade
@@ -78,7 +78,7 @@ def test_an_upgrade_makes_the_schema_once(database):
         assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
 
 
-def test_a_database_of_the_time_before_teams_keeps_its_plans(database):
+def test_a_database_of_the_time_before_teams_keeps_its_plans(database, monkeypatch):
     before = MetaData()
     for table in METADATA.sorted_tables:
         Table(
@@ -114,7 +114,9 @@ def test_a_database_of_the_time_before_teams_keeps_its_plans(database):
     assert listed(storage) == [facts(2).id, facts(1).id]
     assert storage.plans.read(facts(1).id, "") == b"{}"
     assert len(storage.runs.list(facts(1).id, "").runs) == 1
-    delete(storage, facts(1).id)
+    for number, now in ((1, now_us()), (2, now_us() + 25 * 3600 * 1_000_000)):
+        monkeypatch.setattr("server.storage.plans.now_us", lambda now=now: now)
+        delete(storage, facts(number).id)
     assert storage.runs.list(facts(1).id, "").runs == []
 
 
@@ -394,3 +396,18 @@ def test_a_server_s_database_is_upgraded_by_its_command(postgresql, monkeypatch,
     storage = open_storage()
     assert listed(storage) == []
     storage.database.close()
+
+
+def test_what_was_deleted_a_day_ago_is_gone_with_the_next_deletion(storage, monkeypatch):
+    for number in (1, 2):
+        add(storage, facts(number))
+    storage.delete_plan(facts(1).id, COMMAND_LINE)
+    assert listed(storage, is_deleted=True) == [facts(1).id]
+    later = now_us() + 24 * 3600 * 1_000_000 + 1
+    monkeypatch.setattr("server.storage.plans.now_us", lambda: later)
+    assert listed(storage, is_deleted=True) == []
+    with pytest.raises(UnknownPlanError):
+        storage.restore_plan(facts(1).id, COMMAND_LINE)
+    storage.delete_plan(facts(2).id, COMMAND_LINE)
+    with storage.database.reading() as connection:
+        assert connection.scalars(select(PLANS.c.id)).all() == [facts(2).id]

@@ -11,6 +11,7 @@ import numpy as np
 from autoshard.core import EmbeddingTable, Exchange, Shard, ShardingPlan, TableSet, Tier
 from autoshard.core.accepted import AT_LEAST_0, check_choice
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
+from autoshard.core.quoting import write_bytes
 from autoshard.planners.flexshard.cuts import TierOffers
 from autoshard.planners.flexshard.equations import FlexMachine
 from autoshard.planners.flexshard.paper_rule import paper_bounds
@@ -250,8 +251,8 @@ class _Tiers:
         missing_R = held_bytes - self._limits.capacity_RM[:, 0]
         if missing_R.max() > 0 and self._tiered:
             raise InfeasiblePlanError(
-                f"rows split over all {len(missing_R)} ranks take {held_bytes:,.0f} bytes of each, "
-                f"{missing_R.max():,.0f} bytes more than rank {missing_R.argmax()} has"
+                f"rows split over all {len(missing_R)} ranks take {write_bytes(held_bytes)} of each, "
+                f"{write_bytes(missing_R.max())} more than rank {missing_R.argmax()} has"
             )
         ranks = self._whole_ranks(held_bytes) if self._whole else {}
         options = [item.options[number] for item, number in zip(self._space.items, numbers_I.tolist(), strict=True)]
@@ -285,8 +286,8 @@ class _Tiers:
             bytes_N = bytes_N + np.ceil(own_N - other_N).astype(np.int64)
         if capacity_R.min() < 0:
             raise InfeasiblePlanError(
-                f"tables that all ranks share, and what comes back from the others, take {-capacity_R.min():,.0f} "
-                f"bytes more than rank {capacity_R.argmin()} has"
+                f"tables that all ranks share, and what comes back from the others, take "
+                f"{write_bytes(-capacity_R.min())} more than rank {capacity_R.argmin()} has"
             )
         problem = replace(problem, bytes_WN=bytes_N[None], capacity_R=np.floor(capacity_R).astype(np.int64))
         ranks_N = place_by_cost(problem, np.argsort(-problem.kernel_ms_N, kind="stable"))

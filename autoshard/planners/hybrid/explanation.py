@@ -11,7 +11,7 @@ import numpy as np
 
 from autoshard.core import CostModels, ShardingPlan, TableSet
 from autoshard.core.errors import InvalidPlanError, InvalidTableError
-from autoshard.core.quoting import shown
+from autoshard.core.quoting import shown, write_bytes
 from autoshard.core.step import EMBEDDING_PARTS
 from autoshard.evaluation.batch_memory import rank_memory
 from autoshard.evaluation.evaluate import evaluate
@@ -134,7 +134,7 @@ class _Explainer:
 
     def _alternative(self, option: ItemOption, step_ms: float | None) -> Alternative:
         hbm_bytes = self._bytes(option)
-        ruled_out = "" if step_ms is not None else f"takes {hbm_bytes:,} bytes of a rank, more than is free"
+        ruled_out = "" if step_ms is not None else f"takes {write_bytes(hbm_bytes)} of a rank, more than is free"
         return Alternative(option=option.label, step_ms=step_ms, hbm_bytes=hbm_bytes, ruled_out=ruled_out)
 
     def _changes(self, index: int, number: int) -> list[Change]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from autoshard.core import PlacedShard, ShardingPlan, Tier
 from autoshard.core.errors import AutoshardError, InfeasiblePlanError
+from autoshard.core.quoting import write_bytes
 from autoshard.planners.hybrid.balanced import BalancedOptions, placed_options
 from autoshard.planners.hybrid.descent import Start
 from autoshard.planners.planner import PlanRequest
@@ -283,15 +284,15 @@ def no_room(space: PlannerSpace, limits: Limits) -> InfeasiblePlanError:
         option = min(item.options, key=lambda one: _largest_bytes(space, one))
         if (least := _largest_bytes(space, option)) > most:
             return InfeasiblePlanError(
-                f"{item.label} needs {least:,} bytes of a rank as {option.label}, the sharding type that needs least "
-                f"there, and no rank has more than {most:,}"
+                f"{item.label} needs {write_bytes(least)} of a rank as {option.label}, the sharding type that needs "
+                f"least there, and no rank has more than {write_bytes(most)}"
             )
     bytes_of = {item.label: sum(table.storage_bytes for table in item.tables) for item in space.items}
     largest = max(bytes_of, key=bytes_of.__getitem__)
     beside = ", and leave room for training on a batch" if limits.with_activations else ""
     return InfeasiblePlanError(
-        f"no way was found to hold all tables{beside}, {needed:,} bytes of the {room:,} bytes that the ranks have; the "
-        f"largest is {largest} with {bytes_of[largest]:,} bytes"
+        f"no way was found to hold all tables{beside}, {write_bytes(needed)} of the {write_bytes(room)} that the "
+        f"ranks have; the largest is {largest} with {write_bytes(bytes_of[largest])}"
     )
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from autoshard.core import Shard, TableSet, Topology
 from autoshard.core.access import FloatArray, IntArray
 from autoshard.core.errors import InfeasiblePlanError
+from autoshard.core.quoting import write_bytes
 from autoshard.planners.oper.partition import lookup_bytes, row_range
 from autoshard.planners.space.feasibility import Filling
 from autoshard.planners.space.placement import Packing, summed_members
@@ -292,6 +293,6 @@ def _no_room(packing: Packing, item: int, needed: int, room_R: IntArray) -> Infe
         return InfeasiblePlanError(f"{label}: its constraints leave no rank that may hold its rows")
     what = "all rows" if len(packing.members[item]) > 1 else "a row"
     return InfeasiblePlanError(
-        f"{label} needs {needed:,} bytes for {what}, {needed - int(room_R[rank]):,} bytes more than are free on rank "
-        f"{rank}, the one with most room left"
+        f"{label} needs {write_bytes(needed)} for {what}, {write_bytes(needed - int(room_R[rank]))} more than are free "
+        f"on rank {rank}, the one with most room left"
     )

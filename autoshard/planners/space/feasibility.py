@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoshard.core.errors import InfeasiblePlanError
+from autoshard.core.quoting import write_bytes
 from autoshard.planners.space.placement import Packing, RankArray
 
 ByteArray = NDArray[np.int64]
@@ -61,8 +62,8 @@ def _does_not_fit(problem: Packing, item: int, free_R: ByteArray) -> InfeasibleP
     free_R = np.where(problem.allowed_NR[item], free_R, -1)
     missing = int(problem.bytes_N[item] - free_R.max())
     return InfeasiblePlanError(
-        f"{problem.label(item)} needs {int(problem.bytes_N[item]):,} bytes, {missing:,} bytes more than are free on "
-        f"rank {int(free_R.argmax())}, the one with most room left"
+        f"{problem.label(item)} needs {write_bytes(problem.bytes_N[item])}, {write_bytes(missing)} more than are free "
+        f"on rank {int(free_R.argmax())}, the one with most room left"
     )
 
 

@@ -28,6 +28,7 @@ from autoshard.core import (
 )
 from autoshard.core.costs import CodeArray, MsArray
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
+from autoshard.core.quoting import write_bytes
 from autoshard.planners.space.constraints import allowed_sites, check_constraints, colocated
 from autoshard.planners.space.options import locals_of, placed_shard
 
@@ -270,8 +271,8 @@ class PlacementProblem(Packing):
                 raise InfeasiblePlanError(f"{self.label(item)}: its constraints leave no rank that may hold it whole")
             missing = int(self.bytes_N[item]) - room
             raise InfeasiblePlanError(
-                f"{self.label(item)} needs {int(self.bytes_N[item]):,} bytes on one rank, {missing:,} bytes more "
-                f"than the largest rank that may hold it has ({room:,})"
+                f"{self.label(item)} needs {write_bytes(self.bytes_N[item])} on one rank, {write_bytes(missing)} more "
+                f"than the largest rank that may hold it has ({write_bytes(room)})"
             )
         # Sums of any size, as arrays cannot have them.
         needed, there = sum(least_N.tolist()), sum(self.capacity_R.tolist())
@@ -293,7 +294,8 @@ def is_table_wise(plan: ShardingPlan) -> bool:
 def exceeds_total(needed: int, room: int, num_ranks: int) -> InfeasiblePlanError:
     """The error for tables that need more bytes than all ranks have."""
     return InfeasiblePlanError(
-        f"all tables need {needed:,} bytes, {needed - room:,} bytes more than the {num_ranks} ranks have together"
+        f"all tables need {write_bytes(needed)}, {write_bytes(needed - room)} more than the {num_ranks} ranks have "
+        "together"
     )
 
 

@@ -49,7 +49,7 @@ def _cuts(plan: ShardingPlan) -> dict[str, list[tuple[int, str]]]:
     for placed in plan.shards:
         shard = placed.shard
         if shard.rows.by is RowsBy.ACCESS_RANK and shard.rows.stop < shard.table.num_embeddings:
-            found.setdefault(shard.table.name, []).append((shard.rows.stop, placed.tier.value.replace("_", " ")))
+            found.setdefault(shard.table.name, []).append((shard.rows.stop, placed.tier.value))
     return {name: sorted(set(ends)) for name, ends in found.items()}
 
 

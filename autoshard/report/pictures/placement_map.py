@@ -15,9 +15,8 @@ import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from autoshard.core import PlacedShard, ShardingPlan, Tier
-from autoshard.core.quoting import printable, shortened
+from autoshard.core.quoting import printable, shortened, write_bytes
 from autoshard.report.figures import BLUE, in_house_style
-from autoshard.report.wording import write_bytes
 
 #: Levels of colour; level 0 is a rank that holds nothing of a table.
 _LEVELS = 255
@@ -28,7 +27,7 @@ _PALE = "#a6d5f2"
 _MOST_NAMES = 40
 #: Kinds of sharding whose middles are closer than this share of the axis would overlap.
 _LEAST_GAP = 1 / 30
-_NAME_ROOM = 28
+_NAME_ROOM = 20
 #: Above the map, where narrow screens have room.
 _SCALE = {
     "orientation": "h",
@@ -41,7 +40,8 @@ _SCALE = {
     "ticklabeloverflow": "allow",
 }
 _HEIGHTS = (320, 1100)
-_ROW_PX = 12
+#: Height of a row with a name, and of one among too many to be named.
+_NAMED_PX, _ROW_PX = 18, 12
 
 
 def placement_figure(plan: ShardingPlan) -> go.Figure:
@@ -64,14 +64,28 @@ def placement_figure(plan: ShardingPlan) -> go.Figure:
         hoverongaps=False,
     )
     low, high = _HEIGHTS
-    in_house_style(figure, height=min(high, max(low, _ROW_PX * len(rows) + 120)))
+    row_px = _NAMED_PX if len(rows) <= _MOST_NAMES else _ROW_PX
+    in_house_style(figure, height=min(high, max(low, row_px * len(rows) + 120)))
     figure.update_layout(margin_t=64, showlegend=False)
     positions, texts = _names(rows)
-    figure.update_xaxes(title_text="rank", title_standoff=8, tickformat="d", showgrid=False)
+    figure.update_xaxes(
+        title_text="rank", title_standoff=8, tick0=0, dtick=_rank_step(plan.group_size), tickformat="d", showgrid=False
+    )
     figure.update_yaxes(
-        type="category", autorange="reversed", tickmode="array", tickvals=positions, ticktext=texts, showgrid=False
+        type="category",
+        autorange="reversed",
+        tickmode="array",
+        tickvals=positions,
+        ticktext=texts,
+        showgrid=False,
+        tickfont_size=11,
     )
     return figure
+
+
+def _rank_step(num_ranks: int) -> int:
+    """Ranks from one tick to the next, a power of two, with at most 16 ticks."""
+    return 1 << max(0, (num_ranks - 1) // 16).bit_length()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,7 +104,7 @@ class _Row:
     def label(self) -> str:
         held = self.bytes_R[self.bytes_R > 0]
         size = write_bytes(held.max()) if len(held) else "nothing"
-        return f"{_shown(self.name, 60)}: {_words(self.tier)}, {size} on {len(held):,} rank{'s' * (len(held) != 1)}"
+        return f"{_shown(self.name, 60)}: {self.tier.value}, {size} on {len(held):,} rank{'s' * (len(held) != 1)}"
 
 
 def _rows(plan: ShardingPlan) -> list[_Row]:
@@ -135,12 +149,8 @@ def _names(rows: Sequence[_Row]) -> tuple[list[int], list[str]]:
         start += count
         if not positions or middle - positions[-1] >= _LEAST_GAP * len(rows):
             positions.append(middle)
-            texts.append(f"{_words(tier)}<br>{count:,} tables")
+            texts.append(f"{tier.value}<br>{count:,} tables")
     return positions, texts
-
-
-def _words(tier: Tier) -> str:
-    return tier.value.replace("_", " ")
 
 
 def _shown(name: str, room: int) -> str:

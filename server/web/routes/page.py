@@ -28,6 +28,7 @@ from autoshard.api import (
     ModelSummary,
     PlannerSummary,
     PlanSummary,
+    ScheduleAnswer,
     list_columns,
 )
 from autoshard.core.errors import AutoshardError
@@ -57,10 +58,11 @@ _LISTED: Final[Mapping[str, type[BaseModel]]] = {
     "plans": PlanSummary,
     "jobs": JobSummary,
     "models": ModelSummary,
+    "schedules": ScheduleAnswer,
     "keys": KeySummary,
     "audit": AuditEntry,
 }
-_SCRIPTS: Final = ("admin.js", "app.js", "drawing.js", "one.js", "service.js")
+_SCRIPTS: Final = ("admin.js", "app.js", "drawing.js", "jobs.js", "one.js", "planning.js", "plans.js", "service.js")
 #: Files by path, with their media types.
 PAGE_FILES: Final = {
     "/": ("index.html", "text/html; charset=utf-8"),

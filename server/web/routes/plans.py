@@ -5,22 +5,25 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import Depends, FastAPI, Header, Path, Query, Request, Response
+from starlette.concurrency import run_in_threadpool
 
-from autoshard.api import PlanAnswer, PlanFilter, PlanId, PlanJobBody, PlanList, Scope
+from autoshard.api import PlanAnswer, PlanFilter, PlanId, PlanJobBody, PlanLabels, PlanList, Scope
 from server.access import opened_to
 from server.storage.storage import Storage
 from server.web.openapi import plan_answer, problems
-from server.web.reading import JsonBody, ReceivedBody
+from server.web.reading import JsonBody, ReceivedBody, SecretBody
 from server.web.routes.jobs import JOB_MADE, PREFER, JobHandler
+from server.web.work_handler import WorkHandler
 
 _StoredId = Annotated[PlanId, Path(description="The plan's id.")]
 
 
-def add_plans(app: FastAPI, jobs: JobHandler, storage: Storage) -> None:
+def add_plans(app: FastAPI, jobs: JobHandler, handler: WorkHandler, storage: Storage) -> None:
     """Adds the routes."""
     _add_making(app, jobs)
     _add_list(app, storage)
     _add_one(app, storage)
+    _add_changing(app, handler, storage)
 
 
 def _add_making(app: FastAPI, jobs: JobHandler) -> None:
@@ -66,11 +69,41 @@ def _add_one(app: FastAPI, storage: Storage) -> None:
         request.state.buffer.answer(len(answer))
         return Response(answer, media_type="application/json", headers=headers)
 
+
+def _add_changing(app: FastAPI, handler: WorkHandler, storage: Storage) -> None:
+    @app.patch(
+        "/v1/plans/{plan_id}",
+        operation_id="label_plan",
+        tags=["plans"],
+        summary="Name and tag a plan",
+        status_code=204,
+        responses=problems(400, 404, 408, 413, 415, 422, 503),
+    )
+    @opened_to(Scope.PLAN)
+    async def label_plan(
+        plan_id: _StoredId, received: Annotated[ReceivedBody[PlanLabels], Depends(SecretBody(PlanLabels))]
+    ) -> Response:
+        labels = await received.parse(await received.read(handler.settings))
+        await run_in_threadpool(storage.label_plan, plan_id, labels, received.request.state.actor)
+        return Response(status_code=204)
+
+    @app.post(
+        "/v1/plans/{plan_id}/restore",
+        operation_id="restore_plan",
+        tags=["plans"],
+        summary="Bring back a plan that was deleted within a day",
+        status_code=204,
+        responses=problems(400, 404, 503),
+    )
+    @opened_to(Scope.PLAN)
+    def restore_plan(plan_id: _StoredId, request: Request) -> None:
+        storage.restore_plan(plan_id, request.state.actor)
+
     @app.delete(
         "/v1/plans/{plan_id}",
         operation_id="delete_plan",
         tags=["plans"],
-        summary="Delete a plan",
+        summary="Delete a plan, which can be restored for a day",
         status_code=204,
         responses=problems(400, 404, 503),
     )

@@ -106,7 +106,9 @@ class Page:
     async def fill(self, selector, text):
         """Gives a field its text."""
         place = f"document.querySelector({json.dumps(selector)})"
-        await self.value(f"{place}.value = {json.dumps(text)}; {place}.dispatchEvent(new Event('change'))")
+        await self.value(
+            f"{place}.value = {json.dumps(text)}; {place}.dispatchEvent(new Event('change', {{ bubbles: true }}))"
+        )
 
     async def press(self, key, times=1):
         """Presses a key: a letter, or one that has a name."""

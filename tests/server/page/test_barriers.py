@@ -63,6 +63,11 @@ async def show_jobs(page):
     await page.shown("log")
 
 
+async def show_schedules(page):
+    await page.go("schedules")
+    await page.shown("new-schedule")
+
+
 async def show_models(page):
     await page.go("models")
     await page.until("document.querySelectorAll('#trained button').length === 2")
@@ -100,6 +105,7 @@ def test_axe_finds_no_barrier_in_any_view(own_service, registry):
             ("plan", lambda page: show_plan(page, plan_id)),
             ("jobs", show_jobs),
             ("models", show_models),
+            ("schedules", show_schedules),
             ("keys", show_keys),
             ("audit", show_audit),
             ("sign-in", show_sign_in),
@@ -115,14 +121,14 @@ def test_axe_finds_no_barrier_in_any_view(own_service, registry):
         return found
 
     found = browse(play)
-    assert len(found) == 36
+    assert len(found) == 40
     assert {key: barriers for key, barriers in found.items() if barriers} == {}
 
 
 #: Names of the controls that can be seen and used, in the order of the page, those of the report in its frame aside.
 CONTROLS = """(() => {
-  const all = "a[href], button, input, select, textarea, iframe, [tabindex='0']";
-  const seen = [...document.querySelectorAll(all)].filter((one) => !one.disabled && one.offsetHeight > 0);
+  const all = "a[href], button, input, select, textarea, iframe, summary, [tabindex='0']";
+  const seen = [...document.querySelectorAll(all)].filter((one) => !one.disabled && one.checkVisibility());
   window.controls = seen;
   return seen.map((one) => one.id || one.getAttribute("aria-label") || one.textContent.trim());
 })()"""
@@ -166,7 +172,16 @@ def test_tab_reaches_every_control_of_every_view(own_service, registry):
 
     async def play(page):
         await page.open(service.url)
-        for show in (show_search, show_difference, show_jobs, show_models, show_keys, show_audit, show_sign_in):
+        for show in (
+            show_search,
+            show_difference,
+            show_jobs,
+            show_models,
+            show_schedules,
+            show_keys,
+            show_audit,
+            show_sign_in,
+        ):
             await show(page)
             names, found = await reached(page)
             assert found == names, show.__name__
@@ -210,7 +225,8 @@ def test_a_plan_is_made_explained_compared_and_deleted_by_keyboard_alone(own_ser
         await page.press("Enter")
         await page.until("document.querySelectorAll('#listed input').length === 2")
         await tab_to(page, "text")
-        await page.press("Tab", times=3)  # the button, the list, the first plan
+        while await page.value("document.activeElement.type") != "checkbox":
+            await page.press("Tab")
         await page.press(" ")
         await page.press("Tab", times=2)  # past the plan's link
         await page.press(" ")
@@ -218,9 +234,10 @@ def test_a_plan_is_made_explained_compared_and_deleted_by_keyboard_alone(own_ser
         await tab_to(page, "diff")
         await page.press("Enter")
         await page.shown("difference")
-        await tab_to(page, await page.value("document.querySelector('#listed a').textContent"))
+        await tab_to(page, await page.value("document.querySelector('#side-by-side a').textContent"))
         await page.press("Enter")
         await page.until("location.hash.startsWith('#one/')")
+        await page.value("window.confirm = () => true")
         await tab_to(page, "delete")
         await page.press("Enter")
         await page.until("location.hash === '#plans' && document.querySelectorAll('#listed a').length === 1")

@@ -47,6 +47,7 @@ def test_who_has_a_key_signs_in_and_out_also_after_a_reload(own_service, tmp_pat
         assert await page.value("document.cookie") == ""
         await page.value("location.reload()")
         await page.until("document.readyState === 'complete' && !document.getElementById('leave').hidden")
+        await page.until("document.getElementById('planner').options.length > 3")
         # More memory than there is: the job fails, and says what would help.
         await page.fill("#tables", "nvidia-medium")
         await page.fill("#topology", "a100-8")
@@ -127,7 +128,8 @@ def test_plans_are_made_watched_listed_compared_and_explained(own_service, tmp_p
         await page.shown("trying")
         await page.shown("improved")
         await page.until("document.getElementById('trying').offsetHeight === 0")
-        assert "twice the device memory" in await page.text("improvements")
+        assert "twice the device memory" in await page.text("hardware")
+        assert "another plan" in await page.text("settings")
         assert (await page.text("advice")).startswith(("Most would be gained by ", "None of the changes"))
         await page.go("plan")
         await page.click("#compare")
@@ -142,9 +144,11 @@ def test_plans_are_made_watched_listed_compared_and_explained(own_service, tmp_p
         await page.value("[...document.querySelectorAll('#listed input')].slice(0, 2).forEach((one) => one.click())")
         await page.click("#diff")
         await page.shown("difference")
+        await page.go("plans")
         await page.fill("#text", "no such name")
         await page.click("#find button")
         await page.until("document.querySelectorAll('#listed tbody tr').length === 0")
+        assert "No plan is stored that fits" in await page.text("listed")
         for name, rows in (("jobs", "#worked tbody tr"), ("models", "#trained tr")):
             await page.go(name)
             await page.until(f"document.querySelectorAll('{rows}').length >= 1")
@@ -235,7 +239,7 @@ def test_names_that_are_html_are_texts_everywhere(own_service):
         await page.shown("explained")
         await page.click("#improve")
         await page.shown("improved")
-        for element in ("binding", "alternatives", "improvements"):
+        for element in ("binding", "alternatives", "hardware", "settings"):
             await note(page, element)
         await page.go("plans")
         await page.until("document.querySelectorAll('#listed input').length === 2")
@@ -251,13 +255,16 @@ def test_names_that_are_html_are_texts_everywhere(own_service):
         await page.fill("#tables-text", json.dumps(tables))
         await page.fill("#topology-text", json.dumps(too_small))
         await page.click("#compare")
-        await page.shown("comparison")
+        await page.until("/onerror/.test(document.getElementById('compared').textContent)")
         await note(page, "compared")
         await page.go("jobs")
-        await page.until("document.querySelectorAll('#worked a').length === 3")
-        await page.value("location.hash = document.querySelector('#worked a').getAttribute('href')")
+        await page.until("document.querySelectorAll('#worked a').length >= 3")
+        rows = "[...document.querySelectorAll('#worked tbody tr')]"
+        await page.value(
+            f"location.hash = {rows}.find((one) => /used twice/.test(one.textContent)).querySelector('a').hash"
+        )
         await page.shown("log")
-        await page.until("document.getElementById('log').textContent !== ''")
+        await page.until("/used twice/.test(document.getElementById('log').textContent)")
         await note(page, "log")
         assert await page.value("document.title") == "autoshard"
         assert page.problems == []
@@ -278,7 +285,8 @@ def test_a_table_list_is_shown_mapped_and_planned(own_service, tmp_path):
         await page.open(service.url)
         await page.until("document.getElementById('planner').options.length > 3")
         await page.upload("#tables-file", file)
-        await page.until("/may mean rows or bytes/.test(document.getElementById('list-notes').textContent)")
+        await page.until("/may mean rows or bytes/.test(document.getElementById('message').textContent)")
+        assert await page.value("document.getElementById('tables-file').getAttribute('aria-invalid')") == "true"
         await page.fill("#columns select", "-")
         await page.until("/^2 tables/.test(document.getElementById('list-notes').textContent)")
         read = await page.value("[...document.querySelectorAll('#columns select')].map((one) => one.value)")
@@ -299,3 +307,130 @@ def test_a_table_list_is_shown_mapped_and_planned(own_service, tmp_path):
     with service.client() as client:
         tables = client.get(f"/v1/plans/{plan_id}").json()["plan"]["tables"]
     assert (tables["batch_size"], tables["tables"][0]["num_embeddings"]) == (4096, 1_234_567)
+
+
+@pytest.mark.slow
+@needs_browser
+def test_a_jobs_plan_is_found_compared_and_exported_in_five_clicks(own_service):
+    service = own_service("--workers", "1")
+    task = {"tables": "criteo-kaggle", "topology": "cpu-8"}
+    with service.client() as client:
+        yesterday = client.post("/v1/plans", json={**task, "planner": "size-greedy"}).json()["id"]
+        made = client.post("/v1/plans", json={**task, "planner": "lookup-greedy"}, headers={"Prefer": "respond-async"})
+    job_id = made.json()["id"]
+
+    async def play(page):
+        num_clicks = 0
+
+        async def click(selector):
+            nonlocal num_clicks
+            num_clicks += 1
+            await page.click(selector)
+
+        await page.open(service.url)
+        await page.until("document.getElementById('planner').options.length > 3")
+        await click("nav a[href='#jobs']")
+        await page.until("document.querySelectorAll('#worked a').length === 1")
+        await click("#worked a")
+        await page.until("document.querySelector('#job a[href^=\\'#one/\\']') !== null")
+        assert job_id in await page.value("location.hash")
+        await click("#job a[href^='#one/']")
+        await page.until("document.getElementById('other').options.length === 2")
+        num_clicks += 1
+        await page.fill("#other", yesterday)
+        await page.shown("difference")
+        assert await page.value("document.querySelectorAll('#side-by-side tbody tr.best').length") == 1
+        assert " ms → " in await page.text("changes")
+        address = await page.value("location.href")
+        await click("#side-by-side tr.best a[download]")
+        assert num_clicks == 5
+        await page.open("about:blank")
+        await page.open(address)
+        await page.shown("difference")
+        assert page.problems == []
+
+    browse(play)
+
+
+@pytest.mark.slow
+@needs_browser
+def test_what_was_typed_stays_and_a_service_that_is_gone_is_said_and_found_again(own_service, tmp_path):
+    service = own_service("--workers", "1")
+    port = service.url.rpartition(":")[2]
+    file = tmp_path / "tables.json"
+    file.write_text(json.dumps(tables_to_json(load_tables("criteo-kaggle"))))
+
+    async def play(page):
+        await page.open(service.url)
+        await page.until("document.getElementById('planner').options.length > 3")
+        await page.fill("#tables-text", "[1, 2]")
+        await page.until(
+            "document.getElementById('message').closest('fieldset')?.contains(document.getElementById('tables'))"
+        )
+        assert await page.value("document.getElementById('tables-text').getAttribute('aria-invalid')") == "true"
+        await page.upload("#tables-file", file)
+        await page.until("/^26 tables/.test(document.getElementById('list-notes').textContent)")
+        await page.click("#tables-remove")
+        await page.until("document.getElementById('tables-file').files.length === 0")
+        await page.fill("#tables-text", "name,rows")
+        await page.fill("#seed", "7")
+        await page.value("location.reload()")
+        await page.until("document.readyState === 'complete' && document.getElementById('seed').value === '7'")
+        assert await page.value("document.getElementById('tables-text').value") == "name,rows"
+        service.stop()
+        await page.until("document.getElementById('gone').offsetHeight > 0", 3)
+        again = own_service("--workers", "1", "--port", port)
+        assert again.url == service.url
+        await page.until("document.getElementById('gone').offsetHeight === 0", 10)
+        assert page.problems == []
+
+    browse(play)
+
+
+@pytest.mark.slow
+@needs_browser
+def test_lists_are_sorted_and_filtered_and_schedules_are_made(own_service):
+    service = own_service("--workers", "1")
+    with service.client() as client:
+        for planner in ("lookup-greedy", "size-greedy", "random"):
+            client.post("/v1/plans", json={"tables": "criteo-kaggle", "topology": "cpu-8", "planner": planner})
+
+    async def play(page):
+        await page.open(f"{service.url}/#plans")
+        await page.until("document.querySelectorAll('#listed tbody tr').length === 3")
+        column = "[...document.querySelectorAll('#listed tbody tr')].map((one) => one.cells[4].textContent)"
+        await page.click("#listed button[value=planner]")
+        assert await page.value(column) == ["lookup-greedy", "random", "size-greedy"]
+        await page.click("#listed button[value=planner]")
+        assert await page.value(column) == ["size-greedy", "random", "lookup-greedy"]
+        await page.fill("#by-planner", "random")
+        await page.click("#find > button")
+        await page.until("document.querySelectorAll('#listed tbody tr').length === 1")
+        await page.click("#listed a")
+        await page.until("document.getElementById('other').options.length === 3")
+        await page.fill("#plan-name", "ranker of the week")
+        await page.click("#labels button")
+        await page.until("document.getElementById('labelled').textContent === 'Kept.'")
+        await page.value("window.confirm = () => true")
+        await page.click("#delete")
+        await page.until("/No plan is stored/.test(document.getElementById('listed').textContent)")
+        await page.click("#deleted")
+        await page.click("#find > button")
+        await page.until("document.querySelectorAll('#listed td button').length === 1")
+        await page.click("#listed td button")
+        await page.until("/No plan is stored/.test(document.getElementById('listed').textContent)")
+        await page.click("#deleted")
+        await page.fill("#by-planner", "")
+        await page.fill("#text", "of the week")
+        await page.click("#find > button")
+        await page.until("document.querySelectorAll('#listed tbody tr').length === 1")
+        await page.go("schedules")
+        await page.until("/make the first/.test(document.getElementById('schedules').textContent)")
+        await page.fill("#schedule-name", "nightly")
+        await page.click("#new-schedule button")
+        await page.until("document.querySelectorAll('#schedules tbody tr').length === 1")
+        await page.click("#schedules button")
+        await page.until("/paused/.test(document.getElementById('schedules').textContent)")
+        assert page.problems == []
+
+    browse(play)

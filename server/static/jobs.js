@@ -1,0 +1,97 @@
+"use strict";
+
+/* What the service works on by itself: jobs, schedules that make them, and the models and samples that come of it. */
+
+import { button, cells, fill, headings, link, short, state } from "./drawing.js";
+import { ask, find, guarded, reason, states } from "./service.js";
+
+const UNFINISHED = ["queued", "running"];
+
+let watched = null;
+
+export async function showJobs(columns) {
+  const page = await ask("GET", "/v1/jobs?limit=50");
+  const again = (id, change) => async () => {
+    await ask("POST", `/v1/jobs/${id}/${change}`);
+    await showJobs(columns);
+  };
+  const rows = page.jobs.map((job) => [
+    ...cells(columns, job, { id: () => link(short(job.id), `#jobs/${job.id}`) }),
+    UNFINISHED.includes(job.state) ? button("Cancel", again(job.id, "cancel"))
+      : job.state !== "succeeded" ? button("Try again", again(job.id, "retry")) : ""]);
+  fill("worked", headings(columns, [], ["change"]), rows, "There are no jobs yet. A search under Plan is one; schedules make others.");
+}
+
+export function watch(id, columns) {
+  if (watched) watched.close();
+  find("watched").hidden = !id;
+  if (!id) return;
+  watched = states(id, async (job, isOver) => {
+    const values = cells(columns, job);
+    state("job", [
+      ...columns.map(({ title }, index) => [title, values[index]]).filter(([title]) => title !== "progress"),
+      ["begun, UTC", job.started_at && job.started_at.slice(0, 19).replace("T", " ")],
+      ["ended, UTC", job.finished_at && job.finished_at.slice(0, 19).replace("T", " ")],
+      ["made", job.plan_id ? link(`plan ${short(job.plan_id)}`, `#one/${job.plan_id}`)
+        : job.state === "succeeded" && /^(train|calibrate)/.test(job.kind) ? link("a trained model", "#models")
+        : job.state === "succeeded" && job.kind === "collect" ? link("samples", "#models")
+        : job.state === "succeeded" ? link("its result", `/v1/jobs/${id}/result`) : ""],
+      ["why it has none", job.problem ? reason(job.problem, "") : ""],
+    ]);
+    find("log").textContent = job.log || (isOver ? "It has written nothing." : "Nothing is written yet.");
+    if (isOver) await showJobs(columns);
+  });
+}
+
+export const unwatch = () => { if (watched) watched.close(); };
+
+export async function showModels(columns) {
+  const found = await ask("GET", "/v1/models");
+  const actions = (model) => {
+    const change = (alias) => async () => {
+      if (!confirm(`Make ${model.id} the ${alias} version of ${model.name}? Plans ${alias === "production" ? "are priced by it from now on" : "are priced by it in the shadow"}.`)) return;
+      await ask("POST", `/v1/models/${model.kind}/${model.name}/promotions`, { version: model.id, alias });
+      await showModels(columns);
+    };
+    const both = document.createElement("span");
+    both.append(button("Try", change("candidate")), " ", button("Promote", change("production")));
+    return both;
+  };
+  fill("trained", headings(columns, [], ["change"]), found.models.map((one) => [...cells(columns, one), one.used ? "" : actions(one)]),
+    "No model is trained here: plans are priced by those that come with autoshard. A job of the kind calibrate fits one to this machine.");
+  const samples = await ask("GET", "/v1/samples");
+  fill("samples", [["kind"], ["device"], ["samples", "number"]], samples.samples.map((one) => [one.kind, one.device, one.num_samples.toLocaleString("en")]),
+    "There are no samples yet. A job of the kind collect measures some, and autoshard collect sends those of another machine.");
+  find("refused").hidden = samples.quarantined.length === 0;
+  fill("quarantined", [["file"], ["from"], ["what is wrong", "name"]], samples.quarantined.map((one) => [short(one.id), one.owner, one.detail]));
+}
+
+export async function showSchedules(columns) {
+  const found = await ask("GET", "/v1/schedules");
+  const rows = found.schedules.map((one) => {
+    const path = `/v1/schedules/${one.name}`;
+    const both = document.createElement("span");
+    both.append(
+      button(one.is_paused ? "Resume" : "Pause", async () => {
+        await ask("POST", `${path}/${one.is_paused ? "resume" : "pause"}`);
+        await showSchedules(columns);
+      }), " ",
+      button("Delete", async () => {
+        if (!confirm(`Delete the schedule ${one.name}? It makes no more jobs.`)) return;
+        await ask("DELETE", path);
+        await showSchedules(columns);
+      }));
+    return [...cells(columns, one, { is_paused: () => (one.is_paused ? "paused" : "") }), both];
+  });
+  fill("schedules", headings(columns, [], ["change"]), rows, "There are no schedules yet: make the first above.");
+}
+
+export const makeSchedule = (columns) => guarded(async () => {
+  const seconds = find("schedule-seconds").value;
+  const timed = ["collect", "calibrate", "train-policy"].includes(find("schedule-kind").value) && seconds;
+  await ask("POST", "/v1/schedules", {
+    name: find("schedule-name").value.trim(), cron: find("schedule-cron").value.trim(), kind: find("schedule-kind").value,
+    body: timed ? { seconds: Number(seconds) } : {},
+  });
+  await showSchedules(columns());
+});
