@@ -278,9 +278,13 @@ class ServiceEndpoints:
         return self._post(_at(_MODELS, kind, name, "rollbacks"), _as(ModelState), body)
 
     @Endpoint
-    def make_job(self, kind: str, body: Mapping[str, Any]) -> Exchange[Job]:
-        """Makes a job of a kind (`plan`, `compare`, `collect`, `calibrate`, `train-cost`, `train-policy`)."""
-        return self._post(_at(_JOBS, kind), _as(Job), body)
+    def make_job(self, kind: str, body: Mapping[str, Any], *, priority: int = 0) -> Exchange[Job]:
+        """Makes a job of a kind (`plan`, `compare`, `collect`, `calibrate`, `train-cost`, `train-policy`).
+
+        Those of a higher priority, from -9 to 9, begin first; above 0 needs the scope `admin`.
+        """
+        path = _at(_JOBS, kind)
+        return self._post(f"{path}?priority={priority}" if priority else path, _as(Job), body)
 
     @Endpoint
     def list_jobs(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autoshard.api import MAX_TIME_LIMIT_S, PlanAnswer, PlanBody, PlanJobBody, ReplanBody
+from autoshard.api import MAX_TIME_LIMIT_S, JobTask, PlanAnswer, PlanBody, PlanJobBody, ReplanBody
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import InputError
 from autoshard.formats import TableList, digest, plan_to_json
@@ -28,9 +28,9 @@ def answer_plan_or_accept(body: PlanJobBody, context: TaskContext) -> Reply:
 
 
 def answer_check_plan(body: PlanJobBody, context: TaskContext) -> Reply:
-    """Checks a task that a job is to plan."""
+    """Checks a task that a job is to plan; the answer is a `JobTask`."""
     task_of(body.tables, body.topology, context.settings, lambda _: None)
-    return Reply(status=ACCEPTED, body=b"")
+    return Reply(status=ACCEPTED, body=JobTask.of(body).model_dump_json().encode())
 
 
 def answer_plan(body: PlanBody, context: TaskContext) -> Reply:
