@@ -112,6 +112,9 @@ class JobAnswer(JobSummary):
     seen_at: str = Field(description="When its state and log were last known; 5 s ago at most while it runs.")
     finished_at: str | None
     is_cancelling: bool = Field(description="Whether it is to end, and has not yet.")
+    is_stopped: bool = Field(
+        default=False, description="Whether its search was to end early: its plan is the best one found until then."
+    )
     log: str = Field(description="The end of its log.")
     plan_id: str | None = Field(description="The plan that it made.")
     problem: Problem | None = Field(description="Why it failed.")

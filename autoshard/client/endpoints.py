@@ -309,6 +309,11 @@ class ServiceEndpoints:
         return self._post(_at(_JOBS, job_id, "cancel"), _as(Job))
 
     @Endpoint
+    def stop_job(self, job_id: str) -> Exchange[Job]:
+        """Stops the search of a job, which succeeds soon, with the best plan found until then."""
+        return self._post(_at(_JOBS, job_id, "stop"), _as(Job))
+
+    @Endpoint
     def retry_job(self, job_id: str) -> Exchange[Job]:
         """Begins another attempt of a job that failed or was cancelled."""
         return self._post(_at(_JOBS, job_id, "retry"), _as(Job))

@@ -6,6 +6,7 @@ import uuid
 import zlib
 from collections.abc import Collection
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, func, insert, or_, select, tuple_, update
@@ -24,6 +25,7 @@ _LISTED = (
     _OWNER,
 )
 _UNFINISHED = tuple(state for state in JobState if not state.is_final)
+_SEARCHING = (JobKind.PLAN, JobKind.COMPARE)
 _AGAIN = (JobState.FAILED, JobState.CANCELLED)
 #: Jobs that may wait or run, of all clients; one client may have half of them.
 _MAX_UNFINISHED = 100
@@ -87,6 +89,17 @@ class ClaimedJob:
     team: str
     client: str
     num_starts: int
+
+
+class JobOrder(Enum):
+    """What is to become of a job that runs."""
+
+    GO_ON = auto()
+    STOP = auto()
+    """It is to end soon, with what it has found."""
+    CANCEL = auto()
+    LEAVE = auto()
+    """Another run has it, or it has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,7 +265,7 @@ class JobStore:
                 num_starts=row.num_starts,
             )
 
-    def report(self, job: ClaimedJob, log: str) -> bool:
+    def report(self, job: ClaimedJob, log: str) -> JobOrder:
         """Says that a job is being done.
 
         Args:
@@ -260,7 +273,7 @@ class JobStore:
             log: The end of its log.
 
         Returns:
-            Whether to go on: not if somebody cancelled it, or another run has it by now.
+            What is to become of it.
 
         Raises:
             StorageError: If the database does not answer.
@@ -270,8 +283,12 @@ class JobStore:
         values = {"seen_us": now_us(), "log": text, "progress": lines[-1][:_MAX_PROGRESS] if lines else ""}
         with self._database.writing() as connection:
             found = update(JOBS).where(_is(job.run), JOBS.c.owner == job.owner, JOBS.c.state == JobState.RUNNING)
-            row = connection.execute(found.values(values).returning(JOBS.c.cancelled_us)).first()
-        return row is not None and row.cancelled_us is None
+            row = connection.execute(found.values(values).returning(JOBS.c.cancelled_us, JOBS.c.stopped_us)).first()
+        if row is None:
+            return JobOrder.LEAVE
+        if row.cancelled_us is not None:
+            return JobOrder.CANCEL
+        return JobOrder.GO_ON if row.stopped_us is None else JobOrder.STOP
 
     def release(self, job: ClaimedJob) -> None:
         """Gives a job back that is not done, for others to resume at once.
@@ -281,16 +298,6 @@ class JobStore:
         """
         with self._database.writing() as connection:
             connection.execute(update(JOBS).where(_is(job.run), JOBS.c.owner == job.owner).values(seen_us=0))
-
-    def is_cancelled(self, run: JobRun) -> bool:
-        """Whether somebody cancelled an attempt.
-
-        Raises:
-            StorageError: If the database does not answer.
-        """
-        query = select(JOBS.c.id).where(_is(run), JOBS.c.cancelled_us.is_not(None))
-        with self._database.reading() as connection:
-            return connection.execute(query).first() is not None
 
     def finish(self, connection: Connection, run: JobRun, end: JobEnd) -> bool:
         """Ends an attempt, once.
@@ -330,6 +337,25 @@ class JobStore:
             connection.execute(update(JOBS).where(_is(run)).values(cancelled_us=now))
         return self.described(connection, job_id, team)
 
+    def stop(self, connection: Connection, job_id: str, team: str) -> JobAnswer:
+        """Has the search of a job end soon, with the best plan found; of one that has ended, nothing changes.
+
+        Args:
+            connection: A transaction that writes.
+            job_id: The job.
+            team: Whose it is.
+
+        Raises:
+            UnknownJobError: If it is not there.
+            JobStateError: If it does not search, or waits still.
+        """
+        row = _row(connection, job_id, team)
+        if row.kind not in _SEARCHING or row.state == JobState.QUEUED:
+            raise JobStateError(f"the {row.kind} job is {row.state}; a plan or comparison that runs can be stopped")
+        running = and_(_is(JobRun(id=row.id, attempt=row.attempt)), JOBS.c.state == JobState.RUNNING)
+        connection.execute(update(JOBS).where(running, JOBS.c.stopped_us.is_(None)).values(stopped_us=now_us()))
+        return self.described(connection, job_id, team)
+
     def retry(self, connection: Connection, job_id: str, team: str) -> JobAnswer:
         """Begins another attempt of a job that failed or was cancelled.
 
@@ -348,7 +374,7 @@ class JobStore:
             self._check_room(connection, row.client)
         run = JobRun(id=row.id, attempt=row.attempt)
         values = {"state": JobState.QUEUED, "attempt": run.attempt + 1, "seen_us": now_us(), "num_starts": 0}
-        cleared = dict.fromkeys(("owner", "problem", "started_us", "finished_us", "cancelled_us"))
+        cleared = dict.fromkeys(("owner", "problem", "started_us", "finished_us", "cancelled_us", "stopped_us"))
         statement = update(JOBS).where(_is(run), JOBS.c.state.in_(_AGAIN)).values({**values, **cleared})
         if connection.execute(statement).rowcount == 0:
             raise JobStateError(f"the job is {row.state}; one that failed or was cancelled can be tried again")
@@ -378,5 +404,11 @@ def _answer(row: Row[*tuple[Any, ...]], queue: JobQueue | None) -> JobAnswer:
     is_cancelling = row.state == JobState.RUNNING and row.cancelled_us is not None
     problem = None if row.problem is None else Problem.model_validate_json(row.problem)
     return JobAnswer.model_validate(
-        {**_told(row, queue), "owner": row.client, "is_cancelling": is_cancelling, "problem": problem}
+        {
+            **_told(row, queue),
+            "owner": row.client,
+            "is_cancelling": is_cancelling,
+            "is_stopped": row.stopped_us is not None,
+            "problem": problem,
+        }
     )

@@ -143,6 +143,7 @@ JOBS = Table(
     Column("seen_us", BigInteger, nullable=False),
     Column("finished_us", BigInteger),
     Column("cancelled_us", BigInteger),
+    Column("stopped_us", BigInteger),
     Column("request", LargeBinary, nullable=False),
     Column("task", Text),
     Column("priority", Integer),

@@ -245,6 +245,19 @@ class Storage:
             record(connection, actor, "job.cancel", job_id)
         return answer
 
+    def stop_job(self, job_id: str, actor: Principal) -> JobAnswer:
+        """Has a job's search end, as `JobStore.stop`.
+
+        Raises:
+            UnknownJobError: If it is not there.
+            JobStateError: If it does not search, or waits still.
+            StorageError: If the database does not answer.
+        """
+        with self.database.writing() as connection:
+            answer = self.jobs.stop(connection, job_id, actor.team)
+            record(connection, actor, "job.stop", job_id)
+        return answer
+
     def retry_job(self, job_id: str, actor: Principal) -> JobAnswer:
         """Begins another attempt, as `JobStore.retry`.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autoshard.api import ComparisonAnswer, ComparisonBody, JobTask
 from autoshard.core.errors import FormatError
 from autoshard.core.quoting import shown
@@ -30,7 +32,7 @@ def answer_compare(body: ComparisonBody, context: TaskContext) -> Reply:
         registry=context.registry,
         risk=body.risk,
     )
-    rows = compare(body.planners, request, options=body.options)
+    rows = compare(body.planners, replace(request, is_stopped=context.is_stopped), options=body.options)
     answer = ComparisonAnswer(
         comparison=COMPARISON.to_json((rows, None)),
         plans={row.planner: plan_to_json(row.plan) for row in rows if row.plan is not None},

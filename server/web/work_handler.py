@@ -205,6 +205,10 @@ class WorkHandler:
         structlog.contextvars.bind_contextvars(
             work=work.kind.value, **({"planner": reply.planner} if reply.planner else {})
         )
+        # Of RFC 8941's lists, as browsers show it.
+        times_ms = {"queue": 1000 * reply.waited_s, "work": 1000 * reply.worked_s}
+        request.state.timing = ", ".join(f"{name};dur={value:.1f}" for name, value in times_ms.items())
+        structlog.contextvars.bind_contextvars(**{f"{name}_ms": round(value, 1) for name, value in times_ms.items()})
         answer = KeptAnswer(status=reply.status, body=reply.body)
         if reply.status >= 500 and keyed is not None:
             await run_in_threadpool(self._give_up, keyed)
@@ -221,8 +225,12 @@ class WorkHandler:
 
 def _answered(answer: KeptAnswer, request: Request, media_type: str = "application/json") -> Response:
     request.state.buffer.answer(len(answer.body))
+    timing = getattr(request.state, "timing", None)
     return Response(
-        answer.body, status_code=answer.status, media_type=media_type if answer.status < 400 else MEDIA_TYPE
+        answer.body,
+        status_code=answer.status,
+        headers=None if timing is None else {"Server-Timing": timing},
+        media_type=media_type if answer.status < 400 else MEDIA_TYPE,
     )
 
 

@@ -1,6 +1,7 @@
 """Jobs: done once, also where processes are killed; on SQLite and on PostgreSQL."""
 
 import json
+import re
 import signal
 import threading
 import time
@@ -20,7 +21,7 @@ from server.jobs.runner import JobRunner
 from server.problems import BusyError, ClientBusyError, StorageError
 from server.settings import ServerSettings
 from server.storage.database import Database
-from server.storage.jobs import LOST_S, JobEnd, JobRun, JobStore, NewJob
+from server.storage.jobs import LOST_S, JobEnd, JobOrder, JobRun, JobStore, NewJob
 from server.storage.location import DATABASE_VARIABLE, parsed_url
 from server.storage.schema import JOBS
 from server.storage.storage import Storage
@@ -53,7 +54,9 @@ def test_a_plan_of_a_job_is_that_of_a_request(client):
     answer = client.post("/v1/plans", json=TASK, headers={"Prefer": "respond-async"})
     assert answer.status_code == 202
     job = until(client, answer.json()["id"], "succeeded", "failed")
-    plan = client.post("/v1/plans", json=TASK).json()
+    answer = client.post("/v1/plans", json=TASK)
+    assert re.fullmatch(r"queue;dur=\d+\.\d, work;dur=\d+\.\d", answer.headers["server-timing"])
+    plan = answer.json()
     assert job["plan_id"] == plan["id"]
     assert client.get(f"/v1/jobs/{job['id']}/result").json() == plan
     listed = client.get("/v1/jobs", params={"kind": "plan", "state": "succeeded"}).json()["jobs"]
@@ -110,6 +113,30 @@ def test_a_job_that_is_cancelled_ends(client):
     assert client.post(f"/v1/jobs/{job}/cancel").json()["is_cancelling"]
     assert until(client, job, "cancelled", "succeeded")["state"] == "cancelled"
     assert client.post(f"/v1/jobs/{job}/cancel").json()["state"] == "cancelled"
+
+
+def test_a_search_that_is_stopped_keeps_its_best_plan(client):
+    job, waiting = (made(client, body={**LONG, "time_limit_s": 3600}) for _ in range(2))
+    until(client, job, "running")
+    refused = client.post(f"/v1/jobs/{waiting}/stop")
+    assert (refused.status_code, refused.json()["type"]) == (409, "urn:autoshard:problem:job-state")
+    client.post(f"/v1/jobs/{waiting}/cancel")
+    wait_for_log(client, job, "best ")
+    assert client.post(f"/v1/jobs/{job}/stop").json()["is_stopped"]
+    found = until(client, job, "succeeded", "failed", "cancelled", wait_s=30)
+    assert (found["state"], found["is_stopped"]) == ("succeeded", True)
+    answer = client.get(f"/v1/jobs/{job}/result").json()
+    assert "stopped by request" in answer["plan"]["provenance"]["models"]["search"]
+    assert "the search was stopped after" in answer["warnings"][0]
+    assert client.get(f"/v1/plans/{found['plan_id']}").json() == answer
+    assert client.post(f"/v1/jobs/{job}/stop").json()["state"] == "succeeded"
+
+
+def wait_for_log(client, job, text):
+    deadline = time.monotonic() + WAIT_S
+    while text not in client.get(f"/v1/jobs/{job}").json()["log"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 @pytest.mark.slow
@@ -326,8 +353,8 @@ def test_a_job_whose_run_is_silent_is_done_by_another_one_and_ended_once(stored)
     assert (found.run, found.num_starts) == (lost.run, 2)
     assert stored.jobs.claim().run.id == waiting
     assert stored.jobs.claim() is None
-    assert not stored.jobs.report(lost, "late")
-    assert stored.jobs.report(found, "on time")
+    assert stored.jobs.report(lost, "late") is JobOrder.LEAVE
+    assert stored.jobs.report(found, "on time") is JobOrder.GO_ON
     end = JobEnd(state=JobState.SUCCEEDED, result=b"{}")
     assert [stored.finish_job(job, end, None) for job in (found, lost)] == [True, False]
 

@@ -164,6 +164,7 @@ def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
             max_steps=search.steps or None,
             floor_ms=_slowest_alone_ms(space) if search.by_kernels else 0.0,
             offers=offers,
+            is_stopped=request.is_stopped,
         )
         status = (
             f"stopped by {improved.stopped} after {improved.num_steps} steps: {starts[0][0]:.6g} ms ({chosen[0].name}) "

@@ -162,6 +162,17 @@ class JobHandler:
         self._check(job_id, actor)
         return self._storage.cancel_job(job_id, actor)
 
+    def stop(self, job_id: str, actor: Principal) -> JobAnswer:
+        """Has a job's search end, with the best plan found.
+
+        Raises:
+            UnknownJobError: If it is not there.
+            ForbiddenError: If the actor must not do jobs of its kind.
+            JobStateError: If it does not search, or waits still.
+        """
+        self._check(job_id, actor)
+        return self._storage.stop_job(job_id, actor)
+
     def retry(self, job_id: str, actor: Principal) -> JobAnswer:
         """Begins another attempt of a job that failed or was cancelled.
 
@@ -274,6 +285,17 @@ def _add_changing(app: FastAPI, jobs: JobHandler) -> None:
     @opened_to(Door.ANY_KEY)
     def cancel_job(job_id: _StoredId, request: Request) -> JobAnswer:
         return jobs.cancel(job_id, request.state.actor)
+
+    @app.post(
+        "/v1/jobs/{job_id}/stop",
+        tags=["jobs"],
+        summary="Stop a job's search, and keep the best plan found",
+        status_code=202,
+        responses=problems(400, 404, 409, 503),
+    )
+    @opened_to(Door.ANY_KEY)
+    def stop_job(job_id: _StoredId, request: Request) -> JobAnswer:
+        return jobs.stop(job_id, request.state.actor)
 
     @app.post(
         "/v1/jobs/{job_id}/retry",
