@@ -37,7 +37,7 @@ class BodyTimeoutError(InputError):
 
 
 class MediaTypeError(InputError):
-    """A request body that is not declared as JSON."""
+    """A request body that is not declared as what is read here."""
 
     kind = "media-type"
 

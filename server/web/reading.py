@@ -112,7 +112,7 @@ async def read_body(
         expected: Its media type.
 
     Raises:
-        MediaTypeError: If it is declared as another one.
+        MediaTypeError: If it is declared as another one, or as compressed.
         BodyTooLargeError: If its length, or the length in its header, is above the limit.
         BodyTimeoutError: If it does not arrive in time.
         RetryError: If too many bytes are held already.
@@ -120,6 +120,9 @@ async def read_body(
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if media_type != expected:
         raise MediaTypeError(f"must be {expected}, got {media_type[:100]!r}", field="content-type")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise MediaTypeError(f"must be identity, got {encoding[:100]!r}", field="content-encoding")
     most, buffer = min(max_bytes, settings.max_body_bytes), request.state.buffer
     too_large = BodyTooLargeError(f"must have at most {most:,} bytes", field="body")
     length = request.headers.get("content-length", "")
