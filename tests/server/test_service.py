@@ -152,6 +152,7 @@ def test_an_infeasible_task_says_what_is_missing(client):
 
 def test_other_media_types_paths_and_methods_are_refused(client):
     problem(client.post("/v1/plans", content="{}", headers={"content-type": "text/plain"}), 415, "media-type")
+    problem(client.get("/v1/plans", params={"plannr": "auto"}), 400, "invalid-format")
     compressed = {"content-type": "application/json", "content-encoding": "gzip"}
     problem(client.post("/v1/plans", content=b"x", headers=compressed), 415, "media-type")
     for answer, status in ((client.get("/nothing"), 404), (client.put("/v1/plans"), 405)):
