@@ -24,7 +24,7 @@ def add_health(app: FastAPI, pool: WorkerPool, storage: Storage, is_draining: Ca
         is_draining: Whether the service was told to stop.
     """
 
-    @app.get("/livez", tags=["health"], summary="Whether the process is alive")
+    @app.get("/livez", tags=["health"], summary="Whether the process is alive", response_model_exclude_none=True)
     @opened_to(Door.ANYBODY)
     async def livez() -> Health:
         return Health(status="alive")
@@ -33,6 +33,7 @@ def add_health(app: FastAPI, pool: WorkerPool, storage: Storage, is_draining: Ca
         "/readyz",
         tags=["health"],
         summary="Whether plans can be made and stored",
+        response_model_exclude_none=True,
         responses={
             503: {
                 "model": Health,
@@ -42,23 +43,23 @@ def add_health(app: FastAPI, pool: WorkerPool, storage: Storage, is_draining: Ca
     )
     @opened_to(Door.ANYBODY)
     async def readyz(response: Response) -> Health:
-        status = "draining" if is_draining() else await readiness(pool, storage)
-        response.status_code = 200 if status == "ready" else 503
-        return Health(status=status)
+        health = Health(status="draining") if is_draining() else await readiness(pool, storage)
+        response.status_code = 200 if health.status == "ready" else 503
+        return health
 
 
-async def readiness(pool: WorkerPool, storage: Storage) -> str:
+async def readiness(pool: WorkerPool, storage: Storage) -> Health:
     """`ready`, or what is missing.
 
     A full queue is ready: its requests are answered with `Retry-After`, and without this service they would all go to
     the others, which are as full. A queue that no process takes from is not.
     """
     if not pool.is_ready:
-        return "loading"
+        return Health(status="loading")
     if pool.num_idle + pool.num_running == 0:
-        return "no workers"
+        return Health(status="no workers")
     try:
         await run_in_threadpool(storage.database.check)
-    except StorageError:
-        return "no database"
-    return "ready"
+    except StorageError as error:
+        return Health(status="no database", detail=error.message)
+    return Health(status="ready")

@@ -37,7 +37,7 @@ class BodyTimeoutError(InputError):
 
 
 class MediaTypeError(InputError):
-    """A request body that is not declared as JSON."""
+    """A request body that is not declared as what is read here."""
 
     kind = "media-type"
 
@@ -61,9 +61,16 @@ class HostError(InputError):
 
 
 class RetryError(AutoshardError):
-    """A request that may succeed later; answers carry `Retry-After`."""
+    """A request that may succeed later; answers carry `Retry-After`.
 
-    retry_after_s = 1
+    Args:
+        message: Why not now.
+        retry_after_s: Seconds until it may be sent again.
+    """
+
+    def __init__(self, message: str, retry_after_s: int = 1, **where: str) -> None:
+        super().__init__(message, **where)
+        self.retry_after_s = retry_after_s
 
 
 class BusyError(RetryError):
@@ -79,18 +86,9 @@ class ClientBusyError(RetryError):
 
 
 class RateLimitError(RetryError):
-    """The client sends too many requests; try again.
-
-    Args:
-        message: What is allowed.
-        retry_after_s: Seconds until the next one may be sent.
-    """
+    """The client sends too many requests; try again."""
 
     kind = "rate-limit"
-
-    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
 
 
 class NotReadyError(RetryError):

@@ -45,7 +45,10 @@ def run_service(settings: ServerSettings) -> None:
         AutoshardError: If the models cannot be loaded.
     """
     give_back_large_blocks()
-    with closing(listening(settings.host, settings.port)) as listener, closing(open_storage()) as storage:
+    with (
+        closing(listening(settings.host, settings.port)) as listener,
+        closing(open_storage(settings.num_jobs)) as storage,
+    ):
         first_secret = provide_keys(settings, listener, storage.keys)
         set_up_logs()
         if first_secret is not None:

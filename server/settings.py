@@ -85,8 +85,14 @@ class ServerSettings:
         typer.Option("--queue", min=1, max=10_000, help="Requests that may wait for a process; of one client, half."),
     ] = 32
     num_jobs: Annotated[
-        int, typer.Option("--jobs", min=1, max=64, help="Jobs that run at the same time, in processes of their own.")
-    ] = 1
+        int,
+        typer.Option(
+            "--jobs",
+            min=1,
+            max=64,
+            help="Jobs that run at the same time, in processes of their own; of one client, all but one.",
+        ),
+    ] = 2
     data: Annotated[
         Path | None,
         typer.Option(

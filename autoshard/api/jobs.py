@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Final
@@ -12,6 +13,8 @@ from autoshard.api.problems import Problem, RequestBody, examples
 from autoshard.api.tasks import ComparisonBody, PlanBody
 from autoshard.core.accepted import MAX_SEED
 
+#: Priorities of jobs; those above 0 are for admins.
+Priority = Annotated[int, Field(ge=-9, le=9)]
 JobId = Annotated[str, Field(pattern="^[0-9a-f]{32}$", description="The job's id.")]
 
 
@@ -41,7 +44,47 @@ class JobState(StrEnum):
         return self not in (JobState.QUEUED, JobState.RUNNING)
 
 
-class JobSummary(BaseModel):
+class JobTask(BaseModel):
+    """What a job was asked for, in few words; null is what jobs of its kind do not have."""
+
+    tables: str | None = Field(default=None, description="Name of the bundled table set, or the number of tables.")
+    topology: str | None = Field(default=None, description="Name of the bundled topology, or its ranks and device.")
+    planner: str | None = Field(default=None, description="Planner, or planners separated by commas.")
+    limit_s: int | None = Field(
+        default=None, title="limit, s", description="Seconds that it may plan, measure or train for, as it asks."
+    )
+
+    @classmethod
+    def of(cls, body: RequestBody) -> JobTask:
+        """What a request's body asks for."""
+        given = dict(body)
+        planners = given.get("planners") or [given["planner"]] if "tables" in given else []
+        limit_s = given["time_limit_s"] * len(planners) if planners else given.get("seconds")
+        return cls(
+            tables=_tables_text(given.get("tables")),
+            topology=_topology_text(given.get("topology")),
+            planner=", ".join(planners)[:_MAX_TEXT] or None,
+            limit_s=None if limit_s is None else math.ceil(limit_s),
+        )
+
+
+_MAX_TEXT: Final = 128
+
+
+def _tables_text(given: Any) -> str | None:
+    if given is None or isinstance(given, str):
+        return given
+    rows = given if isinstance(given, list) else given.get("tables", given.get("rows"))
+    return f"{len(rows):,} tables" if isinstance(rows, list) else "a table list"
+
+
+def _topology_text(given: Any) -> str | None:
+    if given is None or isinstance(given, str):
+        return given
+    return f"{given.get('world_size')} ranks of {given.get('device')}"[:_MAX_TEXT]
+
+
+class JobSummary(JobTask):
     """A job, in a list."""
 
     id: Annotated[JobId, Field(title="job")]
@@ -51,6 +94,13 @@ class JobSummary(BaseModel):
     created_at: str = Field(title="made, UTC", description="When it was asked for, UTC (ISO 8601).")
     owner: str = Field(
         description="Who asked for it: a key, a token's subject, a schedule, or an address without keys."
+    )
+    priority: int = Field(default=0, description="Jobs of a higher one begin first.")
+    position: int | None = Field(default=None, description="Its place in the queue, 1 for the next; null once begun.")
+    begins_in_s: int | None = Field(
+        default=None,
+        title="begins in, s",
+        description="Seconds until it begins, if the jobs before it take as long as they asked for.",
     )
     progress: str = Field(description="The last line of its log.")
 
@@ -62,6 +112,9 @@ class JobAnswer(JobSummary):
     seen_at: str = Field(description="When its state and log were last known; 5 s ago at most while it runs.")
     finished_at: str | None
     is_cancelling: bool = Field(description="Whether it is to end, and has not yet.")
+    is_stopped: bool = Field(
+        default=False, description="Whether its search was to end early: its plan is the best one found until then."
+    )
     log: str = Field(description="The end of its log.")
     plan_id: str | None = Field(description="The plan that it made.")
     problem: Problem | None = Field(description="Why it failed.")

@@ -52,6 +52,9 @@ class PlanAnswer(BaseModel):
     id: PlanId
     plan: PlanObject = Field(description="The object of a plan.json (autoshard.plan/1).")
     notes: list[str] = Field(default_factory=list, description=_NOTES)
+    warnings: list[str] = Field(
+        default_factory=list, description="That its search was stopped, or had less than half of its time limit."
+    )
 
 
 class PlanFigures(BaseModel):

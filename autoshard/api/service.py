@@ -11,6 +11,7 @@ class Health(BaseModel):
     """State of the service."""
 
     status: str
+    detail: str | None = Field(default=None, description="What the database lacks.")
 
 
 class PlannerSummary(BaseModel):

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredPlan:
-    """A plan with the id under which the service has it."""
+    """A plan with the id under which the service has it, and what its search did not have of its time."""
 
     id: str
     plan: ShardingPlan
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ def stored_plan(found: httpx.Response) -> StoredPlan:
     from autoshard.formats import plan_from_json
 
     answer = PlanAnswer.model_validate_json(found.content)
-    return StoredPlan(id=answer.id, plan=plan_from_json(answer.plan, "plan"))
+    return StoredPlan(id=answer.id, plan=plan_from_json(answer.plan, "plan"), warnings=tuple(answer.warnings))
 
 
 def comparison(found: httpx.Response) -> ServedComparison:

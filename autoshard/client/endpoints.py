@@ -283,9 +283,13 @@ class ServiceEndpoints:
         return self._post(_at(_MODELS, kind, name, "rollbacks"), _as(ModelState), body)
 
     @Endpoint
-    def make_job(self, kind: str, body: Mapping[str, Any]) -> Exchange[Job]:
-        """Makes a job of a kind (`plan`, `compare`, `collect`, `calibrate`, `train-cost`, `train-policy`)."""
-        return self._post(_at(_JOBS, kind), _as(Job), body)
+    def make_job(self, kind: str, body: Mapping[str, Any], *, priority: int = 0) -> Exchange[Job]:
+        """Makes a job of a kind (`plan`, `compare`, `collect`, `calibrate`, `train-cost`, `train-policy`).
+
+        Those of a higher priority, from -9 to 9, begin first; above 0 needs the scope `admin`.
+        """
+        path = _at(_JOBS, kind)
+        return self._post(f"{path}?priority={priority}" if priority else path, _as(Job), body)
 
     @Endpoint
     def list_jobs(
@@ -308,6 +312,11 @@ class ServiceEndpoints:
     def cancel_job(self, job_id: str) -> Exchange[Job]:
         """Cancels a job."""
         return self._post(_at(_JOBS, job_id, "cancel"), _as(Job))
+
+    @Endpoint
+    def stop_job(self, job_id: str) -> Exchange[Job]:
+        """Stops the search of a job, which succeeds soon, with the best plan found until then."""
+        return self._post(_at(_JOBS, job_id, "stop"), _as(Job))
 
     @Endpoint
     def retry_job(self, job_id: str) -> Exchange[Job]:

@@ -31,6 +31,7 @@ class JobAction(StrEnum):
     LIST = "list"
     SHOW = "show"
     WAIT = "wait"
+    STOP = "stop"
     CANCEL = "cancel"
     RETRY = "retry"
 
@@ -63,9 +64,9 @@ class JobsOptions:
 
 
 def jobs(options: JobsOptions, as_json: JsonOption = False) -> None:
-    """Lists the jobs of a service, and shows, awaits, cancels or retries one.
+    """Lists the jobs of a service, and shows, awaits, stops, cancels or retries one.
 
-    `wait` follows a job to its end, and exits with 1 if it was not done.
+    `wait` follows a job to its end, and exits with 1 if it was not done. `stop` ends a search, and keeps the best plan.
 
     Example:
         autoshard jobs --server http://localhost:8000 --state running
@@ -85,6 +86,8 @@ def jobs(options: JobsOptions, as_json: JsonOption = False) -> None:
 
 def _done(client: Client, action: JobAction, job_id: str) -> Job:
     """The job after what is to be done with it."""
+    if action is JobAction.STOP:
+        return client.stop_job(job_id)
     if action is JobAction.CANCEL:
         return client.cancel_job(job_id)
     if action is JobAction.RETRY:

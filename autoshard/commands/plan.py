@@ -213,7 +213,10 @@ def _served(options: PlanOptions, server: str) -> ShardingPlan:
         start=None if options.start is None else read_plan(options.start),
     )
     with until(f"Planning at {server}", search.time_limit), open_client(server) as client:
-        return client.plan(task).plan
+        made = client.plan(task)
+    for warning in made.warnings:
+        warn(warning)
+    return made.plan
 
 
 def evaluate(options: EvaluateOptions, as_json: JsonOption = False) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -32,6 +32,8 @@ class PlanRequest:
         registry: Folder of trained models for planners that need one; None for the default.
         payload: Number formats in which the plan sends embeddings and gradients.
         start: An older plan of the same tables, to search from; for planners with `takes_start`.
+        is_stopped: Asked now and then by an anytime planner, which ends soon once it is true, with the best plan that
+            it has found.
     """
 
     tables: TableSet
@@ -44,6 +46,7 @@ class PlanRequest:
     registry: Path | None = None
     payload: Payload = field(default_factory=Payload)
     start: ShardingPlan | None = None
+    is_stopped: Callable[[], bool] = field(default=lambda: False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         FINITE_ABOVE_0.check_fields(self, "time_limit_s")

@@ -37,6 +37,8 @@ from server.tasks.reply import Reply
 
 #: Seconds between two lines that say how far a job is; the service looks at its log every second.
 PROGRESS_EVERY_S = 2.0
+#: Message of the service to a job's process: its search is to end.
+STOP = b"stop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +71,10 @@ def run_child(pipe: Connection, work: ChildWork) -> None:
     _print_to(work.log)
     _log_searches()
     print_progress(PROGRESS_EVERY_S)
-    threading.Thread(target=_end_with, args=(pipe,), daemon=True).start()
+    stop = threading.Event()
+    threading.Thread(target=_end_with, args=(pipe, stop), daemon=True).start()
     try:
-        reply = _reply(work)
+        reply = _reply(work, stop)
     except AutoshardError as error:
         problem = problem_of(error)
         print(error, file=sys.stderr, flush=True)
@@ -94,17 +97,22 @@ def _log_searches() -> None:
     searches.setLevel(logging.DEBUG)
 
 
-def _end_with(pipe: Connection) -> None:
-    """Ends this process and all that it started when the service's end of the pipe is closed, by its death too."""
+def _end_with(pipe: Connection, stop: threading.Event) -> None:
+    """Ends this process and all that it started when the service's end of the pipe is closed, by its death too.
+
+    Until then, a message that comes stops the search.
+    """
     try:
-        pipe.poll(None)
+        while True:
+            pipe.recv_bytes()
+            stop.set()
     finally:
         os.killpg(0, signal.SIGKILL)
 
 
-def _reply(work: ChildWork) -> Reply:
+def _reply(work: ChildWork, stop: threading.Event) -> Reply:
     body: Any = JOB_BODIES[work.kind].parse(parse_json(work.request))
-    context = TaskContext(settings=work.settings, allow_s=lambda _: None)
+    context = TaskContext(settings=work.settings, allow_s=lambda _: None, is_stopped=stop.is_set)
     if isinstance(body, PlanJobBody):
         return answer_plan(body, context)
     if isinstance(body, ComparisonBody):

@@ -1,8 +1,8 @@
 """Threads that do jobs and fire schedules, in each process of a database.
 
-The queue is the table of jobs. A thread claims a job for itself, and says while the job runs that it is still there; a
-job of which nothing was said for 10 s is claimed by the next free thread, of whichever process. A job ends in one
-transaction, once, also where two processes did it.
+The queue is the table of jobs. Threads claim jobs for themselves, those of a process one after the other, and say while
+a job runs that it is still there; one of which nothing was said for 10 s is claimed by the next free thread, of
+whichever process. A job ends in one transaction, once, also where two processes did it.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class JobEngine:
         self._runner = JobRunner(storage, settings)
         self._stopping = threading.Event()
         self._woken = threading.Event()
+        self._claiming, self._num_free = threading.Lock(), settings.num_jobs
         self._threads = [
             *(threading.Thread(target=self._repeat, args=(self._work,), name="job") for _ in range(settings.num_jobs)),
             threading.Thread(target=self._repeat, args=(self._fire,), name="schedules"),
@@ -71,9 +72,15 @@ class JobEngine:
                 self._stopping.wait(self._retry_s)
 
     def _work(self) -> None:
-        job = self._storage.jobs.claim()
+        with self._claiming:
+            job = self._storage.jobs.claim(is_last_place=self._num_free == 1)
+            self._num_free -= job is not None
         if job is not None:
-            self._runner.do(job)
+            try:
+                self._runner.do(job)
+            finally:
+                with self._claiming:
+                    self._num_free += 1
         elif self._woken.wait(_LOOK_S) and not self._stopping.is_set():
             self._woken.clear()
 

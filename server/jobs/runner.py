@@ -14,10 +14,10 @@ from pathlib import Path
 import structlog
 
 from autoshard.api import JobState, Problem
-from server.jobs.child import ChildWork, run_child
+from server.jobs.child import STOP, ChildWork, run_child
 from server.problems import InternalError, StorageError, problem_of
 from server.settings import ServerSettings
-from server.storage.jobs import ClaimedJob, JobEnd
+from server.storage.jobs import ClaimedJob, JobEnd, JobOrder
 from server.storage.storage import Storage
 from server.tasks.reply import PlanFacts, Reply
 
@@ -101,8 +101,11 @@ class JobRunner:
         process.start()
         theirs.close()
         try:
+            is_told = False
             while not ours.poll(LOOK_S):
-                self._look(job, work.log)
+                if self._look(job, work.log) and not is_told:
+                    ours.send_bytes(STOP)
+                    is_told = True
             reply = Reply.receive(ours)
             with suppress(StorageError):  # the log's end is told less than what was made
                 self._storage.jobs.report(job, self._tail(work.log))
@@ -115,17 +118,20 @@ class JobRunner:
             _end(process)
             ours.close()
 
-    def _look(self, job: ClaimedJob, log: Path) -> None:
-        """Stores the end of the log; raises if the work is to end."""
+    def _look(self, job: ClaimedJob, log: Path) -> bool:
+        """Stores the end of the log; whether the search is to end, and raises if the work is."""
         if self._stopping.is_set():
             self._storage.jobs.release(job)
             raise _AbandonedError
         try:
-            goes_on = self._storage.jobs.report(job, self._tail(log))
+            order = self._storage.jobs.report(job, self._tail(log))
         except StorageError:
-            return  # the job is lost to another run if this lasts, which the next report says
-        if not goes_on:
-            raise _CancelledError if self._storage.jobs.is_cancelled(job.run) else _AbandonedError
+            return False  # the job is lost to another run if this lasts, which the next report says
+        if order is JobOrder.CANCEL:
+            raise _CancelledError
+        if order is JobOrder.LEAVE:
+            raise _AbandonedError
+        return order is JobOrder.STOP
 
     def _tail(self, log: Path) -> str:
         try:

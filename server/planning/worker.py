@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
 
 import structlog
@@ -20,6 +24,8 @@ from server.tasks.reply import Reply
 from server.tasks.work import Work
 
 READY = b"ready"
+#: Ends the search of a process that plans: nobody waits for its plan any more.
+STOP_SIGNAL = signal.SIGUSR1
 
 _log = structlog.get_logger()
 
@@ -33,6 +39,8 @@ def run_worker(pipe: Connection, settings: ServerSettings) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    stop = threading.Event()
+    signal.signal(STOP_SIGNAL, lambda *_: stop.set())
     set_up_logs()
     give_back_large_blocks()
     try:
@@ -44,7 +52,9 @@ def run_worker(pipe: Connection, settings: ServerSettings) -> None:
     try:
         pipe.send_bytes(READY)
         while True:
-            answered(Work.receive(pipe), settings).send(pipe)
+            work = Work.receive(pipe)
+            stop.clear()
+            answered(work, settings, stop.is_set).send(pipe)
     except (EOFError, ConnectionError):
         return  # the service has gone
     except Exception as error:
@@ -67,19 +77,29 @@ def _load_models(settings: ServerSettings) -> None:
             _log.warning("planner unavailable", reason=str(error))
 
 
-def answered(work: Work, settings: ServerSettings) -> Reply:
-    """The answer to a request."""
+def answered(work: Work, settings: ServerSettings, is_stopped: Callable[[], bool] = lambda: False) -> Reply:
+    """The answer to a request.
+
+    Args:
+        work: The request.
+        settings: Limits and models.
+        is_stopped: Whether planners are to end soon.
+    """
+    begun_s = time.perf_counter()
     structlog.contextvars.clear_contextvars()
     structlog.contextvars.bind_contextvars(request_id=work.request_id)
     context = TaskContext(
         settings=settings.of_team(work.team),
         actor=work.actor,
         allow_s=lambda limit_s: _end_in(limit_s + settings.overtime_of(limit_s)),
+        is_stopped=is_stopped,
         started_s=work.received_s,
     )
     _end_in(settings.overtime_s)
     try:
-        return answer_work(work, context)
+        reply = answer_work(work, context)
+        waited_s = 0.0 if work.received_s is None else begun_s - work.received_s
+        return replace(reply, waited_s=waited_s, worked_s=time.perf_counter() - begun_s)
     except AutoshardError as error:
         return _problem(error)
     except (ArithmeticError, MemoryError, RecursionError):

@@ -7,25 +7,25 @@ the other.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import TypeVar
+from typing import Any
 
 import structlog
 
 from server.planning.queue import QueueLimits, WorkerQueue
-from server.planning.worker import READY, run_worker
-from server.problems import InternalError, NotReadyError, OvertimeError
+from server.planning.worker import READY, STOP_SIGNAL, run_worker
+from server.problems import ClientGoneError, InternalError, NotReadyError, OvertimeError
 from server.settings import ServerSettings
 from server.tasks.reply import Reply
-from server.tasks.work import Work
-
-T = TypeVar("T")
+from server.tasks.work import KEEPING, Work
 
 _log = structlog.get_logger()
 # A fork would copy the service's threads and sockets.
@@ -33,6 +33,9 @@ _context = multiprocessing.get_context("spawn")
 
 #: Seconds before a process that ended while it started is replaced, and before the next one after it, and so on.
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.5, 30.0
+#: Seconds that a search has to end of itself, once its client has left.
+_STOP_S = 0.5
+_GONE = "the client left before it was answered"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +46,10 @@ class _Worker:
     def exchange(self, work: Work) -> Reply:
         work.send(self.pipe)
         return Reply.receive(self.pipe)
+
+    def stop_search(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid or 0, STOP_SIGNAL)
 
     def end(self) -> None:
         # The pipe is not closed here: a thread may be waiting on it, and now reads its end.
@@ -131,13 +138,13 @@ class WorkerPool:
         Args:
             work: The request.
             client: Whose share of the workers it counts to.
-            gone: Is done when the client has left.
+            gone: Is done when the client has left: a search ends then, at once or with its process.
 
         Raises:
             NotReadyError: If the models are not loaded yet, or the service is stopped.
             ClientBusyError: As `check_room`.
             BusyError: As `check_room`, and if no worker was free for long.
-            ClientGoneError: If the client left before its turn.
+            ClientGoneError: If the client left before it was answered.
             OvertimeError: If the planner did not keep its time limit by far.
             InternalError: If the worker died.
         """
@@ -147,25 +154,43 @@ class WorkerPool:
         except asyncio.CancelledError:
             raise NotReadyError("the service is being stopped") from None
         try:
-            reply = await self._answer(worker, work)
+            reply = await self._answer(worker, work, None if work.kind in KEEPING else gone)
         finally:
             self._queue.leave(client)
         self._queue.put(worker)
+        if reply is None:
+            raise ClientGoneError(_GONE)
         return reply
 
-    async def _answer(self, worker: _Worker, work: Work) -> Reply:
+    async def _answer(self, worker: _Worker, work: Work, gone: asyncio.Future[None] | None) -> Reply | None:
+        """The answer; None for a client that left before."""
+        exchange = asyncio.get_running_loop().run_in_executor(self._threads, worker.exchange, work)
+        has_left = False
         try:
-            return await self._in_thread(worker.exchange, work)
+            if gone is not None:
+                either: set[asyncio.Future[Any]] = {exchange, gone}
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                has_left = not exchange.done()
+            if has_left:
+                worker.stop_search()
+                await asyncio.wait({exchange}, timeout=_STOP_S)
+                if not exchange.done():
+                    worker.end()
+            reply = await exchange
+            return None if has_left else reply
         except (EOFError, OSError):
             worker.process.join()
             self._replace(worker)
             if self._is_stopped:
                 raise NotReadyError("the service is being stopped") from None
+            if has_left:
+                raise ClientGoneError(_GONE) from None
             if worker.process.exitcode == -signal.SIGALRM:
                 raise OvertimeError("the planner went on long after its time limit, and was ended") from None
             _log.error("worker died", exit_code=worker.process.exitcode)
             raise InternalError("the planning process ended before it answered") from None
         except asyncio.CancelledError:  # only the end of the service cancels requests
+            exchange.cancel()
             worker.end()
             self._alive.discard(worker)
             raise NotReadyError("the service is being stopped") from None
@@ -196,7 +221,7 @@ class WorkerPool:
         worker = _Worker(process, ours)
         self._alive.add(worker)
         try:
-            message = await self._in_thread(worker.pipe.recv_bytes)
+            message = await asyncio.get_running_loop().run_in_executor(self._threads, worker.pipe.recv_bytes)
         except (EOFError, OSError):
             self._start_again(worker)
             return
@@ -225,9 +250,6 @@ class WorkerPool:
         if not self.is_ready and self._num_started >= self._settings.num_workers:
             self.is_ready = True
             self._on_ready()
-
-    async def _in_thread(self, function: Callable[..., T], *arguments: Work) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
 
 def _queue_limits(settings: ServerSettings) -> QueueLimits:

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import os
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, Table, create_engine, select
+import structlog
+from sqlalchemy import URL, Connection, Engine, Table, create_engine, delete, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from server.problems import StorageError
+from server.storage.schema import IDEMPOTENT_REQUESTS, now_us
 from server.storage.sqlite_file import WRITES, sqlite_engine
 
+_log = structlog.get_logger()
+#: What faults of databases mean, by a part of what these say.
+_CAUSES = {
+    "is full": "the disk of the database is full",
+    "No space left": "the disk of the database is full",
+    "readonly": "the database is read-only",
+    "read-only": "the database is read-only",
+    "disk I/O error": "the disk of the database fails",
+    "is locked": "another process has locked the database",
+}
+#: What a disk has to take that is ready again.
+_PROBE_BYTES = 64 << 10
 _POOL_SIZE = 8
 _POOL_WAIT_S = 5
 _CONNECT_S = 5
@@ -32,6 +48,7 @@ class Database:
     """
 
     def __init__(self, url: URL) -> None:
+        self._has_failed = False
         self.url = url
         """Its address."""
         self.is_sqlite = url.get_backend_name() == "sqlite"
@@ -56,10 +73,14 @@ class Database:
         """A transaction that writes: all of it is kept when it ends, or nothing.
 
         Raises:
-            StorageError: If the database does not answer.
+            StorageError: If the database does not answer, or its disk takes no more.
         """
-        with _errors_named(), self._engine.execution_options(**{WRITES: True}).begin() as connection:
-            yield connection
+        try:
+            with _errors_named(), self._engine.execution_options(**{WRITES: True}).begin() as connection:
+                yield connection
+        except StorageError:
+            self._has_failed = True
+            raise
 
     def insert_new(self, connection: Connection, table: Table, values: dict[str, Any]) -> bool:
         """Inserts a row unless one has its primary key; returns whether it did."""
@@ -68,13 +89,20 @@ class Database:
         return connection.execute(statement).first() is not None
 
     def check(self) -> None:
-        """Checks that the database answers.
+        """Checks that the database answers; once a write has failed, that it takes one of a plan's size.
 
         Raises:
             StorageError: If it does not.
         """
         with self.reading() as connection:
             connection.execute(select(1))
+        if self._has_failed:
+            row = {"client": "", "key": uuid.uuid4().hex, "fingerprint": "", "owner": "", "started_us": now_us()}
+            with self.writing() as connection:
+                connection.execute(insert(IDEMPOTENT_REQUESTS).values(**row, answer=os.urandom(_PROBE_BYTES)))
+            with self.writing() as connection:
+                connection.execute(delete(IDEMPOTENT_REQUESTS).where(IDEMPOTENT_REQUESTS.c.key == row["key"]))
+            self._has_failed = False
 
 
 @contextmanager
@@ -82,7 +110,10 @@ def _errors_named() -> Iterator[None]:
     try:
         yield
     except (OperationalError, InterfaceError, PoolTimeoutError) as error:
-        raise StorageError("the database does not answer") from error
+        cause = str(getattr(error, "orig", None) or error)
+        reason = next((said for part, said in _CAUSES.items() if part in cause), "the database does not answer")
+        _log.warning("database fault", reason=reason, cause=cause)
+        raise StorageError(reason) from error
 
 
 def _postgresql_engine(url: URL) -> Engine:

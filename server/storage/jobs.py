@@ -6,26 +6,53 @@ import uuid
 import zlib
 from collections.abc import Collection
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, case, func, insert, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, func, insert, or_, select, tuple_, update
 
-from autoshard.api import JobAnswer, JobKind, JobList, JobState, JobSummary, Problem
+from autoshard.api import JobAnswer, JobKind, JobList, JobState, JobSummary, JobTask, Problem
 from server.problems import BusyError, ClientBusyError, JobStateError, UnknownJobError
 from server.storage.database import Database
+from server.storage.job_queue import JobQueue
 from server.storage.paging import cursor_of, position_of
 from server.storage.schema import JOBS, now_us, told
 
 _IDS = "[0-9a-f]{32}"
-_LISTED = (JOBS.c.id, JOBS.c.kind, JOBS.c.state, JOBS.c.attempt, JOBS.c.created_us, JOBS.c.progress)
 _OWNER = JOBS.c.client.label("owner")
+_LISTED = (
+    *(JOBS.c[name] for name in ("id", "kind", "state", "attempt", "created_us", "task", "priority", "progress")),
+    _OWNER,
+)
 _UNFINISHED = tuple(state for state in JobState if not state.is_final)
+_SEARCHING = (JobKind.PLAN, JobKind.COMPARE)
+_AGAIN = (JobState.FAILED, JobState.CANCELLED)
 #: Jobs that may wait or run, of all clients; one client may have half of them.
 _MAX_UNFINISHED = 100
 _MAX_PROGRESS = 512
 #: Seconds without a sign from a job's run after which another one begins it again.
 LOST_S = 10.0
-_OTHERS = JOBS.alias("others")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewJob:
+    """A job that is to be stored.
+
+    Attributes:
+        kind: What it does.
+        request: JSON text of the request.
+        task: The request in few words, as JSON of `JobTask`.
+        client: Whose share of the jobs it counts to.
+        team: Whose it is.
+        priority: Those of a higher one begin first.
+    """
+
+    kind: JobKind
+    request: bytes
+    task: str
+    client: str
+    team: str
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +91,17 @@ class ClaimedJob:
     num_starts: int
 
 
+class JobOrder(Enum):
+    """What is to become of a job that runs."""
+
+    GO_ON = auto()
+    STOP = auto()
+    """It is to end soon, with what it has found."""
+    CANCEL = auto()
+    LEAVE = auto()
+    """Another run has it, or it has ended."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnd:
     """How an attempt ended.
@@ -86,39 +124,48 @@ class JobStore:
 
     Args:
         database: Where they are.
+        num_places: Jobs that run at the same time, by which it is estimated when others begin.
     """
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, num_places: int = 1) -> None:
+        self._database, self._num_places = database, num_places
 
-    def add(self, connection: Connection, kind: JobKind, request: bytes, client: str, team: str) -> str:
-        """Stores a job.
+    def add(self, connection: Connection, job: NewJob) -> str:
+        """Stores a job; returns its id.
 
         Args:
             connection: A transaction that writes.
-            kind: What it does.
-            request: JSON text of the request.
-            client: Whose share of the jobs it counts to.
-            team: Whose it is.
-
-        Returns:
-            Its id.
+            job: The job.
 
         Raises:
             ClientBusyError: If the client has as many jobs as one may have.
             BusyError: If there are as many jobs as may be.
         """
-        unfinished = select(func.count()).where(JOBS.c.state.in_(_UNFINISHED))
-        if (connection.scalar(unfinished.where(JOBS.c.client == client)) or 0) >= _MAX_UNFINISHED // 2:
-            raise ClientBusyError(f"{_MAX_UNFINISHED // 2} jobs of this client are unfinished, the most that may be")
-        if (connection.scalar(unfinished) or 0) >= _MAX_UNFINISHED:
-            raise BusyError(f"{_MAX_UNFINISHED} jobs are unfinished, the most that may be")
+        self._check_room(connection, job.client)
         job_id, now = uuid.uuid4().hex, now_us()
-        row = {"id": job_id, "kind": kind, "state": JobState.QUEUED, "attempt": 1, "num_starts": 0, "client": client}
-        row["team"] = team
-        empty = {"progress": "", "log": "", "request": zlib.compress(request)}
+        row = {name: getattr(job, name) for name in ("kind", "client", "team", "priority")}
+        row |= {"id": job_id, "state": JobState.QUEUED, "attempt": 1, "num_starts": 0, "task": job.task}
+        empty = {"progress": "", "log": "", "request": zlib.compress(job.request)}
         connection.execute(insert(JOBS).values({**row, **empty, "created_us": now, "seen_us": now}))
         return job_id
+
+    def _check_room(self, connection: Connection, client: str) -> None:
+        """Checks that one more job of a client may wait; those count that are cancelled and have not ended yet."""
+        queue = self._queue(connection)
+        most, own = _MAX_UNFINISHED // 2, queue.ends_in_s(client)
+        if len(own) >= most:
+            raise ClientBusyError(f"{most} jobs of this client are unfinished, the most that may be", min(own))
+        if len(queue) >= _MAX_UNFINISHED:
+            raise BusyError(f"{_MAX_UNFINISHED} jobs are unfinished, the most that may be", min(queue.ends_in_s()))
+
+    def _queue(self, connection: Connection) -> JobQueue:
+        """The jobs that wait and run now, of all teams."""
+        columns = (JOBS.c[name] for name in JobQueue.COLUMNS)
+        rows = connection.execute(select(*columns).where(JOBS.c.state.in_(_UNFINISHED))).all()
+        clients = {row.client for row in rows if row.state == JobState.QUEUED}
+        begun = select(JOBS.c.client, func.max(JOBS.c.started_us)).where(JOBS.c.client.in_(clients))
+        last_us = {client: us or 0 for client, us in connection.execute(begun.group_by(JOBS.c.client))}
+        return JobQueue(rows, last_us, self._num_places, now_us())
 
     def read(self, job_id: str, team: str) -> JobAnswer:
         """What is known of a job of a team.
@@ -136,7 +183,8 @@ class JobStore:
         Raises:
             UnknownJobError: If it is not there.
         """
-        return _answer(_row(connection, job_id, team))
+        row = _row(connection, job_id, team)
+        return _answer(row, self._queue(connection) if row.state == JobState.QUEUED else None)
 
     def result(self, job_id: str, team: str) -> tuple[str | None, bytes | None]:
         """What a job made: the id of a plan, or a JSON text.
@@ -168,7 +216,7 @@ class JobStore:
             FormatError: If the cursor is not one.
             StorageError: If the database does not answer.
         """
-        query = select(*_LISTED, _OWNER).where(JOBS.c.team == team, JOBS.c.kind.in_(kinds))
+        query = select(*_LISTED).where(JOBS.c.team == team, JOBS.c.kind.in_(kinds))
         query = query.order_by(JOBS.c.created_us.desc(), JOBS.c.id.desc()).limit(limit + 1)
         if state is not None:
             query = query.where(JOBS.c.state == state)
@@ -176,14 +224,17 @@ class JobStore:
             query = query.where(tuple_(JOBS.c.created_us, JOBS.c.id) < tuple_(*position_of(cursor, _IDS)))
         with self._database.reading() as connection:
             rows = connection.execute(query).all()
+            queue = self._queue(connection) if any(row.state == JobState.QUEUED for row in rows) else None
         following = cursor_of(rows[limit - 1].created_us, rows[limit - 1].id) if len(rows) > limit else None
-        return JobList(jobs=[JobSummary.model_validate(told(row)) for row in rows[:limit]], next=following)
+        return JobList(jobs=[JobSummary.model_validate(_told(row, queue)) for row in rows[:limit]], next=following)
 
-    def claim(self) -> ClaimedJob | None:
-        """Gives the next job to the caller; None if none waits.
+    def claim(self, *, is_last_place: bool = False) -> ClaimedJob | None:
+        """Gives the next job to the caller; None if none waits that may begin.
 
-        Jobs come first whose run has been silent for `LOST_S`. Then clients take turns: that one is next whose last job
-        began longest ago, with its oldest.
+        Jobs come first whose run has been silent for `LOST_S`. For the others see `JobQueue`.
+
+        Args:
+            is_last_place: Whether the caller's process has no other place free.
 
         Raises:
             StorageError: If the database does not answer.
@@ -192,10 +243,9 @@ class JobStore:
             now, owner = now_us(), uuid.uuid4().hex
             is_lost = and_(JOBS.c.state == JobState.RUNNING, JOBS.c.seen_us < now - int(LOST_S * 1e6))
             is_free = or_(JOBS.c.state == JobState.QUEUED, is_lost)
-            last_us = select(func.max(_OTHERS.c.started_us)).where(_OTHERS.c.client == JOBS.c.client).scalar_subquery()
-            turn = (case((is_lost, 0), else_=1), func.coalesce(last_us, 0), JOBS.c.created_us, JOBS.c.id)
             with self._database.reading() as connection:
-                found = connection.execute(select(JOBS.c.id, JOBS.c.attempt).where(is_free).order_by(*turn)).first()
+                found = connection.execute(select(JOBS.c.id, JOBS.c.attempt).where(is_lost).limit(1)).first()
+                found = found or self._queue(connection).next(is_last_place=is_last_place)
             if found is None:
                 return None
             run = JobRun(id=found.id, attempt=found.attempt)
@@ -215,7 +265,7 @@ class JobStore:
                 num_starts=row.num_starts,
             )
 
-    def report(self, job: ClaimedJob, log: str) -> bool:
+    def report(self, job: ClaimedJob, log: str) -> JobOrder:
         """Says that a job is being done.
 
         Args:
@@ -223,7 +273,7 @@ class JobStore:
             log: The end of its log.
 
         Returns:
-            Whether to go on: not if somebody cancelled it, or another run has it by now.
+            What is to become of it.
 
         Raises:
             StorageError: If the database does not answer.
@@ -233,8 +283,12 @@ class JobStore:
         values = {"seen_us": now_us(), "log": text, "progress": lines[-1][:_MAX_PROGRESS] if lines else ""}
         with self._database.writing() as connection:
             found = update(JOBS).where(_is(job.run), JOBS.c.owner == job.owner, JOBS.c.state == JobState.RUNNING)
-            row = connection.execute(found.values(values).returning(JOBS.c.cancelled_us)).first()
-        return row is not None and row.cancelled_us is None
+            row = connection.execute(found.values(values).returning(JOBS.c.cancelled_us, JOBS.c.stopped_us)).first()
+        if row is None:
+            return JobOrder.LEAVE
+        if row.cancelled_us is not None:
+            return JobOrder.CANCEL
+        return JobOrder.GO_ON if row.stopped_us is None else JobOrder.STOP
 
     def release(self, job: ClaimedJob) -> None:
         """Gives a job back that is not done, for others to resume at once.
@@ -244,16 +298,6 @@ class JobStore:
         """
         with self._database.writing() as connection:
             connection.execute(update(JOBS).where(_is(job.run), JOBS.c.owner == job.owner).values(seen_us=0))
-
-    def is_cancelled(self, run: JobRun) -> bool:
-        """Whether somebody cancelled an attempt.
-
-        Raises:
-            StorageError: If the database does not answer.
-        """
-        query = select(JOBS.c.id).where(_is(run), JOBS.c.cancelled_us.is_not(None))
-        with self._database.reading() as connection:
-            return connection.execute(query).first() is not None
 
     def finish(self, connection: Connection, run: JobRun, end: JobEnd) -> bool:
         """Ends an attempt, once.
@@ -291,7 +335,26 @@ class JobStore:
             self.finish(connection, run, JobEnd(state=JobState.CANCELLED))
         elif row.state == JobState.RUNNING and row.cancelled_us is None:
             connection.execute(update(JOBS).where(_is(run)).values(cancelled_us=now))
-        return _answer(_row(connection, job_id, team))
+        return self.described(connection, job_id, team)
+
+    def stop(self, connection: Connection, job_id: str, team: str) -> JobAnswer:
+        """Has the search of a job end soon, with the best plan found; of one that has ended, nothing changes.
+
+        Args:
+            connection: A transaction that writes.
+            job_id: The job.
+            team: Whose it is.
+
+        Raises:
+            UnknownJobError: If it is not there.
+            JobStateError: If it does not search, or waits still.
+        """
+        row = _row(connection, job_id, team)
+        if row.kind not in _SEARCHING or row.state == JobState.QUEUED:
+            raise JobStateError(f"the {row.kind} job is {row.state}; a plan or comparison that runs can be stopped")
+        running = and_(_is(JobRun(id=row.id, attempt=row.attempt)), JOBS.c.state == JobState.RUNNING)
+        connection.execute(update(JOBS).where(running, JOBS.c.stopped_us.is_(None)).values(stopped_us=now_us()))
+        return self.described(connection, job_id, team)
 
     def retry(self, connection: Connection, job_id: str, team: str) -> JobAnswer:
         """Begins another attempt of a job that failed or was cancelled.
@@ -304,13 +367,15 @@ class JobStore:
         Raises:
             UnknownJobError: If it is not there.
             JobStateError: If it is in another state.
+            RetryError: As `add`.
         """
         row = _row(connection, job_id, team)
+        if row.state in _AGAIN:
+            self._check_room(connection, row.client)
         run = JobRun(id=row.id, attempt=row.attempt)
-        again = (JobState.FAILED, JobState.CANCELLED)
         values = {"state": JobState.QUEUED, "attempt": run.attempt + 1, "seen_us": now_us(), "num_starts": 0}
-        cleared = dict.fromkeys(("owner", "problem", "started_us", "finished_us", "cancelled_us"))
-        statement = update(JOBS).where(_is(run), JOBS.c.state.in_(again)).values({**values, **cleared})
+        cleared = dict.fromkeys(("owner", "problem", "started_us", "finished_us", "cancelled_us", "stopped_us"))
+        statement = update(JOBS).where(_is(run), JOBS.c.state.in_(_AGAIN)).values({**values, **cleared})
         if connection.execute(statement).rowcount == 0:
             raise JobStateError(f"the job is {row.state}; one that failed or was cancelled can be tried again")
         return self.described(connection, job_id, team)
@@ -327,9 +392,23 @@ def _row(connection: Connection, job_id: str, team: str) -> Row[*tuple[Any, ...]
     return row
 
 
-def _answer(row: Row[*tuple[Any, ...]]) -> JobAnswer:
+def _told(row: Row[*tuple[Any, ...]], queue: JobQueue | None) -> dict[str, Any]:
+    """What lists say of a job; without the queue for one that does not wait."""
+    turn = None if queue is None else queue.turns.get(row.id)
+    task = JobTask.model_validate_json(row.task or "{}").model_dump()
+    waits = {} if turn is None else {"position": turn.position, "begins_in_s": turn.begins_in_s}
+    return {**told(row), **task, **waits, "priority": row.priority or 0}
+
+
+def _answer(row: Row[*tuple[Any, ...]], queue: JobQueue | None) -> JobAnswer:
     is_cancelling = row.state == JobState.RUNNING and row.cancelled_us is not None
     problem = None if row.problem is None else Problem.model_validate_json(row.problem)
     return JobAnswer.model_validate(
-        {**told(row), "owner": row.client, "is_cancelling": is_cancelling, "problem": problem}
+        {
+            **_told(row, queue),
+            "owner": row.client,
+            "is_cancelling": is_cancelling,
+            "is_stopped": row.stopped_us is not None,
+            "problem": problem,
+        }
     )

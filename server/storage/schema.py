@@ -146,7 +146,10 @@ JOBS = Table(
     Column("seen_us", BigInteger, nullable=False),
     Column("finished_us", BigInteger),
     Column("cancelled_us", BigInteger),
+    Column("stopped_us", BigInteger),
     Column("request", LargeBinary, nullable=False),
+    Column("task", Text),
+    Column("priority", Integer),
     Column("progress", String(512), nullable=False),
     Column("log", Text, nullable=False),
     Column("plan_id", String(71)),
@@ -157,7 +160,8 @@ JOBS = Table(
     Index("jobs_by_client", "client", "started_us"),
 )
 """Jobs. `owner` names the run that does one, which renews `seen_us`: one that does not any more has lost the job.
-Requests and results are JSON texts, compressed by zlib; a plan that a job made is in `plans`."""
+Requests and results are JSON texts, compressed by zlib; `task` is a request in few words, as JSON. A plan that a job
+made is in `plans`."""
 
 SCHEDULES = Table(
     "schedules",

@@ -40,6 +40,7 @@ def sqlite_engine(path: Path, version: tuple[int, ...] = sqlite3.sqlite_version_
         path.parent.mkdir(parents=True, exist_ok=True)
         if version < SAFE_VERSION:
             lock = _lock(path, version)
+        os.close(os.open(path, os.O_CREAT | os.O_RDONLY, 0o600))  # plans and digests of keys are its owner's
     except OSError as error:
         raise InvalidOptionError(
             f"{path}: {(error.strerror or str(error)).lower()}", field=DATABASE_VARIABLE

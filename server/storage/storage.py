@@ -7,13 +7,13 @@ import json
 import structlog
 from sqlalchemy import Connection
 
-from autoshard.api import JobAnswer, JobKind, PlanLabels, RunAnswer, ScheduleAnswer, ScheduleBody
+from autoshard.api import JOB_BODIES, JobAnswer, JobKind, JobTask, PlanLabels, RunAnswer, ScheduleAnswer, ScheduleBody
 from server.access import Principal
 from server.problems import BusyError, ClientBusyError
 from server.storage.audit import AuditStore, record
 from server.storage.database import Database
 from server.storage.idempotency import IdempotencyStore, IdempotentRequest, KeptAnswer
-from server.storage.jobs import ClaimedJob, JobEnd, JobStore
+from server.storage.jobs import ClaimedJob, JobEnd, JobStore, NewJob
 from server.storage.keys import KeyStore
 from server.storage.location import database_url
 from server.storage.plans import PlanStore
@@ -32,15 +32,16 @@ class Storage:
 
     Args:
         database: Its schema is that of this version.
+        num_places: Jobs that run at the same time, by which it is estimated when others begin.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, num_places: int = 1) -> None:
         self.database = database
         self.plans = PlanStore(database)
         self.requests = IdempotencyStore(database)
         self.keys = KeyStore(database)
         self.sessions = SessionStore(database)
-        self.jobs = JobStore(database)
+        self.jobs = JobStore(database, num_places)
         self.shadow = ShadowStore(database)
         self.runs = RunStore(database)
         self.schedules = ScheduleStore(database)
@@ -139,15 +140,11 @@ class Storage:
             self.plans.label(connection, plan_id, actor.team, labels)
             record(connection, actor, "plan.label", plan_id)
 
-    def add_job(
-        self, kind: JobKind, body: bytes, client: str, request: IdempotentRequest | None, actor: Principal
-    ) -> KeptAnswer:
+    def add_job(self, job: NewJob, request: IdempotentRequest | None, actor: Principal) -> KeptAnswer:
         """Stores a job, with the answer to later requests with the same key, in one transaction.
 
         Args:
-            kind: What it does.
-            body: JSON text of what it is to do.
-            client: Whose it is.
+            job: The job.
             request: The request, if it has a key.
             actor: Who sent it.
 
@@ -155,7 +152,7 @@ class Storage:
             RetryError: If there are as many jobs as may be, or the database does not answer.
         """
         with self.database.writing() as connection:
-            job_id = self.jobs.add(connection, kind, body, client, actor.team)
+            job_id = self.jobs.add(connection, job)
             record(connection, actor, "job.make", job_id)
             answer = KeptAnswer(
                 status=202, body=self.jobs.described(connection, job_id, actor.team).model_dump_json().encode()
@@ -177,9 +174,12 @@ class Storage:
         made = []
         with self.database.writing() as connection:
             for team, schedule in self.schedules.take_due(connection):
-                actor, body = Principal(name=f"schedule {schedule.name}", team=team), json.dumps(schedule.body).encode()
+                actor, kind = Principal(name=f"schedule {schedule.name}", team=team), JobKind(schedule.kind)
+                task = JobTask.of(JOB_BODIES[kind].parse(schedule.body)).model_dump_json()
+                request = json.dumps(schedule.body).encode()
+                job = NewJob(kind=kind, request=request, task=task, client=actor.name, team=team)
                 try:
-                    job_id = self.jobs.add(connection, JobKind(schedule.kind), body, actor.name, team)
+                    job_id = self.jobs.add(connection, job)
                 except (BusyError, ClientBusyError) as error:
                     _log.warning("schedule made no job", schedule=schedule.name, reason=str(error))
                     continue
@@ -257,6 +257,19 @@ class Storage:
             record(connection, actor, "job.cancel", job_id)
         return answer
 
+    def stop_job(self, job_id: str, actor: Principal) -> JobAnswer:
+        """Has a job's search end, as `JobStore.stop`.
+
+        Raises:
+            UnknownJobError: If it is not there.
+            JobStateError: If it does not search, or waits still.
+            StorageError: If the database does not answer.
+        """
+        with self.database.writing() as connection:
+            answer = self.jobs.stop(connection, job_id, actor.team)
+            record(connection, actor, "job.stop", job_id)
+        return answer
+
     def retry_job(self, job_id: str, actor: Principal) -> JobAnswer:
         """Begins another attempt, as `JobStore.retry`.
 
@@ -275,11 +288,14 @@ def _record_schedule(connection: Connection, actor: Principal, change: str, sche
     record(connection, actor, f"schedule.{change}", f"{schedule.name} {schedule.kind} {schedule.cron}")
 
 
-def open_storage() -> Storage:
+def open_storage(num_places: int = 1) -> Storage:
     """The storage of the database that AUTOSHARD_DATABASE_URL names.
 
     A file of SQLite is made, and its schema upgraded. A PostgreSQL database serves several processes, and its schema
     is upgraded by `autoshard db upgrade` before they start.
+
+    Args:
+        num_places: As of `Storage`.
 
     Raises:
         InvalidOptionError: If there is no such database, or its schema is older than this version.
@@ -294,4 +310,4 @@ def open_storage() -> Storage:
     except BaseException:
         database.close()
         raise
-    return Storage(database)
+    return Storage(database, num_places)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from autoshard.api import ComparisonAnswer, ComparisonBody
+from dataclasses import replace
+
+from autoshard.api import ComparisonAnswer, ComparisonBody, JobTask
 from autoshard.core.errors import FormatError
 from autoshard.core.quoting import shown
 from autoshard.formats import TableList, plan_to_json
@@ -30,7 +32,7 @@ def answer_compare(body: ComparisonBody, context: TaskContext) -> Reply:
         registry=context.registry,
         risk=body.risk,
     )
-    rows = compare(body.planners, request, options=body.options)
+    rows = compare(body.planners, replace(request, is_stopped=context.is_stopped), options=body.options)
     answer = ComparisonAnswer(
         comparison=COMPARISON.to_json((rows, None)),
         plans={row.planner: plan_to_json(row.plan) for row in rows if row.plan is not None},
@@ -41,9 +43,9 @@ def answer_compare(body: ComparisonBody, context: TaskContext) -> Reply:
 
 
 def answer_check_comparison(body: ComparisonBody, context: TaskContext) -> Reply:
-    """Checks a task that a job is to compare planners on."""
+    """Checks a task that a job is to compare planners on; the answer is a `JobTask`."""
     task_of(body.tables, body.topology, context.settings, lambda _: None)
-    return Reply(status=ACCEPTED, body=b"")
+    return Reply(status=ACCEPTED, body=JobTask.of(body).model_dump_json().encode())
 
 
 def _check_names(body: ComparisonBody) -> None:

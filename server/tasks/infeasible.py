@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from autoshard.api import RemedyAnswer
 from autoshard.core import ShardingPlan
@@ -27,7 +28,7 @@ def plan_or_remedies(planner: str, request: PlanRequest, context: TaskContext) -
     """
     started = time.perf_counter()
     try:
-        return make_plan(planner, request)
+        return make_plan(planner, replace(request, is_stopped=context.is_stopped))
     except InfeasiblePlanError as error:
         failed_s = time.perf_counter() - started
         room_s = _OVERTIME_SHARE * context.settings.overtime_of(request.time_limit_s) - failed_s

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autoshard.api import MAX_TIME_LIMIT_S, PlanAnswer, PlanBody, PlanJobBody, ReplanBody
+from autoshard.api import MAX_TIME_LIMIT_S, JobTask, PlanAnswer, PlanBody, PlanJobBody, ReplanBody
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import InputError
 from autoshard.formats import TableList, digest, plan_to_json
@@ -20,6 +21,8 @@ from server.tasks.size import check_task
 _SEARCHED_CHARACTERS = 256
 #: Planner of plans that do not say who made them.
 UNKNOWN_PLANNER = "unknown"
+#: Share of its limit after which a search has ended because of it: the plan is checked and priced in the rest.
+_IN_FULL = 0.9
 
 
 def answer_plan_or_accept(body: PlanJobBody, context: TaskContext) -> Reply:
@@ -28,14 +31,15 @@ def answer_plan_or_accept(body: PlanJobBody, context: TaskContext) -> Reply:
 
 
 def answer_check_plan(body: PlanJobBody, context: TaskContext) -> Reply:
-    """Checks a task that a job is to plan."""
+    """Checks a task that a job is to plan; the answer is a `JobTask`."""
     task_of(body.tables, body.topology, context.settings, lambda _: None)
-    return Reply(status=ACCEPTED, body=b"")
+    return Reply(status=ACCEPTED, body=JobTask.of(body).model_dump_json().encode())
 
 
 def answer_plan(body: PlanBody, context: TaskContext) -> Reply:
     """Makes a plan."""
     context.allow_s(body.time_limit_s)
+    begun_s = time.perf_counter()
     lists: list[TableList] = []
     tables, topology = task_of(body.tables, body.topology, context.settings, lists.append)
     request = request_of(
@@ -52,12 +56,14 @@ def answer_plan(body: PlanBody, context: TaskContext) -> Reply:
     if body.start is not None:
         request = replace(request, start=plan_of(body.start, context.settings, "start"))
     notes = [note for read in lists for note in (read.mapping, *read.notes)]
-    return plan_reply(plan_or_remedies(body.planner, request, context), body.planner, notes)
+    plan = plan_or_remedies(body.planner, request, context)
+    return plan_reply(plan, body.planner, notes, _warnings(plan, body.time_limit_s, begun_s, context))
 
 
 def answer_replan(body: ReplanBody, context: TaskContext, stored: bytes) -> Reply:
     """Makes a plan for a stored plan's tables, with the same planner, where nothing else is asked for."""
     context.allow_s(body.time_limit_s)
+    begun_s = time.perf_counter()
     before = stored_plan(stored)
     tables = with_pooling(before.tables, body.pooling_factors)
     tables = tables if body.batch_size is None else replace(tables, batch_size=body.batch_size)
@@ -78,13 +84,30 @@ def answer_replan(body: ReplanBody, context: TaskContext, stored: bytes) -> Repl
         options=kept if body.options is None else body.options,
         started_s=context.started_s,
     )
-    return plan_reply(plan_or_remedies(planner, request, context), planner)
+    plan = plan_or_remedies(planner, request, context)
+    return plan_reply(plan, planner, warnings=_warnings(plan, body.time_limit_s, begun_s, context))
 
 
-def plan_reply(plan: ShardingPlan, planner: str, notes: Sequence[str] = ()) -> Reply:
-    """The answer that holds a plan, which is stored, and notes on how its tables were read."""
+def _warnings(plan: ShardingPlan, limit_s: float, begun_s: float, context: TaskContext) -> list[str]:
+    """What a plan's search did not have of its time, if the planner searches for as long as it may."""
+    if plan.provenance is None or "search" not in plan.provenance.models:
+        return []
+    waited_s = 0.0 if context.started_s is None else begun_s - context.started_s
+    searched_s = time.perf_counter() - begun_s
+    if context.is_stopped():
+        return [f"the search was stopped after {searched_s:.1f} s of its {limit_s:g} s: this is the best plan found"]
+    if waited_s > limit_s / 2 and waited_s + searched_s >= _IN_FULL * limit_s:
+        return [
+            f"the search had {searched_s:.1f} s of its {limit_s:g} s, for it waited {waited_s:.1f} s for a planning "
+            "process; as a job (`Prefer: respond-async`) it has them all"
+        ]
+    return []
+
+
+def plan_reply(plan: ShardingPlan, planner: str, notes: Sequence[str] = (), warnings: Sequence[str] = ()) -> Reply:
+    """The answer that holds a plan, which is stored, notes on how its tables were read, and warnings of its search."""
     document = plan_to_json(plan)
-    answer = PlanAnswer(id=digest(document), plan=document, notes=list(notes))
+    answer = PlanAnswer(id=digest(document), plan=document, notes=list(notes), warnings=list(warnings))
     return Reply(
         status=200,
         body=answer.model_dump_json().encode(),

@@ -26,6 +26,8 @@ class _Head(BaseModel):
     facts: PlanFacts | None
     planner: str
     floor_gap: float | None
+    waited_s: float
+    worked_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,8 @@ class Reply:
         planner: Name of the planner that was asked; empty without one.
         floor_gap: Kernel time of the plan's slowest rank over that of its costliest shard, minus 1; None without a
             plan, or where nothing takes time.
+        waited_s: How long the request had waited for a process.
+        worked_s: How long the process worked on it.
     """
 
     status: int
@@ -46,6 +50,8 @@ class Reply:
     facts: PlanFacts | None = None
     planner: str = ""
     floor_gap: float | None = None
+    waited_s: float = 0.0
+    worked_s: float = 0.0
 
     def send(self, pipe: Connection) -> None:
         """Sends it.
@@ -53,7 +59,7 @@ class Reply:
         Raises:
             OSError: If nobody receives it.
         """
-        head = _Head(status=self.status, facts=self.facts, planner=self.planner, floor_gap=self.floor_gap)
+        head = _Head(**{name: getattr(self, name) for name in _Head.model_fields})
         pipe.send_bytes(head.model_dump_json().encode())
         pipe.send_bytes(self.body)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from multiprocessing.connection import Connection
+from typing import Final
 
 from pydantic import BaseModel
 
@@ -29,6 +30,10 @@ class WorkKind(StrEnum):
     CHECK_COMPARISON = "check-comparison"
     CHECK_MODEL = "check-model"
     SHADOW = "shadow"
+
+
+#: Work whose effect stays although nobody waits for the answer any more.
+KEEPING: Final = frozenset({WorkKind.RUN, WorkKind.SAMPLES, WorkKind.SHADOW})
 
 
 class _Head(BaseModel):

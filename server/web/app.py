@@ -92,6 +92,7 @@ def make_routes(
         version=__version__,
         summary="Plans how the embedding tables of recommendation models are sharded.",
         lifespan=lifespan,
+        generate_unique_id_function=lambda route: route.name,
         telemetry={"tracing": False, "metrics": False, "logs": False},  # see server.telemetry, which sees all requests
     )
     app.router.route_class = BodyRoute

@@ -43,7 +43,7 @@ _PROBLEMS = {
     "or the model has not been compared with the one in use, or there is a schedule of the name.",
     412: "The model's aliases were changed meanwhile.",
     413: "The body is too large.",
-    415: "The body is not declared as application/json.",
+    415: "The body is not declared as application/json, or is declared as compressed.",
     422: "The body makes no sense, the idempotency key was another request's, or (type "
     "`urn:autoshard:problem:infeasible`) no plan fits the memory.",
     429: "The client has as many requests here, or sends as many, as one client may: try again.",

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from itertools import chain
 from typing import Annotated, Any, Generic, TypeVar
 
-from fastapi import Header, Request
+from fastapi import Header, Request, Response
+from fastapi.dependencies.models import Dependant
 from fastapi.params import Body
 from fastapi.routing import APIRoute
 from fastapi.utils import create_model_field
-from pydantic import WithJsonSchema
+from pydantic import BaseModel, WithJsonSchema
 from starlette.concurrency import run_in_threadpool
+from typing_extensions import override
 
 from autoshard.api import RequestBody
+from autoshard.core.errors import FormatError
 from autoshard.formats import parse_json
 from server.problems import BodyTimeoutError, BodyTooLargeError, MediaTypeError
 from server.settings import ServerSettings
@@ -90,7 +95,7 @@ class SecretBody(JsonBody[B]):
 
 
 class BodyRoute(APIRoute):
-    """A route whose description has the body of its handler's `JsonBody`."""
+    """A route whose description has the body of its handler's `JsonBody`, and that refuses other parameters."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -98,6 +103,28 @@ class BodyRoute(APIRoute):
             if isinstance(dependency.call, JsonBody):
                 model = dependency.call.model
                 self.body_field = create_model_field("body", model, field_info=Body(annotation=model))
+
+    @override
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        answer, known = super().get_route_handler(), _query_names(self.dependant)
+
+        async def handle(request: Request) -> Response:
+            unknown = next((name for name in request.query_params if name not in known), None)
+            if unknown is not None and self.include_in_schema:
+                takes = ", ".join(known) or "no parameters"
+                raise FormatError(f"is unknown; this takes: {takes}", field=unknown[:100])
+            return await answer(request)
+
+        return handle
+
+
+def _query_names(dependant: Dependant) -> list[str]:
+    """Parameters of a route's query, those of models among them."""
+    names: list[str] = []
+    for one in chain.from_iterable(part.query_params for part in (dependant, *dependant.dependencies)):
+        model = one.field_info.annotation
+        names += model.model_fields if isinstance(model, type) and issubclass(model, BaseModel) else [one.alias]
+    return names
 
 
 async def read_body(
@@ -112,7 +139,7 @@ async def read_body(
         expected: Its media type.
 
     Raises:
-        MediaTypeError: If it is declared as another one.
+        MediaTypeError: If it is declared as another one, or as compressed.
         BodyTooLargeError: If its length, or the length in its header, is above the limit.
         BodyTimeoutError: If it does not arrive in time.
         RetryError: If too many bytes are held already.
@@ -120,6 +147,9 @@ async def read_body(
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if media_type != expected:
         raise MediaTypeError(f"must be {expected}, got {media_type[:100]!r}", field="content-type")
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise MediaTypeError(f"must be identity, got {encoding[:100]!r}", field="content-encoding")
     most, buffer = min(max_bytes, settings.max_body_bytes), request.state.buffer
     too_large = BodyTooLargeError(f"must have at most {most:,} bytes", field="body")
     length = request.headers.get("content-length", "")

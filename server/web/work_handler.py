@@ -16,7 +16,7 @@ import structlog
 from fastapi import Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from autoshard.api import PARQUET, SamplesAnswer
+from autoshard.api import PARQUET, JobTask, SamplesAnswer
 from autoshard.core.errors import FormatError
 from server.planning.workers import WorkerPool
 from server.problems import MEDIA_TYPE, StorageError
@@ -96,8 +96,8 @@ class WorkHandler:
         """What a process makes of a request whose body has been read."""
         return await self._done(request, await self._work(request, kind, body, plan_ids), keyed)
 
-    async def check(self, received: ReceivedBody[Any], text: bytes, kind: WorkKind | None) -> None:
-        """Checks a body that is stored as it is; one that is long, by a planning process.
+    async def check(self, received: ReceivedBody[Any], text: bytes, kind: WorkKind | None) -> str:
+        """Checks a body that is stored as it is; one that is long, by a planning process. Its `JobTask`, as JSON.
 
         Args:
             received: Parses it.
@@ -108,11 +108,11 @@ class WorkHandler:
             AutoshardError: If there is something wrong with it.
         """
         if len(text) <= MAX_PARSED_BYTES or kind is None:
-            await received.parse(text)
-            return
+            return JobTask.of(await received.parse(text)).model_dump_json()
         answer = await self.worked(received.request, kind, text, None)
         if answer.status != ACCEPTED:
             raise RefusedError(answer.status, answer.body)
+        return answer.body.decode()
 
     async def add_samples(self, request: Request) -> Response:
         """Answers a request whose body is a file of samples, which is added once however often it is sent.
@@ -205,6 +205,10 @@ class WorkHandler:
         structlog.contextvars.bind_contextvars(
             work=work.kind.value, **({"planner": reply.planner} if reply.planner else {})
         )
+        # Of RFC 8941's lists, as browsers show it.
+        times_ms = {"queue": 1000 * reply.waited_s, "work": 1000 * reply.worked_s}
+        request.state.timing = ", ".join(f"{name};dur={value:.1f}" for name, value in times_ms.items())
+        structlog.contextvars.bind_contextvars(**{f"{name}_ms": round(value, 1) for name, value in times_ms.items()})
         answer = KeptAnswer(status=reply.status, body=reply.body)
         if reply.status >= 500 and keyed is not None:
             await run_in_threadpool(self._give_up, keyed)
@@ -221,8 +225,12 @@ class WorkHandler:
 
 def _answered(answer: KeptAnswer, request: Request, media_type: str = "application/json") -> Response:
     request.state.buffer.answer(len(answer.body))
+    timing = getattr(request.state, "timing", None)
     return Response(
-        answer.body, status_code=answer.status, media_type=media_type if answer.status < 400 else MEDIA_TYPE
+        answer.body,
+        status_code=answer.status,
+        headers=None if timing is None else {"Server-Timing": timing},
+        media_type=media_type if answer.status < 400 else MEDIA_TYPE,
     )
 
 
@@ -238,5 +246,5 @@ def _keyed(received: ReceivedBody[Any], text: bytes) -> IdempotentRequest | None
     if not _KEY.fullmatch(key):
         raise FormatError("must be 1 to 128 visible ASCII characters", field=IDEMPOTENCY_KEY)
     preferred = ",".join(request.headers.getlist("prefer"))
-    content = f"{request.method} {request.url.path} {preferred}\n".encode() + text
+    content = f"{request.method} {request.url.path}?{request.url.query} {preferred}\n".encode() + text
     return IdempotentRequest(client=client_of(request.scope), key=key, fingerprint=hashlib.sha256(content).hexdigest())

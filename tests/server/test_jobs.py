@@ -1,6 +1,7 @@
 """Jobs: done once, also where processes are killed; on SQLite and on PostgreSQL."""
 
 import json
+import re
 import signal
 import threading
 import time
@@ -10,17 +11,17 @@ import pytest
 from sqlalchemy import update
 
 import costmodel
-from autoshard.api import JobKind, JobState
+from autoshard.api import JobKind, JobState, JobTask
 from autoshard.cli import main
 from autoshard.client import Client
 from costmodel.registry.versions import SHIPPED_VARIABLE, Registry
 from server.access import Principal
 from server.jobs.engine import JobEngine
 from server.jobs.runner import JobRunner
-from server.problems import StorageError
+from server.problems import BusyError, ClientBusyError, StorageError
 from server.settings import ServerSettings
 from server.storage.database import Database
-from server.storage.jobs import LOST_S, JobEnd, JobStore
+from server.storage.jobs import LOST_S, JobEnd, JobOrder, JobRun, JobStore, NewJob
 from server.storage.location import DATABASE_VARIABLE, parsed_url
 from server.storage.schema import JOBS
 from server.storage.storage import Storage
@@ -53,7 +54,9 @@ def test_a_plan_of_a_job_is_that_of_a_request(client):
     answer = client.post("/v1/plans", json=TASK, headers={"Prefer": "respond-async"})
     assert answer.status_code == 202
     job = until(client, answer.json()["id"], "succeeded", "failed")
-    plan = client.post("/v1/plans", json=TASK).json()
+    answer = client.post("/v1/plans", json=TASK)
+    assert re.fullmatch(r"queue;dur=\d+\.\d, work;dur=\d+\.\d", answer.headers["server-timing"])
+    plan = answer.json()
     assert job["plan_id"] == plan["id"]
     assert client.get(f"/v1/jobs/{job['id']}/result").json() == plan
     listed = client.get("/v1/jobs", params={"kind": "plan", "state": "succeeded"}).json()["jobs"]
@@ -117,6 +120,30 @@ def test_a_job_that_is_cancelled_ends(client):
     assert client.post(f"/v1/jobs/{job}/cancel").json()["is_cancelling"]
     assert until(client, job, "cancelled", "succeeded")["state"] == "cancelled"
     assert client.post(f"/v1/jobs/{job}/cancel").json()["state"] == "cancelled"
+
+
+def test_a_search_that_is_stopped_keeps_its_best_plan(client):
+    job, waiting = (made(client, body={**LONG, "time_limit_s": 3600}) for _ in range(2))
+    until(client, job, "running")
+    refused = client.post(f"/v1/jobs/{waiting}/stop")
+    assert (refused.status_code, refused.json()["type"]) == (409, "urn:autoshard:problem:job-state")
+    client.post(f"/v1/jobs/{waiting}/cancel")
+    wait_for_log(client, job, "best ")
+    assert client.post(f"/v1/jobs/{job}/stop").json()["is_stopped"]
+    found = until(client, job, "succeeded", "failed", "cancelled", wait_s=30)
+    assert (found["state"], found["is_stopped"]) == ("succeeded", True)
+    answer = client.get(f"/v1/jobs/{job}/result").json()
+    assert "stopped by request" in answer["plan"]["provenance"]["models"]["search"]
+    assert "the search was stopped after" in answer["warnings"][0]
+    assert client.get(f"/v1/plans/{found['plan_id']}").json() == answer
+    assert client.post(f"/v1/jobs/{job}/stop").json()["state"] == "succeeded"
+
+
+def wait_for_log(client, job, text):
+    deadline = time.monotonic() + WAIT_S
+    while text not in client.get(f"/v1/jobs/{job}").json()["log"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 @pytest.mark.slow
@@ -220,9 +247,14 @@ def stored(database_address):
     database.close()
 
 
-def add(stored, client="client"):
-    answer = stored.add_job(JobKind.PLAN, json.dumps(TASK).encode(), client, None, Principal())
-    return json.loads(answer.body)["id"]
+def new(client="client", task=None, *, limit_s=1, priority=0):
+    task = task or JobTask(limit_s=limit_s).model_dump_json()
+    request = json.dumps(TASK).encode()
+    return NewJob(kind=JobKind.PLAN, request=request, task=task, client=client, team="", priority=priority)
+
+
+def add(stored, client="client", **fields):
+    return json.loads(stored.add_job(new(client, **fields), None, Principal()).body)["id"]
 
 
 def silence(stored, job_id):
@@ -241,6 +273,84 @@ def test_clients_take_turns_and_each_has_its_oldest_job_done(stored):
     assert claimed == [first, other, second, later, third]
 
 
+def test_one_clients_long_jobs_leave_a_place_for_others(stored):
+    long = [add(stored, "a", limit_s=3600) for _ in range(50)]
+    assert stored.jobs.claim().run.id == long[0]
+    assert stored.jobs.claim(is_last_place=True) is None
+    short = add(stored, "b")
+    assert stored.jobs.claim(is_last_place=True).run.id == short
+    with stored.database.writing() as connection:
+        stored.jobs.finish(connection, JobRun(id=long[0], attempt=1), JobEnd(state=JobState.SUCCEEDED))
+    assert stored.jobs.claim(is_last_place=True).run.id == long[1]
+
+
+def test_a_priority_comes_first_even_in_the_last_place(stored):
+    first, urgent, late = add(stored, "a"), add(stored, "a", priority=1), add(stored, "b", priority=-1)
+    assert stored.jobs.claim().run.id == urgent
+    assert [job.position for job in stored.jobs.list("", list(JobKind), limit=9, state=None, cursor=None).jobs] == [
+        2,
+        None,
+        1,
+    ]
+    assert stored.jobs.claim().run.id == first
+    other = add(stored, "a", priority=2)
+    assert stored.jobs.claim(is_last_place=True).run.id == other
+    assert stored.jobs.claim(is_last_place=True).run.id == late
+
+
+def test_a_list_says_what_jobs_plan_for_whom_and_when_they_begin(database_address):
+    database = Database(parsed_url(database_address))
+    upgrade(database)
+    stored = Storage(database, num_places=2)
+    task = JobTask(tables="criteo-kaggle", topology="cpu-8", planner="auto", limit_s=97).model_dump_json()
+    jobs = [json.loads(stored.add_job(new("a", task), None, Principal()).body) for _ in range(3)]
+    stored.jobs.claim()
+    short = add(stored, "b", limit_s=7)
+    add(stored, "c")
+    found = {job.id: job for job in stored.jobs.list("", list(JobKind), limit=9, state=None, cursor=None).jobs}
+    assert [(job.owner, job.position, job.begins_in_s) for job in found.values()] == [
+        ("c", 2, 10),
+        ("b", 1, 0),
+        ("a", 4, 200),
+        ("a", 3, 100),  # the place that c leaves before is kept for others
+        ("a", None, None),
+    ]
+    told = found[jobs[0]["id"]]
+    assert (told.tables, told.topology, told.planner, told.limit_s) == ("criteo-kaggle", "cpu-8", "auto", 97)
+    assert stored.jobs.read(short, "").position == 1
+    database.close()
+
+
+def test_retries_and_cancelled_attempts_count_to_a_clients_limit(stored):
+    jobs = [add(stored, limit_s=3600) for _ in range(50)]
+    running = stored.jobs.claim()
+    with pytest.raises(ClientBusyError, match="50 jobs of this client") as error:
+        add(stored)
+    assert 3600 < error.value.retry_after_s < 3605
+    assert stored.cancel_job(running.run.id, Principal()).is_cancelling
+    with pytest.raises(ClientBusyError):  # until its process has ended
+        add(stored)
+    assert stored.finish_job(running, JobEnd(state=JobState.CANCELLED), None)
+    assert stored.cancel_job(jobs[1], Principal()).state is JobState.CANCELLED
+    again = [add(stored) for _ in range(2)]
+    for job in jobs[:2]:
+        with pytest.raises(ClientBusyError):
+            stored.retry_job(job, Principal())
+    stored.cancel_job(again[0], Principal())
+    assert stored.retry_job(jobs[0], Principal()).state is JobState.QUEUED
+    for number in range(50):
+        add(stored, f"client-{number}")
+    with pytest.raises(BusyError, match="100 jobs are unfinished"):
+        add(stored, "another")
+
+
+def test_cancelled_attempts_take_no_time_from_others(stored):
+    for _ in range(40):
+        stored.cancel_job(add(stored, "a"), Principal())
+    other = add(stored, "b")
+    assert stored.jobs.claim().run.id == other
+
+
 def test_a_job_whose_run_is_silent_is_done_by_another_one_and_ended_once(stored):
     job_id, waiting = add(stored), add(stored)
     lost = stored.jobs.claim()
@@ -250,8 +360,8 @@ def test_a_job_whose_run_is_silent_is_done_by_another_one_and_ended_once(stored)
     assert (found.run, found.num_starts) == (lost.run, 2)
     assert stored.jobs.claim().run.id == waiting
     assert stored.jobs.claim() is None
-    assert not stored.jobs.report(lost, "late")
-    assert stored.jobs.report(found, "on time")
+    assert stored.jobs.report(lost, "late") is JobOrder.LEAVE
+    assert stored.jobs.report(found, "on time") is JobOrder.GO_ON
     end = JobEnd(state=JobState.SUCCEEDED, result=b"{}")
     assert [stored.finish_job(job, end, None) for job in (found, lost)] == [True, False]
 
@@ -292,10 +402,10 @@ def test_a_fault_ends_no_thread_of_jobs(stored, tmp_path, monkeypatch):
     faults = [ZeroDivisionError("a fault"), StorageError("away")]
     claim = JobStore.claim
 
-    def faulty(self):
+    def faulty(self, **place):
         if faults:
             raise faults.pop()
-        return claim(self)
+        return claim(self, **place)
 
     monkeypatch.setattr(JobStore, "claim", faulty)
     (tmp_path / "jobs").touch()
@@ -318,10 +428,10 @@ def test_a_database_that_does_not_answer_for_a_moment_fails_no_job(tmp_path, mon
     storage, failures = Storage(database), [StorageError("away")] * 2
     claim, report = JobStore.claim, JobStore.report
 
-    def claimed(self):
+    def claimed(self, **place):
         if failures:
             raise failures.pop()
-        return claim(self)
+        return claim(self, **place)
 
     def reported(self, job, log):
         if log:  # what is told once the work has been done
@@ -333,7 +443,7 @@ def test_a_database_that_does_not_answer_for_a_moment_fails_no_job(tmp_path, mon
     engine = JobEngine(storage, ServerSettings(data=tmp_path))
     engine.start()
     try:
-        made = storage.add_job(JobKind.PLAN, json.dumps(TASK).encode(), "client", None, Principal())
+        made = storage.add_job(new(), None, Principal())
         engine.wake()
         deadline = time.monotonic() + 60
         while not (job := storage.jobs.read(json.loads(made.body)["id"], "")).state.is_final:

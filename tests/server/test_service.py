@@ -135,7 +135,7 @@ def test_bad_bodies_are_told_what_is_wrong(client, body, status, kind, field):
 def test_an_infeasible_task_says_what_is_missing(client):
     body = changed_table(num_embeddings=10**10, access={"kind": "uniform"})
     document = problem(client.post("/v1/plans", content=body, headers=JSON), 422, "infeasible")
-    assert "bytes" in document["detail"]
+    assert "GiB on one rank" in document["detail"]
     table = json.loads(body)["tables"]["tables"][3]["name"]
     assert (document["table"], document["rank"], document["missing_bytes"] > 0) == (table, 0, True)
     assert document["remedies"]
@@ -152,6 +152,9 @@ def test_an_infeasible_task_says_what_is_missing(client):
 
 def test_other_media_types_paths_and_methods_are_refused(client):
     problem(client.post("/v1/plans", content="{}", headers={"content-type": "text/plain"}), 415, "media-type")
+    problem(client.get("/v1/plans", params={"plannr": "auto"}), 400, "invalid-format")
+    compressed = {"content-type": "application/json", "content-encoding": "gzip"}
+    problem(client.post("/v1/plans", content=b"x", headers=compressed), 415, "media-type")
     for answer, status in ((client.get("/nothing"), 404), (client.put("/v1/plans"), 405)):
         assert answer.status_code == status
         assert answer.headers["content-type"] == "application/problem+json"

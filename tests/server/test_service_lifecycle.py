@@ -57,6 +57,44 @@ def test_a_burst_waits_for_its_turn_and_health_still_answers(service):
         assert [future.result().status_code for future in posted] == [200] * 3
 
 
+@pytest.mark.parametrize("planner", ["auto", "sleeper"])
+def test_a_client_that_leaves_stops_its_search(own_service, planner, tmp_path, monkeypatch):
+    """One that heeds it ends of itself; the process of another one is replaced."""
+    (tmp_path / "sleeping.py").write_text(SLEEPER)
+    distribution = tmp_path / "sleeping-1.dist-info"
+    distribution.mkdir()
+    (distribution / "METADATA").write_text("Metadata-Version: 2.1\nName: sleeping\nVersion: 1\n")
+    (distribution / "entry_points.txt").write_text("[autoshard.planners]\nsleeper = sleeping:Sleeper\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    service = own_service("--workers", "1")
+    options = LONG["options"] if planner == "auto" else {}
+    body = {**LONG, "planner": planner, "options": options, "time_limit_s": 60}
+    with service.client() as client:
+        with pytest.raises(httpx.ReadTimeout):
+            client.post("/v1/plans", json=body, timeout=3)
+        left = time.monotonic()
+        while not (ended := [line for line in service.log() if line.get("status") == 408]):
+            assert time.monotonic() < left + 20
+            time.sleep(0.05)
+        assert ended[0]["duration_ms"] < 3000 + 1500
+        assert client.get("/v1/plans").json()["plans"] == []
+        assert client.post("/v1/plans", json=TASK).status_code == 200
+    replaced = [line for line in service.log() if line["event"] == "worker died"]
+    assert replaced == []
+
+
+SLEEPER = """
+import time
+from autoshard.planners.planner import NoOptions
+
+class Sleeper:
+    name, summary, options_type = "sleeper", "Heeds nothing.", NoOptions
+
+    def plan(self, request):
+        time.sleep(request.time_limit_s)
+"""
+
+
 @pytest.mark.slow
 def test_what_does_not_fit_the_queue_is_turned_away(own_service):
     service = own_service("--workers", "2", "--per-client", "2", "--queue", "1")

@@ -11,7 +11,7 @@ from autoshard.core.errors import AutoshardError
 from server.access import ALL_SCOPES, COMMAND_LINE, Principal
 from server.storage.database import Database
 from server.storage.idempotency import KeptAnswer
-from server.storage.jobs import JobEnd
+from server.storage.jobs import JobEnd, NewJob
 from server.storage.location import DATABASE_VARIABLE, database_url
 from server.storage.storage import Storage
 from server.storage.upgrading import upgrade
@@ -56,7 +56,15 @@ def stored(storage, team):
     storage.make_schedule(ScheduleBody.parse({**NIGHTLY, "body": {"device": team}}), None, actor)
     jobs = {}
     for kind in JobKind:
-        made = storage.add_job(kind, json.dumps({"secret of": team}).encode(), actor.name, None, actor)
+        secret = {"secret of": team}
+        job = NewJob(
+            kind=kind,
+            request=json.dumps(secret).encode(),
+            task=json.dumps({"tables": str(secret)}),
+            client=actor.name,
+            team=team,
+        )
+        made = storage.add_job(job, None, actor)
         jobs[kind] = json.loads(made.body)["id"]
     for _ in JobKind:
         job = storage.jobs.claim()

@@ -1,6 +1,7 @@
 """What a planning process answers; no process of its own is needed for that."""
 
 import json
+import time
 
 import pytest
 import structlog
@@ -150,3 +151,18 @@ def test_overtime_grows_with_the_time_limit_up_to_its_own():
     assert settings.overtime_of(0.1) == 21.0
     assert settings.overtime_of(0.5) == 25.0
     assert settings.overtime_of(60.0) == settings.overtime_s == 30.0
+
+
+@pytest.mark.parametrize(("waited_s", "is_warned"), [(0.1, False), (0.9, True)])
+def test_a_search_that_waited_for_most_of_its_time_says_so(waited_s, is_warned):
+    body = {"tables": "criteo-kaggle", "topology": "a100-8", "planner": "auto", "options": {"policy": False}}
+    work = Work(
+        kind=WorkKind.PLAN,
+        body=json.dumps({**body, "time_limit_s": 1.0}).encode(),
+        received_s=time.perf_counter() - waited_s,
+    )
+    reply = answered(work, ServerSettings())
+    assert waited_s <= reply.waited_s < waited_s + 0.5
+    assert reply.worked_s > 0
+    warnings = json.loads(reply.body)["warnings"]
+    assert [("of its 1 s, for it waited" in line) for line in warnings] == [True] * is_warned

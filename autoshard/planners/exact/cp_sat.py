@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -109,7 +110,7 @@ class CpSatPlanner:
         options = parse_options(CpSatOptions, request.options)
         problem = PlacementProblem.table_wise(request.tables, request.topology, request.costs.kernel, request.payload)
         start_N, failure = _start(problem, request.seed)
-        search = _CpSat(problem, options, request.seed, deadline_s)
+        search = _CpSat(problem, options, request.seed, deadline_s, request.is_stopped)
         first = search.solve(_alone(problem, start_N), request.time_limit_s * _FIRST_SHARE)
         found = [ranks_N for ranks_N in (start_N, first.ranks_N) if ranks_N is not None]
         if not found:
@@ -160,11 +161,18 @@ def _around(problem: PlacementProblem, ranks_N: RankArray, max_changes: int) -> 
 class _CpSat:
     """Solves linear problems with one worker, within limits of work and of time."""
 
-    def __init__(self, problem: PlacementProblem, options: CpSatOptions, seed: int, deadline_s: float) -> None:
+    def __init__(
+        self,
+        problem: PlacementProblem,
+        options: CpSatOptions,
+        seed: int,
+        deadline_s: float,
+        is_stopped: Callable[[], bool],
+    ) -> None:
         self._problem = problem
         self._options = options
         self._seed = seed
-        self._deadline_s = deadline_s
+        self._deadline_s, self._is_stopped = deadline_s, is_stopped
         self._cp_model = load_cp_model()
 
     def refine(self, best_N: RankArray) -> RankArray:
@@ -174,7 +182,7 @@ class _CpSat:
         changes = max(_MIN_CHANGES, round(_TRUST_SHARE * problem.num_items))
         for _ in range(self._options.refinements):
             left_s = self._deadline_s - time.perf_counter()
-            if left_s <= 0 or changes < _MIN_CHANGES:
+            if left_s <= 0 or changes < _MIN_CHANGES or self._is_stopped():
                 break
             found_N = self.solve(_around(problem, best_N, changes), left_s).ranks_N
             found_ms = np.inf if found_N is None else float(problem.rank_ms(found_N).max())

@@ -108,7 +108,7 @@ def warm_starts(request: PlanRequest, asked: Sequence[StartSpec], until_s: float
         if math.isfinite(until_s):
             needed_s += one.missing_import_s()
         most_s = min(one.share * request.time_limit_s, until_s - time.perf_counter())
-        if one.name not in known or needed_s > most_s:
+        if one.name not in known or needed_s > most_s or (plans and request.is_stopped()):
             _log.info("no start from %s: it takes about %.2g s", one.name, needed_s)
             continue
         try:

@@ -182,6 +182,7 @@ def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
             floor_ms=_slowest_alone_ms(space) if search.by_kernels else 0.0,
             offers=offers,
             more_starts=more_starts,
+            is_stopped=request.is_stopped,
         )
         status = (
             f"stopped by {improved.stopped} after {improved.num_steps} steps: {starts[0][0]:.6g} ms ({chosen[0].name}) "

@@ -115,7 +115,7 @@ class SearchOutcome:
         layout: The best one that fits the memory.
         step_ms: Its step.
         num_steps: Steps made.
-        stopped: Why it ended: `time`, `steps` or `bound`: no layout takes less.
+        stopped: Why it ended: `time`, `steps`, `request`, or `bound`: no layout takes less.
         trail: Choices of the best layouts met on the way, after 1, 10, 100, ... steps.
     """
 
@@ -135,6 +135,7 @@ def improve(
     floor_ms: float = 0.0,
     offers: OfferedOptions | None = None,
     more_starts: Callable[[], Sequence[Start]] = tuple,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> SearchOutcome:
     """Makes the step of the best of some starts shorter until the time or the steps are over.
 
@@ -148,13 +149,14 @@ def improve(
         floor_ms: What no layout takes less than: one that takes as much ends the search.
         offers: Adds options on the way; None for none.
         more_starts: Asked for starts now and then; they may add options, too.
+        is_stopped: Whether to end now.
     """
     first = starts[0].layout
     context = SearchContext(first.space, first.limits, first, seed, deadline_s, offers)
     most = math.inf if max_steps is None else max_steps
 
     def is_over() -> bool:
-        return context.num_steps >= most or time.perf_counter() >= deadline_s or is_least()
+        return context.num_steps >= most or time.perf_counter() >= deadline_s or is_stopped() or is_least()
 
     def is_least() -> bool:
         return context.best_ms <= floor_ms * (1 + LEAST_GAIN)
@@ -168,7 +170,7 @@ def improve(
     best, best_ms = raced.best, raced.best_ms
     if not is_over():
         best, best_ms = _burst(starts, context, best, arriving, is_over)
-    stopped = "bound" if is_least() else "steps" if context.num_steps >= most else "time"
+    stopped = "bound" if is_least() else "steps" if context.num_steps >= most else "request" if is_stopped() else "time"
     return SearchOutcome(
         layout=best, step_ms=best_ms, num_steps=context.num_steps, stopped=stopped, trail=tuple(context.trail)
     )

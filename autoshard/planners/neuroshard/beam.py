@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -74,17 +74,18 @@ class BeamSearch:
             (index, 0): item.options[0].shards[0] for index, item in enumerate(space.items)
         }
 
-    def run(self, deadline_s: float) -> BeamResult | None:
+    def run(self, deadline_s: float, is_stopped: Callable[[], bool] = lambda: False) -> BeamResult | None:
         """The plan with the shortest predicted step; None if no candidate fits under any cap.
 
         Args:
             deadline_s: When to end, by `time.perf_counter`; whole tables are packed whatever the time.
+            is_stopped: Whether to end now.
         """
         whole = tuple(sorted(self._shards))
         first = self._packed([whole])[0]
         best = None if first is None else (whole, first)
         beam, met, num_steps = [whole], {whole}, 0
-        while num_steps < self._max_steps and time.perf_counter() < deadline_s:
+        while num_steps < self._max_steps and time.perf_counter() < deadline_s and not is_stopped():
             candidates = list(dict.fromkeys(one for pieces in beam for one in self._halvings(pieces)))
             candidates = [one for one in candidates if one not in met]
             if not candidates:

@@ -90,7 +90,7 @@ class NeuroShardPlanner:
             max_steps=options.steps,
             min_partition=options.min_partition,
         )
-        found = search.run(deadline_s)
+        found = search.run(deadline_s, request.is_stopped)
         if found is None:
             _log.info("neuroshard: nothing fits under the caps, so whole tables are placed by cost")
             return CostGreedyPlanner().plan(replace(request, options={}))

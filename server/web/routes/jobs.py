@@ -16,11 +16,14 @@ from autoshard.api import (
     JobList,
     JobState,
     PlanJobBody,
+    Priority,
+    Scope,
 )
 from server.access import Door, Principal, opened_to, scope_of
 from server.jobs.engine import JobEngine
 from server.problems import ForbiddenError
 from server.storage.idempotency import IdempotentRequest, KeptAnswer
+from server.storage.jobs import NewJob
 from server.storage.storage import Storage
 from server.tasks.reply import ACCEPTED
 from server.tasks.work import WorkKind
@@ -74,21 +77,25 @@ class JobHandler:
         self._engine = engine
         self._storage = storage
 
-    async def make(self, received: ReceivedBody[Any], kind: JobKind) -> Response:
+    async def make(self, received: ReceivedBody[Any], kind: JobKind, priority: int = 0) -> Response:
         """Answers a request for a job.
 
         Args:
             received: The request's body.
             kind: What the job is to do.
+            priority: Jobs of a higher one begin first.
 
         Raises:
+            ForbiddenError: If the priority is for admins, and an admin did not send it.
             AutoshardError: If there is something wrong with it, or no room for more jobs.
         """
 
         async def make(text: bytes, keyed: IdempotentRequest | None) -> KeptAnswer:
-            await self._handler.check(received, text, _CHECKS.get(kind))
-            return await run_in_threadpool(self._made, kind, text, keyed, received.request)
+            task = await self._handler.check(received, text, _CHECKS.get(kind))
+            return await run_in_threadpool(self._made, kind, text, task, keyed, received.request, priority)
 
+        if priority > 0 and not received.request.state.actor.may(Scope.ADMIN):
+            raise ForbiddenError("needs a key with the scope admin where it is above 0", field="priority")
         return _with_location(await self._handler.once(received, make))
 
     async def plan(self, received: ReceivedBody[PlanJobBody]) -> Response:
@@ -109,7 +116,7 @@ class JobHandler:
             answer = await self._handler.worked(request, WorkKind.PLAN, text, keyed)
             if answer.status != ACCEPTED:
                 return answer
-            return await run_in_threadpool(self._made, JobKind.PLAN, text, keyed, request)
+            return await run_in_threadpool(self._made, JobKind.PLAN, text, answer.body.decode(), keyed, request)
 
         response = await self._handler.once(received, do)
         return _with_location(response) if response.status_code == ACCEPTED else response
@@ -155,6 +162,17 @@ class JobHandler:
         self._check(job_id, actor)
         return self._storage.cancel_job(job_id, actor)
 
+    def stop(self, job_id: str, actor: Principal) -> JobAnswer:
+        """Has a job's search end, with the best plan found.
+
+        Raises:
+            UnknownJobError: If it is not there.
+            ForbiddenError: If the actor must not do jobs of its kind.
+            JobStateError: If it does not search, or waits still.
+        """
+        self._check(job_id, actor)
+        return self._storage.stop_job(job_id, actor)
+
     def retry(self, job_id: str, actor: Principal) -> JobAnswer:
         """Begins another attempt of a job that failed or was cancelled.
 
@@ -168,9 +186,18 @@ class JobHandler:
         self._engine.wake()
         return answer
 
-    def _made(self, kind: JobKind, body: bytes, keyed: IdempotentRequest | None, request: Request) -> KeptAnswer:
-        client = client_of(request.scope)
-        answer = self._storage.add_job(kind, body, client, keyed, request.state.actor)
+    def _made(
+        self,
+        kind: JobKind,
+        body: bytes,
+        task: str,
+        keyed: IdempotentRequest | None,
+        request: Request,
+        priority: int = 0,
+    ) -> KeptAnswer:
+        client, actor = client_of(request.scope), request.state.actor
+        job = NewJob(kind=kind, request=body, task=task, client=client, team=actor.team, priority=priority)
+        answer = self._storage.add_job(job, keyed, actor)
         self._engine.wake()
         return answer
 
@@ -207,8 +234,13 @@ def _add_making(app: FastAPI, jobs: JobHandler, kind: JobKind) -> None:
         responses={202: JOB_MADE, **problems(400, 408, 409, 413, 415, 422, 429, 500, 503)},
     )
     @opened_to(scope_of(kind))
-    async def make_job(received: ReceivedBody[Any] = body) -> Response:
-        return await jobs.make(received, kind)
+    async def make_job(
+        received: ReceivedBody[Any] = body,
+        priority: Annotated[
+            Priority, Query(description="Jobs of a higher one begin first; above 0, of the scope admin.")
+        ] = 0,
+    ) -> Response:
+        return await jobs.make(received, kind, priority)
 
 
 def _add_reading(app: FastAPI, jobs: JobHandler) -> None:
@@ -253,6 +285,17 @@ def _add_changing(app: FastAPI, jobs: JobHandler) -> None:
     @opened_to(Door.ANY_KEY)
     def cancel_job(job_id: _StoredId, request: Request) -> JobAnswer:
         return jobs.cancel(job_id, request.state.actor)
+
+    @app.post(
+        "/v1/jobs/{job_id}/stop",
+        tags=["jobs"],
+        summary="Stop a job's search, and keep the best plan found",
+        status_code=202,
+        responses=problems(400, 404, 409, 503),
+    )
+    @opened_to(Door.ANY_KEY)
+    def stop_job(job_id: _StoredId, request: Request) -> JobAnswer:
+        return jobs.stop(job_id, request.state.actor)
 
     @app.post(
         "/v1/jobs/{job_id}/retry",
