@@ -17,6 +17,7 @@ let chosenColumns = {};
 let search = null;
 let clock = null;
 let running = null;
+let isSearching = false;
 let checks = 0;
 
 export function offer(found) {
@@ -148,6 +149,7 @@ function follow(id, limit) {
   const points = [];
   let begun = null;
   running = id;
+  isSearching = false;
   sessionStorage.setItem("search", id);
   find("search").hidden = false;
   find("best").textContent = "Waiting for a worker";
@@ -164,7 +166,8 @@ function follow(id, limit) {
   clock = setInterval(tick, TICK_MS);
   tick();
   search = states(id, async (job, isOver) => {
-    if (job.state === "running" && begun === null) {
+    isSearching = job.state === "running";
+    if (isSearching && begun === null) {
       begun = performance.now() - Math.max(0, Date.parse(job.seen_at) - Date.parse(job.started_at));
       find("best").textContent = "Searching for a first plan";
     }
@@ -178,7 +181,7 @@ function follow(id, limit) {
     clearInterval(clock);
     sessionStorage.removeItem("search");
     find("search").hidden = true;
-    if (job.state === "cancelled") throw failure({ detail: "The search was stopped; its plan is not kept. A shorter time limit ends with a plan." });
+    if (job.state === "cancelled") throw failure({ detail: "The job was stopped before its search began; there is no plan." });
     if (job.state !== "succeeded") throw failure(job.problem, `The job has ${job.state}: its log says more, under Jobs.`);
     if (!find("view-plan").hidden) location.hash = `#one/${job.plan_id}`;  // what else is looked at stays
   });
@@ -241,5 +244,5 @@ export function listen() {
     });
   }
   find("compare").addEventListener("click", comparePlanners);
-  find("cancel").addEventListener("click", guarded(async () => { if (running) await ask("POST", `/v1/jobs/${running}/cancel`); }));
+  find("stop").addEventListener("click", guarded(async () => { if (running) await ask("POST", `/v1/jobs/${running}/${isSearching ? "stop" : "cancel"}`); }));
 }

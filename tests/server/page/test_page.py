@@ -105,6 +105,31 @@ def test_an_admin_makes_and_ends_keys_and_reads_what_was_done(own_service):
 
 @pytest.mark.slow
 @needs_browser
+def test_a_search_is_stopped_and_its_best_plan_kept(own_service):
+    service = own_service("--workers", "1")
+
+    async def play(page):
+        await page.open(service.url)
+        await page.until("document.getElementById('planner').options.length > 3")
+        await page.fill("#tables", "criteo-kaggle")
+        await page.fill("#limit", "600")
+        await page.click("#make")
+        await page.until("/^[0-9.]+ ms$/.test(document.getElementById('best').textContent)")
+        await page.click("#stop")
+        await page.until("location.hash.startsWith('#one/')")
+        with service.client() as client:
+            (listed,) = client.get("/v1/jobs").json()["jobs"]
+            job = client.get(f"/v1/jobs/{listed['id']}").json()
+            assert job["state"] == "succeeded"
+            assert job["is_stopped"]
+            assert await page.value("location.hash") == f"#one/{job['plan_id']}"
+        assert page.problems == []
+
+    browse(play)
+
+
+@pytest.mark.slow
+@needs_browser
 def test_plans_are_made_watched_listed_compared_and_explained(own_service, tmp_path):
     service = own_service("--workers", "2")
     tables = tables_to_json(load_tables("criteo-kaggle"))
