@@ -64,6 +64,9 @@ _TIMED = {
     "reference_backward_ms": 2.0,
 }
 
+#: An amount of memory, as people are told it.
+AMOUNT = r"\d[\d,.]* (?:bytes|[KMGTPE]iB)"
+
 
 def table(name="t0", num_embeddings=1000, embedding_dim=16, pooling_factor=2.0, *, alpha=1.0, **fields):
     """A pooled table whose rows are in the order of access, which is Zipf's, and its feature with the fields of one."""

@@ -18,7 +18,7 @@ _BESIDE_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class QueuePlace:
     """When a job that waits will begin.
 
     Attributes:
@@ -69,7 +69,7 @@ class JobQueue:
         return _next(self._waiting, self._last_us, holders if is_last_place else set())
 
     @property
-    def turns(self) -> dict[str, Turn]:
+    def turns(self) -> dict[str, QueuePlace]:
         """Turns of the jobs that wait, by id."""
         return self._forecast()[0]
 
@@ -78,7 +78,7 @@ class JobQueue:
         ends_s = self._forecast()[1]
         return [max(1, math.ceil(ends_s[row.id])) for row in self._rows if client in (None, row.client)]
 
-    def _forecast(self) -> tuple[dict[str, Turn], dict[str, float]]:
+    def _forecast(self) -> tuple[dict[str, QueuePlace], dict[str, float]]:
         """Turns of those that wait, and seconds until each job ends."""
         ends_s = {
             row.id: max(1.0, _seconds(row) - (self._now_us - (row.started_us or self._now_us)) / 1e6)
@@ -87,7 +87,7 @@ class JobQueue:
         places: list[tuple[float, str]] = [(ends_s[row.id], row.client) for row in self._running]
         places += [(0.0, "")] * (self._num_places - len(places))
         waiting, last_us = list(self._waiting), dict(self._last_us)
-        turns: dict[str, Turn] = {}
+        turns: dict[str, QueuePlace] = {}
         while waiting:
             places.sort()
             free_s = places[0][0]
@@ -101,7 +101,7 @@ class JobQueue:
             last_us[row.client] = self._now_us + int(free_s * 1e6) + len(turns)
             ends_s[row.id] = free_s + _seconds(row)
             places[0] = (ends_s[row.id], row.client)
-            turns[row.id] = Turn(position=len(turns) + 1, begins_in_s=math.ceil(free_s))
+            turns[row.id] = QueuePlace(position=len(turns) + 1, begins_in_s=math.ceil(free_s))
         return turns, ends_s
 
 

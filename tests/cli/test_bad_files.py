@@ -10,6 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from autoshard.planners.registry import planner_names
+from tests import builders as make
 
 #: What reads a document; `FILE` is it.
 READERS = {
@@ -209,4 +210,4 @@ def test_memory_that_nothing_fits(says, documents, tmp_path, planner, rows):
     error = says(
         f"plan FOLDER/tables.json --topology FOLDER/topology.json --planner {planner} -o out", 3, FOLDER=tmp_path
     )
-    assert re.search(r"\d[\d,]* bytes", error)
+    assert re.search(make.AMOUNT, error)

@@ -90,7 +90,7 @@ def test_an_episode_that_keeps_to_the_mask_ends_within_the_limits(make_sized, ta
         feasible_placement(problem)
     except InfeasiblePlanError:
         # There is a placement, but finding it may take a search that nobody would wait for.
-        with pytest.raises(InfeasiblePlanError, match="bytes"):
+        with pytest.raises(InfeasiblePlanError, match=make.AMOUNT):
             PlacementEnv([problem])
         return
     max_splits, split_by = splits
@@ -147,7 +147,7 @@ def test_the_largest_are_shared_where_the_rest_does_not_fit_else(make_sized):
 
 
 def test_a_placement_that_is_not_there_is_told_in_bytes(make_sized):
-    with pytest.raises(InfeasiblePlanError, match="bytes"):
+    with pytest.raises(InfeasiblePlanError, match=make.AMOUNT):
         PlacementTask.of(make_sized([60, 60, 60], [90, 90]))
 
 

@@ -10,6 +10,7 @@ from autoshard.evaluation import evaluate
 from autoshard.validator import validate_plan
 from env import ENV_ID, CostColumn, Objective, PlacementEnv, SplitBy
 from env.splits import HOT_SHARES
+from tests import builders as make
 
 TIERS = (Tier.DATA_PARALLEL, Tier.FLEX, Tier.ROW_WISE)
 
@@ -166,7 +167,7 @@ def test_after_an_action_against_the_mask_it_offers_what_fits_and_then_what_is_a
 
 def test_a_task_without_any_placement_is_refused(make_problem):
     hbm_bytes = int(make_problem().bytes_N.sum() * 0.6)
-    with pytest.raises(InfeasiblePlanError, match="bytes"):
+    with pytest.raises(InfeasiblePlanError, match=make.AMOUNT):
         PlacementEnv([make_problem(hbm_bytes=hbm_bytes, pinned=dict.fromkeys(range(7), (2,)))])
 
 

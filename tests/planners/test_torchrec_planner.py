@@ -13,6 +13,7 @@ from torchrec.optim import RowWiseAdagrad
 
 from autoshard.core import Collective, Constraints, DType, Feature, MemoryBandwidth, Optimizer, Pooling, Tier
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidTableError
+from autoshard.core.quoting import write_bytes
 from autoshard.evaluation import DEVICE_MEMORY
 from autoshard.planners.torchrec_planner import TorchRecPlanner, torchrec_topology
 from autoshard.validator import validate_plan
@@ -114,7 +115,9 @@ def test_says_what_does_not_fit():
     tables = tuple(make.table(f"t{index}") for index in range(3))
     size = tables[0].storage_bytes
     task = (make.tables(*tables, batch_size=8), make.topology(2, hbm=int(size / 0.6)))
-    with pytest.raises(InfeasiblePlanError, match=f"all need {3 * size:,} bytes .* the largest {size:,} bytes"):
+    with pytest.raises(
+        InfeasiblePlanError, match=f"all need {write_bytes(3 * size)} .* the largest {write_bytes(size)}"
+    ):
         TorchRecPlanner().plan(make.request(*task))
 
 
