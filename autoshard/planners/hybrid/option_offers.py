@@ -15,9 +15,10 @@ import numpy as np
 from autoshard.core import EmbeddingTable, MemoryLevel, TableSet, Topology
 from autoshard.core.costs import MsArray
 from autoshard.core.errors import InfeasiblePlanError
-from autoshard.evaluation.cached_rows import behind_cache
+from autoshard.evaluation.cached_rows import LRU
 from autoshard.planners.hybrid.hot_rows import offer_hot_rows
 from autoshard.planners.planner import PlanRequest
+from autoshard.planners.space.caches import on_level
 from autoshard.planners.space.cost_gradient import CostGradient, FlatOptions, shard_costs
 from autoshard.planners.space.kinds import FloatArray
 from autoshard.planners.space.layout import Layout
@@ -268,7 +269,7 @@ class _Ways:
     def _cached(self, listed: Sequence[ShardingOption]) -> list[ShardingOption]:
         """The same behind caches, in each memory level below the devices'."""
         return [
-            _behind_cache(option, level, share, self.request.topology, self.request.tables.batch_size)
+            on_level(option, level, share, LRU, self.request.topology, self.request.tables.batch_size)
             for level in self.levels
             for share in _CACHE_SHARES
             for option in listed
@@ -294,12 +295,3 @@ def _spare_levels(tables: TableSet, topology: Topology) -> list[MemoryLevel]:
     if held <= _SCARCE_SHARE * sum(memory.hbm for memory in memories):
         return []
     return [level for level in (MemoryLevel.DDR, MemoryLevel.SSD) if any(memory[level] for memory in memories)]
-
-
-def _behind_cache(
-    option: ShardingOption, level: MemoryLevel, share: float, topology: Topology, batch_size: int
-) -> ShardingOption:
-    """The option with rows in another memory, behind caches for a share of the rows that a batch hits."""
-    local = option.parts[0].local(topology, batch_size)
-    num_rows = max(1, round(share * local.access.expected_distinct(local.num_lookups)))
-    return option.in_memory(behind_cache(local, level, num_rows))

@@ -35,7 +35,7 @@ def on_level(
     parts = []
     for part in option.parts:
         local = part.local(topology, batch_size)
-        num_rows = ceil(hit_share * local.access.expected_distinct(local.num_lookups))
+        num_rows = max(1, ceil(hit_share * local.access.expected_distinct(local.num_lookups)))
         parts.append(replace(part, memory=behind_cache(local, level, num_rows, policy)))
     return replace(option, parts=tuple(parts))
 

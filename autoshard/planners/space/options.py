@@ -240,10 +240,6 @@ class ShardingOption:
         """The same parts of another table."""
         return self if self.table is table else replace(self, parts=tuple(part.of_table(table) for part in self.parts))
 
-    def in_memory(self, memory: MemoryPlacement) -> ShardingOption:
-        """The same parts with their rows in another memory."""
-        return replace(self, parts=tuple(replace(part, memory=memory) for part in self.parts))
-
 
 def column_cuts(shard: Shard, num_parts: int) -> tuple[Shard, ...]:
     """Column shards whose widths are multiples of four and differ by four at most; fewer of them if there is no room.
