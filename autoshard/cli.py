@@ -301,9 +301,9 @@ def _split(name: str) -> tuple[str, str]:
 def _command(point: EntryPoint, name: str) -> Any:
     try:
         function = point.load()
-    except (ImportError, AttributeError) as error:
-        # One damaged plugin must not take the others' help away.
-        return _unavailable(name, f"{point.value} cannot be loaded: {error}")
+    except Exception as error:  # noqa: BLE001 - one damaged plugin must not take the others' help away
+        reason = str(error) if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: {error}"
+        return _unavailable(name, f"{point.value} cannot be loaded: {reason}")
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command(name, cls=_PanelledCommand, help=_help_text(function.__doc__))(as_typer_function(function))
     return get_command(app)

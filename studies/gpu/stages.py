@@ -12,7 +12,7 @@ from __future__ import annotations
 import signal
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -78,6 +78,14 @@ class Found:
     def numbers(self, stage: str) -> dict[str, Any]:
         """The numbers of a stage; none if it has left none."""
         return self.outcomes[stage].numbers if stage in self.outcomes else {}
+
+    def reopened(self, stages: Collection[str]) -> Found:
+        """With stages that run again, done or not; until then they keep what they have left."""
+        outcomes = {
+            name: replace(outcome, state=State.CUT) if name in stages else outcome
+            for name, outcome in self.outcomes.items()
+        }
+        return replace(self, outcomes=outcomes)
 
     @classmethod
     def read(cls, folder: Path) -> Found:

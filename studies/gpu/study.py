@@ -56,7 +56,10 @@ class GpuOptions:
     resume: Annotated[
         Path | None, typer.Option(help="Folder of an earlier run: stages that are done there are not run again.")
     ] = None
-    stages: Annotated[str, typer.Option(help="Stages to run, with commas between them.", show_default="all")] = ""
+    stages: Annotated[
+        str,
+        typer.Option(help="Stages to run, with commas between them; again if they are done.", show_default="all"),
+    ] = ""
     from_file: FromOption = None
     images: Annotated[bool, typer.Option(help="Draw the picture, which takes a browser.")] = True
     started: float = field(default_factory=time.monotonic)
@@ -102,6 +105,8 @@ def _measured(options: GpuOptions) -> Found:
     found = Found(machine=machine)
     if options.resume is not None:
         found = replace(Found.read(options.resume), machine=machine)
+        if options.stages:
+            found = found.reopened([stage.name for stage in chosen])
         for name in (samples.SAMPLES_FILE, costs.MODELS_FILE):
             earlier = options.resume / name
             if earlier.exists() and options.resume.resolve() != folder.resolve():

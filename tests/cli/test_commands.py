@@ -274,3 +274,12 @@ def test_a_damaged_plugin_leaves_the_others_alone(run, succeeds, monkeypatch):
     succeeds("plan", "--help")
     _, err = run("broken", "--anything", "x", code=1)
     assert err == "error: broken: nowhere.commands:run cannot be loaded: No module named 'nowhere'\n"
+
+
+def test_a_plugin_that_fails_while_it_is_loaded_is_told_as_itself(run, monkeypatch, tmp_path):
+    (tmp_path / "fails_when_loaded.py").write_text("{}['no such key']\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    damaged = EntryPoint(name="broken", value="fails_when_loaded:run", group="autoshard.commands")
+    monkeypatch.setattr(cli, "installed", lambda _: [damaged])
+    _, err = run("broken", code=1)
+    assert err == "error: broken: fails_when_loaded:run cannot be loaded: KeyError: 'no such key'\n"

@@ -37,6 +37,9 @@ _ARROW = {
 }
 
 
+#: What a type of arrays is a form of: numpy 2.5 has an alias of its own for it.
+_ARRAYS = (np.ndarray, get_origin(NDArray[Any]))
+
 #: Types of fields that samples of several kinds have.
 #: A nanosecond to a day, so that no arithmetic on measured times overflows.
 Milliseconds = Annotated[float, Range(at_least=1e-6, at_most=1e8, kind=FINITE)]
@@ -119,12 +122,14 @@ def _columns(record: Any) -> Mapping[str, _Column]:
 def _column(hint: Any) -> _Column:
     kind, *marks = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     listed, range_, rows = get_origin(kind), _first(marks, Range), _first(marks, StoredRows)
+    if listed in _ARRAYS:
+        return _Column(np.ndarray, pa.list_(pa.float64()))
     if is_dataclass(kind):
         return _Column(kind, pa.struct(list(schema_of(kind))), is_record=True)
     if listed is None:
         arrow = _first(marks, pa.DataType) or (pa.string() if issubclass(kind, str) else _ARROW[kind])
         return _Column(kind, arrow, range_)
-    of = _column(rows.row if rows else float if listed is np.ndarray else get_args(kind)[0])
+    of = _column(rows.row if rows else get_args(kind)[0])
     return _Column(listed, pa.list_(of.type), rows=rows)
 
 
