@@ -63,7 +63,7 @@ class TimedFusedKernel:
         )
         self._inputs, self._is_pooled, self._turn = inputs, kind.is_pooled, -1
         width = sum(dim for _, dim in sizes)
-        shapes = [(kind.num_bags, width) if kind.is_pooled else (len(one.rows_L), kind.embedding_dim) for one in inputs]
+        shapes = [(kind.num_bags, width) if kind.is_pooled else (len(one.ids_L), kind.embedding_dim) for one in inputs]
         self._gradients = [torch.full(shape, _GRADIENT, device=device) for shape in shapes]
 
     def forward(self) -> torch.Tensor:
@@ -71,7 +71,7 @@ class TimedFusedKernel:
         self._turn = (self._turn + 1) % len(self._inputs)
         batch = self._inputs[self._turn]
         # Means are sums here, which the rank that reads them divides when they come.
-        return self.kernel.sums(batch.ids_L, batch.lengths_SB) if self._is_pooled else self.kernel.rows(batch.rows_L)
+        return self.kernel.sums(batch.ids_L, batch.lengths_SB) if self._is_pooled else self.kernel.rows(batch.ids_L)
 
     def backward(self, output: torch.Tensor) -> None:
         """Propagates a gradient and updates the weights."""
@@ -105,8 +105,8 @@ class ReplicaKernel:
             if self.rows.moments is not None:
                 shape = (num_rows, *self.rows.moments.shape[1:])
                 self.rows.moments = arenas.moments(math.prod(shape)).data.view(shape)
-        fused = fuse(batches, device)
-        self._rows_L, self._lengths_X = fused.rows_L, fused.lengths_SB.reshape(-1)
+        fused = fuse(batches, as_one_table=True)
+        self._rows_L, self._lengths_X = fused.ids_L, fused.lengths_SB.reshape(-1)
         self._is_pooled, self._num_shards, self._num_bags = kind.is_pooled, len(shards), kind.num_bags
         width = len(shards) * kind.embedding_dim
         shape = (kind.num_bags, width) if kind.is_pooled else (len(self._rows_L), kind.embedding_dim)
@@ -189,5 +189,5 @@ def _build(draws: Sequence[Sequence[ShardBatch]], arenas: Arenas, device: torch.
     shards = [batches[0].measured.shard for batches in draws]
     if shards[0].update is Update.ALL_REDUCED:
         return ReplicaKernel(shards, [batches[0] for batches in draws], arenas, device)
-    inputs = [fuse(batches, device) for batches in zip(*draws, strict=True)]
+    inputs = [fuse(batches, as_one_table=not shards[0].is_pooled) for batches in zip(*draws, strict=True)]
     return TimedFusedKernel(shards, inputs, arenas)

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
-import torch
-
 from autoshard.core import AccessProfile, LocalShard
 from autoshard.core.errors import DeviceError
 from autoshard.formats.stores.samples import MeasuredShard
 from bench.kernels.fused import ShardSet
-from bench.kernels.inputs import HELD_BYTES, BatchCache
+from bench.kernels.inputs import BatchCache
 from bench.kernels.measurable import buffer_bytes, check_measurable, num_draws, set_bytes
-from bench.measuring.arena import Arenas, free_bytes
+from bench.measuring.arena import Arenas
 from bench.measuring.attempts import Timing
 from bench.measuring.caches import CacheFlush
 from bench.measuring.devices import BenchDevice
@@ -98,8 +96,7 @@ class Harness(GroupHarness[Sequence[LocalShard], ShardSet, Measurement]):
         super().__init__(device, self.settings, reference_set(self.settings.reference_bags), CacheFlush(device.device))
         # A GPU's caching allocator does what the arenas do.
         self._arenas = Arenas(0 if device.is_cuda else self._max_bytes, device.device)
-        # A GPU's batches take longer to draw than to run, and its host has the memory.
-        self._batches_of = BatchCache(free_bytes(torch.device("cpu")) if device.is_cuda else HELD_BYTES)
+        self._batches_of = BatchCache(device.device)
         self._measure_group([self._reference])  # FBGEMM compiles its kernels when they first run
         self._timed_s = self._wall_s = 0.0
 
@@ -135,7 +132,11 @@ class Harness(GroupHarness[Sequence[LocalShard], ShardSet, Measurement]):
 
     def _build(self, item: Sequence[LocalShard], _seed: int) -> ShardSet:
         draws = [self._batches_of(shard, num_draws(shard)) for shard in item]
-        return ShardSet(draws, self._arenas, self.device.device)
+        try:
+            return ShardSet(draws, self._arenas, self.device.device)
+        except (AssertionError, NotImplementedError, TypeError, ValueError) as error:
+            # Releases of FBGEMM differ in what they take; one set that it refuses must not end a run.
+            raise DeviceError(f"FBGEMM refuses a set of {len(item)} shards: {error}") from error
 
     def _result(self, kernel: ShardSet, timing: Timing) -> Measurement:
         return Measurement(**asdict(timing), shards=kernel.measured, group=self.num_groups)

@@ -14,18 +14,26 @@ from itertools import accumulate
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from autoshard.core import NUM_REUSE_BINS, REUSE_BIN_EDGES, LocalShard
-from autoshard.core.batches import Bags, draw_bags
+from autoshard.core import NUM_REUSE_BINS, REUSE_BIN_EDGES, AccessProfile, LocalShard
+from autoshard.core.batches import coprime_step, draw_bags, draw_lengths
 from autoshard.formats.stores.samples import MeasuredShard
+
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardBatch:
-    """One batch of a shard and what it holds."""
+    """One batch of a shard, on the device that it was drawn for, and what it holds.
 
-    bags: Bags
+    Attributes:
+        ids_L: Ids in bag order, int64.
+        lengths_B: Bag lengths, int32.
+        measured: The shard, and what the batch holds of it.
+    """
+
+    ids_L: torch.Tensor
+    lengths_B: torch.Tensor
     measured: MeasuredShard
 
 
@@ -34,34 +42,37 @@ class FusedInput:
     """One batch of several shards, whose ids come shard by shard.
 
     Attributes:
-        ids_L: Ids, int64.
-        rows_L: The rows that they are of one table that has those of all shards, shard by shard.
+        ids_L: Ids, int64; or the rows that they are of one table that has those of all shards, one below the other.
         lengths_SB: Bag lengths, int32; shards have as many bags each.
     """
 
     ids_L: torch.Tensor
-    rows_L: torch.Tensor
     lengths_SB: torch.Tensor
 
 
-#: Of the batches that are held on a CPU.
-HELD_BYTES = 512 * 2**20
+#: Of the batches that are held.
+_HELD_BYTES = 512 * 2**20
 
 
 class BatchCache:
     """Draws each shard's batches once, and keeps as many as fit.
 
-    A batch depends on the shard alone (its name aside), so all runs on all machines look up the same rows.
+    A batch depends on the shard alone (its name aside), so all runs on all devices of a kind look up the same rows.
     """
 
-    def __init__(self, max_bytes: int = HELD_BYTES) -> None:
+    def __init__(self, device: torch.device = _CPU, max_bytes: int = _HELD_BYTES) -> None:
         """Starts empty; batches beyond `max_bytes` push the oldest out."""
-        self._max_bytes = max_bytes
+        self._device, self._max_bytes = device, max_bytes
         self._held_bytes = 0
         self.batches: dict[tuple[LocalShard, int], ShardBatch] = {}
 
     def prepare(self, wanted: Iterable[tuple[LocalShard, int]]) -> None:
-        """Draws the first batches of shards, each with its number of draws, on all cores; what is held is left."""
+        """Draws the first batches of shards, each with its number of draws, on all cores; what is held is left.
+
+        A GPU draws them so quickly that it does when they are asked for.
+        """
+        if self._device.type != "cpu":
+            return
         missing = dict.fromkeys(
             (shard, draw) for shard, num_draws in wanted for draw in range(num_draws) if (shard, draw) not in self
         )
@@ -80,7 +91,7 @@ class BatchCache:
 
     def _draw(self, shard: LocalShard, draw: int) -> ShardBatch:
         if (shard, draw) not in self:
-            self._keep((shard, draw), draw_batch(shard, draw))
+            self._keep((shard, draw), draw_batch(shard, draw, self._device))
         return self.batches[shard, draw]
 
     def _keep(self, key: tuple[LocalShard, int], batch: ShardBatch) -> None:
@@ -91,21 +102,44 @@ class BatchCache:
             self._held_bytes -= _num_bytes(self.batches.pop(oldest))
 
 
-def draw_batch(shard: LocalShard, draw: int = 0) -> ShardBatch:
-    """Draws a batch of a shard, with a seed made of what the batch depends on and the number of the draw."""
+def draw_batch(shard: LocalShard, draw: int = 0, device: torch.device = _CPU) -> ShardBatch:
+    """Draws a batch of a shard, with a seed made of what the batch depends on and the number of the draw.
+
+    A GPU draws ids by itself, with the numbers of its own generator: a host takes seconds for what runs in milliseconds
+    there (sets of ten tables at a batch of 65,536 have six million ids).
+    """
     depends_on = (shard.num_embeddings, shard.num_bags, shard.pooling_factor, *([draw] if draw else []))
-    seed = hashlib.sha256(repr(depends_on).encode())
-    seed.update(shard.access.ranks_K.tobytes() + shard.access.cumulative_K.tobytes())
-    rng = np.random.default_rng(int.from_bytes(seed.digest()[:8], "little"))
-    bags = draw_bags(shard.access, shard.pooling_factor, shard.num_bags, rng)
-    _, counts = np.unique(bags.ids_L, return_counts=True)
+    digest = hashlib.sha256(repr(depends_on).encode())
+    digest.update(shard.access.ranks_K.tobytes() + shard.access.cumulative_K.tobytes())
+    seed = int.from_bytes(digest.digest()[:8], "little")
+    rng = np.random.default_rng(seed)
+    if device.type == "cpu":
+        bags = draw_bags(shard.access, shard.pooling_factor, shard.num_bags, rng)
+        ids_L, lengths_B = torch.from_numpy(bags.ids_L), bags.lengths_B
+    else:
+        lengths_B = draw_lengths(shard.pooling_factor, shard.num_bags, rng)
+        generator = torch.Generator(device).manual_seed(seed >> 1)
+        ids_L = draw_ids(shard.access, int(lengths_B.sum()), generator)
+    counts = torch.unique(ids_L, return_counts=True)[1]
     measured = MeasuredShard(
-        shard=shard, num_lookups=len(bags.ids_L), num_distinct=len(counts), reuse_bins=reuse_bins_of(counts)
+        shard=shard, num_lookups=len(ids_L), num_distinct=len(counts), reuse_bins=reuse_bins_of(counts)
     )
-    return ShardBatch(bags=bags, measured=measured)
+    return ShardBatch(ids_L=ids_L, lengths_B=torch.from_numpy(lengths_B.astype(np.int32)).to(device), measured=measured)
 
 
-def reuse_bins_of(counts: NDArray[np.int64]) -> tuple[float, ...]:
+def draw_ids(access: AccessProfile, number: int, generator: torch.Generator) -> torch.Tensor:
+    """So many independent lookups, as `AccessProfile.sample_ranks` draws them, on the generator's device."""
+    device = generator.device
+    ranks_K, cumulative_K = (torch.tensor(knots, device=device) for knots in (access.ranks_K, access.cumulative_K))
+    draws_L = torch.rand(number, generator=generator, dtype=torch.float64, device=device)
+    next_L = torch.searchsorted(cumulative_K, draws_L, right=True).clamp_(max=len(ranks_K) - 1)
+    slopes_I = ranks_K.diff() / cumulative_K.diff()
+    first_L = next_L - 1
+    ranks_L = (ranks_K[first_L] + (draws_L - cumulative_K[first_L]) * slopes_I[first_L]).long()
+    return ranks_L.clamp_(max=access.num_rows - 1) * coprime_step(access.num_rows) % access.num_rows
+
+
+def reuse_bins_of(counts: torch.Tensor) -> tuple[float, ...]:
     """Shares of AutoShard's 17 reuse bins (0, 1], (1, 2], (2, 4] ... of rows hit `counts` times each; all 0 of none.
 
     Source:
@@ -113,20 +147,20 @@ def reuse_bins_of(counts: NDArray[np.int64]) -> tuple[float, ...]:
     """
     if not len(counts):
         return (0.0,) * NUM_REUSE_BINS
-    bins = np.searchsorted(REUSE_BIN_EDGES, counts)
-    shares = np.bincount(bins, minlength=NUM_REUSE_BINS) / len(counts)
-    return tuple(shares.astype(np.float32).tolist())
+    edges = torch.tensor(REUSE_BIN_EDGES, dtype=torch.float64, device=counts.device)
+    bins = torch.bincount(torch.bucketize(counts.double(), edges), minlength=NUM_REUSE_BINS)
+    shares: list[float] = (bins.double() / len(counts)).float().tolist()
+    return tuple(shares)
 
 
-def fuse(batches: Sequence[ShardBatch], device: torch.device) -> FusedInput:
-    """Joins the batches of a set of shards, in order."""
-    first_rows = accumulate((batch.measured.shard.num_embeddings for batch in batches), initial=0)
-    rows = [batch.bags.ids_L + first for batch, first in zip(batches, first_rows, strict=False)]
-    lengths_SB = np.stack([batch.bags.lengths_B for batch in batches]).astype(np.int32)
-    joined = (np.concatenate([batch.bags.ids_L for batch in batches]), np.concatenate(rows), lengths_SB)
-    ids_L, rows_L, lengths = (torch.from_numpy(one).to(device) for one in joined)
-    return FusedInput(ids_L=ids_L, rows_L=rows_L, lengths_SB=lengths)
+def fuse(batches: Sequence[ShardBatch], *, as_one_table: bool = False) -> FusedInput:
+    """Joins the batches of a set of shards, in order; their ids as rows of one table, if it is to be so."""
+    ids = [batch.ids_L for batch in batches]
+    if as_one_table:
+        first_rows = accumulate((batch.measured.shard.num_embeddings for batch in batches), initial=0)
+        ids = [ids_L + first for ids_L, first in zip(ids, first_rows, strict=False)]
+    return FusedInput(ids_L=torch.cat(ids), lengths_SB=torch.stack([batch.lengths_B for batch in batches]))
 
 
 def _num_bytes(batch: ShardBatch) -> int:
-    return batch.bags.ids_L.nbytes + batch.bags.lengths_B.nbytes
+    return batch.ids_L.nbytes + batch.lengths_B.nbytes

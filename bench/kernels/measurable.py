@@ -12,6 +12,8 @@ from autoshard.core.tables import KernelTraits
 #: On a CPU, and of replicas, all but the last.
 _GPU_OPTIMIZERS = (Optimizer.SGD, Optimizer.ROWWISE_ADAGRAD, Optimizer.ADAGRAD, Optimizer.ADAM)
 _ID_BYTES, _GRADIENT_BYTES = 8, 4
+#: FBGEMM's caches hold no others.
+_CACHED_DTYPES = (DType.FP32, DType.FP16)
 #: Batches that runs take turns among where rows live behind a cache.
 _CACHED_DRAWS = 8
 
@@ -52,6 +54,11 @@ def check_measurable(shard: LocalShard, *, on_cuda: bool) -> None:
     if shard.embedding_dim % 4:
         raise InvalidTableError(
             f"must be a multiple of 4, got {shard.embedding_dim}", field=f"{shard.table}.embedding_dim"
+        )
+    if shard.level is MemoryLevel.DDR and shard.dtype not in _CACHED_DTYPES:
+        raise InvalidTableError(
+            f"the benchmark measures caches of {' or '.join(_CACHED_DTYPES)}, got {shard.dtype}",
+            field=f"{shard.table}.dtype",
         )
     if shard.level is MemoryLevel.DDR and shard.cache_bytes <= 0:
         raise InvalidTableError(

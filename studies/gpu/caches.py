@@ -32,7 +32,7 @@ def _run(visit: Visit) -> Numbers:
     if not visit.device.is_cuda:
         return {"rows": [], "reason": "rows are cached in the memory of a GPU alone"}
     rows: list[dict[str, Any]] = []
-    batches = [draw_batch(_shard(1.0, "lru"), draw) for draw in range(_FILLING + _MEASURED)]
+    batches = [draw_batch(_shard(1.0, "lru"), draw, visit.device.device) for draw in range(_FILLING + _MEASURED)]
     for share, policy in product(_SHARES, ("lru", "lfu")):
         rows.append(_measured(_shard(share, policy), batches, visit))
         visit.keep({"rows": rows})
@@ -68,7 +68,7 @@ def _measured(shard: LocalShard, batches: Sequence[ShardBatch], visit: Visit) ->
     hits, forward_ms, backward_ms = [], [], []
     for batch in as_drawn[_FILLING:]:
         if is_cached:
-            hits.append(_hit_share(running, batch, device))
+            hits.append(_hit_share(running, batch))
         forward, backward = _pass(running, clock)
         forward_ms.append(forward)
         backward_ms.append(backward)
@@ -101,13 +101,12 @@ def _once(run: Callable[[], object], clock: Clock) -> float:
     return led_ms(run, clock, agree=settled)
 
 
-def _hit_share(running: ShardSet, batch: ShardBatch, device: torch.device) -> float:
+def _hit_share(running: ShardSet, batch: ShardBatch) -> float:
     """Share of a batch's lookups whose row is in FBGEMM's cache now."""
     [kernel] = running.kernels
     assert isinstance(kernel, TimedFusedKernel)
     module = kernel.kernel.module
-    ids_L = torch.from_numpy(batch.bags.ids_L).to(device)
-    places_L = torch.ops.fbgemm.lxu_cache_lookup(ids_L, module.lxu_cache_state, module.total_cache_hash_size)
+    places_L = torch.ops.fbgemm.lxu_cache_lookup(batch.ids_L, module.lxu_cache_state, module.total_cache_hash_size)
     return float((places_L >= 0).float().mean())
 
 

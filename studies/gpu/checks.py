@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from autoshard.core.errors import DeviceError
 from autoshard.report.images import Section
 from autoshard.table import Table
 from studies.frame import Numbers
@@ -33,6 +34,8 @@ def _run(visit: Visit) -> Numbers:
             command, cwd=_ROOT, capture_output=True, text=True, timeout=0.95 * visit.seconds_left, check=False
         )
         text, reason = done.stdout, ""
+        if not _ENDED.search(text):
+            raise DeviceError(f"pytest ended with {done.returncode}: {(done.stderr or text).strip()[-_TAIL:]}")
     except subprocess.TimeoutExpired as error:
         text, reason = (error.stdout or b"").decode(errors="replace"), "the time was up"
     return {

@@ -95,7 +95,7 @@ def _beside(harness: Harness, shards: Sequence[LocalShard]) -> dict[str, float |
     [ours] = harness.measure([shards])
     device = harness.device.device
     running = ShardSet(
-        [[draw_batch(shard)] for shard in shards],
+        [[draw_batch(shard, device=device)] for shard in shards],
         Arenas(0 if device.type == "cuda" else 2 * set_bytes(shards) + 2**20, device),
         device,
     )

@@ -2,25 +2,28 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.kernels.inputs import BatchCache, draw_batch, reuse_bins_of
+from autoshard.core import AccessProfile
+from autoshard.core.batches import scatter_ranks
+from bench.kernels.inputs import BatchCache, draw_batch, draw_ids, reuse_bins_of
 from tests import builders as make
 
 
 def test_a_batch_depends_on_the_shard_and_not_on_its_name():
     shard = make.held(num_embeddings=1000)
     batch, again = draw_batch(shard), draw_batch(replace(shard, table="other"))
-    np.testing.assert_array_equal(batch.bags.ids_L, again.bags.ids_L)
+    assert torch.equal(batch.ids_L, again.ids_L)
     other = draw_batch(replace(shard, pooling_factor=2.6))
-    assert not np.array_equal(batch.bags.ids_L[:30], other.bags.ids_L[:30])
+    assert not torch.equal(batch.ids_L[:30], other.ids_L[:30])
 
 
 def test_a_batch_counts_what_it_holds():
     batch = draw_batch(make.held(num_embeddings=40, num_bags=100, pooling_factor=1.5))
-    assert batch.measured.num_lookups == len(batch.bags.ids_L) == 150
-    assert batch.measured.num_distinct == len(set(batch.bags.ids_L.tolist()))
+    assert batch.measured.num_lookups == len(batch.ids_L) == 150
+    assert batch.measured.num_distinct == len(set(batch.ids_L.tolist()))
     assert sum(batch.measured.reuse_bins) == pytest.approx(1.0)
 
 
@@ -32,17 +35,17 @@ def test_reuse_bins_are_powers_of_two(counts):
         while count > edge and index < 16:
             edge, index = 2 * edge, index + 1
         expected[index] += 1
-    assert reuse_bins_of(np.array(counts)) == pytest.approx([number / len(counts) for number in expected])
+    assert reuse_bins_of(torch.tensor(counts)) == pytest.approx([number / len(counts) for number in expected])
 
 
 def test_no_row_has_no_bin():
-    assert reuse_bins_of(np.array([], dtype=np.int64)) == (0.0,) * 17
+    assert reuse_bins_of(torch.tensor([], dtype=torch.int64)) == (0.0,) * 17
 
 
 def test_the_cache_keeps_batches_until_they_fill_it():
     shards = [make.held(num_embeddings=50 + index) for index in range(6)]
     one = draw_batch(shards[0])
-    cache = BatchCache(max_bytes=3 * (one.bags.ids_L.nbytes + one.bags.lengths_B.nbytes))
+    cache = BatchCache(max_bytes=3 * (one.ids_L.nbytes + one.lengths_B.nbytes))
     (first,) = cache(shards[0])
     assert cache(shards[0])[0] is first
     for shard in shards[1:]:
@@ -60,10 +63,22 @@ def test_batches_are_drawn_ahead_as_one_by_one():
     for shard in shards:
         (batch,) = cache(shard)
         assert batch is held[shard, 0]
-        np.testing.assert_array_equal(batch.bags.ids_L, draw_batch(shard).bags.ids_L)
+        assert torch.equal(batch.ids_L, draw_batch(shard).ids_L)
 
 
 def test_further_draws_of_a_shard_differ():
     first, second, third = BatchCache()(make.held(), 3)
     assert first.measured.num_lookups == second.measured.num_lookups
-    assert len({batch.bags.ids_L.tobytes() for batch in (first, second, third)}) == 3
+    assert len({tuple(batch.ids_L.tolist()) for batch in (first, second, third)}) == 3
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.9])
+def test_a_device_draws_as_often_as_the_profile_says(alpha, any_device):
+    access, number = AccessProfile.zipf(5000, alpha), 200_000
+    generator = torch.Generator(torch.device(any_device)).manual_seed(1)
+    ids_L = draw_ids(access, number, generator)
+    assert ids_L.dtype == torch.int64
+    counts_N = torch.bincount(ids_L.cpu(), minlength=access.num_rows).numpy()
+    of_rank_N = counts_N[scatter_ranks(np.arange(access.num_rows), access.num_rows)]
+    for first in (50, 500, 2500, 5000):
+        assert of_rank_N[:first].sum() / number == pytest.approx(access.coverage(np.array(first)), abs=0.005)

@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
@@ -39,8 +38,7 @@ def cases():
 
 
 def bags_of(batch):
-    ids, lengths = batch.bags.ids_L, batch.bags.lengths_B
-    return torch.from_numpy(ids), torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)]))
+    return batch.ids_L, torch.cat([torch.zeros(1, dtype=torch.int64), batch.lengths_B.cumsum(0)])
 
 
 def looked_up(weights, batch):
@@ -219,7 +217,9 @@ def test_a_device_runs_all_kinds_that_it_is_said_to(kinds, any_device):
     device, shard = torch.device(any_device), small(**kinds)
     if not is_measurable(shard, on_cuda=device.type == "cuda"):
         pytest.skip("these kernels are a GPU's")
-    running = ShardSet([[draw_batch(shard)]], Arenas(4_000 if device.type == "cpu" else 0, device), device)
+    running = ShardSet(
+        [[draw_batch(shard, device=device)]], Arenas(4_000 if device.type == "cpu" else 0, device), device
+    )
     (output,) = outputs = running.forward()
     assert output.device.type == any_device
     running.backward(outputs)

@@ -51,6 +51,8 @@ def test_rows_behind_a_cache_need_its_size():
     assert is_measurable(cached, on_cuda=True)
     with pytest.raises(InvalidTableError, match=r"t\.cache_policy: .* got lfu, fp32"):
         check_measurable(make.held(level=MemoryLevel.DDR, cache_bytes=2**20, cache_policy="lfu"), on_cuda=True)
+    with pytest.raises(InvalidTableError, match=r"t\.dtype: .* caches of fp32 or fp16, got bf16"):
+        check_measurable(make.held(level=MemoryLevel.DDR, cache_bytes=2**20, dtype=DType.BF16), on_cuda=True)
     assert num_draws(cached) > num_draws(make.held()) == 1
 
 

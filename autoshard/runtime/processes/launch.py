@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, Final, Protocol
 
 from autoshard.core.errors import AutoshardError, ExecutionError, InvalidOptionError
 from autoshard.formats import atomic_write, read_plan
@@ -322,6 +322,10 @@ def _signal(pid: int, number: int) -> bool:
     return True
 
 
+#: The last line of a traceback.
+_RAISED: Final = re.compile(r"(?:\[rank\d+\]: ?)?[\w.]*(?:Error|Exception|Interrupt)\b")
+
+
 def _failure(folder: Path, nproc: int, returncode: int) -> AutoshardError:
     """The error of the process that failed first, in one line."""
     records = {
@@ -337,8 +341,14 @@ def _failure(folder: Path, nproc: int, returncode: int) -> AutoshardError:
     if records:
         first = min(records, key=lambda rank: records[rank].time_s)
         return records[first].to_error(first)
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    return ExecutionError(f"torchrun ended with {returncode}: {lines[-1] if lines else 'it said nothing'}")
+    return ExecutionError(f"torchrun ended with {returncode}: {_last_words(stderr)}")
+
+
+def _last_words(stderr: str) -> str:
+    """What a process that could not even report its error said: the last exception before torchrun's own, or line."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip(" =-*")]
+    raised = [line for line in lines if _RAISED.match(line) and "ChildFailedError" not in line]
+    return (raised or lines or ["it said nothing"])[-1]
 
 
 def _killed(stderr: str) -> list[tuple[int, int]]:
