@@ -6,12 +6,17 @@ Shape suffixes: N rows, D embedding dim, T tables.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
+
+# What FBGEMM and its hooks tell of themselves on a GPU, which no user can change.
+for _note in ("TBE B200 optimization", "Full backward hook is firing", r"\s*\S*\s*\[FBGEMM_GPU\] NOTE"):
+    warnings.filterwarnings("ignore", message=_note)
 
 # torch 2.13 renamed them, and warns of the old names; older releases have those only.
 #: Gathers equal pieces of all processes into one tensor: `all_gather(output, input, group=None, async_op=False)`.

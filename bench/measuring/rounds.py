@@ -5,6 +5,7 @@ Shape suffixes: S sets, R rounds.
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from abc import ABC, abstractmethod
@@ -235,21 +236,26 @@ class GroupHarness(ABC, Generic[ItemT, KernelT, ResultT]):
         try:
             results = self._measure_group([one.item for one in group], on_round)
         except DeviceError as error:
-            if on_skip is None:
-                raise
             if len(group) == 1:
+                if on_skip is None:
+                    raise
                 on_skip(group[0].index, error)
                 return []
-            half = len(group) // 2
-            return [*self._measured(group[:half], on_round, on_skip), *self._measured(group[half:], on_round, on_skip)]
-        return list(zip(group, results, strict=True))
+        else:
+            return list(zip(group, results, strict=True))
+        # Not before the error is gone, whose frames hold all that the group had built.
+        gc.collect()
+        if self.device.is_cuda:
+            torch.cuda.empty_cache()
+        half = len(group) // 2
+        return [*self._measured(group[:half], on_round, on_skip), *self._measured(group[half:], on_round, on_skip)]
 
     def _measure_group(self, items: Sequence[ItemT], on_round: Callable[[], None] = lambda: None) -> list[ResultT]:
         started = time.perf_counter()
         self.num_groups += 1
         rounds = self._group_settings.rounds
         copies = self._group_settings.num_references
-        with intra_op_threads(self._group_settings.num_threads), _memory_as_device_error(self.device):
+        with intra_op_threads(self._group_settings.num_threads), _faults_as_device_errors(self.device):
             measured = [*[self._reference] * copies, *items]
             kernels = [self._build(item, seed) for seed, item in enumerate(measured)]
             times = time_rounds(
@@ -307,9 +313,13 @@ def timings_of(times: RoundTimes, rounds: RoundSettings, copies: int, clock_fiel
 
 
 @contextmanager
-def _memory_as_device_error(device: BenchDevice) -> Iterator[None]:
+def _faults_as_device_errors(device: BenchDevice) -> Iterator[None]:
+    """What a GPU's memory or kernels do not take is one item's fault, which must not end a run."""
     try:
         yield
     except torch.OutOfMemoryError as error:
-        torch.cuda.empty_cache()
         raise DeviceError(f"{device.name} ran out of memory; others may be using it") from error
+    except (AssertionError, NotImplementedError, RuntimeError) as error:
+        if not device.is_cuda:
+            raise
+        raise DeviceError(f"{device.name} refuses it: {str(error).splitlines()[0]}") from error

@@ -1,9 +1,11 @@
 import math
+import weakref
 from dataclasses import replace
 from itertools import count
 
 import numpy as np
 import pytest
+import torch
 
 from autoshard.core.errors import DeviceError, InvalidOptionError, InvalidTableError
 from autoshard.core.machine import gpu_key
@@ -141,6 +143,24 @@ def test_sets_that_cannot_be_measured_are_reported_and_left_out(harness):
     )
     assert sorted(found) == [0, 3]
     assert [(index, type(error)) for index, error in skipped] == [(1, InvalidTableError), (2, DeviceError)]
+
+
+def test_a_group_that_does_not_fit_is_measured_in_halves(quick_settings):
+    alive = weakref.WeakSet()
+
+    class Crowded(Harness):
+        def _build(self, item, seed):
+            if len(alive) > quick_settings.num_references + 1:
+                raise torch.OutOfMemoryError("out of memory")
+            kernel = super()._build(item, seed)
+            alive.add(kernel)
+            return kernel
+
+    harness = Crowded(find_device("cpu"), quick_settings)
+    before = harness.num_groups
+    results = harness.measure([[make.held(f"t{index}")] for index in range(4)])
+    assert [result.shards[0].shard.table for result in results] == [f"t{index}" for index in range(4)]
+    assert harness.num_groups - before == 3
 
 
 def test_the_share_of_timed_runs_is_known(quick_settings):

@@ -206,8 +206,8 @@ def test_runs_take_turns_among_batches():
 @pytest.mark.parametrize(
     "kinds",
     [
-        {"dtype": DType.BF16},
         {"optimizer": Optimizer.ADAM},
+        {"optimizer": Optimizer.ADAGRAD, "dtype": DType.FP16},
         {"pooling": Pooling.SEQUENCE, "dtype": DType.FP16},
         {"update": Update.ALL_REDUCED},
         {"level": MemoryLevel.DDR, "cache_bytes": 2**16},
