@@ -252,6 +252,8 @@ class GroupHarness(ABC, Generic[ItemT, KernelT, ResultT]):
 
     def _measure_group(self, items: Sequence[ItemT], on_round: Callable[[], None] = lambda: None) -> list[ResultT]:
         started = time.perf_counter()
+        if self.device.is_cuda:
+            gc.collect()  # FBGEMM's modules hold themselves, and nobody tells Python of the memory that they fill
         self.num_groups += 1
         rounds = self._group_settings.rounds
         copies = self._group_settings.num_references

@@ -170,7 +170,7 @@ def test_is_labelled_and_its_interval_wide(device):
     model = AnalyticCostModel.for_device(device)
     assert model.name == f"analytic:{device}"
     parts = model.predict_parts(model.encode([SHARD]))
-    assert (parts.low_ms_S <= 0.4 * parts.kernel_ms_S).all()
+    assert (parts.low_ms_S <= 0.6 * parts.kernel_ms_S).all()
     assert (parts.high_ms_S >= 2.5 * parts.kernel_ms_S).all()
 
 

@@ -103,7 +103,7 @@ class TestTiers:
         options = {"tiers": num_tiers, "memory_multiplier": multiplier}
         found, by_rule = (plan(*tables, rule=rule, **options).predicted.step_ms for rule in ("frontier", "paper"))
         # Bounds are those that were offered, not every row.
-        assert found.value <= 1.005 * by_rule.value
+        assert found.value <= 1.01 * by_rule.value
 
     def test_memory_goes_where_it_saves_most(self):
         # Alike in size; rows of the first are looked up ten times as often.
