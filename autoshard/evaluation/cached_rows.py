@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Final
 
 import numpy as np
 
@@ -120,6 +121,11 @@ def _characteristic_lookups(rows_I: FloatArray, chance_I: FloatArray, num_cached
     return lookups
 
 
+#: Share of the published bandwidth of a link to the host at which rows cross it: those of 256 bytes took 1.6 times as
+#: long on an H200 (PCIe 5.0, FBGEMM 1.6, LRU and LFU alike; docs/results/gpu.md).
+ROW_SHARE_OF_LINK: Final = 0.62
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferSpeeds:
     """How fast rows come from where they live to a rank's device, and back.
@@ -137,8 +143,8 @@ class TransferSpeeds:
 
     @classmethod
     def of_device(cls, memory: DeviceMemory) -> TransferSpeeds:
-        """The published speeds of a device kind."""
-        return cls(host_bytes_per_s=memory.host_bytes_per_s, access_bytes=memory.access_bytes)
+        """The published speeds of a device kind, as far as rows reach them."""
+        return cls(host_bytes_per_s=ROW_SHARE_OF_LINK * memory.host_bytes_per_s, access_bytes=memory.access_bytes)
 
     @classmethod
     def of(cls, topology: Topology) -> TransferSpeeds:

@@ -115,9 +115,9 @@ def _waits(slower: float, *, of_lookups: bool = False) -> dict[str, Any]:
 # lookup takes 0.04 ns forward and 0.19 ns backward, a distinct row 0.22 ns and 0.1 ns more for its state; outputs are
 # written at 1.7 TB/s; launches take 17 and 85 microseconds. Measured over predicted is between 0.74 and 1.3 for nine
 # such sets of ten, 13% off on average; rows of replicas take up to 2.6 times as long. Without these waits prices were
-# 2.5 times too low (docs/results/gpu.md). Other GPUs have the same waits, but for launches longer by how many multiprocessors they have at which clock: nobody has
-# measured those, and their intervals are assumptions. Where gathers were measured to reach their share of the
-# bandwidth, or memory is slow, lookups hide behind it.
+# 2.5 times too low (docs/results/gpu.md). Other GPUs have the same waits, but for launches longer by how many
+# multiprocessors they have at which clock: nobody has measured those, and their intervals are assumptions. Where
+# gathers were measured to reach their share of the bandwidth, or memory is slow, lookups hide behind it.
 #
 # The CPU is one core, for a rank runs its kernels on one thread unless told otherwise. All figures but those from the
 # data sheet are least-squares fits of relative errors, rounded, to what `autoshard collect` measured in two sessions
