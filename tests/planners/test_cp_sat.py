@@ -3,6 +3,8 @@
 import itertools
 import re
 import sys
+import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -56,3 +58,11 @@ def test_says_what_to_install(monkeypatch):
 def test_refuses_options_out_of_range(options, message):
     with pytest.raises(InvalidOptionError, match=message):
         CpSatPlanner().plan(make.request(*make.draw_task(4, 2), options=options))
+
+
+def test_a_search_that_is_asked_to_stop_ends_with_its_best_plan():
+    started = time.monotonic()
+    task = make.draw_task(40, 7, seed=3, spare=0.05)
+    request = make.request(*task, options={"effort": 1e9}, time_limit_s=3600.0)
+    request = replace(request, is_stopped=lambda: time.monotonic() > started + 1.0)
+    assert evaluate(CpSatPlanner().plan(request), COSTS).max_kernel_ms > 0

@@ -6,8 +6,10 @@ Shape suffixes: N items, R ranks, H width of a code.
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -32,6 +34,9 @@ _GAP = 1e-4
 _FIRST_SHARE = 0.5
 #: Share of the items that may change places in a refinement, at least `_MIN_CHANGES`.
 _TRUST_SHARE, _MIN_CHANGES = 0.25, 2
+
+#: Seconds after which a search that was asked to stop ends.
+_ASKED_EVERY_S = 0.1
 
 _log = logging.getLogger(__name__)
 
@@ -233,7 +238,8 @@ class _CpSat:
         solver.parameters.relative_gap_limit = _GAP
         solver.parameters.max_deterministic_time = self._options.effort
         solver.parameters.max_time_in_seconds = max(seconds, 1e-3)
-        status = solver.solve(model)
+        with _stopped_when(self._is_stopped, solver):
+            status = solver.solve(model)
         bound_ms = float(solver.best_objective_bound) * unit_ms
         if status not in (self._cp_model.OPTIMAL, self._cp_model.FEASIBLE):
             return _Solved(ranks_N=None, bound_ms=bound_ms)
@@ -242,6 +248,25 @@ class _CpSat:
             if solver.boolean_value(variable):
                 ranks_N[item] = rank
         return _Solved(ranks_N=ranks_N, bound_ms=bound_ms)
+
+
+@contextmanager
+def _stopped_when(is_stopped: Callable[[], bool], solver: Any) -> Iterator[None]:
+    """Ends a solver's search, which keeps what it has found, soon after it is asked to stop."""
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(_ASKED_EVERY_S):
+            if is_stopped():
+                solver.stop_search()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def load_cp_model() -> Any:
