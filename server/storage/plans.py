@@ -15,7 +15,9 @@ from server.storage.schema import PLAN_DOCUMENTS, PLANS, now_us, told
 from server.tasks.reply import PlanFacts
 
 #: How long a deleted plan can be restored.
-_KEPT_US: Final = 24 * 3600 * 1_000_000
+KEPT_US: Final = 24 * 3600 * 1_000_000
+#: Plans that one transaction removes for good: others wait for it, and on a full disk it has little room.
+_MOST_AT_ONCE: Final = 10
 _IDS = "sha256:[0-9a-f]{64}"
 _LISTED = [PLANS.c[name] for name in ("id", "created_us", "owner", "name", "tags", *PlanFigures.model_fields)]
 
@@ -76,7 +78,7 @@ class PlanStore:
                 raise _unknown(plan_id)
 
     def delete(self, connection: Connection, plan_id: str, team: str) -> None:
-        """Deletes a plan, which can be restored for a day, and for good all that were deleted before that.
+        """Deletes a plan, which can be restored for a day as long as it is not forgotten.
 
         Args:
             connection: A transaction that writes.
@@ -86,9 +88,21 @@ class PlanStore:
         Raises:
             UnknownPlanError: If it is not there.
         """
-        now = now_us()
-        self._change(connection, plan_id, team, deleted_us=now)
-        connection.execute(delete(PLANS).where(PLANS.c.deleted_us < now - _KEPT_US))
+        self._change(connection, plan_id, team, deleted_us=now_us())
+
+    def forget_deleted(self, connection: Connection, kept_us: int = KEPT_US) -> int:
+        """Removes some of the plans for good that were deleted so long ago, those first that were deleted first.
+
+        Args:
+            connection: A transaction that writes.
+            kept_us: Microseconds since they were deleted.
+
+        Returns:
+            How many.
+        """
+        which = select(PLANS.c.team, PLANS.c.id).where(PLANS.c.deleted_us <= now_us() - kept_us)
+        which = which.order_by(PLANS.c.deleted_us).limit(_MOST_AT_ONCE).with_for_update(skip_locked=True)
+        return connection.execute(delete(PLANS).where(tuple_(PLANS.c.team, PLANS.c.id).in_(which))).rowcount
 
     def restore(self, connection: Connection, plan_id: str, team: str) -> None:
         """Brings a deleted plan back; arguments and errors as of `delete`."""
@@ -147,7 +161,7 @@ def _named(plan_id: str, team: str, *, is_deleted: bool = False) -> ColumnElemen
 
 def _is_deleted(value: bool) -> ColumnElement[bool]:
     """Of plans that can be restored, or of those that are there."""
-    return PLANS.c.deleted_us >= now_us() - _KEPT_US if value else PLANS.c.deleted_us.is_(None)
+    return PLANS.c.deleted_us >= now_us() - KEPT_US if value else PLANS.c.deleted_us.is_(None)
 
 
 def _unknown(plan_id: str) -> UnknownPlanError:

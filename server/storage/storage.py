@@ -16,7 +16,7 @@ from server.storage.idempotency import IdempotencyStore, IdempotentRequest, Kept
 from server.storage.jobs import ClaimedJob, JobEnd, JobStore, NewJob
 from server.storage.keys import KeyStore
 from server.storage.location import database_url
-from server.storage.plans import PlanStore
+from server.storage.plans import KEPT_US, PlanStore
 from server.storage.runs import RunStore
 from server.storage.schedules import ScheduleStore
 from server.storage.sessions import SessionStore
@@ -114,7 +114,7 @@ class Storage:
                 self.requests.keep(connection, request, answer)
 
     def delete_plan(self, plan_id: str, actor: Principal) -> None:
-        """Deletes a plan, as `PlanStore.delete`.
+        """Deletes a plan, as `PlanStore.delete`; on a full disk, for good, until there is room.
 
         Args:
             plan_id: Its id.
@@ -124,9 +124,20 @@ class Storage:
             UnknownPlanError: If it is not there.
             StorageError: If the database does not answer.
         """
-        with self.database.writing() as connection:
+        with self.database.writing(uses_reserve=True) as connection:
             self.plans.delete(connection, plan_id, actor.team)
             record(connection, actor, "plan.delete", plan_id)
+        while self.database.is_full and (self.database.shrink() or self.forget_deleted_plans(kept_us=0)):
+            pass
+
+    def forget_deleted_plans(self, kept_us: int = KEPT_US) -> int:
+        """As `PlanStore.forget_deleted`.
+
+        Raises:
+            StorageError: If the database does not answer.
+        """
+        with self.database.writing(uses_reserve=True) as connection:
+            return self.plans.forget_deleted(connection, kept_us)
 
     def restore_plan(self, plan_id: str, actor: Principal) -> None:
         """Brings a plan back that was deleted within a day; errors as of `delete_plan`."""
@@ -220,7 +231,7 @@ class Storage:
             UnknownScheduleError: If it is not there.
             StorageError: If the database does not answer.
         """
-        with self.database.writing() as connection:
+        with self.database.writing(uses_reserve=True) as connection:
             _record_schedule(connection, actor, "delete", self.schedules.delete(connection, name, actor.team))
 
     def finish_job(self, job: ClaimedJob, end: JobEnd, plan: tuple[PlanFacts, bytes] | None) -> bool:
@@ -252,7 +263,7 @@ class Storage:
             UnknownJobError: If it is not there.
             StorageError: If the database does not answer.
         """
-        with self.database.writing() as connection:
+        with self.database.writing(uses_reserve=True) as connection:
             answer = self.jobs.cancel(connection, job_id, actor.team)
             record(connection, actor, "job.cancel", job_id)
         return answer
@@ -265,7 +276,7 @@ class Storage:
             JobStateError: If it does not search, or waits still.
             StorageError: If the database does not answer.
         """
-        with self.database.writing() as connection:
+        with self.database.writing(uses_reserve=True) as connection:
             answer = self.jobs.stop(connection, job_id, actor.team)
             record(connection, actor, "job.stop", job_id)
         return answer

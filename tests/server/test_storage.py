@@ -117,6 +117,7 @@ def test_a_database_of_the_time_before_teams_keeps_its_plans(database, monkeypat
     for number, now in ((1, now_us()), (2, now_us() + 25 * 3600 * 1_000_000)):
         monkeypatch.setattr("server.storage.plans.now_us", lambda now=now: now)
         delete(storage, facts(number).id)
+        storage.forget_deleted_plans()
     assert storage.runs.list(facts(1).id, "").runs == []
 
 
@@ -398,16 +399,17 @@ def test_a_server_s_database_is_upgraded_by_its_command(postgresql, monkeypatch,
     storage.database.close()
 
 
-def test_what_was_deleted_a_day_ago_is_gone_with_the_next_deletion(storage, monkeypatch):
+def test_what_was_deleted_a_day_ago_is_forgotten(storage, monkeypatch):
     for number in (1, 2):
         add(storage, facts(number))
     storage.delete_plan(facts(1).id, COMMAND_LINE)
+    assert storage.forget_deleted_plans() == 0
     assert listed(storage, is_deleted=True) == [facts(1).id]
     later = now_us() + 24 * 3600 * 1_000_000 + 1
     monkeypatch.setattr("server.storage.plans.now_us", lambda: later)
     assert listed(storage, is_deleted=True) == []
     with pytest.raises(UnknownPlanError):
         storage.restore_plan(facts(1).id, COMMAND_LINE)
-    storage.delete_plan(facts(2).id, COMMAND_LINE)
+    assert storage.forget_deleted_plans() == 1
     with storage.database.reading() as connection:
         assert connection.scalars(select(PLANS.c.id)).all() == [facts(2).id]
