@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from sqlalchemy import URL, Connection, Engine, Table, create_engine, delete, insert, select
+from sqlalchemy import URL, ColumnElement, Connection, Engine, Table, create_engine, delete, insert, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -32,6 +32,8 @@ _CAUSES = {
 }
 #: What a disk has to take that is ready again.
 _PROBE_BYTES = 64 << 10
+#: Rows that one transaction deletes: others wait for it, and on a full disk it has little room.
+_FEW_ROWS, _MANY_ROWS = 10, 100
 _POOL_SIZE = 8
 _POOL_WAIT_S = 5
 _CONNECT_S = 5
@@ -136,6 +138,24 @@ class Database:
         insert = sqlite.insert if self.is_sqlite else postgresql.insert
         statement = insert(table).values(values).on_conflict_do_nothing().returning(*table.primary_key)
         return connection.execute(statement).first() is not None
+
+    def delete_some(
+        self, connection: Connection, table: Table, which: ColumnElement[bool], by: ColumnElement[int]
+    ) -> int:
+        """Deletes some rows, those first that come first; others in several processes delete others.
+
+        Args:
+            connection: A transaction that writes.
+            table: Their table.
+            which: Which rows.
+            by: What they are sorted by.
+
+        Returns:
+            How many.
+        """
+        key, most = tuple(table.primary_key), _FEW_ROWS if self.is_full else _MANY_ROWS
+        found = select(*key).where(which).order_by(by).limit(most).with_for_update(skip_locked=True)
+        return connection.execute(delete(table).where(tuple_(*key).in_(found))).rowcount
 
     def check(self) -> None:
         """Checks that the database answers; once a write has failed, that it takes one of a plan's size.

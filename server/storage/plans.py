@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Collection
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, func, or_, select, tuple_, update
 
 from autoshard.api import PlanFigures, PlanLabels, PlanList, PlanSearch, PlanSummary
 from server.problems import UnknownPlanError
@@ -16,8 +17,6 @@ from server.tasks.reply import PlanFacts
 
 #: How long a deleted plan can be restored.
 KEPT_US: Final = 24 * 3600 * 1_000_000
-#: Plans that one transaction removes for good: others wait for it, and on a full disk it has little room.
-_MOST_AT_ONCE: Final = 10
 _IDS = "sha256:[0-9a-f]{64}"
 _LISTED = [PLANS.c[name] for name in ("id", "created_us", "owner", "name", "tags", *PlanFigures.model_fields)]
 
@@ -44,9 +43,13 @@ class PlanStore:
         """
         is_same = and_(PLANS.c.team == team, PLANS.c.id == facts.id)
         connection.execute(delete(PLANS).where(is_same, PLANS.c.deleted_us.is_not(None)))
-        if self._database.insert_new(connection, PLANS, plan_row(facts, now_us(), team, owner)):
-            document = {"team": team, "plan_id": facts.id, "answer": zlib.compress(answer)}
-            self._database.insert_new(connection, PLAN_DOCUMENTS, document)
+        document, now = zlib.compress(answer), now_us()
+        row = {**plan_row(facts, now, team, owner), "num_bytes": len(document)}
+        if self._database.insert_new(connection, PLANS, row):
+            values = {"team": team, "plan_id": facts.id, "answer": document}
+            self._database.insert_new(connection, PLAN_DOCUMENTS, values)
+        else:
+            connection.execute(update(PLANS).where(is_same).values(asked_us=now))
 
     def read(self, plan_id: str, team: str) -> bytes:
         """The JSON text of an answer that holds a plan of a team.
@@ -90,19 +93,31 @@ class PlanStore:
         """
         self._change(connection, plan_id, team, deleted_us=now_us())
 
-    def forget_deleted(self, connection: Connection, kept_us: int = KEPT_US) -> int:
+    def forget_deleted(self, connection: Connection, kept_us: int = KEPT_US, owners: Collection[str] = ()) -> int:
         """Removes some of the plans for good that were deleted so long ago, those first that were deleted first.
 
         Args:
             connection: A transaction that writes.
             kept_us: Microseconds since they were deleted.
+            owners: Only plans of these; empty for those of all.
 
         Returns:
             How many.
         """
-        which = select(PLANS.c.team, PLANS.c.id).where(PLANS.c.deleted_us <= now_us() - kept_us)
-        which = which.order_by(PLANS.c.deleted_us).limit(_MOST_AT_ONCE).with_for_update(skip_locked=True)
-        return connection.execute(delete(PLANS).where(tuple_(PLANS.c.team, PLANS.c.id).in_(which))).rowcount
+        which = PLANS.c.deleted_us <= now_us() - kept_us
+        which = and_(which, PLANS.c.owner.in_(owners)) if owners else which
+        return self._database.delete_some(connection, PLANS, which, PLANS.c.deleted_us)
+
+    def forget_old(self, connection: Connection, kept_us: int) -> int:
+        """As `forget_deleted`, of plans that are there, by when they were last asked for."""
+        asked_us = func.coalesce(PLANS.c.asked_us, PLANS.c.created_us)
+        which = and_(PLANS.c.deleted_us.is_(None), asked_us <= now_us() - kept_us)
+        return self._database.delete_some(connection, PLANS, which, asked_us)
+
+    def num_bytes(self, connection: Connection, owners: Collection[str]) -> int:
+        """Bytes that plans take, those included that can be restored."""
+        query = select(func.coalesce(func.sum(PLANS.c.num_bytes), 0)).where(PLANS.c.owner.in_(owners))
+        return int(connection.execute(query).scalar_one())
 
     def restore(self, connection: Connection, plan_id: str, team: str) -> None:
         """Brings a deleted plan back; arguments and errors as of `delete`."""

@@ -104,14 +104,16 @@ def test_a_database_of_the_time_before_teams_keeps_its_plans(database, monkeypat
         connection.execute(insert(runs).values(plan_id=facts(1).id, **run))
         connection.exec_driver_sql("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
         connection.exec_driver_sql("INSERT INTO alembic_version VALUES ('0001')")
-    assert upgrade(database) == ("0001", "0002")
+    assert upgrade(database) == ("0001", "0003")
     check_schema(database)
     with database.reading() as connection:
         assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
         assert not [name for name in inspect(connection).get_table_names() if name.startswith("before_")]
+        num_bytes = connection.scalars(select(PLANS.c.num_bytes)).all()
     storage = Storage(database)
     add(storage, facts(2))
     assert listed(storage) == [facts(2).id, facts(1).id]
+    assert num_bytes == [len(zlib.compress(b"{}"))]
     assert storage.plans.read(facts(1).id, "") == b"{}"
     assert len(storage.runs.list(facts(1).id, "").runs) == 1
     for number, now in ((1, now_us()), (2, now_us() + 25 * 3600 * 1_000_000)):
