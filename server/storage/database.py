@@ -70,7 +70,7 @@ class Database:
         Raises:
             StorageError: If the database does not answer.
         """
-        with _errors_named(), self._engine.begin() as connection:
+        with self._errors_named(), self._engine.begin() as connection:
             yield connection
 
     @contextmanager
@@ -85,7 +85,7 @@ class Database:
             StorageError: If the database does not answer, or its disk takes no more.
         """
         try:
-            with _errors_named(), self._engine.execution_options(**{WRITES: True}).begin() as connection:
+            with self._errors_named(), self._engine.execution_options(**{WRITES: True}).begin() as connection:
                 if self._reserve is not None and uses_reserve:
                     self._reserve.give_back()
                 elif self._reserve is not None:
@@ -133,6 +133,19 @@ class Database:
             except sqlite3.OperationalError as error:
                 _log.warning("the database cannot be made smaller yet", cause=str(error))
 
+    @contextmanager
+    def _errors_named(self) -> Iterator[None]:
+        try:
+            yield
+        except (OperationalError, InterfaceError, PoolTimeoutError, OSError) as error:
+            cause = str(getattr(error, "orig", None) or error)
+            folder = Path(self.url.database or "").parent
+            if self.is_sqlite and folder.is_dir() and not os.access(folder, os.W_OK):
+                cause = f"{cause}; its folder is read-only"  # SQLite says that it cannot open a file there
+            reason = next((said for part, said in _CAUSES.items() if part in cause), "the database does not answer")
+            _log.warning("database fault", reason=reason, cause=cause)
+            raise StorageError(reason) from error
+
     def insert_new(self, connection: Connection, table: Table, values: dict[str, Any]) -> bool:
         """Inserts a row unless one has its primary key; returns whether it did."""
         insert = sqlite.insert if self.is_sqlite else postgresql.insert
@@ -172,17 +185,6 @@ class Database:
             with self.writing(uses_reserve=True) as connection:
                 connection.execute(delete(IDEMPOTENT_REQUESTS).where(IDEMPOTENT_REQUESTS.c.key == row["key"]))
             self._has_failed = False
-
-
-@contextmanager
-def _errors_named() -> Iterator[None]:
-    try:
-        yield
-    except (OperationalError, InterfaceError, PoolTimeoutError, OSError) as error:
-        cause = str(getattr(error, "orig", None) or error)
-        reason = next((said for part, said in _CAUSES.items() if part in cause), "the database does not answer")
-        _log.warning("database fault", reason=reason, cause=cause)
-        raise StorageError(reason) from error
 
 
 def _postgresql_engine(url: URL) -> Engine:
