@@ -54,6 +54,12 @@ class ForbiddenError(AutoshardError):
     kind = "forbidden"
 
 
+class QuotaError(InputError):
+    """The client stores as much as one client may; delete some of it."""
+
+    kind = "quota"
+
+
 class HostError(InputError):
     """A request for another host."""
 
@@ -212,6 +218,7 @@ _STATUS: tuple[tuple[type[AutoshardError], int], ...] = (
     (MediaTypeError, 415),
     (UnauthenticatedError, 401),
     (ForbiddenError, 403),
+    (QuotaError, 403),
     (UnknownPlanError, 404),
     (UnknownJobError, 404),
     (UnknownModelError, 404),

@@ -47,7 +47,7 @@ def run_service(settings: ServerSettings) -> None:
     give_back_large_blocks()
     with (
         closing(listening(settings.host, settings.port)) as listener,
-        closing(open_storage(settings.num_jobs)) as storage,
+        closing(open_storage(settings.num_jobs, settings.max_client_bytes)) as storage,
     ):
         first_secret = provide_keys(settings, listener, storage.keys)
         set_up_logs()

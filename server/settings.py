@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
@@ -16,6 +18,8 @@ from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
 
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
+_SECONDS: Final = {"h": 3600, "d": 24 * 3600, "w": 7 * 24 * 3600}
+_BYTES: Final = {"MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
 @command_options()
@@ -101,6 +105,30 @@ class ServerSettings:
             help="Folder of the samples that jobs collect and train from, and of their logs and checkpoints.",
         ),
     ] = None
+    keep_plans: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            show_default="for ever",
+            help="Deletes plans for good that were last asked for longer ago, such as 30d; also h, w.",
+        ),
+    ] = None
+    keep_jobs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            show_default="for ever",
+            help="Deletes jobs that ended longer ago, their folders, and files in quarantine.",
+        ),
+    ] = None
+    client_bytes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            show_default="unlimited",
+            help="Bytes that plans and jobs of one client may take, such as 10GiB; also MiB, TiB.",
+        ),
+    ] = None
     rate: Annotated[
         float,
         typer.Option(
@@ -182,6 +210,22 @@ class ServerSettings:
                 raise InvalidOptionError(
                     f"must be an address or a network, such as 10.0.0.0/8, got {shown(proxy)}", field="--trusted-proxy"
                 ) from None
+        _ = self.plans_kept_s, self.jobs_kept_s, self.max_client_bytes
+
+    @property
+    def plans_kept_s(self) -> int | None:
+        """Seconds for which plans are kept since they were last asked for; None for ever."""
+        return _amount(self.keep_plans, _SECONDS, "--keep-plans")
+
+    @property
+    def jobs_kept_s(self) -> int | None:
+        """Seconds for which jobs are kept since they ended; None for ever."""
+        return _amount(self.keep_jobs, _SECONDS, "--keep-jobs")
+
+    @property
+    def max_client_bytes(self) -> int | None:
+        """Bytes that plans and jobs of one client may take; None for any number."""
+        return _amount(self.client_bytes, _BYTES, "--client-bytes")
 
     def is_proxy(self, address: str) -> bool:
         """Whether an address is that of a trusted proxy."""
@@ -200,6 +244,12 @@ class ServerSettings:
     def quarantine_folder(self) -> Path:
         """Folder of the files of samples that were sent and refused."""
         return self._data_folder / "quarantine"
+
+    def quarantine_folders(self) -> Iterator[Path]:
+        """The same folder of those of no team and of every team."""
+        yield self.quarantine_folder
+        for folder in sorted(self._data_folder.glob("teams/*")):
+            yield self.of_team(folder.name).quarantine_folder
 
     @property
     def calibration_folder(self) -> Path:
@@ -233,6 +283,23 @@ class ServerSettings:
     def overtime_of(self, time_limit_s: float) -> float:
         """Seconds after its time limit at which a planner is ended."""
         return min(self.base_overtime_s + self.overtime_factor * time_limit_s, self.overtime_s)
+
+
+def _amount(text: str | None, units: Mapping[str, int], field: str) -> int | None:
+    """Seconds or bytes of a whole number with a unit.
+
+    Raises:
+        InvalidOptionError: If it is none.
+    """
+    if text is None:
+        return None
+    match = re.fullmatch(r"([1-9][0-9]{0,5})([A-Za-z]+)", text)
+    if match is None or match[2] not in units:
+        accepted = ", ".join(units)
+        raise InvalidOptionError(
+            f"must be a whole number from 1 to 999999 with one of {accepted}, got {shown(text)}", field=field
+        )
+    return int(match[1]) * units[match[2]]
 
 
 def check_secure(url: str, field: str) -> None:

@@ -314,6 +314,11 @@ class ServiceEndpoints:
         return self._post(_at(_JOBS, job_id, "cancel"), _as(Job))
 
     @Endpoint
+    def delete_job(self, job_id: str) -> Exchange[None]:
+        """Deletes a job that has ended; a plan that it made stays."""
+        return self._delete(_at(_JOBS, job_id))
+
+    @Endpoint
     def stop_job(self, job_id: str) -> Exchange[Job]:
         """Stops the search of a job, which succeeds soon, with the best plan found until then."""
         return self._post(_at(_JOBS, job_id, "stop"), _as(Job))

@@ -1,4 +1,4 @@
-"""Threads that do jobs and fire schedules, in each process of a database.
+"""Threads that do jobs, fire schedules and remove what is kept no longer, in each process of a database.
 
 The queue is the table of jobs. Threads claim jobs for themselves, those of a process one after the other, and say while
 a job runs that it is still there; one of which nothing was said for 10 s is claimed by the next free thread, of
@@ -8,31 +8,45 @@ whichever process. A job ends in one transaction, once, also where two processes
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 
 import structlog
 
 from server.jobs.runner import JobRunner
+from server.jobs.sweep import Sweep
 from server.problems import StorageError
 from server.settings import ServerSettings
 from server.storage.storage import Storage
 
 #: Seconds between two looks for a job that waits, or a schedule that is due.
 _LOOK_S = 0.5
+#: Hour of the nightly sweep, UTC, and seconds between two of its steps, in which others write.
+_SWEEP_HOUR, _STEP_S = 3, 0.01
 _log = structlog.get_logger()
 
 
 class JobEngine:
-    """Has jobs done, and schedules fired, in this process or in another one of the same database.
+    """Has jobs done, schedules fired, and old rows and files removed, in this process or another one of the database.
 
     Args:
         storage: Holds the jobs.
         settings: Limits, models and folders.
+        on_swept: Is told what was removed, and how many.
         retry_s: Seconds after which a database that did not answer is asked again.
     """
 
-    def __init__(self, storage: Storage, settings: ServerSettings, *, retry_s: float = 2.0) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        settings: ServerSettings,
+        on_swept: Callable[[str, int], None] = lambda *_: None,
+        *,
+        retry_s: float = 2.0,
+    ) -> None:
         self._storage, self._retry_s = storage, retry_s
+        self._sweep, self._on_swept = Sweep(storage, settings), on_swept
         self._runner = JobRunner(storage, settings)
         self._stopping = threading.Event()
         self._woken = threading.Event()
@@ -40,6 +54,7 @@ class JobEngine:
         self._threads = [
             *(threading.Thread(target=self._repeat, args=(self._work,), name="job") for _ in range(settings.num_jobs)),
             threading.Thread(target=self._repeat, args=(self._fire,), name="schedules"),
+            threading.Thread(target=self._repeat, args=(self._sweep_once,), name="sweep"),
         ]
 
     def start(self) -> None:
@@ -59,6 +74,10 @@ class JobEngine:
     def wake(self) -> None:
         """Has a job that was stored begin at once, if a thread is free."""
         self._woken.set()
+
+    def forget(self, job_id: str) -> None:
+        """Removes the folder of a job that was deleted, if it ran here."""
+        self._runner.forget(job_id)
 
     def _repeat(self, do: Callable[[], None]) -> None:
         while not self._stopping.is_set():
@@ -89,3 +108,20 @@ class JobEngine:
             _log.info("schedule made a job", schedule=name)
             self.wake()
         self._stopping.wait(_LOOK_S)
+
+    def _sweep_once(self) -> None:
+        """Sweeps at the start, and then every night."""
+        removed: Counter[str] = Counter()
+        try:
+            for name, number in self._sweep.steps():
+                if number:
+                    removed[name] += number
+                    self._on_swept(name, number)
+                if self._stopping.wait(_STEP_S):
+                    return
+        finally:
+            if removed:
+                _log.info("removed what is kept no longer", **removed)
+        now = datetime.now(UTC)
+        night = now.replace(hour=_SWEEP_HOUR, minute=0, second=0, microsecond=0)
+        self._stopping.wait(((night - now) % timedelta(days=1)).total_seconds() or timedelta(days=1).total_seconds())

@@ -47,6 +47,13 @@ class JobRunner:
         """Ends what runs now; it is left to be resumed."""
         self._stopping.set()
 
+    def forget(self, job_id: str) -> None:
+        """Removes the folder of a job, if there is one."""
+        shutil.rmtree(self._folder(job_id), ignore_errors=True)
+
+    def _folder(self, job_id: str) -> Path:
+        return self._settings.jobs_folder / job_id
+
     def do(self, job: ClaimedJob) -> None:
         """Does a job and stores what it made; leaves it if the service stops, or another process has it."""
         with structlog.contextvars.bound_contextvars(job=job.run.id):
@@ -73,7 +80,7 @@ class JobRunner:
         if is_ended:
             _log.info("job ended", attempt=job.run.attempt, state=end.state)
         if end.state is JobState.SUCCEEDED:
-            shutil.rmtree(self._settings.jobs_folder / job.run.id, ignore_errors=True)
+            self.forget(job.run.id)
 
     def _reply(self, job: ClaimedJob) -> Reply:
         """What a process makes of a job.
@@ -84,7 +91,7 @@ class JobRunner:
         """
         if job.num_starts > _MAX_STARTS:
             return _failed(f"its process or service was ended {_MAX_STARTS} times while it ran")
-        folder = self._settings.jobs_folder / job.run.id
+        folder = self._folder(job.run.id)
         work = ChildWork(
             kind=job.kind,
             request=job.request,

@@ -98,7 +98,7 @@ class IdempotencyStore:
         Raises:
             StorageError: If the database does not answer.
         """
-        with self._database.writing() as connection:
+        with self._database.writing(uses_reserve=True) as connection:
             connection.execute(delete(REQUESTS).where(_named(request), REQUESTS.c.owner == request.owner))
 
 

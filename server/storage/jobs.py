@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, func, insert, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, insert, or_, select, tuple_, update
 
 from autoshard.api import JobAnswer, JobKind, JobList, JobState, JobSummary, JobTask, Problem
 from server.problems import BusyError, ClientBusyError, JobStateError, UnknownJobError
@@ -379,6 +379,43 @@ class JobStore:
         if connection.execute(statement).rowcount == 0:
             raise JobStateError(f"the job is {row.state}; one that failed or was cancelled can be tried again")
         return self.described(connection, job_id, team)
+
+    def delete(self, connection: Connection, job_id: str, team: str) -> None:
+        """Deletes a job that has ended; a plan that it made stays.
+
+        Args:
+            connection: A transaction that writes.
+            job_id: The job.
+            team: Whose it is.
+
+        Raises:
+            UnknownJobError: If it is not there.
+            JobStateError: If it has not ended.
+        """
+        row = _row(connection, job_id, team)
+        statement = delete(JOBS).where(JOBS.c.id == job_id, JOBS.c.state.not_in(_UNFINISHED))
+        if connection.execute(statement).rowcount == 0:
+            raise JobStateError(f"the job is {row.state}; one that has ended can be deleted")
+
+    def forget_old(self, connection: Connection, kept_us: int) -> int:
+        """Removes some of the jobs that ended so long ago, those first that ended first; returns how many."""
+        has_ended = and_(JOBS.c.state.not_in(_UNFINISHED), JOBS.c.finished_us <= now_us() - kept_us)
+        return self._database.delete_some(connection, JOBS, has_ended, JOBS.c.finished_us)
+
+    def is_stored(self, job_id: str) -> bool:
+        """Whether there is a job, of whatever team.
+
+        Raises:
+            StorageError: If the database does not answer.
+        """
+        with self._database.reading() as connection:
+            return connection.execute(select(JOBS.c.id).where(JOBS.c.id == job_id)).first() is not None
+
+    def num_bytes(self, connection: Connection, clients: Collection[str]) -> int:
+        """Bytes that requests, logs and results of jobs take; plans that they made are counted by themselves."""
+        parts = (func.coalesce(func.length(JOBS.c[name]), 0) for name in ("request", "log", "result"))
+        query = select(func.coalesce(func.sum(sum(parts)), 0)).where(JOBS.c.client.in_(clients))
+        return int(connection.execute(query).scalar_one())
 
 
 def _is(run: JobRun) -> ColumnElement[bool]:

@@ -86,7 +86,7 @@ class KeyStore:
             "scopes": ",".join(sorted(scopes)),
             "created_us": now_us(),
         }
-        with self._database.writing() as connection:
+        with self._database.writing(uses_reserve=True) as connection:
             if not self._database.insert_new(connection, API_KEYS, row):
                 return None
             record(connection, actor, "key.create", str(row["id"]))
@@ -112,7 +112,7 @@ class KeyStore:
             StorageError: If the database does not answer.
         """
         named = (API_KEYS.c.id == key_id) & _seen_by(actor)
-        with self._database.writing() as connection:
+        with self._database.writing(uses_reserve=True) as connection:
             changed = connection.execute(
                 update(API_KEYS).where(named, API_KEYS.c.revoked_us.is_(None)).values(revoked_us=now_us())
             )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Collection
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, or_, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, func, or_, select, tuple_, update
 
 from autoshard.api import PlanFigures, PlanLabels, PlanList, PlanSearch, PlanSummary
 from server.problems import UnknownPlanError
@@ -15,7 +16,7 @@ from server.storage.schema import PLAN_DOCUMENTS, PLANS, now_us, told
 from server.tasks.reply import PlanFacts
 
 #: How long a deleted plan can be restored.
-_KEPT_US: Final = 24 * 3600 * 1_000_000
+KEPT_US: Final = 24 * 3600 * 1_000_000
 _IDS = "sha256:[0-9a-f]{64}"
 _LISTED = [PLANS.c[name] for name in ("id", "created_us", "owner", "name", "tags", *PlanFigures.model_fields)]
 
@@ -42,9 +43,13 @@ class PlanStore:
         """
         is_same = and_(PLANS.c.team == team, PLANS.c.id == facts.id)
         connection.execute(delete(PLANS).where(is_same, PLANS.c.deleted_us.is_not(None)))
-        if self._database.insert_new(connection, PLANS, plan_row(facts, now_us(), team, owner)):
-            document = {"team": team, "plan_id": facts.id, "answer": zlib.compress(answer)}
-            self._database.insert_new(connection, PLAN_DOCUMENTS, document)
+        document, now = zlib.compress(answer), now_us()
+        row = {**plan_row(facts, now, team, owner), "num_bytes": len(document)}
+        if self._database.insert_new(connection, PLANS, row):
+            values = {"team": team, "plan_id": facts.id, "answer": document}
+            self._database.insert_new(connection, PLAN_DOCUMENTS, values)
+        else:
+            connection.execute(update(PLANS).where(is_same).values(asked_us=now))
 
     def read(self, plan_id: str, team: str) -> bytes:
         """The JSON text of an answer that holds a plan of a team.
@@ -76,7 +81,7 @@ class PlanStore:
                 raise _unknown(plan_id)
 
     def delete(self, connection: Connection, plan_id: str, team: str) -> None:
-        """Deletes a plan, which can be restored for a day, and for good all that were deleted before that.
+        """Deletes a plan, which can be restored for a day as long as it is not forgotten.
 
         Args:
             connection: A transaction that writes.
@@ -86,9 +91,33 @@ class PlanStore:
         Raises:
             UnknownPlanError: If it is not there.
         """
-        now = now_us()
-        self._change(connection, plan_id, team, deleted_us=now)
-        connection.execute(delete(PLANS).where(PLANS.c.deleted_us < now - _KEPT_US))
+        self._change(connection, plan_id, team, deleted_us=now_us())
+
+    def forget_deleted(self, connection: Connection, kept_us: int = KEPT_US, owners: Collection[str] = ()) -> int:
+        """Removes some of the plans for good that were deleted so long ago, those first that were deleted first.
+
+        Args:
+            connection: A transaction that writes.
+            kept_us: Microseconds since they were deleted.
+            owners: Only plans of these; empty for those of all.
+
+        Returns:
+            How many.
+        """
+        which = PLANS.c.deleted_us <= now_us() - kept_us
+        which = and_(which, PLANS.c.owner.in_(owners)) if owners else which
+        return self._database.delete_some(connection, PLANS, which, PLANS.c.deleted_us)
+
+    def forget_old(self, connection: Connection, kept_us: int) -> int:
+        """As `forget_deleted`, of plans that are there, by when they were last asked for."""
+        asked_us = func.coalesce(PLANS.c.asked_us, PLANS.c.created_us)
+        which = and_(PLANS.c.deleted_us.is_(None), asked_us <= now_us() - kept_us)
+        return self._database.delete_some(connection, PLANS, which, asked_us)
+
+    def num_bytes(self, connection: Connection, owners: Collection[str]) -> int:
+        """Bytes that plans take, those included that can be restored."""
+        query = select(func.coalesce(func.sum(PLANS.c.num_bytes), 0)).where(PLANS.c.owner.in_(owners))
+        return int(connection.execute(query).scalar_one())
 
     def restore(self, connection: Connection, plan_id: str, team: str) -> None:
         """Brings a deleted plan back; arguments and errors as of `delete`."""
@@ -147,7 +176,7 @@ def _named(plan_id: str, team: str, *, is_deleted: bool = False) -> ColumnElemen
 
 def _is_deleted(value: bool) -> ColumnElement[bool]:
     """Of plans that can be restored, or of those that are there."""
-    return PLANS.c.deleted_us >= now_us() - _KEPT_US if value else PLANS.c.deleted_us.is_(None)
+    return PLANS.c.deleted_us >= now_us() - KEPT_US if value else PLANS.c.deleted_us.is_(None)
 
 
 def _unknown(plan_id: str) -> UnknownPlanError:

@@ -56,16 +56,20 @@ PLANS = Table(
     Column("id", String(71), primary_key=True),
     _owner(),
     Column("created_us", BigInteger, nullable=False),
+    Column("asked_us", BigInteger),
     Column("deleted_us", BigInteger),
+    Column("num_bytes", Integer, nullable=False, server_default="0"),
     Column("name", String(128), nullable=False, server_default=""),
     Column("tags", String(256), nullable=False, server_default=""),
     Column("search_text", Text, nullable=False),
     *(_figure(name, field) for name, field in PlanFigures.model_fields.items()),
     Index("plans_by_time", "team", "created_us", "id"),
+    Index("plans_by_owner", "owner", "num_bytes"),
     *(Index(f"plans_by_{name}", "team", name, "created_us", "id") for name in PLAN_FILTERS),
 )
 """What lists of plans show and are searched by; documents are kept apart, so that lists stay fast. Figures are those of
-`autoshard.api`: an upgrade adds what the table lacks of them."""
+`autoshard.api`: an upgrade adds what the table lacks of them. `asked_us` is when a plan was last made again, and
+`num_bytes` is the size of its document."""
 
 PLAN_DOCUMENTS = Table(
     "plan_documents",

@@ -41,7 +41,7 @@ class SessionStore:
             "scopes": ",".join(sorted(actor.scopes)),
             "expires_us": min(now + _LONGEST_US, actor.expires_us or now + _LONGEST_US),
         }
-        with self._database.writing() as connection:
+        with self._database.writing(uses_reserve=True) as connection:
             connection.execute(delete(SESSIONS).where(SESSIONS.c.expires_us <= now))
             connection.execute(insert(SESSIONS).values(row))
             record(connection, actor, "session.begin", actor.name)
@@ -76,6 +76,6 @@ class SessionStore:
         Raises:
             StorageError: If the database does not answer.
         """
-        with self._database.writing() as connection:
+        with self._database.writing(uses_reserve=True) as connection:
             connection.execute(delete(SESSIONS).where(SESSIONS.c.secret_hash == secret_hash(secret)))
             record(connection, actor, "session.end", actor.name)

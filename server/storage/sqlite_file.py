@@ -1,12 +1,13 @@
-"""SQLite in one file: how it is opened, and by how many processes."""
+"""SQLite in one file: how it is opened, by how many processes, and on a disk that is full."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import sqlite3
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from sqlalchemy import Connection, Engine, create_engine, event
 
@@ -17,6 +18,12 @@ from server.storage.location import DATABASE_VARIABLE
 #: write (https://sqlite.org/wal.html, "The WAL-reset bug").
 SAFE_VERSION = (3, 51, 3)
 _BUSY_S = 10.0
+#: Room that is kept for deletions, and the steps in which it is taken. The journal of a deletion of ten plans, or of
+#: the removal of `_SHRUNK_PAGES`, has at most 0.5 MiB (pages of 4 KiB, SQLite 3.40, November 2026).
+_RESERVE_BYTES: Final = 2 << 20
+_RESERVE_STEP: Final = 64 << 10
+#: Pages that one transaction gives back to the disk.
+_SHRUNK_PAGES: Final = 64
 
 #: Execution option of transactions that write: they lock the file at their start, else two could wait for each other.
 WRITES = "autoshard_writes"
@@ -51,7 +58,9 @@ def sqlite_engine(path: Path, version: tuple[int, ...] = sqlite3.sqlite_version_
     @event.listens_for(engine, "connect")
     def set_up(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # Python's module would begin transactions on its own
-        for pragma in (f"journal_mode={journal}", "synchronous=FULL", "foreign_keys=ON"):
+        # The journal of a deletion does not have what is deleted, and what it leaves can be given back to the disk.
+        room = ("auto_vacuum=INCREMENTAL", "secure_delete=FAST")
+        for pragma in (*room, f"journal_mode={journal}", "synchronous=FULL", "foreign_keys=ON"):
             connection.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")
@@ -79,3 +88,78 @@ def _lock(path: Path, version: tuple[int, ...]) -> int:
             field=DATABASE_VARIABLE,
         ) from None
     return descriptor
+
+
+class Reserve:
+    """Room on the disk of a database, in a file beside it, that only deletions may use: SQLite writes to delete.
+
+    A transaction that adds rows checks it while it holds the database's lock, so that none gets what a deletion in
+    another thread or process has given back for a moment.
+
+    Args:
+        path: The database.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.with_name(f"{path.name}.reserve")
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the disk is so full that what is added finds no room."""
+        disk = os.statvfs(self._file.parent)
+        return self._missing_bytes > 0 or disk.f_bavail * disk.f_frsize < _RESERVE_BYTES
+
+    @property
+    def _missing_bytes(self) -> int:
+        with suppress(FileNotFoundError):
+            return _RESERVE_BYTES - self._file.stat().st_size
+        return _RESERVE_BYTES
+
+    def take(self) -> None:
+        """Takes what is missing.
+
+        Raises:
+            OSError: If the disk has no room for it; what there is has been taken.
+        """
+        if self._missing_bytes <= 0:
+            return
+        descriptor = os.open(self._file, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        try:
+            for offset in range(os.fstat(descriptor).st_size, _RESERVE_BYTES, _RESERVE_STEP):
+                os.posix_fallocate(descriptor, offset, _RESERVE_STEP)
+        finally:
+            os.close(descriptor)
+
+    def give_back(self) -> None:
+        """Lets the transaction that holds the database's lock use it."""
+        with suppress(OSError):  # what cannot be given back was not taken
+            os.truncate(self._file, 0)
+
+
+def shrink(connection: Connection) -> bool:
+    """Gives some of the room that rows have left back to the disk; whether there was any."""
+
+    def pragma(name: str) -> int:
+        return int(connection.exec_driver_sql(f"PRAGMA {name}").scalar_one())
+
+    before = pragma("page_count")
+    for _ in range(min(pragma("freelist_count"), _SHRUNK_PAGES)):
+        connection.exec_driver_sql("PRAGMA incremental_vacuum(1)")  # Python's module takes one step of each statement
+    return pragma("page_count") < before
+
+
+def make_shrinkable(engine: Engine) -> None:
+    """Has a file of earlier versions give room back, too, once: it is written anew, which takes as much room again.
+
+    Raises:
+        sqlite3.OperationalError: If the disk has no room, or another process uses the file.
+    """
+    with closing(engine.raw_connection()) as connection, closing(connection.cursor()) as cursor:
+        if not cursor.execute("PRAGMA auto_vacuum").fetchone()[0]:
+            cursor.execute("VACUUM")
+
+
+def empty_log(engine: Engine) -> None:
+    """Has the write-ahead log, if there is one, take no room; another process may use it, then it is left."""
+    with closing(engine.raw_connection()) as connection, closing(connection.cursor()) as cursor:
+        cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")

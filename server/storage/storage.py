@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 
 import structlog
 from sqlalchemy import Connection
 
 from autoshard.api import JOB_BODIES, JobAnswer, JobKind, JobTask, PlanLabels, RunAnswer, ScheduleAnswer, ScheduleBody
+from autoshard.core.quoting import write_bytes
 from server.access import Principal
-from server.problems import BusyError, ClientBusyError
+from server.problems import BusyError, ClientBusyError, QuotaError
 from server.storage.audit import AuditStore, record
 from server.storage.database import Database
 from server.storage.idempotency import IdempotencyStore, IdempotentRequest, KeptAnswer
 from server.storage.jobs import ClaimedJob, JobEnd, JobStore, NewJob
 from server.storage.keys import KeyStore
 from server.storage.location import database_url
-from server.storage.plans import PlanStore
+from server.storage.plans import KEPT_US, PlanStore
 from server.storage.runs import RunStore
 from server.storage.schedules import ScheduleStore
 from server.storage.sessions import SessionStore
@@ -33,10 +35,12 @@ class Storage:
     Args:
         database: Its schema is that of this version.
         num_places: Jobs that run at the same time, by which it is estimated when others begin.
+        max_client_bytes: Bytes that plans and jobs of one client may take; None for any number.
     """
 
-    def __init__(self, database: Database, num_places: int = 1) -> None:
+    def __init__(self, database: Database, num_places: int = 1, max_client_bytes: int | None = None) -> None:
         self.database = database
+        self._max_client_bytes = max_client_bytes
         self.plans = PlanStore(database)
         self.requests = IdempotencyStore(database)
         self.keys = KeyStore(database)
@@ -50,6 +54,33 @@ class Storage:
     def close(self) -> None:
         """Closes the connections of the database."""
         self.database.close()
+
+    def check_quota(self, clients: Collection[str]) -> None:
+        """Checks that a client may store more; plans that it has deleted go for good where this makes room.
+
+        Args:
+            clients: Names under which its plans and jobs are stored.
+
+        Raises:
+            QuotaError: If it may not.
+            StorageError: If the database does not answer.
+        """
+        if self._max_client_bytes is not None:
+            with self.database.writing(uses_reserve=True) as connection:
+                self._check_quota(connection, clients)
+
+    def _check_quota(self, connection: Connection, clients: Collection[str]) -> None:
+        most = self._max_client_bytes
+        while most is not None:
+            plans, jobs = (store.num_bytes(connection, clients) for store in (self.plans, self.jobs))
+            if plans + jobs < most:
+                return
+            if not self.plans.forget_deleted(connection, 0, clients):
+                taken = f"plans take {write_bytes(plans)} and jobs {write_bytes(jobs)}"
+                raise QuotaError(
+                    f"this client's {taken}, at most {write_bytes(most)} are allowed: delete plans or jobs",
+                    field="client",
+                )
 
     def keep(
         self, answer: KeptAnswer, facts: PlanFacts | None, request: IdempotentRequest | None, actor: Principal
@@ -114,7 +145,7 @@ class Storage:
                 self.requests.keep(connection, request, answer)
 
     def delete_plan(self, plan_id: str, actor: Principal) -> None:
-        """Deletes a plan, as `PlanStore.delete`.
+        """Deletes a plan, as `PlanStore.delete`; on a full disk, for good, until there is room.
 
         Args:
             plan_id: Its id.
@@ -124,9 +155,20 @@ class Storage:
             UnknownPlanError: If it is not there.
             StorageError: If the database does not answer.
         """
-        with self.database.writing() as connection:
+        with self.database.writing(uses_reserve=True) as connection:
             self.plans.delete(connection, plan_id, actor.team)
             record(connection, actor, "plan.delete", plan_id)
+        while self.database.is_full and (self.database.shrink() or self.forget_deleted_plans(kept_us=0)):
+            pass
+
+    def forget_deleted_plans(self, kept_us: int = KEPT_US) -> int:
+        """As `PlanStore.forget_deleted`.
+
+        Raises:
+            StorageError: If the database does not answer.
+        """
+        with self.database.writing(uses_reserve=True) as connection:
+            return self.plans.forget_deleted(connection, kept_us)
 
     def restore_plan(self, plan_id: str, actor: Principal) -> None:
         """Brings a plan back that was deleted within a day; errors as of `delete_plan`."""
@@ -149,9 +191,11 @@ class Storage:
             actor: Who sent it.
 
         Raises:
+            QuotaError: If the client stores as much as it may.
             RetryError: If there are as many jobs as may be, or the database does not answer.
         """
         with self.database.writing() as connection:
+            self._check_quota(connection, {job.client, actor.name})
             job_id = self.jobs.add(connection, job)
             record(connection, actor, "job.make", job_id)
             answer = KeptAnswer(
@@ -164,7 +208,7 @@ class Storage:
     def fire_schedules(self) -> list[str]:
         """Makes the jobs of schedules that are due, each once; returns the names of these schedules.
 
-        A schedule makes none where there are as many jobs as may be.
+        A schedule makes none where there are as many jobs as may be, or those that it made take as much as they may.
 
         Raises:
             StorageError: If the database does not answer.
@@ -179,8 +223,9 @@ class Storage:
                 request = json.dumps(schedule.body).encode()
                 job = NewJob(kind=kind, request=request, task=task, client=actor.name, team=team)
                 try:
+                    self._check_quota(connection, {actor.name})
                     job_id = self.jobs.add(connection, job)
-                except (BusyError, ClientBusyError) as error:
+                except (BusyError, ClientBusyError, QuotaError) as error:
                     _log.warning("schedule made no job", schedule=schedule.name, reason=str(error))
                     continue
                 record(connection, actor, "job.make", job_id)
@@ -220,7 +265,7 @@ class Storage:
             UnknownScheduleError: If it is not there.
             StorageError: If the database does not answer.
         """
-        with self.database.writing() as connection:
+        with self.database.writing(uses_reserve=True) as connection:
             _record_schedule(connection, actor, "delete", self.schedules.delete(connection, name, actor.team))
 
     def finish_job(self, job: ClaimedJob, end: JobEnd, plan: tuple[PlanFacts, bytes] | None) -> bool:
@@ -252,7 +297,7 @@ class Storage:
             UnknownJobError: If it is not there.
             StorageError: If the database does not answer.
         """
-        with self.database.writing() as connection:
+        with self.database.writing(uses_reserve=True) as connection:
             answer = self.jobs.cancel(connection, job_id, actor.team)
             record(connection, actor, "job.cancel", job_id)
         return answer
@@ -265,10 +310,22 @@ class Storage:
             JobStateError: If it does not search, or waits still.
             StorageError: If the database does not answer.
         """
-        with self.database.writing() as connection:
+        with self.database.writing(uses_reserve=True) as connection:
             answer = self.jobs.stop(connection, job_id, actor.team)
             record(connection, actor, "job.stop", job_id)
         return answer
+
+    def delete_job(self, job_id: str, actor: Principal) -> None:
+        """Deletes a job, as `JobStore.delete`.
+
+        Raises:
+            UnknownJobError: If it is not there.
+            JobStateError: If it has not ended.
+            StorageError: If the database does not answer.
+        """
+        with self.database.writing(uses_reserve=True) as connection:
+            self.jobs.delete(connection, job_id, actor.team)
+            record(connection, actor, "job.delete", job_id)
 
     def retry_job(self, job_id: str, actor: Principal) -> JobAnswer:
         """Begins another attempt, as `JobStore.retry`.
@@ -288,7 +345,7 @@ def _record_schedule(connection: Connection, actor: Principal, change: str, sche
     record(connection, actor, f"schedule.{change}", f"{schedule.name} {schedule.kind} {schedule.cron}")
 
 
-def open_storage(num_places: int = 1) -> Storage:
+def open_storage(num_places: int = 1, max_client_bytes: int | None = None) -> Storage:
     """The storage of the database that AUTOSHARD_DATABASE_URL names.
 
     A file of SQLite is made, and its schema upgraded. A PostgreSQL database serves several processes, and its schema
@@ -296,6 +353,7 @@ def open_storage(num_places: int = 1) -> Storage:
 
     Args:
         num_places: As of `Storage`.
+        max_client_bytes: Likewise.
 
     Raises:
         InvalidOptionError: If there is no such database, or its schema is older than this version.
@@ -310,4 +368,4 @@ def open_storage(num_places: int = 1) -> Storage:
     except BaseException:
         database.close()
         raise
-    return Storage(database, num_places)
+    return Storage(database, num_places, max_client_bytes)

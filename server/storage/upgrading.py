@@ -31,7 +31,7 @@ def upgrade(database: Database) -> tuple[str | None, str]:
         StorageError: If the database does not answer.
     """
     config = _config()
-    with database.writing() as connection:
+    with database.writing(uses_reserve=True) as connection:
         if not database.is_sqlite:
             connection.execute(text(f"SELECT pg_advisory_xact_lock({_UPGRADE_LOCK})"))
         before = _revision(connection)
@@ -40,6 +40,7 @@ def upgrade(database: Database) -> tuple[str | None, str]:
             command.upgrade(config, "head")
             _add_missing(connection)
         after = _revision(connection)
+    database.make_shrinkable()
     assert after is not None
     return before, after
 

@@ -70,7 +70,8 @@ def make_routes(
     settings: ServerSettings, pool: WorkerPool, storage: Storage, is_draining: Callable[[], bool] = lambda: False
 ) -> FastAPI:
     """The routes of the service; arguments as of `create_app`."""
-    engine = JobEngine(storage, settings)
+    metrics = Metrics(pool, settings)
+    engine = JobEngine(storage, settings, metrics.count_swept)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -98,7 +99,7 @@ def make_routes(
     app.router.route_class = BodyRoute
     add_error_handlers(app)
     add_health(app, pool, storage, is_draining)
-    app.state.metrics = metrics = Metrics(pool, settings)
+    app.state.metrics = metrics
     add_metrics(app, metrics)
     catalogue = ModelCatalogue(settings.registry)
     shadow = ShadowPricer(pool, storage, catalogue, settings.shadow)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import structlog
 from fastapi import FastAPI, Response
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Gauge, Histogram, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from typing_extensions import override
@@ -73,6 +73,12 @@ class Metrics:
             buckets=_RATIOS,
             registry=self.registry,
         )
+        self._swept = Counter(
+            "autoshard_swept",
+            "Rows and files that were removed since they are kept no longer.",
+            ("kind",),
+            registry=self.registry,
+        )
         for name, meaning, value in (
             ("waiting_requests", "Requests that wait for a planning process.", lambda: pool.num_waiting),
             ("running_requests", "Requests that a planning process works on.", lambda: pool.num_running),
@@ -88,6 +94,10 @@ class Metrics:
     def count_run(self, run: RunAnswer) -> None:
         """Counts a run that was reported."""
         self._runs.labels(str(run.is_drifted).lower()).observe(run.measured_ms / run.predicted_ms)
+
+    def count_swept(self, kind: str, number: int) -> None:
+        """Counts what was removed since it is kept no longer."""
+        self._swept.labels(kind).inc(number)
 
     def count_request(self, method: str, endpoint: str | None, status: int, seconds: float) -> None:
         """Counts an answered request; `endpoint` is the path of its route, None for what is nowhere."""

@@ -32,6 +32,8 @@ from server.web.metrics import Metrics
 from server.web.reading import IDEMPOTENCY_KEY, KEY_PATTERN, MAX_PARSED_BYTES, ReceivedBody, client_gone, read_body
 
 _KEY = re.compile(KEY_PATTERN)
+#: Work that makes plans, which are stored.
+_STORED = frozenset({WorkKind.PLAN, WorkKind.REPLAN, WorkKind.EVALUATE})
 
 
 class WorkHandler:
@@ -93,7 +95,15 @@ class WorkHandler:
         keyed: IdempotentRequest | None,
         plan_ids: tuple[str, ...] = (),
     ) -> KeptAnswer:
-        """What a process makes of a request whose body has been read."""
+        """What a process makes of a request whose body has been read.
+
+        Raises:
+            QuotaError: If it would store a plan, and the client stores as much as it may.
+            AutoshardError: If it cannot be answered.
+        """
+        if kind in _STORED:
+            clients = {client_of(request.scope), request.state.actor.name}
+            await run_in_threadpool(self._storage.check_quota, clients)
         return await self._done(request, await self._work(request, kind, body, plan_ids), keyed)
 
     async def check(self, received: ReceivedBody[Any], text: bytes, kind: WorkKind | None) -> str:

@@ -1,6 +1,8 @@
 """Whether the service says that it is ready: when it is, and what is missing when it is not."""
 
+import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import time
@@ -11,6 +13,7 @@ from starlette.testclient import TestClient
 
 from server.planning.workers import WorkerPool
 from server.settings import ServerSettings
+from server.storage.database import Database
 from server.storage.location import DATABASE_VARIABLE
 from server.storage.storage import open_storage
 from server.web.app import create_app
@@ -30,6 +33,7 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv(DATABASE_VARIABLE, f"sqlite:///{file}")
     pool = WorkerPool(ServerSettings(), on_ready=lambda: None, on_failure=lambda _: None)
     draining = Draining()
+    monkeypatch.setattr("server.health._CHECKED_S", 0.0)
     with contextlib.closing(open_storage()) as storage:
         client = TestClient(create_app(ServerSettings(), pool, storage, draining))
 
@@ -49,6 +53,32 @@ def test_what_is_missing_is_named(tmp_path, monkeypatch):
         draining.now = True
         assert answer() == (503, "draining")
         assert client.get("/livez").status_code == 200
+
+
+def test_who_asks_again_and_again_has_the_database_asked_once_a_second(tmp_path, monkeypatch):
+    monkeypatch.setenv(DATABASE_VARIABLE, f"sqlite:///{tmp_path}/service.sqlite")
+    monkeypatch.setattr(WorkerPool, "num_idle", 1)
+    pool = WorkerPool(ServerSettings(), on_ready=lambda: None, on_failure=lambda _: None)
+    pool.is_ready, checks, check = True, [], Database.check
+
+    def counted(database):
+        checks.append(time.monotonic())
+        check(database)
+
+    monkeypatch.setattr(Database, "check", counted)
+
+    async def ask(app):
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            for _ in range(2):
+                answers = await asyncio.gather(*(client.get("/readyz") for _ in range(100)))
+                assert {answer.json()["status"] for answer in answers} == {"ready"}
+            await asyncio.sleep(1)
+            await client.get("/readyz")
+
+    with contextlib.closing(open_storage()) as storage:
+        asyncio.run(ask(create_app(ServerSettings(), pool, storage)))
+    assert len(checks) <= 3
+    assert all(later - earlier >= 1 for earlier, later in itertools.pairwise(checks))
 
 
 @pytest.mark.slow

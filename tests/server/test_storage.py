@@ -104,19 +104,22 @@ def test_a_database_of_the_time_before_teams_keeps_its_plans(database, monkeypat
         connection.execute(insert(runs).values(plan_id=facts(1).id, **run))
         connection.exec_driver_sql("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
         connection.exec_driver_sql("INSERT INTO alembic_version VALUES ('0001')")
-    assert upgrade(database) == ("0001", "0002")
+    assert upgrade(database) == ("0001", "0003")
     check_schema(database)
     with database.reading() as connection:
         assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
         assert not [name for name in inspect(connection).get_table_names() if name.startswith("before_")]
+        num_bytes = connection.scalars(select(PLANS.c.num_bytes)).all()
     storage = Storage(database)
     add(storage, facts(2))
     assert listed(storage) == [facts(2).id, facts(1).id]
+    assert num_bytes == [len(zlib.compress(b"{}"))]
     assert storage.plans.read(facts(1).id, "") == b"{}"
     assert len(storage.runs.list(facts(1).id, "").runs) == 1
     for number, now in ((1, now_us()), (2, now_us() + 25 * 3600 * 1_000_000)):
         monkeypatch.setattr("server.storage.plans.now_us", lambda now=now: now)
         delete(storage, facts(number).id)
+        storage.forget_deleted_plans()
     assert storage.runs.list(facts(1).id, "").runs == []
 
 
@@ -398,16 +401,17 @@ def test_a_server_s_database_is_upgraded_by_its_command(postgresql, monkeypatch,
     storage.database.close()
 
 
-def test_what_was_deleted_a_day_ago_is_gone_with_the_next_deletion(storage, monkeypatch):
+def test_what_was_deleted_a_day_ago_is_forgotten(storage, monkeypatch):
     for number in (1, 2):
         add(storage, facts(number))
     storage.delete_plan(facts(1).id, COMMAND_LINE)
+    assert storage.forget_deleted_plans() == 0
     assert listed(storage, is_deleted=True) == [facts(1).id]
     later = now_us() + 24 * 3600 * 1_000_000 + 1
     monkeypatch.setattr("server.storage.plans.now_us", lambda: later)
     assert listed(storage, is_deleted=True) == []
     with pytest.raises(UnknownPlanError):
         storage.restore_plan(facts(1).id, COMMAND_LINE)
-    storage.delete_plan(facts(2).id, COMMAND_LINE)
+    assert storage.forget_deleted_plans() == 1
     with storage.database.reading() as connection:
         assert connection.scalars(select(PLANS.c.id)).all() == [facts(2).id]

@@ -173,6 +173,18 @@ class JobHandler:
         self._check(job_id, actor)
         return self._storage.stop_job(job_id, actor)
 
+    def delete(self, job_id: str, actor: Principal) -> None:
+        """Deletes a job that has ended.
+
+        Raises:
+            UnknownJobError: If it is not there.
+            ForbiddenError: If the actor must not do jobs of its kind.
+            JobStateError: If it has not ended.
+        """
+        self._check(job_id, actor)
+        self._storage.delete_job(job_id, actor)
+        self._engine.forget(job_id)
+
     def retry(self, job_id: str, actor: Principal) -> JobAnswer:
         """Begins another attempt of a job that failed or was cancelled.
 
@@ -285,6 +297,17 @@ def _add_changing(app: FastAPI, jobs: JobHandler) -> None:
     @opened_to(Door.ANY_KEY)
     def cancel_job(job_id: _StoredId, request: Request) -> JobAnswer:
         return jobs.cancel(job_id, request.state.actor)
+
+    @app.delete(
+        "/v1/jobs/{job_id}",
+        tags=["jobs"],
+        summary="Delete a job that has ended; a plan that it made stays",
+        status_code=204,
+        responses=problems(400, 404, 409, 503),
+    )
+    @opened_to(Door.ANY_KEY)
+    def delete_job(job_id: _StoredId, request: Request) -> None:
+        jobs.delete(job_id, request.state.actor)
 
     @app.post(
         "/v1/jobs/{job_id}/stop",
