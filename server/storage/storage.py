@@ -270,6 +270,19 @@ class Storage:
             record(connection, actor, "job.stop", job_id)
         return answer
 
+    def prioritise_job(self, job_id: str, priority: int, actor: Principal) -> JobAnswer:
+        """Gives a job another priority, as `JobStore.prioritise`.
+
+        Raises:
+            UnknownJobError: If it is not there.
+            JobStateError: If it does not wait.
+            StorageError: If the database does not answer.
+        """
+        with self.database.writing() as connection:
+            answer = self.jobs.prioritise(connection, job_id, actor.team, priority)
+            record(connection, actor, "job.prioritise", job_id)
+        return answer
+
     def retry_job(self, job_id: str, actor: Principal) -> JobAnswer:
         """Begins another attempt, as `JobStore.retry`.
 
