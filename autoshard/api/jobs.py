@@ -120,6 +120,15 @@ class JobAnswer(JobSummary):
     problem: Problem | None = Field(description="Why it failed.")
 
 
+class JobChange(RequestBody):
+    """What is changed of a job that waits."""
+
+    max_bytes: ClassVar[int] = 1 << 10
+    model_config = examples({"priority": 5})
+
+    priority: Priority = Field(description="Jobs of a higher one begin first; above 0, of the scope admin.")
+
+
 class JobList(BaseModel):
     """One page of jobs, the latest first."""
 

@@ -128,6 +128,7 @@ class StoredSamples(BaseModel):
     kind: str
     device: str
     num_samples: int
+    owners: list[str] = Field(description="Who sent them; none where the service's jobs measured them all.")
 
 
 class QuarantinedFile(BaseModel):

@@ -33,7 +33,12 @@ _Option = bool | int | float | Annotated[str, Field(max_length=512)]
 _Options = Annotated[Any, _Checked(dict[str, _Option])]
 
 
-_ROWS_SCHEMA: Final = {"description": "A row per table.", "type": "array", "minItems": 1, "items": {"type": "object"}}
+_ROWS_SCHEMA: Final = {
+    "description": "A row per table.",
+    "type": "array",
+    "minItems": 1,
+    "items": {"type": "object", "additionalProperties": True},
+}
 _LIST_SCHEMA: Final = {
     "type": "object",
     "oneOf": [{"required": [name]} for name in ("tables", "rows", "text", "base64")],

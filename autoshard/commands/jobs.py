@@ -33,6 +33,7 @@ class JobAction(StrEnum):
     WAIT = "wait"
     STOP = "stop"
     CANCEL = "cancel"
+    PRIORITISE = "prioritise"
     RETRY = "retry"
 
 
@@ -56,21 +57,33 @@ class JobsOptions:
         Needs("list", lambda options: options.action is JobAction.LIST),
     ] = None
 
+    priority: Annotated[
+        int | None,
+        typer.Option(
+            min=-9, max=9, help="Jobs of a higher one begin first; above 0 needs the scope admin.", show_default=False
+        ),
+        Needs("prioritise", lambda options: options.action is JobAction.PRIORITISE),
+    ] = None
+
     def __post_init__(self) -> None:
         if self.action is JobAction.LIST and self.job is not None:
             raise InvalidOptionError(f"takes none, got {shown(self.job)}", field="job", source=str(self.action))
         if self.action is not JobAction.LIST and self.job is None:
             raise InvalidOptionError("needs the id of a job", field="job", source=str(self.action))
+        if self.action is JobAction.PRIORITISE and self.priority is None:
+            raise InvalidOptionError("is needed, from -9 to 9", field="--priority", source=str(self.action))
 
 
 def jobs(options: JobsOptions, as_json: JsonOption = False) -> None:
-    """Lists the jobs of a service, and shows, awaits, stops, cancels or retries one.
+    """Lists the jobs of a service, and shows, awaits, stops, cancels, prioritises or retries one.
 
     `wait` follows a job to its end, and exits with 1 if it was not done. `stop` ends a search, and keeps the best plan.
+    `prioritise` changes when a job begins that waits.
 
     Example:
         autoshard jobs --server http://localhost:8000 --state running
         autoshard jobs wait 0123456789abcdef0123456789abcdef
+        autoshard jobs prioritise 0123456789abcdef0123456789abcdef --priority 5
     """
     with open_client(options.server) as client:
         if options.action is JobAction.LIST:
@@ -78,14 +91,17 @@ def jobs(options: JobsOptions, as_json: JsonOption = False) -> None:
             emit({"jobs": [one.model_dump(mode="json") for one in found]}, _listed(found), as_json=as_json, kind="jobs")
             return
         assert options.job is not None
-        job = _done(client, options.action, options.job)
+        job = _done(client, options, options.job)
     emit(job.model_dump(mode="json"), _details(job), as_json=as_json, kind="job")
     if options.action is JobAction.WAIT and job.state != "succeeded":
         raise typer.Exit(_FAILED)
 
 
-def _done(client: Client, action: JobAction, job_id: str) -> Job:
+def _done(client: Client, options: JobsOptions, job_id: str) -> Job:
     """The job after what is to be done with it."""
+    action = options.action
+    if options.priority is not None:
+        return client.prioritise_job(job_id, options.priority)
     if action is JobAction.STOP:
         return client.stop_job(job_id)
     if action is JobAction.CANCEL:
@@ -130,6 +146,8 @@ def _details(job: Job) -> Table:
         "state": job.state,
         "attempt": job.attempt,
         "asked for": job.created_at,
+        "priority": job.priority,
+        "place in the queue": job.position,
         "plan": job.plan_id,
         "failure": job.failure,
         "log": job.log,

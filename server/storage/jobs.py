@@ -356,6 +356,25 @@ class JobStore:
         connection.execute(update(JOBS).where(running, JOBS.c.stopped_us.is_(None)).values(stopped_us=now_us()))
         return self.described(connection, job_id, team)
 
+    def prioritise(self, connection: Connection, job_id: str, team: str, priority: int) -> JobAnswer:
+        """Gives a job that waits another priority.
+
+        Args:
+            connection: A transaction that writes.
+            job_id: The job.
+            team: Whose it is.
+            priority: Jobs of a higher one begin first.
+
+        Raises:
+            UnknownJobError: If it is not there.
+            JobStateError: If it does not wait.
+        """
+        row = _row(connection, job_id, team)
+        waiting = and_(_is(JobRun(id=row.id, attempt=row.attempt)), JOBS.c.state == JobState.QUEUED)
+        if connection.execute(update(JOBS).where(waiting).values(priority=priority)).rowcount == 0:
+            raise JobStateError(f"the job is {row.state}; one that waits can be given another priority")
+        return self.described(connection, job_id, team)
+
     def retry(self, connection: Connection, job_id: str, team: str) -> JobAnswer:
         """Begins another attempt of a job that failed or was cancelled.
 

@@ -327,6 +327,19 @@ class Storage:
             self.jobs.delete(connection, job_id, actor.team)
             record(connection, actor, "job.delete", job_id)
 
+    def prioritise_job(self, job_id: str, priority: int, actor: Principal) -> JobAnswer:
+        """Gives a job another priority, as `JobStore.prioritise`.
+
+        Raises:
+            UnknownJobError: If it is not there.
+            JobStateError: If it does not wait.
+            StorageError: If the database does not answer.
+        """
+        with self.database.writing() as connection:
+            answer = self.jobs.prioritise(connection, job_id, actor.team, priority)
+            record(connection, actor, "job.prioritise", job_id)
+        return answer
+
     def retry_job(self, job_id: str, actor: Principal) -> JobAnswer:
         """Begins another attempt, as `JobStore.retry`.
 

@@ -48,7 +48,9 @@ def answer_samples(_: NoBody, context: TaskContext, content: bytes) -> Reply:
     try:
         _write(file, content)
         kind, samples = _read(file)
-        _STORES[kind].write(settings.samples_folder, samples)
+        sender = _sender_file(_STORES[kind].write(settings.samples_folder, samples))
+        if not sender.exists():
+            _write(sender, json.dumps({"owner": context.actor}).encode())
     except InputError as error:
         is_kept = isinstance(error.__cause__, AutoshardError | None)  # else it is what Arrow could not read
         error = FormatError(error.message, field=error.field, source="body")
@@ -124,8 +126,15 @@ def _check(samples: tuple[Any, ...]) -> None:
 def _counted(folder: Path) -> Iterator[StoredSamples]:
     for kind, store in _STORES.items():
         for device in store.devices(folder):
-            num_samples = sum(store.size_of(file)[0] for file in store.files(folder, device))
-            yield StoredSamples(kind=kind, device=device, num_samples=num_samples)
+            files = store.files(folder, device)
+            owners = {json.loads(file.read_text())["owner"] for file in map(_sender_file, files) if file.exists()}
+            num_samples = sum(store.size_of(file)[0] for file in files)
+            yield StoredSamples(kind=kind, device=device, num_samples=num_samples, owners=sorted(owners))
+
+
+def _sender_file(file: Path) -> Path:
+    """Beside a file of samples that was sent: who sent it first."""
+    return file.with_suffix(".json")
 
 
 def _by_age(folder: Path) -> list[Path]:

@@ -29,7 +29,7 @@ from server.web.access import AccessControl
 from server.web.buffers import BufferBudget, BufferLimit
 from server.web.errors import add_error_handlers
 from server.web.metrics import Metrics, add_metrics
-from server.web.openapi import add_published_schemas
+from server.web.openapi import complete_description
 from server.web.reading import BodyRoute
 from server.web.request_log import RequestLog
 from server.web.routes.analyses import add_analyses
@@ -92,6 +92,7 @@ def make_routes(
         title="autoshard",
         version=__version__,
         summary="Plans how the embedding tables of recommendation models are sharded.",
+        servers=[{"url": "/", "description": "The service that this document comes from."}],
         lifespan=lifespan,
         generate_unique_id_function=lambda route: route.name,
         telemetry={"tracing": False, "metrics": False, "logs": False},  # see server.telemetry, which sees all requests
@@ -115,5 +116,5 @@ def make_routes(
     add_samples(app, handler)
     add_models(app, ModelHandler(handler, pool, storage, catalogue, shadow))
     add_pages(app, storage, jobs)
-    add_published_schemas(app)
+    complete_description(app)
     return app

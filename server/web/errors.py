@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from http import HTTPStatus
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 
 from autoshard.api import Problem
 from autoshard.core.errors import AutoshardError, FormatError
@@ -41,11 +43,14 @@ def add_error_handlers(app: FastAPI) -> None:
         return error_response(FormatError(message[:1].lower() + message[1:], field=str(first["loc"][-1])[:100]))
 
     @app.exception_handler(HTTPException)
-    async def on_http_error(_: Request, error: HTTPException) -> Response:
+    async def on_http_error(request: Request, error: HTTPException) -> Response:
         problem = Problem(
             type="about:blank", title=str(error.detail), status=error.status_code, detail=str(error.detail)
         )
-        return _response(problem, error.headers)
+        headers = dict(error.headers or {})
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:  # Starlette names those of the path's first route alone
+            headers["Allow"] = ", ".join(sorted(_methods(request)))
+        return _response(problem, headers)
 
     @app.exception_handler(Exception)
     async def on_fault(_: Request, __: Exception) -> Response:
@@ -63,6 +68,12 @@ def error_response(error: AutoshardError) -> Response:
     if isinstance(error, UnauthenticatedError):
         headers["WWW-Authenticate"] = "Bearer"
     return _response(problem_of(error), headers)
+
+
+def _methods(request: Request) -> set[str]:
+    """What all routes of a request's path answer."""
+    routes = (route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE)
+    return set().union(*(route.methods or () for route in routes if isinstance(route, Route)))
 
 
 def _response(problem: Problem, headers: Mapping[str, str] | None) -> Response:

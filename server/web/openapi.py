@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 
 from autoshard.api import FILE_SCHEMA, Problem
 from autoshard.formats import json_schemas
@@ -98,8 +99,11 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     }
 
 
-def add_published_schemas(app: FastAPI) -> None:
-    """Completes the application's OpenAPI document, which is made at this call."""
+def complete_description(app: FastAPI) -> None:
+    """Completes the application's OpenAPI document, which is made at this call, and answers HEAD wherever GET is.
+
+    The document leaves HEAD out: generated clients would have each reading operation twice.
+    """
     document = app.openapi()
     components = document["components"]["schemas"]
     for name, schema in components.items():
@@ -114,6 +118,9 @@ def add_published_schemas(app: FastAPI) -> None:
     _describe_access(document)
     _drop_unused_errors(document)
     app.openapi_schema = document
+    for route in app.routes:
+        if isinstance(route, APIRoute) and route.methods and "GET" in route.methods:
+            route.methods.add("HEAD")
 
 
 def _with_files(value: Any) -> Any:

@@ -13,7 +13,8 @@ from fastapi.params import Body
 from fastapi.routing import APIRoute
 from fastapi.utils import create_model_field
 from pydantic import BaseModel, WithJsonSchema
-from starlette.concurrency import run_in_threadpool
+from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
+from starlette.responses import StreamingResponse
 from typing_extensions import override
 
 from autoshard.api import RequestBody
@@ -95,7 +96,10 @@ class SecretBody(JsonBody[B]):
 
 
 class BodyRoute(APIRoute):
-    """A route whose description has the body of its handler's `JsonBody`, and that refuses other parameters."""
+    """A route whose description has the body of its handler's `JsonBody`, and that refuses other parameters.
+
+    The answer to HEAD is that to GET, whose body uvicorn does not send.
+    """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -113,7 +117,10 @@ class BodyRoute(APIRoute):
             if unknown is not None and self.include_in_schema:
                 takes = ", ".join(known) or "no parameters"
                 raise FormatError(f"is unknown; this takes: {takes}", field=unknown[:100])
-            return await answer(request)
+            response = await answer(request)
+            if request.method == "HEAD" and isinstance(response, StreamingResponse):
+                response.body_iterator = iterate_in_threadpool(())  # nobody reads what it would send for minutes
+            return response
 
         return handle
 

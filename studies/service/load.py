@@ -24,6 +24,7 @@ import typer
 from sqlalchemy import insert, text
 
 from autoshard import console
+from autoshard.api import JobState
 from autoshard.commands.arguments import positive_option
 from autoshard.commands.options import command_options
 from autoshard.table import Table
@@ -39,7 +40,7 @@ from server.tasks.reply import Reply
 from server.tasks.work import Work, WorkKind
 from studies.frame import Machine, OutputOptions, StudyResult, command_line, to_document
 from studies.service.arrivals import Latencies, Outcome, Spacing, arrival_times, clients_of, send_at
-from studies.service.bodies import JSON_HEADERS, large_tasks, small_task
+from studies.service.bodies import JSON_HEADERS, job_task, large_tasks, long_bodies, small_task
 from studies.service.processes import DatabaseKind, RunningService, new_database, running
 
 _NUM_DOCUMENTS, _ROWS_AT_ONCE = 10, 500
@@ -99,7 +100,10 @@ SCHEMA: Final = "autoshard.service_load/1"
 _OVER: Final = 10.0
 _NUM_TASKS, _NUM_ALONE, _NUM_READ_PLANS, _CAPACITY_S = 60, 40, 20, 10.0
 _MAX_OPEN: Final = 200
-_MEMORY_EVERY_S: Final = 1.0
+#: Seconds between two looks at the memory; the second number is of the kind `bodies`, whose peaks are short.
+_MEMORY_EVERY_S: Final = (1.0, 0.02)
+_NUM_LONG_JOBS, _NUM_SHORT_JOBS, _JOB_LOOK_S = 50, 5, 0.1
+_NUM_BODIES: Final = 5
 
 _Send = Callable[[int], Awaitable[httpx.Response]]
 
@@ -115,6 +119,10 @@ class LoadKind(StrEnum):
     """List and search many stored plans."""
     OVERLOAD = "overload"
     """Ask for plans at ten times the rate that can be answered."""
+    JOBS = "jobs"
+    """Ask for jobs of 1 s, one after another, after one client has asked for 50 of an hour."""
+    BODIES = "bodies"
+    """Send bodies of 16 MiB, two clients each without a pause."""
 
 
 _RATES: Final = {LoadKind.PLANS: 8.0, LoadKind.READS: 200.0, LoadKind.LISTS: 4.0, LoadKind.OVERLOAD: 0.0}
@@ -130,7 +138,7 @@ class ServiceLoad:
         rate_per_s: Requests per second.
         seconds: Length of the run, without what came before.
         latencies: By what was asked for; where plans are made, first those asked for one after another.
-        memory_mib: Memory of the service and its processes, once a second.
+        memory_mib: Memory of the service and its processes, once a second or more often.
     """
 
     kind: LoadKind
@@ -145,7 +153,7 @@ class ServiceLoad:
 class LoadOptions:
     """Options of the study `service-load`."""
 
-    kind: Annotated[LoadKind, typer.Argument(help="plans, reads, lists or overload.")]
+    kind: Annotated[LoadKind, typer.Argument(help="plans, reads, lists, overload, jobs or bodies.")]
     database: Annotated[DatabaseKind, typer.Option(help="What the service runs on.")] = DatabaseKind.SQLITE
     rate: Annotated[float | None, positive_option("Requests per second.")] = None
     seconds: Annotated[float, positive_option("Seconds for which requests are counted.")] = 60.0
@@ -181,8 +189,14 @@ class _Load:
     async def run(self) -> ServiceLoad:
         """Measures what the options say."""
         kind, memory = self._options.kind, asyncio.create_task(self._watch_memory())
-        rate, found = self._options.rate or _RATES[kind], []
-        if kind is LoadKind.LISTS:
+        rate, found = self._options.rate or _RATES.get(kind, 0.0), []
+        if kind is LoadKind.JOBS:
+            found, sends = [await self._behind_long_jobs()], {}
+        elif kind is LoadKind.BODIES:
+            await self._one_by_one(self._plans(large_tasks(_NUM_READ_PLANS)), _NUM_READ_PLANS)
+            self._memory_mib.clear()
+            found, sends = [await self._sent_by_two(name, body) for name, body in long_bodies().items()], {}
+        elif kind is LoadKind.LISTS:
             sends = dict(self._lists())
         elif kind is LoadKind.READS:
             sends = {"reads": self._reads(await self._stored())}
@@ -255,6 +269,40 @@ class _Load:
     def _listed(self, query: dict[str, str]) -> _Send:
         return lambda number: self._client(number).get("/v1/plans", params={**query, "limit": "50"})
 
+    async def _behind_long_jobs(self) -> Latencies:
+        """Of short jobs of a client, each from when it is asked for to its end, while another one has 50 of an hour."""
+        first, second = self._clients[:2]
+        long = [await self._job(first, job_task(limit_s=3600.0, seed=seed)) for seed in range(_NUM_LONG_JOBS)]
+        while await self._state(first, long[0]) != JobState.RUNNING:
+            await asyncio.sleep(_JOB_LOOK_S)
+
+        async def short(number: int) -> httpx.Response:
+            job = await self._job(second, job_task(limit_s=1.0, seed=number))
+            while not (state := await self._state(second, job)).is_final:
+                await asyncio.sleep(_JOB_LOOK_S)
+            return httpx.Response(200 if state == JobState.SUCCEEDED else 500)
+
+        found = Latencies.of("jobs of 1 s, to their end", await self._one_by_one(short, _NUM_SHORT_JOBS))
+        for job in long:
+            (await first.post(f"/v1/jobs/{job}/cancel")).raise_for_status()
+        return found
+
+    async def _job(self, client: httpx.AsyncClient, body: bytes) -> str:
+        made = await client.post("/v1/jobs/plan", content=body, headers=JSON_HEADERS)
+        job: str = made.raise_for_status().json()["id"]
+        return job
+
+    async def _state(self, client: httpx.AsyncClient, job: str) -> JobState:
+        return JobState((await client.get(f"/v1/jobs/{job}")).raise_for_status().json()["state"])
+
+    async def _sent_by_two(self, name: str, body: bytes) -> Latencies:
+        """Of bodies that two clients send, each one after another."""
+        sent = (self._one_by_one(self._always(client, body), _NUM_BODIES) for client in self._clients[:2])
+        return Latencies.of(name, [one for some in await asyncio.gather(*sent) for one in some])
+
+    def _always(self, client: httpx.AsyncClient, body: bytes) -> _Send:
+        return lambda _: client.post("/v1/plans", content=body, headers=JSON_HEADERS)
+
     def _client(self, number: int) -> httpx.AsyncClient:
         return self._clients[number % len(self._clients)]
 
@@ -263,7 +311,7 @@ class _Load:
         while True:
             found = await asyncio.to_thread(self._service.memory_bytes)
             self._memory_mib.append(round(found / (1 << 20), 1))
-            await asyncio.sleep(_MEMORY_EVERY_S)
+            await asyncio.sleep(_MEMORY_EVERY_S[self._options.kind is LoadKind.BODIES])
 
 
 def _numbered(send: _Send, number: int) -> _Send:
@@ -293,7 +341,7 @@ def main(options: LoadOptions, output: OutputOptions) -> None:
     """Sends a service of its own requests that arrive at their own times, and reports how long they took.
 
     Latencies count from the scheduled arrival. The service has two planning processes, and its memory is noted once a
-    second.
+    second or, for bodies, 50 times.
 
     Example:
         python -m studies service-load plans --seconds 120

@@ -267,6 +267,14 @@ def test_jobs_are_made_followed_and_cancelled(served, service, run, published):
     assert served.retry_job(failed.id).attempt == 2
     assert served.wait_for(failed.id).state == "failed"
     arguments = ["--server", service.url, "--json"]
+    held, waiting = (served.make_job("collect", {"seconds": 3600.0}) for _ in range(2))
+    assert served.prioritise_job(waiting.id, -1).priority == -1
+    moved = published("job", run("jobs", "prioritise", waiting.id, "--priority", "-2", *arguments)[0])
+    assert (moved["priority"], moved["state"]) == (-2, "queued")
+    assert "--priority: is needed" in run("jobs", "prioritise", waiting.id, "--server", service.url, code=2)[1]
+    assert "prioritise" in run("jobs", "show", waiting.id, "--priority", "1", "--server", service.url, code=2)[1]
+    for one in (waiting, held):
+        served.cancel_job(one.id)
     assert published("job", run("jobs", "show", job.id, *arguments)[0])["plan_id"] == found.plan_id
     waited = published("job", run("jobs", "wait", failed.id, *arguments, code=1)[0])
     assert "samples: is no folder" in waited["problem"]["detail"]

@@ -18,7 +18,7 @@ from costmodel.registry.versions import SHIPPED_VARIABLE, Registry
 from server.access import Principal
 from server.jobs.engine import JobEngine
 from server.jobs.runner import JobRunner
-from server.problems import BusyError, ClientBusyError, StorageError
+from server.problems import BusyError, ClientBusyError, JobStateError, StorageError
 from server.settings import ServerSettings
 from server.storage.database import Database
 from server.storage.jobs import LOST_S, JobEnd, JobOrder, JobRun, JobStore, NewJob
@@ -296,6 +296,15 @@ def test_a_priority_comes_first_even_in_the_last_place(stored):
     other = add(stored, "a", priority=2)
     assert stored.jobs.claim(is_last_place=True).run.id == other
     assert stored.jobs.claim(is_last_place=True).run.id == late
+
+
+def test_a_job_that_waits_is_moved(stored):
+    first, second, third = (add(stored, "a") for _ in range(3))
+    assert stored.prioritise_job(third, 5, Principal()).position == 1
+    assert stored.prioritise_job(first, -1, Principal()).position == 3
+    assert [stored.jobs.claim().run.id for _ in range(3)] == [third, second, first]
+    with pytest.raises(JobStateError, match="the job is running; one that waits can be given another priority"):
+        stored.prioritise_job(third, 0, Principal())
 
 
 def test_a_list_says_what_jobs_plan_for_whom_and_when_they_begin(database_address):

@@ -155,10 +155,9 @@ def test_every_route_and_verb_is_closed_without_a_key(requests, routes, file_sto
                 assert answer.headers["www-authenticate"] == "Bearer"
             else:
                 opened.add((verb, path))
-    page = {("GET", path) for path in PAGE_FILES}
-    root = ("GET", "//livez")  # `/` at a host of this name
-    session = ("GET", "/page/session")
-    assert opened == {("GET", "/livez"), ("GET", "/readyz"), *page, session, root}
+    # Of the last one, the path is `/`, at a host of this name.
+    paths = {"/livez", "/readyz", *PAGE_FILES, "/page/session", "//livez"}
+    assert opened == {(verb, path) for verb in ("GET", "HEAD") for path in paths}
 
 
 def test_what_is_no_key_is_refused(requests, file_storage):

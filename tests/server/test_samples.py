@@ -43,7 +43,11 @@ def test_samples_are_added_once(own, few, capfd):
     assert client.send_samples(few) == client.send_samples(few) == 20
     added = KERNEL_SAMPLES.read(data / "samples")
     assert added == KERNEL_SAMPLES.read_file(few)
-    assert listed(service)["samples"] == [{"kind": "kernels", "device": "cpu", "num_samples": 20}]
+    kept = {"kind": "kernels", "device": "cpu", "num_samples": 20, "owners": ["anybody"]}
+    assert listed(service)["samples"] == [kept]
+    for file in (data / "samples").rglob("*.json"):  # as of samples that a job measured
+        file.unlink()
+    assert listed(service)["samples"] == [{**kept, "owners": []}]
     assert main(["samples", str(few.parents[1]), "--send-to", service.url]) == 0
     assert "Sent 20 samples" in capfd.readouterr().out
     assert len(list((data / "samples").rglob("*.parquet"))) == 1

@@ -160,6 +160,47 @@ def test_other_media_types_paths_and_methods_are_refused(client):
         assert answer.headers["content-type"] == "application/problem+json"
 
 
+@pytest.fixture(scope="module")
+def documented(service):
+    """Verbs of each documented path with the ids of a plan and a job filled in, and of some that are not documented."""
+    with service.client() as client:
+        plan = client.post("/v1/plans", json=TASK).json()["id"]
+        job = client.post("/v1/jobs/plan", json=TASK).json()["id"]
+        paths = client.get("/openapi.json").json()["paths"]
+    ids = {"plan_id": plan, "other_id": plan, "job_id": job, "kind": "cost", "device": "cpu", "version": "0" * 16}
+    filled = {path.format_map({**ids, "name": "none", "key_id": "none"}): set(verbs) for path, verbs in paths.items()}
+    return {**filled, "/": {"get"}, "/page/app.css": {"get"}, "/page/session": {"get", "post", "delete"}}
+
+
+def test_a_refused_method_is_told_which_ones_are_answered(client, documented):
+    for path, verbs in documented.items():
+        answer = client.request("OPTIONS", path)
+        assert answer.status_code == 405, path
+        answered = set(answer.headers["allow"].split(", "))
+        assert answered >= {verb.upper() for verb in verbs} | ({"HEAD"} if "get" in verbs else set()), path
+        for verb in {"GET", "POST", "PUT", "PATCH", "DELETE"} - answered:
+            assert client.request(verb, path).status_code == 405, (verb, path)
+
+
+def test_head_is_answered_as_get_without_the_body(client, documented):
+    for path in [path for path, verbs in documented.items() if "get" in verbs]:
+        read, asked = client.get(path), client.head(path)
+        assert asked.content == b"", path
+        assert asked.status_code == read.status_code, path
+        assert asked.headers.get("content-type") == read.headers.get("content-type"), path
+        if not re.search("/metrics|/jobs|/improvements", path):  # which differ from one moment to the next
+            assert asked.headers.get("content-length") == read.headers.get("content-length"), path
+
+
+def test_who_asks_for_the_head_of_events_does_not_wait_for_them(client):
+    waiting = client.post("/v1/jobs/collect", json={"seconds": 3600})
+    address = waiting.headers["location"]
+    try:
+        assert client.head(f"{address}/events", timeout=10).headers["content-type"].startswith("text/event-stream")
+    finally:
+        client.post(f"{address}/cancel")
+
+
 def test_too_large_bodies_are_refused_before_they_have_arrived(service):
     host, port = service.url.removeprefix("http://").split(":")
     head = f"POST /v1/plans HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
@@ -197,6 +238,7 @@ def test_the_documentation_needs_no_other_host(client):
     assert "https://" not in page.text
     document = client.get("/openapi.json").json()
     assert lines_of(document) == RECORDED.read_text(encoding="utf-8").splitlines(), "python -m tests.golden.openapi"
+    assert document["servers"][0]["url"] == "/"
     references = set(re.findall(r'"\$ref": ?"([^"]+)"', json.dumps(document)))
     names = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
     assert references <= names

@@ -151,6 +151,29 @@ def test_who_may_only_read_changes_nothing(storage):
                 assert client.request(method, path, headers=headers).status_code == 403, (method, path)
 
 
+def test_a_job_that_waits_is_moved_up_by_admins_and_down_by_those_who_make_such_jobs(storage):
+    new = NewJob(kind=JobKind.PLAN, request=b"{}", task="{}", client="a client", team="")
+    job = f"/v1/jobs/{json.loads(storage.add_job(new, None, COMMAND_LINE).body)['id']}"
+    app, _ = application(storage)
+    client = caller(app)
+    planner, admin, trainer = (key(storage, scope)[1] for scope in (Scope.PLAN, Scope.ADMIN, Scope.TRAIN))
+    for headers, priority, status, field in (
+        (planner, 1, 403, "priority"),
+        (trainer, 0, 403, "authorization"),
+        (admin, 10, 400, "priority"),
+        (admin, 9, 200, None),
+        (planner, -9, 200, None),
+    ):
+        answer = client.patch(job, json={"priority": priority}, headers=headers)
+        assert (answer.status_code, answer.json().get("field")) == (status, field)
+        assert status != 200 or client.get(job, headers=admin).json()["priority"] == priority
+    assert client.patch(job, json={}, headers=admin).json()["field"] == "priority"
+    assert client.patch(f"/v1/jobs/{'0' * 32}", json={"priority": 1}, headers=admin).status_code == 404
+    client.post(f"{job}/cancel", headers=planner)
+    refused = client.patch(job, json={"priority": 1}, headers=admin)
+    assert (refused.status_code, refused.json()["type"]) == (409, "urn:autoshard:problem:job-state")
+
+
 def test_models_are_for_all_teams_and_admins_of_one_do_not_change_them(storage):
     app, _ = application(storage)
     of_team, operator = key(storage, Scope.ADMIN, team="red")[1], key(storage, Scope.ADMIN)[1]

@@ -105,8 +105,9 @@ def tuple_of(*listed: Kind[Any]) -> Kind[tuple[Any, ...]]:
         found = items(value, path, minimum=len(listed), maximum=len(listed))
         return tuple([kind.read(found[index], f"{path}[{index}]") for index, kind in enumerate(listed)])
 
-    schema = {"type": "array", "prefixItems": [kind.schema for kind in listed], "items": False}
-    return Kind(schema | {"minItems": len(listed)}, read, list)
+    # Not `"items": false`, which says the same: generators of clients take no schema that is a boolean.
+    schema = {"type": "array", "prefixItems": [kind.schema for kind in listed]}
+    return Kind(schema | {"minItems": len(listed), "maxItems": len(listed)}, read, list)
 
 
 def or_null(kind: Kind[T]) -> Kind[T | None]:
@@ -141,8 +142,8 @@ def in_context(schema: Schema) -> Kind[Any]:
 
 
 ANYTHING = in_context({})
-#: An object that may hold anything.
-ANY_OBJECT: Kind[Mapping[str, Any]] = Kind({"type": "object"}, check_object, dict)
+#: An object that may hold anything: its schema says so, since some generators take the default for an empty object.
+ANY_OBJECT: Kind[Mapping[str, Any]] = Kind({"type": "object", "additionalProperties": True}, check_object, dict)
 #: Default of a field that is always written.
 _NONE_SUCH: Final = object()
 

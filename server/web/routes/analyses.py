@@ -66,7 +66,6 @@ def _add_pricing(app: FastAPI, handler: WorkHandler) -> None:
 
     @app.post(
         "/v1/plans/{plan_id}/replans",
-        operation_id="replan",
         tags=["plans"],
         summary="Plan anew for a changed task",
         response_model=PlanAnswer,
@@ -116,7 +115,6 @@ def _add_comparing(app: FastAPI, handler: WorkHandler) -> None:
 def _add_of_plans(app: FastAPI, handler: WorkHandler) -> None:
     @app.get(
         "/v1/plans/{plan_id}/explanation",
-        operation_id="explain_plan",
         tags=["plans"],
         summary="Compare each table's sharding with its alternatives",
         response_model=Explanation,
@@ -131,7 +129,6 @@ def _add_of_plans(app: FastAPI, handler: WorkHandler) -> None:
 
     @app.get(
         "/v1/plans/{plan_id}/improvements",
-        operation_id="improve_plan",
         tags=["plans"],
         summary="Explain a plan, and plan with single changes",
         responses={200: document_answer(EXPLANATION), **problems(*_STORED_STATUSES)},
@@ -145,7 +142,6 @@ def _add_of_plans(app: FastAPI, handler: WorkHandler) -> None:
 
     @app.get(
         "/v1/plans/{plan_id}/diff/{other_id}",
-        operation_id="diff_stored_plans",
         tags=["plans"],
         summary="Compare two plans",
         responses={200: document_answer(DIFF), **problems(*_STORED_STATUSES)},
@@ -164,7 +160,6 @@ def _add_pages(app: FastAPI, handler: WorkHandler) -> None:
 
     @app.get(
         "/v1/plans/{plan_id}/report",
-        operation_id="draw_report",
         tags=["plans"],
         summary="Draw a plan's page",
         response_class=Response,

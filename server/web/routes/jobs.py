@@ -11,6 +11,7 @@ from autoshard.api import (
     JOB_BODIES,
     MAX_PAGE,
     JobAnswer,
+    JobChange,
     JobId,
     JobKind,
     JobList,
@@ -29,7 +30,7 @@ from server.tasks.reply import ACCEPTED
 from server.tasks.work import WorkKind
 from server.web.buffers import client_of
 from server.web.openapi import problems
-from server.web.reading import JsonBody, ReceivedBody
+from server.web.reading import JsonBody, ReceivedBody, SecretBody
 from server.web.work_handler import WorkHandler
 
 #: What checks the bodies that may be long.
@@ -94,8 +95,7 @@ class JobHandler:
             task = await self._handler.check(received, text, _CHECKS.get(kind))
             return await run_in_threadpool(self._made, kind, text, task, keyed, received.request, priority)
 
-        if priority > 0 and not received.request.state.actor.may(Scope.ADMIN):
-            raise ForbiddenError("needs a key with the scope admin where it is above 0", field="priority")
+        _check_priority(priority, received.request.state.actor)
         return _with_location(await self._handler.once(received, make))
 
     async def plan(self, received: ReceivedBody[PlanJobBody]) -> Response:
@@ -198,6 +198,23 @@ class JobHandler:
         self._engine.wake()
         return answer
 
+    async def prioritise(self, received: ReceivedBody[JobChange], job_id: str) -> JobAnswer:
+        """Gives a job that waits another priority.
+
+        Raises:
+            UnknownJobError: If it is not there.
+            ForbiddenError: If the actor must not do jobs of its kind, or the priority is for admins.
+            JobStateError: If it does not wait.
+            AutoshardError: If there is something wrong with the body.
+        """
+        actor = received.request.state.actor
+        await run_in_threadpool(self._check, job_id, actor)
+        change = await received.parse(await received.read(self._handler.settings))
+        _check_priority(change.priority, actor)
+        answer = await run_in_threadpool(self._storage.prioritise_job, job_id, change.priority, actor)
+        self._engine.wake()
+        return answer
+
     def _made(
         self,
         kind: JobKind,
@@ -217,6 +234,11 @@ class JobHandler:
         scope = scope_of(self._storage.jobs.read(job_id, actor.team).kind)
         if not actor.may(scope):
             raise ForbiddenError(f"needs a key with the scope {scope}", field="authorization")
+
+
+def _check_priority(priority: int, actor: Principal) -> None:
+    if priority > 0 and not actor.may(Scope.ADMIN):
+        raise ForbiddenError("needs a key with the scope admin where it is above 0", field="priority")
 
 
 def _with_location(response: Response) -> Response:
@@ -308,6 +330,18 @@ def _add_changing(app: FastAPI, jobs: JobHandler) -> None:
     @opened_to(Door.ANY_KEY)
     def delete_job(job_id: _StoredId, request: Request) -> None:
         jobs.delete(job_id, request.state.actor)
+
+    @app.patch(
+        "/v1/jobs/{job_id}",
+        tags=["jobs"],
+        summary="Give a job that waits another priority",
+        responses=problems(400, 404, 408, 409, 413, 415, 422, 503),
+    )
+    @opened_to(Door.ANY_KEY)
+    async def prioritise_job(
+        job_id: _StoredId, received: Annotated[ReceivedBody[JobChange], Depends(SecretBody(JobChange))]
+    ) -> JobAnswer:
+        return await jobs.prioritise(received, job_id)
 
     @app.post(
         "/v1/jobs/{job_id}/stop",

@@ -21,14 +21,13 @@ _MADE: dict[str, Any] = {"model": KeyMade, "description": "The key, with its sec
 def add_keys(app: FastAPI, handler: WorkHandler, storage: Storage) -> None:
     """Adds the routes."""
 
-    @app.get("/v1/keys", operation_id="list_keys", tags=["keys"], summary="List keys", responses=problems(503))
+    @app.get("/v1/keys", tags=["keys"], summary="List keys", responses=problems(503))
     @opened_to(Scope.ADMIN)
     def list_keys(request: Request) -> KeyList:
         return KeyList(keys=list(storage.keys.list(request.state.actor)))
 
     @app.post(
         "/v1/keys",
-        operation_id="make_key",
         tags=["keys"],
         summary="Make a key",
         status_code=201,
@@ -47,7 +46,6 @@ def add_keys(app: FastAPI, handler: WorkHandler, storage: Storage) -> None:
 
     @app.delete(
         "/v1/keys/{key_id}",
-        operation_id="revoke_key",
         tags=["keys"],
         summary="End a key: its next request is refused",
         status_code=204,
@@ -60,7 +58,6 @@ def add_keys(app: FastAPI, handler: WorkHandler, storage: Storage) -> None:
 
     @app.get(
         "/v1/audit",
-        operation_id="list_audit",
         tags=["keys"],
         summary="Read the audit log",
         responses=problems(400, 503),

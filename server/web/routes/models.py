@@ -173,7 +173,6 @@ def _add_reading(app: FastAPI, models: ModelHandler) -> None:
 
     @app.get(
         "/v1/models/{kind}/{name}/versions/{version}",
-        operation_id="read_model",
         tags=["models"],
         summary="Read a version's card",
         responses=problems(400, 404, 422, 503),

@@ -50,7 +50,6 @@ def _add_list(app: FastAPI, storage: Storage) -> None:
 def _add_one(app: FastAPI, storage: Storage) -> None:
     @app.get(
         "/v1/plans/{plan_id}",
-        operation_id="read_plan",
         tags=["plans"],
         summary="Read a plan",
         response_model=PlanAnswer,
@@ -73,7 +72,6 @@ def _add_one(app: FastAPI, storage: Storage) -> None:
 def _add_changing(app: FastAPI, handler: WorkHandler, storage: Storage) -> None:
     @app.patch(
         "/v1/plans/{plan_id}",
-        operation_id="label_plan",
         tags=["plans"],
         summary="Name and tag a plan",
         status_code=204,
@@ -89,7 +87,6 @@ def _add_changing(app: FastAPI, handler: WorkHandler, storage: Storage) -> None:
 
     @app.post(
         "/v1/plans/{plan_id}/restore",
-        operation_id="restore_plan",
         tags=["plans"],
         summary="Bring back a plan that was deleted within a day",
         status_code=204,
@@ -101,7 +98,6 @@ def _add_changing(app: FastAPI, handler: WorkHandler, storage: Storage) -> None:
 
     @app.delete(
         "/v1/plans/{plan_id}",
-        operation_id="delete_plan",
         tags=["plans"],
         summary="Delete a plan, which can be restored for a day",
         status_code=204,

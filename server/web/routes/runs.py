@@ -25,7 +25,6 @@ def add_runs(app: FastAPI, handler: WorkHandler, storage: Storage, metrics: Metr
 
     @app.post(
         "/v1/plans/{plan_id}/runs",
-        operation_id="report_run",
         tags=["plans"],
         summary="Report what a training job measured",
         response_model=RunAnswer,
@@ -52,7 +51,6 @@ def add_runs(app: FastAPI, handler: WorkHandler, storage: Storage, metrics: Metr
 
     @app.get(
         "/v1/plans/{plan_id}/runs",
-        operation_id="list_runs",
         tags=["plans"],
         summary="List a plan's runs",
         responses=problems(400, 404, 503),

@@ -43,7 +43,6 @@ def _add_reading(app: FastAPI, schedules: ScheduleStore) -> None:
 def _add_making(app: FastAPI, handler: WorkHandler, storage: Storage) -> None:
     @app.post(
         "/v1/schedules",
-        operation_id="make_schedule",
         tags=["schedules"],
         summary="Make a job again and again",
         status_code=201,
