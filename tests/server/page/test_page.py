@@ -115,6 +115,8 @@ def test_a_search_is_stopped_and_its_best_plan_kept(own_service):
         await page.fill("#limit", "600")
         await page.click("#make")
         await page.until("/^[0-9.]+ ms$/.test(document.getElementById('best').textContent)")
+        shape = await page.value("[...document.querySelectorAll('#shape dt')].map((one) => one.textContent)")
+        assert shape == ["slowest rank", "balance", "fullest rank"]
         await page.click("#stop")
         await page.until("location.hash.startsWith('#one/')")
         with service.client() as client:
