@@ -55,6 +55,10 @@ export const headings = (columns, before = [], after = []) => [
   ...after.map((title) => [title]),
 ];
 
+/* The columns, those that are named first. */
+export const inOrder = (columns, names) =>
+  [...columns].sort((one, other) => (names.indexOf(one.name) + 1 || 99) - (names.indexOf(other.name) + 1 || 99));
+
 /* Cells of one row, but those that `own` draws, by the column's name. */
 export const cells = (columns, one, own = {}) =>
   columns.map(({ name, kind }) => (own[name] ? own[name](one) : shown[kind](one[name])));
@@ -71,6 +75,13 @@ export function button(text, work) {
   made.type = "button";
   made.textContent = text;
   made.addEventListener("click", guarded(work));
+  return made;
+}
+
+/* Several buttons, or links, in a cell. */
+export function several(parts) {
+  const made = document.createElement("span");
+  made.append(...parts.flatMap((part) => [part, " "]));
   return made;
 }
 
