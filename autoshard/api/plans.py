@@ -68,6 +68,9 @@ class PlanFigures(BaseModel):
     device: str = Field(description="Key of the topology's device.")
     num_tables: int = Field(title="tables", description="Tables of the plan.")
     num_ranks: int = Field(title="ranks", description="Ranks of the topology.")
+    topology: str | None = Field(
+        default=None, description="Name of the bundled topology; null for another one, and for plans stored before."
+    )
     step_ms: float = Field(title="predicted step, ms", description="Predicted milliseconds of a training step.")
 
 

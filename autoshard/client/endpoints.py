@@ -294,10 +294,16 @@ class ServiceEndpoints:
 
     @Endpoint
     def list_jobs(
-        self, *, limit: int = 50, cursor: str | None = None, kind: str | None = None, state: str | None = None
+        self,
+        *,
+        limit: int = 50,
+        cursor: str | None = None,
+        kind: str | None = None,
+        state: str | None = None,
+        plan_id: str | None = None,
     ) -> Exchange[JobList]:
-        """One page of jobs, the latest first."""
-        return self._get(_JOBS, _as(JobList), limit=limit, cursor=cursor, kind=kind, state=state)
+        """One page of jobs, the latest first; `plan_id` for those that made a plan."""
+        return self._get(_JOBS, _as(JobList), limit=limit, cursor=cursor, kind=kind, state=state, plan_id=plan_id)
 
     @Endpoint
     def read_job(self, job_id: str) -> Exchange[Job]:

@@ -6,6 +6,7 @@ from autoshard.core.deferred import deferred
 
 if TYPE_CHECKING:
     from autoshard.formats.bundled import (
+        bundled_name,
         bundled_table_sets,
         bundled_topologies,
         bundled_topology,
@@ -33,6 +34,7 @@ __all__ = [
     "ImportFormat",
     "TableList",
     "atomic_write",
+    "bundled_name",
     "bundled_table_sets",
     "bundled_topologies",
     "bundled_topology",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from importlib import resources
 from itertools import count
@@ -53,6 +54,16 @@ def bundled_topology(name: str) -> Topology | None:
         return _bundled_topology(name)
     family, _, num_ranks = name.rpartition("-")
     return _scaled_topology(family, int(num_ranks)) if num_ranks.isdecimal() and _is_family(family, known) else None
+
+
+def bundled_name(topology: Topology) -> str | None:
+    """The name by which `bundled_topology` gives a topology; None for another one."""
+    for known in bundled_topologies():
+        for name in (known, f"{known}-{topology.world_size}"):
+            with suppress(InvalidTopologyError):
+                if bundled_topology(name) == topology:
+                    return name
+    return None
 
 
 def load_machine(name_or_path: str | Path, num_ranks: int) -> Topology:

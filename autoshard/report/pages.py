@@ -98,7 +98,7 @@ def plan_figures(plan: ShardingPlan, measured: MeasuredPlan | None = None) -> tu
             name="map",
             title="Tables by ranks",
             caption="Bytes of a table that a rank holds: darker is more. Tables are ordered by how they are sharded, "
-            "and then by rank; dragging enlarges a part, a double click shows all.",
+            "and then by rank; dragging enlarges a part and names its tables, a double click shows all.",
             label="Map of tables by ranks; the table of shards has the numbers.",
             figure=placement_figure(plan),
         )

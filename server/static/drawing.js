@@ -55,6 +55,10 @@ export const headings = (columns, before = [], after = []) => [
   ...after.map((title) => [title]),
 ];
 
+/* The columns, those that are named first. */
+export const inOrder = (columns, names) =>
+  [...columns].sort((one, other) => (names.indexOf(one.name) + 1 || 99) - (names.indexOf(other.name) + 1 || 99));
+
 /* Cells of one row, but those that `own` draws, by the column's name. */
 export const cells = (columns, one, own = {}) =>
   columns.map(({ name, kind }) => (own[name] ? own[name](one) : shown[kind](one[name])));
@@ -71,6 +75,13 @@ export function button(text, work) {
   made.type = "button";
   made.textContent = text;
   made.addEventListener("click", guarded(work));
+  return made;
+}
+
+/* Several buttons, or links, in a cell. */
+export function several(parts) {
+  const made = document.createElement("span");
+  made.append(...parts.flatMap((part) => [part, " "]));
   return made;
 }
 
@@ -108,17 +119,17 @@ export function draw(points, seconds, limit) {
   const last = Math.max(1, limit, seconds);
   const values = points.map((point) => point[1]);
   const [low, high] = [Math.min(...values), Math.max(...values)];
-  const x = (at) => 80 + (at / last) * 500;
+  const x = (at) => 110 + (at / last) * 470;
   const y = (value) => (high === low ? 70 : 20 + ((high - value) / (high - low)) * 100);
   const path = points.flatMap(([at, value], index) => [...(index ? [[x(at), y(points[index - 1][1])]] : []), [x(at), y(value)]]);
   if (points.length) path.push([x(seconds), y(values[values.length - 1])]);
   find("curve").replaceChildren(
-    shape("line", { x1: 80, x2: 580, y1: 130, y2: 130 }),
+    shape("line", { x1: 110, x2: 580, y1: 130, y2: 130 }),
     shape("line", { x1: x(seconds), x2: x(seconds), y1: 15, y2: 130, class: "now" }),
     shape("polyline", { points: path.map((one) => one.join(",")).join(" ") }),
     ...(points.length ? [shape("text", { x: 4, y: y(high) + 4 }, `${ms(high)} ms`)] : []),
     ...(points.length && high > low ? [shape("text", { x: 4, y: y(low) + 4 }, `${ms(low)} ms`)] : []),
-    shape("text", { x: 80, y: 150 }, "0 s"),
+    shape("text", { x: 110, y: 150 }, "0 s"),
     shape("text", { x: 580, y: 150, "text-anchor": "end" }, `${last.toFixed(0)} s`),
   );
 }

@@ -2,10 +2,20 @@
 
 /* What the service works on by itself: jobs, schedules that make them, and the models and samples that come of it. */
 
-import { button, cells, fill, headings, link, short, state } from "./drawing.js";
+import { button, cells, fill, headings, inOrder, link, several, short, state } from "./drawing.js";
 import { ask, find, guarded, reason, states } from "./service.js";
 
+/* Columns that come first; the others follow as the service lists them. */
+const ORDER = ["id", "state", "progress", "kind", "tables", "topology", "planner", "limit_s", "begins_in_s"];
 const UNFINISHED = ["queued", "running"];
+/* Kinds of jobs that can end early with what they have found. */
+const SEARCHING = ["plan", "compare"];
+
+/* What one may do with a job, in words and as the service names it. */
+const changes = ({ kind, state }) =>
+  state === "running" && SEARCHING.includes(kind) ? [["Stop and keep", "stop"], ["Cancel", "cancel"]]
+    : UNFINISHED.includes(state) ? [["Cancel", "cancel"]]
+    : state === "succeeded" ? [] : [["Try again", "retry"]];
 
 let watched = null;
 
@@ -15,11 +25,13 @@ export async function showJobs(columns) {
     await ask("POST", `/v1/jobs/${id}/${change}`);
     await showJobs(columns);
   };
-  const rows = page.jobs.map((job) => [
-    ...cells(columns, job, { id: () => link(short(job.id), `#jobs/${job.id}`) }),
-    UNFINISHED.includes(job.state) ? button("Cancel", again(job.id, "cancel"))
-      : job.state !== "succeeded" ? button("Try again", again(job.id, "retry")) : ""]);
-  fill("worked", headings(columns, [], ["change"]), rows, "There are no jobs yet. A search under Plan is one; schedules make others.");
+  const ordered = inOrder(columns, ORDER);
+  const rows = page.jobs.map((job) => cells(ordered, job, {
+    id: () => link(short(job.id), `#jobs/${job.id}`),
+    state: () => several([job.state, ...changes(job).map(([text, change]) => button(text, again(job.id, change)))]),
+    progress: () => job.progress.split(";")[0],
+  }));
+  fill("worked", headings(ordered), rows, "There are no jobs yet. A search under Plan is one; schedules make others.");
 }
 
 export function watch(id, columns) {
@@ -53,9 +65,7 @@ export async function showModels(columns) {
       await ask("POST", `/v1/models/${model.kind}/${model.name}/promotions`, { version: model.id, alias });
       await showModels(columns);
     };
-    const both = document.createElement("span");
-    both.append(button("Try", change("candidate")), " ", button("Promote", change("production")));
-    return both;
+    return several([button("Try", change("candidate")), button("Promote", change("production"))]);
   };
   fill("trained", headings(columns, [], ["change"]), found.models.map((one) => [...cells(columns, one), one.used ? "" : actions(one)]),
     "No model is trained here: plans are priced by those that come with autoshard. A job of the kind calibrate fits one to this machine.");
@@ -70,17 +80,16 @@ export async function showSchedules(columns) {
   const found = await ask("GET", "/v1/schedules");
   const rows = found.schedules.map((one) => {
     const path = `/v1/schedules/${one.name}`;
-    const both = document.createElement("span");
-    both.append(
+    const both = several([
       button(one.is_paused ? "Resume" : "Pause", async () => {
         await ask("POST", `${path}/${one.is_paused ? "resume" : "pause"}`);
         await showSchedules(columns);
-      }), " ",
+      }),
       button("Delete", async () => {
         if (!confirm(`Delete the schedule ${one.name}? It makes no more jobs.`)) return;
         await ask("DELETE", path);
         await showSchedules(columns);
-      }));
+      })]);
     return [...cells(columns, one, { is_paused: () => (one.is_paused ? "paused" : "") }), both];
   });
   fill("schedules", headings(columns, [], ["change"]), rows, "There are no schedules yet: make the first above.");

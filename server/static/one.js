@@ -2,7 +2,7 @@
 
 /* One stored plan: its report, what its step waits for, and what would help. */
 
-import { bytes, fill, ms, percent, short, state } from "./drawing.js";
+import { bytes, fill, link, ms, percent, several, short, state } from "./drawing.js";
 import { offerOthers } from "./plans.js";
 import { ask, find, guarded } from "./service.js";
 
@@ -25,6 +25,7 @@ export async function showOne(id) {
   find("download").download = `plan-${short(id)}.json`;
   find("report").href = `/v1/plans/${id}/report`;
   for (const part of ["explained", "trying", "improved"]) find(part).hidden = true;
+  find("made-by").textContent = "";
   find("improve").disabled = false;
   find("explain").onclick = guarded(() => explain(id));
   find("improve").onclick = guarded(() => improve(id));
@@ -43,6 +44,8 @@ export async function showOne(id) {
   fill("runs", [["reported, UTC"], ["measured step, ms", "number"], ["predicted step, ms", "number"], ["plan anew"]],
     runs.map((one) => [one.reported_at.slice(0, 19).replace("T", " "), ms(one.measured_ms), ms(one.predicted_ms), one.is_drifted ? "yes: it has drifted" : ""]),
     "No run is reported yet: training jobs send theirs to POST /v1/plans/{id}/runs.");
+  const { jobs } = await ask("GET", `/v1/jobs?plan_id=${id}&limit=5`);
+  find("made-by").replaceChildren(...(jobs.length ? ["Made by job ", several(jobs.map((job) => link(short(job.id), `#jobs/${job.id}`)))] : []));
   await offerOthers(id);
 }
 

@@ -2,7 +2,7 @@
 
 /* The view that plans: what is asked, how far the search is, and planners side by side. */
 
-import { bytes, cell, draw, fill, link, ms, share, short } from "./drawing.js";
+import { bytes, cell, draw, fill, link, ms, share, short, state } from "./drawing.js";
 import { ask, failure, find, guarded, reason, states, tell } from "./service.js";
 
 /* Fields whose contents stay over a reload and a sign-in; files cannot. */
@@ -153,6 +153,7 @@ function follow(id, limit) {
   sessionStorage.setItem("search", id);
   find("search").hidden = false;
   find("best").textContent = "Waiting for a worker";
+  state("shape", []);
   find("spent").max = limit;
   if (search) search.close();
   clearInterval(clock);
@@ -171,10 +172,11 @@ function follow(id, limit) {
       begun = performance.now() - Math.max(0, Date.parse(job.seen_at) - Date.parse(job.started_at));
       find("best").textContent = "Searching for a first plan";
     }
-    const best = /^best ([0-9.eE+-]+) ms/.exec(job.progress || "");
+    const [, best, facts] = /^best ([0-9.eE+-]+) ms after \d+ steps; (.*)/.exec(job.progress) || [];
     if (best) {
-      points.push([tick(), Number(best[1])]);
-      find("best").textContent = `${ms(best[1])} ms`;
+      points.push([tick(), Number(best)]);
+      find("best").textContent = `${ms(best)} ms`;
+      state("shape", facts.split("; ").map((fact) => fact.split(": ")));
     }
     if (!isOver) return;
     running = null;
@@ -193,6 +195,7 @@ const make = async (changes) =>
 const makePlan = guarded(async () => {
   keep();
   follow((await make({ planner: find("planner").value, options: givenOptions() })).id, Number(find("limit").value));
+  find("search").scrollIntoView({ block: "nearest" });
 });
 
 /* Each planner's plan is a job of its own, and stored. */

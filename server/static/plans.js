@@ -2,13 +2,13 @@
 
 /* Stored plans: the list, and several beside each other. */
 
-import { bytes, button, cell, cells, fill, headings, link, ms, percent, share, short, state } from "./drawing.js";
+import { bytes, button, cell, cells, fill, headings, inOrder, link, ms, percent, share, short, state } from "./drawing.js";
 import { ask, find, guarded } from "./service.js";
 
 const NONE = "No plan is stored that fits. Make one under Plan, or search for less.";
 
 /* Columns that come first; the others follow as the service lists them. */
-const ORDER = ["id", "step_ms", "name", "planner", "num_tables", "num_ranks", "device"];
+const ORDER = ["id", "step_ms", "name", "planner", "num_tables", "topology", "num_ranks", "device"];
 
 let columns = [];
 let listed = [];
@@ -17,9 +17,8 @@ let next = null;
 let order = { name: "created_at", sign: -1 };
 
 export async function showPlans(described) {
-  if (columns !== described) {
-    columns = described;
-    described.sort((one, other) => (ORDER.indexOf(one.name) + 1 || 99) - (ORDER.indexOf(other.name) + 1 || 99));
+  if (columns.length === 0) {
+    columns = inOrder(described, ORDER);
     offerFilters();
   }
   await list(true);

@@ -201,7 +201,14 @@ class JobStore:
         return row.plan_id, None if row.result is None else zlib.decompress(row.result)
 
     def list(
-        self, team: str, kinds: Collection[JobKind], *, limit: int, state: JobState | None, cursor: str | None
+        self,
+        team: str,
+        kinds: Collection[JobKind],
+        *,
+        limit: int,
+        cursor: str | None,
+        state: JobState | None,
+        plan_id: str | None = None,
     ) -> JobList:
         """One page of jobs, the latest first.
 
@@ -209,8 +216,9 @@ class JobStore:
             team: Whose jobs.
             kinds: Only those of these kinds.
             limit: Most jobs of a page.
-            state: Only those in this state.
             cursor: `next` of the page before; None for the first.
+            state: Only those in this state.
+            plan_id: Only those that made this plan.
 
         Raises:
             FormatError: If the cursor is not one.
@@ -218,8 +226,8 @@ class JobStore:
         """
         query = select(*_LISTED).where(JOBS.c.team == team, JOBS.c.kind.in_(kinds))
         query = query.order_by(JOBS.c.created_us.desc(), JOBS.c.id.desc()).limit(limit + 1)
-        if state is not None:
-            query = query.where(JOBS.c.state == state)
+        wanted = {"state": state, "plan_id": plan_id}
+        query = query.where(*(JOBS.c[name] == value for name, value in wanted.items() if value is not None))
         if cursor is not None:
             query = query.where(tuple_(JOBS.c.created_us, JOBS.c.id) < tuple_(*position_of(cursor, _IDS)))
         with self._database.reading() as connection:

@@ -162,6 +162,7 @@ JOBS = Table(
     Index("jobs_by_time", "team", "created_us", "id"),
     Index("jobs_by_state", "state", "seen_us"),
     Index("jobs_by_client", "client", "started_us"),
+    Index("jobs_by_plan", "plan_id"),
 )
 """Jobs. `owner` names the run that does one, which renews `seen_us`: one that does not any more has lost the job.
 Requests and results are JSON texts, compressed by zlib; `task` is a request in few words, as JSON. A plan that a job

@@ -9,7 +9,7 @@ from dataclasses import replace
 from autoshard.api import MAX_TIME_LIMIT_S, JobTask, PlanAnswer, PlanBody, PlanJobBody, ReplanBody
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import InputError
-from autoshard.formats import TableList, digest, plan_to_json
+from autoshard.formats import TableList, bundled_name, digest, plan_to_json
 from server.tasks.context import TaskContext
 from server.tasks.infeasible import plan_or_remedies
 from server.tasks.inputs import plan_of, request_of, stored_plan, task_of, topology_of
@@ -127,6 +127,7 @@ def _facts(plan_id: str, planner: str, plan: ShardingPlan) -> PlanFacts:
         device=topology.device,
         num_tables=len(tables),
         num_ranks=topology.world_size,
+        topology=bundled_name(topology),
         step_ms=plan.predicted.step_ms.value,
         # PostgreSQL holds every character but this one.
         search_text=" ".join(words)[:_SEARCHED_CHARACTERS].casefold().replace("\0", " "),

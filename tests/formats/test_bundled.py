@@ -8,6 +8,7 @@ import pytest
 from autoshard.core import AccessProfile, MemoryBytes, Optimizer
 from autoshard.core.errors import FormatError, InvalidTopologyError, UnknownNameError
 from autoshard.formats import (
+    bundled_name,
     bundled_table_sets,
     bundled_topologies,
     load_tables,
@@ -49,6 +50,13 @@ def test_a_bundled_topology_is_as_large_as_its_name_says(name):
     assert (topology.device, topology.world_size) == (device, int(world_size))
     assert topology.local_world_size == min(8, topology.world_size)
     assert topology_from_json(topology_to_json(topology)) == topology
+
+
+@pytest.mark.parametrize("name", ["a100-32", "cpu-8", "dgx-a100", "dgx-a100-64", "zionex-16"])
+def test_a_bundled_topology_is_known_by_its_name(name):
+    topology = load_topology(name)
+    assert bundled_name(topology_from_json(topology_to_json(topology))) == name
+    assert bundled_name(replace(topology, device="other")) is None
 
 
 def test_topologies_hold_what_their_sources_say():

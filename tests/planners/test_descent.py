@@ -6,6 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from autoshard.core.quoting import write_bytes
+from autoshard.evaluation import evaluate
+from autoshard.evaluation.batch_memory import rank_memory
 from autoshard.planners.hybrid.balanced import BalancedOptions
 from autoshard.planners.hybrid.descent import Descent, SearchContext, Start
 from autoshard.planners.hybrid.held import HeldShards
@@ -84,6 +87,20 @@ def test_held_shards_are_those_of_the_layout(start):
     ]
     found = zip(held.item_X, held.number_X, held.kind_X, held.first_X, held.end_X, strict=True)
     assert list(found) == expected
+
+
+def test_the_log_says_how_balanced_and_how_full_the_best_layout_is(start, caplog):
+    caplog.set_level("DEBUG", "autoshard.planners")
+    limits = replace(start.limits, with_activations=True)
+    SearchContext(start.space, limits, start, seed=0).meet(start.step_ms(), start.chosen)
+    predicted = evaluate(start.plan(), make.costs())
+    memory = rank_memory(start.plan(), predicted)
+    fullest = max(memory, key=lambda one: one.share)
+    assert caplog.messages == [
+        f"best {start.step_ms():.6g} ms after 0 steps; slowest rank: {predicted.binding_rank}, "
+        f"kernels {predicted.max_kernel_ms:.4g} ms; balance: {predicted.balance:.1%}; fullest rank: {fullest.rank}, "
+        f"{write_bytes(fullest.used_bytes)} of {write_bytes(fullest.capacity_bytes)}"
+    ]
 
 
 def test_more_steps_never_end_with_a_longer_step():

@@ -155,6 +155,7 @@ def test_the_client_makes_and_follows_jobs(client):
         assert (done.kind, done.state, done.attempt, done.failure) == ("plan", "succeeded", 1, None)
         assert typed.read_job_result(job.id)["id"] == done.plan_id
         assert job.id in [one.id for one in typed.list_jobs(kind="plan", state="succeeded").jobs]
+        assert [one.id for one in typed.list_jobs(plan_id=done.plan_id).jobs] == [job.id]
         failed = typed.make_job("train-cost", {"device": "nothing-here"})
         until(client, failed.id, "failed")
         assert "samples: is no folder" in str(typed.read_job(failed.id).failure)

@@ -27,6 +27,7 @@ def test_a_plan_is_listed_read_and_deleted(client):
     plan_id = made.json()["id"]
     (listed,) = [plan for plan in client.get("/v1/plans").json()["plans"] if plan["id"] == plan_id]
     assert (listed["planner"], listed["device"], listed["num_tables"], listed["num_ranks"]) == ("random", "cpu", 26, 8)
+    assert listed["topology"] == "cpu-8"
     assert listed["step_ms"] == made.json()["plan"]["predicted"]["step_ms"]["value"]
 
     read = client.get(f"/v1/plans/{plan_id}")

@@ -55,7 +55,14 @@ def storage(database):
 
 
 def facts(number, **changes):
-    values = {"planner": "auto", "device": "a100", "num_tables": 26, "num_ranks": 8, "step_ms": 1.5}
+    values = {
+        "planner": "auto",
+        "device": "a100",
+        "num_tables": 26,
+        "num_ranks": 8,
+        "topology": "a100-8",
+        "step_ms": 1.5,
+    }
     return PlanFacts(id=f"sha256:{number:064x}", **{**values, "search_text": "auto a100 node clicks_100%", **changes})
 
 

@@ -126,9 +126,10 @@ class SearchContext:
         if step_ms < self.best_ms:
             self.best_ms, self._best = step_ms, list(chosen)
             now_s = time.perf_counter()
-            if now_s >= self._told_s + _TELL_S:
+            if now_s >= self._told_s + _TELL_S and _log.isEnabledFor(logging.DEBUG):
                 self._told_s = now_s
-                _log.debug("best %.6g ms after %d steps", step_ms, self.num_steps)
+                best = Layout(self.space, self.limits, self._best)
+                _log.debug("best %.6g ms after %d steps; %s", step_ms, self.num_steps, best.summary())
 
     def near(self, layout: Layout, exponent: int) -> Neighbourhood:
         """Changes of a layout."""

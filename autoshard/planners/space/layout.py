@@ -14,6 +14,7 @@ import numpy as np
 
 from autoshard.core import ShardingPlan
 from autoshard.core.costs import MsArray
+from autoshard.core.quoting import write_bytes
 from autoshard.core.step import KERNEL_PARTS, PART_INDEX
 from autoshard.planners.space.kinds import LEVELS, FloatArray
 from autoshard.planners.space.planner_space import BoolArray, IndexArray, ItemShard, PlannerSpace
@@ -162,6 +163,19 @@ class Layout:
         if self.limits.with_activations:
             free_RM[:, 0] -= self.space.prices.training_bytes(self.moved_RC[None])[0]
         return free_RM
+
+    def summary(self) -> str:
+        """The slowest rank's kernels, the balance and the fullest rank, as the log of a search has them."""
+        kernel_ms_R = np.sum(self._kernels(), axis=0)
+        slowest = int(kernel_ms_R.argmax())
+        balance = kernel_ms_R.min() / kernel_ms_R[slowest] if kernel_ms_R[slowest] > 0 else 0.0
+        capacity_R, free_R = self.limits.capacity_RM[:, 0], self.free_bytes()[:, 0]
+        fullest = int(((capacity_R - free_R) / np.maximum(capacity_R, 1)).argmax())
+        used, capacity = (write_bytes(one[fullest]) for one in (capacity_R - free_R, capacity_R))
+        return (
+            f"slowest rank: {slowest}, kernels {kernel_ms_R[slowest]:.4g} ms; balance: {balance:.1%}; "
+            f"fullest rank: {fullest}, {used} of {capacity}"
+        )
 
     def price(self, changes: Sequence[Change], exponent: int) -> Priced:
         """Prices changes, each as if it were the only one.

@@ -48,7 +48,7 @@ def placement_figure(plan: ShardingPlan) -> go.Figure:
     """Which rank holds how many bytes of each table: darker is more, on a logarithmic scale.
 
     Tables are ordered by how they are sharded and then by rank, so that whole tables form a staircase and replicated
-    ones a band. Ranks are those of one replica group.
+    ones a band; `meta` of the only trace has their names. Ranks are those of one replica group.
     """
     rows = _rows(plan)
     levels_TR, ticks = _levels(np.array([row.bytes_R for row in rows]))
@@ -62,6 +62,7 @@ def placement_figure(plan: ShardingPlan) -> go.Figure:
         colorbar={**_SCALE, "tickvals": list(ticks), "ticktext": list(ticks.values())},
         hovertemplate="%{y}<br>rank %{x}<extra></extra>",
         hoverongaps=False,
+        meta=[shortened(printable(row.name)) for row in rows],
     )
     low, high = _HEIGHTS
     row_px = _NAMED_PX if len(rows) <= _MOST_NAMES else _ROW_PX
@@ -69,7 +70,13 @@ def placement_figure(plan: ShardingPlan) -> go.Figure:
     figure.update_layout(margin_t=64, showlegend=False)
     positions, texts = _names(rows)
     figure.update_xaxes(
-        title_text="rank", title_standoff=8, tick0=0, dtick=_rank_step(plan.group_size), tickformat="d", showgrid=False
+        title_text="rank",
+        title_standoff=8,
+        tick0=0,
+        dtick=_rank_step(plan.group_size),
+        tickformat="d",
+        tickangle=0,
+        showgrid=False,
     )
     figure.update_yaxes(
         type="category",
@@ -155,4 +162,4 @@ def _names(rows: Sequence[_Row]) -> tuple[list[int], list[str]]:
 
 def _shown(name: str, room: int) -> str:
     """A name as plotly shows it: short, and without markup."""
-    return html.escape(shortened(printable(name), room))
+    return html.escape(shortened(printable(name), room), quote=False)

@@ -16,6 +16,7 @@ from autoshard.api import (
     JobKind,
     JobList,
     JobState,
+    PlanId,
     PlanJobBody,
     Priority,
     Scope,
@@ -286,8 +287,9 @@ def _add_reading(app: FastAPI, jobs: JobHandler) -> None:
         cursor: Annotated[str | None, Query(max_length=256, description="`next` of the page before.")] = None,
         kind: Annotated[JobKind | None, Query(description="Only jobs of this kind.")] = None,
         state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
+        plan_id: Annotated[PlanId | None, Query(description="Only jobs that made this plan.")] = None,
     ) -> JobList:
-        return jobs.list(request.state.actor, kind, limit=limit, state=state, cursor=cursor)
+        return jobs.list(request.state.actor, kind, limit=limit, cursor=cursor, state=state, plan_id=plan_id)
 
     @app.get("/v1/jobs/{job_id}", tags=["jobs"], summary="Read a job's state", responses=problems(400, 404, 503))
     @opened_to(Door.ANY_KEY)

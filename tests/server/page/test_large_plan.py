@@ -1,5 +1,6 @@
 """The page with a plan of 1,000 tables on 128 ranks."""
 
+import asyncio
 import json
 
 import pytest
@@ -25,6 +26,35 @@ CHOSEN = """(async (view) => {
 })"""
 
 
+#: Rows of the map's lower and upper end, and the names on its axis.
+SEEN = """(() => {
+  const { yaxis, shapes } = document.getElementById("chart-map").layout;
+  return [yaxis.range[0] - yaxis.range[1], yaxis.ticktext, shapes.length];
+})()"""
+
+
+async def look_for_tables(page):
+    """Tables whose names are looked for are marked and named; a single one is shown with its neighbours."""
+
+    async def seen(name):
+        await page.value(f"document.getElementById('find-table').value = {json.dumps(name)}")
+        await page.value("document.getElementById('find-table').dispatchEvent(new Event('input'))")
+        await asyncio.sleep(1)
+        await page.until(f"document.getElementById('found-tables').textContent.length {'> 0' if name else '=== 0'}")
+        return await page.value(SEEN)
+
+    rows, names, num_marked = await seen("_77")
+    assert await page.text("found-tables") == "11 of 1,000 tables"
+    assert (len(names), num_marked) == (11, 11)
+    assert rows > 500
+    rows, names, num_marked = await seen("TABLE_123")
+    assert num_marked == 1
+    assert rows < 100
+    assert len(names) > 20, "neighbours are named too"
+    assert "table_123" in names
+    assert await seen("") == [1000, ["table_wise<br>1,000 tables"], 0]
+
+
 @pytest.mark.slow
 @needs_browser
 def test_a_thousand_tables_on_128_ranks_are_shown_and_explained(own_service):
@@ -39,6 +69,7 @@ def test_a_thousand_tables_on_128_ranks_are_shown_and_explained(own_service):
         await page.until("document.readyState === 'complete' && document.querySelector('.chart') !== null")
         drawn_ms = await page.value(DRAWN)
         assert await page.value("document.querySelectorAll('.chart .main-svg').length") >= 4
+        await look_for_tables(page)
         await page.open(service.url)
         await page.until("document.getElementById('planner').options.length > 3")
         chosen_ms = await page.value(f"{CHOSEN}({json.dumps(f'#one/{plan_id}')})")

@@ -115,6 +115,8 @@ def test_a_search_is_stopped_and_its_best_plan_kept(own_service):
         await page.fill("#limit", "600")
         await page.click("#make")
         await page.until("/^[0-9.]+ ms$/.test(document.getElementById('best').textContent)")
+        shape = await page.value("[...document.querySelectorAll('#shape dt')].map((one) => one.textContent)")
+        assert shape == ["slowest rank", "balance", "fullest rank"]
         await page.click("#stop")
         await page.until("location.hash.startsWith('#one/')")
         with service.client() as client:
@@ -123,6 +125,15 @@ def test_a_search_is_stopped_and_its_best_plan_kept(own_service):
             assert job["state"] == "succeeded"
             assert job["is_stopped"]
             assert await page.value("location.hash") == f"#one/{job['plan_id']}"
+            await page.go("plan")
+            await page.click("#make")
+            await page.until("/^[0-9.]+ ms$/.test(document.getElementById('best').textContent)")
+            await page.go("jobs")
+            buttons = "[...document.querySelectorAll('#worked button')]"
+            await page.until(f"{buttons}.map((one) => one.textContent).join() === 'Stop and keep,Cancel'")
+            await page.click("#worked button")
+            await page.until("document.getElementById('search').hidden")
+            assert [one["state"] for one in client.get("/v1/jobs").json()["jobs"]] == ["succeeded", "succeeded"]
         assert page.problems == []
 
     browse(play)
@@ -361,6 +372,7 @@ def test_a_jobs_plan_is_found_compared_and_exported_in_five_clicks(own_service):
         assert job_id in await page.value("location.hash")
         await click("#job a[href^='#one/']")
         await page.until("document.getElementById('other').options.length === 2")
+        assert job_id in await page.value("document.querySelector('#made-by a').hash")
         num_clicks += 1
         await page.fill("#other", yesterday)
         await page.shown("difference")
@@ -429,6 +441,10 @@ def test_lists_are_sorted_and_filtered_and_schedules_are_made(own_service):
         await page.click("#listed button[value=planner]")
         assert await page.value(column) == ["size-greedy", "random", "lookup-greedy"]
         await page.fill("#by-planner", "random")
+        await page.fill("#by-topology", "cpu-4")
+        await page.click("#find > button")
+        await page.until("document.querySelectorAll('#listed tbody tr').length === 0")
+        await page.fill("#by-topology", "cpu-8")
         await page.click("#find > button")
         await page.until("document.querySelectorAll('#listed tbody tr').length === 1")
         await page.click("#listed a")
