@@ -190,12 +190,13 @@ class _Load:
         """Measures what the options say."""
         kind, memory = self._options.kind, asyncio.create_task(self._watch_memory())
         rate, found = self._options.rate or _RATES.get(kind, 0.0), []
+        sends: dict[str, _Send] = {}
         if kind is LoadKind.JOBS:
-            found, sends = [await self._behind_long_jobs()], {}
+            found = [await self._behind_long_jobs()]
         elif kind is LoadKind.BODIES:
             await self._one_by_one(self._plans(large_tasks(_NUM_READ_PLANS)), _NUM_READ_PLANS)
             self._memory_mib.clear()
-            found, sends = [await self._sent_by_two(name, body) for name, body in long_bodies().items()], {}
+            found = [await self._sent_by_two(name, body) for name, body in long_bodies().items()]
         elif kind is LoadKind.LISTS:
             sends = dict(self._lists())
         elif kind is LoadKind.READS:
