@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, Self
 
 import torch
@@ -36,16 +37,29 @@ from autoshard.runtime.state import (
     Held,
     TableState,
     check_host_memory,
+    check_layout,
     check_state,
     check_weights,
     gathered_state,
-    state_on_host,
+    rows_from_all,
+    state_by_rows,
     write_state,
 )
 from autoshard.runtime.timing import Part, StepTimer
 
 #: What `close` lets go of: nothing can be done without it.
 _LET_GO = ("_part", "_kernels", "_replicas", "_prefetcher", "input_exchange", "output_exchange")
+
+
+def _places_of_keys(tables: TableSet) -> SimpleNamespace:
+    """What `torch.distributed.checkpoint.state_dict` looks the keys of tables' states up in, attribute by attribute."""
+    root = SimpleNamespace()
+    for table in tables.tables:
+        for part in ("weights", "moments"):
+            at = root
+            for name in (*table.name.split("."), part):
+                at = at.__dict__.setdefault(name, SimpleNamespace())
+    return root
 
 
 class StartedLookup:
@@ -82,9 +96,11 @@ class ShardedEmbeddings(torch.nn.Module):
     TorchRec; in a plan with several replica groups, by those of the group, whose mean the group's tables are trained
     on. After each backward pass, `end_step` is called, and `close` before the process group is destroyed.
 
-    The learning rate is that of `optimizer` when a batch is looked up. `state_dict` holds all weights and moments,
-    whole and on the host, and `load_state_dict` takes them under any plan of the same tables, on any number of
-    processes; every process calls both. `table_state` and `load_table_state` do it table by table, or in pieces.
+    The learning rate is that of `optimizer` when a batch is looked up. `state_dict` holds all weights and moments on
+    the host, whatever the plan: on several processes as `DTensor`s, of which each process has an even share of the
+    rows, so that `torch.distributed.checkpoint` saves them, and loads them under any plan of the same tables, on any
+    number of processes. `load_state_dict` takes them, and whole tensors; every process calls both. `table_state` and
+    `load_table_state` do it table by table, or in pieces.
 
     Communication can hide behind computation, with the same results: `prefetch` distributes the ids of the next batch
     while this one is trained on, and what is computed between `start` and its `wait` is computed while embeddings
@@ -142,6 +158,7 @@ class ShardedEmbeddings(torch.nn.Module):
         self._replicas = Replicas(part.owners, settings, part.group, part.device, self.timer, part.groups.world_ranks)
         self.optimizer, self._learning_rate = TableOptimizer(settings.learning_rate), settings.learning_rate
         self._sync_every, self.num_steps = groups.sync_every, 0
+        self.tables = _places_of_keys(plan.tables)
         self._averaged_bytes = 0
         self.batches_ahead = 2 if self._kernels.fills_ahead else 1
         for holding, state in self._held(writes=True):
@@ -320,7 +337,8 @@ class ShardedEmbeddings(torch.nn.Module):
                 nothing is written then.
         """
         check_state(self.owners.tables[name], state, rows)
-        self._write(name, state.weights_ND, state.moments_ND, rows)
+        check_layout(self.owners.tables[name], state, self._part)
+        self._write(name, state, rows)
 
     def load_weights(self, name: str, weights_ND: torch.Tensor) -> None:
         """Sets a table's weights, and leaves its moments; otherwise as `load_table_state`.
@@ -333,14 +351,12 @@ class ShardedEmbeddings(torch.nn.Module):
             InputError: If no table has that name, or they are of another shape.
         """
         check_weights(self.owners.tables[name], weights_ND)
-        self._write(name, weights_ND, None)
+        self._write(name, TableState(weights_ND, None))
 
-    def _write(
-        self, name: str, weights_ND: torch.Tensor, moments: torch.Tensor | None, rows: range | None = None
-    ) -> None:
-        write_state(
-            self._held(name, writes=True), self._part.process, self._orders.get(name), weights_ND, moments, rows
-        )
+    def _write(self, name: str, state: TableState, rows: range | None = None) -> None:
+        held, order = self._held(name, writes=True), self._orders.get(name)
+        for ids, piece in rows_from_all(state, self._part) if rows is None else [(rows, state)]:
+            write_state(held, self._part.process, order, piece.weights_ND, piece.moments_ND, ids)
 
     @override
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -354,7 +370,8 @@ class ShardedEmbeddings(torch.nn.Module):
         check_host_memory(self.owners.tables, self._part)
         destination[f"{prefix}num_steps"] = torch.tensor(self.num_steps)
         for table in self.owners.tables.tables:
-            state = state_on_host(table, partial(self.table_state, table.name))
+            held, order = self._held(table.name, writes=False), self._orders.get(table.name)
+            state = state_by_rows(table, partial(gathered_state, table, held, order, self._part), self._part)
             destination |= {f"{prefix}tables.{table.name}.{part}": tensor for part, tensor in state.items()}
 
     @override
@@ -382,6 +399,7 @@ class ShardedEmbeddings(torch.nn.Module):
                     check_state(table, state)
                 else:
                     check_weights(table, state.weights_ND)
+                check_layout(table, state, self._part)
             except InputError as error:
                 errors.append(f"{prefix}{error}")
         missing_keys += [prefix + key for key in sorted(expected - own.keys())]
@@ -390,7 +408,7 @@ class ShardedEmbeddings(torch.nn.Module):
         if errors:
             return
         for name, state in states.items():
-            self._write(name, state.weights_ND, state.moments_ND)
+            self._write(name, state)
         self.num_steps = int(own.get("num_steps", self.num_steps))
 
     def close(self) -> None:

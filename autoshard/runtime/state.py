@@ -6,15 +6,18 @@ Shape suffixes: N rows, D embedding dim, L rows of a chunk.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 
 from autoshard.core import EmbeddingTable, Optimizer, TableSet
 from autoshard.core.errors import DeviceError, InputError
+from autoshard.core.quoting import write_bytes
 from autoshard.runtime.engine.holdings import Holding
 from autoshard.runtime.engine.ids.addresses import RowOrderMap
 from autoshard.runtime.engine.rows.averaging import RowStates
@@ -51,8 +54,9 @@ def gathered_state(
     order: RowOrderMap | None,
     part: Participation,
     rows: range | None = None,
+    to: int | None = None,
 ) -> TableState:
-    """Gives every process the state of a table; all of them have to call it.
+    """Gives every process, or one of them, the state of a table; all of them have to call it.
 
     Args:
         table: The table.
@@ -60,14 +64,12 @@ def gathered_state(
         order: Its row order; None for that of the ids.
         part: The processes.
         rows: Row ids; None for all.
+        to: The process that gets it, what others get is of no use; None for all.
     """
     ids = _checked_rows(table, rows)
     weights_ND = torch.zeros(len(ids), table.embedding_dim, dtype=TORCH_DTYPES[table.dtype], device=part.device)
     moments = None
-    if table.optimizer is not Optimizer.SGD:
-        holdings = [one for one in part.owners.holdings if one.of.name == table.name]
-        is_cut = any(one.embedding_dim != table.embedding_dim for one in holdings)
-        width = 1 if table.optimizer is Optimizer.ROWWISE_ADAGRAD and not is_cut else table.embedding_dim
+    if width := _moment_width(table, part):
         moments = torch.zeros(len(ids), width, dtype=torch.float32, device=part.device)
     for holding, state in held:
         # One of those who have the same rows gives them.
@@ -80,35 +82,131 @@ def gathered_state(
             if moments is not None and state.moments is not None:
                 # A moment of a whole row is that of column 0, where there is but that one.
                 moments[rows_L, first:last] = state.moments.view(len(state.weights_ND), -1)[places_L].detach()
-    dist.all_reduce(weights_ND, group=part.group)
-    if moments is not None:
-        dist.all_reduce(moments, group=part.group)
+    for tensor in (weights_ND, moments):
+        if tensor is None:
+            continue
+        if to is None:
+            dist.all_reduce(tensor, group=part.group)
+        else:
+            dist.reduce(tensor, group_dst=to, group=part.group)
     return TableState(weights_ND, None if moments is None else moments.expand_as(weights_ND))
 
 
-def state_on_host(table: EmbeddingTable, read: Callable[[range], TableState]) -> dict[str, torch.Tensor]:
-    """The whole state of a table in the memory of the host, read a piece at a time.
+def _moment_width(table: EmbeddingTable, part: Participation) -> int:
+    """Moments that a row of a table has under the plan, told as numbers a row; 0 for SGD."""
+    if table.optimizer is Optimizer.SGD:
+        return 0
+    holdings = [one for one in part.owners.holdings if one.of.name == table.name]
+    is_cut = any(one.embedding_dim != table.embedding_dim for one in holdings)
+    return 1 if table.optimizer is Optimizer.ROWWISE_ADAGRAD and not is_cut else table.embedding_dim
+
+
+def even_rows(num_rows: int, num_processes: int) -> list[range]:
+    """Rows of each process, as `torch.distributed.tensor.Shard(0)` deals them: alike many but for the last ones."""
+    size = -(-num_rows // num_processes)
+    return [
+        range(min(process * size, num_rows), min((process + 1) * size, num_rows)) for process in range(num_processes)
+    ]
+
+
+def state_by_rows(
+    table: EmbeddingTable, read: Callable[[range, int], TableState], part: Participation
+) -> dict[str, torch.Tensor]:
+    """The state of a table in the memory of the hosts, each process an even share of its rows, whatever the plan.
 
     Args:
         table: The table.
-        read: Gives the state of some rows.
+        read: Gives a process the state of some rows; all of them call it.
+        part: The processes.
 
     Returns:
-        `weights`, (N, D), and if there are some `moments`, (N,) for one per row, else (N, D).
+        `weights`, (N, D), and if there are some `moments`, (N,) for one per row, else (N, D): on several processes
+        `DTensor`s that are sharded by rows, which `torch.distributed.checkpoint` writes and reads.
     """
-    found: dict[str, torch.Tensor] = {}
-    for start in range(0, table.num_embeddings, _PIECE_ROWS):
-        rows = range(start, min(start + _PIECE_ROWS, table.num_embeddings))
-        state = read(rows)
-        parts = {"weights": state.weights_ND, "moments": state.moments_ND}
-        for name, piece in parts.items():
-            if piece is None:
-                continue
-            own = piece if piece.stride(1) else piece[:, 0]
-            if name not in found:
-                found[name] = torch.empty(table.num_embeddings, *own.shape[1:], dtype=own.dtype)
-            found[name][rows.start : rows.stop] = own
-    return found
+    num_processes, width = part.group.size(), _moment_width(table, part)
+    rows_P = even_rows(table.num_embeddings, num_processes)
+    num_own = len(rows_P[part.process])
+    own = {"weights": torch.empty(num_own, table.embedding_dim, dtype=TORCH_DTYPES[table.dtype])}
+    if width:
+        own["moments"] = torch.empty((num_own,) if width == 1 else (num_own, width))
+    for process, rows in _pieces(rows_P):
+        state = read(rows, process)
+        if process != part.process:
+            continue
+        at = slice(rows.start - rows_P[process].start, rows.stop - rows_P[process].start)
+        own["weights"][at] = state.weights_ND
+        if state.moments_ND is not None:
+            own["moments"][at] = state.moments_ND[:, 0] if width == 1 else state.moments_ND
+    if num_processes == 1:
+        return own
+    return {name: _by_rows(tensor, table.num_embeddings, part.group) for name, tensor in own.items()}
+
+
+def _pieces(rows_P: Sequence[range]) -> Iterator[tuple[int, range]]:
+    """Processes and rows of theirs, few enough to go to the host at once."""
+    for process, rows in enumerate(rows_P):
+        for start in range(rows.start, rows.stop, _PIECE_ROWS):
+            yield process, range(start, min(start + _PIECE_ROWS, rows.stop))
+
+
+def _by_rows(own: torch.Tensor, num_rows: int, group: dist.ProcessGroup) -> DTensor:
+    shape = torch.Size([num_rows, *own.shape[1:]])
+    stride = torch.empty(shape, device="meta").stride()
+    mesh = DeviceMesh.from_group(group, "cpu")
+    return DTensor.from_local(own, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
+
+
+def rows_from_all(state: TableState, part: Participation) -> Iterator[tuple[range, TableState]]:
+    """A table's state on every process, a piece at a time, of tensors that are whole or sharded by rows.
+
+    Args:
+        state: Its weights, and moments if it has some; those of one table are alike.
+        part: The processes; all of them go through it.
+    """
+    if not isinstance(state.weights_ND, DTensor):
+        yield range(len(state.weights_ND)), state
+        return
+    tensors = (state.weights_ND, state.moments_ND)
+    rows_P = even_rows(len(state.weights_ND), part.group.size())
+    for process, rows in _pieces(rows_P):
+        first = rows_P[process].start if process == part.process else None
+        weights_ND, moments = (_broadcast(tensor, rows, first, process, part) for tensor in tensors)
+        assert weights_ND is not None
+        yield rows, TableState(weights_ND, moments)
+
+
+def _broadcast(
+    tensor: torch.Tensor | None, rows: range, first: int | None, process: int, part: Participation
+) -> torch.Tensor | None:
+    """Some rows of a process on all of them; `first` is the first row that it has, None on the others."""
+    if tensor is None:
+        return None
+    piece = torch.empty(len(rows), *tensor.shape[1:], dtype=tensor.dtype, device=part.device)
+    if first is not None:
+        assert isinstance(tensor, DTensor)
+        piece.copy_(tensor.to_local()[rows.start - first : rows.stop - first])
+    dist.broadcast(piece, group_src=process, group=part.group)
+    return piece
+
+
+def check_layout(table: EmbeddingTable, state: TableState, part: Participation) -> None:
+    """Refuses tensors that are neither whole nor sharded by rows over the processes.
+
+    Raises:
+        InputError: If they are sharded in another way; the field is the table.
+    """
+    tensors = [tensor for tensor in (state.weights_ND, state.moments_ND) if tensor is not None]
+    if len({isinstance(tensor, DTensor) for tensor in tensors}) > 1:
+        raise InputError("weights and moments must both be whole, or both be sharded by rows", field=table.name)
+    for tensor in tensors:
+        if isinstance(tensor, DTensor) and (
+            tensor.placements != (Shard(0),) or tensor.device_mesh.size() != part.group.size()
+        ):
+            raise InputError(
+                f"must be whole, or sharded by rows over {part.group.size()} processes, got {tensor.placements} over "
+                f"{tensor.device_mesh.size()}; torch.distributed.checkpoint reads what any number of them saved",
+                field=table.name,
+            )
 
 
 def check_state(table: EmbeddingTable, state: TableState, rows: range | None = None) -> None:
@@ -185,19 +283,18 @@ def write_state(
 
 
 def check_host_memory(tables: TableSet, part: Participation) -> None:
-    """Refuses to hold all tables in the memory of a host that has not that much; all processes have to call it.
+    """Refuses to hold an even share of all tables where a host has not that much; all processes have to call it.
 
     Raises:
         DeviceError: On all of them, if one has too little.
     """
-    needed = tables.storage_bytes
+    needed = tables.storage_bytes // part.group.size()
     short = torch.tensor([max(0, needed - free_host_bytes())], device=part.device)
     dist.all_reduce(short, op=dist.ReduceOp.MAX, group=part.group)
     if short.item():
         raise DeviceError(
-            f"state_dict would hold {needed:,} bytes of tables on every process, {int(short.item()):,} more than a "
-            "host has free: "
-            "save tables in pieces with table_state(name, rows)"
+            f"state_dict would hold {write_bytes(needed)} of tables on every process, {write_bytes(int(short.item()))} "
+            "more than a host has free: save tables in pieces with table_state(name, rows)"
         )
 
 

@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, StepLR
 
@@ -105,8 +107,19 @@ def check_restores(folder, world_size):
         )
         if uncut:
             assert_same(straight, other)
-        if seed == SEEDS[0] and dist.get_rank() == 0:
-            torch.save(saved, folder / "saved.pt")
+        if seed == SEEDS[0]:
+            dcp.save(saved, checkpoint_id=folder / "saved")
+            check_shares(saved)
+            whole = {key: one.full_tensor() if isinstance(one, DTensor) else one for key, one in saved.items()}
+            if dist.get_rank() == 0:
+                torch.save(whole, folder / "saved.pt")
+
+
+def check_shares(saved):
+    """No process has more of a table than an even share of its rows."""
+    for key, tensor in saved.items():
+        if key != "num_steps":
+            assert len(tensor.to_local()) <= -(-len(tensor) // dist.get_world_size())
 
 
 def check_pieces(source, target, table):
@@ -252,6 +265,12 @@ def check_modules(plan, folder):
     assert_same(wrapped.module.tables, model.tables)
     assert wrapped.module.tables.num_steps == 1
     step(model.tables, 1)
+    for options in (StateDictOptions(), StateDictOptions(full_state_dict=True)):
+        found = get_model_state_dict(model, options=options)
+        assert isinstance(found["tables.tables.t.weights"], DTensor) is not options.full_state_dict
+        other = Model(plan)
+        set_model_state_dict(other, found, options=options)
+        assert_same(other.tables, model.tables)
     mapped = folder / f"{dist.get_rank()}.pt"
     torch.save(model.state_dict(), mapped)
     wrapped.module.load_state_dict(torch.load(mapped, mmap=True))
@@ -286,6 +305,12 @@ def check_refusals(plan):
     saved = embeddings.state_dict()
     with pytest.raises(RuntimeError, match=r"u: must be weights of shape \(23, 8\), got \(5, 8\)"):
         other.load_state_dict(saved | {"tables.u.weights": weights_ND[:5]})
+    weights = saved["tables.u.weights"]
+    copies = DTensor.from_local(weights.full_tensor(), weights.device_mesh, [Replicate()], run_check=False)
+    with pytest.raises(RuntimeError, match=r"u: must be whole, or sharded by rows over 2 processes, got \(Replicate"):
+        other.load_state_dict(saved | {"tables.u.weights": copies})
+    with pytest.raises(RuntimeError, match=r"t: weights and moments must both be whole, or both be sharded"):
+        other.load_state_dict(saved | {"tables.t.moments": saved["tables.t.moments"].full_tensor()})
     assert_same(other, opened(plan, {}))
     with pytest.raises(RuntimeError, match=r'Unexpected key\(s\) in state_dict: "tables.x.weights"'):
         other.load_state_dict(saved | {"tables.x.weights": weights_ND})
