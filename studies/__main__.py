@@ -39,6 +39,7 @@ STUDIES: Final = {
     "service": "studies.service.attack:main",
     "service-load": "studies.service.load:main",
     "service-kills": "studies.service.kills:main",
+    "service-disk": "studies.service.disk:main",
 }
 #: Words of the command line before the name of a study.
 PROGRAM: Final = "python -m studies"

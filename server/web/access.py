@@ -7,6 +7,7 @@ import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import structlog
@@ -31,6 +32,7 @@ from server.problems import (
     UnauthenticatedError,
 )
 from server.settings import ServerSettings
+from server.storage.schema import now_us
 from server.storage.storage import Storage
 from server.web.buffers import address_of, client_of, network_of
 from server.web.errors import error_response
@@ -138,18 +140,21 @@ class AccessControl:
         cookie = _cookie(headers)
         origin = {"address": address_of(scope), "request_id": scope["state"]["request_id"]}
         found: Principal | None = None
+        has_ended = self._storage.keys.exist
         if "authorization" not in headers and cookie:
             if scope["method"] not in _SAFE_METHODS and not {"origin", "sec-fetch-site"} & set(headers):
                 raise ForbiddenError("must be there on requests with a cookie that change something", field="origin")
-            found = await self._identified(cookie, self._storage.sessions.find, None, network)
+            found, has_ended = await self._identified(cookie, self._storage.sessions.find, None, network)
         elif kind.lower() == "bearer" and secret.strip():
-            found = await self._identified(secret.strip(), self._storage.keys.principal, self._issuer, network)
+            keys = self._storage.keys
+            found, has_ended = await self._identified(secret.strip(), keys.principal, self._issuer, network)
         elif await self._needs_key():
             await self._count_stranger(network)
             raise UnauthenticatedError("must be `Bearer KEY`", field="authorization")
         # Without keys the service listens on loopback only; the name keeps out pages of other hosts that a browser
         # on this machine shows.
         _check_host(headers, self._allowed_hosts or (() if found else _LOOPBACK_HOSTS))
+        scope["state"]["has_ended"] = has_ended  # for answers that go on for minutes
         return replace(found or Principal(), **origin)
 
     async def _needs_key(self) -> bool:
@@ -159,8 +164,11 @@ class AccessControl:
 
     async def _identified(
         self, secret: str, find: Callable[[str], Principal | None], issuer: TokenIssuer | None, network: str
-    ) -> Principal:
-        """Who sent a secret. One that was none when it was last seen is counted before it is looked for."""
+    ) -> tuple[Principal, Callable[[], bool]]:
+        """Who sent a secret, and what says later whether it has ended.
+
+        One that was none when it was last seen is counted before it is looked for.
+        """
         digest = hashlib.sha256(secret.encode("utf-8", errors="surrogatepass")).digest()
         is_known = digest in self._known
         if not is_known:
@@ -168,8 +176,10 @@ class AccessControl:
         if len(secret) > _MAX_SECRET:
             raise UnauthenticatedError(f"must have at most {_MAX_SECRET:,} characters", field="authorization")
         found = await to_thread.run_sync(find, secret, limiter=None if is_known else self._stranger_threads)
+        has_ended: Callable[[], bool] = partial(_is_nobodys, find, secret)
         if found is None and issuer is not None:
             found = await issuer.identify(secret)
+            has_ended = partial(_has_expired, found)
         if found is None:
             self._known.pop(digest, None)
             raise UnauthenticatedError("is no key of this service, or one that has ended", field="authorization")
@@ -179,7 +189,7 @@ class AccessControl:
         self._known.move_to_end(digest)
         if len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
-        return found
+        return found, has_ended
 
     async def _count_stranger(self, network: str) -> None:
         try:
@@ -194,6 +204,14 @@ class AccessControl:
             raise ClientBusyError(f"{max(1, self._max_open // 2)} requests of this address are open, the most that may")
         if self._open_requests.total() >= self._max_open:
             raise BusyError(f"{self._max_open} requests are open, the most that may be")
+
+
+def _is_nobodys(find: Callable[[str], Principal | None], secret: str) -> bool:
+    return find(secret) is None
+
+
+def _has_expired(actor: Principal | None) -> bool:
+    return actor is None or (actor.expires_us is not None and actor.expires_us <= now_us())
 
 
 def _check_scope(actor: Principal, door: api.Scope | Door | None) -> None:

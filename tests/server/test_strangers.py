@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import re
 import socket
 import threading
@@ -12,16 +13,18 @@ import pytest
 from sqlalchemy import select
 from starlette.testclient import TestClient
 
-from autoshard.api import Scope
+from autoshard.api import JobKind, Scope
 from autoshard.core.errors import InvalidOptionError
-from server.access import ALL_SCOPES, COMMAND_LINE
+from server.access import ALL_SCOPES, COMMAND_LINE, Principal
 from server.planning.workers import WorkerPool
 from server.settings import ServerSettings
+from server.storage.jobs import NewJob
 from server.storage.location import DATABASE_VARIABLE
 from server.storage.schema import AUDIT_LOG
 from server.storage.storage import open_storage
 from server.web.access import PAGE_COOKIE
 from server.web.app import guarded, make_routes
+from server.web.routes import page
 from tests.server.test_connections import serving
 from tests.server.test_oidc import AUDIENCE, Issuer, issuer  # noqa: F401 - a fixture
 
@@ -262,3 +265,37 @@ def test_an_issuer_that_hangs_costs_only_those_who_ask_for_it(storage):
 
     with silent.listener:
         assert asyncio.run(play()) == {503}
+
+
+@pytest.mark.parametrize("kind", ["key", "session", "token", "none"])
+def test_events_end_soon_after_who_watches_has_ended(storage, issuer, monkeypatch, kind):  # noqa: F811
+    assert page._KEY_S + page._LOOK_S < 10
+    monkeypatch.setattr(page, "_KEY_S", 0.5)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    settings, client_headers, cookies, key = {}, {}, {}, None
+    if kind in ("key", "session"):
+        key, secret = storage.keys.create("somebody's", ALL_SCOPES, COMMAND_LINE)
+        client_headers = bearer(secret)
+    if kind == "session":
+        cookies = {PAGE_COOKIE: storage.sessions.begin(storage.keys.principal(client_headers["Authorization"][7:]))}
+        client_headers = {}
+    if kind == "token":
+        settings = {"oidc_issuer": issuer.url, "oidc_audience": AUDIENCE}
+        client_headers = bearer(issuer.token(exp=int(time.time()) + 3))
+    app, _ = application(storage, **settings)
+    made = storage.add_job(NewJob(kind=JobKind.PLAN, request=b"{}", task="{}", client="", team=""), None, Principal())
+    path, answers = f"/v1/jobs/{json.loads(made.body)['id']}/events", []
+    client = caller(app, cookies=cookies)
+    watching = threading.Thread(target=lambda: answers.append(client.get(path, headers=client_headers)))
+    watching.start()
+    time.sleep(1)
+    assert watching.is_alive()
+    if key is not None:
+        storage.keys.revoke(key.id, COMMAND_LINE)
+    elif kind == "none":
+        storage.keys.create("the first", ALL_SCOPES, COMMAND_LINE)
+    watching.join(10)
+    assert not watching.is_alive()
+    assert answers[0].text.count("event: job") == 1
+    if kind != "token":  # which other requests take for a while longer, since clocks differ
+        assert client.get(path, headers=client_headers).status_code == 401

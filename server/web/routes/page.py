@@ -86,6 +86,8 @@ _JOB_EVENT: Final = {
 _LOOK_S, _WATCH_S = 0.5, 600.0
 #: Seconds after which a line is sent although nothing has changed, so that nobody takes the connection for dead.
 _ALIVE_S = 10.0
+#: Seconds between two looks at whether the key, session or token that began to watch has ended.
+_KEY_S = 5.0
 
 
 def add_pages(app: FastAPI, storage: Storage, jobs: JobHandler) -> None:
@@ -168,13 +170,13 @@ def _add_events(app: FastAPI, jobs: JobHandler) -> None:
     ) -> StreamingResponse:
         look = partial(jobs.read, job_id, request.state.actor)
         return StreamingResponse(
-            _events(look, await run_in_threadpool(look)),
+            _events(look, await run_in_threadpool(look), request.state.has_ended),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store"},
         )
 
 
-async def _events(look: Callable[[], JobAnswer], job: JobAnswer) -> AsyncIterator[str]:
+async def _events(look: Callable[[], JobAnswer], job: JobAnswer, has_ended: Callable[[], bool]) -> AsyncIterator[str]:
     sent, quiet_s, watched_s = "", 0.0, 0.0
     while True:
         text = job.model_copy(update={"seen_at": job.created_at}).model_dump_json()
@@ -189,6 +191,8 @@ async def _events(look: Callable[[], JobAnswer], job: JobAnswer) -> AsyncIterato
         await asyncio.sleep(_LOOK_S)
         quiet_s, watched_s = quiet_s + _LOOK_S, watched_s + _LOOK_S
         try:
+            if watched_s % _KEY_S == 0 and await run_in_threadpool(has_ended):
+                return
             job = await run_in_threadpool(look)
         except AutoshardError:  # the database is away: the browser asks again
             return
