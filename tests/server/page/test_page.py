@@ -324,12 +324,12 @@ def test_a_table_list_is_shown_mapped_and_planned(own_service, tmp_path):
         await page.until("/may mean rows or bytes/.test(document.getElementById('message').textContent)")
         assert await page.value("document.getElementById('tables-file').getAttribute('aria-invalid')") == "true"
         await page.fill("#columns select", "-")
-        await page.until("/^2 tables/.test(document.getElementById('list-notes').textContent)")
+        await page.until("/^2 tables/.test(document.getElementById('tables-notes').textContent)")
         read = await page.value("[...document.querySelectorAll('#columns select')].map((one) => one.value)")
         assert read == ["name", "num_embeddings", "embedding_dim", "pooling_factor", "-"]
-        assert "the list says no batch size: 65,536" in await page.text("list-notes")
+        assert "the list says no batch size: 65,536" in await page.text("tables-notes")
         await page.fill("#batch", "4096")
-        await page.until("!/batch size/.test(document.getElementById('list-notes').textContent)")
+        await page.until("!/batch size/.test(document.getElementById('tables-notes').textContent)")
         await page.picture(tmp_path / "list.png", height=1200)
         await page.fill("#topology", "cpu-8")
         await page.fill("#limit", "0.2")
@@ -406,7 +406,7 @@ def test_what_was_typed_stays_and_a_service_that_is_gone_is_said_and_found_again
         )
         assert await page.value("document.getElementById('tables-text').getAttribute('aria-invalid')") == "true"
         await page.upload("#tables-file", file)
-        await page.until("/^26 tables/.test(document.getElementById('list-notes').textContent)")
+        await page.until("/^26 tables/.test(document.getElementById('tables-notes').textContent)")
         await page.click("#tables-remove")
         await page.until("document.getElementById('tables-file').files.length === 0")
         await page.fill("#tables-text", "name,rows")
