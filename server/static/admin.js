@@ -15,7 +15,8 @@ export async function showKeys(columns) {
     await ask("DELETE", `/v1/keys/${key.id}`);
     await showKeys(columns);
   })]);
-  fill("keys", headings(columns.keys, [], ["change"]), rows);
+  fill("keys", headings(columns.keys, [], ["change"]), rows,
+    "There are no keys: the service answers this machine only, and whoever uses it may do all. First run autoshard keys create NAME --scope admin here; with that key, more are made above.");
 }
 
 export const makeKey = (columns) => guarded(async () => {
@@ -36,5 +37,6 @@ export async function showAudit(columns, again) {
   audited = again ? page.entries : [...audited, ...page.entries];
   before = page.next;
   find("more-audit").hidden = !before;
-  fill("audited", headings(columns.audit), audited.map((one) => cells(columns.audit, one, { target: () => short(one.target) })));
+  fill("audited", headings(columns.audit), audited.map((one) => cells(columns.audit, one, { target: () => short(one.target) })),
+    query.size > 1 ? "No entry fits: search for less." : "Nothing was changed yet. Each plan, job, key or schedule that is made, changed or deleted is an entry.");
 }

@@ -97,14 +97,14 @@ export async function showCompared(ids) {
     download.download = `plan-${short(id)}.json`;
     download.setAttribute("aria-label", `Export plan ${short(id)}`);
     return Object.assign([
-      link(short(id), `#one/${id}`), provenance ? provenance.planner : "", tables.tables.length, `${topology.world_size} of ${topology.device}`,
-      ms(step({ plan })), step({ plan }) === best ? "★ shortest step" : percent(step({ plan }) / best - 1),
+      link(short(id), `#one/${id}`), ms(step({ plan })), step({ plan }) === best ? "★ shortest step" : percent(step({ plan }) / best - 1),
+      provenance ? provenance.planner : "", tables.tables.length, `${topology.world_size} of ${topology.device}`,
       ms(predicted && predicted.max_kernel_ms), share(predicted && predicted.balance),
       predicted ? bytes(Math.max(...predicted.ranks.map((rank) => rank.hbm_bytes))) : "",
       id === ids[0] ? "the first" : link("Differences", `#compare/${ids[0]}/${id}`), download,
     ], { isBest: step({ plan }) === best });
   });
-  fill("side-by-side", [["plan"], ["planner"], ["tables", "number"], ["ranks"], ["predicted step, ms", "number"], ["step over the shortest", "number"],
+  fill("side-by-side", [["plan"], ["predicted step, ms", "number"], ["step over the shortest", "number"], ["planner"], ["tables", "number"], ["ranks"],
     ["slowest kernel, ms", "number"], ["balance", "number"], ["most weights of a rank", "number"], ["from the first"], ["plan.json"]], rows);
   if (ids.length === 2) await showDifference(...ids);
 }
