@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from autoshard.core import EmbeddingTable, Optimizer, TableSet
 from autoshard.core.errors import DeviceError, InputError
+from autoshard.core.quoting import write_bytes
 from autoshard.runtime.engine.holdings import Holding
 from autoshard.runtime.engine.ids.addresses import RowOrderMap
 from autoshard.runtime.engine.rows.averaging import RowStates
@@ -195,9 +196,8 @@ def check_host_memory(tables: TableSet, part: Participation) -> None:
     dist.all_reduce(short, op=dist.ReduceOp.MAX, group=part.group)
     if short.item():
         raise DeviceError(
-            f"state_dict would hold {needed:,} bytes of tables on every process, {int(short.item()):,} more than a "
-            "host has free: "
-            "save tables in pieces with table_state(name, rows)"
+            f"state_dict would hold {write_bytes(needed)} of tables on every process, {write_bytes(short.item())} more "
+            "than a host has free: save tables in pieces with table_state(name, rows)"
         )
 
 

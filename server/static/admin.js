@@ -2,7 +2,7 @@
 
 /* What admins see to: keys, and the audit log. */
 
-import { button, cells, fill, headings, short } from "./drawing.js";
+import { button, cells, fill, headings, printable, short } from "./drawing.js";
 import { ask, find, guarded } from "./service.js";
 
 let audited = [];
@@ -11,7 +11,7 @@ let before = null;
 export async function showKeys(columns) {
   const found = await ask("GET", "/v1/keys");
   const rows = found.keys.map((key) => [...cells(columns.keys, key), key.revoked_at ? "" : button(`End ${key.id}`, async () => {
-    if (!confirm(`End the key ${key.id} for ${key.name}? Its next request is refused.`)) return;
+    if (!confirm(`End the key ${key.id} for ${printable(key.name)}? Its next request is refused.`)) return;
     await ask("DELETE", `/v1/keys/${key.id}`);
     await showKeys(columns);
   })]);

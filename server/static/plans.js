@@ -2,7 +2,7 @@
 
 /* Stored plans: the list, and several beside each other. */
 
-import { bytes, button, cell, cells, fill, headings, inOrder, link, ms, percent, share, short, state } from "./drawing.js";
+import { bytes, button, cell, cells, fill, headings, inOrder, link, ms, percent, printable, share, short, state } from "./drawing.js";
 import { ask, find, guarded } from "./service.js";
 
 const NONE = "No plan is stored that fits. Make one under Plan, or search for less.";
@@ -145,7 +145,7 @@ export async function offerOthers(id) {
   });
   find("labelled").textContent = "";
   const others = page.plans.filter((one) => one.id !== id);
-  const text = (one) => `${one.created_at.slice(0, 16).replace("T", " ")} ${one.name} ${one.planner}, ${one.num_tables} tables, ${one.num_ranks} ranks of ${one.device}, ${ms(one.step_ms)} ms`;
+  const text = (one) => `${one.created_at.slice(0, 16).replace("T", " ")} ${printable(one.name)} ${one.planner}, ${one.num_tables} tables, ${one.num_ranks} ranks of ${one.device}, ${ms(one.step_ms)} ms`;
   find("other").replaceChildren(new Option("another plan", ""), ...others.map((one) => new Option(text(one), one.id)));
   find("other").onchange = () => { if (find("other").value) location.hash = `#compare/${find("other").value}/${id}`; };
 }

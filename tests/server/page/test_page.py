@@ -11,6 +11,8 @@ from server.web.routes.page import PAGE_FILES
 from tests.server.page.browser import browse, needs_browser
 
 EVIL = "<img src=x onerror=document.title='evil'>"
+#: Turns the direction of what follows; pages show it as an escape.
+BACKWARDS = "\u202e"
 
 
 def test_its_files_are_open_and_run_nothing_but_their_own(client):
@@ -236,10 +238,10 @@ def test_files_are_uploaded_and_planned(own_service, tmp_path):
 
 
 def evil_task():
-    """Tables and a topology all of whose names are HTML."""
+    """Tables and a topology all of whose names are HTML; those of tables end with a mark of direction."""
     tables = tables_to_json(load_tables("metasyn").sample(12, 1).scaled(64))
     for number, table in enumerate(tables["tables"]):
-        table["name"] = f"{EVIL}{number}"
+        table["name"] = f"{EVIL}{number}{BACKWARDS}"
         for feature in table["features"]:
             feature["name"] = f"{EVIL}{feature['name']}"
     topology = topology_to_json(load_topology("a100-32"))
@@ -308,6 +310,8 @@ def test_names_that_are_html_are_texts_everywhere(own_service):
 
     browse(play)
     assert {element: text[:300] for element, text in shown.items() if EVIL not in text} == {}
+    assert [element for element, text in shown.items() if BACKWARDS in text] == []
+    assert {"binding", "alternatives", "moved"} <= {element for element, text in shown.items() if "\\u{202e}" in text}
 
 
 @pytest.mark.slow
