@@ -33,6 +33,7 @@ from autoshard.core import (
 )
 from autoshard.core.access import IntArray
 from autoshard.core.errors import InvalidPlanError
+from autoshard.core.quoting import write_bytes
 from autoshard.core.shard import Replicas
 
 #: A shard with its place in the plan.
@@ -294,8 +295,9 @@ def _check_memory(plan: ShardingPlan, group: _Group) -> None:
             _fail(
                 largest,
                 "memory",
-                f"rank {rank} would hold {int(held[rank]):,} bytes of {level}, {int(held[rank] - limits_R[rank]):,} "
-                f"bytes more than its {int(limits_R[rank]):,}; this shard is the largest there",
+                f"rank {rank} would hold {write_bytes(held[rank])} of {level}, "
+                f"{write_bytes(held[rank] - limits_R[rank])} more than its {write_bytes(limits_R[rank])}; "
+                "this shard is the largest there",
             )
 
 

@@ -49,7 +49,7 @@ class Problem(BaseModel):
 
 #: How many keys there may be in fields whose keys are the client's.
 MAX_FEATURES: Final = 1 << 14
-_MAX_KEYS: Final = {"options": 128, "pooling_factors": MAX_FEATURES}
+_MAX_KEYS: Final = {"options": 128, "pooling_factors": MAX_FEATURES, "constraints": MAX_FEATURES}
 
 
 class RequestBody(BaseModel):

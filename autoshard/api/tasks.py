@@ -97,6 +97,13 @@ _Payload = Annotated[
         "for each, FORWARD/BACKWARD, such as fp16/bf16.",
     ),
 ]
+_Constraints = Annotated[
+    dict[_Name, dict[str, list[int | _Name]]],
+    Field(
+        description="Limits of tables by their names, in place of the tables' own: `pinned_ranks`, `colocate_with` and "
+        "`forbidden_tiers`, as in a tables.json."
+    ),
+]
 _Seed = Annotated[int, Field(ge=0, le=MAX_SEED, description="Same seed, same plan, time limits aside.")]
 # Words of enumerations: a strict model takes their members only.
 _Risk = Annotated[Risk, Field(strict=False, description="Price by the mean or the 95th percentile of predicted times.")]
@@ -160,6 +167,7 @@ class PlanBody(RequestBody):
 
     tables: _Tables
     topology: _Topology
+    constraints: _Constraints = Field(default_factory=dict)
     planner: _Name = Field(default="auto", description="Name of the planner.")
     options: _Options = Field(default_factory=dict, description="The planner's own options.")
     time_limit_s: _TimeLimit = 1.0
@@ -283,3 +291,4 @@ class ValidationBody(RequestBody):
 
     tables: _Tables | None = None
     topology: _Topology | None = None
+    constraints: _Constraints = Field(default_factory=dict)

@@ -2,7 +2,7 @@
 
 /* What admins see to: keys, and the audit log. */
 
-import { button, cells, fill, headings, short } from "./drawing.js";
+import { button, cells, fill, headings, printable, short } from "./drawing.js";
 import { ask, find, guarded } from "./service.js";
 
 let audited = [];
@@ -11,11 +11,12 @@ let before = null;
 export async function showKeys(columns) {
   const found = await ask("GET", "/v1/keys");
   const rows = found.keys.map((key) => [...cells(columns.keys, key), key.revoked_at ? "" : button(`End ${key.id}`, async () => {
-    if (!confirm(`End the key ${key.id} for ${key.name}? Its next request is refused.`)) return;
+    if (!confirm(`End the key ${key.id} for ${printable(key.name)}? Its next request is refused.`)) return;
     await ask("DELETE", `/v1/keys/${key.id}`);
     await showKeys(columns);
   })]);
-  fill("keys", headings(columns.keys, [], ["change"]), rows);
+  fill("keys", headings(columns.keys, [], ["change"]), rows,
+    "There are no keys: the service answers this machine only, and whoever uses it may do all. First run autoshard keys create NAME --scope admin here; with that key, more are made above.");
 }
 
 export const makeKey = (columns) => guarded(async () => {
@@ -36,5 +37,6 @@ export async function showAudit(columns, again) {
   audited = again ? page.entries : [...audited, ...page.entries];
   before = page.next;
   find("more-audit").hidden = !before;
-  fill("audited", headings(columns.audit), audited.map((one) => cells(columns.audit, one, { target: () => short(one.target) })));
+  fill("audited", headings(columns.audit), audited.map((one) => cells(columns.audit, one, { target: () => short(one.target) })),
+    query.size > 1 ? "No entry fits: search for less." : "Nothing was changed yet. Each plan, job, key or schedule that is made, changed or deleted is an entry.");
 }

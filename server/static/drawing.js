@@ -5,7 +5,7 @@
 import { find, guarded } from "./service.js";
 
 /* Control, format and other invisible characters, such as those that turn the direction of what follows, as escapes. */
-const printable = (text) =>
+export const printable = (text) =>
   text.replace(/[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{Zl}\p{Zp}]/gu, (one) => (/[\n\t]/.test(one) ? one : `\\u{${one.codePointAt(0).toString(16)}}`));
 
 export function cell(content, kind, tag = "td") {

@@ -6,7 +6,7 @@ import { bytes, cell, draw, fill, link, ms, share, short, state } from "./drawin
 import { ask, failure, find, guarded, reason, states, tell } from "./service.js";
 
 /* Fields whose contents stay over a reload and a sign-in; files cannot. */
-const KEPT = ["tables", "tables-text", "batch", "topology", "topology-text", "planner", "limit", "seed", "payload", "risk", "options"];
+const KEPT = ["tables", "tables-text", "batch", "topology", "topology-text", "planner", "limit", "seed", "payload", "risk", "constraints", "start", "options"];
 /* Milliseconds between two pictures of the clock. */
 const TICK_MS = 200;
 
@@ -49,11 +49,29 @@ function keep() {
 async function givenTopology() {
   const file = find("topology-file").files[0];
   const text = file ? await file.text() : find("topology-text").value.trim();
-  if (!text) return find("topology").value;
+  return text ? parsed(text, "topology", "The topology") : find("topology").value;
+}
+
+function parsed(text, field, name) {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw failure({ detail: `The topology is not JSON: ${error.message}`, field: "topology" });
+    throw failure({ detail: `${name} cannot be read as JSON: ${error.message}`, field });
+  }
+}
+
+/* Limits of tables; none where nothing is given. */
+const givenConstraints = () => parsed(find("constraints").value.trim() || "{}", "constraints", "The constraints");
+
+/* The plan to start from, if there is one. */
+async function givenStart() {
+  const text = find("start").value.trim();
+  if (!text) return null;
+  if (!text.startsWith("sha256:")) return parsed(text, "start", "The start");
+  try {
+    return (await ask("GET", `/v1/plans/${text}`)).plan;
+  } catch (error) {
+    throw failure({ detail: error.message, field: "start" });
   }
 }
 
@@ -91,8 +109,8 @@ function givenOptions() {
 }
 
 async function task() {
-  const [tables, topology] = [await givenTables(), await givenTopology()];
-  return { tables, topology, time_limit_s: Number(find("limit").value), seed: Number(find("seed").value), payload: find("payload").value };
+  const [tables, topology, start] = [await givenTables(), await givenTopology(), await givenStart()];
+  return { tables, topology, constraints: givenConstraints(), ...(start ? { start } : {}), time_limit_s: Number(find("limit").value), seed: Number(find("seed").value), payload: find("payload").value };
 }
 
 /* Says what the service reads, as soon as it is given: sizes, columns of a list, and what is wrong. */
@@ -100,17 +118,18 @@ const check = guarded(async () => {
   const number = ++checks;
   const [tables, topology] = [await givenTables(), await givenTopology()];
   const isList = typeof tables === "object" && !("schema" in tables);
-  const found = await ask("POST", "/v1/validations", { tables, topology });
+  const found = await ask("POST", "/v1/validations", { tables, topology, constraints: givenConstraints() });
   if (number !== checks) return;  // something else is given by now
   const unread = found.faults.map((one) => /^tables\.column (".*")$/.exec(one.field || "")).filter(Boolean).map((one) => JSON.parse(one[1]));
   const read = { ...(found.columns || {}) };
   for (const column of [...unread, ...Object.keys(chosenColumns)]) read[column] = chosenColumns[column] ?? null;
   find("list").hidden = !isList;
   fill("columns", [["column", "name"], ["read as"]], Object.entries(read).map(([column, field]) => [column, choice(column, field)]));
-  const size = found.num_tables && `${found.num_tables.toLocaleString("en")} tables, ${bytes(found.table_bytes)} with optimizer state.`;
-  find("list-notes").replaceChildren(...[size, ...found.notes].filter(Boolean).map((line) => cell(line, "", "li")));
-  find("ranks-note").textContent = found.num_ranks ? `${found.num_ranks.toLocaleString("en")} ranks, ${bytes(found.hbm_bytes)} of device memory together.` : "";
+  const note = (id, lines) => find(id).replaceChildren(cell(lines.filter(Boolean).join("\n"), "", "span"));
+  note("tables-notes", [found.num_tables && `${found.num_tables.toLocaleString("en")} tables, ${bytes(found.table_bytes)} with optimizer state.`, ...found.notes]);
+  note("topology-notes", [found.num_ranks && `${found.num_ranks.toLocaleString("en")} ranks, ${bytes(found.hbm_bytes)} of device memory together.`]);
   if (!found.is_valid) throw failure({ faults: found.faults, field: found.faults[0].field });
+  await givenStart();
 });
 
 function choice(column, field) {
@@ -140,7 +159,7 @@ function given(event) {
     find(name).disabled = has || find(`${name}-text`).value.trim() !== "";
     find(`${name}-text`).disabled = has;
   }
-  if (/^(tables|topology|batch)/.test(id)) check();
+  if (/^(tables|topology|batch|constraints|start)/.test(id)) check();
 }
 
 /* The search. */
@@ -229,10 +248,10 @@ function showPlanners(rows) {
   const step = (one) => (one.predicted ? one.predicted.step_ms.value : Infinity);
   const ranked = [...rows].sort((one, other) => step(one) - step(other) || 0);
   const best = step(ranked[0]);
-  fill("compared", [["planner"], ["plan"], ["predicted step, ms", "number"], ["slowest kernel, ms", "number"], ["balance", "number"], ["remark", "name"]],
+  fill("compared", [["planner"], ["predicted step, ms", "number"], ["remark", "name"], ["plan"], ["slowest kernel, ms", "number"], ["balance", "number"]],
     ranked.map((one) => Object.assign(one.predicted
-      ? [one.planner, link(short(one.id), `#one/${one.id}`), ms(step(one)), ms(one.predicted.max_kernel_ms), share(one.predicted.balance), step(one) === best ? "★ shortest step" : one.remark]
-      : [one.planner, "", "", "", "", one.remark], { isBest: step(one) === best && best < Infinity })));
+      ? [one.planner, ms(step(one)), step(one) === best ? "★ shortest step" : one.remark, link(short(one.id), `#one/${one.id}`), ms(one.predicted.max_kernel_ms), share(one.predicted.balance)]
+      : [one.planner, "", one.remark, "", "", ""], { isBest: step(one) === best && best < Infinity })));
 }
 
 export function listen() {

@@ -2,7 +2,7 @@
 
 /* Stored plans: the list, and several beside each other. */
 
-import { bytes, button, cell, cells, fill, headings, inOrder, link, ms, percent, share, short, state } from "./drawing.js";
+import { bytes, button, cell, cells, fill, headings, inOrder, link, ms, percent, printable, share, short, state } from "./drawing.js";
 import { ask, find, guarded } from "./service.js";
 
 const NONE = "No plan is stored that fits. Make one under Plan, or search for less.";
@@ -97,14 +97,14 @@ export async function showCompared(ids) {
     download.download = `plan-${short(id)}.json`;
     download.setAttribute("aria-label", `Export plan ${short(id)}`);
     return Object.assign([
-      link(short(id), `#one/${id}`), provenance ? provenance.planner : "", tables.tables.length, `${topology.world_size} of ${topology.device}`,
-      ms(step({ plan })), step({ plan }) === best ? "★ shortest step" : percent(step({ plan }) / best - 1),
+      link(short(id), `#one/${id}`), ms(step({ plan })), step({ plan }) === best ? "★ shortest step" : percent(step({ plan }) / best - 1),
+      provenance ? provenance.planner : "", tables.tables.length, `${topology.world_size} of ${topology.device}`,
       ms(predicted && predicted.max_kernel_ms), share(predicted && predicted.balance),
       predicted ? bytes(Math.max(...predicted.ranks.map((rank) => rank.hbm_bytes))) : "",
       id === ids[0] ? "the first" : link("Differences", `#compare/${ids[0]}/${id}`), download,
     ], { isBest: step({ plan }) === best });
   });
-  fill("side-by-side", [["plan"], ["planner"], ["tables", "number"], ["ranks"], ["predicted step, ms", "number"], ["step over the shortest", "number"],
+  fill("side-by-side", [["plan"], ["predicted step, ms", "number"], ["step over the shortest", "number"], ["planner"], ["tables", "number"], ["ranks"],
     ["slowest kernel, ms", "number"], ["balance", "number"], ["most weights of a rank", "number"], ["from the first"], ["plan.json"]], rows);
   if (ids.length === 2) await showDifference(...ids);
 }
@@ -145,7 +145,7 @@ export async function offerOthers(id) {
   });
   find("labelled").textContent = "";
   const others = page.plans.filter((one) => one.id !== id);
-  const text = (one) => `${one.created_at.slice(0, 16).replace("T", " ")} ${one.name} ${one.planner}, ${one.num_tables} tables, ${one.num_ranks} ranks of ${one.device}, ${ms(one.step_ms)} ms`;
+  const text = (one) => `${one.created_at.slice(0, 16).replace("T", " ")} ${printable(one.name)} ${one.planner}, ${one.num_tables} tables, ${one.num_ranks} ranks of ${one.device}, ${ms(one.step_ms)} ms`;
   find("other").replaceChildren(new Option("another plan", ""), ...others.map((one) => new Option(text(one), one.id)));
   find("other").onchange = () => { if (find("other").value) location.hash = `#compare/${find("other").value}/${id}`; };
 }

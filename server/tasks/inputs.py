@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from autoshard.core import Payload, ShardingPlan, TableSet, Topology
 from autoshard.core.costs import Risk
-from autoshard.core.errors import AutoshardError, FormatError, UnknownNameError
+from autoshard.core.errors import AutoshardError, FormatError, InvalidPlanError, UnknownNameError
 from autoshard.core.quoting import shown
 from autoshard.formats import (
     TableList,
@@ -24,8 +26,10 @@ from autoshard.formats import (
     topology_from_json,
 )
 from autoshard.formats.documents.json_document import join
+from autoshard.formats.documents.tables_json import CONSTRAINTS
 from autoshard.formats.imports.table_lists import LIST_KEYS
 from autoshard.planners.planner import PlanRequest
+from autoshard.planners.space.constraints import check_constraints
 from autoshard.planning import make_costs
 from autoshard.validator import validate_plan
 from server.settings import ServerSettings
@@ -89,6 +93,7 @@ def task_of(
     topology: Named,
     settings: ServerSettings,
     told: Callable[[TableList], None] | None = None,
+    constraints: Mapping[str, object] | None = None,
 ) -> tuple[TableSet, Topology]:
     """Tables and topology of a body, which are not too large for a task; `told` as of `tables_of`.
 
@@ -98,7 +103,29 @@ def task_of(
     check_documents(tables, topology, settings)
     read = tables_of(tables, told=told), topology_of(topology)
     check_task(*read, settings)
-    return read
+    return constrained(*read, constraints or {}), read[1]
+
+
+def constrained(tables: TableSet, topology: Topology, given: Mapping[str, object]) -> TableSet:
+    """The tables with a body's `constraints`, by table, in place of their own.
+
+    Raises:
+        InputError: If one is none, or names a table or rank that is not there.
+    """
+    if not given:
+        return tables
+    field = "constraints"
+    if unknown := given.keys() - {table.name for table in tables.tables}:
+        raise UnknownNameError(f"{shown(min(unknown))} is none of the tables", field=field)
+    read = {name: CONSTRAINTS.read(value, join(field, name)) for name, value in given.items()}
+    made = (replace(table, constraints=read.get(table.name, table.constraints)) for table in tables.tables)
+    found = replace(tables, tables=tuple(made))
+    try:
+        check_constraints(found, topology)
+    except InvalidPlanError as error:
+        number, name = re.findall(r"^tables\[(\d+)]\.constraints\.(.*)", error.field or "")[0]
+        raise InvalidPlanError(error.message, field=f"{field}.{tables.tables[int(number)].name}.{name}") from None
+    return found
 
 
 def plan_of(document: Mapping[str, Any], settings: ServerSettings, field: str = "plan") -> ShardingPlan:

@@ -31,8 +31,10 @@ def answer_plan_or_accept(body: PlanJobBody, context: TaskContext) -> Reply:
 
 
 def answer_check_plan(body: PlanJobBody, context: TaskContext) -> Reply:
-    """Checks a task that a job is to plan; the answer is a `JobTask`."""
-    task_of(body.tables, body.topology, context.settings, lambda _: None)
+    """Checks a task that a job is to plan, and its start; the answer is a `JobTask`."""
+    task_of(body.tables, body.topology, context.settings, lambda _: None, body.constraints)
+    if body.start is not None:
+        plan_of(body.start, context.settings, "start")
     return Reply(status=ACCEPTED, body=JobTask.of(body).model_dump_json().encode())
 
 
@@ -41,7 +43,7 @@ def answer_plan(body: PlanBody, context: TaskContext) -> Reply:
     context.allow_s(body.time_limit_s)
     begun_s = time.perf_counter()
     lists: list[TableList] = []
-    tables, topology = task_of(body.tables, body.topology, context.settings, lists.append)
+    tables, topology = task_of(body.tables, body.topology, context.settings, lists.append, body.constraints)
     request = request_of(
         tables,
         topology,

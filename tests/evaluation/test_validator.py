@@ -29,6 +29,7 @@ from autoshard.core import (
     Tier,
 )
 from autoshard.core.errors import InvalidPlanError
+from autoshard.core.quoting import write_bytes
 from autoshard.validator import validate_plan
 from tests import builders
 from tests.builders import placed, table, tables, topology
@@ -384,7 +385,7 @@ class TestMemory:
         needed = sum(local.memory_bytes for local in held)
         assert fault_of(plan(*shards, topology=topology(NODE, WORLD, hbm=needed))) is None
         fault = fault_of(plan(*shards, topology=topology(NODE, WORLD, hbm=needed - 1)))
-        assert f"would hold {needed:,} bytes of hbm, 1 bytes more than its {needed - 1:,}" in fault
+        assert f"would hold {write_bytes(needed)} of hbm, 1 B more than its {write_bytes(needed - 1)};" in fault
         assert fault.startswith("shards[0].memory" if columns >= 8 else "shards[1].memory")
 
     def test_levels_have_limits_of_their_own_and_caches_count_as_hbm(self):
@@ -392,11 +393,11 @@ class TestMemory:
         lower = MemoryPlacement(level=MemoryLevel.DDR, cache_bytes=500)
         shard, hbm = placed(part(of), memory=lower), 500 + 4 * of.num_embeddings  # with the cache's index
         assert fault_of(plan(shard, topology=topology(NODE, WORLD, hbm=hbm, ddr=of.storage_bytes))) is None
-        assert "bytes of ddr, 1 bytes more" in fault_of(
+        assert "of ddr, 1 B more" in fault_of(
             plan(shard, topology=topology(NODE, WORLD, hbm=hbm, ddr=of.storage_bytes - 1))
         )
         less = topology(NODE, WORLD, hbm=hbm - 1, ddr=of.storage_bytes)
-        assert "bytes of hbm, 1 bytes more" in fault_of(plan(shard, topology=less))
+        assert "of hbm, 1 B more" in fault_of(plan(shard, topology=less))
 
     def test_absurd_sizes_do_not_wrap_around(self):
         huge = [
@@ -404,4 +405,4 @@ class TestMemory:
             for index in range(5)
         ]
         machine = topology(NODE, WORLD, hbm=2**60)
-        assert "bytes more" in fault_of(plan(*(placed(part(of)) for of in huge), topology=machine))
+        assert "PiB more" in fault_of(plan(*(placed(part(of)) for of in huge), topology=machine))

@@ -1,6 +1,6 @@
 """Devices that are not there, and memory that is not."""
 
-import re
+from bisect import bisect_left
 from dataclasses import replace
 
 import pytest
@@ -19,6 +19,7 @@ from autoshard.core import (
 )
 from autoshard.core.choices import Device
 from autoshard.core.errors import DeviceError
+from autoshard.core.quoting import write_bytes
 from autoshard.evaluation.batch_memory import row_order_bytes, training_bytes
 from autoshard.runtime.engine.ids import addresses
 from autoshard.runtime.processes.devices import check_memory, choose_device
@@ -44,17 +45,18 @@ def test_processes_without_a_gpu_each_use_the_cpu():
 
 def needed(plan, process, num_processes, device, monkeypatch):
     """Bytes that a check asks a device for, and the host: found out by having less."""
-    found = []
-    for gpu_bytes, host_bytes in ((-1, 1 << 60), (1 << 60, -1)):
-        monkeypatch.setattr("torch.cuda.mem_get_info", lambda _, free=gpu_bytes: (free, free))
-        monkeypatch.setattr("autoshard.runtime.processes.devices.free_host_bytes", lambda free=host_bytes: free)
+
+    def is_enough(gpu_bytes, host_bytes):
+        monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (gpu_bytes, gpu_bytes))
+        monkeypatch.setattr("autoshard.runtime.processes.devices.free_host_bytes", lambda: host_bytes)
         try:
             check_memory(plan, process, num_processes, torch.device(device))
-        except DeviceError as error:
-            found.append(int(re.search(r"need ([\d,]+) bytes", str(error))[1].replace(",", "")))
-        else:
-            found.append(0)
-    return found
+        except DeviceError:
+            return False
+        return True
+
+    ways = (lambda free: is_enough(free, 1 << 60), lambda free: is_enough(1 << 60, free))
+    return [bisect_left(range(1 << 40), True, key=way) for way in ways]
 
 
 def test_tables_that_do_not_fit_are_refused(monkeypatch):
@@ -64,7 +66,8 @@ def test_tables_that_do_not_fit_are_refused(monkeypatch):
     # Weights, a moment for each row, and a batch.
     free = 1000 * (16 * 4 + 4) + round(training_bytes(plan).sum()) - 1
     monkeypatch.setattr("autoshard.runtime.processes.devices.free_host_bytes", lambda: free)
-    with pytest.raises(DeviceError, match=rf"need {free + 1:,} bytes on this cpu, {free:,} are free: scale the tables"):
+    needed, left = write_bytes(free + 1), write_bytes(free)
+    with pytest.raises(DeviceError, match=rf"need {needed} on this cpu, {left} are free: scale the tables"):
         check_memory(plan, 0, 2, CPU)
 
 

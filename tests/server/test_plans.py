@@ -151,3 +151,36 @@ def test_plans_are_named_and_tagged_and_found_by_both(client):
         assert (found["id"], found["name"], found["tags"]) == (plan_id, "Ranker 39", "weekly")
     assert client.get("/v1/plans", params={"text": "canary"}).json()["plans"] == []
     assert client.patch(f"/v1/plans/{plan_id}", json={"name": "n" * 129}).status_code == 400
+
+
+def test_constraints_hold_for_bundled_tables_too(client):
+    made = make(client, seed=103, constraints={"t3": {"pinned_ranks": [5]}})
+    plan = made.json()["plan"]
+    assert plan["tables"]["tables"][3]["constraints"] == {"pinned_ranks": [5]}
+    assert [one["replicas"] for one in plan["shards"] if one["table"] == "t3"] == [[[5]]]
+
+
+@pytest.mark.parametrize(
+    ("constraints", "field", "text"),
+    [
+        ({"clicks": {}}, "constraints", '"clicks" is none of the tables'),
+        ({"t3": {"pinned_ranks": [8]}}, "constraints.t3.pinned_ranks", "must be in [0, 8), got 8"),
+        ({"t3": {"colocate_with": ["t99"]}}, "constraints.t3.colocate_with", '"t99", which is no table'),
+        ({"t3": {"forbidden_tiers": ["nowhere"]}}, "constraints.t3.forbidden_tiers[0]", "must be one of"),
+        ({"t3": {"pinned": [1]}}, "constraints.t3.pinned", "did you mean pinned_ranks?"),
+    ],
+)
+def test_constraints_that_make_no_sense_are_told_at_once(client, constraints, field, text):
+    task = {"tables": "criteo-kaggle", "topology": "cpu-8", "constraints": constraints}
+    (fault,) = client.post("/v1/validations", json=task).json()["faults"]
+    assert (fault["field"], text in fault["detail"]) == (field, True), fault
+    for time_limit_s in (1, 61):
+        answer = client.post("/v1/plans", json={**task, "time_limit_s": time_limit_s})
+        assert (answer.status_code in (400, 422), answer.json().get("field")) == (True, field), answer.text
+
+
+def test_a_start_that_is_no_plan_is_told_before_a_job_is_made(client):
+    task = {"tables": "criteo-kaggle", "topology": "cpu-8", "start": {"schema": "autoshard.plan/1"}, "time_limit_s": 61}
+    answer = client.post("/v1/plans", json=task)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["field"].startswith("start")

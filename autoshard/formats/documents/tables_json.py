@@ -49,7 +49,8 @@ TIER: Final = named("tables", "tier", one_of(Tier), "How a shard is held.")
 _NAME: Final = named("tables", "name", TEXT)
 _KNOWN: Final[dict[type, Kind[Any]]] = {DType: DTYPE, Tier: TIER}
 _FEATURE: Final = named("tables", "feature", record(Feature, *fields_of(Feature, name=_NAME)))
-_CONSTRAINTS: Final = named(
+#: Limits of one table.
+CONSTRAINTS: Final = named(
     "tables",
     "constraints",
     record(Constraints, *fields_of(Constraints, known=_KNOWN)),
@@ -131,7 +132,7 @@ _FIRST: Final = ("name", "num_embeddings", "embedding_dim", "dtype", "pooling", 
 
 def _table_kind(folder: Path | None) -> Kind[EmbeddingTable]:
     special: dict[str, Kind[Any]] = {"name": _NAME, "features": list_of(_FEATURE), "access": ACCESS}
-    listed = fields_of(EmbeddingTable, *_FIRST, known=_KNOWN, **special, constraints=_CONSTRAINTS, row_order=_ROW_ORDER)
+    listed = fields_of(EmbeddingTable, *_FIRST, known=_KNOWN, **special, constraints=CONSTRAINTS, row_order=_ROW_ORDER)
     return named("tables", "table", record(partial(_table, folder), *listed))
 
 
@@ -164,7 +165,7 @@ TABLES: Final = Document(
     meaning="The embedding tables of one model and the batch that they see.",
     make=TableSet,
     fields=_fields,
-    definitions=(_NAME, TABLE, DTYPE, TIER, _FEATURE, _CONSTRAINTS, _ROW_ORDER, _DENSE, ACCESS),
+    definitions=(_NAME, TABLE, DTYPE, TIER, _FEATURE, CONSTRAINTS, _ROW_ORDER, _DENSE, ACCESS),
 )
 read_tables, write_tables = TABLES.read, TABLES.write
 tables_from_json, tables_to_json = TABLES.from_json, TABLES.to_json

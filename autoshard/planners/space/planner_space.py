@@ -27,6 +27,7 @@ from autoshard.core import (
 )
 from autoshard.core.collector import collector_paused
 from autoshard.core.errors import InfeasiblePlanError
+from autoshard.core.quoting import write_bytes
 from autoshard.core.shard import fused_kernel
 from autoshard.evaluation.cached_rows import behind_caches
 from autoshard.evaluation.stages import cheapest_syncs
@@ -89,7 +90,9 @@ class ItemOption:
     def label(self) -> str:
         """How the first table is held, and behind which cache."""
         memory = self.shards[0].parts[0].memory
-        behind = "" if memory.cache_bytes == 0 else f", {memory.level} behind a cache of {memory.cache_bytes:,} bytes"
+        behind = (
+            "" if memory.cache_bytes == 0 else f", {memory.level} behind a cache of {write_bytes(memory.cache_bytes)}"
+        )
         return self.of_tables[0].label + behind
 
     @property

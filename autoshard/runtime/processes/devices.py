@@ -10,6 +10,7 @@ import torch
 from autoshard.core import MemoryLevel, ShardingPlan
 from autoshard.core.choices import Device
 from autoshard.core.errors import DeviceError
+from autoshard.core.quoting import write_bytes
 from autoshard.evaluation.batch_memory import dense_bytes, row_order_bytes, training_bytes
 from autoshard.runtime.engine.holdings import GroupOrder
 from autoshard.runtime.ownership import ownership_of
@@ -100,6 +101,6 @@ class _Need:
 def _check_free(needed_bytes: int, where: str, free_bytes: int) -> None:
     if needed_bytes > free_bytes:
         raise DeviceError(
-            f"tables and training need {needed_bytes:,} bytes on this {where}, {free_bytes:,} are free: "
-            "scale the tables down, or use more machines"
+            f"tables and training need {write_bytes(needed_bytes)} on this {where}, {write_bytes(free_bytes)} are "
+            "free: scale the tables down, or use more machines"
         )

@@ -20,6 +20,7 @@ from torch.nn.functional import embedding, embedding_bag
 
 from autoshard.core import DType, EmbeddingTable, Optimizer, Pooling, RowsBy, ShardingPlan, TableSet
 from autoshard.core.errors import ExecutionError, InvalidOptionError
+from autoshard.core.quoting import write_bytes
 from autoshard.runtime.batch import BatchOfIds, Embedded
 from autoshard.runtime.engine.holdings import GroupOrder
 from autoshard.runtime.engine.ids.addresses import RowOrderMap
@@ -260,8 +261,8 @@ def check_verifiable(tables: TableSet) -> None:
     num_bytes = sum(table.num_embeddings * table.embedding_dim * 4 for table in tables.tables)
     if num_bytes > MAX_VERIFIED_BYTES:
         raise InvalidOptionError(
-            f"compares with an unsharded model of at most {MAX_VERIFIED_BYTES:,} bytes, these tables have "
-            f"{num_bytes:,}: scale them down",
+            f"compares with an unsharded model of at most {write_bytes(MAX_VERIFIED_BYTES)}, these tables have "
+            f"{write_bytes(num_bytes)}: scale them down",
             field="verify_steps",
         )
 

@@ -25,6 +25,7 @@ def made(service, **changes):
 async def show_search(page):
     await page.go("plan")
     await page.until("document.getElementById('planner').options.length > 3")
+    await page.value("document.querySelector('#task details').open = true")
     await page.click("#compare")
     await page.shown("comparison")
     await page.fill("#limit", "60")
@@ -39,18 +40,25 @@ async def show_fault(page):
     await page.shown("message")
 
 
-async def show_plan(page, plan_id):
-    await page.go(f"one/{plan_id}")
-    await page.until(f"document.getElementById('report').href.endsWith('{plan_id}/report')")
+async def show_plan(page):
+    await page.go("plans")
+    await page.until("document.querySelectorAll('#listed a').length >= 2")
+    await page.click("#listed a")
+    await page.until("/[0-9a-f]{64}[/]report$/.test(document.getElementById('report').href)")
     await page.click("#explain")
     await page.shown("explained")
     await page.click("#improve")
     await page.shown("improved")
 
 
-async def show_difference(page):
+async def show_plans(page):
     await page.go("plans")
     await page.until("document.querySelectorAll('#listed input').length >= 2")
+    await page.value("document.querySelector('#find details').open = true")
+
+
+async def show_difference(page):
+    await show_plans(page)
     await page.value("[...document.querySelectorAll('#listed input')].slice(0, 2).forEach((one) => one.click())")
     await page.click("#diff")
     await page.shown("difference")
@@ -88,41 +96,43 @@ async def show_sign_in(page):
     await page.shown("key")
 
 
+VIEWS = {
+    "search": show_search,
+    "plans": show_plans,
+    "difference": show_difference,
+    "plan": show_plan,
+    "jobs": show_jobs,
+    "models": show_models,
+    "schedules": show_schedules,
+    "keys": show_keys,
+    "audit": show_audit,
+    "sign-in": show_sign_in,
+    "fault": show_fault,
+}
+
+
 @pytest.mark.slow
 @needs_browser
 @pytest.mark.skipif(not AXE.exists(), reason="no axe-core: scripts/axe-core fetches it")
-def test_axe_finds_no_barrier_in_any_view(own_service, registry):
+@pytest.mark.parametrize(("width", "dark"), [*itertools.product((1440, 390), (False, True))])
+def test_axe_finds_no_barrier_in_any_view(own_service, registry, width, dark):
     service = own_service("--workers", "2", "--registry", registry.root)
-    plan_id = made(service)
+    made(service)
     made(service, planner="lookup-greedy")
 
     async def play(page):
+        await page.resize(width=width, dark=dark)
         await page.open(service.url)
         found = {}
-        for name, show in (
-            ("search", show_search),
-            ("difference", show_difference),
-            ("plan", lambda page: show_plan(page, plan_id)),
-            ("jobs", show_jobs),
-            ("models", show_models),
-            ("schedules", show_schedules),
-            ("keys", show_keys),
-            ("audit", show_audit),
-            ("sign-in", show_sign_in),
-            ("fault", show_fault),
-        ):
+        for name, show in VIEWS.items():
             await show(page)
             await page.value(AXE.read_text(encoding="utf-8") + ";0")
-            for width, dark in itertools.product((1280, 420), (False, True)):
-                await page.resize(width=width, dark=dark)
-                found[name, width, dark] = await page.value(BARRIERS)
-            await page.resize()
+            found[name] = await page.value(BARRIERS)
+            assert await page.value("document.documentElement.scrollWidth <= innerWidth"), name
         assert page.problems == []
         return found
 
-    found = browse(play)
-    assert len(found) == 40
-    assert {key: barriers for key, barriers in found.items() if barriers} == {}
+    assert browse(play) == {name: [] for name in VIEWS}
 
 
 #: Names of the controls that can be seen and used, in the order of the page, those of the report in its frame aside.
@@ -136,7 +146,7 @@ CONTROLS = """(() => {
 FOCUSED = "window.controls.indexOf(document.activeElement)"
 
 
-async def reached(page, most=60):
+async def reached(page, most):
     """Names of the controls of a view, and of those that Tab reaches, from the first on."""
     names = await page.value(CONTROLS)
     await page.value("document.getElementById('skip').focus()")
@@ -167,27 +177,17 @@ async def tab_to(page, element, most=200):
 @needs_browser
 def test_tab_reaches_every_control_of_every_view(own_service, registry):
     service = own_service("--workers", "2", "--registry", registry.root)
-    plan_id = made(service)
+    made(service)
     made(service, planner="lookup-greedy")
 
     async def play(page):
         await page.open(service.url)
-        for show in (
-            show_search,
-            show_difference,
-            show_jobs,
-            show_models,
-            show_schedules,
-            show_keys,
-            show_audit,
-            show_sign_in,
-        ):
+        for name, show in VIEWS.items():
+            if name == "fault":
+                continue  # the controls of `search`; its planners still change their table
             await show(page)
-            names, found = await reached(page)
-            assert found == names, show.__name__
-        await show_plan(page, plan_id)
-        names, found = await reached(page, most=200)
-        assert found == names
+            names, found = await reached(page, most=200)
+            assert found == names, name
         assert page.problems == []
 
     browse(play)

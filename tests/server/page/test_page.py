@@ -11,6 +11,8 @@ from server.web.routes.page import PAGE_FILES
 from tests.server.page.browser import browse, needs_browser
 
 EVIL = "<img src=x onerror=document.title='evil'>"
+#: Turns the direction of what follows; pages show it as an escape.
+BACKWARDS = "\u202e"
 
 
 def test_its_files_are_open_and_run_nothing_but_their_own(client):
@@ -236,10 +238,10 @@ def test_files_are_uploaded_and_planned(own_service, tmp_path):
 
 
 def evil_task():
-    """Tables and a topology all of whose names are HTML."""
+    """Tables and a topology all of whose names are HTML; those of tables end with a mark of direction."""
     tables = tables_to_json(load_tables("metasyn").sample(12, 1).scaled(64))
     for number, table in enumerate(tables["tables"]):
-        table["name"] = f"{EVIL}{number}"
+        table["name"] = f"{EVIL}{number}{BACKWARDS}"
         for feature in table["features"]:
             feature["name"] = f"{EVIL}{feature['name']}"
     topology = topology_to_json(load_topology("a100-32"))
@@ -308,6 +310,8 @@ def test_names_that_are_html_are_texts_everywhere(own_service):
 
     browse(play)
     assert {element: text[:300] for element, text in shown.items() if EVIL not in text} == {}
+    assert [element for element, text in shown.items() if BACKWARDS in text] == []
+    assert {"binding", "alternatives", "moved"} <= {element for element, text in shown.items() if "\\u{202e}" in text}
 
 
 @pytest.mark.slow
@@ -324,12 +328,12 @@ def test_a_table_list_is_shown_mapped_and_planned(own_service, tmp_path):
         await page.until("/may mean rows or bytes/.test(document.getElementById('message').textContent)")
         assert await page.value("document.getElementById('tables-file').getAttribute('aria-invalid')") == "true"
         await page.fill("#columns select", "-")
-        await page.until("/^2 tables/.test(document.getElementById('list-notes').textContent)")
+        await page.until("/^2 tables/.test(document.getElementById('tables-notes').textContent)")
         read = await page.value("[...document.querySelectorAll('#columns select')].map((one) => one.value)")
         assert read == ["name", "num_embeddings", "embedding_dim", "pooling_factor", "-"]
-        assert "the list says no batch size: 65,536" in await page.text("list-notes")
+        assert "the list says no batch size: 65,536" in await page.text("tables-notes")
         await page.fill("#batch", "4096")
-        await page.until("!/batch size/.test(document.getElementById('list-notes').textContent)")
+        await page.until("!/batch size/.test(document.getElementById('tables-notes').textContent)")
         await page.picture(tmp_path / "list.png", height=1200)
         await page.fill("#topology", "cpu-8")
         await page.fill("#limit", "0.2")
@@ -406,7 +410,7 @@ def test_what_was_typed_stays_and_a_service_that_is_gone_is_said_and_found_again
         )
         assert await page.value("document.getElementById('tables-text').getAttribute('aria-invalid')") == "true"
         await page.upload("#tables-file", file)
-        await page.until("/^26 tables/.test(document.getElementById('list-notes').textContent)")
+        await page.until("/^26 tables/.test(document.getElementById('tables-notes').textContent)")
         await page.click("#tables-remove")
         await page.until("document.getElementById('tables-file').files.length === 0")
         await page.fill("#tables-text", "name,rows")
