@@ -124,12 +124,19 @@ def _done(source: ModelSource, options: ModelsOptions) -> tuple[dict[str, Any], 
     chosen = source.listed(options.kind, options.device)
     if options.action is RegistryAction.LIST:
         found = {"registry": source.place, "models": [_printed(item) for item in chosen]}
-        empty = f"No models in {source.place}; `autoshard train` makes some."
-        return found, _list_table(chosen) if chosen else empty
+        return found, _list_table(chosen) if chosen else _nothing_listed(source, options)
     if options.action is RegistryAction.SHOW:
         assert options.version is not None
         return _show(source, _find(source, chosen, options.version))
     return _move(source, options, chosen)
+
+
+def _nothing_listed(source: ModelSource, options: ModelsOptions) -> str:
+    """Why a list is empty: there are no models, or none of the kind and device that were asked for."""
+    known = {item.kind: None for item in source.listed(None, options.device)}
+    wanted = "".join(f" of {shown(one)}" for one in (options.kind, options.device) if one is not None)
+    others = f"kinds there: {', '.join(known)}" if known and options.kind else "`autoshard train` makes some"
+    return f"No models{wanted} in {source.place}; {others}."
 
 
 def _find(source: ModelSource, listed: Sequence[ModelSummary], wanted: str) -> ModelSummary:

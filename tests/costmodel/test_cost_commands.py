@@ -162,6 +162,12 @@ class TestModels:
         assert {item["id"] for item in asked("--kind", "policy-tiers")["models"]} == {ids["tiers"]}
         assert asked("--device", "h100")["models"] == []
 
+    def test_an_empty_list_says_what_else_there_is(self, ids, registry, run):
+        out, _ = run("models", "--kind", "dense", "--registry", registry)
+        assert out.startswith('No models of "dense" in ')
+        assert "kinds there: " in out
+        assert all(kind in out for kind in ("cost", "policy", "policy-tiers"))
+
     def test_show_by_id_and_alias(self, ids, asked, registry, run):
         for wanted in (ids["old"], ids["old"][:10]):
             result = asked("show", wanted)
