@@ -16,6 +16,7 @@ from autoshard.core import DenseLayers
 from autoshard.core.errors import ExecutionError, FormatError, InputError, InvalidOptionError, InvalidPlanError
 from autoshard.formats import write_plan
 from autoshard.runtime import RunRequest, run_requests
+from autoshard.runtime.processes.launch import last_words
 from autoshard.runtime.result_json import RUN
 from tests import builders as make
 
@@ -87,6 +88,25 @@ def test_a_run_measures_and_reports(plan_path, run_folder):
     written = json.dumps(RUN.to_json(result), allow_nan=False)
     assert RUN.from_json(json.loads(written)) == result
     assert list(run_folder.iterdir()) == []
+
+
+def test_workers_find_a_checkout_that_nobody_has_installed(plan_path, run_folder, monkeypatch):
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    found = set()
+
+    def look(_):
+        found.update((Path("/proc") / str(pid) / "environ").read_bytes() for pid in processes_of(run_folder))
+
+    run_plan(plan_path, 1, steps=2, on_progress=look)
+    assert any(f"PYTHONPATH={Path(__file__).parents[2]}\0".encode() in environment for environment in found)
+
+
+def test_the_last_exception_is_what_a_process_said():
+    torchrun = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:"
+    lines = ["Traceback (most recent call last):", "ModuleNotFoundError: No module named 'x'", torchrun, "=" * 60]
+    assert last_words("\n".join(lines)) == "ModuleNotFoundError: No module named 'x'"
+    assert last_words("[rank1]: ValueError: no\nnothing else\n====") == "[rank1]: ValueError: no"
+    assert (last_words("first\n\nlast\n---"), last_words("")) == ("last", "it said nothing")
 
 
 @pytest.mark.slow

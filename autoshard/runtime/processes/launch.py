@@ -225,6 +225,10 @@ class _Launched(ExitStack):
                 process.wait()
 
 
+#: Folder that this package lies in.
+_LOCATION: Final = Path(__file__).resolve().parents[3]
+
+
 def _start(torchrun: Torchrun, folder: Path, module: str, path: Sequence[str]) -> subprocess.Popen[bytes]:
     program = (*torchrun.prefix, sys.executable, "-m", "torch.distributed.run", *torchrun.options)
     with (folder / "stderr").open("ab") as stderr:
@@ -242,8 +246,11 @@ def _start(torchrun: Torchrun, folder: Path, module: str, path: Sequence[str]) -
 
 def _environment(folder: Path, path: Sequence[str]) -> dict[str, str]:
     environment = dict(os.environ)
-    if path:
-        environment["PYTHONPATH"] = ":".join([*path, *filter(None, [environment.get("PYTHONPATH")])])
+    known = [*path, *filter(None, [environment.get("PYTHONPATH")])]
+    if _LOCATION.name not in ("site-packages", "dist-packages"):
+        known.append(str(_LOCATION))  # a checkout that nobody has installed
+    if known:
+        environment["PYTHONPATH"] = ":".join(known)
     environment.setdefault("OMP_NUM_THREADS", "1")
     environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = f"{_GRACE_S:.0f}"  # torchrun of torch 2.11 waits for 30 s
     environment["PYTHONSAFEPATH"] = "1"  # or a folder of the user's might stand before a module that workers import
@@ -341,10 +348,10 @@ def _failure(folder: Path, nproc: int, returncode: int) -> AutoshardError:
     if records:
         first = min(records, key=lambda rank: records[rank].time_s)
         return records[first].to_error(first)
-    return ExecutionError(f"torchrun ended with {returncode}: {_last_words(stderr)}")
+    return ExecutionError(f"torchrun ended with {returncode}: {last_words(stderr)}")
 
 
-def _last_words(stderr: str) -> str:
+def last_words(stderr: str) -> str:
     """What a process that could not even report its error said: the last exception before torchrun's own, or line."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip(" =-*")]
     raised = [line for line in lines if _RAISED.match(line) and "ChildFailedError" not in line]
