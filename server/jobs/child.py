@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,7 +30,7 @@ from autoshard.console import print_progress
 from autoshard.core.errors import AutoshardError, InfeasiblePlanError, InputError
 from autoshard.formats import parse_json
 from costmodel.registry.aliases import Alias
-from server.problems import InternalError, problem_of
+from server.problems import InternalError
 from server.settings import ServerSettings
 from server.tasks.comparing import answer_compare
 from server.tasks.context import TaskContext
@@ -37,6 +39,8 @@ from server.tasks.reply import Reply
 
 #: Seconds between two lines that say how far a job is; the service looks at its log every second.
 PROGRESS_EVERY_S = 2.0
+#: Numbers of errors of a disk that takes no more.
+_DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 #: Message of the service to a job's process: its search is to end.
 STOP = b"stop"
 
@@ -76,9 +80,13 @@ def run_child(pipe: Connection, work: ChildWork) -> None:
     try:
         reply = _reply(work, stop)
     except AutoshardError as error:
-        problem = problem_of(error)
-        print(error, file=sys.stderr, flush=True)
-        reply = Reply(status=problem.status, body=problem.model_dump_json(exclude_none=True).encode())
+        with suppress(OSError):  # the job says it, too
+            print(error, file=sys.stderr, flush=True)
+        reply = Reply.of_error(error)
+    except OSError as error:
+        if error.errno not in _DISK_FAULTS:
+            raise
+        reply = Reply.of_error(InternalError(f"its files cannot be written: {os.strerror(error.errno).lower()}"))
     reply.send(pipe)
 
 
@@ -151,6 +159,7 @@ def _of_command(arguments: list[str], work: ChildWork) -> Reply:
     code = main([*arguments, "--json"])
     sys.stdout.flush()
     if code != 0:
+        print(file=sys.stderr, flush=True)  # fails where the log could not be written
         raise _failure(code, work.settings.without_folders(_last_line(work.log)))
     document = json.loads(output.read_bytes())
     return Reply(status=200, body=json.dumps(document).encode())

@@ -15,7 +15,7 @@ import structlog
 
 from autoshard.api import JobState, Problem
 from server.jobs.child import STOP, ChildWork, run_child
-from server.problems import InternalError, StorageError, problem_of
+from server.problems import InternalError, StorageError
 from server.settings import ServerSettings
 from server.storage.jobs import ClaimedJob, JobEnd, JobOrder
 from server.storage.storage import Storage
@@ -90,7 +90,7 @@ class JobRunner:
             _AbandonedError: If the service stops, or another process has it.
         """
         if job.num_starts > _MAX_STARTS:
-            return _failed(f"its process or service was ended {_MAX_STARTS} times while it ran")
+            return Reply.of_error(InternalError(f"its process or service was ended {_MAX_STARTS} times while it ran"))
         folder = self._folder(job.run.id)
         work = ChildWork(
             kind=job.kind,
@@ -102,7 +102,7 @@ class JobRunner:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            return _failed(f"the job's folder cannot be made: {error.strerror}")
+            return Reply.of_error(InternalError(f"the job's folder cannot be made: {error.strerror}"))
         ours, theirs = _context.Pipe()
         process = _context.Process(target=run_child, args=(theirs, work))
         process.start()
@@ -120,7 +120,7 @@ class JobRunner:
         except (EOFError, OSError):
             process.join()
             _log.error("job's process died", exit_code=process.exitcode)
-            return _failed(f"the job's process ended before it answered, with {process.exitcode}")
+            return Reply.of_error(InternalError(f"the job's process ended before it answered, with {process.exitcode}"))
         finally:
             _end(process)
             ours.close()
@@ -163,11 +163,6 @@ def _end_of(reply: Reply) -> JobEnd:
     if reply.facts is not None:
         return JobEnd(state=JobState.SUCCEEDED, plan_id=reply.facts.id)
     return JobEnd(state=JobState.SUCCEEDED, result=reply.body)
-
-
-def _failed(reason: str) -> Reply:
-    problem = problem_of(InternalError(reason))
-    return Reply(status=500, body=problem.model_dump_json(exclude_none=True).encode())
 
 
 def _end(process: BaseProcess) -> None:

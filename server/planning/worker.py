@@ -16,7 +16,6 @@ from autoshard.planning import get_planner, planner_names
 from costmodel.registry.versions import models_in_use
 from server.logs import set_up_logs
 from server.memory import freeze, give_back_large_blocks
-from server.problems import problem_of
 from server.settings import ServerSettings
 from server.tasks.answering import answer_work
 from server.tasks.context import TaskContext
@@ -101,18 +100,13 @@ def answered(work: Work, settings: ServerSettings, is_stopped: Callable[[], bool
         waited_s = 0.0 if work.received_s is None else begun_s - work.received_s
         return replace(reply, waited_s=waited_s, worked_s=time.perf_counter() - begun_s)
     except AutoshardError as error:
-        return _problem(error)
+        return Reply.of_error(error)
     except (ArithmeticError, MemoryError, RecursionError):
         # Limits of single fields cannot rule out every combination of them, and this process is needed for others.
         _log.exception("a task whose numbers cannot be planned with")
-        return _problem(InputError("its numbers are too large or too small to plan with", field="body"))
+        return Reply.of_error(InputError("its numbers are too large or too small to plan with", field="body"))
     finally:
         _end_in(0)
-
-
-def _problem(error: AutoshardError) -> Reply:
-    problem = problem_of(error)
-    return Reply(status=problem.status, body=problem.model_dump_json(exclude_none=True).encode())
 
 
 def _end_in(seconds: float) -> None:

@@ -100,11 +100,12 @@ class Database:
 
     def _take_reserve(self) -> None:
         """Keeps the room again that a deletion had; what is missing, the next transaction takes, or the one after."""
+        if self._reserve is None:
+            return
         with suppress(OSError, sqlite3.OperationalError, SQLAlchemyError):
-            if self._reserve is not None:
-                if self._reserve.is_needed:
-                    empty_log(self._engine)
-                self._reserve.take()
+            if self._reserve.is_needed:
+                empty_log(self._engine)
+            self._reserve.take()
 
     @property
     def is_full(self) -> bool:

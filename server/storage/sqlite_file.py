@@ -105,14 +105,14 @@ class Reserve:
 
     @property
     def is_needed(self) -> bool:
-        """Whether the disk is so full that what is added finds no room."""
+        """Whether the disk has less room, beside what is kept or to be kept, than is kept."""
         disk = os.statvfs(self._file.parent)
-        return self._missing_bytes > 0 or disk.f_bavail * disk.f_frsize < _RESERVE_BYTES
+        return disk.f_bavail * disk.f_frsize < _RESERVE_BYTES + self._missing_bytes
 
     @property
     def _missing_bytes(self) -> int:
         with suppress(FileNotFoundError):
-            return _RESERVE_BYTES - self._file.stat().st_size
+            return max(0, _RESERVE_BYTES - self._file.stat().st_size)
         return _RESERVE_BYTES
 
     def take(self) -> None:
@@ -121,7 +121,7 @@ class Reserve:
         Raises:
             OSError: If the disk has no room for it; what there is has been taken.
         """
-        if self._missing_bytes <= 0:
+        if not self._missing_bytes:
             return
         descriptor = os.open(self._file, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         try:

@@ -66,7 +66,7 @@ class Storage:
             StorageError: If the database does not answer.
         """
         if self._max_client_bytes is not None:
-            with self.database.writing(uses_reserve=True) as connection:
+            with self.database.writing() as connection:
                 self._check_quota(connection, clients)
 
     def _check_quota(self, connection: Connection, clients: Collection[str]) -> None:

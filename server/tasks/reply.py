@@ -9,6 +9,8 @@ from typing import Final
 from pydantic import BaseModel
 
 from autoshard.api import PlanFigures
+from autoshard.core.errors import AutoshardError
+from server.problems import problem_of
 
 #: Status of a task that was checked, and is for a job to do.
 ACCEPTED: Final = 202
@@ -52,6 +54,12 @@ class Reply:
     floor_gap: float | None = None
     waited_s: float = 0.0
     worked_s: float = 0.0
+
+    @classmethod
+    def of_error(cls, error: AutoshardError) -> Reply:
+        """The answer where the work could not be done."""
+        problem = problem_of(error)
+        return cls(status=problem.status, body=problem.model_dump_json(exclude_none=True).encode())
 
     def send(self, pipe: Connection) -> None:
         """Sends it.

@@ -225,3 +225,13 @@ def server_that_ends():
             yield f"{address}/postgres", stop, start
         finally:
             stop()
+
+
+def test_a_job_that_finds_no_room_for_its_files_says_so(own_service, small_disk):
+    service = own_service("--data", str(small_disk), folder=small_disk.parent / "service")
+    fill(small_disk / "ballast")
+    with service.client() as client:
+        planned = until(client, made(client), "succeeded", "failed")
+        assert planned["state"] == "succeeded"
+        measured = until(client, made(client, "collect", {"device": "cpu", "seconds": 2}), "succeeded", "failed")
+        assert measured["problem"]["detail"] == "its files cannot be written: no space left on device"

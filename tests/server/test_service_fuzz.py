@@ -51,6 +51,7 @@ def plain(case):
         ("GET", "/v1/plans", GenerationMode.POSITIVE, 20, {200}),
         ("GET", "/v1/plans/{plan_id}", GenerationMode.POSITIVE, 10, {404}),
         ("DELETE", "/v1/plans/{plan_id}", GenerationMode.POSITIVE, 10, {404}),
+        ("DELETE", "/v1/jobs/{job_id}", GenerationMode.POSITIVE, 10, {404}),
         ("GET", "/v1/plans/{plan_id}/explanation", GenerationMode.POSITIVE, 5, {404}),
         ("GET", "/v1/plans/{plan_id}/improvements", GenerationMode.POSITIVE, 5, {404}),
         ("GET", "/v1/plans/{plan_id}/report", GenerationMode.POSITIVE, 5, {404}),
