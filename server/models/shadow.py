@@ -17,7 +17,7 @@ from server.storage.shadow import ShadowRow
 from server.storage.storage import Storage
 from server.tasks.models import ModelCheck, ShadowPrice
 from server.tasks.reply import Reply
-from server.tasks.work import Work, WorkKind
+from server.tasks.work import Body, Work, WorkKind
 
 _log = structlog.get_logger()
 
@@ -83,7 +83,7 @@ class ShadowPricer:
                 return
             name, candidate = found
             body = ModelCheck(kind=COST, name=name, version=candidate).model_dump_json().encode()
-            answer = await self._pool.answer(Work(kind=WorkKind.SHADOW, body=body, stored=(reply.body,)), _CLIENT)
+            answer = await self._pool.answer(Work(kind=WorkKind.SHADOW, body=Body(body), stored=(reply.body,)), _CLIENT)
             if answer.status != 200:
                 _log.warning(
                     "candidate cannot price a plan", name=name, candidate=candidate, problem=answer.body.decode()

@@ -51,14 +51,19 @@ def run_worker(pipe: Connection, settings: ServerSettings) -> None:
     try:
         pipe.send_bytes(READY)
         while True:
-            work = Work.receive(pipe)
-            stop.clear()
-            answered(work, settings, stop.is_set).send(pipe)
+            _answer_next(pipe, settings, stop)
     except (EOFError, ConnectionError):
         return  # the service has gone
     except Exception as error:
         _log.exception("fault while planning")
         raise SystemExit(1) from error
+
+
+def _answer_next(pipe: Connection, settings: ServerSettings, stop: threading.Event) -> None:
+    """Answers one request, of which nothing is kept while this process waits for the next one."""
+    work = Work.receive(pipe)
+    stop.clear()
+    answered(work, settings, stop.is_set).send(pipe)
 
 
 def _load_models(settings: ServerSettings) -> None:

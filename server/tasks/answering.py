@@ -52,7 +52,7 @@ def answer_work(work: Work, context: TaskContext) -> Reply:
         AutoshardError: If it cannot be done.
     """
     answer = _ANSWERS[work.kind]
-    return answer(_body_of(answer).parse(parse_json(work.body)), context, *work.stored)
+    return answer(_body_of(answer).parse(parse_json(work.body.take())), context, *work.stored)
 
 
 def _body_of(answer: Callable[..., Reply]) -> type[RequestBody]:

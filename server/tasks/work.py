@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from enum import StrEnum
 from multiprocessing.connection import Connection
@@ -34,6 +35,39 @@ class WorkKind(StrEnum):
 
 #: Work whose effect stays although nobody waits for the answer any more.
 KEEPING: Final = frozenset({WorkKind.RUN, WorkKind.SAMPLES, WorkKind.SHADOW})
+#: Bytes from which a text is packed, and zlib's level, which takes 10 ms a MiB at most.
+_LONG_BYTES, _QUICKLY = 1 << 20, 1
+
+
+class Body:
+    """The JSON text of a request's body, which many hands pass on and none may keep: it can be 16 MiB long.
+
+    Args:
+        text: The text.
+    """
+
+    def __init__(self, text: bytes) -> None:
+        self._held, self._is_packed = text, False
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+    @property
+    def text(self) -> bytes:
+        """The text."""
+        return zlib.decompress(self._held) if self._is_packed else self._held
+
+    def pack(self) -> bytes:
+        """The text, for who sends it on; a long one is held compressed from then on, since a job may need it later."""
+        text = self.text
+        if len(text) >= _LONG_BYTES and not self._is_packed:
+            self._held, self._is_packed = zlib.compress(text, _QUICKLY), True
+        return text
+
+    def take(self) -> bytes:
+        """The text, which is then no longer held."""
+        text, self._held, self._is_packed = self.text, b"", False
+        return text
 
 
 class _Head(BaseModel):
@@ -51,7 +85,7 @@ class Work:
 
     Attributes:
         kind: What is asked for.
-        body: JSON text of the request's body.
+        body: The request's body.
         stored: JSON texts of the stored plans that it is about, as the service answered with them; or a file.
         request_id: Id of the request, for the log.
         received_s: When the service had the body, by `time.perf_counter`, from when on its time limit counts: a plan
@@ -61,7 +95,7 @@ class Work:
     """
 
     kind: WorkKind
-    body: bytes
+    body: Body
     stored: tuple[bytes, ...] = ()
     request_id: str = ""
     received_s: float | None = None
@@ -69,7 +103,7 @@ class Work:
     team: str = ""
 
     def send(self, pipe: Connection) -> None:
-        """Sends it.
+        """Sends it, and packs its body.
 
         Raises:
             OSError: If nobody receives it.
@@ -83,7 +117,8 @@ class Work:
             team=self.team,
         )
         pipe.send_bytes(head.model_dump_json().encode())
-        for message in (self.body, *self.stored):
+        pipe.send_bytes(self.body.pack())
+        for message in self.stored:
             pipe.send_bytes(message)
 
     @classmethod
@@ -95,6 +130,6 @@ class Work:
             OSError: If the pipe is broken.
         """
         head = _Head.model_validate_json(pipe.recv_bytes())
-        body = pipe.recv_bytes()
+        body = Body(pipe.recv_bytes())
         stored = tuple(pipe.recv_bytes() for _ in range(head.num_stored))
         return cls(body=body, stored=stored, **head.model_dump(exclude={"num_stored"}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import Callable, Coroutine
 from itertools import chain
 from typing import Annotated, Any, Generic, TypeVar
@@ -22,6 +23,7 @@ from autoshard.core.errors import FormatError
 from autoshard.formats import parse_json
 from server.problems import BodyTimeoutError, BodyTooLargeError, MediaTypeError
 from server.settings import ServerSettings
+from server.tasks import work
 
 B = TypeVar("B", bound=RequestBody)
 
@@ -56,17 +58,17 @@ class ReceivedBody(Generic[B]):
         self.idempotency_key = idempotency_key
         self._model = model
 
-    async def read(self, settings: ServerSettings) -> bytes:
-        """The text, within the limits of its model and of the service; errors as of `read_body`."""
-        return await read_body(self.request, settings, self._model.max_bytes)
+    async def read(self, settings: ServerSettings) -> work.Body:
+        """The body, within the limits of its model and of the service; errors as of `read_body`."""
+        return work.Body(await read_body(self.request, settings, self._model.max_bytes))
 
-    async def parse(self, text: bytes) -> B:
-        """A text of at most `MAX_PARSED_BYTES` as its model, read in a thread. Planning processes read longer ones.
+    async def parse(self, body: work.Body) -> B:
+        """A body of at most `MAX_PARSED_BYTES` as its model, read in a thread. Planning processes read longer ones.
 
         Raises:
             FormatError: If it is not JSON, or a field is missing, unknown or of the wrong kind.
         """
-        return await run_in_threadpool(lambda: self._model.parse(parse_json(text)))
+        return await run_in_threadpool(lambda: self._model.parse(parse_json(body.text)))
 
 
 class JsonBody(Generic[B]):
@@ -162,17 +164,17 @@ async def read_body(
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > most:
         raise too_large
-    body = bytearray()  # not a list: single bytes would take fifty times their size
+    body = io.BytesIO()  # not a list: single bytes would take fifty times their size
     try:
         async with asyncio.timeout(settings.body_timeout_s):
             async for chunk in request.stream():
-                if len(body) + len(chunk) > most:
+                if body.tell() + len(chunk) > most:
                     raise too_large
                 buffer.receive(len(chunk))
-                body += chunk
+                body.write(chunk)
     except TimeoutError:
         raise BodyTimeoutError(f"must arrive within {settings.body_timeout_s:g} s", field="body") from None
-    return bytes(body)
+    return body.getvalue()
 
 
 async def client_gone(request: Request) -> None:

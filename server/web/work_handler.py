@@ -24,7 +24,7 @@ from server.settings import ServerSettings
 from server.storage.idempotency import IdempotentRequest, KeptAnswer
 from server.storage.storage import Storage
 from server.tasks.reply import ACCEPTED, Reply
-from server.tasks.work import Work, WorkKind
+from server.tasks.work import Body, Work, WorkKind
 from server.telemetry import answer_traced
 from server.web.buffers import client_of
 from server.web.errors import RefusedError
@@ -74,8 +74,8 @@ class WorkHandler:
         """
         self.check_room(received.request)
 
-        async def work(text: bytes, keyed: IdempotentRequest | None) -> KeptAnswer:
-            return await self.worked(received.request, kind, text, keyed, plan_ids)
+        async def work(body: Body, keyed: IdempotentRequest | None) -> KeptAnswer:
+            return await self.worked(received.request, kind, body, keyed, plan_ids)
 
         return await self.once(received, work)
 
@@ -91,7 +91,7 @@ class WorkHandler:
         self,
         request: Request,
         kind: WorkKind,
-        body: bytes,
+        body: Body,
         keyed: IdempotentRequest | None,
         plan_ids: tuple[str, ...] = (),
     ) -> KeptAnswer:
@@ -106,20 +106,20 @@ class WorkHandler:
             await run_in_threadpool(self._storage.check_quota, clients)
         return await self._done(request, await self._work(request, kind, body, plan_ids), keyed)
 
-    async def check(self, received: ReceivedBody[Any], text: bytes, kind: WorkKind | None) -> str:
+    async def check(self, received: ReceivedBody[Any], body: Body, kind: WorkKind | None) -> str:
         """Checks a body that is stored as it is; one that is long, by a planning process. Its `JobTask`, as JSON.
 
         Args:
             received: Parses it.
-            text: The body.
+            body: The body.
             kind: What checks it in a planning process; None where all bodies are short.
 
         Raises:
             AutoshardError: If there is something wrong with it.
         """
-        if len(text) <= MAX_PARSED_BYTES or kind is None:
-            return JobTask.of(await received.parse(text)).model_dump_json()
-        answer = await self.worked(received.request, kind, text, None)
+        if len(body) <= MAX_PARSED_BYTES or kind is None:
+            return JobTask.of(await received.parse(body)).model_dump_json()
+        answer = await self.worked(received.request, kind, body, None)
         if answer.status != ACCEPTED:
             raise RefusedError(answer.status, answer.body)
         return answer.body.decode()
@@ -132,7 +132,7 @@ class WorkHandler:
         """
         self.check_room(request)
         content = await read_body(request, self.settings, self.settings.max_body_bytes, PARQUET)
-        work = replace(await self._work(request, WorkKind.SAMPLES, b"{}", ()), stored=(content,), received_s=None)
+        work = replace(await self._work(request, WorkKind.SAMPLES, Body(b"{}"), ()), stored=(content,), received_s=None)
         answer = await self._done(request, work, None)
         if answer.status == 200:
             added = SamplesAnswer.model_validate_json(answer.body)
@@ -141,25 +141,25 @@ class WorkHandler:
         return _answered(answer, request)
 
     async def once(
-        self, received: ReceivedBody[Any], do: Callable[[bytes, IdempotentRequest | None], Awaitable[KeptAnswer]]
+        self, received: ReceivedBody[Any], do: Callable[[Body, IdempotentRequest | None], Awaitable[KeptAnswer]]
     ) -> Response:
         """Does what a request asks for, or answers as the one before with the same idempotency key.
 
         Args:
             received: The request's body.
-            do: Takes the body's text and the key, with which it stores the answer.
+            do: Takes the body and the key, with which it stores the answer.
 
         Raises:
             AutoshardError: If it cannot be done.
         """
-        request, text = received.request, await received.read(self.settings)
-        keyed = await run_in_threadpool(_keyed, received, text)
+        request, body = received.request, await received.read(self.settings)
+        keyed = await run_in_threadpool(_keyed, received, body)
         if keyed is not None:
             kept = await run_in_threadpool(self._storage.requests.begin, keyed)
             if kept is not None:
                 return _answered(kept, request)
         try:
-            return _answered(await do(text, keyed), request)
+            return _answered(await do(body, keyed), request)
         except BaseException:
             if keyed is not None:
                 await asyncio.shield(run_in_threadpool(self._give_up, keyed))
@@ -186,10 +186,10 @@ class WorkHandler:
             AutoshardError: If it cannot be answered.
         """
         self.check_room(request)
-        work = await self._work(request, kind, json.dumps(parameters or {}).encode(), plan_ids)
+        work = await self._work(request, kind, Body(json.dumps(parameters or {}).encode()), plan_ids)
         return _answered(await self._done(request, work, None), request, media_type)
 
-    async def _work(self, request: Request, kind: WorkKind, body: bytes, plan_ids: tuple[str, ...]) -> Work:
+    async def _work(self, request: Request, kind: WorkKind, body: Body, plan_ids: tuple[str, ...]) -> Work:
         received_s, stored = time.perf_counter(), []
         for plan_id in plan_ids:
             stored.append(await run_in_threadpool(self._storage.plans.read, plan_id, request.state.actor.team))
@@ -244,7 +244,7 @@ def _answered(answer: KeptAnswer, request: Request, media_type: str = "applicati
     )
 
 
-def _keyed(received: ReceivedBody[Any], text: bytes) -> IdempotentRequest | None:
+def _keyed(received: ReceivedBody[Any], body: Body) -> IdempotentRequest | None:
     """The request's idempotency key, with what else tells it from other requests.
 
     Raises:
@@ -256,5 +256,6 @@ def _keyed(received: ReceivedBody[Any], text: bytes) -> IdempotentRequest | None
     if not _KEY.fullmatch(key):
         raise FormatError("must be 1 to 128 visible ASCII characters", field=IDEMPOTENCY_KEY)
     preferred = ",".join(request.headers.getlist("prefer"))
-    content = f"{request.method} {request.url.path}?{request.url.query} {preferred}\n".encode() + text
-    return IdempotentRequest(client=client_of(request.scope), key=key, fingerprint=hashlib.sha256(content).hexdigest())
+    digest = hashlib.sha256(f"{request.method} {request.url.path}?{request.url.query} {preferred}\n".encode())
+    digest.update(body.text)
+    return IdempotentRequest(client=client_of(request.scope), key=key, fingerprint=digest.hexdigest())

@@ -37,7 +37,7 @@ from server.storage.schema import PLAN_DOCUMENTS, PLANS, now_us
 from server.tasks.answering import answer_work
 from server.tasks.context import TaskContext
 from server.tasks.reply import Reply
-from server.tasks.work import Work, WorkKind
+from server.tasks.work import Body, Work, WorkKind
 from studies.frame import Machine, OutputOptions, StudyResult, command_line, to_document
 from studies.service.arrivals import Latencies, Outcome, Spacing, arrival_times, clients_of, send_at
 from studies.service.bodies import JSON_HEADERS, job_task, large_tasks, long_bodies, small_task
@@ -76,7 +76,7 @@ def fill(address: str, num_plans: int) -> list[str]:
 
 def _answered(seed: int) -> Reply:
     context = TaskContext(settings=ServerSettings(), allow_s=lambda _: None)
-    return answer_work(Work(kind=WorkKind.PLAN, body=small_task(seed)), context)
+    return answer_work(Work(kind=WorkKind.PLAN, body=Body(small_task(seed))), context)
 
 
 def _rows(replies: Sequence[Reply], count: int) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

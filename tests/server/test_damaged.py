@@ -15,7 +15,7 @@ from server.planning.worker import answered
 from server.problems import StorageError, problem_of
 from server.settings import ServerSettings
 from server.tasks.sampling import answer_samples
-from server.tasks.work import Work, WorkKind
+from server.tasks.work import Body, Work, WorkKind
 from tests.server.test_samples import STORE
 
 TASK = {"tables": "criteo-kaggle", "topology": "cpu-8", "planner": "cost-greedy"}
@@ -74,7 +74,7 @@ def odd(document, rng):
 
 
 def sent(settings, kind, body, *stored):
-    reply = answered(Work(kind=kind, body=body, stored=stored, request_id="0"), settings)
+    reply = answered(Work(kind=kind, body=Body(body), stored=stored, request_id="0"), settings)
     assert str(settings.data) not in reply.body.decode()
     assert "Traceback" not in reply.body.decode()
     return reply.status
@@ -110,7 +110,7 @@ def test_many_damaged_files_of_samples_are_refused(few, tmp_path):
 def example_bodies(settings):
     """A body of each kind of work, and the stored plans that it is about."""
     small = {"tables": "criteo-kaggle", "topology": "cpu-8", "planner": "cost-greedy", "time_limit_s": 0.1}
-    answer = answered(Work(kind=WorkKind.PLAN, body=json.dumps(small).encode()), settings).body
+    answer = answered(Work(kind=WorkKind.PLAN, body=Body(json.dumps(small).encode())), settings).body
     plan = json.loads(answer)["plan"]
     given = {"tables": plan["tables"], "topology": plan["topology"]}
     yield WorkKind.PLAN, {**small, **given, "options": {}, "seed": 1}, ()

@@ -72,7 +72,7 @@ def test_a_request_for_more_time_than_it_has_makes_a_job(client):
     assert (again.status_code, again.json()["id"], again.headers["location"]) == (202, job, f"/v1/jobs/{job}")
     assert until(client, job, "succeeded", "failed")["plan_id"] == client.post("/v1/plans", json=TASK).json()["id"]
     # A long body is checked by a planning process.
-    padding = b" " * (100 << 10)
+    padding = b" " * (2 << 20)
     for path, body, status in (
         ("/v1/jobs/plan", {**TASK, "tables": "nothing"}, 422),
         ("/v1/jobs/plan", {**TASK, "nothing": 1}, 400),

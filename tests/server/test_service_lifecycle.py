@@ -22,7 +22,7 @@ from costmodel.registry.versions import SHIPPED_VARIABLE, Registry
 from server.planning.workers import WorkerPool
 from server.problems import OvertimeError
 from server.settings import ServerSettings
-from server.tasks.work import Work, WorkKind
+from server.tasks.work import Body, Work, WorkKind
 
 TASK = {"tables": "criteo-kaggle", "topology": "cpu-8", "planner": "cost-greedy"}
 #: Nine equal tables are never even on eight ranks, so that the search goes on for as long as it may.
@@ -254,9 +254,9 @@ def test_a_planner_that_does_not_keep_its_time_limit_is_ended():
             while not pool.is_ready:
                 await asyncio.sleep(0.05)
             with pytest.raises(OvertimeError):
-                await pool.answer(Work(kind=WorkKind.PLAN, body=json.dumps(body).encode()), "client")
+                await pool.answer(Work(kind=WorkKind.PLAN, body=Body(json.dumps(body).encode())), "client")
             # Waits until another process has taken the place of the one that was ended.
-            return failures, await pool.answer(Work(kind=WorkKind.PLAN, body=json.dumps(TASK).encode()), "client")
+            return failures, await pool.answer(Work(kind=WorkKind.PLAN, body=Body(json.dumps(TASK).encode())), "client")
         finally:
             await pool.stop()
 

@@ -1,7 +1,11 @@
 """What a planning process answers; no process of its own is needed for that."""
 
 import json
+import multiprocessing
+import sys
+import threading
 import time
+from dataclasses import replace
 
 import pytest
 import structlog
@@ -10,12 +14,12 @@ from autoshard.planning import make_plan
 from server.planning.worker import answered
 from server.settings import ServerSettings
 from server.tasks import infeasible
-from server.tasks.work import Work, WorkKind
+from server.tasks.work import Body, Work, WorkKind
 
 
 def answer(body, **limits):
     text = body if isinstance(body, bytes) else json.dumps(body).encode()
-    reply = answered(Work(kind=WorkKind.PLAN, body=text), ServerSettings(**limits))
+    reply = answered(Work(kind=WorkKind.PLAN, body=Body(text)), ServerSettings(**limits))
     return reply.status, json.loads(reply.body)
 
 
@@ -57,7 +61,7 @@ def test_time_that_a_plan_has_waited_counts_to_its_limit(monkeypatch):
     asked = []
     monkeypatch.setattr(infeasible, "make_plan", lambda _, request: asked.append(request) or make_plan(_, request))
     body = {"tables": "criteo-kaggle", "topology": "cpu-8", "planner": "size-greedy", "time_limit_s": 7.0}
-    work = Work(kind=WorkKind.PLAN, body=json.dumps(body).encode(), received_s=1000.0)
+    work = Work(kind=WorkKind.PLAN, body=Body(json.dumps(body).encode()), received_s=1000.0)
     assert answered(work, ServerSettings()).status == 200
     assert asked[0].deadline_s() == 1007.0
 
@@ -101,7 +105,7 @@ def test_a_start_of_another_task_is_refused_by_name(change, field, detail):
 
 
 def test_lines_of_the_log_have_the_id_of_their_request():
-    answered(Work(kind=WorkKind.VALIDATE, body=b'{"topology": "cpu-8"}', request_id="mine"), ServerSettings())
+    answered(Work(kind=WorkKind.VALIDATE, body=Body(b'{"topology": "cpu-8"}'), request_id="mine"), ServerSettings())
     assert structlog.contextvars.get_contextvars() == {"request_id": "mine"}
 
 
@@ -158,7 +162,7 @@ def test_a_search_that_waited_for_most_of_its_time_says_so(waited_s, is_warned):
     body = {"tables": "criteo-kaggle", "topology": "a100-8", "planner": "auto", "options": {"policy": False}}
     work = Work(
         kind=WorkKind.PLAN,
-        body=json.dumps({**body, "time_limit_s": 1.0}).encode(),
+        body=Body(json.dumps({**body, "time_limit_s": 1.0}).encode()),
         received_s=time.perf_counter() - waited_s,
     )
     reply = answered(work, ServerSettings())
@@ -166,3 +170,20 @@ def test_a_search_that_waited_for_most_of_its_time_says_so(waited_s, is_warned):
     assert reply.worked_s > 0
     warnings = json.loads(reply.body)["warnings"]
     assert [("of its 1 s, for it waited" in line) for line in warnings] == [True] * is_warned
+
+
+@pytest.mark.parametrize("num_blanks", [0, 2 << 20])
+def test_nothing_of_a_body_is_kept_where_it_has_been(num_blanks):
+    text = b'{"topology": "cpu-8"}' + b" " * num_blanks
+    sent, (ours, theirs) = Work(kind=WorkKind.VALIDATE, body=Body(text), stored=(b"a", b"b")), multiprocessing.Pipe()
+    received = []
+    receiving = threading.Thread(target=lambda: received.append(Work.receive(theirs)))
+    receiving.start()
+    sent.send(ours)
+    receiving.join()
+    (work,) = received
+    assert (work.kind, work.body.text, work.stored) == (WorkKind.VALIDATE, text, (b"a", b"b"))
+    assert sent.body.text == text  # for a job
+    assert sum(sys.getsizeof(value) for value in vars(sent.body).values()) < 50_000
+    assert answered(replace(work, stored=()), ServerSettings()).status == 200
+    assert work.body.text == b""

@@ -65,6 +65,7 @@ def parse_json(text: str | bytes, source: str | None = None) -> object:
     try:
         # Python would take UTF-16 and UTF-32, too.
         decoded = text if isinstance(text, str) else text.decode("utf-8-sig")
+        del text  # where nobody else has the bytes, they need not be there beside the values
         document = json.loads(decoded, object_pairs_hook=collect)
     except json.JSONDecodeError as error:
         raise FormatError(

@@ -28,7 +28,7 @@ from server.storage.idempotency import IdempotentRequest, KeptAnswer
 from server.storage.jobs import NewJob
 from server.storage.storage import Storage
 from server.tasks.reply import ACCEPTED
-from server.tasks.work import WorkKind
+from server.tasks.work import Body, WorkKind
 from server.web.buffers import client_of
 from server.web.openapi import problems
 from server.web.reading import JsonBody, ReceivedBody, SecretBody
@@ -92,9 +92,9 @@ class JobHandler:
             AutoshardError: If there is something wrong with it, or no room for more jobs.
         """
 
-        async def make(text: bytes, keyed: IdempotentRequest | None) -> KeptAnswer:
-            task = await self._handler.check(received, text, _CHECKS.get(kind))
-            return await run_in_threadpool(self._made, kind, text, task, keyed, received.request, priority)
+        async def make(body: Body, keyed: IdempotentRequest | None) -> KeptAnswer:
+            task = await self._handler.check(received, body, _CHECKS.get(kind))
+            return await run_in_threadpool(self._made, kind, body, task, keyed, received.request, priority)
 
         _check_priority(priority, received.request.state.actor)
         return _with_location(await self._handler.once(received, make))
@@ -113,11 +113,11 @@ class JobHandler:
             return await self.make(received, JobKind.PLAN)
         self._handler.check_room(request)
 
-        async def do(text: bytes, keyed: IdempotentRequest | None) -> KeptAnswer:
-            answer = await self._handler.worked(request, WorkKind.PLAN, text, keyed)
+        async def do(body: Body, keyed: IdempotentRequest | None) -> KeptAnswer:
+            answer = await self._handler.worked(request, WorkKind.PLAN, body, keyed)
             if answer.status != ACCEPTED:
                 return answer
-            return await run_in_threadpool(self._made, JobKind.PLAN, text, answer.body.decode(), keyed, request)
+            return await run_in_threadpool(self._made, JobKind.PLAN, body, answer.body.decode(), keyed, request)
 
         response = await self._handler.once(received, do)
         return _with_location(response) if response.status_code == ACCEPTED else response
@@ -219,14 +219,14 @@ class JobHandler:
     def _made(
         self,
         kind: JobKind,
-        body: bytes,
+        body: Body,
         task: str,
         keyed: IdempotentRequest | None,
         request: Request,
         priority: int = 0,
     ) -> KeptAnswer:
         client, actor = client_of(request.scope), request.state.actor
-        job = NewJob(kind=kind, request=body, task=task, client=client, team=actor.team, priority=priority)
+        job = NewJob(kind=kind, request=body.text, task=task, client=client, team=actor.team, priority=priority)
         answer = self._storage.add_job(job, keyed, actor)
         self._engine.wake()
         return answer

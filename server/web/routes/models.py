@@ -28,7 +28,7 @@ from server.problems import NotComparedError
 from server.storage.idempotency import IdempotentRequest, KeptAnswer
 from server.storage.storage import Storage
 from server.tasks.models import ModelCheck
-from server.tasks.work import Work, WorkKind
+from server.tasks.work import Body, Work, WorkKind
 from server.web.buffers import client_of
 from server.web.errors import RefusedError
 from server.web.openapi import problems
@@ -120,7 +120,7 @@ class ModelHandler:
                     field="version",
                 )
         asked = ModelCheck(kind=kind, name=name, version=body.version).model_dump_json().encode()
-        work = Work(kind=WorkKind.CHECK_MODEL, body=asked, request_id=request.state.request_id)
+        work = Work(kind=WorkKind.CHECK_MODEL, body=Body(asked), request_id=request.state.request_id)
         reply = await self._pool.answer(work, client_of(request.scope))
         if reply.status != 200:
             raise RefusedError(reply.status, reply.body)
@@ -128,8 +128,8 @@ class ModelHandler:
     async def _changed(
         self, received: ReceivedBody[B], change: Callable[[B], Awaitable[ModelState]], action: str
     ) -> Response:
-        async def do(text: bytes, keyed: IdempotentRequest | None) -> KeptAnswer:
-            state = await change(await received.parse(text))
+        async def do(body: Body, keyed: IdempotentRequest | None) -> KeptAnswer:
+            state = await change(await received.parse(body))
             answer = KeptAnswer(status=200, body=state.model_dump_json().encode())
             target = f"{state.kind}/{state.name} production={state.production} candidate={state.candidate}"
             actor = received.request.state.actor

@@ -11,7 +11,7 @@ from autoshard.api import PlanId, RunAnswer, RunBody, RunList, Scope
 from server.access import opened_to
 from server.storage.idempotency import IdempotentRequest, KeptAnswer
 from server.storage.storage import Storage
-from server.tasks.work import WorkKind
+from server.tasks.work import Body, WorkKind
 from server.web.metrics import Metrics
 from server.web.openapi import problems
 from server.web.reading import JsonBody, ReceivedBody
@@ -37,7 +37,7 @@ def add_runs(app: FastAPI, handler: WorkHandler, storage: Storage, metrics: Metr
         request = received.request
         handler.check_room(request)
 
-        async def do(body: bytes, keyed: IdempotentRequest | None) -> KeptAnswer:
+        async def do(body: Body, keyed: IdempotentRequest | None) -> KeptAnswer:
             answer = await handler.worked(request, WorkKind.RUN, body, None, (plan_id,))
             if answer.status == 200:
                 run = RunAnswer.model_validate_json(answer.body)

@@ -12,6 +12,7 @@ from server.access import Principal, opened_to
 from server.storage.idempotency import IdempotentRequest, KeptAnswer
 from server.storage.schedules import ScheduleStore
 from server.storage.storage import Storage
+from server.tasks.work import Body
 from server.web.openapi import problems
 from server.web.reading import JsonBody, ReceivedBody
 from server.web.work_handler import WorkHandler
@@ -53,8 +54,8 @@ def _add_making(app: FastAPI, handler: WorkHandler, storage: Storage) -> None:
     async def make_schedule(
         received: Annotated[ReceivedBody[ScheduleBody], Depends(JsonBody(ScheduleBody))],
     ) -> Response:
-        async def make(text: bytes, keyed: IdempotentRequest | None) -> KeptAnswer:
-            body = await received.parse(text)
+        async def make(given: Body, keyed: IdempotentRequest | None) -> KeptAnswer:
+            body = await received.parse(given)
             return await run_in_threadpool(made, body, keyed, received.request.state.actor)
 
         response = await handler.once(received, make)
