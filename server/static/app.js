@@ -4,7 +4,7 @@
 
 import { makeKey, showAudit, showKeys } from "./admin.js";
 import { makeSchedule, showJobs, showModels, showSchedules, unwatch, watch } from "./jobs.js";
-import { showOne } from "./one.js";
+import * as one from "./one.js";
 import * as planning from "./planning.js";
 import * as plans from "./plans.js";
 import { ask, find, guarded, look } from "./service.js";
@@ -17,7 +17,7 @@ const VIEWS = {
   plan: () => {},
   plans: () => plans.showPlans(columns.plans),
   compare: (ids) => plans.showCompared(ids),
-  one: ([id]) => showOne(id),
+  one: ([id]) => one.showOne(id),
   jobs: async ([id]) => {
     await showJobs(columns.jobs);
     watch(id, columns.jobs);
@@ -47,9 +47,9 @@ const go = guarded(async () => {
   unwatch();
   for (const other of Object.keys(VIEWS)) find(`view-${other}`).hidden = other !== view;
   const shown = { one: "plans", compare: "plans" }[view] || view;
-  for (const one of document.querySelectorAll("nav a")) {
-    if (one.getAttribute("href") === `#${shown}`) one.setAttribute("aria-current", "page");
-    else one.removeAttribute("aria-current");
+  for (const tab of document.querySelectorAll("nav a")) {
+    if (tab.getAttribute("href") === `#${shown}`) tab.setAttribute("aria-current", "page");
+    else tab.removeAttribute("aria-current");
   }
   if (view !== "sign-in") await catalogue();
   await VIEWS[view](ids);
@@ -63,6 +63,7 @@ addEventListener("DOMContentLoaded", () => {
   });
   planning.listen();
   plans.listen();
+  one.listen();
   find("new-schedule").addEventListener("submit", makeSchedule(() => columns.schedules));
   find("new-key").addEventListener("submit", makeKey(() => columns));
   find("find-audit").addEventListener("submit", guarded(() => showAudit(columns, true)));

@@ -29,7 +29,7 @@ export async function showJobs(columns) {
   const rows = page.jobs.map((job) => cells(ordered, job, {
     id: () => link(short(job.id), `#jobs/${job.id}`),
     state: () => several([job.state, ...changes(job).map(([text, change]) => button(text, again(job.id, change)))]),
-    progress: () => job.progress.split(";")[0],
+    progress: () => (job.state === "succeeded" ? "" : job.progress.split(";")[0]),
   }));
   fill("worked", headings(ordered), rows, "There are no jobs yet. A search under Plan is one; schedules make others.");
 }

@@ -27,13 +27,6 @@ export async function showOne(id) {
   for (const part of ["explained", "trying", "improved"]) find(part).hidden = true;
   find("made-by").textContent = "";
   find("improve").disabled = false;
-  find("explain").onclick = guarded(() => explain(id));
-  find("improve").onclick = guarded(() => improve(id));
-  find("delete").onclick = guarded(async () => {
-    if (!confirm(`Delete the plan ${short(id)}? For a day, Plans, Filters brings it back.`)) return;
-    await ask("DELETE", `/v1/plans/${id}`);
-    location.hash = "#plans";
-  });
   const address = `${location.origin}/v1/plans/${id}`;
   copies("copy-id", id);
   copies("copy-curl", `curl -H "Authorization: Bearer $AUTOSHARD_API_KEY" ${address}`);
@@ -60,7 +53,20 @@ function copies(button, text) {
   };
 }
 
-const isShown = (id) => location.hash === `#one/${id}`;
+/* The plan that the address names. */
+const shownId = () => location.hash.split("/")[1];
+const isShown = (id) => shownId() === id;
+
+export function listen() {
+  find("explain").addEventListener("click", guarded(() => explain(shownId())));
+  find("improve").addEventListener("click", guarded(() => improve(shownId())));
+  find("delete").addEventListener("click", guarded(async () => {
+    const id = shownId();
+    if (!confirm(`Delete the plan ${short(id)}? For a day, Plans, Filters brings it back.`)) return;
+    await ask("DELETE", `/v1/plans/${id}`);
+    location.hash = "#plans";
+  }));
+}
 
 async function explain(id) {
   const found = await ask("GET", `/v1/plans/${id}/explanation`);

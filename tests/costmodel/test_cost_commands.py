@@ -162,7 +162,8 @@ class TestModels:
         assert {item["id"] for item in asked("--kind", "policy-tiers")["models"]} == {ids["tiers"]}
         assert asked("--device", "h100")["models"] == []
 
-    def test_an_empty_list_says_what_else_there_is(self, ids, registry, run):
+    @pytest.mark.usefixtures("ids")
+    def test_an_empty_list_says_what_else_there_is(self, registry, run):
         out, _ = run("models", "--kind", "dense", "--registry", registry)
         assert out.startswith('No models of "dense" in ')
         assert "kinds there: " in out

@@ -1,4 +1,4 @@
-"""The pictures of docs/how-to/page.md, of its own service: `python -m tests.server.page.pictures` takes them anew."""
+"""Pictures of docs/how-to/page.md, of a service of its own: `python -m tests.server.page.pictures` takes them anew."""
 
 import asyncio
 import tempfile
