@@ -479,3 +479,42 @@ def test_lists_are_sorted_and_filtered_and_schedules_are_made(own_service):
         assert page.problems == []
 
     browse(play)
+
+
+@pytest.mark.slow
+@needs_browser
+def test_constraints_and_a_start_are_checked_as_typed_and_kept_to(own_service):
+    service = own_service("--workers", "1")
+    task = {"tables": "criteo-kaggle", "topology": "cpu-8", "planner": "size-greedy"}
+    with service.client() as client:
+        start = client.post("/v1/plans", json={**task, "constraints": {"t3": {"pinned_ranks": [5]}}}).json()["id"]
+    told = "document.getElementById('message').textContent"
+
+    async def play(page):
+        await page.open(service.url)
+        await page.until("document.getElementById('planner').options.length > 3")
+        await page.fill("#topology", "cpu-8")
+        await page.fill("#limit", "1")
+        for given, fault in (
+            ("{", "JSON"),
+            ('{"t3": {"pinned_ranks": [8]}}', "constraints.t3.pinned_ranks: must be in"),
+        ):
+            await page.fill("#constraints", given)
+            assert fault in await page.until(told)
+            assert await page.value("document.getElementById('constraints').getAttribute('aria-invalid')") == "true"
+            assert await page.value("document.querySelector('#task details').open")
+        await page.fill("#constraints", '{"t3": {"pinned_ranks": [5]}}')
+        await page.fill("#start", "sha256:" + "0" * 64)
+        assert "no plan" in await page.until(told)
+        await page.fill("#start", start)
+        await page.until("document.getElementById('message').hidden")
+        await page.click("#make")
+        await page.until("location.hash.startsWith('#one/')")
+        assert page.problems == []
+        return (await page.value("location.hash")).partition("/")[2]
+
+    plan_id = browse(play)
+    with service.client() as client:
+        plan, before = (client.get(f"/v1/plans/{one}").json()["plan"] for one in (plan_id, start))
+    assert [one["replicas"] for one in plan["shards"] if one["table"] == "t3"] == [[[5]]]
+    assert plan["predicted"]["step_ms"]["value"] <= before["predicted"]["step_ms"]["value"]
