@@ -90,7 +90,7 @@ FAULTS = [
     ("plan", "shards", lambda shards: shards[:1], "'b'"),
     ("plan", "shards", lambda shards: shards * 2, "shards"),
     ("plan", "shards.0.replicas", [[9]], "shards[0].replicas"),
-    ("plan", "topology.memory_bytes.hbm", 10, "bytes"),
+    ("plan", "topology.memory_bytes.hbm", 10, "more than its 10 B"),
     ("plan", "predicted.balance", math.nan, "predicted.balance"),
     ("plan", "replica_groups.num_groups", 3, "replica_groups.num_groups: must divide the 4 ranks, got 3"),
     ("plan", "replica_groups.num_groups", 8, "replica_groups.num_groups: must divide the 4 ranks, got 8"),

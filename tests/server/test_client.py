@@ -326,5 +326,5 @@ def test_plans_are_listed_by_their_figures(served):
     assert served.list_plans(num_ranks=num_ranks, num_tables=num_tables + 1).plans == []
     with pytest.raises(InvalidOptionError, match=r"^colour: is nothing that plans are listed by; there are: limit, "):
         served.list_plans(colour="red")
-    with pytest.raises(FormatError, match=r"^colour: is unknown; the body takes: tables, topology, planner"):
+    with pytest.raises(FormatError, match=r"^colour: is unknown; the body takes: tables, topology, "):
         PlanTask(tables="criteo-kaggle", topology="cpu-8", colour="red")
