@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 import plotly.graph_objects as go
@@ -433,7 +433,7 @@ def paper_costs(machine: PaperMachine = MACHINE) -> CostModels:
     fewer with it.
     """
     model = AnalyticCostModel.for_device(machine.device)
-    waits = dict.fromkeys(("output_bytes_per_s", "lookup_s", "sort_s", "update_s", "state_s"), 0.0)
+    waits: dict[str, Any] = dict.fromkeys(("output_bytes_per_s", "lookup_s", "sort_s", "update_s", "state_s"), 0.0)
     memory = replace(model.memory, forward_launch_ms=0.01, backward_launch_ms=0.1, **waits)
     return CostModels(kernel=replace(model, memory=memory), comm=AlphaBetaComm())
 
