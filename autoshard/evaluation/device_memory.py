@@ -91,7 +91,17 @@ SSD = SolidStateDisk(
     source="Samsung, PM9A3 U.2 data sheet (PCIe 4.0): 6,500 / 3,500 MB/s, 900 / 200 thousand accesses per second",
 )
 
-#: What follows is of GPUs; where it is from is told below.
+# GPUs. Gathers reach 850 of 900 GB/s on a V100 and 1,300 of 1,555 GB/s on an A100 (Neo, Appendix B); the A100's share
+# stands for later ones. Memory moves in sectors of 32 bytes (CUDA C++ Best Practices Guide). What kernels take beside
+# their bytes was measured on an H200: least-squares fits of relative errors, rounded, to 1,966 sets of fused shards (1
+# to 15 of MetaSyn's tables, batches of 4,096 to 65,536, dims of 4 to 256, FBGEMM 1.6, caches flushed, November 2026). A
+# lookup takes 0.04 ns forward and 0.19 ns backward, a distinct row 0.22 ns and 0.1 ns more for its state; outputs are
+# written at 1.7 TB/s; launches take 17 and 85 microseconds. Measured over predicted is between 0.75 and 1.3 for nine
+# such sets of ten, 13% off on average; sets with rows of replicas, which nothing was fitted to, take 1.04 to 5.7 times
+# as long as predicted. Without these waits prices were 2.5 times too low (docs/results/gpu.md). Other GPUs have the
+# same launches, and waits that are longer by how many multiprocessors they have at which clock: nobody has measured
+# those, and intervals are assumptions. Where gathers were measured to reach their share of the bandwidth, or memory is
+# slow, lookups hide behind it.
 _WAITS_OF_H200: Final = {"sort_s": 190e-12, "update_s": 220e-12, "state_s": 100e-12}
 _OUTPUT_BYTES_PER_S, _LOOKUP_S = 1.7e12, 40e-12
 
@@ -108,17 +118,6 @@ def _waits(slower: float, *, of_lookups: bool = False) -> dict[str, Any]:
     return waits | ({"lookup_s": slower * _LOOKUP_S} if of_lookups else {})
 
 
-# Gathers reach 850 of 900 GB/s on a V100 and 1,300 of 1,555 GB/s on an A100 (Neo, Appendix B); the A100's share stands
-# for later GPUs. Memory moves in sectors of 32 bytes (CUDA C++ Best Practices Guide). What kernels take beside their
-# bytes was measured on an H200: least-squares fits of relative errors, rounded, to 1,966 sets of fused shards (2 to
-# 15 of MetaSyn's tables, batches of 4,096 to 65,536, dims of 4 to 256, FBGEMM 1.6, caches flushed, November 2026). A
-# lookup takes 0.04 ns forward and 0.19 ns backward, a distinct row 0.22 ns and 0.1 ns more for its state; outputs are
-# written at 1.7 TB/s; launches take 17 and 85 microseconds. Measured over predicted is between 0.74 and 1.3 for nine
-# such sets of ten, 13% off on average; rows of replicas take up to 2.6 times as long. Without these waits prices were
-# 2.5 times too low (docs/results/gpu.md). Other GPUs have the same waits, but for launches longer by how many
-# multiprocessors they have at which clock: nobody has measured those, and their intervals are assumptions. Where
-# gathers were measured to reach their share of the bandwidth, or memory is slow, lookups hide behind it.
-#
 # The CPU is one core, for a rank runs its kernels on one thread unless told otherwise. All figures but those from the
 # data sheet are least-squares fits of relative errors, rounded, to what `autoshard collect` measured in two sessions
 # that differ by a quarter: 400 sets of pooled fp32 shards and 1,000 sets of all kinds (1 to 20 shards of MetaSyn's
@@ -207,7 +206,6 @@ DEVICE_MEMORY: Final[dict[str, DeviceMemory]] = {
         cache_bytes_per_s=8986e9,
         host_bytes_per_s=64e9,
         low_factor=0.6,
-        high_factor=2.6,
         source="NVIDIA H200 datasheet, SXM: 4.8 TB/s HBM3e, PCIe 5.0; L2 of 60 MB as CUDA tells it, its bandwidth as "
         "the H100's; what kernels take beside their bytes is measured",
         **_waits(1.0, of_lookups=True),

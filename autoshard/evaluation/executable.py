@@ -21,7 +21,7 @@ from autoshard.core.errors import InvalidPlanError
 from autoshard.core.machine import device_family
 from autoshard.core.quoting import shown
 
-#: FBGEMM trains these; bf16 and int8 weights do not train on a CPU.
+#: FBGEMM trains these; bf16 weights train neither on a CPU nor on a GPU (1.6, on an H200), int8 weights not on a CPU.
 TRAINED_DTYPES = (DType.FP32, DType.FP16)
 TRAINED_OPTIMIZERS = (Optimizer.SGD, Optimizer.ROWWISE_ADAGRAD, Optimizer.ADAGRAD)
 #: Fields of tables that the runtime does what they say of; others of a kernel have to have their defaults.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 import structlog
 from sqlalchemy import Connection
@@ -290,6 +291,14 @@ class Storage:
                 record(connection, Principal(name="job", team=job.team), f"job.{end.state}", job.run.id)
         return is_ended
 
+    @contextmanager
+    def _changing_job(
+        self, change: str, job_id: str, actor: Principal, *, uses_reserve: bool = False
+    ) -> Iterator[Connection]:
+        with self.database.writing(uses_reserve=uses_reserve) as connection:
+            yield connection
+            record(connection, actor, f"job.{change}", job_id)
+
     def cancel_job(self, job_id: str, actor: Principal) -> JobAnswer:
         """Cancels a job, as `JobStore.cancel`.
 
@@ -297,10 +306,8 @@ class Storage:
             UnknownJobError: If it is not there.
             StorageError: If the database does not answer.
         """
-        with self.database.writing(uses_reserve=True) as connection:
-            answer = self.jobs.cancel(connection, job_id, actor.team)
-            record(connection, actor, "job.cancel", job_id)
-        return answer
+        with self._changing_job("cancel", job_id, actor, uses_reserve=True) as connection:
+            return self.jobs.cancel(connection, job_id, actor.team)
 
     def stop_job(self, job_id: str, actor: Principal) -> JobAnswer:
         """Has a job's search end, as `JobStore.stop`.
@@ -310,10 +317,8 @@ class Storage:
             JobStateError: If it does not search, or waits still.
             StorageError: If the database does not answer.
         """
-        with self.database.writing(uses_reserve=True) as connection:
-            answer = self.jobs.stop(connection, job_id, actor.team)
-            record(connection, actor, "job.stop", job_id)
-        return answer
+        with self._changing_job("stop", job_id, actor, uses_reserve=True) as connection:
+            return self.jobs.stop(connection, job_id, actor.team)
 
     def delete_job(self, job_id: str, actor: Principal) -> None:
         """Deletes a job, as `JobStore.delete`.
@@ -323,9 +328,8 @@ class Storage:
             JobStateError: If it has not ended.
             StorageError: If the database does not answer.
         """
-        with self.database.writing(uses_reserve=True) as connection:
+        with self._changing_job("delete", job_id, actor, uses_reserve=True) as connection:
             self.jobs.delete(connection, job_id, actor.team)
-            record(connection, actor, "job.delete", job_id)
 
     def prioritise_job(self, job_id: str, priority: int, actor: Principal) -> JobAnswer:
         """Gives a job another priority, as `JobStore.prioritise`.
@@ -335,10 +339,8 @@ class Storage:
             JobStateError: If it does not wait.
             StorageError: If the database does not answer.
         """
-        with self.database.writing() as connection:
-            answer = self.jobs.prioritise(connection, job_id, actor.team, priority)
-            record(connection, actor, "job.prioritise", job_id)
-        return answer
+        with self._changing_job("prioritise", job_id, actor) as connection:
+            return self.jobs.prioritise(connection, job_id, actor.team, priority)
 
     def retry_job(self, job_id: str, actor: Principal) -> JobAnswer:
         """Begins another attempt, as `JobStore.retry`.
@@ -348,10 +350,8 @@ class Storage:
             JobStateError: If it has not failed.
             StorageError: If the database does not answer.
         """
-        with self.database.writing() as connection:
-            answer = self.jobs.retry(connection, job_id, actor.team)
-            record(connection, actor, "job.retry", job_id)
-        return answer
+        with self._changing_job("retry", job_id, actor) as connection:
+            return self.jobs.retry(connection, job_id, actor.team)
 
 
 def _record_schedule(connection: Connection, actor: Principal, change: str, schedule: ScheduleAnswer) -> None:

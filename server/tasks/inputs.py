@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import Any
 
 from autoshard.core import Payload, ShardingPlan, TableSet, Topology
 from autoshard.core.costs import Risk
-from autoshard.core.errors import AutoshardError, FormatError, InvalidPlanError, UnknownNameError
+from autoshard.core.errors import AutoshardError, FormatError, UnknownNameError
 from autoshard.core.quoting import shown
 from autoshard.formats import (
     TableList,
@@ -29,7 +28,7 @@ from autoshard.formats.documents.json_document import join
 from autoshard.formats.documents.tables_json import CONSTRAINTS
 from autoshard.formats.imports.table_lists import LIST_KEYS
 from autoshard.planners.planner import PlanRequest
-from autoshard.planners.space.constraints import check_constraints
+from autoshard.planners.space.constraints import check_constraints, place_in_tables
 from autoshard.planning import make_costs
 from autoshard.validator import validate_plan
 from server.settings import ServerSettings
@@ -119,12 +118,13 @@ def constrained(tables: TableSet, topology: Topology, given: Mapping[str, object
         raise UnknownNameError(f"{shown(min(unknown))} is none of the tables", field=field)
     read = {name: CONSTRAINTS.read(value, join(field, name)) for name, value in given.items()}
     made = (replace(table, constraints=read.get(table.name, table.constraints)) for table in tables.tables)
+
+    def place_of(index: int) -> str:
+        name = tables.tables[index].name
+        return join(field, name) if name in read else place_in_tables(index)
+
     found = replace(tables, tables=tuple(made))
-    try:
-        check_constraints(found, topology)
-    except InvalidPlanError as error:
-        number, name = re.findall(r"^tables\[(\d+)]\.constraints\.(.*)", error.field or "")[0]
-        raise InvalidPlanError(error.message, field=f"{field}.{tables.tables[int(number)].name}.{name}") from None
+    check_constraints(found, topology, place_of)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -13,19 +14,29 @@ from autoshard.core.quoting import shown
 from autoshard.planners.space.tiers import num_sites
 
 
-def check_constraints(tables: TableSet, topology: Topology) -> None:
+def place_in_tables(index: int) -> str:
+    """Where a table's own constraints stand."""
+    return f"tables[{index}].constraints"
+
+
+def check_constraints(tables: TableSet, topology: Topology, place_of: Callable[[int], str] = place_in_tables) -> None:
     """Checks that constraints name tables and ranks that are there.
 
+    Args:
+        tables: The tables.
+        topology: The ranks.
+        place_of: Where the constraints of a table stand, by its index.
+
     Raises:
-        InvalidPlanError: If one does not.
+        InvalidPlanError: If one does not; the field is its place.
     """
-    colocated(tables)
+    colocated(tables, place_of)
     for index, table in enumerate(tables.tables):
         for rank in table.constraints.pinned_ranks:
             if not 0 <= rank < topology.world_size:
                 raise InvalidPlanError(
                     f"must be in [0, {topology.world_size}), got {rank}",
-                    field=f"tables[{index}].constraints.pinned_ranks",
+                    field=f"{place_of(index)}.pinned_ranks",
                 )
 
 
@@ -55,8 +66,14 @@ def _allowed(pinned_ranks: tuple[int, ...], is_forbidden: bool, num_sites: int, 
     return allowed_S
 
 
-def colocated(tables: TableSet) -> tuple[tuple[EmbeddingTable, ...], ...]:
+def colocated(
+    tables: TableSet, place_of: Callable[[int], str] = place_in_tables
+) -> tuple[tuple[EmbeddingTable, ...], ...]:
     """Tables that must share their ranks together, all others one by one, in the order of each group's first table.
+
+    Args:
+        tables: The tables.
+        place_of: As of `check_constraints`.
 
     Raises:
         InvalidPlanError: If a constraint names a table that is not there.
@@ -73,7 +90,7 @@ def colocated(tables: TableSet) -> tuple[tuple[EmbeddingTable, ...], ...]:
         for name in table.constraints.colocate_with:
             if name not in index_of:
                 raise InvalidPlanError(
-                    f"names {shown(name)}, which is no table", field=f"tables[{index}].constraints.colocate_with"
+                    f"names {shown(name)}, which is no table", field=f"{place_of(index)}.colocate_with"
                 )
             low, high = sorted((find(index), find(index_of[name])))
             root[high] = low
