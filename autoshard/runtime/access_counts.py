@@ -1,6 +1,6 @@
 """Which rows a job looks up how often, counted from a sample of its batches in bounded memory.
 
-Shape suffixes: F features, T tables, L sampled lookups, N rows that are held, S rows of one table that are known.
+Shape suffixes: F features, T tables, B batches, L sampled lookups, N rows that are held.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 
 from autoshard.core import EmbeddingTable, TableSet
 from autoshard.core.accepted import FINITE_ABOVE_0, SEED, WHOLE_AT_LEAST_1, Range
-from autoshard.core.access import AccessProfile, FloatArray, IntArray, log_spaced_ranks
-from autoshard.core.access.knots import power_sums
+from autoshard.core.access import FloatArray, IntArray
+from autoshard.core.access.counted import CountedRows, profile_of_known
 from autoshard.core.errors import InputError
 from autoshard.formats import write_tables
-from autoshard.formats.row_orders import write_row_order
+from autoshard.formats.row_orders import write_counted_rows
 
 #: Bytes for each row that is held: its key, its lookups, and twice as much while rows are merged and thresholds found.
 _ROW_BYTES: Final = 44
@@ -36,8 +36,6 @@ _LEAST_HITS: Final = 16
 _LEAST_THRESHOLDS: Final = 4
 #: Hits of a table from which on its curve is taken from the sample.
 _LEAST_TABLE_HITS: Final = 1_000
-#: Steepest power law of rows that are not known, and halvings that find the one that has their lookups.
-_MAX_ALPHA, _NUM_HALVINGS = 30.0, 60
 MAX_BYTES: Final = 64 << 20
 SAMPLED_IDS: Final = 2_048
 
@@ -117,8 +115,8 @@ class AccessCounts:
         lookups_N = np.maximum(self.lookups_N[kept_N], threshold)
         return replace(self, keys_N=self.keys_N[kept_N], lookups_N=lookups_N, threshold=max(self.threshold, threshold))
 
-    def tables(self, tables: TableSet) -> tuple[TableSet, Mapping[str, IntArray]]:
-        """The tables as they are looked up, and for each the rows that are known to be hot, in falling frequency.
+    def tables(self, tables: TableSet) -> tuple[TableSet, Mapping[str, CountedRows]]:
+        """The tables as they are looked up, and the rows that were counted.
 
         Rows that were hit often enough are known one by one. All others share what is left of their table's lookups,
         as a power law that goes on from the last row that is known. A table that was hit too seldom stays as it is.
@@ -128,34 +126,43 @@ class AccessCounts:
         """
         firsts_T = _first_keys(tables)
         features = np.split(self.lookups_F, np.cumsum([len(one.features) for one in tables.tables])[:-1])
-        counted, orders = [], {}
+        counted, rows = [], {}
         for table, first, lookups_F in zip(tables.tables, firsts_T.tolist(), features, strict=True):
             part = slice(*np.searchsorted(self.keys_N, [first, first + table.num_embeddings]).tolist())
-            now, order = self._table(table, self.keys_N[part] - first, self.lookups_N[part], lookups_F)
-            counted.append(now)
-            if order is not None:
-                orders[table.name] = order
-        return replace(tables, tables=tuple(counted)), orders
+            held = self._rows(self.keys_N[part] - first, self.lookups_N[part], table.num_embeddings)
+            if held is not None:
+                rows[table.name] = held
+                table = self._table(table, held, lookups_F)
+            counted.append(table)
+        return replace(tables, tables=tuple(counted)), rows
 
-    def _table(
-        self, table: EmbeddingTable, ids_N: IntArray, lookups_N: FloatArray, lookups_F: FloatArray
-    ) -> tuple[EmbeddingTable, IntArray | None]:
+    def _rows(self, ids_N: IntArray, lookups_N: FloatArray, num_rows: int) -> CountedRows | None:
+        """A table's rows; None if they were hit too seldom."""
         per_hit = float(self.lookups_F.sum()) / self.num_hits if self.num_hits else 0.0
         total = float(lookups_N.sum())
-        if not self.num_samples or total < _LEAST_TABLE_HITS * per_hit:
-            return table, None
+        if not total or total < _LEAST_TABLE_HITS * per_hit:
+            return None
+        falling_N = np.argsort(-lookups_N, kind="stable")
+        lookups_N = lookups_N[falling_N]
+        least = max(_LEAST_THRESHOLDS * self.threshold, _LEAST_HITS * per_hit)
+        return CountedRows(
+            order_N=ids_N[falling_N],
+            ids_N=ids_N[falling_N],
+            shares_N=lookups_N / total,
+            num_known=int(np.count_nonzero(lookups_N >= least)),
+            num_rows=num_rows,
+        )
+
+    def _table(self, table: EmbeddingTable, rows: CountedRows, lookups_F: FloatArray) -> EmbeddingTable:
         factors_F = (lookups_F / self.num_samples).tolist()
-        known_S = np.flatnonzero(lookups_N >= max(_LEAST_THRESHOLDS * self.threshold, _LEAST_HITS * per_hit))
-        known_S = known_S[np.argsort(-lookups_N[known_S], kind="stable")]
         features = tuple(
             replace(one, pooling_factor=factor) for one, factor in zip(table.features, factors_F, strict=True)
         )
-        access = _profile(lookups_N[known_S], total, table.num_embeddings)
-        order = ids_N[known_S] if len(known_S) else None
-        return replace(table, access=access, features=features), order
+        access = profile_of_known(rows.shares_N[: rows.num_known], 1.0, table.num_embeddings)
+        return replace(table, access=access, features=features)
 
     def write(self, path: Path, tables: TableSet) -> TableSet:
-        """Writes the tables as they are looked up as a tables.json, and beside it a row order of each that has one.
+        """Writes the tables as they are looked up as a tables.json, and beside it the rows that were counted.
 
         Args:
             path: The file; row orders are named after it.
@@ -169,12 +176,12 @@ class AccessCounts:
         """
         if not self.num_hits:
             raise InputError("no lookup was counted: train at least one batch", field="access")
-        now, orders = self.tables(tables)
+        now, rows = self.tables(tables)
         written = []
         for number, table in enumerate(now.tables):
             order = table.row_order
-            if table.name in orders:
-                order = write_row_order(path.parent / f"{path.stem}.rows-{number}.parquet", orders[table.name])
+            if table.name in rows:
+                order = write_counted_rows(path.parent / f"{path.stem}.rows-{number}.parquet", rows[table.name])
             written.append(replace(table, row_order=order))
         now = replace(now, tables=tuple(written))
         write_tables(now, path)
@@ -357,44 +364,3 @@ def _threshold(sizes_N: FloatArray, max_kept: int) -> float:
     kept_N = sums_N / rising_N + np.arange(N - 1, -1, -1)
     num_below = int(np.searchsorted(-kept_N, -max_kept))
     return float(sums_N[num_below - 1] / (max_kept - (N - num_below)))
-
-
-def _profile(known_S: FloatArray, total: float, num_rows: int) -> AccessProfile:
-    """The curve of a table of whose rows some are known.
-
-    Args:
-        known_S: Lookups of the known rows, falling.
-        total: Lookups of all rows.
-        num_rows: Rows of the table.
-    """
-    S, rest = len(known_S), max(0.0, total - float(known_S.sum()))
-    if not S:
-        return AccessProfile.uniform(num_rows)
-    if num_rows == S:
-        return AccessProfile.from_groups(np.ones(S, dtype=np.int64), known_S)
-    ranks_K = np.union1d(log_spaced_ranks(num_rows), [S])
-    head_K = ranks_K[ranks_K <= S]
-    masses = np.diff(np.concatenate([[0.0], np.cumsum(known_S)])[head_K])
-    tail_K = ranks_K[ranks_K >= S].astype(np.float64)
-    tail = power_sums(tail_K, _tail_alpha(rest / known_S[-1], S, num_rows))
-    tail *= rest / tail.sum() if rest else 0.0
-    return AccessProfile.from_masses(ranks_K.astype(np.float64), np.concatenate([masses, tail]))
-
-
-def _tail_alpha(lookups: float, num_known: int, num_rows: int) -> float:
-    """Exponent of the power law of the rows that are not known, which goes on from the last one that is.
-
-    Args:
-        lookups: Of all of them together, over those of the last known row.
-        num_known: Rows that are known, at least 1.
-        num_rows: Rows of the table, more than these.
-    """
-    bounds = np.array([num_known, num_rows], dtype=np.float64)
-    low, high = 0.0, _MAX_ALPHA
-    for _ in range(_NUM_HALVINGS):
-        alpha = (low + high) / 2
-        if float(num_known**alpha * power_sums(bounds, alpha)[0]) > lookups:
-            low = alpha
-        else:
-            high = alpha
-    return high

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autoshard.core import ReplicaGroups, RowRange, RowsBy, Shard, Split, Tier
+from autoshard.core import Optimizer, ReplicaGroups, RowRange, RowsBy, Shard, Split, Tier
 from autoshard.core.access.orders import ranks_in
 from autoshard.evaluation import AlphaBetaComm
 from autoshard.evaluation.migration import migration
@@ -114,6 +114,6 @@ def test_each_group_of_ranks_receives_its_own():
 
 
 def test_other_optimizers_have_other_bytes():
-    table = replace(make.table("t", NUM_ROWS, DIM), optimizer="adam")
+    table = replace(make.table("t", NUM_ROWS, DIM), optimizer=Optimizer.ADAM)
     before, after = (plan(make.placed(table, replicas=((rank,),))) for rank in (0, 3))
     assert migration(before, after).bytes_of == {"t": 24 * (16 + 32)}

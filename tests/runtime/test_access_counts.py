@@ -10,7 +10,7 @@ from autoshard.core import AccessProfile, Pooling
 from autoshard.core.batches import coprime_step, scatter_ranks
 from autoshard.core.errors import InputError, InvalidOptionError
 from autoshard.formats import read_plan, read_tables, write_plan
-from autoshard.formats.row_orders import read_row_orders
+from autoshard.formats.row_orders import read_counted_rows, read_row_orders
 from autoshard.runtime.access_counts import AccessCounter, AccessCounts
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.rows.fused import FusedSettings
@@ -157,7 +157,7 @@ class TestTables:
 
     def test_the_hottest_rows_are_known(self, found):
         tables, counts = found
-        order = counts.tables(tables)[1]["a"]
+        order = counts.tables(tables)[1]["a"].ids_N
         ranks = order * pow(coprime_step(1_000_000), -1, 1_000_000) % 1_000_000
         assert ranks[:4].tolist() == [0, 1, 2, 3]
         assert np.sort(ranks[:1_000]).mean() == pytest.approx(499.5, rel=0.05)
@@ -165,8 +165,8 @@ class TestTables:
     def test_rows_that_are_looked_up_alike_make_an_even_curve(self):
         tables = make.tables(make.table("a", 1_000_000))
         counts = counted(tables, [(torch.arange(0, 1_000_000, 50), (20_000,), 100)], sampled_ids=20_000)
-        now, orders = counts.tables(tables)
-        assert (now.tables[0].access, dict(orders)) == (AccessProfile.uniform(1_000_000), {})
+        now, rows = counts.tables(tables)
+        assert (now.tables[0].access, rows["a"].num_known) == (AccessProfile.uniform(1_000_000), 0)
 
     def test_what_is_written_is_read_by_plans(self, found, tmp_path):
         tables, counts = found
@@ -177,7 +177,11 @@ class TestTables:
         plan = make.table_wise_plan(read.tables, [0, 1])
         write_plan(replace(plan, row_orders={"a": read.tables[0].row_order}), tmp_path / "plan.json")
         orders = read_row_orders(read_plan(tmp_path / "plan.json"), tmp_path / "plan.json")
-        assert np.array_equal(orders["a"], counts.tables(tables)[1]["a"])
+        rows = counts.tables(tables)[1]["a"]
+        assert np.array_equal(orders["a"], rows.ids_N)
+        counted_rows = read_counted_rows(read, tmp_path / "now.json")["a"]
+        assert np.array_equal(counted_rows.shares_N, rows.shares_N)
+        assert counted_rows.num_known == rows.num_known
 
     def test_nothing_counted_is_not_written(self, tmp_path):
         with pytest.raises(InputError, match="access: no lookup was counted"):
