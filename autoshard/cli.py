@@ -54,6 +54,7 @@ OWN_COMMANDS: Mapping[str, str] = {
     "explain": "autoshard.commands.whatif:explain",
     "diff": "autoshard.commands.compare:diff",
     "drift": "autoshard.commands.drift:drift",
+    "replan": "autoshard.commands.drift:replan",
     "simulate": "autoshard.commands.whatif:simulate",
     "jobs": "autoshard.commands.jobs:jobs",
 }
@@ -81,7 +82,20 @@ GROUPS: Mapping[str, str] = {
 # The order in which a user needs them; commands of other packages follow, by name.
 _ORDER = (
     *("doctor", "init", "detect", "list", "import", "calibrate", "collect", "samples", "train", "models"),
-    *("plan", "evaluate", "show", "diff", "explain", "export", "replay", "compare", "simulate", "run", "drift"),
+    *(
+        "plan",
+        "evaluate",
+        "show",
+        "diff",
+        "explain",
+        "export",
+        "replay",
+        "compare",
+        "simulate",
+        "run",
+        "drift",
+        "replan",
+    ),
     *("serve", "jobs", "keys", "db"),
 )
 

@@ -17,12 +17,38 @@ from autoshard.validator import validate_plan
 
 COMMANDS = (
     *("doctor", "init", "detect", "list", "import", "calibrate", "collect", "samples", "train", "models"),
-    *("plan", "evaluate", "show", "diff", "explain", "export", "replay", "compare", "simulate", "run", "drift"),
+    *(
+        "plan",
+        "evaluate",
+        "show",
+        "diff",
+        "explain",
+        "export",
+        "replay",
+        "compare",
+        "simulate",
+        "run",
+        "drift",
+        "replan",
+    ),
     *("serve", "jobs", "keys", "db"),
 )
 SUBCOMMANDS = ("train cost", "train policy", "train step", "keys create", "keys list", "keys revoke", "db upgrade")
 WRITERS = (
-    *("plan", "evaluate", "show", "compare", "import", "export", "simulate", "collect", "samples", "init", "detect"),
+    *(
+        "plan",
+        "evaluate",
+        "show",
+        "compare",
+        "import",
+        "export",
+        "simulate",
+        "collect",
+        "samples",
+        "init",
+        "detect",
+        "replan",
+    ),
     *("train cost", "train policy", "train step", "calibrate"),
 )
 
