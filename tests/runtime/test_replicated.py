@@ -43,5 +43,6 @@ def test_an_update_of_all_rows_is_that_of_the_rows_with_a_gradient(optimizer):
         some.update(rows_U, gradients_UD, 0.1)
         all_rows.update(None, torch.zeros(num_rows, dim).index_copy(0, rows_U, gradients_UD), 0.1)
     assert some.marks_N.tolist() == [1, 0, 1]
-    for one, other in zip(some.state, all_rows.state, strict=True):
-        assert one is other is None or torch.equal(one, other)
+    for one, other in zip(some.state.tensors(), all_rows.state.tensors(), strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(some.state.marks_N, all_rows.state.marks_N)
