@@ -58,11 +58,20 @@ class RunOptions:
         Path | None,
         typer.Option(help="Also write a Chrome trace (chrome://tracing) of two more steps; .gz is compressed."),
     ] = None
+    write_access: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also count which rows are looked up, and write the tables with that as a tables.json, for "
+            "`autoshard drift` and `replan`.",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         self.request()
-        if self.trace is not None and not self.trace.absolute().parent.is_dir():
-            raise InvalidOptionError(f"must be in a folder that is there, got {self.trace}", field="--trace")
+        for option, file in (("--trace", self.trace), ("--write-access", self.write_access)):
+            if file is not None and not file.absolute().parent.is_dir():
+                raise InvalidOptionError(f"must be in a folder that is there, got {file}", field=option)
 
     def request(self) -> RunRequest:
         """The execution.
@@ -82,6 +91,7 @@ class RunOptions:
             device=self.device,
             overlap=self.overlap,  # type: ignore[arg-type]
             trace_path=None if self.trace is None else str(self.trace.absolute()),
+            access_path=None if self.write_access is None else str(self.write_access.absolute()),
         )
 
 
@@ -163,8 +173,9 @@ def run_on(launcher: Launcher, options: RunOptions, num_processes: int, as_json:
 
         (result,) = run_requests([options.request()], num_processes, on_progress=on_progress, launcher=launcher)
     result = replace(result, predicted=_predicted(plan, result))
-    if options.trace is not None:
-        log(f"Wrote {options.trace}")
+    for written in (options.trace, options.write_access):
+        if written is not None:
+            log(f"Wrote {written}")
     emit(RUN.to_json(result), _rendered(result), as_json=as_json)
 
 

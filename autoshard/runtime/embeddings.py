@@ -18,6 +18,7 @@ from autoshard.core import ShardingPlan, SyncRows, TableSet
 from autoshard.core.errors import ExecutionError, InputError
 from autoshard.core.step import StepCollective
 from autoshard.evaluation.traffic import Stream
+from autoshard.runtime.access_counts import AccessCounter
 from autoshard.runtime.batch import BatchOfIds, Embedded, KeyedEmbeddings, KeyedJagged, as_batch, as_keyed
 from autoshard.runtime.engine.groups import CLOSED, release_world
 from autoshard.runtime.engine.ids.addresses import RowOrderMap
@@ -112,6 +113,7 @@ class ShardedEmbeddings(torch.nn.Module):
         timer: Where to count the time of the parts; None to count none.
         row_orders: For tables that are cut by access rank, row ids in falling access frequency, by table; those that
             are left out are in the order of their ids.
+        counter: Counts which rows this process looks up, and is closed by whoever made it; None to count none.
 
     Attributes:
         optimizer: Holds the learning rate of the tables, for `torch.optim.lr_scheduler`; the same on all processes.
@@ -134,6 +136,7 @@ class ShardedEmbeddings(torch.nn.Module):
         device: torch.device | None = None,
         timer: StepTimer | None = None,
         row_orders: Mapping[str, torch.Tensor] | None = None,
+        counter: AccessCounter | None = None,
     ) -> None:
         super().__init__()
         self._part = part = Participation.agree(
@@ -161,6 +164,7 @@ class ShardedEmbeddings(torch.nn.Module):
             holding = part.owners.holdings[index]
             initialise_held(state.weights_ND, holding, part.process, self._orders.get(holding.of.name), settings.seed)
         self.input_exchange = InputExchange(part.owners, self._orders, part.local_batch_size, part.groups, part.device)
+        self.input_exchange.counter = counter
         self._prefetcher: Prefetcher | None = None
         self.output_exchange = OutputExchange(
             part.owners,

@@ -9,6 +9,7 @@ from typing import Annotated, Final
 from autoshard.core.accepted import AT_LEAST_1, FINITE_ABOVE_0, WHOLE_AT_LEAST_0, WHOLE_AT_LEAST_1, Range, check_choice
 from autoshard.core.choices import Device, Engine
 from autoshard.core.declared import Meaning, Size, Written
+from autoshard.core.errors import InvalidOptionError
 from autoshard.core.plan import Estimate
 from autoshard.core.step import CollectiveTime, Overlap, StepCollective, StepPart
 from autoshard.evaluation.traffic import Stream
@@ -37,6 +38,7 @@ class RunRequest:
         overlap: Which parts of a step run at the same time: `none` or, on the thin engine, `pipelined`. The results
             are the same.
         trace_path: File for a Chrome trace of two more steps of process 0, after the measured ones; None for none.
+        access_path: File for the tables as all processes look them up, on the thin engine; None to count no lookups.
 
     Raises:
         InvalidOptionError: If a value is not accepted.
@@ -54,6 +56,7 @@ class RunRequest:
     device: Device = Device.AUTO
     overlap: Overlap = Overlap.NONE
     trace_path: str | None = None
+    access_path: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "engine", _member(Engine, self.engine, "engine"))
@@ -61,6 +64,8 @@ class RunRequest:
         accepted = OVERLAPS if self.engine is Engine.THIN else (Overlap.NONE,)
         check_choice(self.overlap, accepted, "overlap")
         object.__setattr__(self, "overlap", Overlap(self.overlap))
+        if self.access_path is not None and self.engine is not Engine.THIN:
+            raise InvalidOptionError("lookups are counted by the engine thin alone", field="access_path")
         WHOLE_AT_LEAST_1.check_fields(self, "steps", "batch_size")
         WHOLE_AT_LEAST_0.check_fields(self, "warmup_steps", "verify_steps", "seed")
         FINITE_ABOVE_0.check_fields(self, "learning_rate", "eps")

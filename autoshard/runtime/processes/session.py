@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,7 @@ from autoshard.core.errors import ExecutionError
 from autoshard.core.step import CollectiveTime, StepCollective
 from autoshard.formats import read_plan
 from autoshard.formats.row_orders import read_row_orders
+from autoshard.runtime.access_counts import AccessCounter, AccessCounts
 from autoshard.runtime.engine.holdings import GroupOrder, Ownership
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.processes.devices import check_memory, choose_device
@@ -82,11 +84,19 @@ class Session:
         if request.verify_steps:
             check_verifiable(plan.tables)
         timer = StepTimer(self._device)
-        engine = make_engine(request, plan, self._device, timer)
+        counter = None
+        if request.access_path is not None:
+            counter = AccessCounter(plan.tables, seed=(request.seed, dist.get_rank()))
+        engine = make_engine(request, plan, self._device, timer, counter)
         try:
-            return self._measured(request, plan, engine, timer)
+            result = self._measured(request, plan, engine, timer)
+            if counter is not None and request.access_path is not None:
+                _write_access(request.access_path, plan, counter)
+            return result
         finally:
             engine.close()
+            if counter is not None:
+                counter.close()
             gc.collect()
 
     def _measured(
@@ -196,8 +206,20 @@ def open_session(requests: Sequence[RunRequest], on_step: OnStep) -> Iterator[Se
     dist.destroy_process_group()
 
 
+def _write_access(path: str, plan: ShardingPlan, counter: AccessCounter) -> None:
+    """Process 0 writes the plan's tables as all processes looked them up."""
+    counted: list[AccessCounts] | None = [counter.counted()] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(counter.counted(), counted)
+    if counted is not None:
+        AccessCounts.merged(counted).write(Path(path), plan.tables)
+
+
 def make_engine(
-    request: RunRequest, plan: ShardingPlan, device: torch.device, timer: StepTimer | None = None
+    request: RunRequest,
+    plan: ShardingPlan,
+    device: torch.device,
+    timer: StepTimer | None = None,
+    counter: AccessCounter | None = None,
 ) -> EmbeddingEngine:
     """The engine that a request names, for the plan's batch size, over all processes."""
     settings = FusedSettings(learning_rate=request.learning_rate, eps=request.eps, seed=request.seed)
@@ -208,7 +230,7 @@ def make_engine(
     from autoshard.runtime.embeddings import ShardedEmbeddings
 
     orders = _row_orders(plan, request)
-    return ShardedEmbeddings(plan, settings, device=device, timer=timer, row_orders=orders)
+    return ShardedEmbeddings(plan, settings, device=device, timer=timer, row_orders=orders, counter=counter)
 
 
 def _row_orders(plan: ShardingPlan, request: RunRequest) -> dict[str, torch.Tensor]:
