@@ -259,6 +259,11 @@ class ShardedEmbeddings(torch.nn.Module):
             self._learning_rate = self._replicas.learning_rate = learning_rate
             self._kernels.set_learning_rate(learning_rate)
 
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The processes over which `state_dict` deals the rows of each table: those of a replica group."""
+        return self._part.group
+
     @override
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """As a module's, for training alone: tables are no parameters, which could be frozen.

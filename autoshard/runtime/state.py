@@ -79,9 +79,10 @@ def gathered_state(
         for start, rows_L, places_L in held_chunks(holding, part.process, order, ids):
             rows_L, places_L = (rows_L + (start - ids.start)).to(part.device), places_L.to(part.device)
             weights_ND[rows_L, first:last] = state.weights_ND[places_L].detach()
-            if moments is not None and state.moments is not None:
+            if moments is not None:
                 # A moment of a whole row is that of column 0, where there is but that one.
-                moments[rows_L, first:last] = state.moments.view(len(state.weights_ND), -1)[places_L].detach()
+                kept = state.moments["moments"].view(len(state.weights_ND), -1)
+                moments[rows_L, first:last] = kept[places_L].detach()
     for tensor in (weights_ND, moments):
         if tensor is None:
             continue
@@ -139,7 +140,7 @@ def state_by_rows(
             own["moments"][at] = state.moments_ND[:, 0] if width == 1 else state.moments_ND
     if num_processes == 1:
         return own
-    return {name: _by_rows(tensor, table.num_embeddings, part.group) for name, tensor in own.items()}
+    return {name: by_rows(tensor, table.num_embeddings, part.group) for name, tensor in own.items()}
 
 
 def _pieces(rows_P: Sequence[range]) -> Iterator[tuple[int, range]]:
@@ -149,7 +150,14 @@ def _pieces(rows_P: Sequence[range]) -> Iterator[tuple[int, range]]:
             yield process, range(start, min(start + _PIECE_ROWS, rows.stop))
 
 
-def _by_rows(own: torch.Tensor, num_rows: int, group: dist.ProcessGroup) -> DTensor:
+def by_rows(own: torch.Tensor, num_rows: int, group: dist.ProcessGroup) -> DTensor:
+    """A tensor on the host of which each process has an even share of the rows (`even_rows`).
+
+    Args:
+        own: Those of this process.
+        num_rows: Those of all.
+        group: The processes.
+    """
     shape = torch.Size([num_rows, *own.shape[1:]])
     stride = torch.empty(shape, device="meta").stride()
     mesh = DeviceMesh.from_group(group, "cpu")
@@ -272,14 +280,15 @@ def write_state(
             state.weights_ND[places_L] = weights_ND[piece].cpu()[rows_L, first:last].to(state.weights_ND)
             if state.marks_N is not None:
                 state.marks_N[places_L] = 1
-            if moments is None or state.moments is None:
+            kept = state.moments.get("moments")
+            if moments is None or kept is None:
                 continue
             own = moments[piece].cpu()[rows_L].view(len(rows_L), -1)
             own = own if own.shape[1] == 1 else own[:, first:last]
-            if state.moments.dim() == 1:
+            if kept.dim() == 1:
                 is_one_L = own.amin(dim=1) == own.amax(dim=1)  # a mean would round it
                 own = torch.where(is_one_L, own[:, 0], own.mean(dim=1))
-            state.moments[places_L] = own.to(state.moments)
+            kept[places_L] = own.to(kept)
 
 
 def check_host_memory(tables: TableSet, part: Participation) -> None:

@@ -228,7 +228,8 @@ class TorchRecEmbeddings:
             for index, config in enumerate(kernel.config.embedding_tables):
                 holding = holdings.get((config.name, config.local_metadata.shard_offsets[1]))
                 if holding is not None:
-                    moments = states[index][0] if states and states[index] else None
+                    named = zip(holding.of.optimizer.moments, states[index] if states else (), strict=True)
+                    moments = {moment.name: kept for moment, kept in named}
                     found.append((holding, RowStates(weights[index], moments, None)))
             fused.register_forward_pre_hook(self._before_kernel)
             fused.register_forward_hook(self._after_kernel)

@@ -102,9 +102,9 @@ class ReplicaKernel:
             # backward pass: `data` counts them by itself.
             numbers = num_rows * kind.embedding_dim
             self.rows.weights_ND = arenas.weights(numbers, kind.dtype).data.view(num_rows, -1)
-            if self.rows.moments is not None:
-                shape = (num_rows, *self.rows.moments.shape[1:])
-                self.rows.moments = arenas.moments(math.prod(shape)).data.view(shape)
+            for name, empty in self.rows.moments.items():
+                shape = (num_rows, *empty.shape[1:])
+                self.rows.moments[name] = arenas.moments(math.prod(shape)).data.view(shape)
         fused = fuse(batches, as_one_table=True)
         self._rows_L, self._lengths_X = fused.ids_L, fused.lengths_SB.reshape(-1)
         self._is_pooled, self._num_shards, self._num_bags = kind.is_pooled, len(shards), kind.num_bags

@@ -141,8 +141,8 @@ def test_replicas_are_looked_up_and_updated_as_plain_tables(pooling, optimizer, 
     running = ShardSet(draws, Arenas(100_000, CPU), CPU)
     (kernel,) = running.kernels
     torch.nn.init.normal_(kernel.rows.weights_ND)
-    if kernel.rows.moments is not None:
-        kernel.rows.moments.zero_()
+    for moments in kernel.rows.moments.values():
+        moments.zero_()
     tables = [table.float().clone().requires_grad_() for table in kernel.rows.weights_ND.split([50, 30])]
     plain = [looked_up(table, batch) for table, (batch,) in zip(tables, draws, strict=True)]
     outputs = running.forward()

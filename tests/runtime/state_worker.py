@@ -219,7 +219,9 @@ def check_averages():
             marks = [torch.zeros(len(one), dtype=torch.uint8) for one in (half, full)] if is_marked else [None, None]
             if is_marked:
                 marks[0][3 + rank], marks[1][6] = 1, 1
-            sent = average([RowStates(half, None, marks[0]), RowStates(full, moments, marks[1])], group, **pieces)
+            sent = average(
+                [RowStates(half, {}, marks[0]), RowStates(full, {"moments": moments}, marks[1])], group, **pieces
+            )
             means = [
                 (drawn[0][0].half().float() + drawn[1][0].half().float()).div(2).half(),
                 (drawn[0][1] + drawn[1][1]) / 2,

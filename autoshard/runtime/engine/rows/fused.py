@@ -111,7 +111,7 @@ class FusedKernel:
         memory: MemoryPlacement = MemoryPlacement(),  # noqa: B008 - frozen
         allocate: Callable[[str, int], torch.Tensor] | None = None,
     ) -> None:
-        self._scale = settings.scale_of(optimizer)
+        self._scale, self._moments = settings.scale_of(optimizer), optimizer.moments
         on_gpu = device.type == "cuda"
         location = _location(memory) if on_gpu else EmbeddingLocation.HOST
         compute = ComputeDevice.CUDA if on_gpu else ComputeDevice.CPU
@@ -204,8 +204,9 @@ class FusedKernel:
         self.module.flush()
         if writes:
             self.module.reset_cache_states()
-        weights, states = self.module.split_embedding_weights(), self.module.split_optimizer_states()
-        moments: list[Any] = [one[0] if one else None for one in states] if states else [None] * len(weights)
+        weights = self.module.split_embedding_weights()
+        states = self.module.split_optimizer_states() or [()] * len(weights)
+        moments = [{one.name: kept for one, kept in zip(self._moments, of, strict=True)} for of in states]
         marks: list[Any] = [None] * len(weights)
         if self._marks_N is not None:
             marks = list(torch.split(self._marks_N, self._rows_T))
@@ -302,7 +303,10 @@ def _host_memory(
     """Memory for the weights and moments of a CPU's kernel."""
     numbers = {
         "weights": sum(rows * dim for rows, dim in sizes),
-        "momentum1": sum(rows * optimizer.state_bytes_per_row(dim) // 4 for rows, dim in sizes),
+        **{
+            f"momentum{number}": sum(rows * moment.width(dim) for rows, dim in sizes)
+            for number, moment in enumerate(optimizer.moments, 1)
+        },
     }
     return {name: allocate(name, number) for name, number in numbers.items() if number}
 

@@ -40,7 +40,7 @@ class ReplicatedRows:
 
     Attributes:
         weights_ND: The weights.
-        moments: (N,) row-wise, (N, D) else; None for SGD.
+        moments: By name, as `RowStates` has them.
         marks_N: 1 for rows that were updated, uint8; None where they are not marked.
     """
 
@@ -58,8 +58,12 @@ class ReplicatedRows:
         ).zero_()
         self._optimizer = optimizer
         self._scale, self._eps = settings.scale_of(optimizer), settings.eps
-        shape = {Optimizer.ROWWISE_ADAGRAD: (num_rows,), Optimizer.ADAGRAD: (num_rows, dim)}.get(optimizer)
-        self.moments = None if shape is None else torch.zeros(shape, dtype=torch.float32, device=device)
+        self.moments = {
+            one.name: torch.zeros(
+                (num_rows,) if one.is_per_row else (num_rows, dim), dtype=torch.float32, device=device
+            )
+            for one in optimizer.moments
+        }
         self.marks_N = torch.zeros(num_rows, dtype=torch.uint8, device=device) if settings.marks_rows else None
         # Of one seed, so that all copies, which get the same updates, draw the same.
         self._noise: torch.Generator | None = None
@@ -113,12 +117,12 @@ class ReplicatedRows:
         if self.marks_N is not None:
             self.marks_N[rows_U] |= gradients_UD.any(dim=1)
         step_UD = gradients_UD
-        if self.moments is not None:
+        if self._optimizer is not Optimizer.SGD:
             squares = gradients_UD.square()
             if self._optimizer is Optimizer.ROWWISE_ADAGRAD:
                 squares = squares.mean(dim=1)
-            moments = self.moments[rows_U] + squares
-            self.moments[rows_U] = moments
+            moments = self.moments["moments"][rows_U] + squares
+            self.moments["moments"][rows_U] = moments
             roots = moments.sqrt() + self._eps * self._scale
             step_UD = gradients_UD / (roots[:, None] if roots.dim() == 1 else roots)
         changed_UD = self.weights_ND[rows_U].float() - learning_rate * self._scale * step_UD
