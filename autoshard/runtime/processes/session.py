@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -14,8 +15,10 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.stateful import Stateful
 from torch.profiler import profile
 
 from autoshard.core import DenseLayers, ShardingPlan, TableSet
@@ -199,7 +202,12 @@ class Session:
         from autoshard.runtime.embeddings import ShardedEmbeddings
 
         assert isinstance(engine, ShardedEmbeddings), "the request refuses others"
-        state = {
+        # Their states are saved, so they are told where they begin.
+        own_seed = int(np.random.SeedSequence([request.seed, dist.get_rank()]).generate_state(1)[0])
+        random.seed(own_seed)
+        np.random.seed(own_seed)
+        torch.manual_seed(own_seed)
+        state: dict[str, Stateful] = {
             "embeddings": engine,
             "learning_rate": engine.optimizer,
             "dense": training.dense,
