@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +13,7 @@ import typer
 from rich.console import Group, RenderableType
 
 from autoshard.commands.arguments import seed_option
-from autoshard.commands.options import command_options
+from autoshard.commands.options import Needs, command_options
 from autoshard.console import JsonOption, emit, log, progress, warn
 from autoshard.core.choices import Device, Engine
 from autoshard.core.errors import InvalidOptionError
@@ -30,6 +30,44 @@ if TYPE_CHECKING:
     from autoshard.runtime.results import RunPrediction
 
 
+_FILES = Needs("--data", lambda options: options.data is not None)
+_KEPT = Needs("--checkpoints", lambda options: options.checkpoints is not None)
+
+
+@command_options(panel="Data")
+class DataOptions:
+    """What a run trains on."""
+
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="File or folder of samples: Parquet, or Criteo's tab-separated text. Left out: generated ones.",
+            metavar="PATH",
+        ),
+    ] = None
+    epochs: Annotated[int, typer.Option(min=1, help="How often the files are read."), _FILES] = 1
+    shuffle: Annotated[
+        int, typer.Option(min=0, help="Samples that are shuffled among each other; 0 keeps the files' order."), _FILES
+    ] = 0
+    drift_every: Annotated[
+        int,
+        typer.Option(min=0, help="Of generated samples: steps after which other rows are hot; 0 for never."),
+        Needs("generated samples, without --data", lambda options: options.data is None),
+    ] = 0
+
+
+@command_options(panel="Training job")
+class JobOptions:
+    """How a run is saved, and goes on when it was interrupted."""
+
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(help="Folder of checkpoints; a job goes on from the last one that it finds.", metavar="DIR"),
+    ] = None
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps from one checkpoint to the next."), _KEPT] = 1000
+    keep: Annotated[int, typer.Option(min=1, help="Checkpoints that are kept."), _KEPT] = 3
+
+
 @command_options()
 class RunOptions:
     """Options of `autoshard run`."""
@@ -41,7 +79,14 @@ class RunOptions:
             min=1, help="Processes; where there are fewer than ranks, each runs several ranks. Left out: one per core."
         ),
     ] = None
-    steps: Annotated[int, typer.Option(min=1, help="Measured training steps.")] = 20
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Training steps after 3 of warm-up; the last 1,000 are measured. Left out: 20, or with --data all "
+            "that the files have.",
+        ),
+    ] = None
     engine: Annotated[Engine, typer.Option(help="`thin` (autoshard's own) or `torchrec`.")] = Engine.THIN
     verify_steps: Annotated[
         int, typer.Option(min=0, help="Steps to compare with an unsharded model, before the measured ones.")
@@ -66,6 +111,8 @@ class RunOptions:
             "`autoshard drift` and `replan`.",
         ),
     ] = None
+    samples: DataOptions = field(default_factory=DataOptions)
+    job: JobOptions = field(default_factory=JobOptions)
 
     def __post_init__(self) -> None:
         self.request()
@@ -77,29 +124,45 @@ class RunOptions:
         """The execution.
 
         Raises:
-            InvalidOptionError: If the engine has no such overlap.
+            InvalidOptionError: If the engine has no such overlap, or options do not go together.
         """
         from autoshard.runtime import RunRequest
 
+        samples, job = self.samples, self.job
         return RunRequest(
             plan_path=str(self.plan),
             engine=self.engine,
-            steps=self.steps,
+            steps=20 if self.steps is None and samples.data is None else self.steps,
             verify_steps=self.verify_steps,
             batch_size=self.batch_size,
             seed=self.seed,
             device=self.device,
             overlap=self.overlap,  # type: ignore[arg-type]
-            trace_path=None if self.trace is None else str(self.trace.absolute()),
-            access_path=None if self.write_access is None else str(self.write_access.absolute()),
+            trace_path=_absolute(self.trace),
+            access_path=_absolute(self.write_access),
+            data_path=_absolute(samples.data),
+            epochs=samples.epochs,
+            shuffle=samples.shuffle,
+            drift_every=samples.drift_every,
+            checkpoints_path=_absolute(job.checkpoints),
+            checkpoint_every=job.checkpoint_every,
+            keep=job.keep,
         )
+
+
+def _absolute(path: Path | None) -> str | None:
+    return None if path is None else str(path.absolute())
 
 
 def run(options: RunOptions, as_json: JsonOption = False) -> None:
     """Executes a plan's training steps on processes of this machine, and measures them.
 
+    With files of samples it trains until they end, and with a folder of checkpoints it is a job that can be interrupted
+    and started again.
+
     Example:
         autoshard run plan.json --nproc 4 --steps 20
+        autoshard run plan.json --data clicks/ --epochs 2 --shuffle 100000 --checkpoints job/ --checkpoint-every 500
     """
     from autoshard.formats import read_plan
     from autoshard.runtime.processes.launch import LOCAL
@@ -188,6 +251,7 @@ def _rendered(result: RunResult) -> RenderableType:
     from autoshard.report.wording import write_ms, write_percent
 
     lines = [
+        *_of_job(result),
         f"{result.steps} steps of {result.batch_size:,} samples on {result.num_processes} processes "
         f"({result.engine}, {result.backend}, {result.device})"
         + (f", {result.overlap}" if result.overlap is not Overlap.NONE else "")
@@ -217,6 +281,20 @@ def _rendered(result: RunResult) -> RenderableType:
     )
     predicted = () if result.predicted is None else (*_comparison(result, result.predicted), "")
     return Group(*lines, "", *predicted, table, "", _collective_table(result))
+
+
+def _of_job(result: RunResult) -> list[str]:
+    """What became of a training job."""
+    job = result.job
+    if job is None:
+        return []
+    began = "" if job.resumed_from is None else f", from the checkpoint of step {job.resumed_from:,} on"
+    lines = [
+        f"Trained {job.trained_steps:,} steps{began}" + (", and stopped on request" if job.is_stopped else "") + "."
+    ]
+    if job.skipped_lines:
+        lines.append(f"Left out {job.skipped_lines:,} lines that are no samples; the first: {job.first_skipped}")
+    return lines
 
 
 def _comparison(result: RunResult, predicted: RunPrediction) -> tuple[RenderableType, ...]:
