@@ -15,9 +15,12 @@ from rich.console import Group, RenderableType
 from autoshard.commands.arguments import seed_option
 from autoshard.commands.options import command_options
 from autoshard.console import JsonOption, emit, log, progress, warn
+from autoshard.core.accepted import FINITE_ABOVE_0
 from autoshard.core.choices import Device, Engine
+from autoshard.core.declared import Meaning, declared
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.machine import device_family
+from autoshard.core.optimizers import UpdateSettings
 from autoshard.hardware import CPU, this_processor
 from autoshard.table import Column, Table
 
@@ -28,6 +31,15 @@ if TYPE_CHECKING:
     from autoshard.runtime import RunProgress, RunRequest, RunResult
     from autoshard.runtime.processes.launch import Launcher
     from autoshard.runtime.results import RunPrediction
+
+
+@command_options(panel="Updates of tables")
+class UpdateOptions(UpdateSettings):
+    """Options of the updates of tables."""
+
+    learning_rate: Annotated[float, FINITE_ABOVE_0, Meaning("Learning rate of the tables and of the dense layers.")] = (
+        0.05
+    )
 
 
 @command_options()
@@ -54,6 +66,7 @@ class RunOptions:
     overlap: Annotated[
         str, typer.Option(help="`none`, or `pipelined`: communication hides behind computation, with the same results.")
     ] = "none"
+    updates: UpdateOptions = UpdateOptions()
     trace: Annotated[
         Path | None,
         typer.Option(help="Also write a Chrome trace (chrome://tracing) of two more steps; .gz is compressed."),
@@ -68,7 +81,7 @@ class RunOptions:
         """The execution.
 
         Raises:
-            InvalidOptionError: If the engine has no such overlap.
+            InvalidOptionError: If the engine has no such overlap, or a setting of updates is not accepted.
         """
         from autoshard.runtime import RunRequest
 
@@ -82,6 +95,7 @@ class RunOptions:
             device=self.device,
             overlap=self.overlap,  # type: ignore[arg-type]
             trace_path=None if self.trace is None else str(self.trace.absolute()),
+            **{one.name: getattr(self.updates, one.name) for one in declared(UpdateSettings)},
         )
 
 

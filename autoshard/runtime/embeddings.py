@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from typing_extensions import override
 
-from autoshard.core import Optimizer, ShardingPlan, SyncRows, TableSet
+from autoshard.core import ShardingPlan, SyncRows, TableSet
 from autoshard.core.errors import ExecutionError, InputError
 from autoshard.core.step import StepCollective
 from autoshard.evaluation.traffic import Stream
@@ -25,7 +25,7 @@ from autoshard.runtime.engine.ids.addresses import RowOrderMap
 from autoshard.runtime.engine.ids.prefetch import Prefetched, Prefetcher
 from autoshard.runtime.engine.ids.requests import DistributedBatch, InputExchange
 from autoshard.runtime.engine.rows.averaging import RowStates, average
-from autoshard.runtime.engine.rows.fused import FusedSettings, kernel_output
+from autoshard.runtime.engine.rows.fused import FusedSettings, UpdateStep, kernel_output
 from autoshard.runtime.engine.rows.places import initialise_held
 from autoshard.runtime.engine.rows.replicas import Replicas
 from autoshard.runtime.engine.rows.serving import FusedKernels
@@ -55,7 +55,7 @@ def _places_of_keys(tables: TableSet) -> SimpleNamespace:
     """What `torch.distributed.checkpoint.state_dict` looks the keys of tables' states up in, attribute by attribute."""
     root = SimpleNamespace()
     for table in tables.tables:
-        for part in ("weights", "moments"):
+        for part in ("weights", *(one.name for one in table.optimizer.moments)):
             at = root
             for name in (*table.name.split("."), part):
                 at = at.__dict__.setdefault(name, SimpleNamespace())
@@ -108,7 +108,7 @@ class ShardedEmbeddings(torch.nn.Module):
 
     Args:
         plan: The plan.
-        settings: Learning rate, epsilon and seed.
+        settings: Of the updates, and the seed.
         local_batch_size: Most samples of a process's batch; None for an even share of the plan's batch.
         group: The processes, over gloo (CPU) or NCCL (CUDA); None for all. With fewer processes than the plan has
             ranks, rank r runs on process `r % processes`.
@@ -119,7 +119,8 @@ class ShardedEmbeddings(torch.nn.Module):
 
     Attributes:
         optimizer: Holds the learning rate of the tables, for `torch.optim.lr_scheduler`; the same on all processes.
-        num_steps: Steps that were ended: replica groups meet at multiples of the plan's `sync_every`.
+        num_steps: Steps that were ended: replica groups meet at multiples of the plan's `sync_every`, and Adam and
+            LAMB correct their moments by it.
         batches_ahead: How many batches to prefetch ahead: 1, and 2 where caches are filled ahead.
 
     Raises:
@@ -156,7 +157,7 @@ class ShardedEmbeddings(torch.nn.Module):
         settings = replace(settings, moment_scale=groups.moment_scale, marks_rows=marks_rows, output=output)
         self._kernels = FusedKernels(part.owners, settings, part.process, part.device, self.timer)
         self._replicas = Replicas(part.owners, settings, part.group, part.device, self.timer, part.groups.world_ranks)
-        self.optimizer, self._learning_rate = TableOptimizer(settings.learning_rate), settings.learning_rate
+        self.optimizer = TableOptimizer(settings.learning_rate)
         self._sync_every, self.num_steps = groups.sync_every, 0
         self.tables = _places_of_keys(plan.tables)
         self._averaged_bytes = 0
@@ -202,7 +203,9 @@ class ShardedEmbeddings(torch.nn.Module):
     def start(self, ids: BatchOfIds | KeyedJagged | InputError | DistributedBatch | Prefetched) -> StartedLookup:
         """Looks up a batch and sends its embeddings on their way; as `forward`, which waits for them."""
         keyed: BatchOfIds | None = None
-        self._follow_learning_rate()
+        step = UpdateStep(self.optimizer.learning_rate, self.num_steps + 1)
+        self._kernels.set_step(step)
+        self._replicas.step = step
         if isinstance(ids, DistributedBatch):
             distributed = ids
         elif isinstance(ids, Prefetched):
@@ -252,12 +255,6 @@ class ShardedEmbeddings(torch.nn.Module):
         """The batch or what is wrong with it, and the batch again if its embeddings are returned as keyed tensors."""
         batch = as_batch(ids, self.feature_names)
         return batch, None if batch is ids or isinstance(batch, InputError) else batch
-
-    def _follow_learning_rate(self) -> None:
-        """Hands on the learning rate that was set since the last lookup."""
-        if (learning_rate := self.optimizer.learning_rate) != self._learning_rate:
-            self._learning_rate = self._replicas.learning_rate = learning_rate
-            self._kernels.set_learning_rate(learning_rate)
 
     @override
     def requires_grad_(self, requires_grad: bool = True) -> Self:
@@ -356,7 +353,7 @@ class ShardedEmbeddings(torch.nn.Module):
     def _write(self, name: str, state: TableState, rows: range | None = None) -> None:
         held, order = self._held(name, writes=True), self._orders.get(name)
         for ids, piece in rows_from_all(state, self._part) if rows is None else [(rows, state)]:
-            write_state(held, self._part.process, order, piece.weights_ND, piece.moments_ND, ids)
+            write_state(held, self._part.process, order, piece, ids)
 
     @override
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -389,13 +386,15 @@ class ShardedEmbeddings(torch.nn.Module):
         own = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
         states, expected, errors = {}, {"num_steps"}, []
         for table in self.owners.tables.tables:
-            weights, moments = f"tables.{table.name}.weights", f"tables.{table.name}.moments"
-            expected |= {weights} if table.optimizer is Optimizer.SGD else {weights, moments}
+            weights = f"tables.{table.name}.weights"
+            moments = {one.name: f"tables.{table.name}.{one.name}" for one in table.optimizer.moments}
+            expected |= {weights, *moments.values()}
             if weights not in own:
                 continue
-            states[table.name] = state = TableState(own[weights], own.get(moments))
+            found = {name: own[key] for name, key in moments.items() if key in own}
+            states[table.name] = state = TableState.of(own[weights], found)
             try:
-                if moments in own or moments not in expected:
+                if found or not moments:
                     check_state(table, state)
                 else:
                     check_weights(table, state.weights_ND)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Annotated, Final
 
 from autoshard.core.accepted import AT_LEAST_1, FINITE_ABOVE_0, WHOLE_AT_LEAST_0, WHOLE_AT_LEAST_1, Range, check_choice
 from autoshard.core.choices import Device, Engine
 from autoshard.core.declared import Meaning, Size, Written
+from autoshard.core.optimizers import UpdateSettings, WeightDecayMode
 from autoshard.core.plan import Estimate
 from autoshard.core.step import CollectiveTime, Overlap, StepCollective, StepPart
 from autoshard.evaluation.traffic import Stream
@@ -20,7 +22,7 @@ OVERLAPS: Final = (Overlap.NONE, Overlap.PIPELINED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunRequest:
+class RunRequest(UpdateSettings):
     """One execution of a plan.
 
     Attributes:
@@ -31,8 +33,7 @@ class RunRequest:
         verify_steps: Steps before those that are compared with the unsharded reference, from the initial weights.
         batch_size: Samples per step over all processes; None for the plan's.
         seed: Same seed, same weights and batches, whatever the placement.
-        learning_rate: Learning rate of the embedding tables and of the dense layers.
-        eps: Added to the root of the moments.
+        learning_rate: Learning rate of the embedding tables and of the dense layers, above 0.
         device: Where to execute it.
         overlap: Which parts of a step run at the same time: `none` or, on the thin engine, `pipelined`. The results
             are the same.
@@ -49,21 +50,22 @@ class RunRequest:
     verify_steps: int = 0
     batch_size: int | None = None
     seed: int = 0
-    learning_rate: float = 0.05
-    eps: float = 1e-8
+    learning_rate: Annotated[float, FINITE_ABOVE_0, Meaning("Of the tables and of the dense layers.")] = 0.05
     device: Device = Device.AUTO
     overlap: Overlap = Overlap.NONE
     trace_path: str | None = None
 
     def __post_init__(self) -> None:
+        UpdateSettings.__post_init__(self)
         object.__setattr__(self, "engine", _member(Engine, self.engine, "engine"))
         object.__setattr__(self, "device", _member(Device, self.device, "device"))
+        mode = _member(WeightDecayMode, self.weight_decay_mode, "weight_decay_mode")
+        object.__setattr__(self, "weight_decay_mode", mode)
         accepted = OVERLAPS if self.engine is Engine.THIN else (Overlap.NONE,)
         check_choice(self.overlap, accepted, "overlap")
         object.__setattr__(self, "overlap", Overlap(self.overlap))
         WHOLE_AT_LEAST_1.check_fields(self, "steps", "batch_size")
         WHOLE_AT_LEAST_0.check_fields(self, "warmup_steps", "verify_steps", "seed")
-        FINITE_ABOVE_0.check_fields(self, "learning_rate", "eps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +188,6 @@ class RunResult:
         return max((getattr(rank, f"{part}_ms") for rank in self.ranks), default=0.0)
 
 
-def _member(choices: type[Engine] | type[Device], value: str, field: str) -> Engine | Device:
+def _member(choices: type[StrEnum], value: str, field: str) -> StrEnum:
     check_choice(value, choices, field)
     return choices(value)

@@ -6,7 +6,7 @@ Shape suffixes: N rows, D embedding dim, L rows of a chunk.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from autoshard.core import EmbeddingTable, Optimizer, TableSet
+from autoshard.core import EmbeddingTable, TableSet
 from autoshard.core.errors import DeviceError, InputError
 from autoshard.core.quoting import write_bytes
 from autoshard.runtime.engine.holdings import Holding
@@ -35,17 +35,30 @@ Held = tuple[Holding, RowStates]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableState:
-    """Weights of a table, or of some of its rows, and the optimizer's moments, both of shape (N, D).
+    """Weights of a table, or of some of its rows, and the optimizer's moments, all of shape (N, D).
 
     Attributes:
         weights_ND: The weights.
-        moments_ND: For each weight the moment that its updates are divided by; None for SGD. Row-wise AdaGrad has one
-            for a row, or for each part of its columns that is a shard; where rows are in one piece, one value of memory
-            for a row (`expand`). To load, shape (N,) will do.
+        moments_ND: For each weight a moment: what AdaGrad's updates are divided by, Adam's mean gradient; None for SGD.
+            Those that a row has one of, as row-wise AdaGrad's, have one for each part of its columns that is a shard;
+            where rows are in one piece, one value of memory for a row (`expand`). To load, shape (N,) will do.
+        second_moments_ND: The same of Adam's and LAMB's mean squared gradients; None for others.
     """
 
     weights_ND: torch.Tensor
     moments_ND: torch.Tensor | None
+    second_moments_ND: torch.Tensor | None = None
+
+    @classmethod
+    def of(cls, weights_ND: torch.Tensor, moments: Mapping[str, torch.Tensor]) -> TableState:
+        """The state of weights, and of moments by name."""
+        return cls(weights_ND, moments.get("moments"), moments.get("second_moments"))
+
+    @property
+    def moments(self) -> dict[str, torch.Tensor]:
+        """Moments that are there, by name (`Optimizer.moments`)."""
+        named = {"moments": self.moments_ND, "second_moments": self.second_moments_ND}
+        return {name: one for name, one in named.items() if one is not None}
 
 
 def gathered_state(
@@ -68,9 +81,10 @@ def gathered_state(
     """
     ids = _checked_rows(table, rows)
     weights_ND = torch.zeros(len(ids), table.embedding_dim, dtype=TORCH_DTYPES[table.dtype], device=part.device)
-    moments = None
-    if width := _moment_width(table, part):
-        moments = torch.zeros(len(ids), width, dtype=torch.float32, device=part.device)
+    moments = {
+        name: torch.zeros(len(ids), width, dtype=torch.float32, device=part.device)
+        for name, width in _moment_widths(table, part).items()
+    }
     for holding, state in held:
         # One of those who have the same rows gives them.
         if any(part.process in of[1:] for of in holding.sync_groups() if len(of) > 1):
@@ -79,27 +93,23 @@ def gathered_state(
         for start, rows_L, places_L in held_chunks(holding, part.process, order, ids):
             rows_L, places_L = (rows_L + (start - ids.start)).to(part.device), places_L.to(part.device)
             weights_ND[rows_L, first:last] = state.weights_ND[places_L].detach()
-            if moments is not None:
+            for name, moments_NW in moments.items():
                 # A moment of a whole row is that of column 0, where there is but that one.
-                kept = state.moments["moments"].view(len(state.weights_ND), -1)
-                moments[rows_L, first:last] = kept[places_L].detach()
-    for tensor in (weights_ND, moments):
-        if tensor is None:
-            continue
+                moments_NW[rows_L, first:last] = state.moments[name].view(len(state.weights_ND), -1)[places_L].detach()
+    for tensor in (weights_ND, *moments.values()):
         if to is None:
             dist.all_reduce(tensor, group=part.group)
         else:
             dist.reduce(tensor, group_dst=to, group=part.group)
-    return TableState(weights_ND, None if moments is None else moments.expand_as(weights_ND))
+    return TableState.of(weights_ND, {name: one.expand_as(weights_ND) for name, one in moments.items()})
 
 
-def _moment_width(table: EmbeddingTable, part: Participation) -> int:
-    """Moments that a row of a table has under the plan, told as numbers a row; 0 for SGD."""
-    if table.optimizer is Optimizer.SGD:
-        return 0
+def _moment_widths(table: EmbeddingTable, part: Participation) -> dict[str, int]:
+    """Moments that a row of a table has under the plan, by name, told as numbers a row."""
     holdings = [one for one in part.owners.holdings if one.of.name == table.name]
     is_cut = any(one.embedding_dim != table.embedding_dim for one in holdings)
-    return 1 if table.optimizer is Optimizer.ROWWISE_ADAGRAD and not is_cut else table.embedding_dim
+    dim = table.embedding_dim
+    return {one.name: dim if is_cut else one.width(dim) for one in table.optimizer.moments}
 
 
 def even_rows(num_rows: int, num_processes: int) -> list[range]:
@@ -121,23 +131,22 @@ def state_by_rows(
         part: The processes.
 
     Returns:
-        `weights`, (N, D), and if there are some `moments`, (N,) for one per row, else (N, D): on several processes
+        `weights`, (N, D), and the optimizer's moments by name, (N,) for one per row, else (N, D): on several processes
         `DTensor`s that are sharded by rows, which `torch.distributed.checkpoint` writes and reads.
     """
-    num_processes, width = part.group.size(), _moment_width(table, part)
+    num_processes, widths = part.group.size(), _moment_widths(table, part)
     rows_P = even_rows(table.num_embeddings, num_processes)
     num_own = len(rows_P[part.process])
     own = {"weights": torch.empty(num_own, table.embedding_dim, dtype=TORCH_DTYPES[table.dtype])}
-    if width:
-        own["moments"] = torch.empty((num_own,) if width == 1 else (num_own, width))
+    own |= {name: torch.empty((num_own,) if width == 1 else (num_own, width)) for name, width in widths.items()}
     for process, rows in _pieces(rows_P):
         state = read(rows, process)
         if process != part.process:
             continue
         at = slice(rows.start - rows_P[process].start, rows.stop - rows_P[process].start)
         own["weights"][at] = state.weights_ND
-        if state.moments_ND is not None:
-            own["moments"][at] = state.moments_ND[:, 0] if width == 1 else state.moments_ND
+        for name, one in state.moments.items():
+            own[name][at] = one[:, 0] if widths[name] == 1 else one
     if num_processes == 1:
         return own
     return {name: _by_rows(tensor, table.num_embeddings, part.group) for name, tensor in own.items()}
@@ -167,13 +176,13 @@ def rows_from_all(state: TableState, part: Participation) -> Iterator[tuple[rang
     if not isinstance(state.weights_ND, DTensor):
         yield range(len(state.weights_ND)), state
         return
-    tensors = (state.weights_ND, state.moments_ND)
+    tensors = (state.weights_ND, state.moments_ND, state.second_moments_ND)
     rows_P = even_rows(len(state.weights_ND), part.group.size())
     for process, rows in _pieces(rows_P):
         first = rows_P[process].start if process == part.process else None
-        weights_ND, moments = (_broadcast(tensor, rows, first, process, part) for tensor in tensors)
+        weights_ND, *moments = (_broadcast(tensor, rows, first, process, part) for tensor in tensors)
         assert weights_ND is not None
-        yield rows, TableState(weights_ND, moments)
+        yield rows, TableState(weights_ND, *moments)
 
 
 def _broadcast(
@@ -196,7 +205,7 @@ def check_layout(table: EmbeddingTable, state: TableState, part: Participation) 
     Raises:
         InputError: If they are sharded in another way; the field is the table.
     """
-    tensors = [tensor for tensor in (state.weights_ND, state.moments_ND) if tensor is not None]
+    tensors = [state.weights_ND, *state.moments.values()]
     if len({isinstance(tensor, DTensor) for tensor in tensors}) > 1:
         raise InputError("weights and moments must both be whole, or both be sharded by rows", field=table.name)
     for tensor in tensors:
@@ -223,14 +232,18 @@ def check_state(table: EmbeddingTable, state: TableState, rows: range | None = N
     """
     shape = (len(_checked_rows(table, rows)), table.embedding_dim)
     _check_tensor(table.name, "weights", state.weights_ND, [shape])
-    if table.optimizer is Optimizer.SGD:
-        if state.moments_ND is not None:
-            raise InputError("must have no moments: the table is trained with sgd", field=table.name)
-        return
-    if state.moments_ND is None:
-        raise InputError(f"must have moments, of {table.optimizer}; load_weights sets weights alone", field=table.name)
-    per_row = [shape[:1], (shape[0], 1)] if table.optimizer is Optimizer.ROWWISE_ADAGRAD else []
-    _check_tensor(table.name, "moments", state.moments_ND, [shape, *per_row])
+    expected = {one.name: one for one in table.optimizer.moments}
+    for name in state.moments.keys() - expected.keys():
+        what = name.replace("_", " ")
+        raise InputError(f"must have no {what}: the table is trained with {table.optimizer}", field=table.name)
+    for name, one in expected.items():
+        what = name.replace("_", " ")
+        if name not in state.moments:
+            raise InputError(
+                f"must have {what}, of {table.optimizer}; load_weights sets weights alone", field=table.name
+            )
+        per_row = [shape[:1], (shape[0], 1)] if one.is_per_row else []
+        _check_tensor(table.name, what, state.moments[name], [shape, *per_row])
 
 
 def check_weights(table: EmbeddingTable, weights_ND: torch.Tensor) -> None:
@@ -247,21 +260,19 @@ def write_state(
     held: Iterable[Held],
     process: int,
     order: RowOrderMap | None,
-    weights_ND: torch.Tensor,
-    moments: torch.Tensor | None,
+    written: TableState,
     rows: range | None = None,
 ) -> None:
     """Writes what a process has of a table, a chunk of rows at a time, and marks it for replica groups.
 
-    A moment of several columns is the mean over them: what row-wise AdaGrad adds up is the mean over a row's columns,
+    A moment of several columns is the mean over them: what row-wise optimizers add up is the mean over a row's columns,
     so a coarser cut gets what it would have had, and a finer one the mean of what it is a part of.
 
     Args:
         held: What the process has of the table.
         process: The process.
         order: The table's row order; None for that of the ids.
-        weights_ND: Weights of the rows, of any dtype and device.
-        moments: Their moments, (N, D) or one for a row; None to leave them as they are.
+        written: Of the rows, of any dtype and device; moments that it lacks are left as they are.
         rows: Row ids; None for all.
     """
     for holding, state in held:
@@ -270,18 +281,17 @@ def write_state(
         for start, rows_L, places_L in held_chunks(holding, process, order, ids):
             piece = slice(start - ids.start, start - ids.start + CHUNK_ROWS)
             places_L = places_L.to(state.weights_ND.device)
-            state.weights_ND[places_L] = weights_ND[piece].cpu()[rows_L, first:last].to(state.weights_ND)
+            state.weights_ND[places_L] = written.weights_ND[piece].cpu()[rows_L, first:last].to(state.weights_ND)
             if state.marks_N is not None:
                 state.marks_N[places_L] = 1
-            kept = state.moments.get("moments")
-            if moments is None or kept is None:
-                continue
-            own = moments[piece].cpu()[rows_L].view(len(rows_L), -1)
-            own = own if own.shape[1] == 1 else own[:, first:last]
-            if kept.dim() == 1:
-                is_one_L = own.amin(dim=1) == own.amax(dim=1)  # a mean would round it
-                own = torch.where(is_one_L, own[:, 0], own.mean(dim=1))
-            kept[places_L] = own.to(kept)
+            for name, moments in written.moments.items():
+                kept = state.moments[name]
+                own = moments[piece].cpu()[rows_L].view(len(rows_L), -1)
+                own = own if own.shape[1] == 1 else own[:, first:last]
+                if kept.dim() == 1:
+                    is_one_L = own.amin(dim=1) == own.amax(dim=1)  # a mean would round it
+                    own = torch.where(is_one_L, own[:, 0], own.mean(dim=1))
+                kept[places_L] = own.to(kept)
 
 
 def check_host_memory(tables: TableSet, part: Participation) -> None:
