@@ -256,6 +256,11 @@ class ShardedEmbeddings(torch.nn.Module):
         batch = as_batch(ids, self.feature_names)
         return batch, None if batch is ids or isinstance(batch, InputError) else batch
 
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The processes over which `state_dict` deals the rows of each table: those of a replica group."""
+        return self._part.group
+
     @override
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """As a module's, for training alone: tables are no parameters, which could be frozen.

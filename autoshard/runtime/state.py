@@ -149,7 +149,7 @@ def state_by_rows(
             own[name][at] = one[:, 0] if widths[name] == 1 else one
     if num_processes == 1:
         return own
-    return {name: _by_rows(tensor, table.num_embeddings, part.group) for name, tensor in own.items()}
+    return {name: by_rows(tensor, table.num_embeddings, part.group) for name, tensor in own.items()}
 
 
 def _pieces(rows_P: Sequence[range]) -> Iterator[tuple[int, range]]:
@@ -159,7 +159,14 @@ def _pieces(rows_P: Sequence[range]) -> Iterator[tuple[int, range]]:
             yield process, range(start, min(start + _PIECE_ROWS, rows.stop))
 
 
-def _by_rows(own: torch.Tensor, num_rows: int, group: dist.ProcessGroup) -> DTensor:
+def by_rows(own: torch.Tensor, num_rows: int, group: dist.ProcessGroup) -> DTensor:
+    """A tensor on the host of which each process has an even share of the rows (`even_rows`).
+
+    Args:
+        own: Those of this process.
+        num_rows: Those of all.
+        group: The processes.
+    """
     shape = torch.Size([num_rows, *own.shape[1:]])
     stride = torch.empty(shape, device="meta").stride()
     mesh = DeviceMesh.from_group(group, "cpu")
