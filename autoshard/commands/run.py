@@ -15,9 +15,12 @@ from rich.console import Group, RenderableType
 from autoshard.commands.arguments import seed_option
 from autoshard.commands.options import Needs, command_options
 from autoshard.console import JsonOption, emit, log, progress, warn
+from autoshard.core.accepted import FINITE_ABOVE_0
 from autoshard.core.choices import Device, Engine
+from autoshard.core.declared import Meaning, declared
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.machine import device_family
+from autoshard.core.optimizers import UpdateSettings
 from autoshard.hardware import CPU, this_processor
 from autoshard.table import Column, Table
 
@@ -68,6 +71,15 @@ class JobOptions:
     keep: Annotated[int, typer.Option(min=1, help="Checkpoints that are kept."), _KEPT] = 3
 
 
+@command_options(panel="Updates of tables")
+class UpdateOptions(UpdateSettings):
+    """Options of the updates of tables."""
+
+    learning_rate: Annotated[float, FINITE_ABOVE_0, Meaning("Learning rate of the tables and of the dense layers.")] = (
+        0.05
+    )
+
+
 @command_options()
 class RunOptions:
     """Options of `autoshard run`."""
@@ -99,6 +111,7 @@ class RunOptions:
     overlap: Annotated[
         str, typer.Option(help="`none`, or `pipelined`: communication hides behind computation, with the same results.")
     ] = "none"
+    updates: UpdateOptions = UpdateOptions()
     trace: Annotated[
         Path | None,
         typer.Option(help="Also write a Chrome trace (chrome://tracing) of two more steps; .gz is compressed."),
@@ -124,7 +137,8 @@ class RunOptions:
         """The execution.
 
         Raises:
-            InvalidOptionError: If the engine has no such overlap, or options do not go together.
+            InvalidOptionError: If the engine has no such overlap, options do not go together, or a setting of updates
+                is not accepted.
         """
         from autoshard.runtime import RunRequest
 
@@ -147,6 +161,7 @@ class RunOptions:
             checkpoints_path=_absolute(job.checkpoints),
             checkpoint_every=job.checkpoint_every,
             keep=job.keep,
+            **{one.name: getattr(self.updates, one.name) for one in declared(UpdateSettings)},
         )
 
 

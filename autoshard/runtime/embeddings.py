@@ -25,7 +25,7 @@ from autoshard.runtime.engine.ids.addresses import RowOrderMap
 from autoshard.runtime.engine.ids.prefetch import Prefetched, Prefetcher
 from autoshard.runtime.engine.ids.requests import DistributedBatch, InputExchange
 from autoshard.runtime.engine.rows.averaging import RowStates, average
-from autoshard.runtime.engine.rows.fused import FusedSettings, kernel_output
+from autoshard.runtime.engine.rows.fused import FusedSettings, UpdateStep, kernel_output
 from autoshard.runtime.engine.rows.places import initialise_held
 from autoshard.runtime.engine.rows.replicas import Replicas
 from autoshard.runtime.engine.rows.serving import FusedKernels
@@ -105,7 +105,7 @@ class ShardedEmbeddings(torch.nn.Module):
 
     Args:
         plan: The plan.
-        settings: Learning rate, epsilon and seed.
+        settings: Of the updates, and the seed.
         local_batch_size: Most samples of a process's batch; None for an even share of the plan's batch.
         group: The processes, over gloo (CPU) or NCCL (CUDA); None for all. With fewer processes than the plan has
             ranks, rank r runs on process `r % processes`.
@@ -117,7 +117,8 @@ class ShardedEmbeddings(torch.nn.Module):
 
     Attributes:
         optimizer: Holds the learning rate of the tables, for `torch.optim.lr_scheduler`; the same on all processes.
-        num_steps: Steps that were ended: replica groups meet at multiples of the plan's `sync_every`.
+        num_steps: Steps that were ended: replica groups meet at multiples of the plan's `sync_every`, and Adam and
+            LAMB correct their moments by it.
         batches_ahead: How many batches to prefetch ahead: 1, and 2 where caches are filled ahead.
 
     Raises:
@@ -155,7 +156,7 @@ class ShardedEmbeddings(torch.nn.Module):
         settings = replace(settings, moment_scale=groups.moment_scale, marks_rows=marks_rows, output=output)
         self._kernels = FusedKernels(part.owners, settings, part.process, part.device, self.timer)
         self._replicas = Replicas(part.owners, settings, part.group, part.device, self.timer, part.groups.world_ranks)
-        self.optimizer, self._learning_rate = TableOptimizer(settings.learning_rate), settings.learning_rate
+        self.optimizer = TableOptimizer(settings.learning_rate)
         self._sync_every, self.num_steps = groups.sync_every, 0
         self.tables = _places_of_keys(plan.tables)
         self._averaged_bytes = 0
@@ -203,7 +204,9 @@ class ShardedEmbeddings(torch.nn.Module):
     def start(self, ids: BatchOfIds | KeyedJagged | InputError | DistributedBatch | Prefetched) -> StartedLookup:
         """Looks up a batch and sends its embeddings on their way; as `forward`, which waits for them."""
         keyed: BatchOfIds | None = None
-        self._follow_learning_rate()
+        step = UpdateStep(self.optimizer.learning_rate, self.num_steps + 1)
+        self._kernels.set_step(step)
+        self._replicas.step = step
         if isinstance(ids, DistributedBatch):
             distributed = ids
         elif isinstance(ids, Prefetched):
@@ -253,12 +256,6 @@ class ShardedEmbeddings(torch.nn.Module):
         """The batch or what is wrong with it, and the batch again if its embeddings are returned as keyed tensors."""
         batch = as_batch(ids, self.feature_names)
         return batch, None if batch is ids or isinstance(batch, InputError) else batch
-
-    def _follow_learning_rate(self) -> None:
-        """Hands on the learning rate that was set since the last lookup."""
-        if (learning_rate := self.optimizer.learning_rate) != self._learning_rate:
-            self._learning_rate = self._replicas.learning_rate = learning_rate
-            self._kernels.set_learning_rate(learning_rate)
 
     @property
     def group(self) -> dist.ProcessGroup:

@@ -299,7 +299,7 @@ def make_engine(
     counter: AccessCounter | None = None,
 ) -> EmbeddingEngine:
     """The engine that a request names, for the plan's batch size, over all processes."""
-    settings = FusedSettings(learning_rate=request.learning_rate, eps=request.eps, seed=request.seed)
+    settings = FusedSettings.of(request, seed=request.seed)
     if request.engine is Engine.TORCHREC:
         from autoshard.runtime.torchrec_engine import TorchRecEmbeddings
 
