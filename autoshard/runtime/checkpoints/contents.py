@@ -112,7 +112,7 @@ def staged(state: Mapping[str, Stateful], tables: Sequence[JobTable]) -> dict[st
         def stored(path: tuple[Any, ...], leaf: object, name: str = name) -> object:
             if not isinstance(leaf, torch.Tensor):
                 return deepcopy(leaf)
-            key = ".".join((name, *map(_text_of, path)))
+            key = f"{name}.{key_of(path)}"
             while key in flat:  # names with dots in them
                 key += "'"
             if not key.startswith(of_tables):
@@ -126,11 +126,13 @@ def staged(state: Mapping[str, Stateful], tables: Sequence[JobTable]) -> dict[st
     return flat
 
 
-def _text_of(part: object) -> str:
-    """A part of a path within a state dict."""
-    if isinstance(part, MappingKey):
-        return str(part.key)
-    return str(part.idx) if isinstance(part, SequenceKey) else str(part)
+def key_of(path: Sequence[object]) -> str:
+    """A path within nested dicts and lists, with dots between its parts."""
+    parts = (
+        part.key if isinstance(part, MappingKey) else part.idx if isinstance(part, SequenceKey) else part
+        for part in path
+    )
+    return ".".join(map(str, parts))
 
 
 def saved_tables(flat: Mapping[str, Any], tables: Sequence[JobTable]) -> tuple[SavedTable, ...]:
