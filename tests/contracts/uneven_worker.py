@@ -111,9 +111,9 @@ def error_of(seed, world_size, node_size, groups):
     for table in plan.tables.tables:
         state = engine.table_state(table.name)
         error = max(error, largest(state.weights_ND, reference.weights[table.name]))
-        if state.moments_ND is not None:
+        if state.moments:
             moments_ND = reference.moments[table.name]
-            error = max(error, largest(state.moments_ND, moments_ND) / max(1.0, float(moments_ND.max())))
+            error = max(error, largest(state.expanded(), moments_ND) / max(1.0, float(moments_ND.max())))
     engine.close()
     return error
 

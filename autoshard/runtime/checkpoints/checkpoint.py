@@ -33,7 +33,7 @@ from autoshard.runtime.checkpoints.manifest import (
     check_files,
     damaged_files,
 )
-from autoshard.runtime.checkpoints.together import cause, on_all
+from autoshard.runtime.checkpoints.together import cause, from_all
 
 #: Fields of a table that have to be the same where its state is loaded.
 _KEPT_FIELDS = ("num_embeddings", "embedding_dim", "dtype", "optimizer")
@@ -119,9 +119,7 @@ class Checkpoint:
         flat = template(metadata, list(state), tables)
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         try:
-            load_state(
-                flat, storage_reader=reader, planner=planner, process_group=group, no_dist=not dist.is_initialized()
-            )
+            load_state(flat, storage_reader=reader, planner=planner, process_group=group)
         except CheckpointException as error:
             raise ExecutionError(f"cannot be read: {cause(error)}", source=str(self.folder)) from error
         for name, stateful in state.items():
@@ -155,12 +153,13 @@ class Checkpoint:
                 raise InputError("is a table of the checkpoint, and not in the plan", field=saved_one.name)
 
     def _check_files(self, group: dist.ProcessGroup | None, *, verify: bool) -> None:
+        members = group or dist.distributed_c10d._get_default_group()
+
         def look() -> tuple[str, list[str]]:
-            rank, size = (dist.get_rank(group), dist.get_world_size(group)) if dist.is_initialized() else (0, 1)
-            files = self.manifest.files[rank::size]
+            files = self.manifest.files[members.rank() :: members.size()]
             return json.dumps(MANIFEST.to_json(self.manifest)), damaged_files(self.folder, files, hashes=verify)
 
-        found = on_all(group, look)
+        found = from_all(members, look)
         for process, (manifest, _) in enumerate(found):
             if manifest != found[0][0]:
                 raise ExecutionError(f"process {process} loads another checkpoint than process 0")

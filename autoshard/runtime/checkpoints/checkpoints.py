@@ -17,7 +17,7 @@ from autoshard.core.errors import AutoshardError, ExecutionError, InputError
 from autoshard.runtime.checkpoints.checkpoint import Checkpoint
 from autoshard.runtime.checkpoints.contents import check_names, job_tables, saved_tables, staged
 from autoshard.runtime.checkpoints.manifest import committed_folders, remove, sweep
-from autoshard.runtime.checkpoints.together import cause, host_group, on_all
+from autoshard.runtime.checkpoints.together import cause, host_group, from_all
 from autoshard.runtime.checkpoints.writing import StagedState, write_checkpoint
 from autoshard.runtime.engine.groups import WeakGroup
 
@@ -62,7 +62,7 @@ class Checkpoints:
         self._rank = dist.get_rank(group)
         self._writer: threading.Thread | None = None
         self._error: AutoshardError | None = None
-        on_all(self._group, self._prepare)
+        from_all(self._group, self._prepare)
 
     def _prepare(self) -> None:
         if self._rank == 0:
@@ -140,7 +140,7 @@ class Checkpoints:
         group = self._group
         try:
             write_checkpoint(self.folder, job, group)
-            on_all(group, self._remove_old)
+            from_all(group, self._remove_old)
         except (ExecutionError, RuntimeError) as error:  # the latter: of processes that are gone
             last = self.latest()
             kept = "there is no other one" if last is None else f"the last one is of step {last.step}"

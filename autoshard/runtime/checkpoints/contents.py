@@ -36,7 +36,7 @@ from autoshard.core.errors import InputError
 from autoshard.core.quoting import shown
 from autoshard.runtime.checkpoints.manifest import SavedTable
 from autoshard.runtime.embeddings import ShardedEmbeddings
-from autoshard.runtime.state import by_rows, even_rows
+from autoshard.runtime.state import empty_shares
 
 #: Most bytes of a tensor that are one record of a file, and so are in memory at once when a part of it is read.
 PIECE_BYTES = 1 << 26
@@ -201,21 +201,21 @@ def template(metadata: Metadata, names: Sequence[str], tables: Sequence[JobTable
         names: Names of what is read.
         tables: Tables of the job that reads it.
     """
-    groups = {one.key: one.group for one in tables}
+    groups = {
+        f"{one.key}.{name}": one.group
+        for one in tables
+        for name in ("weights", *(moment.name for moment in one.table.optimizer.moments))
+    }
     flat: dict[str, Any] = {}
     for key, stored in metadata.state_dict_metadata.items():
         if key.partition(".")[0] not in names:
             continue
         if not isinstance(stored, TensorStorageMetadata):
             flat[key] = None
-            continue
-        group = next((group for of, group in groups.items() if key.startswith(f"{of}.")), None)
-        dtype = stored.properties.dtype
-        if group is None or group.size() == 1 or not stored.size:
-            flat[key] = torch.empty(stored.size, dtype=dtype)
-            continue
-        own = even_rows(stored.size[0], group.size())[group.rank()]
-        flat[key] = by_rows(torch.empty((len(own), *stored.size[1:]), dtype=dtype), stored.size[0], group)
+        elif key in groups:
+            flat[key] = empty_shares(stored.size, stored.properties.dtype, groups[key])
+        else:
+            flat[key] = torch.empty(stored.size, dtype=stored.properties.dtype)
     return flat
 
 

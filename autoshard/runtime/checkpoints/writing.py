@@ -30,7 +30,7 @@ from autoshard.runtime.checkpoints.manifest import (
     saved_file,
     writing_folder,
 )
-from autoshard.runtime.checkpoints.together import cause, on_all
+from autoshard.runtime.checkpoints.together import cause, from_all
 
 #: Addresses of objects, which differ between processes.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -89,7 +89,7 @@ def _write(root: Path, job: StagedState, group: dist.ProcessGroup | None, rank: 
             folder.mkdir()
         return {name: _ADDRESS.sub("", repr(job.flat[name])) for name in job.states}
 
-    _check_alike(on_all(group, begin))
+    _check_alike(from_all(group, begin))
     writer = FileSystemWriter(folder, overwrite=False)
     save_state(job.flat, storage_writer=writer, planner=planner, process_group=group, no_dist=group is None)
     job.flat.clear()
@@ -101,7 +101,7 @@ def _write(root: Path, job: StagedState, group: dist.ProcessGroup | None, rank: 
             own += [folder / PLAN_NAME, folder / ".metadata"]
         return [saved_file(file) for file in own]
 
-    files = on_all(group, describe)
+    files = from_all(group, describe)
     manifest = Manifest(
         step=job.step,
         saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -119,7 +119,7 @@ def _write(root: Path, job: StagedState, group: dist.ProcessGroup | None, rank: 
             _check_shared(folder, manifest)
             commit(folder, manifest)
 
-    on_all(group, finish)
+    from_all(group, finish)
     return root / committed_name(job.step)
 
 

@@ -313,10 +313,10 @@ def compare(
             weight_error = max(
                 weight_error, _error(state.weights_ND, reference.embeddings.copies[0].weights[table.name])
             )
-            if state.moments_ND is not None:
+            if state.moments:
                 moments = reference.embeddings.copies[0].moments[table.name]
                 largest = moments.max().clamp(min=torch.finfo(torch.float32).tiny)
-                moment_error = max(moment_error, _error(state.moments_ND / largest.to(device), moments / largest))
+                moment_error = max(moment_error, _error(state.expanded() / largest.to(device), moments / largest))
     if reference is None:
         return None
     for own, expected in zip(training.dense.parameters(), reference.dense.parameters(), strict=True):
