@@ -17,7 +17,7 @@ from autoshard.core.errors import AutoshardError, ExecutionError, InputError
 from autoshard.runtime.checkpoints.checkpoint import Checkpoint
 from autoshard.runtime.checkpoints.contents import check_names, job_tables, saved_tables, staged
 from autoshard.runtime.checkpoints.manifest import committed_folders, remove, sweep
-from autoshard.runtime.checkpoints.together import cause, host_group, from_all
+from autoshard.runtime.checkpoints.together import cause, from_all, host_group
 from autoshard.runtime.checkpoints.writing import StagedState, write_checkpoint
 from autoshard.runtime.engine.groups import WeakGroup
 

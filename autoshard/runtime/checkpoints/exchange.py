@@ -59,8 +59,8 @@ def import_checkpoint(
     """Makes a checkpoint of tables that TorchRec, PyTorch or this project saved; reads and writes it in pieces.
 
     Weights are found by the ends of their keys, `embedding_bags.NAME.weight` (`embeddings.NAME.weight` of sequences),
-    moments by those of TorchRec's fused optimizers, `NAME.weight.NAME.momentum1`. Row-wise moments of a table that
-    TorchRec cut by columns come part by part, and stay as they are.
+    moments by those of TorchRec's fused optimizers, `NAME.weight.NAME.momentum1`. A table that TorchRec cut by columns
+    keeps a row-wise moment for each of its parts.
 
     Args:
         source: A folder that `torch.distributed.checkpoint` wrote, a file of `torch.save`, or one of safetensors.
@@ -155,23 +155,21 @@ def _zeros(table: EmbeddingTable, moment: Moment) -> StoredRows:
 def _by_rows(table: EmbeddingTable, moment: Moment, found: StoredRows) -> StoredRows:
     """Moments in this project's shapes.
 
-    TorchRec lays the row-wise moments of K column shards one after the other, (K x N,): here they are those of the
-    columns of the parts, (N, D).
+    TorchRec lays the row-wise moments of K equal column shards one after the other, (K x N,): here they are (N, K).
     """
     num_rows, dim = table.num_embeddings, table.embedding_dim
-    if found.shape in ((num_rows, dim), *([(num_rows,)] if moment.is_per_row else [])):
-        return found
     parts, rest = divmod(math.prod(found.shape), num_rows)
-    if not moment.is_per_row or len(found.shape) != 1 or rest or dim % parts:
-        raise InputError(f"must be {moment.name} of shape {(num_rows, dim)}, got {found.shape}", field=table.name)
+    shapes = [(num_rows,), (num_rows, parts)] if moment.is_per_row else [(num_rows, dim)]
+    if not rest and parts and dim % parts == 0 and found.shape in shapes:
+        return found
+    if rest or not parts or dim % parts or not moment.is_per_row or len(found.shape) != 1:
+        raise InputError(f"must be {moment.name} of shape {shapes[0]}, got {found.shape}", field=table.name)
 
     def read(start: int, stop: int) -> torch.Tensor:
-        parts_LK = torch.stack(
-            [found.read(part * num_rows + start, part * num_rows + stop) for part in range(parts)], dim=1
-        )
-        return parts_LK.repeat_interleave(dim // parts, dim=1)
+        firsts = range(0, parts * num_rows, num_rows)
+        return torch.stack([found.read(first + start, first + stop) for first in firsts], dim=1)
 
-    return StoredRows((num_rows, dim), found.dtype, read)
+    return StoredRows((num_rows, parts), found.dtype, read)
 
 
 def export_weights(checkpoint: Checkpoint, path: str | Path, *, prefix: str = "") -> int:

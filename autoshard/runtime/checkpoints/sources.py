@@ -25,6 +25,7 @@ from typing_extensions import override
 
 from autoshard.core.errors import FormatError
 from autoshard.runtime.checkpoints.contents import key_of
+from autoshard.runtime.checkpoints.together import alone
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +60,7 @@ def stored_tensors(path: Path) -> dict[str, StoredRows]:
         state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except FileNotFoundError as error:
         raise FormatError("is not there", source=str(error.filename or path)) from error
-    except (OSError, RuntimeError, ValueError, pickle.UnpicklingError, safetensors.SafetensorError) as error:
+    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError, safetensors.SafetensorError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise FormatError(
             "must be a folder of torch.distributed.checkpoint, a .safetensors file or a state dict of torch.save: "
@@ -104,9 +105,9 @@ def _of_checkpoint(folder: Path) -> dict[str, StoredRows]:
 
 def _rows_of(folder: Path, key: str, stored: TensorStorageMetadata, start: int, stop: int) -> torch.Tensor:
     rows_LD = torch.empty((stop - start, *stored.size[1:]), dtype=stored.properties.dtype)
-    load_state(
-        {key: rows_LD}, storage_reader=FileSystemReader(folder), planner=_RowPlanner(key, start, rows_LD), no_dist=True
-    )
+    with alone():
+        planner = _RowPlanner(key, start, rows_LD)
+        load_state({key: rows_LD}, storage_reader=FileSystemReader(folder), planner=planner, no_dist=True)
     return rows_LD
 
 

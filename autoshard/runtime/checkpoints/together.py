@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -26,6 +28,13 @@ def host_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     ranks = None if group is None else dist.get_process_group_ranks(group)
     made: dist.ProcessGroup = dist.new_group(ranks, _PATIENCE, "gloo", use_local_synchronization=ranks is not None)
     return made
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """For what one process does by itself: torch.distributed.checkpoint warns that it does."""
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
+        yield
 
 
 def from_all(group: dist.ProcessGroup | None, work: Callable[[], T]) -> list[T]:

@@ -30,7 +30,7 @@ from autoshard.runtime.checkpoints.manifest import (
     saved_file,
     writing_folder,
 )
-from autoshard.runtime.checkpoints.together import cause, from_all
+from autoshard.runtime.checkpoints.together import alone, cause, from_all
 
 #: Addresses of objects, which differ between processes.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -91,7 +91,11 @@ def _write(root: Path, job: StagedState, group: dist.ProcessGroup | None, rank: 
 
     _check_alike(from_all(group, begin))
     writer = FileSystemWriter(folder, overwrite=False)
-    save_state(job.flat, storage_writer=writer, planner=planner, process_group=group, no_dist=group is None)
+    if group is None:
+        with alone():
+            save_state(job.flat, storage_writer=writer, planner=planner, no_dist=True)
+    else:
+        save_state(job.flat, storage_writer=writer, planner=planner, process_group=group)
     job.flat.clear()
 
     def describe() -> list[SavedFile]:
