@@ -18,12 +18,16 @@ from autoshard.validator import validate_plan
 COMMANDS = (
     *("doctor", "init", "detect", "list", "import", "calibrate", "collect", "samples", "train", "models"),
     *("plan", "evaluate", "show", "diff", "explain", "export", "replay", "compare", "simulate", "run"),
+    "checkpoint",
     *("serve", "jobs", "keys", "db"),
 )
-SUBCOMMANDS = ("train cost", "train policy", "train step", "keys create", "keys list", "keys revoke", "db upgrade")
+SUBCOMMANDS = (
+    *("train cost", "train policy", "train step", "keys create", "keys list", "keys revoke", "db upgrade"),
+    *(f"checkpoint {name}" for name in ("show", "verify", "reshard", "import", "export")),
+)
 WRITERS = (
     *("plan", "evaluate", "show", "compare", "import", "export", "simulate", "collect", "samples", "init", "detect"),
-    *("train cost", "train policy", "train step", "calibrate"),
+    *("train cost", "train policy", "train step", "calibrate", "checkpoint import", "checkpoint export"),
 )
 
 

@@ -22,7 +22,7 @@ from autoshard.core.errors import FormatError, InputError
 from autoshard.core.optimizers import Moment
 from autoshard.runtime.checkpoints.checkpoint import Checkpoint
 from autoshard.runtime.checkpoints.contents import PIECE_BYTES, PiecePlanner, StoredTensor
-from autoshard.runtime.checkpoints.manifest import SavedTable
+from autoshard.runtime.checkpoints.manifest import SavedTable, committed_name
 from autoshard.runtime.checkpoints.sources import StoredRows, stored_tensors
 from autoshard.runtime.checkpoints.writing import StagedState, write_checkpoint
 from autoshard.runtime.engine.staging import TORCH_DTYPES
@@ -73,10 +73,12 @@ def import_checkpoint(
         The checkpoint, of one state, `embeddings`.
 
     Raises:
-        InputError: If files cannot be read, or a table is missing, there twice, of another shape or dtype, or without
-            moments; the field is the table.
+        InputError: If there is a checkpoint of the step, files cannot be read, or a table is missing, there twice, of
+            another shape or dtype, or without moments; the field is the table.
         ExecutionError: If it cannot be written.
     """
+    if (Path(folder) / committed_name(step)).exists():
+        raise InputError(f"must be one without a checkpoint in {folder}, got {step}", field="step")
     stored = stored_tensors(Path(source))
     imported = [_imported(table, stored, fresh_moments=fresh_moments) for table in plan.tables.tables]
     structure: OrderedDict[str, object] = OrderedDict(num_steps=StoredTensor(f"{EMBEDDINGS}.num_steps"))
@@ -93,7 +95,6 @@ def import_checkpoint(
             flat[f"{key}.{name}"] = torch.empty(of.shape, dtype=of.dtype, device="meta")
             rows[f"{key}.{name}"] = of
     job = StagedState(step=step, flat=flat, states=(EMBEDDINGS,), tables=tuple(saved), plan=plan)
-    Path(folder).mkdir(parents=True, exist_ok=True)
     return Checkpoint(write_checkpoint(Path(folder), job, planner=_ReadingPlanner(rows)))
 
 
@@ -221,6 +222,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, StoredRows]) -> int:
     text += b" " * (-len(text) % 8)
     staging = path.with_name(f".{path.name}.writing")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with staging.open("wb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
             for one in tensors.values():

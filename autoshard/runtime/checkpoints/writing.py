@@ -86,7 +86,7 @@ def _write(root: Path, job: StagedState, group: dist.ProcessGroup | None, rank: 
 
     def begin() -> dict[str, str]:
         if rank == 0:
-            folder.mkdir()
+            folder.mkdir(parents=True)
         return {name: _ADDRESS.sub("", repr(job.flat[name])) for name in job.states}
 
     _check_alike(from_all(group, begin))
