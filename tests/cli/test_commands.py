@@ -261,7 +261,7 @@ def test_commands_of_other_packages_are_listed_by_their_package_and_imported_whe
     (about / "entry_points.txt").write_text("[autoshard.commands]\nhello = my_commands:hello\n")
     (tmp_path / "my_commands.py").write_text('def hello() -> None:\n    """Greets."""\n    print("Hello.")\n')
     monkeypatch.syspath_prepend(tmp_path)
-    assert "  hello      Comes from my-commands 0.1.\n" in succeeds("--help")
+    assert "  hello       Comes from my-commands 0.1.\n" in succeeds("--help")
     assert "my_commands" not in sys.modules
     assert succeeds("hello") == "Hello.\n"
 

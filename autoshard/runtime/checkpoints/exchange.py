@@ -23,7 +23,7 @@ from autoshard.core.optimizers import Moment
 from autoshard.runtime.checkpoints.checkpoint import Checkpoint
 from autoshard.runtime.checkpoints.contents import PIECE_BYTES, PiecePlanner, StoredTensor
 from autoshard.runtime.checkpoints.manifest import SavedTable, committed_name
-from autoshard.runtime.checkpoints.sources import StoredRows, stored_tensors
+from autoshard.runtime.checkpoints.sources import TensorInFiles, stored_tensors
 from autoshard.runtime.checkpoints.writing import StagedState, write_checkpoint
 from autoshard.runtime.engine.staging import TORCH_DTYPES
 
@@ -50,7 +50,7 @@ class ImportedTable:
     """
 
     table: EmbeddingTable
-    tensors: Mapping[str, StoredRows]
+    tensors: Mapping[str, TensorInFiles]
 
 
 def import_checkpoint(
@@ -83,7 +83,7 @@ def import_checkpoint(
     imported = [_imported(table, stored, fresh_moments=fresh_moments) for table in plan.tables.tables]
     structure: OrderedDict[str, object] = OrderedDict(num_steps=StoredTensor(f"{EMBEDDINGS}.num_steps"))
     flat: dict[str, object] = {EMBEDDINGS: structure, f"{EMBEDDINGS}.num_steps": torch.tensor(step)}
-    rows: dict[str, StoredRows] = {}
+    rows: dict[str, TensorInFiles] = {}
     saved = []
     for one in imported:
         key = f"{EMBEDDINGS}.tables.{one.table.name}"
@@ -101,7 +101,7 @@ def import_checkpoint(
 class _ReadingPlanner(PiecePlanner):
     """Writes tensors that lie in other files: each piece is read when it is its turn."""
 
-    def __init__(self, rows: Mapping[str, StoredRows]) -> None:
+    def __init__(self, rows: Mapping[str, TensorInFiles]) -> None:
         super().__init__()
         self._rows = rows
 
@@ -115,7 +115,7 @@ class _ReadingPlanner(PiecePlanner):
         return of.read(start, start + data.chunk.sizes[0]).contiguous()
 
 
-def _imported(table: EmbeddingTable, stored: Mapping[str, StoredRows], *, fresh_moments: bool) -> ImportedTable:
+def _imported(table: EmbeddingTable, stored: Mapping[str, TensorInFiles], *, fresh_moments: bool) -> ImportedTable:
     weights = _found(table.name, [end.format(table.name) for end in _WEIGHTS], stored)
     if weights is None:
         ends = " or ".join(end.format(table.name) for end in _WEIGHTS)
@@ -138,7 +138,7 @@ def _imported(table: EmbeddingTable, stored: Mapping[str, StoredRows], *, fresh_
     return ImportedTable(table, tensors)
 
 
-def _found(name: str, ends: list[str], stored: Mapping[str, StoredRows]) -> StoredRows | None:
+def _found(name: str, ends: list[str], stored: Mapping[str, TensorInFiles]) -> TensorInFiles | None:
     """The tensor whose key is, or ends after a dot with, one of these."""
     keys = [key for key in stored if any(f".{key}".endswith(f".{end}") for end in ends)]
     if len(keys) > 1:
@@ -146,14 +146,14 @@ def _found(name: str, ends: list[str], stored: Mapping[str, StoredRows]) -> Stor
     return stored[keys[0]] if keys else None
 
 
-def _zeros(table: EmbeddingTable, moment: Moment) -> StoredRows:
+def _zeros(table: EmbeddingTable, moment: Moment) -> TensorInFiles:
     inner = () if moment.is_per_row else (table.embedding_dim,)
-    return StoredRows(
+    return TensorInFiles(
         (table.num_embeddings, *inner), torch.float32, lambda start, stop: torch.zeros(stop - start, *inner)
     )
 
 
-def _by_rows(table: EmbeddingTable, moment: Moment, found: StoredRows) -> StoredRows:
+def _by_rows(table: EmbeddingTable, moment: Moment, found: TensorInFiles) -> TensorInFiles:
     """Moments in this project's shapes.
 
     TorchRec lays the row-wise moments of K equal column shards one after the other, (K x N,): here they are (N, K).
@@ -170,7 +170,7 @@ def _by_rows(table: EmbeddingTable, moment: Moment, found: StoredRows) -> Stored
         firsts = range(0, parts * num_rows, num_rows)
         return torch.stack([found.read(first + start, first + stop) for first in firsts], dim=1)
 
-    return StoredRows((num_rows, parts), found.dtype, read)
+    return TensorInFiles((num_rows, parts), found.dtype, read)
 
 
 def export_weights(checkpoint: Checkpoint, path: str | Path, *, prefix: str = "") -> int:
@@ -202,7 +202,7 @@ def _collection(table: EmbeddingTable) -> str:
     return "embeddings" if table.pooling is Pooling.SEQUENCE else "embedding_bags"
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, StoredRows]) -> int:
+def write_safetensors(path: Path, tensors: Mapping[str, TensorInFiles]) -> int:
     """Writes a file of safetensors piece by piece; returns its bytes.
 
     Raises:
@@ -235,7 +235,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, StoredRows]) -> int:
     return 8 + len(text) + end
 
 
-def _pieces(one: StoredRows) -> Iterator[torch.Tensor]:
+def _pieces(one: TensorInFiles) -> Iterator[torch.Tensor]:
     num_rows = max(1, PIECE_BYTES // (math.prod(one.shape[1:]) * one.dtype.itemsize))
     for start in range(0, one.shape[0], num_rows):
         yield one.read(start, min(start + num_rows, one.shape[0]))

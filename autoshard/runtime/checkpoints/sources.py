@@ -29,7 +29,7 @@ from autoshard.runtime.checkpoints.together import alone
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StoredRows:
+class TensorInFiles:
     """A tensor that lies in files.
 
     Attributes:
@@ -43,7 +43,7 @@ class StoredRows:
     read: Callable[[int, int], torch.Tensor]
 
 
-def stored_tensors(path: Path) -> dict[str, StoredRows]:
+def stored_tensors(path: Path) -> dict[str, TensorInFiles]:
     """All tensors of a file or a folder, by their keys; none of them is read yet.
 
     Args:
@@ -69,19 +69,19 @@ def stored_tensors(path: Path) -> dict[str, StoredRows]:
         ) from error
     leaves, _ = tree_flatten_with_path(state)
     return {
-        key_of(place): StoredRows(tuple(one.shape), one.dtype, partial(_slice, one))
+        key_of(place): TensorInFiles(tuple(one.shape), one.dtype, partial(_slice, one))
         for place, one in leaves
         if isinstance(one, torch.Tensor)
     }
 
 
-def _of_safetensors(path: Path) -> dict[str, StoredRows]:
+def _of_safetensors(path: Path) -> dict[str, TensorInFiles]:
     file: Any = safetensors.safe_open(path, framework="pt")
     found = {}
     for key in list(file.keys()):
         rows = file.get_slice(key)
         if shape := tuple(rows.get_shape()):
-            found[key] = StoredRows(shape, rows[:0].dtype, partial(_slice, rows))
+            found[key] = TensorInFiles(shape, rows[:0].dtype, partial(_slice, rows))
     return found
 
 
@@ -90,10 +90,10 @@ def _slice(rows: Any, start: int, stop: int) -> torch.Tensor:
     return found
 
 
-def _of_checkpoint(folder: Path) -> dict[str, StoredRows]:
+def _of_checkpoint(folder: Path) -> dict[str, TensorInFiles]:
     metadata = FileSystemReader(folder).read_metadata()
     return {
-        key: StoredRows(
+        key: TensorInFiles(
             tuple(one.size),
             one.properties.dtype,
             partial(_rows_of, folder, key, one),
