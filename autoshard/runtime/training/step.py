@@ -142,9 +142,13 @@ class TrainingStep:
         bottom_BD, embedded = self.embed(samples, following)
         vectors_BC = self._vectors(embedded, samples.ids)
         loss = binary_cross_entropy_with_logits(self.dense(bottom_BD, vectors_BC), samples.labels_B)
-        loss.backward()  # type: ignore[no-untyped-call]
+        sharded = self._embeddings if isinstance(self._embeddings, ShardedEmbeddings) else None
+        trained = loss if sharded is None else sharded.guard.of_loss(loss)
+        trained.backward()  # type: ignore[no-untyped-call]
         if self._buckets is not None:
             self._buckets.average()
+        if sharded is not None:
+            sharded.guard.keep_from_layers(sharded.verdict, self.dense)
         self._embeddings.end_step()
         self._optimizer.step()
         return StepOutcome(loss.detach(), vectors_BC.detach())
