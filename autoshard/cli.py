@@ -53,6 +53,7 @@ OWN_COMMANDS: Mapping[str, str] = {
     "show": "autoshard.commands.plan:show",
     "explain": "autoshard.commands.whatif:explain",
     "diff": "autoshard.commands.compare:diff",
+    "drift": "autoshard.commands.drift:drift",
     "simulate": "autoshard.commands.whatif:simulate",
     "jobs": "autoshard.commands.jobs:jobs",
 }
@@ -80,7 +81,7 @@ GROUPS: Mapping[str, str] = {
 # The order in which a user needs them; commands of other packages follow, by name.
 _ORDER = (
     *("doctor", "init", "detect", "list", "import", "calibrate", "collect", "samples", "train", "models"),
-    *("plan", "evaluate", "show", "diff", "explain", "export", "replay", "compare", "simulate", "run"),
+    *("plan", "evaluate", "show", "diff", "explain", "export", "replay", "compare", "simulate", "run", "drift"),
     *("serve", "jobs", "keys", "db"),
 )
 

@@ -19,6 +19,7 @@ from autoshard.core import ShardingPlan, SyncRows, TableSet
 from autoshard.core.errors import ExecutionError, InputError
 from autoshard.core.step import StepCollective
 from autoshard.evaluation.traffic import Stream
+from autoshard.runtime.access_counts import AccessCounter
 from autoshard.runtime.batch import BatchOfIds, Embedded, KeyedEmbeddings, KeyedJagged, as_batch, as_keyed
 from autoshard.runtime.engine.groups import CLOSED, release_world
 from autoshard.runtime.engine.ids.addresses import RowOrderMap
@@ -36,16 +37,13 @@ from autoshard.runtime.optimizer import TableOptimizer
 from autoshard.runtime.ownership import check_skipping
 from autoshard.runtime.participation import Participation
 from autoshard.runtime.state import (
-    Held,
+    MOMENT_COLUMNS,
+    HeldTables,
     TableState,
     check_host_memory,
     check_layout,
     check_state,
     check_weights,
-    gathered_state,
-    rows_from_all,
-    state_by_rows,
-    write_state,
 )
 from autoshard.runtime.timing import Part, StepTimer
 
@@ -57,7 +55,7 @@ def _places_of_keys(tables: TableSet) -> SimpleNamespace:
     """What `torch.distributed.checkpoint.state_dict` looks the keys of tables' states up in, attribute by attribute."""
     root = SimpleNamespace()
     for table in tables.tables:
-        for part in ("weights", *(one.name for one in table.optimizer.moments)):
+        for part in ("weights", *(moment.name for moment in table.optimizer.moments), MOMENT_COLUMNS):
             at = root
             for name in (*table.name.split("."), part):
                 at = at.__dict__.setdefault(name, SimpleNamespace())
@@ -126,6 +124,7 @@ class ShardedEmbeddings(torch.nn.Module):
         timer: Where to count the time of the parts; None to count none.
         row_orders: For tables that are cut by access rank, row ids in falling access frequency, by table; those that
             are left out are in the order of their ids.
+        counter: Counts which rows this process looks up, and is closed by whoever made it; None to count none.
 
     Attributes:
         optimizer: Holds the learning rate of the tables, for `torch.optim.lr_scheduler`; the same on all processes.
@@ -151,6 +150,7 @@ class ShardedEmbeddings(torch.nn.Module):
         device: torch.device | None = None,
         timer: StepTimer | None = None,
         row_orders: Mapping[str, torch.Tensor] | None = None,
+        counter: AccessCounter | None = None,
     ) -> None:
         super().__init__()
         self._part = part = Participation.agree(
@@ -176,9 +176,11 @@ class ShardedEmbeddings(torch.nn.Module):
         self.tables = _places_of_keys(plan.tables)
         self._averaged_bytes = 0
         self.batches_ahead = 2 if self._kernels.fills_ahead else 1
-        for holding, state in self._held(writes=True):
+        for index, state in self._row_states(writes=True).items():
+            holding = part.owners.holdings[index]
             initialise_held(state.weights_ND, holding, part.process, self._orders.get(holding.of.name), settings.seed)
         self.input_exchange = InputExchange(part.owners, self._orders, part.local_batch_size, part.groups, part.device)
+        self.input_exchange.counter = counter
         self._prefetcher: Prefetcher | None = None
         self.output_exchange = OutputExchange(
             part.owners,
@@ -339,8 +341,7 @@ class ShardedEmbeddings(torch.nn.Module):
         Raises:
             InputError: If no table has that name, or they are no range of its rows.
         """
-        table = self.owners.tables[name]
-        return gathered_state(table, self._held(name, writes=False), self._orders.get(name), self._part, rows)
+        return self._held(writes=False).read(self.owners.tables[name], rows)
 
     def load_table_state(self, name: str, state: TableState, rows: range | None = None) -> None:
         """Sets a table's weights and moments, as `table_state` gave them under this or another plan.
@@ -360,7 +361,7 @@ class ShardedEmbeddings(torch.nn.Module):
         """
         check_state(self.owners.tables[name], state, rows)
         check_layout(self.owners.tables[name], state, self._part)
-        self._write(name, state, rows)
+        self._held(writes=True).write({name: state}, rows)
 
     def load_weights(self, name: str, weights_ND: torch.Tensor) -> None:
         """Sets a table's weights, and leaves its moments; otherwise as `load_table_state`.
@@ -373,12 +374,7 @@ class ShardedEmbeddings(torch.nn.Module):
             InputError: If no table has that name, or they are of another shape.
         """
         check_weights(self.owners.tables[name], weights_ND)
-        self._write(name, TableState(weights_ND, None))
-
-    def _write(self, name: str, state: TableState, rows: range | None = None) -> None:
-        held, order = self._held(name, writes=True), self._orders.get(name)
-        for ids, piece in rows_from_all(state, self._part) if rows is None else [(rows, state)]:
-            write_state(held, self._part.process, order, piece, ids)
+        self._held(writes=True).write({name: TableState(weights_ND)})
 
     @override
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -391,10 +387,8 @@ class ShardedEmbeddings(torch.nn.Module):
             )
         check_host_memory(self.owners.tables, self._part)
         destination[f"{prefix}num_steps"] = torch.tensor(self.num_steps)
-        for table in self.owners.tables.tables:
-            held, order = self._held(table.name, writes=False), self._orders.get(table.name)
-            state = state_by_rows(table, partial(gathered_state, table, held, order, self._part), self._part)
-            destination |= {f"{prefix}tables.{table.name}.{part}": tensor for part, tensor in state.items()}
+        for name, state in self._held(writes=False).read_shares().items():
+            destination |= {f"{prefix}tables.{name}.{part}": tensor for part, tensor in state.items()}
 
     @override
     def _load_from_state_dict(
@@ -409,17 +403,19 @@ class ShardedEmbeddings(torch.nn.Module):
     ) -> None:
         """Writes the tables if all that are there fit; what is missing or is no table's goes to torch's lists."""
         own = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
-        states, expected, errors = {}, {"num_steps"}, []
+        states, expected, optional, errors = {}, {"num_steps"}, set(), []
         for table in self.owners.tables.tables:
-            weights = f"tables.{table.name}.weights"
+            weights, columns = f"tables.{table.name}.weights", f"tables.{table.name}.{MOMENT_COLUMNS}"
             moments = {one.name: f"tables.{table.name}.{one.name}" for one in table.optimizer.moments}
             expected |= {weights, *moments.values()}
+            optional.add(columns)
             if weights not in own:
                 continue
-            found = {name: own[key] for name, key in moments.items() if key in own}
-            states[table.name] = state = TableState.of(own[weights], found)
+            told = tuple(torch.as_tensor(own[columns]).tolist()) if columns in own else None
+            state = TableState(own[weights], {of: own[key] for of, key in moments.items() if key in own}, told)
+            states[table.name] = state
             try:
-                if found or not moments:
+                if len(state.moments) == len(moments):
                     check_state(table, state)
                 else:
                     check_weights(table, state.weights_ND)
@@ -427,12 +423,11 @@ class ShardedEmbeddings(torch.nn.Module):
             except InputError as error:
                 errors.append(f"{prefix}{error}")
         missing_keys += [prefix + key for key in sorted(expected - own.keys())]
-        unexpected_keys += [prefix + key for key in sorted(own.keys() - expected)]
+        unexpected_keys += [prefix + key for key in sorted(own.keys() - expected - optional)]
         error_msgs += errors
         if errors:
             return
-        for name, state in states.items():
-            self._write(name, state)
+        self._held(writes=True).write(states)
         self.num_steps = int(own.get("num_steps", self.num_steps))
 
     def close(self) -> None:
@@ -458,10 +453,9 @@ class ShardedEmbeddings(torch.nn.Module):
             raise ExecutionError(CLOSED)
         return super().__getattr__(name)
 
-    def _held(self, name: str | None = None, *, writes: bool) -> list[Held]:
-        """What this process holds, of one table or of all: views, and whether they are written to."""
-        held = [(self.owners.holdings[index], state) for index, state in self._row_states(writes=writes).items()]
-        return [one for one in held if name in (None, one[0].of.name)]
+    def _held(self, *, writes: bool) -> HeldTables:
+        """The tables as this process and the others of its replica group hold them."""
+        return HeldTables(self._part, self._row_states(writes=writes), self._orders)
 
     def _row_states(self, *, writes: bool) -> dict[int, RowStates]:
         """State of the rows that this process has of each holding, by rising number of the holding."""

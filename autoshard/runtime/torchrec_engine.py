@@ -55,7 +55,7 @@ from autoshard.runtime.engine.rows.averaging import RowStates
 from autoshard.runtime.engine.rows.fused import FUSED_OPTIMIZERS, FusedSettings, is_fused, update_options
 from autoshard.runtime.engine.rows.places import initialise_held
 from autoshard.runtime.participation import Participation
-from autoshard.runtime.state import Held, TableState, gathered_state
+from autoshard.runtime.state import Held, HeldTables, TableState
 from autoshard.runtime.timing import Part, StepTimer
 
 #: What `close` lets go of: nothing can be done without it.
@@ -138,8 +138,8 @@ class TorchRecEmbeddings:
         }
         self._sharded: Any = self._shard(settings)
         self._held = self._find_held()
-        for holding, state in self._held:
-            initialise_held(state.weights_ND, holding, part.process, None, settings.seed)
+        for index, state in self._held.items():
+            initialise_held(state.weights_ND, self.owners.holdings[index], part.process, None, settings.seed)
 
     def __call__(self, ids: BatchOfIds) -> Embedded:
         """Pooled embeddings of the local batch."""
@@ -163,8 +163,7 @@ class TorchRecEmbeddings:
 
     def table_state(self, name: str) -> TableState:
         """A table's weights and moments, on every process. All processes have to call it."""
-        held = [one for one in self._held if one[0].of.name == name]
-        return gathered_state(self.owners.tables[name], held, None, self._part)
+        return HeldTables(replace(self._part, owners=self.owners), self._held, {}).read(self.owners.tables[name])
 
     def close(self) -> None:
         """Lets go of TorchRec's modules and of process groups, before these are destroyed; again, it does nothing.
@@ -248,19 +247,21 @@ class TorchRecEmbeddings:
             for index, (table, layout) in enumerate(zip(self.owners.tables.tables, self._layouts, strict=True))
         ]
 
-    def _find_held(self) -> list[Held]:
+    def _find_held(self) -> Held:
         """State of the tables here; TorchRec's `modules()` does not lead to it."""
-        found: list[Held] = []
-        holdings = {(_name(one.table), one.columns[0]): one for one in self.owners.holdings}
+        found: dict[int, RowStates] = {}
+        holdings = {(_name(one.table), one.columns[0]): index for index, one in enumerate(self.owners.holdings)}
         for kernel in [kernel for lookup in self._sharded._lookups for kernel in lookup._emb_modules]:
             fused = kernel.emb_module
             weights, states = fused.split_embedding_weights(), fused.split_optimizer_states()
             for index, config in enumerate(kernel.config.embedding_tables):
-                holding = holdings.get((config.name, config.local_metadata.shard_offsets[1]))
-                if holding is not None:
-                    named = zip(holding.of.optimizer.moments, states[index] if states else (), strict=True)
+                number = holdings.get((config.name, config.local_metadata.shard_offsets[1]))
+                if number is not None:
+                    named = zip(
+                        self.owners.holdings[number].of.optimizer.moments, states[index] if states else (), strict=True
+                    )
                     moments = {moment.name: kept for moment, kept in named}
-                    found.append((holding, RowStates(weights[index], moments, None)))
+                    found[number] = RowStates(weights[index], moments, None)
             fused.register_forward_pre_hook(self._before_kernel)
             fused.register_forward_hook(self._after_kernel)
         return found

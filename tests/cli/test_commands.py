@@ -17,7 +17,7 @@ from autoshard.validator import validate_plan
 
 COMMANDS = (
     *("doctor", "init", "detect", "list", "import", "calibrate", "collect", "samples", "train", "models"),
-    *("plan", "evaluate", "show", "diff", "explain", "export", "replay", "compare", "simulate", "run"),
+    *("plan", "evaluate", "show", "diff", "explain", "export", "replay", "compare", "simulate", "run", "drift"),
     *("serve", "jobs", "keys", "db"),
 )
 SUBCOMMANDS = ("train cost", "train policy", "train step", "keys create", "keys list", "keys revoke", "db upgrade")

@@ -108,7 +108,7 @@ def error_of(seed, world_size, node_size, groups):
         state = engine.table_state(table.name)
         error = max(error, largest(state.weights_ND, reference.weights[table.name]))
         for name, moments_ND in reference.moments[table.name].items():
-            error = max(error, largest(state.moments[name], moments_ND) / max(1.0, float(moments_ND.abs().max())))
+            error = max(error, largest(state.expanded(name), moments_ND) / max(1.0, float(moments_ND.abs().max())))
     engine.close()
     return error
 

@@ -40,8 +40,11 @@ def test_processes_that_differ_are_refused_on_both(tmp_path):
     for path, written in zip(paths, (plan, moved), strict=True):
         write_plan(written, path)
     for rank, said in enumerate(on_ranks(agree_on_both, 2, paths)):
-        refusal = f"process {1 - rank} has another plan, batch size or settings than process {rank}"
-        assert said == ["agreed on 4", refusal, refusal, refusal, "agreed on 4"]
+        refusals = [
+            f"process {1 - rank} has another {what} than process {rank}; all must have one"
+            for what in ("settings", "batch size", "plan")
+        ]
+        assert said == ["agreed on 4", *refusals, "agreed on 4"]
 
 
 def test_without_a_process_group_one_line_says_how_to_make_one():

@@ -36,7 +36,7 @@ from autoshard.core.errors import InputError
 from autoshard.core.quoting import shown
 from autoshard.runtime.checkpoints.manifest import SavedTable
 from autoshard.runtime.embeddings import ShardedEmbeddings
-from autoshard.runtime.state import by_rows, even_rows
+from autoshard.runtime.state import MOMENT_COLUMNS, by_rows, even_share
 
 #: Most bytes of a tensor that are one record of a file, and so are in memory at once when a part of it is read.
 PIECE_BYTES = 1 << 26
@@ -209,11 +209,11 @@ def template(metadata: Metadata, names: Sequence[str], tables: Sequence[JobTable
             continue
         group = next((group for of, group in groups.items() if key.startswith(f"{of}.")), None)
         dtype = stored.properties.dtype
-        if group is None or group.size() == 1 or not stored.size:
+        if group is None or group.size() == 1 or key.endswith(f".{MOMENT_COLUMNS}"):
             flat[key] = torch.empty(stored.size, dtype=dtype)
             continue
-        own = even_rows(stored.size[0], group.size())[group.rank()]
-        flat[key] = by_rows(torch.empty((len(own), *stored.size[1:]), dtype=dtype), stored.size[0], group)
+        num_own = even_share(stored.size[0], group)
+        flat[key] = by_rows(torch.empty((num_own, *stored.size[1:]), dtype=dtype), stored.size[0], group)
     return flat
 
 

@@ -31,7 +31,7 @@ from autoshard.runtime.releases import all_gather
 from autoshard.runtime.results import RunRequest, Verification
 from autoshard.runtime.training.dense import DenseModel
 from autoshard.runtime.training.step import EmbeddingEngine, TrainingStep
-from autoshard.runtime.training.synthetic import IdsOfRanks, Samples, draw_samples
+from autoshard.runtime.training.synthetic import IdsOfRanks, Samples, draw_samples, global_samples
 from autoshard.runtime.weights import initialise
 
 #: Row ids and columns that have moments of their own.
@@ -264,18 +264,6 @@ def moment_blocks(plan: ShardingPlan, row_orders: Mapping[str, torch.Tensor]) ->
     return blocks
 
 
-def global_samples(parts: Sequence[Samples]) -> Samples:
-    """The local batches of all processes as one, in the order of their ranks."""
-    lengths = [part.ids.lengths_FB for part in parts]
-    per_feature = [part.ids.per_feature() for part in parts]
-    ids_L = torch.cat([ids for feature in zip(*per_feature, strict=True) for ids in feature])
-    return Samples(
-        BatchOfIds(torch.cat(lengths, dim=1), ids_L),
-        torch.cat([part.dense_BN for part in parts]),
-        torch.cat([part.labels_B for part in parts]),
-    )
-
-
 def check_verifiable(tables: TableSet) -> None:
     """Checks that one process can hold the reference.
 
@@ -339,7 +327,7 @@ def compare(
             )
             for name, moments_ND in reference.embeddings.copies[0].moments[table.name].items():
                 largest = moments_ND.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
-                found_ND = state.moments[name] / largest.to(device)
+                found_ND = state.expanded(name) / largest.to(device)
                 moment_error = max(moment_error, _error(found_ND, moments_ND / largest))
     if reference is None:
         return None

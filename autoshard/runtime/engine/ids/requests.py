@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 
 from autoshard.core.errors import InputError
 from autoshard.evaluation.traffic import LENGTH_BYTES, Stream
+from autoshard.runtime.access_counts import AccessCounter
 from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.engine.groups import JoinedGroups, WeakGroup
 from autoshard.runtime.engine.holdings import OwnerRequest, Ownership
@@ -105,6 +106,9 @@ class InputExchange:
         local_batch_size: B, the most samples of a process's batch.
         groups: The processes; those of other replica groups refuse a bad batch, too.
         device: Where batches are.
+
+    Attributes:
+        counter: Counts the ids of batches that were exchanged; None to count none.
     """
 
     _group = WeakGroup[dist.ProcessGroup]()
@@ -119,6 +123,7 @@ class InputExchange:
         device: torch.device,
     ) -> None:
         self._ownership, self._batch_size, self._device = ownership, local_batch_size, device
+        self.counter: AccessCounter | None = None
         self._group, self._peers = groups.own, groups.peers
         self._reader = reader = groups.own.rank()
         self._num_processes = ownership.num_processes
@@ -206,6 +211,8 @@ class InputExchange:
             rows = self._row_lookups(wire, self._rows_order, sources, lengths_FB, bucketized, counts_F)
         requests = [wire.request(owner) for owner in range(self._num_processes + 1)]
         served, hits = self._exchanged(wire, self._hits.of(requests), fault, turn)
+        if self.counter is not None:
+            self.counter.observe(ids_L, counts_F, batch.batch_size)
         return DistributedBatch(
             batch_size=self._batch_size,
             num_samples=batch.batch_size,
