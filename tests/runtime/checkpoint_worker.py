@@ -395,6 +395,7 @@ def save_each_step(folder):
         if last is not None:
             assert last.step >= reported(folder)
             last.load(of.state)
+        (folder / "begun").touch()
         for number in range(0 if last is None else last.step, KILLED_STEPS):
             train(of, number)
             checkpoints.save(number + 1, of.state, plan=of.plan)

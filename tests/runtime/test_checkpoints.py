@@ -76,7 +76,10 @@ def test_a_job_that_is_killed_while_it_saves_loses_nothing(tmp_path):
     rng = random.Random(0)
     for _ in range(12):
         job = started(save_each_step, 2, tmp_path)
-        time.sleep(rng.uniform(0.3, 2.5))
+        while not (tmp_path / "begun").exists():
+            assert not job.join(timeout=0.05)
+        (tmp_path / "begun").unlink()
+        time.sleep(rng.uniform(0, 1.5))
         for process in job.processes:
             os.kill(process.pid, signal.SIGKILL)
         for process in job.processes:
