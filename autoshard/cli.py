@@ -53,6 +53,7 @@ OWN_COMMANDS: Mapping[str, str] = {
     "show": "autoshard.commands.plan:show",
     "explain": "autoshard.commands.whatif:explain",
     "diff": "autoshard.commands.compare:diff",
+    "drift": "autoshard.commands.drift:drift",
     "simulate": "autoshard.commands.whatif:simulate",
     "jobs": "autoshard.commands.jobs:jobs",
     "checkpoint-show": "autoshard.commands.checkpoint:show_checkpoint",
@@ -92,7 +93,7 @@ GROUPS: Mapping[str, str] = {
 _ORDER = (
     *("doctor", "init", "detect", "list", "import", "calibrate", "collect", "samples", "train", "models"),
     *("plan", "evaluate", "show", "diff", "explain", "export", "replay", "compare", "simulate", "run"),
-    "checkpoint",
+    *("drift", "checkpoint"),
     *("serve", "jobs", "keys", "db"),
 )
 

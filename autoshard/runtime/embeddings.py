@@ -18,13 +18,14 @@ from autoshard.core import ShardingPlan, SyncRows, TableSet
 from autoshard.core.errors import ExecutionError, InputError
 from autoshard.core.step import StepCollective
 from autoshard.evaluation.traffic import Stream
+from autoshard.runtime.access_counts import AccessCounter
 from autoshard.runtime.batch import BatchOfIds, Embedded, KeyedEmbeddings, KeyedJagged, as_batch, as_keyed
 from autoshard.runtime.engine.groups import CLOSED, release_world
 from autoshard.runtime.engine.ids.addresses import RowOrderMap
 from autoshard.runtime.engine.ids.prefetch import Prefetched, Prefetcher
 from autoshard.runtime.engine.ids.requests import DistributedBatch, InputExchange
 from autoshard.runtime.engine.rows.averaging import RowStates, average
-from autoshard.runtime.engine.rows.fused import FusedSettings, kernel_output
+from autoshard.runtime.engine.rows.fused import FusedSettings, UpdateStep, kernel_output
 from autoshard.runtime.engine.rows.places import initialise_held
 from autoshard.runtime.engine.rows.replicas import Replicas
 from autoshard.runtime.engine.rows.serving import FusedKernels
@@ -33,6 +34,7 @@ from autoshard.runtime.engine.vectors.reading import Reading
 from autoshard.runtime.optimizer import TableOptimizer
 from autoshard.runtime.participation import Participation
 from autoshard.runtime.state import (
+    MOMENT_COLUMNS,
     HeldTables,
     TableState,
     check_host_memory,
@@ -46,15 +48,11 @@ from autoshard.runtime.timing import Part, StepTimer
 _LET_GO = ("_part", "_kernels", "_replicas", "_prefetcher", "input_exchange", "output_exchange")
 
 
-#: The key of the bounds of the columns that moments are of, in a table's state.
-_COLUMNS = "moment_columns"
-
-
 def _places_of_keys(tables: TableSet) -> SimpleNamespace:
     """What `torch.distributed.checkpoint.state_dict` looks the keys of tables' states up in, attribute by attribute."""
     root = SimpleNamespace()
     for table in tables.tables:
-        for part in ("weights", *(moment.name for moment in table.optimizer.moments), _COLUMNS):
+        for part in ("weights", *(moment.name for moment in table.optimizer.moments), MOMENT_COLUMNS):
             at = root
             for name in (*table.name.split("."), part):
                 at = at.__dict__.setdefault(name, SimpleNamespace())
@@ -107,7 +105,7 @@ class ShardedEmbeddings(torch.nn.Module):
 
     Args:
         plan: The plan.
-        settings: Learning rate, epsilon and seed.
+        settings: Of the updates, and the seed.
         local_batch_size: Most samples of a process's batch; None for an even share of the plan's batch.
         group: The processes, over gloo (CPU) or NCCL (CUDA); None for all. With fewer processes than the plan has
             ranks, rank r runs on process `r % processes`.
@@ -115,10 +113,12 @@ class ShardedEmbeddings(torch.nn.Module):
         timer: Where to count the time of the parts; None to count none.
         row_orders: For tables that are cut by access rank, row ids in falling access frequency, by table; those that
             are left out are in the order of their ids.
+        counter: Counts which rows this process looks up, and is closed by whoever made it; None to count none.
 
     Attributes:
         optimizer: Holds the learning rate of the tables, for `torch.optim.lr_scheduler`; the same on all processes.
-        num_steps: Steps that were ended: replica groups meet at multiples of the plan's `sync_every`.
+        num_steps: Steps that were ended: replica groups meet at multiples of the plan's `sync_every`, and Adam and
+            LAMB correct their moments by it.
         batches_ahead: How many batches to prefetch ahead: 1, and 2 where caches are filled ahead.
 
     Raises:
@@ -137,6 +137,7 @@ class ShardedEmbeddings(torch.nn.Module):
         device: torch.device | None = None,
         timer: StepTimer | None = None,
         row_orders: Mapping[str, torch.Tensor] | None = None,
+        counter: AccessCounter | None = None,
     ) -> None:
         super().__init__()
         self._part = part = Participation.agree(
@@ -155,7 +156,7 @@ class ShardedEmbeddings(torch.nn.Module):
         settings = replace(settings, moment_scale=groups.moment_scale, marks_rows=marks_rows, output=output)
         self._kernels = FusedKernels(part.owners, settings, part.process, part.device, self.timer)
         self._replicas = Replicas(part.owners, settings, part.group, part.device, self.timer, part.groups.world_ranks)
-        self.optimizer, self._learning_rate = TableOptimizer(settings.learning_rate), settings.learning_rate
+        self.optimizer = TableOptimizer(settings.learning_rate)
         self._sync_every, self.num_steps = groups.sync_every, 0
         self.tables = _places_of_keys(plan.tables)
         self._averaged_bytes = 0
@@ -164,6 +165,7 @@ class ShardedEmbeddings(torch.nn.Module):
             holding = part.owners.holdings[index]
             initialise_held(state.weights_ND, holding, part.process, self._orders.get(holding.of.name), settings.seed)
         self.input_exchange = InputExchange(part.owners, self._orders, part.local_batch_size, part.groups, part.device)
+        self.input_exchange.counter = counter
         self._prefetcher: Prefetcher | None = None
         self.output_exchange = OutputExchange(
             part.owners,
@@ -202,7 +204,9 @@ class ShardedEmbeddings(torch.nn.Module):
     def start(self, ids: BatchOfIds | KeyedJagged | InputError | DistributedBatch | Prefetched) -> StartedLookup:
         """Looks up a batch and sends its embeddings on their way; as `forward`, which waits for them."""
         keyed: BatchOfIds | None = None
-        self._follow_learning_rate()
+        step = UpdateStep(self.optimizer.learning_rate, self.num_steps + 1)
+        self._kernels.set_step(step)
+        self._replicas.step = step
         if isinstance(ids, DistributedBatch):
             distributed = ids
         elif isinstance(ids, Prefetched):
@@ -252,12 +256,6 @@ class ShardedEmbeddings(torch.nn.Module):
         """The batch or what is wrong with it, and the batch again if its embeddings are returned as keyed tensors."""
         batch = as_batch(ids, self.feature_names)
         return batch, None if batch is ids or isinstance(batch, InputError) else batch
-
-    def _follow_learning_rate(self) -> None:
-        """Hands on the learning rate that was set since the last lookup."""
-        if (learning_rate := self.optimizer.learning_rate) != self._learning_rate:
-            self._learning_rate = self._replicas.learning_rate = learning_rate
-            self._kernels.set_learning_rate(learning_rate)
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -386,7 +384,7 @@ class ShardedEmbeddings(torch.nn.Module):
         own = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
         states, expected, optional, errors = {}, {"num_steps"}, set(), []
         for table in self.owners.tables.tables:
-            weights, columns = f"tables.{table.name}.weights", f"tables.{table.name}.{_COLUMNS}"
+            weights, columns = f"tables.{table.name}.weights", f"tables.{table.name}.{MOMENT_COLUMNS}"
             moments = {one.name: f"tables.{table.name}.{one.name}" for one in table.optimizer.moments}
             expected |= {weights, *moments.values()}
             optional.add(columns)

@@ -33,6 +33,10 @@ from autoshard.runtime.participation import Participation
 Held = Mapping[int, RowStates]
 
 
+#: Name of `TableState.columns` in states by name; the same on all processes.
+MOMENT_COLUMNS = "moment_columns"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TableState:
     """Weights of a table, or of some of its rows, and the optimizer's moments.
@@ -113,7 +117,7 @@ class HeldTables:
             if self._num_processes > 1:
                 tensors = {name: _by_rows(own, len(ids), self._part.group) for name, own in tensors.items()}
             if state.columns is not None:
-                tensors["moment_columns"] = torch.tensor(state.columns)
+                tensors[MOMENT_COLUMNS] = torch.tensor(state.columns)
             found[table.name] = tensors
         self._move(moves)
         return found

@@ -18,7 +18,7 @@ from autoshard.validator import validate_plan
 COMMANDS = (
     *("doctor", "init", "detect", "list", "import", "calibrate", "collect", "samples", "train", "models"),
     *("plan", "evaluate", "show", "diff", "explain", "export", "replay", "compare", "simulate", "run"),
-    "checkpoint",
+    *("drift", "checkpoint"),
     *("serve", "jobs", "keys", "db"),
 )
 SUBCOMMANDS = (
