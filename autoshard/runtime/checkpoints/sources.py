@@ -79,7 +79,7 @@ def _of_safetensors(path: Path) -> dict[str, TensorInFiles]:
     file: Any = safetensors.safe_open(path, framework="pt")
     found = {}
     for key in list(file.keys()):
-        rows = file.getrows_of(key)
+        rows = file.get_slice(key)
         if shape := tuple(rows.get_shape()):
             found[key] = TensorInFiles(shape, rows[:0].dtype, partial(rows_of, rows))
     return found
