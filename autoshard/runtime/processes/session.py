@@ -125,6 +125,7 @@ class Session:
         with self._saved(request, plan, engine, training) as saved:
             loop = TrainingLoop(training, feed, timer, last=request.last_step, wants_stop=self._wants_stop, saved=saved)
             begun_at = loop.number
+            self._done += begun_at
             measured_SM = self._steps(request, loop, samples)
         num_steps = request.verify_steps + loop.number - begun_at
         sent = engine.sent_bytes()
