@@ -19,9 +19,12 @@ from rich.console import Group, RenderableType
 from autoshard.commands.arguments import seed_option
 from autoshard.commands.options import Needs, command_options
 from autoshard.console import JsonOption, emit, log, progress, warn
+from autoshard.core.accepted import FINITE_ABOVE_0
 from autoshard.core.choices import Device, Engine
+from autoshard.core.declared import Meaning, declared
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.machine import device_family
+from autoshard.core.optimizers import UpdateSettings
 from autoshard.hardware import CPU, this_processor
 from autoshard.table import Column, Table
 
@@ -77,6 +80,15 @@ class JobOptions:
     ] = 0
 
 
+@command_options(panel="Updates of tables")
+class UpdateOptions(UpdateSettings):
+    """Options of the updates of tables."""
+
+    learning_rate: Annotated[float, FINITE_ABOVE_0, Meaning("Learning rate of the tables and of the dense layers.")] = (
+        0.05
+    )
+
+
 @command_options()
 class RunOptions:
     """Options of `autoshard run`."""
@@ -110,9 +122,18 @@ class RunOptions:
     overlap: Annotated[
         str, typer.Option(help="`none`, or `pipelined`: communication hides behind computation, with the same results.")
     ] = "none"
+    updates: UpdateOptions = UpdateOptions()
     trace: Annotated[
         Path | None,
         typer.Option(help="Also write a Chrome trace (chrome://tracing) of two more steps; .gz is compressed."),
+    ] = None
+    write_access: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also count which rows are looked up, and write the tables with that as a tables.json, for "
+            "`autoshard drift` and `replan`.",
+        ),
     ] = None
     samples: DataOptions = field(default_factory=DataOptions)
     job: JobOptions = field(default_factory=JobOptions)
@@ -121,8 +142,9 @@ class RunOptions:
         self.request()
         if self.least_nproc is not None and not self.job.max_restarts:
             raise InvalidOptionError("of two numbers needs --max-restarts", field="nproc")
-        if self.trace is not None and not self.trace.absolute().parent.is_dir():
-            raise InvalidOptionError(f"must be in a folder that is there, got {self.trace}", field="--trace")
+        for option, file in (("--trace", self.trace), ("--write-access", self.write_access)):
+            if file is not None and not file.absolute().parent.is_dir():
+                raise InvalidOptionError(f"must be in a folder that is there, got {file}", field=option)
 
     @property
     def most_nproc(self) -> int | None:
@@ -152,7 +174,8 @@ class RunOptions:
         """The execution.
 
         Raises:
-            InvalidOptionError: If the engine has no such overlap, or options do not go together.
+            InvalidOptionError: If the engine has no such overlap, options do not go together, or a setting of updates
+                is not accepted.
         """
         from autoshard.runtime import RunRequest
 
@@ -167,6 +190,7 @@ class RunOptions:
             device=self.device,
             overlap=self.overlap,  # type: ignore[arg-type]
             trace_path=_absolute(self.trace),
+            access_path=_absolute(self.write_access),
             data_path=_absolute(samples.data),
             epochs=samples.epochs,
             shuffle=samples.shuffle,
@@ -174,6 +198,7 @@ class RunOptions:
             checkpoints_path=_absolute(job.checkpoints),
             checkpoint_every=job.checkpoint_every,
             keep=job.keep,
+            **{one.name: getattr(self.updates, one.name) for one in declared(UpdateSettings)},
         )
 
 
@@ -280,8 +305,9 @@ def run_on(launcher: Launcher, options: RunOptions, num_processes: int, as_json:
             stop=stop,
         )
     result = replace(result, predicted=_predicted(plan, result))
-    if options.trace is not None:
-        log(f"Wrote {options.trace}")
+    for written in (options.trace, options.write_access):
+        if written is not None:
+            log(f"Wrote {written}")
     emit(RUN.to_json(result), _rendered(result), as_json=as_json)
     if result.job is not None and result.job.is_stopped:
         raise typer.Exit(_TERMINATED_EXIT_CODE)

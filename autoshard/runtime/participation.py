@@ -11,9 +11,10 @@ import torch.distributed as dist
 
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import InputError
+from autoshard.core.optimizers import UpdateSettings
 from autoshard.runtime.engine.groups import JoinedGroups, device_of
 from autoshard.runtime.engine.holdings import Ownership
-from autoshard.runtime.ownership import check_levels, even_share, ownership_of
+from autoshard.runtime.ownership import check_levels, check_updates, even_share, ownership_of
 from autoshard.runtime.releases import all_gather
 
 
@@ -39,7 +40,7 @@ class Participation:
     def agree(
         cls,
         plan: ShardingPlan,
-        settings: object,
+        settings: UpdateSettings,
         *,
         local_batch_size: int | None = None,
         group: dist.ProcessGroup | None = None,
@@ -50,7 +51,7 @@ class Participation:
 
         Args:
             plan: The plan.
-            settings: Whatever else has to be the same everywhere; compared by `repr`.
+            settings: Of the updates, the same everywhere.
             local_batch_size: Samples per process and step; None for an even share of the plan's batch.
             group: The processes; None for all.
             device: Where tables and batches are; None for the group's, see `device_of`.
@@ -58,11 +59,13 @@ class Participation:
 
         Raises:
             InvalidPlanError: If the plan holds tables in a way that is not executed.
+            InvalidOptionError: If the optimizer of a table does not have a setting.
             InputError: If there is no process group, this process is not in it, the processes do not agree, or the
                 plan's batch cannot be shared evenly.
         """
         members = _members(group)
         owners = ownership_of(plan, members.size())
+        check_updates(plan.tables, settings)
         device = device or device_of(members)
         check_levels(owners, device)
         local_batch_size = local_batch_size or even_share(plan.tables.batch_size, members.size())

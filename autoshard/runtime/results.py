@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Annotated, Final
 
 from autoshard.core.accepted import (
@@ -18,6 +19,7 @@ from autoshard.core.accepted import (
 from autoshard.core.choices import Device, Engine
 from autoshard.core.declared import Meaning, Size, Written
 from autoshard.core.errors import InvalidOptionError
+from autoshard.core.optimizers import UpdateSettings, WeightDecayMode
 from autoshard.core.plan import Estimate
 from autoshard.core.step import CollectiveTime, Overlap, StepCollective, StepPart
 from autoshard.evaluation.traffic import Stream
@@ -31,7 +33,7 @@ OVERLAPS: Final = (Overlap.NONE, Overlap.PIPELINED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunRequest:
+class RunRequest(UpdateSettings):
     """One execution of a plan.
 
     Attributes:
@@ -42,12 +44,12 @@ class RunRequest:
         verify_steps: Steps before those that are compared with the unsharded reference, from the initial weights.
         batch_size: Samples per step over all processes; None for the plan's.
         seed: Same seed, same weights and batches, whatever the placement.
-        learning_rate: Learning rate of the embedding tables and of the dense layers.
-        eps: Added to the root of the moments.
+        learning_rate: Learning rate of the embedding tables and of the dense layers, above 0.
         device: Where to execute it.
         overlap: Which parts of a step run at the same time: `none` or, on the thin engine, `pipelined`. The results
             are the same.
         trace_path: File for a Chrome trace of two more steps of process 0, after the measured ones; None for none.
+        access_path: File for the tables as all processes look them up, on the thin engine; None to count no lookups.
         data_path: File or folder of samples to train on; None for generated ones.
         epochs: How often the files are read.
         shuffle: Samples that are shuffled among each other; 0 for the files' order.
@@ -67,11 +69,11 @@ class RunRequest:
     verify_steps: int = 0
     batch_size: int | None = None
     seed: int = 0
-    learning_rate: float = 0.05
-    eps: float = 1e-8
+    learning_rate: Annotated[float, FINITE_ABOVE_0, Meaning("Of the tables and of the dense layers.")] = 0.05
     device: Device = Device.AUTO
     overlap: Overlap = Overlap.NONE
     trace_path: str | None = None
+    access_path: str | None = None
     data_path: str | None = None
     epochs: int = 1
     shuffle: int = 0
@@ -81,14 +83,19 @@ class RunRequest:
     keep: int = 3
 
     def __post_init__(self) -> None:
+        UpdateSettings.__post_init__(self)
         object.__setattr__(self, "engine", _member(Engine, self.engine, "engine"))
         object.__setattr__(self, "device", _member(Device, self.device, "device"))
+        mode = _member(WeightDecayMode, self.weight_decay_mode, "weight_decay_mode")
+        object.__setattr__(self, "weight_decay_mode", mode)
         accepted = OVERLAPS if self.engine is Engine.THIN else (Overlap.NONE,)
         check_choice(self.overlap, accepted, "overlap")
         object.__setattr__(self, "overlap", Overlap(self.overlap))
+        if self.access_path is not None and self.engine is not Engine.THIN:
+            raise InvalidOptionError("lookups are counted by the engine thin alone", field="access_path")
         WHOLE_AT_LEAST_1.check_fields(self, "steps", "batch_size", "epochs", "checkpoint_every", "keep")
         WHOLE_AT_LEAST_0.check_fields(self, "warmup_steps", "verify_steps", "seed", "shuffle", "drift_every")
-        FINITE_ABOVE_0.check_fields(self, "learning_rate", "eps")
+        FINITE_ABOVE_0.check_fields(self, "learning_rate")
         if self.steps is None and self.data_path is None:
             raise InvalidOptionError("must be told: generated samples have no end", field="steps")
         if self.data_path is not None and self.drift_every:
@@ -248,6 +255,6 @@ class RunResult:
         return max((getattr(rank, f"{part}_ms") for rank in self.ranks), default=0.0)
 
 
-def _member(choices: type[Engine] | type[Device], value: str, field: str) -> Engine | Device:
+def _member(choices: type[StrEnum], value: str, field: str) -> StrEnum:
     check_choice(value, choices, field)
     return choices(value)

@@ -175,7 +175,7 @@ def states(plan, batches, overlap, num_ahead=0):
     for number, samples in enumerate(batches):
         step(samples, batches[number + 1 : number + 1 + num_ahead])
     tables = [embeddings.table_state(table.name) for table in plan.tables.tables]
-    return [*dense.parameters(), *(tensor for one in tables for tensor in (one.weights_ND, one.moments_ND))]
+    return [*dense.parameters(), *(tensor for one in tables for tensor in (one.weights_ND, *one.moments.values()))]
 
 
 @pytest.mark.usefixtures("one_process")

@@ -26,7 +26,7 @@ from typing import IO, Any, Final, Protocol
 
 from autoshard.core.errors import AutoshardError, ExecutionError, InvalidOptionError
 from autoshard.formats import atomic_write, read_plan
-from autoshard.runtime.ownership import even_share, ownership_of
+from autoshard.runtime.ownership import check_updates, even_share, ownership_of
 from autoshard.runtime.processes.job import ERROR_FILE, JOB_FILE, PID_FILE, RESULTS_FILE, STOP_FILE, ErrorRecord
 from autoshard.runtime.result_json import RUN
 from autoshard.runtime.results import DEFAULT_DENSE_FEATURES, RunRequest, RunResult
@@ -231,6 +231,7 @@ def _check(request: RunRequest, nproc: int) -> None:
         ownership_of(plan, nproc)
         if not request.is_job:
             even_share(request.batch_size or plan.tables.batch_size, nproc)
+        check_updates(plan.tables, request)
     except InvalidOptionError:
         raise
     except AutoshardError as error:

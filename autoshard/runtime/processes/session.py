@@ -27,16 +27,17 @@ from autoshard.core.errors import ExecutionError
 from autoshard.core.step import CollectiveTime, StepCollective
 from autoshard.formats import read_plan
 from autoshard.formats.row_orders import read_row_orders
+from autoshard.runtime.access_counts import AccessCounter, AccessCounts
 from autoshard.runtime.engine.holdings import GroupOrder, Ownership
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.participation import check_alike
 from autoshard.runtime.processes.devices import check_memory, choose_device
 from autoshard.runtime.releases import all_gather
 from autoshard.runtime.results import SENT, JobReport, RankTiming, RunRequest, RunResult, Verification
-from autoshard.runtime.timing import Part, StepTimer
+from autoshard.runtime.timing import Part, Span, StepTimer, Timings
 from autoshard.runtime.training.data import Feed, FileSamples, GeneratedSamples, Share, file_samples
 from autoshard.runtime.training.dense import DenseModel, default_layers
-from autoshard.runtime.training.loop import SavedJob, TrainedStep, TrainingLoop
+from autoshard.runtime.training.loop import SavedJob, TrainingLoop
 from autoshard.runtime.training.reference import Reference, check_verifiable, compare
 from autoshard.runtime.training.step import EmbeddingEngine, TrainingStep, distributed_step
 from autoshard.runtime.training.synthetic import IdsOfRanks, Samples, ranked_rows
@@ -100,11 +101,19 @@ class Session:
         if request.verify_steps:
             check_verifiable(plan.tables)
         timer = StepTimer(self._device)
-        engine = make_engine(request, plan, self._device, timer)
+        counter = None
+        if request.access_path is not None:
+            counter = AccessCounter(plan.tables, seed=(request.seed, dist.get_rank()))
+        engine = make_engine(request, plan, self._device, timer, counter)
         try:
-            return self._measured(request, plan, engine, timer)
+            result = self._measured(request, plan, engine, timer)
+            if counter is not None and request.access_path is not None:
+                _write_access(request.access_path, plan, counter)
+            return result
         finally:
             engine.close()
+            if counter is not None:
+                counter.close()
             gc.collect()
 
     def _measured(
@@ -220,11 +229,11 @@ class Session:
 
     def _steps(self, request: RunRequest, loop: TrainingLoop, samples: GeneratedSamples | FileSamples) -> torch.Tensor:
         """Trains; returns step time, loss and parts of the last measured steps, shape (S, M)."""
-        counted: deque[TrainedStep] = deque(maxlen=_MAX_MEASURED)
+        counted: deque[tuple[Span, torch.Tensor, Timings]] = deque(maxlen=_MAX_MEASURED)
         warm_at = loop.number + request.warmup_steps
         for trained in loop:
             if trained.number > warm_at:
-                counted.append(trained)
+                counted.append((trained.span, trained.outcome.loss, trained.timings))
             self._done += 1
             total = self._total
             if request.last_step is None and isinstance(samples, FileSamples):
@@ -232,13 +241,8 @@ class Session:
             self._on_step(self._done, max(self._done, total))
         loop.wait()
         measured = [
-            [
-                step.span.ms,
-                step.outcome.loss.item(),
-                *step.timings.parts.values(),
-                *_flat(step.timings.collectives.values()),
-            ]
-            for step in counted
+            [span.ms, loss.item(), *timings.parts.values(), *_flat(timings.collectives.values())]
+            for span, loss, timings in counted
         ]
         num_columns = 2 + len(Part) + 2 * len(StepCollective)
         return torch.tensor(measured, dtype=torch.float64, device=self._device).view(-1, num_columns)
@@ -275,11 +279,23 @@ def open_session(
     dist.destroy_process_group()
 
 
+def _write_access(path: str, plan: ShardingPlan, counter: AccessCounter) -> None:
+    """Process 0 writes the plan's tables as all processes looked them up."""
+    counted: list[AccessCounts] | None = [counter.counted()] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(counter.counted(), counted)
+    if counted is not None:
+        AccessCounts.merged(counted).write(Path(path), plan.tables)
+
+
 def make_engine(
-    request: RunRequest, plan: ShardingPlan, device: torch.device, timer: StepTimer | None = None
+    request: RunRequest,
+    plan: ShardingPlan,
+    device: torch.device,
+    timer: StepTimer | None = None,
+    counter: AccessCounter | None = None,
 ) -> EmbeddingEngine:
     """The engine that a request names, for the plan's batch size, over all processes."""
-    settings = FusedSettings(learning_rate=request.learning_rate, eps=request.eps, seed=request.seed)
+    settings = FusedSettings.of(request, seed=request.seed)
     if request.engine is Engine.TORCHREC:
         from autoshard.runtime.torchrec_engine import TorchRecEmbeddings
 
@@ -287,8 +303,15 @@ def make_engine(
     from autoshard.runtime.embeddings import ShardedEmbeddings
 
     orders = _row_orders(plan, request)
-    largest = -(-plan.tables.batch_size // dist.get_world_size())
-    return ShardedEmbeddings(plan, settings, local_batch_size=largest, device=device, timer=timer, row_orders=orders)
+    return ShardedEmbeddings(
+        plan,
+        settings,
+        local_batch_size=-(-plan.tables.batch_size // dist.get_world_size()),
+        device=device,
+        timer=timer,
+        row_orders=orders,
+        counter=counter,
+    )
 
 
 def _row_orders(plan: ShardingPlan, request: RunRequest) -> dict[str, torch.Tensor]:
