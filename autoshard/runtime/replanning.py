@@ -137,7 +137,7 @@ class Replanner:
             return PlanDecision(step=self._step, figures=figures, row_orders={})
         file = self._path(f"plan-{self._step}.json")
         plan = read_plan(file)
-        orders = {name: torch.from_numpy(ids_N) for name, ids_N in read_row_orders(plan, file).items()}
+        orders = {name: torch.tensor(ids_N) for name, ids_N in read_row_orders(plan, file).items()}
         return PlanDecision(step=self._step, figures=figures, plan=plan, row_orders=orders)
 
     def adopted(self, decision: PlanDecision) -> None:
