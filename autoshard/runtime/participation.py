@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import InputError
+from autoshard.runtime.engine.agreement import on_all
 from autoshard.runtime.engine.groups import JoinedGroups, device_of
 from autoshard.runtime.engine.holdings import Ownership
 from autoshard.runtime.ownership import check_levels, even_share, ownership_of
@@ -23,17 +24,21 @@ class Participation:
 
     Attributes:
         owners: Who holds what.
+        members: The processes of all replica groups.
         group: The processes of its replica group.
         groups: All replica groups.
         device: Where this one has its tables and batches.
         local_batch_size: Samples per process and step.
+        order_digests: By table, what its row order is known by.
     """
 
     owners: Ownership
+    members: dist.ProcessGroup
     group: dist.ProcessGroup
     groups: JoinedGroups
     device: torch.device
     local_batch_size: int
+    order_digests: Mapping[str, bytes]
 
     @classmethod
     def agree(
@@ -62,21 +67,27 @@ class Participation:
                 plan's batch cannot be shared evenly.
         """
         members = _members(group)
-        owners = ownership_of(plan, members.size())
         device = device or device_of(members)
-        check_levels(owners, device)
-        local_batch_size = local_batch_size or even_share(plan.tables.batch_size, members.size())
+
+        def read() -> tuple[Ownership, int]:
+            owners = ownership_of(plan, members.size())
+            check_levels(owners, device)
+            return owners, local_batch_size or even_share(plan.tables.batch_size, members.size())
+
+        owners, local_batch_size = on_all(read, members, device)
+        orders = {name: _digest(ids.cpu().numpy().tobytes()) for name, ids in sorted((row_orders or {}).items())}
+        statement = (owners.identity, settings, plan.payload, plan.replica_groups, local_batch_size, orders)
+        _check_alike(statement, members, device)
         groups = JoinedGroups.join(plan, members)
-        part = cls(
+        return cls(
             owners=owners,
+            members=members,
             group=groups.own,
             groups=groups,
             device=device,
             local_batch_size=local_batch_size,
+            order_digests=orders,
         )
-        orders = {name: _digest(ids.cpu().numpy().tobytes()) for name, ids in sorted((row_orders or {}).items())}
-        part._check((owners.identity, settings, plan.payload, plan.replica_groups, local_batch_size, orders), members)
-        return part
 
     @property
     def process(self) -> int:
@@ -93,16 +104,22 @@ class Participation:
         """Their embedding dims, sequences among them."""
         return tuple(table.embedding_dim for table in self.owners.tables.tables for _ in table.features)
 
-    def _check(self, statement: object, members: dist.ProcessGroup) -> None:
-        digest = _digest(repr(statement).encode())
-        own = torch.tensor([int.from_bytes(digest[:7], "little")], dtype=torch.int64, device=self.device)
-        everybody = own.new_empty(members.size())
-        all_gather(everybody, own, group=members)
-        different = (everybody != own).nonzero().flatten().tolist()
-        if different:
-            raise InputError(
-                f"process {different[0]} has another plan, batch size or settings than process {members.rank()}"
-            )
+    def place_of(self, member: int) -> int:
+        """Rank of one of the members in its replica group."""
+        order = self.groups.order
+        return order.groups[order.group_of(member)].index(member)
+
+
+def _check_alike(statement: object, members: dist.ProcessGroup, device: torch.device) -> None:
+    digest = _digest(repr(statement).encode())
+    own = torch.tensor([int.from_bytes(digest[:7], "little")], dtype=torch.int64, device=device)
+    everybody = own.new_empty(members.size())
+    all_gather(everybody, own, group=members)
+    different = (everybody != own).nonzero().flatten().tolist()
+    if different:
+        raise InputError(
+            f"process {different[0]} has another plan, batch size or settings than process {members.rank()}"
+        )
 
 
 def _members(group: dist.ProcessGroup | None) -> dist.ProcessGroup:

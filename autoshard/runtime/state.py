@@ -355,6 +355,19 @@ def check_host_memory(tables: TableSet, part: Participation) -> None:
     on_all(check, part.group, part.device)
 
 
+def processes_here(process: int, num_processes: int) -> range:
+    """Which of some processes torchrun started on this host; without it, all of them.
+
+    Args:
+        process: This process.
+        num_processes: All of them.
+    """
+    if "LOCAL_WORLD_SIZE" not in os.environ:
+        return range(num_processes)
+    first = process - int(os.environ["LOCAL_RANK"])
+    return range(first, first + int(os.environ["LOCAL_WORLD_SIZE"]))
+
+
 def free_host_bytes() -> int:
     """Memory of this host that nobody uses."""
     try:

@@ -78,6 +78,7 @@ class DistributedBatch:
             those that are read from replicas here. None if there are none.
         bucketized: Lookups of features that are cut, by destination; None if there are none.
         hits: Rows of this process's replicas whose gradients meet, kernel by kernel.
+        ownership: That of the plan it was distributed under.
     """
 
     batch_size: int
@@ -89,6 +90,7 @@ class DistributedBatch:
     rows: RowLookups | None
     bucketized: Bucketized | None
     hits: tuple[HitRows, ...] = ()
+    ownership: Ownership | None = None
 
 
 class InputExchange:
@@ -216,6 +218,7 @@ class InputExchange:
             rows=rows,
             bucketized=bucketized,
             hits=hits,
+            ownership=self._ownership,
         )
 
     def _checked(self, batch: BatchOfIds | InputError) -> tuple[InputError | None, tuple[int, ...]]:
