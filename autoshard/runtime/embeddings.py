@@ -298,6 +298,11 @@ class ShardedEmbeddings(torch.nn.Module):
         self._execution.replicas.learning_rate = self._learning_rate
         self._execution.kernels.set_learning_rate(self._learning_rate)
 
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The processes over which `state_dict` deals the rows of each table: those of a replica group."""
+        return self._execution.part.group
+
     @override
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """As a module's, for training alone: tables are no parameters, which could be frozen.

@@ -67,6 +67,20 @@ LINES = [
         (f"{PLAN} --planner random -o {file}", 2, file.removeprefix("DOCUMENTS"))
         for file in ("DOCUMENTS/empty/inside.json", "DOCUMENTS", "/proc/nothing/plan.json", "/dev/full")
     ),
+    *(
+        (f"{line} {file}", 2, f"{file.removeprefix('DOCUMENTS')}: cannot be written: ")  # before any work
+        for line in (
+            f"{PLAN} --time-limit 600 -o",
+            "simulate nothing --image",
+            "compare nothing --html",
+            "import nothing -o",
+            "export nothing -o",
+            "detect -o",
+            "simulate nothing -o",
+            "samples missing --html",
+        )
+        for file in ("DOCUMENTS/empty/inside.svg", "/dev/full")
+    ),
     # Values that an option does not take.
     *(
         (f"{needed} --seed {seed}", 2, "'--seed': ")
