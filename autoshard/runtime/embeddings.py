@@ -17,18 +17,20 @@ from autoshard.core import ShardingPlan, TableSet
 from autoshard.core.errors import ExecutionError, InputError
 from autoshard.core.step import StepCollective
 from autoshard.evaluation.traffic import Stream
+from autoshard.runtime.access_counts import AccessCounter
 from autoshard.runtime.batch import BatchOfIds, Embedded, KeyedEmbeddings, KeyedJagged, as_batch, as_keyed
 from autoshard.runtime.engine.groups import CLOSED, release_world
 from autoshard.runtime.engine.ids.prefetch import Prefetched, Prefetcher
 from autoshard.runtime.engine.ids.requests import DistributedBatch
 from autoshard.runtime.engine.rows.averaging import average
-from autoshard.runtime.engine.rows.fused import FusedSettings
+from autoshard.runtime.engine.rows.fused import FusedSettings, UpdateStep
 from autoshard.runtime.engine.rows.places import initialise_held
 from autoshard.runtime.engine.vectors.exchange import StartedExchange
 from autoshard.runtime.execution import PlanExecution
 from autoshard.runtime.optimizer import TableOptimizer
 from autoshard.runtime.participation import Participation
 from autoshard.runtime.state import (
+    MOMENT_COLUMNS,
     HeldTables,
     TableState,
     check_host_memory,
@@ -40,15 +42,13 @@ from autoshard.runtime.timing import Part, StepTimer
 
 #: What `close` lets go of: nothing can be done without it.
 _LET_GO = ("_execution", "_prefetcher")
-#: The key of the bounds of the columns that moments are of, in a table's state.
-_COLUMNS = "moment_columns"
 
 
 def _places_of_keys(tables: TableSet) -> SimpleNamespace:
     """What `torch.distributed.checkpoint.state_dict` looks the keys of tables' states up in, attribute by attribute."""
     root = SimpleNamespace()
     for table in tables.tables:
-        for part in ("weights", *(moment.name for moment in table.optimizer.moments), _COLUMNS):
+        for part in ("weights", *(moment.name for moment in table.optimizer.moments), MOMENT_COLUMNS):
             at = root
             for name in (*table.name.split("."), part):
                 at = at.__dict__.setdefault(name, SimpleNamespace())
@@ -101,7 +101,7 @@ class ShardedEmbeddings(torch.nn.Module):
 
     Args:
         plan: The plan.
-        settings: Learning rate, epsilon and seed.
+        settings: Of the updates, and the seed.
         local_batch_size: Most samples of a process's batch; None for an even share of the plan's batch.
         group: The processes, over gloo (CPU) or NCCL (CUDA); None for all. With fewer processes than the plan has
             ranks, rank r runs on process `r % processes`.
@@ -109,10 +109,12 @@ class ShardedEmbeddings(torch.nn.Module):
         timer: Where to count the time of the parts; None to count none.
         row_orders: For tables that are cut by access rank, row ids in falling access frequency, by table; those that
             are left out are in the order of their ids.
+        counter: Counts which rows this process looks up, and is closed by whoever made it; None to count none.
 
     Attributes:
         optimizer: Holds the learning rate of the tables, for `torch.optim.lr_scheduler`; the same on all processes.
-        num_steps: Steps that were ended: replica groups meet at multiples of the plan's `sync_every`.
+        num_steps: Steps that were ended: replica groups meet at multiples of the plan's `sync_every`, and Adam and
+            LAMB correct their moments by it.
         batches_ahead: How many batches to prefetch ahead: 1, and 2 where caches are filled ahead.
 
     Raises:
@@ -131,16 +133,18 @@ class ShardedEmbeddings(torch.nn.Module):
         device: torch.device | None = None,
         timer: StepTimer | None = None,
         row_orders: Mapping[str, torch.Tensor] | None = None,
+        counter: AccessCounter | None = None,
     ) -> None:
         super().__init__()
         part = Participation.agree(
             plan, settings, local_batch_size=local_batch_size, group=group, device=device, row_orders=row_orders
         )
         self.timer = timer or StepTimer(part.device, enabled=False)
+        self._counter = counter
         self._use(PlanExecution.make(plan, settings, part, row_orders or {}, self.timer))
         self.local_batch_size = part.local_batch_size
         self.feature_names, self.feature_dims = part.feature_names, part.feature_dims
-        self.optimizer, self._learning_rate = TableOptimizer(settings.learning_rate), settings.learning_rate
+        self.optimizer = TableOptimizer(settings.learning_rate)
         self.tables = _places_of_keys(plan.tables)
         self.num_steps = 0
         #: What was sent under plans before this one.
@@ -154,6 +158,7 @@ class ShardedEmbeddings(torch.nn.Module):
         """Looks batches up with it from now on."""
         self._execution, self.owners = execution, execution.part.owners
         self.batches_ahead = 2 if execution.kernels.fills_ahead else 1
+        execution.input_exchange.counter = self._counter
         self._prefetcher: Prefetcher | None = None
         self._averaged_bytes = 0
 
@@ -194,7 +199,6 @@ class ShardedEmbeddings(torch.nn.Module):
         self._sent_before = self.sent_bytes()
         before.close()
         self._use(after)
-        self._hand_on_learning_rate()
         return sent_bytes
 
     def _check_averaged(self, method: str) -> None:
@@ -233,7 +237,9 @@ class ShardedEmbeddings(torch.nn.Module):
     def start(self, ids: BatchOfIds | KeyedJagged | InputError | DistributedBatch | Prefetched) -> StartedLookup:
         """Looks up a batch and sends its embeddings on their way; as `forward`, which waits for them."""
         keyed: BatchOfIds | None = None
-        self._follow_learning_rate()
+        step = UpdateStep(self.optimizer.learning_rate, self.num_steps + 1)
+        self._execution.kernels.set_step(step)
+        self._execution.replicas.step = step
         if isinstance(ids, DistributedBatch):
             distributed = ids
             if distributed.ownership is not self.owners:
@@ -287,16 +293,6 @@ class ShardedEmbeddings(torch.nn.Module):
         """The batch or what is wrong with it, and the batch again if its embeddings are returned as keyed tensors."""
         batch = as_batch(ids, self.feature_names)
         return batch, None if batch is ids or isinstance(batch, InputError) else batch
-
-    def _follow_learning_rate(self) -> None:
-        """Hands on the learning rate that was set since the last lookup."""
-        if (learning_rate := self.optimizer.learning_rate) != self._learning_rate:
-            self._learning_rate = learning_rate
-            self._hand_on_learning_rate()
-
-    def _hand_on_learning_rate(self) -> None:
-        self._execution.replicas.learning_rate = self._learning_rate
-        self._execution.kernels.set_learning_rate(self._learning_rate)
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -421,7 +417,7 @@ class ShardedEmbeddings(torch.nn.Module):
         own = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
         states, expected, optional, errors = {}, {"num_steps"}, set(), []
         for table in self.owners.tables.tables:
-            weights, columns = f"tables.{table.name}.weights", f"tables.{table.name}.{_COLUMNS}"
+            weights, columns = f"tables.{table.name}.weights", f"tables.{table.name}.{MOMENT_COLUMNS}"
             moments = {one.name: f"tables.{table.name}.{one.name}" for one in table.optimizer.moments}
             expected |= {weights, *moments.values()}
             optional.add(columns)

@@ -11,10 +11,11 @@ import torch.distributed as dist
 
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import InputError
+from autoshard.core.optimizers import UpdateSettings
 from autoshard.runtime.engine.agreement import on_all
 from autoshard.runtime.engine.groups import JoinedGroups, device_of
 from autoshard.runtime.engine.holdings import Ownership
-from autoshard.runtime.ownership import check_levels, even_share, ownership_of
+from autoshard.runtime.ownership import check_levels, check_updates, even_share, ownership_of
 from autoshard.runtime.releases import all_gather
 
 
@@ -44,7 +45,7 @@ class Participation:
     def agree(
         cls,
         plan: ShardingPlan,
-        settings: object,
+        settings: UpdateSettings,
         *,
         local_batch_size: int | None = None,
         group: dist.ProcessGroup | None = None,
@@ -55,7 +56,7 @@ class Participation:
 
         Args:
             plan: The plan.
-            settings: Whatever else has to be the same everywhere; compared by `repr`.
+            settings: Of the updates, the same everywhere.
             local_batch_size: Samples per process and step; None for an even share of the plan's batch.
             group: The processes; None for all.
             device: Where tables and batches are; None for the group's, see `device_of`.
@@ -63,6 +64,7 @@ class Participation:
 
         Raises:
             InvalidPlanError: If the plan holds tables in a way that is not executed.
+            InvalidOptionError: If the optimizer of a table does not have a setting.
             InputError: If there is no process group, this process is not in it, the processes do not agree, or the
                 plan's batch cannot be shared evenly.
         """
@@ -71,13 +73,20 @@ class Participation:
 
         def read() -> tuple[Ownership, int]:
             owners = ownership_of(plan, members.size())
+            check_updates(plan.tables, settings)
             check_levels(owners, device)
             return owners, local_batch_size or even_share(plan.tables.batch_size, members.size())
 
         owners, local_batch_size = on_all(read, members, device)
         orders = {name: _digest(ids.cpu().numpy().tobytes()) for name, ids in sorted((row_orders or {}).items())}
-        statement = (owners.identity, settings, plan.payload, plan.replica_groups, local_batch_size, orders)
-        _check_alike(statement, members, device)
+        statements = {
+            "plan": (owners.identity, plan.payload, plan.replica_groups),
+            "topology": plan.topology,
+            "settings": settings,
+            "batch size": local_batch_size,
+            "row order": orders,
+        }
+        check_alike(statements, members, device)
         groups = JoinedGroups.join(plan, members)
         return cls(
             owners=owners,
@@ -110,16 +119,26 @@ class Participation:
         return order.groups[order.group_of(member)].index(member)
 
 
-def _check_alike(statement: object, members: dist.ProcessGroup, device: torch.device) -> None:
-    digest = _digest(repr(statement).encode())
-    own = torch.tensor([int.from_bytes(digest[:7], "little")], dtype=torch.int64, device=device)
-    everybody = own.new_empty(members.size())
+def check_alike(statements: Mapping[str, object], members: dist.ProcessGroup, device: torch.device) -> None:
+    """Checks that all processes state the same; all of them have to call it, with the same names.
+
+    Args:
+        statements: What has to be the same, by its name in messages; compared by `repr`.
+        members: The processes.
+        device: Where the group's tensors are.
+
+    Raises:
+        InputError: If they do not: it names the first thing, and a process that has another one than this.
+    """
+    digests = [int.from_bytes(_digest(repr(one).encode())[:7], "little") for one in statements.values()]
+    own = torch.tensor(digests, dtype=torch.int64, device=device)
+    everybody = own.new_empty(members.size() * len(own))
     all_gather(everybody, own, group=members)
-    different = (everybody != own).nonzero().flatten().tolist()
-    if different:
-        raise InputError(
-            f"process {different[0]} has another plan, batch size or settings than process {members.rank()}"
-        )
+    for name, differ_P in zip(statements, (everybody.view(members.size(), -1) != own).T.tolist(), strict=True):
+        if any(differ_P):
+            raise InputError(
+                f"process {differ_P.index(True)} has another {name} than process {members.rank()}; all must have one"
+            )
 
 
 def _members(group: dist.ProcessGroup | None) -> dist.ProcessGroup:

@@ -33,6 +33,9 @@ from autoshard.runtime.participation import Participation
 #: What a process has of holdings, one row per place, by number of the holding.
 Held = Mapping[int, RowStates]
 
+#: Name of `TableState.columns` in states by name; the same on all processes.
+MOMENT_COLUMNS = "moment_columns"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableState:
@@ -113,7 +116,7 @@ class HeldTables:
             moves.append(table_move(table, ids, self._layout(table), target, state.moments))
             found[table.name] = _tensors(state)
             if state.columns is not None:
-                found[table.name]["moment_columns"] = torch.tensor(state.columns)
+                found[table.name][MOMENT_COLUMNS] = torch.tensor(state.columns)
         self._move(moves)
         return found
 

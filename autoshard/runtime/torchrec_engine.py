@@ -30,9 +30,10 @@ from autoshard.core import (
     Shard,
     ShardingPlan,
     Split,
+    TableSet,
     Tier,
 )
-from autoshard.core.errors import ExecutionError, InvalidPlanError
+from autoshard.core.errors import ExecutionError, InvalidOptionError, InvalidPlanError
 from autoshard.core.quoting import shown
 from autoshard.formats.torchrec.configs import table_config
 from autoshard.formats.torchrec.objects import parameter_sharding
@@ -51,7 +52,7 @@ from autoshard.runtime.engine.groups import CLOSED, own_group, release_world
 from autoshard.runtime.engine.holdings import HeldRange, Holding, Ownership
 from autoshard.runtime.engine.ids.messages import id_dtype
 from autoshard.runtime.engine.rows.averaging import RowStates
-from autoshard.runtime.engine.rows.fused import FUSED_OPTIMIZERS, FusedSettings
+from autoshard.runtime.engine.rows.fused import FUSED_OPTIMIZERS, FusedSettings, is_fused, update_options
 from autoshard.runtime.engine.rows.places import initialise_held
 from autoshard.runtime.participation import Participation
 from autoshard.runtime.state import Held, HeldTables, TableState
@@ -59,6 +60,29 @@ from autoshard.runtime.timing import Part, StepTimer
 
 #: What `close` lets go of: nothing can be done without it.
 _LET_GO = ("_part", "_sharded", "_held")
+
+
+def _check_settings(tables: TableSet, settings: FusedSettings, device: torch.device) -> None:
+    """Refuses optimizers, and settings of them, that FBGEMM's kernels of the device do not train with.
+
+    Raises:
+        InvalidPlanError: If an optimizer makes rows NaN (`is_fused`).
+        InvalidOptionError: If a setting is not executed; it is named.
+    """
+    for index, table in enumerate(tables.tables):
+        if table.optimizer not in FUSED_OPTIMIZERS:
+            raise InvalidPlanError(
+                f"the torchrec engine trains with {', '.join(FUSED_OPTIMIZERS)}, got {table.optimizer}: use the thin "
+                "engine",
+                field=f"tables.tables[{index}].optimizer",
+            )
+    if settings.max_gradient is not None:
+        raise InvalidOptionError("is not executed by the torchrec engine: use the thin engine", field="max_gradient")
+    if not all(is_fused(table.optimizer, settings, device) for table in tables.tables):
+        field = "weight_decay" if settings.weight_decay else "max_norm"
+        raise InvalidOptionError(
+            f"is not executed by the torchrec engine on a {device.type}: use the thin engine", field=field
+        )
 
 
 class TorchRecEmbeddings:
@@ -79,6 +103,7 @@ class TorchRecEmbeddings:
 
     Raises:
         InvalidPlanError: If the plan holds tables in a way that is not executed.
+        InvalidOptionError: If a setting of updates is not executed.
         InputError: If the processes differ in plan, settings or batch size, or the plan's batch cannot be shared
             evenly.
     """
@@ -95,6 +120,7 @@ class TorchRecEmbeddings:
         part = Participation.agree(plan, settings, local_batch_size=local_batch_size, device=device)
         self._part = part
         self._layouts = layouts_of(plan, part.owners, device_type=part.device.type)
+        _check_settings(plan.tables, settings, part.device)
         self.owners = replace(part.owners, holdings=tuple(one for layout in self._layouts for one in layout.holdings))
         self.local_batch_size, self.feature_dims = part.local_batch_size, part.feature_dims
         self._id_dtype = id_dtype(table.num_embeddings for table in self.owners.tables.tables)
@@ -133,7 +159,7 @@ class TorchRecEmbeddings:
 
     def table_state(self, name: str) -> TableState:
         """A table's weights and moments, on every process. All processes have to call it."""
-        return HeldTables(self._part, self._held, {}).read(self.owners.tables[name])
+        return HeldTables(replace(self._part, owners=self.owners), self._held, {}).read(self.owners.tables[name])
 
     def close(self) -> None:
         """Lets go of TorchRec's modules and of process groups, before these are destroyed; again, it does nothing.
@@ -159,7 +185,7 @@ class TorchRecEmbeddings:
     def _shard(self, settings: FusedSettings) -> Any:
         collection = self._collection(settings.learning_rate)
         sharder = EmbeddingBagCollectionSharder(
-            fused_params={"eps": settings.eps, "bounds_check_mode": BoundsCheckMode.FATAL}
+            fused_params={**update_options(settings), "bounds_check_mode": BoundsCheckMode.FATAL}
         )
         node_size = next((one.node_size for one in self._layouts if one.node_size), None)
         if node_size is not None:

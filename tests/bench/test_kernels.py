@@ -4,6 +4,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBat
 
 from autoshard.core import DType, Exchange, MemoryLevel, Optimizer, Pooling, Update
 from autoshard.runtime import releases
+from autoshard.runtime.engine.rows.fused import UpdateStep
 from bench.kernels.fused import EPSILON, LEARNING_RATE, ReplicaKernel, ShardSet, TimedFusedKernel, fusable
 from bench.kernels.inputs import draw_batch
 from bench.kernels.measurable import is_measurable
@@ -191,7 +192,7 @@ def test_runs_take_turns_among_batches():
     draws = [draw_batch(shard, draw) for draw in range(3)]
     running = ShardSet([draws], Arenas(4_000, CPU), CPU)
     running.kernels[0].kernel.module.weights_host.data.copy_(torch.randn(50 * 8))
-    running.kernels[0].kernel.set_learning_rate(0.0)
+    running.kernels[0].kernel.set_step(UpdateStep(0.0, 1))
     outputs = []
     for _ in range(6):
         (output,) = found = running.forward()

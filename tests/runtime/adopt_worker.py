@@ -40,6 +40,7 @@ TABLES = (
     make.table("sgd", 53, 16, optimizer=Optimizer.SGD, dtype=DType.FP16, row_order=None),
     make.table("rowwise", 61, 16, optimizer=Optimizer.ROWWISE_ADAGRAD, pooling=Pooling.MEAN, row_order=None),
     make.table("adagrad", 40, 16, optimizer=Optimizer.ADAGRAD, row_order=None),
+    make.table("adam", 33, 16, optimizer=Optimizer.PARTIAL_ROWWISE_ADAM, row_order=None),
     make.table("sequence", 47, 16, optimizer=Optimizer.ROWWISE_ADAGRAD, pooling=Pooling.SEQUENCE, row_order=None),
 )
 
@@ -89,19 +90,19 @@ def tiers(table, number):
     return [
         *all_with(table, rows=((0, 0.2),), by=by, tier=Tier.DATA_PARALLEL, replicas=make.each(RANKS), grad_sync=sync),
         *row_wise(table, rows=((0.2, 0.7),), by=by, split=(Split.HASH, Split.CYCLIC)[number % 2]),
-        *all_with(table, rows=((0.7, 1),), by=by, replicas=((3 - number,),)),
+        *all_with(table, rows=((0.7, 1),), by=by, replicas=((3 - number % 4,),)),
     ]
 
 
 ORDERS = {
-    table.name: np.random.default_rng(number).permutation(table.num_embeddings)[: 10 + 10 * number]
+    table.name: np.random.default_rng(number).permutation(table.num_embeddings)[: 10 + 5 * number]
     for number, table in enumerate(TABLES)
 }
 LAYOUTS = {
-    "table-wise": Layout(lambda table, number: on_each(table, [number])),
+    "table-wise": Layout(lambda table, number: on_each(table, [number % 4])),
     "row-wise": Layout(lambda table, _: row_wise(table)),
     "column-wise": Layout(
-        lambda table, number: on_each(table, [number, (number + 2) % 4], columns=((0, 4), (4, 12), (12, 16)))
+        lambda table, number: on_each(table, [number % 4, (number + 2) % 4], columns=((0, 4), (4, 12), (12, 16)))
     ),
     "tiers": Layout(tiers, ORDERS),
     "data parallel": Layout(
@@ -120,7 +121,9 @@ LAYOUTS = {
     ),
     "replica groups": Layout(
         lambda table, number: on_each(table, [number % 2]),
-        changes={"replica_groups": ReplicaGroups(num_groups=2, sync_every=2, sync_rows=SyncRows.TOUCHED)},
+        changes={
+            "replica_groups": ReplicaGroups(num_groups=2, sync_every=2, sync_rows=SyncRows.TOUCHED, moment_scale=1.0)
+        },
     ),
 }
 
@@ -279,7 +282,7 @@ def check_refusals(embeddings):
     plan, other = plan_of("table-wise"), make.table("sgd", 54, 16, optimizer=Optimizer.SGD, dtype=DType.FP16)
     other_tables = plan_of("table-wise", (other, *TABLES[1:]))
     larger = replace(plan, tables=replace(plan.tables, batch_size=16 * RANKS))
-    odd = replace(plan, shards=(*plan.shards[:-1], *on_each(TABLES[3], [0], columns=((0, 2), (2, 16)))))
+    odd = replace(plan, shards=(*plan.shards[:-1], *on_each(TABLES[4], [0], columns=((0, 2), (2, 16)))))
     bad_order = {"sgd": torch.tensor([1, 1])}
     for given, orders, expected, text in (
         (other_tables, {}, InputError, r'^plan.tables: must be .*: table "sgd" there is not table "sgd" here'),

@@ -116,7 +116,9 @@ def step(embeddings, number):
 def whole(embeddings):
     """Weights and moments of all tables, by table, both of shape (N, D)."""
     states = {table.name: embeddings.table_state(table.name) for table in embeddings.owners.tables.tables}
-    return {name: (one.weights_ND.clone(), one.expanded() if one.moments else None) for name, one in states.items()}
+    return {
+        name: (one.weights_ND.clone(), one.expanded().clone() if one.moments else None) for name, one in states.items()
+    }
 
 
 def save_layouts(folder, layouts):

@@ -18,7 +18,8 @@ from autoshard.runtime.engine.holdings import Holding, KernelContent, Ownership
 from autoshard.runtime.engine.ids.prefetch import Prefetched
 from autoshard.runtime.engine.ids.requests import DistributedBatch
 from autoshard.runtime.engine.rows.averaging import RowStates
-from autoshard.runtime.engine.rows.fused import FusedKernel, FusedSettings
+from autoshard.runtime.engine.rows.fused import FusedKernel, FusedSettings, UpdateStep, is_fused
+from autoshard.runtime.engine.rows.torch_rows import TorchKernel
 from autoshard.runtime.timing import Part, StepTimer
 
 
@@ -39,7 +40,7 @@ class LookupOutput:
 class _Rows:
     """A kernel that gives out rows: all of its holdings are one table."""
 
-    kernel: FusedKernel
+    kernel: FusedKernel | TorchKernel
     holdings: tuple[int, ...]
     base: dict[int, int]
     """First row of each holding."""
@@ -49,7 +50,7 @@ class _Rows:
 class _Sums:
     """A kernel that gives out sums."""
 
-    kernel: FusedKernel
+    kernel: FusedKernel | TorchKernel
     holdings: tuple[int, ...]
     num_features: int
 
@@ -59,7 +60,7 @@ class FusedKernels:
 
     Args:
         ownership: Who holds what.
-        settings: Learning rate and epsilon.
+        settings: Of the updates.
         process: This process.
         device: Where to hold rows.
         timer: Where to count the time.
@@ -77,12 +78,12 @@ class FusedKernels:
         process: int,
         device: torch.device,
         timer: StepTimer,
-        known: Mapping[KernelContent, FusedKernel] = MappingProxyType({}),
+        known: Mapping[KernelContent, FusedKernel | TorchKernel] = MappingProxyType({}),
     ) -> None:
         self._holdings, self._process, self._device, self._timer = ownership.holdings, process, device, timer
         self._sums: list[_Sums] = []
         self._rows: list[_Rows] = []
-        self.by_content: dict[KernelContent, FusedKernel] = {}
+        self.by_content: dict[KernelContent, FusedKernel | TorchKernel] = {}
         for key in ownership.kernels:
             indices = ownership.of_kernel(key, process)
             if not indices or self._holdings[indices[0]].is_replicated:
@@ -114,7 +115,7 @@ class FusedKernels:
         is_sorted = by_feature == sorted(by_feature)
         self._by_feature = None if is_sorted else torch.tensor(by_feature, dtype=torch.int32, device=device)
 
-    def _kernel(self, indices: Sequence[int], settings: FusedSettings, *, is_rows: bool) -> FusedKernel:
+    def _kernel(self, indices: Sequence[int], settings: FusedSettings, *, is_rows: bool) -> FusedKernel | TorchKernel:
         """A kernel of some holdings; one that gives out rows keeps them as one table."""
         held = [self._holdings[index] for index in indices]
         table = held[0].of
@@ -123,21 +124,24 @@ class FusedKernels:
             sizes = [(sum(rows for rows, _ in sizes), held[0].embedding_dim)]
         else:
             features = [n for n, one in enumerate(held) for _ in one.of.features]
-        return FusedKernel(sizes, table.dtype, table.optimizer, settings, self._device, features, self._memory(held))
+        if is_fused(table.optimizer, settings, self._device):
+            memory = self._memory(held)
+            return FusedKernel(sizes, table.dtype, table.optimizer, settings, self._device, features, memory)
+        return TorchKernel(sizes, table.dtype, table.optimizer, settings, self._device, features)
 
     def _memory(self, held: Sequence[Holding]) -> MemoryPlacement:
         """Where a kernel keeps its rows, whose holdings share one cache."""
         return replace(held[0].memory, cache_bytes=sum(one.cache_bytes(self._process) for one in held))
 
     @property
-    def _kernels(self) -> Iterator[FusedKernel]:
+    def _kernels(self) -> Iterator[FusedKernel | TorchKernel]:
         yield from (one.kernel for one in self._sums)
         yield from (one.kernel for one in self._rows)
 
-    def set_learning_rate(self, learning_rate: float) -> None:
-        """Sets the learning rate of lookups from now on; those that were made keep theirs."""
+    def set_step(self, step: UpdateStep) -> None:
+        """Sets the step of lookups from now on; those that were made keep theirs."""
         for kernel in self._kernels:
-            kernel.set_learning_rate(learning_rate)
+            kernel.set_step(step)
 
     def states(self, *, writes: bool) -> Mapping[int, RowStates]:
         """State of the rows of each holding.
@@ -173,7 +177,7 @@ class FusedKernels:
                 return
             inputs = (*self._sum_inputs(batch), *((self._row_ids(batch, one), None) for one in self._rows))
             for kernel, (ids_L, lengths_FG) in zip(self._kernels, inputs, strict=True):
-                if kernel.fills_ahead:
+                if isinstance(kernel, FusedKernel) and kernel.fills_ahead:
                     kernel.fill(ids_L, lengths_FG, here)
         self._filled = batch
 
@@ -181,7 +185,7 @@ class FusedKernels:
         """Before a lookup: what caches were filled for is this batch, which is trained on, or is forgotten."""
         if self._filled is not None and (self._filled is not batch or not torch.is_grad_enabled()):
             for kernel in self._kernels:
-                if kernel.fills_ahead:
+                if isinstance(kernel, FusedKernel) and kernel.fills_ahead:
                     kernel.forget_fill()
         self._filled = None
 
@@ -202,7 +206,7 @@ class FusedKernels:
             return []
         num, asked = self._num_sums, [one.sums for one in batch.served]
         lengths_NB = torch.cat([one.lengths_NB[:num] for one in asked])
-        ids_L = torch.cat([one.ids_L[: sum(one.counts_N[:num])] for one in asked])
+        ids_L = torch.cat([one.ids_L[: sum(one.counts_N[:num])] for one in asked]).long()
         if self._by_feature is not None:
             lengths_NB, ids_L, _ = torch.ops.fbgemm.permute_2D_sparse_data(
                 self._by_feature, lengths_NB, ids_L, None, len(ids_L)
@@ -223,7 +227,7 @@ class FusedKernels:
             at = 0
             for index, count in zip(asked, request.counts, strict=True):
                 if index in rows.base:
-                    ids.append(request.ids_L[at : at + count] + rows.base[index])
+                    ids.append(request.ids_L[at : at + count].long() + rows.base[index])
                 at += count
         return torch.cat(ids) if ids else torch.empty(0, dtype=torch.int64, device=self._device)
 
