@@ -24,9 +24,11 @@ from autoshard.runtime.engine.rows.places import TableLayout
 from autoshard.runtime.engine.rows.replicas import Replicas
 from autoshard.runtime.engine.rows.serving import FusedKernels
 from autoshard.runtime.engine.vectors.exchange import OutputExchange
+from autoshard.runtime.engine.vectors.guard import GradientGuard
 from autoshard.runtime.engine.vectors.reading import Reading
+from autoshard.runtime.ownership import check_skipping
 from autoshard.runtime.participation import Participation
-from autoshard.runtime.state import free_host_bytes, held_layout, processes_here, table_move
+from autoshard.runtime.state import free_device_bytes, free_host_bytes, held_layout, processes_here, table_move
 from autoshard.runtime.timing import StepTimer
 
 
@@ -36,23 +38,27 @@ class PlanExecution:
 
     Attributes:
         part: The processes, and which of them holds what.
-        settings: Of the kernels.
+        settings: Of the updates, and the seed.
+        kernel_settings: The same with what the plan says of it.
         sync_every: Steps between two averages of replica groups.
         orders: Row orders, by table.
         kernels: Rows that no other process has copies of.
         replicas: Those that others have copies of.
         input_exchange: Sends ids to where their rows are.
         output_exchange: Sends embeddings back, and their gradients.
+        guard: Clips gradients, and looks for bad ones.
     """
 
     part: Participation
     settings: FusedSettings
+    kernel_settings: FusedSettings
     sync_every: int
     orders: Mapping[str, RowOrderMap]
     kernels: FusedKernels
     replicas: Replicas
     input_exchange: InputExchange
     output_exchange: OutputExchange
+    guard: GradientGuard
 
     @classmethod
     def make(
@@ -77,26 +83,28 @@ class PlanExecution:
         Raises:
             AutoshardError: On all processes, if one has too little memory, or a row order is none.
         """
-        settings = _kernel_settings(plan, settings, part.device)
+        kernel_settings = _kernel_settings(plan, settings, part.device)
         owners, device = part.owners, part.device
-        kept = set() if before is None else before._kept(part, settings, part.members.rank())
+        kept = set() if before is None else before._kept(part, kernel_settings, part.members.rank())
 
         def make_kernels() -> tuple[dict[str, RowOrderMap], FusedKernels]:
+            check_skipping(plan.tables, settings, device)
             orders = {
                 name: RowOrderMap(ids_N, plan.tables[name].num_embeddings, device) for name, ids_N in row_orders.items()
             }
             known = {} if before is None else before.kernels.by_content
             known = {content: kernel for content, kernel in known.items() if content in kept}
-            return orders, FusedKernels(owners, settings, part.process, device, timer, known)
+            return orders, FusedKernels(owners, kernel_settings, part.process, device, timer, known)
 
         def make_rest() -> PlanExecution:
             known = {} if before is None else before.replicas.by_content
             known = {content: rows for content, rows in known.items() if content in kept}
-            replicas = Replicas(owners, settings, part.group, device, timer, part.groups.world_ranks, known)
+            replicas = Replicas(owners, kernel_settings, part.group, device, timer, part.groups.world_ranks, known)
             exchange = InputExchange(owners, orders, part.local_batch_size, part.groups, device)
             return cls(
                 part=part,
                 settings=settings,
+                kernel_settings=kernel_settings,
                 sync_every=plan.replica_groups.sync_every,
                 orders=orders,
                 kernels=kernels,
@@ -107,11 +115,14 @@ class PlanExecution:
                     Reading.of(owners, part.process, exchange),
                     replicas,
                     plan.payload,
-                    settings.output,
+                    kernel_settings.output,
                     part.group,
                     device,
                     timer,
                 ),
+                guard=GradientGuard(settings, part.groups, device)
+                if before is None
+                else before.guard.over(part.groups),
             )
 
         # Process groups are made in between, which all processes have to come to.
@@ -148,7 +159,7 @@ class PlanExecution:
             member: The process, among all of them.
         """
         own = self.part
-        if replace(settings, learning_rate=self.settings.learning_rate) != self.settings:
+        if settings != self.kernel_settings:
             return set()
         reordered = {
             number
@@ -190,16 +201,15 @@ class PlanExecution:
         after = PlanExecution.make(plan, self.settings, part, row_orders, timer, self)
         moved = frozenset[int]()
         for member in range(own.members.size()):
-            made = part.owners.contents(part.place_of(member)).keys() - self._kept(part, after.settings, member)
+            made = part.owners.contents(part.place_of(member)).keys() - self._kept(part, after.kernel_settings, member)
             moved = moved.union(*(one.tables for one in made))
         targets = zip(self._layouts(writes=False), after._layouts(writes=True), strict=True)
-        moves = [
-            table_move(
-                table, range(table.num_embeddings), source, target, (one.name for one in table.optimizer.moments)
-            )
-            for number, ((table, source), (_, target)) in enumerate(targets)
-            if number in moved
-        ]
+        with_marks = self.kernel_settings.marks_rows and after.kernel_settings.marks_rows
+        moves = []
+        for number, ((table, source), (_, target)) in enumerate(targets):
+            if number in moved:
+                ids, moments = range(table.num_embeddings), (one.name for one in table.optimizer.moments)
+                moves.append(table_move(table, ids, source, target, moments, with_marks=with_marks))
         return after, move(moves, own.members, own.device)
 
     def _check(self, plan: ShardingPlan, part: Participation) -> None:
@@ -234,9 +244,8 @@ class PlanExecution:
         member, device, on_host = part.members.rank(), part.device, set(MemoryLevel)
         if device.type == "cuda":
             on_host = {MemoryLevel.DDR}
-            unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-            free = torch.cuda.mem_get_info(device)[0] + unused
-            _check_free(self._made_bytes(part, settings, member)[MemoryLevel.HBM], device.type, free)
+            made = self._made_bytes(part, settings, member)[MemoryLevel.HBM]
+            _check_free(made, device.type, free_device_bytes(device))
         here = [self._made_bytes(part, settings, one) for one in processes_here(member, part.members.size())]
         _check_free(sum(made[level] for made in here for level in on_host), "cpu", free_host_bytes())
 
@@ -255,7 +264,7 @@ class PlanExecution:
 def _kernel_settings(plan: ShardingPlan, settings: FusedSettings, device: torch.device) -> FusedSettings:
     """Settings of a plan's kernels."""
     groups = plan.replica_groups
-    marks_rows = groups.num_groups > 1 and groups.sync_rows is SyncRows.TOUCHED
+    marks_rows = settings.marks_rows or (groups.num_groups > 1 and groups.sync_rows is SyncRows.TOUCHED)
     output = kernel_output(plan.payload, device)
     return replace(settings, moment_scale=groups.moment_scale, marks_rows=marks_rows, output=output)
 

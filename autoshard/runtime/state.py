@@ -24,7 +24,7 @@ from autoshard.core.shard import Replicas
 from autoshard.runtime.engine.agreement import on_all
 from autoshard.runtime.engine.holdings import HeldRange, Ownership
 from autoshard.runtime.engine.ids.addresses import RowOrderMap
-from autoshard.runtime.engine.rows.averaging import RowStates
+from autoshard.runtime.engine.rows.averaging import UPDATED, RowStates
 from autoshard.runtime.engine.rows.moving import TableMove, move
 from autoshard.runtime.engine.rows.places import RowBlock, TableLayout, held_chunks
 from autoshard.runtime.engine.staging import TORCH_DTYPES
@@ -35,6 +35,8 @@ Held = Mapping[int, RowStates]
 
 #: Name of `TableState.columns` in states by name; the same on all processes.
 MOMENT_COLUMNS = "moment_columns"
+#: Name of the marks of rows among the tensors of a layout.
+_MARKS = "marks"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -178,7 +180,7 @@ class HeldTables:
             holding = self._part.owners.holdings[index]
             if holding.of.name == table.name and state.marks_N is not None:
                 for _, _, places_L in held_chunks(holding, self._part.process, order, ids):
-                    state.marks_N[places_L.to(state.marks_N.device)] = 1
+                    state.marks_N[places_L.to(state.marks_N.device)] = UPDATED
 
 
 def held_layout(
@@ -200,6 +202,7 @@ def held_layout(
         first, last = holding.columns
         each = tuple(range(first, last + 1))
         bounds = {one.name: (first, last) if one.is_per_row else each for one in table.optimizer.moments}
+        bounds |= {"weights": each, _MARKS: (first, last)}
         for number, rows in enumerate(holding.ranges):
             replicas = (tuple(group[process] for process in one) for group in groups for one in rows.replicas)
             places = {
@@ -213,7 +216,7 @@ def held_layout(
                 columns=holding.columns,
                 rows=replace(rows, replicas=tuple(replicas)),
                 first=places,
-                bounds={"weights": each, **bounds},
+                bounds=bounds,
                 tensors=_tensors(held[index]) if index in held else {},
             )
             blocks.append(block)
@@ -221,7 +224,13 @@ def held_layout(
 
 
 def table_move(
-    table: EmbeddingTable, ids: range, source: TableLayout, target: TableLayout, moments: Iterable[str]
+    table: EmbeddingTable,
+    ids: range,
+    source: TableLayout,
+    target: TableLayout,
+    moments: Iterable[str],
+    *,
+    with_marks: bool = False,
 ) -> TableMove:
     """Rows of a table from one layout to another.
 
@@ -231,8 +240,11 @@ def table_move(
         source: Where they are.
         target: Where they go.
         moments: Names of the moments that go along.
+        with_marks: Whether marks of rows that were updated do, too.
     """
     dtypes = {"weights": TORCH_DTYPES[table.dtype], **dict.fromkeys(moments, torch.float32)}
+    if with_marks:
+        dtypes[_MARKS] = torch.uint8
     return TableMove(source=source, target=target, ids=ids, dtypes=dtypes)
 
 
@@ -255,7 +267,8 @@ def _rows_of(ids: range, replicas: Replicas) -> HeldRange:
 
 
 def _tensors(state: RowStates | TableState) -> dict[str, torch.Tensor]:
-    return {"weights": state.weights_ND, **state.moments}
+    marks = {_MARKS: state.marks_N} if isinstance(state, RowStates) and state.marks_N is not None else {}
+    return {"weights": state.weights_ND, **state.moments, **marks}
 
 
 def empty_shares(shape: Sequence[int], dtype: torch.dtype, group: dist.ProcessGroup) -> torch.Tensor:
@@ -383,6 +396,12 @@ def processes_here(process: int, num_processes: int) -> range:
         return range(num_processes)
     first = process - int(os.environ["LOCAL_RANK"])
     return range(first, first + int(os.environ["LOCAL_WORLD_SIZE"]))
+
+
+def free_device_bytes(device: torch.device) -> int:
+    """Memory of a GPU that this process can still take, or has taken and does not use."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
 
 
 def free_host_bytes() -> int:

@@ -73,7 +73,7 @@ def move(moves: Sequence[TableMove], group: dist.ProcessGroup, device: torch.dev
 
     A process that has a row already copies its own; others get it from one of those who have it, in turn. Where one
     number is of several columns (a moment of row-wise AdaGrad), and of other columns in the target, it is the mean over
-    its columns of what these had; equal values stay as they are.
+    its columns of what these had; equal values stay as they are. Of whole numbers (marks of rows) it is the largest.
 
     While a round travels, the one before is written and the next one packed.
 
@@ -270,8 +270,10 @@ class _Means:
         """Writes the means when all pieces have come."""
         rows_L = (self._places_U >= 0).nonzero().squeeze(1)
         values_LD = self._values_UD[rows_L]
-        is_one_L = values_LD.amin(dim=1) == values_LD.amax(dim=1)  # a mean would round it
-        means_L = torch.where(is_one_L, values_LD[:, 0], values_LD.mean(dim=1))
+        means_L = values_LD.amax(dim=1)
+        if self._tensor_NK.is_floating_point():
+            is_one_L = values_LD.amin(dim=1) == means_L  # a mean would round it
+            means_L = torch.where(is_one_L, means_L, values_LD.mean(dim=1))
         _write(self._tensor_NK, self._places_U[rows_L], means_L[:, None])
 
 
