@@ -35,6 +35,7 @@ STUDIES: Final = {
     "two-d": "studies.papers.two_d:main",
     "payloads": "studies.runtime.payloads:main",
     "moments": "studies.runtime.moments.study:main",
+    "adopt": "studies.runtime.adoption:main",
     "slow-links": "studies.runtime.slow_links.study:main",
     "access-counts": "studies.runtime.access_counts:main",
     "service": "studies.service.attack:main",

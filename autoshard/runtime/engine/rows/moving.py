@@ -68,14 +68,12 @@ class TableMove:
 
 
 @torch.no_grad()
-def move(
-    moves: Sequence[TableMove], group: dist.ProcessGroup, device: torch.device, *, round_bytes: int = ROUND_BYTES
-) -> int:
+def move(moves: Sequence[TableMove], group: dist.ProcessGroup, device: torch.device) -> int:
     """Gives the rows of tables to the processes that are to have them; all processes have to call it, with the same.
 
     A process that has a row already copies its own; others get it from one of those who have it, in turn. Where one
     number is of several columns (a moment of row-wise AdaGrad), and of other columns in the target, it is the mean over
-    its columns of what these had; equal values stay as they are.
+    its columns of what these had; equal values stay as they are. Of whole numbers (marks of rows) it is the largest.
 
     While a round travels, the one before is written and the next one packed.
 
@@ -83,7 +81,6 @@ def move(
         moves: Tables and their layouts.
         group: The processes, whose ranks the layouts have.
         device: Where messages are sent from.
-        round_bytes: Most bytes of a round, or one row.
 
     Returns:
         Bytes that this process has sent.
@@ -93,10 +90,10 @@ def move(
     """
     process, size = group.rank(), group.size()
     if all(one.is_local(size) for one in moves):
-        for units in _rounds(moves, 1, round_bytes):
+        for units in _rounds(moves, 1):
             _Round(units, process, size, device).write()
         return 0
-    rounds = [*_rounds(moves, size, round_bytes), None]
+    rounds = [*_rounds(moves, size), None]
     arrived, sent_bytes = None, 0
     packed = on_all(partial(_next_round, None, rounds[0], process, size, device), group, device)
     for following in rounds[1:]:
@@ -134,30 +131,30 @@ class _Unit:
         return len(self.ids) * self.move.sent_row_bytes
 
 
-def _rounds(moves: Sequence[TableMove], num_stripes: int, round_bytes: int) -> Iterator[list[_Unit]]:
+def _rounds(moves: Sequence[TableMove], num_stripes: int) -> Iterator[list[_Unit]]:
     """Units of all tables, round by round.
 
     Rows that lie side by side are often on one process, and a table may be on one alone. So a round has some rows of
     all tables, and some of all stripes of a table: most processes have something to give and to take in most rounds.
     """
-    units = sorted(_units(moves, num_stripes, round_bytes), key=lambda one: one[0])
+    units = sorted(_units(moves, num_stripes), key=lambda one: one[0])
     batch: list[_Unit] = []
-    room = round_bytes
+    room = ROUND_BYTES
     for number, (_, table, ids) in enumerate(units):
         unit = _Unit(table, ids, number)
         if batch and unit.num_bytes > room:
             yield batch
-            batch, room = [], round_bytes
+            batch, room = [], ROUND_BYTES
         batch.append(unit)
         room -= unit.num_bytes
     if batch:
         yield batch
 
 
-def _units(moves: Sequence[TableMove], num_stripes: int, round_bytes: int) -> Iterator[tuple[float, TableMove, range]]:
+def _units(moves: Sequence[TableMove], num_stripes: int) -> Iterator[tuple[float, TableMove, range]]:
     """How far into its stripe each unit is, from 0 to 1; its table, and its rows."""
     for number, one in enumerate(moves):
-        most = max(1, min(_UNIT_ROWS, round_bytes // (one.sent_row_bytes * num_stripes)))
+        most = max(1, min(_UNIT_ROWS, ROUND_BYTES // (one.sent_row_bytes * num_stripes)))
         if len(one.ids) <= most:
             yield modf(number * _SPREAD)[0], one, one.ids
             continue
@@ -273,8 +270,10 @@ class _Means:
         """Writes the means when all pieces have come."""
         rows_L = (self._places_U >= 0).nonzero().squeeze(1)
         values_LD = self._values_UD[rows_L]
-        is_one_L = values_LD.amin(dim=1) == values_LD.amax(dim=1)  # a mean would round it
-        means_L = torch.where(is_one_L, values_LD[:, 0], values_LD.mean(dim=1))
+        means_L = values_LD.amax(dim=1)
+        if self._tensor_NK.is_floating_point():
+            is_one_L = values_LD.amin(dim=1) == means_L  # a mean would round it
+            means_L = torch.where(is_one_L, means_L, values_LD.mean(dim=1))
         _write(self._tensor_NK, self._places_U[rows_L], means_L[:, None])
 
 
