@@ -142,7 +142,7 @@ def accuracy(alpha: float, options: AccessCountOptions) -> Accuracy:
         is_compared = ranks < compared
         exact = access.probability_at(ranks[is_compared].astype(np.float64))
         is_right = np.abs(found.shares_N[is_compared] / exact - 1) <= _TOLERANCE
-        right.append(float(exact[is_right].sum()) / _COVERED)
+        right.append(float(exact[is_right].sum() / access.coverage(compared)))
         of_hits.append(_hits_for_right(exact * counts.num_hits / options.num_tables, is_right))
     ends = access.ranks_K[1:]
     return Accuracy(

@@ -5,10 +5,13 @@ import pytest
 import torch
 
 from autoshard.core import Exchange, GradSync, RowRange, RowsBy, Shard, Split, Tier
+from autoshard.formats import write_plan
+from autoshard.runtime import RunRequest
 from autoshard.runtime.access_counts import AccessCounter
 from autoshard.runtime.replanning import Replanner, ReplanSettings
 from autoshard.validator import validate_plan
 from tests import builders as make
+from tests.ranks import executed
 
 NUM_ROWS, NUM_HOT = 50_000, 1_000
 ORDER = torch.from_numpy(np.random.default_rng(0).permutation(NUM_ROWS))
@@ -85,3 +88,23 @@ def test_planning_that_fails_is_told_and_the_job_goes_on(planner):
     assert "ended by signal 9" in found.fault
     planner.begin(20, counts, 1_000)
     assert planner.decision(waits=True).figures is not None
+
+
+@pytest.mark.parametrize("overlap", ["none", "pipelined"])
+def test_a_job_follows_its_data(tmp_path, overlap):
+    """Other rows are hot from step 40 on: the plan before is kept, and one for these is taken."""
+    write_plan(a_plan(), tmp_path / "plan.json")
+    request = RunRequest(
+        plan_path=str(tmp_path / "plan.json"), device="cpu", steps=117, drift_every=40, replan_every=30, overlap=overlap
+    )
+    (result,) = executed([request], 2)
+    first, *others = result.job.plan_changes
+    assert first.counted_at == 30
+    assert any(one.is_changed for one in result.job.plan_changes)
+    for one in result.job.plan_changes:
+        assert one.counted_at < one.decided_at <= one.counted_at + 30
+        assert (one.adopt_ms is not None) == one.is_changed
+        assert one.reason
+    assert len(others) >= 2
+    assert result.job.trained_steps == 120
+    assert np.isfinite(result.last_loss)
