@@ -37,6 +37,7 @@ STUDIES: Final = {
     "moments": "studies.runtime.moments.study:main",
     "adopt": "studies.runtime.adoption:main",
     "slow-links": "studies.runtime.slow_links.study:main",
+    "access-counts": "studies.runtime.access_counts:main",
     "service": "studies.service.attack:main",
     "service-load": "studies.service.load:main",
     "service-kills": "studies.service.kills:main",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Group, RenderableType
 
-from autoshard.commands.arguments import seed_option
+from autoshard.commands.arguments import positive_option, seed_option
 from autoshard.commands.options import Needs, command_options
 from autoshard.console import JsonOption, emit, log, progress, warn
 from autoshard.core.accepted import FINITE_ABOVE_0
@@ -78,6 +78,17 @@ class JobOptions:
         typer.Option(min=0, help="How often processes are started again after one was killed, hung or failed."),
         _KEPT,
     ] = 0
+    replan_every: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Steps after which it plans again for what it looks up, and changes its plan if that pays."
+        ),
+    ] = 0
+    replan_horizon: Annotated[
+        float,
+        positive_option("Steps within which changing the plan has to pay off, if the job has as many left."),
+        Needs("--replan-every above 0", lambda options: options.replan_every > 0),
+    ] = 10_000.0
 
 
 @command_options(panel="Updates of tables")
@@ -197,6 +208,8 @@ class RunOptions:
             checkpoints_path=_absolute(job.checkpoints),
             checkpoint_every=job.checkpoint_every,
             keep=job.keep,
+            replan_every=job.replan_every,
+            replan_horizon=job.replan_horizon,
             **{one.name: getattr(self.updates, one.name) for one in declared(UpdateSettings)},
         )
 
@@ -255,6 +268,8 @@ def _predicted(plan: ShardingPlan, result: RunResult) -> RunPrediction | None:
         f"the plan is for batches of {plan.tables.batch_size:,} samples": result.batch_size != plan.tables.batch_size,
         f"the prediction is for overlap {overlap}": overlap is not result.overlap,
         "the engine torchrec ran it, and models are fitted to the engine thin": result.engine == "torchrec",
+        "the plan was changed on the way": result.job is not None
+        and any(one.is_changed for one in result.job.plan_changes),
     }
     reasons = tuple(text for text, applies in differences.items() if applies)
     return RunPrediction(step_ms=predicted.step_ms, parts=predicted.parts or None, reasons=reasons)
@@ -382,6 +397,10 @@ def _of_job(result: RunResult) -> list[str]:
     ]
     if job.skipped_lines:
         lines.append(f"Left out {job.skipped_lines:,} lines that are no samples; the first: {job.first_skipped}")
+    for one in job.plan_changes:
+        what = "changed the plan" if one.is_changed else "kept the plan"
+        took = "" if one.adopt_ms is None else f", which took {one.adopt_ms:,.0f} ms"
+        lines.append(f"Step {one.decided_at:,}: {what}{took} ({one.reason}).")
     return lines
 
 

@@ -10,7 +10,7 @@ import os
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -27,12 +27,13 @@ from autoshard.core.errors import ExecutionError
 from autoshard.core.step import CollectiveTime, StepCollective
 from autoshard.formats import read_plan
 from autoshard.formats.row_orders import read_row_orders
-from autoshard.runtime.access_counts import AccessCounter, AccessCounts
+from autoshard.runtime.access_counts import AccessCounter
 from autoshard.runtime.engine.holdings import GroupOrder, Ownership
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.participation import check_alike
 from autoshard.runtime.processes.devices import check_memory, choose_device
 from autoshard.runtime.releases import all_gather
+from autoshard.runtime.replanning import JobReplanning, ReplanSettings, merged_counts
 from autoshard.runtime.results import SENT, JobReport, RankTiming, RunRequest, RunResult, Verification
 from autoshard.runtime.timing import Part, Span, StepTimer, Timings
 from autoshard.runtime.training.data import Feed, FileSamples, GeneratedSamples, Share, file_samples
@@ -102,13 +103,15 @@ class Session:
             check_verifiable(plan.tables)
         timer = StepTimer(self._device)
         counter = None
-        if request.access_path is not None:
+        if request.access_path is not None or request.replan_every:
             counter = AccessCounter(plan.tables, seed=(request.seed, dist.get_rank()))
         engine = make_engine(request, plan, self._device, timer, counter)
         try:
-            result = self._measured(request, plan, engine, timer)
+            result = self._measured(request, plan, engine, timer, counter)
             if counter is not None and request.access_path is not None:
-                _write_access(request.access_path, plan, counter)
+                counts = merged_counts(counter)
+                if counts is not None:
+                    counts.write(Path(request.access_path), plan.tables)
             return result
         finally:
             engine.close()
@@ -117,7 +120,12 @@ class Session:
             gc.collect()
 
     def _measured(
-        self, request: RunRequest, plan: ShardingPlan, engine: EmbeddingEngine, timer: StepTimer
+        self,
+        request: RunRequest,
+        plan: ShardingPlan,
+        engine: EmbeddingEngine,
+        timer: StepTimer,
+        counter: AccessCounter | None,
     ) -> RunResult:
         layers = plan.tables.dense or default_layers(engine.feature_dims)
         smooth = request.verify_steps > 0
@@ -131,11 +139,14 @@ class Session:
         ranked = ranked_rows(plan, _row_orders(plan, request))
         samples = self._samples(request, plan.tables, layers.num_dense_features, ranked)
         feed = Feed(samples, self._device, training.batches_ahead, in_thread=isinstance(samples, FileSamples))
-        with self._saved(request, plan, engine, training) as saved:
+        with (
+            self._saved(request, plan, engine, training) as saved,
+            self._replanned(request, plan, engine, counter) as replanning,
+        ):
             loop = TrainingLoop(training, feed, timer, last=request.last_step, wants_stop=self._wants_stop, saved=saved)
             begun_at = loop.number
             self._done += begun_at
-            measured_SM = self._steps(request, loop, samples)
+            measured_SM = self._steps(request, loop, samples, saved, replanning)
         num_steps = request.verify_steps + loop.number - begun_at
         sent = engine.sent_bytes()
         sent_E = measured_SM.new_tensor([sent[name] / max(1, num_steps) for name in SENT] if sent else [])
@@ -154,6 +165,7 @@ class Session:
                 is_stopped=loop.is_stopped,
                 skipped_lines=skipped,
                 first_skipped=first_skipped,
+                plan_changes=() if replanning is None else tuple(replanning.changes),
             )
         return _summary(
             request, plan, engine.owners, dense.interaction, self._device, measured_PSM.cpu(), verification, job
@@ -227,13 +239,43 @@ class Session:
         with Checkpoints(request.checkpoints_path, keep=request.keep) as checkpoints:
             yield SavedJob(checkpoints, request.checkpoint_every, state, plan)
 
-    def _steps(self, request: RunRequest, loop: TrainingLoop, samples: GeneratedSamples | FileSamples) -> torch.Tensor:
+    @contextmanager
+    def _replanned(
+        self, request: RunRequest, plan: ShardingPlan, engine: EmbeddingEngine, counter: AccessCounter | None
+    ) -> Iterator[JobReplanning | None]:
+        """What changes a request's plan; None if nothing does."""
+        if not request.replan_every:
+            yield None
+            return
+        from autoshard.runtime.embeddings import ShardedEmbeddings
+
+        assert isinstance(engine, ShardedEmbeddings), "the request refuses others"
+        assert counter is not None, "lookups are counted where plans are changed"
+        settings = ReplanSettings(every=request.replan_every, horizon=request.replan_horizon, seed=request.seed)
+        orders = _row_orders(plan, request)
+        with closing(
+            JobReplanning(engine, counter, plan, orders, settings, request.last_step, self._device)
+        ) as replanning:
+            yield replanning
+
+    def _steps(
+        self,
+        request: RunRequest,
+        loop: TrainingLoop,
+        samples: GeneratedSamples | FileSamples,
+        saved: SavedJob | None,
+        replanning: JobReplanning | None,
+    ) -> torch.Tensor:
         """Trains; returns step time, loss and parts of the last measured steps, shape (S, M)."""
         counted: deque[tuple[Span, torch.Tensor, Timings]] = deque(maxlen=_MAX_MEASURED)
         warm_at = loop.number + request.warmup_steps
         for trained in loop:
             if trained.number > warm_at:
                 counted.append((trained.span, trained.outcome.loss, trained.timings))
+            if replanning is not None:
+                replanning.after(trained.number)
+                if saved is not None:
+                    saved.plan = replanning.plan
             self._done += 1
             total = self._total
             if request.last_step is None and isinstance(samples, FileSamples):
@@ -277,14 +319,6 @@ def open_session(
     yield Session(requests, device, on_step, wants_stop)
     # Not after an error: a group whose peers are gone would wait for them.
     dist.destroy_process_group()
-
-
-def _write_access(path: str, plan: ShardingPlan, counter: AccessCounter) -> None:
-    """Process 0 writes the plan's tables as all processes looked them up."""
-    counted: list[AccessCounts] | None = [counter.counted()] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(counter.counted(), counted)
-    if counted is not None:
-        AccessCounts.merged(counted).write(Path(path), plan.tables)
 
 
 def make_engine(
