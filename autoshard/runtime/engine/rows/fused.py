@@ -83,12 +83,27 @@ class FusedSettings(UpdateSettings):
         return math.sqrt(self.moment_scale) if optimizer.divides_by_sums else 1.0
 
 
+class Verdict:
+    """What is found of the gradients of one lookup, once they are there.
+
+    Attributes:
+        is_bad: Whether its step is kept from all tables, bool of shape (), on the device; None where none is.
+    """
+
+    __slots__ = ("is_bad",)
+
+    def __init__(self) -> None:
+        self.is_bad: torch.Tensor | None = None
+
+
 class UpdateStep(NamedTuple):
     """What updates of a lookup depend on beside the settings."""
 
     learning_rate: float
     number: int
     """Of the training step, from 1: by it Adam and LAMB correct moments that began at 0."""
+    verdict: Verdict | None = None
+    """What is found of its gradients, once they are there; None where nobody looks."""
 
 
 def is_fused(optimizer: Optimizer, settings: FusedSettings, device: torch.device) -> bool:

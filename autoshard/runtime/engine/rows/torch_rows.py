@@ -66,7 +66,7 @@ class TorchRows:
             for one in optimizer.moments
         }
         self.marks_N = torch.zeros(num_rows, dtype=torch.uint8, device=device) if settings.marks_rows else None
-        self.moves_without_gradient = self._rule.moves_without_gradient
+        self.moves_without_gradient = settings.moves_without_gradient(optimizer)
         # Of one seed, so that all copies, which get the same updates, draw the same.
         self._noise: torch.Generator | None = None
         if rounds_at_random(dtype, device):
@@ -110,6 +110,9 @@ class TorchRows:
             hits_U: Whether each was looked up, where rows move without a gradient; None for all of them. Others, and
                 where they do not move without one all whose gradient is 0, stay as they are.
         """
+        is_bad = None if step.verdict is None else step.verdict.is_bad
+        if self.moves_without_gradient and is_bad is not None:
+            hits_U = ~is_bad.expand(len(gradients_UD)) if hits_U is None else hits_U & ~is_bad
         if rows_U is not None:
             self._update(rows_U, gradients_UD, step, hits_U)
             return
@@ -158,9 +161,6 @@ class _Rule:
     def __init__(self, optimizer: Optimizer, settings: FusedSettings) -> None:
         self._optimizer, self._settings, self._scale = optimizer, settings, settings.scale_of(optimizer)
         self._is_l2 = settings.weight_decay_mode is WeightDecayMode.L2
-        self.moves_without_gradient = (
-            optimizer.has_decaying_moments or settings.weight_decay > 0 or settings.max_norm is not None
-        )
 
     def __call__(
         self,
