@@ -53,8 +53,14 @@ OWN_COMMANDS: Mapping[str, str] = {
     "show": "autoshard.commands.plan:show",
     "explain": "autoshard.commands.whatif:explain",
     "diff": "autoshard.commands.compare:diff",
+    "drift": "autoshard.commands.drift:drift",
     "simulate": "autoshard.commands.whatif:simulate",
     "jobs": "autoshard.commands.jobs:jobs",
+    "checkpoint-show": "autoshard.commands.checkpoint:show_checkpoint",
+    "checkpoint-verify": "autoshard.commands.checkpoint:verify_checkpoint",
+    "checkpoint-reshard": "autoshard.commands.checkpoint:reshard_checkpoint",
+    "checkpoint-import": "autoshard.commands.checkpoint:import_checkpoint",
+    "checkpoint-export": "autoshard.commands.checkpoint:export_checkpoint",
 }
 #: Commands that have sub-commands, with their help; `train-cost` becomes `autoshard train cost`.
 GROUPS: Mapping[str, str] = {
@@ -63,6 +69,12 @@ GROUPS: Mapping[str, str] = {
     Example:
         autoshard train cost --store samples --registry registry
         autoshard train policy --registry registry
+    """,
+    "checkpoint": """Shows, verifies, imports and exports checkpoints of training jobs.
+
+    Example:
+        autoshard checkpoint show checkpoints
+        autoshard checkpoint verify checkpoints
     """,
     "keys": """Makes, lists and revokes the keys of the REST service.
 
@@ -81,6 +93,7 @@ GROUPS: Mapping[str, str] = {
 _ORDER = (
     *("doctor", "init", "detect", "list", "import", "calibrate", "collect", "samples", "train", "models"),
     *("plan", "evaluate", "show", "diff", "explain", "export", "replay", "compare", "simulate", "run"),
+    *("drift", "checkpoint"),
     *("serve", "jobs", "keys", "db"),
 )
 

@@ -20,11 +20,22 @@ def on_ranks(work, num_processes, *arguments):
 
     The first error of a process ends all of them, and is raised with its traceback.
     """
-    multiprocessing.set_forkserver_preload(_IMPORTED_ONCE)
     with tempfile.TemporaryDirectory() as folder:
-        job = (work, num_processes, folder, arguments)
-        start_processes(_do, job, num_processes, daemon=True, start_method="forkserver")
+        job = _started(folder, work, num_processes, arguments)
+        while not job.join():
+            pass
         return [pickle.loads(Path(folder, str(rank)).read_bytes()) for rank in range(num_processes)]
+
+
+def started(work, num_processes, folder, *arguments):
+    """The same in processes that the caller ends, which meet in a folder; their context."""
+    return _started(tempfile.mkdtemp(dir=folder), work, num_processes, (folder, *arguments))
+
+
+def _started(place, work, num_processes, arguments):
+    multiprocessing.set_forkserver_preload(_IMPORTED_ONCE)
+    job = (work, num_processes, place, arguments)
+    return start_processes(_do, job, num_processes, join=False, daemon=True, start_method="forkserver")
 
 
 def executed(requests, num_processes):

@@ -16,6 +16,7 @@ from autoshard.core.accepted import MAX_SEED
 from autoshard.core.choices import Device, Overlap, Risk
 from autoshard.core.errors import InputError, InvalidOptionError
 from autoshard.core.quoting import shown
+from autoshard.formats.files import check_writable
 from autoshard.formats.stores.remote_folders import folder_of
 
 if TYPE_CHECKING:
@@ -137,7 +138,6 @@ PayloadOption = Annotated[
         "FORWARD/BACKWARD, such as fp16/bf16.",
     ),
 ]
-OutputOption = Annotated[Path | None, typer.Option("--output", "-o", help="File to write the plan to.")]
 OverlapOption = Annotated[
     Overlap | None,
     typer.Option(help="Which parts of a step run at the same time.", show_default="that of the step model, or none"),
@@ -154,9 +154,21 @@ AcceleratorOption = Annotated[
 ]
 
 
+def _written(value: Path | None) -> Path | None:
+    if value is not None:
+        check_writable(value)
+    return value
+
+
+def written_file(*names: str, help: str, **settings: Any) -> Any:
+    """An option of a file that is written at the end, which is refused before any work where none can be written."""
+    return typer.Option(*names, callback=_written, help=help, **settings)
+
+
 def _image(value: Path | None) -> Path | None:
     if value is None:
         return None
+    check_writable(value)
     from autoshard.report.images import IMAGE_SUFFIXES
 
     if value.suffix not in IMAGE_SUFFIXES:
@@ -173,10 +185,11 @@ ImageOption = Annotated[
     Path | None,
     image_option("Also draw the page's pictures; those after the first are put beside it, as FILE-NAME."),
 ]
+OutputOption = Annotated[Path | None, written_file("--output", "-o", help="File to write the plan to.")]
 PageOption = Annotated[
-    Path | None, typer.Option("--output", "-o", "--html", help="Also write a page that opens without a network.")
+    Path | None, written_file("--output", "-o", "--html", help="Also write a page that opens without a network.")
 ]
-HtmlOption = Annotated[Path | None, typer.Option(help="Also write a page that opens without a network.")]
+HtmlOption = Annotated[Path | None, written_file(help="Also write a page that opens without a network.")]
 
 
 @command_options()

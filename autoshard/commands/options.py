@@ -1,17 +1,17 @@
 """Options of commands as dataclasses: each is stated once, for the command line and for callers in Python.
 
 A field with `Annotated[..., typer.Option(...)]` is an option of the command line: its name, default, help, range and
-panel come from there. Other fields are set in Python only, and a field that is such a dataclass itself adds its options
-at its place. `autoshard.cli` turns a function that takes such a dataclass into a command (`as_typer_function`).
+panel come from there; of a field that declares a `Meaning`, that is the help. Other fields are set in Python only, and
+a field that is such a dataclass itself adds its options at its place. `autoshard.cli` turns a function that takes such
+a dataclass into a command (`as_typer_function`).
 """
 
 from __future__ import annotations
 
 import inspect
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import Annotated, Any, TypeVar, dataclass_transform, get_type_hints
 
@@ -19,6 +19,7 @@ import typer
 from typer.models import ParameterInfo
 
 from autoshard.core.accepted import Range
+from autoshard.core.declared import Meaning
 from autoshard.core.errors import InvalidOptionError
 
 T = TypeVar("T")
@@ -137,12 +138,13 @@ def _is_options(hint: Any) -> bool:
 def _options_of(cls: type) -> Mapping[str, _Option | type]:
     """Options by the name of their field, and the dataclasses of fields that are options themselves."""
     found: dict[str, _Option | type] = {}
-    # The module's names as globals: functions in annotations look names up there when they are called.
-    hints = get_type_hints(cls, globalns=vars(sys.modules[cls.__module__]), localns={}, include_extras=True)
+    # Modules' names as globals: functions in annotations look names up there when they are called.
+    hints = get_type_hints(cls, localns={}, include_extras=True)
     for field in fields(cls):
         hint = hints[field.name]
         marks = getattr(hint, "__metadata__", ())
         infos = [mark for mark in marks if isinstance(mark, ParameterInfo)]
+        infos += [_declared_option(mark, marks) for mark in marks if isinstance(mark, Meaning)]
         if _is_options(hint):
             found[field.name] = hint
         elif infos:
@@ -152,6 +154,21 @@ def _options_of(cls: type) -> Mapping[str, _Option | type]:
             needs = next((mark for mark in marks if isinstance(mark, Needs)), None)
             found[field.name] = _Option(field.name, Annotated[hint.__origin__, info], info, default, needs)
     return found
+
+
+def _declared_option(meaning: Meaning, marks: Sequence[object]) -> ParameterInfo:
+    """The option of a field that declares its meaning, and a number's range."""
+    accepted = next((mark for mark in marks if isinstance(mark, Range)), None)
+    if accepted is None:
+        return typer.Option(help=meaning.text)  # type: ignore[no-any-return]
+
+    def checked(value: float | None) -> float | None:
+        if value is not None and value not in accepted:
+            raise typer.BadParameter(f"must be {accepted}, got {value:g}")
+        return value
+
+    metavar = f"<float {replace(accepted, kind='')}>"
+    return typer.Option(help=meaning.text, callback=checked, metavar=metavar)  # type: ignore[no-any-return]
 
 
 def _flat(cls: type) -> Iterator[_Option]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,11 +13,14 @@ import typer
 from rich.console import Group, RenderableType
 
 from autoshard.commands.arguments import seed_option
-from autoshard.commands.options import command_options
+from autoshard.commands.options import Needs, command_options
 from autoshard.console import JsonOption, emit, log, progress, warn
+from autoshard.core.accepted import FINITE_ABOVE_0
 from autoshard.core.choices import Device, Engine
+from autoshard.core.declared import Meaning, declared
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.machine import device_family
+from autoshard.core.optimizers import UpdateSettings
 from autoshard.hardware import CPU, this_processor
 from autoshard.table import Column, Table
 
@@ -28,6 +31,53 @@ if TYPE_CHECKING:
     from autoshard.runtime import RunProgress, RunRequest, RunResult
     from autoshard.runtime.processes.launch import Launcher
     from autoshard.runtime.results import RunPrediction
+
+
+_FILES = Needs("--data", lambda options: options.data is not None)
+_KEPT = Needs("--checkpoints", lambda options: options.checkpoints is not None)
+
+
+@command_options(panel="Data")
+class DataOptions:
+    """What a run trains on."""
+
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="File or folder of samples: Parquet, or Criteo's tab-separated text. Left out: generated ones.",
+            metavar="PATH",
+        ),
+    ] = None
+    epochs: Annotated[int, typer.Option(min=1, help="How often the files are read."), _FILES] = 1
+    shuffle: Annotated[
+        int, typer.Option(min=0, help="Samples that are shuffled among each other; 0 keeps the files' order."), _FILES
+    ] = 0
+    drift_every: Annotated[
+        int,
+        typer.Option(min=0, help="Of generated samples: steps after which other rows are hot; 0 for never."),
+        Needs("generated samples, without --data", lambda options: options.data is None),
+    ] = 0
+
+
+@command_options(panel="Training job")
+class JobOptions:
+    """How a run is saved, and goes on when it was interrupted."""
+
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(help="Folder of checkpoints; a job goes on from the last one that it finds.", metavar="DIR"),
+    ] = None
+    checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps from one checkpoint to the next."), _KEPT] = 1000
+    keep: Annotated[int, typer.Option(min=1, help="Checkpoints that are kept."), _KEPT] = 3
+
+
+@command_options(panel="Updates of tables")
+class UpdateOptions(UpdateSettings):
+    """Options of the updates of tables."""
+
+    learning_rate: Annotated[float, FINITE_ABOVE_0, Meaning("Learning rate of the tables and of the dense layers.")] = (
+        0.05
+    )
 
 
 @command_options()
@@ -41,7 +91,14 @@ class RunOptions:
             min=1, help="Processes; where there are fewer than ranks, each runs several ranks. Left out: one per core."
         ),
     ] = None
-    steps: Annotated[int, typer.Option(min=1, help="Measured training steps.")] = 20
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Training steps after 3 of warm-up; the last 1,000 are measured. Left out: 20, or with --data all "
+            "that the files have.",
+        ),
+    ] = None
     engine: Annotated[Engine, typer.Option(help="`thin` (autoshard's own) or `torchrec`.")] = Engine.THIN
     verify_steps: Annotated[
         int, typer.Option(min=0, help="Steps to compare with an unsharded model, before the measured ones.")
@@ -54,42 +111,73 @@ class RunOptions:
     overlap: Annotated[
         str, typer.Option(help="`none`, or `pipelined`: communication hides behind computation, with the same results.")
     ] = "none"
+    updates: UpdateOptions = UpdateOptions()
     trace: Annotated[
         Path | None,
         typer.Option(help="Also write a Chrome trace (chrome://tracing) of two more steps; .gz is compressed."),
     ] = None
+    write_access: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Also count which rows are looked up, and write the tables with that as a tables.json, for "
+            "`autoshard drift` and `replan`.",
+        ),
+    ] = None
+    samples: DataOptions = field(default_factory=DataOptions)
+    job: JobOptions = field(default_factory=JobOptions)
 
     def __post_init__(self) -> None:
         self.request()
-        if self.trace is not None and not self.trace.absolute().parent.is_dir():
-            raise InvalidOptionError(f"must be in a folder that is there, got {self.trace}", field="--trace")
+        for option, file in (("--trace", self.trace), ("--write-access", self.write_access)):
+            if file is not None and not file.absolute().parent.is_dir():
+                raise InvalidOptionError(f"must be in a folder that is there, got {file}", field=option)
 
     def request(self) -> RunRequest:
         """The execution.
 
         Raises:
-            InvalidOptionError: If the engine has no such overlap.
+            InvalidOptionError: If the engine has no such overlap, options do not go together, or a setting of updates
+                is not accepted.
         """
         from autoshard.runtime import RunRequest
 
+        samples, job = self.samples, self.job
         return RunRequest(
             plan_path=str(self.plan),
             engine=self.engine,
-            steps=self.steps,
+            steps=20 if self.steps is None and samples.data is None else self.steps,
             verify_steps=self.verify_steps,
             batch_size=self.batch_size,
             seed=self.seed,
             device=self.device,
             overlap=self.overlap,  # type: ignore[arg-type]
-            trace_path=None if self.trace is None else str(self.trace.absolute()),
+            trace_path=_absolute(self.trace),
+            access_path=_absolute(self.write_access),
+            data_path=_absolute(samples.data),
+            epochs=samples.epochs,
+            shuffle=samples.shuffle,
+            drift_every=samples.drift_every,
+            checkpoints_path=_absolute(job.checkpoints),
+            checkpoint_every=job.checkpoint_every,
+            keep=job.keep,
+            **{one.name: getattr(self.updates, one.name) for one in declared(UpdateSettings)},
         )
+
+
+def _absolute(path: Path | None) -> str | None:
+    return None if path is None else str(path.absolute())
 
 
 def run(options: RunOptions, as_json: JsonOption = False) -> None:
     """Executes a plan's training steps on processes of this machine, and measures them.
 
+    With files of samples it trains until they end, and with a folder of checkpoints it is a job that can be interrupted
+    and started again.
+
     Example:
         autoshard run plan.json --nproc 4 --steps 20
+        autoshard run plan.json --data clicks/ --epochs 2 --shuffle 100000 --checkpoints job/ --checkpoint-every 500
     """
     from autoshard.formats import read_plan
     from autoshard.runtime.processes.launch import LOCAL
@@ -163,8 +251,9 @@ def run_on(launcher: Launcher, options: RunOptions, num_processes: int, as_json:
 
         (result,) = run_requests([options.request()], num_processes, on_progress=on_progress, launcher=launcher)
     result = replace(result, predicted=_predicted(plan, result))
-    if options.trace is not None:
-        log(f"Wrote {options.trace}")
+    for written in (options.trace, options.write_access):
+        if written is not None:
+            log(f"Wrote {written}")
     emit(RUN.to_json(result), _rendered(result), as_json=as_json)
 
 
@@ -177,6 +266,7 @@ def _rendered(result: RunResult) -> RenderableType:
     from autoshard.report.wording import write_ms, write_percent
 
     lines = [
+        *_of_job(result),
         f"{result.steps} steps of {result.batch_size:,} samples on {result.num_processes} processes "
         f"({result.engine}, {result.backend}, {result.device})"
         + (f", {result.overlap}" if result.overlap is not Overlap.NONE else "")
@@ -206,6 +296,20 @@ def _rendered(result: RunResult) -> RenderableType:
     )
     predicted = () if result.predicted is None else (*_comparison(result, result.predicted), "")
     return Group(*lines, "", *predicted, table, "", _collective_table(result))
+
+
+def _of_job(result: RunResult) -> list[str]:
+    """What became of a training job."""
+    job = result.job
+    if job is None:
+        return []
+    began = "" if job.resumed_from is None else f", from the checkpoint of step {job.resumed_from:,} on"
+    lines = [
+        f"Trained {job.trained_steps:,} steps{began}" + (", and stopped on request" if job.is_stopped else "") + "."
+    ]
+    if job.skipped_lines:
+        lines.append(f"Left out {job.skipped_lines:,} lines that are no samples; the first: {job.first_skipped}")
+    return lines
 
 
 def _comparison(result: RunResult, predicted: RunPrediction) -> tuple[RenderableType, ...]:

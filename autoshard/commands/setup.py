@@ -14,6 +14,7 @@ import typer
 from rich.console import Group
 from rich.text import Text
 
+from autoshard.commands.arguments import written_file
 from autoshard.commands.options import command_options
 from autoshard.commands.packages import found_packages, missing_packages
 from autoshard.console import JsonOption, emit, log, working
@@ -243,7 +244,7 @@ class DetectOptions:
         typer.Option(min=1, max=MAX_WORLD_SIZE, help="Machines like this.", show_default="torchrun's, or 1"),
     ] = None
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write the topology to; .yaml has comments.")
+        Path | None, written_file("--output", "-o", help="File to write the topology to; .yaml has comments.")
     ] = None
 
 

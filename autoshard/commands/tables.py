@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autoshard.commands.arguments import parse_settings, seed_option
+from autoshard.commands.arguments import parse_settings, seed_option, written_file
 from autoshard.commands.options import Needs, command_options
 from autoshard.console import JsonOption, emit, log, progress
 from autoshard.core.errors import InvalidOptionError
@@ -99,7 +99,7 @@ class ImportOptions:
             metavar="SRC",
         ),
     ]
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write the tables to.")]
+    output: Annotated[Path, written_file("--output", "-o", help="File to write the tables to.")]
     format: Annotated[
         str | None,
         typer.Option(
@@ -278,7 +278,7 @@ class ExportOptions:
     """Options of `autoshard export`."""
 
     plan: Annotated[Path, typer.Argument(help="Plan to export.", metavar="PLAN")]
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")]
+    output: Annotated[Path, written_file("--output", "-o", help="File to write.")]
     format: Annotated[
         ExportFormat,
         typer.Option(

@@ -24,6 +24,7 @@ from autoshard.commands.arguments import (
     open_client,
     parse_settings,
     refuse_local,
+    written_file,
 )
 from autoshard.commands.options import Needs, command_options
 from autoshard.commands.plan import draw
@@ -281,7 +282,7 @@ class SimulateOptions:
     ] = Lengths.DECLARED
     output: Annotated[
         Path | None,
-        typer.Option(
+        written_file(
             "--output", "-o", help="JSON file of the points; points that it already has are not computed again."
         ),
     ] = None

@@ -7,6 +7,7 @@ from autoshard.core.deferred import deferred
 if TYPE_CHECKING:
     from autoshard.core.access import NUM_REUSE_BINS, REUSE_BIN_EDGES, REUSE_BIN_MIDDLES, AccessProfile
     from autoshard.core.costs import CommModel, CostModel, CostModels, KernelCosts, set_costs
+    from autoshard.core.optimizers import Optimizer
     from autoshard.core.plan import (
         CostBreakdown,
         Estimate,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
         EmbeddingTable,
         Feature,
         ImpliedOrder,
-        Optimizer,
         Pooling,
         RowOrder,
         TableSet,
@@ -104,4 +104,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    __getattr__ = deferred(__name__, __all__, ("access", "costs", "plan", "shard", "tables", "topology"))
+    __getattr__ = deferred(__name__, __all__, ("access", "costs", "optimizers", "plan", "shard", "tables", "topology"))

@@ -23,6 +23,7 @@ from autoshard.core.accepted import (
 from autoshard.core.access import AccessProfile
 from autoshard.core.declared import Meaning, Role, Written, check_ranges, declared
 from autoshard.core.errors import InvalidTableError
+from autoshard.core.optimizers import Optimizer
 from autoshard.core.quoting import shortened, shown
 
 
@@ -49,28 +50,6 @@ class Pooling(StrEnum):
     SUM = "sum"
     MEAN = "mean"
     SEQUENCE = "sequence"
-
-
-class Optimizer(StrEnum):
-    """Optimizer of an embedding table; its state counts as memory."""
-
-    SGD = "sgd"
-    ROWWISE_ADAGRAD = "rowwise_adagrad"
-    ADAGRAD = "adagrad"
-    ADAM = "adam"
-    NONE = "none"
-    """Rows are only read, as those of quantised models are."""
-
-    def state_bytes_per_row(self, embedding_dim: int) -> int:
-        """Bytes of fp32 optimizer state held for one row."""
-        per_row = {
-            Optimizer.SGD: 0,
-            Optimizer.ROWWISE_ADAGRAD: 1,
-            Optimizer.ADAGRAD: embedding_dim,
-            Optimizer.ADAM: 2 * embedding_dim,
-            Optimizer.NONE: 0,
-        }
-        return 4 * per_row[self]
 
 
 #: Bytes that FBGEMM's inference kernels fill rows up to.

@@ -23,7 +23,7 @@ from autoshard.core.quoting import shown
 
 #: FBGEMM trains these; bf16 weights train neither on a CPU nor on a GPU (1.6, on an H200), int8 weights not on a CPU.
 TRAINED_DTYPES = (DType.FP32, DType.FP16)
-TRAINED_OPTIMIZERS = (Optimizer.SGD, Optimizer.ROWWISE_ADAGRAD, Optimizer.ADAGRAD)
+TRAINED_OPTIMIZERS = tuple(one for one in Optimizer if one is not Optimizer.NONE)
 #: Fields of tables that the runtime does what they say of; others of a kernel have to have their defaults.
 _EXECUTED = ("dtype", "optimizer", "num_embeddings", "embedding_dim", "name", "pooling", "features")
 #: FBGEMM's kernels load four numbers at a time.
@@ -58,6 +58,12 @@ def plan_faults(plan: ShardingPlan) -> Iterator[ExecutionFault]:
         yield from _shard_faults(placed, f"shards[{index}]")
     for index, table in enumerate(plan.tables.tables):
         yield from _kernel_faults(table, f"tables.tables[{index}]")
+        if plan.replica_groups.moment_scale != 1.0 and table.optimizer.has_decaying_moments:
+            reason = (
+                f"must be 1 with tables of {table.optimizer}, whose moments are means, not sums; got "
+                f"{plan.replica_groups.moment_scale:g}"
+            )
+            yield ExecutionFault(field="replica_groups.moment_scale", reason=reason, table=table.name)
 
 
 def level_fault(table: str, level: MemoryLevel) -> ExecutionFault:
@@ -110,6 +116,9 @@ def _shard_faults(placed: PlacedShard, field: str) -> Iterator[ExecutionFault]:
     if memory.level is MemoryLevel.HBM and memory.cache_bytes:
         reason = "must be 0: hbm has no cache before it"
         yield ExecutionFault(field=f"{field}.memory.cache_bytes", reason=reason, table=table.name)
+    if memory.level is MemoryLevel.DDR and table.optimizer.scales_by_norms:
+        reason = f"must be hbm for tables of {table.optimizer}, got ddr"
+        yield ExecutionFault(field=f"{field}.memory.level", reason=reason, table=table.name)
     if memory.level is MemoryLevel.DDR and len(placed.replicas) > 1:
         reason = "must be hbm for rows that several ranks have replicas of, got ddr"
         yield ExecutionFault(field=f"{field}.memory.level", reason=reason, table=table.name)
@@ -133,7 +142,7 @@ def _kernel_faults(table: EmbeddingTable, field: str) -> Iterator[ExecutionFault
         reason = f"the runtime trains {' and '.join(TRAINED_DTYPES)} weights, got {table.dtype}"
         yield ExecutionFault(field=f"{field}.dtype", reason=reason, table=table.name)
     if table.optimizer not in TRAINED_OPTIMIZERS:
-        reason = f"the runtime fuses {', '.join(TRAINED_OPTIMIZERS)}; got {table.optimizer}"
+        reason = f"the runtime trains with {', '.join(TRAINED_OPTIMIZERS)}; got {table.optimizer}"
         yield ExecutionFault(field=f"{field}.optimizer", reason=reason, table=table.name)
     for name in undecided(table, _EXECUTED, Role.KERNEL | Role.IDENTITY):
         reason = f"the runtime does not execute it, got {getattr(table, name)}"

@@ -39,6 +39,29 @@ def undecodable(data: bytes) -> str:
     return "is compressed by gzip: unpack it first" if data.startswith(b"\x1f\x8b") else "is not UTF-8 text"
 
 
+def check_writable(path: str | Path) -> Path:
+    """The file that a path leads to, if one can be written there as far as can be told before; nothing is made.
+
+    Raises:
+        FormatError: If none can.
+    """
+    check_of_this_machine(path)
+    target = Path(os.path.realpath(path))
+    try:
+        if os.path.exists(path) and not os.path.isfile(path):  # of the path as given: a pipe has no other
+            raise FormatError("cannot be written: it is there and is no regular file", source=str(path))
+        if target.exists() and not target.is_file():  # fails for a name that is too long
+            raise FormatError("cannot be written: it is there and is no regular file", source=str(path))
+        above = next(folder for folder in target.parents if folder.exists())
+    except OSError as error:
+        raise FormatError(f"cannot be written: {_reason(error)}", source=str(path)) from error
+    if not above.is_dir():
+        raise FormatError(f"cannot be written: {above} is no folder", source=str(path))
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise FormatError(f"cannot be written: no permission for {above}", source=str(path))
+    return target
+
+
 def atomic_write(path: str | Path, data: str | bytes) -> None:
     """Writes a file under a temporary name in its own folder, then renames it.
 
@@ -51,13 +74,8 @@ def atomic_write(path: str | Path, data: str | bytes) -> None:
     Raises:
         FormatError: If no file can be written there.
     """
-    check_of_this_machine(path)
-    target = Path(os.path.realpath(path))
+    target = check_writable(path)
     try:
-        if os.path.exists(path) and not os.path.isfile(path):  # of the path as given: a pipe has no other
-            raise FormatError("cannot be written: it is there and is no regular file", source=str(path))
-        if target.exists() and not target.is_file():  # fails for a name that is too long
-            raise FormatError("cannot be written: it is there and is no regular file", source=str(path))
         target.parent.mkdir(parents=True, exist_ok=True)
         with _staged(data, target.parent) as temporary:
             if target.exists():

@@ -10,17 +10,24 @@ import io
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import RowOrder, ShardingPlan, TableSet
+from autoshard.core import ImpliedOrder, RowOrder, ShardingPlan, TableSet
+from autoshard.core.access.counted import CountedRows
+from autoshard.core.access.orders import BY_ID
 from autoshard.core.errors import FormatError
 from autoshard.core.quoting import shortened
 from autoshard.formats.files import atomic_write, read_bytes
 
 #: The column of the ids.
 COLUMN = "row"
+#: The column of their shares of the lookups, and the entry of the file's metadata that says how many are known.
+_SHARES, _NUM_KNOWN = "share", "autoshard.num_known"
+#: Of the sum of shares.
+_ROUNDING = 1e-6
 #: 8 bytes for each of a billion rows.
 _MAX_BYTES = 8 << 30
 
@@ -32,13 +39,25 @@ def write_row_order(path: str | Path, ids_N: NDArray[np.int64]) -> RowOrder:
         path: The file, beside the plan.
         ids_N: Row ids in falling access frequency.
     """
+    return _written(path, {COLUMN: np.asarray(ids_N, dtype=np.int64)})
+
+
+def write_counted_rows(path: str | Path, rows: CountedRows) -> RowOrder:
+    """As `write_row_order`, with the share of the lookups that each row gets in a column, and how many are known."""
+    return _written(path, {COLUMN: rows.ids_N, _SHARES: rows.shares_N}, {_NUM_KNOWN: str(rows.num_known)})
+
+
+def _written(
+    path: str | Path, columns: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | None = None
+) -> RowOrder:
     import pyarrow as pa
     import pyarrow.parquet
 
     content = io.BytesIO()
-    pa.parquet.write_table(pa.table({COLUMN: np.asarray(ids_N, dtype=np.int64)}), content)
+    pa.parquet.write_table(pa.table(dict(columns), metadata=metadata), content)
     atomic_write(path, content.getvalue())
-    return RowOrder(file=Path(path).name, digest=_digest(content.getvalue()), num_ordered=len(ids_N))
+    num_ordered = len(columns[COLUMN])
+    return RowOrder(file=Path(path).name, digest=_digest(content.getvalue()), num_ordered=num_ordered)
 
 
 def described_row_order(path: Path, num_rows: int) -> RowOrder:
@@ -70,6 +89,50 @@ def read_row_orders(plan: ShardingPlan, plan_path: str | Path) -> Mapping[str, N
         name: _read(folder / order.file, order, name, plan.tables[name].num_embeddings)
         for name, order in plan.row_orders.items()
     }
+
+
+def read_counted_rows(tables: TableSet, path: str | Path) -> Mapping[str, CountedRows]:
+    """Rows by falling lookups of the tables that name a file, or whose rows are in the order of their ids; by table.
+
+    Without a column of shares, these are those of the table's curve.
+
+    Args:
+        tables: The tables.
+        path: Their file, beside which the row orders lie.
+
+    Raises:
+        FormatError: As `read_row_orders`.
+    """
+    found = {}
+    for table in tables.tables:
+        if table.row_order is ImpliedOrder.BY_ID:
+            found[table.name] = CountedRows.of_order(table.access, BY_ID)
+        elif isinstance(table.row_order, RowOrder):
+            file = Path(path).parent / table.row_order.file
+            ids_N = _read(file, table.row_order, table.name, table.num_embeddings)
+            rows = CountedRows.of_order(table.access, ids_N)
+            found[table.name] = _with_shares(rows, file, f"row_orders.{table.name}")
+    return found
+
+
+def _with_shares(rows: CountedRows, file: Path, field: str) -> CountedRows:
+    """Rows with the shares of their file, which has been read before, if it has any."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    found = pa.parquet.read_table(file)
+    if _SHARES not in found.column_names:
+        return rows
+    shares_N = found[_SHARES].to_numpy()
+    known = (found.schema.metadata or {}).get(_NUM_KNOWN.encode(), b"")
+    is_right = shares_N.dtype.kind == "f" and np.isfinite(shares_N).all() and (np.diff(shares_N) <= 0).all()
+    if not is_right or shares_N[-1] < 0 or shares_N.sum() > 1 + _ROUNDING or not known.isdigit():
+        raise FormatError(
+            f"must have falling shares of the lookups in its column {_SHARES}, and how many are known",
+            source=str(file),
+            field=field,
+        )
+    return replace(rows, shares_N=shares_N, num_known=min(int(known), len(shares_N)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
-from autoshard.core import CostBreakdown, Estimate, PlacedShard, RowsBy, ShardingPlan, Split
+from autoshard.core import CostBreakdown, Estimate, PlacedShard, ShardingPlan
 from autoshard.core.declared import Role, values
 from autoshard.core.step import StepPart
+from autoshard.evaluation.migration import by_table, cut, held_pieces, layouts
 from autoshard.report.wording import write_columns, write_ranks, write_rows
 from autoshard.results.plan_diff import Change, PlanDiff, RankChange, TableChange, ValueChange
 
@@ -23,7 +23,7 @@ def diff_plans(before: ShardingPlan, after: ShardingPlan) -> PlanDiff:
         before: A valid plan.
         after: Another one.
     """
-    held_before, held_after = _by_table(before), _by_table(after)
+    held_before, held_after = by_table(before), by_table(after)
     changes = []
     for name in held_before | held_after:
         change = _table_change(name, held_before.get(name, ()), held_after.get(name, ()), before, after)
@@ -42,13 +42,6 @@ def diff_plans(before: ShardingPlan, after: ShardingPlan) -> PlanDiff:
         ranks=tuple(_rank_changes(first, second)),
         received_bytes=sum(change.received_bytes for change in changes),
     )
-
-
-def _by_table(plan: ShardingPlan) -> dict[str, list[PlacedShard]]:
-    found: dict[str, list[PlacedShard]] = {table.name: [] for table in plan.tables.tables}
-    for placed in plan.shards:
-        found[placed.shard.table.name].append(placed)
-    return found
 
 
 def _task(plan: ShardingPlan) -> dict[str, object]:
@@ -115,12 +108,12 @@ def _table_change(
     after: ShardingPlan,
 ) -> TableChange | None:
     """How a table differs; None if both plans hold it alike."""
-    if _world(before) == _world(after) and _layouts(held_before) == _layouts(held_after):
+    if _world(before) == _world(after) and layouts(held_before) == layouts(held_after):
         return None
     change = _kind(held_before, held_after)
-    kept = {} if change is Change.RESIZED else _pieces(held_before, before)
+    kept = {} if change is Change.RESIZED else held_pieces(held_before, before)
     received = 0.0
-    for rank, pieces in _pieces(held_after, after).items():
+    for rank, pieces in held_pieces(held_after, after).items():
         known = kept.get(rank, ())
         received += sum(piece.num_bytes - sum(piece.shared_bytes(other) for other in known) for piece in pieces)
     return TableChange(
@@ -136,26 +129,13 @@ def _world(plan: ShardingPlan) -> tuple[object, ...]:
     return plan.replica_groups, plan.topology.world_size
 
 
-def _layouts(held: Sequence[PlacedShard]) -> list[tuple[object, ...]]:
-    """All of a table's shards with their ranks, and its size."""
-    return [(*_cut(placed), placed.replicas, placed.fetch, *values(placed.shard.table, Role.MEMORY)) for placed in held]
-
-
 def _kind(before: Sequence[PlacedShard], after: Sequence[PlacedShard]) -> Change:
     if not before or not after:
         return Change.REMOVED if before else Change.ADDED
     if values(before[0].shard.table, Role.MEMORY) != values(after[0].shard.table, Role.MEMORY):
         return Change.RESIZED
-    cuts = [[_cut(placed) for placed in held] for held in (before, after)]
+    cuts = [[cut(placed) for placed in held] for held in (before, after)]
     return Change.MOVED if cuts[0] == cuts[1] else Change.RESHARDED
-
-
-def _cut(placed: PlacedShard) -> tuple[object, ...]:
-    """All of a shard's layout but its ranks."""
-    return (
-        *(placed.shard.rows, placed.shard.columns, placed.tier, tuple(map(len, placed.replicas))),
-        *(placed.split, placed.exchange, placed.collective, placed.deduplicate, placed.grad_sync, placed.memory),
-    )
 
 
 def _text(held: Sequence[PlacedShard]) -> str:
@@ -166,76 +146,3 @@ def _text(held: Sequence[PlacedShard]) -> str:
         parts = "".join(f", {what} {which}" for what, which in cuts if which != "all")
         texts.append(f"{placed.tier.value} on {write_ranks(placed)}{parts}")
     return "; ".join(texts)
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """What one rank holds of a shard: rows [start, stop), or one of several shares of them, and columns."""
-
-    by: RowsBy
-    start: float
-    stop: float
-    columns: tuple[int, int]
-    num_rows: int
-    """Rows of the table."""
-    bytes_per_cell: float
-    dealing: tuple[Split, int, int] | None = None
-    """How rows are dealt, among how many ranks and to which of them; None for all rows of the range."""
-
-    @property
-    def num_bytes(self) -> float:
-        return self._bytes(self.stop - self.start, self.columns[1] - self.columns[0]) / self._num_shares
-
-    def shared_bytes(self, other: _Piece) -> float:
-        """Bytes of this piece that the other holds, too."""
-        columns = min(self.columns[1], other.columns[1]) - max(self.columns[0], other.columns[0])
-        if self.by is other.by:
-            rows = min(self.stop, other.stop) - max(self.start, other.start)
-        else:
-            rows = (self.stop - self.start) * (other.stop - other.start) / self.num_rows
-        if columns <= 0 or rows <= 0:
-            return 0.0
-        if self.dealing == other.dealing:
-            return self._bytes(rows, columns) / self._num_shares
-        if self.dealing is not None and other.dealing is not None and self.dealing[:2] == other.dealing[:2]:
-            return 0.0  # different shares of one dealing
-        return self._bytes(rows, columns) / (self._num_shares * other._num_shares)
-
-    @property
-    def _num_shares(self) -> int:
-        return 1 if self.dealing is None else self.dealing[1]
-
-    def _bytes(self, rows: float, columns: int) -> float:
-        return rows * columns * self.bytes_per_cell
-
-
-def _pieces(held: Sequence[PlacedShard], plan: ShardingPlan) -> dict[int, list[_Piece]]:
-    """What the ranks of the world hold of a table."""
-    found: dict[int, list[_Piece]] = {}
-    for placed in held:
-        for ranks in placed.replicas:
-            for position, rank in enumerate(ranks):
-                piece = _piece(placed, position, len(ranks))
-                for world_rank in plan.replica_groups.world_ranks(rank, plan.topology):
-                    found.setdefault(world_rank, []).append(piece)
-    return found
-
-
-def _piece(placed: PlacedShard, position: int, num_ranks: int) -> _Piece:
-    shard = placed.shard
-    start, stop = float(shard.rows.start), float(shard.rows.stop)
-    dealing = None
-    if num_ranks > 1 and placed.split is Split.BLOCK:
-        size = -(-shard.num_embeddings // num_ranks)
-        start, stop = min(start + position * size, stop), min(start + (position + 1) * size, stop)
-    elif num_ranks > 1:
-        dealing = (placed.split, num_ranks, position)
-    return _Piece(
-        shard.rows.by,
-        start,
-        stop,
-        shard.columns,
-        shard.table.num_embeddings,
-        shard.storage_bytes / (shard.num_embeddings * shard.embedding_dim),
-        dealing,
-    )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -15,17 +14,18 @@ import torch
 import torch.distributed as dist
 from typing_extensions import override
 
-from autoshard.core import Optimizer, ShardingPlan, SyncRows, TableSet
+from autoshard.core import ShardingPlan, SyncRows, TableSet
 from autoshard.core.errors import ExecutionError, InputError
 from autoshard.core.step import StepCollective
 from autoshard.evaluation.traffic import Stream
+from autoshard.runtime.access_counts import AccessCounter
 from autoshard.runtime.batch import BatchOfIds, Embedded, KeyedEmbeddings, KeyedJagged, as_batch, as_keyed
 from autoshard.runtime.engine.groups import CLOSED, release_world
 from autoshard.runtime.engine.ids.addresses import RowOrderMap
 from autoshard.runtime.engine.ids.prefetch import Prefetched, Prefetcher
 from autoshard.runtime.engine.ids.requests import DistributedBatch, InputExchange
 from autoshard.runtime.engine.rows.averaging import RowStates, average
-from autoshard.runtime.engine.rows.fused import FusedSettings, kernel_output
+from autoshard.runtime.engine.rows.fused import FusedSettings, UpdateStep, kernel_output
 from autoshard.runtime.engine.rows.places import initialise_held
 from autoshard.runtime.engine.rows.replicas import Replicas
 from autoshard.runtime.engine.rows.serving import FusedKernels
@@ -34,16 +34,13 @@ from autoshard.runtime.engine.vectors.reading import Reading
 from autoshard.runtime.optimizer import TableOptimizer
 from autoshard.runtime.participation import Participation
 from autoshard.runtime.state import (
-    Held,
+    MOMENT_COLUMNS,
+    HeldTables,
     TableState,
     check_host_memory,
     check_layout,
     check_state,
     check_weights,
-    gathered_state,
-    rows_from_all,
-    state_by_rows,
-    write_state,
 )
 from autoshard.runtime.timing import Part, StepTimer
 
@@ -55,7 +52,7 @@ def _places_of_keys(tables: TableSet) -> SimpleNamespace:
     """What `torch.distributed.checkpoint.state_dict` looks the keys of tables' states up in, attribute by attribute."""
     root = SimpleNamespace()
     for table in tables.tables:
-        for part in ("weights", "moments"):
+        for part in ("weights", *(moment.name for moment in table.optimizer.moments), MOMENT_COLUMNS):
             at = root
             for name in (*table.name.split("."), part):
                 at = at.__dict__.setdefault(name, SimpleNamespace())
@@ -108,7 +105,7 @@ class ShardedEmbeddings(torch.nn.Module):
 
     Args:
         plan: The plan.
-        settings: Learning rate, epsilon and seed.
+        settings: Of the updates, and the seed.
         local_batch_size: Most samples of a process's batch; None for an even share of the plan's batch.
         group: The processes, over gloo (CPU) or NCCL (CUDA); None for all. With fewer processes than the plan has
             ranks, rank r runs on process `r % processes`.
@@ -116,10 +113,12 @@ class ShardedEmbeddings(torch.nn.Module):
         timer: Where to count the time of the parts; None to count none.
         row_orders: For tables that are cut by access rank, row ids in falling access frequency, by table; those that
             are left out are in the order of their ids.
+        counter: Counts which rows this process looks up, and is closed by whoever made it; None to count none.
 
     Attributes:
         optimizer: Holds the learning rate of the tables, for `torch.optim.lr_scheduler`; the same on all processes.
-        num_steps: Steps that were ended: replica groups meet at multiples of the plan's `sync_every`.
+        num_steps: Steps that were ended: replica groups meet at multiples of the plan's `sync_every`, and Adam and
+            LAMB correct their moments by it.
         batches_ahead: How many batches to prefetch ahead: 1, and 2 where caches are filled ahead.
 
     Raises:
@@ -138,6 +137,7 @@ class ShardedEmbeddings(torch.nn.Module):
         device: torch.device | None = None,
         timer: StepTimer | None = None,
         row_orders: Mapping[str, torch.Tensor] | None = None,
+        counter: AccessCounter | None = None,
     ) -> None:
         super().__init__()
         self._part = part = Participation.agree(
@@ -156,14 +156,16 @@ class ShardedEmbeddings(torch.nn.Module):
         settings = replace(settings, moment_scale=groups.moment_scale, marks_rows=marks_rows, output=output)
         self._kernels = FusedKernels(part.owners, settings, part.process, part.device, self.timer)
         self._replicas = Replicas(part.owners, settings, part.group, part.device, self.timer, part.groups.world_ranks)
-        self.optimizer, self._learning_rate = TableOptimizer(settings.learning_rate), settings.learning_rate
+        self.optimizer = TableOptimizer(settings.learning_rate)
         self._sync_every, self.num_steps = groups.sync_every, 0
         self.tables = _places_of_keys(plan.tables)
         self._averaged_bytes = 0
         self.batches_ahead = 2 if self._kernels.fills_ahead else 1
-        for holding, state in self._held(writes=True):
+        for index, state in self._row_states(writes=True).items():
+            holding = part.owners.holdings[index]
             initialise_held(state.weights_ND, holding, part.process, self._orders.get(holding.of.name), settings.seed)
         self.input_exchange = InputExchange(part.owners, self._orders, part.local_batch_size, part.groups, part.device)
+        self.input_exchange.counter = counter
         self._prefetcher: Prefetcher | None = None
         self.output_exchange = OutputExchange(
             part.owners,
@@ -202,7 +204,9 @@ class ShardedEmbeddings(torch.nn.Module):
     def start(self, ids: BatchOfIds | KeyedJagged | InputError | DistributedBatch | Prefetched) -> StartedLookup:
         """Looks up a batch and sends its embeddings on their way; as `forward`, which waits for them."""
         keyed: BatchOfIds | None = None
-        self._follow_learning_rate()
+        step = UpdateStep(self.optimizer.learning_rate, self.num_steps + 1)
+        self._kernels.set_step(step)
+        self._replicas.step = step
         if isinstance(ids, DistributedBatch):
             distributed = ids
         elif isinstance(ids, Prefetched):
@@ -253,11 +257,10 @@ class ShardedEmbeddings(torch.nn.Module):
         batch = as_batch(ids, self.feature_names)
         return batch, None if batch is ids or isinstance(batch, InputError) else batch
 
-    def _follow_learning_rate(self) -> None:
-        """Hands on the learning rate that was set since the last lookup."""
-        if (learning_rate := self.optimizer.learning_rate) != self._learning_rate:
-            self._learning_rate = self._replicas.learning_rate = learning_rate
-            self._kernels.set_learning_rate(learning_rate)
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The processes over which `state_dict` deals the rows of each table: those of a replica group."""
+        return self._part.group
 
     @override
     def requires_grad_(self, requires_grad: bool = True) -> Self:
@@ -317,8 +320,7 @@ class ShardedEmbeddings(torch.nn.Module):
         Raises:
             InputError: If no table has that name, or they are no range of its rows.
         """
-        table = self.owners.tables[name]
-        return gathered_state(table, self._held(name, writes=False), self._orders.get(name), self._part, rows)
+        return self._held(writes=False).read(self.owners.tables[name], rows)
 
     def load_table_state(self, name: str, state: TableState, rows: range | None = None) -> None:
         """Sets a table's weights and moments, as `table_state` gave them under this or another plan.
@@ -338,7 +340,7 @@ class ShardedEmbeddings(torch.nn.Module):
         """
         check_state(self.owners.tables[name], state, rows)
         check_layout(self.owners.tables[name], state, self._part)
-        self._write(name, state, rows)
+        self._held(writes=True).write({name: state}, rows)
 
     def load_weights(self, name: str, weights_ND: torch.Tensor) -> None:
         """Sets a table's weights, and leaves its moments; otherwise as `load_table_state`.
@@ -351,12 +353,7 @@ class ShardedEmbeddings(torch.nn.Module):
             InputError: If no table has that name, or they are of another shape.
         """
         check_weights(self.owners.tables[name], weights_ND)
-        self._write(name, TableState(weights_ND, None))
-
-    def _write(self, name: str, state: TableState, rows: range | None = None) -> None:
-        held, order = self._held(name, writes=True), self._orders.get(name)
-        for ids, piece in rows_from_all(state, self._part) if rows is None else [(rows, state)]:
-            write_state(held, self._part.process, order, piece.weights_ND, piece.moments_ND, ids)
+        self._held(writes=True).write({name: TableState(weights_ND)})
 
     @override
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -369,10 +366,8 @@ class ShardedEmbeddings(torch.nn.Module):
             )
         check_host_memory(self.owners.tables, self._part)
         destination[f"{prefix}num_steps"] = torch.tensor(self.num_steps)
-        for table in self.owners.tables.tables:
-            held, order = self._held(table.name, writes=False), self._orders.get(table.name)
-            state = state_by_rows(table, partial(gathered_state, table, held, order, self._part), self._part)
-            destination |= {f"{prefix}tables.{table.name}.{part}": tensor for part, tensor in state.items()}
+        for name, state in self._held(writes=False).read_shares().items():
+            destination |= {f"{prefix}tables.{name}.{part}": tensor for part, tensor in state.items()}
 
     @override
     def _load_from_state_dict(
@@ -387,15 +382,19 @@ class ShardedEmbeddings(torch.nn.Module):
     ) -> None:
         """Writes the tables if all that are there fit; what is missing or is no table's goes to torch's lists."""
         own = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
-        states, expected, errors = {}, {"num_steps"}, []
+        states, expected, optional, errors = {}, {"num_steps"}, set(), []
         for table in self.owners.tables.tables:
-            weights, moments = f"tables.{table.name}.weights", f"tables.{table.name}.moments"
-            expected |= {weights} if table.optimizer is Optimizer.SGD else {weights, moments}
+            weights, columns = f"tables.{table.name}.weights", f"tables.{table.name}.{MOMENT_COLUMNS}"
+            moments = {one.name: f"tables.{table.name}.{one.name}" for one in table.optimizer.moments}
+            expected |= {weights, *moments.values()}
+            optional.add(columns)
             if weights not in own:
                 continue
-            states[table.name] = state = TableState(own[weights], own.get(moments))
+            told = tuple(torch.as_tensor(own[columns]).tolist()) if columns in own else None
+            state = TableState(own[weights], {of: own[key] for of, key in moments.items() if key in own}, told)
+            states[table.name] = state
             try:
-                if moments in own or moments not in expected:
+                if len(state.moments) == len(moments):
                     check_state(table, state)
                 else:
                     check_weights(table, state.weights_ND)
@@ -403,12 +402,11 @@ class ShardedEmbeddings(torch.nn.Module):
             except InputError as error:
                 errors.append(f"{prefix}{error}")
         missing_keys += [prefix + key for key in sorted(expected - own.keys())]
-        unexpected_keys += [prefix + key for key in sorted(own.keys() - expected)]
+        unexpected_keys += [prefix + key for key in sorted(own.keys() - expected - optional)]
         error_msgs += errors
         if errors:
             return
-        for name, state in states.items():
-            self._write(name, state)
+        self._held(writes=True).write(states)
         self.num_steps = int(own.get("num_steps", self.num_steps))
 
     def close(self) -> None:
@@ -434,10 +432,9 @@ class ShardedEmbeddings(torch.nn.Module):
             raise ExecutionError(CLOSED)
         return super().__getattr__(name)
 
-    def _held(self, name: str | None = None, *, writes: bool) -> list[Held]:
-        """What this process holds, of one table or of all: views, and whether they are written to."""
-        held = [(self.owners.holdings[index], state) for index, state in self._row_states(writes=writes).items()]
-        return [one for one in held if name in (None, one[0].of.name)]
+    def _held(self, *, writes: bool) -> HeldTables:
+        """The tables as this process and the others of its replica group hold them."""
+        return HeldTables(self._part, self._row_states(writes=writes), self._orders)
 
     def _row_states(self, *, writes: bool) -> dict[int, RowStates]:
         """State of the rows that this process has of each holding, by rising number of the holding."""

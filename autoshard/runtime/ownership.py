@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from autoshard.core import MemoryLevel, ShardingPlan
+from autoshard.core import MemoryLevel, ShardingPlan, TableSet
 from autoshard.core.errors import InvalidOptionError
+from autoshard.core.optimizers import UpdateSettings
 from autoshard.core.quoting import shown
 from autoshard.evaluation.executable import level_fault, plan_faults
 from autoshard.runtime.engine.holdings import GroupOrder, Holding, Ownership, holdings_of
@@ -43,6 +44,16 @@ def ownership_of(plan: ShardingPlan, num_processes: int) -> Ownership:
         plan_world_size=group.topology.world_size,
         holdings=holdings,
     )
+
+
+def check_updates(tables: TableSet, settings: UpdateSettings) -> None:
+    """Refuses settings of updates that the optimizer of a table does not have.
+
+    Raises:
+        InvalidOptionError: Naming the setting.
+    """
+    for optimizer in dict.fromkeys(table.optimizer for table in tables.tables):
+        settings.check_optimizer(optimizer)
 
 
 def even_share(batch_size: int, num_processes: int) -> int:

@@ -11,9 +11,10 @@ import torch.distributed as dist
 
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import InputError
+from autoshard.core.optimizers import UpdateSettings
 from autoshard.runtime.engine.groups import JoinedGroups, device_of
 from autoshard.runtime.engine.holdings import Ownership
-from autoshard.runtime.ownership import check_levels, even_share, ownership_of
+from autoshard.runtime.ownership import check_levels, check_updates, even_share, ownership_of
 from autoshard.runtime.releases import all_gather
 
 
@@ -39,7 +40,7 @@ class Participation:
     def agree(
         cls,
         plan: ShardingPlan,
-        settings: object,
+        settings: UpdateSettings,
         *,
         local_batch_size: int | None = None,
         group: dist.ProcessGroup | None = None,
@@ -50,7 +51,7 @@ class Participation:
 
         Args:
             plan: The plan.
-            settings: Whatever else has to be the same everywhere; compared by `repr`.
+            settings: Of the updates, the same everywhere.
             local_batch_size: Samples per process and step; None for an even share of the plan's batch.
             group: The processes; None for all.
             device: Where tables and batches are; None for the group's, see `device_of`.
@@ -58,11 +59,13 @@ class Participation:
 
         Raises:
             InvalidPlanError: If the plan holds tables in a way that is not executed.
+            InvalidOptionError: If the optimizer of a table does not have a setting.
             InputError: If there is no process group, this process is not in it, the processes do not agree, or the
                 plan's batch cannot be shared evenly.
         """
         members = _members(group)
         owners = ownership_of(plan, members.size())
+        check_updates(plan.tables, settings)
         device = device or device_of(members)
         check_levels(owners, device)
         local_batch_size = local_batch_size or even_share(plan.tables.batch_size, members.size())
@@ -75,7 +78,14 @@ class Participation:
             local_batch_size=local_batch_size,
         )
         orders = {name: _digest(ids.cpu().numpy().tobytes()) for name, ids in sorted((row_orders or {}).items())}
-        part._check((owners.identity, settings, plan.payload, plan.replica_groups, local_batch_size, orders), members)
+        statements = {
+            "plan": (owners.identity, plan.payload, plan.replica_groups),
+            "topology": plan.topology,
+            "settings": settings,
+            "batch size": local_batch_size,
+            "row order": orders,
+        }
+        check_alike(statements, members, device)
         return part
 
     @property
@@ -93,15 +103,26 @@ class Participation:
         """Their embedding dims, sequences among them."""
         return tuple(table.embedding_dim for table in self.owners.tables.tables for _ in table.features)
 
-    def _check(self, statement: object, members: dist.ProcessGroup) -> None:
-        digest = _digest(repr(statement).encode())
-        own = torch.tensor([int.from_bytes(digest[:7], "little")], dtype=torch.int64, device=self.device)
-        everybody = own.new_empty(members.size())
-        all_gather(everybody, own, group=members)
-        different = (everybody != own).nonzero().flatten().tolist()
-        if different:
+
+def check_alike(statements: Mapping[str, object], members: dist.ProcessGroup, device: torch.device) -> None:
+    """Checks that all processes state the same; all of them have to call it, with the same names.
+
+    Args:
+        statements: What has to be the same, by its name in messages; compared by `repr`.
+        members: The processes.
+        device: Where the group's tensors are.
+
+    Raises:
+        InputError: If they do not: it names the first thing, and a process that has another one than this.
+    """
+    digests = [int.from_bytes(_digest(repr(one).encode())[:7], "little") for one in statements.values()]
+    own = torch.tensor(digests, dtype=torch.int64, device=device)
+    everybody = own.new_empty(members.size() * len(own))
+    all_gather(everybody, own, group=members)
+    for name, differ_P in zip(statements, (everybody.view(members.size(), -1) != own).T.tolist(), strict=True):
+        if any(differ_P):
             raise InputError(
-                f"process {different[0]} has another plan, batch size or settings than process {members.rank()}"
+                f"process {differ_P.index(True)} has another {name} than process {members.rank()}; all must have one"
             )
 
 

@@ -20,7 +20,7 @@ from autoshard.formats.documents.kinds import (
     whole_number,
 )
 from autoshard.formats.documents.prediction_json import ESTIMATE, STEP_PARTS, collective_times
-from autoshard.runtime.results import OVERLAPS, RankTiming, RunPrediction, RunResult, Verification
+from autoshard.runtime.results import OVERLAPS, JobReport, RankTiming, RunPrediction, RunResult, Verification
 
 _MS: Final = number_in()
 _BYTES: Final = number_in()
@@ -43,6 +43,7 @@ _VERIFICATION: Final = record(
     Verification, *fields_of(Verification), derived("max_error", _MS, "The largest of these.")
 )
 _PREDICTION: Final = record(RunPrediction, *fields_of(RunPrediction, known={Estimate: ESTIMATE}, parts=STEP_PARTS))
+_JOB: Final = record(JobReport, *fields_of(JobReport))
 _FIELDS: Final = fields_of(
     RunResult,
     device=one_of((Device.CPU, Device.CUDA)),
@@ -52,6 +53,7 @@ _FIELDS: Final = fields_of(
     ranks=list_of(_RANK),
     verification=or_null(_VERIFICATION),
     predicted=or_null(_PREDICTION),
+    job=or_null(_JOB),
 )
 RUN: Final = Document(
     name="run",

@@ -4,39 +4,59 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Annotated, Final
 
-from autoshard.core.accepted import AT_LEAST_1, FINITE_ABOVE_0, WHOLE_AT_LEAST_0, WHOLE_AT_LEAST_1, Range, check_choice
+from autoshard.core.accepted import (
+    AT_LEAST_0,
+    AT_LEAST_1,
+    FINITE_ABOVE_0,
+    WHOLE_AT_LEAST_0,
+    WHOLE_AT_LEAST_1,
+    Range,
+    check_choice,
+)
 from autoshard.core.choices import Device, Engine
 from autoshard.core.declared import Meaning, Size, Written
+from autoshard.core.errors import InvalidOptionError
+from autoshard.core.optimizers import UpdateSettings, WeightDecayMode
 from autoshard.core.plan import Estimate
 from autoshard.core.step import CollectiveTime, Overlap, StepCollective, StepPart
 from autoshard.evaluation.traffic import Stream
 
 #: What runs count the bytes of.
 SENT: Final = (*map(str, Stream), "sync", "group_sync")
+#: Dense features of a sample where a plan describes no dense layers.
+DEFAULT_DENSE_FEATURES: Final = 13
 #: What the thin engine overlaps; TorchRec's overlaps nothing.
 OVERLAPS: Final = (Overlap.NONE, Overlap.PIPELINED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunRequest:
+class RunRequest(UpdateSettings):
     """One execution of a plan.
 
     Attributes:
         plan_path: File of the plan.
         engine: What executes its embedding part.
-        steps: Measured training steps.
+        steps: Measured training steps; None to train until the files of samples end.
         warmup_steps: Steps before them that are not measured.
         verify_steps: Steps before those that are compared with the unsharded reference, from the initial weights.
         batch_size: Samples per step over all processes; None for the plan's.
         seed: Same seed, same weights and batches, whatever the placement.
-        learning_rate: Learning rate of the embedding tables and of the dense layers.
-        eps: Added to the root of the moments.
+        learning_rate: Learning rate of the embedding tables and of the dense layers, above 0.
         device: Where to execute it.
         overlap: Which parts of a step run at the same time: `none` or, on the thin engine, `pipelined`. The results
             are the same.
         trace_path: File for a Chrome trace of two more steps of process 0, after the measured ones; None for none.
+        access_path: File for the tables as all processes look them up, on the thin engine; None to count no lookups.
+        data_path: File or folder of samples to train on; None for generated ones.
+        epochs: How often the files are read.
+        shuffle: Samples that are shuffled among each other; 0 for the files' order.
+        drift_every: Of generated samples: steps after which other rows are hot; 0 for never.
+        checkpoints_path: Folder of checkpoints, where a job goes on from the last one; None for none.
+        checkpoint_every: Steps from one checkpoint to the next.
+        keep: How many checkpoints are kept.
 
     Raises:
         InvalidOptionError: If a value is not accepted.
@@ -44,26 +64,58 @@ class RunRequest:
 
     plan_path: str
     engine: Engine = Engine.THIN
-    steps: int = 20
+    steps: int | None = 20
     warmup_steps: int = 3
     verify_steps: int = 0
     batch_size: int | None = None
     seed: int = 0
-    learning_rate: float = 0.05
-    eps: float = 1e-8
+    learning_rate: Annotated[float, FINITE_ABOVE_0, Meaning("Of the tables and of the dense layers.")] = 0.05
     device: Device = Device.AUTO
     overlap: Overlap = Overlap.NONE
     trace_path: str | None = None
+    access_path: str | None = None
+    data_path: str | None = None
+    epochs: int = 1
+    shuffle: int = 0
+    drift_every: int = 0
+    checkpoints_path: str | None = None
+    checkpoint_every: int = 1000
+    keep: int = 3
 
     def __post_init__(self) -> None:
+        UpdateSettings.__post_init__(self)
         object.__setattr__(self, "engine", _member(Engine, self.engine, "engine"))
         object.__setattr__(self, "device", _member(Device, self.device, "device"))
+        mode = _member(WeightDecayMode, self.weight_decay_mode, "weight_decay_mode")
+        object.__setattr__(self, "weight_decay_mode", mode)
         accepted = OVERLAPS if self.engine is Engine.THIN else (Overlap.NONE,)
         check_choice(self.overlap, accepted, "overlap")
         object.__setattr__(self, "overlap", Overlap(self.overlap))
-        WHOLE_AT_LEAST_1.check_fields(self, "steps", "batch_size")
-        WHOLE_AT_LEAST_0.check_fields(self, "warmup_steps", "verify_steps", "seed")
-        FINITE_ABOVE_0.check_fields(self, "learning_rate", "eps")
+        if self.access_path is not None and self.engine is not Engine.THIN:
+            raise InvalidOptionError("lookups are counted by the engine thin alone", field="access_path")
+        WHOLE_AT_LEAST_1.check_fields(self, "steps", "batch_size", "epochs", "checkpoint_every", "keep")
+        WHOLE_AT_LEAST_0.check_fields(self, "warmup_steps", "verify_steps", "seed", "shuffle", "drift_every")
+        FINITE_ABOVE_0.check_fields(self, "learning_rate")
+        if self.steps is None and self.data_path is None:
+            raise InvalidOptionError("must be told: generated samples have no end", field="steps")
+        if self.data_path is not None and self.drift_every:
+            raise InvalidOptionError("must be 0: samples of files are as they are", field="drift_every")
+        if self.is_job and self.verify_steps:
+            raise InvalidOptionError(
+                "must be 0 where checkpoints are kept or files are trained on", field="verify_steps"
+            )
+        if self.checkpoints_path is not None and self.engine is not Engine.THIN:
+            raise InvalidOptionError(f"must be thin where checkpoints are kept, got {self.engine}", field="engine")
+
+    @property
+    def last_step(self) -> int | None:
+        """Number of the last step, those of the warm-up counted; None where the data decide."""
+        return None if self.steps is None else self.warmup_steps + self.steps
+
+    @property
+    def is_job(self) -> bool:
+        """Whether it trains on files or keeps checkpoints, beside being measured."""
+        return self.data_path is not None or self.checkpoints_path is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +197,18 @@ class RunPrediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobReport:
+    """What became of a training job."""
+
+    trained_steps: Annotated[int, Meaning("Steps that the job has made in all, those before restarts counted.")]
+    resumed_from: Annotated[int | None, Meaning("Step of the checkpoint that it went on from; null if from none.")]
+    restarts: Annotated[int, Meaning("How often it was started again after a process failed.")]
+    is_stopped: Annotated[bool, Meaning("Whether SIGTERM ended it, after a checkpoint where these are kept.")]
+    skipped_lines: Annotated[int, Meaning("Lines or rows of the files that are no samples and were left out.")]
+    first_skipped: Annotated[str | None, Meaning("What is wrong with the first of these; null without.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
     """What a run measured."""
 
@@ -156,7 +220,7 @@ class RunResult:
     plan_world_size: Annotated[int, AT_LEAST_1, Meaning("Ranks of the plan.")]
     folded: Annotated[bool, Meaning("Whether processes ran several ranks each: rank r on process r % num_processes.")]
     batch_size: Annotated[int, AT_LEAST_1, Meaning("Samples per step over all processes.")]
-    steps: Annotated[int, AT_LEAST_1, Meaning("Measured steps.")]
+    steps: Annotated[int, AT_LEAST_0, Meaning("Measured steps; 0 where a job was resumed at its end.")]
     warmup_steps: Annotated[int, Meaning("Steps before them that were not measured.")]
     seed: Annotated[int, Meaning("Seed of weights and batches.")]
     interaction: Annotated[str, Meaning("How dense and embedded features met.")]
@@ -177,6 +241,11 @@ class RunResult:
         RunPrediction | None, Meaning("What the plan predicted; null where it has no prices.", written=Written.REQUIRED)
     ] = None
 
+    job: Annotated[
+        JobReport | None,
+        Meaning("Of runs on files or with checkpoints; null for others.", written=Written.REQUIRED),
+    ] = None
+
     def part_ms(self, part: StepPart) -> float:
         """A part at its slowest process; `dense` is what the step has beyond the longest sum of others."""
         others = [one for one in StepPart if one is not StepPart.DENSE]
@@ -186,6 +255,6 @@ class RunResult:
         return max((getattr(rank, f"{part}_ms") for rank in self.ranks), default=0.0)
 
 
-def _member(choices: type[Engine] | type[Device], value: str, field: str) -> Engine | Device:
+def _member(choices: type[StrEnum], value: str, field: str) -> StrEnum:
     check_choice(value, choices, field)
     return choices(value)

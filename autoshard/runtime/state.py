@@ -1,13 +1,14 @@
-"""The state of tables: gathered from all processes, and written back to what each of them holds.
+"""The state of tables: read from all processes, and written back to what each of them holds.
 
-Shape suffixes: N rows, D embedding dim, L rows of a chunk.
+Shape suffixes: N rows, D embedding dim, K parts of the columns.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -15,138 +16,263 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from autoshard.core import EmbeddingTable, Optimizer, TableSet
+from autoshard.core import EmbeddingTable, Split, TableSet
 from autoshard.core.errors import DeviceError, InputError
 from autoshard.core.quoting import write_bytes
-from autoshard.runtime.engine.holdings import Holding
+from autoshard.core.shard import Replicas
+from autoshard.runtime.engine.agreement import on_all
+from autoshard.runtime.engine.holdings import HeldRange, Ownership
 from autoshard.runtime.engine.ids.addresses import RowOrderMap
 from autoshard.runtime.engine.rows.averaging import RowStates
-from autoshard.runtime.engine.rows.places import held_chunks
+from autoshard.runtime.engine.rows.moving import TableMove, move
+from autoshard.runtime.engine.rows.places import RowBlock, TableLayout, held_chunks
 from autoshard.runtime.engine.staging import TORCH_DTYPES
 from autoshard.runtime.participation import Participation
-from autoshard.runtime.weights import CHUNK_ROWS
 
-#: Rows that are gathered at once where a table goes to the host.
-_PIECE_ROWS = 16 * CHUNK_ROWS
+#: What a process has of holdings, one row per place, by number of the holding.
+Held = Mapping[int, RowStates]
 
-#: What one process has of a holding, one row per place.
-Held = tuple[Holding, RowStates]
+
+#: Name of `TableState.columns` in states by name; the same on all processes.
+MOMENT_COLUMNS = "moment_columns"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableState:
-    """Weights of a table, or of some of its rows, and the optimizer's moments, both of shape (N, D).
+    """Weights of a table, or of some of its rows, and the optimizer's moments.
 
     Attributes:
         weights_ND: The weights.
-        moments_ND: For each weight the moment that its updates are divided by; None for SGD. Row-wise AdaGrad has one
-            for a row, or for each part of its columns that is a shard; where rows are in one piece, one value of memory
-            for a row (`expand`). To load, shape (N,) will do.
+        moments: The moments by name (`Optimizer.moments`): (N, D) where each weight has one; where a row has one, (N,),
+            or (N, K) if the plan cuts its columns into K parts, each of which has its own. To load, (N, 1) and (N, D)
+            will do for these, too.
+        columns: Of moments of shape (N, K), the K + 1 bounds of the parts, from 0 to D; else None. To load, None will
+            do for parts of one width.
     """
 
     weights_ND: torch.Tensor
-    moments_ND: torch.Tensor | None
+    moments: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    columns: tuple[int, ...] | None = None
+
+    def bounds(self, dim: int) -> dict[str, tuple[int, ...]]:
+        """By name, bounds of the columns that each number of a row is of (`RowBlock`).
+
+        Args:
+            dim: D.
+        """
+        found = {"weights": tuple(range(dim + 1))}
+        for name, tensor in self.moments.items():
+            parts = 1 if tensor.dim() == 1 else tensor.shape[1]
+            told = self.columns is not None and parts == len(self.columns) - 1
+            found[name] = self.columns if told and self.columns else tuple(range(0, dim + 1, dim // parts))
+        return found
+
+    def expanded(self, name: str = "moments") -> torch.Tensor:
+        """The moment of each weight, (N, D): a view where there is one of the whole row, or one of each weight."""
+        moments, dim = self.moments[name], self.weights_ND.shape[1]
+        bounds = self.bounds(dim)[name]
+        if len(bounds) in (2, dim + 1):
+            return moments.view(len(moments), -1).expand(-1, dim)
+        widths_K = torch.tensor([stop - start for start, stop in pairwise(bounds)], device=moments.device)
+        return moments.repeat_interleave(widths_K, dim=1)
 
 
-def gathered_state(
-    table: EmbeddingTable,
-    held: Sequence[Held],
-    order: RowOrderMap | None,
-    part: Participation,
-    rows: range | None = None,
-    to: int | None = None,
-) -> TableState:
-    """Gives every process, or one of them, the state of a table; all of them have to call it.
+class HeldTables:
+    """Tables as the processes of a replica group hold them: read and written in any rows, or in even shares of them.
+
+    Args:
+        part: The processes, and which of them holds what.
+        held: What this one has.
+        orders: Row orders, by table.
+    """
+
+    def __init__(self, part: Participation, held: Held, orders: Mapping[str, RowOrderMap]) -> None:
+        self._part, self._held, self._orders = part, held, orders
+        self._num_processes = part.group.size()
+
+    def read(self, table: EmbeddingTable, rows: range | None = None) -> TableState:
+        """The state of some rows of a table, None for all, on every process; all of them have to call it."""
+        ids = _checked_rows(table, rows)
+        state = self._empty(table, len(ids), self._part.device)
+        target = _state_layout(table, state, ids, self._copies)
+        self._move([table_move(table, ids, self._layout(table), target, state.moments)])
+        return state
+
+    def read_shares(self) -> dict[str, dict[str, torch.Tensor]]:
+        """The state of all tables in the memory of the hosts, each process an even share of their rows.
+
+        Returns:
+            By table, `weights`, (N, D), and the moments by name, shaped as `TableState` has them, with its `columns` as
+            `moment_columns`, (K + 1,), if there are some. On several processes weights and moments are `DTensor`s that
+            are sharded by rows, which `torch.distributed.checkpoint` writes and reads.
+        """
+        found, moves = {}, []
+        for table in self._part.owners.tables.tables:
+            ids = range(table.num_embeddings)
+            num_own = _rows_of(ids, self._shares).part_rows(self._part.process)
+            state = self._empty(table, num_own, torch.device("cpu"))
+            target = _state_layout(table, state, ids, self._shares)
+            moves.append(table_move(table, ids, self._layout(table), target, state.moments))
+            tensors = _tensors(state)
+            if self._num_processes > 1:
+                tensors = {name: _by_rows(own, len(ids), self._part.group) for name, own in tensors.items()}
+            if state.columns is not None:
+                tensors[MOMENT_COLUMNS] = torch.tensor(state.columns)
+            found[table.name] = tensors
+        self._move(moves)
+        return found
+
+    def write(self, states: Mapping[str, TableState], rows: range | None = None) -> None:
+        """Writes the state of tables, and marks their rows for replica groups; moments that are not there stay.
+
+        Args:
+            states: By table. Of tensors sharded by rows, each process gives its share, and all have to call it.
+            rows: Row ids that they are of; None for all.
+        """
+        moves = []
+        for name, state in states.items():
+            table, replicas = self._part.owners.tables[name], self._copies
+            ids = _checked_rows(table, rows)
+            if isinstance(state.weights_ND, DTensor):
+                local = {name: one.to_local() for name, one in _tensors(state).items() if isinstance(one, DTensor)}
+                state, replicas = TableState(local.pop("weights"), local, state.columns), self._shares
+            source = _state_layout(table, state, ids, replicas)
+            moves.append(table_move(table, ids, source, self._layout(table), state.moments))
+        self._move(moves)
+        for name in states:
+            table = self._part.owners.tables[name]
+            self._mark(table, _checked_rows(table, rows))
+
+    def _move(self, moves: Sequence[TableMove]) -> None:
+        move(moves, self._part.group, self._part.device)
+
+    @property
+    def _shares(self) -> Replicas:
+        """A block of rows for each process."""
+        return (tuple(range(self._num_processes)),)
+
+    @property
+    def _copies(self) -> Replicas:
+        """All rows for each process."""
+        return tuple((process,) for process in range(self._num_processes))
+
+    def _layout(self, table: EmbeddingTable) -> TableLayout:
+        """As the plan has it."""
+        order = self._orders.get(table.name)
+        return held_layout(table, self._part.owners, self._held, order, [range(self._num_processes)])
+
+    def _empty(self, table: EmbeddingTable, num_rows: int, device: torch.device) -> TableState:
+        """Memory for the state of some rows."""
+        dim, columns = table.embedding_dim, None
+        shapes: dict[str, tuple[int, ...]] = {}
+        holdings = [one for one in self._part.owners.holdings if one.of.name == table.name]
+        bounds = sorted({bound for one in holdings for bound in one.columns})
+        for one in table.optimizer.moments:
+            shapes[one.name] = (num_rows, dim)
+            if one.is_per_row:
+                shapes[one.name] = (num_rows,) if len(bounds) == 2 else (num_rows, len(bounds) - 1)
+                columns = None if len(bounds) == 2 else tuple(bounds)
+        moments = {name: torch.empty(shape, dtype=torch.float32, device=device) for name, shape in shapes.items()}
+        return TableState(torch.empty(num_rows, dim, dtype=TORCH_DTYPES[table.dtype], device=device), moments, columns)
+
+    def _mark(self, table: EmbeddingTable, ids: range) -> None:
+        """Marks rows of a table here as updated, where rows are marked."""
+        order = self._orders.get(table.name)
+        for index, state in self._held.items():
+            holding = self._part.owners.holdings[index]
+            if holding.of.name == table.name and state.marks_N is not None:
+                for _, _, places_L in held_chunks(holding, self._part.process, order, ids):
+                    state.marks_N[places_L.to(state.marks_N.device)] = 1
+
+
+def held_layout(
+    table: EmbeddingTable, owners: Ownership, held: Held, order: RowOrderMap | None, groups: Sequence[Sequence[int]]
+) -> TableLayout:
+    """Where the rows of a table are under a plan.
 
     Args:
         table: The table.
-        held: What this process has of it.
-        order: Its row order; None for that of the ids.
-        part: The processes.
-        rows: Row ids; None for all.
-        to: The process that gets it, what others get is of no use; None for all.
+        owners: Who holds what in a replica group.
+        held: What this process has.
+        order: The table's row order; None for that of the ids.
+        groups: The processes of each replica group, all of which hold the same.
     """
-    ids = _checked_rows(table, rows)
-    weights_ND = torch.zeros(len(ids), table.embedding_dim, dtype=TORCH_DTYPES[table.dtype], device=part.device)
-    moments = None
-    if width := _moment_width(table, part):
-        moments = torch.zeros(len(ids), width, dtype=torch.float32, device=part.device)
-    for holding, state in held:
-        # One of those who have the same rows gives them.
-        if any(part.process in of[1:] for of in holding.sync_groups() if len(of) > 1):
+    blocks = []
+    for index, holding in enumerate(owners.holdings):
+        if holding.of.name != table.name:
             continue
         first, last = holding.columns
-        for start, rows_L, places_L in held_chunks(holding, part.process, order, ids):
-            rows_L, places_L = (rows_L + (start - ids.start)).to(part.device), places_L.to(part.device)
-            weights_ND[rows_L, first:last] = state.weights_ND[places_L].detach()
-            if moments is not None and state.moments is not None:
-                # A moment of a whole row is that of column 0, where there is but that one.
-                moments[rows_L, first:last] = state.moments.view(len(state.weights_ND), -1)[places_L].detach()
-    for tensor in (weights_ND, moments):
-        if tensor is None:
-            continue
-        if to is None:
-            dist.all_reduce(tensor, group=part.group)
-        else:
-            dist.reduce(tensor, group_dst=to, group=part.group)
-    return TableState(weights_ND, None if moments is None else moments.expand_as(weights_ND))
+        each = tuple(range(first, last + 1))
+        bounds = {one.name: (first, last) if one.is_per_row else each for one in table.optimizer.moments}
+        for number, rows in enumerate(holding.ranges):
+            replicas = (tuple(group[process] for process in one) for group in groups for one in rows.replicas)
+            places = {
+                (own.part, group[process]): own.offset
+                for process in range(owners.num_processes)
+                for own in holding.parts_of(process)
+                if own.range == number
+                for group in groups
+            }
+            block = RowBlock(
+                columns=holding.columns,
+                rows=replace(rows, replicas=tuple(replicas)),
+                first=places,
+                bounds={"weights": each, **bounds},
+                tensors=_tensors(held[index]) if index in held else {},
+            )
+            blocks.append(block)
+    return TableLayout(tuple(blocks), order)
 
 
-def _moment_width(table: EmbeddingTable, part: Participation) -> int:
-    """Moments that a row of a table has under the plan, told as numbers a row; 0 for SGD."""
-    if table.optimizer is Optimizer.SGD:
-        return 0
-    holdings = [one for one in part.owners.holdings if one.of.name == table.name]
-    is_cut = any(one.embedding_dim != table.embedding_dim for one in holdings)
-    return 1 if table.optimizer is Optimizer.ROWWISE_ADAGRAD and not is_cut else table.embedding_dim
-
-
-def even_rows(num_rows: int, num_processes: int) -> list[range]:
-    """Rows of each process, as `torch.distributed.tensor.Shard(0)` deals them: alike many but for the last ones."""
-    size = -(-num_rows // num_processes)
-    return [
-        range(min(process * size, num_rows), min((process + 1) * size, num_rows)) for process in range(num_processes)
-    ]
-
-
-def state_by_rows(
-    table: EmbeddingTable, read: Callable[[range, int], TableState], part: Participation
-) -> dict[str, torch.Tensor]:
-    """The state of a table in the memory of the hosts, each process an even share of its rows, whatever the plan.
+def table_move(
+    table: EmbeddingTable, ids: range, source: TableLayout, target: TableLayout, moments: Iterable[str]
+) -> TableMove:
+    """Rows of a table from one layout to another.
 
     Args:
         table: The table.
-        read: Gives a process the state of some rows; all of them call it.
-        part: The processes.
-
-    Returns:
-        `weights`, (N, D), and if there are some `moments`, (N,) for one per row, else (N, D): on several processes
-        `DTensor`s that are sharded by rows, which `torch.distributed.checkpoint` writes and reads.
+        ids: Which rows.
+        source: Where they are.
+        target: Where they go.
+        moments: Names of the moments that go along.
     """
-    num_processes, width = part.group.size(), _moment_width(table, part)
-    rows_P = even_rows(table.num_embeddings, num_processes)
-    num_own = len(rows_P[part.process])
-    own = {"weights": torch.empty(num_own, table.embedding_dim, dtype=TORCH_DTYPES[table.dtype])}
-    if width:
-        own["moments"] = torch.empty((num_own,) if width == 1 else (num_own, width))
-    for process, rows in _pieces(rows_P):
-        state = read(rows, process)
-        if process != part.process:
-            continue
-        at = slice(rows.start - rows_P[process].start, rows.stop - rows_P[process].start)
-        own["weights"][at] = state.weights_ND
-        if state.moments_ND is not None:
-            own["moments"][at] = state.moments_ND[:, 0] if width == 1 else state.moments_ND
-    if num_processes == 1:
-        return own
-    return {name: _by_rows(tensor, table.num_embeddings, part.group) for name, tensor in own.items()}
+    dtypes = {"weights": TORCH_DTYPES[table.dtype], **dict.fromkeys(moments, torch.float32)}
+    return TableMove(source=source, target=target, ids=ids, dtypes=dtypes)
 
 
-def _pieces(rows_P: Sequence[range]) -> Iterator[tuple[int, range]]:
-    """Processes and rows of theirs, few enough to go to the host at once."""
-    for process, rows in enumerate(rows_P):
-        for start in range(rows.start, rows.stop, _PIECE_ROWS):
-            yield process, range(start, min(start + _PIECE_ROWS, rows.stop))
+def _state_layout(table: EmbeddingTable, state: TableState, ids: range, replicas: Replicas) -> TableLayout:
+    """Where the rows of a state are: each process of a replica has a block of them."""
+    first = {(part, process): 0 for replica in replicas for part, process in enumerate(replica)}
+    block = RowBlock(
+        columns=(0, table.embedding_dim),
+        rows=_rows_of(ids, replicas),
+        first=first,
+        bounds=state.bounds(table.embedding_dim),
+        tensors=_tensors(state),
+    )
+    return TableLayout((block,))
+
+
+def _rows_of(ids: range, replicas: Replicas) -> HeldRange:
+    """Rows of which each process of a replica has a block, as `torch.distributed.tensor.Shard(0)` deals them."""
+    return HeldRange(start=ids.start, stop=ids.stop, split=Split.BLOCK, replicas=replicas, read_by=())
+
+
+def _tensors(state: RowStates | TableState) -> dict[str, torch.Tensor]:
+    return {"weights": state.weights_ND, **state.moments}
+
+
+def empty_shares(shape: Sequence[int], dtype: torch.dtype, group: dist.ProcessGroup) -> torch.Tensor:
+    """Memory of the hosts for a tensor of a table, of which each process has an even share of the rows.
+
+    Args:
+        shape: Its shape, rows first.
+        dtype: Its numbers.
+        group: The processes; of one, the tensor is whole.
+    """
+    rows = _rows_of(range(shape[0]), (tuple(range(group.size())),))
+    own = torch.empty((rows.part_rows(group.rank()), *shape[1:]), dtype=dtype)
+    return own if group.size() == 1 else _by_rows(own, shape[0], group)
 
 
 def _by_rows(own: torch.Tensor, num_rows: int, group: dist.ProcessGroup) -> DTensor:
@@ -156,46 +282,13 @@ def _by_rows(own: torch.Tensor, num_rows: int, group: dist.ProcessGroup) -> DTen
     return DTensor.from_local(own, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
 
 
-def rows_from_all(state: TableState, part: Participation) -> Iterator[tuple[range, TableState]]:
-    """A table's state on every process, a piece at a time, of tensors that are whole or sharded by rows.
-
-    Args:
-        state: Its weights, and moments if it has some; those of one table are alike.
-        part: The processes; all of them go through it.
-    """
-    if not isinstance(state.weights_ND, DTensor):
-        yield range(len(state.weights_ND)), state
-        return
-    tensors = (state.weights_ND, state.moments_ND)
-    rows_P = even_rows(len(state.weights_ND), part.group.size())
-    for process, rows in _pieces(rows_P):
-        first = rows_P[process].start if process == part.process else None
-        weights_ND, moments = (_broadcast(tensor, rows, first, process, part) for tensor in tensors)
-        assert weights_ND is not None
-        yield rows, TableState(weights_ND, moments)
-
-
-def _broadcast(
-    tensor: torch.Tensor | None, rows: range, first: int | None, process: int, part: Participation
-) -> torch.Tensor | None:
-    """Some rows of a process on all of them; `first` is the first row that it has, None on the others."""
-    if tensor is None:
-        return None
-    piece = torch.empty(len(rows), *tensor.shape[1:], dtype=tensor.dtype, device=part.device)
-    if first is not None:
-        assert isinstance(tensor, DTensor)
-        piece.copy_(tensor.to_local()[rows.start - first : rows.stop - first])
-    dist.broadcast(piece, group_src=process, group=part.group)
-    return piece
-
-
 def check_layout(table: EmbeddingTable, state: TableState, part: Participation) -> None:
     """Refuses tensors that are neither whole nor sharded by rows over the processes.
 
     Raises:
         InputError: If they are sharded in another way; the field is the table.
     """
-    tensors = [tensor for tensor in (state.weights_ND, state.moments_ND) if tensor is not None]
+    tensors = _tensors(state).values()
     if len({isinstance(tensor, DTensor) for tensor in tensors}) > 1:
         raise InputError("weights and moments must both be whole, or both be sharded by rows", field=table.name)
     for tensor in tensors:
@@ -220,16 +313,35 @@ def check_state(table: EmbeddingTable, state: TableState, rows: range | None = N
     Raises:
         InputError: If a shape or a dtype is another, or moments are missing or not used; the field is the table.
     """
-    shape = (len(_checked_rows(table, rows)), table.embedding_dim)
-    _check_tensor(table.name, "weights", state.weights_ND, [shape])
-    if table.optimizer is Optimizer.SGD:
-        if state.moments_ND is not None:
-            raise InputError("must have no moments: the table is trained with sgd", field=table.name)
-        return
-    if state.moments_ND is None:
-        raise InputError(f"must have moments, of {table.optimizer}; load_weights sets weights alone", field=table.name)
-    per_row = [shape[:1], (shape[0], 1)] if table.optimizer is Optimizer.ROWWISE_ADAGRAD else []
-    _check_tensor(table.name, "moments", state.moments_ND, [shape, *per_row])
+    num_rows, dim = len(_checked_rows(table, rows)), table.embedding_dim
+    _check_tensor(table.name, "weights", state.weights_ND, [(num_rows, dim)])
+    kept = {one.name: one for one in table.optimizer.moments}
+    if unused := sorted(state.moments.keys() - kept.keys()):
+        raise InputError(f"must have no {unused[0]}: the table is trained with {table.optimizer}", field=table.name)
+    if missing := sorted(kept.keys() - state.moments.keys()):
+        raise InputError(
+            f"must have {missing[0]}, of {table.optimizer}; load_weights sets weights alone", field=table.name
+        )
+    for name, one in kept.items():
+        shapes: list[tuple[int, ...]] = [(num_rows, dim)]
+        if one.is_per_row:
+            shapes += [(num_rows,), (num_rows, 1), (num_rows, _num_parts(table, state, name))]
+        _check_tensor(table.name, name, state.moments[name], shapes)
+
+
+def _num_parts(table: EmbeddingTable, state: TableState, name: str) -> int:
+    """Parts of the columns that have moments of their own, as bounds have it or, without any, as even as they are.
+
+    Raises:
+        InputError: If the bounds are not those of parts of the table's columns.
+    """
+    dim, columns = table.embedding_dim, state.columns
+    if columns is not None:
+        if columns[:1] != (0,) or columns[-1:] != (dim,) or any(a >= b for a, b in pairwise(columns)):
+            raise InputError(f"must have columns that rise from 0 to {dim}, got {list(columns)}", field=table.name)
+        return len(columns) - 1
+    shape = state.moments[name].shape if isinstance(state.moments[name], torch.Tensor) else ()
+    return shape[1] if len(shape) == 2 and shape[1] and dim % shape[1] == 0 else 1
 
 
 def check_weights(table: EmbeddingTable, weights_ND: torch.Tensor) -> None:
@@ -241,47 +353,6 @@ def check_weights(table: EmbeddingTable, weights_ND: torch.Tensor) -> None:
     _check_tensor(table.name, "weights", weights_ND, [(table.num_embeddings, table.embedding_dim)])
 
 
-@torch.no_grad()
-def write_state(
-    held: Iterable[Held],
-    process: int,
-    order: RowOrderMap | None,
-    weights_ND: torch.Tensor,
-    moments: torch.Tensor | None,
-    rows: range | None = None,
-) -> None:
-    """Writes what a process has of a table, a chunk of rows at a time, and marks it for replica groups.
-
-    A moment of several columns is the mean over them: what row-wise AdaGrad adds up is the mean over a row's columns,
-    so a coarser cut gets what it would have had, and a finer one the mean of what it is a part of.
-
-    Args:
-        held: What the process has of the table.
-        process: The process.
-        order: The table's row order; None for that of the ids.
-        weights_ND: Weights of the rows, of any dtype and device.
-        moments: Their moments, (N, D) or one for a row; None to leave them as they are.
-        rows: Row ids; None for all.
-    """
-    for holding, state in held:
-        first, last = holding.columns
-        ids = range(holding.of.num_embeddings) if rows is None else rows
-        for start, rows_L, places_L in held_chunks(holding, process, order, ids):
-            piece = slice(start - ids.start, start - ids.start + CHUNK_ROWS)
-            places_L = places_L.to(state.weights_ND.device)
-            state.weights_ND[places_L] = weights_ND[piece].cpu()[rows_L, first:last].to(state.weights_ND)
-            if state.marks_N is not None:
-                state.marks_N[places_L] = 1
-            if moments is None or state.moments is None:
-                continue
-            own = moments[piece].cpu()[rows_L].view(len(rows_L), -1)
-            own = own if own.shape[1] == 1 else own[:, first:last]
-            if state.moments.dim() == 1:
-                is_one_L = own.amin(dim=1) == own.amax(dim=1)  # a mean would round it
-                own = torch.where(is_one_L, own[:, 0], own.mean(dim=1))
-            state.moments[places_L] = own.to(state.moments)
-
-
 def check_host_memory(tables: TableSet, part: Participation) -> None:
     """Refuses to hold an even share of all tables where a host has not that much; all processes have to call it.
 
@@ -289,13 +360,16 @@ def check_host_memory(tables: TableSet, part: Participation) -> None:
         DeviceError: On all of them, if one has too little.
     """
     needed = tables.storage_bytes // part.group.size()
-    short = torch.tensor([max(0, needed - free_host_bytes())], device=part.device)
-    dist.all_reduce(short, op=dist.ReduceOp.MAX, group=part.group)
-    if short.item():
-        raise DeviceError(
-            f"state_dict would hold {write_bytes(needed)} of tables on every process, {write_bytes(int(short.item()))} "
-            "more than a host has free: save tables in pieces with table_state(name, rows)"
-        )
+
+    def check() -> None:
+        short = needed - free_host_bytes()
+        if short > 0:
+            raise DeviceError(
+                f"state_dict would hold {write_bytes(needed)} of tables on every process, {write_bytes(short)} more "
+                "than a host has free: save tables in pieces with table_state(name, rows)"
+            )
+
+    on_all(check, part.group, part.device)
 
 
 def free_host_bytes() -> int:

@@ -30,9 +30,10 @@ from autoshard.core import (
     Shard,
     ShardingPlan,
     Split,
+    TableSet,
     Tier,
 )
-from autoshard.core.errors import ExecutionError, InvalidPlanError
+from autoshard.core.errors import ExecutionError, InvalidOptionError, InvalidPlanError
 from autoshard.core.quoting import shown
 from autoshard.formats.torchrec.configs import table_config
 from autoshard.formats.torchrec.objects import parameter_sharding
@@ -51,14 +52,37 @@ from autoshard.runtime.engine.groups import CLOSED, own_group, release_world
 from autoshard.runtime.engine.holdings import HeldRange, Holding, Ownership
 from autoshard.runtime.engine.ids.messages import id_dtype
 from autoshard.runtime.engine.rows.averaging import RowStates
-from autoshard.runtime.engine.rows.fused import FUSED_OPTIMIZERS, FusedSettings
+from autoshard.runtime.engine.rows.fused import FUSED_OPTIMIZERS, FusedSettings, is_fused, update_options
 from autoshard.runtime.engine.rows.places import initialise_held
 from autoshard.runtime.participation import Participation
-from autoshard.runtime.state import Held, TableState, gathered_state
+from autoshard.runtime.state import Held, HeldTables, TableState
 from autoshard.runtime.timing import Part, StepTimer
 
 #: What `close` lets go of: nothing can be done without it.
 _LET_GO = ("_part", "_sharded", "_held")
+
+
+def _check_settings(tables: TableSet, settings: FusedSettings, device: torch.device) -> None:
+    """Refuses optimizers, and settings of them, that FBGEMM's kernels of the device do not train with.
+
+    Raises:
+        InvalidPlanError: If an optimizer makes rows NaN (`is_fused`).
+        InvalidOptionError: If a setting is not executed; it is named.
+    """
+    for index, table in enumerate(tables.tables):
+        if table.optimizer not in FUSED_OPTIMIZERS:
+            raise InvalidPlanError(
+                f"the torchrec engine trains with {', '.join(FUSED_OPTIMIZERS)}, got {table.optimizer}: use the thin "
+                "engine",
+                field=f"tables.tables[{index}].optimizer",
+            )
+    if settings.max_gradient is not None:
+        raise InvalidOptionError("is not executed by the torchrec engine: use the thin engine", field="max_gradient")
+    if not all(is_fused(table.optimizer, settings, device) for table in tables.tables):
+        field = "weight_decay" if settings.weight_decay else "max_norm"
+        raise InvalidOptionError(
+            f"is not executed by the torchrec engine on a {device.type}: use the thin engine", field=field
+        )
 
 
 class TorchRecEmbeddings:
@@ -79,6 +103,7 @@ class TorchRecEmbeddings:
 
     Raises:
         InvalidPlanError: If the plan holds tables in a way that is not executed.
+        InvalidOptionError: If a setting of updates is not executed.
         InputError: If the processes differ in plan, settings or batch size, or the plan's batch cannot be shared
             evenly.
     """
@@ -95,6 +120,7 @@ class TorchRecEmbeddings:
         part = Participation.agree(plan, settings, local_batch_size=local_batch_size, device=device)
         self._part = part
         self._layouts = layouts_of(plan, part.owners, device_type=part.device.type)
+        _check_settings(plan.tables, settings, part.device)
         self.owners = replace(part.owners, holdings=tuple(one for layout in self._layouts for one in layout.holdings))
         self.local_batch_size, self.feature_dims = part.local_batch_size, part.feature_dims
         self._id_dtype = id_dtype(table.num_embeddings for table in self.owners.tables.tables)
@@ -108,8 +134,8 @@ class TorchRecEmbeddings:
         }
         self._sharded: Any = self._shard(settings)
         self._held = self._find_held()
-        for holding, state in self._held:
-            initialise_held(state.weights_ND, holding, part.process, None, settings.seed)
+        for index, state in self._held.items():
+            initialise_held(state.weights_ND, self.owners.holdings[index], part.process, None, settings.seed)
 
     def __call__(self, ids: BatchOfIds) -> Embedded:
         """Pooled embeddings of the local batch."""
@@ -133,8 +159,7 @@ class TorchRecEmbeddings:
 
     def table_state(self, name: str) -> TableState:
         """A table's weights and moments, on every process. All processes have to call it."""
-        held = [one for one in self._held if one[0].of.name == name]
-        return gathered_state(self.owners.tables[name], held, None, self._part)
+        return HeldTables(replace(self._part, owners=self.owners), self._held, {}).read(self.owners.tables[name])
 
     def close(self) -> None:
         """Lets go of TorchRec's modules and of process groups, before these are destroyed; again, it does nothing.
@@ -160,7 +185,7 @@ class TorchRecEmbeddings:
     def _shard(self, settings: FusedSettings) -> Any:
         collection = self._collection(settings.learning_rate)
         sharder = EmbeddingBagCollectionSharder(
-            fused_params={"eps": settings.eps, "bounds_check_mode": BoundsCheckMode.FATAL}
+            fused_params={**update_options(settings), "bounds_check_mode": BoundsCheckMode.FATAL}
         )
         node_size = next((one.node_size for one in self._layouts if one.node_size), None)
         if node_size is not None:
@@ -218,18 +243,21 @@ class TorchRecEmbeddings:
             for index, (table, layout) in enumerate(zip(self.owners.tables.tables, self._layouts, strict=True))
         ]
 
-    def _find_held(self) -> list[Held]:
+    def _find_held(self) -> Held:
         """State of the tables here; TorchRec's `modules()` does not lead to it."""
-        found: list[Held] = []
-        holdings = {(_name(one.table), one.columns[0]): one for one in self.owners.holdings}
+        found: dict[int, RowStates] = {}
+        holdings = {(_name(one.table), one.columns[0]): index for index, one in enumerate(self.owners.holdings)}
         for kernel in [kernel for lookup in self._sharded._lookups for kernel in lookup._emb_modules]:
             fused = kernel.emb_module
             weights, states = fused.split_embedding_weights(), fused.split_optimizer_states()
             for index, config in enumerate(kernel.config.embedding_tables):
-                holding = holdings.get((config.name, config.local_metadata.shard_offsets[1]))
-                if holding is not None:
-                    moments = states[index][0] if states and states[index] else None
-                    found.append((holding, RowStates(weights[index], moments, None)))
+                number = holdings.get((config.name, config.local_metadata.shard_offsets[1]))
+                if number is not None:
+                    named = zip(
+                        self.owners.holdings[number].of.optimizer.moments, states[index] if states else (), strict=True
+                    )
+                    moments = {moment.name: kept for moment, kept in named}
+                    found[number] = RowStates(weights[index], moments, None)
             fused.register_forward_pre_hook(self._before_kernel)
             fused.register_forward_hook(self._after_kernel)
         return found

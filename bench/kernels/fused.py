@@ -14,9 +14,9 @@ from typing import TypeAlias
 import torch
 
 from autoshard.core import LocalShard, MemoryPlacement, Pooling, Update
-from autoshard.runtime.engine.rows.fused import FusedKernel, FusedSettings
-from autoshard.runtime.engine.rows.replicas import one_below_the_other, side_by_side
-from autoshard.runtime.engine.rows.replicated import ReplicatedRows, places_of, summed_by_place
+from autoshard.runtime.engine.rows.fused import FusedKernel, FusedSettings, UpdateStep
+from autoshard.runtime.engine.rows.replicated import places_of
+from autoshard.runtime.engine.rows.torch_rows import TorchRows, one_below_the_other, side_by_side, summed_by_place
 from bench.kernels.inputs import FusedInput, ShardBatch, fuse
 from bench.measuring.arena import Arenas
 
@@ -24,6 +24,7 @@ LEARNING_RATE = 0.01
 EPSILON = 1e-8
 _GRADIENT = 1e-3
 _SETTINGS = FusedSettings(learning_rate=LEARNING_RATE, eps=EPSILON)
+_STEP = UpdateStep(LEARNING_RATE, 1)
 
 
 class TimedFusedKernel:
@@ -94,7 +95,7 @@ class ReplicaKernel:
         kind = shards[0]
         num_rows = sum(shard.num_embeddings for shard in shards)
         on_cpu = device.type == "cpu"
-        self.rows = ReplicatedRows(
+        self.rows = TorchRows(
             0 if on_cpu else num_rows, kind.embedding_dim, kind.dtype, kind.optimizer, _SETTINGS, device
         )
         if on_cpu:
@@ -102,9 +103,9 @@ class ReplicaKernel:
             # backward pass: `data` counts them by itself.
             numbers = num_rows * kind.embedding_dim
             self.rows.weights_ND = arenas.weights(numbers, kind.dtype).data.view(num_rows, -1)
-            if self.rows.moments is not None:
-                shape = (num_rows, *self.rows.moments.shape[1:])
-                self.rows.moments = arenas.moments(math.prod(shape)).data.view(shape)
+            for name, empty in self.rows.moments.items():
+                shape = (num_rows, *empty.shape[1:])
+                self.rows.moments[name] = arenas.moments(math.prod(shape)).data.view(shape)
         fused = fuse(batches, as_one_table=True)
         self._rows_L, self._lengths_X = fused.ids_L, fused.lengths_SB.reshape(-1)
         self._is_pooled, self._num_shards, self._num_bags = kind.is_pooled, len(shards), kind.num_bags
@@ -131,7 +132,7 @@ class ReplicaKernel:
             gradients_XD = one_below_the_other(gradients_XD, self._num_shards)
         places_L = places_of(self._rows_L, self._hit_U, len(self.rows.weights_ND))
         gradients_UD = summed_by_place(places_L, len(self._hit_U), self._sources_L, gradients_XD)
-        self.rows.update(self._hit_U, gradients_UD, LEARNING_RATE)
+        self.rows.update(self._hit_U, gradients_UD, _STEP)
 
 
 #: Shards of one kind that run together.

@@ -11,7 +11,7 @@ import typer
 from rich.console import Group, RenderableType
 
 from autoshard import console
-from autoshard.commands.arguments import ImageOption, open_client, server_option
+from autoshard.commands.arguments import ImageOption, open_client, server_option, written_file
 from autoshard.commands.options import Needs, command_options
 from autoshard.commands.plan import draw
 from autoshard.core.errors import InvalidOptionError, SampleStoreError
@@ -36,7 +36,7 @@ class SamplesOptions:
     device: Annotated[str | None, typer.Option(help="Look at this device only, such as `cpu` or `h200`.")] = None
     html: Annotated[
         Path | None,
-        typer.Option("--output", "-o", "--html", help="Write a page of the regions that the samples of kernels cover."),
+        written_file("--output", "-o", "--html", help="Write a page of the regions that the samples of kernels cover."),
     ] = None
     image: ImageOption = None
     tables: Annotated[

@@ -29,7 +29,7 @@ _MAX_TENSOR_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Checkpoint:
+class PolicyCheckpoint:
     """What a training was in the middle of.
 
     Attributes:
@@ -57,7 +57,7 @@ class Checkpoint:
                 old.unlink(missing_ok=True)
 
     @classmethod
-    def load(cls, folder: Path) -> Checkpoint | None:
+    def load(cls, folder: Path) -> PolicyCheckpoint | None:
         """The folder's checkpoint; None if it has none.
 
         Raises:

@@ -29,7 +29,7 @@ from policies.algorithms.trajectories import Tensors, Trajectories
 from policies.algorithms.vtrace import VTrace
 from policies.network.actor_critic import PlacementPolicy
 from policies.network.weights import with_prefix
-from policies.training.checkpoint import Checkpoint
+from policies.training.checkpoint import PolicyCheckpoint
 from policies.training.joint_cost import JointCost
 from policies.training.scores import Baselines
 from policies.training.trainer import Evaluation, PolicyTrainer
@@ -188,17 +188,17 @@ class JointTrainer(PolicyTrainer):
     def _baselines(self) -> Baselines:
         return Baselines.of_tasks(self.validation_tasks)
 
-    def checkpoint(self) -> Checkpoint:
+    def checkpoint(self) -> PolicyCheckpoint:
         """As PolicyTrainer, with the cost model; measured samples are not kept."""
         mine, cost = super().checkpoint(), self.cost.checkpoint()
         tensors = {**mine.tensors, **{f"cost.{name}": value for name, value in cost.tensors.items()}}
-        return Checkpoint(state={**mine.state, "cost": cost.state}, tensors=tensors)
+        return PolicyCheckpoint(state={**mine.state, "cost": cost.state}, tensors=tensors)
 
-    def restore(self, checkpoint: Checkpoint, source: str) -> None:
+    def restore(self, checkpoint: PolicyCheckpoint, source: str) -> None:
         """As PolicyTrainer, with the cost model."""
         super().restore(checkpoint, source)
         rng = torch.get_rng_state()
-        cost = Checkpoint(state=checkpoint.state["cost"], tensors=with_prefix(checkpoint.tensors, "cost."))
+        cost = PolicyCheckpoint(state=checkpoint.state["cost"], tensors=with_prefix(checkpoint.tensors, "cost."))
         self.cost.restore(cost, source)
         self._reprice()
         torch.set_rng_state(rng)

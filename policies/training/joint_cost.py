@@ -28,7 +28,7 @@ from costmodel.kernel.updates.batches import uploaded
 from costmodel.kernel.weights import ENCODER_HIDDEN, NUM_OUTPUTS
 from policies.choices import CostLoss
 from policies.network.weights import load_arrays, optimizer_arrays, restore_optimizer, to_arrays, with_prefix
-from policies.training.checkpoint import Checkpoint
+from policies.training.checkpoint import PolicyCheckpoint
 from policies.training.cost_buffer import CostBuffer
 
 _HELD_OUT_SHARE = 0.2
@@ -216,15 +216,15 @@ class JointCost:
         """The cost model as it is now, with the intervals of the last time that it was measured."""
         return LearnedCostModel(to_arrays(self.network), self._card)
 
-    def checkpoint(self) -> Checkpoint:
+    def checkpoint(self) -> PolicyCheckpoint:
         """What `restore` needs; measured samples are not kept."""
         tensors = {f"network.{name}": value for name, value in to_arrays(self.network).items()}
-        return Checkpoint(
+        return PolicyCheckpoint(
             state={"rng": self._rng.bit_generator.state, "has_level": self.has_level},
             tensors=tensors | optimizer_arrays(self.optimizer),
         )
 
-    def restore(self, checkpoint: Checkpoint, source: str) -> None:
+    def restore(self, checkpoint: PolicyCheckpoint, source: str) -> None:
         """Goes on from a checkpoint."""
         load_arrays(self.network, with_prefix(checkpoint.tensors, "network."), source)
         restore_optimizer(self.optimizer, with_prefix(checkpoint.tensors, "optimizer."))

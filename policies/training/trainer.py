@@ -30,7 +30,7 @@ from policies.rollout.actor_processes import ActorProcesses
 from policies.rollout.actors import ActorLauncher, ActorPool, ActorSetup
 from policies.rollout.lagged import LaggedVTrace
 from policies.rollout.measured import MeasuredVecEnv
-from policies.training.checkpoint import Checkpoint
+from policies.training.checkpoint import PolicyCheckpoint
 from policies.training.scores import Baselines, PlacementScore, score_policy
 from policies.training.training_log import CollectTimer, StepRate, Times, make_logger
 
@@ -262,7 +262,7 @@ class PolicyTrainer:
             InvalidOptionError: If its checkpoint is of a training with other options.
             ExecutionError: If actors fail.
         """
-        checkpoint = Checkpoint.load(folder) if folder is not None else None
+        checkpoint = PolicyCheckpoint.load(folder) if folder is not None else None
         if checkpoint is not None:
             self.restore(checkpoint, str(folder))
         logger = make_logger(tensorboard if self.learners.is_first else None, self.num_updates)
@@ -312,7 +312,7 @@ class PolicyTrainer:
         if self.pool is not None:
             self.pool.close()
 
-    def checkpoint(self) -> Checkpoint:
+    def checkpoint(self) -> PolicyCheckpoint:
         """All that `restore` needs to go on as if nothing had happened; with actors, but for what they had in hand.
 
         It says nothing of devices, so a training goes on where it likes. Of several processes, those but the first draw
@@ -333,9 +333,9 @@ class PolicyTrainer:
             "num_measured": self.measured.num_measured if self.measured is not None else 0,
             "draws": self.env.draw_state(),
         }
-        return Checkpoint(state=state, tensors=tensors)
+        return PolicyCheckpoint(state=state, tensors=tensors)
 
-    def restore(self, checkpoint: Checkpoint, source: str) -> None:
+    def restore(self, checkpoint: PolicyCheckpoint, source: str) -> None:
         """Goes on from a checkpoint.
 
         Raises:

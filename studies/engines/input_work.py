@@ -33,6 +33,7 @@ from autoshard.core import (
     Tier,
     Topology,
 )
+from autoshard.core.optimizers import UpdateSettings
 from autoshard.evaluation.rank_work import batch_ms, reader_ms
 from autoshard.formats import load_tables, read_plan
 from autoshard.formats.metasyn import metasyn
@@ -52,7 +53,7 @@ _FLUSHED_BYTES = 64 << 20
 
 def input_ms(plan: ShardingPlan, runs: int) -> list[float]:
     """Processor time of this thread for each of several batches, in milliseconds."""
-    part = Participation.agree(plan, None)
+    part = Participation.agree(plan, UpdateSettings(learning_rate=0.0))
     exchange = InputExchange(part.owners, {}, part.local_batch_size, part.groups, part.device)
     ranked = ranked_rows(plan, {})
     flushed = torch.empty(_FLUSHED_BYTES, dtype=torch.uint8)

@@ -4,6 +4,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBat
 
 from autoshard.core import DType, Exchange, MemoryLevel, Optimizer, Pooling, Update
 from autoshard.runtime import releases
+from autoshard.runtime.engine.rows.fused import UpdateStep
 from bench.kernels.fused import EPSILON, LEARNING_RATE, ReplicaKernel, ShardSet, TimedFusedKernel, fusable
 from bench.kernels.inputs import draw_batch
 from bench.kernels.measurable import is_measurable
@@ -141,8 +142,8 @@ def test_replicas_are_looked_up_and_updated_as_plain_tables(pooling, optimizer, 
     running = ShardSet(draws, Arenas(100_000, CPU), CPU)
     (kernel,) = running.kernels
     torch.nn.init.normal_(kernel.rows.weights_ND)
-    if kernel.rows.moments is not None:
-        kernel.rows.moments.zero_()
+    for moments in kernel.rows.moments.values():
+        moments.zero_()
     tables = [table.float().clone().requires_grad_() for table in kernel.rows.weights_ND.split([50, 30])]
     plain = [looked_up(table, batch) for table, (batch,) in zip(tables, draws, strict=True)]
     outputs = running.forward()
@@ -191,7 +192,7 @@ def test_runs_take_turns_among_batches():
     draws = [draw_batch(shard, draw) for draw in range(3)]
     running = ShardSet([draws], Arenas(4_000, CPU), CPU)
     running.kernels[0].kernel.module.weights_host.data.copy_(torch.randn(50 * 8))
-    running.kernels[0].kernel.set_learning_rate(0.0)
+    running.kernels[0].kernel.set_step(UpdateStep(0.0, 1))
     outputs = []
     for _ in range(6):
         (output,) = found = running.forward()

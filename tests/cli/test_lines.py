@@ -67,6 +67,37 @@ LINES = [
         (f"{PLAN} --planner random -o {file}", 2, file.removeprefix("DOCUMENTS"))
         for file in ("DOCUMENTS/empty/inside.json", "DOCUMENTS", "/proc/nothing/plan.json", "/dev/full")
     ),
+    *(
+        (f"{line} {file}", 2, f"{file.removeprefix('DOCUMENTS')}: cannot be written: ")  # before any work
+        for line in (
+            f"{PLAN} --time-limit 600 -o",
+            "simulate nothing --image",
+            "compare nothing --html",
+            "import nothing -o",
+            "export nothing -o",
+            "detect -o",
+            "simulate nothing -o",
+            "samples missing --html",
+            "checkpoint export nothing -o",
+        )
+        for file in ("DOCUMENTS/empty/inside.svg", "/dev/full")
+    ),
+    # Folders that are no checkpoint.
+    *(
+        (f"checkpoint {line}", 2, "nothing: is no checkpoint: must have a manifest.json, which is written last")
+        for line in (
+            "show nothing",
+            "verify nothing",
+            "export nothing -o out",
+            "reshard nothing --plan DOCUMENTS/plan.json",
+        )
+    ),
+    ("checkpoint show DOCUMENTS/empty", 2, "empty: is no checkpoint"),
+    ("checkpoint reshard nothing --plan DOCUMENTS/empty", 2, "empty: is not JSON"),
+    ("checkpoint import nothing --plan DOCUMENTS/plan.json -o out", 2, "nothing: is not there"),
+    ("checkpoint import DOCUMENTS/empty --plan DOCUMENTS/plan.json -o out", 2, "empty: must be a folder of torch."),
+    ("checkpoint import DOCUMENTS/empty --plan nothing -o out", 2, "nothing: cannot be read"),
+    ("checkpoint import nothing --plan nothing -o out --step -1", 2, "'--step': "),
     # Values that an option does not take.
     *(
         (f"{needed} --seed {seed}", 2, "'--seed': ")
@@ -97,6 +128,10 @@ LINES = [
         ]
     ),
     ("run nothing --engine thick", 2, "'--engine': 'thick' is not one of 'thin', 'torchrec'"),
+    ("run nothing --beta1 1", 2, "'--beta1': must be a number in [0, 1), got 1"),
+    ("run nothing --learning-rate 0", 2, "'--learning-rate': must be a number above 0, got 0"),
+    ("run nothing --weight-decay -1", 2, "'--weight-decay': must be a number of at least 0, got -1"),
+    ("run nothing --weight-decay-mode sparse", 2, "'sparse' is not one of 'decoupled', 'l2'"),
     ("run nothing --overlap neo", 2, 'overlap: must be one of none, pipelined, got "neo"'),
     ("run nothing --engine torchrec --overlap pipelined", 2, 'overlap: must be one of none, got "pipelined"'),
     # What names something is looked up before files are read.
@@ -353,7 +388,8 @@ def test_every_number_is_checked_by_its_option_as_the_help_says(says, command):
     assert options
     for name, kind, rest in options:
         least = re.search(r"x>=(\d+)|(\d+)<=x<=", " ".join(rest.split()))
-        values = [int(least[1] or least[2]) - 1] if least else ["0", "inf", "-inf"]
-        assert least or "above 0" in kind
+        values = [int(least[1] or least[2]) - 1] if least else ["inf", "-inf"]
+        outside = {"above 0": "0", "at least 0": "-1e-9", "in [0, 1)": "1"}
+        values += [] if least else [next(value for words, value in outside.items() if words in kind)]
         for value in ("x", "nan", *values):
             assert f"'{name}'" in says(f"{NEEDED[command]} {name} {value}", 2), (name, value)

@@ -94,6 +94,9 @@ def _recounted_bytes(plan, level):
         Optimizer.ROWWISE_ADAGRAD: (4, 0),
         Optimizer.ADAGRAD: (0, 4),
         Optimizer.ADAM: (0, 8),
+        Optimizer.PARTIAL_ROWWISE_ADAM: (4, 4),
+        Optimizer.LAMB: (0, 8),
+        Optimizer.PARTIAL_ROWWISE_LAMB: (4, 4),
     }
     width = {DType.FP32: 4, DType.FP16: 2, DType.BF16: 2, DType.INT8: 1}
     held_R = [0] * plan.group_size

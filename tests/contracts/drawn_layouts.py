@@ -1,6 +1,7 @@
 """Plans of every layout that the validator accepts, drawn at random for the runtime's contract."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 
@@ -46,6 +47,17 @@ def drawn_plan(seed, world_size, node_size, payload=DType.FP32, replica_groups=N
         replica_groups=groups,
     )
     return plan, orders
+
+
+def with_optimizers(plan, optimizers):
+    """The plan, its tables trained with each of some optimizers in turn."""
+    tables = [
+        replace(table, optimizer=optimizer)
+        for table, optimizer in zip(plan.tables.tables, itertools.cycle(optimizers), strict=False)
+    ]
+    by_name = {table.name: table for table in tables}
+    shards = [replace(one, shard=replace(one.shard, table=by_name[one.shard.table.name])) for one in plan.shards]
+    return replace(plan, tables=replace(plan.tables, tables=tuple(tables)), shards=tuple(shards))
 
 
 def drawn_table(rng, name):

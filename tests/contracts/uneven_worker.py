@@ -1,6 +1,7 @@
 """Trains drawn plans on batches of several sizes, on each of some processes, beside the unsharded reference."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -80,12 +81,7 @@ def error_of(seed, world_size, node_size, groups):
     settings = FusedSettings(learning_rate=LEARNING_RATE, eps=EPS, seed=seed)
     engine = ShardedEmbeddings(plan, settings, row_orders=orders)
     reference = ReferenceEmbeddings(
-        plan.tables,
-        learning_rate=LEARNING_RATE,
-        eps=EPS,
-        seed=seed,
-        blocks=moment_blocks(plan, orders),
-        moment_scale=groups.moment_scale,
+        plan.tables, replace(settings, moment_scale=groups.moment_scale), blocks=moment_blocks(plan, orders)
     )
     rank, order = dist.get_rank(), GroupOrder.of(groups, dist.get_world_size())
     members = order.groups[order.group_of(rank)]
@@ -112,13 +108,12 @@ def error_of(seed, world_size, node_size, groups):
         if losses:
             # Gradients are divided by the number of processes, those with empty batches included.
             (sum(losses) / len(members)).backward()
-            reference.end_step()
+        reference.end_step()
     for table in plan.tables.tables:
         state = engine.table_state(table.name)
         error = max(error, largest(state.weights_ND, reference.weights[table.name]))
-        if state.moments_ND is not None:
-            moments_ND = reference.moments[table.name]
-            error = max(error, largest(state.moments_ND, moments_ND) / max(1.0, float(moments_ND.max())))
+        for name, moments_ND in reference.moments[table.name].items():
+            error = max(error, largest(state.expanded(name), moments_ND) / max(1.0, float(moments_ND.abs().max())))
     engine.close()
     return error
 

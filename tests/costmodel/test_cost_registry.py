@@ -378,6 +378,7 @@ def check_whole(registry):
     return versions
 
 
+@pytest.mark.slow
 def test_publishers_at_once_lose_nothing(registry):
     # Numbers overlap, so that some versions are published by two at once.
     processes = [publisher(registry.root, first, 12) for first in (0, 6, 12)]
@@ -391,6 +392,7 @@ def test_publishers_at_once_lose_nothing(registry):
     assert registry.production_id("cost", "cpu") == history[-1].id
 
 
+@pytest.mark.slow
 def test_killed_publishers_leave_whole_versions_and_aliases(registry):
     rng = random.Random(0)
     registry.publish("cost", "cpu", {"a": np.zeros(3)}, {"number": 0})

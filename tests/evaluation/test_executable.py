@@ -10,6 +10,7 @@ from autoshard.core import (
     MemoryLevel,
     MemoryPlacement,
     Optimizer,
+    ReplicaGroups,
 )
 from autoshard.core.access import AccessProfile
 from autoshard.core.errors import InvalidPlanError
@@ -34,7 +35,7 @@ def tables_of(**changes):
         ({"embedding_dim": 1}, "must be a multiple of 4 columns to be executed, got 1"),
         ({"dtype": DType.INT8}, "the runtime trains fp32 and fp16 weights, got int8"),
         ({"dtype": DType.BF16}, "the runtime trains fp32 and fp16 weights, got bf16"),
-        ({"optimizer": Optimizer.ADAM}, "the runtime fuses sgd, rowwise_adagrad, adagrad; got adam"),
+        ({"optimizer": Optimizer.NONE}, "the runtime trains with sgd, rowwise_adagrad, adagrad, adam"),
     ],
 )
 def test_tables_that_are_not_trained_are_named_when_they_are_planned(changes, told, caplog):
@@ -50,6 +51,15 @@ def test_tables_that_are_not_trained_are_named_when_they_are_planned(changes, to
     assert plan.provenance.models["execution_notes"] == note
     with pytest.raises(InvalidPlanError, match=told):
         ownership_of(plan, TOPOLOGY.world_size)
+
+
+def test_moments_that_are_means_are_not_scaled():
+    groups = ReplicaGroups(num_groups=2, moment_scale=2.0)
+    for optimizer in Optimizer:
+        given = tables(table("t", optimizer=optimizer))
+        plan = plan_of(*table_wise(given.tables, (0,)), tables=given, topology=TOPOLOGY, replica_groups=groups)
+        told = f"replica_groups.moment_scale: must be 1 with tables of {optimizer}, whose moments are means, not sums"
+        assert (told in plan_note(plan)) == optimizer.has_decaying_moments
 
 
 def test_rows_that_no_cpu_process_holds_are_told():

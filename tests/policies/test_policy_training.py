@@ -12,7 +12,7 @@ from policies.algorithms.training_options import Plateau
 from policies.choices import Algorithm, Items, RewardSource
 from policies.network.network import PlacementNetwork
 from policies.planning.tasks import NUM_ROW_RANGES, TaskKind, TaskSplit, items_task, sample_problems, task_seeds
-from policies.training.checkpoint import Checkpoint
+from policies.training.checkpoint import PolicyCheckpoint
 from policies.training.run_options import PolicyRunOptions
 from policies.training.scores import Baselines, score_placements
 from policies.training.trainer import Budget, PolicyTrainer, TrainingOptions
@@ -122,9 +122,9 @@ def test_a_checkpoint_of_another_training_is_refused(make_trainer, tmp_path, see
 
 def test_a_checkpoint_that_lacks_something_is_refused(make_trainer, tmp_path):
     make_trainer().run(Budget(num_updates=2), folder=tmp_path)
-    checkpoint = Checkpoint.load(tmp_path)
+    checkpoint = PolicyCheckpoint.load(tmp_path)
     state = {name: value for name, value in checkpoint.state.items() if name != "draws"}
-    Checkpoint(state=state, tensors=checkpoint.tensors).save(tmp_path)
+    PolicyCheckpoint(state=state, tensors=checkpoint.tensors).save(tmp_path)
     with pytest.raises(FormatError, match="draws: is missing"):
         make_trainer().run(Budget(num_updates=4), folder=tmp_path)
 

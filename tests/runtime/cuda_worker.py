@@ -35,7 +35,7 @@ def trained(plan, orders, device):
     for table in plan.tables.tables:
         state = embeddings.table_state(table.name)
         embeddings.load_table_state(table.name, state)
-        found += [one for one in (state.weights_ND, state.moments_ND) if one is not None]
+        found += [state.weights_ND, *state.moments.values()]
     assert all(one.device == device for one in found)
     embeddings.close()
     return held(found)

@@ -54,8 +54,8 @@ def assert_same(one, other):
     for table in one.owners.tables.tables:
         a, b = one.table_state(table.name), other.table_state(table.name)
         torch.testing.assert_close(a.weights_ND, b.weights_ND, atol=1e-6, rtol=1e-5)
-        if a.moments_ND is not None:
-            torch.testing.assert_close(a.moments_ND, b.moments_ND, atol=1e-6, rtol=1e-5)
+        for name in a.moments:
+            torch.testing.assert_close(a.expanded(name), b.expanded(name), atol=1e-6, rtol=1e-5)
 
 
 def other_layout(seed, plan):
@@ -92,11 +92,11 @@ def check_restores(folder, world_size):
         for table in plan.tables.tables:
             state = straight.table_state(table.name)
             assert torch.equal(after[table.name].weights_ND, state.weights_ND)
-            if state.moments_ND is not None and cuts_of(other, table) == {(0, table.embedding_dim)}:
-                expected_ND = state.moments_ND
+            if state.moments and cuts_of(other, table) == {(0, table.embedding_dim)}:
+                expected_ND = state.expanded()
                 if table.optimizer is Optimizer.ROWWISE_ADAGRAD:
                     expected_ND = expected_ND.mean(dim=1, keepdim=True).expand_as(expected_ND)
-                torch.testing.assert_close(after[table.name].moments_ND, expected_ND, atol=0, rtol=1e-6)
+                torch.testing.assert_close(after[table.name].expanded(), expected_ND, atol=0, rtol=1e-6)
         for one in (straight, same, other):
             step(one, 2)
         assert_same(straight, same)
@@ -118,7 +118,7 @@ def check_restores(folder, world_size):
 def check_shares(saved):
     """No process has more of a table than an even share of its rows."""
     for key, tensor in saved.items():
-        if key != "num_steps":
+        if not key.endswith(("num_steps", "moment_columns")):
             assert len(tensor.to_local()) <= -(-len(tensor) // dist.get_world_size())
 
 
@@ -131,7 +131,7 @@ def check_pieces(source, target, table):
         state = source.table_state(table.name, rows)
         assert state.weights_ND.shape == (len(rows), table.embedding_dim)
         if table.optimizer is Optimizer.ROWWISE_ADAGRAD and cuts_of(source, table) == {(0, table.embedding_dim)}:
-            assert state.moments_ND.stride(1) == 0
+            assert state.expanded().stride(1) == 0
         target.load_table_state(table.name, state, rows)
 
 
@@ -166,15 +166,58 @@ def check_columns(plan):
     )
     step(cut, 0)
     state = cut.table_state("t")
-    left_N, right_N = state.moments_ND[:, 0], state.moments_ND[:, 4]
+    left_N, right_N = state.moments["moments"].unbind(dim=1)
     assert not torch.equal(left_N, right_N)
     joined.load_state_dict(cut.state_dict())
     mean_N = (left_N + right_N) / 2
-    torch.testing.assert_close(joined.table_state("t").moments_ND, mean_N[:, None].expand(-1, 8))
+    torch.testing.assert_close(joined.table_state("t").expanded(), mean_N[:, None].expand(-1, 8))
     again.load_table_state("t", state)
-    assert torch.equal(again.table_state("t").moments_ND, state.moments_ND)
+    assert torch.equal(again.table_state("t").moments["moments"], state.moments["moments"])
     again.load_state_dict(joined.state_dict())
-    torch.testing.assert_close(again.table_state("t").moments_ND, mean_N[:, None].expand(-1, 8))
+    torch.testing.assert_close(again.table_state("t").expanded(), mean_N[:, None].expand(-1, 8))
+
+
+def check_shapes_of_moments(plan):
+    """A part's moment is the mean over its columns of what is loaded, whichever way that tells the moments of a row."""
+    one = make.table("t", 23, 16, optimizer=Optimizer.ROWWISE_ADAGRAD)
+    whole = laid(plan, [one], "row_wise")
+    cuts = ((0, 4), (4, 12), (12, 16))
+    uneven = opened(
+        replace(
+            whole, shards=tuple(replace(whole.shards[0], shard=replace(Shard.whole(one), columns=cut)) for cut in cuts)
+        ),
+        {},
+    )
+    halves_NK = torch.rand(23, 2)
+    dist.broadcast(halves_NK, 0)
+    left_N, right_N = halves_NK.unbind(dim=1)
+    weights_ND, mean_N = torch.zeros(23, 16), (left_N + right_N) / 2
+    for moments, columns, expected in (
+        (left_N, None, [left_N, left_N, left_N]),
+        (left_N[:, None], None, [left_N, left_N, left_N]),
+        (left_N[:, None].expand(-1, 16), None, [left_N, left_N, left_N]),
+        (halves_NK, None, [left_N, mean_N, right_N]),
+        (halves_NK, (0, 8, 16), [left_N, mean_N, right_N]),
+        (halves_NK, (0, 4, 16), [left_N, right_N, right_N]),
+        (halves_NK.repeat_interleave(8, dim=1), None, [left_N, mean_N, right_N]),
+    ):
+        uneven.load_table_state("t", TableState(weights_ND, {"moments": moments}, columns))
+        state = uneven.table_state("t")
+        assert state.columns == (0, 4, 12, 16)
+        assert state.moments["moments"].shape == (23, 3)
+        for own_N, expected_N in zip(state.moments["moments"].unbind(dim=1), expected, strict=True):
+            if expected_N is mean_N:
+                torch.testing.assert_close(own_N, expected_N)
+            else:
+                assert torch.equal(own_N, expected_N)
+        saved = uneven.state_dict()
+        assert saved["tables.t.moment_columns"].tolist() == [0, 4, 12, 16]
+        assert torch.equal(saved["tables.t.moments"].full_tensor(), state.moments["moments"])
+    for columns in ((0, 16, 4), (0, 4), (4, 16), ()):
+        with pytest.raises(InputError, match=r"^t: must have columns that rise from 0 to 16, got \["):
+            uneven.load_table_state("t", TableState(weights_ND, {"moments": halves_NK}, columns))
+    with pytest.raises(InputError, match=r"^t: must be moments of shape \(23, 16\), got \(23, 2\)"):
+        uneven.load_table_state("t", TableState(weights_ND, {"moments": halves_NK}, (0, 4, 8, 16)))
 
 
 def check_replica_groups(plan):
@@ -219,7 +262,9 @@ def check_averages():
             marks = [torch.zeros(len(one), dtype=torch.uint8) for one in (half, full)] if is_marked else [None, None]
             if is_marked:
                 marks[0][3 + rank], marks[1][6] = 1, 1
-            sent = average([RowStates(half, None, marks[0]), RowStates(full, moments, marks[1])], group, **pieces)
+            sent = average(
+                [RowStates(half, {}, marks[0]), RowStates(full, {"moments": moments}, marks[1])], group, **pieces
+            )
             means = [
                 (drawn[0][0].half().float() + drawn[1][0].half().float()).div(2).half(),
                 (drawn[0][1] + drawn[1][1]) / 2,
@@ -283,19 +328,19 @@ def check_refusals(plan):
     embeddings, other = opened(plan, {}), opened(plan, {})
     step(embeddings, 0)
     good = embeddings.table_state("t")
-    weights_ND, moments_ND = good.weights_ND, good.moments_ND
+    weights_ND, moments_N = good.weights_ND, good.moments["moments"]
     for name, state, rows, message in (
-        ("t", TableState(weights_ND[1:], moments_ND), None, r"^t: must be weights of shape \(23, 8\), got \(22, 8\)"),
+        ("t", TableState(weights_ND[1:], good.moments), None, r"^t: must be weights of shape \(23, 8\), got \(22, 8\)"),
         (
             "t",
-            TableState(weights_ND, moments_ND[:, :4]),
+            TableState(weights_ND, {"moments": moments_N[:, None].expand(-1, 3)}),
             None,
-            r"^t: must be moments of shape \(23, 8\), got \(23, 4\)",
+            r"^t: must be moments of shape \(23, 8\), got \(23, 3\)",
         ),
-        ("t", TableState(weights_ND, None), None, r"^t: must have moments, of rowwise_adagrad; load_weights sets"),
-        ("u", TableState(weights_ND, moments_ND), None, r"^u: must have no moments: the table is trained with sgd"),
-        ("t", TableState(weights_ND.long(), moments_ND), None, r"^t: weights must be a tensor of floating-point"),
-        ("t", TableState(weights_ND.to("meta"), moments_ND), None, r"^t: weights must be .* on meta"),
+        ("t", TableState(weights_ND), None, r"^t: must have moments, of rowwise_adagrad; load_weights sets"),
+        ("u", TableState(weights_ND, good.moments), None, r"^u: must have no moments: the table is trained with sgd"),
+        ("t", TableState(weights_ND.long(), good.moments), None, r"^t: weights must be a tensor of floating-point"),
+        ("t", TableState(weights_ND.to("meta"), good.moments), None, r"^t: weights must be .* on meta"),
         ("t", good, range(20, 24), r"^rows: must be a range in \[0, 23\], got range\(20, 24\)"),
         ("t", good, range(10), r"^t: must be weights of shape \(10, 8\), got \(23, 8\)"),
         ("w", good, None, r'^tables: no table is named "w"'),
@@ -391,6 +436,7 @@ def check_all(folder):
     check_averages()
     check_restores(folder, world_size)
     check_columns(plan)
+    check_shapes_of_moments(plan)
     check_replica_groups(plan)
     check_modules(plan, folder)
     check_refusals(plan)

@@ -13,7 +13,7 @@ from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.rows import fused
 from autoshard.runtime.engine.rows.fused import FusedSettings
-from autoshard.runtime.engine.rows.replicated import half_at_random
+from autoshard.runtime.engine.rows.torch_rows import half_at_random
 from autoshard.runtime.results import RunRequest
 from autoshard.runtime.timing import Part, StepTimer
 from autoshard.runtime.training.dense import DenseModel, default_layers
@@ -44,7 +44,7 @@ def plan(tables):
 
 
 def reference_output(plan, batch):
-    return ReferenceEmbeddings(plan.tables, learning_rate=0.05, eps=1e-8, seed=0)(batch).pooled_BC
+    return ReferenceEmbeddings(plan.tables, SETTINGS)(batch).pooled_BC
 
 
 def test_features_come_out_in_the_plans_order(plan):
@@ -116,7 +116,7 @@ def test_gradients_flow_through_keyed_tensors():
     (keyed["p_f"].square().sum() + jagged["s_f"].values().square().sum()).backward()
     expected = embeddings(batch)
     (expected.pooled_BC.square().sum() + expected.sequences["s_f"].square().sum()).backward()
-    untrained = ReferenceEmbeddings(plan.tables, learning_rate=0.05, eps=1e-8, seed=0)
+    untrained = ReferenceEmbeddings(plan.tables, SETTINGS)
     for name in ("s", "p"):
         weights_ND = keyed_embeddings.table_state(name).weights_ND
         assert torch.equal(weights_ND, embeddings.table_state(name).weights_ND)
@@ -130,7 +130,7 @@ def test_half_precision_weights_train():
     batch = draw_samples(plan.tables, 1, BATCH_SIZE, (2,)).ids
     before = embeddings.table_state("t").weights_ND.clone()
     embeddings(batch).pooled_BC.square().mean().backward()
-    reference = ReferenceEmbeddings(plan.tables, learning_rate=0.05, eps=1e-8, seed=0)
+    reference = ReferenceEmbeddings(plan.tables, SETTINGS)
     reference(batch).pooled_BC.square().mean().backward()
     reference.end_step()
     after = embeddings.table_state("t").weights_ND

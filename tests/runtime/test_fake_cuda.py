@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from autoshard.core import DType, PlacedShard, RowRange, RowsBy, Shard, Split, Tier
+from autoshard.core.optimizers import UpdateSettings
 from autoshard.core.plan import Payload
 from autoshard.runtime import participation
 from autoshard.runtime.engine.holdings import holdings_of
@@ -61,11 +62,11 @@ def test_row_orders_on_a_gpu_find_the_places_of_rows():
 @pytest.mark.usefixtures("one_process")
 def test_processes_over_nccl_use_the_current_gpu(monkeypatch):
     plan = make.table_wise_plan([make.table("t")], [0], world_size=1)
-    assert Participation.agree(plan, "settings").device == torch.device("cpu")
+    assert Participation.agree(plan, UpdateSettings(learning_rate=0.1)).device == torch.device("cpu")
     monkeypatch.setattr("torch.cuda.current_device", lambda: CUDA.index)
     monkeypatch.setattr("autoshard.runtime.engine.groups.dist.get_backend", lambda _: "nccl")
     with pretended([participation]):
-        assert Participation.agree(plan, "settings").device == CUDA
+        assert Participation.agree(plan, UpdateSettings(learning_rate=0.1)).device == CUDA
 
 
 def test_every_group_over_nccl_is_told_its_device():

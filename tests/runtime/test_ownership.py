@@ -75,7 +75,7 @@ def test_prices_are_of_the_exchange_that_is_executed(replicas, fetch, exchange):
 REFUSED_TABLES = [
     ({"dtype": DType.BF16}, r"tables.tables\[0\].dtype", "fp32 and fp16"),
     ({"dtype": DType.INT8}, r"tables.tables\[0\].dtype", "fp32 and fp16"),
-    ({"optimizer": Optimizer.ADAM}, r"tables.tables\[0\].optimizer", "sgd, rowwise_adagrad, adagrad"),
+    ({"optimizer": Optimizer.NONE}, r"tables.tables\[0\].optimizer", "sgd, rowwise_adagrad, adagrad, adam"),
     ({"embedding_dim": 6}, r"shards\[0\].columns", "multiple of 4"),
 ]
 

@@ -7,20 +7,23 @@ import torch.distributed as dist
 
 from autoshard.core.errors import InputError
 from autoshard.formats import read_plan, write_plan
+from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.participation import Participation
 from tests import builders as make
 from tests.ranks import on_ranks
+
+SETTINGS = FusedSettings(learning_rate=0.1)
 
 
 def agree_on_both(plans):
     """What each of several attempts to agree ends with; plans are paths."""
     rank, said = dist.get_rank(), []
     for plan, settings, batch_size in [
-        (plans[0], "the same", 4),
-        (plans[0], f"learning rate {rank}", 4),
-        (plans[0], "the same", 4 + rank),
-        (plans[rank], "the same", 4),
-        (plans[1], "the same", None),
+        (plans[0], SETTINGS, 4),
+        (plans[0], replace(SETTINGS, learning_rate=0.1 + rank), 4),
+        (plans[0], SETTINGS, 4 + rank),
+        (plans[rank], SETTINGS, 4),
+        (plans[1], SETTINGS, None),
     ]:
         try:
             part = Participation.agree(read_plan(plan), settings, local_batch_size=batch_size)
@@ -37,18 +40,21 @@ def test_processes_that_differ_are_refused_on_both(tmp_path):
     for path, written in zip(paths, (plan, moved), strict=True):
         write_plan(written, path)
     for rank, said in enumerate(on_ranks(agree_on_both, 2, paths)):
-        refusal = f"process {1 - rank} has another plan, batch size or settings than process {rank}"
-        assert said == ["agreed on 4", refusal, refusal, refusal, "agreed on 4"]
+        refusals = [
+            f"process {1 - rank} has another {what} than process {rank}; all must have one"
+            for what in ("settings", "batch size", "plan")
+        ]
+        assert said == ["agreed on 4", *refusals, "agreed on 4"]
 
 
 def test_without_a_process_group_one_line_says_how_to_make_one():
     plan = make.table_wise_plan([make.table("a")], [0], world_size=1)
     with pytest.raises(InputError, match=r"^group: there is none: call torch\.distributed\.init_process_group first$"):
-        Participation.agree(plan, "settings")
+        Participation.agree(plan, SETTINGS)
 
 
 @pytest.mark.usefixtures("one_process")
 def test_a_process_outside_the_group_is_refused():
     plan = make.table_wise_plan([make.table("a")], [0], world_size=1)
     with pytest.raises(InputError, match=r"^group: process 0 is not in it"):
-        Participation.agree(plan, "settings", group=dist.GroupMember.NON_GROUP_MEMBER)
+        Participation.agree(plan, SETTINGS, group=dist.GroupMember.NON_GROUP_MEMBER)

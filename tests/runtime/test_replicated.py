@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from autoshard.core import DType, Optimizer
 from autoshard.runtime.engine.ids.distinct import Distinct
-from autoshard.runtime.engine.rows.fused import FusedSettings
-from autoshard.runtime.engine.rows.replicated import ReplicatedRows, places_of, summed_by_place
+from autoshard.runtime.engine.rows.fused import FusedSettings, UpdateStep
+from autoshard.runtime.engine.rows.replicated import places_of
+from autoshard.runtime.engine.rows.torch_rows import TorchRows, summed_by_place
 
 CPU = torch.device("cpu")
 ROWS = 7
@@ -39,13 +40,44 @@ def test_gradients_are_summed_over_the_lookups_of_a_row():
 def test_an_update_of_all_rows_is_that_of_the_rows_with_a_gradient(optimizer):
     num_rows, dim = 3, 1 << 21  # two rows are updated at once
     settings = FusedSettings(learning_rate=0.1, marks_rows=True)
-    some, all_rows = (ReplicatedRows(num_rows, dim, DType.FP32, optimizer, settings, CPU) for _ in range(2))
+    some, all_rows = (TorchRows(num_rows, dim, DType.FP32, optimizer, settings, CPU) for _ in range(2))
     some.weights_ND.copy_(torch.randn(num_rows, dim, generator=torch.Generator().manual_seed(0)))
     all_rows.weights_ND.copy_(some.weights_ND)
     rows_U, gradients_UD = torch.tensor([0, 2]), torch.randn(2, dim, generator=torch.Generator().manual_seed(1))
+    step = UpdateStep(0.1, 1)
     for _ in range(2):
-        some.update(rows_U, gradients_UD, 0.1)
-        all_rows.update(None, torch.zeros(num_rows, dim).index_copy(0, rows_U, gradients_UD), 0.1)
+        some.update(rows_U, gradients_UD, step)
+        all_rows.update(None, torch.zeros(num_rows, dim).index_copy(0, rows_U, gradients_UD), step)
     assert some.marks_N.tolist() == [1, 0, 1]
-    for one, other in zip(some.state, all_rows.state, strict=True):
-        assert one is other is None or torch.equal(one, other)
+    for one, other in zip(some.state.tensors(), all_rows.state.tensors(), strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(some.marks_N, all_rows.marks_N)
+
+
+@pytest.mark.parametrize("optimizer", [one for one in Optimizer if one.has_decaying_moments])
+def test_rows_that_are_looked_up_move_without_a_gradient_and_others_stay(optimizer):
+    settings = FusedSettings(learning_rate=0.1, marks_rows=True)
+    some, all_rows = (TorchRows(4, 8, DType.FP32, optimizer, settings, CPU) for _ in range(2))
+    some.weights_ND.copy_(torch.randn(4, 8, generator=torch.Generator().manual_seed(0)))
+    all_rows.weights_ND.copy_(some.weights_ND)
+    gradients_ND = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+    for number, rows in enumerate(([0, 2, 3], [0, 3]), 1):
+        rows_U, hits_N = torch.tensor(rows), torch.zeros(4, dtype=torch.bool)
+        hits_N[rows_U] = True
+        before_ND = some.weights_ND.clone()
+        some.update(rows_U, gradients_ND[rows_U], UpdateStep(0.1, number))
+        all_rows.update(None, gradients_ND * hits_N[:, None], UpdateStep(0.1, number), hits_N)
+        gradients_ND[0] = 0.0  # row 0 goes on by its mean gradient
+        moved_N = (some.weights_ND != before_ND).any(dim=1)
+        assert moved_N.tolist() == hits_N.tolist()
+    assert some.marks_N.tolist() == [1, 0, 1, 1]
+    for one, other in zip(some.state.tensors(), all_rows.state.tensors(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("optimizer", [Optimizer.LAMB, Optimizer.PARTIAL_ROWWISE_LAMB])
+def test_rows_of_lamb_that_are_first_looked_up_without_a_gradient_stay(optimizer):
+    rows = TorchRows(2, 4, DType.FP32, optimizer, FusedSettings(learning_rate=0.1), CPU)
+    rows.weights_ND.fill_(1.0)
+    rows.update(torch.tensor([0]), torch.zeros(1, 4), UpdateStep(0.1, 1))
+    assert torch.equal(rows.weights_ND, torch.ones(2, 4))

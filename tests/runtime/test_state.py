@@ -36,9 +36,9 @@ def test_two_processes_restore_and_one_takes_what_they_saved(folder, is_whole):
         dcp.load(saved, checkpoint_id=folder / "saved")
     embeddings.load_state_dict(saved)
     found = embeddings.state_dict()
-    assert found.keys() == whole.keys()
+    assert found.keys() == {key for key in whole if not key.endswith("moment_columns")}
     assert embeddings.num_steps == 2
-    for key, tensor in whole.items():
+    for key, tensor in found.items():
         # Of a table that was cut by columns, moments are those of its parts.
-        if tensor.shape == found[key].shape:
-            assert torch.equal(found[key], tensor), key
+        if tensor.shape == whole[key].shape:
+            assert torch.equal(whole[key], tensor), key

@@ -8,7 +8,7 @@ import torch
 
 from autoshard.core import DType, PlacedShard, Shard, Split, Tier
 from autoshard.core.batches import coprime_step
-from autoshard.runtime.engine.holdings import holdings_of
+from autoshard.runtime.engine.holdings import HeldRange, holdings_of
 from autoshard.runtime.engine.rows import places
 from autoshard.runtime.weights import CHUNK_ROWS, initial_chunk, initial_chunks, initialise
 from tests import builders as make
@@ -45,11 +45,11 @@ def test_a_process_draws_and_looks_at_chunks_that_it_may_have_rows_of(split, mon
     placed = PlacedShard(shard=Shard.whole(table), tier=Tier.ROW_WISE, replicas=(tuple(range(64)),), split=split)
     plan = replace(make.table_wise_plan([table], [0], world_size=64, batch_size=64), shards=(placed,))
     [holding] = holdings_of(plan, 64)
-    drawn, looked_at, dealt = [], [], places.dealt
+    drawn, looked_at, located = [], [], places.located
     monkeypatch.setattr(
         places, "initial_chunk", lambda of, start, seed: drawn.append(start) or initial_chunk(of, start, seed)
     )
-    monkeypatch.setattr(places, "dealt", lambda *of: looked_at.append(of) or dealt(*of))
+    monkeypatch.setattr(places, "located", lambda *of: looked_at.append(of) or located(*of))
     weights_ND = torch.full((holding.num_rows(5), 4), math.nan)
     places.initialise_held(weights_ND, holding, 5, None, 0)
     # Of a block of 10,240 rows from 51,200 on, chunk 3 is the first and the last; rows that are dealt lie in all.
@@ -65,7 +65,8 @@ def test_hashed_rows_of_large_tables_are_a_permutation(num_rows):
     assert math.gcd(step, num_rows) == 1
     assert step * (num_rows - 1) < 2**63
     ids_L = torch.arange(num_rows - 1000, num_rows)
-    hashed_L, _ = places.dealt(ids_L, num_rows, num_rows, Split.HASH)
+    rows = HeldRange(start=0, stop=num_rows, split=Split.HASH, replicas=(range(num_rows),), read_by=())
+    hashed_L, _ = places.located(rows, ids_L)
     assert hashed_L.tolist() == [row * step % num_rows for row in range(num_rows - 1000, num_rows)]
 
 

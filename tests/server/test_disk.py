@@ -80,6 +80,7 @@ def test_a_full_disk_is_named_and_no_job_is_lost(own_service, small_disk):
         assert client.get(f"/v1/plans/{kept.json()['id']}").json() == kept.json()
 
 
+@pytest.mark.slow
 def test_what_is_deleted_on_a_full_disk_makes_room_at_once(own_service, small_disk):
     service = own_service(database=f"sqlite:///{small_disk}/service.sqlite", folder=small_disk.parent / "service")
     with service.client() as client:
@@ -97,7 +98,7 @@ def test_what_is_deleted_on_a_full_disk_makes_room_at_once(own_service, small_di
         assert sorted(left) == sorted([kept.json()["id"], *plans[30:]])
 
 
-@pytest.mark.parametrize("safe_version", [(3, 51, 3), (3, 0, 0)])
+@pytest.mark.parametrize("safe_version", [(3, 51, 3), pytest.param((3, 0, 0), marks=pytest.mark.slow)])
 def test_nothing_else_gets_the_room_that_is_kept_for_deletions(small_disk, monkeypatch, safe_version):
     """With a rollback journal, and with a write-ahead log."""
     monkeypatch.setattr("server.storage.sqlite_file.SAFE_VERSION", safe_version)
@@ -147,6 +148,7 @@ def ready_again(client):
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_a_disk_that_becomes_read_only_is_named_and_read(own_service, small_disk):
     service = own_service(database=f"sqlite:///{small_disk}/service.sqlite", folder=small_disk.parent / "service")
     with service.client() as client:
@@ -172,6 +174,7 @@ def test_a_disk_that_becomes_read_only_is_named_and_read(own_service, small_disk
     assert reasons == {"the database is read-only"}
 
 
+@pytest.mark.slow
 def test_a_server_of_databases_that_goes_away_is_named_and_nothing_is_lost(own_service):
     with server_that_ends() as (address, stop, start):
         service = own_service(database=address)
@@ -227,6 +230,7 @@ def server_that_ends():
             stop()
 
 
+@pytest.mark.slow
 def test_a_job_that_finds_no_room_for_its_files_says_so(own_service, small_disk):
     service = own_service("--data", str(small_disk), folder=small_disk.parent / "service")
     fill(small_disk / "ballast")

@@ -241,6 +241,7 @@ class Silent(Issuer):
         self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
 
 
+@pytest.mark.slow
 def test_an_issuer_that_hangs_costs_only_those_who_ask_for_it(storage):
     _, secret = storage.keys.create("mine", ALL_SCOPES, COMMAND_LINE)
     silent = Silent()

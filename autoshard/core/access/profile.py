@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +55,7 @@ class AccessProfile:
             object.__setattr__(self, name, array)
         object.__setattr__(self, "_hash", hash((ranks_K.tobytes(), cumulative_K.tobytes())))
 
-    def __reduce__(self) -> tuple[Callable[..., AccessProfile], tuple[FloatArray, FloatArray]]:
+    def __reduce__(self) -> tuple[Callable[..., AccessProfile], tuple[Any, ...]]:
         # Hashes of bytes differ between processes, and arrays do not stay read-only on their way.
         return _restored, (self.ranks_K, self.cumulative_K)
 

@@ -27,6 +27,9 @@ OPTIMIZER_CLASSES: dict[Optimizer, type[torch.optim.Optimizer]] = {
     Optimizer.ROWWISE_ADAGRAD: torchrec.optim.RowWiseAdagrad,
     Optimizer.ADAGRAD: torchrec.optim.Adagrad,
     Optimizer.ADAM: torchrec.optim.Adam,
+    Optimizer.PARTIAL_ROWWISE_ADAM: torchrec.optim.PartialRowWiseAdam,
+    Optimizer.LAMB: torchrec.optim.LAMB,
+    Optimizer.PARTIAL_ROWWISE_LAMB: torchrec.optim.PartialRowWiseLAMB,
 }
 
 

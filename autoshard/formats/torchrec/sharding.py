@@ -157,8 +157,8 @@ def fault_of(
         if on_host and table.pooling is Pooling.SEQUENCE:
             return f"computes wrong rows of data-parallel sequence tables on cpu, such as {name}"
         return None
-    if on_host and table.optimizer is Optimizer.ADAM:
-        return f"trains with sgd, rowwise_adagrad or adagrad on cpu; {name} has adam"
+    if on_host and table.optimizer.has_decaying_moments:
+        return f"trains with sgd, rowwise_adagrad or adagrad on cpu; {name} has {table.optimizer}"
     if table.embedding_dim % _DIM_MULTIPLE:
         return f"needs dimensions that are multiples of {_DIM_MULTIPLE}; {name} has {table.embedding_dim}"
     if kind is TorchRecType.GRID_SHARD and table.pooling is Pooling.MEAN:

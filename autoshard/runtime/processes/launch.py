@@ -26,10 +26,10 @@ from typing import IO, Any, Final, Protocol
 
 from autoshard.core.errors import AutoshardError, ExecutionError, InvalidOptionError
 from autoshard.formats import atomic_write, read_plan
-from autoshard.runtime.ownership import even_share, ownership_of
+from autoshard.runtime.ownership import check_updates, even_share, ownership_of
 from autoshard.runtime.processes.job import ERROR_FILE, JOB_FILE, PID_FILE, RESULTS_FILE, ErrorRecord
 from autoshard.runtime.result_json import RUN
-from autoshard.runtime.results import RunRequest, RunResult
+from autoshard.runtime.results import DEFAULT_DENSE_FEATURES, RunRequest, RunResult
 
 DEFAULT_TIMEOUT_S = 3600.0
 #: Processes import torch and find each other before their first document; on a busy machine that takes a minute.
@@ -43,7 +43,10 @@ _DRAIN_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunProgress:
-    """How far a run is: steps done and steps in total, over all its requests, warm-up included."""
+    """How far a run is: steps done and steps in total, over all its requests, warm-up included.
+
+    Where the end of files of samples decides, the total is an estimate.
+    """
 
     done: int
     total: int
@@ -175,11 +178,19 @@ def _check(request: RunRequest, nproc: int) -> None:
     plan = read_plan(request.plan_path)
     try:
         ownership_of(plan, nproc)
-        even_share(request.batch_size or plan.tables.batch_size, nproc)
+        if not request.is_job:
+            even_share(request.batch_size or plan.tables.batch_size, nproc)
+        check_updates(plan.tables, request)
     except InvalidOptionError:
         raise
     except AutoshardError as error:
         raise error.in_source(request.plan_path) from None
+    if request.data_path is not None:
+        from autoshard.formats.sample_files import open_samples  # pyarrow is for those who read files
+
+        dense = plan.tables.dense
+        num_dense = DEFAULT_DENSE_FEATURES if dense is None else dense.num_dense_features
+        open_samples(Path(request.data_path)).check(plan.tables, num_dense)
 
 
 class _Launched(ExitStack):

@@ -7,39 +7,51 @@ from __future__ import annotations
 
 import gc
 import os
+import random
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.stateful import Stateful
 from torch.profiler import profile
 
-from autoshard.core import DenseLayers, ShardingPlan
+from autoshard.core import DenseLayers, ShardingPlan, TableSet
 from autoshard.core.choices import Device, Engine
 from autoshard.core.errors import ExecutionError
 from autoshard.core.step import CollectiveTime, StepCollective
 from autoshard.formats import read_plan
 from autoshard.formats.row_orders import read_row_orders
+from autoshard.runtime.access_counts import AccessCounter, AccessCounts
 from autoshard.runtime.engine.holdings import GroupOrder, Ownership
 from autoshard.runtime.engine.rows.fused import FusedSettings
+from autoshard.runtime.participation import check_alike
 from autoshard.runtime.processes.devices import check_memory, choose_device
 from autoshard.runtime.releases import all_gather
-from autoshard.runtime.results import SENT, RankTiming, RunRequest, RunResult, Verification
-from autoshard.runtime.timing import Part, Span, StepTimer, Timings
+from autoshard.runtime.results import SENT, JobReport, RankTiming, RunRequest, RunResult, Verification
+from autoshard.runtime.timing import Part, StepTimer
+from autoshard.runtime.training.data import Feed, FileSamples, GeneratedSamples, Share, file_samples
 from autoshard.runtime.training.dense import DenseModel, default_layers
+from autoshard.runtime.training.loop import SavedJob, TrainedStep, TrainingLoop
 from autoshard.runtime.training.reference import Reference, check_verifiable, compare
 from autoshard.runtime.training.step import EmbeddingEngine, TrainingStep, distributed_step
-from autoshard.runtime.training.synthetic import IdsOfRanks, Samples, draw_samples, ranked_rows
+from autoshard.runtime.training.synthetic import IdsOfRanks, Samples, ranked_rows
 
 #: Different batches that a measurement cycles through, drawn before it starts; fewer if they are large.
 NUM_BATCHES = 8
+#: Steps whose times are kept: a job's last ones.
+_MAX_MEASURED = 1000
 #: 256 MiB of ids per process.
 MAX_DRAWN_IDS = 2**25
 #: How long a collective waits for a process that is silent but not dead.
 _COLLECTIVE_TIMEOUT = timedelta(minutes=5)
 
+#: Called after every step with the number of steps made, and of all there are, by an estimate where files decide.
 OnStep = Callable[[int, int], None]
 
 
@@ -49,15 +61,22 @@ class Session:
     Args:
         requests: What to execute.
         device: This process's device.
-        on_step: Called after every step, with the number of steps done and of all there are.
+        on_step: Called after every step.
+        wants_stop: Whether a training job is to save and end.
     """
 
-    def __init__(self, requests: Sequence[RunRequest], device: torch.device, on_step: OnStep) -> None:
+    def __init__(
+        self,
+        requests: Sequence[RunRequest],
+        device: torch.device,
+        on_step: OnStep,
+        wants_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._requests = requests
         self._device = device
-        self._on_step = on_step
+        self._on_step, self._wants_stop = on_step, wants_stop
         self._done = 0
-        self._total = sum(request.warmup_steps + request.steps for request in requests)
+        self._total = sum(request.last_step or 0 for request in requests)
 
     def run_all(self) -> list[RunResult]:
         """Executes the requests one after the other.
@@ -82,11 +101,19 @@ class Session:
         if request.verify_steps:
             check_verifiable(plan.tables)
         timer = StepTimer(self._device)
-        engine = make_engine(request, plan, self._device, timer)
+        counter = None
+        if request.access_path is not None:
+            counter = AccessCounter(plan.tables, seed=(request.seed, dist.get_rank()))
+        engine = make_engine(request, plan, self._device, timer, counter)
         try:
-            return self._measured(request, plan, engine, timer)
+            result = self._measured(request, plan, engine, timer)
+            if counter is not None and request.access_path is not None:
+                _write_access(request.access_path, plan, counter)
+            return result
         finally:
             engine.close()
+            if counter is not None:
+                counter.close()
             gc.collect()
 
     def _measured(
@@ -102,17 +129,34 @@ class Session:
         if request.verify_steps:
             verification = self._verified(request, plan, engine, training, layers)
         ranked = ranked_rows(plan, _row_orders(plan, request))
-        batches = self._batches(request, engine, layers.num_dense_features, ranked)
-        measured_SM = self._steps(request, training, batches, timer)
-        num_steps = request.verify_steps + request.warmup_steps + request.steps
+        samples = self._samples(request, plan.tables, layers.num_dense_features, ranked)
+        feed = Feed(samples, self._device, training.batches_ahead, in_thread=isinstance(samples, FileSamples))
+        with self._saved(request, plan, engine, training) as saved:
+            loop = TrainingLoop(training, feed, timer, last=request.last_step, wants_stop=self._wants_stop, saved=saved)
+            begun_at = loop.number
+            measured_SM = self._steps(request, loop, samples)
+        num_steps = request.verify_steps + loop.number - begun_at
         sent = engine.sent_bytes()
-        sent_E = measured_SM.new_tensor([sent[name] / num_steps for name in SENT] if sent else [])
+        sent_E = measured_SM.new_tensor([sent[name] / max(1, num_steps) for name in SENT] if sent else [])
         measured_SM = torch.cat([measured_SM, sent_E.expand(len(measured_SM), -1)], dim=1)
         measured_PSM = measured_SM.new_empty(dist.get_world_size(), *measured_SM.shape)
         all_gather(measured_PSM.view(-1, measured_SM.shape[1]), measured_SM)
-        if request.trace_path is not None:
-            _trace(request.trace_path, training, batches)
-        return _summary(request, plan, engine.owners, dense.interaction, self._device, measured_PSM.cpu(), verification)
+        if request.trace_path is not None and loop.last_samples is not None and not loop.is_stopped:
+            _trace(request.trace_path, training, loop.last_samples)
+        job = None
+        if request.is_job:
+            skipped, first_skipped = samples.skipped if isinstance(samples, FileSamples) else (0, None)
+            job = JobReport(
+                trained_steps=loop.number,
+                resumed_from=None if saved is None else saved.resumed_from,
+                restarts=0,
+                is_stopped=loop.is_stopped,
+                skipped_lines=skipped,
+                first_skipped=first_skipped,
+            )
+        return _summary(
+            request, plan, engine.owners, dense.interaction, self._device, measured_PSM.cpu(), verification, job
+        )
 
     def _verified(
         self,
@@ -129,55 +173,98 @@ class Session:
         ranked = ranked_rows(plan, _row_orders(plan, request))
         return compare(engine, training, reference, request, layers.num_dense_features, ranked)
 
-    def _batches(
-        self, request: RunRequest, engine: EmbeddingEngine, num_dense: int, ranked: Mapping[str, IdsOfRanks]
-    ) -> list[Samples]:
-        """Batches of this process that verification has not seen."""
-        tables, B = engine.owners.tables, engine.local_batch_size
-        ids_per_batch = max(1.0, B * sum(table.pooling_factor for table in tables.tables))
-        count = min(request.warmup_steps + request.steps, NUM_BATCHES, max(1, int(MAX_DRAWN_IDS / ids_per_batch)))
-        keys = ((request.seed, request.verify_steps + index, dist.get_rank()) for index in range(count))
-        return [draw_samples(tables, num_dense, B, key, ranked).to(self._device) for key in keys]
+    def _samples(
+        self, request: RunRequest, tables: TableSet, num_dense: int, ranked: Mapping[str, IdsOfRanks]
+    ) -> GeneratedSamples | FileSamples:
+        """This process's samples; generated ones are others than those of the verification."""
+        share = Share(batch_size=tables.batch_size, process=dist.get_rank(), num_processes=dist.get_world_size())
+        if request.data_path is not None:
+            path = Path(request.data_path)
+            samples = file_samples(
+                path, tables, num_dense, share, epochs=request.epochs, buffer=request.shuffle, seed=request.seed
+            )
+            check_alike({"data": samples.identity}, dist.distributed_c10d._get_default_group(), self._device)
+            return samples
+        ids_per_batch = max(1.0, share.largest * sum(table.pooling_factor for table in tables.tables))
+        num_different = min(request.last_step or NUM_BATCHES, NUM_BATCHES, max(1, int(MAX_DRAWN_IDS / ids_per_batch)))
+        return GeneratedSamples(
+            tables,
+            num_dense,
+            share,
+            seed=request.seed,
+            device=self._device,
+            first=request.verify_steps,
+            num_different=num_different,
+            drift_every=request.drift_every,
+            ranked=ranked,
+        )
 
-    def _steps(
-        self, request: RunRequest, training: TrainingStep, batches: Sequence[Samples], timer: StepTimer
-    ) -> torch.Tensor:
-        """Trains; returns step time, loss and parts of every measured step, shape (S, M).
+    @contextmanager
+    def _saved(
+        self, request: RunRequest, plan: ShardingPlan, engine: EmbeddingEngine, training: TrainingStep
+    ) -> Iterator[SavedJob | None]:
+        """Where a request's job is saved; None if it is not."""
+        if request.checkpoints_path is None:
+            yield None
+            return
+        from autoshard.runtime.checkpoints import Checkpoints, RandomState
+        from autoshard.runtime.embeddings import ShardedEmbeddings
 
-        Steps follow each other as in a trainer: a GPU is waited for when all are done, not after each.
-        """
-        counted: list[tuple[Span, torch.Tensor, Timings]] = []
-        num_steps = request.warmup_steps + request.steps
-        for step in range(num_steps):
-            samples = batches[step % len(batches)]
-            until = min(step + 1 + training.batches_ahead, num_steps)
-            following = [batches[one % len(batches)] for one in range(step + 1, until)]
-            timer.take()
-            begun = timer.mark()
-            loss = training(samples, following).loss
-            if step >= request.warmup_steps:
-                counted.append((Span(begun, timer.mark()), loss, timer.take()))
+        assert isinstance(engine, ShardedEmbeddings), "the request refuses others"
+        # Their states are saved, so they are told where they begin.
+        own_seed = int(np.random.SeedSequence([request.seed, dist.get_rank()]).generate_state(1)[0])
+        random.seed(own_seed)
+        np.random.seed(own_seed)
+        torch.manual_seed(own_seed)
+        state: dict[str, Stateful] = {
+            "embeddings": engine,
+            "learning_rate": engine.optimizer,
+            "dense": training.dense,
+            "dense_optimizer": training.optimizer,
+            "random": RandomState(),
+        }
+        with Checkpoints(request.checkpoints_path, keep=request.keep) as checkpoints:
+            yield SavedJob(checkpoints, request.checkpoint_every, state, plan)
+
+    def _steps(self, request: RunRequest, loop: TrainingLoop, samples: GeneratedSamples | FileSamples) -> torch.Tensor:
+        """Trains; returns step time, loss and parts of the last measured steps, shape (S, M)."""
+        counted: deque[TrainedStep] = deque(maxlen=_MAX_MEASURED)
+        warm_at = loop.number + request.warmup_steps
+        for trained in loop:
+            if trained.number > warm_at:
+                counted.append(trained)
             self._done += 1
-            self._on_step(self._done, self._total)
-        timer.wait()
+            total = self._total
+            if request.last_step is None and isinstance(samples, FileSamples):
+                total += round(loop.number / max(samples.share_read, 1e-9))
+            self._on_step(self._done, max(self._done, total))
+        loop.wait()
         measured = [
-            [step.ms, loss.item(), *timings.parts.values(), *_flat(timings.collectives.values())]
-            for step, loss, timings in counted
+            [
+                step.span.ms,
+                step.outcome.loss.item(),
+                *step.timings.parts.values(),
+                *_flat(step.timings.collectives.values()),
+            ]
+            for step in counted
         ]
-        return torch.tensor(measured, dtype=torch.float64, device=self._device)
+        num_columns = 2 + len(Part) + 2 * len(StepCollective)
+        return torch.tensor(measured, dtype=torch.float64, device=self._device).view(-1, num_columns)
 
 
-def _trace(path: str, training: TrainingStep, batches: Sequence[Samples]) -> None:
+def _trace(path: str, training: TrainingStep, samples: Samples) -> None:
     """Takes two more steps; process 0 writes what torch's profiler saw of them."""
     with profile() if dist.get_rank() == 0 else nullcontext() as found:
-        training(batches[0], [batches[-1]])
-        training(batches[-1])
+        training(samples, [samples])
+        training(samples)
     if found is not None:
         found.export_chrome_trace(path)
 
 
 @contextmanager
-def open_session(requests: Sequence[RunRequest], on_step: OnStep) -> Iterator[Session]:
+def open_session(
+    requests: Sequence[RunRequest], on_step: OnStep, wants_stop: Callable[[], bool] = lambda: False
+) -> Iterator[Session]:
     """Joins the process group that torchrun's environment describes, and leaves it at the end.
 
     Raises:
@@ -191,16 +278,28 @@ def open_session(requests: Sequence[RunRequest], on_step: OnStep) -> Iterator[Se
         dist.init_process_group("nccl", timeout=_COLLECTIVE_TIMEOUT, device_id=device)
     else:
         dist.init_process_group("gloo", timeout=_COLLECTIVE_TIMEOUT)
-    yield Session(requests, device, on_step)
+    yield Session(requests, device, on_step, wants_stop)
     # Not after an error: a group whose peers are gone would wait for them.
     dist.destroy_process_group()
 
 
+def _write_access(path: str, plan: ShardingPlan, counter: AccessCounter) -> None:
+    """Process 0 writes the plan's tables as all processes looked them up."""
+    counted: list[AccessCounts] | None = [counter.counted()] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(counter.counted(), counted)
+    if counted is not None:
+        AccessCounts.merged(counted).write(Path(path), plan.tables)
+
+
 def make_engine(
-    request: RunRequest, plan: ShardingPlan, device: torch.device, timer: StepTimer | None = None
+    request: RunRequest,
+    plan: ShardingPlan,
+    device: torch.device,
+    timer: StepTimer | None = None,
+    counter: AccessCounter | None = None,
 ) -> EmbeddingEngine:
     """The engine that a request names, for the plan's batch size, over all processes."""
-    settings = FusedSettings(learning_rate=request.learning_rate, eps=request.eps, seed=request.seed)
+    settings = FusedSettings.of(request, seed=request.seed)
     if request.engine is Engine.TORCHREC:
         from autoshard.runtime.torchrec_engine import TorchRecEmbeddings
 
@@ -208,7 +307,15 @@ def make_engine(
     from autoshard.runtime.embeddings import ShardedEmbeddings
 
     orders = _row_orders(plan, request)
-    return ShardedEmbeddings(plan, settings, device=device, timer=timer, row_orders=orders)
+    return ShardedEmbeddings(
+        plan,
+        settings,
+        local_batch_size=-(-plan.tables.batch_size // dist.get_world_size()),
+        device=device,
+        timer=timer,
+        row_orders=orders,
+        counter=counter,
+    )
 
 
 def _row_orders(plan: ShardingPlan, request: RunRequest) -> dict[str, torch.Tensor]:
@@ -227,7 +334,11 @@ def _summary(
     device: torch.device,
     measured_PSM: torch.Tensor,
     verification: Verification | None,
+    job: JobReport | None,
 ) -> RunResult:
+    num_measured = measured_PSM.shape[1]
+    if not num_measured:  # resumed at its end
+        measured_PSM = measured_PSM.new_zeros(len(measured_PSM), 1, measured_PSM.shape[2])
     step_ms = float(measured_PSM[:, :, 0].max(dim=0).values.median())
     medians_PM = measured_PSM.median(dim=1).values
     losses_S = measured_PSM[:, :, 1].mean(dim=0)
@@ -262,18 +373,19 @@ def _summary(
         plan_world_size=plan.topology.world_size,
         folded=owners.is_folded,
         batch_size=batch_size,
-        steps=request.steps,
+        steps=num_measured,
         warmup_steps=request.warmup_steps,
         seed=request.seed,
         interaction=interaction,
         step_ms=step_ms,
-        samples_per_s=batch_size / step_ms * 1e3,
-        balance=min(kernel_ms) / max(kernel_ms),
+        samples_per_s=batch_size / step_ms * 1e3 if step_ms else 0.0,
+        balance=min(kernel_ms) / max(kernel_ms) if num_measured else 0.0,
         first_loss=float(losses_S[0]),
         last_loss=float(losses_S[-1]),
         ranks=ranks,
         verification=verification,
         overlap=request.overlap,
+        job=job,
     )
 
 

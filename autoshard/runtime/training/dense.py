@@ -13,15 +13,15 @@ from torch import nn
 
 from autoshard.core import DenseLayers
 from autoshard.core.errors import InvalidPlanError
+from autoshard.runtime.results import DEFAULT_DENSE_FEATURES
 
-_DEFAULT_DENSE_FEATURES = 13
 _DEFAULT_HIDDEN = 64
 
 
 def default_layers(feature_dims: Sequence[int]) -> DenseLayers:
     """Small layers for plans that describe none."""
     return DenseLayers(
-        num_dense_features=_DEFAULT_DENSE_FEATURES,
+        num_dense_features=DEFAULT_DENSE_FEATURES,
         bottom_mlp=(_DEFAULT_HIDDEN, max(feature_dims)),
         top_mlp=(_DEFAULT_HIDDEN, 1),
     )

@@ -31,6 +31,9 @@ class GradientBuckets:
         early: Whether a bucket leaves in the backward pass, as soon as its gradients are there; else all leave when
             `average` is called.
         bucket_bytes: Bytes of a bucket, but for a larger parameter, which has its own.
+
+    Attributes:
+        asks: Whether this process asks for something in this step; set before the backward pass.
     """
 
     def __init__(
@@ -46,18 +49,26 @@ class GradientBuckets:
         self._buckets = _buckets(list(model.parameters()), bucket_bytes)
         self._missing = [len(bucket) for bucket in self._buckets]
         self._sent: dict[int, tuple[torch.Tensor, Pending]] = {}
+        self.asks = False
         if early:
             for number, bucket in enumerate(self._buckets):
                 for parameter in bucket:
                     parameter.register_post_accumulate_grad_hook(self._leaver(number))  # type: ignore[no-untyped-call]
 
-    def average(self) -> None:
-        """Averages, after the backward pass; what has left already is only waited for."""
+    def average(self) -> torch.Tensor:
+        """Averages, after the backward pass; what has left already is only waited for.
+
+        Returns:
+            How many processes ask for something, shape (1,): it travels with the first bucket.
+        """
         for number in range(len(self._buckets)):
             if number not in self._sent:
                 self._send(number)
+        asked = None
         for number, (flat, pending) in self._sent.items():
             pending.wait()
+            if number == 0:
+                flat, asked = flat[:-1], flat[-1:]
             flat.div_(self._group.size())
             gradients = self._gradients(number)
             means = torch.split(flat, [gradient.numel() for gradient in gradients])
@@ -65,6 +76,8 @@ class GradientBuckets:
                 gradient.copy_(mean.view_as(gradient))
         self._sent.clear()
         self._missing = [len(bucket) for bucket in self._buckets]
+        assert asked is not None, "a model has parameters"
+        return asked
 
     def _leaver(self, number: int) -> Leave:
         def leave(_: torch.Tensor) -> None:
@@ -78,7 +91,10 @@ class GradientBuckets:
         return [parameter.grad for parameter in self._buckets[number] if parameter.grad is not None]
 
     def _send(self, number: int) -> None:
-        flat = torch.cat([gradient.reshape(-1) for gradient in self._gradients(number)])
+        pieces = [gradient.reshape(-1) for gradient in self._gradients(number)]
+        if number == 0:
+            pieces.append(pieces[0].new_full((1,), float(self.asks)))
+        flat = torch.cat(pieces)
         work = dist.all_reduce(flat, group=self._group, async_op=True)
         self._sent[number] = (flat, Pending(work, StepCollective.ALL_REDUCE, self._timer))
 

@@ -18,18 +18,19 @@ import torch
 import torch.distributed as dist
 from torch.nn.functional import embedding, embedding_bag
 
-from autoshard.core import DType, EmbeddingTable, Optimizer, Pooling, RowsBy, ShardingPlan, TableSet
+from autoshard.core import DType, EmbeddingTable, Pooling, RowsBy, ShardingPlan, TableSet
 from autoshard.core.errors import ExecutionError, InvalidOptionError
+from autoshard.core.optimizers import WeightDecayMode
 from autoshard.core.quoting import write_bytes
 from autoshard.runtime.batch import BatchOfIds, Embedded
 from autoshard.runtime.engine.holdings import GroupOrder
 from autoshard.runtime.engine.ids.addresses import RowOrderMap
-from autoshard.runtime.engine.rows.fused import rounds_at_random
+from autoshard.runtime.engine.rows.fused import FusedSettings, rounds_at_random
 from autoshard.runtime.releases import all_gather
 from autoshard.runtime.results import RunRequest, Verification
 from autoshard.runtime.training.dense import DenseModel
 from autoshard.runtime.training.step import EmbeddingEngine, TrainingStep
-from autoshard.runtime.training.synthetic import IdsOfRanks, Samples, draw_samples
+from autoshard.runtime.training.synthetic import IdsOfRanks, Samples, draw_samples, global_samples
 from autoshard.runtime.weights import initialise
 
 #: Row ids and columns that have moments of their own.
@@ -40,36 +41,38 @@ MAX_VERIFIED_BYTES = 2**30
 
 
 class ReferenceEmbeddings:
-    """Whole tables in fp32, looked up with `embedding_bag`, updated by `step` from their dense gradients.
+    """Whole tables in fp32, looked up with `embedding_bag`, updated by `end_step` from their dense gradients.
 
     Args:
         tables: The tables.
-        learning_rate: Learning rate.
-        eps: Added to the root of the moments.
-        seed: Seed of the initial weights.
-        blocks: For each table, the rows and columns that share moments of row-wise AdaGrad; left out, whole rows do.
-        moment_scale: By which moments are divided under the root.
+        settings: Of the updates, and the seed of the initial weights.
+        blocks: For each table, the rows and columns that are updated by themselves: row-wise moments and norms of
+            rows are theirs; left out, those of whole rows.
+
+    Attributes:
+        weights: By table.
+        moments: By table and name, shape (N, D); of moments that rows have one of, each is repeated.
     """
 
     def __init__(
         self,
         tables: TableSet,
+        settings: FusedSettings,
         *,
-        learning_rate: float,
-        eps: float,
-        seed: int,
         blocks: Mapping[str, Sequence[MomentBlock]] | None = None,
-        moment_scale: float = 1.0,
     ) -> None:
-        self._tables, self._blocks = tables.tables, blocks or {}
-        self._learning_rate, self._eps, self._moment_scale = learning_rate, eps, moment_scale
+        self._tables, self._settings, self._num_steps = tables.tables, settings, 0
+        self._blocks: dict[str, Sequence[MomentBlock]] = {
+            one.name: [(torch.arange(one.num_embeddings), (0, one.embedding_dim))] for one in tables.tables
+        } | dict(blocks or {})
         self.weights: dict[str, torch.Tensor] = {}
-        self.moments: dict[str, torch.Tensor] = {}
+        self.moments: dict[str, dict[str, torch.Tensor]] = {}
+        self._hits = {one.name: torch.zeros(one.num_embeddings, dtype=torch.bool) for one in tables.tables}
         for table in self._tables:
             weights_ND = torch.empty(table.num_embeddings, table.embedding_dim)
-            initialise(weights_ND, table, seed)
+            initialise(weights_ND, table, settings.seed)
             self.weights[table.name] = weights_ND.requires_grad_()
-            self.moments[table.name] = torch.zeros(table.num_embeddings, table.embedding_dim)
+            self.moments[table.name] = {one.name: torch.zeros_like(weights_ND) for one in table.optimizer.moments}
 
     def __call__(self, ids: BatchOfIds) -> Embedded:
         """Embeddings of all samples."""
@@ -77,6 +80,8 @@ class ReferenceEmbeddings:
         pooled, sequences = [torch.empty(ids.batch_size, 0)], {}
         for (table, name), feature_ids, lengths in zip(features, ids.per_feature(), ids.lengths_FB, strict=True):
             weights_ND = self.weights[table.name]
+            if torch.is_grad_enabled():
+                self._hits[table.name][feature_ids] = True
             if table.pooling is Pooling.SEQUENCE:
                 sequences[name] = embedding(feature_ids, weights_ND)
                 continue
@@ -85,33 +90,54 @@ class ReferenceEmbeddings:
         return Embedded(torch.cat(pooled, dim=1), sequences)
 
     def end_step(self) -> None:
-        """Updates all tables from their gradients and forgets these.
+        """Updates the rows of all tables that were looked up, and forgets their gradients.
 
         Source:
             Row-wise AdaGrad as in Neo Sec. 5.2: the moment of a row grows by the mean of its squared gradient,
-            and epsilon is added outside of the root.
+            and epsilon is added outside of the root. Adam: Kingma and Ba (2015), Algorithm 1; its decay: Loshchilov and
+            Hutter (2019), Algorithm 2; LAMB: You et al. (2020), Algorithm 2, with the identity for phi, row by row.
         """
+        self._num_steps += 1
         for table in self._tables:
-            self._update(table)
+            for rows_L, columns in self._blocks[table.name]:
+                self._update(table, rows_L[self._hits[table.name][rows_L]], slice(*columns))
+            self.weights[table.name].grad = None
+            self._hits[table.name].zero_()
 
     @torch.no_grad()
-    def _update(self, table: EmbeddingTable) -> None:
-        weights_ND, moments = self.weights[table.name], self.moments[table.name]
-        gradient_ND = weights_ND.grad
-        if gradient_ND is None:
+    def _update(self, table: EmbeddingTable, rows_L: torch.Tensor, columns: slice) -> None:
+        weights_ND, settings, optimizer = self.weights[table.name], self._settings, table.optimizer
+        if weights_ND.grad is None or not len(rows_L):
             return
-        if table.optimizer is Optimizer.SGD:
-            step_ND = gradient_ND
-        elif table.optimizer is Optimizer.ROWWISE_ADAGRAD:
-            whole = (torch.arange(table.num_embeddings), (0, table.embedding_dim))
-            for rows_L, (first, last) in self._blocks.get(table.name, [whole]):
-                moments[rows_L, first:last] += gradient_ND[rows_L, first:last].square().mean(dim=1, keepdim=True)
-            step_ND = gradient_ND / ((moments / self._moment_scale).sqrt() + self._eps)
+        rate, decay, t = settings.learning_rate, settings.weight_decay, self._num_steps
+        weights_LD, gradient_LD = weights_ND[rows_L, columns], weights_ND.grad[rows_L, columns]
+        moments = {name: one[rows_L, columns] for name, one in self.moments[table.name].items()}
+        decoupled_LD = rate * decay * weights_LD
+        if settings.weight_decay_mode is WeightDecayMode.L2:
+            gradient_LD, decoupled_LD = gradient_LD + decay * weights_LD, torch.zeros_like(weights_LD)
+        squares_LD = gradient_LD**2
+        if optimizer.moments and optimizer.moments[-1].is_per_row:
+            squares_LD = squares_LD.mean(dim=1, keepdim=True).expand_as(squares_LD)
+        step_LD = gradient_LD
+        if optimizer.has_decaying_moments:
+            moments["moments"].lerp_(gradient_LD, 1 - settings.beta1)
+            moments["second_moments"].lerp_(squares_LD, 1 - settings.beta2)
+            unbiased_LD = moments["second_moments"] / (1 - settings.beta2**t)
+            step_LD = moments["moments"] / (1 - settings.beta1**t) / (unbiased_LD.sqrt() + settings.eps)
+        elif optimizer.moments:
+            moments["moments"] += squares_LD
+            step_LD = gradient_LD / ((moments["moments"] / settings.moment_scale).sqrt() + settings.eps)
+        if optimizer.scales_by_norms:
+            whole_LD = step_LD + decay * weights_LD
+            unit_LD = torch.nan_to_num(whole_LD / whole_LD.norm(dim=1, keepdim=True))
+            changed_LD = weights_LD - rate * weights_LD.norm(dim=1, keepdim=True) * unit_LD
         else:
-            moments += gradient_ND.square()
-            step_ND = gradient_ND / ((moments / self._moment_scale).sqrt() + self._eps)
-        weights_ND -= self._learning_rate * step_ND
-        weights_ND.grad = None
+            changed_LD = weights_LD - decoupled_LD - rate * step_LD
+        if settings.max_norm is not None:
+            changed_LD = changed_LD.renorm(2, 0, settings.max_norm)
+        weights_ND[rows_L, columns] = changed_LD
+        for name, one in moments.items():
+            self.moments[table.name][name][rows_L, columns] = one
 
 
 class GroupedReference:
@@ -119,7 +145,7 @@ class GroupedReference:
 
     Args:
         plan: The plan; of its shards only columns matter, which have moments of their own.
-        request: Learning rate, epsilon and seed.
+        request: Settings of the updates, and the seed.
         num_processes: Processes whose local batches make a global one, in their order.
         row_orders: Row ids in falling access frequency, by table.
 
@@ -134,18 +160,9 @@ class GroupedReference:
         order = GroupOrder.of(groups, num_processes)
         self._group_of = [order.group_of(process) for process in range(num_processes)]
         self._tables, self._sync_every, self._num_steps = plan.tables, groups.sync_every, 0
+        settings = FusedSettings.of(request, seed=request.seed, moment_scale=groups.moment_scale)
         blocks = moment_blocks(plan, row_orders)
-        self.copies = [
-            ReferenceEmbeddings(
-                plan.tables,
-                learning_rate=request.learning_rate,
-                eps=request.eps,
-                seed=request.seed,
-                blocks=blocks,
-                moment_scale=groups.moment_scale,
-            )
-            for _ in range(groups.num_groups)
-        ]
+        self.copies = [ReferenceEmbeddings(plan.tables, settings, blocks=blocks) for _ in range(groups.num_groups)]
 
     def __call__(self, ids: BatchOfIds) -> Embedded:
         """Embeddings of all samples, each by the tables of its group."""
@@ -170,10 +187,8 @@ class GroupedReference:
         self._num_steps += 1
         if len(self.copies) > 1 and self._num_steps % self._sync_every == 0:
             for table in self._tables.tables:
-                for of in (
-                    [copy.weights[table.name] for copy in self.copies],
-                    [copy.moments[table.name] for copy in self.copies],
-                ):
+                tensors = [[copy.weights[table.name], *copy.moments[table.name].values()] for copy in self.copies]
+                for of in zip(*tensors, strict=True):
                     mean = torch.stack([one.detach() for one in of]).mean(dim=0)
                     for one in of:
                         one.copy_(mean)
@@ -198,7 +213,7 @@ class Reference:
     Args:
         plan: The plan; of its shards only columns matter, which have moments of their own.
         dense: A model whose layers have the weights to start from; it is not changed.
-        request: Learning rate, epsilon and seed.
+        request: Settings of the updates, and the seed.
         num_processes: Processes whose local batches make a global one.
         row_orders: Row ids in falling access frequency, by table.
     """
@@ -238,18 +253,6 @@ def moment_blocks(plan: ShardingPlan, row_orders: Mapping[str, torch.Tensor]) ->
             rows_L = ((ranks_L >= shard.rows.start) & (ranks_L < shard.rows.stop)).nonzero().squeeze(1)
         blocks[shard.table.name].append((rows_L, shard.columns))
     return blocks
-
-
-def global_samples(parts: Sequence[Samples]) -> Samples:
-    """The local batches of all processes as one, in the order of their ranks."""
-    lengths = [part.ids.lengths_FB for part in parts]
-    per_feature = [part.ids.per_feature() for part in parts]
-    ids_L = torch.cat([ids for feature in zip(*per_feature, strict=True) for ids in feature])
-    return Samples(
-        BatchOfIds(torch.cat(lengths, dim=1), ids_L),
-        torch.cat([part.dense_BN for part in parts]),
-        torch.cat([part.labels_B for part in parts]),
-    )
 
 
 def check_verifiable(tables: TableSet) -> None:
@@ -313,10 +316,10 @@ def compare(
             weight_error = max(
                 weight_error, _error(state.weights_ND, reference.embeddings.copies[0].weights[table.name])
             )
-            if state.moments_ND is not None:
-                moments = reference.embeddings.copies[0].moments[table.name]
-                largest = moments.max().clamp(min=torch.finfo(torch.float32).tiny)
-                moment_error = max(moment_error, _error(state.moments_ND / largest.to(device), moments / largest))
+            for name, moments_ND in reference.embeddings.copies[0].moments[table.name].items():
+                largest = moments_ND.abs().max().clamp(min=torch.finfo(torch.float32).tiny)
+                found_ND = state.expanded(name) / largest.to(device)
+                moment_error = max(moment_error, _error(found_ND, moments_ND / largest))
     if reference is None:
         return None
     for own, expected in zip(training.dense.parameters(), reference.dense.parameters(), strict=True):

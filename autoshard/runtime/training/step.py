@@ -62,10 +62,19 @@ class EmbeddingEngine(TrainedEmbeddings, Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepOutcome:
-    """Loss of the local batch, and the vectors of all features that it was made from."""
+    """What a step computed of the local batch.
+
+    Attributes:
+        loss: Its mean loss, times the batch's weight.
+        logits_B: What the model predicted.
+        vectors_BC: The vectors of all features that it predicted from.
+        asked: How many processes asked for something in this step, see `TrainingStep.asks`; shape (1,).
+    """
 
     loss: torch.Tensor
+    logits_B: torch.Tensor
     vectors_BC: torch.Tensor
+    asked: torch.Tensor | None = None
 
 
 class FeatureVectors:
@@ -116,7 +125,10 @@ class TrainingStep:
         buckets: Averages the dense layers' gradients; None for a single process.
 
     Attributes:
+        dense: The dense layers.
+        optimizer: Their optimizer.
         batches_ahead: How many of the next batches a step takes.
+        asks: Whether this process asks the others for something, such as to end; all get to know how many do.
     """
 
     def __init__(
@@ -128,8 +140,8 @@ class TrainingStep:
         buckets: GradientBuckets | None = None,
     ) -> None:
         self._embeddings, self._vectors, self._buckets = embeddings, FeatureVectors(tables), buckets
-        self._optimizer = torch.optim.SGD(dense.parameters(), lr=learning_rate)
-        self.dense, self.batches_ahead = dense, 0
+        self.optimizer = torch.optim.SGD(dense.parameters(), lr=learning_rate)
+        self.dense, self.batches_ahead, self.asks = dense, 0, False
 
     def __call__(self, samples: Samples, following: Sequence[Samples] = ()) -> StepOutcome:
         """Trains on one batch.
@@ -138,16 +150,24 @@ class TrainingStep:
             samples: The batch; the first that followed in the call before, if any did.
             following: The next ones, up to `batches_ahead`.
         """
-        self._optimizer.zero_grad()
+        self.optimizer.zero_grad()
         bottom_BD, embedded = self.embed(samples, following)
         vectors_BC = self._vectors(embedded, samples.ids)
-        loss = binary_cross_entropy_with_logits(self.dense(bottom_BD, vectors_BC), samples.labels_B)
+        logits_B = self.dense(bottom_BD, vectors_BC)
+        # The mean over no samples is no number.
+        reduction = "mean" if len(samples.labels_B) else "sum"
+        loss = binary_cross_entropy_with_logits(logits_B, samples.labels_B, reduction=reduction)
+        if samples.weight != 1:
+            loss = loss * samples.weight
+        asked = None
+        if self._buckets is not None:
+            self._buckets.asks = self.asks
         loss.backward()  # type: ignore[no-untyped-call]
         if self._buckets is not None:
-            self._buckets.average()
+            asked = self._buckets.average()
         self._embeddings.end_step()
-        self._optimizer.step()
-        return StepOutcome(loss.detach(), vectors_BC.detach())
+        self.optimizer.step()
+        return StepOutcome(loss.detach(), logits_B.detach(), vectors_BC.detach(), asked)
 
     def embed(self, samples: Samples, following: Sequence[Samples]) -> tuple[torch.Tensor, Embedded]:
         """The bottom layers' output, shape (B, D), and the embeddings of a batch."""

@@ -6,15 +6,15 @@ Shape suffixes: B samples of a local batch, N dense features.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
 import torch
 
-from autoshard.core import RowsBy, ShardingPlan, TableSet
+from autoshard.core import EmbeddingTable, RowsBy, ShardingPlan, TableSet
 from autoshard.core.access import IntArray
-from autoshard.core.batches import draw_bags
+from autoshard.core.batches import coprime_step, draw_bags, scatter_ranks
 from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.engine.ids.addresses import RowOrderMap
 
@@ -23,15 +23,49 @@ IdsOfRanks: TypeAlias = Callable[[IntArray], IntArray]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
-    """One batch of samples: ids, dense features, and labels of 0 or 1."""
+    """One local batch of samples.
+
+    Attributes:
+        ids: Ids of all features.
+        dense_BN: Dense features.
+        labels_B: Labels of 0 or 1.
+        weight: By what its mean loss is multiplied, so that the mean over the processes is that over all samples:
+            processes times the batch's share of the global one.
+    """
 
     ids: BatchOfIds
     dense_BN: torch.Tensor
     labels_B: torch.Tensor
+    weight: float = 1.0
 
     def to(self, device: torch.device) -> Samples:
         """The same samples on a device."""
-        return Samples(self.ids.to(device), self.dense_BN.to(device), self.labels_B.to(device))
+        return replace(
+            self, ids=self.ids.to(device), dense_BN=self.dense_BN.to(device), labels_B=self.labels_B.to(device)
+        )
+
+    @property
+    def num_dense(self) -> int:
+        """Dense features of a sample, N."""
+        return self.dense_BN.shape[1]
+
+    @classmethod
+    def none(cls, num_features: int, num_dense: int) -> Samples:
+        """A batch of no samples."""
+        ids = BatchOfIds(torch.zeros(num_features, 0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
+        return cls(ids, torch.zeros(0, num_dense), torch.zeros(0), weight=0.0)
+
+
+def global_samples(parts: Sequence[Samples]) -> Samples:
+    """Batches as one, in their order."""
+    lengths = [part.ids.lengths_FB for part in parts]
+    per_feature = [part.ids.per_feature() for part in parts]
+    ids_L = torch.cat([ids for feature in zip(*per_feature, strict=True) for ids in feature])
+    return Samples(
+        BatchOfIds(torch.cat(lengths, dim=1), ids_L),
+        torch.cat([part.dense_BN for part in parts]),
+        torch.cat([part.labels_B for part in parts]),
+    )
 
 
 def ranked_rows(plan: ShardingPlan, row_orders: Mapping[str, torch.Tensor]) -> dict[str, IdsOfRanks]:
@@ -52,12 +86,25 @@ def _ids_of_ranks(ids_N: torch.Tensor | None, num_rows: int) -> IdsOfRanks:
     return lambda ranks_L: order.ids(torch.from_numpy(ranks_L)).numpy()
 
 
+def _rotated(table: EmbeddingTable, ids_of_ranks: IdsOfRanks | None, phase: int) -> IdsOfRanks:
+    """Row ids of access ranks after some turns: each by a golden section of the rows, so that hot ones fall apart."""
+    num_rows = table.num_embeddings
+    shift = phase * coprime_step(num_rows) % num_rows
+
+    def ids(ranks_L: IntArray) -> IntArray:
+        turned_L = (ranks_L + shift) % num_rows
+        return scatter_ranks(turned_L, num_rows) if ids_of_ranks is None else ids_of_ranks(turned_L)
+
+    return ids
+
+
 def draw_samples(
     tables: TableSet,
     num_dense: int,
     batch_size: int,
     key: Sequence[int],
     ranked: Mapping[str, IdsOfRanks] | None = None,
+    phase: int = 0,
 ) -> Samples:
     """Draws one batch.
 
@@ -67,10 +114,15 @@ def draw_samples(
         batch_size: B.
         key: Same key, same batch: seed, number of the batch, rank of the process.
         ranked: Row ids of access ranks, by table; hot rows of other tables are strewn over them, as hashing does.
+        phase: How often other rows have become hot; in each phase, rows have the places of other ones among the
+            access ranks.
     """
     rng = np.random.default_rng(list(key))
+    ids_of = dict(ranked or {})
+    if phase:
+        ids_of = {table.name: _rotated(table, ids_of.get(table.name), phase) for table in tables.tables}
     bags = [
-        draw_bags(table.access, feature.pooling_factor, batch_size, rng, (ranked or {}).get(table.name))
+        draw_bags(table.access, feature.pooling_factor, batch_size, rng, ids_of.get(table.name))
         for table in tables.tables
         for feature in table.features
     ]

@@ -122,8 +122,7 @@ def _states(embeddings: ShardedEmbeddings) -> set[int]:
     digest = hashlib.sha256()
     for table in embeddings.owners.tables.tables:
         state = embeddings.table_state(table.name)
-        assert state.moments_ND is not None, "row-wise AdaGrad has moments"
-        for tensor in (state.weights_ND, state.moments_ND):
+        for tensor in (state.weights_ND, *state.moments.values()):
             digest.update(tensor.numpy().tobytes())
     own = torch.tensor([int.from_bytes(digest.digest()[:7], "little")])
     everybody = own.new_empty(dist.get_world_size())
@@ -134,7 +133,7 @@ def _states(embeddings: ShardedEmbeddings) -> set[int]:
 def _total_moment(embeddings: ShardedEmbeddings) -> float:
     """Sum of the moments of all tables' rows."""
     states = (embeddings.table_state(table.name) for table in embeddings.owners.tables.tables)
-    return sum(float(state.moments_ND.double().sum()) for state in states if state.moments_ND is not None)
+    return sum(float(state.expanded().double().sum()) for state in states)
 
 
 def _report(**document: object) -> None:

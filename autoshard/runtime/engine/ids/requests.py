@@ -20,6 +20,7 @@ from torch.nn.functional import pad
 
 from autoshard.core.errors import InputError
 from autoshard.evaluation.traffic import LENGTH_BYTES, Stream
+from autoshard.runtime.access_counts import AccessCounter
 from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.engine.groups import JoinedGroups, WeakGroup
 from autoshard.runtime.engine.holdings import OwnerRequest, Ownership
@@ -158,6 +159,9 @@ class InputExchange:
         local_batch_size: The usual number of samples of a process's batch.
         groups: The processes; those of other replica groups refuse a bad batch, too.
         device: Where batches are.
+
+    Attributes:
+        counter: Counts the ids of batches that were exchanged; None to count none.
     """
 
     _group = WeakGroup[dist.ProcessGroup]()
@@ -172,6 +176,7 @@ class InputExchange:
         device: torch.device,
     ) -> None:
         self._ownership, self._device = ownership, device
+        self.counter: AccessCounter | None = None
         self._group, self._peers = groups.own, groups.peers
         self._num_groups = len(groups.world_ranks)
         self._reader = reader = groups.own.rank()
@@ -321,6 +326,8 @@ class InputExchange:
             came = self._sent(asked, turn, agree=False)
         batch_size = self._batch_size
         self._adapt(came)
+        if self.counter is not None and isinstance(batch, BatchOfIds):
+            self.counter.observe(batch.ids_L, came.counts_F, batch.batch_size)
         return self._distributed(asked, came, batch_size)
 
     def _asks(self, batch: BatchOfIds | InputError, fault: InputError | None) -> _Asked:

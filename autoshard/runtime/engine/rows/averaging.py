@@ -5,7 +5,7 @@ Shape suffixes: N rows, D embedding dim, U distinct rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,19 +19,20 @@ class RowStates(NamedTuple):
 
     weights_ND: torch.Tensor
     """Weights."""
-    moments: torch.Tensor | None
-    """Moments: (N,) row-wise, (N, D) else; None for SGD."""
+    moments: Mapping[str, torch.Tensor]
+    """The optimizer's moments by name (`Optimizer.moments`): (N,) for one a row, (N, D) for one for each weight."""
     marks_N: torch.Tensor | None
     """1 for rows that were updated since the last average, uint8; None where rows are not marked."""
 
     def of(self, start: int, stop: int) -> RowStates:
         """State of the rows [start, stop)."""
-        moments, marks_N = (None if one is None else one[start:stop] for one in (self.moments, self.marks_N))
-        return RowStates(self.weights_ND[start:stop], moments, marks_N)
+        rows = slice(start, stop)
+        moments = {name: one[rows] for name, one in self.moments.items()}
+        return RowStates(self.weights_ND[rows], moments, None if self.marks_N is None else self.marks_N[rows])
 
     def tensors(self) -> list[torch.Tensor]:
         """What is averaged of a row."""
-        return [self.weights_ND] if self.moments is None else [self.weights_ND, self.moments]
+        return [self.weights_ND, *self.moments.values()]
 
 
 def average(states: Sequence[RowStates], peers: dist.ProcessGroup, *, piece_bytes: int = 1 << 26) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
@@ -23,9 +23,11 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
     PoolingMode,
 )
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import DEFAULT_ASSOC, ComputeDevice
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import WeightDecayMode as FbgemmDecayMode
 
 from autoshard.core import DType, MemoryLevel, MemoryPlacement, Optimizer
-from autoshard.core.accepted import FINITE_ABOVE_0, FINITE_AT_LEAST_0
+from autoshard.core.declared import declared
+from autoshard.core.optimizers import UpdateSettings, WeightDecayMode
 from autoshard.core.plan import Payload
 from autoshard.runtime.engine.rows.averaging import RowStates
 from autoshard.runtime.engine.rows.huge_pages import advise_huge_pages
@@ -38,18 +40,18 @@ FUSED_OPTIMIZERS = {
     Optimizer.ROWWISE_ADAGRAD: EmbOptimType.EXACT_ROWWISE_ADAGRAD,
     Optimizer.ADAGRAD: EmbOptimType.EXACT_ADAGRAD,
     Optimizer.ADAM: EmbOptimType.ADAM,
+    Optimizer.PARTIAL_ROWWISE_ADAM: EmbOptimType.PARTIAL_ROWWISE_ADAM,
 }
+_FUSED_ON_CPU = (Optimizer.SGD, Optimizer.ROWWISE_ADAGRAD, Optimizer.ADAGRAD)
 _CACHE_POLICIES = {"lru": CacheAlgorithm.LRU, "lfu": CacheAlgorithm.LFU}
 _PRECISION = {DType.FP32: SparseType.FP32, DType.FP16: SparseType.FP16, DType.BF16: SparseType.BF16}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FusedSettings:
+class FusedSettings(UpdateSettings):
     """What the kernels of all tables have in common.
 
     Attributes:
-        learning_rate: Learning rate, at least 0; schedules change it (`autoshard.runtime.optimizer`).
-        eps: Added to the root of the moments, above 0: rows without a gradient would become NaN.
         seed: Seed of the initial weights.
         moment_scale: By which moments are divided under the root, where groups of processes train replicas of all
             tables: c of 2D's Algorithm 1.
@@ -60,16 +62,16 @@ class FusedSettings:
         InvalidOptionError: If a number is out of range.
     """
 
-    learning_rate: float
-    eps: float = 1e-8
     seed: int = 0
     moment_scale: float = 1.0
     marks_rows: bool = False
     output: DType = DType.FP32
 
-    def __post_init__(self) -> None:
-        FINITE_AT_LEAST_0.check_fields(self, "learning_rate")
-        FINITE_ABOVE_0.check_fields(self, "eps")
+    @classmethod
+    def of(cls, updates: UpdateSettings, *, seed: int, moment_scale: float = 1.0) -> Self:
+        """The settings of updates, with more of kernels."""
+        settings = {one.name: getattr(updates, one.name) for one in declared(UpdateSettings)}
+        return cls(**settings, seed=seed, moment_scale=moment_scale)
 
     def scale_of(self, optimizer: Optimizer) -> float:
         """What learning rate and epsilon are multiplied by for an optimizer that does not divide its moments.
@@ -77,7 +79,26 @@ class FusedSettings:
         Source:
             2D Algorithm 1: eta / (sqrt(v / c) + eps), which is eta sqrt(c) / (sqrt(v) + eps sqrt(c)).
         """
-        return 1.0 if optimizer is Optimizer.SGD else math.sqrt(self.moment_scale)
+        return math.sqrt(self.moment_scale) if optimizer.divides_by_sums else 1.0
+
+
+class UpdateStep(NamedTuple):
+    """What updates of a lookup depend on beside the settings."""
+
+    learning_rate: float
+    number: int
+    """Of the training step, from 1: by it Adam and LAMB correct moments that began at 0."""
+
+
+def is_fused(optimizer: Optimizer, settings: FusedSettings, device: torch.device) -> bool:
+    """Whether FBGEMM has a kernel of the device that updates rows so, as `FusedKernel` runs it.
+
+    Its kernels of CPUs leave out `max_norm` and, of tables with one feature, the decay of weights (1.8). Those of LAMB,
+    of GPUs, make a row NaN that is first looked up without a gradient, as a masked place of a sequence is.
+    """
+    if device.type == "cuda":
+        return optimizer in FUSED_OPTIMIZERS
+    return optimizer in _FUSED_ON_CPU and settings.max_norm is None and not settings.weight_decay
 
 
 class FusedKernel:
@@ -87,7 +108,7 @@ class FusedKernel:
         sizes: Rows and columns of its tables; of one width where rows are given out.
         dtype: Of the weights.
         optimizer: Of all tables.
-        settings: Learning rate and epsilon.
+        settings: Of the updates.
         device: Where to hold them.
         table_of_feature: For each feature the table that it looks up, rising; None where rows are given out, for
             lookups of the first table alone.
@@ -111,7 +132,7 @@ class FusedKernel:
         memory: MemoryPlacement = MemoryPlacement(),  # noqa: B008 - frozen
         allocate: Callable[[str, int], torch.Tensor] | None = None,
     ) -> None:
-        self._scale = settings.scale_of(optimizer)
+        self._scale, self._moments = settings.scale_of(optimizer), optimizer.moments
         on_gpu = device.type == "cuda"
         location = _location(memory) if on_gpu else EmbeddingLocation.HOST
         compute = ComputeDevice.CUDA if on_gpu else ComputeDevice.CPU
@@ -125,7 +146,7 @@ class FusedKernel:
                 output_dtype=_PRECISION[settings.output],
                 optimizer=FUSED_OPTIMIZERS[optimizer],
                 learning_rate=settings.learning_rate * self._scale,
-                eps=settings.eps * self._scale,
+                **update_options(settings, self._scale),
                 # Ids are checked before they are sent.
                 bounds_check_mode=BoundsCheckMode.NONE,
                 stochastic_rounding=rounds_at_random(dtype, device),
@@ -133,6 +154,7 @@ class FusedKernel:
                 **(_cache_options(sizes, dtype, memory) if on_gpu else {}),
             )
         self.fills_ahead = on_gpu and _is_filled_ahead(memory)
+        self._step = UpdateStep(settings.learning_rate, 1)
         self._rows_T = [rows for rows, _ in sizes]
         self._marks_N: torch.Tensor | None = None
         if settings.marks_rows:
@@ -183,6 +205,10 @@ class FusedKernel:
         if self.fills_ahead:
             # A lookup keeps its rows in the cache until its backward pass; without one, for good.
             self.module.lock_cache_line = torch.is_grad_enabled()
+        if len(self._moments) > 1:
+            # FBGEMM counts lookups, also those that are not trained on; the second number is read where the first is 0.
+            self.module.iter_cpu.fill_(self._step.number - 1)
+            self.module.iter.fill_(self._step.number - 1)
         if not torch.is_inference_mode_enabled():
             output: torch.Tensor = self.module(ids_L, offsets)
             return output
@@ -191,9 +217,11 @@ class FusedKernel:
             output = self.module(ids_L, offsets)
         return output
 
-    def set_learning_rate(self, learning_rate: float) -> None:
-        """Sets the learning rate of lookups from now on; those that were made keep theirs."""
-        self.module.set_learning_rate(learning_rate * self._scale)
+    def set_step(self, step: UpdateStep) -> None:
+        """Sets the step of lookups from now on; those that were made keep theirs."""
+        if step.learning_rate != self._step.learning_rate:
+            self.module.set_learning_rate(step.learning_rate * self._scale)
+        self._step = step
 
     def states(self, *, writes: bool) -> list[RowStates]:
         """State of the tables; rows that are cached are written back first.
@@ -204,8 +232,9 @@ class FusedKernel:
         self.module.flush()
         if writes:
             self.module.reset_cache_states()
-        weights, states = self.module.split_embedding_weights(), self.module.split_optimizer_states()
-        moments: list[Any] = [one[0] if one else None for one in states] if states else [None] * len(weights)
+        weights = self.module.split_embedding_weights()
+        states = self.module.split_optimizer_states() or [()] * len(weights)
+        moments = [{one.name: kept for one, kept in zip(self._moments, of, strict=True)} for of in states]
         marks: list[Any] = [None] * len(weights)
         if self._marks_N is not None:
             marks = list(torch.split(self._marks_N, self._rows_T))
@@ -284,6 +313,21 @@ def _is_filled_ahead(memory: MemoryPlacement) -> bool:
     )
 
 
+def update_options(settings: UpdateSettings, scale: float = 1.0) -> dict[str, Any]:
+    """FBGEMM's options of updates, but for the learning rate.
+
+    Args:
+        settings: Of the updates.
+        scale: By which the learning rate is multiplied, and with it a decoupled weight decay.
+    """
+    options = {"eps": settings.eps * scale, "beta1": settings.beta1, "beta2": settings.beta2}
+    if settings.weight_decay:
+        is_l2 = settings.weight_decay_mode is WeightDecayMode.L2
+        options["weight_decay"] = settings.weight_decay if is_l2 else settings.weight_decay / scale
+        options["weight_decay_mode"] = FbgemmDecayMode.L2 if is_l2 else FbgemmDecayMode.DECOUPLE
+    return options if settings.max_norm is None else options | {"max_norm": settings.max_norm}
+
+
 def _cache_options(sizes: Sequence[tuple[int, int]], dtype: DType, memory: MemoryPlacement) -> dict[str, Any]:
     """FBGEMM's options for a set-associative cache of so many bytes, whose lines are as wide as the widest table."""
     if not memory.cache_bytes:
@@ -302,7 +346,10 @@ def _host_memory(
     """Memory for the weights and moments of a CPU's kernel."""
     numbers = {
         "weights": sum(rows * dim for rows, dim in sizes),
-        "momentum1": sum(rows * optimizer.state_bytes_per_row(dim) // 4 for rows, dim in sizes),
+        **{
+            f"momentum{number}": sum(rows * moment.width(dim) for rows, dim in sizes)
+            for number, moment in enumerate(optimizer.moments, 1)
+        },
     }
     return {name: allocate(name, number) for name, number in numbers.items() if number}
 

@@ -16,15 +16,9 @@ from autoshard.runtime.engine.holdings import KernelKey, Ownership
 from autoshard.runtime.engine.ids.hits import HitRows, replica_slots
 from autoshard.runtime.engine.ids.messages import Request
 from autoshard.runtime.engine.rows.averaging import RowStates
-from autoshard.runtime.engine.rows.fused import FusedSettings
-from autoshard.runtime.engine.rows.replicated import (
-    GradientSync,
-    ReplicatedRows,
-    SyncedRows,
-    holder_groups,
-    places_of,
-    summed_by_place,
-)
+from autoshard.runtime.engine.rows.fused import FusedSettings, UpdateStep
+from autoshard.runtime.engine.rows.replicated import GradientSync, SyncedRows, holder_groups, places_of
+from autoshard.runtime.engine.rows.torch_rows import TorchRows, one_below_the_other, side_by_side, summed_by_place
 from autoshard.runtime.timing import Part, StepTimer
 
 
@@ -54,7 +48,7 @@ NO_LOOKUPS = ReplicaLookups(None, (), (), ())
 class _Kernel:
     """Storage of one kernel of replicas."""
 
-    rows: ReplicatedRows
+    rows: TorchRows
     base: Mapping[int, int]
     """First row of each holding."""
     lookups: list[torch.Tensor] = field(default_factory=list)
@@ -63,16 +57,29 @@ class _Kernel:
     num_gradients: int = 0
 
     def summed(self, rows_U: torch.Tensor | None) -> torch.Tensor:
-        """Gradients of some rows or, for None, of all, (U, D), of all that was collected; forgets it."""
+        """Gradients of some rows or, for None, of all, (U, D), of all that was collected; forgets it.
+
+        Where rows move without a gradient, those of all have one more column: how often each was looked up.
+        """
         num_rows, dim = self.rows.weights_ND.shape
         num_places = num_rows if rows_U is None else len(rows_U)
+        counts_hits = rows_U is None and self.rows.moves_without_gradient
         if not self.lookups:
-            return self.rows.weights_ND.new_zeros(num_places, dim, dtype=torch.float32)
-        rows_L = torch.cat(self.lookups)
+            return self.rows.weights_ND.new_zeros(num_places, dim + counts_hits, dtype=torch.float32)
+        rows_L, gradients_XD = torch.cat(self.lookups), torch.cat(self.gradients)
+        if counts_hits:
+            gradients_XD = torch.nn.functional.pad(gradients_XD, (0, 1), value=1.0)
         places_L = rows_L if rows_U is None else places_of(rows_L, rows_U, num_rows)
-        summed = summed_by_place(places_L, num_places, torch.cat(self.sources), torch.cat(self.gradients))
+        summed = summed_by_place(places_L, num_places, torch.cat(self.sources), gradients_XD)
         self.lookups, self.sources, self.gradients, self.num_gradients = [], [], [], 0
         return summed
+
+    def update(self, rows_U: torch.Tensor | None, gradients_UD: torch.Tensor, step: UpdateStep) -> None:
+        """Takes a step of the optimizer for rows whose gradients have met, as `summed` has them."""
+        hits_U = None
+        if rows_U is None and self.rows.moves_without_gradient:
+            hits_U, gradients_UD = gradients_UD[:, -1] > 0, gradients_UD[:, :-1]
+        self.rows.update(rows_U, gradients_UD, step, hits_U)
 
 
 class Replicas:
@@ -80,7 +87,7 @@ class Replicas:
 
     Args:
         ownership: Who holds what.
-        settings: Learning rate and epsilon.
+        settings: Of the updates.
         group: The processes.
         device: Where to hold rows.
         timer: Where to count the time.
@@ -88,7 +95,7 @@ class Replicas:
             this one alone, which is all processes then.
 
     Attributes:
-        learning_rate: Of lookups from now on.
+        step: Of lookups from now on.
     """
 
     def __init__(
@@ -101,7 +108,7 @@ class Replicas:
         all_groups: Sequence[Sequence[int]] | None = None,
     ) -> None:
         self._timer, self._device = timer, device
-        self.learning_rate = settings.learning_rate
+        self.step = UpdateStep(settings.learning_rate, 1)
         process = group.rank()
         self._kernels: dict[KernelKey, _Kernel] = {}
         replicated = [one for one in ownership.holdings if one.is_replicated]
@@ -116,7 +123,7 @@ class Replicas:
             first = ownership.holdings[indices[0]]
             rows = sum(ownership.holdings[index].num_rows(process) for index in indices)
             processes = ownership.holders(key, process)
-            storage = ReplicatedRows(rows, first.embedding_dim, first.of.dtype, first.of.optimizer, settings, device)
+            storage = TorchRows(rows, first.embedding_dim, first.of.dtype, first.of.optimizer, settings, device)
             self._kernels[key] = _Kernel(rows=storage, base=ownership.first_rows(key, process))
             synced = SyncedRows(rows, first.embedding_dim)
             together.setdefault(processes, {})[key] = synced
@@ -193,12 +200,12 @@ class Replicas:
         kernel.gradients.append(gradients_XD)
         kernel.num_gradients += len(gradients_XD)
 
-    def update(self, hits: Sequence[HitRows], learning_rate: float) -> None:
-        """Sums the gradients of all copies, and takes a step of the optimizer at the lookup's learning rate.
+    def update(self, hits: Sequence[HitRows], step: UpdateStep) -> None:
+        """Sums the gradients of all copies, and takes a step of the optimizer.
 
         Args:
             hits: Rows of the batch whose gradients meet, kernel by kernel; of other kernels those of all rows do.
-            learning_rate: That of the lookup.
+            step: That of the lookup.
         """
         of_kernel = {one.key: one for one in hits}
         for keys, sync in self._syncs:
@@ -209,20 +216,4 @@ class Replicas:
                 gradients = sync(own, hit)
             with self._timer.measure(Part.BACKWARD_KERNEL):
                 for kernel, one, gradients_UD in zip(kernels, hit, gradients, strict=True):
-                    kernel.rows.update(None if one is None else one.all_U, gradients_UD, learning_rate)
-
-
-def side_by_side(sums_XD: torch.Tensor, num_features: int, B: int) -> torch.Tensor:
-    """Sums of features one below the other, as columns of the bags' samples."""
-    if num_features == 1:
-        return sums_XD
-    return sums_XD.view(num_features, B, -1).transpose(0, 1).reshape(B, -1)
-
-
-def one_below_the_other(block_BW: torch.Tensor, num_features: int) -> torch.Tensor:
-    """The reverse of `side_by_side`."""
-    if num_features == 1:
-        return block_BW
-    B = len(block_BW)
-    dim = block_BW.shape[1] // num_features
-    return block_BW.reshape(B, num_features, dim).transpose(0, 1).reshape(-1, dim)
+                    kernel.update(None if one is None else one.all_U, gradients_UD, step)

@@ -1,4 +1,4 @@
-"""Rows that several processes hold: looked up without FBGEMM's optimizer, and updated from gradients that meet.
+"""How the gradients of rows that several processes hold meet.
 
 Shape suffixes: N rows, D embedding dim, L lookups, U distinct rows, X bags or lookups that have a gradient.
 """
@@ -10,133 +10,11 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.nn.functional import embedding_bag
 
-from autoshard.core import DType, Optimizer
 from autoshard.runtime.engine.groups import WeakGroup, group_of_ranks
 from autoshard.runtime.engine.ids.hits import HitRows
-from autoshard.runtime.engine.rows.averaging import RowStates
-from autoshard.runtime.engine.rows.fused import FusedSettings, rounds_at_random
-from autoshard.runtime.engine.rows.huge_pages import advise_huge_pages
-from autoshard.runtime.engine.staging import TORCH_DTYPES
+from autoshard.runtime.engine.rows.torch_rows import summed_by_place
 from autoshard.runtime.releases import all_gather
-
-#: Values of rows that are updated at once where all rows of a table are: 16 MiB.
-_VALUES_AT_ONCE = 1 << 22
-
-
-class ReplicatedRows:
-    """Rows that other processes have copies of, and the optimizer's moments.
-
-    All copies start alike and get the same updates, so that they stay alike.
-
-    Args:
-        num_rows: N.
-        dim: D.
-        dtype: Of the weights.
-        optimizer: SGD, row-wise AdaGrad or AdaGrad, by FBGEMM's rules.
-        settings: Learning rate and epsilon.
-        device: Where to hold them.
-
-    Attributes:
-        weights_ND: The weights.
-        moments: (N,) row-wise, (N, D) else; None for SGD.
-        marks_N: 1 for rows that were updated, uint8; None where they are not marked.
-    """
-
-    def __init__(
-        self,
-        num_rows: int,
-        dim: int,
-        dtype: DType,
-        optimizer: Optimizer,
-        settings: FusedSettings,
-        device: torch.device,
-    ) -> None:
-        self.weights_ND = advise_huge_pages(
-            torch.empty(num_rows, dim, dtype=TORCH_DTYPES[dtype], device=device)
-        ).zero_()
-        self._optimizer = optimizer
-        self._scale, self._eps = settings.scale_of(optimizer), settings.eps
-        shape = {Optimizer.ROWWISE_ADAGRAD: (num_rows,), Optimizer.ADAGRAD: (num_rows, dim)}.get(optimizer)
-        self.moments = None if shape is None else torch.zeros(shape, dtype=torch.float32, device=device)
-        self.marks_N = torch.zeros(num_rows, dtype=torch.uint8, device=device) if settings.marks_rows else None
-        # Of one seed, so that all copies, which get the same updates, draw the same.
-        self._noise: torch.Generator | None = None
-        if rounds_at_random(dtype, device):
-            self._noise = torch.Generator(device).manual_seed(settings.seed)
-
-    @property
-    def state(self) -> RowStates:
-        """Weights, moments and marks."""
-        return RowStates(self.weights_ND, self.moments, self.marks_N)
-
-    def sums(self, rows_L: torch.Tensor, lengths_X: torch.Tensor) -> torch.Tensor:
-        """Sums over bags, fp32 of shape (X, D)."""
-        offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths_X.long())
-        if self.weights_ND.dtype is torch.float32:
-            return embedding_bag(rows_L, self.weights_ND, offsets, mode="sum", include_last_offset=True)
-        return embedding_bag(
-            torch.arange(len(rows_L), device=rows_L.device),
-            self.rows(rows_L),
-            offsets,
-            mode="sum",
-            include_last_offset=True,
-        )
-
-    def rows(self, rows_L: torch.Tensor) -> torch.Tensor:
-        """Rows, fp32 of shape (L, D)."""
-        return self.weights_ND.index_select(0, rows_L).float()
-
-    def update(self, rows_U: torch.Tensor | None, gradients_UD: torch.Tensor, learning_rate: float) -> None:
-        """Takes a step of the optimizer for some rows, each with its whole gradient.
-
-        Args:
-            rows_U: Distinct rows; None for all. Those whose gradient is 0 stay as they are.
-            gradients_UD: Their gradients, fp32.
-            learning_rate: Of the lookup.
-
-        Source:
-            FBGEMM's exact optimizers: row-wise AdaGrad adds the mean of the squared gradient over the row, and epsilon
-            is added outside the root.
-        """
-        if rows_U is not None:
-            self._update(rows_U, gradients_UD, learning_rate)
-            return
-        num_rows, dim = gradients_UD.shape
-        size = max(1, _VALUES_AT_ONCE // dim)
-        for start in range(0, num_rows, size):
-            rows = slice(start, start + size)
-            self._update(rows, gradients_UD[rows], learning_rate)
-
-    def _update(self, rows_U: torch.Tensor | slice, gradients_UD: torch.Tensor, learning_rate: float) -> None:
-        if self.marks_N is not None:
-            self.marks_N[rows_U] |= gradients_UD.any(dim=1)
-        step_UD = gradients_UD
-        if self.moments is not None:
-            squares = gradients_UD.square()
-            if self._optimizer is Optimizer.ROWWISE_ADAGRAD:
-                squares = squares.mean(dim=1)
-            moments = self.moments[rows_U] + squares
-            self.moments[rows_U] = moments
-            roots = moments.sqrt() + self._eps * self._scale
-            step_UD = gradients_UD / (roots[:, None] if roots.dim() == 1 else roots)
-        changed_UD = self.weights_ND[rows_U].float() - learning_rate * self._scale * step_UD
-        if self._noise is not None:
-            changed_UD = half_at_random(changed_UD, self._noise)
-        self.weights_ND[rows_U] = changed_UD.to(self.weights_ND.dtype)
-
-
-def half_at_random(values: torch.Tensor, noise: torch.Generator) -> torch.Tensor:
-    """fp32 values in fp16, each one of its two neighbours there, with the value as the mean.
-
-    fp16 keeps 10 of the 23 bits of an fp32 fraction: a random number of the 13 others is added before they are cut off.
-    Below 6e-5, where fp16 keeps fewer, the last bits are rounded to the nearest.
-    """
-    cut = 1 << 13
-    bits = values.view(torch.int32)
-    drawn = torch.randint(cut, bits.shape, generator=noise, dtype=torch.int32, device=bits.device)
-    return (bits + drawn).bitwise_and_(-cut).view(torch.float32).half()
 
 
 def places_of(rows_L: torch.Tensor, rows_U: torch.Tensor, num_rows: int) -> torch.Tensor:
@@ -144,23 +22,6 @@ def places_of(rows_L: torch.Tensor, rows_U: torch.Tensor, num_rows: int) -> torc
     places_N = rows_U.new_empty(num_rows, dtype=torch.int32)
     places_N.scatter_(0, rows_U, torch.arange(len(rows_U), dtype=torch.int32, device=rows_U.device))
     return places_N.gather(0, rows_L)
-
-
-def summed_by_place(
-    places_L: torch.Tensor, num_places: int, source_L: torch.Tensor, gradients_XD: torch.Tensor
-) -> torch.Tensor:
-    """Sums of gradients for each place, 0 where there are none; shape (num_places, D).
-
-    Args:
-        places_L: Place of every lookup.
-        num_places: How many places there are.
-        source_L: The gradient that the lookup passes on.
-        gradients_XD: Gradients of bags or of lookups.
-    """
-    order_L = places_L.sort(stable=True).indices
-    ones_L = torch.ones_like(places_L, dtype=torch.int64)
-    counts = ones_L.new_zeros(num_places).scatter_add_(0, places_L.long(), ones_L)
-    return embedding_bag(source_L[order_L], gradients_XD, counts.cumsum(0) - counts, mode="sum")
 
 
 class SyncedRows(NamedTuple):

@@ -17,7 +17,8 @@ from autoshard.runtime.engine.holdings import Holding, Ownership
 from autoshard.runtime.engine.ids.prefetch import Prefetched
 from autoshard.runtime.engine.ids.requests import DistributedBatch
 from autoshard.runtime.engine.rows.averaging import RowStates
-from autoshard.runtime.engine.rows.fused import FusedKernel, FusedSettings
+from autoshard.runtime.engine.rows.fused import FusedKernel, FusedSettings, UpdateStep, is_fused
+from autoshard.runtime.engine.rows.torch_rows import TorchKernel
 from autoshard.runtime.timing import Part, StepTimer
 
 
@@ -38,7 +39,7 @@ class LookupOutput:
 class _Rows:
     """A kernel that gives out rows: all of its holdings are one table."""
 
-    kernel: FusedKernel
+    kernel: FusedKernel | TorchKernel
     holdings: tuple[int, ...]
     base: dict[int, int]
     """First row of each holding."""
@@ -48,7 +49,7 @@ class _Rows:
 class _Sums:
     """A kernel that gives out sums."""
 
-    kernel: FusedKernel
+    kernel: FusedKernel | TorchKernel
     holdings: tuple[int, ...]
     num_features: int
 
@@ -58,7 +59,7 @@ class FusedKernels:
 
     Args:
         ownership: Who holds what.
-        settings: Learning rate and epsilon.
+        settings: Of the updates.
         process: This process.
         device: Where to hold rows.
         timer: Where to count the time.
@@ -99,33 +100,41 @@ class FusedKernels:
 
     def _kernel_of_rows(self, base: dict[int, int], settings: FusedSettings) -> _Rows:
         held = [self._holdings[index] for index in base]
-        table = held[0].of
         whole = [(sum(one.num_rows(self._process) for one in held), held[0].embedding_dim)]
-        kernel = FusedKernel(whole, table.dtype, table.optimizer, settings, self._device, memory=self._memory(held))
-        return _Rows(kernel, tuple(base), base)
+        return _Rows(self._kernel(held, whole, settings, None), tuple(base), base)
 
     def _kernel_of_sums(self, indices: tuple[int, ...], settings: FusedSettings) -> _Sums:
         held = [self._holdings[index] for index in indices]
-        table = held[0].of
         sizes = [(one.num_rows(self._process), one.embedding_dim) for one in held]
         features = [n for n, one in enumerate(held) for _ in one.of.features]
-        memory = self._memory(held)
-        kernel = FusedKernel(sizes, table.dtype, table.optimizer, settings, self._device, features, memory)
-        return _Sums(kernel, indices, len(features))
+        return _Sums(self._kernel(held, sizes, settings, features), indices, len(features))
+
+    def _kernel(
+        self,
+        held: Sequence[Holding],
+        sizes: Sequence[tuple[int, int]],
+        settings: FusedSettings,
+        features: Sequence[int] | None,
+    ) -> FusedKernel | TorchKernel:
+        table = held[0].of
+        if is_fused(table.optimizer, settings, self._device):
+            memory = self._memory(held)
+            return FusedKernel(sizes, table.dtype, table.optimizer, settings, self._device, features, memory)
+        return TorchKernel(sizes, table.dtype, table.optimizer, settings, self._device, features)
 
     def _memory(self, held: Sequence[Holding]) -> MemoryPlacement:
         """Where a kernel keeps its rows, whose holdings share one cache."""
         return replace(held[0].memory, cache_bytes=sum(one.cache_bytes(self._process) for one in held))
 
     @property
-    def _kernels(self) -> Iterator[FusedKernel]:
+    def _kernels(self) -> Iterator[FusedKernel | TorchKernel]:
         yield from (one.kernel for one in self._sums)
         yield from (one.kernel for one in self._rows)
 
-    def set_learning_rate(self, learning_rate: float) -> None:
-        """Sets the learning rate of lookups from now on; those that were made keep theirs."""
+    def set_step(self, step: UpdateStep) -> None:
+        """Sets the step of lookups from now on; those that were made keep theirs."""
         for kernel in self._kernels:
-            kernel.set_learning_rate(learning_rate)
+            kernel.set_step(step)
 
     def states(self, *, writes: bool) -> Mapping[int, RowStates]:
         """State of the rows of each holding.
@@ -161,7 +170,7 @@ class FusedKernels:
                 return
             inputs = (*self._sum_inputs(batch), *((self._row_ids(batch, one), None) for one in self._rows))
             for kernel, (ids_L, lengths_FG) in zip(self._kernels, inputs, strict=True):
-                if kernel.fills_ahead:
+                if isinstance(kernel, FusedKernel) and kernel.fills_ahead:
                     kernel.fill(ids_L, lengths_FG, here)
         self._filled = batch
 
@@ -169,7 +178,7 @@ class FusedKernels:
         """Before a lookup: what caches were filled for is this batch, which is trained on, or is forgotten."""
         if self._filled is not None and (self._filled is not batch or not torch.is_grad_enabled()):
             for kernel in self._kernels:
-                if kernel.fills_ahead:
+                if isinstance(kernel, FusedKernel) and kernel.fills_ahead:
                     kernel.forget_fill()
         self._filled = None
 

@@ -15,8 +15,8 @@ from torch.nn.functional import embedding_bag
 from autoshard.core import Pooling
 from autoshard.runtime.engine.holdings import KernelKey, Ownership
 from autoshard.runtime.engine.ids.requests import DistributedBatch
-from autoshard.runtime.engine.rows.replicas import ReplicaLookups, one_below_the_other, side_by_side
-from autoshard.runtime.engine.rows.replicated import summed_by_place
+from autoshard.runtime.engine.rows.replicas import ReplicaLookups
+from autoshard.runtime.engine.rows.torch_rows import one_below_the_other, side_by_side, summed_by_place
 from autoshard.runtime.engine.vectors.reading import ColumnMoves, Reading, RowIndex, RowKernel, SumGroup, row_index
 
 

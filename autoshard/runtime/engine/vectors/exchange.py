@@ -21,6 +21,7 @@ from autoshard.evaluation.traffic import Stream, message_bytes, wire_bytes
 from autoshard.runtime.engine.groups import WeakGroup
 from autoshard.runtime.engine.holdings import KernelKey, Ownership
 from autoshard.runtime.engine.ids.requests import DistributedBatch
+from autoshard.runtime.engine.rows.fused import UpdateStep
 from autoshard.runtime.engine.rows.replicas import (
     NO_LOOKUPS,
     ReplicaLookups,
@@ -111,7 +112,7 @@ class OutputExchange:
 
     def start(self, looked: LookupOutput, batch: DistributedBatch) -> StartedExchange:
         """Sends embeddings on their way."""
-        step = _Step(batch, self.replicas.learning_rate)
+        step = _Step(batch, self.replicas.step)
         travelling: torch.Tensor = _SendVectors.apply(self, step, looked.sums_GO, *looked.rows)  # type: ignore[no-untyped-call]
         return StartedExchange(self, step, travelling)
 
@@ -253,7 +254,7 @@ class OutputExchange:
         if not self.replicas.is_empty:
             with self.timer.measure(Part.BACKWARD_KERNEL):
                 self._collect(step, step.taken, received)
-            self.replicas.update(step.batch.hits, step.learning_rate)
+            self.replicas.update(step.batch.hits, step.update)
         return fused
 
     def _backward_exchange(self, step: _Step, taken: TakenApart) -> PayloadExchange | None:
@@ -339,7 +340,7 @@ class _Step:
     """What sending and receiving, forward and backward, have to know of each other."""
 
     batch: DistributedBatch
-    learning_rate: float
+    update: UpdateStep
     remote: list[ReplicaLookups] = field(default_factory=list)
     local: ReplicaLookups = NO_LOOKUPS
     sent_sizes: list[int] = field(default_factory=list)

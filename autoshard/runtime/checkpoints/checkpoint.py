@@ -1,0 +1,184 @@
+"""One committed checkpoint: shown, verified, and loaded under any plan of the same tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from functools import cached_property
+from pathlib import Path
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load as load_state
+from torch.distributed.checkpoint.stateful import Stateful
+
+from autoshard.core import EmbeddingTable, ShardingPlan
+from autoshard.core.errors import ExecutionError, FormatError, InputError
+from autoshard.formats import read_plan
+from autoshard.runtime.checkpoints.contents import (
+    check_modules,
+    check_names,
+    job_tables,
+    restored,
+    template,
+)
+from autoshard.runtime.checkpoints.manifest import (
+    MANIFEST,
+    MANIFEST_NAME,
+    PLAN_NAME,
+    Manifest,
+    check_files,
+    damaged_files,
+)
+from autoshard.runtime.checkpoints.together import cause, from_all
+
+#: Fields of a table that have to be the same where its state is loaded.
+_KEPT_FIELDS = ("num_embeddings", "embedding_dim", "dtype", "optimizer")
+
+
+class Checkpoint:
+    """A committed checkpoint.
+
+    Args:
+        folder: Its folder, `.../step-000000001000`.
+
+    Attributes:
+        folder: The same.
+        manifest: What it holds.
+
+    Raises:
+        InputError: If it is no checkpoint, or its manifest cannot be read.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        if not (self.folder / MANIFEST_NAME).is_file():
+            raise FormatError(
+                f"is no checkpoint: must have a {MANIFEST_NAME}, which is written last", source=str(folder)
+            )
+        self.manifest: Manifest = MANIFEST.read(self.folder / MANIFEST_NAME)
+
+    @property
+    def step(self) -> int:
+        """Step after which it was saved."""
+        return self.manifest.step
+
+    @cached_property
+    def plan(self) -> ShardingPlan:
+        """The plan that it was saved under.
+
+        Raises:
+            InputError: If its file cannot be read, or is another than was saved.
+        """
+        of_plan = [file for file in self.manifest.files if file.name == PLAN_NAME]
+        check_files(self.folder, damaged_files(self.folder, of_plan))
+        return read_plan(self.folder / PLAN_NAME)
+
+    def verify(self) -> list[str]:
+        """What is wrong with its files, each by its name: missing, of another size, altered.
+
+        Reads all of them; returns nothing if all are as they were saved.
+        """
+        return damaged_files(self.folder, self.manifest.files)
+
+    def load(
+        self,
+        state: Mapping[str, Stateful],
+        *,
+        group: dist.ProcessGroup | None = None,
+        verify: bool = True,
+        partial: bool = False,
+    ) -> None:
+        """Brings a job to the state that was saved; all processes call it, under whatever plan and however many.
+
+        Each process reads its even share of the rows of each table, in the shapes that were saved, and these go from
+        there to where the job's plan has them. Nothing is changed before all that can be checked is.
+
+        Args:
+            state: What to load, by the names that it was saved under.
+            group: The processes; None for all.
+            verify: Whether to read and hash all files first, each process a part of them. Sizes are always checked.
+            partial: Whether `state` may leave out names that were saved, for a job that only looks up.
+
+        Raises:
+            InputError: If the checkpoint is of other tables or layers, or a name is missing; the field names it.
+            ExecutionError: If processes load different checkpoints, or a file is missing or damaged: on all of them,
+                with its name.
+        """
+        check_names(state)
+        tables = job_tables(state)
+        self._check_names(state, partial=partial)
+        self.check_tables({one.key: one.table for one in tables}, state)
+        self._check_files(group, verify=verify)
+        reader = FileSystemReader(self.folder)
+        metadata = reader.read_metadata()
+        check_modules(metadata, state, tables)
+        flat = template(metadata, list(state), tables)
+        planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        try:
+            load_state(flat, storage_reader=reader, planner=planner, process_group=group)
+        except CheckpointException as error:
+            raise ExecutionError(f"cannot be read: {cause(error)}", source=str(self.folder)) from error
+        for name, stateful in state.items():
+            stateful.load_state_dict(restored(flat, name))
+
+    def _check_names(self, state: Mapping[str, Stateful], *, partial: bool) -> None:
+        saved = self.manifest.states
+        for name in state:
+            if name not in saved:
+                raise InputError(f"is not in the checkpoint, which has {', '.join(saved)}", field=name)
+        for name in saved:
+            if name not in state and not partial:
+                raise InputError(
+                    "is in the checkpoint, and nothing takes it: give it, or load with partial=True", field=name
+                )
+
+    def check_tables(self, running: Mapping[str, EmbeddingTable], names: Collection[str] | None = None) -> None:
+        """Refuses to load into other tables than were saved.
+
+        Args:
+            running: The tables, by what the keys of their tensors begin with.
+            names: Names of the states that are loaded; None for all.
+
+        Raises:
+            InputError: If a table is missing on either side, differs, or has no moments; the field names it.
+        """
+        saved = {one.key: one for one in self.manifest.tables if names is None or one.key.partition(".")[0] in names}
+        for key, table in running.items():
+            if key not in saved:
+                raise InputError("is a table of the plan, and not in the checkpoint", field=table.name)
+            _check_table(self.plan.tables[table.name], table)
+            for moment in table.optimizer.moments:
+                if moment.name not in saved[key].tensors:
+                    raise InputError(
+                        f"has no {moment.name} in the checkpoint: {table.optimizer} needs them", field=table.name
+                    )
+        for key, one in saved.items():
+            if key not in running:
+                raise InputError("is a table of the checkpoint, and not in the plan", field=one.name)
+
+    def _check_files(self, group: dist.ProcessGroup | None, *, verify: bool) -> None:
+        members = group or dist.distributed_c10d._get_default_group()
+
+        def look() -> tuple[str, list[str]]:
+            files = self.manifest.files[members.rank() :: members.size()]
+            return json.dumps(MANIFEST.to_json(self.manifest)), damaged_files(self.folder, files, hashes=verify)
+
+        found = from_all(members, look)
+        for process, (manifest, _) in enumerate(found):
+            if manifest != found[0][0]:
+                raise ExecutionError(f"process {process} loads another checkpoint than process 0")
+        check_files(self.folder, [told for _, faults in found for told in faults])
+
+
+def _check_table(saved: EmbeddingTable, running: EmbeddingTable) -> None:
+    """Refuses to load the state of a table into another one.
+
+    Raises:
+        InputError: If rows, columns, dtype or optimizer differ; the field names it.
+    """
+    for name in _KEPT_FIELDS:
+        if (had := getattr(saved, name)) != (has := getattr(running, name)):
+            raise InputError(f"must be {had}, as in the checkpoint, got {has}", field=f"{running.name}.{name}")

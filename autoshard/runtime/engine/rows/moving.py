@@ -1,0 +1,406 @@
+"""Rows on their way from one layout of their tables to another: point to point, in rounds of bounded buffers.
+
+No ids travel: both ends know both layouts, and go through the rows in one order.
+
+Shape suffixes: U ids of a unit, L rows that one process gives another, N rows, K numbers of a row, D embedding dim.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from math import modf
+
+import torch
+import torch.distributed as dist
+
+from autoshard.runtime.engine.agreement import on_all
+from autoshard.runtime.engine.rows.places import RowBlock, TableLayout, located
+
+#: Most bytes that all processes give each other in a round. Two rounds are in memory at once, so that a process has at
+#: most twice as much to send, and twice as much that has come.
+ROUND_BYTES = 1 << 24
+#: Rows whose places are found at once.
+_UNIT_ROWS = 1 << 17
+#: Numbers of a message begin at multiples of so many bytes, whatever their dtype.
+_ALIGNMENT = 8
+#: Spreads tables of one unit evenly over the rounds: the golden ratio.
+_SPREAD = 0.6180339887498949
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class TableMove:
+    """A table whose rows are given from one layout to another.
+
+    Attributes:
+        source: Where the rows are.
+        target: Where they go; what is there is overwritten.
+        ids: Which rows.
+        dtypes: As what each tensor travels, by its name in both layouts.
+    """
+
+    source: TableLayout
+    target: TableLayout
+    ids: range
+    dtypes: Mapping[str, torch.dtype]
+
+    @property
+    def sent_row_bytes(self) -> int:
+        """Most bytes that one process sends of a row: as many copies as are wanted of each that there is."""
+        row_bytes = 0
+        for name, dtype in self.dtypes.items():
+            bounds = {bound for block in self.source.blocks for bound in block.bounds[name]}
+            row_bytes += (len(bounds) - 1) * dtype.itemsize
+        given = min((len(block.holders(0)) for block in self.source.blocks), default=1)
+        taken = max((len(block.holders(0)) for block in self.target.blocks), default=1)
+        return row_bytes * -(-taken // given)
+
+    def is_local(self, num_processes: int) -> bool:
+        """Whether each process has all rows already, so that none travel."""
+        return all(
+            len(block.holders(part)) == num_processes
+            for block in self.source.blocks
+            for part in range(block.rows.num_parts)
+        )
+
+
+@torch.no_grad()
+def move(
+    moves: Sequence[TableMove], group: dist.ProcessGroup, device: torch.device, *, round_bytes: int = ROUND_BYTES
+) -> int:
+    """Gives the rows of tables to the processes that are to have them; all processes have to call it, with the same.
+
+    A process that has a row already copies its own; others get it from one of those who have it, in turn. Where one
+    number is of several columns (a moment of row-wise AdaGrad), and of other columns in the target, it is the mean over
+    its columns of what these had; equal values stay as they are.
+
+    While a round travels, the one before is written and the next one packed.
+
+    Args:
+        moves: Tables and their layouts.
+        group: The processes, whose ranks the layouts have.
+        device: Where messages are sent from.
+        round_bytes: Most bytes of a round, or one row.
+
+    Returns:
+        Bytes that this process has sent.
+
+    Raises:
+        AutoshardError: If a process fails: on all of them (`agree`), with the target half written.
+    """
+    process, size = group.rank(), group.size()
+    if all(one.is_local(size) for one in moves):
+        for units in _rounds(moves, 1, round_bytes):
+            _Round(units, process, size, device).write()
+        return 0
+    rounds = [*_rounds(moves, size, round_bytes), None]
+    arrived, sent_bytes = None, 0
+    packed = on_all(partial(_next_round, None, rounds[0], process, size, device), group, device)
+    for following in rounds[1:]:
+        assert packed is not None, "the last round alone has none after it"
+        travelling = packed
+        sent_bytes += travelling.send(group)
+        try:
+            packed = on_all(partial(_next_round, arrived, following, process, size, device), group, device)
+        finally:
+            travelling.wait()
+        arrived = travelling
+    on_all(partial(_next_round, arrived, None, process, size, device), group, device)
+    return sent_bytes
+
+
+def _next_round(
+    arrived: _Round | None, units: list[_Unit] | None, process: int, size: int, device: torch.device
+) -> _Round | None:
+    """Writes what has arrived, then packs what travels next, if something does."""
+    if arrived is not None:
+        arrived.write()
+    return None if units is None else _Round(units, process, size, device)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Unit:
+    """Rows of a table whose places are found at once, and which travel in one round."""
+
+    move: TableMove
+    ids: range
+    number: int
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.ids) * self.move.sent_row_bytes
+
+
+def _rounds(moves: Sequence[TableMove], num_stripes: int, round_bytes: int) -> Iterator[list[_Unit]]:
+    """Units of all tables, round by round.
+
+    Rows that lie side by side are often on one process, and a table may be on one alone. So a round has some rows of
+    all tables, and some of all stripes of a table: most processes have something to give and to take in most rounds.
+    """
+    units = sorted(_units(moves, num_stripes, round_bytes), key=lambda one: one[0])
+    batch: list[_Unit] = []
+    room = round_bytes
+    for number, (_, table, ids) in enumerate(units):
+        unit = _Unit(table, ids, number)
+        if batch and unit.num_bytes > room:
+            yield batch
+            batch, room = [], round_bytes
+        batch.append(unit)
+        room -= unit.num_bytes
+    if batch:
+        yield batch
+
+
+def _units(moves: Sequence[TableMove], num_stripes: int, round_bytes: int) -> Iterator[tuple[float, TableMove, range]]:
+    """How far into its stripe each unit is, from 0 to 1; its table, and its rows."""
+    for number, one in enumerate(moves):
+        most = max(1, min(_UNIT_ROWS, round_bytes // (one.sent_row_bytes * num_stripes)))
+        if len(one.ids) <= most:
+            yield modf(number * _SPREAD)[0], one, one.ids
+            continue
+        stripe = -(-len(one.ids) // num_stripes)
+        for first in range(one.ids.start, one.ids.stop, stripe):
+            last = min(first + stripe, one.ids.stop)
+            for start in range(first, last, most):
+                yield (start - first) / stripe, one, range(start, min(start + most, last))
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class _Leg:
+    """Rows that one process gives another, or itself, from one block there to one block here."""
+
+    unit: _Unit
+    given: RowBlock
+    taken: RowBlock
+    giver: int
+    taker: int
+    rows_L: torch.Tensor
+    """Their numbers in the unit."""
+    given_L: torch.Tensor
+    """Their places in the part of the giver's block."""
+    taken_L: torch.Tensor
+    """Their places in the part of the taker's block."""
+
+    @property
+    def columns(self) -> tuple[int, int]:
+        """Columns that both blocks have."""
+        return _common(self.given.columns, self.taken.columns)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the message."""
+        return sum(_padded(self._shape(name), dtype) for name, dtype in self.unit.move.dtypes.items())
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the rows are where they are to be already: in memory that both layouts have."""
+        return (
+            self.giver == self.taker
+            and all(self.given.tensors[name].data_ptr() == self.taken.tensors[name].data_ptr() for name in self._names)
+            and torch.equal(self.given_L, self.taken_L)
+        )
+
+    @property
+    def _names(self) -> Iterable[str]:
+        return self.unit.move.dtypes
+
+    def _shape(self, name: str) -> tuple[int, int]:
+        numbers = _numbers(self.given.bounds[name], self.columns)
+        return len(self.rows_L), numbers.stop - numbers.start
+
+    def values(self, message: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        """Each tensor's part of the message, (L, K), by name."""
+        at = 0
+        for name, dtype in self.unit.move.dtypes.items():
+            shape = self._shape(name)
+            yield name, message[at : at + shape[0] * shape[1] * dtype.itemsize].view(dtype).view(shape)
+            at += _padded(shape, dtype)
+
+    def read(self, name: str) -> torch.Tensor:
+        """What the giver has of a tensor, (L, K)."""
+        tensor_NK = _as_matrix(self.given.tensors[name])[:, _numbers(self.given.bounds[name], self.columns)]
+        places = _adjacent(self.given_L)
+        return tensor_NK[places] if isinstance(places, slice) else tensor_NK[places.to(tensor_NK.device)]
+
+    def write(self, name: str, values_LK: torch.Tensor, means: dict[tuple[_Unit, RowBlock, str], _Means]) -> None:
+        """Writes what has come of a tensor; or collects it, where a number is the mean over what comes in pieces."""
+        first, last = self.columns
+        own = self.taken.bounds[name]
+        numbers = _numbers(own, self.columns)
+        wanted = own[numbers.start : numbers.stop + 1]
+        of = _numbers(self.given.bounds[name], self.columns)
+        came = (first, *self.given.bounds[name][of.start + 1 : of.stop], last)
+        if came != wanted:
+            within = [bisect_right(came, column) - 1 for column in wanted[:-1]]
+            is_split = any(came[at + 1] < stop for at, stop in zip(within, wanted[1:], strict=True))
+            if is_split or wanted[0] < first or wanted[-1] > last:
+                key = (self.unit, self.taken, name)
+                if key not in means:
+                    means[key] = _Means(*key)
+                means[key].add(self, came, values_LK)
+                return
+            values_LK = values_LK[:, within]
+        _write(_as_matrix(self.taken.tensors[name])[:, numbers], self.taken_L, values_LK)
+
+
+class _Means:
+    """Numbers of which each is the mean over columns that come in several pieces.
+
+    Args:
+        unit: Of the rows.
+        block: Where they go; it has one number a row.
+        name: Of the tensor.
+    """
+
+    def __init__(self, unit: _Unit, block: RowBlock, name: str) -> None:
+        assert len(block.bounds[name]) == 2, "blocks of plans have one number for their columns, or one for each"
+        self._first, last = block.columns
+        self._tensor_NK = _as_matrix(block.tensors[name])
+        self._values_UD = torch.empty(len(unit.ids), last - self._first)
+        self._places_U = torch.full((len(unit.ids),), -1)
+
+    def add(self, leg: _Leg, came: tuple[int, ...], values_LK: torch.Tensor) -> None:
+        """Takes a piece, whose numbers are of the columns between these bounds."""
+        widths_K = torch.tensor([stop - start for start, stop in pairwise(came)])
+        columns = slice(came[0] - self._first, came[-1] - self._first)
+        self._values_UD[leg.rows_L, columns] = values_LK.cpu().float().repeat_interleave(widths_K, dim=1)
+        self._places_U[leg.rows_L] = leg.taken_L
+
+    def write(self) -> None:
+        """Writes the means when all pieces have come."""
+        rows_L = (self._places_U >= 0).nonzero().squeeze(1)
+        values_LD = self._values_UD[rows_L]
+        is_one_L = values_LD.amin(dim=1) == values_LD.amax(dim=1)  # a mean would round it
+        means_L = torch.where(is_one_L, values_LD[:, 0], values_LD.mean(dim=1))
+        _write(self._tensor_NK, self._places_U[rows_L], means_L[:, None])
+
+
+def _legs(unit: _Unit, process: int) -> Iterator[_Leg]:
+    """What a process gives and takes of a unit, in an order that is the same on both ends."""
+    targets = list(_found(unit.move.target, unit.ids))
+    for given, part_U, place_U in _found(unit.move.source, unit.ids):
+        for taken, to_part_U, to_place_U in targets:
+            first, last = _common(given.columns, taken.columns)
+            if first >= last or not (given.is_of(process) or taken.is_of(process)):
+                continue
+            num_parts = taken.rows.num_parts
+            pair_U = torch.where((part_U < 0) | (to_part_U < 0), -1, part_U * num_parts + to_part_U)
+            for pair in (torch.bincount(pair_U + 1)[1:].nonzero()).flatten().tolist():
+                part, to_part = divmod(pair, num_parts)
+                holders, takers = given.holders(part), taken.holders(to_part)
+                if process not in (*holders, *takers):
+                    continue
+                rows_L = (pair_U == pair).nonzero().squeeze(1)
+                for taker in takers:
+                    giver = taker if taker in holders else holders[(unit.number + taker) % len(holders)]
+                    if process in (giver, taker):
+                        yield _Leg(
+                            unit=unit,
+                            given=given,
+                            taken=taken,
+                            giver=giver,
+                            taker=taker,
+                            rows_L=rows_L,
+                            given_L=place_U[rows_L] + given.first[part, giver],
+                            taken_L=to_place_U[rows_L] + taken.first[to_part, taker],
+                        )
+
+
+def _found(layout: TableLayout, ids: range) -> Iterator[tuple[RowBlock, torch.Tensor, torch.Tensor]]:
+    """Blocks that may have some of the rows; part of each row, -1 where it has none, and its place there, (U,)."""
+    positions_U = layout.positions(ids)
+    for block in layout.blocks:
+        if layout.order is not None or (block.rows.start < ids.stop and ids.start < block.rows.stop):
+            yield block, *located(block.rows, positions_U)
+
+
+class _Round:
+    """Rows of some units on their way, those of all pairs of processes at once.
+
+    Args:
+        units: The units.
+        process: This process.
+        size: Processes.
+        device: Where messages are sent from.
+    """
+
+    def __init__(self, units: Sequence[_Unit], process: int, size: int, device: torch.device) -> None:
+        legs = [leg for unit in units for leg in _legs(unit, process) if not leg.is_in_place]
+        self._own = [leg for leg in legs if leg.giver == leg.taker]
+        sent = sorted((leg for leg in legs if leg.taker != process), key=lambda leg: leg.taker)
+        self._received = sorted((leg for leg in legs if leg.giver != process), key=lambda leg: leg.giver)
+        self._sent_bytes, self._received_bytes = [0] * size, [0] * size
+        for leg in sent:
+            self._sent_bytes[leg.taker] += leg.num_bytes
+        for leg in self._received:
+            self._received_bytes[leg.giver] += leg.num_bytes
+        self._outgoing, self._incoming = (
+            torch.empty(sum(of), dtype=torch.uint8, device=device) for of in (self._sent_bytes, self._received_bytes)
+        )
+        for leg, message in zip(sent, torch.split(self._outgoing, [leg.num_bytes for leg in sent]), strict=True):
+            for name, values_LK in leg.values(message):
+                values_LK.copy_(leg.read(name))
+        self._work: dist.Work | None = None
+
+    def send(self, group: dist.ProcessGroup) -> int:
+        """Sends it on its way; the bytes that this process sends."""
+        self._work = dist.all_to_all_single(
+            self._incoming, self._outgoing, self._received_bytes, self._sent_bytes, group=group, async_op=True
+        )
+        return sum(self._sent_bytes)
+
+    def wait(self) -> None:
+        """Returns when all of it has come."""
+        assert self._work is not None, "it has been sent"
+        self._work.wait()
+        self._work, self._outgoing = None, self._outgoing[:0].clone()
+
+    def write(self) -> None:
+        """Writes what has come, and what this process gives itself."""
+        means: dict[tuple[_Unit, RowBlock, str], _Means] = {}
+        for leg in self._own:
+            for name in leg.unit.move.dtypes:
+                leg.write(name, leg.read(name), means)
+        messages = torch.split(self._incoming, [leg.num_bytes for leg in self._received])
+        for leg, message in zip(self._received, messages, strict=True):
+            for name, values_LK in leg.values(message):
+                leg.write(name, values_LK, means)
+        for one in means.values():
+            one.write()
+        self._incoming = self._incoming[:0].clone()
+
+
+def _common(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    return max(one[0], other[0]), min(one[1], other[1])
+
+
+def _numbers(bounds: tuple[int, ...], columns: tuple[int, int]) -> slice:
+    """Numbers of a row that are of some of these columns."""
+    return slice(bisect_right(bounds, columns[0]) - 1, bisect_left(bounds, columns[1]))
+
+
+def _padded(shape: tuple[int, int], dtype: torch.dtype) -> int:
+    return -(-shape[0] * shape[1] * dtype.itemsize // _ALIGNMENT) * _ALIGNMENT
+
+
+def _as_matrix(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.dim() == 2 else tensor[:, None]
+
+
+def _adjacent(places_L: torch.Tensor) -> slice | torch.Tensor:
+    """Places as a slice where each follows the one before, as they are elsewhere."""
+    first, last = int(places_L[0]), int(places_L[-1])
+    if last - first == len(places_L) - 1 and bool((places_L.diff() == 1).all()):
+        return slice(first, last + 1)
+    return places_L
+
+
+def _write(tensor_NK: torch.Tensor, places_L: torch.Tensor, values_LK: torch.Tensor) -> None:
+    places, values_LK = _adjacent(places_L), values_LK.to(tensor_NK)
+    if isinstance(places, slice):
+        tensor_NK[places] = values_LK
+    else:
+        tensor_NK.index_copy_(0, places.to(tensor_NK.device), values_LK)

@@ -1,0 +1,426 @@
+"""Saves and loads checkpoints: what each of some processes does."""
+
+import contextlib
+import itertools
+import os
+import random
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from autoshard.core import (
+    DType,
+    Optimizer,
+    PlacedShard,
+    ReplicaGroups,
+    RowRange,
+    RowsBy,
+    Shard,
+    Tier,
+)
+from autoshard.core.errors import ExecutionError, FormatError, InputError
+from autoshard.runtime.checkpoints import Checkpoint, Checkpoints, RandomState
+from autoshard.runtime.embeddings import ShardedEmbeddings
+from autoshard.runtime.engine.rows.fused import FusedSettings
+from autoshard.runtime.training.synthetic import draw_samples
+from tests import builders as make
+
+SETTINGS = FusedSettings(learning_rate=0.1, eps=1e-3)
+OPTIMIZERS = (Optimizer.SGD, Optimizer.ADAGRAD, Optimizer.ROWWISE_ADAGRAD)
+
+
+def table(optimizer, rows, dim=16, name=None, **fields):
+    return make.table(name or f"t.{optimizer}", rows, dim, optimizer=optimizer, row_order=None, **fields)
+
+
+#: One of each optimizer: more rows than processes come out even for, columns for 2 and 4 cuts.
+TABLES = tuple(table(optimizer, rows) for optimizer, rows in zip(OPTIMIZERS, (37, 101, 64), strict=True))
+
+
+def _columns(table, cuts):
+    size = table.embedding_dim // cuts
+    return [replace(Shard.whole(table), columns=(size * n, size * (n + 1))) for n in range(cuts)]
+
+
+def _rows(table, *bounds, by=RowsBy.INDEX):
+    edges = (0, *bounds, table.num_embeddings)
+    return [
+        replace(Shard.whole(table), rows=RowRange(start=start, stop=stop, by=by))
+        for start, stop in itertools.pairwise(edges)
+    ]
+
+
+def _on(shard, rank):
+    return PlacedShard.table_wise(shard, rank)
+
+
+def _over(shard, tier, replicas, **fields):
+    return PlacedShard(shard=shard, tier=tier, replicas=replicas, **fields)
+
+
+#: Each takes a table, its number and how many ranks there are.
+LAYOUTS = {
+    "table_wise": lambda table, n, size: [_on(Shard.whole(table), n % size)],
+    "row_wise": lambda table, _, size: [_over(Shard.whole(table), Tier.ROW_WISE, make.everyone(size))],
+    "column_wise": lambda table, n, size: [
+        _on(shard, (n + k) % size) for k, shard in enumerate(_columns(table, min(size, 4)))
+    ],
+    "grid": lambda table, _, size: [_over(shard, Tier.ROW_WISE, make.everyone(size)) for shard in _columns(table, 2)],
+    "node_wise": lambda table, n, size: [
+        _over(Shard.whole(table), Tier.TABLE_ROW_WISE, (((0, 1), (2, 3))[n % 2],))
+        if size > 2
+        else _on(Shard.whole(table), n % size)
+    ],
+    "data_parallel": lambda table, _, size: [make.placed(Shard.whole(table), Tier.DATA_PARALLEL, make.each(size))],
+    "tiers": lambda table, n, size: [
+        make.placed(hot, Tier.DATA_PARALLEL, make.each(size)) if k == 0 else _on(hot, (n + k) % size)
+        for k, hot in enumerate(_rows(table, 5, 30, by=RowsBy.ACCESS_RANK))
+    ],
+    "row_groups": lambda table, n, size: [_on(shard, (n + k) % size) for k, shard in enumerate(_rows(table, 7, 20))],
+    "replica_groups": lambda table, n, size: [_on(Shard.whole(table), n % (size // 2))],
+}
+
+
+def laid_out(layout, size, tables=TABLES):
+    """A plan that holds tables in one way, and its row orders."""
+    groups = ReplicaGroups(num_groups=2) if layout == "replica_groups" else ReplicaGroups()
+    shards = [shard for n, table in enumerate(tables) for shard in LAYOUTS[layout](table, n, size)]
+    plan = make.plan(
+        *shards,
+        tables=make.tables(*tables, batch_size=2 * size),
+        topology=make.topology(min(size, 2), size, ddr=1 << 40),
+        replica_groups=groups,
+    )
+    rng = np.random.default_rng(5)
+    orders = {table.name: torch.from_numpy(rng.permutation(table.num_embeddings)) for table in tables}
+    return plan, orders if layout == "tiers" else {}
+
+
+def opened(plan, orders=None):
+    return ShardedEmbeddings(plan, SETTINGS, row_orders=orders)
+
+
+def step(embeddings, number):
+    ids = draw_samples(embeddings.owners.tables, 1, embeddings.local_batch_size, (number, dist.get_rank())).ids
+    embeddings(ids).pooled_BC.square().sum().backward()
+    embeddings.end_step()
+
+
+def whole(embeddings):
+    """Weights and moments of all tables, by table, both of shape (N, D)."""
+    states = {table.name: embeddings.table_state(table.name) for table in embeddings.owners.tables.tables}
+    return {
+        name: (one.weights_ND.clone(), one.expanded().clone() if one.moments else None) for name, one in states.items()
+    }
+
+
+def save_layouts(folder, layouts):
+    """A checkpoint of each layout after two steps, and beside it what it holds, and what comes of a third step."""
+    for layout in layouts:
+        plan, orders = laid_out(layout, dist.get_world_size())
+        embeddings = opened(plan, orders)
+        step(embeddings, 0)
+        step(embeddings, 1)
+        with Checkpoints(folder / layout) as checkpoints:
+            checkpoints.save(2, {"embeddings": embeddings}, plan=plan)
+        saved = whole(embeddings)
+        step(embeddings, 2)
+        if dist.get_rank() == 0:
+            torch.save((saved, whole(embeddings)), folder / layout / "states.pt")
+        else:
+            whole(embeddings)
+        embeddings.close()
+
+
+def load_layouts(folder, pairs):
+    """Loads checkpoints, (folder, layout of the checkpoint, layout to load it in) each: all is there bit for bit."""
+    for of, saved_layout, layout in pairs:
+        plan, orders = laid_out(layout, dist.get_world_size())
+        embeddings = opened(plan, orders)
+        checkpoint = Checkpoint(next((folder / of / saved_layout).glob("step-*")))
+        checkpoint.load({"embeddings": embeddings})
+        saved, after = torch.load(folder / of / saved_layout / "states.pt")
+        check_states(embeddings, plan, saved)
+        if layout == saved_layout and checkpoint.manifest.num_processes == dist.get_world_size():
+            step(embeddings, 2)
+            check_states(embeddings, plan, after)
+        embeddings.close()
+
+
+def check_states(embeddings, plan, expected):
+    assert embeddings.num_steps in (2, 3)
+    for name, (weights_ND, moments_ND) in whole(embeddings).items():
+        expected_weights_ND, expected_ND = expected[name]
+        assert torch.equal(weights_ND, expected_weights_ND), name
+        if expected_ND is None:
+            assert moments_ND is None
+            continue
+        if plan.tables[name].optimizer is Optimizer.ROWWISE_ADAGRAD:
+            for first, last in {placed.shard.columns for placed in plan.shards if placed.shard.table.name == name}:
+                part, found = expected_ND[:, first:last], moments_ND[:, first:last]
+                is_one_N = part.amin(dim=1) == part.amax(dim=1)
+                assert torch.equal(found[is_one_N], part[is_one_N]), name
+                mean_ND = part.mean(dim=1, keepdim=True).expand_as(part)
+                torch.testing.assert_close(found, mean_ND, atol=0, rtol=1e-6)
+        else:
+            assert torch.equal(moments_ND, expected_ND), name
+
+
+def job(layout="row_wise", tables=TABLES, seed=0):
+    """A job's plan, its embeddings and its state, with dense layers that are trained."""
+    plan, orders = laid_out(layout, dist.get_world_size(), tables)
+    torch.manual_seed(seed)
+    dense = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.Adam(dense.parameters())
+    embeddings = opened(plan, orders)
+    state = {"embeddings": embeddings, "dense": dense, "optimizer": optimizer, "random": RandomState()}
+    return SimpleNamespace(plan=plan, embeddings=embeddings, dense=dense, optimizer=optimizer, state=state)
+
+
+def train(of, number):
+    step(of.embeddings, number)
+    of.optimizer.zero_grad()
+    of.dense(torch.full((1, 4), number + 1.0)).square().sum().backward()
+    of.optimizer.step()
+
+
+def check_a_job(folder):
+    """A whole job goes on as if it had not been interrupted: layers, their optimizer and random numbers, too."""
+    straight, resumed = job(), job(seed=1)
+    train(straight, 0)
+    random.seed(dist.get_rank())
+    np.random.seed(dist.get_rank())
+    torch.manual_seed(dist.get_rank())
+    with Checkpoints(folder / "job", keep=2) as checkpoints:
+        assert checkpoints.latest() is None
+        for number in (1, 2, 3):
+            checkpoints.save(number, straight.state, plan=straight.plan)
+        checkpoints.wait()
+        assert [one.step for one in checkpoints.all()] == [2, 3]
+        latest = checkpoints.latest()
+        assert latest.verify() == []
+        assert latest.plan == straight.plan
+        expected = (random.random(), np.random.rand(), torch.rand(2))
+        latest.load(resumed.state)
+        found = (random.random(), np.random.rand(), torch.rand(2))
+        assert found[:2] == expected[:2]
+        assert torch.equal(found[2], expected[2])
+        for one in (straight, resumed):
+            train(one, 1)
+        assert torch.equal(straight.dense.weight, resumed.dense.weight)
+        assert_equal(straight, resumed)
+        # A part of it, for a job that only looks up.
+        other = job(seed=2)
+        with pytest.raises(InputError, match=r"^dense: is in the checkpoint, and nothing takes it: give it, or load"):
+            latest.load({"embeddings": other.embeddings})
+        latest.load({"embeddings": other.embeddings}, partial=True)
+        train(other, 1)
+        assert_equal(straight, other)
+        with pytest.raises(InputError, match=r"^step: must be above 3, of which there is a checkpoint, got 3"):
+            checkpoints.save(3, straight.state, plan=straight.plan)
+        check_refusals(latest, folder)
+        check_states_that_differ(checkpoints, straight)
+
+
+def assert_equal(one, other):
+    states = whole(other.embeddings)
+    for name, (weights_ND, moments_ND) in whole(one.embeddings).items():
+        assert torch.equal(weights_ND, states[name][0])
+        assert moments_ND is None or torch.equal(moments_ND, states[name][1])
+
+
+def check_refusals(checkpoint, folder):
+    """What cannot be kept is refused by name, before anything is changed."""
+    for first, message in (
+        (table(Optimizer.SGD, 36), r"^t.sgd.num_embeddings: must be 37, as in the checkpoint, got 36"),
+        (table(Optimizer.SGD, 37, 8), r"^t.sgd.embedding_dim: must be 16, as in the checkpoint, got 8"),
+        (table(Optimizer.SGD, 37, dtype=DType.FP16), r"^t.sgd.dtype: must be fp32, as in the checkpoint, got fp16"),
+        (
+            table(Optimizer.ADAGRAD, 37, name="t.sgd"),
+            r"^t.sgd.optimizer: must be sgd, as in the checkpoint, got adagrad",
+        ),
+        (table(Optimizer.SGD, 37, name="u"), r"^u: is a table of the plan, and not in the checkpoint"),
+        (None, r"^t.sgd: is a table of the checkpoint, and not in the plan"),
+    ):
+        tables = [first, *TABLES[1:]] if first else TABLES[1:]
+        target = job(tables=tuple(tables))
+        before = whole(target.embeddings)
+        with pytest.raises(InputError, match=message):
+            checkpoint.load(target.state)
+        assert_unchanged(target, before)
+    target = job()
+    before = whole(target.embeddings)
+    wider = torch.nn.Linear(5, 2)
+    for change, message in (
+        ({"dense": wider}, r"^dense.weight: must be of shape \(2, 5\), got \(2, 4\) in the checkpoint"),
+        (
+            {"dense": torch.nn.Sequential(target.dense)},
+            r"^dense.0.bias: is a parameter of the model, and not in the checkpoint",
+        ),
+        (
+            {"dense": torch.nn.Linear(4, 2, bias=False)},
+            r"^dense.bias: is in the checkpoint, and no parameter or buffer of the model",
+        ),
+        ({"loader": target.optimizer}, r"^loader: is not in the checkpoint, which has embeddings, dense, optimizer"),
+        ({"a.b": target.optimizer}, r'^state: must be names without a dot, got "a.b"'),
+        ({"dense": 3}, r"^dense: must have state_dict and load_state_dict, got int"),
+    ):
+        with pytest.raises(InputError, match=message):
+            checkpoint.load(target.state | change)
+    check_damaged(checkpoint, target, folder)
+    assert_unchanged(target, before)
+    with pytest.raises(InputError, match=r"job: is no checkpoint: must have a manifest.json, which is written last"):
+        Checkpoint(folder / "job")
+
+
+def assert_unchanged(target, before):
+    for name, (weights_ND, _) in whole(target.embeddings).items():
+        assert torch.equal(weights_ND, before[name][0])
+
+
+def check_damaged(checkpoint, target, folder):
+    """Each kind of damage to a file is told with its name; a size is told also where nothing is hashed."""
+    is_first = dist.get_rank() == 0
+    for number, (name, damage, verify, message) in enumerate(
+        (
+            ("__1_0.distcp", alter, True, r"__1_0.distcp: is altered, its hash is another than when it was saved"),
+            ("__0_0.distcp", truncate, False, r"__0_0.distcp: has [\d,]+ bytes, [\d,]+ were saved"),
+            (".metadata", Path.unlink, False, r".metadata: is missing"),
+            ("plan.json", alter, True, r"plan.json: is altered"),
+        )
+    ):
+        copy = folder / f"damaged{number}" / "step-000000000003"
+        if is_first:
+            shutil.copytree(checkpoint.folder, copy)
+            damage(copy / name)
+        dist.barrier()
+        with pytest.raises(FormatError, match=message):
+            Checkpoint(copy).load(target.state, verify=verify)
+    with pytest.raises(ExecutionError, match=r"process 1 loads another checkpoint than process 0"):
+        Checkpoint(checkpoint.folder if is_first else checkpoint.folder.with_name("step-000000000002")).load(
+            target.state
+        )
+
+
+def alter(path):
+    """Changes a byte in the middle."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+class Position:
+    """A loader's position."""
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def state_dict(self):
+        return {"samples": self.samples}
+
+    def load_state_dict(self, state_dict):
+        self.samples = state_dict["samples"]
+
+
+def check_states_that_differ(checkpoints, of):
+    """What only one process has would be lost: it is refused, and the last checkpoint stays."""
+    checkpoints.save(4, of.state | {"loader": Position(dist.get_rank())}, plan=of.plan)
+    with pytest.raises(
+        ExecutionError, match=r"^checkpoint of step 4 was not written: loader: differs between .* 0 and 1"
+    ):
+        checkpoints.wait()
+    checkpoints.wait()
+    assert checkpoints.latest().step == 3
+    with pytest.raises(InputError, match=r"^plan: must be that of the embeddings: it has other tables"):
+        checkpoints.save(5, of.state, plan=laid_out("row_wise", 2, TABLES[1:])[0])
+
+
+def fill_disk(folder, on_error):
+    """Saves on a disk with less and less room: a checkpoint is whole or not there, and the one before it stays."""
+    of = job()
+    is_first = dist.get_rank() == 0
+    size = os.statvfs(folder).f_blocks * os.statvfs(folder).f_frsize
+    with Checkpoints(folder / "checkpoints", keep=1, on_error=on_error) as checkpoints:
+        checkpoints.save(1, of.state, plan=of.plan)
+        checkpoints.wait()
+        [needed] = [one.manifest.num_bytes for one in checkpoints.all()]
+        outcomes = []
+        for number, room in enumerate(range(0, 2 * needed, needed // 12)):
+            if is_first:
+                used = sum(
+                    file.stat().st_size for file in folder.rglob("*") if file.is_file() and file.name != "ballast"
+                )
+                (folder / "ballast").write_bytes(bytes(max(0, size - used - room - 8192)))
+            dist.barrier()
+            before = checkpoints.latest().step
+            checkpoints.save(number + 2, of.state, plan=of.plan)
+            if on_error == "raise" and room < needed // 2:
+                with pytest.raises(ExecutionError) as told:
+                    checkpoints.wait()
+                pattern = rf"checkpoint of step {number + 2} was not written: .*no space left on device.*"
+                assert re.fullmatch(rf"{pattern}; the last one is of step {before}", str(told.value))
+            else:
+                with contextlib.suppress(ExecutionError):
+                    checkpoints.wait()
+            [kept] = checkpoints.all()
+            outcomes.append(kept.step == number + 2)
+            assert outcomes[-1] or kept.step == before
+            assert kept.verify() == []
+            dist.barrier()
+    assert outcomes[0] is False
+    assert outcomes[-1] is True
+    assert not list((folder / "checkpoints").glob(".*"))
+
+
+#: Steps of the job that is killed.
+KILLED_STEPS = 400
+
+
+def save_each_step(folder):
+    """A job that saves at each step, and says so once a checkpoint is there; it goes on from the last one."""
+    of = job()
+    with Checkpoints(folder / "checkpoints", keep=2) as checkpoints:
+        last = checkpoints.latest()
+        if last is not None:
+            assert last.step >= reported(folder)
+            last.load(of.state)
+        for number in range(0 if last is None else last.step, KILLED_STEPS):
+            train(of, number)
+            checkpoints.save(number + 1, of.state, plan=of.plan)
+            if dist.get_rank() == 0 and number and (number % 3 == 0):
+                checkpoints.wait()
+                (folder / "reported.new").write_text(str(checkpoints.latest().step))
+                (folder / "reported.new").rename(folder / "reported")
+
+
+def reported(folder):
+    path = folder / "reported"
+    return int(path.read_text()) if path.exists() else 0
+
+
+def check_against_undisturbed(folder):
+    """The last checkpoint is that of a job that nobody disturbed."""
+    of, straight = job(seed=1), job()
+    with Checkpoints(folder / "checkpoints") as checkpoints:
+        assert not list((folder / "checkpoints").glob(".*"))
+        for one in checkpoints.all():
+            assert one.verify() == []
+        latest = checkpoints.latest()
+        assert latest.step >= reported(folder)
+        latest.load(of.state)
+    for number in range(latest.step):
+        train(straight, number)
+    assert_equal(of, straight)
+    assert torch.equal(of.dense.weight, straight.dense.weight)
+    return latest.step
