@@ -162,9 +162,13 @@ class TrainingStep:
         asked = None
         if self._buckets is not None:
             self._buckets.asks = self.asks
-        loss.backward()  # type: ignore[no-untyped-call]
+        sharded = self._embeddings if isinstance(self._embeddings, ShardedEmbeddings) else None
+        trained = loss if sharded is None else sharded.guard.of_loss(loss)
+        trained.backward()  # type: ignore[no-untyped-call]
         if self._buckets is not None:
             asked = self._buckets.average()
+        if sharded is not None:
+            sharded.guard.keep_from_layers(sharded.verdict, self.dense)
         self._embeddings.end_step()
         self.optimizer.step()
         return StepOutcome(loss.detach(), logits_B.detach(), vectors_BC.detach(), asked)
