@@ -56,6 +56,11 @@ OWN_COMMANDS: Mapping[str, str] = {
     "drift": "autoshard.commands.drift:drift",
     "simulate": "autoshard.commands.whatif:simulate",
     "jobs": "autoshard.commands.jobs:jobs",
+    "checkpoint-show": "autoshard.commands.checkpoint:show_checkpoint",
+    "checkpoint-verify": "autoshard.commands.checkpoint:verify_checkpoint",
+    "checkpoint-reshard": "autoshard.commands.checkpoint:reshard_checkpoint",
+    "checkpoint-import": "autoshard.commands.checkpoint:import_checkpoint",
+    "checkpoint-export": "autoshard.commands.checkpoint:export_checkpoint",
 }
 #: Commands that have sub-commands, with their help; `train-cost` becomes `autoshard train cost`.
 GROUPS: Mapping[str, str] = {
@@ -64,6 +69,12 @@ GROUPS: Mapping[str, str] = {
     Example:
         autoshard train cost --store samples --registry registry
         autoshard train policy --registry registry
+    """,
+    "checkpoint": """Shows, verifies, imports and exports checkpoints of training jobs.
+
+    Example:
+        autoshard checkpoint show checkpoints
+        autoshard checkpoint verify checkpoints
     """,
     "keys": """Makes, lists and revokes the keys of the REST service.
 
@@ -81,7 +92,8 @@ GROUPS: Mapping[str, str] = {
 # The order in which a user needs them; commands of other packages follow, by name.
 _ORDER = (
     *("doctor", "init", "detect", "list", "import", "calibrate", "collect", "samples", "train", "models"),
-    *("plan", "evaluate", "show", "diff", "explain", "export", "replay", "compare", "simulate", "run", "drift"),
+    *("plan", "evaluate", "show", "diff", "explain", "export", "replay", "compare", "simulate", "run"),
+    *("drift", "checkpoint"),
     *("serve", "jobs", "keys", "db"),
 )
 

@@ -109,13 +109,13 @@ class HeldTables:
         found, moves = {}, []
         for table in self._part.owners.tables.tables:
             ids = range(table.num_embeddings)
-            num_own = even_share(table.num_embeddings, self._part.group)
+            num_own = _rows_of(ids, self._shares).part_rows(self._part.process)
             state = self._empty(table, num_own, torch.device("cpu"))
             target = _state_layout(table, state, ids, self._shares)
             moves.append(table_move(table, ids, self._layout(table), target, state.moments))
             tensors = _tensors(state)
             if self._num_processes > 1:
-                tensors = {name: by_rows(own, len(ids), self._part.group) for name, own in tensors.items()}
+                tensors = {name: _by_rows(own, len(ids), self._part.group) for name, own in tensors.items()}
             if state.columns is not None:
                 tensors[MOMENT_COLUMNS] = torch.tensor(state.columns)
             found[table.name] = tensors
@@ -262,19 +262,20 @@ def _tensors(state: RowStates | TableState) -> dict[str, torch.Tensor]:
     return {"weights": state.weights_ND, **state.moments}
 
 
-def even_share(num_rows: int, group: dist.ProcessGroup) -> int:
-    """How many of a table's rows this process has where they are dealt evenly, as `by_rows` has them."""
-    return _rows_of(range(num_rows), (tuple(range(group.size())),)).part_rows(group.rank())
-
-
-def by_rows(own: torch.Tensor, num_rows: int, group: dist.ProcessGroup) -> DTensor:
-    """A tensor on the host of which each process has an even share of the rows.
+def empty_shares(shape: Sequence[int], dtype: torch.dtype, group: dist.ProcessGroup) -> torch.Tensor:
+    """Memory of the hosts for a tensor of a table, of which each process has an even share of the rows.
 
     Args:
-        own: Those of this process.
-        num_rows: Those of all.
-        group: The processes.
+        shape: Its shape, rows first.
+        dtype: Its numbers.
+        group: The processes; of one, the tensor is whole.
     """
+    rows = _rows_of(range(shape[0]), (tuple(range(group.size())),))
+    own = torch.empty((rows.part_rows(group.rank()), *shape[1:]), dtype=dtype)
+    return own if group.size() == 1 else _by_rows(own, shape[0], group)
+
+
+def _by_rows(own: torch.Tensor, num_rows: int, group: dist.ProcessGroup) -> DTensor:
     shape = torch.Size([num_rows, *own.shape[1:]])
     stride = torch.empty(shape, device="meta").stride()
     mesh = DeviceMesh.from_group(group, "cpu")

@@ -29,6 +29,8 @@ from autoshard.core import AccessProfile, EmbeddingTable, Exchange, Feature, Poo
 from autoshard.formats import read_plan
 from autoshard.runtime.batch import BatchOfIds, Embedded
 from autoshard.runtime.embeddings import ShardedEmbeddings
+from autoshard.runtime.engine import staging
+from autoshard.runtime.engine.ids import addresses, jagged, requests
 from autoshard.runtime.engine.ids.prefetch import Prefetched
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.training.synthetic import draw_samples
@@ -64,8 +66,21 @@ def counted_step(plan: ShardingPlan) -> dict[str, dict[str, int]]:
         for one in plan.shards
         if one.shard.rows.by is RowsBy.ACCESS_RANK
     }
-    engine = ShardedEmbeddings(plan, FusedSettings(learning_rate=0.05), row_orders=orders)
-    batch = draw_samples(plan.tables, 0, engine.local_batch_size, (0, 0, dist.get_rank())).ids
+    with as_on_a_gpu():
+        return _counted(ShardedEmbeddings(plan, FusedSettings(learning_rate=0.05), row_orders=orders))
+
+
+@contextmanager
+def as_on_a_gpu() -> Iterator[None]:
+    """While embeddings read no sizes from a CPU, which would not wait for them, and make room for what may come."""
+    with ExitStack() as replaced:
+        for module in (staging, jagged, addresses, requests):
+            replaced.enter_context(patch.object(module, "waits", lambda _: True))
+        yield
+
+
+def _counted(engine: ShardedEmbeddings) -> dict[str, dict[str, int]]:
+    batch = draw_samples(engine.owners.tables, 0, engine.local_batch_size, (0, 0, dist.get_rank())).ids
     counts = Counts()
     prefetched = engine.prefetch(batch)
     for _ in range(_WARM_UP):

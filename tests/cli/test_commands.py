@@ -17,13 +17,17 @@ from autoshard.validator import validate_plan
 
 COMMANDS = (
     *("doctor", "init", "detect", "list", "import", "calibrate", "collect", "samples", "train", "models"),
-    *("plan", "evaluate", "show", "diff", "explain", "export", "replay", "compare", "simulate", "run", "drift"),
+    *("plan", "evaluate", "show", "diff", "explain", "export", "replay", "compare", "simulate", "run"),
+    *("drift", "checkpoint"),
     *("serve", "jobs", "keys", "db"),
 )
-SUBCOMMANDS = ("train cost", "train policy", "train step", "keys create", "keys list", "keys revoke", "db upgrade")
+SUBCOMMANDS = (
+    *("train cost", "train policy", "train step", "keys create", "keys list", "keys revoke", "db upgrade"),
+    *(f"checkpoint {name}" for name in ("show", "verify", "reshard", "import", "export")),
+)
 WRITERS = (
     *("plan", "evaluate", "show", "compare", "import", "export", "simulate", "collect", "samples", "init", "detect"),
-    *("train cost", "train policy", "train step", "calibrate"),
+    *("train cost", "train policy", "train step", "calibrate", "checkpoint import", "checkpoint export"),
 )
 
 
@@ -257,7 +261,7 @@ def test_commands_of_other_packages_are_listed_by_their_package_and_imported_whe
     (about / "entry_points.txt").write_text("[autoshard.commands]\nhello = my_commands:hello\n")
     (tmp_path / "my_commands.py").write_text('def hello() -> None:\n    """Greets."""\n    print("Hello.")\n')
     monkeypatch.syspath_prepend(tmp_path)
-    assert "  hello      Comes from my-commands 0.1.\n" in succeeds("--help")
+    assert "  hello       Comes from my-commands 0.1.\n" in succeeds("--help")
     assert "my_commands" not in sys.modules
     assert succeeds("hello") == "Hello.\n"
 

@@ -78,9 +78,26 @@ LINES = [
             "detect -o",
             "simulate nothing -o",
             "samples missing --html",
+            "checkpoint export nothing -o",
         )
         for file in ("DOCUMENTS/empty/inside.svg", "/dev/full")
     ),
+    # Folders that are no checkpoint.
+    *(
+        (f"checkpoint {line}", 2, "nothing: is no checkpoint: must have a manifest.json, which is written last")
+        for line in (
+            "show nothing",
+            "verify nothing",
+            "export nothing -o out",
+            "reshard nothing --plan DOCUMENTS/plan.json",
+        )
+    ),
+    ("checkpoint show DOCUMENTS/empty", 2, "empty: is no checkpoint"),
+    ("checkpoint reshard nothing --plan DOCUMENTS/empty", 2, "empty: is not JSON"),
+    ("checkpoint import nothing --plan DOCUMENTS/plan.json -o out", 2, "nothing: is not there"),
+    ("checkpoint import DOCUMENTS/empty --plan DOCUMENTS/plan.json -o out", 2, "empty: must be a folder of torch."),
+    ("checkpoint import DOCUMENTS/empty --plan nothing -o out", 2, "nothing: cannot be read"),
+    ("checkpoint import nothing --plan nothing -o out --step -1", 2, "'--step': "),
     # Values that an option does not take.
     *(
         (f"{needed} --seed {seed}", 2, "'--seed': ")

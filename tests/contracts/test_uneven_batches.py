@@ -1,4 +1,4 @@
-"""Batches of any size up to the agreed one, empty ones too, on plans of every layout: equal to the reference."""
+"""Batches of any size, empty ones and larger ones than usual, on plans of every layout: equal to the reference."""
 
 import pytest
 

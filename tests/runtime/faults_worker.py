@@ -82,7 +82,6 @@ def bad_batches():
     """By name, batches that the last process gives; the others give a good one."""
     negative = lengths()
     negative[1, :2] = torch.tensor([-1, 3])
-    yield "larger", BatchOfIds(lengths(size=B + 1), ids(size=B + 1))
     yield "too few features", BatchOfIds(lengths()[:2], ids()[: 2 * B])
     yield "negative lengths", BatchOfIds(negative, ids())
     yield "lengths of more ids", BatchOfIds(lengths(), ids()[:-1])
@@ -102,7 +101,6 @@ def bad_batches():
     yield "an error of its own", InputError("the file ends here", field="loader")
     yield "keyed: missing feature", keyed(keys=("a", "b", "other"))
     yield "keyed: weights", keyed(weights=torch.ones(len(NAMES) * B))
-    yield "keyed: larger", keyed(size=B + 1)
     yield "keyed: an id too large", keyed(keys=("c", "a", "b"), values=ids() + 1)
     yield "keyed: ids of floats", keyed(values=ids().float())
     yield "keyed: lengths of fewer ids", keyed(keys=("c", "b", "a"), values=torch.cat([ids(), ids()]))

@@ -14,7 +14,6 @@ SEVERAL_SIZES = (
 )
 #: By batch, what each way of looking it up is refused with.
 EXPECTED = {
-    "larger": "batch_size: every process takes up to 4 samples a step, got 5",
     "too few features": "lengths: must have one row per feature, 3, got 2",
     "negative lengths": "lengths: must be at least 0",
     "lengths of more ids": "lengths: add up to 12, but there are 11 ids",
@@ -34,7 +33,6 @@ EXPECTED = {
     "an error of its own": "loader: the file ends here",
     "keyed: missing feature": 'keys: has no feature "c", which the plan\'s tables look up',
     "keyed: weights": "weights: weighted lookups are not executed: leave the weights out",
-    "keyed: larger": "batch_size: every process takes up to 4 samples a step, got 5",
     "keyed: an id too large": "feature 'b': table 'tb' has rows 0 to 9, got id 10",
     "keyed: ids of floats": "ids: must be one row of whole numbers, got torch.float32 of (12,)",
     "keyed: lengths of fewer ids": "lengths: add up to 12, but there are 24 ids",

@@ -1,43 +1,44 @@
+"""Ids in the rooms of messages, whose sizes both ends know."""
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from autoshard.runtime.engine.ids.messages import (
-    BufferSizes,
-    Flag,
-    Message,
-    Received,
-    header_size,
-    message_size,
-    packed,
-)
+from autoshard.runtime.engine.ids.jagged import Order, Runs
+from autoshard.runtime.engine.ids.messages import BufferSizes
+from studies.engines.host_waits import as_on_a_gpu
 
-LENGTHS = torch.tensor([2, 0, 1], dtype=torch.int32)
+CPU = torch.device("cpu")
+SIZES = st.lists(st.integers(0, 4), min_size=1, max_size=6)
 
 
-def message(*ids, dtype=torch.int64):
-    return Message(LENGTHS, (2,), (torch.tensor(ids[:3], dtype=dtype), torch.tensor(ids[3:], dtype=dtype)))
+@given(SIZES, st.data())
+def test_runs_come_into_their_rooms_one_behind_the_other(sizes, data):
+    bounds_X = torch.tensor([0, *sizes]).cumsum(0)
+    ids_L = torch.arange(100, 100 + int(bounds_X[-1]) + 2)  # and what is no run's
+    numbers = st.integers(0, len(sizes) - 1).map(lambda one: (one, one + 1))
+    runs_P = data.draw(st.lists(st.lists(numbers, max_size=3), min_size=1, max_size=3))
+    rooms_P = tuple(data.draw(st.lists(st.integers(0, 9), min_size=len(runs_P), max_size=len(runs_P))))
+    runs = Runs(runs_P, CPU)
+    counts_P, ends_S = runs.sizes(bounds_X)
+    expected = [[int(one) for first, last in of for one in ids_L[bounds_X[first] : bounds_X[last]]] for of in runs_P]
+    assert counts_P.tolist() == [len(of) for of in expected]
+    laid_out = torch.split(runs.laid_out(ids_L, bounds_X, ends_S, rooms_P), list(rooms_P))
+    for found, of, room in zip(laid_out, expected, rooms_P, strict=True):
+        assert found[: len(of)].tolist() == of[:room]
 
 
-def read(numbers, header, dtype):
-    lengths_NB = numbers[:3].view(1, 3)
-    counts = (int(lengths_NB.sum()), int(numbers[3]))
-    return Received(lengths_NB, counts, Flag(int(numbers[4])), numbers[header:].view(dtype))
-
-
-@pytest.mark.parametrize(("dtype", "first"), [(torch.int32, (1 << 31) - 1), (torch.int64, 1 << 40)])
-@pytest.mark.parametrize("room", [0, 3, 5, 9])
-def test_ids_come_with_the_lengths_or_after_them(room, dtype, first):
-    sent = message(first, 7, 8, 9, 10, dtype=dtype)
-    packs, sizes = packed([sent, sent], [5, room], Flag.MORE)
-    header = header_size(len(LENGTHS) + len(sent.numbers))
-    assert sizes == [message_size(header, 5, dtype), message_size(header, room, dtype)]
-    assert header % 2 == 0
-    came = read(packs[sizes[0] :], header, dtype)
-    assert came.flag is Flag.MORE
-    assert came.counts == (3, 2)
-    assert torch.equal(came.lengths_NB[0], LENGTHS)
-    assert torch.cat([came.ids_L, sent.rest(room)]).tolist() == [first, 7, 8, 9, 10]
-    assert len(came.ids_L) == min(room, came.num_ids)
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0], [1, 1, 0, 2], []])
+def test_an_order_needs_no_number_of_ids(order):
+    lengths_NB, ids_L = torch.tensor([[2, 0], [0, 1], [1, 1]], dtype=torch.int32), torch.arange(5)
+    pieces = torch.split(ids_L, [2, 1, 2])
+    expected = torch.cat([pieces[row] for row in order]) if order else ids_L[:0]
+    lengths, ids = Order(order, 3, CPU)(lengths_NB, ids_L)
+    assert (lengths.tolist(), ids.tolist()) == (lengths_NB[order].tolist(), expected.tolist())
+    with as_on_a_gpu():
+        lengths, ids = Order(order, 3, CPU)(lengths_NB, ids_L)
+    assert (lengths.tolist(), ids[: len(expected)].tolist()) == (lengths_NB[order].tolist(), expected.tolist())
 
 
 def test_both_ends_of_a_message_know_its_room():
@@ -52,11 +53,10 @@ def test_both_ends_of_a_message_know_its_room():
 
 def test_rooms_grow_at_once_and_shrink_slowly():
     rooms = BufferSizes(1)
-    assert rooms.flag([message(1, 2, 3, 4, 5)]) is Flag.MORE
-    rooms.adapt([5], [5])
-    assert rooms.flag([message(1, 2, 3, 4, 5)]) is Flag.WHOLE
     rooms.adapt([100_000], [5])
-    large = rooms.sent[0]
+    (large,) = rooms.sent
+    rooms.adapt([99_000], [5])
+    assert rooms.sent == (large,)
     rooms.adapt([10], [5])
     assert large // 2 < rooms.sent[0] < large
     for _ in range(200):

@@ -1,5 +1,7 @@
 """Rows that several processes hold: which are distinct, and how they are updated."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given
@@ -15,13 +17,15 @@ CPU = torch.device("cpu")
 ROWS = 7
 
 
-@given(st.lists(st.lists(st.integers(0, ROWS - 1), max_size=12), min_size=1, max_size=4))
-def test_distinct_rows_are_those_of_torch_and_every_lookup_finds_its_own(places):
-    rows = [torch.tensor(of, dtype=torch.int64) for of in places]
-    distinct, hit = Distinct([ROWS] * len(places), CPU)(rows)
-    assert [one.tolist() for one in distinct] == [sorted(set(of)) for of in places]
-    found = torch.cat(distinct)
-    assert [found[of].tolist() for of in hit()] == places
+@given(st.lists(st.lists(st.integers(0, ROWS - 1), max_size=12), min_size=1, max_size=4), st.integers(0, 3))
+def test_distinct_rows_are_those_of_torch_and_every_lookup_finds_its_own(places, num_behind):
+    counts = torch.tensor([len(of) for of in places])
+    ids_L = torch.tensor([*(row for of in places for row in of), *[10**12] * num_behind])
+    distinct = Distinct([ROWS] * len(places), [(place, 0) for place in range(len(places))], CPU)(ids_L, counts)
+    found = [distinct.rows_U[slice(*ends)].tolist() for ends in pairwise(distinct.ends_K.tolist())]
+    assert found == [sorted(set(of)) for of in places]
+    hit = distinct.hit()[: int(counts.sum())]
+    assert distinct.rows_U[hit].tolist() == [row for of in places for row in of]
 
 
 def test_gradients_are_summed_over_the_lookups_of_a_row():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from autoshard.core import EmbeddingTable, ShardingPlan
 from autoshard.core.errors import ExecutionError, FormatError, InputError
 from autoshard.formats import read_plan
 from autoshard.runtime.checkpoints.contents import (
-    JobTable,
     check_modules,
     check_names,
     job_tables,
@@ -33,7 +32,7 @@ from autoshard.runtime.checkpoints.manifest import (
     check_files,
     damaged_files,
 )
-from autoshard.runtime.checkpoints.together import cause, on_all
+from autoshard.runtime.checkpoints.together import cause, from_all
 
 #: Fields of a table that have to be the same where its state is loaded.
 _KEPT_FIELDS = ("num_embeddings", "embedding_dim", "dtype", "optimizer")
@@ -111,7 +110,7 @@ class Checkpoint:
         check_names(state)
         tables = job_tables(state)
         self._check_names(state, partial=partial)
-        self._check_tables(tables, state)
+        self.check_tables({one.key: one.table for one in tables}, state)
         self._check_files(group, verify=verify)
         reader = FileSystemReader(self.folder)
         metadata = reader.read_metadata()
@@ -119,9 +118,7 @@ class Checkpoint:
         flat = template(metadata, list(state), tables)
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         try:
-            load_state(
-                flat, storage_reader=reader, planner=planner, process_group=group, no_dist=not dist.is_initialized()
-            )
+            load_state(flat, storage_reader=reader, planner=planner, process_group=group)
         except CheckpointException as error:
             raise ExecutionError(f"cannot be read: {cause(error)}", source=str(self.folder)) from error
         for name, stateful in state.items():
@@ -138,36 +135,45 @@ class Checkpoint:
                     "is in the checkpoint, and nothing takes it: give it, or load with partial=True", field=name
                 )
 
-    def _check_tables(self, tables: Sequence[JobTable], state: Mapping[str, Stateful]) -> None:
-        saved = {one.key: one for one in self.manifest.tables if one.key.partition(".")[0] in state}
-        running = {one.key: one for one in tables}
-        for key, one in running.items():
+    def check_tables(self, running: Mapping[str, EmbeddingTable], names: Collection[str] | None = None) -> None:
+        """Refuses to load into other tables than were saved.
+
+        Args:
+            running: The tables, by what the keys of their tensors begin with.
+            names: Names of the states that are loaded; None for all.
+
+        Raises:
+            InputError: If a table is missing on either side, differs, or has no moments; the field names it.
+        """
+        saved = {one.key: one for one in self.manifest.tables if names is None or one.key.partition(".")[0] in names}
+        for key, table in running.items():
             if key not in saved:
-                raise InputError("is a table of the plan, and not in the checkpoint", field=one.table.name)
-            check_table(self.plan.tables[one.table.name], one.table)
-            for moment in one.table.optimizer.moments:
+                raise InputError("is a table of the plan, and not in the checkpoint", field=table.name)
+            _check_table(self.plan.tables[table.name], table)
+            for moment in table.optimizer.moments:
                 if moment.name not in saved[key].tensors:
                     raise InputError(
-                        f"has no {moment.name} in the checkpoint: {one.table.optimizer} needs them", field=key
+                        f"has no {moment.name} in the checkpoint: {table.optimizer} needs them", field=table.name
                     )
-        for key, saved_one in saved.items():
+        for key, one in saved.items():
             if key not in running:
-                raise InputError("is a table of the checkpoint, and not in the plan", field=saved_one.name)
+                raise InputError("is a table of the checkpoint, and not in the plan", field=one.name)
 
     def _check_files(self, group: dist.ProcessGroup | None, *, verify: bool) -> None:
+        members = group or dist.distributed_c10d._get_default_group()
+
         def look() -> tuple[str, list[str]]:
-            rank, size = (dist.get_rank(group), dist.get_world_size(group)) if dist.is_initialized() else (0, 1)
-            files = self.manifest.files[rank::size]
+            files = self.manifest.files[members.rank() :: members.size()]
             return json.dumps(MANIFEST.to_json(self.manifest)), damaged_files(self.folder, files, hashes=verify)
 
-        found = on_all(group, look)
+        found = from_all(members, look)
         for process, (manifest, _) in enumerate(found):
             if manifest != found[0][0]:
                 raise ExecutionError(f"process {process} loads another checkpoint than process 0")
         check_files(self.folder, [told for _, faults in found for told in faults])
 
 
-def check_table(saved: EmbeddingTable, running: EmbeddingTable) -> None:
+def _check_table(saved: EmbeddingTable, running: EmbeddingTable) -> None:
     """Refuses to load the state of a table into another one.
 
     Raises:

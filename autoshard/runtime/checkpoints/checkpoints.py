@@ -2,66 +2,26 @@
 
 from __future__ import annotations
 
-import re
-import shutil
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
-import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.state_dict_saver import save as save_state
 from torch.distributed.checkpoint.stateful import Stateful
 
-from autoshard import __version__
 from autoshard.console import warn
 from autoshard.core import ShardingPlan
 from autoshard.core.accepted import check_choice
 from autoshard.core.errors import AutoshardError, ExecutionError, InputError
-from autoshard.formats import digest, plan_to_json, write_plan
 from autoshard.runtime.checkpoints.checkpoint import Checkpoint
-from autoshard.runtime.checkpoints.contents import (
-    PiecePlanner,
-    check_names,
-    job_tables,
-    saved_tables,
-    staged,
-)
-from autoshard.runtime.checkpoints.manifest import (
-    PLAN_NAME,
-    Manifest,
-    SavedFile,
-    SavedTable,
-    commit,
-    committed_folders,
-    remove,
-    saved_file,
-    sweep,
-    writing_folder,
-)
-from autoshard.runtime.checkpoints.together import cause, host_group, on_all
+from autoshard.runtime.checkpoints.contents import check_names, job_tables, saved_tables, staged
+from autoshard.runtime.checkpoints.manifest import committed_folders, remove, sweep
+from autoshard.runtime.checkpoints.together import cause, from_all, host_group
+from autoshard.runtime.checkpoints.writing import StagedState, write_checkpoint
 from autoshard.runtime.engine.groups import WeakGroup
 
 OnError = Literal["raise", "warn"]
-
-#: Addresses of objects, which differ between processes.
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Staged:
-    """A state that is copied, and not written yet."""
-
-    step: int
-    flat: dict[str, Any]
-    states: tuple[str, ...]
-    tables: tuple[SavedTable, ...]
-    plan: ShardingPlan
 
 
 class Checkpoints:
@@ -102,7 +62,7 @@ class Checkpoints:
         self._rank = dist.get_rank(group)
         self._writer: threading.Thread | None = None
         self._error: AutoshardError | None = None
-        on_all(self._group, self._prepare)
+        from_all(self._group, self._prepare)
 
     def _prepare(self) -> None:
         if self._rank == 0:
@@ -135,8 +95,8 @@ class Checkpoints:
         if last is not None and step <= last.step:
             raise InputError(f"must be above {last.step}, of which there is a checkpoint, got {step}", field="step")
         flat = staged(state, tables)
-        job = _Staged(step=step, flat=flat, states=tuple(state), tables=saved_tables(flat, tables), plan=plan)
-        self._writer = threading.Thread(target=self._write_in_background, args=(job,), name="checkpoint")
+        job = StagedState(step=step, flat=flat, states=tuple(state), tables=saved_tables(flat, tables), plan=plan)
+        self._writer = threading.Thread(target=self._write, args=(job,), name="checkpoint")
         self._writer.start()
 
     def wait(self) -> None:
@@ -175,87 +135,20 @@ class Checkpoints:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _write_in_background(self, job: _Staged) -> None:
-        """The thread: writes one checkpoint, or keeps why it could not."""
+    def _write(self, job: StagedState) -> None:
+        """The thread: writes one checkpoint and removes what is older than those to keep, or keeps why it could not."""
+        group = self._group
         try:
-            self._write(job)
-        except (AutoshardError, CheckpointException, OSError, RuntimeError) as error:
+            write_checkpoint(self.folder, job, group)
+            from_all(group, self._remove_old)
+        except (ExecutionError, RuntimeError) as error:  # the latter: of processes that are gone
             last = self.latest()
-            kept = "there is none before it" if last is None else f"the last one is of step {last.step}"
-            self._error = ExecutionError(f"checkpoint of step {job.step} was not written: {cause(error)}; {kept}")
-            if self._rank == 0:
-                shutil.rmtree(writing_folder(self.folder, job.step), ignore_errors=True)
-                if self._on_error == "warn":
-                    warn(str(self._error))
+            kept = "there is no other one" if last is None else f"the last one is of step {last.step}"
+            self._error = ExecutionError(f"{cause(error)}; {kept}")
+            if self._rank == 0 and self._on_error == "warn":
+                warn(str(self._error))
 
-    def _write(self, job: _Staged) -> None:
-        folder, group, is_first = writing_folder(self.folder, job.step), self._group, self._rank == 0
-
-        def begin() -> dict[str, str]:
-            if is_first:
-                folder.mkdir()
-            return {name: _ADDRESS.sub("", repr(job.flat[name])) for name in job.states}
-
-        _check_alike(on_all(group, begin))
-        writer = FileSystemWriter(folder, overwrite=False)
-        save_state(job.flat, storage_writer=writer, planner=PiecePlanner(), process_group=group)
-        job.flat.clear()
-
-        def describe() -> list[SavedFile]:
-            own = sorted(folder.glob(f"__{self._rank}_*"))
-            if is_first:
-                write_plan(job.plan, folder / PLAN_NAME)
-                own += [folder / PLAN_NAME, folder / ".metadata"]
-            return [saved_file(file) for file in own]
-
-        files = on_all(group, describe)
-        manifest = Manifest(
-            step=job.step,
-            saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
-            plan_digest=digest(plan_to_json(job.plan)),
-            num_processes=group.size(),
-            autoshard_version=__version__,
-            torch_version=torch.__version__,
-            states=job.states,
-            tables=job.tables,
-            files=tuple(file for of_process in files for file in of_process),
-        )
-
-        def finish() -> None:
-            if is_first:
-                _check_shared(folder, manifest)
-                commit(folder, manifest)
-                for old in committed_folders(self.folder)[: -self._keep]:
-                    remove(old)
-
-        on_all(group, finish)
-
-
-def _check_alike(structures: list[dict[str, str]]) -> None:
-    """Refuses a state that differs between processes beside its tensors: only one process's would be kept.
-
-    Args:
-        structures: What is no tensor, of each process, by name.
-
-    Raises:
-        InputError: If it does; the field is its name.
-    """
-    for process, own in enumerate(structures):
-        for name, text in own.items():
-            if structures[0].get(name) != text:
-                raise InputError(
-                    f"differs between processes 0 and {process}: must be the same on all, or gathered by state_dict "
-                    "as RandomState does it",
-                    field=name,
-                )
-
-
-def _check_shared(folder: Path, manifest: Manifest) -> None:
-    """Refuses a folder in which process 0 does not see what the others wrote.
-
-    Raises:
-        ExecutionError: If a file is missing.
-    """
-    for file in manifest.files:
-        if not (folder / file.name).is_file():
-            raise ExecutionError(f"{file.name} of another process is not in {folder}: all processes must share it")
+    def _remove_old(self) -> None:
+        if self._rank == 0:
+            for old in committed_folders(self.folder)[: -self._keep]:
+                remove(old)

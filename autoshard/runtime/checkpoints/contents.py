@@ -36,7 +36,7 @@ from autoshard.core.errors import InputError
 from autoshard.core.quoting import shown
 from autoshard.runtime.checkpoints.manifest import SavedTable
 from autoshard.runtime.embeddings import ShardedEmbeddings
-from autoshard.runtime.state import MOMENT_COLUMNS, by_rows, even_share
+from autoshard.runtime.state import empty_shares
 
 #: Most bytes of a tensor that are one record of a file, and so are in memory at once when a part of it is read.
 PIECE_BYTES = 1 << 26
@@ -112,7 +112,7 @@ def staged(state: Mapping[str, Stateful], tables: Sequence[JobTable]) -> dict[st
         def stored(path: tuple[Any, ...], leaf: object, name: str = name) -> object:
             if not isinstance(leaf, torch.Tensor):
                 return deepcopy(leaf)
-            key = ".".join((name, *map(_text_of, path)))
+            key = f"{name}.{key_of(path)}"
             while key in flat:  # names with dots in them
                 key += "'"
             if not key.startswith(of_tables):
@@ -126,11 +126,13 @@ def staged(state: Mapping[str, Stateful], tables: Sequence[JobTable]) -> dict[st
     return flat
 
 
-def _text_of(part: object) -> str:
-    """A part of a path within a state dict."""
-    if isinstance(part, MappingKey):
-        return str(part.key)
-    return str(part.idx) if isinstance(part, SequenceKey) else str(part)
+def key_of(path: Sequence[object]) -> str:
+    """A path within nested dicts and lists, with dots between its parts."""
+    parts = (
+        part.key if isinstance(part, MappingKey) else part.idx if isinstance(part, SequenceKey) else part
+        for part in path
+    )
+    return ".".join(map(str, parts))
 
 
 def saved_tables(flat: Mapping[str, Any], tables: Sequence[JobTable]) -> tuple[SavedTable, ...]:
@@ -199,21 +201,21 @@ def template(metadata: Metadata, names: Sequence[str], tables: Sequence[JobTable
         names: Names of what is read.
         tables: Tables of the job that reads it.
     """
-    groups = {one.key: one.group for one in tables}
+    groups = {
+        f"{one.key}.{name}": one.group
+        for one in tables
+        for name in ("weights", *(moment.name for moment in one.table.optimizer.moments))
+    }
     flat: dict[str, Any] = {}
     for key, stored in metadata.state_dict_metadata.items():
         if key.partition(".")[0] not in names:
             continue
         if not isinstance(stored, TensorStorageMetadata):
             flat[key] = None
-            continue
-        group = next((group for of, group in groups.items() if key.startswith(f"{of}.")), None)
-        dtype = stored.properties.dtype
-        if group is None or group.size() == 1 or key.endswith(f".{MOMENT_COLUMNS}"):
-            flat[key] = torch.empty(stored.size, dtype=dtype)
-            continue
-        num_own = even_share(stored.size[0], group)
-        flat[key] = by_rows(torch.empty((num_own, *stored.size[1:]), dtype=dtype), stored.size[0], group)
+        elif key in groups:
+            flat[key] = empty_shares(stored.size, stored.properties.dtype, groups[key])
+        else:
+            flat[key] = torch.empty(stored.size, dtype=stored.properties.dtype)
     return flat
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from autoshard.core.errors import AutoshardError, ExecutionError
+from autoshard.core.errors import ExecutionError
+from autoshard.runtime.engine.agreement import on_all
+from autoshard.runtime.engine.groups import device_of
 
 T = TypeVar("T")
 
@@ -26,31 +30,37 @@ def host_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return made
 
 
-def on_all(group: dist.ProcessGroup | None, work: Callable[[], T]) -> list[T]:
+@contextmanager
+def alone() -> Iterator[None]:
+    """For what one process does by itself: torch.distributed.checkpoint warns that it does."""
+    with warnings.catch_warnings(action="ignore", category=UserWarning):
+        yield
+
+
+def from_all(group: dist.ProcessGroup | None, work: Callable[[], T]) -> list[T]:
     """What the work returns on each process; all of them have to call it.
 
     Args:
-        group: The processes; None for all, or for this one alone where there is no process group.
-        work: What this one does.
+        group: The processes; None for this one alone.
+        work: What this one does; it waits for no other.
 
     Raises:
-        ExecutionError: On all of them, if it fails on one by an error of autoshard or of the system; the text names
-            the process.
+        AutoshardError: On all of them, if it fails on one; files that cannot be used are an `ExecutionError`.
     """
-    result: T | None = None
-    told = ""
-    try:
-        result = work()
-    except (AutoshardError, OSError) as error:
-        told = cause(error)
-    everybody: list[Any] = [(result, told)]
-    if dist.is_initialized():
-        everybody = [None] * dist.get_world_size(group)
-        dist.all_gather_object(everybody, (result, told), group=group)
-    for process, (_, fault) in enumerate(everybody):
-        if fault:
-            raise ExecutionError(fault + (f" (process {process})" if len(everybody) > 1 else ""))
-    return [one for one, _ in everybody]
+
+    def told() -> T:
+        try:
+            return work()
+        except OSError as error:
+            process = "" if group is None else f" (process {group.rank()})"
+            raise ExecutionError(cause(error) + process) from error
+
+    if group is None:
+        return [told()]
+    result = on_all(told, group, device_of(group))
+    everybody: list[Any] = [None] * group.size()
+    dist.all_gather_object(everybody, result, group=group)
+    return everybody
 
 
 def cause(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Numbers on a device: how the host sends them there, and what torch calls their formats."""
+"""Numbers on a device: how the host sends them there and reads them, and what torch calls their formats."""
 
 from __future__ import annotations
 
@@ -32,3 +32,18 @@ def staged(
     """
     on_host = torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda")
     return on_host.to(device, non_blocking=True)
+
+
+def waits(device: torch.device) -> bool:
+    """Whether the host waits for the device's work when it reads a number of it: not on a CPU."""
+    return device.type != "cpu"
+
+
+def room_for(counts: torch.Tensor, at_most: int) -> int:
+    """How many ids to make room for: as many as there are, or at most are where the host would wait for the number.
+
+    Args:
+        counts: Their numbers, whose sum they are.
+        at_most: At least the sum.
+    """
+    return at_most if waits(counts.device) else int(counts.sum())

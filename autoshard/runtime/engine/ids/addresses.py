@@ -17,6 +17,7 @@ from autoshard.core import Split
 from autoshard.core.batches import coprime_step
 from autoshard.core.errors import InputError
 from autoshard.runtime.engine.holdings import Holding
+from autoshard.runtime.engine.staging import waits
 
 #: A process, and the holding that it is asked for.
 Destination: TypeAlias = tuple[int, int]
@@ -59,6 +60,8 @@ class RowOrderMap:
         self._low_N[self._taken_low] = self._given_up
         self._ids_N = ids_N
         self._high = _HashMap(high, high_ranks) if len(high) else None
+        #: What an id is as a key of `_high`.
+        self._first_key = 0
 
     @property
     def num_ordered(self) -> int:
@@ -76,7 +79,7 @@ class RowOrderMap:
         if not self.num_ordered:
             return ids_L
         low_L = self._low_N.index_select(0, ids_L.clamp(max=self.num_ordered - 1))
-        high_L = ids_L if self._high is None else self._high.values(ids_L)
+        high_L = ids_L if self._high is None else self._high.values(ids_L + self._first_key, ids_L)
         return torch.where(ids_L < self.num_ordered, low_L, high_L)
 
     def ids(self, ranks_L: torch.Tensor) -> torch.Tensor:
@@ -115,14 +118,66 @@ class _HashMap:
         self._values = torch.empty_like(self._keys)
         self._keys[slot_K], self._values[slot_K] = keys_K[order_K], values_K[order_K]
 
-    def values(self, keys_L: torch.Tensor) -> torch.Tensor:
-        """Numbers of keys, and other keys as they are."""
+    def items(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """All keys, and their numbers."""
+        is_full = self._keys >= 0
+        return self._keys[is_full], self._values[is_full]
+
+    def values(self, keys_L: torch.Tensor, others_L: torch.Tensor) -> torch.Tensor:
+        """Numbers of keys, and of keys that have none those of `others_L`."""
         first_L = slot_L = _slot(keys_L, self._shift)
         for probe in range(1, self._num_probes):
             at_L = first_L + probe
             slot_L = torch.where(self._keys.index_select(0, at_L) == keys_L, at_L, slot_L)
         is_known_L = self._keys.index_select(0, slot_L) == keys_L
-        return torch.where(is_known_L, self._values.index_select(0, slot_L), keys_L)
+        return torch.where(is_known_L, self._values.index_select(0, slot_L), others_L)
+
+
+class _JoinedOrders:
+    """Row orders of several features, whose lookups are ranked together; nothing of them is held twice.
+
+    Args:
+        orders: Of each feature; None for those in the order of their ids.
+        rows: Rows of its table.
+        device: Where batches are.
+    """
+
+    def __init__(self, orders: Sequence[RowOrderMap | None], rows: Sequence[int], device: torch.device) -> None:
+        own = list(dict.fromkeys(one for one in orders if one is not None))
+        rows_of = dict(zip(orders, rows, strict=True))
+        first_keys = dict(zip(own, _sums([rows_of[one] for one in own]), strict=False))
+        starts = dict(zip(own, _sums([one.num_ordered for one in own]), strict=False))
+        self._low_N = torch.cat([one._low_N for one in own])
+        items = [(keys + first_keys[one], values) for one in own if one._high for keys, values in [one._high.items()]]
+        self._high = _HashMap(*map(torch.cat, zip(*items, strict=True))) if items else None
+        for one in own:
+            one._low_N = self._low_N[starts[one] : starts[one] + one.num_ordered]
+            one._high, one._first_key = self._high if one._high else None, first_keys[one]
+        listed = [0 if one is None else one.num_ordered for one in orders]
+        # Ids of tables without an order are keys that nobody has.
+        nowhere = sum(rows_of[one] for one in own)
+        self._num_ordered, self._start, self._first_key = (
+            _Column(numbers, device)
+            for numbers in (
+                listed,
+                [0 if one is None else starts[one] for one in orders],
+                [nowhere if one is None else first_keys[one] for one in orders],
+            )
+        )
+
+    def ranks(self, ids_L: torch.Tensor, feature_L: torch.Tensor) -> torch.Tensor:
+        """Access ranks of ids, int64.
+
+        Args:
+            ids_L: The ids.
+            feature_L: The feature of each.
+        """
+        num_ordered_L = self._num_ordered.of(feature_L)
+        high_L = ids_L if self._high is None else self._high.values(ids_L + self._first_key.of(feature_L), ids_L)
+        if not len(self._low_N):
+            return high_L
+        place_L = (ids_L + self._start.of(feature_L)).clamp_(max=len(self._low_N) - 1)
+        return torch.where(ids_L < num_ordered_L, self._low_N.index_select(0, place_L), high_L)
 
 
 def _slot(ids_L: torch.Tensor, shift: int) -> torch.Tensor:
@@ -137,7 +192,8 @@ class CutFeature:
 
     Attributes:
         feature: The feature.
-        holdings: Those that have rows of the table, in columns that are cut by rows alike.
+        holdings: Those that have rows of the table, in columns that are cut by rows alike; none where nobody reads what
+            is cut.
     """
 
     feature: int
@@ -167,7 +223,8 @@ class AddressMap:
     deals the addresses to the destinations. None of it depends on how many rows there are.
 
     Of tables that are cut by row id into blocks, each on a process of its own, ids are addresses as they are. Their
-    features come first, and no arithmetic is spent on them.
+    features come first, and no arithmetic is spent on them: on a GPU, where all features are so, since the host does
+    not know where those of the others begin.
 
     Args:
         cut: The features.
@@ -195,9 +252,12 @@ class AddressMap:
         self.num_buckets = max((len(layout.destinations) + layout.has_unheld for layout in layouts), default=0)
         self._bounds = [_padded(layout.bounds, self.num_buckets, device) for layout in layouts]
         self._blocks_F = torch.ones(len(layouts), dtype=torch.int64, device=device)
-        self._num_identities = sum(layout.is_identity for layout in layouts)
-        mapped = layouts[self._num_identities :]
-        self._orders = [layout.order for layout in mapped]
+        num_identities = sum(layout.is_identity for layout in layouts)
+        #: Features on which no arithmetic is spent: all, or on a CPU those that need none.
+        self._num_skipped = 0 if waits(device) and num_identities < len(layouts) else num_identities
+        mapped = layouts[self._num_skipped :]
+        of_features, rows = [layout.order for layout in mapped], [layout.num_rows for layout in mapped]
+        self._orders = _JoinedOrders(of_features, rows, device) if any(of_features) else None
         spans = [span for layout in mapped for span in layout.spans]
         before_F = _sums([layout.num_rows for layout in mapped])[:-1]
         starts = [before + span.start for before, layout in zip(before_F, mapped, strict=True) for span in layout.spans]
@@ -217,20 +277,17 @@ class AddressMap:
         is_block = [span.kind == _BLOCK for span in spans]
         self._is_block_E = torch.tensor(is_block, device=device) if any(is_block) else None
 
-    def __call__(
-        self, lengths_FB: torch.Tensor, ids_L: torch.Tensor, counts_F: Sequence[int], *, with_lookups: bool
-    ) -> Bucketized:
+    def __call__(self, lengths_FB: torch.Tensor, ids_L: torch.Tensor, *, with_lookups: bool) -> Bucketized:
         """Deals a batch's lookups to their destinations.
 
         Args:
             lengths_FB: Bag lengths of the cut features, int32.
             ids_L: Their ids, rows of their tables, int64.
-            counts_F: Lookups of each feature, on the host.
             with_lookups: Whether to say which lookup each is of.
         """
         lengths, offsets_L, _, _, order_L = torch.ops.fbgemm.block_bucketize_sparse_features(
             lengths_FB.reshape(-1),
-            self._addresses(lengths_FB, ids_L, counts_F),
+            self._addresses(lengths_FB, ids_L),
             False,
             with_lookups,
             self._blocks_F,
@@ -246,25 +303,29 @@ class AddressMap:
             lookups_L = torch.empty_like(order_L).scatter_(0, order_L, lookup_L)
         return Bucketized(lengths.view(self.num_buckets, *lengths_FB.shape), offsets_L, lookups_L)
 
-    def _addresses(self, lengths_FB: torch.Tensor, ids_L: torch.Tensor, counts_F: Sequence[int]) -> torch.Tensor:
+    def _addresses(self, lengths_FB: torch.Tensor, ids_L: torch.Tensor) -> torch.Tensor:
         """Virtual addresses, shape (L,)."""
-        if self._num_identities == len(self.features):
+        if self._num_skipped == len(self.features):
             return ids_L
-        mapped_F = counts_F[self._num_identities :]
-        start = len(ids_L) - sum(mapped_F)
-        mapped_L = self._mapped(lengths_FB[self._num_identities :].sum(1), ids_L[start:], mapped_F)
+        counts_F = lengths_FB.sum(1)
+        start = int(counts_F[: self._num_skipped].sum()) if self._num_skipped else 0
+        mapped_L = self._mapped(counts_F[self._num_skipped :], ids_L[start:])
         return torch.cat([ids_L[:start], mapped_L]) if start else mapped_L
 
-    def _mapped(self, counts: torch.Tensor, ids_L: torch.Tensor, counts_F: Sequence[int]) -> torch.Tensor:
-        """Virtual addresses of the features whose ids are none; their lookups are known here and on the host."""
-        position_L = self._positions(ids_L, counts_F)
-        if self._is_cut_once:
-            inner_L = position_L
-            range_L = torch.repeat_interleave(self._features_F, counts, output_size=len(ids_L))
-        else:
-            position_L = position_L + torch.repeat_interleave(self._before_F, counts, output_size=len(ids_L))
+    def _mapped(self, counts_F: torch.Tensor, ids_L: torch.Tensor) -> torch.Tensor:
+        """Virtual addresses of the features on which arithmetic is spent."""
+        L, position_L, range_L = len(ids_L), ids_L, None
+        if self._is_cut_once or self._orders is not None:
+            range_L = torch.repeat_interleave(self._features_F, counts_F, output_size=L)
+        if self._orders is not None:
+            assert range_L is not None, "the feature of each lookup is known"
+            position_L = self._orders.ranks(ids_L, range_L)
+        inner_L = position_L
+        if not self._is_cut_once:
+            position_L = position_L + torch.repeat_interleave(self._before_F, counts_F, output_size=L)
             range_L = torch.searchsorted(self._starts_E, position_L, right=True) - 1
             inner_L = position_L - self._starts_E.index_select(0, range_L)
+        assert range_L is not None, "the range of each lookup is known"
         if self._multiplier is not None:
             # A permutation of the range's rows; 1 times the position elsewhere.
             inner_L = inner_L * self._multiplier.of(range_L) % self._modulus.of(range_L)
@@ -276,16 +337,6 @@ class AddressMap:
             part_L = torch.where(self._is_block_E.index_select(0, range_L), quotient_L, rest_L)
         place_L = quotient_L + rest_L - part_L
         return self._parts_K.index_select(0, part_L + self._first_part.of(range_L)) + place_L
-
-    def _positions(self, ids_L: torch.Tensor, counts_F: Sequence[int]) -> torch.Tensor:
-        if not any(self._orders):
-            return ids_L
-        position_L, start = ids_L.clone(), 0
-        for order, count in zip(self._orders, counts_F, strict=True):
-            if order is not None and count:
-                position_L[start : start + count] = order.ranks(ids_L[start : start + count])
-            start += count
-        return position_L
 
 
 class _Column:
@@ -307,6 +358,8 @@ class _Column:
 
 #: Kinds of spans: full blocks of rows to each part, rows in turn, or rows in turn after a permutation.
 _BLOCK, _CYCLIC, _HASH = range(3)
+#: More rows than a table has.
+_ANY_ROWS = 1 << 40
 _KINDS = {Split.BLOCK: _BLOCK, Split.CYCLIC: _CYCLIC, Split.HASH: _HASH}
 
 
@@ -358,6 +411,9 @@ class _Layout:
     def of(
         cls, cut: CutFeature, holdings: Sequence[Holding], reader: int, orders: Mapping[str, RowOrderMap]
     ) -> _Layout:
+        if not cut.holdings:
+            nowhere = _Span(0, _ANY_ROWS, _BLOCK, (0,))
+            return cls(cut, None, [], [0], [nowhere], _ANY_ROWS, has_unheld=False, is_identity=True)
         table = holdings[cut.holdings[0]].of
         ranges = sorted(
             ((held, number, index) for index in cut.holdings for number, held in enumerate(holdings[index].ranges)),

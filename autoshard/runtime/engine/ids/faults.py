@@ -8,24 +8,39 @@ import torch
 import torch.distributed as dist
 
 from autoshard.core.errors import InputError
-from autoshard.runtime.engine.staging import staged
+
+
+def first_group(is_bad: torch.Tensor, peers: dist.ProcessGroup) -> torch.Tensor:
+    """The first of several replica groups that has a bad batch, or their number; all of them have to call it.
+
+    Args:
+        is_bad: Whether this one has one.
+        peers: The processes of this one's place in all replica groups.
+
+    Returns:
+        A number on the device, of shape (1,).
+    """
+    first_1 = torch.where(is_bad, peers.rank(), peers.size()).view(1)
+    dist.all_reduce(first_1, op=dist.ReduceOp.MIN, group=peers)
+    return first_1
 
 
 def fault_of_all(
     fault: InputError | None,
     bad: Sequence[int],
+    first: int | None,
     group: dist.ProcessGroup,
     peers: dist.ProcessGroup | None,
     device: torch.device,
-) -> InputError | None:
-    """The error of the first process that has one, on all processes of all replica groups; None if none has.
+) -> InputError:
+    """The error of the first process that has one, on all processes of all replica groups, which have to call it.
 
-    All of them have to call it. Where nothing is wrong, one replica group sends nothing, and several reduce a number.
     The error is not raised here, where its traceback would keep the process groups.
 
     Args:
         fault: This process's error.
         bad: Processes of its replica group that have one.
+        first: The first replica group that has one; None where there is one group.
         group: The replica group.
         peers: The processes of this one's place in all replica groups; None where there is one group.
         device: Where to send from.
@@ -33,14 +48,6 @@ def fault_of_all(
     Returns:
         The error, with the process that found it.
     """
-    num_groups = 1 if peers is None else peers.size()
-    first = num_groups if not bad else 0 if peers is None else peers.rank()
-    if peers is not None:
-        first_1 = staged([first], device)
-        dist.all_reduce(first_1, op=dist.ReduceOp.MIN, group=peers)
-        first = int(first_1)
-    if first == num_groups:
-        return None
     found_by = f" (in the batch of process {dist.get_rank()})"
     told = [None if fault is None else (fault.message + found_by, fault.field)]
     if bad:

@@ -1,19 +1,19 @@
 """How the ids of a batch reach the processes that hold their rows.
 
 Shape suffixes: F features, P processes, B samples of a local batch, L lookups, N jagged rows (a feature's bags for one
-destination).
+destination), X bounds of runs of ids, Z numbers.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from itertools import accumulate, islice
-from typing import TypeAlias
+from itertools import accumulate, groupby, islice, pairwise
+from operator import itemgetter
 
-import fbgemm_gpu  # noqa: F401 - registers the operators of torch.ops.fbgemm
 import torch
 import torch.distributed as dist
 from torch.nn.functional import pad
@@ -25,26 +25,13 @@ from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.engine.groups import JoinedGroups, WeakGroup
 from autoshard.runtime.engine.holdings import OwnerRequest, Ownership
 from autoshard.runtime.engine.ids.addresses import AddressMap, Bucketized, CutFeature, RowOrderMap
-from autoshard.runtime.engine.ids.distinct import Distinct
-from autoshard.runtime.engine.ids.faults import fault_of_all
-from autoshard.runtime.engine.ids.hits import HitExchange, HitRows
-from autoshard.runtime.engine.ids.messages import (
-    BufferSizes,
-    Flag,
-    Jagged,
-    Message,
-    OrderedRows,
-    Received,
-    Request,
-    header_size,
-    id_dtype,
-    message_size,
-    packed,
-)
+from autoshard.runtime.engine.ids.distinct import Distinct, DistinctRows
+from autoshard.runtime.engine.ids.faults import fault_of_all, first_group
+from autoshard.runtime.engine.ids.hits import HitExchange, HitRows, ToldRows
+from autoshard.runtime.engine.ids.jagged import Order, Runs
+from autoshard.runtime.engine.ids.messages import BufferSizes, Flag, Jagged, Request, id_dtype
 from autoshard.runtime.engine.ids.turns import AT_ONCE, Turn
-
-#: Bag lengths and ids of jagged rows, and how many ids each row has, on the host.
-JaggedRows: TypeAlias = tuple[torch.Tensor, torch.Tensor, Sequence[int]]
+from autoshard.runtime.engine.staging import staged, waits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,18 +79,84 @@ class DistributedBatch:
     hits: tuple[HitRows, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Asked:
+    """What a process asks all others for, on its device: the host does not know yet how many ids of what there are.
+
+    Attributes:
+        is_good: Whether the batch can be looked up; None for one that is known not to be.
+        num_samples: Samples of the batch.
+        lengths_FB: Its bag lengths, filled up with samples without ids; none of them where they are wrong.
+        counts_F: Its ids of each feature, int64.
+        bucketized: Lookups of features that are cut, by destination; None if there are none.
+        lengths_SB: Bag lengths of the jagged rows that messages are made of.
+        lengths_NB: Those of messages, in the order in which they travel.
+        counts_N: Their ids.
+        ids_L: Their ids, and last those of rows that are asked for once.
+        once: Rows that are asked for once; None for none.
+        bounds_X: Bounds of the runs of ids that make up messages.
+        told: Rows of replicas that the batch hits; None for none.
+    """
+
+    is_good: torch.Tensor | None
+    num_samples: int
+    lengths_FB: torch.Tensor
+    counts_F: torch.Tensor
+    bucketized: Bucketized | None
+    lengths_SB: torch.Tensor
+    lengths_NB: torch.Tensor
+    counts_N: torch.Tensor
+    ids_L: torch.Tensor
+    once: DistinctRows | None
+    bounds_X: torch.Tensor
+    told: ToldRows | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Came:
+    """What came from all processes, and all numbers of a batch that the host has to know.
+
+    Attributes:
+        lengths_P: Bag lengths of the sums that each process asks for.
+        ids_P: Its ids, and what lies behind them in their room.
+        numbers_P: Of each process: ids of each slot of sums, rows of each holding, rows of each kernel that it hits.
+        flags_P: Its flag.
+        samples_P: Samples of its batch.
+        own: Numbers of this process's batch: ids of each jagged row, rows of each holding, rows of each kernel that
+            processes are told of, the flag, the samples.
+        counts_F: Its ids of each feature.
+        meeting: Rows whose gradients meet here, and where those of each kernel end.
+        first_bad: The first replica group that has a bad batch; None where there is one group.
+    """
+
+    lengths_P: list[torch.Tensor]
+    ids_P: list[torch.Tensor]
+    numbers_P: list[tuple[int, ...]]
+    flags_P: list[Flag]
+    samples_P: list[int]
+    own: list[int]
+    counts_F: tuple[int, ...]
+    meeting: tuple[DistinctRows | None, list[int]]
+    first_bad: int | None
+
+
 class InputExchange:
     """Sends every process the ids that it looks up: one all-to-all of lengths and ids for the whole plan.
 
     A bag's length travels only where its sum is asked for; where rows are, their number does. Ids travel with the
-    lengths; where there are many more of them than in the last batches, the rest follows in a second all-to-all.
-    Whether a batch can be looked up travels with the lengths, so that all processes refuse a bad one together.
-    Messages are those of a full batch: a smaller one is filled up with samples without ids.
+    lengths; where there are many more of them than in the last batches, all is sent once more. Whether a batch can be
+    looked up travels with the lengths, so that all processes refuse a bad one together, before any row is looked up.
+
+    Messages are made on the device. On a GPU the host waits once, when they have come: for the numbers of ids in them,
+    whether batches are bad, and how many ids of its own batch went where.
+
+    Messages have room for `local_batch_size` samples, or for as many as the largest of the last batches had if these
+    were more; a smaller batch is filled up with samples without ids.
 
     Args:
         ownership: Who holds what.
         orders: Row orders of tables that are cut by access rank, by name.
-        local_batch_size: B, the most samples of a process's batch.
+        local_batch_size: The usual number of samples of a process's batch.
         groups: The processes; those of other replica groups refuse a bad batch, too.
         device: Where batches are.
 
@@ -122,24 +175,33 @@ class InputExchange:
         groups: JoinedGroups,
         device: torch.device,
     ) -> None:
-        self._ownership, self._batch_size, self._device = ownership, local_batch_size, device
+        self._ownership, self._device = ownership, device
         self.counter: AccessCounter | None = None
         self._group, self._peers = groups.own, groups.peers
+        self._num_groups = len(groups.world_ranks)
         self._reader = reader = groups.own.rank()
         self._num_processes = ownership.num_processes
         self._asked = [ownership.asked(reader, owner) for owner in range(self._num_processes)]
         self._local = ownership.local(reader)
         self._served = [ownership.asked(other, reader) for other in range(self._num_processes)]
         tables = ownership.tables.tables
-        self._rows_F = torch.tensor([table.num_embeddings for table in tables for _ in table.features], device=device)
-        self._num_features = len(self._rows_F)
+        self._last_F = torch.tensor(
+            [table.num_embeddings - 1 for table in tables for _ in table.features], device=device
+        )
+        self._num_features = len(self._last_F)
         self._is_first_F = torch.arange(self._num_features, device=device) == 0
+        self._zero = torch.zeros((), dtype=torch.int64, device=device)
+        self._nothing = torch.zeros(1, dtype=torch.int32, device=device)
+        self._samples = (0, torch.zeros(1, dtype=torch.int64, device=device))
         self._id_dtype = id_dtype([*(table.num_embeddings for table in tables), ownership.most_replicated_rows])
-        cut = _cut_features(ownership, reader, orders)
+        cut = _cut_features(ownership, reader, orders, all_of_them=waits(device))
         self.addresses = AddressMap(cut, ownership.holdings, reader, orders, device) if cut else None
         cut = self.addresses.features if self.addresses else []
-        self.cut_index = {(one.feature, ownership.holdings[one.holdings[0]].columns): n for n, one in enumerate(cut)}
-        self._cut_order = _Order([one.feature for one in cut], self._num_features, device)
+        self.cut_index: dict[tuple[int, tuple[int, int]], int] = {}
+        for number, one in enumerate(cut):
+            if one.holdings:
+                self.cut_index[one.feature, ownership.holdings[one.holdings[0]].columns] = number
+        self._cut_order = Order([one.feature for one in cut], self._num_features, device)
         by_owner = [self._sources(asked, owner) for owner, asked in enumerate(self._asked)]
         by_owner.append(self._sources(self._local, reader))
         rows_only = [source for _, rows in by_owner for of in rows for source in of]
@@ -152,12 +214,18 @@ class InputExchange:
         else:
             wire = [source - self._num_features for source in wire]
             rows_only = [source - self._num_features for source in rows_only]
-        self._wire_order = _Order(wire, num_sources, device)
-        self._rows_order = _Order(rows_only, num_sources, device) if rows_only else None
-        self._once = self._asked_once(device)
-        self._num_slots = [(len(sums), [len(of) for of in rows]) for sums, rows in by_owner]
-        self._hits = HitExchange(ownership, reader, device)
-        self._rooms = BufferSizes(self._num_processes)
+        self._wire_order, self._num_wire = Order(wire, num_sources, device), len(wire)
+        self._rows_order = Order(rows_only, num_sources, device) if rows_only else None
+        #: For each process, and last for what is read here, the jagged rows of sums, and those of each holding's rows.
+        self._slots = _slots(by_owner)
+        asked = (*self._asked, self._local)
+        self._is_once = [ownership.holdings[index].deduplicate for of in asked for index in of.rows]
+        self._once_order, self._once = self._asked_once(device)
+        self._hits = HitExchange(ownership, reader, self._slots, len(wire), device)
+        self._runs, self._row_runs = self._runs_of()
+        self._header_Z = self._header_of()
+        self._rooms, self._hit_rooms = BufferSizes(self._num_processes), BufferSizes(self._num_processes)
+        self._usual_batch_size = self._batch_size = local_batch_size
         #: Bytes of rows of replicas that this process has told the others that it hits.
         self.hit_bytes = 0
         #: Bytes of lengths and ids that this process has sent to each process.
@@ -166,7 +234,9 @@ class InputExchange:
     def over(self, groups: JoinedGroups) -> InputExchange:
         """The same exchange over other process groups of the same processes, with counters and rooms of its own."""
         twin = copy(self)
-        twin._group, twin._peers, twin._rooms = groups.own, groups.peers, BufferSizes(self._num_processes)
+        twin._group, twin._peers, twin._batch_size = groups.own, groups.peers, self._usual_batch_size
+        twin._rooms, twin._hit_rooms = BufferSizes(self._num_processes), BufferSizes(self._num_processes)
+        twin._runs, twin._hits = self._runs.anew(), self._hits.anew()
         twin.hit_bytes, twin.sent_bytes = 0, {stream: [0.0] * self._num_processes for stream in self.sent_bytes}
         return twin
 
@@ -185,7 +255,52 @@ class InputExchange:
         if number is None or self.addresses is None:
             return feature
         bucket = self.addresses.destinations[number].index((owner, holding))
-        return self._num_features + bucket * len(self.cut_index) + number
+        return self._num_features + bucket * len(self.addresses.features) + number
+
+    def _asked_once(self, device: torch.device) -> tuple[Order, Distinct]:
+        """Jagged rows of holdings whose rows are asked for once each, and how the distinct ones are found."""
+        holdings = self._ownership.holdings
+        own = [(owner, index) for owner, asked in enumerate(self._asked) for index in asked.rows]
+        own += [(self._reader, index) for index in self._local.rows]
+        of_holdings = [rows for _, of in self._slots for rows in of]
+        once = [place for place, is_once in enumerate(self._is_once) if is_once]
+        jagged = [(number, row) for number, place in enumerate(once) for row in of_holdings[place]]
+        sizes = [holdings[own[place][1]].num_rows(own[place][0]) for place in once]
+        return (
+            Order([row for _, row in jagged], self._num_wire, device),
+            Distinct(sizes, [(number, 0) for number, _ in jagged], device),
+        )
+
+    def _runs_of(self) -> tuple[Runs, torch.Tensor]:
+        """Runs of ids that each process is sent, and those of the rows of each holding, by the numbers of bounds."""
+        is_once, once, of_holdings, sent = iter(self._is_once), self._num_wire + 1, [], []
+        for sums, of_owner in self._slots:
+            runs = [(sums.start, sums.stop)]
+            for rows in of_owner:
+                if next(is_once):
+                    runs.append((once, once + 1))
+                    once += 1
+                else:
+                    runs.append((rows.start, rows.stop))
+            of_holdings += runs[1:]
+            sent.append(runs)
+        ends = torch.tensor(of_holdings, dtype=torch.int64, device=self._device).view(-1, 2)
+        return Runs(sent[: self._num_processes], self._device), ends.T.contiguous()
+
+    def _header_of(self) -> torch.Tensor:
+        """For each number that messages to all processes hold, which of the batch's numbers it is.
+
+        Those are the ids of each jagged row, the rows of each holding, and of each kernel that processes are told of;
+        and last the flag and the samples.
+        """
+        holding, told = self._num_wire, self._num_wire + len(self._is_once)
+        last = told + sum(map(len, self._hits.told))
+        numbers: list[int] = []
+        for (sums, rows), kernels in zip(self._slots, self._hits.told, strict=False):
+            own = [*sums, *range(holding, holding + len(rows)), *range(told, told + len(kernels)), last, last + 1]
+            numbers += own
+            holding, told = holding + len(rows), told + len(kernels)
+        return torch.tensor(numbers, dtype=torch.int64, device=self._device)
 
     def __call__(self, batch: BatchOfIds | InputError, turn: Turn = AT_ONCE) -> DistributedBatch:
         """Exchanges one batch; every process calls it.
@@ -197,281 +312,407 @@ class InputExchange:
         Raises:
             InputError: If a process has none, or one that cannot be looked up: the same on all processes.
         """
-        fault, counts_F = self._checked(batch)
-        if fault is not None or isinstance(batch, InputError):
-            nothing = torch.zeros(self._num_features, 0, dtype=torch.int32, device=self._device)
-            batch, counts_F = BatchOfIds(nothing, nothing.view(-1)), (0,) * self._num_features
-        lengths_FB, ids_L = batch.lengths_FB.to(torch.int32).contiguous(), batch.ids_L.long().contiguous()
-        if batch.batch_size < self._batch_size:
-            lengths_FB = pad(lengths_FB, (0, self._batch_size - batch.batch_size))
-        bucketized, sources = self._sources_of(lengths_FB, ids_L, counts_F)
-        wire = OrderedRows(*self._wire_order(*sources), self._num_slots)
-        rows = None
-        if self._rows_order is not None:
-            rows = self._row_lookups(wire, self._rows_order, sources, lengths_FB, bucketized, counts_F)
-        requests = [wire.request(owner) for owner in range(self._num_processes + 1)]
-        served, hits = self._exchanged(wire, self._hits.of(requests), fault, turn)
-        if self.counter is not None:
-            self.counter.observe(ids_L, counts_F, batch.batch_size)
-        return DistributedBatch(
-            batch_size=self._batch_size,
-            num_samples=batch.batch_size,
-            lengths_FB=lengths_FB,
-            counts_F=counts_F,
-            served=served,
-            local=requests[-1],
-            rows=rows,
-            bucketized=bucketized,
-            hits=hits,
-        )
-
-    def _checked(self, batch: BatchOfIds | InputError) -> tuple[InputError | None, tuple[int, ...]]:
-        """What is wrong with the batch, if anything is, and its ids of each feature; the host waits once for both."""
-        if isinstance(batch, InputError):
-            return batch, ()
-        fault = batch.fault(self._num_features, self._device)
-        if fault is not None:
-            return fault, ()
-        total, counts = len(batch.ids_L), batch.lengths_FB.sum(1)
-        has_negative = (batch.lengths_FB < 0).any()
-        # Where lengths are wrong, which is said first, all ids count as those of feature 0.
-        is_right = (counts.sum() == total) & ~has_negative
-        bounds_L = torch.repeat_interleave(
-            self._rows_F, torch.where(is_right, counts, total * self._is_first_F), output_size=total
-        )
-        is_bad_L = (batch.ids_L < 0) | (batch.ids_L >= bounds_L)
-        negative, bad, *counts_F = torch.cat([has_negative.view(1), is_bad_L.any().view(1), counts]).tolist()
-        return self._fault(batch, counts_F, is_bad_L, has_negative=bool(negative), has_bad=bool(bad)), tuple(counts_F)
-
-    def _fault(
-        self, batch: BatchOfIds, counts_F: Sequence[int], is_bad_L: torch.Tensor, *, has_negative: bool, has_bad: bool
-    ) -> InputError | None:
-        fault = batch.lengths_fault(counts_F, has_negative=has_negative)
-        if fault is not None:
-            return fault
-        if batch.batch_size > self._batch_size:
-            return InputError(
-                f"every process takes up to {self._batch_size} samples a step, got {batch.batch_size}",
-                field="batch_size",
-            )
-        if not has_bad:
-            return None
-        first = int(is_bad_L.nonzero()[0])
-        feature = bisect_right(list(accumulate(counts_F)), first)
-        table, name = self._named(feature)
-        return InputError(
-            f"table {table!r} has rows 0 to {int(self._rows_F[feature]) - 1}, got id {int(batch.ids_L[first])}",
-            field=f"feature {name!r}",
-        )
-
-    def _named(self, feature: int) -> tuple[str, str]:
-        names = [(table.name, one.name) for table in self._ownership.tables.tables for one in table.features]
-        return names[feature]
-
-    def _sources_of(
-        self, lengths_FB: torch.Tensor, ids_L: torch.Tensor, counts_F: Sequence[int]
-    ) -> tuple[Bucketized | None, JaggedRows]:
-        """Jagged rows that messages are made of: the batch's features, and those that are cut by destination.
-
-        The host waits for how many ids go to each destination.
-        """
-        if self.addresses is None:
-            return None, (lengths_FB, ids_L, counts_F)
-        cut = self._cut_order(lengths_FB, ids_L, counts_F)
-        bucketized = self.addresses(*cut, with_lookups=self._rows_order is not None)
-        by_destination = bucketized.lengths_DFB.view(-1, lengths_FB.shape[1])
-        counts: list[int] = by_destination.sum(1).tolist()
-        if not self._has_whole:
-            return bucketized, (by_destination, bucketized.offsets_L, counts)
-        lengths_NB, source_L = torch.cat([lengths_FB, by_destination]), torch.cat([ids_L, bucketized.offsets_L])
-        return bucketized, (lengths_NB, source_L, [*counts_F, *counts])
-
-    def _row_lookups(
-        self,
-        wire: OrderedRows,
-        order: _Order,
-        sources: JaggedRows,
-        lengths_FB: torch.Tensor,
-        bucketized: Bucketized | None,
-        counts_F: Sequence[int],
-    ) -> RowLookups:
-        """Which lookup each row answers; asks for each row once where that is wanted."""
-        lengths_NB, _, counts_N = sources
-        lookups_L = torch.arange(sum(counts_F), device=self._device)
-        if bucketized is not None:
-            assert bucketized.lookups_L is not None, "rows are asked for"
-            _, cut_L, _ = self._cut_order(lengths_FB.sum(1, keepdim=True, dtype=torch.int32), lookups_L, counts_F)
-            cut_L = cut_L.index_select(0, bucketized.lookups_L.long())
-            lookups_L = torch.cat([lookups_L, cut_L]) if self._has_whole else cut_L
-        _, lookups_L, _ = order(lengths_NB, lookups_L, counts_N)
-        owners = range(self._num_processes + 1)
-        ids, arrival_L = self._distinct([ids_L for owner in owners for ids_L in wire.row_ids(owner)])
-        pieces, num_rows = iter(ids), []
-        for owner, asked in enumerate([*self._asked, self._local]):
-            wire.ask_for(owner, list(islice(pieces, len(asked.rows))))
-            num_rows.append(tuple(len(one) for one in wire.rows(owner)))
-        return RowLookups(lookups_L, arrival_L, tuple(wire.row_counts(owner) for owner in owners), tuple(num_rows))
-
-    def _asked_once(self, device: torch.device) -> _Once:
-        holdings = self._ownership.holdings
-        own = [(owner, index) for owner, asked in enumerate(self._asked) for index in asked.rows]
-        own += [(self._reader, index) for index in self._local.rows]
-        places = [place for place, (_, index) in enumerate(own) if holdings[index].deduplicate]
-        num_rows = [holdings[own[place][1]].num_rows(own[place][0]) for place in places]
-        return _Once(places, Distinct(num_rows, device))
-
-    def _distinct(self, ids: list[torch.Tensor]) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Ids of every owner's holdings, where it is wanted each once; and the one that answers each, over all."""
-        places, distinct, inverse = self._once.places, list(ids), {}
-        if places:
-            found, hit = self._once.distinct([ids[place] for place in places])
-            inverse = dict(zip(places, hit(), strict=True))
-            for place, one in zip(places, found, strict=True):
-                distinct[place] = one
-        return distinct, _arrivals(distinct, inverse, self._device)
-
-    def _exchanged(
-        self, wire: OrderedRows, hits: Sequence[Sequence[torch.Tensor]], fault: InputError | None, turn: Turn
-    ) -> tuple[tuple[Request, ...], tuple[HitRows, ...]]:
-        """Sends lengths and ids; what all processes ask this one for, and rows of its replicas that they hit."""
-        messages = [wire.message(owner, hits[owner], self._id_dtype) for owner in range(self._num_processes)]
-        flag = Flag.BAD if fault is not None else self._rooms.flag(messages)
-        came = self._sent(messages, flag, turn)
-        bad = [process for process, one in enumerate(came) if one.flag is Flag.BAD]
-        follows = any(one.flag is Flag.MORE for one in came)
-        if bad or follows or self._peers is not None:
-            turn.ending()
-        refusal = fault_of_all(fault, bad, self._group, self._peers, self._device)
+        fault = batch if isinstance(batch, InputError) else batch.fault(self._num_features, self._device)
+        asked = self._asks(batch, fault)
+        came = self._sent(asked, turn, agree=self._peers is not None)
+        refusal = self._refusal(batch, fault, came, turn)
         if refusal is not None:
             raise refusal from (None if fault is None else fault.__cause__)
-        ids = [one.ids_L for one in came]
-        if follows:
-            ids = self._with_rest(messages, came)
-        self._rooms.adapt([one.num_ids for one in messages], [one.num_ids for one in came])
-        for owner, message in enumerate(messages):
-            self.sent_bytes[Stream.LENGTHS][owner] += len(message.lengths_Z) * LENGTH_BYTES
-            self.sent_bytes[Stream.LENGTHS][owner] += len(message.row_counts) * LENGTH_BYTES
-            self.sent_bytes[Stream.IDS][owner] += message.num_asked * self._id_dtype.itemsize
-        self.hit_bytes += self._hits.num_told(hits) * self._id_dtype.itemsize
-        read = [
-            self._read(one, ids_L.long(), len(of.sums), len(of.rows))
-            for one, ids_L, of in zip(came, ids, self._served, strict=True)
+        while Flag.MORE in came.flags_P:
+            self._adapt(came)
+            turn.ending()
+            if asked.lengths_FB.shape[1] != self._batch_size:
+                asked = self._asks(batch, fault)
+            came = self._sent(asked, turn, agree=False)
+        batch_size = self._batch_size
+        self._adapt(came)
+        if self.counter is not None and isinstance(batch, BatchOfIds):
+            self.counter.observe(batch.ids_L, came.counts_F, batch.batch_size)
+        return self._distributed(asked, came, batch_size)
+
+    def _asks(self, batch: BatchOfIds | InputError, fault: InputError | None) -> _Asked:
+        """What is asked for, and told, on the device."""
+        is_good: torch.Tensor | None = None
+        if fault is not None or isinstance(batch, InputError):
+            lengths_FB = torch.zeros(self._num_features, 0, dtype=torch.int32, device=self._device)
+            ids_L, counts_F, num_samples = lengths_FB.new_empty(0, dtype=torch.int64), lengths_FB.sum(1), 0
+        else:
+            lengths_FB, ids_L, counts_F, is_good = self._checked(batch)
+            num_samples = batch.batch_size
+        if num_samples > self._batch_size:  # which all learn from the message
+            lengths_FB, ids_L, counts_F = lengths_FB[:, :0], ids_L[:0], torch.zeros_like(counts_F)
+        if lengths_FB.shape[1] < self._batch_size:
+            lengths_FB = pad(lengths_FB, (0, self._batch_size - lengths_FB.shape[1]))
+        bucketized, source_L, lengths_SB = None, ids_L, lengths_FB
+        if self.addresses is not None:
+            cut = self._cut_order(lengths_FB, ids_L)
+            bucketized = self.addresses(*cut, with_lookups=self._rows_order is not None)
+            lengths_SB, source_L = bucketized.lengths_DFB.view(-1, self._batch_size), bucketized.offsets_L
+            if self._has_whole:
+                lengths_SB, source_L = torch.cat([lengths_FB, lengths_SB]), torch.cat([ids_L, source_L])
+        lengths_NB, wire_L = self._wire_order(lengths_SB, source_L)
+        counts_N = counts_F if lengths_NB is lengths_FB else lengths_NB.sum(1)
+        once, bounds_X = None, torch.ops.fbgemm.asynchronous_complete_cumsum(counts_N)
+        if any(self._is_once):
+            once = self._once(self._once_order(lengths_NB, wire_L)[1], self._once_order.of(counts_N))
+            bounds_X = torch.cat([bounds_X, once.ends_K + len(wire_L)])
+        told = self._hits.of(lengths_NB, wire_L, counts_N)
+        if once is not None:
+            wire_L = torch.cat([wire_L, once.rows_U])
+        return _Asked(
+            is_good,
+            num_samples,
+            lengths_FB,
+            counts_F,
+            bucketized,
+            lengths_SB,
+            lengths_NB,
+            counts_N,
+            wire_L,
+            once,
+            bounds_X,
+            told,
+        )
+
+    def _checked(self, batch: BatchOfIds) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Lengths, ids and ids of each feature, those that are wrong replaced; and whether none was."""
+        total, counts_F = len(batch.ids_L), batch.lengths_FB.sum(1)
+        is_right = (counts_F.sum() == total) & ~(batch.lengths_FB < 0).any()
+        lengths_FB, counts_F = batch.lengths_FB.to(torch.int32) * is_right, counts_F * is_right
+        # Where lengths are wrong, all ids count as those of feature 0.
+        of_first_F = torch.where(is_right, counts_F, total * self._is_first_F)
+        last_L = torch.repeat_interleave(self._last_F, of_first_F, output_size=total)
+        given_L = batch.ids_L.long()
+        ids_L = given_L.clamp(self._zero, last_L)
+        return lengths_FB, ids_L, counts_F, is_right & (ids_L == given_L).all()
+
+    def _sent(self, asked: _Asked, turn: Turn, *, agree: bool) -> _Came:
+        """Sends messages to all processes; those that come from them.
+
+        Args:
+            asked: What is asked for.
+            turn: When to launch collectives.
+            agree: Whether replica groups agree that all have good batches.
+        """
+        numbers_Z, ends_S = self._numbers(asked)
+        sent, sent_sizes = self._messages(asked, numbers_Z.index_select(0, self._header_Z).to(torch.int32), ends_S)
+        parts = [
+            self._parts(*of)
+            for of in zip(self._served, self._hits.heard, self._rooms.received, self._hit_rooms.received, strict=True)
         ]
-        return tuple(request for request, _ in read), self._hits.met([heard for _, heard in read])
-
-    @staticmethod
-    def _read(
-        message: Received, ids_L: torch.Tensor, num_sums: int, num_rows: int
-    ) -> tuple[Request, Sequence[torch.Tensor]]:
-        """What a process asks for, and the rows that it tells of."""
-        counts = message.counts
-        of_sums, of_rows = counts[:num_sums], counts[num_sums : num_sums + num_rows]
-        summed_L, rows_L, *hits = torch.split(ids_L, [sum(of_sums), sum(of_rows), *counts[num_sums + num_rows :]])
-        return Request(Jagged(message.lengths_NB, of_sums, summed_L), of_rows, rows_L), hits
-
-    def _sent(self, messages: Sequence[Message], flag: Flag, turn: Turn) -> list[Received]:
-        """Sends messages to all processes; those that come from them."""
-        B = self._batch_size
-        sent, sent_sizes = packed(messages, self._rooms.sent, flag)
-        num_rows = [len(of.rows) + len(hits) for of, hits in zip(self._served, self._hits.heard, strict=True)]
-        headers = [header_size(len(of.sums) * B + rows) for of, rows in zip(self._served, num_rows, strict=True)]
-        sizes = [message_size(*pair, self._id_dtype) for pair in zip(headers, self._rooms.received, strict=True)]
+        sizes = [sum(of) for of in parts]
         received = torch.empty(sum(sizes), dtype=torch.int32, device=self._device)
         with turn.sending():
             work = dist.all_to_all_single(received, sent, sizes, sent_sizes, self._group, async_op=True)
         assert work is not None, "this process is in the group"
         work.wait()
-        came = torch.split(received, sizes)
-        lengths = [one[: len(of.sums) * B].view(-1, B) for one, of in zip(came, self._served, strict=True)]
-        known: list[torch.Tensor] = []
-        for one, lengths_NB, rows in zip(came, lengths, num_rows, strict=True):
-            first = lengths_NB.numel()
-            known += [lengths_NB.sum(1), one[first : first + rows + 1]]
-        # The host waits for the device: it has to know how many ids there are.
+        came = iter(torch.split(received, [size for of in parts for size in of]))
+        lengths_P, headers_P, _, ids_P, heard_P = zip(*(tuple(islice(came, 5)) for _ in parts), strict=True)
+        known = [*headers_P, numbers_Z, asked.counts_F]
+        meeting = self._meeting(headers_P, heard_P)
+        if meeting is not None:
+            known.append(meeting.ends_K)
+        if agree:
+            turn.ending()
+            is_bad = (torch.stack([one[-2] for one in headers_P]) == Flag.BAD).any()
+            assert self._peers is not None, "there are groups to agree"
+            known.append(first_group(is_bad, self._peers))
+        # The one wait of the host.
         numbers = iter(torch.cat(known).tolist())
-        counts = [
-            tuple(islice(numbers, len(of.sums) + rows + 1)) for of, rows in zip(self._served, num_rows, strict=True)
+        headers = [tuple(islice(numbers, len(one))) for one in headers_P]
+        own, counts_F = list(islice(numbers, len(numbers_Z))), tuple(islice(numbers, self._num_features))
+        ends = list(islice(numbers, 0 if meeting is None else len(meeting.ends_K)))
+        return _Came(
+            lengths_P=[one.view(-1, self._batch_size) for one in lengths_P],
+            ids_P=[one.view(self._id_dtype) for one in ids_P],
+            numbers_P=[one[:-2] for one in headers],
+            flags_P=[Flag(one[-2]) for one in headers],
+            samples_P=[one[-1] for one in headers],
+            own=own,
+            counts_F=counts_F,
+            meeting=(meeting, ends),
+            first_bad=next(numbers, None),
+        )
+
+    def _parts(self, asked: OwnerRequest, hits: Sequence[object], room: int, hit_room: int) -> tuple[int, ...]:
+        """Int32 numbers of the parts of a message: lengths, numbers, one to make them even, ids, rows that are hit."""
+        lengths, numbers = len(asked.sums) * self._batch_size, len(asked.sums) + len(asked.rows) + len(hits) + 2
+        wide = self._id_dtype.itemsize // torch.int32.itemsize
+        # Ids are read in place.
+        return lengths, numbers, (lengths + numbers) % 2, room * wide, hit_room * wide
+
+    def _numbers(self, asked: _Asked) -> tuple[torch.Tensor, torch.Tensor]:
+        """Numbers of the batch, of which headers are made, int64 of shape (Z,); and where runs of ids end."""
+        counts_P, ends_S = self._runs.sizes(asked.bounds_X)
+        first_H, last_H = (asked.bounds_X.index_select(0, of) for of in self._row_runs)
+        if asked.is_good is None:
+            flag = self._zero
+        elif asked.num_samples > self._batch_size:
+            flag = torch.where(asked.is_good, int(Flag.MORE), int(Flag.BAD))
+        else:
+            is_over = (counts_P > self._runs.rooms(self._rooms.sent)).any()
+            if asked.told is not None:
+                is_over |= (asked.told.counts_P > self._hits.runs.rooms(self._hit_rooms.sent)).any()
+            flag = torch.where(asked.is_good, is_over + int(Flag.WHOLE), int(Flag.BAD))
+        if self._samples[0] != asked.num_samples:
+            self._samples = (asked.num_samples, staged([asked.num_samples], self._device))
+        told = [] if asked.told is None else [asked.told.sizes_X]
+        return torch.cat([asked.counts_N, last_H - first_H, *told, flag.view(1), self._samples[1]]), ends_S
+
+    def _messages(self, asked: _Asked, headers_Z: torch.Tensor, ends_S: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+        """Messages for all processes, one after the other, and the numbers of each."""
+        parts = [
+            self._parts(*of)
+            for of in zip(self._asked, self._hits.told, self._rooms.sent, self._hit_rooms.sent, strict=True)
         ]
-        return [
-            Received(lengths_NB, of[:-1], Flag(of[-1]), one[header:].view(self._id_dtype))
-            for one, header, lengths_NB, of in zip(came, headers, lengths, counts, strict=True)
+        lengths_P = _in_turn(asked.lengths_NB, self._slots)
+        ids_R = self._runs.laid_out(asked.ids_L, asked.bounds_X, ends_S, self._rooms.sent)
+        columns = [lengths_P, torch.split(headers_Z, [of[1] for of in parts]), [self._nothing[: of[2]] for of in parts]]
+        columns.append(torch.split(ids_R.to(self._id_dtype).view(torch.int32), [of[3] for of in parts]))
+        if asked.told is not None:
+            told_R = self._hits.runs.laid_out(
+                asked.told.distinct.rows_U, asked.told.distinct.ends_K, asked.told.ends_S, self._hit_rooms.sent
+            )
+            columns.append(torch.split(told_R.to(self._id_dtype).view(torch.int32), [of[4] for of in parts]))
+        return torch.cat([piece for of in zip(*columns, strict=True) for piece in of]), [sum(of) for of in parts]
+
+    def _meeting(self, headers_P: Sequence[torch.Tensor], heard_P: Sequence[torch.Tensor]) -> DistinctRows | None:
+        """Rows of replicas that processes hit, whose gradients meet here."""
+        if self._hits.is_deaf:
+            return None
+        heard_R = torch.cat(list(heard_P)).view(self._id_dtype)
+        sizes = [
+            one[len(one) - 2 - len(of) : len(one) - 2] for one, of in zip(headers_P, self._hits.heard, strict=True)
         ]
+        # Where some found no room, all come once more.
+        is_whole = (torch.stack([one[-2] for one in headers_P]) == Flag.WHOLE).all()
+        return self._hits.meeting(heard_R, self._hit_rooms.received, torch.cat(sizes).long() * is_whole)
 
-    def _with_rest(self, messages: Sequence[Message], came: Sequence[Received]) -> list[torch.Tensor]:
-        """Sends the ids that found no room; all of each process together."""
-        rests = [message.rest(room) for message, room in zip(messages, self._rooms.sent, strict=True)]
-        sizes = [one.num_ids - len(one.ids_L) for one in came]
-        received_L = torch.empty(sum(sizes), dtype=self._id_dtype, device=self._device)
-        dist.all_to_all_single(received_L, torch.cat(rests), sizes, [len(one) for one in rests], self._group)
-        return [torch.cat([one.ids_L, rest]) for one, rest in zip(came, torch.split(received_L, sizes), strict=True)]
+    def _refusal(
+        self, batch: BatchOfIds | InputError, fault: InputError | None, came: _Came, turn: Turn
+    ) -> InputError | None:
+        """Why this step is none, if any process has a bad batch."""
+        bad = [process for process, flag in enumerate(came.flags_P) if flag is Flag.BAD]
+        is_refused = bool(bad) if came.first_bad is None else came.first_bad < self._num_groups
+        if not is_refused:
+            return None
+        turn.ending()
+        if fault is None and self._reader in bad:
+            assert isinstance(batch, BatchOfIds), "its fault is known else"
+            fault = self._fault(batch)
+        return fault_of_all(fault, bad, came.first_bad, self._group, self._peers, self._device)
+
+    def _fault(self, batch: BatchOfIds) -> InputError:
+        """What is wrong with a batch that was found to be bad on the device."""
+        counts_F = batch.lengths_FB.sum(1).tolist()
+        fault = batch.lengths_fault(counts_F, has_negative=bool((batch.lengths_FB < 0).any()))
+        if fault is not None:
+            return fault
+        last_L = torch.repeat_interleave(self._last_F, batch.lengths_FB.sum(1))
+        first = int(((batch.ids_L < 0) | (batch.ids_L > last_L)).nonzero()[0])
+        feature = bisect_right(list(accumulate(counts_F)), first)
+        names = [(table.name, one.name) for table in self._ownership.tables.tables for one in table.features]
+        table, name = names[feature]
+        return InputError(
+            f"table {table!r} has rows 0 to {int(self._last_F[feature])}, got id {int(batch.ids_L[first])}",
+            field=f"feature {name!r}",
+        )
+
+    def _adapt(self, came: _Came) -> None:
+        """Takes in how large a batch was on all processes, for the rooms of the next messages."""
+        sent, told = zip(*self._own_numbers(came), strict=True)
+        pairs = list(zip(came.numbers_P, self._hits.heard, strict=True))
+        heard = [sum(numbers[len(numbers) - len(of) :]) for numbers, of in pairs]
+        self._rooms.adapt(
+            [sum(of) for of in sent], [sum(of) - more for (of, _), more in zip(pairs, heard, strict=True)]
+        )
+        self._hit_rooms.adapt([sum(of) for of in told], heard)
+        self._batch_size = max(self._usual_batch_size, *came.samples_P)
+
+    def _own_numbers(self, came: _Came) -> Iterator[tuple[list[int], list[int]]]:
+        """For each process, the numbers of ids that it was sent, and those of rows of replicas."""
+        holding = self._num_wire
+        told = holding + len(self._is_once)
+        for (sums, rows), kernels in zip(self._slots, self._hits.told, strict=False):
+            of_rows = came.own[holding : holding + len(rows)]
+            yield came.own[sums.start : sums.stop] + of_rows, came.own[told : told + len(kernels)]
+            holding, told = holding + len(rows), told + len(kernels)
+
+    def _distributed(self, asked: _Asked, came: _Came, batch_size: int) -> DistributedBatch:
+        """The batch where it is looked up, of numbers that the host knows now."""
+        for owner, ((numbers, _), of) in enumerate(zip(self._own_numbers(came), self._asked, strict=True)):
+            self.sent_bytes[Stream.LENGTHS][owner] += (len(of.sums) * batch_size + len(of.rows)) * LENGTH_BYTES
+            self.sent_bytes[Stream.IDS][owner] += sum(numbers) * self._id_dtype.itemsize
+        if asked.told is not None:
+            num_told = sum(map(len, self._hits.told))
+            self.hit_bytes += self._hits.num_told(came.own[-2 - num_told : -2]) * self._id_dtype.itemsize
+        rows_H = came.own[self._num_wire : self._num_wire + len(self._is_once)]
+        wire = _Wire(asked, came.own[: self._num_wire], rows_H, self._slots, self._is_once)
+        served = [
+            self._request(lengths_NB, ids_L, numbers, of)
+            for lengths_NB, ids_L, numbers, of in zip(
+                came.lengths_P, came.ids_P, came.numbers_P, self._served, strict=True
+            )
+        ]
+        return DistributedBatch(
+            batch_size=batch_size,
+            num_samples=asked.num_samples,
+            lengths_FB=asked.lengths_FB,
+            counts_F=came.counts_F,
+            served=tuple(served),
+            local=wire.local(),
+            rows=None if self._rows_order is None else self._row_lookups(self._rows_order, asked, came.counts_F, wire),
+            bucketized=asked.bucketized,
+            hits=self._hits.met(*came.meeting),
+        )
+
+    @staticmethod
+    def _request(lengths_NB: torch.Tensor, ids_L: torch.Tensor, numbers: Sequence[int], of: OwnerRequest) -> Request:
+        """What a process asks for."""
+        num_sums = len(of.sums)
+        of_sums, of_rows = tuple(numbers[:num_sums]), tuple(numbers[num_sums : num_sums + len(of.rows)])
+        first, last = sum(of_sums), sum(of_sums) + sum(of_rows)
+        return Request(Jagged(lengths_NB, of_sums, ids_L[:first]), of_rows, ids_L[first:last])
+
+    def _row_lookups(self, order: Order, asked: _Asked, counts_F: Sequence[int], wire: _Wire) -> RowLookups:
+        """Which lookup each row answers."""
+        lookups_L = torch.arange(sum(counts_F), device=self._device)
+        if asked.bucketized is not None:
+            assert asked.bucketized.lookups_L is not None, "rows are asked for"
+            lengths_F1 = asked.lengths_FB.sum(1, keepdim=True, dtype=torch.int32)
+            _, cut_L = self._cut_order(lengths_F1, lookups_L, len(asked.bucketized.lookups_L))
+            cut_L = cut_L.index_select(0, asked.bucketized.lookups_L.long())
+            lookups_L = torch.cat([lookups_L, cut_L]) if self._has_whole else cut_L
+        counts = [wire.row_counts(owner) for owner in range(self._num_processes + 1)]
+        num_rows = [wire.num_rows(owner) for owner in range(self._num_processes + 1)]
+        num_lookups = [sum(of) for of_owner in counts for of in of_owner]
+        _, lookups_L = order(asked.lengths_SB, lookups_L, sum(num_lookups))
+        hit_L = None if asked.once is None else asked.once.hit()
+        arrival_L = _arrivals(self._is_once, num_lookups, [one for of in num_rows for one in of], hit_L, self._device)
+        return RowLookups(lookups_L, arrival_L, tuple(counts), tuple(num_rows))
 
 
-def _cut_features(ownership: Ownership, reader: int, orders: Mapping[str, RowOrderMap]) -> list[CutFeature]:
-    """Features that a process reads from several places, once for each range of columns."""
+def _cut_features(
+    ownership: Ownership, reader: int, orders: Mapping[str, RowOrderMap], *, all_of_them: bool
+) -> list[CutFeature]:
+    """Features that a process reads from several places, once for each range of columns.
+
+    Args:
+        ownership: Who holds what.
+        reader: The process.
+        orders: Row orders, by table.
+        all_of_them: Whether the others are among them, if there are any, each feature as often as every other: so many
+            times as many lookups are cut as the batch has, a number that the host knows.
+    """
     by_columns: dict[tuple[int, tuple[int, int]], list[int]] = {}
     for index, holding in enumerate(ownership.holdings):
         by_columns.setdefault((holding.table, holding.columns), []).append(index)
-    cut = []
+    cut, whole = [], []
     for (table, _), indices in by_columns.items():
         one = ownership.holdings[indices[0]]
         is_plain = len(indices) == 1 and one.is_whole and len(one.owners(reader)) == 1
         if is_plain and one.of.name not in orders and all(held.num_parts == 1 for held in one.ranges):
-            continue
-        cut += [CutFeature(feature, tuple(indices)) for feature in ownership.features_of[table]]
-    return cut
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Once:
-    """What a process asks for with each row once.
-
-    Attributes:
-        places: Their numbers among all owners' holdings whose rows it asks for.
-        distinct: Finds the distinct rows of each.
-    """
-
-    places: list[int]
-    distinct: Distinct
-
-
-class _Order:
-    """Puts jagged rows in an order, in which some may be missing and others be there twice.
-
-    Args:
-        order: Their numbers.
-        num_rows: How many there are to choose from.
-        device: Where they are.
-    """
-
-    def __init__(self, order: Sequence[int], num_rows: int, device: torch.device) -> None:
-        self._order = tuple(order)
-        self._changes = self._order != tuple(range(num_rows))
-        self._order_N = torch.tensor(order, dtype=torch.int32, device=device)
-
-    def __call__(self, lengths_NB: torch.Tensor, ids_L: torch.Tensor, counts_N: Sequence[int]) -> JaggedRows:
-        """The rows in their order."""
-        if not self._changes:
-            return lengths_NB, ids_L, counts_N
-        counts = [counts_N[row] for row in self._order]
-        lengths, ids, _ = torch.ops.fbgemm.permute_2D_sparse_data(self._order_N, lengths_NB, ids_L, None, sum(counts))
-        return lengths, ids, counts
-
-
-def _arrivals(ids: Sequence[torch.Tensor], inverse: Mapping[int, torch.Tensor], device: torch.device) -> torch.Tensor:
-    """Which of all ids answers each lookup.
-
-    Args:
-        ids: As they are asked for, owner by owner and holding by holding.
-        inverse: For those that are asked for once, by their number, the one of all these that answers each lookup.
-        device: Where they are.
-    """
-    arrivals, start, start_once = [], 0, 0
-    for place, of_holding in enumerate(ids):
-        if place in inverse:
-            shift = start - start_once
-            arrivals.append(inverse[place] + shift if shift else inverse[place])
-            start_once += len(of_holding)
+            whole += [CutFeature(feature, tuple(indices)) for feature in ownership.features_of[table]]
         else:
-            arrivals.append(torch.arange(start, start + len(of_holding), device=device))
-        start += len(of_holding)
+            cut += [CutFeature(feature, tuple(indices)) for feature in ownership.features_of[table]]
+    if not cut or not all_of_them:
+        return cut
+    known = Counter(one.feature for one in (*cut, *whole))
+    most = max(known.values())
+    return [*cut, *whole, *(CutFeature(one, ()) for one, times in known.items() for _ in range(most - times))]
+
+
+class _Wire:
+    """Jagged rows in the order in which they travel, whose sizes the host knows: owner by owner, sums before rows.
+
+    Args:
+        asked: What is asked for.
+        counts_N: Ids of each jagged row.
+        rows_H: Rows of each holding that are asked for.
+        slots: Jagged rows of each owner, and last of what is read here.
+        is_once: For each holding whose rows are asked for, whether each is once.
+    """
+
+    def __init__(
+        self,
+        asked: _Asked,
+        counts_N: Sequence[int],
+        rows_H: Sequence[int],
+        slots: Sequence[tuple[range, Sequence[range]]],
+        is_once: Sequence[bool],
+    ) -> None:
+        self._asked, self._counts_N, self._slots, self._is_once = asked, counts_N, slots, is_once
+        rows = iter(rows_H)
+        self._num_rows = [tuple(islice(rows, len(of))) for _, of in slots]
+
+    def row_counts(self, owner: int) -> tuple[tuple[int, ...], ...]:
+        """Lookups of each feature, holding by holding."""
+        return tuple(tuple(self._counts_N[rows.start : rows.stop]) for rows in self._slots[owner][1])
+
+    def num_rows(self, owner: int) -> tuple[int, ...]:
+        """Rows of each holding that are asked for."""
+        return self._num_rows[owner]
+
+    def local(self) -> Request:
+        """What is read here."""
+        (sums, of_holdings), num_rows = self._slots[-1], self._num_rows[-1]
+        starts, ids_L = [0, *accumulate(self._counts_N)], self._asked.ids_L
+        counts = tuple(self._counts_N[sums.start : sums.stop])
+        of_sums = Jagged(
+            self._asked.lengths_NB[sums.start : sums.stop], counts, ids_L[starts[sums.start] : starts[sums.stop]]
+        )
+        first_once = len(ids_L) - (0 if self._asked.once is None else len(self._asked.once.rows_U))
+        rows_before = [of for of_owner in self._num_rows[:-1] for of in of_owner]
+        first_once += sum(of for of, once in zip(rows_before, self._is_once, strict=False) if once)
+        ids: list[torch.Tensor] = []
+        for rows, number, once in zip(of_holdings, num_rows, self._is_once[len(rows_before) :], strict=True):
+            start = first_once if once else starts[rows.start]
+            ids.append(ids_L[start : start + number])
+            first_once += number if once else 0
+        return Request(of_sums, num_rows, torch.cat(ids) if ids else ids_L[:0])
+
+
+def _slots(by_owner: Sequence[tuple[Sequence[int], Sequence[Sequence[int]]]]) -> list[tuple[range, list[range]]]:
+    """Numbers of jagged rows, in the order in which they travel."""
+    slots, first = [], 0
+    for sums, rows in by_owner:
+        of_sums = range(first, first + len(sums))
+        starts = [of_sums.stop, *accumulate(map(len, rows), initial=of_sums.stop)][1:]
+        slots.append((of_sums, [range(*of) for of in pairwise(starts)]))
+        first = starts[-1]
+    return slots
+
+
+def _in_turn(lengths_NB: torch.Tensor, slots: Sequence[tuple[range, Sequence[range]]]) -> list[torch.Tensor]:
+    """Bag lengths of the sums that each owner is asked for, (N * B,)."""
+    sizes = [size for sums, rows in slots for size in (len(sums), sum(map(len, rows)))]
+    return [one.reshape(-1) for one in torch.split(lengths_NB, sizes)[:-2:2]]
+
+
+def _arrivals(
+    is_once: Sequence[bool],
+    num_lookups: Sequence[int],
+    num_rows: Sequence[int],
+    hit_L: torch.Tensor | None,
+    device: torch.device,
+) -> torch.Tensor:
+    """Which of all rows that come answers each lookup.
+
+    Args:
+        is_once: For each owner's holdings whose rows are asked for, whether each row is asked for once.
+        num_lookups: Lookups of each.
+        num_rows: Rows of each.
+        hit_L: For lookups of rows that are asked for once, which of all these rows each hits.
+        device: Where they are.
+    """
+    arrivals, row, once_row, once_lookup = [], 0, 0, 0
+    for once, alike in groupby(zip(is_once, num_lookups, num_rows, strict=True), key=itemgetter(0)):
+        lookups, rows = map(sum, zip(*((lookups, rows) for _, lookups, rows in alike), strict=True))
+        if once:
+            assert hit_L is not None, "rows are asked for once"
+            arrivals.append(hit_L[once_lookup : once_lookup + lookups] + (row - once_row))
+            once_row, once_lookup = once_row + rows, once_lookup + lookups
+        else:
+            arrivals.append(torch.arange(row, row + rows, device=device))
+        row += rows
     return torch.cat(arrivals)

@@ -199,7 +199,7 @@ class FusedKernels:
             return []
         num, asked = self._num_sums, [one.sums for one in batch.served]
         lengths_NB = torch.cat([one.lengths_NB[:num] for one in asked])
-        ids_L = torch.cat([one.ids_L[: sum(one.counts_N[:num])] for one in asked])
+        ids_L = torch.cat([one.ids_L[: sum(one.counts_N[:num])] for one in asked]).long()
         if self._by_feature is not None:
             lengths_NB, ids_L, _ = torch.ops.fbgemm.permute_2D_sparse_data(
                 self._by_feature, lengths_NB, ids_L, None, len(ids_L)
@@ -220,7 +220,7 @@ class FusedKernels:
             at = 0
             for index, count in zip(asked, request.counts, strict=True):
                 if index in rows.base:
-                    ids.append(request.ids_L[at : at + count] + rows.base[index])
+                    ids.append(request.ids_L[at : at + count].long() + rows.base[index])
                 at += count
         return torch.cat(ids) if ids else torch.empty(0, dtype=torch.int64, device=self._device)
 

@@ -1,0 +1,157 @@
+"""Writes one checkpoint, on all processes at once, so that it is whole or not there."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.state_dict_saver import save as save_state
+
+from autoshard import __version__
+from autoshard.core import ShardingPlan
+from autoshard.core.errors import AutoshardError, ExecutionError, InputError
+from autoshard.formats import digest, plan_to_json, write_plan
+from autoshard.runtime.checkpoints.contents import PiecePlanner
+from autoshard.runtime.checkpoints.manifest import (
+    PLAN_NAME,
+    Manifest,
+    SavedFile,
+    SavedTable,
+    commit,
+    committed_name,
+    saved_file,
+    writing_folder,
+)
+from autoshard.runtime.checkpoints.together import alone, cause, from_all
+
+#: Addresses of objects, which differ between processes.
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StagedState:
+    """A job's state that is copied, and not written yet.
+
+    Attributes:
+        step: Steps that were made.
+        flat: The state, as `contents.staged` gives it.
+        states: Names of what it is the state of.
+        tables: Tables among that.
+        plan: The plan that the tables are sharded by.
+    """
+
+    step: int
+    flat: dict[str, Any]
+    states: tuple[str, ...]
+    tables: tuple[SavedTable, ...]
+    plan: ShardingPlan
+
+
+def write_checkpoint(
+    folder: Path, job: StagedState, group: dist.ProcessGroup | None = None, planner: PiecePlanner | None = None
+) -> Path:
+    """Writes and commits a checkpoint; its state is let go of once it is in files.
+
+    Args:
+        folder: The folder of checkpoints, which all processes see.
+        job: What this process has of the state.
+        group: The processes, over gloo; None for this one alone.
+        planner: How tensors are written; None for those of the state.
+
+    Returns:
+        The checkpoint's folder.
+
+    Raises:
+        ExecutionError: If it cannot be written: on all processes. Nothing is left of it then.
+    """
+    rank = 0 if group is None else group.rank()
+    try:
+        return _write(folder, job, group, rank, planner or PiecePlanner())
+    except (AutoshardError, CheckpointException, OSError, RuntimeError) as error:
+        if rank == 0:
+            shutil.rmtree(writing_folder(folder, job.step), ignore_errors=True)
+        raise ExecutionError(f"checkpoint of step {job.step} was not written: {cause(error)}") from error
+
+
+def _write(root: Path, job: StagedState, group: dist.ProcessGroup | None, rank: int, planner: PiecePlanner) -> Path:
+    folder = writing_folder(root, job.step)
+
+    def begin() -> dict[str, str]:
+        if rank == 0:
+            folder.mkdir(parents=True)
+        return {name: _ADDRESS.sub("", repr(job.flat[name])) for name in job.states}
+
+    _check_alike(from_all(group, begin))
+    writer = FileSystemWriter(folder, overwrite=False)
+    if group is None:
+        with alone():
+            save_state(job.flat, storage_writer=writer, planner=planner, no_dist=True)
+    else:
+        save_state(job.flat, storage_writer=writer, planner=planner, process_group=group)
+    job.flat.clear()
+
+    def describe() -> list[SavedFile]:
+        own = sorted(folder.glob(f"__{rank}_*"))
+        if rank == 0:
+            write_plan(job.plan, folder / PLAN_NAME)
+            own += [folder / PLAN_NAME, folder / ".metadata"]
+        return [saved_file(file) for file in own]
+
+    files = from_all(group, describe)
+    manifest = Manifest(
+        step=job.step,
+        saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        plan_digest=digest(plan_to_json(job.plan)),
+        num_processes=len(files),
+        autoshard_version=__version__,
+        torch_version=torch.__version__,
+        states=job.states,
+        tables=job.tables,
+        files=tuple(file for of_process in files for file in of_process),
+    )
+
+    def finish() -> None:
+        if rank == 0:
+            _check_shared(folder, manifest)
+            commit(folder, manifest)
+
+    from_all(group, finish)
+    return root / committed_name(job.step)
+
+
+def _check_alike(structures: list[dict[str, str]]) -> None:
+    """Refuses a state that differs between processes beside its tensors: only one process's would be kept.
+
+    Args:
+        structures: What is no tensor, of each process, by name.
+
+    Raises:
+        InputError: If it does; the field is its name.
+    """
+    for process, own in enumerate(structures):
+        for name, text in own.items():
+            if structures[0].get(name) != text:
+                raise InputError(
+                    f"differs between processes 0 and {process}: must be the same on all, or gathered by state_dict "
+                    "as RandomState does it",
+                    field=name,
+                )
+
+
+def _check_shared(folder: Path, manifest: Manifest) -> None:
+    """Refuses a folder in which process 0 does not see what the others wrote.
+
+    Raises:
+        ExecutionError: If a file is missing.
+    """
+    for file in manifest.files:
+        if not (folder / file.name).is_file():
+            raise ExecutionError(f"{file.name} of another process is not in {folder}: all processes must share it")

@@ -1,0 +1,132 @@
+"""Checkpoints of others: TorchRec's, written for real, and plain state dicts."""
+
+import warnings
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file, save_file
+
+from autoshard.core import DType, Optimizer, PlacedShard, Pooling, Shard
+from autoshard.core.errors import FormatError, InputError
+from autoshard.runtime.checkpoints.exchange import export_weights, import_checkpoint
+from tests import builders as make
+from tests.ranks import on_ranks
+from tests.runtime.exchange_worker import DIM, NAMES, NUM_ROWS, load_imported, save_of_torchrec, tables
+
+#: TorchRec keeps no optimizer state of data-parallel tables in its fused optimizer.
+WITH_MOMENTS = NAMES[:3]
+
+
+def plan_of(of):
+    return make.plan(*(PlacedShard.table_wise(Shard.whole(one), 0) for one in of), topology=make.topology(2))
+
+
+@pytest.fixture(scope="module")
+def of_torchrec(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("torchrec") / "dcp"
+    on_ranks(save_of_torchrec, 2, folder)
+    return folder
+
+
+def read_whole(folder, key, shape):
+    """As torch.distributed.checkpoint reads it."""
+    found = {key: torch.empty(shape)}
+    with warnings.catch_warnings(action="ignore"):
+        dcp.load(found, checkpoint_id=folder, no_dist=True)
+    return found[key]
+
+
+def test_torchrecs_weights_and_moments_are_read_under_any_layout(of_torchrec, tmp_path):
+    checkpoint = import_checkpoint(of_torchrec, plan_of(tables(WITH_MOMENTS)), tmp_path, step=7)
+    assert checkpoint.verify() == []
+    expected = {}
+    for name in WITH_MOMENTS:
+        weights_ND = read_whole(of_torchrec, f"model.sparse.embedding_bags.{name}.weight", (NUM_ROWS, DIM))
+        parts = 2 if name == "column_wise" else 1
+        key = f"optim.state.sparse.embedding_bags.{name}.weight.{name}.momentum1"
+        moments_NK = read_whole(of_torchrec, key, (parts * NUM_ROWS,)).view(parts, NUM_ROWS).T
+        assert moments_NK.any()
+        expected[name] = weights_ND, moments_NK.repeat_interleave(DIM // parts, dim=1)
+    parts = expected["column_wise"][1]
+    assert not torch.equal(parts[:, 0], parts[:, -1])
+    for layout in ("column_wise", "row_wise"):
+        on_ranks(load_imported, 2, checkpoint.folder, expected, layout)
+
+
+def test_moments_that_torchrec_lost_are_told_and_begin_at_0_on_request(of_torchrec, tmp_path):
+    plan = plan_of(tables())
+    with pytest.raises(InputError, match=r"^data_parallel: has no moments in it, and is trained with rowwise_adagrad"):
+        import_checkpoint(of_torchrec, plan, tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+    checkpoint = import_checkpoint(of_torchrec, plan, tmp_path, fresh_moments=True)
+    moments = read_whole(checkpoint.folder, "embeddings.tables.data_parallel.moments", (NUM_ROWS,))
+    assert torch.equal(moments, torch.zeros(NUM_ROWS))
+
+
+@pytest.fixture
+def bags():
+    """A plain module of two tables, one of them of sequences."""
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "sparse.embedding_bags.a.weight": torch.randn(5, 8, generator=generator),
+        "sparse.embeddings.b.weight": torch.randn(300, 4, generator=generator).half(),
+        "over.weight": torch.zeros(3, 2),
+    }
+
+
+def bags_plan(**fields):
+    a = make.table("a", 5, 8, optimizer=Optimizer.SGD)
+    b = make.table("b", 300, 4, optimizer=Optimizer.SGD, dtype=DType.FP16, pooling=Pooling.SEQUENCE, **fields)
+    return plan_of([a, b])
+
+
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+def test_plain_state_dicts_are_read_and_written(bags, suffix, tmp_path, monkeypatch):
+    # Pieces of two rows.
+    monkeypatch.setattr("autoshard.runtime.checkpoints.contents.PIECE_BYTES", 64)
+    monkeypatch.setattr("autoshard.runtime.checkpoints.exchange.PIECE_BYTES", 64)
+    file = tmp_path / f"state.{suffix}"
+    if suffix == "pt":
+        torch.save({"model": bags, "epoch": 3}, file)
+    else:
+        save_file(bags, file)
+    checkpoint = import_checkpoint(file, bags_plan(), tmp_path / "checkpoints")
+    assert checkpoint.verify() == []
+    num_bytes = export_weights(checkpoint, tmp_path / "out.safetensors", prefix="sparse.")
+    assert num_bytes == (tmp_path / "out.safetensors").stat().st_size
+    written = load_file(tmp_path / "out.safetensors")
+    assert written.keys() == bags.keys() - {"over.weight"}
+    for key, tensor in written.items():
+        assert torch.equal(tensor, bags[key])
+
+
+def test_what_does_not_fit_is_refused_by_name(bags, tmp_path):
+    file, plan = tmp_path / "state.pt", bags_plan()
+    for change, message in (
+        ({"sparse.embedding_bags.a.weight": torch.zeros(4, 8)}, r"^a: must be weights of shape \(5, 8\), got \(4, 8\)"),
+        ({"sparse.embeddings.b.weight": torch.zeros(300, 4)}, r"^b: must be weights of fp16, got torch.float32"),
+        (
+            {"other.embedding_bags.a.weight": torch.zeros(5, 8)},
+            r"^a: is there 2 times: other.embedding_bags.a.weight, ",
+        ),
+    ):
+        torch.save(bags | change, file)
+        with pytest.raises(InputError, match=message):
+            import_checkpoint(file, plan, tmp_path / "out")
+    del bags["sparse.embedding_bags.a.weight"]
+    torch.save(bags, file)
+    with pytest.raises(
+        InputError, match=r"^a: has no weights in it: must have a key that ends with embedding_bags.a.w"
+    ):
+        import_checkpoint(file, plan, tmp_path / "out")
+    for content in (b"", b"no tensors"):
+        for name in ("state.pt", "state.safetensors"):
+            (tmp_path / name).write_bytes(content)
+            with pytest.raises(FormatError, match=rf"{name}: must be a folder of torch.distributed.checkpoint, a "):
+                import_checkpoint(tmp_path / name, plan, tmp_path / "out")
+    with pytest.raises(FormatError, match="nowhere: is not there"):
+        import_checkpoint(tmp_path / "nowhere", plan, tmp_path / "out")
+    with pytest.raises(FormatError, match=r"\.metadata: is not there"):
+        import_checkpoint(tmp_path, plan, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
