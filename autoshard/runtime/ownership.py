@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from autoshard.core import MemoryLevel, ShardingPlan, TableSet
+from autoshard.core import ShardingPlan, TableSet
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.optimizers import BadGradients, UpdateSettings
 from autoshard.core.quoting import shown
@@ -98,11 +98,11 @@ def _check_folding(holdings: Sequence[Holding], num_processes: int, world_size: 
 
 
 def check_levels(owners: Ownership, device: torch.device) -> None:
-    """Refuses rows outside of the device's memory where the device is a CPU, which has no other.
+    """Refuses rows in a memory level of a GPU in which they are not trained; a CPU's levels are one memory.
 
     Raises:
         InvalidPlanError: If there are any.
     """
-    for one in owners.holdings:
-        if device.type == "cpu" and one.memory.level is not MemoryLevel.HBM:
-            raise level_fault(one.of.name, one.memory.level).error
+    for one in owners.holdings if device.type == "cuda" else ():
+        if (fault := level_fault(one.of, one.memory.level)) is not None:
+            raise fault.error

@@ -127,7 +127,7 @@ class FusedKernel:
         device: Where to hold them.
         table_of_feature: For each feature the table that it looks up, rising; None where rows are given out, for
             lookups of the first table alone.
-        memory: Where the rows live, and the cache of all of them; on a CPU there is but the device's memory.
+        memory: Where the rows live, and the cache of all of them; on a CPU all levels are one memory, without a cache.
         allocate: On a CPU, gives memory for so many numbers of `weights` or, in fp32, of `momentum1`; None for memory
             of its own, zeroed, in large pages where the system has them.
 
