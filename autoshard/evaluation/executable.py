@@ -66,11 +66,23 @@ def plan_faults(plan: ShardingPlan) -> Iterator[ExecutionFault]:
             yield ExecutionFault(field="replica_groups.moment_scale", reason=reason, table=table.name)
 
 
+def is_fused_on_gpu(optimizer: Optimizer, dtype: DType) -> bool:
+    """Whether FBGEMM's kernels of GPUs train rows so; else torch does.
+
+    They train with Adam fp32 weights alone (1.6, on an H200). Those of LAMB make a row NaN that is first looked up
+    without a gradient, as a masked place of a sequence is.
+    """
+    return not optimizer.scales_by_norms and (dtype is DType.FP32 or not optimizer.has_decaying_moments)
+
+
 def level_fault(table: EmbeddingTable, level: MemoryLevel) -> ExecutionFault | None:
     """Why rows of a table are not trained in a memory level of a GPU; a CPU's levels are one memory."""
-    if level is MemoryLevel.HBM or not table.optimizer.scales_by_norms:
+    if level is MemoryLevel.HBM or is_fused_on_gpu(table.optimizer, table.dtype):
         return None
-    reason = f"must be hbm on a GPU for table {shown(table.name)}, which is trained with {table.optimizer}, got {level}"
+    reason = (
+        f"must be hbm on a GPU for table {shown(table.name)}, whose {table.dtype} weights are trained with "
+        f"{table.optimizer}, got {level}"
+    )
     return ExecutionFault(field="memory.level", reason=reason, table=table.name)
 
 

@@ -117,7 +117,7 @@ class FusedKernels:
         features: Sequence[int] | None,
     ) -> FusedKernel | TorchKernel:
         table = held[0].of
-        if is_fused(table.optimizer, settings, self._device):
+        if is_fused(table.optimizer, table.dtype, settings, self._device):
             memory = self._memory(held)
             return FusedKernel(sizes, table.dtype, table.optimizer, settings, self._device, features, memory)
         return TorchKernel(sizes, table.dtype, table.optimizer, settings, self._device, features)
