@@ -20,7 +20,7 @@ from autoshard.commands.arguments import positive_option, seed_option
 from autoshard.commands.options import Needs, command_options
 from autoshard.console import JsonOption, emit, log, progress, warn
 from autoshard.core.accepted import FINITE_ABOVE_0
-from autoshard.core.choices import Device, Engine
+from autoshard.core.choices import BadIds, Device, Engine
 from autoshard.core.declared import Meaning, declared
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.machine import device_family
@@ -56,6 +56,14 @@ class DataOptions:
     shuffle: Annotated[
         int, typer.Option(min=0, help="Samples that are shuffled among each other; 0 keeps the files' order."), _FILES
     ] = 0
+    on_bad_ids: Annotated[
+        BadIds,
+        typer.Option(
+            help="What becomes of ids that are no rows: error, clip (to the nearest row), ignore (they are left out) "
+            "or skip (their samples are left out)."
+        ),
+        _FILES,
+    ] = BadIds.ERROR
     drift_every: Annotated[
         int,
         typer.Option(min=0, help="Of generated samples: steps after which other rows are hot; 0 for never."),
@@ -205,6 +213,7 @@ class RunOptions:
             epochs=samples.epochs,
             shuffle=samples.shuffle,
             drift_every=samples.drift_every,
+            on_bad_ids=samples.on_bad_ids,
             checkpoints_path=_absolute(job.checkpoints),
             checkpoint_every=job.checkpoint_every,
             keep=job.keep,
@@ -382,6 +391,8 @@ def _rendered(result: RunResult) -> RenderableType:
             (ms("kernel", "ms"), lambda rank: rank.kernel_ms),
         ],
     )
+    met = {"steps had a loss or gradients that were not finite": result.bad_steps, "ids were no rows": result.bad_ids}
+    lines += [f"{number:,} {what}" for what, number in met.items() if number]
     predicted = () if result.predicted is None else (*_comparison(result, result.predicted), "")
     return Group(*lines, "", *predicted, table, "", _collective_table(result))
 

@@ -24,6 +24,7 @@ from torch.profiler import profile
 from autoshard.core import DenseLayers, ShardingPlan, TableSet
 from autoshard.core.choices import Device, Engine
 from autoshard.core.errors import ExecutionError
+from autoshard.core.optimizers import BadGradients
 from autoshard.core.step import CollectiveTime, StepCollective
 from autoshard.formats import read_plan
 from autoshard.formats.row_orders import read_row_orders
@@ -36,6 +37,7 @@ from autoshard.runtime.releases import all_gather
 from autoshard.runtime.replanning import JobReplanning, ReplanSettings, merged_counts
 from autoshard.runtime.results import SENT, JobReport, RankTiming, RunRequest, RunResult, Verification
 from autoshard.runtime.timing import Part, Span, StepTimer, Timings
+from autoshard.runtime.training.bad_ids import IdRepair
 from autoshard.runtime.training.data import Feed, FileSamples, GeneratedSamples, Share, file_samples
 from autoshard.runtime.training.dense import DenseModel, default_layers
 from autoshard.runtime.training.loop import SavedJob, TrainingLoop
@@ -138,7 +140,11 @@ class Session:
             verification = self._verified(request, plan, engine, training, layers)
         ranked = ranked_rows(plan, _row_orders(plan, request))
         samples = self._samples(request, plan.tables, layers.num_dense_features, ranked)
-        feed = Feed(samples, self._device, training.batches_ahead, in_thread=isinstance(samples, FileSamples))
+        repair = IdRepair(plan.tables, request.on_bad_ids)
+        in_files = isinstance(samples, FileSamples)
+        feed = Feed(
+            samples, self._device, training.batches_ahead, in_thread=in_files, repair=repair if in_files else None
+        )
         with (
             self._saved(request, plan, engine, training) as saved,
             self._replanned(request, plan, engine, counter) as replanning,
@@ -167,9 +173,12 @@ class Session:
                 first_skipped=first_skipped,
                 plan_changes=() if replanning is None else tuple(replanning.changes),
             )
-        return _summary(
+        result = _summary(
             request, plan, engine.owners, dense.interaction, self._device, measured_PSM.cpu(), verification, job
         )
+        bad_ids = torch.tensor(repair.num_bad, device=self._device)
+        dist.all_reduce(bad_ids)
+        return replace(result, bad_steps=training.num_bad, bad_ids=int(bad_ids))
 
     def _verified(
         self,
@@ -372,7 +381,9 @@ def _summary(
     step_ms = float(measured_PSM[:, :, 0].max(dim=0).values.median())
     medians_PM = measured_PSM.median(dim=1).values
     losses_S = measured_PSM[:, :, 1].mean(dim=0)
-    if not losses_S.isfinite().all():
+    good_S = losses_S[losses_S.isfinite()]
+    is_met = request.on_bad_gradients in (BadGradients.SKIP, BadGradients.CLIP)
+    if len(good_S) < (1 if is_met else len(losses_S)):
         raise ExecutionError(f"training diverged: the loss became {float(losses_S[-1])}")
     order = GroupOrder.of(plan.replica_groups, dist.get_world_size())
     places = {process: place for group in order.groups for place, process in enumerate(group)}
@@ -410,8 +421,8 @@ def _summary(
         step_ms=step_ms,
         samples_per_s=batch_size / step_ms * 1e3 if step_ms else 0.0,
         balance=min(kernel_ms) / max(kernel_ms) if num_measured else 0.0,
-        first_loss=float(losses_S[0]),
-        last_loss=float(losses_S[-1]),
+        first_loss=float(good_S[0]),
+        last_loss=float(good_S[-1]),
         ranks=ranks,
         verification=verification,
         overlap=request.overlap,
