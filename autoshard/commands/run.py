@@ -73,6 +73,17 @@ class JobOptions:
     ] = None
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps from one checkpoint to the next."), _KEPT] = 1000
     keep: Annotated[int, typer.Option(min=1, help="Checkpoints that are kept."), _KEPT] = 3
+    metrics: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for loss, AUC, times, bytes and memory: TensorBoard's files, and metrics.jsonl.", metavar="DIR"
+        ),
+    ] = None
+    metrics_every: Annotated[
+        int,
+        typer.Option(min=1, help="Steps from one line of metrics to the next."),
+        Needs("--metrics", lambda options: options.metrics is not None),
+    ] = 100
     max_restarts: Annotated[
         int,
         typer.Option(min=0, help="How often processes are started again after one was killed, hung or failed."),
@@ -198,6 +209,8 @@ class RunOptions:
             checkpoints_path=_absolute(job.checkpoints),
             checkpoint_every=job.checkpoint_every,
             keep=job.keep,
+            metrics_path=_absolute(job.metrics),
+            metrics_every=job.metrics_every,
             **{one.name: getattr(self.updates, one.name) for one in declared(UpdateSettings)},
         )
 

@@ -57,6 +57,8 @@ class RunRequest(UpdateSettings):
         checkpoints_path: Folder of checkpoints, where a job goes on from the last one; None for none.
         checkpoint_every: Steps from one checkpoint to the next.
         keep: How many checkpoints are kept.
+        metrics_path: Folder for the measures of every so many steps, see `training.metrics`; None for none.
+        metrics_every: Steps from one of these to the next.
 
     Raises:
         InvalidOptionError: If a value is not accepted.
@@ -81,6 +83,8 @@ class RunRequest(UpdateSettings):
     checkpoints_path: str | None = None
     checkpoint_every: int = 1000
     keep: int = 3
+    metrics_path: str | None = None
+    metrics_every: int = 100
 
     def __post_init__(self) -> None:
         UpdateSettings.__post_init__(self)
@@ -93,7 +97,9 @@ class RunRequest(UpdateSettings):
         object.__setattr__(self, "overlap", Overlap(self.overlap))
         if self.access_path is not None and self.engine is not Engine.THIN:
             raise InvalidOptionError("lookups are counted by the engine thin alone", field="access_path")
-        WHOLE_AT_LEAST_1.check_fields(self, "steps", "batch_size", "epochs", "checkpoint_every", "keep")
+        WHOLE_AT_LEAST_1.check_fields(
+            self, "steps", "batch_size", "epochs", "checkpoint_every", "keep", "metrics_every"
+        )
         WHOLE_AT_LEAST_0.check_fields(self, "warmup_steps", "verify_steps", "seed", "shuffle", "drift_every")
         FINITE_ABOVE_0.check_fields(self, "learning_rate")
         if self.steps is None and self.data_path is None:
