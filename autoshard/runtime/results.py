@@ -62,6 +62,8 @@ class RunRequest(UpdateSettings):
         keep: How many checkpoints are kept.
         replan_every: Steps after which the job plans again for what it looks up; 0 for never.
         replan_horizon: Steps within which changing the plan has to pay off; the job's own where these are fewer.
+        metrics_path: Folder for the measures of every so many steps, see `training.metrics`; None for none.
+        metrics_every: Steps from one of these to the next.
 
     Raises:
         InvalidOptionError: If a value is not accepted.
@@ -89,6 +91,8 @@ class RunRequest(UpdateSettings):
     keep: int = 3
     replan_every: int = 0
     replan_horizon: float = 10_000.0
+    metrics_path: str | None = None
+    metrics_every: int = 100
 
     def __post_init__(self) -> None:
         UpdateSettings.__post_init__(self)
@@ -100,7 +104,9 @@ class RunRequest(UpdateSettings):
         object.__setattr__(self, "overlap", Overlap(self.overlap))
         if self.access_path is not None and self.engine is not Engine.THIN:
             raise InvalidOptionError("lookups are counted by the engine thin alone", field="access_path")
-        WHOLE_AT_LEAST_1.check_fields(self, "steps", "batch_size", "epochs", "checkpoint_every", "keep")
+        WHOLE_AT_LEAST_1.check_fields(
+            self, "steps", "batch_size", "epochs", "checkpoint_every", "keep", "metrics_every"
+        )
         whole = ("warmup_steps", "verify_steps", "seed", "shuffle", "drift_every", "replan_every")
         WHOLE_AT_LEAST_0.check_fields(self, *whole)
         FINITE_ABOVE_0.check_fields(self, "replan_horizon")

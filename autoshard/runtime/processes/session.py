@@ -8,12 +8,14 @@ from __future__ import annotations
 import gc
 import os
 import random
+import resource
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -32,7 +34,7 @@ from autoshard.runtime.access_counts import AccessCounter
 from autoshard.runtime.engine.holdings import GroupOrder, Ownership
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.participation import check_alike
-from autoshard.runtime.processes.devices import check_memory, choose_device
+from autoshard.runtime.processes.devices import check_memory, choose_device, needed_bytes
 from autoshard.runtime.releases import all_gather
 from autoshard.runtime.replanning import JobReplanning, ReplanSettings, merged_counts
 from autoshard.runtime.results import SENT, JobReport, RankTiming, RunRequest, RunResult, Verification
@@ -44,6 +46,9 @@ from autoshard.runtime.training.loop import SavedJob, TrainingLoop
 from autoshard.runtime.training.reference import Reference, check_verifiable, compare
 from autoshard.runtime.training.step import EmbeddingEngine, TrainingStep, distributed_step
 from autoshard.runtime.training.synthetic import IdsOfRanks, Samples, ranked_rows
+
+if TYPE_CHECKING:
+    from autoshard.runtime.training.metrics import Metrics
 
 #: Different batches that a measurement cycles through, drawn before it starts; fewer if they are large.
 NUM_BATCHES = 8
@@ -79,6 +84,7 @@ class Session:
         self._device = device
         self._on_step, self._wants_stop = on_step, wants_stop
         self._done = 0
+        self._base_bytes = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
         self._total = sum(request.last_step or 0 for request in requests)
 
     def run_all(self) -> list[RunResult]:
@@ -152,7 +158,8 @@ class Session:
             loop = TrainingLoop(training, feed, timer, last=request.last_step, wants_stop=self._wants_stop, saved=saved)
             begun_at = loop.number
             self._done += begun_at
-            measured_SM = self._steps(request, loop, samples, saved, replanning)
+            with self._metrics(request, plan, engine, timer, begun_at) as metrics:
+                measured_SM = self._steps(request, loop, samples, saved, replanning, metrics)
         num_steps = request.verify_steps + loop.number - begun_at
         sent = engine.sent_bytes()
         sent_E = measured_SM.new_tensor([sent[name] / max(1, num_steps) for name in SENT] if sent else [])
@@ -267,6 +274,26 @@ class Session:
         ) as replanning:
             yield replanning
 
+    @contextmanager
+    def _metrics(
+        self, request: RunRequest, plan: ShardingPlan, engine: EmbeddingEngine, timer: StepTimer, number: int
+    ) -> Iterator[Metrics | None]:
+        """Measures of a request while it runs; None if they are not wanted."""
+        if request.metrics_path is None:
+            yield None
+            return
+        from autoshard.runtime.training.metrics import Metrics  # TensorBoard takes a second to import
+
+        planned_bytes = needed_bytes(plan, dist.get_rank(), dist.get_world_size(), self._device)
+        folder, every = Path(request.metrics_path), request.metrics_every
+        metrics = Metrics(
+            folder, every, self._device, timer, engine.sent_bytes, planned_bytes, self._base_bytes, number
+        )
+        try:
+            yield metrics
+        finally:
+            metrics.close()
+
     def _steps(
         self,
         request: RunRequest,
@@ -274,6 +301,7 @@ class Session:
         samples: GeneratedSamples | FileSamples,
         saved: SavedJob | None,
         replanning: JobReplanning | None,
+        metrics: Metrics | None,
     ) -> torch.Tensor:
         """Trains; returns step time, loss and parts of the last measured steps, shape (S, M)."""
         counted: deque[tuple[Span, torch.Tensor, Timings]] = deque(maxlen=_MAX_MEASURED)
@@ -285,11 +313,15 @@ class Session:
                 replanning.after(trained.number)
                 if saved is not None:
                     saved.plan = replanning.plan
+            if metrics is not None:
+                metrics(trained)
             self._done += 1
             total = self._total
             if request.last_step is None and isinstance(samples, FileSamples):
                 total += round(loop.number / max(samples.share_read, 1e-9))
             self._on_step(self._done, max(self._done, total))
+        if metrics is not None:
+            metrics.write(loop.number)
         loop.wait()
         measured = [
             [span.ms, loss.item(), *timings.parts.values(), *_flat(timings.collectives.values())]
