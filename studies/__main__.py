@@ -36,6 +36,7 @@ STUDIES: Final = {
     "payloads": "studies.runtime.payloads:main",
     "moments": "studies.runtime.moments.study:main",
     "adopt": "studies.runtime.adoption:main",
+    "checkpoint-cost": "studies.runtime.checkpoint_cost:main",
     "slow-links": "studies.runtime.slow_links.study:main",
     "following": "studies.runtime.following:main",
     "access-counts": "studies.runtime.access_counts:main",

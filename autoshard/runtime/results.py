@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Final
+from enum import StrEnum
+from typing import Annotated, Final, TypeVar
 
 from autoshard.core.accepted import (
     AT_LEAST_0,
@@ -15,13 +16,15 @@ from autoshard.core.accepted import (
     Range,
     check_choice,
 )
-from autoshard.core.choices import Device, Engine
+from autoshard.core.choices import BadIds, Device, Engine
 from autoshard.core.declared import Meaning, Size, Written
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.optimizers import UpdateSettings
 from autoshard.core.plan import Estimate
 from autoshard.core.step import CollectiveTime, Overlap, StepCollective, StepPart
 from autoshard.evaluation.traffic import Stream
+
+T = TypeVar("T", bound=StrEnum)
 
 #: What runs count the bytes of.
 SENT: Final = (*map(str, Stream), "sync", "group_sync")
@@ -53,11 +56,14 @@ class RunRequest(UpdateSettings):
         epochs: How often the files are read.
         shuffle: Samples that are shuffled among each other; 0 for the files' order.
         drift_every: Of generated samples: steps after which other rows are hot; 0 for never.
+        on_bad_ids: What becomes of ids in files that are no rows.
         checkpoints_path: Folder of checkpoints, where a job goes on from the last one; None for none.
         checkpoint_every: Steps from one checkpoint to the next.
         keep: How many checkpoints are kept.
         replan_every: Steps after which the job plans again for what it looks up; 0 for never.
         replan_horizon: Steps within which changing the plan has to pay off; the job's own where these are fewer.
+        metrics_path: Folder for the measures of every so many steps, see `training.metrics`; None for none.
+        metrics_every: Steps from one of these to the next.
 
     Raises:
         InvalidOptionError: If a value is not accepted.
@@ -79,22 +85,28 @@ class RunRequest(UpdateSettings):
     epochs: int = 1
     shuffle: int = 0
     drift_every: int = 0
+    on_bad_ids: BadIds = BadIds.ERROR
     checkpoints_path: str | None = None
     checkpoint_every: int = 1000
     keep: int = 3
     replan_every: int = 0
     replan_horizon: float = 10_000.0
+    metrics_path: str | None = None
+    metrics_every: int = 100
 
     def __post_init__(self) -> None:
         UpdateSettings.__post_init__(self)
         object.__setattr__(self, "engine", _member(Engine, self.engine, "engine"))
         object.__setattr__(self, "device", _member(Device, self.device, "device"))
+        object.__setattr__(self, "on_bad_ids", _member(BadIds, self.on_bad_ids, "on_bad_ids"))
         accepted = OVERLAPS if self.engine is Engine.THIN else (Overlap.NONE,)
         check_choice(self.overlap, accepted, "overlap")
         object.__setattr__(self, "overlap", Overlap(self.overlap))
         if self.access_path is not None and self.engine is not Engine.THIN:
             raise InvalidOptionError("lookups are counted by the engine thin alone", field="access_path")
-        WHOLE_AT_LEAST_1.check_fields(self, "steps", "batch_size", "epochs", "checkpoint_every", "keep")
+        WHOLE_AT_LEAST_1.check_fields(
+            self, "steps", "batch_size", "epochs", "checkpoint_every", "keep", "metrics_every"
+        )
         whole = ("warmup_steps", "verify_steps", "seed", "shuffle", "drift_every", "replan_every")
         WHOLE_AT_LEAST_0.check_fields(self, *whole)
         FINITE_ABOVE_0.check_fields(self, "replan_horizon")
@@ -264,7 +276,8 @@ class RunResult:
     predicted: Annotated[
         RunPrediction | None, Meaning("What the plan predicted; null where it has no prices.", written=Written.REQUIRED)
     ] = None
-
+    bad_steps: Annotated[int, AT_LEAST_0, Meaning("Steps with a loss or gradients that were not finite.")] = 0
+    bad_ids: Annotated[int, AT_LEAST_0, Meaning("Ids in files that were no rows, and were clipped or left out.")] = 0
     job: Annotated[
         JobReport | None,
         Meaning("Of runs on files or with checkpoints; null for others.", written=Written.REQUIRED),
@@ -279,6 +292,6 @@ class RunResult:
         return max((getattr(rank, f"{part}_ms") for rank in self.ranks), default=0.0)
 
 
-def _member(choices: type[Engine] | type[Device], value: str, field: str) -> Engine | Device:
+def _member(choices: type[T], value: str, field: str) -> T:
     check_choice(value, choices, field)
     return choices(value)

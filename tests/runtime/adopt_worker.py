@@ -319,6 +319,30 @@ def check_batches_of_the_plan_before():
     embeddings.close()
 
 
+def updated(embeddings):
+    """Rows of all tables that were updated since they were last saved, as all processes together have them."""
+    own = {(one.table, row) for one in embeddings.take_updates() for row in one.ids_L.tolist()}
+    everybody = [None] * dist.get_world_size()
+    dist.all_gather_object(everybody, own)
+    return set().union(*everybody)
+
+
+def check_marks():
+    """Rows that were updated since they were last saved still are under a new plan, in whatever columns."""
+    settings = replace(SETTINGS, marks_rows=True)
+    embeddings, undisturbed = (ShardedEmbeddings(plan_of("column-wise"), settings) for _ in range(2))
+    for one in (embeddings, undisturbed):
+        train(one, batch(one, 0))
+        one.take_updates()
+        train(one, batch(one, 1))
+    for name in ("grid", "tiers", "data parallel"):
+        embeddings.adopt(plan_of(name), orders_of(name))
+    expected = updated(undisturbed)
+    assert 0 < len(expected) < sum(table.num_embeddings for table in TABLES)
+    assert updated(embeddings) == expected
+    assert updated(embeddings) == set()
+
+
 def check_all(names):
     """All of it on this process."""
     warnings.filterwarnings("error", message=".*lr_scheduler.step.*")
@@ -326,4 +350,5 @@ def check_all(names):
         patch.setattr(moving, "ROUND_BYTES", 4096)
         check_pairs(names)
     check_failures()
+    check_marks()
     check_batches_of_the_plan_before()
