@@ -222,8 +222,7 @@ class RunOptions:
         """The execution.
 
         Raises:
-            InvalidOptionError: If the engine has no such overlap, options do not go together, or a setting of updates
-                is not accepted.
+            InvalidOptionError: If options do not go together, or a setting of updates is not accepted.
         """
         from autoshard.runtime import RunRequest
 

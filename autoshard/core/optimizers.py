@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Final, NamedTuple
 
-from autoshard.core.accepted import FINITE, FINITE_ABOVE_0, FINITE_AT_LEAST_0, Range
+from autoshard.core.accepted import FINITE, FINITE_ABOVE_0, FINITE_AT_LEAST_0, Range, check_choice
 from autoshard.core.declared import Meaning, check_ranges
 from autoshard.core.errors import InvalidOptionError
 
@@ -85,6 +85,19 @@ class WeightDecayMode(StrEnum):
     """As a part of the gradient, which moments see, too; of row-wise AdaGrad."""
 
 
+class BadGradients(StrEnum):
+    """What is done about a step whose loss, or gradients of embeddings, are not finite on some process."""
+
+    IGNORE = "ignore"
+    """Nothing is looked at."""
+    ERROR = "error"
+    """The job ends, before tables are changed by it."""
+    SKIP = "skip"
+    """No process changes anything by it, and the next step follows. It counts as a step."""
+    CLIP = "clip"
+    """What is NaN becomes 0, and what is infinite `max_gradient`."""
+
+
 _DECAY_RATES: Final = Range(at_least=0, below=1, kind=FINITE)
 
 
@@ -93,7 +106,7 @@ class UpdateSettings:
     """What the updates of all tables have in common.
 
     Raises:
-        InvalidOptionError: If a number is out of range.
+        InvalidOptionError: If a number is out of range, or a word none of those accepted.
     """
 
     learning_rate: Annotated[float, FINITE_AT_LEAST_0, Meaning("Learning rate of the tables; schedules change it.")]
@@ -121,8 +134,25 @@ class UpdateSettings:
         Meaning("Limit of the norm of a row of row-wise AdaGrad after its update; left out, none."),
     ] = None
 
+    on_bad_gradients: Annotated[
+        BadGradients,
+        Meaning(
+            "What is done about steps with a loss or gradients that are not finite: ignore (nothing is looked at), "
+            "error, skip (no process is changed by one), or clip (NaN becomes 0, what is infinite max_gradient)."
+        ),
+    ] = BadGradients.IGNORE
+
     def __post_init__(self) -> None:
         check_ranges(self)
+        for name, words in (("weight_decay_mode", WeightDecayMode), ("on_bad_gradients", BadGradients)):
+            check_choice(getattr(self, name), words, name)
+            object.__setattr__(self, name, words(getattr(self, name)))
+        if self.on_bad_gradients is BadGradients.CLIP and self.max_gradient is None:
+            raise InvalidOptionError("clip needs max_gradient", field="on_bad_gradients")
+
+    def moves_without_gradient(self, optimizer: Optimizer) -> bool:
+        """Whether a row that is looked up may change although its gradient is 0."""
+        return optimizer.has_decaying_moments or self.weight_decay > 0 or self.max_norm is not None
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Refuses settings that an optimizer does not have; their fields say which have them.

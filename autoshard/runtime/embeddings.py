@@ -5,8 +5,10 @@ Shape suffixes: B samples of a local batch, C columns of all pooled features, L 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -25,13 +27,16 @@ from autoshard.runtime.engine.ids.addresses import RowOrderMap
 from autoshard.runtime.engine.ids.prefetch import Prefetched, Prefetcher
 from autoshard.runtime.engine.ids.requests import DistributedBatch, InputExchange
 from autoshard.runtime.engine.rows.averaging import RowStates, average
-from autoshard.runtime.engine.rows.fused import FusedSettings, UpdateStep, kernel_output
+from autoshard.runtime.engine.rows.fused import FusedSettings, UpdateStep, Verdict, kernel_output
 from autoshard.runtime.engine.rows.places import initialise_held
 from autoshard.runtime.engine.rows.replicas import Replicas
 from autoshard.runtime.engine.rows.serving import FusedKernels
+from autoshard.runtime.engine.rows.updates import UpdatedRows, forget_updates, updated_rows
 from autoshard.runtime.engine.vectors.exchange import OutputExchange, StartedExchange
+from autoshard.runtime.engine.vectors.guard import GradientGuard
 from autoshard.runtime.engine.vectors.reading import Reading
 from autoshard.runtime.optimizer import TableOptimizer
+from autoshard.runtime.ownership import check_skipping
 from autoshard.runtime.participation import Participation
 from autoshard.runtime.state import (
     MOMENT_COLUMNS,
@@ -67,16 +72,24 @@ class StartedLookup:
         sequences: Names of sequence features.
         keyed: The batch, if its embeddings are to be returned as keyed tensors.
         tables: The plan's tables.
+        watch: What looks at their gradients; None for nothing.
     """
 
     def __init__(
-        self, exchange: StartedExchange, sequences: list[str], keyed: BatchOfIds | None, tables: TableSet
+        self,
+        exchange: StartedExchange,
+        sequences: list[str],
+        keyed: BatchOfIds | None,
+        tables: TableSet,
+        watch: Callable[[Iterable[torch.Tensor]], tuple[torch.Tensor, ...]] | None = None,
     ) -> None:
         self._exchange, self._sequences, self._keyed, self._tables = exchange, sequences, keyed, tables
+        self._watch = watch
 
     def wait(self) -> Embedded | KeyedEmbeddings:
         """The embeddings, as `ShardedEmbeddings` returns them."""
-        pooled_BC, *sequences = self._exchange.wait()
+        came = self._exchange.wait()
+        pooled_BC, *sequences = came if self._watch is None else self._watch(came)
         embedded = Embedded(pooled_BC, dict(zip(self._sequences, sequences, strict=True)))
         return embedded if self._keyed is None else as_keyed(embedded, self._keyed, self._tables)
 
@@ -119,7 +132,10 @@ class ShardedEmbeddings(torch.nn.Module):
         optimizer: Holds the learning rate of the tables, for `torch.optim.lr_scheduler`; the same on all processes.
         num_steps: Steps that were ended: replica groups meet at multiples of the plan's `sync_every`, and Adam and
             LAMB correct their moments by it.
+        marks_rows: Whether rows that are updated are marked, for replica groups and `take_updates`.
         batches_ahead: How many batches to prefetch ahead: 1, and 2 where caches are filled ahead.
+        guard: Clips gradients, and looks for bad ones, as the settings say.
+        verdict: What it finds of the gradients of the last batch that was looked up.
 
     Raises:
         InvalidPlanError: If the plan holds tables in a way that is not executed.
@@ -151,15 +167,18 @@ class ShardedEmbeddings(torch.nn.Module):
             for name, ids_N in (row_orders or {}).items()
         }
         groups = plan.replica_groups
-        marks_rows = groups.num_groups > 1 and groups.sync_rows is SyncRows.TOUCHED
+        marks_rows = settings.marks_rows or (groups.num_groups > 1 and groups.sync_rows is SyncRows.TOUCHED)
         output = kernel_output(plan.payload, part.device)
+        self.marks_rows = marks_rows
         settings = replace(settings, moment_scale=groups.moment_scale, marks_rows=marks_rows, output=output)
+        check_skipping(plan.tables, settings, part.device)
+        self.guard, self.verdict = GradientGuard(settings, part.groups, part.device), Verdict()
         self._kernels = FusedKernels(part.owners, settings, part.process, part.device, self.timer)
         self._replicas = Replicas(part.owners, settings, part.group, part.device, self.timer, part.groups.world_ranks)
         self.optimizer = TableOptimizer(settings.learning_rate)
         self._sync_every, self.num_steps = groups.sync_every, 0
         self.tables = _places_of_keys(plan.tables)
-        self._averaged_bytes = 0
+        self._averaged_bytes, self._leaves_out_tables = 0, False
         self.batches_ahead = 2 if self._kernels.fills_ahead else 1
         for index, state in self._row_states(writes=True).items():
             holding = part.owners.holdings[index]
@@ -204,7 +223,8 @@ class ShardedEmbeddings(torch.nn.Module):
     def start(self, ids: BatchOfIds | KeyedJagged | InputError | DistributedBatch | Prefetched) -> StartedLookup:
         """Looks up a batch and sends its embeddings on their way; as `forward`, which waits for them."""
         keyed: BatchOfIds | None = None
-        step = UpdateStep(self.optimizer.learning_rate, self.num_steps + 1)
+        self.verdict = Verdict()
+        step = UpdateStep(self.optimizer.learning_rate, self.num_steps + 1, self.verdict)
         self._kernels.set_step(step)
         self._replicas.step = step
         if isinstance(ids, DistributedBatch):
@@ -219,7 +239,8 @@ class ShardedEmbeddings(torch.nn.Module):
         if following is not None and self._kernels.fills_ahead and torch.is_grad_enabled():
             self._kernels.fill(following)
         sequences = [self.feature_names[feature] for feature in self.output_exchange.reading.sequences]
-        return StartedLookup(exchange, sequences, keyed, self.owners.tables)
+        watch = None if self.guard.is_idle else partial(self.guard.watch, self.verdict)
+        return StartedLookup(exchange, sequences, keyed, self.owners.tables, watch)
 
     def distribute(self, ids: BatchOfIds | KeyedJagged | InputError) -> DistributedBatch:
         """Sends the ids of a batch to where their rows are, ahead of their lookup if that is wanted.
@@ -301,8 +322,12 @@ class ShardedEmbeddings(torch.nn.Module):
         The plan's `sync_rows` says of which rows: all, or those that a group updated since the last time. All processes
         call it after their backward pass. With one replica group it does nothing but `optimizer.step`, which tells
         schedulers that a step was made.
+
+        Raises:
+            ExecutionError: If gradients were not finite and that is an error: on all processes.
         """
         self.num_steps += 1
+        self.guard.end_step(self.num_steps)
         self.optimizer.step()
         peers = self._part.groups.peers
         if peers is None or self.num_steps % self._sync_every:
@@ -358,14 +383,11 @@ class ShardedEmbeddings(torch.nn.Module):
     @override
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self._part.groups.peers is not None and self.num_steps % self._sync_every:
-            raise InputError(
-                f"replica groups differ until step {self.num_steps + -self.num_steps % self._sync_every}, when they "
-                "are averaged: call state_dict then, or table_state in each group",
-                field="state_dict",
-            )
-        check_host_memory(self.owners.tables, self._part)
+        self._check_groups_are_alike()
         destination[f"{prefix}num_steps"] = torch.tensor(self.num_steps)
+        if self._leaves_out_tables:
+            return
+        check_host_memory(self.owners.tables, self._part)
         for name, state in self._held(writes=False).read_shares().items():
             destination |= {f"{prefix}tables.{name}.{part}": tensor for part, tensor in state.items()}
 
@@ -431,6 +453,43 @@ class ShardedEmbeddings(torch.nn.Module):
         if name in _LET_GO:
             raise ExecutionError(CLOSED)
         return super().__getattr__(name)
+
+    @contextmanager
+    def without_tables(self) -> Iterator[None]:
+        """While it lasts, `state_dict` has no tables: what is saved of them is `take_updates`."""
+        self._leaves_out_tables = True
+        try:
+            yield
+        finally:
+            self._leaves_out_tables = False
+
+    def take_updates(self, *, copies: bool = True) -> list[UpdatedRows]:
+        """Rows that this process holds and that were updated since the last call, for delta checkpoints.
+
+        Each row is given by one process, in the columns that it holds of it. All processes call it at the same step.
+
+        Args:
+            copies: False to take all rows as saved, and return none.
+
+        Raises:
+            InputError: If replica groups differ at this step.
+        """
+        self._check_groups_are_alike()
+        if not self.marks_rows:
+            return []
+        held, part = self._row_states(writes=False), self._part
+        is_given = copies and dist.get_rank() in part.groups.world_ranks[0]
+        found = list(updated_rows(held, self.owners.holdings, part.process, self._orders)) if is_given else []
+        forget_updates(held)
+        return found
+
+    def _check_groups_are_alike(self) -> None:
+        if self._part.groups.peers is not None and self.num_steps % self._sync_every:
+            raise InputError(
+                f"replica groups differ until step {self.num_steps + -self.num_steps % self._sync_every}, when they "
+                "are averaged: call state_dict then, or table_state in each group",
+                field="state_dict",
+            )
 
     def _held(self, *, writes: bool) -> HeldTables:
         """The tables as this process and the others of its replica group hold them."""

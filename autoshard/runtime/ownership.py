@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from autoshard.core import MemoryLevel, ShardingPlan, TableSet
 from autoshard.core.errors import InvalidOptionError
-from autoshard.core.optimizers import UpdateSettings
+from autoshard.core.optimizers import BadGradients, UpdateSettings
 from autoshard.core.quoting import shown
 from autoshard.evaluation.executable import level_fault, plan_faults
 from autoshard.runtime.engine.holdings import GroupOrder, Holding, Ownership, holdings_of
@@ -54,6 +54,21 @@ def check_updates(tables: TableSet, settings: UpdateSettings) -> None:
     """
     for optimizer in dict.fromkeys(table.optimizer for table in tables.tables):
         settings.check_optimizer(optimizer)
+
+
+def check_skipping(tables: TableSet, settings: UpdateSettings, device: torch.device) -> None:
+    """Refuses to skip steps where FBGEMM's kernels of a GPU would move rows without a gradient.
+
+    Raises:
+        InvalidOptionError: If a table's optimizer does that.
+    """
+    for table in tables.tables if device.type == "cuda" and settings.on_bad_gradients is BadGradients.SKIP else ():
+        if settings.moves_without_gradient(table.optimizer):
+            raise InvalidOptionError(
+                f"must be error, clip or ignore on a GPU for table {shown(table.name)}, whose updates move rows "
+                "without a gradient; got skip",
+                field="on_bad_gradients",
+            )
 
 
 def even_share(batch_size: int, num_processes: int) -> int:

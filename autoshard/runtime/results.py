@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Annotated, Final
 
 from autoshard.core.accepted import (
@@ -19,7 +18,7 @@ from autoshard.core.accepted import (
 from autoshard.core.choices import Device, Engine
 from autoshard.core.declared import Meaning, Size, Written
 from autoshard.core.errors import InvalidOptionError
-from autoshard.core.optimizers import UpdateSettings, WeightDecayMode
+from autoshard.core.optimizers import UpdateSettings
 from autoshard.core.plan import Estimate
 from autoshard.core.step import CollectiveTime, Overlap, StepCollective, StepPart
 from autoshard.evaluation.traffic import Stream
@@ -90,8 +89,6 @@ class RunRequest(UpdateSettings):
         UpdateSettings.__post_init__(self)
         object.__setattr__(self, "engine", _member(Engine, self.engine, "engine"))
         object.__setattr__(self, "device", _member(Device, self.device, "device"))
-        mode = _member(WeightDecayMode, self.weight_decay_mode, "weight_decay_mode")
-        object.__setattr__(self, "weight_decay_mode", mode)
         accepted = OVERLAPS if self.engine is Engine.THIN else (Overlap.NONE,)
         check_choice(self.overlap, accepted, "overlap")
         object.__setattr__(self, "overlap", Overlap(self.overlap))
@@ -101,7 +98,6 @@ class RunRequest(UpdateSettings):
             self, "steps", "batch_size", "epochs", "checkpoint_every", "keep", "metrics_every"
         )
         WHOLE_AT_LEAST_0.check_fields(self, "warmup_steps", "verify_steps", "seed", "shuffle", "drift_every")
-        FINITE_ABOVE_0.check_fields(self, "learning_rate")
         if self.steps is None and self.data_path is None:
             raise InvalidOptionError("must be told: generated samples have no end", field="steps")
         if self.data_path is not None and self.drift_every:
@@ -261,6 +257,6 @@ class RunResult:
         return max((getattr(rank, f"{part}_ms") for rank in self.ranks), default=0.0)
 
 
-def _member(choices: type[StrEnum], value: str, field: str) -> StrEnum:
+def _member(choices: type[Engine] | type[Device], value: str, field: str) -> Engine | Device:
     check_choice(value, choices, field)
     return choices(value)

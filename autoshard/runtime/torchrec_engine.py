@@ -76,8 +76,12 @@ def _check_settings(tables: TableSet, settings: FusedSettings, device: torch.dev
                 "engine",
                 field=f"tables.tables[{index}].optimizer",
             )
-    if settings.max_gradient is not None:
-        raise InvalidOptionError("is not executed by the torchrec engine: use the thin engine", field="max_gradient")
+    told = {
+        "max_gradient": settings.max_gradient is not None,
+        "on_bad_gradients": settings.on_bad_gradients != "ignore",
+    }
+    for field in (one for one, is_asked in told.items() if is_asked):
+        raise InvalidOptionError("is not executed by the torchrec engine: use the thin engine", field=field)
     if not all(is_fused(table.optimizer, settings, device) for table in tables.tables):
         field = "weight_decay" if settings.weight_decay else "max_norm"
         raise InvalidOptionError(

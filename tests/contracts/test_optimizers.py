@@ -20,6 +20,7 @@ SETTINGS = {
         (*DECAYING, Optimizer.ROWWISE_ADAGRAD),
         {"beta1": 0.5, "beta2": 0.8, "weight_decay": 0.3},
     ),
+    "clipped gradients": (ALL, {"max_gradient": 1e-4}),
     "l2": ((Optimizer.ROWWISE_ADAGRAD,), {"weight_decay": 0.3, "weight_decay_mode": "l2"}),
     "norms": ((Optimizer.ROWWISE_ADAGRAD,), {"max_norm": 0.2, "weight_decay": 0.1}),
 }

@@ -311,9 +311,9 @@ def _check(request: RunRequest, nproc: int) -> None:
     plan = read_plan(request.plan_path)
     try:
         ownership_of(plan, nproc)
+        check_updates(plan.tables, request)
         if not request.is_job:
             even_share(request.batch_size or plan.tables.batch_size, nproc)
-        check_updates(plan.tables, request)
     except InvalidOptionError:
         raise
     except AutoshardError as error:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 import torch
@@ -77,6 +78,7 @@ class ReferenceEmbeddings:
     def __call__(self, ids: BatchOfIds) -> Embedded:
         """Embeddings of all samples."""
         features = [(table, feature.name) for table in self._tables for feature in table.features]
+        limit = self._settings.max_gradient
         pooled, sequences = [torch.empty(ids.batch_size, 0)], {}
         for (table, name), feature_ids, lengths in zip(features, ids.per_feature(), ids.lengths_FB, strict=True):
             weights_ND = self.weights[table.name]
@@ -87,7 +89,11 @@ class ReferenceEmbeddings:
                 continue
             offsets = torch.cumsum(lengths, 0) - lengths
             pooled.append(embedding_bag(feature_ids, weights_ND, offsets, mode=table.pooling.value))
-        return Embedded(torch.cat(pooled, dim=1), sequences)
+        embedded = Embedded(torch.cat(pooled, dim=1), sequences)
+        for one in (embedded.pooled_BC, *sequences.values()):
+            if limit is not None and one.requires_grad:
+                one.register_hook(lambda gradient: gradient.clamp(-limit, limit))  # type: ignore[no-untyped-call]
+        return embedded
 
     def end_step(self) -> None:
         """Updates the rows of all tables that were looked up, and forgets their gradients.
@@ -161,6 +167,9 @@ class GroupedReference:
         self._group_of = [order.group_of(process) for process in range(num_processes)]
         self._tables, self._sync_every, self._num_steps = plan.tables, groups.sync_every, 0
         settings = FusedSettings.of(request, seed=request.seed, moment_scale=groups.moment_scale)
+        if settings.max_gradient is not None:
+            # Gradients of a copy are those of the mean over all groups until `end_step`.
+            settings = replace(settings, max_gradient=settings.max_gradient / groups.num_groups)
         blocks = moment_blocks(plan, row_orders)
         self.copies = [ReferenceEmbeddings(plan.tables, settings, blocks=blocks) for _ in range(groups.num_groups)]
 

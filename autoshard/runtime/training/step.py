@@ -163,11 +163,15 @@ class TrainingStep:
         asked = None
         if self._buckets is not None:
             self._buckets.asks = self.asks
+        sharded = self._embeddings if isinstance(self._embeddings, ShardedEmbeddings) else None
+        trained = loss if sharded is None else sharded.guard.of_loss(loss)
         with phase("backward"):
-            loss.backward()  # type: ignore[no-untyped-call]
+            trained.backward()  # type: ignore[no-untyped-call]
         if self._buckets is not None:
             with phase("mean of dense gradients"):
                 asked = self._buckets.average()
+        if sharded is not None:
+            sharded.guard.keep_from_layers(sharded.verdict, self.dense)
         self._embeddings.end_step()
         with phase("dense optimizer"):
             self.optimizer.step()

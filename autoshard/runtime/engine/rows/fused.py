@@ -29,7 +29,7 @@ from autoshard.core import DType, MemoryLevel, MemoryPlacement, Optimizer
 from autoshard.core.declared import declared
 from autoshard.core.optimizers import UpdateSettings, WeightDecayMode
 from autoshard.core.plan import Payload
-from autoshard.runtime.engine.rows.averaging import RowStates
+from autoshard.runtime.engine.rows.averaging import UPDATED, RowStates
 from autoshard.runtime.engine.rows.huge_pages import advise_huge_pages
 from autoshard.runtime.engine.staging import TORCH_DTYPES
 from autoshard.runtime.releases import fused_embedding
@@ -55,7 +55,8 @@ class FusedSettings(UpdateSettings):
         seed: Seed of the initial weights.
         moment_scale: By which moments are divided under the root, where groups of processes train replicas of all
             tables: c of 2D's Algorithm 1.
-        marks_rows: Whether kernels mark the rows that they update, for replica groups that average these alone.
+        marks_rows: Whether kernels mark the rows that they update, for delta checkpoints of these alone; replica groups
+            that average these alone do it anyway.
         output: As what kernels give embeddings out and take gradients (`kernel_output`).
 
     Raises:
@@ -82,12 +83,27 @@ class FusedSettings(UpdateSettings):
         return math.sqrt(self.moment_scale) if optimizer.divides_by_sums else 1.0
 
 
+class Verdict:
+    """What is found of the gradients of one lookup, once they are there.
+
+    Attributes:
+        is_bad: Whether its step is kept from all tables, bool of shape (), on the device; None where none is.
+    """
+
+    __slots__ = ("is_bad",)
+
+    def __init__(self) -> None:
+        self.is_bad: torch.Tensor | None = None
+
+
 class UpdateStep(NamedTuple):
     """What updates of a lookup depend on beside the settings."""
 
     learning_rate: float
     number: int
     """Of the training step, from 1: by it Adam and LAMB correct moments that began at 0."""
+    verdict: Verdict | None = None
+    """What is found of its gradients, once they are there; None where nobody looks."""
 
 
 def is_fused(optimizer: Optimizer, settings: FusedSettings, device: torch.device) -> bool:
@@ -293,7 +309,7 @@ def _mark_with_gradient(output: torch.Tensor, marks_N: torch.Tensor, rows_L: tor
     """
 
     def mark(_: torch.Tensor) -> None:
-        marks_N[rows_L] = 1
+        marks_N[rows_L] = UPDATED
 
     if output.requires_grad:
         output.register_hook(mark)  # type: ignore[no-untyped-call]

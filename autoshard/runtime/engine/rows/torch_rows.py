@@ -17,7 +17,7 @@ from torch.nn.functional import embedding_bag
 
 from autoshard.core import DType, Optimizer
 from autoshard.core.optimizers import WeightDecayMode
-from autoshard.runtime.engine.rows.averaging import RowStates
+from autoshard.runtime.engine.rows.averaging import UPDATED, RowStates
 from autoshard.runtime.engine.rows.fused import FusedSettings, UpdateStep, rounds_at_random
 from autoshard.runtime.engine.rows.huge_pages import advise_huge_pages
 from autoshard.runtime.engine.staging import TORCH_DTYPES
@@ -42,7 +42,7 @@ class TorchRows:
     Attributes:
         weights_ND: The weights.
         moments: By name, as `RowStates` has them.
-        marks_N: 1 for rows that were updated, uint8; None where they are not marked.
+        marks_N: Bits of rows that were updated (`RowStates`); None where they are not marked.
         moves_without_gradient: Whether a row that is looked up changes even if its gradient is 0.
     """
 
@@ -66,7 +66,7 @@ class TorchRows:
             for one in optimizer.moments
         }
         self.marks_N = torch.zeros(num_rows, dtype=torch.uint8, device=device) if settings.marks_rows else None
-        self.moves_without_gradient = self._rule.moves_without_gradient
+        self.moves_without_gradient = settings.moves_without_gradient(optimizer)
         # Of one seed, so that all copies, which get the same updates, draw the same.
         self._noise: torch.Generator | None = None
         if rounds_at_random(dtype, device):
@@ -110,6 +110,9 @@ class TorchRows:
             hits_U: Whether each was looked up, where rows move without a gradient; None for all of them. Others, and
                 where they do not move without one all whose gradient is 0, stay as they are.
         """
+        is_bad = None if step.verdict is None else step.verdict.is_bad
+        if self.moves_without_gradient and is_bad is not None:
+            hits_U = ~is_bad.expand(len(gradients_UD)) if hits_U is None else hits_U & ~is_bad
         if rows_U is not None:
             self._update(rows_U, gradients_UD, step, hits_U)
             return
@@ -128,7 +131,7 @@ class TorchRows:
     ) -> None:
         if self.marks_N is not None:
             marked_U = hits_U if self.moves_without_gradient else gradients_UD.any(dim=1)
-            self.marks_N[rows_U] |= 1 if marked_U is None else marked_U
+            self.marks_N[rows_U] |= UPDATED if marked_U is None else marked_U.to(torch.uint8) * UPDATED
         before_UD = self.weights_ND[rows_U].float()
         moments = {name: one[rows_U] for name, one in self.moments.items()}
         changed_UD, changed = self._rule(before_UD, moments, gradients_UD, step)
@@ -158,9 +161,6 @@ class _Rule:
     def __init__(self, optimizer: Optimizer, settings: FusedSettings) -> None:
         self._optimizer, self._settings, self._scale = optimizer, settings, settings.scale_of(optimizer)
         self._is_l2 = settings.weight_decay_mode is WeightDecayMode.L2
-        self.moves_without_gradient = (
-            optimizer.has_decaying_moments or settings.weight_decay > 0 or settings.max_norm is not None
-        )
 
     def __call__(
         self,

@@ -1,0 +1,155 @@
+"""Gradients of embeddings as the model gives them: clipped, and kept from the tables where they are no numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+
+from autoshard.core.errors import ExecutionError
+from autoshard.core.optimizers import BadGradients, UpdateSettings
+from autoshard.runtime.engine.groups import JoinedGroups, WeakGroup
+from autoshard.runtime.engine.rows.fused import Verdict
+
+
+class _Told(NamedTuple):
+    """What is told of a step, on its way to the host."""
+
+    first: torch.Tensor
+    event: torch.cuda.Event | None
+
+
+class GradientGuard:
+    """Looks at the gradients of embeddings before they are sent to the rows.
+
+    That is done on the device: the host waits for nothing, but where bad ones are an error, for the step before.
+
+    Args:
+        settings: What is done about bad ones, and the limit of the others.
+        groups: The processes: of this one's replica group, and of its place in all of them.
+        device: Where gradients are.
+
+    Attributes:
+        is_idle: Whether there is nothing to do.
+    """
+
+    _group = WeakGroup[dist.ProcessGroup]()
+    _peers = WeakGroup[dist.ProcessGroup | None]()
+
+    def __init__(self, settings: UpdateSettings, groups: JoinedGroups, device: torch.device) -> None:
+        self._policy = settings.on_bad_gradients
+        self._group, self._peers, self._device = groups.own, groups.peers, device
+        # The tables see the mean over the processes of a group, whose gradients are divided by their number.
+        self._limit = None if settings.max_gradient is None else settings.max_gradient * groups.own.size()
+        self._num_bad = torch.zeros((), dtype=torch.int64, device=device)
+        self._first = torch.zeros((), dtype=torch.int64, device=device)
+        self._late: list[_Told] = []
+        self.is_idle = self._policy is BadGradients.IGNORE and self._limit is None
+
+    @property
+    def num_bad(self) -> int:
+        """Steps with bad gradients on any process since this was made; the host waits for the device."""
+        return int(self._num_bad)
+
+    def watch(self, verdict: Verdict, embeddings: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The same embeddings, whose gradients are looked at."""
+        found: tuple[torch.Tensor, ...] = _Watched.apply(self, verdict, *embeddings)  # type: ignore[no-untyped-call]
+        return found
+
+    def of_loss(self, loss: torch.Tensor) -> torch.Tensor:
+        """The loss, whose gradients are no numbers where it is none itself: an infinite one may have finite ones."""
+        if self._policy is BadGradients.IGNORE:
+            return loss
+        return loss * torch.where(loss.detach().isfinite(), 1.0, torch.nan)
+
+    def checked(self, verdict: Verdict, gradients: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Gradients as they go to the rows; all processes call it."""
+        if self._policy is not BadGradients.IGNORE:
+            self._first = self._first_bad(_is_bad(gradients))
+            is_bad = self._first > 0
+            self._num_bad += is_bad
+            if self._policy is not BadGradients.CLIP:
+                verdict.is_bad = is_bad
+        return self._kept_out(verdict, gradients)
+
+    def keep_from_layers(self, verdict: Verdict, layers: torch.nn.Module) -> None:
+        """Does with the gradients of dense layers, which are alike on all processes, what was done with the tables'."""
+        gradients = [one.grad for one in layers.parameters() if one.grad is not None]
+        if self._policy is BadGradients.IGNORE or not gradients:
+            return
+        if verdict.is_bad is not None:
+            verdict.is_bad |= _is_bad(gradients)
+        for own, kept in zip(gradients, self._kept_out(verdict, gradients, is_limited=False), strict=True):
+            own.copy_(kept)
+
+    def end_step(self, number: int) -> None:
+        """Raises the error of a step, on all processes alike: on a GPU that of the one before.
+
+        Args:
+            number: Of the step that ends, from 1.
+
+        Raises:
+            ExecutionError: Naming the process and the step.
+        """
+        if self._policy is not BadGradients.ERROR:
+            return
+        told = _Told(self._first.to("cpu", non_blocking=True), None)
+        if self._device.type == "cuda":
+            told = told._replace(event=torch.cuda.current_stream(self._device).record_event())
+            self._late.append(told)
+            if len(self._late) < 2:
+                return
+            told, number = self._late.pop(0), number - 1
+            assert told.event is not None
+            told.event.synchronize()
+        if first := int(told.first):
+            raise ExecutionError(
+                f"step {number}: gradients of the batch of process {dist.get_world_size() - first} are not finite; no "
+                "table was changed by them"
+            )
+
+    def _kept_out(
+        self, verdict: Verdict, gradients: Sequence[torch.Tensor], *, is_limited: bool = True
+    ) -> Sequence[torch.Tensor]:
+        """Gradients within the limit, or zeros for those of a step that is kept out."""
+        if verdict.is_bad is not None:
+            gradients = [torch.where(verdict.is_bad, torch.zeros_like(one), one) for one in gradients]
+        if self._policy is BadGradients.CLIP:
+            gradients = [
+                one.nan_to_num(0.0, self._limit, None if self._limit is None else -self._limit) for one in gradients
+            ]
+        if self._limit is None or not is_limited:
+            return gradients
+        return [one.clamp(-self._limit, self._limit) for one in gradients]
+
+    def _first_bad(self, is_bad: torch.Tensor) -> torch.Tensor:
+        """The first of all processes with bad gradients, counted back from the number of them; 0 if none has."""
+        first = torch.where(is_bad, dist.get_world_size() - dist.get_rank(), 0)
+        for group in (self._group, self._peers):
+            if group is not None and group.size() > 1:
+                dist.all_reduce(first, op=dist.ReduceOp.MAX, group=group)
+        return first
+
+
+def _is_bad(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Whether any number is none, bool of shape (): a sum takes one pass, and is none if any of what is added is."""
+    return ~torch.stack([(one * 0).sum(dtype=torch.float32) for one in gradients]).isfinite().all()
+
+
+class _Watched(torch.autograd.Function):
+    """Passes embeddings on; its backward pass looks at their gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, guard: GradientGuard, verdict: Verdict, *embeddings: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.guard, ctx.verdict = guard, verdict
+        return tuple(one.view_as(one) for one in embeddings)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return None, None, *ctx.guard.checked(ctx.verdict, gradients)

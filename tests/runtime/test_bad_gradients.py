@@ -1,0 +1,36 @@
+"""A batch of one process whose gradients are no numbers changes nothing on any of them, or is clipped, or ends all."""
+
+import math
+
+import pytest
+
+from autoshard.core import Optimizer
+from autoshard.core.errors import InvalidOptionError
+from autoshard.core.optimizers import BadGradients, UpdateSettings
+from tests.ranks import on_ranks
+from tests.runtime.guard_worker import every_way
+
+TRAINED = [one for one in Optimizer if one is not Optimizer.NONE]
+
+
+@pytest.mark.parametrize(
+    ("optimizers", "value"),
+    [
+        ((Optimizer.ROWWISE_ADAGRAD, Optimizer.ADAM), math.nan),
+        *(pytest.param(TRAINED, value, marks=pytest.mark.slow) for value in (math.nan, math.inf)),
+    ],
+    ids=str,
+)
+def test_a_bad_batch_of_one_process_is_met_alike_by_all(optimizers, value):
+    for found in on_ranks(every_way, 2, optimizers, value):
+        for (_, policy, _), (changes, is_finite, num_bad, said) in found.items():
+            assert is_finite
+            assert num_bad == 1
+            assert changes == (policy == "clip")
+            told = "step 3: gradients of the batch of process 1 are not finite; no table was changed by them"
+            assert said == (told if policy == "error" else None)
+
+
+def test_clipping_bad_gradients_needs_a_limit():
+    with pytest.raises(InvalidOptionError, match=r"^on_bad_gradients: clip needs max_gradient$"):
+        UpdateSettings(learning_rate=0.1, on_bad_gradients=BadGradients.CLIP)
