@@ -54,6 +54,7 @@ OWN_COMMANDS: Mapping[str, str] = {
     "explain": "autoshard.commands.whatif:explain",
     "diff": "autoshard.commands.compare:diff",
     "drift": "autoshard.commands.drift:drift",
+    "replan": "autoshard.commands.drift:replan",
     "simulate": "autoshard.commands.whatif:simulate",
     "jobs": "autoshard.commands.jobs:jobs",
     "checkpoint-show": "autoshard.commands.checkpoint:show_checkpoint",
@@ -93,7 +94,7 @@ GROUPS: Mapping[str, str] = {
 _ORDER = (
     *("doctor", "init", "detect", "list", "import", "calibrate", "collect", "samples", "train", "models"),
     *("plan", "evaluate", "show", "diff", "explain", "export", "replay", "compare", "simulate", "run"),
-    *("drift", "checkpoint"),
+    *("drift", "replan", "checkpoint"),
     *("serve", "jobs", "keys", "db"),
 )
 

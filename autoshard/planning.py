@@ -57,6 +57,7 @@ __all__ = [
     "Risk",
     "compare",
     "describe_planners",
+    "finished_plan",
     "get_planner",
     "kernel_model",
     "machine_note",
@@ -225,7 +226,7 @@ def make_plan(name: str, request: PlanRequest) -> ShardingPlan:
     provenance = Provenance(
         planner=name, version=__version__, seed=request.seed, options=asdict(options), models=models
     )
-    return _finished(planner.plan(request), request.costs, provenance)
+    return finished_plan(planner.plan(request), request.costs, provenance)
 
 
 def with_bounds(plan: ShardingPlan, costs: CostModels, names: frozenset[ShardingType]) -> ShardingPlan:
@@ -281,10 +282,10 @@ def refine_plan(
         options={**source.options, "replay_refine": num_measurements},
         models={**source.models, "refined": found.summary},
     )
-    return _finished(replace(found.plan, predicted=None, provenance=None), costs, provenance), found.summary
+    return finished_plan(replace(found.plan, predicted=None, provenance=None), costs, provenance), found.summary
 
 
-def _finished(plan: ShardingPlan, costs: CostModels, provenance: Provenance) -> ShardingPlan:
+def finished_plan(plan: ShardingPlan, costs: CostModels, provenance: Provenance) -> ShardingPlan:
     """A plan checked, priced, and with its provenance; to `models` comes what priced it, and what the plan itself says.
 
     Raises:

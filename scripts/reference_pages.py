@@ -32,6 +32,7 @@ from autoshard.report.replay_json import REPLAY
 from autoshard.results.explanation import EXPLANATION
 from autoshard.results.plan_diff import DIFF
 from autoshard.results.plan_drift import DRIFT
+from autoshard.results.replanned import REPLAN
 from autoshard.results.sweep_record import SIMULATION
 from autoshard.runtime.result_json import RUN
 from costmodel.kernel.card import CostModelCard, HeldOutMetrics, Interval, TrainedCoverage
@@ -69,7 +70,7 @@ _PLAIN: Final = {
     "access_cumulative": "Cumulative probabilities at these knots.",
 }
 #: What commands print that is read again, by other commands or by clients.
-_RESULTS: Final = (RUN, REPLAY, COMPARISON, DIFF, DRIFT, EXPLANATION, SIMULATION)
+_RESULTS: Final = (RUN, REPLAY, COMPARISON, DIFF, DRIFT, REPLAN, EXPLANATION, SIMULATION)
 
 #: How the files are declared, and what else was tried.
 _DECLARED: Final = (

@@ -41,6 +41,7 @@ def show_checkpoint(checkpoint: CheckpointArgument, as_json: JsonOption = False)
         [
             ("checkpoint", found.folder),
             ("step", f"{manifest.step:,}"),
+            *([] if manifest.base is None else [("delta upon step", f"{manifest.base:,}")]),
             ("saved at", manifest.saved_at),
             ("processes", manifest.num_processes),
             ("plan", manifest.plan_digest),
@@ -172,6 +173,8 @@ class ExportCheckpointOptions:
 
 def export_checkpoint(options: ExportCheckpointOptions, as_json: JsonOption = False) -> None:
     """Writes the weights of a checkpoint's tables as a plain state dict, with the keys of TorchRec's collections.
+
+    Of a delta checkpoint, it writes the rows that were updated since the one before: their ids, and their weights.
 
     Example:
         autoshard checkpoint export checkpoints -o weights.safetensors --prefix sparse_arch.embedding_bag_collection.

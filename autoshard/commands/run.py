@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
     from autoshard.core.costs import MsArray
     from autoshard.plugins import ReplayPlans, ReplayProtocol
     from autoshard.runtime import RunProgress, RunRequest, RunResult
-    from autoshard.runtime.processes.launch import Launcher
+    from autoshard.runtime.processes.launch import Launcher, Restart
     from autoshard.runtime.results import RunPrediction
 
 
@@ -77,6 +81,11 @@ class JobOptions:
     ] = None
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps from one checkpoint to the next."), _KEPT] = 1000
     keep: Annotated[int, typer.Option(min=1, help="Checkpoints that are kept."), _KEPT] = 3
+    max_restarts: Annotated[
+        int,
+        typer.Option(min=0, help="How often processes are started again after one was killed, hung or failed."),
+        _KEPT,
+    ] = 0
 
 
 @command_options(panel="Updates of tables")
@@ -94,9 +103,11 @@ class RunOptions:
 
     plan: Annotated[Path, typer.Argument(help="Plan to execute.", metavar="PLAN")]
     nproc: Annotated[
-        int | None,
+        str | None,
         typer.Option(
-            min=1, help="Processes; where there are fewer than ranks, each runs several ranks. Left out: one per core."
+            help="Processes; where there are fewer than ranks, each runs several ranks. `2:4` starts 4, and one less "
+            "at each restart, down to 2. Left out: one per core.",
+            metavar="N",
         ),
     ] = None
     steps: Annotated[
@@ -137,16 +148,41 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         self.request()
+        if self.least_nproc is not None and not self.job.max_restarts:
+            raise InvalidOptionError("of two numbers needs --max-restarts", field="nproc")
         for option, file in (("--trace", self.trace), ("--write-access", self.write_access)):
             if file is not None and not file.absolute().parent.is_dir():
                 raise InvalidOptionError(f"must be in a folder that is there, got {file}", field=option)
+
+    @property
+    def most_nproc(self) -> int | None:
+        """Processes that are started; None if that is left out.
+
+        Raises:
+            InvalidOptionError: If it is no number, nor two.
+        """
+        return None if self.nproc is None else self._nprocs[-1]
+
+    @property
+    def least_nproc(self) -> int | None:
+        """Least processes of a restart; None if they are as many as before."""
+        return None if self.nproc is None or len(self._nprocs) == 1 else self._nprocs[0]
+
+    @property
+    def _nprocs(self) -> list[int]:
+        words = str(self.nproc).split(":")
+        numbers = [int(word) for word in words if word.isdecimal()]
+        if len(numbers) != len(words) or len(words) > 2 or not 1 <= numbers[0] <= numbers[-1]:
+            raise InvalidOptionError(
+                f"must be a whole number of at least 1, or two such as 2:4, got {self.nproc}", field="nproc"
+            )
+        return numbers
 
     def request(self) -> RunRequest:
         """The execution.
 
         Raises:
-            InvalidOptionError: If the engine has no such overlap, options do not go together, or a setting of updates
-                is not accepted.
+            InvalidOptionError: If options do not go together, or a setting of updates is not accepted.
         """
         from autoshard.runtime import RunRequest
 
@@ -192,7 +228,7 @@ def run(options: RunOptions, as_json: JsonOption = False) -> None:
     from autoshard.runtime.processes.launch import LOCAL
 
     plan = read_plan(options.plan)
-    run_on(LOCAL, options, options.nproc or _num_processes(plan.topology.world_size), as_json, plan)
+    run_on(LOCAL, options, options.most_nproc or _num_processes(plan.topology.world_size), as_json, plan)
 
 
 def _machine_note(plan: ShardingPlan) -> str:
@@ -247,23 +283,60 @@ def run_on(launcher: Launcher, options: RunOptions, num_processes: int, as_json:
         AutoshardError: As `run_requests`.
     """
     from autoshard.runtime import run_requests
+    from autoshard.runtime.processes.launch import DEFAULT_TIMEOUT_S
     from autoshard.runtime.result_json import RUN
 
     done = 0
+    request = options.request()
     # The number of steps in all, warm-up included, comes with the first report.
-    with progress(f"Running on {num_processes} processes", 1.0) as advance:
+    with progress(f"Running on {num_processes} processes", 1.0) as advance, _stopped_by_sigterm(request) as stop:
 
         def on_progress(state: RunProgress) -> None:
             nonlocal done
             advance((state.done - done) / state.total)
             done = state.done
 
-        (result,) = run_requests([options.request()], num_processes, on_progress=on_progress, launcher=launcher)
+        def on_restart(restart: Restart) -> None:
+            warn(
+                f"{restart.error}; restart {restart.number} of {options.job.max_restarts}, on {restart.nproc} processes"
+            )
+
+        (result,) = run_requests(
+            [request],
+            num_processes,
+            timeout_s=math.inf if request.is_job else DEFAULT_TIMEOUT_S,
+            on_progress=on_progress,
+            launcher=launcher,
+            max_restarts=options.job.max_restarts,
+            least_nproc=options.least_nproc,
+            on_restart=on_restart,
+            stop=stop,
+        )
     result = replace(result, predicted=_predicted(plan, result))
     for written in (options.trace, options.write_access):
         if written is not None:
             log(f"Wrote {written}")
     emit(RUN.to_json(result), _rendered(result), as_json=as_json)
+    if result.job is not None and result.job.is_stopped:
+        raise typer.Exit(_TERMINATED_EXIT_CODE)
+
+
+#: That of a process which SIGTERM ended, so that a scheduler starts the job again.
+_TERMINATED_EXIT_CODE = 128 + signal.SIGTERM
+
+
+@contextmanager
+def _stopped_by_sigterm(request: RunRequest) -> Iterator[threading.Event | None]:
+    """An event that SIGTERM sets; None, and SIGTERM ends the command at once, if nothing could be saved."""
+    if request.checkpoints_path is None or threading.current_thread() is not threading.main_thread():
+        yield None
+        return
+    stop = threading.Event()
+    before = signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _num_processes(world_size: int) -> int:

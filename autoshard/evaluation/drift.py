@@ -6,7 +6,7 @@ Shape suffix: L rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -66,24 +66,32 @@ def planned_rows(plan: ShardingPlan, orders: Mapping[str, IntArray]) -> dict[str
     return found
 
 
-def on_access(
-    plan: ShardingPlan, now: TableSet, planned: Mapping[str, CountedRows], rows_now: Mapping[str, CountedRows]
-) -> ShardingPlan:
-    """A plan as it is, with the rows that it holds as hot, on today's access.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessedPlan:
+    """A plan, and how its tables are looked up today.
 
-    Args:
+    Attributes:
         plan: The plan.
         now: Its tables as they are looked up, see `with_access`.
         planned: Rows of the plan, see `planned_rows`.
         rows_now: Those of today; tables that are left out have the plan's row order.
     """
-    tables = {}
-    for table in now.tables:
-        access = table.access
-        if table.name in planned and table.name in rows_now:
-            access = rows_now[table.name].in_order(access, planned[table.name].order_N)
-        tables[table.name] = replace(table, access=access)
-    return held_of(plan, replace(now, tables=tuple(tables.values())))
+
+    plan: ShardingPlan
+    now: TableSet
+    planned: Mapping[str, CountedRows]
+    rows_now: Mapping[str, CountedRows]
+
+    @property
+    def today(self) -> ShardingPlan:
+        """The plan as it is, with the rows that it holds as hot, on today's access."""
+        tables = []
+        for table in self.now.tables:
+            access = table.access
+            if table.name in self.planned and table.name in self.rows_now:
+                access = self.rows_now[table.name].in_order(access, self.planned[table.name].order_N)
+            tables.append(replace(table, access=access))
+        return held_of(self.plan, replace(self.now, tables=tuple(tables)))
 
 
 def held_of(plan: ShardingPlan, tables: TableSet) -> ShardingPlan:

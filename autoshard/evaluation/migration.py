@@ -5,8 +5,8 @@ Shape suffixes: R ranks of the world, L levels of links.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -142,6 +142,14 @@ class Migration:
     def num_bytes(self) -> float:
         """Bytes of all tables."""
         return sum(self.bytes_of.values())
+
+    def without(self, kept: Collection[str]) -> Migration:
+        """The same without some tables."""
+        return replace(
+            self,
+            bytes_of={name: one for name, one in self.bytes_of.items() if name not in kept},
+            links_of={name: one for name, one in self.links_of.items() if name not in kept},
+        )
 
     def ms(self, plan: ShardingPlan, comm: CommModel) -> float:
         """Time until the last rank has what it needs, by the links of the plan's topology: that of one all-to-all.

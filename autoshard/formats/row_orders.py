@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import ImpliedOrder, RowOrder, ShardingPlan, TableSet
+from autoshard.core import ImpliedOrder, RowOrder, RowsBy, ShardingPlan, TableSet
 from autoshard.core.access.counted import CountedRows
 from autoshard.core.access.orders import BY_ID
 from autoshard.core.errors import FormatError
@@ -133,6 +133,39 @@ def _with_shares(rows: CountedRows, file: Path, field: str) -> CountedRows:
             field=field,
         )
     return replace(rows, shares_N=shares_N, num_known=min(int(known), len(shares_N)))
+
+
+def with_row_orders(plan: ShardingPlan, orders: Mapping[str, NDArray[np.int64]], path: Path) -> ShardingPlan:
+    """A plan with its row orders in files beside its own, named after it: of tables that it cuts, what they need of it.
+
+    Args:
+        plan: The plan.
+        orders: Row ids in falling access frequency, of the tables with an order that lists them.
+        path: The plan's file.
+
+    Raises:
+        FormatError: If a file cannot be written.
+    """
+    cuts: dict[str, int] = {}
+    for placed in plan.shards:
+        rows, table = placed.shard.rows, placed.shard.table
+        if rows.by is RowsBy.ACCESS_RANK:
+            cuts[table.name] = max(
+                cuts.get(table.name, 0), rows.stop if rows.stop < table.num_embeddings else rows.start
+            )
+    named: dict[str, RowOrder | ImpliedOrder | None] = {}
+    for number, table in enumerate(plan.tables.tables):
+        named[table.name] = ImpliedOrder.BY_ID if table.name in cuts else None
+        if table.name in orders and cuts.get(table.name) != 0:
+            ids_N = orders[table.name][: cuts.get(table.name)]
+            named[table.name] = write_row_order(path.parent / f"{path.stem}.rows-{number}.parquet", ids_N)
+        elif table.row_order is ImpliedOrder.BY_ID:
+            named[table.name] = table.row_order
+    tables = {table.name: replace(table, row_order=named[table.name]) for table in plan.tables.tables}
+    shards = (replace(one, shard=replace(one.shard, table=tables[one.shard.table.name])) for one in plan.shards)
+    listed = {name: order for name in cuts if isinstance(order := named[name], RowOrder)}
+    held = replace(plan.tables, tables=tuple(tables.values()))
+    return replace(plan, tables=held, shards=tuple(shards), row_orders=listed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from autoshard.core import CostBreakdown, CostModels, ShardingPlan, TableSet
-from autoshard.core.access.counted import CountedRows
+from autoshard.core import CostBreakdown, CostModels, ShardingPlan
 from autoshard.evaluation import evaluate
 from autoshard.evaluation.batch_memory import rank_memory
-from autoshard.evaluation.drift import cache_hits, distance, hot_rows, on_access
+from autoshard.evaluation.drift import AccessedPlan, cache_hits, distance, hot_rows
 from autoshard.results.plan_drift import DriftedPart, DriftedTable, PlanDrift
 
 
-def drift_of(
-    plan: ShardingPlan,
-    now: TableSet,
-    costs: CostModels,
-    planned: Mapping[str, CountedRows],
-    rows_now: Mapping[str, CountedRows],
-) -> PlanDrift:
+def drift_of(accessed: AccessedPlan, costs: CostModels) -> PlanDrift:
     """Prices a plan on the access that it was made for, and on today's.
 
     Args:
-        plan: The plan.
-        now: Its tables as they are looked up, see `with_access`.
+        accessed: The plan and today's access.
         costs: Prices both.
-        planned: Rows of the plan, see `planned_rows`.
-        rows_now: Those of today.
     """
-    today = on_access(plan, now, planned, rows_now)
+    plan, today = accessed.plan, accessed.today
     first, second = evaluate(plan, costs), evaluate(today, costs)
-    tables = _tables(plan, today, planned, rows_now)
+    tables = _tables(accessed, today)
     return PlanDrift(
         step_ms_planned=first.step_ms,
         step_ms_now=second.step_ms,
@@ -49,14 +37,13 @@ def _least_free(plan: ShardingPlan, priced: CostBreakdown) -> int:
     return min(one.free_bytes for one in rank_memory(plan, priced))
 
 
-def _tables(
-    plan: ShardingPlan, today: ShardingPlan, planned: Mapping[str, CountedRows], rows_now: Mapping[str, CountedRows]
-) -> list[DriftedTable]:
+def _tables(accessed: AccessedPlan, today: ShardingPlan) -> list[DriftedTable]:
+    plan = accessed.plan
     hot, hits, hits_now = hot_rows(plan), cache_hits(plan), cache_hits(today)
     found = []
     for table in plan.tables.tables:
         name, now = table.name, today.tables[table.name]
-        rows, counted = planned.get(name), rows_now.get(name)
+        rows, counted = accessed.planned.get(name), accessed.rows_now.get(name)
         num_hot = hot.get(name)
         found.append(
             DriftedTable(

@@ -5,7 +5,8 @@ Shape suffixes: B samples of a local batch, C columns of all pooled features, L 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -30,6 +31,7 @@ from autoshard.runtime.engine.rows.fused import FusedSettings, UpdateStep, Verdi
 from autoshard.runtime.engine.rows.places import initialise_held
 from autoshard.runtime.engine.rows.replicas import Replicas
 from autoshard.runtime.engine.rows.serving import FusedKernels
+from autoshard.runtime.engine.rows.updates import UpdatedRows, forget_updates, updated_rows
 from autoshard.runtime.engine.vectors.exchange import OutputExchange, StartedExchange
 from autoshard.runtime.engine.vectors.guard import GradientGuard
 from autoshard.runtime.engine.vectors.reading import Reading
@@ -130,6 +132,7 @@ class ShardedEmbeddings(torch.nn.Module):
         optimizer: Holds the learning rate of the tables, for `torch.optim.lr_scheduler`; the same on all processes.
         num_steps: Steps that were ended: replica groups meet at multiples of the plan's `sync_every`, and Adam and
             LAMB correct their moments by it.
+        marks_rows: Whether rows that are updated are marked, for replica groups and `take_updates`.
         batches_ahead: How many batches to prefetch ahead: 1, and 2 where caches are filled ahead.
         guard: Clips gradients, and looks for bad ones, as the settings say.
         verdict: What it finds of the gradients of the last batch that was looked up.
@@ -164,8 +167,9 @@ class ShardedEmbeddings(torch.nn.Module):
             for name, ids_N in (row_orders or {}).items()
         }
         groups = plan.replica_groups
-        marks_rows = groups.num_groups > 1 and groups.sync_rows is SyncRows.TOUCHED
+        marks_rows = settings.marks_rows or (groups.num_groups > 1 and groups.sync_rows is SyncRows.TOUCHED)
         output = kernel_output(plan.payload, part.device)
+        self.marks_rows = marks_rows
         settings = replace(settings, moment_scale=groups.moment_scale, marks_rows=marks_rows, output=output)
         check_skipping(plan.tables, settings, part.device)
         self.guard, self.verdict = GradientGuard(settings, part.groups, part.device), Verdict()
@@ -174,7 +178,7 @@ class ShardedEmbeddings(torch.nn.Module):
         self.optimizer = TableOptimizer(settings.learning_rate)
         self._sync_every, self.num_steps = groups.sync_every, 0
         self.tables = _places_of_keys(plan.tables)
-        self._averaged_bytes = 0
+        self._averaged_bytes, self._leaves_out_tables = 0, False
         self.batches_ahead = 2 if self._kernels.fills_ahead else 1
         for index, state in self._row_states(writes=True).items():
             holding = part.owners.holdings[index]
@@ -379,14 +383,11 @@ class ShardedEmbeddings(torch.nn.Module):
     @override
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if self._part.groups.peers is not None and self.num_steps % self._sync_every:
-            raise InputError(
-                f"replica groups differ until step {self.num_steps + -self.num_steps % self._sync_every}, when they "
-                "are averaged: call state_dict then, or table_state in each group",
-                field="state_dict",
-            )
-        check_host_memory(self.owners.tables, self._part)
+        self._check_groups_are_alike()
         destination[f"{prefix}num_steps"] = torch.tensor(self.num_steps)
+        if self._leaves_out_tables:
+            return
+        check_host_memory(self.owners.tables, self._part)
         for name, state in self._held(writes=False).read_shares().items():
             destination |= {f"{prefix}tables.{name}.{part}": tensor for part, tensor in state.items()}
 
@@ -452,6 +453,43 @@ class ShardedEmbeddings(torch.nn.Module):
         if name in _LET_GO:
             raise ExecutionError(CLOSED)
         return super().__getattr__(name)
+
+    @contextmanager
+    def without_tables(self) -> Iterator[None]:
+        """While it lasts, `state_dict` has no tables: what is saved of them is `take_updates`."""
+        self._leaves_out_tables = True
+        try:
+            yield
+        finally:
+            self._leaves_out_tables = False
+
+    def take_updates(self, *, copies: bool = True) -> list[UpdatedRows]:
+        """Rows that this process holds and that were updated since the last call, for delta checkpoints.
+
+        Each row is given by one process, in the columns that it holds of it. All processes call it at the same step.
+
+        Args:
+            copies: False to take all rows as saved, and return none.
+
+        Raises:
+            InputError: If replica groups differ at this step.
+        """
+        self._check_groups_are_alike()
+        if not self.marks_rows:
+            return []
+        held, part = self._row_states(writes=False), self._part
+        is_given = copies and dist.get_rank() in part.groups.world_ranks[0]
+        found = list(updated_rows(held, self.owners.holdings, part.process, self._orders)) if is_given else []
+        forget_updates(held)
+        return found
+
+    def _check_groups_are_alike(self) -> None:
+        if self._part.groups.peers is not None and self.num_steps % self._sync_every:
+            raise InputError(
+                f"replica groups differ until step {self.num_steps + -self.num_steps % self._sync_every}, when they "
+                "are averaged: call state_dict then, or table_state in each group",
+                field="state_dict",
+            )
 
     def _held(self, *, writes: bool) -> HeldTables:
         """The tables as this process and the others of its replica group hold them."""

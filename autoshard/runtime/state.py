@@ -23,7 +23,7 @@ from autoshard.core.shard import Replicas
 from autoshard.runtime.engine.agreement import on_all
 from autoshard.runtime.engine.holdings import HeldRange, Ownership
 from autoshard.runtime.engine.ids.addresses import RowOrderMap
-from autoshard.runtime.engine.rows.averaging import RowStates
+from autoshard.runtime.engine.rows.averaging import UPDATED, RowStates
 from autoshard.runtime.engine.rows.moving import TableMove, move
 from autoshard.runtime.engine.rows.places import RowBlock, TableLayout, held_chunks
 from autoshard.runtime.engine.staging import TORCH_DTYPES
@@ -182,7 +182,7 @@ class HeldTables:
             holding = self._part.owners.holdings[index]
             if holding.of.name == table.name and state.marks_N is not None:
                 for _, _, places_L in held_chunks(holding, self._part.process, order, ids):
-                    state.marks_N[places_L.to(state.marks_N.device)] = 1
+                    state.marks_N[places_L.to(state.marks_N.device)] = UPDATED
 
 
 def held_layout(

@@ -103,7 +103,7 @@ def run(options: RunOptions, cluster: ClusterOptions, as_json: JsonOption = Fals
         python -m studies.cluster run plan.json --num-nodes 2 --ranks-per-node 2 --mbit-per-s 400 --verify-steps 2
     """
     spec = cluster.spec()
-    if options.nproc not in (None, spec.num_ranks):
+    if options.most_nproc not in (None, spec.num_ranks):
         raise InvalidOptionError(f"must be left out or {spec.num_ranks}, got {options.nproc}", field="nproc")
     if options.device is Device.CUDA:
         raise InvalidOptionError(

@@ -96,8 +96,10 @@ def measure(num_bags: int, per_bag: int, dim: int, runs: int) -> PooledRows:
     assembly = Assembly(owners, _reading(owners.holdings[0].kernel_key, dim), torch.device(_DEVICE))
     batch, came = _batch(num_bags, per_bag, dim, owners.holdings[0].kernel_key)
     gradients_BC = torch.randn(num_bags, dim)
-    assembled = assembly.put_together(batch, came, NO_LOOKUPS, None)[1]
-    forward_ms = _median_ms(lambda: assembly.put_together(batch, came, NO_LOOKUPS, None), runs)
+    assembled = assembly.put_together(batch, came, NO_LOOKUPS, None, gradients_BC.new_empty(0))[1]
+    forward_ms = _median_ms(
+        lambda: assembly.put_together(batch, came, NO_LOOKUPS, None, gradients_BC.new_empty(0)), runs
+    )
     backward_ms = _median_ms(lambda: assembly.take_apart(assembled, [gradients_BC]), runs)
     priced = pooling_ms(plan.shards, num_bags, plan.topology)[0].tolist()
     return PooledRows(

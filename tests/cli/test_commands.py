@@ -18,7 +18,7 @@ from autoshard.validator import validate_plan
 COMMANDS = (
     *("doctor", "init", "detect", "list", "import", "calibrate", "collect", "samples", "train", "models"),
     *("plan", "evaluate", "show", "diff", "explain", "export", "replay", "compare", "simulate", "run"),
-    *("drift", "checkpoint"),
+    *("drift", "replan", "checkpoint"),
     *("serve", "jobs", "keys", "db"),
 )
 SUBCOMMANDS = (
@@ -27,7 +27,7 @@ SUBCOMMANDS = (
 )
 WRITERS = (
     *("plan", "evaluate", "show", "compare", "import", "export", "simulate", "collect", "samples", "init", "detect"),
-    *("train cost", "train policy", "train step", "calibrate", "checkpoint import", "checkpoint export"),
+    *("train cost", "train policy", "train step", "calibrate", "replan", "checkpoint import", "checkpoint export"),
 )
 
 

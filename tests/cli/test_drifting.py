@@ -1,14 +1,17 @@
-"""`autoshard drift`: a plan on the access of today."""
+"""`autoshard drift` and `replan`: a plan on the access of today, and one near it for that."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from autoshard.core import Exchange, RowRange, RowsBy, Shard, Tier
-from autoshard.formats import read_json, write_plan, write_tables
-from autoshard.formats.row_orders import write_row_order
+from autoshard.formats import read_json, read_plan, write_plan, write_tables
+from autoshard.formats.row_orders import read_row_orders, write_row_order
 from autoshard.results.plan_drift import DRIFT
+from autoshard.results.replanned import REPLAN
+from autoshard.validator import validate_plan
 from tests import builders as make
 
 NUM_ROWS, NUM_HOT = 100_000, 1_000
@@ -75,6 +78,14 @@ def test_a_longer_step_fails_a_check_of_it(run, folder):
 @pytest.mark.parametrize(
     ("line", "text"),
     [
+        ("replan nothing.json", "nothing.json: cannot be read"),
+        ("replan plan.json --access nothing.json", "nothing.json: cannot be read"),
+        ("replan plan.json --topology nowhere", "nowhere"),
+        ("replan plan.json --topology cpu-4", "topology: must have the plan's 2 ranks, has 4"),
+        ("replan plan.json --horizon 0", "'--horizon': must be a number above 0, got 0"),
+        ("replan plan.json --least-gain 2", "'--least-gain'"),
+        ("replan plan.json --set nothing=1", "options.nothing: unknown option"),
+        ("replan plan.json --time-limit 0", "'--time-limit'"),
         ("drift plan.json", "Missing option '--access'"),
         ("drift nothing.json --access today.json", "nothing.json: cannot be read"),
         ("drift plan.json --access nothing.json", "nothing.json: cannot be read"),
@@ -85,6 +96,40 @@ def test_a_longer_step_fails_a_check_of_it(run, folder):
 def test_bad_input_is_one_line(says, folder, line, text):
     words = [str(folder / word) if word in ("plan.json", "today.json") else word for word in line.split()]
     assert text in says(" ".join(words), 2)
+
+
+SEARCH = ("--set", "steps=50", "--time-limit", "60")
+
+
+def test_a_plan_for_today_is_written_with_its_row_orders(run, folder, tmp_path):
+    new = tmp_path / "new.json"
+    files = (folder / "plan.json", "--access", folder / "today.json", "-o", new)
+    out, err = run("replan", *files, *SEARCH)
+    assert out.startswith("Changed: moving ")
+    assert f"Wrote {new}" in err
+    plan = read_plan(new)
+    validate_plan(plan)
+    assert "replanned" in plan.provenance.models
+    orders = read_row_orders(plan, new)
+    cut = {placed.shard.table.name for placed in plan.shards if placed.shard.rows.by is RowsBy.ACCESS_RANK}
+    assert set(orders) == cut
+    assert all(table.row_order.file.startswith("new.rows-") for table in plan.tables.tables)
+    # On the access that it was made for, it costs what it says.
+    drift = DRIFT.from_json(json.loads(run("drift", new, "--access", folder / "today.json", "--json")[0]))
+    assert drift.step_ms_now.value == pytest.approx(plan.predicted.step_ms.value, rel=0.01)
+    assert drift.tables[0].distance < 0.01
+
+
+def test_what_does_not_pay_is_told_and_the_older_plan_written(run, folder, tmp_path):
+    best, again = tmp_path / "best.json", tmp_path / "again.json"
+    run("replan", folder / "plan.json", "--access", folder / "today.json", "-o", best, *SEARCH)
+    files = (best, "--access", folder / "today.json", "-o", again)
+    found = REPLAN.from_json(json.loads(run("replan", *files, *SEARCH, "--horizon", "7", "--json")[0]))
+    assert (found.is_changed, found.horizon_steps) == (False, 7)
+    old, written = read_plan(best), read_plan(again)
+    assert written.predicted == old.predicted
+    assert [one.replicas for one in written.shards] == [one.replicas for one in old.shards]
+    assert "Stays: " in run("replan", *files, *SEARCH)[0]
 
 
 def test_a_row_order_that_is_not_there_is_named(says, folder, tmp_path):

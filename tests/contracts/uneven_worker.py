@@ -67,8 +67,11 @@ def loss_of(pooled_BC, sequences):
 
 
 def largest(one, other):
+    """The largest difference, over the largest number where that is above 1."""
     assert one.shape == other.shape, (one.shape, other.shape)
-    return float((one - other).detach().abs().max()) if one.numel() else 0.0
+    if not one.numel():
+        return 0.0
+    return float((one - other).detach().abs().max() / other.detach().abs().max().clamp(min=1))
 
 
 def error_of(seed, world_size, node_size, groups):

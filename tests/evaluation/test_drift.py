@@ -12,10 +12,10 @@ from autoshard.core.errors import InvalidTableError
 from autoshard.core.shard import MemoryPlacement
 from autoshard.evaluation import evaluate
 from autoshard.evaluation.drift import (
+    AccessedPlan,
     cache_hits,
     distance,
     hot_rows,
-    on_access,
     planned_rows,
     with_access,
 )
@@ -42,6 +42,10 @@ def hot_and_cold(of=None):
 
 def rows(order, access=None):
     return CountedRows.of_order(access or table().access, order)
+
+
+def on_access(plan, now, planned, rows_now):
+    return AccessedPlan(plan=plan, now=now, planned=planned, rows_now=rows_now).today
 
 
 def priced(plan):

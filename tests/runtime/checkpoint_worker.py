@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 
 from autoshard.core import (
     DType,
@@ -23,10 +24,12 @@ from autoshard.core import (
     RowRange,
     RowsBy,
     Shard,
+    SyncRows,
     Tier,
 )
 from autoshard.core.errors import ExecutionError, FormatError, InputError
 from autoshard.runtime.checkpoints import Checkpoint, Checkpoints, RandomState
+from autoshard.runtime.checkpoints.exchange import export_weights
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.training.synthetic import draw_samples
@@ -42,6 +45,10 @@ def table(optimizer, rows, dim=16, name=None, **fields):
 
 #: One of each optimizer: more rows than processes come out even for, columns for 2 and 4 cuts.
 TABLES = tuple(table(optimizer, rows) for optimizer, rows in zip(OPTIMIZERS, (37, 101, 64), strict=True))
+
+
+#: So many rows that a step updates few of them.
+LARGE_TABLES = tuple(table(optimizer, 20_000) for optimizer in OPTIMIZERS)
 
 
 def _columns(table, cuts):
@@ -103,8 +110,8 @@ def laid_out(layout, size, tables=TABLES):
     return plan, orders if layout == "tiers" else {}
 
 
-def opened(plan, orders=None):
-    return ShardedEmbeddings(plan, SETTINGS, row_orders=orders)
+def opened(plan, orders=None, **settings):
+    return ShardedEmbeddings(plan, replace(SETTINGS, **settings), row_orders=orders)
 
 
 def step(embeddings, number):
@@ -147,6 +154,7 @@ def load_layouts(folder, pairs):
         checkpoint = Checkpoint(next((folder / of / saved_layout).glob("step-*")))
         checkpoint.load({"embeddings": embeddings})
         saved, after = torch.load(folder / of / saved_layout / "states.pt")
+        assert embeddings.num_steps == 2
         check_states(embeddings, plan, saved)
         if layout == saved_layout and checkpoint.manifest.num_processes == dist.get_world_size():
             step(embeddings, 2)
@@ -155,7 +163,6 @@ def load_layouts(folder, pairs):
 
 
 def check_states(embeddings, plan, expected):
-    assert embeddings.num_steps in (2, 3)
     for name, (weights_ND, moments_ND) in whole(embeddings).items():
         expected_weights_ND, expected_ND = expected[name]
         assert torch.equal(weights_ND, expected_weights_ND), name
@@ -395,6 +402,7 @@ def save_each_step(folder):
         if last is not None:
             assert last.step >= reported(folder)
             last.load(of.state)
+        (folder / "begun").touch()
         for number in range(0 if last is None else last.step, KILLED_STEPS):
             train(of, number)
             checkpoints.save(number + 1, of.state, plan=of.plan)
@@ -424,3 +432,73 @@ def check_against_undisturbed(folder):
     assert_equal(of, straight)
     assert torch.equal(of.dense.weight, straight.dense.weight)
     return latest.step
+
+
+def check_deltas(folder, layouts):
+    """Rows that were updated since the checkpoint before, upon it, are the state of the job, whatever the layout."""
+    for layout in layouts:
+        plan, orders = laid_out(layout.replace("touched", "replica"), dist.get_world_size(), LARGE_TABLES)
+        if layout == "touched_groups":
+            plan = replace(plan, replica_groups=replace(plan.replica_groups, sync_rows=SyncRows.TOUCHED))
+        embeddings = opened(plan, orders, marks_rows=True)
+        states = []
+        with Checkpoints(folder / layout, keep=1) as checkpoints:
+            for number in range(1, 4):
+                step(embeddings, number)
+                checkpoints.save(number, {"embeddings": embeddings}, plan=plan, delta=True)
+                states.append(whole(embeddings))
+            checkpoints.wait()
+            # Of three to keep one, which needs the other two.
+            assert [(one.step, one.manifest.base) for one in checkpoints.all()] == [(1, None), (2, 1), (3, 2)]
+            first, *deltas = checkpoints.all()
+            for one in deltas:
+                assert one.manifest.num_bytes < first.manifest.num_bytes / 4
+            for target in (layout.replace("touched", "replica"), "node_wise"):
+                other_plan, other_orders = laid_out(target, dist.get_world_size(), LARGE_TABLES)
+                for one, saved in zip(checkpoints.all(), states, strict=True):
+                    other = opened(other_plan, other_orders)
+                    one.load({"embeddings": other})
+                    assert other.num_steps == one.step
+                    check_states(other, other_plan, saved)
+                    other.close()
+            check_exported(deltas[-1], states, plan, folder)
+            # All rows again, which need no other.
+            checkpoints.save(4, {"embeddings": embeddings}, plan=plan)
+            checkpoints.wait()
+            assert [one.step for one in checkpoints.all()] == [4]
+            check_updates_after_errors(checkpoints, embeddings, plan)
+        embeddings.close()
+
+
+def check_exported(delta, states, plan, folder):
+    """An inference server that writes the exported rows to its tables has the job's."""
+    if dist.get_rank():
+        return
+    export_weights(delta, folder / "rows.safetensors", prefix="sparse.")
+    file = load_file(folder / "rows.safetensors")
+    for one in plan.tables.tables:
+        served_ND, changed_ND = states[-2][one.name][0].clone(), states[-1][one.name][0]
+        assert not torch.equal(served_ND, changed_ND)
+        for key, ids_L in file.items():
+            place, _, part = key.rpartition(".")
+            if place.startswith(f"sparse.embedding_bags.{one.name}.") and part == "ids":
+                first, last = map(int, place.rpartition(".")[2].split("-"))
+                served_ND[ids_L, first:last] = file[f"{place}.weight"]
+        assert torch.equal(served_ND, changed_ND)
+
+
+def check_updates_after_errors(checkpoints, embeddings, plan):
+    """After a checkpoint that was not written, a delta would lack its rows: the next one has all."""
+    step(embeddings, 5)
+    checkpoints.save(5, {"embeddings": embeddings}, plan=plan, delta=True)
+    differing = {"embeddings": embeddings, "loader": Position(dist.get_rank())}
+    checkpoints.save(6, differing, plan=plan, delta=True)
+    with pytest.raises(ExecutionError, match=r"^checkpoint of step 6 was not written: loader: differs"):
+        checkpoints.wait()
+    checkpoints.save(7, {"embeddings": embeddings}, plan=plan, delta=True)
+    checkpoints.wait()
+    assert [(one.step, one.manifest.base) for one in checkpoints.all()] == [(7, None)]
+    unmarked = job()
+    with pytest.raises(InputError, match=r"^marks_rows: must be True in the settings of the embeddings, for deltas"):
+        checkpoints.save(8, unmarked.state, plan=unmarked.plan, delta=True)
+    unmarked.embeddings.close()

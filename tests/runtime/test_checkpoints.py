@@ -14,6 +14,7 @@ from tests.runtime.checkpoint_worker import (
     LAYOUTS,
     check_a_job,
     check_against_undisturbed,
+    check_deltas,
     fill_disk,
     load_layouts,
     save_each_step,
@@ -53,6 +54,21 @@ def test_a_job_goes_on_as_if_it_had_not_been_interrupted(tmp_path):
     on_ranks(check_a_job, 2, tmp_path)
 
 
+#: What is held once, in parts of rows and columns, several times, by access rank, in groups that average all rows or
+#: those that were updated.
+DELTA_LAYOUTS = [
+    ("grid", "touched_groups"),
+    pytest.param(
+        ("row_wise", "column_wise", "data_parallel", "tiers", "row_groups", "replica_groups"), marks=pytest.mark.slow
+    ),
+]
+
+
+@pytest.mark.parametrize("layouts", DELTA_LAYOUTS, ids=len)
+def test_deltas_hold_the_rows_that_were_updated(tmp_path, layouts):
+    on_ranks(check_deltas, 4, tmp_path, layouts)
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A disk of 1 MiB."""
@@ -76,7 +92,10 @@ def test_a_job_that_is_killed_while_it_saves_loses_nothing(tmp_path):
     rng = random.Random(0)
     for _ in range(12):
         job = started(save_each_step, 2, tmp_path)
-        time.sleep(rng.uniform(0.3, 2.5))
+        while not (tmp_path / "begun").exists():
+            assert not job.join(timeout=0.05)
+        (tmp_path / "begun").unlink()
+        time.sleep(rng.uniform(0, 1.5))
         for process in job.processes:
             os.kill(process.pid, signal.SIGKILL)
         for process in job.processes:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
@@ -18,21 +19,25 @@ from autoshard.core import EmbeddingTable, ShardingPlan
 from autoshard.core.errors import ExecutionError, FormatError, InputError
 from autoshard.formats import read_plan
 from autoshard.runtime.checkpoints.contents import (
+    JobTable,
     check_modules,
     check_names,
     job_tables,
     restored,
     template,
 )
+from autoshard.runtime.checkpoints.deltas import apply_updates, is_update_file, read_updates
 from autoshard.runtime.checkpoints.manifest import (
     MANIFEST,
     MANIFEST_NAME,
     PLAN_NAME,
     Manifest,
     check_files,
+    committed_name,
     damaged_files,
 )
 from autoshard.runtime.checkpoints.together import cause, from_all
+from autoshard.runtime.engine.rows.updates import UpdatedRows
 
 #: Fields of a table that have to be the same where its state is loaded.
 _KEPT_FIELDS = ("num_embeddings", "embedding_dim", "dtype", "optimizer")
@@ -76,12 +81,30 @@ class Checkpoint:
         check_files(self.folder, damaged_files(self.folder, of_plan))
         return read_plan(self.folder / PLAN_NAME)
 
+    def chain(self) -> list[Checkpoint]:
+        """The checkpoints that make it up: one with all rows, and the deltas upon it in their order, itself last.
+
+        Raises:
+            InputError: If one of them is missing.
+        """
+        chain = [self]
+        while (base := chain[0].manifest.base) is not None:
+            folder = self.folder.parent / committed_name(base)
+            if not folder.is_dir():
+                raise FormatError(f"needs {folder.name}, which is missing: it is a delta", source=str(chain[0].folder))
+            chain.insert(0, Checkpoint(folder))
+        return chain
+
     def verify(self) -> list[str]:
         """What is wrong with its files, each by its name: missing, of another size, altered.
 
-        Reads all of them; returns nothing if all are as they were saved.
+        Reads all of them, of a delta also those of the checkpoints that it needs; returns nothing if all are as they
+        were saved.
+
+        Raises:
+            InputError: If a checkpoint that it needs is missing.
         """
-        return damaged_files(self.folder, self.manifest.files)
+        return [told for one in self.chain() for told in damaged_files(one.folder, one.manifest.files)]
 
     def load(
         self,
@@ -110,19 +133,45 @@ class Checkpoint:
         check_names(state)
         tables = job_tables(state)
         self._check_names(state, partial=partial)
-        self.check_tables({one.key: one.table for one in tables}, state)
-        self._check_files(group, verify=verify)
+        chain = self.chain()
+        chain[0].check_tables({one.key: one.table for one in tables}, state)
+        for one in chain:
+            one._check_files(group, verify=verify)
+        check_modules(FileSystemReader(self.folder).read_metadata(), state, tables)
+        flat = chain[0]._read(state, tables, group)
+        if len(chain) > 1:
+            # Of a delta all but the tables, which are put upon those of the checkpoints before.
+            rows = {
+                key: tensor for key, tensor in flat.items() if key.startswith(tuple(f"{one.key}." for one in tables))
+            }
+            for one in chain[1:]:
+                apply_updates(rows, tables, one.updates())
+            flat = self._read(state, tables, group) | rows
+        for name, stateful in state.items():
+            stateful.load_state_dict(restored(flat, name, tables))
+
+    def _read(
+        self, state: Mapping[str, Stateful], tables: Sequence[JobTable], group: dist.ProcessGroup | None
+    ) -> dict[str, Any]:
+        """What this process needs of what torch.distributed.checkpoint wrote."""
         reader = FileSystemReader(self.folder)
-        metadata = reader.read_metadata()
-        check_modules(metadata, state, tables)
-        flat = template(metadata, list(state), tables)
+        flat = template(reader.read_metadata(), list(state), tables)
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         try:
             load_state(flat, storage_reader=reader, planner=planner, process_group=group)
         except CheckpointException as error:
             raise ExecutionError(f"cannot be read: {cause(error)}", source=str(self.folder)) from error
-        for name, stateful in state.items():
-            stateful.load_state_dict(restored(flat, name))
+        return flat
+
+    def updates(self) -> Iterator[UpdatedRows]:
+        """Rows of a delta, of all processes that saved it; none of a checkpoint that has all rows.
+
+        Raises:
+            FormatError: If a file cannot be read.
+        """
+        for file in self.manifest.files:
+            if is_update_file(file.name):
+                yield from read_updates(self.folder / file.name)
 
     def _check_names(self, state: Mapping[str, Stateful], *, partial: bool) -> None:
         saved = self.manifest.states

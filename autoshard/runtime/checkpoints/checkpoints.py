@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,6 +63,7 @@ class Checkpoints:
         self._rank = dist.get_rank(group)
         self._writer: threading.Thread | None = None
         self._error: AutoshardError | None = None
+        self._base: tuple[int, ShardingPlan] | None = None
         from_all(self._group, self._prepare)
 
     def _prepare(self) -> None:
@@ -69,7 +71,7 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
             sweep(self.folder)
 
-    def save(self, step: int, state: Mapping[str, Stateful], *, plan: ShardingPlan) -> None:
+    def save(self, step: int, state: Mapping[str, Stateful], *, plan: ShardingPlan, delta: bool = False) -> None:
         """Saves a job's state; returns when it has been copied, and writes it while training goes on.
 
         Waits for the checkpoint before. What is no tensor of a table has to be the same on all processes: it is
@@ -80,10 +82,13 @@ class Checkpoints:
             state: What to save, by name: objects with `state_dict` and `load_state_dict`, as models with sharded
                 embeddings in them, optimizers, loaders, `RandomState`.
             plan: The plan that the embeddings are sharded by.
+            delta: Whether to save, of the tables, only rows that were updated since the checkpoint before, which it
+                then needs. The first that this object saves, and the first after another plan or an error, has all
+                rows. The embeddings' settings have to say `marks_rows`.
 
         Raises:
             InputError: If the step is not after the last checkpoint's, a name has a dot or no state, the plan is of
-                other tables, or replica groups differ at this step.
+                other tables, replica groups differ at this step, or a delta is asked for and rows are not marked.
             ExecutionError: If the checkpoint before could not be written, unless `on_error` is `warn`.
         """
         self.wait()
@@ -94,8 +99,27 @@ class Checkpoints:
         last = self.latest()
         if last is not None and step <= last.step:
             raise InputError(f"must be above {last.step}, of which there is a checkpoint, got {step}", field="step")
-        flat = staged(state, tables)
-        job = StagedState(step=step, flat=flat, states=tuple(state), tables=saved_tables(flat, tables), plan=plan)
+        embeddings = list({id(one.embeddings): one.embeddings for one in tables}.values())
+        if delta and not all(one.marks_rows for one in embeddings):
+            raise InputError("must be True in the settings of the embeddings, for deltas", field="marks_rows")
+        base = self._base[0] if delta and self._base is not None and self._base[1] == plan else None
+        self._base, updates = None, []
+        with contextlib.ExitStack() as stack:
+            for one in embeddings if base is not None else ():
+                stack.enter_context(one.without_tables())
+            flat = staged(state, tables)
+        for one in embeddings:
+            updates += one.take_updates(copies=base is not None)
+        self._base = (step, plan)
+        job = StagedState(
+            step=step,
+            flat=flat,
+            states=tuple(state),
+            tables=saved_tables(flat, tables),
+            plan=plan,
+            base=base,
+            updates=updates,
+        )
         self._writer = threading.Thread(target=self._write, args=(job,), name="checkpoint")
         self._writer.start()
 
@@ -145,10 +169,14 @@ class Checkpoints:
             last = self.latest()
             kept = "there is no other one" if last is None else f"the last one is of step {last.step}"
             self._error = ExecutionError(f"{cause(error)}; {kept}")
+            self._base = None  # no delta goes upon what is not there
             if self._rank == 0 and self._on_error == "warn":
                 warn(str(self._error))
 
     def _remove_old(self) -> None:
         if self._rank == 0:
-            for old in committed_folders(self.folder)[: -self._keep]:
+            folders = committed_folders(self.folder)
+            needed = {one.folder for folder in folders[-self._keep :] for one in Checkpoint(folder).chain()}
+            # The newest first: a delta goes before what it needs.
+            for old in reversed([folder for folder in folders if folder not in needed]):
                 remove(old)

@@ -60,12 +60,17 @@ class JobTable:
     Attributes:
         module: What the keys of its embeddings begin with: `embeddings.`, `model.sparse.`.
         table: The table.
-        group: Processes that share its rows in a state dict: those of a replica group.
+        embeddings: The embeddings that it is a part of.
     """
 
     module: str
     table: EmbeddingTable
-    group: dist.ProcessGroup
+    embeddings: ShardedEmbeddings
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """Processes that share its rows in a state dict."""
+        return self.embeddings.group
 
     @property
     def key(self) -> str:
@@ -93,7 +98,7 @@ def job_tables(state: Mapping[str, Stateful]) -> list[JobTable]:
         for path, module in stateful.named_modules() if isinstance(stateful, torch.nn.Module) else ():
             if isinstance(module, ShardedEmbeddings):
                 prefix = f"{name}.{path}." if path else f"{name}."
-                found += [JobTable(prefix, table, module.group) for table in module.owners.tables.tables]
+                found += [JobTable(prefix, table, module) for table in module.owners.tables.tables]
     return found
 
 
@@ -219,9 +224,20 @@ def template(metadata: Metadata, names: Sequence[str], tables: Sequence[JobTable
     return flat
 
 
-def restored(flat: Mapping[str, Any], name: str) -> Any:
-    """The state dict of one name, of what was read."""
-    return tree_map(lambda leaf: flat[leaf.key] if isinstance(leaf, StoredTensor) else leaf, flat[name])
+def restored(flat: Mapping[str, Any], name: str, tables: Sequence[JobTable]) -> Any:
+    """The state dict of one name, of what was read; its tables are where they are in the job's own.
+
+    Args:
+        flat: What was read.
+        name: The name.
+        tables: The job's tables.
+    """
+    found = tree_map(lambda leaf: flat[leaf.key] if isinstance(leaf, StoredTensor) else leaf, flat[name])
+    for one in tables:
+        if one.module.startswith(f"{name}."):
+            keys = [key for key in flat if key.startswith(f"{one.key}.")]
+            found |= {key.removeprefix(f"{name}."): flat[key] for key in keys}
+    return found
 
 
 def check_modules(metadata: Metadata, state: Mapping[str, Stateful], tables: Sequence[JobTable]) -> None:

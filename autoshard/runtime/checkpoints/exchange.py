@@ -11,6 +11,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ from autoshard.core.optimizers import Moment
 from autoshard.runtime.checkpoints.checkpoint import Checkpoint
 from autoshard.runtime.checkpoints.contents import PIECE_BYTES, PiecePlanner, StoredTensor
 from autoshard.runtime.checkpoints.manifest import SavedTable, committed_name
-from autoshard.runtime.checkpoints.sources import TensorInFiles, stored_tensors
+from autoshard.runtime.checkpoints.sources import TensorInFiles, rows_of, stored_tensors
 from autoshard.runtime.checkpoints.writing import StagedState, write_checkpoint
 from autoshard.runtime.engine.staging import TORCH_DTYPES
 
@@ -37,7 +38,7 @@ _MOMENTS: Mapping[str, tuple[str, ...]] = {
     "second_moments": ("{0}.weight.{0}.exp_avg_sq", "tables.{0}.second_moments"),
 }
 #: safetensors' names of numbers.
-_SAFETENSORS_DTYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_SAFETENSORS_DTYPES = {torch.int64: "I64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,6 +178,8 @@ def export_weights(checkpoint: Checkpoint, path: str | Path, *, prefix: str = ""
     """Writes the weights of a checkpoint's tables as a plain state dict, in a file of safetensors, piece by piece.
 
     Keys are those of TorchRec's collections, `embedding_bags.NAME.weight` and, of sequences, `embeddings.NAME.weight`.
+    Of a delta, the file has the rows that were updated since the checkpoint before: `NAME.FIRST-LAST.ids` (int64), and
+    `NAME.FIRST-LAST.weight` with the columns from FIRST to before LAST of these rows.
 
     Args:
         checkpoint: The checkpoint.
@@ -189,13 +192,26 @@ def export_weights(checkpoint: Checkpoint, path: str | Path, *, prefix: str = ""
     Raises:
         FormatError: If files of the checkpoint cannot be read, or the file cannot be written.
     """
-    stored = stored_tensors(checkpoint.folder)
     tables = checkpoint.plan.tables
+    if checkpoint.manifest.base is not None:
+        return write_safetensors(Path(path), _updated(checkpoint, prefix))
+    stored = stored_tensors(checkpoint.folder)
     weights = {
         f"{prefix}{_collection(tables[one.name])}.{one.name}.weight": stored[f"{one.key}.weights"]
         for one in checkpoint.manifest.tables
     }
     return write_safetensors(Path(path), weights)
+
+
+def _updated(checkpoint: Checkpoint, prefix: str) -> dict[str, TensorInFiles]:
+    pieces: dict[str, list[torch.Tensor]] = {}
+    for update in checkpoint.updates():
+        first, last = update.columns
+        place = f"{prefix}{_collection(checkpoint.plan.tables[update.table])}.{update.table}.{first}-{last}"
+        pieces.setdefault(f"{place}.ids", []).append(update.ids_L)
+        pieces.setdefault(f"{place}.weight", []).append(update.weights_LD)
+    found = {key: torch.cat(tensors) for key, tensors in pieces.items()}
+    return {key: TensorInFiles(tuple(one.shape), one.dtype, partial(rows_of, one)) for key, one in found.items()}
 
 
 def _collection(table: EmbeddingTable) -> str:

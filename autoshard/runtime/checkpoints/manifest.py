@@ -1,10 +1,11 @@
 """What a committed checkpoint says of itself (`autoshard.checkpoint/1`), and which folders are one; without torch.
 
-FOLDER/step-000000001000/manifest.json    written last: without it, a folder is no checkpoint
-FOLDER/step-000000001000/plan.json        the plan that it was saved under
-FOLDER/step-000000001000/.metadata        of torch.distributed.checkpoint, as the files beside it
+FOLDER/step-000000001000/manifest.json        written last: without it, a folder is no checkpoint
+FOLDER/step-000000001000/plan.json            the plan that it was saved under
+FOLDER/step-000000001000/.metadata            of torch.distributed.checkpoint, as the next one
 FOLDER/step-000000001000/__0_0.distcp
-FOLDER/.step-000000002000.writing         one that is being written, or whose writer was killed
+FOLDER/step-000000001100/rows_0.safetensors   of a delta checkpoint: rows updated since the checkpoint before it
+FOLDER/.step-000000002000.writing             one that is being written, or whose writer was killed
 """
 
 from __future__ import annotations
@@ -58,6 +59,11 @@ class Manifest:
     """What a checkpoint holds."""
 
     step: Annotated[int, WHOLE_AT_LEAST_0, Meaning("Step after which it was saved.")]
+    base: Annotated[
+        int | None,
+        WHOLE_AT_LEAST_0,
+        Meaning("Step of the checkpoint before, which a delta checkpoint goes upon; null of one that has all rows."),
+    ]
     saved_at: Annotated[str, Meaning("When it was, in UTC.")]
     plan_digest: Annotated[str, Meaning("Digest of the plan that it was saved under, which is in `plan.json`.")]
     num_processes: Annotated[int, WHOLE_AT_LEAST_1, Meaning("Processes that saved it.")]

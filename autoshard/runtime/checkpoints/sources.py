@@ -69,7 +69,7 @@ def stored_tensors(path: Path) -> dict[str, TensorInFiles]:
         ) from error
     leaves, _ = tree_flatten_with_path(state)
     return {
-        key_of(place): TensorInFiles(tuple(one.shape), one.dtype, partial(_slice, one))
+        key_of(place): TensorInFiles(tuple(one.shape), one.dtype, partial(rows_of, one))
         for place, one in leaves
         if isinstance(one, torch.Tensor)
     }
@@ -81,11 +81,12 @@ def _of_safetensors(path: Path) -> dict[str, TensorInFiles]:
     for key in list(file.keys()):
         rows = file.get_slice(key)
         if shape := tuple(rows.get_shape()):
-            found[key] = TensorInFiles(shape, rows[:0].dtype, partial(_slice, rows))
+            found[key] = TensorInFiles(shape, rows[:0].dtype, partial(rows_of, rows))
     return found
 
 
-def _slice(rows: Any, start: int, stop: int) -> torch.Tensor:
+def rows_of(rows: Any, start: int, stop: int) -> torch.Tensor:
+    """Rows [start, stop) of a tensor, or of what lies in a file and is cut like one."""
     found: torch.Tensor = rows[start:stop]
     return found
 
@@ -96,14 +97,14 @@ def _of_checkpoint(folder: Path) -> dict[str, TensorInFiles]:
         key: TensorInFiles(
             tuple(one.size),
             one.properties.dtype,
-            partial(_rows_of, folder, key, one),
+            partial(_stored_rows, folder, key, one),
         )
         for key, one in metadata.state_dict_metadata.items()
         if isinstance(one, TensorStorageMetadata)
     }
 
 
-def _rows_of(folder: Path, key: str, stored: TensorStorageMetadata, start: int, stop: int) -> torch.Tensor:
+def _stored_rows(folder: Path, key: str, stored: TensorStorageMetadata, start: int, stop: int) -> torch.Tensor:
     rows_LD = torch.empty((stop - start, *stored.size[1:]), dtype=stored.properties.dtype)
     with alone():
         planner = _RowPlanner(key, start, rows_LD)

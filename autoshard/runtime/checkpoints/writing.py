@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +21,7 @@ from autoshard.core import ShardingPlan
 from autoshard.core.errors import AutoshardError, ExecutionError, InputError
 from autoshard.formats import digest, plan_to_json, write_plan
 from autoshard.runtime.checkpoints.contents import PiecePlanner
+from autoshard.runtime.checkpoints.deltas import write_updates
 from autoshard.runtime.checkpoints.manifest import (
     PLAN_NAME,
     Manifest,
@@ -31,6 +33,7 @@ from autoshard.runtime.checkpoints.manifest import (
     writing_folder,
 )
 from autoshard.runtime.checkpoints.together import alone, cause, from_all
+from autoshard.runtime.engine.rows.updates import UpdatedRows
 
 #: Addresses of objects, which differ between processes.
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -46,6 +49,8 @@ class StagedState:
         states: Names of what it is the state of.
         tables: Tables among that.
         plan: The plan that the tables are sharded by.
+        base: Step of the checkpoint that `updates` go upon; None where the state has all rows.
+        updates: Rows of tables that were updated since that one.
     """
 
     step: int
@@ -53,6 +58,8 @@ class StagedState:
     states: tuple[str, ...]
     tables: tuple[SavedTable, ...]
     plan: ShardingPlan
+    base: int | None = None
+    updates: Sequence[UpdatedRows] = ()
 
 
 def write_checkpoint(
@@ -99,7 +106,7 @@ def _write(root: Path, job: StagedState, group: dist.ProcessGroup | None, rank: 
     job.flat.clear()
 
     def describe() -> list[SavedFile]:
-        own = sorted(folder.glob(f"__{rank}_*"))
+        own = sorted(folder.glob(f"__{rank}_*")) + write_updates(folder, rank, job.updates)
         if rank == 0:
             write_plan(job.plan, folder / PLAN_NAME)
             own += [folder / PLAN_NAME, folder / ".metadata"]
@@ -108,6 +115,7 @@ def _write(root: Path, job: StagedState, group: dist.ProcessGroup | None, rank: 
     files = from_all(group, describe)
     manifest = Manifest(
         step=job.step,
+        base=job.base,
         saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
         plan_digest=digest(plan_to_json(job.plan)),
         num_processes=len(files),

@@ -16,6 +16,8 @@ RESULTS_FILE = "results.json"
 ERROR_FILE = "error.{rank}.json"
 #: Written by every worker when it starts.
 PID_FILE = "pid.{rank}"
+#: Written by the launching process when a job is to save and end.
+STOP_FILE = "stop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

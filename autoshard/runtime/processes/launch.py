@@ -20,14 +20,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
 from autoshard.core.errors import AutoshardError, ExecutionError, InvalidOptionError
 from autoshard.formats import atomic_write, read_plan
 from autoshard.runtime.ownership import check_updates, even_share, ownership_of
-from autoshard.runtime.processes.job import ERROR_FILE, JOB_FILE, PID_FILE, RESULTS_FILE, ErrorRecord
+from autoshard.runtime.processes.job import ERROR_FILE, JOB_FILE, PID_FILE, RESULTS_FILE, STOP_FILE, ErrorRecord
 from autoshard.runtime.result_json import RUN
 from autoshard.runtime.results import DEFAULT_DENSE_FEATURES, RunRequest, RunResult
 
@@ -37,7 +37,8 @@ START_S = 300.0
 #: How long workers get to end by themselves before they are killed.
 _GRACE_S = 5.0
 _POLL_S = 0.1
-#: Time for the last lines of launchers that have ended.
+_WORKER: Final = "autoshard.runtime.processes.worker"
+#: Time for the last lines of launchers that have ended, and for all processes to end once one has failed.
 _DRAIN_S = 2.0
 
 
@@ -53,6 +54,21 @@ class RunProgress:
 
 
 OnProgress = Callable[[RunProgress], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """That the processes of a run are started again.
+
+    Attributes:
+        error: Why they ended.
+        number: How often that has happened, with this time.
+        nproc: How many start now.
+    """
+
+    error: ExecutionError
+    number: int
+    nproc: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +120,17 @@ def run_requests(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     on_progress: OnProgress | None = None,
     launcher: Launcher = LOCAL,
+    max_restarts: int = 0,
+    least_nproc: int | None = None,
+    on_restart: Callable[[Restart], None] | None = None,
+    stop: threading.Event | None = None,
 ) -> tuple[RunResult, ...]:
     """Executes plans on processes of this machine, one request after the other on the same processes.
 
     Starting processes takes seconds, and times measured in the same processes compare better.
+
+    A process that is killed, hangs or fails ends all of them, within half a minute. They are then started again, if
+    that is wanted, and a request with checkpoints goes on from the last one.
 
     Args:
         requests: What to execute.
@@ -115,6 +138,13 @@ def run_requests(
         timeout_s: Time for the whole run.
         on_progress: Called in this process after every step.
         launcher: Starts the processes, on nodes other than this machine if it likes.
+        max_restarts: How often processes are started again after one failed; errors of input are final.
+        least_nproc: Each restart has one process less, down to so many; None for as many as before.
+        on_restart: Called before a restart.
+        stop: Once it is set, requests with checkpoints are saved and all of them end.
+
+    Returns:
+        What each request measured; nothing where process 0 runs on another machine.
 
     Raises:
         InputError: If a plan or its options cannot be executed.
@@ -122,16 +152,35 @@ def run_requests(
         ExecutionError: If a process fails, in one line that names it, or time runs out.
     """
     for request in requests:
-        _check(request, nproc)
+        for count in range(least_nproc or nproc, nproc + 1):
+            _check(request, count)
     job = {"requests": [asdict(request) for request in requests]}
-    module = "autoshard.runtime.processes.worker"
-    with running_workers(module, job, nproc, timeout_s=timeout_s, launcher=launcher) as (folder, documents):
-        for document in documents:
-            progress = _progress(document)
-            if progress is not None and on_progress is not None:
-                on_progress(progress)
-        results = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))["results"]
-    return tuple(RUN.from_json(result) for result in results)
+    deadline = time.monotonic() + timeout_s
+    restarts = 0
+    while True:
+        try:
+            with running_workers(_WORKER, job, nproc, timeout_s=timeout_s, launcher=launcher, stop=stop) as run:
+                folder, documents = run
+                for document in documents:
+                    progress = _progress(document)
+                    if progress is not None and on_progress is not None:
+                        on_progress(progress)
+                file = folder / RESULTS_FILE
+                results = json.loads(file.read_text(encoding="utf-8"))["results"] if file.exists() else []
+                break
+        except ExecutionError as error:
+            timeout_s = deadline - time.monotonic()
+            if restarts == max_restarts or timeout_s <= 0 or (stop is not None and stop.is_set()):
+                raise
+            restarts += 1
+            nproc = max(least_nproc or nproc, nproc - 1)
+            if on_restart is not None:
+                on_restart(Restart(error=error, number=restarts, nproc=nproc))
+    return tuple(_restarted(RUN.from_json(result), restarts) for result in results)
+
+
+def _restarted(result: RunResult, restarts: int) -> RunResult:
+    return result if result.job is None else replace(result, job=replace(result.job, restarts=restarts))
 
 
 @contextmanager
@@ -144,6 +193,7 @@ def running_workers(
     stall_timeout_s: float = math.inf,
     path: Sequence[str] = (),
     launcher: Launcher = LOCAL,
+    stop: threading.Event | None = None,
 ) -> Iterator[tuple[Path, Iterator[Any]]]:
     """Starts processes with torchrun; whatever happens, none is left afterwards.
 
@@ -155,6 +205,7 @@ def running_workers(
         stall_timeout_s: Longest silence between two documents of theirs, after the first.
         path: Folders that come first where the processes look for modules.
         launcher: Nodes that they are started on.
+        stop: Once it is set, they are told to end: the folder gets a file `stop`.
 
     Yields:
         The folder that they share, there until the end, and the JSON values that they print. These end when the
@@ -168,19 +219,19 @@ def running_workers(
             try:
                 for torchrun in launcher.torchruns(nproc):
                     launched.add(_start(torchrun, folder, module, path))
-                yield folder, _documents(launched, folder, nproc, timeout_s, stall_timeout_s)
+                yield folder, _documents(launched, folder, timeout_s, stall_timeout_s, stop)
             finally:
                 launched.end()
-                _end_workers(folder, nproc)
+                _end_workers(folder)
 
 
 def _check(request: RunRequest, nproc: int) -> None:
     plan = read_plan(request.plan_path)
     try:
         ownership_of(plan, nproc)
+        check_updates(plan.tables, request)
         if not request.is_job:
             even_share(request.batch_size or plan.tables.batch_size, nproc)
-        check_updates(plan.tables, request)
     except InvalidOptionError:
         raise
     except AutoshardError as error:
@@ -270,7 +321,7 @@ def _environment(folder: Path, path: Sequence[str]) -> dict[str, str]:
 
 
 def _documents(
-    launched: _Launched, folder: Path, nproc: int, timeout_s: float, stall_timeout_s: float
+    launched: _Launched, folder: Path, timeout_s: float, stall_timeout_s: float, stop: threading.Event | None
 ) -> Iterator[Any]:
     """JSON values that the workers print, until the launchers end.
 
@@ -283,9 +334,17 @@ def _documents(
     for reader in readers:
         reader.start()
     started = heard = time.monotonic()
+    failed_at = math.inf
     limit_s = max(START_S, stall_timeout_s)
     while launched.is_running() or any(reader.is_alive() for reader in readers) or not lines.empty():
         now = time.monotonic()
+        if stop is not None and stop.is_set():
+            (folder / STOP_FILE).touch()
+        if failed_at == math.inf and any(folder.glob(ERROR_FILE.format(rank="*"))):
+            failed_at = now
+        if now - failed_at > _DRAIN_S:
+            _end_workers(folder)  # torchrun would wait for half a minute for one that is stopped
+            raise _failure(folder, 1)
         if now - started > timeout_s:
             raise ExecutionError(f"the run did not end within {timeout_s:g} s and was stopped")
         if now - heard > limit_s:
@@ -301,7 +360,7 @@ def _documents(
         yield document
         heard, limit_s = time.monotonic(), stall_timeout_s
     if launched.returncode != 0:
-        raise _failure(folder, nproc, launched.returncode)
+        raise _failure(folder, launched.returncode)
 
 
 def _read_lines(stream: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:
@@ -316,10 +375,10 @@ def _progress(document: Any) -> RunProgress | None:
         return None  # libraries print to standard output, too
 
 
-def _end_workers(folder: Path, nproc: int) -> None:
+def _end_workers(folder: Path) -> None:
     """Ends workers that their torchruns left, which live in sessions of their own, and waits until they are gone."""
     deadline = time.monotonic() + _GRACE_S
-    while workers := [pid for pid in _worker_pids(folder, nproc) if _signal(pid, 0)]:
+    while workers := [pid for pid in _worker_pids(folder) if _signal(pid, 0)]:
         for pid in workers:
             _signal(pid, signal.SIGKILL)
         if time.monotonic() > deadline:
@@ -327,9 +386,8 @@ def _end_workers(folder: Path, nproc: int) -> None:
         time.sleep(_POLL_S)
 
 
-def _worker_pids(folder: Path, nproc: int) -> list[int]:
-    files = (folder / PID_FILE.format(rank=rank) for rank in range(nproc))
-    return [int(file.read_text(encoding="utf-8")) for file in files if file.exists()]
+def _worker_pids(folder: Path) -> list[int]:
+    return [int(file.read_text(encoding="utf-8")) for file in folder.glob(PID_FILE.format(rank="*"))]
 
 
 def _signal(pid: int, number: int) -> bool:
@@ -344,16 +402,16 @@ def _signal(pid: int, number: int) -> bool:
 _RAISED: Final = re.compile(r"(?:\[rank\d+\]: ?)?[\w.]*(?:Error|Exception|Interrupt)\b")
 
 
-def _failure(folder: Path, nproc: int, returncode: int) -> AutoshardError:
+def _failure(folder: Path, returncode: int) -> AutoshardError:
     """The error of the process that failed first, in one line."""
     records = {
-        rank: ErrorRecord(**json.loads(file.read_text(encoding="utf-8")))
-        for rank in range(nproc)
-        if (file := folder / ERROR_FILE.format(rank=rank)).exists()
+        int(file.name.split(".")[1]): ErrorRecord(**json.loads(file.read_text(encoding="utf-8")))
+        for file in folder.glob(ERROR_FILE.format(rank="*"))
     }
     stderr = (folder / "stderr").read_text(encoding="utf-8", errors="replace")
     killed = [(rank, number) for rank, number in _killed(stderr) if rank not in records and number != signal.SIGTERM]
-    if killed:  # its peers only report that it is gone
+    # Its peers only report that it is gone; unless they know why: then it was ended for that.
+    if killed and not any(record.kind == ExecutionError.kind for record in records.values()):
         rank, number = killed[0]
         return ExecutionError(f"process {rank} was killed by signal {number} ({_signal_name(number)})")
     if records:

@@ -35,11 +35,11 @@ from autoshard.runtime.participation import check_alike
 from autoshard.runtime.processes.devices import check_memory, choose_device
 from autoshard.runtime.releases import all_gather
 from autoshard.runtime.results import SENT, JobReport, RankTiming, RunRequest, RunResult, Verification
-from autoshard.runtime.timing import Part, StepTimer
+from autoshard.runtime.timing import Part, Span, StepTimer, Timings
 from autoshard.runtime.training.bad_ids import IdRepair
 from autoshard.runtime.training.data import Feed, FileSamples, GeneratedSamples, Share, file_samples
 from autoshard.runtime.training.dense import DenseModel, default_layers
-from autoshard.runtime.training.loop import SavedJob, TrainedStep, TrainingLoop
+from autoshard.runtime.training.loop import SavedJob, TrainingLoop
 from autoshard.runtime.training.reference import Reference, check_verifiable, compare
 from autoshard.runtime.training.step import EmbeddingEngine, TrainingStep, distributed_step
 from autoshard.runtime.training.synthetic import IdsOfRanks, Samples, ranked_rows
@@ -140,6 +140,7 @@ class Session:
         with self._saved(request, plan, engine, training) as saved:
             loop = TrainingLoop(training, feed, timer, last=request.last_step, wants_stop=self._wants_stop, saved=saved)
             begun_at = loop.number
+            self._done += begun_at
             measured_SM = self._steps(request, loop, samples)
         num_steps = request.verify_steps + loop.number - begun_at
         sent = engine.sent_bytes()
@@ -237,11 +238,11 @@ class Session:
 
     def _steps(self, request: RunRequest, loop: TrainingLoop, samples: GeneratedSamples | FileSamples) -> torch.Tensor:
         """Trains; returns step time, loss and parts of the last measured steps, shape (S, M)."""
-        counted: deque[TrainedStep] = deque(maxlen=_MAX_MEASURED)
+        counted: deque[tuple[Span, torch.Tensor, Timings]] = deque(maxlen=_MAX_MEASURED)
         warm_at = loop.number + request.warmup_steps
         for trained in loop:
             if trained.number > warm_at:
-                counted.append(trained)
+                counted.append((trained.span, trained.outcome.loss, trained.timings))
             self._done += 1
             total = self._total
             if request.last_step is None and isinstance(samples, FileSamples):
@@ -249,13 +250,8 @@ class Session:
             self._on_step(self._done, max(self._done, total))
         loop.wait()
         measured = [
-            [
-                step.span.ms,
-                step.outcome.loss.item(),
-                *step.timings.parts.values(),
-                *_flat(step.timings.collectives.values()),
-            ]
-            for step in counted
+            [span.ms, loss.item(), *timings.parts.values(), *_flat(timings.collectives.values())]
+            for span, loss, timings in counted
         ]
         num_columns = 2 + len(Part) + 2 * len(StepCollective)
         return torch.tensor(measured, dtype=torch.float64, device=self._device).view(-1, num_columns)

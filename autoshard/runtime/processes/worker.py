@@ -28,8 +28,16 @@ def main() -> None:
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
 
     def work() -> None:
+        # Imported here: torch and FBGEMM take a second, in which a broken import should still leave an error file.
+        from autoshard.runtime.processes.watch import Watch
+
         job = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
-        _execute([RunRequest(**request) for request in job["requests"]], folder, rank)
+        watch = Watch(folder, rank, int(os.environ["WORLD_SIZE"]), lambda error: _fail(error, folder, rank))
+        try:
+            _execute([RunRequest(**request) for request in job["requests"]], folder, rank, lambda: watch.wants_stop)
+        except Exception as error:
+            raise watch.explained(error) from error
+        watch.close()
 
     run_worker(work, folder, rank)
 
@@ -47,26 +55,30 @@ def run_worker(work: Callable[[], None], folder: Path, rank: int) -> NoReturn:
         threading.Thread(target=_exit_with_launcher, daemon=True).start()
         work()
     except BaseException as error:  # noqa: BLE001 - the process ends
-        atomic_write(folder / ERROR_FILE.format(rank=rank), json.dumps(_record(error).to_json()))
         traceback.print_exc()
-        sys.stderr.flush()
-        # An orderly exit would wait for collectives that are under way, whose peers wait for this process.
-        os._exit(1)
+        _fail(error, folder, rank)
     sys.stdout.flush()
     sys.stderr.flush()
     # gloo's threads may still be winding down after `destroy_process_group`, and abort an orderly exit.
     os._exit(0)
 
 
-def _execute(requests: Sequence[RunRequest], folder: Path, rank: int) -> None:
-    # Imported here: torch and FBGEMM take a second, in which a broken import should still leave an error file.
+def _fail(error: BaseException, folder: Path, rank: int) -> NoReturn:
+    """Ends the process, and leaves its error."""
+    atomic_write(folder / ERROR_FILE.format(rank=rank), json.dumps(_record(error).to_json()))
+    sys.stderr.flush()
+    # An orderly exit would wait for collectives that are under way, whose peers wait for this process.
+    os._exit(1)
+
+
+def _execute(requests: Sequence[RunRequest], folder: Path, rank: int, wants_stop: Callable[[], bool]) -> None:
     from autoshard.runtime.processes.session import open_session
 
     def advance(done: int, total: int) -> None:
         if rank == 0:
             print(json.dumps({"done": done, "total": total}), flush=True)
 
-    with open_session(requests, advance) as session:
+    with open_session(requests, advance, wants_stop) as session:
         results = session.run_all()
     if rank == 0:
         document = {"results": [RUN.to_json(result) for result in results]}

@@ -14,6 +14,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -79,6 +80,10 @@ class Share:
         """Most samples that a process takes."""
         return -(-self.batch_size // self.num_processes)
 
+    def weight(self, size: int) -> float:
+        """Weight of this process's samples among `size`, see `Samples`."""
+        return len(self.of(size)) * self.num_processes / size
+
     def of(self, size: int) -> range:
         """Those of this process among `size` samples."""
         first, stop = (size * rank // self.num_processes for rank in (self.process, self.process + 1))
@@ -89,7 +94,7 @@ class GeneratedSamples:
     """Endless batches that are drawn from the tables' access profiles.
 
     A global batch consists of equal parts, as many as there were processes at the start of the job, each drawn by
-    itself. A process takes its share of the parts.
+    itself. A process takes its share of the samples.
 
     Args:
         tables: Tables whose features are looked up.
@@ -148,17 +153,21 @@ class GeneratedSamples:
             self._drawn.clear()
         index = step % self._num_different
         if index not in self._drawn:
-            G, own = self._share.batch_size, self._share.of(self._num_parts)
-            sizes = [len(Share(batch_size=G, process=part, num_processes=self._num_parts).of(G)) for part in own]
-            parts = [
-                draw_samples(
-                    self._tables, self._num_dense, size, (self._seed, self._first + index, part), self._ranked, phase
-                )
-                for part, size in zip(own, sizes, strict=True)
-            ]
-            weight = sum(sizes) * self._share.num_processes / G
-            self._drawn[index] = replace(global_samples(parts), weight=weight).to(self._device)
+            self._drawn[index] = self._draw(index, phase).to(self._device)
         return self._drawn[index]
+
+    def _draw(self, index: int, phase: int) -> Samples:
+        """This process's samples of the parts in which it has some."""
+        G, own = self._share.batch_size, self._share.of(self._share.batch_size)
+        bounds = [G * part // self._num_parts for part in range(self._num_parts + 1)]
+        parts = []
+        for part, (first, stop) in enumerate(pairwise(bounds)):
+            within = range(max(first, own.start) - first, min(stop, own.stop) - first)
+            if within:
+                key = (self._seed, self._first + index, part)
+                drawn = draw_samples(self._tables, self._num_dense, stop - first, key, self._ranked, phase)
+                parts.append(drawn.only(within))
+        return replace(global_samples(parts), weight=self._share.weight(G))
 
 
 class FileSamples:
@@ -308,7 +317,7 @@ class FileSamples:
             ),
             torch.from_numpy(np.stack(dense, axis=1) if dense else np.empty((len(own), 0), np.float32)),
             torch.from_numpy(rows[LABEL].to_numpy().copy()),
-            weight=len(own) * self._share.num_processes / size,
+            weight=self._share.weight(size),
         )
 
 

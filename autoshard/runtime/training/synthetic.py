@@ -44,6 +44,20 @@ class Samples:
             self, ids=self.ids.to(device), dense_BN=self.dense_BN.to(device), labels_B=self.labels_B.to(device)
         )
 
+    def only(self, places: range) -> Samples:
+        """Those of some places of the batch, which follow each other."""
+        if len(places) == len(self.labels_B):
+            return self
+        of = slice(places.start, places.stop)
+        ends_FB = self.ids.lengths_FB.cumsum(1)
+        starts_FB = ends_FB - self.ids.lengths_FB
+        kept = [
+            ids[starts_B[of.start] : ends_B[of.stop - 1]]
+            for ids, starts_B, ends_B in zip(self.ids.per_feature(), starts_FB, ends_FB, strict=True)
+        ]
+        ids = BatchOfIds(self.ids.lengths_FB[:, of], torch.cat(kept))
+        return Samples(ids, self.dense_BN[of], self.labels_B[of])
+
     @property
     def num_dense(self) -> int:
         """Dense features of a sample, N."""

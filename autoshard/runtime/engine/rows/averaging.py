@@ -13,6 +13,10 @@ import torch.distributed as dist
 
 from autoshard.runtime.releases import all_gather
 
+#: Marks of rows that were updated since the last average of replica groups, and since they were last saved.
+UNAVERAGED, UNSAVED = 1, 2
+UPDATED = UNAVERAGED | UNSAVED
+
 
 class RowStates(NamedTuple):
     """State of the rows that a process has of a holding, one per place: views, which training changes."""
@@ -22,7 +26,7 @@ class RowStates(NamedTuple):
     moments: Mapping[str, torch.Tensor]
     """The optimizer's moments by name (`Optimizer.moments`): (N,) for one a row, (N, D) for one for each weight."""
     marks_N: torch.Tensor | None
-    """1 for rows that were updated since the last average, uint8; None where rows are not marked."""
+    """Bits of rows that were updated, uint8: `UNAVERAGED` and `UNSAVED`; None where rows are not marked."""
 
     def of(self, start: int, stop: int) -> RowStates:
         """State of the rows [start, stop)."""
@@ -85,12 +89,13 @@ def _average_values(values: torch.Tensor, peers: dist.ProcessGroup) -> int:
 def _average_marked(states: Sequence[RowStates], peers: dist.ProcessGroup, piece_bytes: int) -> int:
     """Averages rows that any peer has marked: one all-reduce of marks, then what belongs to these rows, by dtype."""
     marks = [one.marks_N for one in states if one.marks_N is not None]
-    union = torch.cat(marks)
+    union = torch.cat(marks) & UNAVERAGED
     dist.all_reduce(union, op=dist.ReduceOp.MAX, group=peers)
     rows = [piece.nonzero().squeeze(1) for piece in torch.split(union, [len(one) for one in marks])]
     places = [(tensor, rows_U) for one, rows_U in zip(states, rows, strict=True) for tensor in one.tensors()]
-    for marks_N in marks:
-        marks_N.zero_()
+    for marks_N, rows_U in zip(marks, rows, strict=True):
+        marks_N &= UNSAVED
+        marks_N[rows_U] = UNSAVED
     sent = union.nbytes
     for dtype in dict.fromkeys(tensor.dtype for tensor, _ in places):
         for batch in _batches([place for place in places if place[0].dtype is dtype], piece_bytes):

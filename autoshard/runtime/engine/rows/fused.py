@@ -30,7 +30,7 @@ from autoshard.core.declared import declared
 from autoshard.core.optimizers import UpdateSettings, WeightDecayMode
 from autoshard.core.plan import Payload
 from autoshard.evaluation.executable import is_fused_on_gpu
-from autoshard.runtime.engine.rows.averaging import RowStates
+from autoshard.runtime.engine.rows.averaging import UPDATED, RowStates
 from autoshard.runtime.engine.rows.huge_pages import advise_huge_pages
 from autoshard.runtime.engine.staging import TORCH_DTYPES
 from autoshard.runtime.releases import fused_embedding
@@ -56,7 +56,8 @@ class FusedSettings(UpdateSettings):
         seed: Seed of the initial weights.
         moment_scale: By which moments are divided under the root, where groups of processes train replicas of all
             tables: c of 2D's Algorithm 1.
-        marks_rows: Whether kernels mark the rows that they update, for replica groups that average these alone.
+        marks_rows: Whether kernels mark the rows that they update, for delta checkpoints of these alone; replica groups
+            that average these alone do it anyway.
         output: As what kernels give embeddings out and take gradients (`kernel_output`).
 
     Raises:
@@ -308,7 +309,7 @@ def _mark_with_gradient(output: torch.Tensor, marks_N: torch.Tensor, rows_L: tor
     """
 
     def mark(_: torch.Tensor) -> None:
-        marks_N[rows_L] = 1
+        marks_N[rows_L] = UPDATED
 
     if output.requires_grad:
         output.register_hook(mark)  # type: ignore[no-untyped-call]

@@ -17,7 +17,7 @@ from torch.nn.functional import embedding_bag
 
 from autoshard.core import DType, Optimizer
 from autoshard.core.optimizers import WeightDecayMode
-from autoshard.runtime.engine.rows.averaging import RowStates
+from autoshard.runtime.engine.rows.averaging import UPDATED, RowStates
 from autoshard.runtime.engine.rows.fused import FusedSettings, UpdateStep, rounds_at_random
 from autoshard.runtime.engine.rows.huge_pages import advise_huge_pages
 from autoshard.runtime.engine.staging import TORCH_DTYPES
@@ -42,7 +42,7 @@ class TorchRows:
     Attributes:
         weights_ND: The weights.
         moments: By name, as `RowStates` has them.
-        marks_N: 1 for rows that were updated, uint8; None where they are not marked.
+        marks_N: Bits of rows that were updated (`RowStates`); None where they are not marked.
         moves_without_gradient: Whether a row that is looked up changes even if its gradient is 0.
     """
 
@@ -131,7 +131,7 @@ class TorchRows:
     ) -> None:
         if self.marks_N is not None:
             marked_U = hits_U if self.moves_without_gradient else gradients_UD.any(dim=1)
-            self.marks_N[rows_U] |= 1 if marked_U is None else marked_U
+            self.marks_N[rows_U] |= UPDATED if marked_U is None else marked_U.to(torch.uint8) * UPDATED
         before_UD = self.weights_ND[rows_U].float()
         moments = {name: one[rows_U] for name, one in self.moments.items()}
         changed_UD, changed = self._rule(before_UD, moments, gradients_UD, step)

@@ -17,7 +17,7 @@ from autoshard.runtime.engine.holdings import KernelKey, Ownership
 from autoshard.runtime.engine.ids.requests import DistributedBatch
 from autoshard.runtime.engine.rows.replicas import ReplicaLookups
 from autoshard.runtime.engine.rows.torch_rows import one_below_the_other, side_by_side, summed_by_place
-from autoshard.runtime.engine.vectors.reading import ColumnCuts, Reading, RowIndex, RowKernel, SumGroup, row_index
+from autoshard.runtime.engine.vectors.reading import ColumnMoves, Reading, RowIndex, RowKernel, SumGroup, row_index
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,6 +41,27 @@ class Assembled:
     scale_BC: torch.Tensor | None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TakenApart:
+    """Gradients of a batch.
+
+    Attributes:
+        sums: Those of sums that each process sent, process by process, of one dimension.
+        sums_P: The same for each process, (B, W).
+        local_BW: Those of sums that were read from replicas here.
+        reduced_BW: Those of sums that were added up on the way.
+        rows: Those of the rows of every kernel, in the order in which they came.
+    """
+
+    sums: torch.Tensor
+    sums_P: Sequence[torch.Tensor]
+    local_BW: torch.Tensor
+    reduced_BW: torch.Tensor
+    rows: Mapping[KernelKey, torch.Tensor]
+
+
+#: Of a batch that has not been trained on.
+NOT_TAKEN = TakenApart(torch.empty(0), (), torch.empty(0), torch.empty(0), {})
 #: Of a batch that has not come.
 NOT_ASSEMBLED = Assembled((), None)
 
@@ -57,15 +78,43 @@ class Assembly:
     def __init__(self, ownership: Ownership, reading: Reading, device: torch.device) -> None:
         self._reading, self._device = reading, device
         self._columns = [one.columns for one in ownership.holdings]
-        self._block_cuts = [ColumnCuts(runs) for runs in reading.block_runs()]
-        self._gathered = [
-            (block, self._block_cuts[block].pieces(start, stop)) for block, start, stop in reading.gathered
+        self._num_processes = P = ownership.num_processes
+        groups, num_groups = reading.groups, len(reading.groups)
+        widths = [0] * (P + 2)
+        for group in groups:
+            for block, start in group.starts.items():
+                widths[block] = max(widths[block], start + group.width)
+        widths += [group.width for group in groups] + [len(one.pooled) * one.dim for one in reading.rows]
+        #: Where the columns of a group come from: of a block that is sent, or of the sum of several.
+        self._is_summed = [len(group.starts) > 1 for group in groups]
+        gathered = []
+        for block, start, stop in reading.gathered:
+            matrix, first = P + 2 + block, 0
+            if block < num_groups and not self._is_summed[block]:
+                [(matrix, first)] = groups[block].starts.items()
+            gathered.append((matrix, first + start, first + stop))
+        used = sorted({matrix for matrix, _, _ in gathered})
+        #: Matrices that pooled features are made of: what each process sent, what is read and added up here, groups,
+        #: and features that are pooled from rows.
+        self._used = used
+        self._gather = ColumnMoves(
+            [widths[matrix] for matrix in used],
+            [[(used.index(matrix), start, stop) for matrix, start, stop in gathered]],
+            device,
+        )
+        sent = [width > 0 for width in widths[:P]]
+        #: Whether they are all that came, as it came.
+        self._takes_all = not reading.rows and used == [owner for owner, is_sent in enumerate(sent) if is_sent]
+        at = [
+            sorted((group.starts[block], number) for number, group in enumerate(groups) if block in group.starts)
+            for block in range(P + 2)
         ]
-        self._pooled_cuts = ColumnCuts([run for runs in reading.scattered for run in runs])
-        self._scattered = [[self._pooled_cuts.pieces(*run) for run in runs] for runs in reading.scattered]
+        scattered = [[run for _, number in of for run in reading.scattered[number]] for of in at]
+        scattered += [list(runs) for runs in reading.scattered[num_groups:]]
         features = [table for table in ownership.tables.tables for _ in table.features]
+        dims = [table.embedding_dim for table in features if table.pooling is not Pooling.SEQUENCE]
+        self._scatter = ColumnMoves([sum(dims)], [[(0, start, stop) for start, stop in of] for of in scattered], device)
         pooled = [n for n, table in enumerate(features) if table.pooling is not Pooling.SEQUENCE]
-        dims = [features[n].embedding_dim for n in pooled]
         self._has_means = any(table.pooling is Pooling.MEAN for table in features)
         self._pooled = torch.tensor(pooled, dtype=torch.int64, device=device)
         self._is_mean_F = torch.tensor([features[n].pooling is Pooling.MEAN for n in pooled], device=device)
@@ -77,6 +126,7 @@ class Assembly:
         came: Sequence[ReceivedVectors],
         local: ReplicaLookups,
         reduced_BW: torch.Tensor | None,
+        sent: torch.Tensor,
     ) -> tuple[list[torch.Tensor], Assembled]:
         """Pooled embeddings of all features, shape (B, C), and those of every sequence, (L, D).
 
@@ -85,10 +135,15 @@ class Assembly:
             came: What each process sent.
             local: What was read from replicas here.
             reduced_BW: Sums that were added up on the way; None for none.
+            sent: All that processes sent, of one dimension.
         """
         indices: list[RowIndex] = []
         sums = [*(one.sums_BW for one in came), local.sums_BW, reduced_BW]
-        blocks = [_group_block(group, sums) for group in self._reading.groups]
+        totals = [
+            _total(group, sums) if is_summed else None
+            for group, is_summed in zip(self._reading.groups, self._is_summed, strict=True)
+        ]
+        pooled: list[torch.Tensor] = []
         own_rows = dict(zip((key for key, _ in local.asked), local.rows, strict=True))
         sequences = {feature: self._empty_sequence(batch, feature) for feature in self._reading.sequences}
         for kernel in self._reading.rows:
@@ -98,25 +153,34 @@ class Assembly:
             if kernel.key in own_rows:
                 of_key.append(own_rows[kernel.key])
             rows_RD = of_key[0] if len(of_key) == 1 else torch.cat(of_key)
-            blocks.append(_pooled(kernel, index, rows_RD, batch.batch_size))
+            pooled.append(_pooled(kernel, index, rows_RD, batch.batch_size))
             self._place_sequences(kernel, index, rows_RD, sequences)
-        pooled_BC = self._pooled_features(blocks, batch.batch_size)
+        matrices = [*sums, *totals, *pooled]
+        pooled_BC = self._pooled_features(matrices, sent, batch.batch_size)
+        for at, (block, start, stop) in self._reading.added:
+            pooled_BC[:, at : at + stop - start] += self._block(matrices, block)[:, start:stop]
         scale_BC = self._mean_scales(batch) if self._has_means else None
         if scale_BC is not None:
             pooled_BC *= scale_BC
         return [pooled_BC, *sequences.values()], Assembled(tuple(indices), scale_BC)
 
-    def _pooled_features(self, blocks: Sequence[torch.Tensor], B: int) -> torch.Tensor:
-        if not self._reading.gathered:
+    def _pooled_features(self, matrices: Sequence[torch.Tensor | None], sent: torch.Tensor, B: int) -> torch.Tensor:
+        """Columns that are no sums of several blocks, or the first of these, of shape (B, C)."""
+        if not self._used:
             return torch.empty(B, 0, dtype=torch.float32, device=self._device)
-        pieces = [cuts(block) for cuts, block in zip(self._block_cuts, blocks, strict=True)]
-        pooled_BC = torch.cat(
-            [piece for block, run in self._gathered for piece in pieces[block][run]],
-            dim=1,
-        )
-        for at, (block, start, stop) in self._reading.added:
-            pooled_BC[:, at : at + stop - start] += blocks[block][:, start:stop]
-        return pooled_BC
+        if not self._takes_all:
+            pieces = [one.reshape(-1) for matrix in self._used if (one := matrices[matrix]) is not None]
+            sent = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+        return self._gather(sent, B).view(B, -1)
+
+    def _block(self, matrices: Sequence[torch.Tensor | None], block: int) -> torch.Tensor:
+        """A group's columns, or those of features that are pooled from rows."""
+        groups = self._reading.groups
+        if block < len(groups) and not self._is_summed[block]:
+            return _total(groups[block], matrices)
+        found = matrices[self._num_processes + 2 + block]
+        assert found is not None, "it was summed, or pooled"
+        return found
 
     def _mean_scales(self, batch: DistributedBatch) -> torch.Tensor:
         """One over the bag length of features that are averaged, 1 for those that are summed; shape (B, C)."""
@@ -143,35 +207,28 @@ class Assembly:
                 sequences[one.feature][positions, first:last] = rows
             at += count
 
-    def take_apart(
-        self, assembled: Assembled, gradients: Sequence[torch.Tensor]
-    ) -> tuple[list[torch.Tensor], dict[KernelKey, torch.Tensor]]:
-        """Gradients of every block of sums, and of the rows of every kernel in the order in which they came.
+    def take_apart(self, assembled: Assembled, gradients: Sequence[torch.Tensor]) -> TakenApart:
+        """Gradients of what each process sent, and of what was read here.
 
         Args:
             assembled: The batch.
             gradients: Of what `put_together` gave.
         """
         pooled_BC = gradients[0] if assembled.scale_BC is None else gradients[0] * assembled.scale_BC
-        blocks = self._block_gradients(pooled_BC)
-        sequences = dict(zip(self._reading.sequences, gradients[1:], strict=True))
-        return blocks, self._row_gradients(assembled.indices, blocks, sequences)
-
-    def _block_gradients(self, pooled_BC: torch.Tensor) -> list[torch.Tensor]:
-        """Gradients of every block: of groups of sums, and of features that are pooled from rows."""
-        blocks = []
-        pieces = self._pooled_cuts(pooled_BC)
-        for runs in self._scattered:
-            parts = [piece for run in runs for piece in pieces[run]] or [pooled_BC[:, :0]]
-            blocks.append(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0].contiguous())
-        return blocks
+        B = len(pooled_BC)
+        scattered = self._scatter(pooled_BC.reshape(-1), B)
+        pieces = self._scatter.split(scattered, B)
+        P, sequences = self._num_processes, dict(zip(self._reading.sequences, gradients[1:], strict=True))
+        rows = self._row_gradients(assembled.indices, pieces[P + 2 :], sequences)
+        sums = scattered[: sum(one.numel() for one in pieces[:P])]
+        return TakenApart(sums, pieces[:P], pieces[P], pieces[P + 1], rows)
 
     def _row_gradients(
         self, indices: Sequence[RowIndex], blocks: Sequence[torch.Tensor], sequences: Mapping[int, torch.Tensor]
     ) -> dict[KernelKey, torch.Tensor]:
         """Gradients of the rows of every kernel, in the order in which they came."""
         found = {}
-        for kernel, index, block in zip(self._reading.rows, indices, blocks[len(self._reading.groups) :], strict=True):
+        for kernel, index, block in zip(self._reading.rows, indices, blocks, strict=True):
             sources = [one_below_the_other(block, len(kernel.pooled))] if kernel.pooled else []
             for one, positions in zip(kernel.sequences, index.positions, strict=True):
                 first, last = self._columns[one.holding]
@@ -181,7 +238,7 @@ class Assembly:
         return found
 
 
-def _group_block(group: SumGroup, sums: Sequence[torch.Tensor | None]) -> torch.Tensor:
+def _total(group: SumGroup, sums: Sequence[torch.Tensor | None]) -> torch.Tensor:
     """Sums of a group over its owners, by the numbers that `SumGroup.starts` has for them."""
     parts = []
     for owner, start in group.starts.items():

@@ -6,7 +6,7 @@ features, O columns of one process's fused sums, W columns of a block, D embeddi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,14 @@ from autoshard.runtime.engine.rows.replicas import (
 )
 from autoshard.runtime.engine.rows.serving import LookupOutput
 from autoshard.runtime.engine.staging import TORCH_DTYPES
-from autoshard.runtime.engine.vectors.assembly import NOT_ASSEMBLED, Assembled, Assembly, ReceivedVectors
+from autoshard.runtime.engine.vectors.assembly import (
+    NOT_ASSEMBLED,
+    NOT_TAKEN,
+    Assembled,
+    Assembly,
+    ReceivedVectors,
+    TakenApart,
+)
 from autoshard.runtime.engine.vectors.payload import AllGather, PayloadExchange, ReduceScatter
 from autoshard.runtime.engine.vectors.reading import Reading
 from autoshard.runtime.engine.vectors.reduced import ReducedSums
@@ -93,12 +100,6 @@ class OutputExchange:
         self._row_dims = [fused_rows[key] for key in self.row_keys]
         self.reduced = ReducedSums(ownership, group)
         self._is_all_reduced = all(one.is_reduced for one in holdings)
-        self._groups_at = [
-            sorted(
-                (group.starts[owner], number) for number, group in enumerate(reading.groups) if owner in group.starts
-            )
-            for owner in range(self._num_processes + 2)
-        ]
         self._assembly = Assembly(ownership, reading, device)
         #: Called before gradients are sent: what else is launched there.
         self.before_gradients: Callable[[], None] = _nothing_else
@@ -133,11 +134,12 @@ class OutputExchange:
     def receive(self, step: _Step) -> list[torch.Tensor]:
         """Puts together the embeddings that come."""
         with self.timer.measure(Part.FORWARD_EXCHANGE):
-            pieces = self._received(step.embeddings, step.received_sizes, torch.float32)
+            sent = self._received(step.embeddings, torch.float32)
             reduced_BW = None if step.sums is None else step.sums.wait()
             step.embeddings = step.sums = None
+            pieces = torch.split(sent, step.received_sizes)
             came = [self._came(step, one, owner) for owner, one in enumerate(pieces)]
-            outputs, step.assembled = self._assembly.put_together(step.batch, came, step.local, reduced_BW)
+            outputs, step.assembled = self._assembly.put_together(step.batch, came, step.local, reduced_BW, sent)
             return outputs
 
     def _forward_exchange(
@@ -169,11 +171,9 @@ class OutputExchange:
             return None
         return PayloadExchange(flat, sent, received, dtype, self._group, collective, self.timer)
 
-    def _received(
-        self, exchange: PayloadExchange | None, sizes: list[int], dtype: torch.dtype
-    ) -> Sequence[torch.Tensor]:
-        """What has come from each process."""
-        return torch.split(self._nothing() if exchange is None else exchange.wait().to(dtype), sizes)
+    def _received(self, exchange: PayloadExchange | None, dtype: torch.dtype) -> torch.Tensor:
+        """What has come from all processes, of one dimension."""
+        return self._nothing() if exchange is None else exchange.wait().to(dtype)
 
     def _reduce_scatter(self, mine_GM: torch.Tensor | None, B: int) -> ReduceScatter | None:
         if not self.reduced.width:
@@ -240,48 +240,44 @@ class OutputExchange:
         self.before_gradients()
         with self.timer.measure(Part.BACKWARD_EXCHANGE):
             scaled = [one / self._num_processes for one in gradients]
-            step.blocks, step.rows = self._assembly.take_apart(step.assembled, scaled)
-            step.gradients = self._backward_exchange(step, step.blocks, step.rows)
-            step.gathered = self._all_gather(step.blocks)
+            step.taken = self._assembly.take_apart(step.assembled, scaled)
+            step.gradients = self._backward_exchange(step, step.taken)
+            step.gathered = self._all_gather(step.taken.reduced_BW)
 
     def receive_gradients(self, step: _Step) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
         """Gradients of fused sums, (G, O), and of their rows; replicas are updated with theirs."""
         with self.timer.measure(Part.BACKWARD_EXCHANGE):
-            received = self._received(step.gradients, step.sent_sizes, self._output)
+            received = torch.split(self._received(step.gradients, self._output), step.sent_sizes)
             of_sums_GM = None if step.gathered is None else self.reduced.mine(step.gathered.wait().to(self._output))
             step.gradients = step.gathered = None
             fused = self._fused_gradients(step, received, of_sums_GM)
         if not self.replicas.is_empty:
             with self.timer.measure(Part.BACKWARD_KERNEL):
-                self._collect(step, step.blocks, step.rows, received)
+                self._collect(step, step.taken, received)
             self.replicas.update(step.batch.hits, step.update)
         return fused
 
-    def _backward_exchange(
-        self, step: _Step, blocks: Sequence[torch.Tensor], rows: Mapping[KernelKey, torch.Tensor]
-    ) -> PayloadExchange | None:
-        at = dict.fromkeys(rows, 0)
-        pieces: list[torch.Tensor] = []
-        for owner in range(self._num_processes):
-            own = [blocks[group] for _, group in self._groups_at[owner]]
-            if own:
-                pieces.append((torch.cat(own, dim=1) if len(own) > 1 else own[0]).reshape(-1))
-            for key, size, _ in self._row_blocks(step, owner):
-                pieces.append(rows[key][at[key] : at[key] + size].reshape(-1))
-                at[key] += size
-        step.first_local = at
-        flat = torch.cat(pieces) if len(pieces) > 1 else pieces[0] if pieces else self._nothing()
+    def _backward_exchange(self, step: _Step, taken: TakenApart) -> PayloadExchange | None:
+        flat = taken.sums
+        step.first_local = dict.fromkeys(taken.rows, 0)
+        if taken.rows:
+            pieces: list[torch.Tensor] = []
+            for owner, sums_BW in enumerate(taken.sums_P):
+                pieces.append(sums_BW.reshape(-1))
+                for key, size, _ in self._row_blocks(step, owner):
+                    start = step.first_local[key]
+                    pieces.append(taken.rows[key][start : start + size].reshape(-1))
+                    step.first_local[key] += size
+            flat = torch.cat(pieces)
         self._count(Stream.BACKWARD, self._payload.backward, step.received_sizes)
         return self._exchange(
             flat, step.received_sizes, step.sent_sizes, self._payload.backward, StepCollective.BACKWARD_EXCHANGE
         )
 
-    def _all_gather(self, blocks: Sequence[torch.Tensor]) -> AllGather | None:
+    def _all_gather(self, gradients_BW: torch.Tensor) -> AllGather | None:
         """Sends gradients of sums that were added up on the way to all processes."""
-        own = [blocks[group] for _, group in self._groups_at[self._num_processes + 1]]
-        if not own:
+        if not self.reduced.width:
             return None
-        gradients_BW = torch.cat(own, dim=1) if len(own) > 1 else own[0]
         self._count(Stream.BACKWARD, self._payload.backward, [gradients_BW.numel()] * self._num_processes)
         return AllGather(
             gradients_BW, self._payload.backward, self._group, StepCollective.BACKWARD_EXCHANGE, self.timer
@@ -315,8 +311,7 @@ class OutputExchange:
     def _collect(
         self,
         step: _Step,
-        blocks: Sequence[torch.Tensor],
-        rows: Mapping[KernelKey, torch.Tensor],
+        taken: TakenApart,
         received: Sequence[torch.Tensor],
     ) -> None:
         """Gives gradients of replicated rows to the replicas."""
@@ -328,10 +323,8 @@ class OutputExchange:
                 self._kernel_rows(step, process, number) * dim for number, dim in enumerate(self._row_dims)
             )
             self.replicas.collect(looked, sums_BW.float(), _cut_rows(flat[start:].float(), looked.rows))
-        own = [blocks[group] for _, group in self._groups_at[self._num_processes]]
-        local = torch.cat(own, dim=1) if len(own) > 1 else own[0] if own else None
-        local_rows = [rows[key][step.first_local[key] :] for key, _ in step.local.asked]
-        self.replicas.collect(step.local, local, local_rows)
+        local_rows = [taken.rows[key][step.first_local[key] :] for key, _ in step.local.asked]
+        self.replicas.collect(step.local, taken.local_BW, local_rows)
 
     def _count(self, stream: Stream, dtype: DType, sizes: Sequence[int]) -> None:
         sent_P = message_bytes(np.array(sizes) * wire_bytes(dtype), dtype)
@@ -356,8 +349,7 @@ class _Step:
     assembled: Assembled = NOT_ASSEMBLED
     embeddings: PayloadExchange | None = None
     sums: ReduceScatter | None = None
-    blocks: Sequence[torch.Tensor] = ()
-    rows: Mapping[KernelKey, torch.Tensor] = field(default_factory=dict)
+    taken: TakenApart = NOT_TAKEN
     gradients: PayloadExchange | None = None
     gathered: AllGather | None = None
 

@@ -6,6 +6,7 @@ L lookups, R rows that came.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -108,25 +109,67 @@ class RowIndex:
     num_rows: int
 
 
-class ColumnCuts:
-    """Cuts a matrix into runs of columns, all in one call.
+class ColumnMoves:
+    """Puts runs of columns of matrices side by side, as other matrices, in one gather.
+
+    Matrices have as many rows, and lie one behind the other in memory, those that come and those that are made. What
+    is gathered are units of columns that all runs are made of. Where the units are is kept for the last number of rows.
 
     Args:
-        runs: First column and the one after the last of each run; together they cover all columns.
+        widths: Columns of the matrices that come.
+        made: For each matrix that is made its runs: (matrix, first column, column after the last).
+        device: Where they are.
     """
 
-    def __init__(self, runs: Sequence[tuple[int, int]]) -> None:
-        bounds = sorted({0, *(bound for run in runs for bound in run)})
-        self._piece_at = {bound: number for number, bound in enumerate(bounds)}
-        self._sizes = [stop - start for start, stop in pairwise(bounds)] or [0]
+    def __init__(self, widths: Sequence[int], made: Sequence[Sequence[Run]], device: torch.device) -> None:
+        runs = [run for of in made for run in of]
+        self._unit = math.gcd(*widths, *(column for _, *ends in runs for column in ends)) or 1
+        self._made_widths = [sum(stop - start for _, start, stop in of) for of in made]
+        self.is_identity = runs == [(matrix, 0, width) for matrix, width in enumerate(widths)] and len(runs) == len(
+            made
+        )
+        before = [0, *accumulate(widths)]
+        #: For each unit of the matrices that are made: columns of matrices before its own, its column, its matrix's.
+        self._units = [
+            torch.tensor(
+                [
+                    (before[matrix], column, widths[matrix])
+                    for matrix, start, stop in of
+                    for column in range(start, stop, self._unit)
+                ],
+                dtype=torch.int64,
+                device=device,
+            ).view(-1, 3)
+            // self._unit
+            for of in made
+        ]
+        self._known: tuple[int, torch.Tensor] | None = None
 
-    def __call__(self, matrix_BW: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Pieces, by rising column."""
-        return torch.split(matrix_BW, self._sizes, dim=1)
+    def __call__(self, matrices: torch.Tensor, num_rows: int) -> torch.Tensor:
+        """The matrices that are made, one behind the other, of one dimension.
 
-    def pieces(self, start: int, stop: int) -> slice:
-        """Which of the pieces make up a run."""
-        return slice(self._piece_at[start], self._piece_at[stop])
+        Args:
+            matrices: Those that come, of one dimension.
+            num_rows: Rows of each.
+        """
+        if self.is_identity or not matrices.numel():
+            return matrices
+        if self._known is None or self._known[0] != num_rows:
+            self._known = (num_rows, self._places(num_rows))
+        return matrices.view(-1, self._unit).index_select(0, self._known[1]).view(-1)
+
+    def split(self, made: torch.Tensor, num_rows: int) -> list[torch.Tensor]:
+        """The matrices that were made, each of (rows, columns)."""
+        pieces = torch.split(made, [num_rows * width for width in self._made_widths])
+        return [piece.view(num_rows, width) for piece, width in zip(pieces, self._made_widths, strict=True)]
+
+    def _places(self, num_rows: int) -> torch.Tensor:
+        places = []
+        for units in self._units:
+            before, column, width = units.unbind(1)
+            rows = torch.arange(num_rows, device=units.device)[:, None]
+            places.append((before * num_rows + column + rows * width).view(-1))
+        return torch.cat(places).to(torch.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,13 +193,6 @@ class Reading:
     scattered: tuple[tuple[tuple[int, int], ...], ...]
     dim_F: tuple[int, ...]
     sequences: tuple[int, ...]
-
-    def block_runs(self) -> list[list[tuple[int, int]]]:
-        """For each block the runs of its columns that are gathered or added: all of them, each once."""
-        runs: list[list[tuple[int, int]]] = [[] for _ in self.scattered]
-        for block, start, stop in [*self.gathered, *(run for _, run in self.added)]:
-            runs[block].append((start, stop))
-        return runs
 
     @classmethod
     def of(cls, ownership: Ownership, reader: int, requests: InputExchange) -> Reading:
