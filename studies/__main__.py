@@ -39,6 +39,7 @@ STUDIES: Final = {
     "adopt": "studies.runtime.adoption:main",
     "checkpoint-cost": "studies.runtime.checkpoint_cost:main",
     "slow-links": "studies.runtime.slow_links.study:main",
+    "following": "studies.runtime.following:main",
     "access-counts": "studies.runtime.access_counts:main",
     "service": "studies.service.attack:main",
     "service-load": "studies.service.load:main",

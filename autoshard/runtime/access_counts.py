@@ -37,6 +37,8 @@ _LEAST_THRESHOLDS: Final = 4
 _LEAST_TABLE_HITS: Final = 1_000
 MAX_BYTES: Final = 64 << 20
 SAMPLED_IDS: Final = 2_048
+#: Batches after which a lookup counts half.
+HALF_LIFE: Final = 10_000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -233,7 +235,7 @@ class AccessCounter:
         *,
         sampled_ids: int = SAMPLED_IDS,
         max_bytes: int = MAX_BYTES,
-        half_life: float = 10_000.0,
+        half_life: float = HALF_LIFE,
         seed: tuple[int, int] = (0, 0),
     ) -> None:
         WHOLE_AT_LEAST_1.check(sampled_ids, "sampled_ids")

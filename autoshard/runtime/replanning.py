@@ -37,7 +37,7 @@ class ReplanSettings:
     """How often a job plans again, and what a change has to bring.
 
     Attributes:
-        every: Steps from one decision to the next.
+        every: Steps from one decision to the next; those that find the one before under way are left out.
         horizon: Steps within which moving rows has to pay off.
         least_gain: Share by which the step has to become shorter.
         time_limit_s: Seconds for the search.
@@ -200,11 +200,10 @@ class JobReplanning:
         Args:
             step: Steps that the job has made.
         """
-        is_due = step % self._settings.every == 0
-        if self._begun_at is not None and (is_due or (step - self._begun_at) % self._heard_every == 0):
-            self._hear(step, waits=is_due)
+        if self._begun_at is not None and (step - self._begun_at) % self._heard_every == 0:
+            self._hear(step)
         left = None if self._last_step is None else self._last_step - step
-        if is_due and self._begun_at is None and left != 0:
+        if step % self._settings.every == 0 and self._begun_at is None and left != 0:
             counts = merged_counts(self._counter)
             if self._planner is not None and counts is not None:
                 self._planner.begin(step, counts, left)
@@ -215,9 +214,9 @@ class JobReplanning:
         if self._planner is not None:
             self._planner.close()
 
-    def _hear(self, step: int, *, waits: bool) -> None:
-        """Changes the plan if process 0 has decided so."""
-        decision = None if self._planner is None else self._planner.decision(waits=waits)
+    def _hear(self, step: int) -> None:
+        """Changes the plan if process 0 has decided so; training waits for no decision."""
+        decision = None if self._planner is None else self._planner.decision()
         is_made = torch.tensor([int(decision is not None)], device=self._device)
         dist.broadcast(is_made, 0)
         if not int(is_made):

@@ -30,7 +30,7 @@ from autoshard.core.optimizers import BadGradients
 from autoshard.core.step import CollectiveTime, StepCollective
 from autoshard.formats import read_plan
 from autoshard.formats.row_orders import read_row_orders
-from autoshard.runtime.access_counts import AccessCounter
+from autoshard.runtime.access_counts import HALF_LIFE, AccessCounter
 from autoshard.runtime.engine.holdings import GroupOrder, Ownership
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.participation import check_alike
@@ -112,7 +112,9 @@ class Session:
         timer = StepTimer(self._device)
         counter = None
         if request.access_path is not None or request.replan_every:
-            counter = AccessCounter(plan.tables, seed=(request.seed, dist.get_rank()))
+            # Where plans follow the data, most of what is counted is younger than the last decision.
+            half_life = request.replan_every / 2 or HALF_LIFE
+            counter = AccessCounter(plan.tables, half_life=half_life, seed=(request.seed, dist.get_rank()))
         engine = make_engine(request, plan, self._device, timer, counter)
         try:
             result = self._measured(request, plan, engine, timer, counter)
