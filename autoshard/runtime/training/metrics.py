@@ -94,9 +94,12 @@ class Metrics:
         samples, outcome = trained.samples, trained.outcome
         if size := len(samples.labels_B):
             self._auc.update(outcome.logits_B.sigmoid(), samples.labels_B.int())
-            self._learned[0] += outcome.loss * (size / samples.weight)
-            self._learned[1] += samples.labels_B.sum()
-            self._learned[2] += size
+            loss = outcome.loss.double()
+            learned = torch.stack(
+                [loss * (size / samples.weight), samples.labels_B.sum().double(), loss.new_full((), size)]
+            )
+            # A batch whose loss is no number, which training skips, has no part in the mean.
+            self._learned += torch.where(loss.isfinite(), learned, 0.0)
         self._steps.append((trained.span, trained.data_ms, trained.timings))
         if trained.number % self._every == 0:
             self.write(trained.number)
@@ -178,6 +181,8 @@ class Metrics:
 
 def _learning(cross_entropy: float, positives: float, num_samples: float) -> dict[str, float | None]:
     """Loss and normalised entropy; null where all labels are alike, whose entropy is 0."""
+    if not num_samples:
+        return {"loss": None, "normalised_entropy": None}
     share = positives / num_samples
     loss = cross_entropy / num_samples
     if not 0 < share < 1:
