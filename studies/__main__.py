@@ -35,6 +35,7 @@ STUDIES: Final = {
     "two-d": "studies.papers.two_d:main",
     "payloads": "studies.runtime.payloads:main",
     "moments": "studies.runtime.moments.study:main",
+    "checkpoint-pairs": "studies.runtime.checkpoint_pairs:main",
     "checkpoint-cost": "studies.runtime.checkpoint_cost:main",
     "slow-links": "studies.runtime.slow_links.study:main",
     "service": "studies.service.attack:main",
