@@ -49,10 +49,10 @@ def drawn_plan(seed, world_size, node_size, payload=DType.FP32, replica_groups=N
     return plan, orders
 
 
-def with_optimizers(plan, optimizers):
-    """The plan, its tables trained with each of some optimizers in turn."""
+def with_optimizers(plan, optimizers, dtype=DType.FP32):
+    """The plan, its tables of a dtype and trained with each of some optimizers in turn."""
     tables = [
-        replace(table, optimizer=optimizer)
+        replace(table, optimizer=optimizer, dtype=dtype)
         for table, optimizer in zip(plan.tables.tables, itertools.cycle(optimizers), strict=False)
     ]
     by_name = {table.name: table for table in tables}

@@ -67,6 +67,12 @@ def check_memory(plan: ShardingPlan, process: int, num_processes: int, device: t
     _check_free(sum(need.bytes_of(one, on_host) for one in here), "cpu", free_host_bytes())
 
 
+def needed_bytes(plan: ShardingPlan, process: int, num_processes: int, device: torch.device) -> int:
+    """What `check_memory` counts of one process on its device."""
+    levels = {MemoryLevel.HBM} if device.type == "cuda" else set(MemoryLevel)
+    return _Need(plan, num_processes).bytes_of(process, levels)
+
+
 class _Need:
     """What processes need of memory.
 

@@ -124,7 +124,7 @@ class FusedKernels:
             sizes = [(sum(rows for rows, _ in sizes), held[0].embedding_dim)]
         else:
             features = [n for n, one in enumerate(held) for _ in one.of.features]
-        if is_fused(table.optimizer, settings, self._device):
+        if is_fused(table.optimizer, table.dtype, settings, self._device):
             memory = self._memory(held)
             return FusedKernel(sizes, table.dtype, table.optimizer, settings, self._device, features, memory)
         return TorchKernel(sizes, table.dtype, table.optimizer, settings, self._device, features)
