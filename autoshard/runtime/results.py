@@ -60,6 +60,10 @@ class RunRequest(UpdateSettings):
         checkpoints_path: Folder of checkpoints, where a job goes on from the last one; None for none.
         checkpoint_every: Steps from one checkpoint to the next.
         keep: How many checkpoints are kept.
+        replan_every: Steps after which the job plans again for what it looks up; 0 for never.
+        replan_horizon: Steps within which changing the plan has to pay off; the job's own where these are fewer.
+        metrics_path: Folder for the measures of every so many steps, see `training.metrics`; None for none.
+        metrics_every: Steps from one of these to the next.
 
     Raises:
         InvalidOptionError: If a value is not accepted.
@@ -85,6 +89,10 @@ class RunRequest(UpdateSettings):
     checkpoints_path: str | None = None
     checkpoint_every: int = 1000
     keep: int = 3
+    replan_every: int = 0
+    replan_horizon: float = 10_000.0
+    metrics_path: str | None = None
+    metrics_every: int = 100
 
     def __post_init__(self) -> None:
         UpdateSettings.__post_init__(self)
@@ -96,18 +104,23 @@ class RunRequest(UpdateSettings):
         object.__setattr__(self, "overlap", Overlap(self.overlap))
         if self.access_path is not None and self.engine is not Engine.THIN:
             raise InvalidOptionError("lookups are counted by the engine thin alone", field="access_path")
-        WHOLE_AT_LEAST_1.check_fields(self, "steps", "batch_size", "epochs", "checkpoint_every", "keep")
-        WHOLE_AT_LEAST_0.check_fields(self, "warmup_steps", "verify_steps", "seed", "shuffle", "drift_every")
+        WHOLE_AT_LEAST_1.check_fields(
+            self, "steps", "batch_size", "epochs", "checkpoint_every", "keep", "metrics_every"
+        )
+        whole = ("warmup_steps", "verify_steps", "seed", "shuffle", "drift_every", "replan_every")
+        WHOLE_AT_LEAST_0.check_fields(self, *whole)
+        FINITE_ABOVE_0.check_fields(self, "replan_horizon")
         if self.steps is None and self.data_path is None:
             raise InvalidOptionError("must be told: generated samples have no end", field="steps")
         if self.data_path is not None and self.drift_every:
             raise InvalidOptionError("must be 0: samples of files are as they are", field="drift_every")
         if self.is_job and self.verify_steps:
             raise InvalidOptionError(
-                "must be 0 where checkpoints are kept or files are trained on", field="verify_steps"
+                "must be 0 where checkpoints are kept, files are trained on or plans are changed", field="verify_steps"
             )
-        if self.checkpoints_path is not None and self.engine is not Engine.THIN:
-            raise InvalidOptionError(f"must be thin where checkpoints are kept, got {self.engine}", field="engine")
+        needed = "checkpoints are kept" if self.checkpoints_path is not None else "plans are changed"
+        if (self.checkpoints_path is not None or self.replan_every) and self.engine is not Engine.THIN:
+            raise InvalidOptionError(f"must be thin where {needed}, got {self.engine}", field="engine")
 
     @property
     def last_step(self) -> int | None:
@@ -116,8 +129,8 @@ class RunRequest(UpdateSettings):
 
     @property
     def is_job(self) -> bool:
-        """Whether it trains on files or keeps checkpoints, beside being measured."""
-        return self.data_path is not None or self.checkpoints_path is not None
+        """Whether it trains on files, keeps checkpoints or changes its plan, beside being measured."""
+        return self.data_path is not None or self.checkpoints_path is not None or self.replan_every > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +212,22 @@ class RunPrediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlanChange:
+    """A decision whether a running job changes its plan."""
+
+    counted_at: Annotated[int, Meaning("Steps that the job had made when lookups were counted for it.")]
+    decided_at: Annotated[int, Meaning("Steps that it had made when all processes heard of it.")]
+    is_changed: Annotated[bool, Meaning("Whether the plan was changed.")]
+    reason: Annotated[str, Size(), Meaning("Why.")]
+    gain: Annotated[
+        float | None, Range(at_least=-1), Meaning("Predicted step before over that after, minus 1; null if none was.")
+    ] = None
+    migration_bytes: Annotated[float | None, Meaning("Bytes that ranks receive, as predicted.")] = None
+    migration_ms: Annotated[float | None, Meaning("Predicted time of that.")] = None
+    adopt_ms: Annotated[float | None, Meaning("How long going over to the new plan took; null where it stayed.")] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobReport:
     """What became of a training job."""
 
@@ -208,6 +237,11 @@ class JobReport:
     is_stopped: Annotated[bool, Meaning("Whether SIGTERM ended it, after a checkpoint where these are kept.")]
     skipped_lines: Annotated[int, Meaning("Lines or rows of the files that are no samples and were left out.")]
     first_skipped: Annotated[str | None, Meaning("What is wrong with the first of these; null without.")]
+    plan_changes: Annotated[
+        tuple[PlanChange, ...],
+        Size(),
+        Meaning("Decisions about the plan, where the job plans again.", written=Written.ALWAYS),
+    ] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

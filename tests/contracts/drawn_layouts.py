@@ -60,6 +60,19 @@ def with_optimizers(plan, optimizers, dtype=DType.FP32):
     return replace(plan, tables=replace(plan.tables, tables=tuple(tables)), shards=tuple(shards))
 
 
+def other_layout(seed, plan):
+    """Another way to hold the tables of a plan, and their row orders."""
+    rng = np.random.default_rng(1000 + seed)
+    shards, orders = [], {}
+    for table in plan.tables.tables:
+        can_reduce = plan.payload.forward is not DType.INT8
+        held, ids = drawn_shards(rng, table, plan.topology.world_size, 1, can_reduce=can_reduce)
+        shards += held
+        if ids is not None:
+            orders[table.name] = ids
+    return replace(plan, shards=tuple(shards)), orders
+
+
 def drawn_table(rng, name):
     num_rows, dim = int(rng.choice([1, 3, 8, 50, 200, 1000])), 4 * int(rng.choice([1, 2, 4, 8]))
     features = tuple(
