@@ -199,6 +199,13 @@ class RunOptions:
             "`autoshard drift` and `replan`.",
         ),
     ] = None
+    append_to: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also add the plan and what its steps took to this folder, for `autoshard train step --runs`.",
+            metavar="DIR",
+        ),
+    ] = None
     nodes: NodeOptions = field(default_factory=NodeOptions)
     samples: DataOptions = field(default_factory=DataOptions)
     job: JobOptions = field(default_factory=JobOptions)
@@ -385,6 +392,10 @@ def run_on(launcher: Launcher, options: RunOptions, num_processes: int, as_json:
             raise typer.Exit(_TERMINATED_EXIT_CODE)
         return
     result = replace(results[0], predicted=_predicted(plan, results[0]))
+    if options.append_to is not None:
+        from autoshard.runtime.run_store import append_run
+
+        log(f"Wrote {append_run(options.append_to, plan, result)}")
     for written in (options.trace, options.write_access):
         if written is not None:
             log(f"Wrote {written}")

@@ -156,6 +156,13 @@ class RankTiming:
             written=Written.REQUIRED,
         ),
     ] = field(default_factory=dict)
+    memory_bytes: Annotated[
+        int,
+        Meaning(
+            "Most memory of the device that the process used; on a CPU, beyond what it had before tables were made.",
+            written=Written.REQUIRED,
+        ),
+    ] = 0
     collectives: Annotated[
         Mapping[StepCollective, CollectiveTime],
         Meaning(

@@ -164,7 +164,7 @@ def predict_and_measure(folder):
     from autoshard.runtime.training.metrics import Metrics  # torchmetrics warns of what itself imports
 
     rank = dist.get_rank()
-    metrics = Metrics(Path(folder), 1, CPU, StepTimer(CPU), dict, 0, 0, 0)
+    metrics = Metrics(Path(folder), 1, CPU, StepTimer(CPU), dict, 0, lambda: 0, 0)
     rng = np.random.default_rng(rank)
     logits = torch.from_numpy(rng.standard_normal(500 + 100 * rank))
     labels = (logits + torch.from_numpy(rng.standard_normal(len(logits))) > 0).float()

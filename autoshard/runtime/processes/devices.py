@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Set
+from pathlib import Path
 
 import torch
 
@@ -71,6 +73,18 @@ def needed_bytes(plan: ShardingPlan, process: int, num_processes: int, device: t
     """What `check_memory` counts of one process on its device."""
     levels = {MemoryLevel.HBM} if device.type == "cuda" else set(MemoryLevel)
     return _Need(plan, num_processes).bytes_of(process, levels)
+
+
+def resident_bytes() -> int:
+    """Host memory of this process."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+
+
+def peak_bytes(device: torch.device, base_bytes: int) -> int:
+    """Most memory of a device that this process has used; on a CPU, beyond `base_bytes`."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return max(0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - base_bytes)
 
 
 class _Need:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import os
 import random
-import resource
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
@@ -34,7 +33,7 @@ from autoshard.runtime.access_counts import HALF_LIFE, AccessCounter
 from autoshard.runtime.engine.holdings import GroupOrder, Ownership
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.participation import check_alike
-from autoshard.runtime.processes.devices import check_memory, choose_device, needed_bytes
+from autoshard.runtime.processes.devices import check_memory, choose_device, needed_bytes, peak_bytes, resident_bytes
 from autoshard.runtime.releases import all_gather
 from autoshard.runtime.replanning import JobReplanning, ReplanSettings, merged_counts
 from autoshard.runtime.results import SENT, JobReport, RankTiming, RunRequest, RunResult, Verification
@@ -84,7 +83,7 @@ class Session:
         self._device = device
         self._on_step, self._wants_stop = on_step, wants_stop
         self._done = 0
-        self._base_bytes = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+        self._base_bytes = resident_bytes()
         self._total = sum(request.last_step or 0 for request in requests)
 
     def run_all(self) -> list[RunResult]:
@@ -165,7 +164,8 @@ class Session:
         num_steps = request.verify_steps + loop.number - begun_at
         sent = engine.sent_bytes()
         sent_E = measured_SM.new_tensor([sent[name] / max(1, num_steps) for name in SENT] if sent else [])
-        measured_SM = torch.cat([measured_SM, sent_E.expand(len(measured_SM), -1)], dim=1)
+        amounts_E = torch.cat([sent_E.new_tensor([self._peak_bytes()]), sent_E])
+        measured_SM = torch.cat([measured_SM, amounts_E.expand(len(measured_SM), -1)], dim=1)
         measured_PSM = measured_SM.new_empty(dist.get_world_size(), *measured_SM.shape)
         all_gather(measured_PSM.view(-1, measured_SM.shape[1]), measured_SM)
         if request.trace_path is not None and loop.last_samples is not None and not loop.is_stopped:
@@ -257,6 +257,9 @@ class Session:
         with Checkpoints(request.checkpoints_path, keep=request.keep) as checkpoints:
             yield SavedJob(checkpoints, request.checkpoint_every, state, plan)
 
+    def _peak_bytes(self) -> int:
+        return peak_bytes(self._device, self._base_bytes)
+
     @contextmanager
     def _replanned(
         self, request: RunRequest, plan: ShardingPlan, engine: EmbeddingEngine, counter: AccessCounter | None
@@ -289,7 +292,7 @@ class Session:
         planned_bytes = needed_bytes(plan, dist.get_rank(), dist.get_world_size(), self._device)
         folder, every = Path(request.metrics_path), request.metrics_every
         metrics = Metrics(
-            folder, every, self._device, timer, engine.sent_bytes, planned_bytes, self._base_bytes, number
+            folder, every, self._device, timer, engine.sent_bytes, planned_bytes, self._peak_bytes, number
         )
         try:
             yield metrics
@@ -422,7 +425,8 @@ def _summary(
     order = GroupOrder.of(plan.replica_groups, dist.get_world_size())
     places = {process: place for group in order.groups for place, process in enumerate(group)}
     first = 2 + len(Part)
-    times_PC = medians_PM[:, first : first + 2 * len(StepCollective)]
+    amounts = first + 2 * len(StepCollective)
+    times_PC = medians_PM[:, first:amounts]
     ranks = tuple(
         RankTiming(
             process=process,
@@ -432,7 +436,8 @@ def _summary(
             ),
             num_tables=len(owners.tables_of(places[process])),
             **dict(zip(Part, medians_M[2 : 2 + len(Part)].tolist(), strict=True)),
-            sent_bytes=dict(zip(SENT, medians_M[first + 2 * len(StepCollective) :].tolist(), strict=False)),
+            memory_bytes=int(medians_M[amounts]),
+            sent_bytes=dict(zip(SENT, medians_M[amounts + 1 :].tolist(), strict=False)),
             collectives=_collective_times(times_PC[process].tolist()),
         )
         for process, medians_M in enumerate(medians_PM)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import resource
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -51,7 +50,7 @@ class Metrics:
         timer: The steps' timer.
         sent_bytes: Bytes that this process has sent so far, by `SENT`; empty where they are not counted.
         planned_bytes: Memory that this process needs by the plan.
-        base_bytes: Host memory that it had before it made the tables, which is left out of a CPU's peak.
+        peak_bytes: The most that it has used.
         number: Steps that the job has made; what was written after them is removed.
 
     Raises:
@@ -70,11 +69,11 @@ class Metrics:
         timer: StepTimer,
         sent_bytes: Callable[[], Mapping[str, float]],
         planned_bytes: int,
-        base_bytes: int,
+        peak_bytes: Callable[[], int],
         number: int,
     ) -> None:
         self._every, self._device, self._timer, self._sent_bytes = every, device, timer, sent_bytes
-        self._planned_bytes, self._base_bytes, self._file = planned_bytes, base_bytes, folder / _FILE
+        self._planned_bytes, self._peak_bytes, self._file = planned_bytes, peak_bytes, folder / _FILE
         self._writer: SummaryWriter | None = None
         if dist.get_rank() == 0:
             try:
@@ -172,11 +171,6 @@ class Metrics:
         ]
         values = [*bytes_sent, *times, float(self._peak_bytes()), float(self._planned_bytes), *waits]
         return torch.cat([self._learned, self._learned.new_tensor(values)])
-
-    def _peak_bytes(self) -> int:
-        if self._device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self._device)
-        return max(0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - self._base_bytes)
 
 
 def _learning(cross_entropy: float, positives: float, num_samples: float) -> dict[str, float | None]:
