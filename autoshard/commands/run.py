@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Group, RenderableType
 
-from autoshard.commands.arguments import seed_option
+from autoshard.commands.arguments import positive_option, seed_option
 from autoshard.commands.options import Needs, command_options
 from autoshard.console import JsonOption, emit, log, progress, warn
-from autoshard.core.accepted import FINITE_ABOVE_0
-from autoshard.core.choices import Device, Engine
+from autoshard.core.accepted import FINITE_ABOVE_0, WHOLE, Range
+from autoshard.core.choices import BadIds, Device, Engine
 from autoshard.core.declared import Meaning, declared
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.machine import device_family
@@ -56,6 +56,14 @@ class DataOptions:
     shuffle: Annotated[
         int, typer.Option(min=0, help="Samples that are shuffled among each other; 0 keeps the files' order."), _FILES
     ] = 0
+    on_bad_ids: Annotated[
+        BadIds,
+        typer.Option(
+            help="What becomes of ids that are no rows: error, clip (to the nearest row), ignore (they are left out) "
+            "or skip (their samples are left out)."
+        ),
+        _FILES,
+    ] = BadIds.ERROR
     drift_every: Annotated[
         int,
         typer.Option(min=0, help="Of generated samples: steps after which other rows are hot; 0 for never."),
@@ -73,11 +81,67 @@ class JobOptions:
     ] = None
     checkpoint_every: Annotated[int, typer.Option(min=1, help="Steps from one checkpoint to the next."), _KEPT] = 1000
     keep: Annotated[int, typer.Option(min=1, help="Checkpoints that are kept."), _KEPT] = 3
+    metrics: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for loss, AUC, times, bytes and memory: TensorBoard's files, and metrics.jsonl.", metavar="DIR"
+        ),
+    ] = None
+    metrics_every: Annotated[
+        int,
+        typer.Option(min=1, help="Steps from one line of metrics to the next."),
+        Needs("--metrics", lambda options: options.metrics is not None),
+    ] = 100
     max_restarts: Annotated[
         int,
         typer.Option(min=0, help="How often processes are started again after one was killed, hung or failed."),
         _KEPT,
     ] = 0
+    replan_every: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Steps after which it plans again for what it looks up, and changes its plan if that pays."
+        ),
+    ] = 0
+    replan_horizon: Annotated[
+        float,
+        positive_option("Steps within which changing the plan has to pay off, if the job has as many left."),
+        Needs("--replan-every above 0", lambda options: options.replan_every > 0),
+    ] = 10_000.0
+
+
+@command_options(panel="Several machines")
+class NodeOptions:
+    """Which of several machines this one is; the command is called on each."""
+
+    nnodes: Annotated[int, typer.Option(min=1, help="Machines that execute the plan together.")] = 1
+    node_rank: Annotated[int, typer.Option(min=0, help="Number of this machine, from 0.")] = 0
+    rdzv: Annotated[
+        str | None,
+        typer.Option(
+            help="Where they meet: address of machine 0 and a free port; restarts take the ports after it.",
+            metavar="HOST:PORT",
+        ),
+        Needs("--nnodes", lambda options: options.nnodes > 1),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.nnodes > 1 and self.rdzv is None:
+            raise InvalidOptionError("must be told with --nnodes, as HOST:PORT", field="--rdzv")
+        self.launcher()
+
+    def launcher(self) -> Launcher:
+        """Starts the processes.
+
+        Raises:
+            InvalidOptionError: If a number is out of range, or the address none.
+        """
+        from autoshard.runtime.processes.launch import LOCAL, NodeLauncher
+
+        if self.rdzv is None:
+            Range(at_least=0, at_most=0, kind=WHOLE).check_fields(self, "node_rank")
+            return LOCAL
+        return NodeLauncher(nnodes=self.nnodes, node_rank=self.node_rank, rdzv=self.rdzv)
 
 
 @command_options(panel="Updates of tables")
@@ -97,8 +161,8 @@ class RunOptions:
     nproc: Annotated[
         str | None,
         typer.Option(
-            help="Processes; where there are fewer than ranks, each runs several ranks. `2:4` starts 4, and one less "
-            "at each restart, down to 2. Left out: one per core.",
+            help="Processes of all machines; where there are fewer than ranks, each runs several ranks. `2:4` starts "
+            "4, and one less at each restart, down to 2. Left out: one per core; on several machines, one per rank.",
             metavar="N",
         ),
     ] = None
@@ -139,6 +203,14 @@ class RunOptions:
             "`autoshard drift` and `replan`.",
         ),
     ] = None
+    append_to: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also add the plan and what its steps took to this folder, for `autoshard train step --runs`.",
+            metavar="DIR",
+        ),
+    ] = None
+    nodes: NodeOptions = field(default_factory=NodeOptions)
     samples: DataOptions = field(default_factory=DataOptions)
     job: JobOptions = field(default_factory=JobOptions)
 
@@ -146,6 +218,8 @@ class RunOptions:
         self.request()
         if self.least_nproc is not None and not self.job.max_restarts:
             raise InvalidOptionError("of two numbers needs --max-restarts", field="nproc")
+        if self.least_nproc is not None and self.nodes.nnodes > 1:
+            raise InvalidOptionError("must be one number on several machines", field="nproc")
         for option, file in (("--trace", self.trace), ("--write-access", self.write_access)):
             if file is not None and not file.absolute().parent.is_dir():
                 raise InvalidOptionError(f"must be in a folder that is there, got {file}", field=option)
@@ -200,9 +274,14 @@ class RunOptions:
             epochs=samples.epochs,
             shuffle=samples.shuffle,
             drift_every=samples.drift_every,
+            on_bad_ids=samples.on_bad_ids,
             checkpoints_path=_absolute(job.checkpoints),
             checkpoint_every=job.checkpoint_every,
             keep=job.keep,
+            replan_every=job.replan_every,
+            replan_horizon=job.replan_horizon,
+            metrics_path=_absolute(job.metrics),
+            metrics_every=job.metrics_every,
             **{one.name: getattr(self.updates, one.name) for one in declared(UpdateSettings)},
         )
 
@@ -220,12 +299,14 @@ def run(options: RunOptions, as_json: JsonOption = False) -> None:
     Example:
         autoshard run plan.json --nproc 4 --steps 20
         autoshard run plan.json --data clicks/ --epochs 2 --shuffle 100000 --checkpoints job/ --checkpoint-every 500
+        autoshard run plan.json --nnodes 2 --node-rank 0 --rdzv 10.0.0.1:29500
     """
     from autoshard.formats import read_plan
-    from autoshard.runtime.processes.launch import LOCAL
 
     plan = read_plan(options.plan)
-    run_on(LOCAL, options, options.most_nproc or _num_processes(plan.topology.world_size), as_json, plan)
+    world_size = plan.topology.world_size
+    left_out = _num_processes(world_size) if options.nodes.nnodes == 1 else world_size
+    run_on(options.nodes.launcher(), options, options.most_nproc or left_out, as_json, plan)
 
 
 def _machine_note(plan: ShardingPlan) -> str:
@@ -261,6 +342,8 @@ def _predicted(plan: ShardingPlan, result: RunResult) -> RunPrediction | None:
         f"the plan is for batches of {plan.tables.batch_size:,} samples": result.batch_size != plan.tables.batch_size,
         f"the prediction is for overlap {overlap}": overlap is not result.overlap,
         "the engine torchrec ran it, and models are fitted to the engine thin": result.engine == "torchrec",
+        "the plan was changed on the way": result.job is not None
+        and any(one.is_changed for one in result.job.plan_changes),
     }
     reasons = tuple(text for text, applies in differences.items() if applies)
     return RunPrediction(step_ms=predicted.step_ms, parts=predicted.parts or None, reasons=reasons)
@@ -298,7 +381,7 @@ def run_on(launcher: Launcher, options: RunOptions, num_processes: int, as_json:
                 f"{restart.error}; restart {restart.number} of {options.job.max_restarts}, on {restart.nproc} processes"
             )
 
-        (result,) = run_requests(
+        results = run_requests(
             [request],
             num_processes,
             timeout_s=math.inf if request.is_job else DEFAULT_TIMEOUT_S,
@@ -309,7 +392,16 @@ def run_on(launcher: Launcher, options: RunOptions, num_processes: int, as_json:
             on_restart=on_restart,
             stop=stop,
         )
-    result = replace(result, predicted=_predicted(plan, result))
+    if not results:
+        log("Done; machine 0 has the results.")
+        if stop is not None and stop.is_set():
+            raise typer.Exit(_TERMINATED_EXIT_CODE)
+        return
+    result = replace(results[0], predicted=_predicted(plan, results[0]))
+    if options.append_to is not None:
+        from autoshard.runtime.run_store import append_run
+
+        log(f"Wrote {append_run(options.append_to, plan, result)}")
     for written in (options.trace, options.write_access):
         if written is not None:
             log(f"Wrote {written}")
@@ -373,6 +465,8 @@ def _rendered(result: RunResult) -> RenderableType:
             (ms("kernel", "ms"), lambda rank: rank.kernel_ms),
         ],
     )
+    met = {"steps had a loss or gradients that were not finite": result.bad_steps, "ids were no rows": result.bad_ids}
+    lines += [f"{number:,} {what}" for what, number in met.items() if number]
     predicted = () if result.predicted is None else (*_comparison(result, result.predicted), "")
     return Group(*lines, "", *predicted, table, "", _collective_table(result))
 
@@ -388,6 +482,10 @@ def _of_job(result: RunResult) -> list[str]:
     ]
     if job.skipped_lines:
         lines.append(f"Left out {job.skipped_lines:,} lines that are no samples; the first: {job.first_skipped}")
+    for one in job.plan_changes:
+        what = "changed the plan" if one.is_changed else "kept the plan"
+        took = "" if one.adopt_ms is None else f", which took {one.adopt_ms:,.0f} ms"
+        lines.append(f"Step {one.decided_at:,}: {what}{took} ({one.reason}).")
     return lines
 
 

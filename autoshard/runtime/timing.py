@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 import torch
+from torch.profiler import record_function
 
 from autoshard.core.step import CollectiveTime, StepCollective
 
@@ -86,12 +87,16 @@ class StepTimer:
         self._enabled = enabled
         self._on_gpu = device.type == "cuda"
         self._begun: dict[Part, Any] = {}
+        self._named: dict[Part, record_function] = {}
         self._spans: list[tuple[Part, Span]] = []
         self._collectives: list[tuple[StepCollective, Span, Span]] = []
 
     def begin(self, part: Part) -> None:
-        """Marks the start of a part."""
+        """Marks the start of a part, which a profiler's trace shows by its name."""
         if self._enabled:
+            if is_profiled():
+                self._named[part] = named = record_function(f"autoshard: {part.removesuffix('_ms')}")
+                named.__enter__()  # type: ignore[no-untyped-call]
             self._begun[part] = self.mark()
 
     def end(self, part: Part) -> None:
@@ -99,6 +104,8 @@ class StepTimer:
         begun = self._begun.pop(part, None)
         if begun is not None:
             self._spans.append((part, Span(begun, self.mark())))
+        if (named := self._named.pop(part, None)) is not None:
+            named.__exit__(None, None, None)
 
     @contextmanager
     def measure(self, part: Part, collective: StepCollective | None = None) -> Iterator[None]:
@@ -169,6 +176,16 @@ class StepTimer:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
+
+
+def is_profiled() -> bool:
+    """Whether torch's profiler is on; names of phases cost time where it is not."""
+    return bool(torch.autograd.profiler._is_profiler_enabled)
+
+
+def phase(name: str) -> AbstractContextManager[object]:
+    """Names what is done within, for a profiler's trace."""
+    return record_function(f"autoshard: {name}") if is_profiled() else nullcontext()
 
 
 def _union_ms(spans: Sequence[Span]) -> float:

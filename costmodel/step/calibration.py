@@ -22,6 +22,7 @@ from autoshard.evaluation.evaluate import price_step
 from autoshard.evaluation.step_price import StepPrice
 from autoshard.planning import plan_costs
 from autoshard.runtime.processes.launch import LOCAL, Launcher
+from autoshard.runtime.run_store import read_runs
 from autoshard.whatif.trials import MeasuredStep, run_trials
 from costmodel.step.model import CalibratedStep, StepCard
 from costmodel.step.regression import FloatArray, fit_nonnegative
@@ -141,6 +142,24 @@ def run_calibration(
             runs.append(CalibrationRun(plan=plan, costs=plan_costs(plan, registry), measured=one))
         advance(len(chunk))
     return tuple(runs)
+
+
+def recorded_runs(store: Path, device: str, registry: Path | None = None) -> tuple[CalibrationRun, ...]:
+    """Runs of a store that predictions are of, see `RunRecord.is_comparable`, priced by the models that there are now.
+
+    Args:
+        store: Folder that `append_run` fills.
+        device: Key of the device; runs of plans for others are left out.
+        registry: Models that price the plans; None for the default.
+
+    Raises:
+        SampleStoreError: If the store cannot be read.
+    """
+    return tuple(
+        CalibrationRun(plan=one.plan, costs=plan_costs(one.plan, registry), measured=MeasuredStep.of(one.result))
+        for one in read_runs(store)
+        if one.is_comparable and one.plan.topology.device == device
+    )
 
 
 def _fit_all(runs: Sequence[CalibrationRun], prices: Sequence[StepPrice], device: str) -> CalibratedStep:

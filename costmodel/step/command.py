@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from autoshard.core import TableSet
     from costmodel.registry.promotion import TrainedVersion
     from costmodel.registry.versions import Registry
+    from costmodel.step.calibration import CalibrationRun
 
 #: Runs that a calibration needs.
 _FEWEST_RUNS = 4
@@ -40,6 +41,12 @@ class TrainStepOptions:
     ] = None
     device: Annotated[
         str | None, typer.Option(help="Key of the device to train for; may be left out if the store has one only.")
+    ] = None
+    runs: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of runs to calibrate steps on, which `autoshard run --append-to` fills.", metavar="DIR"
+        ),
     ] = None
     calibrate: Annotated[
         int,
@@ -71,7 +78,7 @@ class TrainStepOptions:
             raise InvalidOptionError(
                 f"must be 0, or at least {_FEWEST_RUNS}, got {self.calibrate}", field="--calibrate"
             )
-        if self.store is None and not self.calibrate:
+        if self.store is None and self.runs is None and not self.calibrate:
             raise InvalidOptionError("needs a store to train from, or runs to calibrate on", field="store")
 
 
@@ -88,6 +95,7 @@ def train_step(options: TrainStepOptions, publishing: PublishOptions, as_json: c
     Example:
         autoshard train step --store samples --calibrate 20
         autoshard train step --calibrate 20 --force
+        autoshard train step --runs runs/
     """
     from autoshard.formats import load_tables
     from costmodel.registry.versions import Registry
@@ -97,7 +105,7 @@ def train_step(options: TrainStepOptions, publishing: PublishOptions, as_json: c
     trained: list[dict[str, Any]] = []
     if options.store is not None:
         trained += _train(options.store, options.device, models, publishing)
-    if pool is not None:
+    if pool is not None or options.runs is not None:
         device = options.device or (str(trained[0]["name"]) if trained else "cpu")
         trained.append(_calibrate(options, pool, device, models, publishing))
     result = {"registry": str(models.root), "models": trained}
@@ -132,24 +140,29 @@ def _train(store: Path, device: str | None, models: Registry, publishing: Publis
 
 
 def _calibrate(
-    options: TrainStepOptions, pool: TableSet, device: str, models: Registry, publishing: PublishOptions
+    options: TrainStepOptions, pool: TableSet | None, device: str, models: Registry, publishing: PublishOptions
 ) -> dict[str, Any]:
     from autoshard.whatif.trials import draw_trials, local_topology, plan_trial
-    from costmodel.step.calibration import calibrate_step, run_calibration
+    from costmodel.step.calibration import calibrate_step, recorded_runs, run_calibration
     from costmodel.step.comparison import step_version
 
-    trials = draw_trials(options.calibrate, seed=options.seed)
-    topology = local_topology(device, options.nproc, _RUN_BYTES)
-    with console.progress("Running plans", len(trials)) as advance:
-        runs = run_calibration(
-            (plan_trial(trial, pool, topology, models.root) for trial in trials),
-            [trial.seed for trial in trials],
-            registry=models.root,
-            steps=options.steps,
-            repeats=options.repeats,
-            advance=advance,
-        )
-    return _publish(models, step_version(calibrate_step(runs, topology.device), runs), publishing)
+    runs: tuple[CalibrationRun, ...] = ()
+    if options.runs is not None:
+        runs = recorded_runs(options.runs, device, models.root)
+        console.log(f"{options.runs} holds {len(runs)} runs of {device} that predictions can be compared with")
+    if pool is not None:
+        trials = draw_trials(options.calibrate, seed=options.seed)
+        topology = local_topology(device, options.nproc, _RUN_BYTES)
+        with console.progress("Running plans", len(trials)) as advance:
+            runs += run_calibration(
+                (plan_trial(trial, pool, topology, models.root) for trial in trials),
+                [trial.seed for trial in trials],
+                registry=models.root,
+                steps=options.steps,
+                repeats=options.repeats,
+                advance=advance,
+            )
+    return _publish(models, step_version(calibrate_step(runs, device), runs), publishing)
 
 
 def _publish(models: Registry, version: TrainedVersion, options: PublishOptions) -> dict[str, Any]:

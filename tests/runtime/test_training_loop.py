@@ -1,19 +1,30 @@
 """Training jobs: files of samples, checkpoints, and going on from them."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+import torch.distributed as dist
 
 from autoshard.core import DenseLayers, ReplicaGroups
 from autoshard.core.errors import InputError, InvalidOptionError
 from autoshard.formats import read_plan, write_plan
 from autoshard.runtime import RunRequest, run_requests
+from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.checkpoints.manifest import MANIFEST, MANIFEST_NAME
+from autoshard.runtime.timing import Span, StepTimer, Timings
+from autoshard.runtime.training.loop import TrainedStep
+from autoshard.runtime.training.step import StepOutcome
+from autoshard.runtime.training.synthetic import Samples
 from tests import builders as make
-from tests.ranks import executed
+from tests.ranks import executed, on_ranks
+
+CPU = torch.device("cpu")
 
 NUM_SAMPLES = 1_003
 
@@ -123,3 +134,64 @@ def test_generated_samples_are_gone_on_with(job, tmp_path):
     trained(replace(job, steps=5), 2)
     assert trained(job, 2).last_loss == whole.last_loss
     assert last_files(tmp_path / "job") == last_files(tmp_path / "whole")
+
+
+def test_metrics_are_those_of_all_samples_and_go_on_where_the_job_does(job, tmp_path):
+    folder = tmp_path / "metrics"
+    job = replace(job, checkpoints_path=None, metrics_path=str(folder), metrics_every=4, epochs=1, shuffle=0)
+    trained(job, 2)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [(line["step"], line["samples"]) for line in lines] == [(4, 256), (8, 256), (12, 256), (16, 235)]
+    labels = pq.read_table(job.data_path)["label"].to_numpy()
+    for line, of in zip(lines, np.split(labels, [256, 512, 768]), strict=True):
+        share = of.mean()
+        entropy = -share * np.log(share) - (1 - share) * np.log(1 - share)
+        assert line["normalised_entropy"] == pytest.approx(line["loss"] / entropy)
+        assert 0 < line["auc"] < 1
+        assert line["sent_bytes"]["forward"] > 0 < line["memory_planned_bytes"]
+        assert line["collectives"]["input"]["exposed_ms"] > 0 < line["input_ms"] < line["step_ms"]
+    whole = [line["loss"] for line in lines]
+    trained(replace(job, checkpoints_path=str(tmp_path / "job"), steps=10, metrics_every=2), 2)
+    trained(replace(job, checkpoints_path=str(tmp_path / "job"), metrics_every=4), 3)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [line["step"] for line in lines] == [2, 4, 6, 8, 10, 12, 16]
+    assert lines[-1]["loss"] == pytest.approx(whole[-1], abs=1e-6)
+    assert list(folder.glob("events.out.tfevents.*"))
+
+
+def predict_and_measure(folder):
+    """AUC of predictions that are made on two processes."""
+    from autoshard.runtime.training.metrics import Metrics  # torchmetrics warns of what itself imports
+
+    rank = dist.get_rank()
+    metrics = Metrics(Path(folder), 1, CPU, StepTimer(CPU), dict, 0, lambda: 0, 0)
+    rng = np.random.default_rng(rank)
+    logits = torch.from_numpy(rng.standard_normal(500 + 100 * rank))
+    labels = (logits + torch.from_numpy(rng.standard_normal(len(logits))) > 0).float()
+    ids = BatchOfIds(torch.zeros(1, len(labels), dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
+    samples = Samples(ids, torch.zeros(len(labels), 1), labels)
+    outcome = StepOutcome(torch.tensor(0.5), logits, torch.zeros(1))
+    timings = Timings([], [])
+    metrics(TrainedStep(1, samples, outcome, Span(0.0, 1.0), 0.0, timings))
+    metrics.close()
+    return logits.tolist(), labels.tolist()
+
+
+def test_the_area_under_the_curve_is_that_of_all_processes(tmp_path):
+    found = on_ranks(predict_and_measure, 2, str(tmp_path))
+    logits, labels = (np.concatenate(of) for of in zip(*found, strict=True))
+    order = np.argsort(np.argsort(logits)) + 1
+    positives = labels.sum()
+    area = (order[labels == 1].sum() - positives * (positives + 1) / 2) / (positives * (len(labels) - positives))
+    (line,) = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    assert json.loads(line)["auc"] == pytest.approx(area, abs=2e-3)
+    assert json.loads(line)["samples"] == 1100
+
+
+@pytest.mark.parametrize("overlap", ["none", "pipelined"])
+def test_a_trace_names_the_phases_of_a_step(job, tmp_path, overlap):
+    trace = tmp_path / "trace.json"
+    trained(replace(job, checkpoints_path=None, epochs=1, overlap=overlap, trace_path=str(trace)), 2)
+    names = {event.get("name") for event in json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]}
+    phases = {"bottom layers", "forward_kernel", "interaction and top layers", "backward", "backward_kernel"}
+    assert {f"autoshard: {phase}" for phase in (*phases, "dense optimizer")} <= names

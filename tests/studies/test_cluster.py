@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -254,6 +255,38 @@ def test_a_killed_worker_is_named_and_those_of_other_nodes_end(plan_path):
         with pytest.raises(ExecutionError, match=r"^process 3 was killed by signal 9 \(SIGKILL\)$"):
             run_requests([request_of(plan_path, steps=10**6)], 4, launcher=cluster, on_progress=kill)
         assert [pid for one in cluster.namespaces for pid in ip("netns", "pids", one).split()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("namespaces")
+def test_machines_that_are_started_by_themselves_meet_and_restart_after_a_kill(plan_path, tmp_path):
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    words = ["--nnodes", "2", "--rdzv", "10.0.0.1:29500", "--steps", "200", "--device", "cpu", "--max-restarts", "1"]
+    words += ["--checkpoints", str(tmp_path / "job"), "--checkpoint-every", "20", "--json"]
+    command = [str(Path(sys.executable).with_name("autoshard")), "run", str(plan_path), *words]
+    with nothing_left(), open_cluster(SPEC) as cluster:
+        machines = [
+            subprocess.Popen(
+                ["ip", "netns", "exec", name, *command, "--node-rank", str(rank)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "TMPDIR": str(folder)},
+            )
+            for rank, name in enumerate(cluster.namespaces)
+        ]
+        while not list((tmp_path / "job").glob("step-*")):
+            assert [one.poll() for one in machines] == [None, None]
+            time.sleep(0.1)
+        os.kill(int(next(folder.glob("*/pid.3")).read_text(encoding="utf-8")), signal.SIGKILL)
+        said = [one.communicate() for one in machines]
+    assert [one.returncode for one in machines] == [0, 0]
+    assert "warning: process 3 was killed; restart 1 of 1, on 4 processes" in said[0][1]
+    assert "warning: process 3 was killed by signal 9 (SIGKILL); restart 1 of 1, on 4 processes" in said[1][1]
+    job = json.loads(said[0][0])["job"]
+    assert (job["trained_steps"], job["restarts"], said[1][0]) == (203, 1, "")
+    assert job["resumed_from"] >= 20
 
 
 @pytest.mark.usefixtures("namespaces")

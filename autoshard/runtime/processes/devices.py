@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Set
+import resource
+from collections.abc import Set
+from pathlib import Path
 
 import torch
 
@@ -14,7 +16,7 @@ from autoshard.core.quoting import write_bytes
 from autoshard.evaluation.batch_memory import dense_bytes, row_order_bytes, training_bytes
 from autoshard.runtime.engine.holdings import GroupOrder
 from autoshard.runtime.ownership import ownership_of
-from autoshard.runtime.state import free_host_bytes
+from autoshard.runtime.state import free_host_bytes, processes_here
 
 #: Of each GPU, for NCCL: four communicators (vectors, batches that are prefetched, dense layers, replicas) of 256 MiB.
 #: Assumed from its buffers of 4 MiB per channel and peer; nothing here has measured it.
@@ -57,10 +59,7 @@ def check_memory(plan: ShardingPlan, process: int, num_processes: int, device: t
         DeviceError: If more is needed than is free.
     """
     need = _Need(plan, num_processes)
-    here: Iterable[int] = range(num_processes)
-    if "LOCAL_WORLD_SIZE" in os.environ:
-        first = process - int(os.environ["LOCAL_RANK"])
-        here = range(first, first + int(os.environ["LOCAL_WORLD_SIZE"]))
+    here = processes_here(process, num_processes)
     on_host = set(MemoryLevel)
     if device.type == "cuda":
         on_host = {MemoryLevel.DDR}
@@ -68,6 +67,24 @@ def check_memory(plan: ShardingPlan, process: int, num_processes: int, device: t
         needed = need.bytes_of(process, {MemoryLevel.HBM}) + communicators
         _check_free(needed, device.type, torch.cuda.mem_get_info(device)[0])
     _check_free(sum(need.bytes_of(one, on_host) for one in here), "cpu", free_host_bytes())
+
+
+def needed_bytes(plan: ShardingPlan, process: int, num_processes: int, device: torch.device) -> int:
+    """What `check_memory` counts of one process on its device."""
+    levels = {MemoryLevel.HBM} if device.type == "cuda" else set(MemoryLevel)
+    return _Need(plan, num_processes).bytes_of(process, levels)
+
+
+def resident_bytes() -> int:
+    """Host memory of this process."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+
+
+def peak_bytes(device: torch.device, base_bytes: int) -> int:
+    """Most memory of a device that this process has used; on a CPU, beyond `base_bytes`."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return max(0, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - base_bytes)
 
 
 class _Need:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from autoshard.core.errors import AutoshardError, ExecutionError
@@ -18,6 +19,12 @@ ERROR_FILE = "error.{rank}.json"
 PID_FILE = "pid.{rank}"
 #: Written by the launching process when a job is to save and end.
 STOP_FILE = "stop"
+
+
+def worker_pids(folder: Path) -> dict[int, int]:
+    """Ids of the worker processes of this machine, by rank."""
+    files = folder.glob(PID_FILE.format(rank="*"))
+    return {int(file.suffix[1:]): int(file.read_text(encoding="utf-8")) for file in files}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,12 +7,17 @@ the nodes of a test cluster are network namespaces, which each take a launcher o
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import itertools
 import json
 import math
 import os
 import queue
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -24,10 +29,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
+from autoshard.core.accepted import WHOLE, WHOLE_AT_LEAST_1, Range
 from autoshard.core.errors import AutoshardError, ExecutionError, InvalidOptionError
+from autoshard.core.quoting import shown
 from autoshard.formats import atomic_write, read_plan
 from autoshard.runtime.ownership import check_updates, even_share, ownership_of
-from autoshard.runtime.processes.job import ERROR_FILE, JOB_FILE, PID_FILE, RESULTS_FILE, STOP_FILE, ErrorRecord
+from autoshard.runtime.processes.job import ERROR_FILE, JOB_FILE, RESULTS_FILE, STOP_FILE, ErrorRecord, worker_pids
 from autoshard.runtime.result_json import RUN
 from autoshard.runtime.results import DEFAULT_DENSE_FEATURES, RunRequest, RunResult
 
@@ -38,6 +45,8 @@ START_S = 300.0
 _GRACE_S = 5.0
 _POLL_S = 0.1
 _WORKER: Final = "autoshard.runtime.processes.worker"
+#: Asks Linux for the address of a network interface, see netdevice(7).
+_SIOCGIFADDR: Final = 0x8915
 #: Time for the last lines of launchers that have ended, and for all processes to end once one has failed.
 _DRAIN_S = 2.0
 
@@ -111,6 +120,79 @@ class LocalLauncher:
 
 
 LOCAL: Launcher = LocalLauncher()
+
+_RENDEZVOUS: Final = re.compile(r"(.+):(\d{1,5})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLauncher:
+    """Starts this machine's processes of a run on several machines, on each of which it is called.
+
+    Each start of processes meets at another port, the next one, so that no process meets those of the start before.
+
+    Attributes:
+        nnodes: Machines.
+        node_rank: Number of this one.
+        rdzv: Where they meet: address of the machine of number 0, and a port, `HOST:PORT`.
+
+    Raises:
+        InvalidOptionError: If a number is out of range, or there is no such address.
+    """
+
+    nnodes: int
+    node_rank: int
+    rdzv: str
+    _starts: Iterator[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        WHOLE_AT_LEAST_1.check_fields(self, "nnodes")
+        Range(at_least=0, at_most=self.nnodes - 1, kind=WHOLE).check_fields(self, "node_rank")
+        if _RENDEZVOUS.fullmatch(self.rdzv) is None:
+            raise InvalidOptionError(f"must be HOST:PORT, got {shown(self.rdzv)}", field="rdzv")
+
+    def torchruns(self, nproc: int) -> Sequence[Torchrun]:
+        """This machine's torchrun, with gloo on the interface that leads to the machine of number 0."""
+        if nproc % self.nnodes:
+            raise InvalidOptionError(f"must be a multiple of the {self.nnodes} machines, got {nproc}", field="nproc")
+        host, port = self.rdzv.rsplit(":", 1)
+        own = _address_towards(host, int(port))
+        options = (
+            f"--nnodes={self.nnodes}",
+            f"--node-rank={self.node_rank}",
+            f"--nproc-per-node={nproc // self.nnodes}",
+            f"--master-addr={host}",
+            f"--master-port={int(port) + next(self._starts)}",
+            f"--local-addr={own}",
+        )
+        interface = os.environ.get("GLOO_SOCKET_IFNAME") or _interface_of(own)
+        return [Torchrun(options=options, variables={"GLOO_SOCKET_IFNAME": interface} if interface else {})]
+
+
+def _address_towards(host: str, port: int) -> str:
+    """The address of this machine that another one sees.
+
+    Raises:
+        InvalidOptionError: If the name or address is not known, or no network leads there.
+    """
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as found:
+            found.connect((host, port))  # sends nothing
+            return str(found.getsockname()[0])
+    except OSError as error:
+        raise InvalidOptionError(f"cannot be reached: {error.strerror or error}: {host}", field="rdzv") from error
+
+
+def _interface_of(address: str) -> str | None:
+    """The network interface that has an address; None if that cannot be told."""
+    if sys.platform != "linux":
+        return None
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # it has none
+                answer = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, struct.pack("256s", name[:15].encode()))
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    return None
 
 
 def run_requests(
@@ -378,16 +460,12 @@ def _progress(document: Any) -> RunProgress | None:
 def _end_workers(folder: Path) -> None:
     """Ends workers that their torchruns left, which live in sessions of their own, and waits until they are gone."""
     deadline = time.monotonic() + _GRACE_S
-    while workers := [pid for pid in _worker_pids(folder) if _signal(pid, 0)]:
+    while workers := [pid for pid in worker_pids(folder).values() if _signal(pid, 0)]:
         for pid in workers:
             _signal(pid, signal.SIGKILL)
         if time.monotonic() > deadline:
             break
         time.sleep(_POLL_S)
-
-
-def _worker_pids(folder: Path) -> list[int]:
-    return [int(file.read_text(encoding="utf-8")) for file in folder.glob(PID_FILE.format(rank="*"))]
 
 
 def _signal(pid: int, number: int) -> bool:

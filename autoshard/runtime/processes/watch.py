@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import NoReturn
 
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from autoshard.core.errors import AutoshardError, ExecutionError
-from autoshard.runtime.processes.job import STOP_FILE
+from autoshard.runtime.processes.job import STOP_FILE, worker_pids
 
 #: A process says that it lives this often, and is lost once it has not for so long; sooner if collectives failed, which
 #: they do where a process died. torchrun needs `launch._GRACE_S` after that to end a stopped process.
@@ -33,7 +35,8 @@ class Watch:
 
     Processes tell each other through torchrun's store, by a connection of their own: a thread of each sets a count
     there, and reads that of its neighbour. What it says when one is lost, or failed, reaches all others within two
-    beats, on other machines as well.
+    beats, on other machines as well. torchrun ends its processes by SIGTERM where one of them was killed; the thread
+    says which, and ends this one. SIGTERM has to be blocked before any thread starts, or it would be ended by it.
 
     Args:
         folder: Of the job, in which this machine's launcher leaves its wish to stop.
@@ -72,8 +75,9 @@ class Watch:
         if self._store is None:
             return error
         self._ended.set()
-        if isinstance(error, AutoshardError) or not _OF_PEERS.search(str(error)):
-            self._tell(error)
+        if not _OF_PEERS.search(str(error)):
+            text = str(error).strip().splitlines() or [type(error).__name__]
+            self._tell(error.message if isinstance(error, AutoshardError) else f"process {self._rank}: {text[0]}")
             return error
         self._store.set("suspect", str(self._rank))
         self._ended.clear()  # The thread goes on: the neighbour may be the one.
@@ -84,12 +88,10 @@ class Watch:
             time.sleep(_BEAT_S / 4)
         return error
 
-    def _tell(self, error: BaseException) -> None:
+    def _tell(self, what: str) -> None:
         """Tells all what happened, unless another process was first."""
-        text = str(error).strip().splitlines() or [type(error).__name__]
-        named = error.message if isinstance(error, ExecutionError) else f"process {self._rank}: {text[0]}"
         assert self._store is not None, "nobody to tell"
-        self._store.compare_set("failed", "", named)
+        self._store.compare_set("failed", "", what)
 
     def _told(self) -> ExecutionError | None:
         assert self._store is not None, "nobody tells"
@@ -98,7 +100,9 @@ class Watch:
     def _watch(self) -> None:
         """The thread."""
         beats, heard, heard_at = 0, b"", time.monotonic()
-        while not self._ended.wait(_BEAT_S):
+        while not self._ended.is_set():
+            if signal.sigtimedwait([signal.SIGTERM], _BEAT_S) is not None:
+                self._leave()
             self.wants_stop |= (self._folder / STOP_FILE).exists()
             if self._store is None:
                 continue
@@ -118,5 +122,21 @@ class Watch:
             if silent_s > limit_s and not self._ended.is_set():
                 lost = ExecutionError(f"process {self._next} has given no sign of life for {silent_s:.0f} s")
                 with contextlib.suppress(dist.DistError, RuntimeError):  # Each process then finds it by itself.
-                    self._tell(lost)
+                    self._tell(lost.message)
                 self._end(lost)
+
+    def _leave(self) -> NoReturn:
+        """Ends this process, as torchrun wants it; says which process of this machine was killed, if one was."""
+        killed = [rank for rank, pid in worker_pids(self._folder).items() if not _is_alive(pid)]
+        if killed and self._store is not None:
+            with contextlib.suppress(dist.DistError, RuntimeError):
+                self._tell(f"process {killed[0]} was killed")
+        os._exit(128 + signal.SIGTERM)
+
+
+def _is_alive(pid: int) -> bool:
+    """Whether a process runs: it is there, and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

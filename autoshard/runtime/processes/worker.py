@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -26,6 +27,7 @@ from autoshard.runtime.results import RunRequest
 def main() -> None:
     """Executes the job in the folder that the command line names."""
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # for the thread of `Watch`
 
     def work() -> None:
         # Imported here: torch and FBGEMM take a second, in which a broken import should still leave an error file.
@@ -75,7 +77,7 @@ def _execute(requests: Sequence[RunRequest], folder: Path, rank: int, wants_stop
     from autoshard.runtime.processes.session import open_session
 
     def advance(done: int, total: int) -> None:
-        if rank == 0:
+        if os.environ.get("LOCAL_RANK") == "0":  # each machine's launcher hears of its own
             print(json.dumps({"done": done, "total": total}), flush=True)
 
     with open_session(requests, advance, wants_stop) as session:

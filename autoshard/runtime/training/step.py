@@ -22,7 +22,7 @@ from autoshard.runtime.engine.groups import own_group
 from autoshard.runtime.engine.holdings import Ownership
 from autoshard.runtime.engine.ids.prefetch import Prefetched
 from autoshard.runtime.state import TableState
-from autoshard.runtime.timing import StepTimer
+from autoshard.runtime.timing import StepTimer, phase
 from autoshard.runtime.training.dense import DenseModel
 from autoshard.runtime.training.gradients import GradientBuckets
 from autoshard.runtime.training.synthetic import Samples
@@ -140,6 +140,8 @@ class TrainingStep:
         buckets: GradientBuckets | None = None,
     ) -> None:
         self._embeddings, self._vectors, self._buckets = embeddings, FeatureVectors(tables), buckets
+        #: Where gradients are looked at.
+        self._sharded = embeddings if isinstance(embeddings, ShardedEmbeddings) else None
         self.optimizer = torch.optim.SGD(dense.parameters(), lr=learning_rate)
         self.dense, self.batches_ahead, self.asks = dense, 0, False
 
@@ -153,7 +155,8 @@ class TrainingStep:
         self.optimizer.zero_grad()
         bottom_BD, embedded = self.embed(samples, following)
         vectors_BC = self._vectors(embedded, samples.ids)
-        logits_B = self.dense(bottom_BD, vectors_BC)
+        with phase("interaction and top layers"):
+            logits_B = self.dense(bottom_BD, vectors_BC)
         # The mean over no samples is no number.
         reduction = "mean" if len(samples.labels_B) else "sum"
         loss = binary_cross_entropy_with_logits(logits_B, samples.labels_B, reduction=reduction)
@@ -162,23 +165,32 @@ class TrainingStep:
         asked = None
         if self._buckets is not None:
             self._buckets.asks = self.asks
-        sharded = self._embeddings if isinstance(self._embeddings, ShardedEmbeddings) else None
-        trained = loss if sharded is None else sharded.guard.of_loss(loss)
-        trained.backward()  # type: ignore[no-untyped-call]
+        trained = loss if self._sharded is None else self._sharded.guard.of_loss(loss)
+        with phase("backward"):
+            trained.backward()  # type: ignore[no-untyped-call]
         if self._buckets is not None:
-            asked = self._buckets.average()
-        if sharded is not None:
-            sharded.guard.keep_from_layers(sharded.verdict, self.dense)
+            with phase("mean of dense gradients"):
+                asked = self._buckets.average()
+        if self._sharded is not None:
+            self._sharded.guard.keep_from_layers(self._sharded.verdict, self.dense)
         self._embeddings.end_step()
-        self.optimizer.step()
+        with phase("dense optimizer"):
+            self.optimizer.step()
         return StepOutcome(loss.detach(), logits_B.detach(), vectors_BC.detach(), asked)
+
+    @property
+    def num_bad(self) -> int:
+        """Steps with a loss or gradients that were not finite; the host waits for the device."""
+        return 0 if self._sharded is None else self._sharded.guard.num_bad
 
     def embed(self, samples: Samples, following: Sequence[Samples]) -> tuple[torch.Tensor, Embedded]:
         """The bottom layers' output, shape (B, D), and the embeddings of a batch."""
         del following  # Its ids are sent when it is trained on.
         # The bottom layers come first, so that autograd, which goes back in reverse order, sends the embeddings'
         # gradients on their way before it turns to these layers.
-        return self.dense.bottom(samples.dense_BN), self._embeddings(samples.ids)
+        with phase("bottom layers"):
+            bottom_BD = self.dense.bottom(samples.dense_BN)
+        return bottom_BD, self._embeddings(samples.ids)
 
 
 class PipelinedStep(TrainingStep):
@@ -214,7 +226,8 @@ class PipelinedStep(TrainingStep):
         """As `TrainingStep`; prefetches what follows."""
         started = self._pipelined.start(self._prefetched.popleft() if self._prefetched else samples.ids)
         self._prefetched += [self._pipelined.prefetch(one.ids) for one in following[len(self._prefetched) :]]
-        bottom_BD = self.dense.bottom(samples.dense_BN)
+        with phase("bottom layers"):
+            bottom_BD = self.dense.bottom(samples.dense_BN)
         embedded = started.wait()
         assert isinstance(embedded, Embedded), "of a batch that is no keyed tensor"
         return bottom_BD, embedded

@@ -66,6 +66,7 @@ class DistributedBatch:
             those that are read from replicas here. None if there are none.
         bucketized: Lookups of features that are cut, by destination; None if there are none.
         hits: Rows of this process's replicas whose gradients meet, kernel by kernel.
+        ownership: That of the plan it was distributed under.
     """
 
     batch_size: int
@@ -77,6 +78,7 @@ class DistributedBatch:
     rows: RowLookups | None
     bucketized: Bucketized | None
     hits: tuple[HitRows, ...] = ()
+    ownership: Ownership | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -615,6 +617,7 @@ class InputExchange:
             rows=None if self._rows_order is None else self._row_lookups(self._rows_order, asked, came.counts_F, wire),
             bucketized=asked.bucketized,
             hits=self._hits.met(*came.meeting),
+            ownership=self._ownership,
         )
 
     @staticmethod

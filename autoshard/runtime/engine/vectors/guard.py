@@ -40,7 +40,7 @@ class GradientGuard:
     _peers = WeakGroup[dist.ProcessGroup | None]()
 
     def __init__(self, settings: UpdateSettings, groups: JoinedGroups, device: torch.device) -> None:
-        self._policy = settings.on_bad_gradients
+        self._settings, self._policy = settings, settings.on_bad_gradients
         self._group, self._peers, self._device = groups.own, groups.peers, device
         # The tables see the mean over the processes of a group, whose gradients are divided by their number.
         self._limit = None if settings.max_gradient is None else settings.max_gradient * groups.own.size()
@@ -48,6 +48,12 @@ class GradientGuard:
         self._first = torch.zeros((), dtype=torch.int64, device=device)
         self._late: list[_Told] = []
         self.is_idle = self._policy is BadGradients.IGNORE and self._limit is None
+
+    def over(self, groups: JoinedGroups) -> GradientGuard:
+        """The same over other groups of the processes, with what was found up to now."""
+        other = GradientGuard(self._settings, groups, self._device)
+        other._num_bad, other._late = self._num_bad, self._late
+        return other
 
     @property
     def num_bad(self) -> int:
@@ -117,13 +123,12 @@ class GradientGuard:
         """Gradients within the limit, or zeros for those of a step that is kept out."""
         if verdict.is_bad is not None:
             gradients = [torch.where(verdict.is_bad, torch.zeros_like(one), one) for one in gradients]
-        if self._policy is BadGradients.CLIP:
-            gradients = [
-                one.nan_to_num(0.0, self._limit, None if self._limit is None else -self._limit) for one in gradients
-            ]
-        if self._limit is None or not is_limited:
+        limit = self._limit
+        if limit is None:
             return gradients
-        return [one.clamp(-self._limit, self._limit) for one in gradients]
+        if self._policy is BadGradients.CLIP:
+            gradients = [one.nan_to_num(0.0, limit, -limit) for one in gradients]
+        return [one.clamp(-limit, limit) for one in gradients] if is_limited else gradients
 
     def _first_bad(self, is_bad: torch.Tensor) -> torch.Tensor:
         """The first of all processes with bad gradients, counted back from the number of them; 0 if none has."""
