@@ -59,7 +59,7 @@ MUTANTS = (
         "tests/core",
     ),
     Mutant(
-        "autoshard/core/tables.py", "Optimizer.ADAM: 2 * embedding_dim,", "Optimizer.ADAM: embedding_dim,", "tests/core"
+        "autoshard/core/optimizers.py", "Optimizer.ADAM: (_FIRST, _SECOND)", "Optimizer.ADAM: (_FIRST,)", "tests/core"
     ),
     Mutant(
         "autoshard/core/shard.py",
@@ -213,9 +213,9 @@ MUTANTS = (
         "tests/runtime/test_payload.py",
     ),
     Mutant(
-        "autoshard/runtime/engine/rows/replicated.py",
-        "squares = squares.mean(dim=1)",
-        "squares = squares.sum(dim=1)",
+        "autoshard/runtime/engine/rows/torch_rows.py",
+        "return squares_UD.mean(dim=1) if",
+        "return squares_UD.sum(dim=1) if",
         "tests/contracts/test_executed_layouts.py tests/contracts/test_runtime.py",
     ),
     Mutant(

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Group, RenderableType
 
-from autoshard.commands.arguments import seed_option
+from autoshard.commands.arguments import positive_option, seed_option
 from autoshard.commands.options import Needs, command_options
 from autoshard.console import JsonOption, emit, log, progress, warn
 from autoshard.core.accepted import FINITE_ABOVE_0, WHOLE, Range
-from autoshard.core.choices import Device, Engine
+from autoshard.core.choices import BadIds, Device, Engine
 from autoshard.core.declared import Meaning, declared
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.machine import device_family
@@ -56,6 +56,14 @@ class DataOptions:
     shuffle: Annotated[
         int, typer.Option(min=0, help="Samples that are shuffled among each other; 0 keeps the files' order."), _FILES
     ] = 0
+    on_bad_ids: Annotated[
+        BadIds,
+        typer.Option(
+            help="What becomes of ids that are no rows: error, clip (to the nearest row), ignore (they are left out) "
+            "or skip (their samples are left out)."
+        ),
+        _FILES,
+    ] = BadIds.ERROR
     drift_every: Annotated[
         int,
         typer.Option(min=0, help="Of generated samples: steps after which other rows are hot; 0 for never."),
@@ -89,6 +97,17 @@ class JobOptions:
         typer.Option(min=0, help="How often processes are started again after one was killed, hung or failed."),
         _KEPT,
     ] = 0
+    replan_every: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Steps after which it plans again for what it looks up, and changes its plan if that pays."
+        ),
+    ] = 0
+    replan_horizon: Annotated[
+        float,
+        positive_option("Steps within which changing the plan has to pay off, if the job has as many left."),
+        Needs("--replan-every above 0", lambda options: options.replan_every > 0),
+    ] = 10_000.0
 
 
 @command_options(panel="Several machines")
@@ -249,9 +268,12 @@ class RunOptions:
             epochs=samples.epochs,
             shuffle=samples.shuffle,
             drift_every=samples.drift_every,
+            on_bad_ids=samples.on_bad_ids,
             checkpoints_path=_absolute(job.checkpoints),
             checkpoint_every=job.checkpoint_every,
             keep=job.keep,
+            replan_every=job.replan_every,
+            replan_horizon=job.replan_horizon,
             metrics_path=_absolute(job.metrics),
             metrics_every=job.metrics_every,
             **{one.name: getattr(self.updates, one.name) for one in declared(UpdateSettings)},
@@ -314,6 +336,8 @@ def _predicted(plan: ShardingPlan, result: RunResult) -> RunPrediction | None:
         f"the plan is for batches of {plan.tables.batch_size:,} samples": result.batch_size != plan.tables.batch_size,
         f"the prediction is for overlap {overlap}": overlap is not result.overlap,
         "the engine torchrec ran it, and models are fitted to the engine thin": result.engine == "torchrec",
+        "the plan was changed on the way": result.job is not None
+        and any(one.is_changed for one in result.job.plan_changes),
     }
     reasons = tuple(text for text, applies in differences.items() if applies)
     return RunPrediction(step_ms=predicted.step_ms, parts=predicted.parts or None, reasons=reasons)
@@ -435,6 +459,8 @@ def _rendered(result: RunResult) -> RenderableType:
             (ms("kernel", "ms"), lambda rank: rank.kernel_ms),
         ],
     )
+    met = {"steps had a loss or gradients that were not finite": result.bad_steps, "ids were no rows": result.bad_ids}
+    lines += [f"{number:,} {what}" for what, number in met.items() if number]
     predicted = () if result.predicted is None else (*_comparison(result, result.predicted), "")
     return Group(*lines, "", *predicted, table, "", _collective_table(result))
 
@@ -450,6 +476,10 @@ def _of_job(result: RunResult) -> list[str]:
     ]
     if job.skipped_lines:
         lines.append(f"Left out {job.skipped_lines:,} lines that are no samples; the first: {job.first_skipped}")
+    for one in job.plan_changes:
+        what = "changed the plan" if one.is_changed else "kept the plan"
+        took = "" if one.adopt_ms is None else f", which took {one.adopt_ms:,.0f} ms"
+        lines.append(f"Step {one.decided_at:,}: {what}{took} ({one.reason}).")
     return lines
 
 

@@ -65,6 +65,19 @@ class Device(StrEnum):
     CUDA = "cuda"
 
 
+class BadIds(StrEnum):
+    """What becomes of ids in samples that no table has a row for."""
+
+    ERROR = "error"
+    """The job ends, with the feature's name."""
+    CLIP = "clip"
+    """They become the nearest row: the first or the last."""
+    IGNORE = "ignore"
+    """They are left out of their bags."""
+    SKIP = "skip"
+    """Their samples are left out, as samples without a loss."""
+
+
 class Alias(StrEnum):
     """Names of a trained model's versions: the one that is used by default, and one that is tried out."""
 

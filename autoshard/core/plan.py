@@ -15,7 +15,7 @@ from autoshard.core.declared import Meaning, Written
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
 from autoshard.core.replica_groups import ReplicaGroups, SyncRows
-from autoshard.core.shard import LocalShard, PlacedShard, local_shards
+from autoshard.core.shard import LocalShard, PlacedShard, RowsBy, local_shards
 from autoshard.core.step import CollectiveTime, Overlap, StepCollective, StepPart
 from autoshard.core.tables import DType, RowOrder, TableSet
 from autoshard.core.topology import Topology
@@ -295,6 +295,16 @@ class ShardingPlan:
             bags_share_N=[share for _, share, _ in served],
         )
         return tuple(HeldShard(local=local, ranks=ranks) for local, (_, _, ranks) in zip(locals_, served, strict=True))
+
+    def ordered_rows(self) -> dict[str, int]:
+        """Of each table that is cut by access rank, the rows whose order matters: all but those of its last range."""
+        found: dict[str, int] = {}
+        for placed in self.shards:
+            rows, table = placed.shard.rows, placed.shard.table
+            if rows.by is RowsBy.ACCESS_RANK:
+                end = rows.stop if rows.stop < table.num_embeddings else rows.start
+                found[table.name] = max(found.get(table.name, 0), end)
+        return found
 
     def _served(self) -> list[tuple[PlacedShard, float, IntArray]]:
         """Shards by the share of samples that replicas of them serve, and the ranks of these replicas."""

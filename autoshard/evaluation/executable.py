@@ -66,22 +66,32 @@ def plan_faults(plan: ShardingPlan) -> Iterator[ExecutionFault]:
             yield ExecutionFault(field="replica_groups.moment_scale", reason=reason, table=table.name)
 
 
-def level_fault(table: str, level: MemoryLevel) -> ExecutionFault:
-    """Rows outside of the device's memory where the device is a CPU, which has no other."""
-    return ExecutionFault(
-        field="memory.level",
-        reason=f"table {shown(table)} lies in {level}, behind the memory of a GPU: a CPU has only its own memory, "
-        "which plans call hbm",
-        table=table,
+def is_fused_on_gpu(optimizer: Optimizer, dtype: DType) -> bool:
+    """Whether FBGEMM's kernels of GPUs train rows so; else torch does.
+
+    They train with Adam fp32 weights alone (1.6, on an H200). Those of LAMB make a row NaN that is first looked up
+    without a gradient, as a masked place of a sequence is.
+    """
+    return not optimizer.scales_by_norms and (dtype is DType.FP32 or not optimizer.has_decaying_moments)
+
+
+def level_fault(table: EmbeddingTable, level: MemoryLevel) -> ExecutionFault | None:
+    """Why rows of a table are not trained in a memory level of a GPU; a CPU's levels are one memory."""
+    if level is MemoryLevel.HBM or is_fused_on_gpu(table.optimizer, table.dtype):
+        return None
+    reason = (
+        f"must be hbm on a GPU for table {shown(table.name)}, whose {table.dtype} weights are trained with "
+        f"{table.optimizer}, got {level}"
     )
+    return ExecutionFault(field="memory.level", reason=reason, table=table.name)
 
 
 def plan_note(plan: ShardingPlan) -> str:
     """Says what keeps a plan from being executed on its topology's devices; empty if nothing does."""
     faults = list(plan_faults(plan))
-    if device_family(plan.topology.device) == "cpu":
-        lower = {one.shard.table.name: one.memory.level for one in plan.shards if one.memory.level is MemoryLevel.DDR}
-        faults += [level_fault(table, level) for table, level in lower.items()]
+    if device_family(plan.topology.device) != "cpu":
+        found = (level_fault(one.shard.table, one.memory.level) for one in plan.shards)
+        faults += [one for one in found if one is not None]
     return _note("this plan", faults)
 
 
@@ -111,14 +121,11 @@ def _note(what: str, faults: Iterable[ExecutionFault]) -> str:
 def _shard_faults(placed: PlacedShard, field: str) -> Iterator[ExecutionFault]:
     table, memory = placed.shard.table, placed.memory
     if memory.level is MemoryLevel.SSD:
-        reason = "must be hbm or ddr, which the runtime holds tables in; got ssd"
+        reason = "must be hbm or ddr: FBGEMM's public builds have no kernels for rows on disks; got ssd"
         yield ExecutionFault(field=f"{field}.memory.level", reason=reason, table=table.name)
     if memory.level is MemoryLevel.HBM and memory.cache_bytes:
         reason = "must be 0: hbm has no cache before it"
         yield ExecutionFault(field=f"{field}.memory.cache_bytes", reason=reason, table=table.name)
-    if memory.level is MemoryLevel.DDR and table.optimizer.scales_by_norms:
-        reason = f"must be hbm for tables of {table.optimizer}, got ddr"
-        yield ExecutionFault(field=f"{field}.memory.level", reason=reason, table=table.name)
     if memory.level is MemoryLevel.DDR and len(placed.replicas) > 1:
         reason = "must be hbm for rows that several ranks have replicas of, got ddr"
         yield ExecutionFault(field=f"{field}.memory.level", reason=reason, table=table.name)

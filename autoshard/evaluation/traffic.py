@@ -418,7 +418,9 @@ def sync_bytes_by_way(placed_N: Sequence[PlacedShard], group_batch_size: int) ->
     own_N = profiles.expected_distinct(lookups_N * [_largest_share(placed) for placed in placed_N])
     gathered_N = own_N * [len(placed.replicas) for placed in placed_N]
     row_bytes_N = np.array([placed.shard.embedding_dim * REDUCED_BYTES for placed in placed_N])
-    all_bytes_N = row_bytes_N * [float(placed.shard.num_embeddings) for placed in placed_N]
+    # Where rows that are looked up move without a gradient, a number of each row tells which were.
+    counts_N = np.array([REDUCED_BYTES * table.optimizer.has_decaying_moments for table in tables])
+    all_bytes_N = (row_bytes_N + counts_N) * [float(placed.shard.num_embeddings) for placed in placed_N]
     hit_bytes_N = profiles.expected_distinct(lookups_N) * row_bytes_N
     id_bytes_N = np.array([id_bytes([table]) for table in tables])
     nothing_N = np.zeros(len(placed_N))

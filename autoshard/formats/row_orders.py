@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import ImpliedOrder, RowOrder, RowsBy, ShardingPlan, TableSet
+from autoshard.core import ImpliedOrder, RowOrder, ShardingPlan, TableSet
 from autoshard.core.access.counted import CountedRows
 from autoshard.core.access.orders import BY_ID
 from autoshard.core.errors import FormatError
@@ -146,13 +146,7 @@ def with_row_orders(plan: ShardingPlan, orders: Mapping[str, NDArray[np.int64]],
     Raises:
         FormatError: If a file cannot be written.
     """
-    cuts: dict[str, int] = {}
-    for placed in plan.shards:
-        rows, table = placed.shard.rows, placed.shard.table
-        if rows.by is RowsBy.ACCESS_RANK:
-            cuts[table.name] = max(
-                cuts.get(table.name, 0), rows.stop if rows.stop < table.num_embeddings else rows.start
-            )
+    cuts = plan.ordered_rows()
     named: dict[str, RowOrder | ImpliedOrder | None] = {}
     for number, table in enumerate(plan.tables.tables):
         named[table.name] = ImpliedOrder.BY_ID if table.name in cuts else None

@@ -23,11 +23,10 @@ from autoshard.core.errors import InputError
 from autoshard.formats import write_tables
 from autoshard.formats.row_orders import write_counted_rows
 
-#: Bytes for each row that is held: its key, its lookups, and twice as much while rows are merged and thresholds found.
-_ROW_BYTES: Final = 44
+#: Bytes for each row that is held: its key, its lookups, and what finding a threshold takes besides.
+_ROW_BYTES: Final = 46
 #: Sampled ids that wait to be merged: many, so that what is held is seldom gone through.
 _NUM_WAITING: Final = 1 << 18
-_WAITING_BYTES: Final = 80 * _NUM_WAITING
 #: Rows of which few are left after a threshold, so that the next one is some merges away.
 _KEPT_SHARE: Final = 0.8
 #: Hits in the sample from which on a row counts as known: its frequency is then within 25% (one standard deviation).
@@ -38,6 +37,8 @@ _LEAST_THRESHOLDS: Final = 4
 _LEAST_TABLE_HITS: Final = 1_000
 MAX_BYTES: Final = 64 << 20
 SAMPLED_IDS: Final = 2_048
+#: Batches after which a lookup counts half.
+HALF_LIFE: Final = 10_000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -234,16 +235,17 @@ class AccessCounter:
         *,
         sampled_ids: int = SAMPLED_IDS,
         max_bytes: int = MAX_BYTES,
-        half_life: float = 10_000.0,
+        half_life: float = HALF_LIFE,
         seed: tuple[int, int] = (0, 0),
     ) -> None:
         WHOLE_AT_LEAST_1.check(sampled_ids, "sampled_ids")
-        Range(at_least=2 * _WAITING_BYTES).check(max_bytes, "max_bytes")
+        Range(at_least=2 * _ROW_BYTES * _NUM_WAITING).check(max_bytes, "max_bytes")
         FINITE_ABOVE_0.check(half_life, "half_life")
         for number in seed:
             SEED.check(number, "seed")
         self._sampled_ids, self._half_life = sampled_ids, half_life
-        self._max_rows = (max_bytes - _WAITING_BYTES) // _ROW_BYTES
+        # As many may be new before there are fewer again.
+        self._max_rows = max_bytes // _ROW_BYTES - _NUM_WAITING
         # One for the thread: both draw at times that do not depend on each other.
         self._rng, self._rng_of_thread = (np.random.default_rng([*seed, number]) for number in range(2))
         num_features = [len(table.features) for table in tables.tables]
@@ -317,8 +319,10 @@ class AccessCounter:
             num_hits=float(len(keys_L)),
             threshold=0.0,
         )
-        held = self._counts.aged(0.5 ** (len(batches) / self._half_life))
-        self._counts = AccessCounts.merged([held, came])
+        del parts, keys_L, lookups_L, inverse_L
+        self._counts = self._counts.aged(0.5 ** (len(batches) / self._half_life))
+        self._counts = AccessCounts.merged([self._counts, came])
+        del came, keys_N
         if len(self._counts.keys_N) > self._max_rows:
             self._counts = self._counts.within(int(_KEPT_SHARE * self._max_rows), self._rng_of_thread)
 
@@ -360,7 +364,8 @@ def _threshold(sizes_N: FloatArray, max_kept: int) -> float:
         return 0.0
     rising_N = np.sort(sizes_N)
     sums_N = np.cumsum(rising_N)
-    # With z at one of the sizes, it and larger ones are kept for sure.
-    kept_N = sums_N / rising_N + np.arange(N - 1, -1, -1)
-    num_below = int(np.searchsorted(-kept_N, -max_kept))
+    # With z at one of the sizes, it and larger ones are kept for sure; the fewer, the larger it is.
+    falling_N = sums_N / rising_N
+    falling_N += np.arange(N - 1, -1, -1)
+    num_below = int(np.searchsorted(np.negative(falling_N, out=falling_N), -max_kept))
     return float(sums_N[num_below - 1] / (max_kept - (N - num_below)))

@@ -6,20 +6,25 @@ Shape suffixes: F features, B samples of the local batch, L lookups, C columns o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
+import fbgemm_gpu  # noqa: F401 - registers the operators of torch.ops.fbgemm
 import torch
 
 from autoshard.core import Pooling, TableSet
 from autoshard.core.errors import InputError
 from autoshard.core.quoting import shortened, shown
+from autoshard.runtime.engine.staging import staged
 
 if TYPE_CHECKING:
     from torchrec import JaggedTensor, KeyedTensor
 
+#: Pooled features; by name where each has samples of its own.
+KeyedPooled: TypeAlias = "KeyedTensor | dict[str, torch.Tensor]"
 #: What TorchRec's modules return: pooled features, rows of sequence features, or both.
-KeyedEmbeddings: TypeAlias = "KeyedTensor | dict[str, JaggedTensor] | tuple[KeyedTensor, dict[str, JaggedTensor]]"
+KeyedEmbeddings: TypeAlias = "KeyedPooled | dict[str, JaggedTensor] | tuple[KeyedPooled, dict[str, JaggedTensor]]"
 
 _ID_DTYPES = (torch.int32, torch.int64)
 
@@ -33,10 +38,17 @@ class BatchOfIds:
     Attributes:
         lengths_FB: Number of ids of each bag, int32 or int64.
         ids_L: The ids, feature by feature and bag by bag, int32 or int64.
+        order: Which rows of the lengths are those of the plan's features, each once; None where they are in its order.
+        sizes_F: Samples of each of the plan's features, at most B, where they have several numbers of them: behind
+            these, a feature has bags without ids.
+        inverse_FB: For each of the plan's features and sample of the result, the sample of the feature that it gets.
     """
 
     lengths_FB: torch.Tensor
     ids_L: torch.Tensor
+    order: tuple[int, ...] | None = None
+    sizes_F: tuple[int, ...] | None = None
+    inverse_FB: torch.Tensor | None = None
 
     def fault(self, num_features: int, device: torch.device) -> InputError | None:
         """What is wrong with shapes, dtypes or devices, if anything is; no value is read.
@@ -59,7 +71,7 @@ class BatchOfIds:
             return InputError(
                 f"must have one row per feature, {num_features}, got {len(self.lengths_FB)}", field="lengths"
             )
-        return None
+        return None if self.batch_size else self.lengths_fault((), has_negative=False)
 
     def lengths_fault(self, counts_F: Sequence[int], *, has_negative: bool) -> InputError | None:
         """What is wrong with the lengths, if anything is.
@@ -90,8 +102,11 @@ class BatchOfIds:
             device: The device.
             non_blocking: Whether the host goes on while a GPU copies from pinned memory.
         """
-        return BatchOfIds(
-            self.lengths_FB.to(device, non_blocking=non_blocking), self.ids_L.to(device, non_blocking=non_blocking)
+        return replace(
+            self,
+            lengths_FB=self.lengths_FB.to(device, non_blocking=non_blocking),
+            ids_L=self.ids_L.to(device, non_blocking=non_blocking),
+            inverse_FB=None if self.inverse_FB is None else self.inverse_FB.to(device, non_blocking=non_blocking),
         )
 
 
@@ -163,7 +178,7 @@ def _of_keyed(ids: KeyedJagged, features: Sequence[str], *, leaves_weights: bool
     """The features of a keyed tensor.
 
     Raises:
-        InputError: If it lacks one, has one twice, its lookups have weights, or features have batches of several sizes.
+        InputError: If it lacks one, has one twice, its lookups have weights, or there are too many or few lengths.
     """
     keys = list(ids.keys())
     place = {name: index for index, name in enumerate(keys)}
@@ -175,37 +190,64 @@ def _of_keyed(ids: KeyedJagged, features: Sequence[str], *, leaves_weights: bool
         raise InputError(f"has feature {shown(twice)} more than once", field="keys")
     if not leaves_weights and ids.weights_or_none() is not None:
         raise InputError("weighted lookups are not executed: leave the weights out", field="weights")
-    sizes, lengths = ids.stride_per_key(), ids.lengths()
-    batch_size = sizes[0]
-    other = next((index for index, size in enumerate(sizes) if size != batch_size), None)
-    if other is not None or ids.inverse_indices_or_none() is not None:
-        found = "inverse indices"
-        if other is not None:
-            found = f"{batch_size} of {shown(keys[0])} and {sizes[other]} of {shown(keys[other])}"
-        raise InputError(
-            "batches of several sizes (VBE) are not executed: give all features the same number of samples, without "
-            f"inverse indices; got {found}",
-            field="keys",
-        )
-    if lengths.numel() != len(keys) * batch_size:
-        raise InputError(
-            f"must be as many for each feature, got {lengths.numel()} for {len(keys)} features", field="lengths"
-        )
-    batch = BatchOfIds(lengths.view(len(keys), batch_size), ids.values())
-    if keys == list(features):
-        return batch
-    fault = batch.fault(len(keys), batch.ids_L.device)
+    sizes, lengths, order = ids.stride_per_key(), ids.lengths(), tuple(place[name] for name in features)
+    is_even = len(set(sizes)) == 1
+    if lengths.numel() != sum(sizes):
+        wanted = "as many for each feature" if is_even else f"{sum(sizes)}, one for each sample of each feature"
+        raise InputError(f"must be {wanted}, got {lengths.numel()} for {len(keys)} features", field="lengths")
+    batch = BatchOfIds(
+        lengths.view(len(keys), sizes[0]) if is_even else _filled_up(lengths, sizes),
+        ids.values(),
+        order=None if keys == list(features) else order,
+        sizes_F=None if is_even else tuple(sizes[row] for row in order),
+        inverse_FB=_inverse(ids.inverse_indices_or_none(), features),
+    )
+    return batch if sorted(order) == list(range(len(keys))) else _chosen(batch, order)
+
+
+def _filled_up(lengths: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    """Lengths of features with as many samples as the one with the most, those that a feature lacks without ids."""
+    most = max(sizes)
+    sizes_F, starts_F = staged([sizes, [0, *accumulate(sizes)][:-1]], lengths.device)
+    rows_F = torch.arange(len(sizes), device=lengths.device) * most - starts_F
+    place_X = torch.repeat_interleave(rows_F, sizes_F, output_size=len(lengths))
+    place_X += torch.arange(len(lengths), device=lengths.device)
+    return lengths.new_zeros(len(sizes) * most).index_copy_(0, place_X, lengths).view(len(sizes), most)
+
+
+def _inverse(inverse: tuple[list[str], torch.Tensor] | None, features: Sequence[str]) -> torch.Tensor | None:
+    """Inverse indices of some features.
+
+    Raises:
+        InputError: If a feature has none.
+    """
+    if inverse is None:
+        return None
+    names, inverse_KB = inverse
+    missing = [name for name in features if name not in names]
+    if missing:
+        raise InputError(f"must be there for feature {shown(missing[0])}, too", field="inverse_indices")
+    if names == list(features):
+        return inverse_KB
+    return torch.stack([inverse_KB[names.index(name)] for name in features])
+
+
+def _chosen(batch: BatchOfIds, order: Sequence[int]) -> BatchOfIds:
+    """Some of a batch's features, or some of them twice; on a GPU, the host waits for how many ids they have.
+
+    Raises:
+        InputError: If the batch is a bad one.
+    """
+    fault = batch.fault(len(batch.lengths_FB), batch.ids_L.device)
     if fault is not None:
         raise fault
-    # One read of the host, of all that it has to know.
-    has_negative, *counts = torch.cat([(lengths < 0).any().view(1), batch.lengths_FB.sum(1)]).tolist()
+    has_negative, *counts = torch.cat([(batch.lengths_FB < 0).any().view(1), batch.lengths_FB.sum(1)]).tolist()
     fault = batch.lengths_fault(counts, has_negative=bool(has_negative))
     if fault is not None:
         raise fault
-    places, ids_of = [place[name] for name in features], torch.split(batch.ids_L, counts)
-    return BatchOfIds(
-        torch.stack([batch.lengths_FB[index] for index in places]), torch.cat([ids_of[index] for index in places])
-    )
+    ids_of = torch.split(batch.ids_L, counts)
+    lengths_FB = torch.stack([batch.lengths_FB[row] for row in order])
+    return replace(batch, lengths_FB=lengths_FB, ids_L=torch.cat([ids_of[row] for row in order]), order=None)
 
 
 def as_keyed(
@@ -222,19 +264,52 @@ def as_keyed(
     Returns:
         A `KeyedTensor` of pooled features, as from an `EmbeddingBagCollection`; a `JaggedTensor` of rows for each
         sequence feature, as from an `EmbeddingCollection`; or the pair of both, if there are features of both kinds.
+        With inverse indices, each sample has that of its features which they name, as in TorchRec; without, where
+        features have several numbers of samples, pooled ones are by name, each (its samples, D).
     """
     # A trainer without TorchRec has no keyed batches.
     from torchrec import JaggedTensor, KeyedTensor
 
-    own = [(feature.name, table) for table in tables.tables for feature in table.features]
-    features = [(name if names is None else names[name], table) for name, table in own]
-    pooled = {name: table.embedding_dim for name, table in features if table.pooling is not Pooling.SEQUENCE}
-    keyed = KeyedTensor(keys=list(pooled), length_per_key=list(pooled.values()), values=embedded.pooled_BC)
-    sequences = {
-        name: JaggedTensor(values=embedded.sequences[feature], lengths=lengths_B)
-        for (name, _), (feature, _), lengths_B in zip(features, own, batch.lengths_FB, strict=True)
-        if feature in embedded.sequences
-    }
+    own = [feature.name for table in tables.tables for feature in table.features]
+    given = own if names is None else [names[name] for name in own]
+    dims = [table.embedding_dim for table in tables.tables for _ in table.features]
+    is_pooled = [table.pooling is not Pooling.SEQUENCE for table in tables.tables for _ in table.features]
+    sequences = {}
+    for feature, (name, key) in enumerate(zip(own, given, strict=True)):
+        if name in embedded.sequences:
+            lengths_B = batch.lengths_FB[feature if batch.order is None else batch.order[feature]]
+            rows_LD = embedded.sequences[name]
+            if batch.sizes_F is not None:
+                lengths_B = lengths_B[: batch.sizes_F[feature]]
+            if batch.inverse_FB is not None:
+                lengths_B, rows_LD = _repeated(lengths_B, rows_LD, batch.inverse_FB[feature])
+            sequences[key] = JaggedTensor(values=rows_LD, lengths=lengths_B)
+    pooled = {key: dim for key, dim, of in zip(given, dims, is_pooled, strict=True) if of}
+    pooled_BC: torch.Tensor | None = embedded.pooled_BC
+    by_name: dict[str, torch.Tensor] = {}
+    if batch.sizes_F is not None or batch.inverse_FB is not None:
+        features = [feature for feature, of in enumerate(is_pooled) if of]
+        pieces = torch.split(embedded.pooled_BC, list(pooled.values()), dim=1)
+        for key, feature, piece in zip(pooled, features, pieces, strict=True):
+            own_BD = piece if batch.sizes_F is None else piece[: batch.sizes_F[feature]]
+            by_name[key] = own_BD if batch.inverse_FB is None else own_BD.index_select(0, batch.inverse_FB[feature])
+        if batch.inverse_FB is not None:
+            pooled_BC = torch.cat(list(by_name.values()), dim=1) if by_name else embedded.pooled_BC
+        else:
+            pooled_BC = None
+    if pooled_BC is None:
+        keyed: KeyedPooled = by_name
+    else:
+        keyed = KeyedTensor(keys=list(pooled), length_per_key=list(pooled.values()), values=pooled_BC)
     if not sequences:
         return keyed
     return (keyed, sequences) if pooled else sequences
+
+
+def _repeated(
+    lengths_B: torch.Tensor, rows_LD: torch.Tensor, inverse_B: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sequences of the samples that inverse indices name; on a GPU, the host waits for how many rows they have."""
+    lookups_L = torch.arange(len(rows_LD), device=rows_LD.device)
+    lengths, lookups, _ = torch.ops.fbgemm.permute_1D_sparse_data(inverse_B.int(), lengths_B, lookups_L)
+    return lengths, rows_LD.index_select(0, lookups)

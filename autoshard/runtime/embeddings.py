@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Self
@@ -16,27 +15,22 @@ import torch
 import torch.distributed as dist
 from typing_extensions import override
 
-from autoshard.core import ShardingPlan, SyncRows, TableSet
+from autoshard.core import ShardingPlan, TableSet
 from autoshard.core.errors import ExecutionError, InputError
 from autoshard.core.step import StepCollective
 from autoshard.evaluation.traffic import Stream
 from autoshard.runtime.access_counts import AccessCounter
 from autoshard.runtime.batch import BatchOfIds, Embedded, KeyedEmbeddings, KeyedJagged, as_batch, as_keyed
 from autoshard.runtime.engine.groups import CLOSED, release_world
-from autoshard.runtime.engine.ids.addresses import RowOrderMap
 from autoshard.runtime.engine.ids.prefetch import Prefetched, Prefetcher
-from autoshard.runtime.engine.ids.requests import DistributedBatch, InputExchange
-from autoshard.runtime.engine.rows.averaging import RowStates, average
-from autoshard.runtime.engine.rows.fused import FusedSettings, UpdateStep, Verdict, kernel_output
+from autoshard.runtime.engine.ids.requests import DistributedBatch
+from autoshard.runtime.engine.rows.averaging import average
+from autoshard.runtime.engine.rows.fused import FusedSettings, UpdateStep, Verdict
 from autoshard.runtime.engine.rows.places import initialise_held
-from autoshard.runtime.engine.rows.replicas import Replicas
-from autoshard.runtime.engine.rows.serving import FusedKernels
 from autoshard.runtime.engine.rows.updates import UpdatedRows, forget_updates, updated_rows
-from autoshard.runtime.engine.vectors.exchange import OutputExchange, StartedExchange
-from autoshard.runtime.engine.vectors.guard import GradientGuard
-from autoshard.runtime.engine.vectors.reading import Reading
+from autoshard.runtime.engine.vectors.exchange import StartedExchange
+from autoshard.runtime.execution import PlanExecution
 from autoshard.runtime.optimizer import TableOptimizer
-from autoshard.runtime.ownership import check_skipping
 from autoshard.runtime.participation import Participation
 from autoshard.runtime.state import (
     MOMENT_COLUMNS,
@@ -50,7 +44,7 @@ from autoshard.runtime.state import (
 from autoshard.runtime.timing import Part, StepTimer
 
 #: What `close` lets go of: nothing can be done without it.
-_LET_GO = ("_part", "_kernels", "_replicas", "_prefetcher", "input_exchange", "output_exchange")
+_LET_GO = ("_execution", "_prefetcher")
 
 
 def _places_of_keys(tables: TableSet) -> SimpleNamespace:
@@ -156,46 +150,82 @@ class ShardedEmbeddings(torch.nn.Module):
         counter: AccessCounter | None = None,
     ) -> None:
         super().__init__()
-        self._part = part = Participation.agree(
+        part = Participation.agree(
             plan, settings, local_batch_size=local_batch_size, group=group, device=device, row_orders=row_orders
         )
-        self.owners, self.local_batch_size = part.owners, part.local_batch_size
-        self.feature_names, self.feature_dims = part.feature_names, part.feature_dims
         self.timer = timer or StepTimer(part.device, enabled=False)
-        self._orders = {
-            name: RowOrderMap(ids_N, plan.tables[name].num_embeddings, part.device)
-            for name, ids_N in (row_orders or {}).items()
-        }
-        groups = plan.replica_groups
-        marks_rows = settings.marks_rows or (groups.num_groups > 1 and groups.sync_rows is SyncRows.TOUCHED)
-        output = kernel_output(plan.payload, part.device)
-        self.marks_rows = marks_rows
-        settings = replace(settings, moment_scale=groups.moment_scale, marks_rows=marks_rows, output=output)
-        check_skipping(plan.tables, settings, part.device)
-        self.guard, self.verdict = GradientGuard(settings, part.groups, part.device), Verdict()
-        self._kernels = FusedKernels(part.owners, settings, part.process, part.device, self.timer)
-        self._replicas = Replicas(part.owners, settings, part.group, part.device, self.timer, part.groups.world_ranks)
+        self._counter = counter
+        self._use(PlanExecution.make(plan, settings, part, row_orders or {}, self.timer))
+        self.local_batch_size = part.local_batch_size
+        self.feature_names, self.feature_dims = part.feature_names, part.feature_dims
+        self.verdict = Verdict()
         self.optimizer = TableOptimizer(settings.learning_rate)
-        self._sync_every, self.num_steps = groups.sync_every, 0
         self.tables = _places_of_keys(plan.tables)
-        self._averaged_bytes, self._leaves_out_tables = 0, False
-        self.batches_ahead = 2 if self._kernels.fills_ahead else 1
-        for index, state in self._row_states(writes=True).items():
+        self.num_steps, self._leaves_out_tables = 0, False
+        #: What was sent under plans before this one.
+        self._sent_before: dict[str, float] = {}
+        for index, state in self._execution.row_states(writes=True).items():
             holding = part.owners.holdings[index]
-            initialise_held(state.weights_ND, holding, part.process, self._orders.get(holding.of.name), settings.seed)
-        self.input_exchange = InputExchange(part.owners, self._orders, part.local_batch_size, part.groups, part.device)
-        self.input_exchange.counter = counter
+            order = self._execution.orders.get(holding.of.name)
+            initialise_held(state.weights_ND, holding, part.process, order, settings.seed)
+
+    def _use(self, execution: PlanExecution) -> None:
+        """Looks batches up with it from now on."""
+        self._execution, self.owners = execution, execution.part.owners
+        self.guard, self.marks_rows = execution.guard, execution.kernel_settings.marks_rows
+        self.batches_ahead = 2 if execution.kernels.fills_ahead else 1
+        execution.input_exchange.counter = self._counter
         self._prefetcher: Prefetcher | None = None
-        self.output_exchange = OutputExchange(
-            part.owners,
-            Reading.of(part.owners, part.process, self.input_exchange),
-            self._replicas,
-            plan.payload,
-            output,
-            part.group,
-            part.device,
-            self.timer,
-        )
+        self._averaged_bytes = 0
+
+    def adopt(self, plan: ShardingPlan, row_orders: Mapping[str, torch.Tensor] | None = None) -> int:
+        """Goes over to another plan of the same tables, between two steps; all processes call it, with the same.
+
+        Rows and moments move to where the plan has them, from process to process and in rounds of bounded buffers.
+        Kernels that hold the same rows under both plans stay. Training goes on from the same step at the same learning
+        rate, as if it had begun with the new plan from this state. Embeddings come in the same order as before.
+
+        The old plan stays in memory until all processes have the new one. If one of them fails before, all of them
+        raise its error, and go on with the old plan.
+
+        Batches that were prefetched are distributed anew when they are looked up; those of `distribute` are refused
+        then. What was looked up before and has not been trained on is an error in its backward pass: call it after
+        `end_step`.
+
+        Args:
+            plan: The plan, for the same batch; any that the constructor takes.
+            row_orders: As the constructor has them.
+
+        Returns:
+            Bytes that this process has sent.
+
+        Raises:
+            InputError: If the tables or their batch are others, the processes do not agree on the plan, or replica
+                groups differ now; also what the constructor raises.
+            InvalidPlanError: As the constructor.
+            DeviceError: If a process has too little memory for both plans.
+            ExecutionError: If a process fails otherwise.
+        """
+        self._check_averaged("adopt")
+        before = self._execution
+        after, sent_bytes = before.adopt(plan, row_orders or {}, self.timer)
+        if self._prefetcher is not None:
+            self._prefetcher.drain()
+            self._prefetcher.close()
+        self._sent_before = self.sent_bytes()
+        before.close()
+        self._use(after)
+        return sent_bytes
+
+    def _check_averaged(self, method: str) -> None:
+        """Refuses what takes one state of all replica groups while theirs differ."""
+        sync_every = self._execution.sync_every
+        if self._execution.part.groups.peers is not None and self.num_steps % sync_every:
+            raise InputError(
+                f"replica groups differ until step {self.num_steps + -self.num_steps % sync_every}, when they are "
+                f"averaged: call {method} then, or table_state in each group",
+                field=method,
+            )
 
     def forward(
         self, ids: BatchOfIds | KeyedJagged | InputError | DistributedBatch | Prefetched
@@ -225,20 +255,24 @@ class ShardedEmbeddings(torch.nn.Module):
         keyed: BatchOfIds | None = None
         self.verdict = Verdict()
         step = UpdateStep(self.optimizer.learning_rate, self.num_steps + 1, self.verdict)
-        self._kernels.set_step(step)
-        self._replicas.step = step
+        self._execution.kernels.set_step(step)
+        self._execution.replicas.step = step
         if isinstance(ids, DistributedBatch):
             distributed = ids
+            if distributed.ownership is not self.owners:
+                raise InputError("was distributed under the plan before this one: distribute it again", field="batch")
         elif isinstance(ids, Prefetched):
             distributed, keyed = ids.wait(), ids.keyed
+            if distributed.ownership is not self.owners:
+                distributed = self.distribute(ids.batch)
         else:
             batch, keyed = self._read(ids)
             distributed = self.distribute(batch)
-        exchange = self.output_exchange.start(self._kernels.look_up(distributed), distributed)
+        exchange = self._execution.output_exchange.start(self._execution.kernels.look_up(distributed), distributed)
         following = None if self._prefetcher is None else self._prefetcher.following
-        if following is not None and self._kernels.fills_ahead and torch.is_grad_enabled():
-            self._kernels.fill(following)
-        sequences = [self.feature_names[feature] for feature in self.output_exchange.reading.sequences]
+        if following is not None and self._execution.kernels.fills_ahead and torch.is_grad_enabled():
+            self._execution.kernels.fill(following)
+        sequences = [self.feature_names[feature] for feature in self._execution.output_exchange.reading.sequences]
         watch = None if self.guard.is_idle else partial(self.guard.watch, self.verdict)
         return StartedLookup(exchange, sequences, keyed, self.owners.tables, watch)
 
@@ -250,7 +284,7 @@ class ShardedEmbeddings(torch.nn.Module):
         """
         batch, _ = self._read(ids)
         with self.timer.measure(Part.INPUT, StepCollective.INPUT):
-            return self.input_exchange(batch)
+            return self._execution.input_exchange(batch)
 
     def prefetch(self, ids: BatchOfIds | KeyedJagged | InputError) -> Prefetched:
         """Sends the ids of a batch to where their rows are, while the process goes on.
@@ -264,11 +298,11 @@ class ShardedEmbeddings(torch.nn.Module):
         Returns:
             What `forward` and `start` take in place of the batch; they raise the errors of `forward`.
         """
-        part = self._part
+        part = self._execution.part
         if self._prefetcher is None:
-            exchange = self.input_exchange.over(part.groups.beside("prefetch"))
+            exchange = self._execution.input_exchange.over(part.groups.beside("prefetch"))
             self._prefetcher = Prefetcher(exchange, part.device)
-            self.output_exchange.before_gradients = self._prefetcher.let_send
+            self._execution.output_exchange.before_gradients = self._prefetcher.let_send
         prefetched = Prefetched(*self._read(ids), part.device, self.timer)
         self._prefetcher.submit(prefetched)
         return prefetched
@@ -281,7 +315,7 @@ class ShardedEmbeddings(torch.nn.Module):
     @property
     def group(self) -> dist.ProcessGroup:
         """The processes over which `state_dict` deals the rows of each table: those of a replica group."""
-        return self._part.group
+        return self._execution.part.group
 
     @override
     def requires_grad_(self, requires_grad: bool = True) -> Self:
@@ -308,13 +342,14 @@ class ShardedEmbeddings(torch.nn.Module):
 
     def sent_bytes(self) -> dict[str, float]:
         """Bytes that this process has sent since it was made, by `SENT`."""
-        own, total = self._part.process, dict.fromkeys(map(str, Stream), 0.0)
-        inputs = [self.input_exchange, *([] if self._prefetcher is None else [self._prefetcher.exchange])]
-        for counter in (*(one.sent_bytes for one in inputs), self.output_exchange.sent_bytes):
+        own, total = self._execution.part.process, dict.fromkeys(map(str, Stream), 0.0)
+        inputs = [self._execution.input_exchange, *([] if self._prefetcher is None else [self._prefetcher.exchange])]
+        for counter in (*(one.sent_bytes for one in inputs), self._execution.output_exchange.sent_bytes):
             for stream, to_P in counter.items():
                 total[stream] += sum(to_P) - to_P[own]
-        synced = self._replicas.sent_bytes + sum(one.hit_bytes for one in inputs)
-        return total | {"sync": synced, "group_sync": self._averaged_bytes}
+        synced = self._execution.replicas.sent_bytes + sum(one.hit_bytes for one in inputs)
+        total |= {"sync": synced, "group_sync": self._averaged_bytes}
+        return {name: self._sent_before.get(name, 0) + sent for name, sent in total.items()}
 
     def end_step(self) -> None:
         """Ends a training step: every `sync_every` steps, replica groups average their weights and moments.
@@ -329,11 +364,11 @@ class ShardedEmbeddings(torch.nn.Module):
         self.num_steps += 1
         self.guard.end_step(self.num_steps)
         self.optimizer.step()
-        peers = self._part.groups.peers
-        if peers is None or self.num_steps % self._sync_every:
+        peers = self._execution.part.groups.peers
+        if peers is None or self.num_steps % self._execution.sync_every:
             return
         with self.timer.measure(Part.SYNC, StepCollective.GROUP_SYNC), torch.no_grad():
-            self._averaged_bytes += average(list(self._row_states(writes=True).values()), peers)
+            self._averaged_bytes += average(list(self._execution.row_states(writes=True).values()), peers)
 
     def table_state(self, name: str, rows: range | None = None) -> TableState:
         """A table's weights and moments in this process's replica group, on every process. All of them call it.
@@ -364,7 +399,7 @@ class ShardedEmbeddings(torch.nn.Module):
                 nothing is written then.
         """
         check_state(self.owners.tables[name], state, rows)
-        check_layout(self.owners.tables[name], state, self._part)
+        check_layout(self.owners.tables[name], state, self._execution.part)
         self._held(writes=True).write({name: state}, rows)
 
     def load_weights(self, name: str, weights_ND: torch.Tensor) -> None:
@@ -383,11 +418,11 @@ class ShardedEmbeddings(torch.nn.Module):
     @override
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        self._check_groups_are_alike()
+        self._check_averaged("state_dict")
         destination[f"{prefix}num_steps"] = torch.tensor(self.num_steps)
         if self._leaves_out_tables:
             return
-        check_host_memory(self.owners.tables, self._part)
+        check_host_memory(self.owners.tables, self._execution.part)
         for name, state in self._held(writes=False).read_shares().items():
             destination |= {f"{prefix}tables.{name}.{part}": tensor for part, tensor in state.items()}
 
@@ -420,7 +455,7 @@ class ShardedEmbeddings(torch.nn.Module):
                     check_state(table, state)
                 else:
                     check_weights(table, state.weights_ND)
-                check_layout(table, state, self._part)
+                check_layout(table, state, self._execution.part)
             except InputError as error:
                 errors.append(f"{prefix}{error}")
         missing_keys += [prefix + key for key in sorted(expected - own.keys())]
@@ -433,11 +468,9 @@ class ShardedEmbeddings(torch.nn.Module):
 
     def close(self) -> None:
         """Lets go of the tables and of process groups, before these are destroyed; a second call does nothing."""
-        if "_part" not in self.__dict__:
+        if "_execution" not in self.__dict__:
             return
-        self._kernels.close()
-        self._replicas.close()
-        self.output_exchange.close()
+        self._execution.close()
         if self._prefetcher is not None:
             self._prefetcher.close()
         for name in _LET_GO:
@@ -474,27 +507,16 @@ class ShardedEmbeddings(torch.nn.Module):
         Raises:
             InputError: If replica groups differ at this step.
         """
-        self._check_groups_are_alike()
+        self._check_averaged("take_updates")
         if not self.marks_rows:
             return []
-        held, part = self._row_states(writes=False), self._part
+        held, part = self._execution.row_states(writes=False), self._execution.part
         is_given = copies and dist.get_rank() in part.groups.world_ranks[0]
-        found = list(updated_rows(held, self.owners.holdings, part.process, self._orders)) if is_given else []
+        found = list(updated_rows(held, self.owners.holdings, part.process, self._execution.orders)) if is_given else []
         forget_updates(held)
         return found
 
-    def _check_groups_are_alike(self) -> None:
-        if self._part.groups.peers is not None and self.num_steps % self._sync_every:
-            raise InputError(
-                f"replica groups differ until step {self.num_steps + -self.num_steps % self._sync_every}, when they "
-                "are averaged: call state_dict then, or table_state in each group",
-                field="state_dict",
-            )
-
     def _held(self, *, writes: bool) -> HeldTables:
         """The tables as this process and the others of its replica group hold them."""
-        return HeldTables(self._part, self._row_states(writes=writes), self._orders)
-
-    def _row_states(self, *, writes: bool) -> dict[int, RowStates]:
-        """State of the rows that this process has of each holding, by rising number of the holding."""
-        return dict(sorted({**self._kernels.states(writes=writes), **self._replicas.states()}.items()))
+        one = self._execution
+        return HeldTables(one.part, one.row_states(writes=writes), one.orders)

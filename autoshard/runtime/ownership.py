@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from autoshard.core import MemoryLevel, ShardingPlan, TableSet
+from autoshard.core import ShardingPlan, TableSet
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.optimizers import BadGradients, UpdateSettings
 from autoshard.core.quoting import shown
-from autoshard.evaluation.executable import level_fault, plan_faults
+from autoshard.evaluation.executable import is_fused_on_gpu, level_fault, plan_faults
 from autoshard.runtime.engine.holdings import GroupOrder, Holding, Ownership, holdings_of
 from autoshard.validator import validate_plan
 
@@ -57,13 +57,13 @@ def check_updates(tables: TableSet, settings: UpdateSettings) -> None:
 
 
 def check_skipping(tables: TableSet, settings: UpdateSettings, device: torch.device) -> None:
-    """Refuses to skip steps where FBGEMM's kernels of a GPU would move rows without a gradient.
+    """Refuses to skip steps where kernels of FBGEMM would move rows without a gradient.
 
     Raises:
         InvalidOptionError: If a table's optimizer does that.
     """
     for table in tables.tables if device.type == "cuda" and settings.on_bad_gradients is BadGradients.SKIP else ():
-        if settings.moves_without_gradient(table.optimizer):
+        if settings.moves_without_gradient(table.optimizer) and is_fused_on_gpu(table.optimizer, table.dtype):
             raise InvalidOptionError(
                 f"must be error, clip or ignore on a GPU for table {shown(table.name)}, whose updates move rows "
                 "without a gradient; got skip",
@@ -98,11 +98,11 @@ def _check_folding(holdings: Sequence[Holding], num_processes: int, world_size: 
 
 
 def check_levels(owners: Ownership, device: torch.device) -> None:
-    """Refuses rows outside of the device's memory where the device is a CPU, which has no other.
+    """Refuses rows in a memory level of a GPU in which they are not trained; a CPU's levels are one memory.
 
     Raises:
         InvalidPlanError: If there are any.
     """
-    for one in owners.holdings:
-        if device.type == "cpu" and one.memory.level is not MemoryLevel.HBM:
-            raise level_fault(one.of.name, one.memory.level).error
+    for one in owners.holdings if device.type == "cuda" else ():
+        if (fault := level_fault(one.of, one.memory.level)) is not None:
+            raise fault.error

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import InputError
 from autoshard.core.optimizers import UpdateSettings
+from autoshard.runtime.engine.agreement import on_all
 from autoshard.runtime.engine.groups import JoinedGroups, device_of
 from autoshard.runtime.engine.holdings import Ownership
 from autoshard.runtime.ownership import check_levels, check_updates, even_share, ownership_of
@@ -24,17 +25,21 @@ class Participation:
 
     Attributes:
         owners: Who holds what.
+        members: The processes of all replica groups.
         group: The processes of its replica group.
         groups: All replica groups.
         device: Where this one has its tables and batches.
         local_batch_size: Samples per process and step.
+        order_digests: By table, what its row order is known by.
     """
 
     owners: Ownership
+    members: dist.ProcessGroup
     group: dist.ProcessGroup
     groups: JoinedGroups
     device: torch.device
     local_batch_size: int
+    order_digests: Mapping[str, bytes]
 
     @classmethod
     def agree(
@@ -64,19 +69,15 @@ class Participation:
                 plan's batch cannot be shared evenly.
         """
         members = _members(group)
-        owners = ownership_of(plan, members.size())
-        check_updates(plan.tables, settings)
         device = device or device_of(members)
-        check_levels(owners, device)
-        local_batch_size = local_batch_size or even_share(plan.tables.batch_size, members.size())
-        groups = JoinedGroups.join(plan, members)
-        part = cls(
-            owners=owners,
-            group=groups.own,
-            groups=groups,
-            device=device,
-            local_batch_size=local_batch_size,
-        )
+
+        def read() -> tuple[Ownership, int]:
+            owners = ownership_of(plan, members.size())
+            check_updates(plan.tables, settings)
+            check_levels(owners, device)
+            return owners, local_batch_size or even_share(plan.tables.batch_size, members.size())
+
+        owners, local_batch_size = on_all(read, members, device)
         orders = {name: _digest(ids.cpu().numpy().tobytes()) for name, ids in sorted((row_orders or {}).items())}
         statements = {
             "plan": (owners.identity, plan.payload, plan.replica_groups),
@@ -86,7 +87,16 @@ class Participation:
             "row order": orders,
         }
         check_alike(statements, members, device)
-        return part
+        groups = JoinedGroups.join(plan, members)
+        return cls(
+            owners=owners,
+            members=members,
+            group=groups.own,
+            groups=groups,
+            device=device,
+            local_batch_size=local_batch_size,
+            order_digests=orders,
+        )
 
     @property
     def process(self) -> int:
@@ -102,6 +112,11 @@ class Participation:
     def feature_dims(self) -> tuple[int, ...]:
         """Their embedding dims, sequences among them."""
         return tuple(table.embedding_dim for table in self.owners.tables.tables for _ in table.features)
+
+    def place_of(self, member: int) -> int:
+        """Rank of one of the members in its replica group."""
+        order = self.groups.order
+        return order.groups[order.group_of(member)].index(member)
 
 
 def check_alike(statements: Mapping[str, object], members: dist.ProcessGroup, device: torch.device) -> None:

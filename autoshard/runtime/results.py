@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Final
+from enum import StrEnum
+from typing import Annotated, Final, TypeVar
 
 from autoshard.core.accepted import (
     AT_LEAST_0,
@@ -15,13 +16,15 @@ from autoshard.core.accepted import (
     Range,
     check_choice,
 )
-from autoshard.core.choices import Device, Engine
+from autoshard.core.choices import BadIds, Device, Engine
 from autoshard.core.declared import Meaning, Size, Written
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.optimizers import UpdateSettings
 from autoshard.core.plan import Estimate
 from autoshard.core.step import CollectiveTime, Overlap, StepCollective, StepPart
 from autoshard.evaluation.traffic import Stream
+
+T = TypeVar("T", bound=StrEnum)
 
 #: What runs count the bytes of.
 SENT: Final = (*map(str, Stream), "sync", "group_sync")
@@ -53,9 +56,12 @@ class RunRequest(UpdateSettings):
         epochs: How often the files are read.
         shuffle: Samples that are shuffled among each other; 0 for the files' order.
         drift_every: Of generated samples: steps after which other rows are hot; 0 for never.
+        on_bad_ids: What becomes of ids in files that are no rows.
         checkpoints_path: Folder of checkpoints, where a job goes on from the last one; None for none.
         checkpoint_every: Steps from one checkpoint to the next.
         keep: How many checkpoints are kept.
+        replan_every: Steps after which the job plans again for what it looks up; 0 for never.
+        replan_horizon: Steps within which changing the plan has to pay off; the job's own where these are fewer.
         metrics_path: Folder for the measures of every so many steps, see `training.metrics`; None for none.
         metrics_every: Steps from one of these to the next.
 
@@ -79,9 +85,12 @@ class RunRequest(UpdateSettings):
     epochs: int = 1
     shuffle: int = 0
     drift_every: int = 0
+    on_bad_ids: BadIds = BadIds.ERROR
     checkpoints_path: str | None = None
     checkpoint_every: int = 1000
     keep: int = 3
+    replan_every: int = 0
+    replan_horizon: float = 10_000.0
     metrics_path: str | None = None
     metrics_every: int = 100
 
@@ -89,6 +98,7 @@ class RunRequest(UpdateSettings):
         UpdateSettings.__post_init__(self)
         object.__setattr__(self, "engine", _member(Engine, self.engine, "engine"))
         object.__setattr__(self, "device", _member(Device, self.device, "device"))
+        object.__setattr__(self, "on_bad_ids", _member(BadIds, self.on_bad_ids, "on_bad_ids"))
         accepted = OVERLAPS if self.engine is Engine.THIN else (Overlap.NONE,)
         check_choice(self.overlap, accepted, "overlap")
         object.__setattr__(self, "overlap", Overlap(self.overlap))
@@ -97,17 +107,20 @@ class RunRequest(UpdateSettings):
         WHOLE_AT_LEAST_1.check_fields(
             self, "steps", "batch_size", "epochs", "checkpoint_every", "keep", "metrics_every"
         )
-        WHOLE_AT_LEAST_0.check_fields(self, "warmup_steps", "verify_steps", "seed", "shuffle", "drift_every")
+        whole = ("warmup_steps", "verify_steps", "seed", "shuffle", "drift_every", "replan_every")
+        WHOLE_AT_LEAST_0.check_fields(self, *whole)
+        FINITE_ABOVE_0.check_fields(self, "replan_horizon")
         if self.steps is None and self.data_path is None:
             raise InvalidOptionError("must be told: generated samples have no end", field="steps")
         if self.data_path is not None and self.drift_every:
             raise InvalidOptionError("must be 0: samples of files are as they are", field="drift_every")
         if self.is_job and self.verify_steps:
             raise InvalidOptionError(
-                "must be 0 where checkpoints are kept or files are trained on", field="verify_steps"
+                "must be 0 where checkpoints are kept, files are trained on or plans are changed", field="verify_steps"
             )
-        if self.checkpoints_path is not None and self.engine is not Engine.THIN:
-            raise InvalidOptionError(f"must be thin where checkpoints are kept, got {self.engine}", field="engine")
+        needed = "checkpoints are kept" if self.checkpoints_path is not None else "plans are changed"
+        if (self.checkpoints_path is not None or self.replan_every) and self.engine is not Engine.THIN:
+            raise InvalidOptionError(f"must be thin where {needed}, got {self.engine}", field="engine")
 
     @property
     def last_step(self) -> int | None:
@@ -116,8 +129,8 @@ class RunRequest(UpdateSettings):
 
     @property
     def is_job(self) -> bool:
-        """Whether it trains on files or keeps checkpoints, beside being measured."""
-        return self.data_path is not None or self.checkpoints_path is not None
+        """Whether it trains on files, keeps checkpoints or changes its plan, beside being measured."""
+        return self.data_path is not None or self.checkpoints_path is not None or self.replan_every > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +219,22 @@ class RunPrediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlanChange:
+    """A decision whether a running job changes its plan."""
+
+    counted_at: Annotated[int, Meaning("Steps that the job had made when lookups were counted for it.")]
+    decided_at: Annotated[int, Meaning("Steps that it had made when all processes heard of it.")]
+    is_changed: Annotated[bool, Meaning("Whether the plan was changed.")]
+    reason: Annotated[str, Size(), Meaning("Why.")]
+    gain: Annotated[
+        float | None, Range(at_least=-1), Meaning("Predicted step before over that after, minus 1; null if none was.")
+    ] = None
+    migration_bytes: Annotated[float | None, Meaning("Bytes that ranks receive, as predicted.")] = None
+    migration_ms: Annotated[float | None, Meaning("Predicted time of that.")] = None
+    adopt_ms: Annotated[float | None, Meaning("How long going over to the new plan took; null where it stayed.")] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobReport:
     """What became of a training job."""
 
@@ -215,6 +244,11 @@ class JobReport:
     is_stopped: Annotated[bool, Meaning("Whether SIGTERM ended it, after a checkpoint where these are kept.")]
     skipped_lines: Annotated[int, Meaning("Lines or rows of the files that are no samples and were left out.")]
     first_skipped: Annotated[str | None, Meaning("What is wrong with the first of these; null without.")]
+    plan_changes: Annotated[
+        tuple[PlanChange, ...],
+        Size(),
+        Meaning("Decisions about the plan, where the job plans again.", written=Written.ALWAYS),
+    ] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +283,8 @@ class RunResult:
     predicted: Annotated[
         RunPrediction | None, Meaning("What the plan predicted; null where it has no prices.", written=Written.REQUIRED)
     ] = None
-
+    bad_steps: Annotated[int, AT_LEAST_0, Meaning("Steps with a loss or gradients that were not finite.")] = 0
+    bad_ids: Annotated[int, AT_LEAST_0, Meaning("Ids in files that were no rows, and were clipped or left out.")] = 0
     job: Annotated[
         JobReport | None,
         Meaning("Of runs on files or with checkpoints; null for others.", written=Written.REQUIRED),
@@ -264,6 +299,6 @@ class RunResult:
         return max((getattr(rank, f"{part}_ms") for rank in self.ranks), default=0.0)
 
 
-def _member(choices: type[Engine] | type[Device], value: str, field: str) -> Engine | Device:
+def _member(choices: type[T], value: str, field: str) -> T:
     check_choice(value, choices, field)
     return choices(value)

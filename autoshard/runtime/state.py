@@ -6,8 +6,9 @@ Shape suffixes: N rows, D embedding dim, K parts of the columns.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -32,9 +33,10 @@ from autoshard.runtime.participation import Participation
 #: What a process has of holdings, one row per place, by number of the holding.
 Held = Mapping[int, RowStates]
 
-
 #: Name of `TableState.columns` in states by name; the same on all processes.
 MOMENT_COLUMNS = "moment_columns"
+#: Name of the marks of rows among the tensors of a layout.
+_MARKS = "marks"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,7 +95,8 @@ class HeldTables:
     def read(self, table: EmbeddingTable, rows: range | None = None) -> TableState:
         """The state of some rows of a table, None for all, on every process; all of them have to call it."""
         ids = _checked_rows(table, rows)
-        state = self._empty(table, len(ids), self._part.device)
+        empty = partial(torch.empty, device=self._part.device)
+        state = self._empty(table, len(ids), lambda shape, dtype: empty(shape, dtype=dtype))
         target = _state_layout(table, state, ids, self._copies)
         self._move([table_move(table, ids, self._layout(table), target, state.moments)])
         return state
@@ -106,19 +109,16 @@ class HeldTables:
             `moment_columns`, (K + 1,), if there are some. On several processes weights and moments are `DTensor`s that
             are sharded by rows, which `torch.distributed.checkpoint` writes and reads.
         """
-        found, moves = {}, []
+        found: dict[str, dict[str, torch.Tensor]] = {}
+        moves = []
         for table in self._part.owners.tables.tables:
-            ids = range(table.num_embeddings)
-            num_own = _rows_of(ids, self._shares).part_rows(self._part.process)
-            state = self._empty(table, num_own, torch.device("cpu"))
-            target = _state_layout(table, state, ids, self._shares)
+            ids, shares = range(table.num_embeddings), partial(empty_shares, group=self._part.group)
+            state = self._empty(table, len(ids), shares)
+            target = _state_layout(table, _local(state), ids, self._shares)
             moves.append(table_move(table, ids, self._layout(table), target, state.moments))
-            tensors = _tensors(state)
-            if self._num_processes > 1:
-                tensors = {name: _by_rows(own, len(ids), self._part.group) for name, own in tensors.items()}
+            found[table.name] = _tensors(state)
             if state.columns is not None:
-                tensors[MOMENT_COLUMNS] = torch.tensor(state.columns)
-            found[table.name] = tensors
+                found[table.name][MOMENT_COLUMNS] = torch.tensor(state.columns)
         self._move(moves)
         return found
 
@@ -134,8 +134,7 @@ class HeldTables:
             table, replicas = self._part.owners.tables[name], self._copies
             ids = _checked_rows(table, rows)
             if isinstance(state.weights_ND, DTensor):
-                local = {name: one.to_local() for name, one in _tensors(state).items() if isinstance(one, DTensor)}
-                state, replicas = TableState(local.pop("weights"), local, state.columns), self._shares
+                state, replicas = _local(state), self._shares
             source = _state_layout(table, state, ids, replicas)
             moves.append(table_move(table, ids, source, self._layout(table), state.moments))
         self._move(moves)
@@ -161,19 +160,18 @@ class HeldTables:
         order = self._orders.get(table.name)
         return held_layout(table, self._part.owners, self._held, order, [range(self._num_processes)])
 
-    def _empty(self, table: EmbeddingTable, num_rows: int, device: torch.device) -> TableState:
-        """Memory for the state of some rows."""
-        dim, columns = table.embedding_dim, None
-        shapes: dict[str, tuple[int, ...]] = {}
+    def _empty(self, table: EmbeddingTable, num_rows: int, empty: Callable[..., torch.Tensor]) -> TableState:
+        """The state of some rows, in memory that `empty` gives for a shape and a dtype."""
+        dim, columns, moments = table.embedding_dim, None, {}
         holdings = [one for one in self._part.owners.holdings if one.of.name == table.name]
         bounds = sorted({bound for one in holdings for bound in one.columns})
         for one in table.optimizer.moments:
-            shapes[one.name] = (num_rows, dim)
+            shape: tuple[int, ...] = (num_rows, dim)
             if one.is_per_row:
-                shapes[one.name] = (num_rows,) if len(bounds) == 2 else (num_rows, len(bounds) - 1)
+                shape = (num_rows,) if len(bounds) == 2 else (num_rows, len(bounds) - 1)
                 columns = None if len(bounds) == 2 else tuple(bounds)
-        moments = {name: torch.empty(shape, dtype=torch.float32, device=device) for name, shape in shapes.items()}
-        return TableState(torch.empty(num_rows, dim, dtype=TORCH_DTYPES[table.dtype], device=device), moments, columns)
+            moments[one.name] = empty(shape, torch.float32)
+        return TableState(empty((num_rows, dim), TORCH_DTYPES[table.dtype]), moments, columns)
 
     def _mark(self, table: EmbeddingTable, ids: range) -> None:
         """Marks rows of a table here as updated, where rows are marked."""
@@ -204,6 +202,7 @@ def held_layout(
         first, last = holding.columns
         each = tuple(range(first, last + 1))
         bounds = {one.name: (first, last) if one.is_per_row else each for one in table.optimizer.moments}
+        bounds |= {"weights": each, _MARKS: (first, last)}
         for number, rows in enumerate(holding.ranges):
             replicas = (tuple(group[process] for process in one) for group in groups for one in rows.replicas)
             places = {
@@ -217,7 +216,7 @@ def held_layout(
                 columns=holding.columns,
                 rows=replace(rows, replicas=tuple(replicas)),
                 first=places,
-                bounds={"weights": each, **bounds},
+                bounds=bounds,
                 tensors=_tensors(held[index]) if index in held else {},
             )
             blocks.append(block)
@@ -225,7 +224,13 @@ def held_layout(
 
 
 def table_move(
-    table: EmbeddingTable, ids: range, source: TableLayout, target: TableLayout, moments: Iterable[str]
+    table: EmbeddingTable,
+    ids: range,
+    source: TableLayout,
+    target: TableLayout,
+    moments: Iterable[str],
+    *,
+    with_marks: bool = False,
 ) -> TableMove:
     """Rows of a table from one layout to another.
 
@@ -235,8 +240,11 @@ def table_move(
         source: Where they are.
         target: Where they go.
         moments: Names of the moments that go along.
+        with_marks: Whether marks of rows that were updated do, too.
     """
     dtypes = {"weights": TORCH_DTYPES[table.dtype], **dict.fromkeys(moments, torch.float32)}
+    if with_marks:
+        dtypes[_MARKS] = torch.uint8
     return TableMove(source=source, target=target, ids=ids, dtypes=dtypes)
 
 
@@ -259,27 +267,32 @@ def _rows_of(ids: range, replicas: Replicas) -> HeldRange:
 
 
 def _tensors(state: RowStates | TableState) -> dict[str, torch.Tensor]:
-    return {"weights": state.weights_ND, **state.moments}
+    marks = {_MARKS: state.marks_N} if isinstance(state, RowStates) and state.marks_N is not None else {}
+    return {"weights": state.weights_ND, **state.moments, **marks}
 
 
 def empty_shares(shape: Sequence[int], dtype: torch.dtype, group: dist.ProcessGroup) -> torch.Tensor:
-    """Memory of the hosts for a tensor of a table, of which each process has an even share of the rows.
+    """A tensor on the host of which each process has an even share of the rows; on one process, an ordinary one.
 
     Args:
-        shape: Its shape, rows first.
-        dtype: Its numbers.
-        group: The processes; of one, the tensor is whole.
+        shape: Of the whole tensor.
+        dtype: Of its numbers.
+        group: The processes.
     """
-    rows = _rows_of(range(shape[0]), (tuple(range(group.size())),))
-    own = torch.empty((rows.part_rows(group.rank()), *shape[1:]), dtype=dtype)
-    return own if group.size() == 1 else _by_rows(own, shape[0], group)
-
-
-def _by_rows(own: torch.Tensor, num_rows: int, group: dist.ProcessGroup) -> DTensor:
-    shape = torch.Size([num_rows, *own.shape[1:]])
-    stride = torch.empty(shape, device="meta").stride()
+    size = group.size()
+    if size == 1:
+        return torch.empty(*shape, dtype=dtype)
+    num_own = _rows_of(range(shape[0]), (tuple(range(size)),)).part_rows(group.rank())
+    stride = torch.empty(*shape, device="meta").stride()
     mesh = DeviceMesh.from_group(group, "cpu")
-    return DTensor.from_local(own, mesh, [Shard(0)], run_check=False, shape=shape, stride=stride)
+    own = torch.empty(num_own, *shape[1:], dtype=dtype)
+    return DTensor.from_local(own, mesh, [Shard(0)], run_check=False, shape=torch.Size(shape), stride=stride)
+
+
+def _local(state: TableState) -> TableState:
+    """What this process has of a state."""
+    own = {name: one.to_local() if isinstance(one, DTensor) else one for name, one in _tensors(state).items()}
+    return TableState(own.pop("weights"), own, state.columns)
 
 
 def check_layout(table: EmbeddingTable, state: TableState, part: Participation) -> None:
@@ -370,6 +383,25 @@ def check_host_memory(tables: TableSet, part: Participation) -> None:
             )
 
     on_all(check, part.group, part.device)
+
+
+def processes_here(process: int, num_processes: int) -> range:
+    """Which of some processes torchrun started on this host; without it, all of them.
+
+    Args:
+        process: This process.
+        num_processes: All of them.
+    """
+    if "LOCAL_WORLD_SIZE" not in os.environ:
+        return range(num_processes)
+    first = process - int(os.environ["LOCAL_RANK"])
+    return range(first, first + int(os.environ["LOCAL_WORLD_SIZE"]))
+
+
+def free_device_bytes(device: torch.device) -> int:
+    """Memory of a GPU that this process can still take, or has taken and does not use."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
 
 
 def free_host_bytes() -> int:

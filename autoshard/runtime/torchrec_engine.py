@@ -35,6 +35,7 @@ from autoshard.core import (
 )
 from autoshard.core.errors import ExecutionError, InvalidOptionError, InvalidPlanError
 from autoshard.core.quoting import shown
+from autoshard.evaluation.executable import is_fused_on_gpu
 from autoshard.formats.torchrec.configs import table_config
 from autoshard.formats.torchrec.objects import parameter_sharding
 from autoshard.formats.torchrec.plans import check_whole
@@ -66,14 +67,13 @@ def _check_settings(tables: TableSet, settings: FusedSettings, device: torch.dev
     """Refuses optimizers, and settings of them, that FBGEMM's kernels of the device do not train with.
 
     Raises:
-        InvalidPlanError: If an optimizer makes rows NaN (`is_fused`).
+        InvalidPlanError: If an optimizer is none of theirs (`is_fused_on_gpu`).
         InvalidOptionError: If a setting is not executed; it is named.
     """
     for index, table in enumerate(tables.tables):
-        if table.optimizer not in FUSED_OPTIMIZERS:
+        if not is_fused_on_gpu(table.optimizer, table.dtype):
             raise InvalidPlanError(
-                f"the torchrec engine trains with {', '.join(FUSED_OPTIMIZERS)}, got {table.optimizer}: use the thin "
-                "engine",
+                f"the torchrec engine does not train {table.dtype} weights with {table.optimizer}: use the thin engine",
                 field=f"tables.tables[{index}].optimizer",
             )
     told = {
@@ -82,7 +82,7 @@ def _check_settings(tables: TableSet, settings: FusedSettings, device: torch.dev
     }
     for field in (one for one, is_asked in told.items() if is_asked):
         raise InvalidOptionError("is not executed by the torchrec engine: use the thin engine", field=field)
-    if not all(is_fused(table.optimizer, settings, device) for table in tables.tables):
+    if not all(is_fused(table.optimizer, table.dtype, settings, device) for table in tables.tables):
         field = "weight_decay" if settings.weight_decay else "max_norm"
         raise InvalidOptionError(
             f"is not executed by the torchrec engine on a {device.type}: use the thin engine", field=field

@@ -36,9 +36,9 @@ from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.state import TableState
 
 #: FBGEMM's own, which TorchRec leaves as it is.
-_EPS = 1e-8
+_EPS, _BETAS = 1e-8, (0.9, 0.999)
 #: Arguments of optimizers that are read, or do not change what is computed.
-_ARGUMENTS = ("lr", "eps", "foreach", "fused", "capturable")
+_ARGUMENTS = ("lr", "eps", "betas", "foreach", "fused", "capturable")
 #: Attributes of torch's tables that change lookups or gradients.
 _SETTINGS = ("padding_idx", "max_norm", "scale_grad_by_freq")
 
@@ -152,7 +152,7 @@ class ShardedModel(torch.nn.Module):
         return super().requires_grad_(requires_grad)
 
     def end_step(self) -> None:
-        """Ends a training step: plans with several replica groups average them. All processes call it."""
+        """Ends a training step: replica groups are averaged, Adam and LAMB count it. All processes call it."""
         for one in self.collections.values():
             one.embeddings.end_step()
 
@@ -221,9 +221,12 @@ def shard(
             table or its optimizer has what is not executed (weight decay, momentum, hooks, `padding_idx`).
     """
     found = read_model(model, batch_size=plan.tables.batch_size)
+    beta1, beta2 = _agreed(found.collections, "betas", None, _BETAS)
     settings = FusedSettings(
-        learning_rate=_agreed(found.collections, "lr", learning_rate, None),
-        eps=_agreed(found.collections, "eps", eps, _EPS),
+        learning_rate=float(_agreed(found.collections, "lr", learning_rate, None)),
+        eps=float(_agreed(found.collections, "eps", eps, _EPS)),
+        beta1=beta1,
+        beta2=beta2,
         seed=seed,
     )
     sharded: dict[str, ShardedCollection] = {}
@@ -353,7 +356,7 @@ def _part_of(plan: ShardingPlan, collection: Collection, found: ModelTables) -> 
     )
 
 
-def _agreed(collections: tuple[Collection, ...], key: str, given: float | None, usual: float | None) -> float:
+def _agreed(collections: tuple[Collection, ...], key: str, given: Any, usual: Any) -> Any:
     """A setting of all tables' optimizers.
 
     Raises:
@@ -371,4 +374,4 @@ def _agreed(collections: tuple[Collection, ...], key: str, given: float | None, 
     if values or value is None:
         field = "learning_rate" if key == "lr" else key
         raise InputError("must be given where tables have none of their own, or several", field=field)
-    return float(value)
+    return value

@@ -169,6 +169,9 @@ class _Way:
     ) -> _Way:
         """The way from a plan to another."""
         planned = {name: rows.order_N for name, rows in accessed.planned.items()}
+        # Rows behind those whose order matters keep their places, unless they are listed.
+        ends = target.ordered_rows()
+        orders = {name: order_N[: ends.get(name)] for name, order_N in orders.items()}
         return cls(
             stay=stay,
             target=target,

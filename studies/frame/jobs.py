@@ -17,21 +17,28 @@ from autoshard.core import ShardingPlan
 from autoshard.formats import write_plan
 from autoshard.formats.files import atomic_write
 from autoshard.runtime.processes.job import JOB_FILE, RESULTS_FILE
-from autoshard.runtime.processes.launch import running_workers
+from autoshard.runtime.processes.launch import LOCAL, Launcher, running_workers
 from autoshard.runtime.processes.worker import run_worker
 
 #: Where processes find the studies: `studies` is a generic name, and this one has to come first.
 STUDIES_PATH: Final = (str(Path(__file__).resolve().parents[2]),)
 
 
-def run_job(study: str, job: Mapping[str, Any], plans: Sequence[ShardingPlan], num_processes: int) -> Any:
-    """Has processes of this machine do a job.
+def run_job(
+    study: str,
+    job: Mapping[str, Any],
+    plans: Sequence[ShardingPlan],
+    num_processes: int,
+    launcher: Launcher = LOCAL,
+) -> Any:
+    """Has processes do a job.
 
     Args:
         study: Module that calls `do_job` when it is run.
         job: What can be written as JSON.
         plans: Written to files, whose names the job gets as `plan_paths`.
         num_processes: Processes, one per rank.
+        launcher: Nodes that they are started on.
 
     Returns:
         What the process of rank 0 wrote.
@@ -44,7 +51,7 @@ def run_job(study: str, job: Mapping[str, Any], plans: Sequence[ShardingPlan], n
         for plan, path in zip(plans, paths, strict=True):
             write_plan(plan, path)
         whole = {**job, "plan_paths": paths}
-        with running_workers(study, whole, num_processes, path=STUDIES_PATH) as (folder, documents):
+        with running_workers(study, whole, num_processes, path=STUDIES_PATH, launcher=launcher) as (folder, documents):
             for _ in documents:
                 pass
             return json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))

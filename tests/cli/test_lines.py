@@ -142,6 +142,13 @@ LINES = [
     ("run nothing --data x --verify-steps 1", 2, "verify_steps: must be 0 where checkpoints are kept or files are"),
     ("run nothing --overlap neo", 2, 'overlap: must be one of none, pipelined, got "neo"'),
     ("run nothing --engine torchrec --overlap pipelined", 2, 'overlap: must be one of none, got "pipelined"'),
+    ("run nothing --engine torchrec --replan-every 5", 2, "engine: must be thin where plans are changed, got torchrec"),
+    ("run nothing --engine torchrec --write-access now.json", 2, "access_path: lookups are counted by the engine thin"),
+    ("run nothing --write-access /nowhere/now.json", 2, "--write-access: must be in a folder that is there"),
+    ("run nothing --replan-every -1", 2, "'--replan-every'"),
+    ("run nothing --replan-horizon 5", 2, "--replan-horizon: needs --replan-every above 0"),
+    ("run nothing --replan-every 5 --replan-horizon 0", 2, "'--replan-horizon': must be a number above 0, got 0"),
+    ("run nothing --replan-every 5 --verify-steps 1", 2, "verify_steps: must be 0 where"),
     # What names something is looked up before files are read.
     *(
         (f"{NEEDED[name]} {options}", 2, text)

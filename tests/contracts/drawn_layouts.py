@@ -49,15 +49,28 @@ def drawn_plan(seed, world_size, node_size, payload=DType.FP32, replica_groups=N
     return plan, orders
 
 
-def with_optimizers(plan, optimizers):
-    """The plan, its tables trained with each of some optimizers in turn."""
+def with_optimizers(plan, optimizers, dtype=DType.FP32):
+    """The plan, its tables of a dtype and trained with each of some optimizers in turn."""
     tables = [
-        replace(table, optimizer=optimizer)
+        replace(table, optimizer=optimizer, dtype=dtype)
         for table, optimizer in zip(plan.tables.tables, itertools.cycle(optimizers), strict=False)
     ]
     by_name = {table.name: table for table in tables}
     shards = [replace(one, shard=replace(one.shard, table=by_name[one.shard.table.name])) for one in plan.shards]
     return replace(plan, tables=replace(plan.tables, tables=tuple(tables)), shards=tuple(shards))
+
+
+def other_layout(seed, plan):
+    """Another way to hold the tables of a plan, and their row orders."""
+    rng = np.random.default_rng(1000 + seed)
+    shards, orders = [], {}
+    for table in plan.tables.tables:
+        can_reduce = plan.payload.forward is not DType.INT8
+        held, ids = drawn_shards(rng, table, plan.topology.world_size, 1, can_reduce=can_reduce)
+        shards += held
+        if ids is not None:
+            orders[table.name] = ids
+    return replace(plan, shards=tuple(shards)), orders
 
 
 def drawn_table(rng, name):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from autoshard.core import Optimizer, ReplicaGroups, SyncRows
+from autoshard.core import DType, Optimizer, ReplicaGroups, SyncRows
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats import write_plan
 from autoshard.runtime import RunRequest, run_requests
@@ -26,7 +26,7 @@ SETTINGS = {
 }
 
 
-def requests_of(folder, seeds, cluster, optimizers, settings, groups=None, device="cpu"):
+def requests_of(folder, seeds, cluster, optimizers, settings, groups=None, device="cpu", dtype=DType.FP32):
     """Runs of drawn plans, tables trained with some optimizers."""
     _, world_size, node_size = cluster
     found = []
@@ -35,7 +35,7 @@ def requests_of(folder, seeds, cluster, optimizers, settings, groups=None, devic
         plan, _ = drawn_plan(seed, world_size, node_size, replica_groups=groups)
         turned = (*optimizers[seed % len(optimizers) :], *optimizers[: seed % len(optimizers)])
         path = folder / f"{seed}.json"
-        write_plan(with_optimizers(plan, turned), path)
+        write_plan(with_optimizers(plan, turned, dtype), path)
         found.append(
             RunRequest(
                 plan_path=str(path),
@@ -65,6 +65,13 @@ def test_optimizers_equal_the_unsharded_reference_in_every_layout(tmp_path, clus
         seeds = range(40 + 10 * number, 43 + 10 * number)
         requests += requests_of(tmp_path / name, seeds, cluster, optimizers, settings, device=any_device)
     check(executed(requests, cluster[0]))
+
+
+def test_fp16_weights_are_as_near_as_rounding_lets_them_be(tmp_path):
+    requests = requests_of(tmp_path, range(40, 42), (2, 2, 1), DECAYING, {}, dtype=DType.FP16)
+    for result in executed(requests, 2):
+        found = result.verification
+        assert 0 < found.weight_error <= found.weight_rounding, f"{result.plan_path}: {found}"
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,7 @@ def test_many_sets_are_priced_as_few(random_model, shards):
         ({"optimizer": Optimizer.SGD}, "fused/hbm/fp32/sgd/sum"),
         ({"update": Update.ALL_REDUCED}, "all_reduced/hbm/fp32/none/sum"),
         ({"level": MemoryLevel.DDR}, "fused/ddr/fp32/rowwise_adagrad/sum"),
+        ({"optimizer": Optimizer.LAMB}, "fused/hbm/fp32/lamb/sum"),
         ({"output": Exchange.ROWS}, "fused/hbm/fp32/rowwise_adagrad/rows"),
     ],
 )

@@ -62,14 +62,25 @@ def test_moments_that_are_means_are_not_scaled():
         assert (told in plan_note(plan)) == optimizer.has_decaying_moments
 
 
-def test_rows_that_no_cpu_process_holds_are_told():
+def test_rows_on_disks_are_told():
     given = tables_of()
     held = table_wise(given.tables, (0, 0))
     plan = plan_of(*held, tables=given, topology=TOPOLOGY)
     assert plan_note(plan) == tables_note(given) == ""
-    for level, told in ((MemoryLevel.DDR, "lies in ddr"), (MemoryLevel.SSD, "must be hbm or ddr")):
+    for level, told in ((MemoryLevel.DDR, ""), (MemoryLevel.SSD, "must be hbm or ddr: FBGEMM's public builds have no")):
         below = replace(held[0], memory=MemoryPlacement(level=level, cache_bytes=320))
-        assert told in plan_note(replace(plan, shards=(below, held[1])))
+        note = plan_note(replace(plan, shards=(below, held[1])))
+        assert told in note
+        assert bool(told) == bool(note)
+
+
+@pytest.mark.parametrize(("device", "is_told"), [("cpu-4", False), ("h100-8", True)])
+def test_lamb_is_trained_in_the_memory_of_a_gpu_alone(device, is_told):
+    given, topology = tables(table("t", optimizer=Optimizer.LAMB)), load_topology(device)
+    [held] = table_wise(given.tables, (0,))
+    far = replace(held, memory=MemoryPlacement(level=MemoryLevel.DDR))
+    note = plan_note(plan_of(far, tables=given, topology=topology))
+    assert ("memory.level: must be hbm on a GPU for table" in note) == is_told
 
 
 @pytest.mark.parametrize(

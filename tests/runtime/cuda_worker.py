@@ -6,14 +6,15 @@ import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import SparseType
 
-from autoshard.runtime import participation
+from autoshard.runtime import execution, participation
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.rows import averaging, fused, replicated
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.engine.vectors import payload
 from autoshard.runtime.releases import fused_embedding
+from autoshard.runtime.state import free_device_bytes
 from autoshard.runtime.training.synthetic import draw_samples
-from tests.contracts.drawn_layouts import drawn_plan
+from tests.contracts.drawn_layouts import drawn_plan, other_layout
 from tests.runtime.pretended_gpu import CUDA, OnGpu, held, pretended
 
 SETTINGS = FusedSettings(learning_rate=0.1, eps=1e-3)
@@ -25,7 +26,10 @@ def trained(plan, orders, device):
     """Embeddings of all steps, and all tables afterwards; on the CPU."""
     found = []
     embeddings = ShardedEmbeddings(plan, SETTINGS, device=device, row_orders=orders)
-    for step in range(STEPS):
+    for step in range(2 * STEPS):
+        if step == STEPS:
+            other, row_orders = other_layout(7, plan)
+            embeddings.adopt(other, {name: torch.from_numpy(ids_N) for name, ids_N in row_orders.items()})
         batch = draw_samples(plan.tables, 1, embeddings.local_batch_size, (7, step, dist.get_rank())).ids
         embedded = embeddings(batch.to(device))
         outputs = [embedded.pooled_BC, *embedded.sequences.values()]
@@ -74,8 +78,9 @@ class FusedOnGpu:
 def on_gpu():
     with pretended(MODULES):
         fused.fused_embedding = FusedOnGpu
+        execution.free_device_bytes = lambda _: 1 << 40
         yield
-        fused.fused_embedding = fused_embedding
+        fused.fused_embedding, execution.free_device_bytes = fused_embedding, free_device_bytes
 
 
 def compared(plan, orders):

@@ -105,15 +105,12 @@ def bad_batches():
     yield "keyed: ids of floats", keyed(values=ids().float())
     yield "keyed: lengths of fewer ids", keyed(keys=("c", "b", "a"), values=torch.cat([ids(), ids()]))
     yield "keyed: a length missing", keyed(lengths=lengths().view(-1)[:-1])
-    yield "keyed: several sizes", keyed(stride_per_key_per_rank=[[2], [6], [4]])
-    yield (
-        "keyed: several sizes, in another order",
-        keyed(keys=("b", "x", "c", "a"), stride_per_key_per_rank=[[1], [4], [4], [3]]),
-    )
-    yield (
-        "keyed: inverse indices",
-        keyed(stride_per_key_per_rank=[[4]] * 3, inverse_indices=(NAMES, torch.zeros(3, 8, dtype=torch.int64))),
-    )
+    yield "keyed: lengths of several sizes", keyed(stride_per_key_per_rank=[[2], [6], [6]])
+    inverse = torch.zeros(3, 8, dtype=torch.int64)
+    inverse[2, 7] = 4
+    yield "keyed: inverse indices", keyed(inverse_indices=(NAMES, inverse))
+    yield "keyed: inverse indices of some", keyed(inverse_indices=(NAMES[:2], inverse[:2]))
+    yield "ids without samples", BatchOfIds(lengths(size=0), ids()[:2])
 
 
 class Model(torch.nn.Module):
@@ -195,7 +192,7 @@ def main(rank, num_processes, num_groups):
     refused["on all, forward"] = refusal(engine, first)
     refused["the first process's, forward"] = refusal(engine, first if rank == 0 else good())
     model = sharded_model(num_processes)
-    refused_by_model = ("keyed: missing feature", "keyed: several sizes", "nothing")
+    refused_by_model = ("keyed: missing feature", "keyed: inverse indices", "nothing")
     for name, batch in bad_batches():
         if name in refused_by_model:
             refused[f"model: {name}"] = refusal(model, batch if rank == num_processes - 1 else keyed())

@@ -30,7 +30,7 @@ from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.state import TableState
 from autoshard.runtime.training.synthetic import draw_samples
 from tests import builders as make
-from tests.contracts.drawn_layouts import drawn_plan, drawn_shards
+from tests.contracts.drawn_layouts import drawn_plan, other_layout
 
 SETTINGS = FusedSettings(learning_rate=0.1, eps=1e-3)
 #: Plans drawn at random, each restored under another one of the same tables.
@@ -56,18 +56,6 @@ def assert_same(one, other):
         torch.testing.assert_close(a.weights_ND, b.weights_ND, atol=1e-6, rtol=1e-5)
         for name in a.moments:
             torch.testing.assert_close(a.expanded(name), b.expanded(name), atol=1e-6, rtol=1e-5)
-
-
-def other_layout(seed, plan):
-    """Another way to hold the same tables."""
-    rng = np.random.default_rng(1000 + seed)
-    shards, orders = [], {}
-    for table in plan.tables.tables:
-        held, ids = drawn_shards(rng, table, plan.topology.world_size, 1)
-        shards += held
-        if ids is not None:
-            orders[table.name] = ids
-    return replace(plan, shards=tuple(shards)), orders
 
 
 def cuts_of(embeddings, table):

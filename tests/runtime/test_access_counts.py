@@ -17,7 +17,7 @@ from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.training.synthetic import draw_samples
 from tests import builders as make
 
-LEAST_BYTES = 48 << 20
+LEAST_BYTES = 32 << 20
 
 
 def drawn(access, num_lookups, key=0):
@@ -116,7 +116,7 @@ class TestThreshold:
         tables = make.tables(make.table("a", num_rows, alpha=0.0))
         batches = ((drawn(AccessProfile.zipf(num_rows, 0.5), 100_000, key), (100_000,), 100) for key in range(8))
         found = counted(tables, batches, sampled_ids=100_000, max_bytes=LEAST_BYTES)
-        assert len(found.keys_N) <= (LEAST_BYTES - 20 * 2**20) / 44
+        assert len(found.keys_N) <= LEAST_BYTES / 46 - 2**18
         assert found.threshold > 1
         assert found.lookups_N.sum() == pytest.approx(800_000, rel=0.01)
 

@@ -8,10 +8,6 @@ from pathlib import Path
 import pytest
 
 NUM_PROCESSES = 2
-SEVERAL_SIZES = (
-    "keys: batches of several sizes (VBE) are not executed: give all features the same number of samples, without "
-    "inverse indices; got "
-)
 #: By batch, what each way of looking it up is refused with.
 EXPECTED = {
     "too few features": "lengths: must have one row per feature, 3, got 2",
@@ -37,9 +33,12 @@ EXPECTED = {
     "keyed: ids of floats": "ids: must be one row of whole numbers, got torch.float32 of (12,)",
     "keyed: lengths of fewer ids": "lengths: add up to 12, but there are 24 ids",
     "keyed: a length missing": "lengths: must be as many for each feature, got 11 for 3 features",
-    "keyed: several sizes": f'{SEVERAL_SIZES}2 of "a" and 6 of "b"',
-    "keyed: several sizes, in another order": f'{SEVERAL_SIZES}1 of "b" and 4 of "x"',
-    "keyed: inverse indices": f"{SEVERAL_SIZES}inverse indices",
+    "keyed: lengths of several sizes": (
+        "lengths: must be 14, one for each sample of each feature, got 12 for 3 features"
+    ),
+    "keyed: inverse indices": "inverse_indices: feature 'c' has samples 0 to 3, got 4",
+    "keyed: inverse indices of some": 'inverse_indices: must be there for feature "c", too',
+    "ids without samples": "lengths: add up to 0, but there are 2 ids",
 }
 
 
@@ -68,7 +67,7 @@ def test_a_fault_of_one_process_is_the_same_error_on_all(tmp_path, num_groups):
     of_first = "feature 'a': table 'ta' has rows 0 to 9, got id -3 (in the batch of process 0)"
     expected |= {"on all, forward": of_first, "the first process's, forward": of_first}
     expected |= {f"model: {name}": EXPECTED[name] + by_last for name in ("keyed: missing feature", "nothing")}
-    expected |= {"model: keyed: several sizes": EXPECTED["keyed: several sizes"] + by_last}
+    expected |= {"model: keyed: inverse indices": EXPECTED["keyed: inverse indices"] + by_last}
     assert first["refused"] == expected
     assert last["refused"] == expected
     assert first["wrong"] == last["wrong"] == []

@@ -67,6 +67,23 @@ def test_arguments_that_change_nothing_are_taken_and_fused_modules_name_theirs()
         shard(decayed, plan_of(decayed))
 
 
+def test_adam_in_the_backward_pass_is_that_of_torch():
+    model, options = bags(), {"lr": 0.1, "betas": (0.5, 0.8), "eps": 1e-3}
+    weights = model.embedding_bags["t"].weight.detach().clone().requires_grad_()
+    plain = torch.optim.Adam([weights], **options)
+    apply_optimizer_in_backward(torch.optim.Adam, model.parameters(), options)
+    sharded = shard(model, plan_of(model))
+    every = KeyedJaggedTensor(keys=["f", "g"], values=torch.arange(10), lengths=torch.tensor([3, 2, 4, 1]))
+    for _ in range(3):
+        sharded(every).values().pow(2).sum().backward()
+        sharded.end_step()
+        plain.zero_grad()
+        torch.stack([one.sum(dim=0) for one in weights.split([3, 2, 4, 1])]).pow(2).sum().backward()
+        plain.step()
+    torch.testing.assert_close(sharded.table_state("t").weights_ND, weights.detach(), rtol=1e-5, atol=1e-6)
+    sharded.close()
+
+
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad, RowWiseAdagrad])
 @pytest.mark.parametrize("kind", ["bags", "rows"])
 def test_frozen_tables_stay_as_they_are_and_others_are_trained(optimizer, kind):

@@ -78,15 +78,10 @@ def draw(step, rank):
 
 
 def refused_batches():
-    """One with weights, one with batches of several sizes, one without a feature."""
+    """One with weights, one without a feature."""
     features, _ = draw(0, 0)
     lengths, ids = features.lengths(), features.values()
     yield KeyedJaggedTensor(keys=list(FEATURES), values=ids, lengths=lengths, weights=torch.ones(len(ids)))
-    strides = [[BATCH_SIZE], [BATCH_SIZE], [BATCH_SIZE], [BATCH_SIZE - 1]]
-    ends = int(lengths[:-1].sum())
-    yield KeyedJaggedTensor(
-        keys=list(FEATURES), values=ids[:ends], lengths=lengths[:-1], stride_per_key_per_rank=strides
-    )
     yield KeyedJaggedTensor(keys=["a"], values=ids[:0], lengths=lengths[:BATCH_SIZE] * 0)
 
 

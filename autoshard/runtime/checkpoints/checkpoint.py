@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.stateful import Stateful
 
 from autoshard.core import EmbeddingTable, ShardingPlan
-from autoshard.core.errors import ExecutionError, FormatError, InputError
+from autoshard.core.errors import AutoshardError, ExecutionError, FormatError, InputError
 from autoshard.formats import read_plan
 from autoshard.runtime.checkpoints.contents import (
     JobTable,
@@ -30,6 +31,7 @@ from autoshard.runtime.checkpoints.deltas import apply_updates, is_update_file, 
 from autoshard.runtime.checkpoints.manifest import (
     MANIFEST,
     MANIFEST_NAME,
+    METADATA_NAME,
     PLAN_NAME,
     Manifest,
     check_files,
@@ -135,33 +137,55 @@ class Checkpoint:
         self._check_names(state, partial=partial)
         chain = self.chain()
         chain[0].check_tables({one.key: one.table for one in tables}, state)
-        for one in chain:
-            one._check_files(group, verify=verify)
+        members = group or dist.distributed_c10d._get_default_group()
+        self._check_all_alike(chain, members)
         check_modules(FileSystemReader(self.folder).read_metadata(), state, tables)
-        flat = chain[0]._read(state, tables, group)
-        if len(chain) > 1:
-            # Of a delta all but the tables, which are put upon those of the checkpoints before.
-            rows = {
-                key: tensor for key, tensor in flat.items() if key.startswith(tuple(f"{one.key}." for one in tables))
-            }
-            for one in chain[1:]:
-                apply_updates(rows, tables, one.updates())
-            flat = self._read(state, tables, group) | rows
+        with ThreadPoolExecutor(1) as hashing:
+            # Files are hashed while they are read: on damage, what was read is of no use, and not loaded.
+            told = hashing.submit(lambda: [fault for one in chain for fault in one._damage(members)] if verify else [])
+            flat, error = None, None
+            try:
+                flat = self._read_chain(chain, state, tables, members)
+            except (AutoshardError, CheckpointException) as found:
+                error = found
+            faults = from_all(members, told.result)
+        check_files(self.folder, [fault for of_process in faults for fault in of_process])
+        if flat is None:
+            assert error is not None
+            raise ExecutionError(f"cannot be read: {cause(error)}", source=str(self.folder)) from error
         for name, stateful in state.items():
             stateful.load_state_dict(restored(flat, name, tables))
 
+    def _read_chain(
+        self,
+        chain: Sequence[Checkpoint],
+        state: Mapping[str, Stateful],
+        tables: Sequence[JobTable],
+        group: dist.ProcessGroup,
+    ) -> dict[str, Any]:
+        """What this process needs of a state; of a delta, its tables are put upon those of the checkpoints before."""
+        flat = chain[0]._read(state, tables, group)
+        if len(chain) == 1:
+            return flat
+        of_tables = tuple(f"{one.key}." for one in tables)
+        rows = {key: tensor for key, tensor in flat.items() if key.startswith(of_tables)}
+        for one in chain[1:]:
+            apply_updates(rows, tables, one.updates())
+        return self._read(state, tables, group) | rows
+
     def _read(
-        self, state: Mapping[str, Stateful], tables: Sequence[JobTable], group: dist.ProcessGroup | None
+        self, state: Mapping[str, Stateful], tables: Sequence[JobTable], group: dist.ProcessGroup
     ) -> dict[str, Any]:
         """What this process needs of what torch.distributed.checkpoint wrote."""
         reader = FileSystemReader(self.folder)
         flat = template(reader.read_metadata(), list(state), tables)
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        try:
-            load_state(flat, storage_reader=reader, planner=planner, process_group=group)
-        except CheckpointException as error:
-            raise ExecutionError(f"cannot be read: {cause(error)}", source=str(self.folder)) from error
+        load_state(flat, storage_reader=reader, planner=planner, process_group=group)
         return flat
+
+    def _damage(self, group: dist.ProcessGroup) -> list[str]:
+        """What is wrong with this process's part of the files."""
+        return damaged_files(self.folder, self.manifest.files[group.rank() :: group.size()])
 
     def updates(self) -> Iterator[UpdatedRows]:
         """Rows of a delta, of all processes that saved it; none of a checkpoint that has all rows.
@@ -208,18 +232,22 @@ class Checkpoint:
             if key not in running:
                 raise InputError("is a table of the checkpoint, and not in the plan", field=one.name)
 
-    def _check_files(self, group: dist.ProcessGroup | None, *, verify: bool) -> None:
-        members = group or dist.distributed_c10d._get_default_group()
+    def _check_all_alike(self, chain: Sequence[Checkpoint], group: dist.ProcessGroup) -> None:
+        """Refuses files that differ in size or, of what says how to read the others, in a byte; on all processes."""
 
         def look() -> tuple[str, list[str]]:
-            files = self.manifest.files[members.rank() :: members.size()]
-            return json.dumps(MANIFEST.to_json(self.manifest)), damaged_files(self.folder, files, hashes=verify)
+            manifest = json.dumps(MANIFEST.to_json(self.manifest))
+            return manifest, [
+                fault
+                for one in chain
+                for fault in damaged_files(one.folder, one.manifest.files, lambda file: file.name == METADATA_NAME)
+            ]
 
-        found = from_all(members, look)
+        found = from_all(group, look)
         for process, (manifest, _) in enumerate(found):
             if manifest != found[0][0]:
                 raise ExecutionError(f"process {process} loads another checkpoint than process 0")
-        check_files(self.folder, [told for _, faults in found for told in faults])
+        check_files(self.folder, list(dict.fromkeys(fault for _, faults in found for fault in faults)))
 
 
 def _check_table(saved: EmbeddingTable, running: EmbeddingTable) -> None:

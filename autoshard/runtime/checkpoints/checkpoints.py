@@ -123,6 +123,11 @@ class Checkpoints:
         self._writer = threading.Thread(target=self._write, args=(job,), name="checkpoint")
         self._writer.start()
 
+    @property
+    def is_saving(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._writer is not None and self._writer.is_alive()
+
     def wait(self) -> None:
         """Returns when the checkpoint that is being written is there.
 

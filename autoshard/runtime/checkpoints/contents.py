@@ -188,7 +188,7 @@ class PiecePlanner(DefaultSavePlanner):
         whole = self.lookup_object(item.index)
         pieces = []
         for start in range(0, of.chunk.sizes[0], num_rows):
-            view = whole[start : start + num_rows]
+            view = _alone(whole[start : start + num_rows])
             offsets = torch.Size((of.chunk.offsets[0] + start, *of.chunk.offsets[1:]))
             index = MetadataIndex(item.index.fqn, offsets)
             self._pieces[index] = view
@@ -196,6 +196,13 @@ class PiecePlanner(DefaultSavePlanner):
             data = dataclasses.replace(of, chunk=chunk)
             pieces.append(WriteItem(index=index, type=WriteItemType.SHARD, tensor_data=data))
         return pieces
+
+
+def _alone(rows: torch.Tensor) -> torch.Tensor:
+    """The same rows as a tensor that ends where its storage does: torch would copy others before it writes them."""
+    if rows.is_meta:
+        return rows
+    return torch.from_numpy(rows.view(torch.uint8).numpy()).view(rows.dtype)
 
 
 def template(metadata: Metadata, names: Sequence[str], tables: Sequence[JobTable]) -> dict[str, Any]:

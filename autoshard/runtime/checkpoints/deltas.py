@@ -9,7 +9,6 @@ Shape suffixes: N rows of this process, L updated rows, D columns.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ _PREFIX, _SUFFIX = "rows_", ".safetensors"
 
 
 def write_updates(folder: Path, rank: int, updates: Sequence[UpdatedRows]) -> list[Path]:
-    """Writes what a process has of updated rows, and brings it to the disk.
+    """Writes what a process has of updated rows.
 
     Returns:
         The file; none where there are no rows.
@@ -50,8 +49,6 @@ def write_updates(folder: Path, rank: int, updates: Sequence[UpdatedRows]) -> li
         save_file({key: torch.cat(tensors) for key, tensors in pieces.items()}, path)
     except safetensors.SafetensorError as error:
         raise OSError(str(error)) from error
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
     return [path]
 
 

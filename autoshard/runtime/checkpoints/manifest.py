@@ -14,7 +14,8 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -27,6 +28,8 @@ from autoshard.formats.documents.kinds import fields_of
 from autoshard.formats.files import open_file
 
 MANIFEST_NAME, PLAN_NAME = "manifest.json", "plan.json"
+#: Where torch.distributed.checkpoint says which file has what.
+METADATA_NAME = ".metadata"
 
 _COMMITTED, _LEFT = re.compile(r"step-(\d{12,})"), re.compile(r"\.step-\d{12,}\.(writing|removing)")
 #: Bytes that are read and hashed at once.
@@ -138,17 +141,27 @@ def sweep(folder: Path) -> None:
 
 
 def saved_file(path: Path) -> SavedFile:
-    """Size and hash of a file that was written."""
-    return SavedFile(name=path.name, num_bytes=path.stat().st_size, sha256=_sha256(path))
+    """Brings a file that was written to the disk, and takes its size and hash meanwhile.
+
+    Raises:
+        OSError: If it does not get there.
+    """
+    with path.open("rb") as file, ThreadPoolExecutor(1) as disk:
+        synced = disk.submit(os.fsync, file.fileno())
+        sha256 = _sha256(path)
+        synced.result()
+    return SavedFile(name=path.name, num_bytes=path.stat().st_size, sha256=sha256)
 
 
-def damaged_files(folder: Path, files: Iterable[SavedFile], *, hashes: bool = True) -> list[str]:
+def damaged_files(
+    folder: Path, files: Iterable[SavedFile], is_hashed: Callable[[SavedFile], bool] = lambda _: True
+) -> list[str]:
     """What is wrong with files of a checkpoint, each named; nothing if all are as they were saved.
 
     Args:
         folder: The checkpoint.
         files: Those to look at.
-        hashes: Whether to read them, too; else their sizes are looked at.
+        is_hashed: Which of them to read; of others the sizes are looked at.
     """
     told = []
     for file in files:
@@ -156,7 +169,7 @@ def damaged_files(folder: Path, files: Iterable[SavedFile], *, hashes: bool = Tr
         try:
             if (size := path.stat().st_size) != file.num_bytes:
                 told.append(f"{file.name}: has {size:,} bytes, {file.num_bytes:,} were saved")
-            elif hashes and _sha256(path) != file.sha256:
+            elif is_hashed(file) and _sha256(path) != file.sha256:
                 told.append(f"{file.name}: is altered, its hash is another than when it was saved")
         except FileNotFoundError:
             told.append(f"{file.name}: is missing")

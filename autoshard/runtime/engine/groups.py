@@ -20,7 +20,7 @@ from autoshard.core.errors import ExecutionError
 from autoshard.runtime.engine.holdings import GroupOrder
 
 #: What is said of embeddings without process groups.
-CLOSED = "the embeddings are closed, or their process group is destroyed: make them anew to use them"
+CLOSED = "the embeddings are closed, their plan was replaced, or their process group is destroyed: look up anew"
 
 GroupT = TypeVar("GroupT", bound=dist.ProcessGroup | None)
 

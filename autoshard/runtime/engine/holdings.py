@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from autoshard.core import (
     Collective,
@@ -345,6 +345,15 @@ class OwnerRequest:
     rows: tuple[int, ...] = ()
 
 
+class KernelContent(NamedTuple):
+    """What a kernel of a process keeps: memory with the same content can be used under several plans."""
+
+    key: KernelKey
+    rows: tuple[tuple[object, ...], ...]
+    """Tables, columns and parts of ranges, in the order in which they are kept."""
+    tables: frozenset[int]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Ownership:
     """Who holds what, and who asks whom.
@@ -384,6 +393,21 @@ class Ownership:
             if holding.kernel_key == key and holding.num_rows(process)
         ]
         return tuple(index for *_, index in sorted(held))
+
+    def content(self, key: KernelKey, process: int) -> KernelContent:
+        """What a kernel of a process keeps."""
+        held = [self.holdings[index] for index in self.of_kernel(key, process)]
+        rows = []
+        for one in held:
+            parts = [(one.ranges[own.range], own.part) for own in one.parts_of(process)]
+            places = tuple((of.start, of.stop, of.split, of.num_parts, part) for of, part in parts)
+            rows.append((one.table, one.columns, one.memory, places))
+        return KernelContent(key, tuple(rows), frozenset(one.table for one in held))
+
+    def contents(self, process: int) -> dict[KernelContent, tuple[int, ...]]:
+        """What the kernels of a process keep, with their holdings."""
+        found = {self.content(key, process): self.of_kernel(key, process) for key in self.kernels}
+        return {content: indices for content, indices in found.items() if indices}
 
     def first_rows(self, key: KernelKey, process: int) -> dict[int, int]:
         """Holdings of a kernel that keeps them in one table, and where in it each begins."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterable, Set
+from collections.abc import Set
 from pathlib import Path
 
 import torch
@@ -16,7 +16,7 @@ from autoshard.core.quoting import write_bytes
 from autoshard.evaluation.batch_memory import dense_bytes, row_order_bytes, training_bytes
 from autoshard.runtime.engine.holdings import GroupOrder
 from autoshard.runtime.ownership import ownership_of
-from autoshard.runtime.state import free_host_bytes
+from autoshard.runtime.state import free_host_bytes, processes_here
 
 #: Of each GPU, for NCCL: four communicators (vectors, batches that are prefetched, dense layers, replicas) of 256 MiB.
 #: Assumed from its buffers of 4 MiB per channel and peer; nothing here has measured it.
@@ -59,10 +59,7 @@ def check_memory(plan: ShardingPlan, process: int, num_processes: int, device: t
         DeviceError: If more is needed than is free.
     """
     need = _Need(plan, num_processes)
-    here: Iterable[int] = range(num_processes)
-    if "LOCAL_WORLD_SIZE" in os.environ:
-        first = process - int(os.environ["LOCAL_RANK"])
-        here = range(first, first + int(os.environ["LOCAL_WORLD_SIZE"]))
+    here = processes_here(process, num_processes)
     on_host = set(MemoryLevel)
     if device.type == "cuda":
         on_host = {MemoryLevel.DDR}

@@ -10,7 +10,7 @@ import os
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -25,17 +25,20 @@ from torch.profiler import profile
 from autoshard.core import DenseLayers, ShardingPlan, TableSet
 from autoshard.core.choices import Device, Engine
 from autoshard.core.errors import ExecutionError
+from autoshard.core.optimizers import BadGradients
 from autoshard.core.step import CollectiveTime, StepCollective
 from autoshard.formats import read_plan
 from autoshard.formats.row_orders import read_row_orders
-from autoshard.runtime.access_counts import AccessCounter, AccessCounts
+from autoshard.runtime.access_counts import HALF_LIFE, AccessCounter
 from autoshard.runtime.engine.holdings import GroupOrder, Ownership
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.participation import check_alike
 from autoshard.runtime.processes.devices import check_memory, choose_device, needed_bytes, peak_bytes, resident_bytes
 from autoshard.runtime.releases import all_gather
+from autoshard.runtime.replanning import JobReplanning, ReplanSettings, merged_counts
 from autoshard.runtime.results import SENT, JobReport, RankTiming, RunRequest, RunResult, Verification
 from autoshard.runtime.timing import Part, Span, StepTimer, Timings
+from autoshard.runtime.training.bad_ids import IdRepair
 from autoshard.runtime.training.data import Feed, FileSamples, GeneratedSamples, Share, file_samples
 from autoshard.runtime.training.dense import DenseModel, default_layers
 from autoshard.runtime.training.loop import SavedJob, TrainingLoop
@@ -107,13 +110,17 @@ class Session:
             check_verifiable(plan.tables)
         timer = StepTimer(self._device)
         counter = None
-        if request.access_path is not None:
-            counter = AccessCounter(plan.tables, seed=(request.seed, dist.get_rank()))
+        if request.access_path is not None or request.replan_every:
+            # Where plans follow the data, most of what is counted is younger than the last decision.
+            half_life = request.replan_every / 2 or HALF_LIFE
+            counter = AccessCounter(plan.tables, half_life=half_life, seed=(request.seed, dist.get_rank()))
         engine = make_engine(request, plan, self._device, timer, counter)
         try:
-            result = self._measured(request, plan, engine, timer)
+            result = self._measured(request, plan, engine, timer, counter)
             if counter is not None and request.access_path is not None:
-                _write_access(request.access_path, plan, counter)
+                counts = merged_counts(counter)
+                if counts is not None:
+                    counts.write(Path(request.access_path), plan.tables)
             return result
         finally:
             engine.close()
@@ -122,7 +129,12 @@ class Session:
             gc.collect()
 
     def _measured(
-        self, request: RunRequest, plan: ShardingPlan, engine: EmbeddingEngine, timer: StepTimer
+        self,
+        request: RunRequest,
+        plan: ShardingPlan,
+        engine: EmbeddingEngine,
+        timer: StepTimer,
+        counter: AccessCounter | None,
     ) -> RunResult:
         layers = plan.tables.dense or default_layers(engine.feature_dims)
         smooth = request.verify_steps > 0
@@ -135,13 +147,20 @@ class Session:
             verification = self._verified(request, plan, engine, training, layers)
         ranked = ranked_rows(plan, _row_orders(plan, request))
         samples = self._samples(request, plan.tables, layers.num_dense_features, ranked)
-        feed = Feed(samples, self._device, training.batches_ahead, in_thread=isinstance(samples, FileSamples))
-        with self._saved(request, plan, engine, training) as saved:
+        repair = IdRepair(plan.tables, request.on_bad_ids)
+        in_files = isinstance(samples, FileSamples)
+        feed = Feed(
+            samples, self._device, training.batches_ahead, in_thread=in_files, repair=repair if in_files else None
+        )
+        with (
+            self._saved(request, plan, engine, training) as saved,
+            self._replanned(request, plan, engine, counter) as replanning,
+        ):
             loop = TrainingLoop(training, feed, timer, last=request.last_step, wants_stop=self._wants_stop, saved=saved)
             begun_at = loop.number
             self._done += begun_at
             with self._metrics(request, plan, engine, timer, begun_at) as metrics:
-                measured_SM = self._steps(request, loop, samples, metrics)
+                measured_SM = self._steps(request, loop, samples, saved, replanning, metrics)
         num_steps = request.verify_steps + loop.number - begun_at
         sent = engine.sent_bytes()
         sent_E = measured_SM.new_tensor([sent[name] / max(1, num_steps) for name in SENT] if sent else [])
@@ -161,10 +180,14 @@ class Session:
                 is_stopped=loop.is_stopped,
                 skipped_lines=skipped,
                 first_skipped=first_skipped,
+                plan_changes=() if replanning is None else tuple(replanning.changes),
             )
-        return _summary(
+        result = _summary(
             request, plan, engine.owners, dense.interaction, self._device, measured_PSM.cpu(), verification, job
         )
+        bad_ids = torch.tensor(repair.num_bad, device=self._device)
+        dist.all_reduce(bad_ids)
+        return replace(result, bad_steps=training.num_bad, bad_ids=int(bad_ids))
 
     def _verified(
         self,
@@ -238,6 +261,25 @@ class Session:
         return peak_bytes(self._device, self._base_bytes)
 
     @contextmanager
+    def _replanned(
+        self, request: RunRequest, plan: ShardingPlan, engine: EmbeddingEngine, counter: AccessCounter | None
+    ) -> Iterator[JobReplanning | None]:
+        """What changes a request's plan; None if nothing does."""
+        if not request.replan_every:
+            yield None
+            return
+        from autoshard.runtime.embeddings import ShardedEmbeddings
+
+        assert isinstance(engine, ShardedEmbeddings), "the request refuses others"
+        assert counter is not None, "lookups are counted where plans are changed"
+        settings = ReplanSettings(every=request.replan_every, horizon=request.replan_horizon, seed=request.seed)
+        orders = _row_orders(plan, request)
+        with closing(
+            JobReplanning(engine, counter, plan, orders, settings, request.last_step, self._device)
+        ) as replanning:
+            yield replanning
+
+    @contextmanager
     def _metrics(
         self, request: RunRequest, plan: ShardingPlan, engine: EmbeddingEngine, timer: StepTimer, number: int
     ) -> Iterator[Metrics | None]:
@@ -262,6 +304,8 @@ class Session:
         request: RunRequest,
         loop: TrainingLoop,
         samples: GeneratedSamples | FileSamples,
+        saved: SavedJob | None,
+        replanning: JobReplanning | None,
         metrics: Metrics | None,
     ) -> torch.Tensor:
         """Trains; returns step time, loss and parts of the last measured steps, shape (S, M)."""
@@ -270,6 +314,10 @@ class Session:
         for trained in loop:
             if trained.number > warm_at:
                 counted.append((trained.span, trained.outcome.loss, trained.timings))
+            if replanning is not None:
+                replanning.after(trained.number)
+                if saved is not None:
+                    saved.plan = replanning.plan
             if metrics is not None:
                 metrics(trained)
             self._done += 1
@@ -317,14 +365,6 @@ def open_session(
     yield Session(requests, device, on_step, wants_stop)
     # Not after an error: a group whose peers are gone would wait for them.
     dist.destroy_process_group()
-
-
-def _write_access(path: str, plan: ShardingPlan, counter: AccessCounter) -> None:
-    """Process 0 writes the plan's tables as all processes looked them up."""
-    counted: list[AccessCounts] | None = [counter.counted()] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(counter.counted(), counted)
-    if counted is not None:
-        AccessCounts.merged(counted).write(Path(path), plan.tables)
 
 
 def make_engine(
@@ -378,7 +418,9 @@ def _summary(
     step_ms = float(measured_PSM[:, :, 0].max(dim=0).values.median())
     medians_PM = measured_PSM.median(dim=1).values
     losses_S = measured_PSM[:, :, 1].mean(dim=0)
-    if not losses_S.isfinite().all():
+    good_S = losses_S[losses_S.isfinite()]
+    is_met = request.on_bad_gradients in (BadGradients.SKIP, BadGradients.CLIP)
+    if len(good_S) < (1 if is_met else len(losses_S)):
         raise ExecutionError(f"training diverged: the loss became {float(losses_S[-1])}")
     order = GroupOrder.of(plan.replica_groups, dist.get_world_size())
     places = {process: place for group in order.groups for place, process in enumerate(group)}
@@ -418,8 +460,8 @@ def _summary(
         step_ms=step_ms,
         samples_per_s=batch_size / step_ms * 1e3 if step_ms else 0.0,
         balance=min(kernel_ms) / max(kernel_ms) if num_measured else 0.0,
-        first_loss=float(losses_S[0]),
-        last_loss=float(losses_S[-1]),
+        first_loss=float(good_S[0]),
+        last_loss=float(good_S[-1]),
         ranks=ranks,
         verification=verification,
         overlap=request.overlap,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -377,6 +377,7 @@ class Feed:
         device: Where batches go.
         ahead: Batches that training wants to know ahead.
         in_thread: Whether a thread reads ahead.
+        repair: What is done to each batch; None for nothing.
         is_common: Whether all processes read one stream, so that they end together, know the weights of their batches,
             and have one position. Else a process whose batches have ended goes on with empty ones until all have, and
             the processes add up the sizes of their batches for each step, which a GPU waits for; a resumed job has to
@@ -390,8 +391,10 @@ class Feed:
         ahead: int = 0,
         *,
         in_thread: bool = False,
+        repair: Callable[[Samples], Samples] | None = None,
         is_common: bool = True,
     ) -> None:
+        self._repair = repair
         node = IterableWrapper(samples)
         self._loader = Loader(Prefetcher(node, _READ_AHEAD) if in_thread else node, restart_on_stop_iteration=False)
         self._device, self._ahead, self._is_common = device, ahead, is_common
@@ -420,6 +423,8 @@ class Feed:
         if self._batches is None:
             self._batches = iter(self._loader)
         samples = next(self._batches, None)
+        if samples is not None and self._repair is not None:
+            samples = self._repair(samples)
         if self._is_common:
             return samples
         shape = (

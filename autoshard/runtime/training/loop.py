@@ -141,10 +141,11 @@ class SavedJob:
 
     Attributes:
         resumed_from: Step of the checkpoint that the job went on from; None if there was none.
+        plan: The plan that is trained, which may change between steps.
     """
 
     def __init__(self, checkpoints: Checkpoints, every: int, state: Mapping[str, Stateful], plan: ShardingPlan) -> None:
-        self._checkpoints, self._every, self._state, self._plan = checkpoints, every, dict(state), plan
+        self._checkpoints, self._every, self._state, self.plan = checkpoints, every, dict(state), plan
         self._saved_at = 0
         self.resumed_from: int | None = None
         self._is_due = False
@@ -166,7 +167,7 @@ class SavedJob:
     def after(self, step: int) -> None:
         """Saves after a step if it is time."""
         self._is_due |= step % self._every == 0
-        groups = self._plan.replica_groups
+        groups = self.plan.replica_groups
         if self._is_due and (groups.num_groups == 1 or step % groups.sync_every == 0):
             self._save(step)
 
@@ -175,11 +176,11 @@ class SavedJob:
 
         A job whose replica groups differ at its end keeps the checkpoint before.
         """
-        groups = self._plan.replica_groups
+        groups = self.plan.replica_groups
         if step > self._saved_at and (groups.num_groups == 1 or step % groups.sync_every == 0):
             self._save(step)
         self._checkpoints.wait()
 
     def _save(self, step: int) -> None:
-        self._checkpoints.save(step, self._state, plan=self._plan)
+        self._checkpoints.save(step, self._state, plan=self.plan)
         self._saved_at, self._is_due = step, False

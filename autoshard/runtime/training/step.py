@@ -140,6 +140,8 @@ class TrainingStep:
         buckets: GradientBuckets | None = None,
     ) -> None:
         self._embeddings, self._vectors, self._buckets = embeddings, FeatureVectors(tables), buckets
+        #: Where gradients are looked at.
+        self._sharded = embeddings if isinstance(embeddings, ShardedEmbeddings) else None
         self.optimizer = torch.optim.SGD(dense.parameters(), lr=learning_rate)
         self.dense, self.batches_ahead, self.asks = dense, 0, False
 
@@ -163,19 +165,23 @@ class TrainingStep:
         asked = None
         if self._buckets is not None:
             self._buckets.asks = self.asks
-        sharded = self._embeddings if isinstance(self._embeddings, ShardedEmbeddings) else None
-        trained = loss if sharded is None else sharded.guard.of_loss(loss)
+        trained = loss if self._sharded is None else self._sharded.guard.of_loss(loss)
         with phase("backward"):
             trained.backward()  # type: ignore[no-untyped-call]
         if self._buckets is not None:
             with phase("mean of dense gradients"):
                 asked = self._buckets.average()
-        if sharded is not None:
-            sharded.guard.keep_from_layers(sharded.verdict, self.dense)
+        if self._sharded is not None:
+            self._sharded.guard.keep_from_layers(self._sharded.verdict, self.dense)
         self._embeddings.end_step()
         with phase("dense optimizer"):
             self.optimizer.step()
         return StepOutcome(loss.detach(), logits_B.detach(), vectors_BC.detach(), asked)
+
+    @property
+    def num_bad(self) -> int:
+        """Steps with a loss or gradients that were not finite; the host waits for the device."""
+        return 0 if self._sharded is None else self._sharded.guard.num_bad
 
     def embed(self, samples: Samples, following: Sequence[Samples]) -> tuple[torch.Tensor, Embedded]:
         """The bottom layers' output, shape (B, D), and the embeddings of a batch."""

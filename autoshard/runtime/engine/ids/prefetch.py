@@ -42,7 +42,7 @@ class Prefetched:
     def __init__(
         self, batch: BatchOfIds | InputError, keyed: BatchOfIds | None, device: torch.device, timer: StepTimer
     ) -> None:
-        self._batch, self.keyed, self._device, self._timer = batch, keyed, device, timer
+        self.batch, self.keyed, self._device, self._timer = batch, keyed, device, timer
         #: Set when it is submitted.
         self.turn, self.under_way = AT_ONCE, deque[Prefetched]()
         #: On a GPU, the work before it: it may be what makes the batch.
@@ -61,7 +61,7 @@ class Prefetched:
                 if self._after is not None:
                     self._after.wait()
                 begun = self._timer.mark()
-                distributed = exchange(self._batch, self.turn)
+                distributed = exchange(self.batch, self.turn)
                 took = Span(begun, self._timer.mark())
                 self._arrived.set_result(_Arrived(distributed, took, _event(self._device)))
         except BaseException as error:  # noqa: BLE001 - `wait` raises it again
@@ -83,6 +83,10 @@ class Prefetched:
             distributed = self._on_stream(arrived)
             self._timer.count(StepCollective.INPUT, arrived.took, Span(waiting, self._timer.mark()))
         return distributed
+
+    def settle(self) -> None:
+        """Returns when it has been distributed, or has not been able to be."""
+        self._arrived.exception()
 
     def arrived(self) -> DistributedBatch | None:
         """The same for the current stream; None while it is under way, or where `wait` raises an error."""
@@ -134,11 +138,21 @@ class Prefetcher:
         if self._under_way:
             self._under_way[0].turn.let_send()
 
+    def drain(self) -> None:
+        """Returns when all batches that were submitted have been distributed, or have not been able to be."""
+        under_way = list(self._under_way)
+        self._let_end()
+        for prefetched in under_way:
+            prefetched.settle()
+
     def close(self) -> None:
         """Ends the thread when it has distributed all batches."""
+        self._let_end()
+        self._waiting.put(None)
+
+    def _let_end(self) -> None:
         while self._under_way:
             self._under_way.popleft().turn.let_end()
-        self._waiting.put(None)
 
     def _work(self) -> None:
         stream = None

@@ -66,6 +66,7 @@ class DistributedBatch:
             those that are read from replicas here. None if there are none.
         bucketized: Lookups of features that are cut, by destination; None if there are none.
         hits: Rows of this process's replicas whose gradients meet, kernel by kernel.
+        ownership: That of the plan it was distributed under.
     """
 
     batch_size: int
@@ -77,6 +78,7 @@ class DistributedBatch:
     rows: RowLookups | None
     bucketized: Bucketized | None
     hits: tuple[HitRows, ...] = ()
+    ownership: Ownership | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,6 +90,7 @@ class _Asked:
         num_samples: Samples of the batch.
         lengths_FB: Its bag lengths, filled up with samples without ids; none of them where they are wrong.
         counts_F: Its ids of each feature, int64.
+        given_L: Its ids, feature by feature.
         bucketized: Lookups of features that are cut, by destination; None if there are none.
         lengths_SB: Bag lengths of the jagged rows that messages are made of.
         lengths_NB: Those of messages, in the order in which they travel.
@@ -102,6 +105,7 @@ class _Asked:
     num_samples: int
     lengths_FB: torch.Tensor
     counts_F: torch.Tensor
+    given_L: torch.Tensor
     bucketized: Bucketized | None
     lengths_SB: torch.Tensor
     lengths_NB: torch.Tensor
@@ -190,6 +194,10 @@ class InputExchange:
         )
         self._num_features = len(self._last_F)
         self._is_first_F = torch.arange(self._num_features, device=device) == 0
+        #: 1 for the first bag of a batch, of as many samples as the last one had.
+        self._first_bag_FB = self._is_first_F[:, None].int()
+        #: The last order of a batch's features that was not the plan's, and what it takes.
+        self._known_order: tuple[tuple[int, ...], torch.Tensor, Order] | tuple[None] = (None,)
         self._zero = torch.zeros((), dtype=torch.int64, device=device)
         self._nothing = torch.zeros(1, dtype=torch.int32, device=device)
         self._samples = (0, torch.zeros(1, dtype=torch.int64, device=device))
@@ -327,7 +335,7 @@ class InputExchange:
         batch_size = self._batch_size
         self._adapt(came)
         if self.counter is not None and isinstance(batch, BatchOfIds):
-            self.counter.observe(batch.ids_L, came.counts_F, batch.batch_size)
+            self.counter.observe(asked.given_L, came.counts_F, batch.batch_size)
         return self._distributed(asked, came, batch_size)
 
     def _asks(self, batch: BatchOfIds | InputError, fault: InputError | None) -> _Asked:
@@ -338,6 +346,8 @@ class InputExchange:
             ids_L, counts_F, num_samples = lengths_FB.new_empty(0, dtype=torch.int64), lengths_FB.sum(1), 0
         else:
             lengths_FB, ids_L, counts_F, is_good = self._checked(batch)
+            if batch.order is not None:
+                lengths_FB, ids_L, counts_F = self._in_order(batch.order, lengths_FB, ids_L, counts_F)
             num_samples = batch.batch_size
         if num_samples > self._batch_size:  # which all learn from the message
             lengths_FB, ids_L, counts_F = lengths_FB[:, :0], ids_L[:0], torch.zeros_like(counts_F)
@@ -364,6 +374,7 @@ class InputExchange:
             num_samples,
             lengths_FB,
             counts_F,
+            ids_L,
             bucketized,
             lengths_SB,
             lengths_NB,
@@ -375,16 +386,46 @@ class InputExchange:
         )
 
     def _checked(self, batch: BatchOfIds) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Lengths, ids and ids of each feature, those that are wrong replaced; and whether none was."""
+        """Lengths, ids and ids of each feature, those that are wrong replaced; and whether none is.
+
+        They are in the order of the batch.
+        """
         total, counts_F = len(batch.ids_L), batch.lengths_FB.sum(1)
         is_right = (counts_F.sum() == total) & ~(batch.lengths_FB < 0).any()
-        lengths_FB, counts_F = batch.lengths_FB.to(torch.int32) * is_right, counts_F * is_right
-        # Where lengths are wrong, all ids count as those of feature 0.
-        of_first_F = torch.where(is_right, counts_F, total * self._is_first_F)
-        last_L = torch.repeat_interleave(self._last_F, of_first_F, output_size=total)
+        # Where lengths are wrong, all ids are those of the first bag, so that nothing is read from elsewhere.
+        counts_F = torch.where(is_right, counts_F, total * self._is_first_F)
+        if self._first_bag_FB.shape[1] != batch.batch_size:
+            self._first_bag_FB = pad(self._is_first_F[:, None].int(), (0, batch.batch_size - 1))
+        lengths_FB = torch.where(is_right, batch.lengths_FB.to(torch.int32), total * self._first_bag_FB)
+        last_L = torch.repeat_interleave(self._last_of(batch.order), counts_F, output_size=total)
         given_L = batch.ids_L.long()
         ids_L = given_L.clamp(self._zero, last_L)
-        return lengths_FB, ids_L, counts_F, is_right & (ids_L == given_L).all()
+        is_good = is_right & (ids_L == given_L).all()
+        if batch.inverse_FB is not None:
+            is_good &= ((batch.inverse_FB >= 0) & (batch.inverse_FB < self._samples_of(batch))).all()
+        return lengths_FB, ids_L, counts_F, is_good
+
+    def _last_of(self, order: tuple[int, ...] | None) -> torch.Tensor:
+        """The last row of the table that each row of the lengths looks up."""
+        if order is None:
+            return self._last_F
+        if self._known_order[0] != order:
+            order_F = staged(order, self._device)
+            last_F = torch.empty_like(self._last_F).index_copy_(0, order_F, self._last_F)
+            self._known_order = (order, last_F, Order(order, self._num_features, self._device))
+        return self._known_order[1]
+
+    def _in_order(
+        self, order: tuple[int, ...], lengths_FB: torch.Tensor, ids_L: torch.Tensor, counts_F: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Lengths, ids and ids of each feature in the plan's order."""
+        assert self._known_order[0] == order, "its rows were checked"
+        in_order = self._known_order[2]
+        return *in_order(lengths_FB, ids_L, len(ids_L)), in_order.of(counts_F)
+
+    def _samples_of(self, batch: BatchOfIds) -> torch.Tensor | int:
+        """Samples of each feature, for each sample of the result."""
+        return batch.batch_size if batch.sizes_F is None else staged(batch.sizes_F, self._device)[:, None]
 
     def _sent(self, asked: _Asked, turn: Turn, *, agree: bool) -> _Came:
         """Sends messages to all processes; those that come from them.
@@ -508,10 +549,22 @@ class InputExchange:
         fault = batch.lengths_fault(counts_F, has_negative=bool((batch.lengths_FB < 0).any()))
         if fault is not None:
             return fault
-        last_L = torch.repeat_interleave(self._last_F, batch.lengths_FB.sum(1))
-        first = int(((batch.ids_L < 0) | (batch.ids_L > last_L)).nonzero()[0])
-        feature = bisect_right(list(accumulate(counts_F)), first)
         names = [(table.name, one.name) for table in self._ownership.tables.tables for one in table.features]
+        last_L = torch.repeat_interleave(self._last_of(batch.order), batch.lengths_FB.sum(1))
+        wrong = ((batch.ids_L < 0) | (batch.ids_L > last_L)).nonzero()
+        if not len(wrong):
+            assert batch.inverse_FB is not None, "nothing else is checked"
+            is_wrong_FB = (batch.inverse_FB < 0) | (batch.inverse_FB >= self._samples_of(batch))
+            feature, sample = is_wrong_FB.nonzero()[0].tolist()
+            samples = batch.batch_size if batch.sizes_F is None else batch.sizes_F[feature]
+            return InputError(
+                f"feature {names[feature][1]!r} has samples 0 to {samples - 1}, got "
+                f"{int(batch.inverse_FB[feature, sample])}",
+                field="inverse_indices",
+            )
+        first = int(wrong[0])
+        row = bisect_right(list(accumulate(counts_F)), first)
+        feature = row if batch.order is None else batch.order.index(row)
         table, name = names[feature]
         return InputError(
             f"table {table!r} has rows 0 to {int(self._last_F[feature])}, got id {int(batch.ids_L[first])}",
@@ -564,6 +617,7 @@ class InputExchange:
             rows=None if self._rows_order is None else self._row_lookups(self._rows_order, asked, came.counts_F, wire),
             bucketized=asked.bucketized,
             hits=self._hits.met(*came.meeting),
+            ownership=self._ownership,
         )
 
     @staticmethod

@@ -29,6 +29,7 @@ from autoshard.core import DType, MemoryLevel, MemoryPlacement, Optimizer
 from autoshard.core.declared import declared
 from autoshard.core.optimizers import UpdateSettings, WeightDecayMode
 from autoshard.core.plan import Payload
+from autoshard.evaluation.executable import is_fused_on_gpu
 from autoshard.runtime.engine.rows.averaging import UPDATED, RowStates
 from autoshard.runtime.engine.rows.huge_pages import advise_huge_pages
 from autoshard.runtime.engine.staging import TORCH_DTYPES
@@ -106,14 +107,13 @@ class UpdateStep(NamedTuple):
     """What is found of its gradients, once they are there; None where nobody looks."""
 
 
-def is_fused(optimizer: Optimizer, settings: FusedSettings, device: torch.device) -> bool:
+def is_fused(optimizer: Optimizer, dtype: DType, settings: FusedSettings, device: torch.device) -> bool:
     """Whether FBGEMM has a kernel of the device that updates rows so, as `FusedKernel` runs it.
 
-    Its kernels of CPUs leave out `max_norm` and, of tables with one feature, the decay of weights (1.8). Those of LAMB,
-    of GPUs, make a row NaN that is first looked up without a gradient, as a masked place of a sequence is.
+    Its kernels of CPUs leave out `max_norm` and, of tables with one feature, the decay of weights (1.8).
     """
     if device.type == "cuda":
-        return optimizer in FUSED_OPTIMIZERS
+        return is_fused_on_gpu(optimizer, dtype)
     return optimizer in _FUSED_ON_CPU and settings.max_norm is None and not settings.weight_decay
 
 
@@ -128,7 +128,7 @@ class FusedKernel:
         device: Where to hold them.
         table_of_feature: For each feature the table that it looks up, rising; None where rows are given out, for
             lookups of the first table alone.
-        memory: Where the rows live, and the cache of all of them; on a CPU there is but the device's memory.
+        memory: Where the rows live, and the cache of all of them; on a CPU all levels are one memory, without a cache.
         allocate: On a CPU, gives memory for so many numbers of `weights` or, in fp32, of `momentum1`; None for memory
             of its own, zeroed, in large pages where the system has them.
 

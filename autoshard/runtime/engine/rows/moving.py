@@ -68,14 +68,12 @@ class TableMove:
 
 
 @torch.no_grad()
-def move(
-    moves: Sequence[TableMove], group: dist.ProcessGroup, device: torch.device, *, round_bytes: int = ROUND_BYTES
-) -> int:
+def move(moves: Sequence[TableMove], group: dist.ProcessGroup, device: torch.device) -> int:
     """Gives the rows of tables to the processes that are to have them; all processes have to call it, with the same.
 
     A process that has a row already copies its own; others get it from one of those who have it, in turn. Where one
     number is of several columns (a moment of row-wise AdaGrad), and of other columns in the target, it is the mean over
-    its columns of what these had; equal values stay as they are.
+    its columns of what these had; equal values stay as they are. Of whole numbers (marks of rows) it is the largest.
 
     While a round travels, the one before is written and the next one packed.
 
@@ -83,7 +81,6 @@ def move(
         moves: Tables and their layouts.
         group: The processes, whose ranks the layouts have.
         device: Where messages are sent from.
-        round_bytes: Most bytes of a round, or one row.
 
     Returns:
         Bytes that this process has sent.
@@ -91,34 +88,58 @@ def move(
     Raises:
         AutoshardError: If a process fails: on all of them (`agree`), with the target half written.
     """
-    process, size = group.rank(), group.size()
+    size = group.size()
+    buffers = _Buffers(group.rank(), size, device)
     if all(one.is_local(size) for one in moves):
-        for units in _rounds(moves, 1, round_bytes):
-            _Round(units, process, size, device).write()
+        for units in _rounds(moves, 1):
+            _Round(units, buffers).write()
         return 0
-    rounds = [*_rounds(moves, size, round_bytes), None]
+    rounds = [*_rounds(moves, size), None]
     arrived, sent_bytes = None, 0
-    packed = on_all(partial(_next_round, None, rounds[0], process, size, device), group, device)
+    packed = on_all(partial(_next_round, None, rounds[0], buffers), group, device)
     for following in rounds[1:]:
         assert packed is not None, "the last round alone has none after it"
         travelling = packed
         sent_bytes += travelling.send(group)
         try:
-            packed = on_all(partial(_next_round, arrived, following, process, size, device), group, device)
+            packed = on_all(partial(_next_round, arrived, following, buffers), group, device)
         finally:
             travelling.wait()
         arrived = travelling
-    on_all(partial(_next_round, arrived, None, process, size, device), group, device)
+    on_all(partial(_next_round, arrived, None, buffers), group, device)
     return sent_bytes
 
 
-def _next_round(
-    arrived: _Round | None, units: list[_Unit] | None, process: int, size: int, device: torch.device
-) -> _Round | None:
+def _next_round(arrived: _Round | None, units: list[_Unit] | None, buffers: _Buffers) -> _Round | None:
     """Writes what has arrived, then packs what travels next, if something does."""
     if arrived is not None:
         arrived.write()
-    return None if units is None else _Round(units, process, size, device)
+    return None if units is None else _Round(units, buffers)
+
+
+class _Buffers:
+    """Memory for messages, which several rounds use one after the other: new memory costs as much as its copy.
+
+    Args:
+        process: This process.
+        num_processes: All processes.
+        device: Where messages are.
+    """
+
+    def __init__(self, process: int, num_processes: int, device: torch.device) -> None:
+        self.process, self.num_processes, self._device = process, num_processes, device
+        self._free: list[torch.Tensor] = []
+
+    def take(self, num_bytes: int) -> torch.Tensor:
+        """Memory for so many bytes, or more."""
+        fitting = [number for number, one in enumerate(self._free) if len(one) >= num_bytes]
+        if fitting:
+            return self._free.pop(fitting[0])
+        return torch.empty(max(num_bytes, ROUND_BYTES), dtype=torch.uint8, device=self._device)
+
+    def give_back(self, memory: torch.Tensor) -> None:
+        """Lets the next round have it."""
+        self._free.append(memory)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,30 +155,30 @@ class _Unit:
         return len(self.ids) * self.move.sent_row_bytes
 
 
-def _rounds(moves: Sequence[TableMove], num_stripes: int, round_bytes: int) -> Iterator[list[_Unit]]:
+def _rounds(moves: Sequence[TableMove], num_stripes: int) -> Iterator[list[_Unit]]:
     """Units of all tables, round by round.
 
     Rows that lie side by side are often on one process, and a table may be on one alone. So a round has some rows of
     all tables, and some of all stripes of a table: most processes have something to give and to take in most rounds.
     """
-    units = sorted(_units(moves, num_stripes, round_bytes), key=lambda one: one[0])
+    units = sorted(_units(moves, num_stripes), key=lambda one: one[0])
     batch: list[_Unit] = []
-    room = round_bytes
+    room = ROUND_BYTES
     for number, (_, table, ids) in enumerate(units):
         unit = _Unit(table, ids, number)
         if batch and unit.num_bytes > room:
             yield batch
-            batch, room = [], round_bytes
+            batch, room = [], ROUND_BYTES
         batch.append(unit)
         room -= unit.num_bytes
     if batch:
         yield batch
 
 
-def _units(moves: Sequence[TableMove], num_stripes: int, round_bytes: int) -> Iterator[tuple[float, TableMove, range]]:
+def _units(moves: Sequence[TableMove], num_stripes: int) -> Iterator[tuple[float, TableMove, range]]:
     """How far into its stripe each unit is, from 0 to 1; its table, and its rows."""
     for number, one in enumerate(moves):
-        most = max(1, min(_UNIT_ROWS, round_bytes // (one.sent_row_bytes * num_stripes)))
+        most = max(1, min(_UNIT_ROWS, ROUND_BYTES // (one.sent_row_bytes * num_stripes)))
         if len(one.ids) <= most:
             yield modf(number * _SPREAD)[0], one, one.ids
             continue
@@ -273,8 +294,10 @@ class _Means:
         """Writes the means when all pieces have come."""
         rows_L = (self._places_U >= 0).nonzero().squeeze(1)
         values_LD = self._values_UD[rows_L]
-        is_one_L = values_LD.amin(dim=1) == values_LD.amax(dim=1)  # a mean would round it
-        means_L = torch.where(is_one_L, values_LD[:, 0], values_LD.mean(dim=1))
+        means_L = values_LD.amax(dim=1)
+        if self._tensor_NK.is_floating_point():
+            is_one_L = values_LD.amin(dim=1) == means_L  # a mean would round it
+            means_L = torch.where(is_one_L, means_L, values_LD.mean(dim=1))
         _write(self._tensor_NK, self._places_U[rows_L], means_L[:, None])
 
 
@@ -322,41 +345,45 @@ class _Round:
 
     Args:
         units: The units.
-        process: This process.
-        size: Processes.
-        device: Where messages are sent from.
+        buffers: Memory for it, of this process.
     """
 
-    def __init__(self, units: Sequence[_Unit], process: int, size: int, device: torch.device) -> None:
+    def __init__(self, units: Sequence[_Unit], buffers: _Buffers) -> None:
+        self._buffers, process = buffers, buffers.process
         legs = [leg for unit in units for leg in _legs(unit, process) if not leg.is_in_place]
         self._own = [leg for leg in legs if leg.giver == leg.taker]
         sent = sorted((leg for leg in legs if leg.taker != process), key=lambda leg: leg.taker)
         self._received = sorted((leg for leg in legs if leg.giver != process), key=lambda leg: leg.giver)
-        self._sent_bytes, self._received_bytes = [0] * size, [0] * size
+        self._sent_bytes, self._received_bytes = [0] * buffers.num_processes, [0] * buffers.num_processes
         for leg in sent:
             self._sent_bytes[leg.taker] += leg.num_bytes
         for leg in self._received:
             self._received_bytes[leg.giver] += leg.num_bytes
-        self._outgoing, self._incoming = (
-            torch.empty(sum(of), dtype=torch.uint8, device=device) for of in (self._sent_bytes, self._received_bytes)
-        )
-        for leg, message in zip(sent, torch.split(self._outgoing, [leg.num_bytes for leg in sent]), strict=True):
+        self._outgoing, self._incoming = (buffers.take(sum(of)) for of in (self._sent_bytes, self._received_bytes))
+        for leg, message in _messages(sent, self._outgoing):
             for name, values_LK in leg.values(message):
                 values_LK.copy_(leg.read(name))
         self._work: dist.Work | None = None
 
     def send(self, group: dist.ProcessGroup) -> int:
         """Sends it on its way; the bytes that this process sends."""
+        num_sent, num_received = sum(self._sent_bytes), sum(self._received_bytes)
         self._work = dist.all_to_all_single(
-            self._incoming, self._outgoing, self._received_bytes, self._sent_bytes, group=group, async_op=True
+            self._incoming[:num_received],
+            self._outgoing[:num_sent],
+            self._received_bytes,
+            self._sent_bytes,
+            group=group,
+            async_op=True,
         )
-        return sum(self._sent_bytes)
+        return num_sent
 
     def wait(self) -> None:
         """Returns when all of it has come."""
         assert self._work is not None, "it has been sent"
         self._work.wait()
-        self._work, self._outgoing = None, self._outgoing[:0].clone()
+        self._work = None
+        self._buffers.give_back(self._outgoing)
 
     def write(self) -> None:
         """Writes what has come, and what this process gives itself."""
@@ -364,13 +391,20 @@ class _Round:
         for leg in self._own:
             for name in leg.unit.move.dtypes:
                 leg.write(name, leg.read(name), means)
-        messages = torch.split(self._incoming, [leg.num_bytes for leg in self._received])
-        for leg, message in zip(self._received, messages, strict=True):
+        for leg, message in _messages(self._received, self._incoming):
             for name, values_LK in leg.values(message):
                 leg.write(name, values_LK, means)
         for one in means.values():
             one.write()
-        self._incoming = self._incoming[:0].clone()
+        self._buffers.give_back(self._incoming)
+
+
+def _messages(legs: Sequence[_Leg], memory: torch.Tensor) -> Iterator[tuple[_Leg, torch.Tensor]]:
+    """Each leg's part of the memory, one after the other."""
+    at = 0
+    for leg in legs:
+        yield leg, memory[at : at + leg.num_bytes]
+        at += leg.num_bytes
 
 
 def _common(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:

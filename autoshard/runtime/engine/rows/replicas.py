@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 import torch.distributed as dist
 
 from autoshard.core.step import StepCollective
-from autoshard.runtime.engine.holdings import KernelKey, Ownership
+from autoshard.runtime.engine.holdings import KernelContent, KernelKey, Ownership
 from autoshard.runtime.engine.ids.hits import HitRows, replica_slots
 from autoshard.runtime.engine.ids.messages import Request
 from autoshard.runtime.engine.rows.averaging import RowStates
@@ -93,8 +94,10 @@ class Replicas:
         timer: Where to count the time.
         all_groups: Ranks in the world of each group of processes that makes an engine of the same plan now; None for
             this one alone, which is all processes then.
+        known: Rows that there are already, by what they are.
 
     Attributes:
+        by_content: The rows of each kernel, by what they are.
         step: Of lookups from now on.
     """
 
@@ -106,11 +109,13 @@ class Replicas:
         device: torch.device,
         timer: StepTimer,
         all_groups: Sequence[Sequence[int]] | None = None,
+        known: Mapping[KernelContent, TorchRows] = MappingProxyType({}),
     ) -> None:
         self._timer, self._device = timer, device
         self.step = UpdateStep(settings.learning_rate, 1)
         process = group.rank()
         self._kernels: dict[KernelKey, _Kernel] = {}
+        self.by_content: dict[KernelContent, TorchRows] = {}
         replicated = [one for one in ownership.holdings if one.is_replicated]
         holders = sorted({processes for one in replicated for processes in one.sync_groups()})
         ranks = [dist.get_global_rank(group, process) for process in range(group.size())]
@@ -123,7 +128,12 @@ class Replicas:
             first = ownership.holdings[indices[0]]
             rows = sum(ownership.holdings[index].num_rows(process) for index in indices)
             processes = ownership.holders(key, process)
-            storage = TorchRows(rows, first.embedding_dim, first.of.dtype, first.of.optimizer, settings, device)
+            content = ownership.content(key, process)
+            storage = known.get(content)
+            if storage is None:
+                table = first.of
+                storage = TorchRows(rows, first.embedding_dim, table.dtype, table.optimizer, settings, device)
+            self.by_content[content] = storage
             self._kernels[key] = _Kernel(rows=storage, base=ownership.first_rows(key, process))
             synced = SyncedRows(rows, first.embedding_dim)
             together.setdefault(processes, {})[key] = synced
@@ -143,7 +153,7 @@ class Replicas:
 
     def close(self) -> None:
         """Lets go of the rows."""
-        self._kernels = {}
+        self._kernels, self.by_content = {}, {}
 
     @property
     def sent_bytes(self) -> int:

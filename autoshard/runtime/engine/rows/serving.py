@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import torch
 
 from autoshard.core import Exchange, MemoryPlacement
-from autoshard.runtime.engine.holdings import Holding, Ownership
+from autoshard.runtime.engine.holdings import Holding, KernelContent, Ownership
 from autoshard.runtime.engine.ids.prefetch import Prefetched
 from autoshard.runtime.engine.ids.requests import DistributedBatch
 from autoshard.runtime.engine.rows.averaging import RowStates
@@ -63,25 +64,41 @@ class FusedKernels:
         process: This process.
         device: Where to hold rows.
         timer: Where to count the time.
+        known: Kernels that there are already, by what they keep.
 
     Attributes:
+        by_content: The kernels, by what they keep.
         fills_ahead: Whether some rows lie behind a cache that may be filled ahead of a lookup.
     """
 
     def __init__(
-        self, ownership: Ownership, settings: FusedSettings, process: int, device: torch.device, timer: StepTimer
+        self,
+        ownership: Ownership,
+        settings: FusedSettings,
+        process: int,
+        device: torch.device,
+        timer: StepTimer,
+        known: Mapping[KernelContent, FusedKernel | TorchKernel] = MappingProxyType({}),
     ) -> None:
         self._holdings, self._process, self._device, self._timer = ownership.holdings, process, device, timer
         self._sums: list[_Sums] = []
         self._rows: list[_Rows] = []
+        self.by_content: dict[KernelContent, FusedKernel | TorchKernel] = {}
         for key in ownership.kernels:
             indices = ownership.of_kernel(key, process)
             if not indices or self._holdings[indices[0]].is_replicated:
                 continue
-            if self._holdings[indices[0]].output is Exchange.ROWS:
-                self._rows.append(self._kernel_of_rows(ownership.first_rows(key, process), settings))
+            is_rows, content = self._holdings[indices[0]].output is Exchange.ROWS, ownership.content(key, process)
+            kernel = known.get(content)
+            if kernel is None:
+                kernel = self._kernel(indices, settings, is_rows=is_rows)
+            self.by_content[content] = kernel
+            if is_rows:
+                base = ownership.first_rows(key, process)
+                self._rows.append(_Rows(kernel, tuple(base), base))
             else:
-                self._sums.append(self._kernel_of_sums(indices, settings))
+                num_features = sum(len(self._holdings[index].of.features) for index in indices)
+                self._sums.append(_Sums(kernel, indices, num_features))
         self._num_sums = sum(one.num_features for one in self._sums)
         self._asked = [ownership.asked(other, process).rows for other in range(ownership.num_processes)]
         self.fills_ahead = any(one.fills_ahead for one in self._kernels)
@@ -98,26 +115,16 @@ class FusedKernels:
         is_sorted = by_feature == sorted(by_feature)
         self._by_feature = None if is_sorted else torch.tensor(by_feature, dtype=torch.int32, device=device)
 
-    def _kernel_of_rows(self, base: dict[int, int], settings: FusedSettings) -> _Rows:
-        held = [self._holdings[index] for index in base]
-        whole = [(sum(one.num_rows(self._process) for one in held), held[0].embedding_dim)]
-        return _Rows(self._kernel(held, whole, settings, None), tuple(base), base)
-
-    def _kernel_of_sums(self, indices: tuple[int, ...], settings: FusedSettings) -> _Sums:
+    def _kernel(self, indices: Sequence[int], settings: FusedSettings, *, is_rows: bool) -> FusedKernel | TorchKernel:
+        """A kernel of some holdings; one that gives out rows keeps them as one table."""
         held = [self._holdings[index] for index in indices]
-        sizes = [(one.num_rows(self._process), one.embedding_dim) for one in held]
-        features = [n for n, one in enumerate(held) for _ in one.of.features]
-        return _Sums(self._kernel(held, sizes, settings, features), indices, len(features))
-
-    def _kernel(
-        self,
-        held: Sequence[Holding],
-        sizes: Sequence[tuple[int, int]],
-        settings: FusedSettings,
-        features: Sequence[int] | None,
-    ) -> FusedKernel | TorchKernel:
         table = held[0].of
-        if is_fused(table.optimizer, settings, self._device):
+        sizes, features = [(one.num_rows(self._process), one.embedding_dim) for one in held], None
+        if is_rows:
+            sizes = [(sum(rows for rows, _ in sizes), held[0].embedding_dim)]
+        else:
+            features = [n for n, one in enumerate(held) for _ in one.of.features]
+        if is_fused(table.optimizer, table.dtype, settings, self._device):
             memory = self._memory(held)
             return FusedKernel(sizes, table.dtype, table.optimizer, settings, self._device, features, memory)
         return TorchKernel(sizes, table.dtype, table.optimizer, settings, self._device, features)
@@ -156,7 +163,7 @@ class FusedKernels:
 
     def close(self) -> None:
         """Lets go of the rows."""
-        self._sums, self._rows = [], []
+        self._sums, self._rows, self.by_content = [], [], {}
 
     def fill(self, ahead: Prefetched) -> None:
         """Brings the rows of the batch that is looked up next into the caches, while the one before is trained on.

@@ -40,7 +40,7 @@ class GradientGuard:
     _peers = WeakGroup[dist.ProcessGroup | None]()
 
     def __init__(self, settings: UpdateSettings, groups: JoinedGroups, device: torch.device) -> None:
-        self._policy = settings.on_bad_gradients
+        self._settings, self._policy = settings, settings.on_bad_gradients
         self._group, self._peers, self._device = groups.own, groups.peers, device
         # The tables see the mean over the processes of a group, whose gradients are divided by their number.
         self._limit = None if settings.max_gradient is None else settings.max_gradient * groups.own.size()
@@ -48,6 +48,12 @@ class GradientGuard:
         self._first = torch.zeros((), dtype=torch.int64, device=device)
         self._late: list[_Told] = []
         self.is_idle = self._policy is BadGradients.IGNORE and self._limit is None
+
+    def over(self, groups: JoinedGroups) -> GradientGuard:
+        """The same over other groups of the processes, with what was found up to now."""
+        other = GradientGuard(self._settings, groups, self._device)
+        other._num_bad, other._late = self._num_bad, self._late
+        return other
 
     @property
     def num_bad(self) -> int:

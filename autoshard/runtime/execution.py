@@ -1,0 +1,277 @@
+"""What a process executes a plan with, and how another plan of the same tables follows it while a job trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import zip_longest
+
+import torch
+
+from autoshard.core import EmbeddingTable, MemoryLevel, ShardingPlan, SyncRows
+from autoshard.core.declared import Role, values
+from autoshard.core.errors import DeviceError, InputError
+from autoshard.core.quoting import shown, write_bytes
+from autoshard.runtime.engine.agreement import on_all
+from autoshard.runtime.engine.holdings import KernelContent
+from autoshard.runtime.engine.ids.addresses import RowOrderMap
+from autoshard.runtime.engine.ids.requests import InputExchange
+from autoshard.runtime.engine.rows.averaging import RowStates
+from autoshard.runtime.engine.rows.fused import FusedSettings, kernel_output
+from autoshard.runtime.engine.rows.moving import move
+from autoshard.runtime.engine.rows.places import TableLayout
+from autoshard.runtime.engine.rows.replicas import Replicas
+from autoshard.runtime.engine.rows.serving import FusedKernels
+from autoshard.runtime.engine.vectors.exchange import OutputExchange
+from autoshard.runtime.engine.vectors.guard import GradientGuard
+from autoshard.runtime.engine.vectors.reading import Reading
+from autoshard.runtime.ownership import check_skipping
+from autoshard.runtime.participation import Participation
+from autoshard.runtime.state import free_device_bytes, free_host_bytes, held_layout, processes_here, table_move
+from autoshard.runtime.timing import StepTimer
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PlanExecution:
+    """What a process executes a plan with.
+
+    Attributes:
+        part: The processes, and which of them holds what.
+        settings: Of the updates, and the seed.
+        kernel_settings: The same with what the plan says of it.
+        sync_every: Steps between two averages of replica groups.
+        orders: Row orders, by table.
+        kernels: Rows that no other process has copies of.
+        replicas: Those that others have copies of.
+        input_exchange: Sends ids to where their rows are.
+        output_exchange: Sends embeddings back, and their gradients.
+        guard: Clips gradients, and looks for bad ones.
+    """
+
+    part: Participation
+    settings: FusedSettings
+    kernel_settings: FusedSettings
+    sync_every: int
+    orders: Mapping[str, RowOrderMap]
+    kernels: FusedKernels
+    replicas: Replicas
+    input_exchange: InputExchange
+    output_exchange: OutputExchange
+    guard: GradientGuard
+
+    @classmethod
+    def make(
+        cls,
+        plan: ShardingPlan,
+        settings: FusedSettings,
+        part: Participation,
+        row_orders: Mapping[str, torch.Tensor],
+        timer: StepTimer,
+        before: PlanExecution | None = None,
+    ) -> PlanExecution:
+        """Makes it, with rows that are 0; all processes have to call it.
+
+        Args:
+            plan: The plan.
+            settings: Of the updates, and the seed.
+            part: The processes.
+            row_orders: Row ids in falling access frequency, by table.
+            timer: Where to count the time.
+            before: What executed the plan before. Kernels of the same rows are not made again: both use them.
+
+        Raises:
+            AutoshardError: On all processes, if one has too little memory, or a row order is none.
+        """
+        kernel_settings = _kernel_settings(plan, settings, part.device)
+        owners, device = part.owners, part.device
+        kept = set() if before is None else before._kept(part, kernel_settings, part.members.rank())
+
+        def make_kernels() -> tuple[dict[str, RowOrderMap], FusedKernels]:
+            check_skipping(plan.tables, settings, device)
+            orders = {
+                name: RowOrderMap(ids_N, plan.tables[name].num_embeddings, device) for name, ids_N in row_orders.items()
+            }
+            known = {} if before is None else before.kernels.by_content
+            known = {content: kernel for content, kernel in known.items() if content in kept}
+            return orders, FusedKernels(owners, kernel_settings, part.process, device, timer, known)
+
+        def make_rest() -> PlanExecution:
+            known = {} if before is None else before.replicas.by_content
+            known = {content: rows for content, rows in known.items() if content in kept}
+            replicas = Replicas(owners, kernel_settings, part.group, device, timer, part.groups.world_ranks, known)
+            exchange = InputExchange(owners, orders, part.local_batch_size, part.groups, device)
+            return cls(
+                part=part,
+                settings=settings,
+                kernel_settings=kernel_settings,
+                sync_every=plan.replica_groups.sync_every,
+                orders=orders,
+                kernels=kernels,
+                replicas=replicas,
+                input_exchange=exchange,
+                output_exchange=OutputExchange(
+                    owners,
+                    Reading.of(owners, part.process, exchange),
+                    replicas,
+                    plan.payload,
+                    kernel_settings.output,
+                    part.group,
+                    device,
+                    timer,
+                ),
+                guard=GradientGuard(settings, part.groups, device)
+                if before is None
+                else before.guard.over(part.groups),
+            )
+
+        # Process groups are made in between, which all processes have to come to.
+        orders, kernels = on_all(make_kernels, part.members, device)
+        return on_all(make_rest, part.members, device)
+
+    def close(self) -> None:
+        """Lets go of the rows, and of batches that have been looked up and not been trained on."""
+        self.kernels.close()
+        self.replicas.close()
+        self.output_exchange.close()
+
+    def row_states(self, *, writes: bool) -> dict[int, RowStates]:
+        """State of the rows that this process has of each holding, by rising number of the holding.
+
+        Args:
+            writes: Whether it is written to.
+        """
+        return dict(sorted({**self.kernels.states(writes=writes), **self.replicas.states()}.items()))
+
+    def _layouts(self, *, writes: bool) -> Iterator[tuple[EmbeddingTable, TableLayout]]:
+        """Where the rows of each table are, among the processes of all replica groups."""
+        states = self.row_states(writes=writes)
+        for table in self.part.owners.tables.tables:
+            order, groups = self.orders.get(table.name), self.part.groups.order.groups
+            yield table, held_layout(table, self.part.owners, states, order, groups)
+
+    def _kept(self, part: Participation, settings: FusedSettings, member: int) -> set[KernelContent]:
+        """What kernels of a process have under this plan and under another one, whose memory both use.
+
+        Args:
+            part: The processes under the other plan.
+            settings: Of its kernels.
+            member: The process, among all of them.
+        """
+        own = self.part
+        if settings != self.kernel_settings:
+            return set()
+        reordered = {
+            number
+            for number, table in enumerate(own.owners.tables.tables)
+            if own.order_digests.get(table.name) != part.order_digests.get(table.name)
+        }
+        both = own.owners.contents(own.place_of(member)).keys() & part.owners.contents(part.place_of(member)).keys()
+        return {one for one in both if not one.tables & reordered}
+
+    def adopt(
+        self, plan: ShardingPlan, row_orders: Mapping[str, torch.Tensor], timer: StepTimer
+    ) -> tuple[PlanExecution, int]:
+        """What executes another plan of the same tables, with the rows of this one; all processes have to call it.
+
+        Nothing changes of this one, which executes its plan as before if the other cannot be adopted.
+
+        Args:
+            plan: The plan.
+            row_orders: Row ids in falling access frequency, by table.
+            timer: Where to count the time.
+
+        Returns:
+            It, and the bytes that this process has sent.
+
+        Raises:
+            AutoshardError: On all processes: if the plan is not executed or of other tables, another batch or other
+                settings, if the processes do not agree on it, or if one of them has too little memory.
+        """
+        own = self.part
+        part = Participation.agree(
+            plan,
+            self.settings,
+            local_batch_size=own.local_batch_size,
+            group=own.members,
+            device=own.device,
+            row_orders=row_orders,
+        )
+        on_all(partial(self._check, plan, part), own.members, own.device)
+        after = PlanExecution.make(plan, self.settings, part, row_orders, timer, self)
+        moved = frozenset[int]()
+        for member in range(own.members.size()):
+            made = part.owners.contents(part.place_of(member)).keys() - self._kept(part, after.kernel_settings, member)
+            moved = moved.union(*(one.tables for one in made))
+        targets = zip(self._layouts(writes=False), after._layouts(writes=True), strict=True)
+        with_marks = self.kernel_settings.marks_rows and after.kernel_settings.marks_rows
+        moves = []
+        for number, ((table, source), (_, target)) in enumerate(targets):
+            if number in moved:
+                ids, moments = range(table.num_embeddings), (one.name for one in table.optimizer.moments)
+                moves.append(table_move(table, ids, source, target, moments, with_marks=with_marks))
+        return after, move(moves, own.members, own.device)
+
+    def _check(self, plan: ShardingPlan, part: Participation) -> None:
+        """Refuses a plan that cannot follow this one.
+
+        Raises:
+            InputError: If it has other tables, or another batch.
+            DeviceError: If there is too little memory for both plans at a time.
+        """
+        tables, others = self.part.owners.tables, plan.tables
+        for own, other in zip_longest(tables.tables, others.tables):
+            if own is None or other is None or values(own, Role.IDENTITY) != values(other, Role.IDENTITY):
+                first, second = ("none" if one is None else shown(one.name) for one in (own, other))
+                raise InputError(
+                    "must be those of the plan that is executed, in their order, with the same rows, columns, number "
+                    f"format, optimizer and features: table {first} there is not table {second} here",
+                    field="plan.tables",
+                )
+        if tables.batch_size != others.batch_size:
+            raise InputError(
+                f"must be that of the plan that is executed, {tables.batch_size}, got {others.batch_size}",
+                field="plan.batch_size",
+            )
+        self._check_memory(part, _kernel_settings(plan, self.settings, part.device))
+
+    def _check_memory(self, part: Participation, settings: FusedSettings) -> None:
+        """Refuses a plan where this host or GPU has no room for what it holds beside this plan.
+
+        Raises:
+            DeviceError: If that is so.
+        """
+        member, device, on_host = part.members.rank(), part.device, set(MemoryLevel)
+        if device.type == "cuda":
+            on_host = {MemoryLevel.DDR}
+            made = self._made_bytes(part, settings, member)[MemoryLevel.HBM]
+            _check_free(made, device.type, free_device_bytes(device))
+        here = [self._made_bytes(part, settings, one) for one in processes_here(member, part.members.size())]
+        _check_free(sum(made[level] for made in here for level in on_host), "cpu", free_host_bytes())
+
+    def _made_bytes(self, part: Participation, settings: FusedSettings, member: int) -> dict[MemoryLevel, int]:
+        """Bytes of kernels that a process makes for another plan, by memory level."""
+        place, kept = part.place_of(member), self._kept(part, settings, member)
+        held = [
+            part.owners.holdings[index].num_bytes(place)
+            for content, indices in part.owners.contents(place).items()
+            if content not in kept
+            for index in indices
+        ]
+        return {level: sum(one[level] for one in held) for level in MemoryLevel}
+
+
+def _kernel_settings(plan: ShardingPlan, settings: FusedSettings, device: torch.device) -> FusedSettings:
+    """Settings of a plan's kernels."""
+    groups = plan.replica_groups
+    marks_rows = settings.marks_rows or (groups.num_groups > 1 and groups.sync_rows is SyncRows.TOUCHED)
+    output = kernel_output(plan.payload, device)
+    return replace(settings, moment_scale=groups.moment_scale, marks_rows=marks_rows, output=output)
+
+
+def _check_free(needed_bytes: int, where: str, free_bytes: int) -> None:
+    if needed_bytes > free_bytes:
+        raise DeviceError(
+            f"the plan's tables need {write_bytes(needed_bytes)} on this {where} beside those of the plan before, "
+            f"{write_bytes(free_bytes)} are free: adopt a plan that moves less, or restart under it from a checkpoint"
+        )

@@ -1,0 +1,262 @@
+"""A running job's plan made anew, beside training: what `autoshard replan` says of the accesses that were counted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import torch
+import torch.distributed as dist
+
+from autoshard.core import ShardingPlan
+from autoshard.core.quoting import shortened
+from autoshard.formats import read_plan, write_plan
+from autoshard.formats.row_orders import read_row_orders, with_row_orders
+from autoshard.results.replanned import REPLAN, Replanning
+from autoshard.runtime.access_counts import AccessCounter, AccessCounts
+from autoshard.runtime.results import PlanChange
+
+if TYPE_CHECKING:
+    from autoshard.runtime.embeddings import ShardedEmbeddings
+
+#: How often between two decisions all processes hear whether one was made.
+_HEARD_PER_DECISION: Final = 20
+#: Runs a command of autoshard with what training leaves of the processor.
+_COMMAND: Final = "import os; os.nice(19); from autoshard.cli import main; raise SystemExit(main())"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplanSettings:
+    """How often a job plans again, and what a change has to bring.
+
+    Attributes:
+        every: Steps from one decision to the next; those that find the one before under way are left out.
+        horizon: Steps within which moving rows has to pay off.
+        least_gain: Share by which the step has to become shorter.
+        time_limit_s: Seconds for the search.
+        seed: Seed of the search.
+    """
+
+    every: int
+    horizon: float
+    least_gain: float = 0.02
+    time_limit_s: float = 5.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanDecision:
+    """Whether a job changes its plan.
+
+    Attributes:
+        step: Steps that the job had made when accesses were counted.
+        figures: What was said of it; None if planning failed.
+        fault: Why it failed; empty if it did not.
+        plan: The new plan; None if the older one stays.
+        row_orders: Row ids in falling access frequency, of the new plan's tables that list them.
+    """
+
+    step: int
+    figures: Replanning | None = None
+    fault: str = ""
+    plan: ShardingPlan | None = None
+    row_orders: Mapping[str, torch.Tensor]
+
+
+class Replanner:
+    """Plans again in a child process while training goes on; of one process of the job.
+
+    Args:
+        plan: The plan that is executed.
+        row_orders: Its row orders that list ids, by table.
+        settings: How.
+    """
+
+    def __init__(self, plan: ShardingPlan, row_orders: Mapping[str, torch.Tensor], settings: ReplanSettings) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="autoshard-replan-")
+        self._settings = settings
+        self._child: subprocess.Popen[str] | None = None
+        self._step = 0
+        self._plan = plan
+        self._plan_file = self._path("plan.json")
+        ids = {name: ids_N.numpy() for name, ids_N in row_orders.items()}
+        write_plan(with_row_orders(plan, ids, self._plan_file), self._plan_file)
+
+    @property
+    def is_planning(self) -> bool:
+        """Whether a decision is under way."""
+        return self._child is not None
+
+    def begin(self, step: int, counts: AccessCounts, steps_left: int | None) -> None:
+        """Starts planning for the accesses that were counted.
+
+        Args:
+            step: Steps that the job has made.
+            counts: Of all processes.
+            steps_left: Steps that it will make, if that is known: a change has to pay within these.
+        """
+        assert self._child is None, "one decision follows the other"
+        self._step = step
+        counts.write(self._path("access.json"), self._plan.tables)
+        horizon = self._settings.horizon if steps_left is None else min(self._settings.horizon, steps_left)
+        options = {
+            "--access": self._path("access.json"),
+            "--output": self._path(f"plan-{step}.json"),
+            "--horizon": max(1.0, horizon),
+            "--least-gain": self._settings.least_gain,
+            "--time-limit": self._settings.time_limit_s,
+            "--seed": self._settings.seed,
+        }
+        words = [str(word) for option in options.items() for word in option]
+        command = [sys.executable, "-c", _COMMAND, "replan", str(self._plan_file), "--json", *words]
+        self._child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def decision(self, *, waits: bool = False) -> PlanDecision | None:
+        """What was decided; None while it is not.
+
+        Args:
+            waits: Whether to wait for it.
+        """
+        assert self._child is not None, "it was begun"
+        if not waits and self._child.poll() is None:
+            return None
+        out, err = self._child.communicate()
+        code, self._child = self._child.returncode, None
+        if code:
+            said = err.strip().splitlines()[-1:] or [f"ended by signal {-code}" if code < 0 else f"ended with {code}"]
+            return PlanDecision(step=self._step, fault=f"planning failed: {shortened(said[0])}", row_orders={})
+        figures = REPLAN.from_json(json.loads(out))
+        if not figures.is_changed:
+            return PlanDecision(step=self._step, figures=figures, row_orders={})
+        file = self._path(f"plan-{self._step}.json")
+        plan = read_plan(file)
+        orders = {name: torch.tensor(ids_N) for name, ids_N in read_row_orders(plan, file).items()}
+        return PlanDecision(step=self._step, figures=figures, plan=plan, row_orders=orders)
+
+    def adopted(self, decision: PlanDecision) -> None:
+        """From now on, the plan of a decision is executed."""
+        assert decision.plan is not None, "it changes the plan"
+        self._plan, self._plan_file = decision.plan, self._path(f"plan-{decision.step}.json")
+
+    def close(self) -> None:
+        """Ends what is under way."""
+        if self._child is not None:
+            self._child.kill()
+            self._child.communicate()
+            self._child = None
+        self._folder.cleanup()
+
+    def _path(self, name: str) -> Path:
+        return Path(self._folder.name, name)
+
+
+class JobReplanning:
+    """Plans a running job again every so many steps, and goes over to what pays; all processes have one.
+
+    Process 0 plans. The others hear of it every few steps, and all change between the same two.
+
+    Args:
+        engine: Executes the plan.
+        counter: Counts this process's lookups.
+        plan: The plan.
+        row_orders: Its row orders that list ids, by table.
+        settings: How.
+        last_step: Number of the job's last step; None where the data decide.
+        device: Where processes meet.
+
+    Attributes:
+        changes: What was decided, in turn.
+        plan: The plan that is executed.
+    """
+
+    def __init__(
+        self,
+        engine: ShardedEmbeddings,
+        counter: AccessCounter,
+        plan: ShardingPlan,
+        row_orders: Mapping[str, torch.Tensor],
+        settings: ReplanSettings,
+        last_step: int | None,
+        device: torch.device,
+    ) -> None:
+        self._engine, self._counter, self._settings, self._last_step = engine, counter, settings, last_step
+        self._device = device
+        self._planner = Replanner(plan, row_orders, settings) if dist.get_rank() == 0 else None
+        self._begun_at: int | None = None
+        self._heard_every = max(1, settings.every // _HEARD_PER_DECISION)
+        self.changes: list[PlanChange] = []
+        self.plan = plan
+
+    def after(self, step: int) -> None:
+        """What is to be done after a step: all processes call it after the same.
+
+        Args:
+            step: Steps that the job has made.
+        """
+        if self._begun_at is not None and (step - self._begun_at) % self._heard_every == 0:
+            self._hear(step)
+        left = None if self._last_step is None else self._last_step - step
+        if step % self._settings.every == 0 and self._begun_at is None and left != 0:
+            counts = merged_counts(self._counter)
+            if self._planner is not None and counts is not None:
+                self._planner.begin(step, counts, left)
+            self._begun_at = step
+
+    def close(self) -> None:
+        """Ends what is under way."""
+        if self._planner is not None:
+            self._planner.close()
+
+    def _hear(self, step: int) -> None:
+        """Changes the plan if process 0 has decided so; training waits for no decision."""
+        decision = None if self._planner is None else self._planner.decision()
+        is_made = torch.tensor([int(decision is not None)], device=self._device)
+        dist.broadcast(is_made, 0)
+        if not int(is_made):
+            return
+        told = [decision]
+        dist.broadcast_object_list(told, 0, device=self._device)
+        decision = told[0]
+        assert decision is not None, "process 0 has told it"
+        self._begun_at = None
+        adopt_ms = None if decision.plan is None else self._adopt(decision, decision.plan)
+        self.changes.append(_change_of(decision, step, adopt_ms))
+
+    def _adopt(self, decision: PlanDecision, plan: ShardingPlan) -> float:
+        begun_s = time.perf_counter()
+        self._engine.adopt(plan, decision.row_orders)
+        self.plan = plan
+        if self._planner is not None:
+            self._planner.adopted(decision)
+        return (time.perf_counter() - begun_s) * 1e3
+
+
+def merged_counts(counter: AccessCounter) -> AccessCounts | None:
+    """Lookups of all processes, on process 0; None on the others. All have to call it."""
+    own = counter.counted()
+    counted: list[AccessCounts] | None = [own] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(own, counted)
+    return None if counted is None else AccessCounts.merged(counted)
+
+
+def _change_of(decision: PlanDecision, step: int, adopt_ms: float | None) -> PlanChange:
+    figures = decision.figures
+    if figures is None:
+        return PlanChange(counted_at=decision.step, decided_at=step, is_changed=False, reason=decision.fault)
+    return PlanChange(
+        counted_at=decision.step,
+        decided_at=step,
+        is_changed=figures.is_changed,
+        reason=figures.reason,
+        gain=figures.gain,
+        migration_bytes=figures.migration_bytes,
+        migration_ms=figures.migration_ms,
+        adopt_ms=adopt_ms,
+    )

@@ -1,0 +1,165 @@
+"""A job's plan made anew beside training, by a child process."""
+
+import time
+from contextlib import closing
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from autoshard.commands.run import _of_job
+from autoshard.core import Exchange, GradSync, RowRange, RowsBy, Shard, Split, Tier
+from autoshard.formats import write_plan
+from autoshard.runtime import RunRequest
+from autoshard.runtime.access_counts import AccessCounter
+from autoshard.runtime.batch import BatchOfIds
+from autoshard.runtime.embeddings import ShardedEmbeddings
+from autoshard.runtime.engine.rows.fused import FusedSettings
+from autoshard.runtime.replanning import JobReplanning, Replanner, ReplanSettings
+from autoshard.runtime.results import JobReport, PlanChange
+from autoshard.validator import validate_plan
+from tests import builders as make
+from tests.ranks import executed, on_ranks
+
+NUM_ROWS, NUM_HOT = 50_000, 1_000
+ORDER = torch.from_numpy(np.random.default_rng(0).permutation(NUM_ROWS))
+
+
+def a_plan():
+    """The hottest rows on both ranks, the others dealt to both, over slow links."""
+    table = make.table("t", NUM_ROWS, 32, 8.0, alpha=1.3)
+    hot, cold = (
+        Shard(table=table, rows=RowRange(start=start, stop=stop, by=RowsBy.ACCESS_RANK), columns=(0, 32))
+        for start, stop in ((0, NUM_HOT), (NUM_HOT, NUM_ROWS))
+    )
+    shards = (
+        make.placed(hot, Tier.DATA_PARALLEL, make.each(2), grad_sync=GradSync.ALL_GATHER),
+        make.placed(cold, Tier.ROW_WISE, ((0, 1),), split=Split.CYCLIC, exchange=Exchange.ROWS),
+    )
+    return make.plan(*shards, batch_size=512, topology=make.topology(2, bytes_per_s=1e7))
+
+
+def counts_of(plan, order):
+    """What is counted where rows are looked up in this order."""
+    counter, access = AccessCounter(plan.tables), plan.tables.tables[0].access
+    for key in range(20):
+        ids = order[torch.from_numpy(access.sample_ranks(4096, np.random.default_rng(key)))]
+        counter.observe(ids, (4096,), 512)
+    counter.close()
+    return counter.counted()
+
+
+@pytest.fixture
+def planner():
+    """Plans every 10 steps."""
+    settings = ReplanSettings(every=10, horizon=1e4, time_limit_s=1.0)
+    planner = Replanner(a_plan(), {"t": ORDER}, settings)
+    yield planner
+    planner.close()
+
+
+def test_a_job_whose_hot_rows_changed_gets_another_plan(planner):
+    planner.begin(10, counts_of(a_plan(), ORDER.flip(0)), 1_000)
+    assert planner.is_planning
+    found = planner.decision(waits=True)
+    assert not planner.is_planning
+    assert (found.step, found.fault) == (10, "")
+    assert found.figures.is_changed
+    assert found.figures.horizon_steps == 1_000
+    validate_plan(found.plan)
+    assert found.plan.tables.batch_size == 512
+    if found.row_orders:
+        assert found.row_orders["t"][:4].tolist() == ORDER.flip(0)[:4].tolist()
+    planner.adopted(found)
+    # The new plan is that which the next decision is about.
+    planner.begin(20, counts_of(a_plan(), ORDER.flip(0)), None)
+    again = planner.decision(waits=True)
+    assert (again.step, again.figures.horizon_steps) == (20, 1e4)
+    assert again.figures.step_ms_before.value == pytest.approx(found.figures.step_ms_after.value, rel=0.05)
+    assert not again.figures.is_changed
+    assert (again.plan, again.row_orders) == (None, {})
+
+
+def test_a_decision_is_not_waited_for_unless_asked(planner):
+    planner.begin(10, counts_of(a_plan(), ORDER), 1_000)
+    assert planner.decision() is None
+    planner.close()
+    assert not planner.is_planning
+
+
+def test_planning_that_fails_is_told_and_the_job_goes_on(planner):
+    counts = counts_of(a_plan(), ORDER)
+    planner.begin(10, counts, 1_000)
+    planner._child.kill()
+    found = planner.decision(waits=True)
+    assert (found.figures, found.plan) == (None, None)
+    assert "ended by signal 9" in found.fault
+    planner.begin(20, counts, 1_000)
+    assert planner.decision(waits=True).figures is not None
+
+
+def test_a_job_follows_its_data():
+    """Two processes train on other hot rows than was planned for, until both have gone over to a plan for these."""
+    first, second = on_ranks(train_until_changed, 2)
+    changes, held = first
+    assert second == first
+    assert [one["is_changed"] for one in changes] == [False] * (len(changes) - 1) + [True]
+    assert changes[-1]["counted_at"] % 10 == 0
+    assert changes[-1]["adopt_ms"] > 0
+    assert held
+
+
+def train_until_changed():
+    """What was decided, and whether tables are held as the last decision says."""
+    plan = a_plan()
+    counter = AccessCounter(plan.tables, half_life=5, seed=(0, dist.get_rank()))
+    orders = {"t": ORDER}
+    embeddings = ShardedEmbeddings(plan, FusedSettings(learning_rate=0.05), row_orders=orders, counter=counter)
+    settings = ReplanSettings(every=10, horizon=1e4, time_limit_s=1.0)
+    cpu = torch.device("cpu")
+    replanning = JobReplanning(embeddings, counter, plan, orders, settings, None, cpu)
+    until_s = time.monotonic() + 120
+    with closing(replanning):
+        for step in range(1, 100_000):
+            ranks = plan.tables.tables[0].access.sample_ranks(2048, np.random.default_rng((step, dist.get_rank())))
+            ids = BatchOfIds(torch.full((1, 256), 8), ORDER.flip(0)[torch.from_numpy(ranks)])
+            embeddings(ids).pooled_BC.sum().backward()
+            embeddings.end_step()
+            replanning.after(step)
+            has_changed = any(one.is_changed for one in replanning.changes)
+            is_over = torch.tensor([int(has_changed or time.monotonic() > until_s)])
+            dist.all_reduce(is_over)
+            if is_over:
+                break
+            time.sleep(0.02)
+    held = [one.of.name for one in embeddings.owners.holdings]
+    new = ShardedEmbeddings(replanning.plan, FusedSettings(learning_rate=0.05)).owners.holdings
+    is_held = held == [one.of.name for one in new] and [one.ranges for one in embeddings.owners.holdings] == [
+        one.ranges for one in new
+    ]
+    counter.close()
+    changes = [{name: getattr(one, name) for name in ("is_changed", "counted_at")} for one in replanning.changes]
+    changes[-1]["adopt_ms"] = float(replanning.changes[-1].adopt_ms is not None)
+    return changes, is_held
+
+
+def test_a_run_that_ends_before_a_decision_leaves_nothing_behind(tmp_path):
+    write_plan(a_plan(), tmp_path / "plan.json")
+    request = RunRequest(plan_path=str(tmp_path / "plan.json"), device="cpu", steps=7, replan_every=5)
+    (result,) = executed([request], 2)
+    assert result.job.trained_steps == 10
+    assert len(result.job.plan_changes) <= 1
+
+
+def test_the_report_tells_each_decision():
+    changed = PlanChange(counted_at=10, decided_at=12, is_changed=True, reason="it pays", gain=0.5, adopt_ms=3.2)
+    job = JobReport(
+        trained_steps=20, resumed_from=None, restarts=0, is_stopped=False, skipped_lines=0, first_skipped=None,
+        plan_changes=(changed, PlanChange(counted_at=15, decided_at=18, is_changed=False, reason="no plan was found")),
+    )  # fmt: skip
+    assert _of_job(SimpleNamespace(job=job))[-2:] == [
+        "Step 12: changed the plan, which took 3 ms (it pays).",
+        "Step 18: kept the plan (no plan was found).",
+    ]
