@@ -57,15 +57,10 @@ def train(plan_path: str, num_steps: int, learning_rate: float, device: torch.de
     # A loader of your own gives a BatchOfIds, or a KeyedJaggedTensor; this draws ids as the plan's tables expect.
     keys = ((0, step, dist.get_rank()) for step in range(num_steps))
     loader = (draw_samples(plan.tables, NUM_DENSE, embeddings.local_batch_size, key).to(device) for key in keys)
-    following = next(loader)
-    prefetched = embeddings.prefetch(following.ids)
-    for step in range(num_steps):
-        batch, following = following, next(loader, None)
+    begun = time.perf_counter()
+    # The ids of the next batch travel while one is trained on.
+    for step, (batch, started) in enumerate(embeddings.pipelined(loader, lambda one: one.ids)):
         labels_B = (batch.dense_BN[:, 0] > 0).float()  # Something that can be learned.
-        begun = time.perf_counter()
-        started = embeddings.start(prefetched)
-        if following is not None:
-            prefetched = embeddings.prefetch(following.ids)  # Travels while this batch is trained on.
         loss = binary_cross_entropy_with_logits(dense(batch, started), labels_B)
         optimizer.zero_grad()
         loss.backward()  # Updates the tables, too.
@@ -76,6 +71,7 @@ def train(plan_path: str, num_steps: int, learning_rate: float, device: torch.de
         if dist.get_rank() == 0:
             samples_per_s = plan.tables.batch_size / (time.perf_counter() - begun)
             print(f"step {step}: loss {mean_loss.item() / dist.get_world_size():.4f}, {samples_per_s:,.0f} samples/s")
+        begun = time.perf_counter()
     embeddings.close()
 
 

@@ -36,6 +36,7 @@ STUDIES: Final = {
     "job-kills": "studies.runtime.job_kills:main",
     "payloads": "studies.runtime.payloads:main",
     "moments": "studies.runtime.moments.study:main",
+    "checkpoint-pairs": "studies.runtime.checkpoint_pairs:main",
     "adopt": "studies.runtime.adoption:main",
     "checkpoint-cost": "studies.runtime.checkpoint_cost:main",
     "slow-links": "studies.runtime.slow_links.study:main",

@@ -74,7 +74,10 @@ class ReplicaGroupsOptions:
     )
     moment_scale: float = field(
         default=0.0,
-        metadata={"help": "Divides the second moment of row-wise AdaGrad; at most, and with 0, the number of groups."},
+        metadata={
+            "help": "Divides the second moment of row-wise AdaGrad; at most, and with 0, the number of groups. 1 with "
+            "tables of Adam or LAMB."
+        },
     )
     count_activations: bool = field(
         default=True, metadata={"help": "Whether what training needs for a batch has to fit beside the tables."}
@@ -200,6 +203,14 @@ class _Search:
                 f"must be at most the number of groups, {numbers[-1]}, got {options.moment_scale:g}",
                 field="options.moment_scale",
             )
+        # Means are not divided, as sums of squares are.
+        means = [table.optimizer for table in self.request.tables.tables if table.optimizer.has_decaying_moments]
+        moment_scale = options.moment_scale or float(bool(means))
+        if means and moment_scale != 1.0:
+            raise InvalidOptionError(
+                f"must be 1 with tables of {means[0]}, whose moments are means, got {moment_scale:g}",
+                field="options.moment_scale",
+            )
         layouts = list(GroupLayout) if options.layout == _ANY else [GroupLayout(options.layout)]
         for number in numbers:
             if number < options.moment_scale:
@@ -208,7 +219,7 @@ class _Search:
             for layout in layouts if number > 1 else layouts[:1]:
                 rows = SyncRows.ALL if options.sync_rows == _ANY or number == 1 else SyncRows(options.sync_rows)
                 groups = ReplicaGroups(num_groups=number, layout=layout, sync_every=options.sync_every, sync_rows=rows)
-                yield replace(groups, moment_scale=options.moment_scale) if options.moment_scale else groups
+                yield replace(groups, moment_scale=moment_scale) if moment_scale else groups
 
     def _tried(self, groups: ReplicaGroups, time_limit_s: float) -> str:
         """Plans and prices one candidate, unless it cannot be the fastest; what came of it."""

@@ -169,9 +169,14 @@ def as_batch(ids: object, features: Sequence[str], *, leaves_weights: bool = Fal
     except InputError as error:
         return error
     except Exception as error:  # noqa: BLE001 - raised again by all processes, which wait for this one else
-        fault = InputError(f"cannot be read: {type(error).__name__}: {shortened(str(error))}", field="batch")
-        fault.__cause__ = error
-        return fault
+        return unreadable(error)
+
+
+def unreadable(error: Exception) -> InputError:
+    """What is wrong with a batch that could not be read or made."""
+    fault = InputError(f"cannot be read: {type(error).__name__}: {shortened(str(error))}", field="batch")
+    fault.__cause__ = error
+    return fault
 
 
 def _of_keyed(ids: KeyedJagged, features: Sequence[str], *, leaves_weights: bool) -> BatchOfIds:

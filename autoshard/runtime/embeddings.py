@@ -5,11 +5,12 @@ Shape suffixes: B samples of a local batch, C columns of all pooled features, L 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,15 @@ from autoshard.core.errors import ExecutionError, InputError
 from autoshard.core.step import StepCollective
 from autoshard.evaluation.traffic import Stream
 from autoshard.runtime.access_counts import AccessCounter
-from autoshard.runtime.batch import BatchOfIds, Embedded, KeyedEmbeddings, KeyedJagged, as_batch, as_keyed
+from autoshard.runtime.batch import (
+    BatchOfIds,
+    Embedded,
+    KeyedEmbeddings,
+    KeyedJagged,
+    as_batch,
+    as_keyed,
+    unreadable,
+)
 from autoshard.runtime.engine.groups import CLOSED, release_world
 from autoshard.runtime.engine.ids.prefetch import Prefetched, Prefetcher
 from autoshard.runtime.engine.ids.requests import DistributedBatch
@@ -58,6 +67,9 @@ def _places_of_keys(tables: TableSet) -> SimpleNamespace:
     return root
 
 
+BatchT = TypeVar("BatchT")
+
+
 class StartedLookup:
     """Embeddings of a local batch on their way.
 
@@ -91,9 +103,9 @@ class StartedLookup:
 class ShardedEmbeddings(torch.nn.Module):
     """Looks up the tables of a plan over a group of processes, and trains them in the backward pass.
 
-    Every process makes one, with the same arguments, and calls it in step with the others, with a local batch of up
-    to `local_batch_size` samples: fewer, down to none, on any process. Weights and moments are updated inside
-    `backward`: they are no parameters of the module and no optimizer may touch them.
+    Every process makes one, with the same arguments, and calls it in step with the others, with a local batch of any
+    number of samples: messages have room for `local_batch_size`, and for more where the batch before had more. Weights
+    and moments are updated inside `backward`: they are no parameters of the module and no optimizer may touch them.
 
     A loss that is the mean over the local batch trains the tables on the mean over the processes, which is that over
     the global batch where local batches are of one size: gradients are divided by the number of processes, as in
@@ -108,12 +120,12 @@ class ShardedEmbeddings(torch.nn.Module):
 
     Communication can hide behind computation, with the same results: `prefetch` distributes the ids of the next batch
     while this one is trained on, and what is computed between `start` and its `wait` is computed while embeddings
-    travel; its backward pass, while their gradients do.
+    travel; its backward pass, while their gradients do. `pipelined` does it for the batches of a loop.
 
     Args:
         plan: The plan.
         settings: Of the updates, and the seed.
-        local_batch_size: Most samples of a process's batch; None for an even share of the plan's batch.
+        local_batch_size: The usual number of samples of a process's batch; None for an even share of the plan's batch.
         group: The processes, over gloo (CPU) or NCCL (CUDA); None for all. With fewer processes than the plan has
             ranks, rank r runs on process `r % processes`.
         device: Where tables and batches are; None for the CPU or, over NCCL, the current CUDA device.
@@ -240,12 +252,14 @@ class ShardedEmbeddings(torch.nn.Module):
         Returns:
             Of a `KeyedJaggedTensor`, what TorchRec's modules return: a `KeyedTensor` if all tables are pooled, a
             dict with a `JaggedTensor` for each feature if all are sequence tables, and the pair of both for plans with
-            tables of both kinds. `Embedded` of all else. Features are in the order of `feature_names`.
+            tables of both kinds. Features may have samples of their own (VBE): with inverse indices they are repeated
+            for the samples of the result; without, pooled features are a dict of (samples, D) by name. `Embedded` of
+            all else. Features are in the order of `feature_names`.
 
         Raises:
-            InputError: If the batch of a process has more samples than `local_batch_size`, lacks a feature, has
-                weights, wrong lengths or an id that is no row of its table, or is none: the same error on all
-                processes, which can go on with the next batch.
+            InputError: If the batch of a process lacks a feature, has weights, wrong lengths or an id that is no row of
+                its table, or is none: the same error on all processes, before any row is looked up. They can go on
+                with the next batch.
             ExecutionError: If the process group has been destroyed.
         """
         return self.start(ids).wait()
@@ -306,6 +320,52 @@ class ShardedEmbeddings(torch.nn.Module):
         prefetched = Prefetched(*self._read(ids), part.device, self.timer)
         self._prefetcher.submit(prefetched)
         return prefetched
+
+    def pipelined(
+        self, batches: Iterable[BatchT], ids: Callable[[BatchT], BatchOfIds | KeyedJagged | InputError] | None = None
+    ) -> Iterator[tuple[BatchT, StartedLookup]]:
+        """Batches, one after the other, each with its lookup, while the ids of the next one are on their way.
+
+        A batch is looked up when it is its turn, after the one before was trained on: its rows are those that a loop
+        without a pipeline reads, to the last bit. What is done between a turn's begin and the lookup's `wait` hides the
+        embeddings' way. All processes give as many batches; one whose data have ended gives batches without samples.
+
+        Args:
+            batches: The batches.
+            ids: The ids of one; None where batches are ids.
+
+        Yields:
+            A batch and its lookup, on which the loop body trains: `wait`, `backward`, `end_step`.
+
+        Raises:
+            InputError: As `forward`, when it is that batch's turn, on all processes; also where making the batch
+                failed, with what was raised there as its cause.
+        """
+        source, is_over = iter(batches), False
+        under_way: deque[tuple[BatchT | None, Prefetched]] = deque()
+
+        def send() -> None:
+            nonlocal is_over
+            while not is_over and len(under_way) < self.batches_ahead:
+                try:
+                    batch = next(source)
+                    given = batch if ids is None else ids(batch)
+                except StopIteration:
+                    is_over = True
+                except Exception as error:  # noqa: BLE001 - raised again by all processes, when it is its turn
+                    is_over = True
+                    under_way.append(
+                        (None, self.prefetch(error if isinstance(error, InputError) else unreadable(error)))
+                    )
+                else:
+                    under_way.append((batch, self.prefetch(cast("BatchOfIds", given))))
+
+        send()
+        while under_way:
+            batch, prefetched = under_way.popleft()
+            started = self.start(prefetched)
+            send()
+            yield cast(BatchT, batch), started
 
     def _read(self, ids: BatchOfIds | KeyedJagged | InputError) -> tuple[BatchOfIds | InputError, BatchOfIds | None]:
         """The batch or what is wrong with it, and the batch again if its embeddings are returned as keyed tensors."""

@@ -11,6 +11,7 @@ import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Annotated, Any, Final
 
@@ -38,6 +39,7 @@ from autoshard.formats import read_plan
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.holdings import Holding, holdings_of
 from autoshard.runtime.engine.rows.fused import FusedSettings
+from autoshard.runtime.engine.rows.moving import ROUND_BYTES
 from autoshard.runtime.engine.rows.places import located
 from autoshard.table import Table
 from autoshard.whatif.trials import local_topology
@@ -67,7 +69,7 @@ class AdoptOptions:
     mib: Annotated[int, typer.Option(min=4, help="Size of all tables in MiB, weights alone.")] = 1024
     num_nodes: Annotated[int, typer.Option(min=2, help="Nodes of the cluster.")] = 2
     ranks_per_node: Annotated[int, typer.Option(min=1, help="Processes of each node.")] = 2
-    mbit_per_s: Annotated[float, typer.Option(min=1, help="Rate of a node's link.")] = 1000
+    mbit_per_s: Annotated[float, typer.Option(min=1, help="Rate of a node's link.")] = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +81,8 @@ class Adoption:
         after: Name of the plan that follows.
         link_bytes: Bytes that the busiest direction of a node's link has to carry.
         needed_s: What they take at the link's rate.
-        seconds: What adopting took, on the slowest process.
+        alone_s: What an all-to-all of the same bytes took right before, on the slowest process.
+        seconds: What adopting took.
         sent_bytes: Bytes that all processes sent, also within nodes.
     """
 
@@ -87,15 +90,17 @@ class Adoption:
     after: str
     link_bytes: int
     needed_s: float
+    alone_s: float
     seconds: float
     sent_bytes: int
 
     @property
     def cells(self) -> tuple[str, ...]:
         """A row of the table of results."""
-        ratio = f"{self.seconds / self.needed_s:.2f}" if self.needed_s else "-"
         sizes = (f"{size / 2**20:.0f}" for size in (self.link_bytes, self.sent_bytes))
-        return (self.before, self.after, *sizes, f"{self.needed_s:.2f}", f"{self.seconds:.2f}", ratio)
+        times = (f"{one:.2f}" for one in (self.needed_s, self.alone_s, self.seconds))
+        ratios = (f"{self.seconds / one:.2f}" if one else "-" for one in (self.needed_s, self.alone_s))
+        return (self.before, self.after, *sizes, *times, *ratios)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,34 +162,49 @@ def plans(mib: int, topology: Topology, ranks_per_node: int) -> dict[str, Shardi
     }
 
 
-def link_bytes(before: ShardingPlan, after: ShardingPlan, ranks_per_node: int) -> int:
-    """Bytes that the busiest direction of a node's link carries if each rank gets what it lacks once.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Carried:
+    """What has to travel from one plan to another, if each rank gets once what it does not hold, in rows and columns.
 
-    A rank lacks what it does not hold, in rows and columns. What another rank of its node has does not cross a link;
-    what several other nodes have comes from all of them alike.
+    Attributes:
+        link_bytes: Bytes in the busiest direction of a node's link: what no rank of the node has.
+        bytes_RR: Bytes by giver and taker, where all ranks that have a row give it alike often.
     """
-    num_ranks = before.topology.world_size
-    num_nodes = num_ranks // ranks_per_node
-    carried_ND = np.zeros((num_nodes, 2))
-    given, taken = (_owned(plan, num_ranks) for plan in (before, after))
-    for table in range(len(before.tables.tables)):
-        bounds = sorted({bound for of in (given, taken) for one in of[table] for bound in one[0]})
-        for first, last in pairwise(bounds):
-            holders_NR, wanted_NR = (
-                np.any([mask_NR for columns, mask_NR in of[table] if columns[0] <= first < columns[1]], axis=0)
-                for of in (given, taken)
-            )
-            # Moments of row-wise AdaGrad travel with each part of the columns.
-            row_bytes = 4 * (last - first + 1)
-            lacking_NR = wanted_NR & ~holders_NR
-            nodes_NK = holders_NR.reshape(len(holders_NR), num_nodes, ranks_per_node).any(axis=2)
-            for rank in range(num_ranks):
-                node = rank // ranks_per_node
-                crossing_N = lacking_NR[:, rank] & ~nodes_NK[:, node]
-                carried_ND[node, 0] += row_bytes * crossing_N.sum()
-                shares_NK = nodes_NK[crossing_N] / nodes_NK[crossing_N].sum(axis=1, keepdims=True)
-                carried_ND[:, 1] += row_bytes * shares_NK.sum(axis=0)
-    return round(carried_ND.max())
+
+    link_bytes: int
+    bytes_RR: np.ndarray
+
+    @classmethod
+    def between(cls, before: ShardingPlan, after: ShardingPlan, ranks_per_node: int) -> Carried:
+        """Of two plans of the same tables."""
+        num_ranks = before.topology.world_size
+        num_nodes = num_ranks // ranks_per_node
+        links_K2, bytes_RR = np.zeros((num_nodes, 2)), np.zeros((num_ranks, num_ranks))
+        given, taken = (_owned(plan, num_ranks) for plan in (before, after))
+        for table in range(len(before.tables.tables)):
+            bounds = sorted({bound for of in (given, taken) for one in of[table] for bound in one[0]})
+            for first, last in pairwise(bounds):
+                holders_NR, wanted_NR = (
+                    np.any([mask_NR for columns, mask_NR in of[table] if columns[0] <= first < columns[1]], axis=0)
+                    for of in (given, taken)
+                )
+                # Each part of the columns has its moment of row-wise AdaGrad.
+                row_bytes = 4 * (last - first + 1)
+                lacking_NR = wanted_NR & ~holders_NR
+                nodes_NK = holders_NR.reshape(len(holders_NR), num_nodes, ranks_per_node).any(axis=2)
+                for rank in range(num_ranks):
+                    lacking_N, node = lacking_NR[:, rank], rank // ranks_per_node
+                    bytes_RR[:, rank] += row_bytes * _shares(holders_NR[lacking_N])
+                    crossing_N = lacking_N & ~nodes_NK[:, node]
+                    links_K2[node, 0] += row_bytes * crossing_N.sum()
+                    links_K2[:, 1] += row_bytes * _shares(nodes_NK[crossing_N])
+        return cls(link_bytes=round(links_K2.max()), bytes_RR=bytes_RR.round())
+
+
+def _shares(holders_NH: np.ndarray) -> np.ndarray:
+    """Rows that each holder gives."""
+    total: np.ndarray = (holders_NH / holders_NH.sum(axis=1, keepdims=True)).sum(axis=0)
+    return total
 
 
 def _owned(plan: ShardingPlan, num_ranks: int) -> dict[int, list[tuple[tuple[int, int], np.ndarray]]]:
@@ -205,12 +225,17 @@ def _mask(holding: Holding, num_ranks: int) -> np.ndarray:
     return mask_NR
 
 
-def adopted(job: Mapping[str, Any]) -> list[tuple[float, int]]:
-    """Adopts the plans of a job, one after the other: seconds of the slowest process, and bytes of all, of each."""
+def adopted(job: Mapping[str, Any]) -> list[tuple[float, float, int]]:
+    """Adopts the plans of a job, one after the other.
+
+    Returns:
+        Of each, seconds of the slowest process, seconds of an all-to-all of the same bytes, and bytes of all processes.
+    """
     first, *rest = (read_plan(path) for path in job["plan_paths"])
     embeddings = ShardedEmbeddings(first, _SETTINGS)
     found = []
-    for plan in rest:
+    for plan, bytes_RR in zip(rest, job["bytes"], strict=True):
+        alone_s = _timed(partial(_carry, np.array(bytes_RR)))
         sent_bytes = [0]
 
         def adopt(plan: ShardingPlan = plan, sent_bytes: list[int] = sent_bytes) -> None:
@@ -219,9 +244,19 @@ def adopted(job: Mapping[str, Any]) -> list[tuple[float, int]]:
         seconds = _timed(adopt)
         total = torch.tensor(sent_bytes)
         dist.all_reduce(total)
-        found.append((seconds, int(total)))
+        found.append((seconds, alone_s, int(total)))
     embeddings.close()
     return found
+
+
+def _carry(bytes_RR: np.ndarray) -> None:
+    """Sends so many bytes from rank to rank, in rounds as those of an adoption."""
+    num_rounds = max(1, -(-int(bytes_RR.sum()) // ROUND_BYTES))
+    sizes_RR = -(-bytes_RR.astype(int) // num_rounds)
+    sent, received = sizes_RR[dist.get_rank()].tolist(), sizes_RR[:, dist.get_rank()].tolist()
+    outgoing, incoming = (torch.zeros(sum(of), dtype=torch.uint8) for of in (sent, received))
+    for _ in range(num_rounds):
+        dist.all_to_all_single(incoming, outgoing, received, sent)
 
 
 def saved(job: Mapping[str, Any]) -> dict[str, float]:
@@ -263,28 +298,31 @@ def main(options: AdoptOptions, output: OutputOptions) -> None:
     """Measures how long a running job takes to go over to another plan.
 
     Example:
-        python -m studies adopt --mbit-per-s 1000
+        python -m studies adopt --mbit-per-s 400
     """
     spec = ClusterSpec(
         num_nodes=options.num_nodes, ranks_per_node=options.ranks_per_node, bits_per_s=options.mbit_per_s * 1e6
     )
     made = plans(options.mib, spec.topology(), options.ranks_per_node)
     chain = [made[name] for name in _CHAIN]
+    carried = [Carried.between(*pair, options.ranks_per_node) for pair in pairwise(chain)]
+    job = {"measure": "adopt", "bytes": [one.bytes_RR.tolist() for one in carried]}
     with open_cluster(spec) as cluster:
-        measured = run_job(_MODULE, {"measure": "adopt"}, chain, spec.num_ranks, launcher=cluster)
-    adoptions = []
-    for (before, after), (seconds, sent_bytes) in zip(pairwise(_CHAIN), measured, strict=True):
-        needed = link_bytes(made[before], made[after], options.ranks_per_node)
-        adoptions.append(
-            Adoption(
-                before=before,
-                after=after,
-                link_bytes=needed,
-                needed_s=8 * needed / spec.bits_per_s,
-                seconds=seconds,
-                sent_bytes=sent_bytes,
-            )
+        measured = run_job(_MODULE, job, chain, spec.num_ranks, launcher=cluster)
+    adoptions = [
+        Adoption(
+            before=before,
+            after=after,
+            link_bytes=one.link_bytes,
+            needed_s=8 * one.link_bytes / spec.bits_per_s,
+            alone_s=alone_s,
+            seconds=seconds,
+            sent_bytes=sent_bytes,
         )
+        for (before, after), one, (seconds, alone_s, sent_bytes) in zip(
+            pairwise(_CHAIN), carried, measured, strict=True
+        )
+    ]
     here = plans(options.mib, local_topology("cpu", 2, options.mib << 21), 1)
     savings = {
         name: Saving(**run_job(_MODULE, {"measure": "save"}, [here[name]], 2))
@@ -297,7 +335,17 @@ def _result(options: AdoptOptions, adoptions: Sequence[Adoption], savings: Mappi
     cluster = f"{options.num_nodes} nodes of {options.ranks_per_node} ranks, links of {options.mbit_per_s:g} Mbit/s"
     tables = (
         Table(
-            columns=("from", "to", "MiB over a link", "MiB sent", "link needs s", "took s", "ratio"),
+            columns=(
+                "from",
+                "to",
+                "MiB over a link",
+                "MiB sent",
+                "link needs s",
+                "all-to-all alone s",
+                "adopt s",
+                "adopt / link",
+                "adopt / all-to-all",
+            ),
             rows=tuple(one.cells for one in adoptions),
             caption=f"Plans adopted one after the other: {options.mib} MiB of tables on {cluster}",
         ),

@@ -99,6 +99,6 @@ def test_settings_that_an_optimizer_does_not_have_are_refused_before_anything_st
 def test_replica_groups_average_all_moments(tmp_path):
     requests = []
     for sync_rows in SyncRows:
-        groups = ReplicaGroups(num_groups=2, sync_every=2, sync_rows=sync_rows)
-        requests += requests_of(tmp_path / sync_rows, range(80, 83), (2, 2, 2), ALL, {}, groups)
+        groups = ReplicaGroups(num_groups=2, sync_every=2, sync_rows=sync_rows, moment_scale=1.0)
+        requests += requests_of(tmp_path / sync_rows, range(80, 83), (2, 2, 2), ALL, {"max_gradient": 1e-4}, groups)
     check(executed(requests, 4))

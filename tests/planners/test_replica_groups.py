@@ -9,12 +9,14 @@ from autoshard.core import (
     AccessProfile,
     Constraints,
     GroupLayout,
+    Optimizer,
     SyncRows,
     Tier,
 )
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, UnknownNameError
 from autoshard.core.quoting import write_bytes
 from autoshard.evaluation import evaluate
+from autoshard.evaluation.executable import plan_note
 from autoshard.formats.documents.plan_json import read_plan, write_plan
 from autoshard.planners.replica_groups import ReplicaGroupsPlanner
 from autoshard.planning import make_plan
@@ -159,6 +161,18 @@ def test_the_moment_is_scaled_by_the_number_of_groups():
     chosen = planned(moment_scale=3.0)
     assert chosen.replica_groups.num_groups >= 3
     assert "fewer groups" in chosen.provenance.models["groups 2"]
+
+
+def test_moments_that_are_means_are_not_scaled():
+    given = tables()
+    with_adam = replace(given, tables=tuple(replace(one, optimizer=Optimizer.ADAM) for one in given.tables))
+    plan = planned(with_adam, num_groups=4)
+    assert plan.replica_groups.moment_scale == 1.0
+    assert not plan_note(plan)
+    with pytest.raises(
+        InvalidOptionError, match=r"^options\.moment_scale: must be 1 with tables of adam, whose moments"
+    ):
+        planned(with_adam, num_groups=4, moment_scale=2.0)
 
 
 @pytest.mark.parametrize(

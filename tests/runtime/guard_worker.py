@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from autoshard.core import Collective, GradSync, Pooling, Tier
+from autoshard.core import Collective, GradSync, Pooling, ReplicaGroups, Tier
 from autoshard.core.errors import ExecutionError
 from autoshard.core.step import Overlap
 from autoshard.runtime.embeddings import ShardedEmbeddings
@@ -21,8 +21,9 @@ SETTINGS = FusedSettings(learning_rate=0.1, eps=1e-3)
 BAD_STEP = 2
 
 
-def plan_of(optimizer, num_processes):
-    """Rows on one process, dealt to all, and copies of rows whose gradients meet in all ways."""
+def plan_of(optimizer, num_processes, num_groups):
+    """Rows on one process, dealt to all, and copies of rows whose gradients meet in all ways, in each replica group."""
+    num_all, num_processes = num_processes, num_processes // num_groups
     tables = [
         make.table(name, 40, 8, optimizer=optimizer) for name in ("whole", "dealt", "summed", "all", "hit", "sent")
     ]
@@ -37,8 +38,9 @@ def plan_of(optimizer, num_processes):
             for one, sync in zip(copied, (GradSync.DENSE, GradSync.SPARSE, GradSync.ALL_GATHER), strict=True)
         ),
         make.placed(sequence, Tier.TABLE_WISE, ((num_processes - 1,),)),
-        batch_size=BATCH * num_processes,
-        topology=make.topology(num_processes),
+        batch_size=BATCH * num_all,
+        topology=make.topology(num_all),
+        replica_groups=ReplicaGroups(num_groups=num_groups, moment_scale=1.0),
     )
 
 
@@ -51,7 +53,7 @@ def states(embeddings, dense):
     return found
 
 
-def trained(optimizer, policy, overlap, value):
+def trained(optimizer, policy, overlap, value, num_groups):
     """What is left of five steps, of which one has a bad value in the last process's batch.
 
     Returns:
@@ -59,7 +61,7 @@ def trained(optimizer, policy, overlap, value):
         the error.
     """
     rank, num_processes = dist.get_rank(), dist.get_world_size()
-    plan = plan_of(optimizer, num_processes)
+    plan = plan_of(optimizer, num_processes, num_groups)
     settings = replace(SETTINGS, on_bad_gradients=policy, max_gradient=1.0)
     embeddings = ShardedEmbeddings(plan, settings)
     layers = default_layers(embeddings.feature_dims)
@@ -85,10 +87,10 @@ def trained(optimizer, policy, overlap, value):
     return found
 
 
-def every_way(optimizers, value):
+def every_way(optimizers, value, num_groups):
     """What `trained` finds, by optimizer, policy and overlap."""
     return {
-        (optimizer, policy, overlap): trained(optimizer, policy, overlap, value)
+        (optimizer, policy, overlap): trained(optimizer, policy, overlap, value, num_groups)
         for optimizer in optimizers
         for policy in ("skip", "error", "clip")
         for overlap in (Overlap.NONE, Overlap.PIPELINED)

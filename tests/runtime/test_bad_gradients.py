@@ -14,21 +14,23 @@ TRAINED = [one for one in Optimizer if one is not Optimizer.NONE]
 
 
 @pytest.mark.parametrize(
-    ("optimizers", "value"),
+    ("optimizers", "value", "num_groups"),
     [
-        ((Optimizer.ROWWISE_ADAGRAD, Optimizer.ADAM), math.nan),
-        *(pytest.param(TRAINED, value, marks=pytest.mark.slow) for value in (math.nan, math.inf)),
+        ((Optimizer.ROWWISE_ADAGRAD, Optimizer.ADAM), math.nan, 1),
+        *(pytest.param(TRAINED, value, 1, marks=pytest.mark.slow) for value in (math.nan, math.inf)),
+        pytest.param((Optimizer.ADAGRAD, Optimizer.ADAM), math.nan, 2, marks=pytest.mark.slow),
     ],
     ids=str,
 )
-def test_a_bad_batch_of_one_process_is_met_alike_by_all(optimizers, value):
-    for found in on_ranks(every_way, 2, optimizers, value):
+def test_a_bad_batch_of_one_process_is_met_alike_by_all(optimizers, value, num_groups):
+    num_processes = 2 * num_groups
+    for found in on_ranks(every_way, num_processes, optimizers, value, num_groups):
         for (_, policy, _), (changes, is_finite, num_bad, said) in found.items():
             assert is_finite
             assert num_bad == 1
             assert changes == (policy == "clip")
-            told = "step 3: gradients of the batch of process 1 are not finite; no table was changed by them"
-            assert said == (told if policy == "error" else None)
+            told = f"step 3: gradients of the batch of process {num_processes - 1} are not finite; no table was changed"
+            assert said == (f"{told} by them" if policy == "error" else None)
 
 
 def test_clipping_bad_gradients_needs_a_limit():

@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+from itertools import islice
 
 import pytest
 import torch
@@ -185,6 +186,65 @@ def test_steps_are_the_same_to_the_last_bit(plan, batches):
         found = states(plan, batches, Overlap.PIPELINED, num_ahead)
         assert len(found) == len(expected) > 6
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def trained(plan, lookups):
+    """State of the tables after steps on looked up batches, and the numbers of these."""
+    embeddings = ShardedEmbeddings(plan, SETTINGS)
+    numbers = []
+    for number, embedded in lookups(embeddings):
+        (embedded.pooled_BC.square().sum() + embedded.sequences["s_f"].square().sum()).backward()
+        embeddings.end_step()
+        numbers.append(number)
+    states = [embeddings.table_state(table.name) for table in plan.tables.tables]
+    return numbers, [tensor for one in states for tensor in (one.weights_ND, *one.moments.values())]
+
+
+@pytest.mark.usefixtures("one_process")
+class TestPipeline:
+    def test_a_loop_trains_as_without_one_and_ends_with_its_batches(self, plan, batches):
+        def blocking(embeddings):
+            return ((number, embeddings(samples.ids)) for number, samples in enumerate(batches))
+
+        def pipelined(embeddings):
+            for (number, _), lookup in embeddings.pipelined(enumerate(batches), lambda one: one[1].ids):
+                yield number, lookup.wait()
+
+        (numbers, states), (expected_numbers, expected) = trained(plan, pipelined), trained(plan, blocking)
+        assert numbers == expected_numbers == [0, 1, 2, 3]
+        assert all(torch.equal(one, other) for one, other in zip(states, expected, strict=True))
+
+    def test_batches_are_taken_one_ahead(self, plan, batches):
+        taken = []
+
+        def source():
+            for number, samples in enumerate(batches):
+                taken.append(number)
+                yield samples.ids
+
+        embeddings = ShardedEmbeddings(plan, SETTINGS)
+        seen = [len(taken) for _, lookup in embeddings.pipelined(source()) if lookup.wait()]
+        assert seen == [2, 3, 4, 4]
+        assert list(embeddings.pipelined([])) == []
+
+    @pytest.mark.parametrize("error", [OSError("the disk is gone"), InputError("the file ends here", field="loader")])
+    def test_an_error_comes_when_it_is_its_batchs_turn(self, plan, batches, error):
+        def source():
+            yield from (samples.ids for samples in batches[:2])
+            raise error
+
+        embeddings = ShardedEmbeddings(plan, SETTINGS)
+        turns = embeddings.pipelined(source())
+        for ids, lookup in islice(turns, 2):
+            assert ids.batch_size == len(lookup.wait().pooled_BC)
+        with pytest.raises(InputError) as raised:
+            next(turns)
+        if isinstance(error, OSError):
+            assert str(raised.value).startswith("batch: cannot be read: OSError: the disk is gone")
+            assert raised.value.__cause__ is error
+        else:
+            assert str(raised.value).startswith("loader: the file ends here")
+        assert len(embeddings(batches[2].ids).pooled_BC) == BATCH_SIZE
 
 
 @pytest.mark.usefixtures("one_process")

@@ -123,13 +123,12 @@ class GradientGuard:
         """Gradients within the limit, or zeros for those of a step that is kept out."""
         if verdict.is_bad is not None:
             gradients = [torch.where(verdict.is_bad, torch.zeros_like(one), one) for one in gradients]
-        if self._policy is BadGradients.CLIP:
-            gradients = [
-                one.nan_to_num(0.0, self._limit, None if self._limit is None else -self._limit) for one in gradients
-            ]
-        if self._limit is None or not is_limited:
+        limit = self._limit
+        if limit is None:
             return gradients
-        return [one.clamp(-self._limit, self._limit) for one in gradients]
+        if self._policy is BadGradients.CLIP:
+            gradients = [one.nan_to_num(0.0, limit, -limit) for one in gradients]
+        return [one.clamp(-limit, limit) for one in gradients] if is_limited else gradients
 
     def _first_bad(self, is_bad: torch.Tensor) -> torch.Tensor:
         """The first of all processes with bad gradients, counted back from the number of them; 0 if none has."""

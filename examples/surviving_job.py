@@ -1,0 +1,96 @@
+"""A training job that is killed, goes on with fewer processes under another plan, follows its data, and finishes.
+
+python examples/surviving_job.py            # on two nodes of the test cluster: needs root and iproute2
+python examples/surviving_job.py --local    # on this machine as it is
+
+Everything is done by commands, which are printed; `docs/training.md` shows what they say.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+AUTOSHARD = (str(Path(sys.executable).with_name("autoshard")),)
+CLUSTER = (sys.executable, "-m", "studies.cluster")
+#: What both parts of the job are started with: rows that are hot change, and the plan follows them.
+JOB = ("--steps", "600", "--drift-every", "200", "--replan-every", "50", "--replan-horizon", "2000")
+SAVES = ("--checkpoint-every", "50", "--metrics-every", "50")
+
+
+def main() -> None:
+    """Runs the job in a folder."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--local", action="store_true", help="without the test cluster")
+    parser.add_argument("--folder", type=Path, default=Path("surviving-job"), help="where everything goes")
+    arguments = parser.parse_args()
+    folder = arguments.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    tables, plans = folder / "tables.json", [folder / "plan-4.json", folder / "plan-2.json"]
+    call(*AUTOSHARD, "import", "metasyn", "--num-tables", "12", "--seed", "1", "--scale", "256", "-o", str(tables))
+    for plan, topology in zip(plans, ("cpu-4", "cpu-host-2"), strict=True):
+        call(*AUTOSHARD, "plan", str(tables), "--topology", topology, "--time-limit", "2", "-o", str(plan))
+
+    job = [*JOB, *SAVES, "--checkpoints", str(folder / "job"), "--metrics", str(folder / "metrics")]
+    print("\nFour processes, until one of them is killed:", flush=True)
+    started = subprocess.Popen(show(run_of(arguments.local, plans[0], 4, job)))
+    while len(list((folder / "job").glob("step-*/manifest.json"))) < 2 and started.poll() is None:
+        time.sleep(0.2)
+    os.kill(workers_of(started.pid)[-1], signal.SIGKILL)
+    if started.wait() == 0:
+        raise SystemExit("the job should have ended with its process")
+
+    print("\nTwo processes go on from the last checkpoint, under a plan for two:", flush=True)
+    call(*AUTOSHARD, "checkpoint", "show", str(folder / "job"))
+    call(*AUTOSHARD, "checkpoint", "reshard", str(folder / "job"), "--plan", str(plans[1]))
+    result = subprocess.run(
+        show([*run_of(arguments.local, plans[1], 2, job), "--json"]), check=True, stdout=subprocess.PIPE
+    ).stdout
+    (folder / "result.json").write_bytes(result)
+    print(json.dumps(json.loads(result)["job"], indent=2))
+
+
+def run_of(is_local: bool, plan: Path, num_processes: int, options: Sequence[str]) -> list[str]:
+    """The command that trains: on nodes of two processes each, or on this machine."""
+    if is_local:
+        return [*AUTOSHARD, "run", str(plan), "--nproc", str(num_processes), "--device", "cpu", *options]
+    nodes = ("--num-nodes", str(num_processes // 2), "--ranks-per-node", "2", "--mbit-per-s", "1000")
+    return [*CLUSTER, "run", str(plan), *nodes, *options]
+
+
+def call(*command: str) -> None:
+    """Prints a command and runs it."""
+    subprocess.run(show(command), check=True)
+
+
+def show(command: Sequence[str]) -> Sequence[str]:
+    """Prints a command as one would type it."""
+    words = [Path(command[0]).name, *command[1:]]
+    print(f"\n$ {shlex.join(words)}", flush=True)
+    return command
+
+
+def workers_of(launcher: int) -> list[int]:
+    """Processes that train, of all that a command has started."""
+    found, parents = [], {launcher}
+    for stat in sorted(Path("/proc").glob("[0-9]*/stat"), key=lambda path: int(path.parent.name)):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            command = (stat.parent / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue  # it has ended
+        if parent in parents:
+            parents.add(int(stat.parent.name))
+            if b"autoshard.runtime.processes.worker" in command and b"torch.distributed.run" not in command:
+                found.append(int(stat.parent.name))
+    return found
+
+
+if __name__ == "__main__":
+    main()
