@@ -41,6 +41,7 @@ class ReplanSettings:
         every: Steps from one decision to the next; those that find the one before under way are left out.
         horizon: Steps within which moving rows has to pay off.
         least_gain: Share by which the step has to become shorter.
+        least_drift: Share of the lookups that have to go to other rows than planned; up to that nothing is searched.
         time_limit_s: Seconds for the search.
         seed: Seed of the search.
     """
@@ -48,6 +49,7 @@ class ReplanSettings:
     every: int
     horizon: float
     least_gain: float = 0.02
+    least_drift: float = 0.1
     time_limit_s: float = 5.0
     seed: int = 0
 
@@ -112,6 +114,7 @@ class Replanner:
             "--output": self._path(f"plan-{step}.json"),
             "--horizon": max(1.0, horizon),
             "--least-gain": self._settings.least_gain,
+            "--least-drift": self._settings.least_drift,
             "--time-limit": self._settings.time_limit_s,
             "--seed": self._settings.seed,
         }
