@@ -165,15 +165,6 @@ class ReplanOptions:
     least_gain: Annotated[
         float, typer.Option(min=0, max=1, help="Share by which the step has to become shorter for any change.")
     ] = 0.02
-    least_drift: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=1,
-            help="Share of the lookups that have to go to other rows than planned; up to that nothing is searched.",
-            show_default="search in any case",
-        ),
-    ] = None
     settings: SettingsOption = None
     time_limit: Annotated[float, positive_option("Seconds for the search.")] = 5.0
     seed: Annotated[int, seed_option("Seed of the search.")] = 0
@@ -230,11 +221,7 @@ def replan(options: ReplanOptions, as_json: JsonOption = False) -> None:
     accessed = read_accessed(options.plan, options.access)
     with until("Planning near the older plan", options.time_limit):
         found = replanned(
-            accessed,
-            options.request(accessed),
-            horizon_steps=options.horizon,
-            least_gain=options.least_gain,
-            least_drift=options.least_drift,
+            accessed, options.request(accessed), horizon_steps=options.horizon, least_gain=options.least_gain
         )
     emit(REPLAN.to_json(found.figures), _replanned(found.figures), as_json=as_json)
     if options.output is not None:

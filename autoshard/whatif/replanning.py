@@ -15,7 +15,7 @@ from autoshard.core.errors import InvalidPlanError
 from autoshard.core.quoting import write_bytes
 from autoshard.evaluation import evaluate, price_step
 from autoshard.evaluation.batch_memory import has_room
-from autoshard.evaluation.drift import AccessedPlan, moved_share
+from autoshard.evaluation.drift import AccessedPlan
 from autoshard.evaluation.migration import Migration, migration, renumbered
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.warm_start import start_of
@@ -44,14 +44,7 @@ class Replanned:
     figures: Replanning
 
 
-def replan(
-    accessed: AccessedPlan,
-    request: PlanRequest,
-    *,
-    horizon_steps: float,
-    least_gain: float,
-    least_drift: float | None = None,
-) -> Replanned:
+def replan(accessed: AccessedPlan, request: PlanRequest, *, horizon_steps: float, least_gain: float) -> Replanned:
     """Plans again for today's access, and changes what pays for its migration within a number of steps.
 
     The planner searches from the older plan. Then every table that its plan holds otherwise goes back to where it is,
@@ -63,8 +56,6 @@ def replan(
         request: The task: the topology, the models and the time; tables, start and payload are those of `accessed`.
         horizon_steps: Steps within which a change has to pay, above 0.
         least_gain: Share by which the step has to become shorter, at least 0: what models cannot tell is no gain.
-        least_drift: Share of the lookups that have to go to other rows than planned, or nothing is searched; None to
-            search in any case.
 
     Raises:
         InvalidPlanError: If the topology has another number of ranks than the plan's.
@@ -80,11 +71,6 @@ def replan(
             field="topology",
         )
     stay = replace(accessed.today, topology=request.topology)
-    if least_drift is not None and is_valid(stay) and (moved := moved_share(accessed)) <= least_drift:
-        reason = (
-            f"{moved:.1%} of the lookups go to other rows than planned, and nothing is searched up to {least_drift:.1%}"
-        )
-        return _staying(accessed, _unchanged(stay, request.costs, horizon_steps, reason))
     request = replace(
         request,
         tables=_tables_to_plan(accessed),
@@ -101,35 +87,12 @@ def replan(
     found = min((way.shortest(deadline_s) for way in ways), key=lambda one: one.objective_ms)
     figures = _figures(stay, found, request.costs, horizon_steps, least_gain)
     if not figures.is_changed:
-        return _staying(accessed, figures)
+        listed = {name: rows.order_N for name, rows in accessed.planned.items() if len(rows.order_N)}
+        return Replanned(plan=accessed.plan, orders=listed, figures=figures)
     assert made.provenance is not None, "planning says how a plan was made"
     provenance = replace(made.provenance, models={**made.provenance.models, "replanned": figures.reason})
     plan = finished_plan(replace(found.plan, predicted=None, provenance=None), request.costs, provenance)
     return Replanned(plan=plan, orders={name: one for name, one in found.orders.items() if len(one)}, figures=figures)
-
-
-def _staying(accessed: AccessedPlan, figures: Replanning) -> Replanned:
-    """The older plan, as it is."""
-    listed = {name: rows.order_N for name, rows in accessed.planned.items() if len(rows.order_N)}
-    return Replanned(plan=accessed.plan, orders=listed, figures=figures)
-
-
-def _unchanged(stay: ShardingPlan, costs: CostModels, horizon_steps: float, reason: str) -> Replanning:
-    """Figures of a plan that stays without a search."""
-    step_ms = evaluate(stay, costs).step_ms
-    return Replanning(
-        is_changed=False,
-        reason=reason,
-        step_ms_before=step_ms,
-        step_ms_after=step_ms,
-        gain=0.0,
-        migration_bytes=0.0,
-        migration_ms=0.0,
-        pays_off_after_steps=None,
-        horizon_steps=horizon_steps,
-        num_kept=0,
-        tables=(),
-    )
 
 
 def _tables_to_plan(accessed: AccessedPlan) -> TableSet:

@@ -124,17 +124,6 @@ def test_what_does_not_pay_stays(settings, reason):
     assert found.orders == {}
 
 
-def test_nothing_is_searched_where_lookups_go_where_they_were_planned_to():
-    same = replan(accessed(a_plan()), request(a_plan()), horizon_steps=1e4, least_gain=0.0, least_drift=0.05)
-    assert not same.figures.is_changed
-    assert (
-        same.figures.reason == "0.0% of the lookups go to other rows than planned, and nothing is searched up to 5.0%"
-    )
-    assert same.figures.step_ms_before == same.figures.step_ms_after
-    drifted = accessed(a_plan(), t0=ROTATED)
-    assert replan(drifted, request(a_plan()), horizon_steps=1e4, least_gain=0.0, least_drift=0.05).figures.is_changed
-
-
 def test_the_shorter_the_horizon_the_less_moves():
     one = accessed(a_plan(4), t0=ROTATED, t1=np.roll(np.arange(NUM_ROWS), 3))
     found = [replanned(one, horizon_steps=horizon, least_gain=0.0) for horizon in HORIZONS]
