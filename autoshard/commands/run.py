@@ -64,6 +64,13 @@ class DataOptions:
         ),
         _FILES,
     ] = BadIds.ERROR
+    balance: Annotated[
+        bool,
+        typer.Option(
+            "--balance", help="Deal the samples of a batch to processes so that all have about as many lookups."
+        ),
+        _FILES,
+    ] = False
     drift_every: Annotated[
         int,
         typer.Option(min=0, help="Of generated samples: steps after which other rows are hot; 0 for never."),
@@ -273,6 +280,7 @@ class RunOptions:
             data_path=_absolute(samples.data),
             epochs=samples.epochs,
             shuffle=samples.shuffle,
+            balance=samples.balance,
             drift_every=samples.drift_every,
             on_bad_ids=samples.on_bad_ids,
             checkpoints_path=_absolute(job.checkpoints),

@@ -205,6 +205,78 @@ def migration(
     )
 
 
+def renumbered(
+    before: ShardingPlan,
+    after: ShardingPlan,
+    orders_before: Mapping[str, IntArray],
+    orders_after: Mapping[str, IntArray],
+) -> ShardingPlan:
+    """The second plan with its ranks in the places, among ranks that are alike, where most stays from the first.
+
+    Ranks of a unit of one level stay together, so that links carry what they did. Plans of several replica groups, with
+    ranks that differ in memory, links or the tables that they may hold, stay as they are.
+
+    Args:
+        before: A valid plan.
+        after: Another one of the same tables and ranks.
+        orders_before: As `migration` takes them.
+        orders_after: Alike.
+    """
+    topology, tables = after.topology, after.tables.tables
+    are_alike = not topology.overrides and topology.fetch_ms is None and after.replica_groups.num_groups == 1
+    if not are_alike or before.replica_groups.num_groups > 1 or any(one.constraints.pinned_ranks for one in tables):
+        return after
+    held_before, stays_RR = by_table(before), np.zeros((topology.world_size, topology.world_size))
+    for name, held in by_table(after).items():
+        orders = _reordering(name, held_before[name], held, orders_before, orders_after)
+        kept, wanted = _holders(held_pieces(held_before[name], before)), _holders(held_pieces(held, after))
+        for piece, new_ranks in wanted.items():
+            for earlier, ranks in kept.items():
+                stays_RR[np.ix_(ranks, new_ranks)] += piece.shared_bytes(earlier, orders)
+    places = _best_places(stays_RR, [level.size for level in topology.levels])
+    return replace(after, shards=tuple(_moved(placed, places) for placed in after.shards), predicted=None)
+
+
+def _best_places(stays_RR: MsArray, sizes: Sequence[int]) -> list[int]:
+    """The new rank of each rank, by what would stay: the rows of the matrix are places, the columns ranks."""
+    from scipy.optimize import linear_sum_assignment
+
+    # For units of ever larger levels: what stays if one is put in the place of another, and how its ranks are put then.
+    gains_UU, inner = stays_RR, {(place, rank): [(place, rank)] for place, rank in np.ndindex(stays_RR.shape)}
+    units = 1
+    for size in sizes:
+        ratio, units = size // units, size
+        num_units = len(gains_UU) // ratio
+        more_UU, joined = np.zeros((num_units, num_units)), {}
+        for place, unit in np.ndindex(num_units, num_units):
+            part = gains_UU[place * ratio : (place + 1) * ratio, unit * ratio : (unit + 1) * ratio]
+            rows, columns = linear_sum_assignment(part, maximize=True)
+            more_UU[place, unit] = part[rows, columns].sum()
+            pairs = zip((rows + place * ratio).tolist(), (columns + unit * ratio).tolist(), strict=True)
+            joined[place, unit] = [one for pair in pairs for one in inner[pair]]
+        gains_UU, inner = more_UU, joined
+    places = {rank: place for place, rank in inner[0, 0]}
+    return [places[rank] for rank in range(len(stays_RR))]
+
+
+def _moved(placed: PlacedShard, places: Sequence[int]) -> PlacedShard:
+    """A shard whose ranks are in other places."""
+    replicas = [tuple(places[rank] for rank in ranks) for ranks in placed.replicas]
+    if placed.fetch is None:
+        return replace(placed, replicas=tuple(sorted(replicas, key=min)))
+    by_place = sorted(range(len(places)), key=places.__getitem__)
+    return replace(placed, replicas=tuple(replicas), fetch=tuple(placed.fetch[rank] for rank in by_place))
+
+
+def _holders(pieces_of: Mapping[int, Sequence[HeldPiece]]) -> dict[HeldPiece, list[int]]:
+    """The ranks that hold each piece."""
+    ranks_of: dict[HeldPiece, list[int]] = {}
+    for rank, pieces in pieces_of.items():
+        for piece in pieces:
+            ranks_of.setdefault(piece, []).append(rank)
+    return ranks_of
+
+
 def by_table(plan: ShardingPlan) -> dict[str, list[PlacedShard]]:
     """A plan's shards by table."""
     found: dict[str, list[PlacedShard]] = {table.name: [] for table in plan.tables.tables}
@@ -254,10 +326,7 @@ def _table_links(
     num_levels: int,
 ) -> LinkBytes:
     leaving_LR, arriving_LR = (np.zeros((num_levels, len(levels_RR))) for _ in range(2))
-    ranks_of: dict[HeldPiece, list[int]] = {}
-    for rank, pieces in before.items():
-        for piece in pieces:
-            ranks_of.setdefault(piece, []).append(rank)
+    ranks_of = _holders(before)
     shared: dict[HeldPiece, MsArray] = {}
     for rank, pieces in after.items():
         for piece in pieces:

@@ -16,7 +16,7 @@ from autoshard.core.quoting import write_bytes
 from autoshard.evaluation import evaluate, price_step
 from autoshard.evaluation.batch_memory import has_room
 from autoshard.evaluation.drift import AccessedPlan
-from autoshard.evaluation.migration import Migration, migration
+from autoshard.evaluation.migration import Migration, migration, renumbered
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.warm_start import start_of
 from autoshard.planning import finished_plan, make_plan
@@ -172,6 +172,7 @@ class _Way:
         # Rows behind those whose order matters keep their places, unless they are listed.
         ends = target.ordered_rows()
         orders = {name: order_N[: ends.get(name)] for name, order_N in orders.items()}
+        target = renumbered(stay, target, planned, orders)
         return cls(
             stay=stay,
             target=target,

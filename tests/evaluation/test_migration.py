@@ -5,15 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autoshard.core import Optimizer, ReplicaGroups, RowRange, RowsBy, Shard, Split, Tier
+from autoshard.core import GradSync, Optimizer, ReplicaGroups, RowRange, RowsBy, Shard, Split, Tier
 from autoshard.core.access.orders import ranks_in
-from autoshard.evaluation import AlphaBetaComm
-from autoshard.evaluation.migration import migration
+from autoshard.evaluation import AlphaBetaComm, evaluate
+from autoshard.evaluation.migration import migration, renumbered
+from autoshard.validator import validate_plan
 from tests import builders as make
 
 NUM_ROWS, DIM = 24, 4
 #: 4 columns in fp32 and a moment.
 ROW_BYTES = 20
+TABLE_BYTES = NUM_ROWS * ROW_BYTES
 ALL = np.arange(NUM_ROWS)
 ORDER, ROTATED = np.array([7, 3, 20, 0, 11, 5]), np.array([20, 0, 11, 5, 9, 13])
 
@@ -117,3 +119,52 @@ def test_other_optimizers_have_other_bytes():
     table = replace(make.table("t", NUM_ROWS, DIM), optimizer=Optimizer.ADAM)
     before, after = (plan(make.placed(table, replicas=((rank,),))) for rank in (0, 3))
     assert migration(before, after).bytes_of == {"t": 24 * (16 + 32)}
+
+
+class TestRenumbered:
+    """Ranks that are alike take the places where most stays."""
+
+    TABLES = tuple(make.table(f"t{number}", NUM_ROWS * 2**number, DIM) for number in range(4))
+
+    def whole(self, *ranks, topology=None):
+        return plan(*make.table_wise(self.TABLES, ranks), topology=topology)
+
+    def ranks(self, one):
+        return [placed.replicas[0][0] for placed in one.shards]
+
+    def test_a_plan_with_other_numbers_moves_nothing(self):
+        before, after = self.whole(0, 1, 2, 3), self.whole(3, 2, 0, 1)
+        found = renumbered(before, after, {}, {})
+        assert self.ranks(found) == [0, 1, 2, 3]
+        assert migration(before, found).num_bytes == 0
+
+    def test_ranks_of_a_node_stay_together(self):
+        """Tables 0 and 2 share a node after, and so do 1 and 3: 0 and 3 stay, with more rows than 1 and 2."""
+        before, after = self.whole(0, 1, 2, 3), self.whole(3, 1, 2, 0)
+        found = renumbered(before, after, {}, {})
+        assert self.ranks(found) == [0, 2, 1, 3]
+        assert migration(before, found).num_bytes == (2 + 4) * TABLE_BYTES
+
+    @pytest.mark.parametrize("seed", range(6))
+    def test_prices_stay_and_no_more_moves(self, seed):
+        rng = np.random.default_rng(seed)
+        before, after = (self.whole(*rng.integers(0, 4, 4).tolist()) for _ in range(2))
+        found = renumbered(before, after, {}, {})
+        validate_plan(found)
+        assert evaluate(found, make.costs()).step_ms == evaluate(after, make.costs()).step_ms
+        assert migration(before, found).num_bytes <= migration(before, after).num_bytes
+
+    def test_copies_and_what_reads_them_go_along(self):
+        shard = part(0, 24, 0).shard
+        copied = make.placed(shard, Tier.REPLICATED, ((3,), (0,)), fetch=(1, 1, 0, 0), grad_sync=GradSync.ALL_GATHER)
+        before = plan(part(0, 24, 2))
+        found = renumbered(before, plan(copied), {}, {})
+        validate_plan(found)
+        (moved,) = found.shards
+        assert any(2 in replica for replica in moved.replicas)
+        assert all(moved.replicas[moved.fetch[rank]][0] // 2 == rank // 2 for rank in range(4))
+
+    def test_ranks_that_differ_stay(self):
+        uneven = make.uneven(1 << 40, 1 << 30, 1 << 40, 1 << 40)
+        before, after = (self.whole(*ranks, topology=uneven) for ranks in ((0, 1, 2, 3), (3, 2, 1, 0)))
+        assert renumbered(before, after, {}, {}) is after

@@ -30,6 +30,7 @@ from autoshard.core import (
 from autoshard.core.errors import ExecutionError, FormatError, InputError
 from autoshard.runtime.checkpoints import Checkpoint, Checkpoints, RandomState
 from autoshard.runtime.checkpoints.exchange import export_weights
+from autoshard.runtime.checkpoints.resharding import reshard
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.training.synthetic import draw_samples
@@ -462,6 +463,7 @@ def check_deltas(folder, layouts):
                     check_states(other, other_plan, saved)
                     other.close()
             check_exported(deltas[-1], states, plan, folder)
+            assert reshard(deltas[-1], plan) == reshard(first, plan)
             # All rows again, which need no other.
             checkpoints.save(4, {"embeddings": embeddings}, plan=plan)
             checkpoints.wait()
