@@ -64,6 +64,13 @@ class DataOptions:
         ),
         _FILES,
     ] = BadIds.ERROR
+    balance: Annotated[
+        bool,
+        typer.Option(
+            "--balance", help="Deal the samples of a batch to processes so that all have about as many lookups."
+        ),
+        _FILES,
+    ] = False
     drift_every: Annotated[
         int,
         typer.Option(min=0, help="Of generated samples: steps after which other rows are hot; 0 for never."),
@@ -184,8 +191,12 @@ class RunOptions:
     seed: Annotated[int, seed_option("Seed of weights and batches.")] = 0
     device: Annotated[Device, typer.Option(help="`auto` (GPUs if there are enough), `cpu` or `cuda`.")] = Device.AUTO
     overlap: Annotated[
-        str, typer.Option(help="`none`, or `pipelined`: communication hides behind computation, with the same results.")
-    ] = "none"
+        str | None,
+        typer.Option(
+            help="`none`, or `pipelined`: communication hides behind computation, with the same results. Left out: "
+            "`pipelined`; with TorchRec's engine `none`."
+        ),
+    ] = None
     updates: UpdateOptions = UpdateOptions()
     trace: Annotated[
         Path | None,
@@ -250,9 +261,11 @@ class RunOptions:
         Raises:
             InvalidOptionError: If options do not go together, or a setting of updates is not accepted.
         """
+        from autoshard.core.step import Overlap
         from autoshard.runtime import RunRequest
 
         samples, job = self.samples, self.job
+        usual = Overlap.PIPELINED if self.engine is Engine.THIN else Overlap.NONE
         return RunRequest(
             plan_path=str(self.plan),
             engine=self.engine,
@@ -261,12 +274,13 @@ class RunOptions:
             batch_size=self.batch_size,
             seed=self.seed,
             device=self.device,
-            overlap=self.overlap,  # type: ignore[arg-type]
+            overlap=usual if self.overlap is None else self.overlap,  # type: ignore[arg-type]
             trace_path=_absolute(self.trace),
             access_path=_absolute(self.write_access),
             data_path=_absolute(samples.data),
             epochs=samples.epochs,
             shuffle=samples.shuffle,
+            balance=samples.balance,
             drift_every=samples.drift_every,
             on_bad_ids=samples.on_bad_ids,
             checkpoints_path=_absolute(job.checkpoints),

@@ -55,6 +55,7 @@ class RunRequest(UpdateSettings):
         data_path: File or folder of samples to train on; None for generated ones.
         epochs: How often the files are read.
         shuffle: Samples that are shuffled among each other; 0 for the files' order.
+        balance: Whether samples of a batch are dealt to processes so that all have about as many lookups.
         drift_every: Of generated samples: steps after which other rows are hot; 0 for never.
         on_bad_ids: What becomes of ids in files that are no rows.
         checkpoints_path: Folder of checkpoints, where a job goes on from the last one; None for none.
@@ -84,6 +85,7 @@ class RunRequest(UpdateSettings):
     data_path: str | None = None
     epochs: int = 1
     shuffle: int = 0
+    balance: bool = False
     drift_every: int = 0
     on_bad_ids: BadIds = BadIds.ERROR
     checkpoints_path: str | None = None
@@ -114,6 +116,8 @@ class RunRequest(UpdateSettings):
             raise InvalidOptionError("must be told: generated samples have no end", field="steps")
         if self.data_path is not None and self.drift_every:
             raise InvalidOptionError("must be 0: samples of files are as they are", field="drift_every")
+        if self.balance and self.data_path is None:
+            raise InvalidOptionError("is for files of samples: generated batches are even", field="balance")
         if self.is_job and self.verify_steps:
             raise InvalidOptionError(
                 "must be 0 where checkpoints are kept, files are trained on or plans are changed", field="verify_steps"

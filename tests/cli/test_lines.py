@@ -139,7 +139,7 @@ LINES = [
     ("run nothing --nnodes 2 --rdzv host", 2, 'rdzv: must be HOST:PORT, got "host"'),
     ("run nothing --nnodes 2 --node-rank 2 --rdzv a:1", 2, "node_rank: must be a whole number in [0, 1], got 2"),
     ("run nothing --node-rank 1", 2, "node_rank: must be a whole number in [0, 0], got 1"),
-    ("run nothing --data x --verify-steps 1", 2, "verify_steps: must be 0 where checkpoints are kept or files are"),
+    ("run nothing --data x --verify-steps 1", 2, "verify_steps: must be 0 where checkpoints are kept, files are"),
     ("run nothing --overlap neo", 2, 'overlap: must be one of none, pipelined, got "neo"'),
     ("run nothing --engine torchrec --overlap pipelined", 2, 'overlap: must be one of none, got "pipelined"'),
     ("run nothing --engine torchrec --replan-every 5", 2, "engine: must be thin where plans are changed, got torchrec"),

@@ -93,6 +93,21 @@ def test_a_job_that_goes_on_with_other_processes_sees_each_sample_once(path, ste
     assert joined(taken(smaller)) == joined(whole[steps:])
 
 
+@pytest.mark.parametrize("num_processes", [2, 3])
+def test_balanced_batches_have_the_same_samples_and_even_lookups(path, num_processes):
+    whole = taken(feeds(path, 1, buffer=150))
+    plain, balanced = (feeds(path, num_processes, buffer=150, is_balanced=choice) for choice in (False, True))
+    spreads = []
+    for batch in whole:
+        lookups = []
+        for of in (plain, balanced):
+            batches = [feed.take()[0] for feed in of]
+            assert sorted(numbers(batches)) == sorted(batch)
+            lookups.append([len(one.ids.ids_L) for one in batches])
+        spreads.append([max(one) - min(one) for one in lookups])
+    assert max(spread for _, spread in spreads) <= 3 < np.mean([spread for spread, _ in spreads])
+
+
 def test_what_was_left_out_is_counted_once(path, tmp_path):
     pq.write_table(
         pa.table({"label": [0, 5, 1], "int_0": [0.0] * 3, "a_f": [0, 1, 2], "b_f": [[0]] * 3}),

@@ -107,8 +107,15 @@ def test_replica_groups_are_saved_when_they_have_met(job, tmp_path):
     ("change", "text"),
     [
         ({"data_path": None}, "steps: must be told: generated samples have no end"),
+        (
+            {"data_path": None, "steps": 5, "balance": True},
+            "balance: is for files of samples: generated batches are even",
+        ),
         ({"drift_every": 3}, "drift_every: must be 0: samples of files are as they are"),
-        ({"verify_steps": 1}, "verify_steps: must be 0 where checkpoints are kept or files are trained on"),
+        (
+            {"verify_steps": 1},
+            "verify_steps: must be 0 where checkpoints are kept, files are trained on or plans are changed",
+        ),
         ({"engine": "torchrec"}, "engine: must be thin where checkpoints are kept, got torchrec"),
         ({"epochs": 0}, "epochs: must be a whole number of at least 1, got 0"),
         ({"shuffle": -1}, "shuffle: must be a whole number of at least 0, got -1"),

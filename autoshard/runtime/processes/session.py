@@ -212,7 +212,14 @@ class Session:
         if request.data_path is not None:
             path = Path(request.data_path)
             samples = file_samples(
-                path, tables, num_dense, share, epochs=request.epochs, buffer=request.shuffle, seed=request.seed
+                path,
+                tables,
+                num_dense,
+                share,
+                epochs=request.epochs,
+                buffer=request.shuffle,
+                seed=request.seed,
+                is_balanced=request.balance,
             )
             check_alike({"data": samples.identity}, dist.distributed_c10d._get_default_group(), self._device)
             return samples

@@ -187,6 +187,8 @@ class FileSamples:
         epochs: How often the files are read.
         buffer: Samples that are shuffled among each other; 0 for the files' order.
         seed: Seed of the order.
+        is_balanced: Whether samples of a global batch are dealt to processes by falling lookups, there and back, so
+            that all have about as many lookups; it has the same samples.
     """
 
     def __init__(
@@ -199,7 +201,9 @@ class FileSamples:
         epochs: int = 1,
         buffer: int = 0,
         seed: int = 0,
+        is_balanced: bool = False,
     ) -> None:
+        self._is_balanced = is_balanced
         self._files, self._tables, self._num_dense, self._share = files, tables, num_dense, share
         self._epochs, self._buffer, self._seed = epochs, buffer, seed
         self._epoch, self._begin, self._taken, self._num_samples = 0, Place(), 0, 0
@@ -298,14 +302,20 @@ class FileSamples:
         if self._buffer:
             np.random.default_rng([self._seed, self._epoch, begin.file, begin.offset]).shuffle(order_W)
         first_bad = next((block.first_bad for block in blocks if block.first_bad), None)
-        return _Window(begin, rows, order_W, sum(block.num_bad for block in blocks), first_bad)
+        lookups_W = np.zeros(len(rows), np.int64)
+        if self._is_balanced:
+            for table in self._tables.tables:
+                for feature in table.features:
+                    lookups_W += _bags(rows[feature.name])[0]
+        return _Window(begin, rows, order_W, lookups_W, sum(block.num_bad for block in blocks), first_bad)
 
     def _samples(self, parts: Sequence[tuple[_Window, int, int]], size: int) -> Samples:
         """This process's samples of a global batch."""
-        own, before, tables = self._share.of(size), 0, []
+        places_B = self._places(parts, size)
+        before, tables = 0, []
         for window, start, stop in parts:
-            first, last = (min(max(one - before, 0), stop - start) for one in (own.start, own.stop))
-            tables.append(window.rows.take(window.order_W[start + first : start + last]))
+            within_B = places_B[(places_B >= before) & (places_B < before + stop - start)] - before
+            tables.append(window.rows.take(window.order_W[start + within_B]))
             before += stop - start
         rows = pa.concat_tables(tables).combine_chunks()
         bags = [_bags(rows[feature.name]) for table in self._tables.tables for feature in table.features]
@@ -315,10 +325,23 @@ class FileSamples:
                 torch.from_numpy(np.stack([lengths_B for lengths_B, _ in bags])),
                 torch.from_numpy(np.concatenate([ids_L for _, ids_L in bags])),
             ),
-            torch.from_numpy(np.stack(dense, axis=1) if dense else np.empty((len(own), 0), np.float32)),
+            torch.from_numpy(np.stack(dense, axis=1) if dense else np.empty((len(rows), 0), np.float32)),
             torch.from_numpy(rows[LABEL].to_numpy().copy()),
-            weight=self._share.weight(size),
+            weight=len(rows) * self._share.num_processes / size,
         )
+
+    def _places(self, parts: Sequence[tuple[_Window, int, int]], size: int) -> np.ndarray:
+        """Places of this process's samples in a global batch, in rising order."""
+        process, num_processes = self._share.process, self._share.num_processes
+        if not self._is_balanced:
+            own = self._share.of(size)
+            return np.arange(own.start, own.stop)
+        lookups_G = np.concatenate([window.lookups_W[window.order_W[start:stop]] for window, start, stop in parts])
+        falling_G = np.argsort(-lookups_G, kind="stable")
+        # There and back: the process that comes last in one round comes first in the next.
+        turn_G, place_G = np.divmod(np.arange(size), num_processes)
+        dealt_G = np.where(turn_G % 2 == 0, place_G, num_processes - 1 - place_G)
+        return np.sort(falling_G[dealt_G == process])
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +352,7 @@ class _Window:
         begin: Where its first block begins.
         rows: The samples.
         order_W: Their order.
+        lookups_W: Lookups of each, where batches are balanced.
         num_bad: Lines that were none.
         first_bad: The first of these.
     """
@@ -336,6 +360,7 @@ class _Window:
     begin: Place
     rows: pa.Table
     order_W: np.ndarray
+    lookups_W: np.ndarray
     num_bad: int
     first_bad: str | None
 
@@ -357,7 +382,7 @@ def _check_same(name: str, saved: object, own: object) -> None:
         )
 
 
-def file_samples(path: Path, tables: TableSet, num_dense: int, share: Share, **options: int) -> FileSamples:
+def file_samples(path: Path, tables: TableSet, num_dense: int, share: Share, **options: Any) -> FileSamples:
     """The samples of a file or folder, see `open_samples` and `FileSamples`, whose options it takes.
 
     Raises:
