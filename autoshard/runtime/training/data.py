@@ -214,8 +214,7 @@ class FileSamples:
     @property
     def identity(self) -> list[object]:
         """What has to be the same where a position is used: names and sizes of the files, and how they are shuffled."""
-        files = [[path.name, path.stat().st_size] for path in self._files.paths]
-        return [files, self._epochs, self._buffer, self._seed]
+        return [[[path.name, path.stat().st_size] for path in self._files.paths], self._buffer, self._seed]
 
     @property
     def skipped(self) -> tuple[int, str | None]:
@@ -255,9 +254,7 @@ class FileSamples:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes to a position."""
-        for name, saved, own in zip(
-            ("data", "epochs", "shuffle", "seed"), state_dict["identity"], self.identity, strict=True
-        ):
+        for name, saved, own in zip(("data", "shuffle", "seed"), state_dict["identity"], self.identity, strict=True):
             _check_same(name, saved, own)
         self._epoch, self._begin = state_dict["epoch"], FilePlace(*state_dict["begin"])
         self._taken, self._num_samples = state_dict["taken"], state_dict["samples"]
