@@ -84,6 +84,7 @@ class Replanner:
         self._folder = tempfile.TemporaryDirectory(prefix="autoshard-replan-")
         self._settings = settings
         self._child: subprocess.Popen[str] | None = None
+        self._failed: PlanDecision | None = None
         self._step = 0
         self._plan = plan
         self._plan_file = self._path("plan.json")
@@ -93,7 +94,7 @@ class Replanner:
     @property
     def is_planning(self) -> bool:
         """Whether a decision is under way."""
-        return self._child is not None
+        return self._child is not None or self._failed is not None
 
     def begin(self, step: int, counts: AccessCounts, steps_left: int | None) -> None:
         """Starts planning for the accesses that were counted.
@@ -103,9 +104,8 @@ class Replanner:
             counts: Of all processes.
             steps_left: Steps that it will make, if that is known: a change has to pay within these.
         """
-        assert self._child is None, "one decision follows the other"
+        assert not self.is_planning, "one decision follows the other"
         self._step = step
-        counts.write(self._path("access.json"), self._plan.tables)
         horizon = self._settings.horizon if steps_left is None else min(self._settings.horizon, steps_left)
         options = {
             "--access": self._path("access.json"),
@@ -117,7 +117,11 @@ class Replanner:
         }
         words = [str(word) for option in options.items() for word in option]
         command = [sys.executable, "-c", _COMMAND, "replan", str(self._plan_file), "--json", *words]
-        self._child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            counts.write(self._path("access.json"), self._plan.tables)
+            self._child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        except (InputError, OSError) as error:  # nothing was looked up, the disk is full, or there is no memory
+            self._failed = PlanDecision(step=step, fault=f"planning failed: {error}", row_orders={})
 
     def decision(self, *, waits: bool = False) -> PlanDecision | None:
         """What was decided; None while it is not.
@@ -125,6 +129,9 @@ class Replanner:
         Args:
             waits: Whether to wait for it.
         """
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            return failed
         assert self._child is not None, "it was begun"
         if not waits and self._child.poll() is None:
             return None

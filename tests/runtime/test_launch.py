@@ -16,7 +16,8 @@ from autoshard.core import DenseLayers
 from autoshard.core.errors import ExecutionError, FormatError, InputError, InvalidOptionError, InvalidPlanError
 from autoshard.formats import write_plan
 from autoshard.runtime import RunRequest, run_requests
-from autoshard.runtime.processes.launch import last_words
+from autoshard.runtime.processes.job import ErrorRecord
+from autoshard.runtime.processes.launch import failure, last_words
 from autoshard.runtime.result_json import RUN
 from tests import builders as make
 
@@ -138,6 +139,22 @@ def test_an_interrupt_ends_every_process(plan_path, run_folder):
     assert len(seen) == 3  # torchrun and two workers
     assert processes_of(run_folder) == []
     assert list(run_folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("told", "text"),
+    [
+        ("process 3 was killed", "process 3 was killed by signal 9 (SIGKILL)"),
+        ("process 3 has given no sign of life for 15 s", "process 3 has given no sign of life for 15 s"),
+        (None, "process 3 was killed by signal 9 (SIGKILL)"),
+    ],
+)
+def test_what_torchrun_saw_and_what_processes_told_each_other_make_one_line(tmp_path, told, text):
+    (tmp_path / "stderr").write_text("  rank      : 3 (local_rank: 1)\n  exitcode  : -9 (pid: 7)\n", encoding="utf-8")
+    kind = "RuntimeError" if told is None else ExecutionError.kind
+    record = ErrorRecord(time_s=1.0, kind=kind, message=told or "Connection closed by peer")
+    (tmp_path / "error.0.json").write_text(json.dumps(record.to_json()), encoding="utf-8")
+    assert str(failure(tmp_path, 1)) == text
 
 
 def test_a_run_that_takes_too_long_is_ended(plan_path, run_folder):

@@ -14,7 +14,7 @@ from autoshard.core import Exchange, GradSync, RowRange, RowsBy, Shard, Split, T
 from autoshard.core.errors import DeviceError
 from autoshard.formats import write_plan
 from autoshard.runtime import RunRequest
-from autoshard.runtime.access_counts import AccessCounter
+from autoshard.runtime.access_counts import AccessCounter, AccessCounts
 from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.rows.fused import FusedSettings
@@ -90,14 +90,12 @@ def test_a_decision_is_not_waited_for_unless_asked(planner):
 
 
 def test_planning_that_fails_is_told_and_the_job_goes_on(planner):
-    counts = counts_of(a_plan(), ORDER)
-    planner.begin(10, counts, 1_000)
+    planner.begin(10, counts_of(a_plan(), ORDER), 1_000)
     planner._child.kill()
     found = planner.decision(waits=True)
     assert (found.figures, found.plan) == (None, None)
     assert "ended by signal 9" in found.fault
-    planner.begin(20, counts, 1_000)
-    assert planner.decision(waits=True).figures is not None
+    assert not planner.is_planning
 
 
 def test_a_job_follows_its_data():
@@ -143,6 +141,13 @@ def train_until_changed():
     changes = [{name: getattr(one, name) for name in ("is_changed", "counted_at")} for one in replanning.changes]
     changes[-1]["adopt_ms"] = float(replanning.changes[-1].adopt_ms is not None)
     return changes, is_held
+
+
+def test_planning_without_lookups_is_told(planner):
+    planner.begin(10, AccessCounts.nothing(1), 1_000)
+    assert planner.is_planning
+    assert "planning failed: access: no lookup was counted" in planner.decision().fault
+    assert not planner.is_planning
 
 
 class Full(ShardedEmbeddings):

@@ -426,7 +426,7 @@ def _documents(
             failed_at = now
         if now - failed_at > _DRAIN_S:
             _end_workers(folder)  # torchrun would wait for half a minute for one that is stopped
-            raise _failure(folder, 1)
+            raise failure(folder, 1)
         if now - started > timeout_s:
             raise ExecutionError(f"the run did not end within {timeout_s:g} s and was stopped")
         if now - heard > limit_s:
@@ -442,7 +442,7 @@ def _documents(
         yield document
         heard, limit_s = time.monotonic(), stall_timeout_s
     if launched.returncode != 0:
-        raise _failure(folder, launched.returncode)
+        raise failure(folder, launched.returncode)
 
 
 def _read_lines(stream: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:
@@ -480,7 +480,7 @@ def _signal(pid: int, number: int) -> bool:
 _RAISED: Final = re.compile(r"(?:\[rank\d+\]: ?)?[\w.]*(?:Error|Exception|Interrupt)\b")
 
 
-def _failure(folder: Path, returncode: int) -> AutoshardError:
+def failure(folder: Path, returncode: int) -> AutoshardError:
     """The error of the process that failed first, in one line."""
     records = {
         int(file.name.split(".")[1]): ErrorRecord(**json.loads(file.read_text(encoding="utf-8")))
@@ -488,8 +488,9 @@ def _failure(folder: Path, returncode: int) -> AutoshardError:
     }
     stderr = (folder / "stderr").read_text(encoding="utf-8", errors="replace")
     killed = [(rank, number) for rank, number in _killed(stderr) if rank not in records and number != signal.SIGTERM]
-    # Its peers only report that it is gone; unless they know why: then it was ended for that.
-    if killed and not any(record.kind == ExecutionError.kind for record in records.values()):
+    told = {record.message for record in records.values() if record.kind == ExecutionError.kind}
+    # Its peers only report that it is gone; unless they know of another reason, for which it was ended.
+    if killed and (not told or told & {f"process {rank} was killed" for rank, _ in killed}):
         rank, number = killed[0]
         return ExecutionError(f"process {rank} was killed by signal {number} ({_signal_name(number)})")
     if records:
