@@ -245,8 +245,26 @@ def check_a_job(folder):
         assert_equal(straight, other)
         with pytest.raises(InputError, match=r"^step: must be above 3, of which there is a checkpoint, got 3"):
             checkpoints.save(3, straight.state, plan=straight.plan)
+        check_random_states()
         check_refusals(latest, folder)
         check_states_that_differ(checkpoints, straight)
+
+
+def check_random_states():
+    """Of more processes than saved it, each draws numbers of its own, the same each time."""
+    one = RandomState()
+    saved = {"processes": one.state_dict()["processes"][:1]}
+    drawn = []
+    for _ in range(2):
+        one.load_state_dict(saved)
+        drawn.append((random.random(), float(np.random.rand()), float(torch.rand(()))))
+    assert drawn[0] == drawn[1]
+    everybody = [None] * dist.get_world_size()
+    dist.all_gather_object(everybody, drawn[0])
+    for numbers in zip(*everybody, strict=True):
+        assert len(set(numbers)) == len(everybody)
+    with pytest.raises(InputError, match=r"^processes: must hold the states of at least one process"):
+        one.load_state_dict({})
 
 
 def assert_equal(one, other):

@@ -131,7 +131,6 @@ def test_what_was_left_out_is_counted_once(path, tmp_path):
     [
         ({"seed": 1}, "seed: the checkpoint is of another: it was 0, this job has 1"),
         ({"buffer": 20}, "shuffle: the checkpoint is of another: it was 10, this job has 20"),
-        ({"epochs": 3}, "epochs: the checkpoint is of another: it was 2, this job has 3"),
     ],
 )
 def test_a_position_in_other_data_is_refused(path, options, text):

@@ -11,7 +11,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,7 +47,7 @@ from autoshard.runtime.training.step import EmbeddingEngine, TrainingStep, distr
 from autoshard.runtime.training.synthetic import IdsOfRanks, Samples, ranked_rows
 
 if TYPE_CHECKING:
-    from autoshard.runtime.training.metrics import Metrics
+    from autoshard.runtime.training.metrics import JobMetrics
 
 #: Different batches that a measurement cycles through, drawn before it starts; fewer if they are large.
 NUM_BATCHES = 8
@@ -105,6 +105,9 @@ class Session:
         plan = read_plan(request.plan_path)
         batch_size = request.batch_size or plan.tables.batch_size
         plan = replace(plan, tables=replace(plan.tables, batch_size=batch_size))
+        # On several machines, each was told by itself.
+        told = {name: value for name, value in asdict(request).items() if not name.endswith("_path")}
+        self._agree({name.replace("_", " "): value for name, value in told.items()})
         check_memory(plan, dist.get_rank(), dist.get_world_size(), self._device)
         if request.verify_steps:
             check_verifiable(plan.tables)
@@ -221,7 +224,7 @@ class Session:
                 seed=request.seed,
                 is_balanced=request.balance,
             )
-            check_alike({"data": samples.identity}, dist.distributed_c10d._get_default_group(), self._device)
+            self._agree({"data": samples.identity})
             return samples
         ids_per_batch = max(1.0, share.largest * sum(table.pooling_factor for table in tables.tables))
         num_different = min(request.last_step or NUM_BATCHES, NUM_BATCHES, max(1, int(MAX_DRAWN_IDS / ids_per_batch)))
@@ -264,6 +267,9 @@ class Session:
         with Checkpoints(request.checkpoints_path, keep=request.keep) as checkpoints:
             yield SavedJob(checkpoints, request.checkpoint_every, state, plan)
 
+    def _agree(self, statements: Mapping[str, object]) -> None:
+        check_alike(statements, dist.distributed_c10d._get_default_group(), self._device)
+
     def _peak_bytes(self) -> int:
         return peak_bytes(self._device, self._base_bytes)
 
@@ -289,16 +295,16 @@ class Session:
     @contextmanager
     def _metrics(
         self, request: RunRequest, plan: ShardingPlan, engine: EmbeddingEngine, timer: StepTimer, number: int
-    ) -> Iterator[Metrics | None]:
+    ) -> Iterator[JobMetrics | None]:
         """Measures of a request while it runs; None if they are not wanted."""
         if request.metrics_path is None:
             yield None
             return
-        from autoshard.runtime.training.metrics import Metrics  # TensorBoard takes a second to import
+        from autoshard.runtime.training.metrics import JobMetrics  # TensorBoard takes a second to import
 
         planned_bytes = needed_bytes(plan, dist.get_rank(), dist.get_world_size(), self._device)
         folder, every = Path(request.metrics_path), request.metrics_every
-        metrics = Metrics(
+        metrics = JobMetrics(
             folder, every, self._device, timer, engine.sent_bytes, planned_bytes, self._peak_bytes, number
         )
         try:
@@ -313,7 +319,7 @@ class Session:
         samples: GeneratedSamples | FileSamples,
         saved: SavedJob | None,
         replanning: JobReplanning | None,
-        metrics: Metrics | None,
+        metrics: JobMetrics | None,
     ) -> torch.Tensor:
         """Trains; returns step time, loss and parts of the last measured steps, shape (S, M)."""
         counted: deque[tuple[Span, torch.Tensor, Timings]] = deque(maxlen=_MAX_MEASURED)

@@ -39,10 +39,15 @@ class Samples:
     weight: float = 1.0
 
     def to(self, device: torch.device) -> Samples:
-        """The same samples on a device."""
-        return replace(
-            self, ids=self.ids.to(device), dense_BN=self.dense_BN.to(device), labels_B=self.labels_B.to(device)
-        )
+        """The same samples on a device; a GPU copies them while the host goes on."""
+        if device.type != "cuda" or self.labels_B.is_cuda:
+            ids, dense_BN, labels_B = self.ids.to(device), self.dense_BN.to(device), self.labels_B.to(device)
+        else:
+            pinned = BatchOfIds(self.ids.lengths_FB.pin_memory(), self.ids.ids_L.pin_memory())
+            ids = pinned.to(device, non_blocking=True)
+            dense_BN = self.dense_BN.pin_memory().to(device, non_blocking=True)
+            labels_B = self.labels_B.pin_memory().to(device, non_blocking=True)
+        return replace(self, ids=ids, dense_BN=dense_BN, labels_B=labels_B)
 
     def only(self, places: range) -> Samples:
         """Those of some places of the batch, which follow each other."""
