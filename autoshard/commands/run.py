@@ -191,8 +191,12 @@ class RunOptions:
     seed: Annotated[int, seed_option("Seed of weights and batches.")] = 0
     device: Annotated[Device, typer.Option(help="`auto` (GPUs if there are enough), `cpu` or `cuda`.")] = Device.AUTO
     overlap: Annotated[
-        str, typer.Option(help="`none`, or `pipelined`: communication hides behind computation, with the same results.")
-    ] = "none"
+        str | None,
+        typer.Option(
+            help="`none`, or `pipelined`: communication hides behind computation, with the same results. Left out: "
+            "`pipelined`; with TorchRec's engine `none`."
+        ),
+    ] = None
     updates: UpdateOptions = UpdateOptions()
     trace: Annotated[
         Path | None,
@@ -257,9 +261,11 @@ class RunOptions:
         Raises:
             InvalidOptionError: If options do not go together, or a setting of updates is not accepted.
         """
+        from autoshard.core.step import Overlap
         from autoshard.runtime import RunRequest
 
         samples, job = self.samples, self.job
+        usual = Overlap.PIPELINED if self.engine is Engine.THIN else Overlap.NONE
         return RunRequest(
             plan_path=str(self.plan),
             engine=self.engine,
@@ -268,7 +274,7 @@ class RunOptions:
             batch_size=self.batch_size,
             seed=self.seed,
             device=self.device,
-            overlap=self.overlap,  # type: ignore[arg-type]
+            overlap=usual if self.overlap is None else self.overlap,  # type: ignore[arg-type]
             trace_path=_absolute(self.trace),
             access_path=_absolute(self.write_access),
             data_path=_absolute(samples.data),

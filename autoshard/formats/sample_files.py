@@ -34,7 +34,7 @@ _BLOCK_BYTES = 2**20
 _NAMED_CRITEO = re.compile(r"day_\d+|.*\.(tsv|txt)", re.IGNORECASE)
 
 
-class Place(NamedTuple):
+class FilePlace(NamedTuple):
     """Where a block begins.
 
     Attributes:
@@ -49,7 +49,7 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class SampleBlock:
     """Samples that follow each other in a file.
 
     Attributes:
@@ -63,7 +63,7 @@ class Block:
     rows: pa.Table
     num_bad: int
     first_bad: str | None
-    after: Place
+    after: FilePlace
 
 
 class SampleFiles(Protocol):
@@ -79,7 +79,7 @@ class SampleFiles(Protocol):
         """
         ...
 
-    def blocks(self, tables: TableSet, num_dense: int, begin: Place) -> Iterator[Block]:
+    def blocks(self, tables: TableSet, num_dense: int, begin: FilePlace) -> Iterator[SampleBlock]:
         """Blocks from a place on to the end.
 
         Args:
@@ -92,7 +92,7 @@ class SampleFiles(Protocol):
         """
         ...
 
-    def share_before(self, place: Place) -> float:
+    def share_before(self, place: FilePlace) -> float:
         """Which share of all lies before a place, in [0, 1]; about."""
         ...
 
@@ -164,7 +164,7 @@ class ParquetFiles:
                         source=str(path),
                     )
 
-    def blocks(self, tables: TableSet, num_dense: int, begin: Place) -> Iterator[Block]:
+    def blocks(self, tables: TableSet, num_dense: int, begin: FilePlace) -> Iterator[SampleBlock]:
         """As `SampleFiles`."""
         columns = _columns(tables, num_dense)
         file, group, row = begin
@@ -173,18 +173,18 @@ class ParquetFiles:
             with _reading(path, partial(pq.ParquetFile, path)) as parquet:
                 for index in range(group, parquet.num_row_groups):
                     rows = _reading(path, partial(parquet.read_row_group, index, columns=columns))
-                    after = Place(number, index + 1, row + len(rows))
+                    after = FilePlace(number, index + 1, row + len(rows))
                     yield _parquet_block(path, rows, num_dense, row, after)
                     row = after.row
             group = row = 0
 
-    def share_before(self, place: Place) -> float:
+    def share_before(self, place: FilePlace) -> float:
         """As `SampleFiles`."""
         rows = self._rows = self._rows or [pq.read_metadata(path).num_rows for path in self.paths]
         return min(1.0, (sum(rows[: place.file]) + place.row) / max(1, sum(rows)))
 
 
-def _parquet_block(path: Path, rows: pa.Table, num_dense: int, first_row: int, after: Place) -> Block:
+def _parquet_block(path: Path, rows: pa.Table, num_dense: int, first_row: int, after: FilePlace) -> SampleBlock:
     label = rows[LABEL].cast(pa.float32(), safe=False)
     is_good = pc.is_in(label, value_set=pa.array([0.0, 1.0], pa.float32()))
     bad = np.flatnonzero(~is_good.to_numpy().astype(bool))
@@ -196,7 +196,7 @@ def _parquet_block(path: Path, rows: pa.Table, num_dense: int, first_row: int, a
     for name in map(_DENSE.format, range(num_dense)):
         dense = pc.fill_null(rows[name].cast(pa.float32(), safe=False), 0.0)
         rows = rows.set_column(rows.schema.get_field_index(name), name, dense)
-    return Block(rows=rows, num_bad=len(bad), first_bad=first, after=after)
+    return SampleBlock(rows=rows, num_bad=len(bad), first_bad=first, after=after)
 
 
 class CriteoFiles:
@@ -230,7 +230,7 @@ class CriteoFiles:
                     source=str(self.paths[0]),
                 )
 
-    def blocks(self, tables: TableSet, num_dense: int, begin: Place) -> Iterator[Block]:
+    def blocks(self, tables: TableSet, num_dense: int, begin: FilePlace) -> Iterator[SampleBlock]:
         """As `SampleFiles`."""
         del num_dense  # Checked: 13.
         rows_F = [(feature.name, table.num_embeddings) for table in tables.tables for feature in table.features]
@@ -240,19 +240,21 @@ class CriteoFiles:
             with _reading(path, partial(_open_text, path)) as text:
                 _reading(path, partial(text.seek, offset))
                 while block := _reading(path, partial(_whole_lines, text)):
-                    after = Place(number, offset + len(block), line + block.count(b"\n") + (block[-1:] != b"\n"))
+                    after = FilePlace(number, offset + len(block), line + block.count(b"\n") + (block[-1:] != b"\n"))
                     yield _criteo_block(path, block, rows_F, line, after)
                     offset, line = after.offset, after.row
             offset = line = 0
 
-    def share_before(self, place: Place) -> float:
+    def share_before(self, place: FilePlace) -> float:
         """As `SampleFiles`; compressed files count as if they had as many bytes as their text."""
         sizes = [path.stat().st_size for path in self.paths]
         within = min(place.offset, sizes[place.file]) if place.file < len(sizes) else 0
         return (sum(sizes[: place.file]) + within) / max(1, sum(sizes))
 
 
-def _criteo_block(path: Path, text: bytes, rows_F: Sequence[tuple[str, int]], first_line: int, after: Place) -> Block:
+def _criteo_block(
+    path: Path, text: bytes, rows_F: Sequence[tuple[str, int]], first_line: int, after: FilePlace
+) -> SampleBlock:
     names = [LABEL, *map(_DENSE.format, range(CRITEO_DENSE)), *(name for name, _ in rows_F)]
     faults: dict[int, str] = {}
 
@@ -291,7 +293,7 @@ def _criteo_block(path: Path, text: bytes, rows_F: Sequence[tuple[str, int]], fi
         is_missing_N = pc.equal(written[name], "").to_numpy(zero_copy_only=False)
         columns[name] = pa.array(ids_N % num_rows, mask=is_missing_N)
     first = min(faults, default=None)
-    return Block(
+    return SampleBlock(
         rows=pa.table(columns),
         num_bad=len(faults),
         first_bad=None if first is None else f"{path}: line {first_line + first + 1}: {faults[first]}",

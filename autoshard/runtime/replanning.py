@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from autoshard.core import ShardingPlan
+from autoshard.core.errors import DeviceError, InputError
 from autoshard.core.quoting import shortened
 from autoshard.formats import read_plan, write_plan
 from autoshard.formats.row_orders import read_row_orders, with_row_orders
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 #: How often between two decisions all processes hear whether one was made.
 _HEARD_PER_DECISION: Final = 20
-#: Runs a command of autoshard with what training leaves of the processor.
-_COMMAND: Final = "import os; os.nice(19); from autoshard.cli import main; raise SystemExit(main())"
+#: Runs a command of autoshard behind training, where both want the processor.
+_COMMAND: Final = "import os; os.nice(10); from autoshard.cli import main; raise SystemExit(main())"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +84,7 @@ class Replanner:
         self._folder = tempfile.TemporaryDirectory(prefix="autoshard-replan-")
         self._settings = settings
         self._child: subprocess.Popen[str] | None = None
+        self._failed: PlanDecision | None = None
         self._step = 0
         self._plan = plan
         self._plan_file = self._path("plan.json")
@@ -92,7 +94,7 @@ class Replanner:
     @property
     def is_planning(self) -> bool:
         """Whether a decision is under way."""
-        return self._child is not None
+        return self._child is not None or self._failed is not None
 
     def begin(self, step: int, counts: AccessCounts, steps_left: int | None) -> None:
         """Starts planning for the accesses that were counted.
@@ -102,9 +104,8 @@ class Replanner:
             counts: Of all processes.
             steps_left: Steps that it will make, if that is known: a change has to pay within these.
         """
-        assert self._child is None, "one decision follows the other"
+        assert not self.is_planning, "one decision follows the other"
         self._step = step
-        counts.write(self._path("access.json"), self._plan.tables)
         horizon = self._settings.horizon if steps_left is None else min(self._settings.horizon, steps_left)
         options = {
             "--access": self._path("access.json"),
@@ -116,7 +117,11 @@ class Replanner:
         }
         words = [str(word) for option in options.items() for word in option]
         command = [sys.executable, "-c", _COMMAND, "replan", str(self._plan_file), "--json", *words]
-        self._child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            counts.write(self._path("access.json"), self._plan.tables)
+            self._child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        except (InputError, OSError) as error:  # nothing was looked up, the disk is full, or there is no memory
+            self._failed = PlanDecision(step=step, fault=f"planning failed: {error}", row_orders={})
 
     def decision(self, *, waits: bool = False) -> PlanDecision | None:
         """What was decided; None while it is not.
@@ -124,6 +129,9 @@ class Replanner:
         Args:
             waits: Whether to wait for it.
         """
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            return failed
         assert self._child is not None, "it was begun"
         if not waits and self._child.poll() is None:
             return None
@@ -189,7 +197,7 @@ class JobReplanning:
         self._engine, self._counter, self._settings, self._last_step = engine, counter, settings, last_step
         self._device = device
         self._planner = Replanner(plan, row_orders, settings) if dist.get_rank() == 0 else None
-        self._begun_at: int | None = None
+        self._is_under_way, self._heard_at = False, 0
         self._heard_every = max(1, settings.every // _HEARD_PER_DECISION)
         self.changes: list[PlanChange] = []
         self.plan = plan
@@ -200,14 +208,18 @@ class JobReplanning:
         Args:
             step: Steps that the job has made.
         """
-        if self._begun_at is not None and (step - self._begun_at) % self._heard_every == 0:
+        groups = self.plan.replica_groups
+        # Where replica groups differ, no plan can be changed.
+        may_change = groups.num_groups == 1 or step % groups.sync_every == 0
+        if self._is_under_way and may_change and step >= self._heard_at + self._heard_every:
+            self._heard_at = step
             self._hear(step)
         left = None if self._last_step is None else self._last_step - step
-        if step % self._settings.every == 0 and self._begun_at is None and left != 0:
+        if step % self._settings.every == 0 and not self._is_under_way and left != 0:
             counts = merged_counts(self._counter)
             if self._planner is not None and counts is not None:
                 self._planner.begin(step, counts, left)
-            self._begun_at = step
+            self._is_under_way, self._heard_at = True, step
 
     def close(self) -> None:
         """Ends what is under way."""
@@ -225,17 +237,20 @@ class JobReplanning:
         dist.broadcast_object_list(told, 0, device=self._device)
         decision = told[0]
         assert decision is not None, "process 0 has told it"
-        self._begun_at = None
-        adopt_ms = None if decision.plan is None else self._adopt(decision, decision.plan)
-        self.changes.append(_change_of(decision, step, adopt_ms))
-
-    def _adopt(self, decision: PlanDecision, plan: ShardingPlan) -> float:
-        begun_s = time.perf_counter()
-        self._engine.adopt(plan, decision.row_orders)
-        self.plan = plan
-        if self._planner is not None:
-            self._planner.adopted(decision)
-        return (time.perf_counter() - begun_s) * 1e3
+        self._is_under_way = False
+        change = _change_of(decision, step)
+        if decision.plan is not None:
+            begun_s = time.perf_counter()
+            try:
+                self._engine.adopt(decision.plan, decision.row_orders)
+            except (DeviceError, InputError) as error:  # the same on all processes, which go on with the older plan
+                change = replace(change, is_changed=False, reason=f"could not be adopted: {error}")
+            else:
+                change = replace(change, adopt_ms=(time.perf_counter() - begun_s) * 1e3)
+                self.plan = decision.plan
+                if self._planner is not None:
+                    self._planner.adopted(decision)
+        self.changes.append(change)
 
 
 def merged_counts(counter: AccessCounter) -> AccessCounts | None:
@@ -246,7 +261,7 @@ def merged_counts(counter: AccessCounter) -> AccessCounts | None:
     return None if counted is None else AccessCounts.merged(counted)
 
 
-def _change_of(decision: PlanDecision, step: int, adopt_ms: float | None) -> PlanChange:
+def _change_of(decision: PlanDecision, step: int) -> PlanChange:
     figures = decision.figures
     if figures is None:
         return PlanChange(counted_at=decision.step, decided_at=step, is_changed=False, reason=decision.fault)
@@ -258,5 +273,4 @@ def _change_of(decision: PlanDecision, step: int, adopt_ms: float | None) -> Pla
         gain=figures.gain,
         migration_bytes=figures.migration_bytes,
         migration_ms=figures.migration_ms,
-        adopt_ms=adopt_ms,
     )

@@ -285,7 +285,7 @@ class TorchRecEmbeddings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableLayout:
+class TorchRecLayout:
     """How TorchRec holds a table.
 
     Attributes:
@@ -304,7 +304,7 @@ class TableLayout:
         return self.holdings[0].ranges[0].num_parts > 1
 
 
-def layouts_of(plan: ShardingPlan, ownership: Ownership, *, device_type: str) -> list[TableLayout]:
+def layouts_of(plan: ShardingPlan, ownership: Ownership, *, device_type: str) -> list[TorchRecLayout]:
     """TorchRec's layout of each table, in the plan's order.
 
     Args:
@@ -315,7 +315,7 @@ def layouts_of(plan: ShardingPlan, ownership: Ownership, *, device_type: str) ->
     Raises:
         InvalidPlanError: If TorchRec has none for a shard, or for the plan.
     """
-    layouts: list[TableLayout] = []
+    layouts: list[TorchRecLayout] = []
     try:
         check_whole(plan)
         for index, table in enumerate(plan.tables.tables):
@@ -330,7 +330,7 @@ def layouts_of(plan: ShardingPlan, ownership: Ownership, *, device_type: str) ->
     return layouts
 
 
-def _layout(held: Sequence[Holding], num_processes: int, device_type: str, field: str) -> TableLayout:
+def _layout(held: Sequence[Holding], num_processes: int, device_type: str, field: str) -> TorchRecLayout:
     """A table's layout.
 
     Raises:
@@ -352,7 +352,7 @@ def _layout(held: Sequence[Holding], num_processes: int, device_type: str, field
     fault = fault_of(table, kind, device_type=device_type, world_size=num_processes, node_size=size)
     if fault is not None:
         raise refused(fault, field)
-    return TableLayout(
+    return TorchRecLayout(
         sharding=sharding,
         holdings=tuple(_in_blocks(one, sharding, num_processes) for one in held),
         node_size=size if 1 < size < num_processes else None,

@@ -36,25 +36,35 @@ _NUM_BATCHES = 4
 
 
 def _measured(job: Mapping[str, Any]) -> dict[str, float]:
-    ms_PS = measured_steps(read_plan(job["plan_paths"][0]), job["steps"])
+    ms_PS = measured_steps(read_plan(job["plan_paths"][0]), job["steps"], pipelined=job["pipelined"])
     return {"median_ms": ms_PS.median().item(), "slowest_ms": ms_PS.median(dim=1).values.max().item()}
 
 
-def measured_steps(plan: ShardingPlan, steps: int) -> torch.Tensor:
-    """Processor time of this thread in every step of every process, in milliseconds, shape (P, S)."""
+def measured_steps(plan: ShardingPlan, steps: int, *, pipelined: bool = False) -> torch.Tensor:
+    """Processor time of this thread in every step of every process, in milliseconds, shape (P, S).
+
+    Args:
+        plan: The plan.
+        steps: S.
+        pipelined: Whether another thread distributes ids ahead.
+    """
     engine = ShardedEmbeddings(plan, FusedSettings(learning_rate=0.05))
     B, rank = engine.local_batch_size, dist.get_rank()
     batches = [draw_samples(plan.tables, 0, B, (0, number, rank)).ids for number in range(_NUM_BATCHES)]
     gradients_BC = torch.ones(B, sum(engine.feature_dims))
     ms: list[float] = []
-    for step in range(_NUM_BATCHES + steps):
-        begun = time.thread_time()
-        embedded = engine(batches[step % _NUM_BATCHES])
+    stream = (batches[step % _NUM_BATCHES] for step in range(_NUM_BATCHES + steps))
+    turns = engine.pipelined(stream) if pipelined else ((ids, engine.start(ids)) for ids in stream)
+    begun = time.thread_time()
+    for _, lookup in turns:
+        embedded = lookup.wait()
         assert isinstance(embedded, Embedded), "the batch has no keys"
         # On a CPU, the backward pass runs on the thread that asks for it.
         embedded.pooled_BC.backward(gradients_BC)
         engine.end_step()
-        ms.append((time.thread_time() - begun) * 1e3)
+        ended = time.thread_time()
+        ms.append((ended - begun) * 1e3)
+        begun = ended
     engine.close()
     own_S = torch.tensor(ms[_NUM_BATCHES:], dtype=torch.float64)
     ms_PS = own_S.new_empty(dist.get_world_size(), steps)
@@ -75,6 +85,7 @@ class HostTime:
         layout: How the tables are held.
         num_features: Features, each of a table of its own.
         num_processes: Processes.
+        pipelined: Whether another thread distributes ids ahead.
         steps: Measured steps.
         median_ms: Over steps and processes.
         slowest_ms: Median over steps of the process with the largest.
@@ -83,6 +94,7 @@ class HostTime:
     layout: Layout
     num_features: int
     num_processes: int
+    pipelined: bool
     steps: int
     median_ms: float
     slowest_ms: float
@@ -96,6 +108,7 @@ class HostTimeOptions:
     features: Annotated[int, typer.Option(min=1, help="Features, each of a table of its own.")] = 1000
     nproc: Annotated[int, typer.Option(min=1, help="Processes, one per rank.")] = 8
     steps: Annotated[int, typer.Option(min=1, help="Measured steps.")] = 50
+    pipelined: Annotated[bool, typer.Option(help="Distribute the next batch on another thread, as trainers do.")] = True
 
     def small_tables(self) -> TableSet:
         """Tables with a row for every process."""
@@ -122,11 +135,14 @@ def measure(options: HostTimeOptions) -> HostTime:
         AutoshardError: If a process fails.
     """
     plan = plan_of(options.layout, options.small_tables(), local_topology(_DEVICE, options.nproc, _TABLE_BYTES))
-    medians = run_job("studies.engines.host_time", {"steps": options.steps}, [plan], options.nproc)
+    medians = run_job(
+        "studies.engines.host_time", {"steps": options.steps, "pipelined": options.pipelined}, [plan], options.nproc
+    )
     return HostTime(
         layout=options.layout,
         num_features=options.features,
         num_processes=options.nproc,
+        pipelined=options.pipelined,
         steps=options.steps,
         **medians,
     )
@@ -141,8 +157,9 @@ def main(options: HostTimeOptions, output: OutputOptions) -> None:
     found = measure(options)
     on = Machine.this(find_device(_DEVICE), command_line("host-time", options))
     text = (
-        f"{found.num_features} features on {found.num_processes} processes, {found.layout}: {found.median_ms:.1f} ms a "
-        f"step, {found.slowest_ms:.1f} ms on the slowest process (medians of {found.steps} steps)"
+        f"{found.num_features} features on {found.num_processes} processes, {found.layout}, "
+        f"{'pipelined' if found.pipelined else 'blocking'}: {found.median_ms:.1f} ms a step, {found.slowest_ms:.1f} ms "
+        f"on the slowest process (medians of {found.steps} steps)"
     )
     document = {**to_document(found, SCHEMA), "machine": on.to_json()}
     output.write(StudyResult(name="host-time", document=document, notes=(text,)))

@@ -259,7 +259,7 @@ class HostWaitsOptions:
     """Options of the study `host-waits`."""
 
     features: Annotated[
-        list[int] | None, typer.Option(help="Features, each of a table of its own.  [default: 10, 200]")
+        list[int] | None, typer.Option(help="Features, each of a table of its own.  [default: 10, 1000]")
     ] = None
     nproc: Annotated[int, typer.Option(min=2, help="Processes, one per rank.")] = 2
 
@@ -321,7 +321,7 @@ def main(options: HostWaitsOptions, output: OutputOptions) -> None:
     Example:
         python -m studies host-waits
     """
-    found = count(options.features or [10, 200], options.nproc)
+    found = count(options.features or [10, 1000], options.nproc)
     table = Table(
         columns=("plan", "features", "waits of the step", "waits of the prefetch", "copies", "operators of the step"),
         rows=tuple(one.cells for one in found),

@@ -7,18 +7,28 @@ the same tables. TorchRec moves its tables on the same cluster, where it can.
 
 from __future__ import annotations
 
+import os
 import resource
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from itertools import pairwise
 from typing import Annotated, Any, Final
+from unittest.mock import patch
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import typer
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, row_wise, table_wise
+from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 
 from autoshard.commands.options import command_options
 from autoshard.core import (
@@ -279,6 +289,46 @@ def saved(job: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
+def resharded(job: Mapping[str, Any]) -> dict[str, float | str]:
+    """Has TorchRec move tables of the same size, each on a rank, to other layouts: seconds, or the error, by layout."""
+    num_ranks = dist.get_world_size()
+    found: dict[str, float | str] = {}
+    names = [f"t{rank}" for rank in range(num_ranks)]
+    configs = [
+        EmbeddingBagConfig(name=name, num_embeddings=job["num_rows"], embedding_dim=_DIM, feature_names=[f"f_{name}"])
+        for name in names
+    ]
+    fused = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": _SETTINGS.learning_rate}
+    sharder = EmbeddingBagCollectionSharder(fused_params=fused)
+    for layout, sharding in (
+        ("table-wise, elsewhere", lambda rank: table_wise(rank=(rank + job["ranks_per_node"]) % num_ranks)),
+        ("column-wise", lambda _: column_wise(ranks=list(range(num_ranks)))),
+        ("row-wise", lambda _: row_wise()),
+    ):
+        tables = EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
+        before, after = (
+            construct_module_sharding_plan(
+                tables,
+                {name: of(rank) for rank, name in enumerate(names)},
+                sharder=sharder,
+                local_size=num_ranks,
+                world_size=num_ranks,
+                device_type="cpu",
+            )
+            for of in (lambda rank: table_wise(rank=rank), sharding)
+        )
+        # It needs layers of its own around the tables.
+        model = torch.nn.Sequential(OrderedDict(tables=tables, dense=torch.nn.Linear(1, 1)))
+        sharded = DistributedModelParallel(
+            model, device=torch.device("cpu"), plan=TorchRecPlan({"tables": before}), sharders=[sharder]
+        )
+        try:
+            found[layout] = _timed(partial(sharded.reshard, {"tables": (0.0, after)}, "tables"))
+        except (AttributeError, IndexError, KeyError, RuntimeError, ValueError) as error:
+            found[layout] = f"{type(error).__name__}: {error}"
+    return found
+
+
 def _timed(act: Callable[[], object]) -> float:
     """Seconds that something takes on the slowest process."""
     dist.barrier()
@@ -306,7 +356,7 @@ def main(options: AdoptOptions, output: OutputOptions) -> None:
     made = plans(options.mib, spec.topology(), options.ranks_per_node)
     chain = [made[name] for name in _CHAIN]
     carried = [Carried.between(*pair, options.ranks_per_node) for pair in pairwise(chain)]
-    job = {"measure": "adopt", "bytes": [one.bytes_RR.tolist() for one in carried]}
+    job: dict[str, Any] = {"measure": "adopt", "bytes": [one.bytes_RR.tolist() for one in carried]}
     with open_cluster(spec) as cluster:
         measured = run_job(_MODULE, job, chain, spec.num_ranks, launcher=cluster)
     adoptions = [
@@ -323,15 +373,25 @@ def main(options: AdoptOptions, output: OutputOptions) -> None:
             pairwise(_CHAIN), carried, measured, strict=True
         )
     ]
+    with open_cluster(spec) as cluster, patch.dict(os.environ, PYTHONHASHSEED="0"):
+        # The processes name messages by hashes of strings, which have to be the same on all of them.
+        num_rows = chain[0].tables.tables[0].num_embeddings
+        job = {"measure": "torchrec", "num_rows": num_rows, "ranks_per_node": options.ranks_per_node}
+        peer = run_job(_MODULE, job, [], spec.num_ranks, launcher=cluster)
     here = plans(options.mib, local_topology("cpu", 2, options.mib << 21), 1)
     savings = {
         name: Saving(**run_job(_MODULE, {"measure": "save"}, [here[name]], 2))
         for name in ("table-wise", "row-wise", "column-wise")
     }
-    output.write(_result(options, adoptions, savings))
+    output.write(_result(options, adoptions, peer, savings))
 
 
-def _result(options: AdoptOptions, adoptions: Sequence[Adoption], savings: Mapping[str, Saving]) -> StudyResult:
+def _result(
+    options: AdoptOptions,
+    adoptions: Sequence[Adoption],
+    peer: Mapping[str, float | str],
+    savings: Mapping[str, Saving],
+) -> StudyResult:
     cluster = f"{options.num_nodes} nodes of {options.ranks_per_node} ranks, links of {options.mbit_per_s:g} Mbit/s"
     tables = (
         Table(
@@ -348,6 +408,11 @@ def _result(options: AdoptOptions, adoptions: Sequence[Adoption], savings: Mappi
             ),
             rows=tuple(one.cells for one in adoptions),
             caption=f"Plans adopted one after the other: {options.mib} MiB of tables on {cluster}",
+        ),
+        Table(
+            columns=("from table-wise to", "seconds, or error"),
+            rows=tuple((name, one if isinstance(one, str) else f"{one:.2f}") for name, one in peer.items()),
+            caption=f"TorchRec {version('torchrec')}, DistributedModelParallel.reshard, same tables and links",
         ),
         Table(
             columns=("plan", "state_dict s", "extra MiB", "load_state_dict s", "extra MiB of loading"),
@@ -371,6 +436,7 @@ def _result(options: AdoptOptions, adoptions: Sequence[Adoption], savings: Mappi
         "ranks_per_node": options.ranks_per_node,
         "mbit_per_s": options.mbit_per_s,
         "adoptions": [_fields(one) for one in adoptions],
+        "torchrec": {"version": version("torchrec"), "reshard": dict(peer)},
         "savings": {name: _fields(one) for name, one in savings.items()},
     }
     return StudyResult(name="adopt", document=document, tables=tables)
@@ -381,7 +447,7 @@ def _fields(one: Adoption | Saving) -> dict[str, Any]:
 
 
 _MODULE: Final = "studies.runtime.adoption"
-_MEASURES: Final = {"adopt": adopted, "save": saved}
+_MEASURES: Final = {"adopt": adopted, "save": saved, "torchrec": resharded}
 
 if __name__ == "__main__":
     do_job(lambda job: _MEASURES[job["measure"]](job))

@@ -140,7 +140,7 @@ def main(options: FollowingOptions, output: OutputOptions) -> None:
             for drifts, follows in kinds[:: 1 if number % 2 == 0 else -1]:
                 runs.append(trained(path, options, cluster, drifts=drifts, follows=follows))
                 console.log(f"{_kind(runs[-1])}: {runs[-1].samples_per_s:,.0f} samples/s")
-    ratios = {drifts: _ratio(runs, drifts=drifts) for drifts in (True, False)}
+    ratios = {drifts: speedup(runs, drifts=drifts) for drifts in (True, False)}
     document = {
         "schema": SCHEMA,
         "machine": Machine.this(find_device("cpu"), command_line("following", options)).to_json(),
@@ -155,7 +155,7 @@ def main(options: FollowingOptions, output: OutputOptions) -> None:
     output.write(StudyResult(name="following", document=document, tables=(_table(runs, options),), notes=notes))
 
 
-def _ratio(runs: Sequence[FollowingRun], *, drifts: bool) -> float:
+def speedup(runs: Sequence[FollowingRun], *, drifts: bool) -> float:
     """Samples/s with a plan that follows over those with a fixed one, medians of all rounds."""
     fixed, following = (
         median(run.samples_per_s for run in runs if run.drifts is drifts and run.follows is follows)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from autoshard.core import Optimizer
 from tests.ranks import on_ranks
 
 #: fp32 sums in another order.
@@ -25,4 +26,12 @@ def test_batches_of_several_sizes_equal_the_unsharded_reference(
 
     errors, *_ = on_ranks(errors_of, num_processes, world_size, node_size, num_groups, num_plans)
     assert len(errors) == num_plans
+    assert max(errors) <= TOLERANCE, errors
+
+
+def test_batches_of_several_sizes_are_trained_by_optimizers_with_two_moments():
+    from tests.contracts.uneven_worker import errors_of
+
+    optimizers = [one for one in Optimizer if one.has_decaying_moments]
+    errors, *_ = on_ranks(errors_of, 2, 2, 1, 1, 6, optimizers)
     assert max(errors) <= TOLERANCE, errors

@@ -15,7 +15,7 @@ from autoshard.runtime.engine.holdings import GroupOrder
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.training.reference import ReferenceEmbeddings, moment_blocks
 from studies.engines.host_waits import as_on_a_gpu
-from tests.contracts.drawn_layouts import drawn_plan
+from tests.contracts.drawn_layouts import drawn_plan, with_optimizers
 
 LEARNING_RATE, EPS, STEPS = 0.1, 1e-3, 4
 
@@ -74,9 +74,11 @@ def largest(one, other):
     return float((one - other).detach().abs().max() / other.detach().abs().max().clamp(min=1))
 
 
-def error_of(seed, world_size, node_size, groups):
+def error_of(seed, world_size, node_size, groups, optimizers):
     """How far outputs, weights and moments are off the reference."""
     plan, orders = drawn_plan(seed, world_size, node_size, replica_groups=groups)
+    if optimizers:
+        plan = with_optimizers(plan, optimizers)
     orders = {name: torch.from_numpy(ids) for name, ids in orders.items()}
     settings = FusedSettings(learning_rate=LEARNING_RATE, eps=EPS, seed=seed)
     engine = ShardedEmbeddings(plan, settings, row_orders=orders)
@@ -118,7 +120,7 @@ def error_of(seed, world_size, node_size, groups):
     return error
 
 
-def errors_of(world_size, node_size, num_groups, num_plans):
+def errors_of(world_size, node_size, num_groups, num_plans, optimizers=()):
     """Largest errors of drawn plans, by plan.
 
     Args:
@@ -126,6 +128,7 @@ def errors_of(world_size, node_size, num_groups, num_plans):
         node_size: Ranks of a node.
         num_groups: Replica groups.
         num_plans: Plans.
+        optimizers: Of the tables in turn; those that are drawn if left out.
     """
     # Averages would make the groups alike: they are another contract's.
     groups = ReplicaGroups(num_groups=num_groups, sync_every=STEPS + 1, moment_scale=float(num_groups))
@@ -133,6 +136,6 @@ def errors_of(world_size, node_size, num_groups, num_plans):
     for seed in range(num_plans):
         # Half of them make room for what may come, as on a GPU, whose host does not know what does.
         with as_on_a_gpu() if seed % 2 else nullcontext():
-            errors[seed] = error_of(seed, world_size, node_size, groups)
+            errors[seed] = error_of(seed, world_size, node_size, groups, optimizers)
     dist.all_reduce(errors, op=dist.ReduceOp.MAX)
     return errors.tolist()

@@ -9,7 +9,7 @@ import pytest
 
 from autoshard.core.errors import FormatError, InputError
 from autoshard.formats import sample_files
-from autoshard.formats.sample_files import Place, open_samples
+from autoshard.formats.sample_files import FilePlace, open_samples
 from tests import builders as make
 
 CRITEO_TABLES = make.tables(*(make.table(f"c{index}", 1000) for index in range(26)))
@@ -30,7 +30,7 @@ def write_parquet(path, **columns):
 def read(path, tables=CRITEO_TABLES, num_dense=13, begin=None):
     files = open_samples(path)
     files.check(tables, num_dense)
-    return list(files.blocks(tables, num_dense, begin or Place()))
+    return list(files.blocks(tables, num_dense, begin or FilePlace()))
 
 
 def test_criteos_counts_become_logarithms_and_categories_rows(tmp_path):
@@ -59,7 +59,7 @@ def test_lines_that_are_no_samples_are_counted_and_the_first_is_named(tmp_path):
     (block,) = read(tmp_path / "day_0")
     assert (len(block.rows), block.num_bad) == (2, 6)
     assert block.first_bad == f"{tmp_path}/day_0: line 2: must have 40 columns, got 2"
-    assert block.after == Place(0, len("\n".join(lines)), 8)
+    assert block.after == FilePlace(0, len("\n".join(lines)), 8)
     (tmp_path / "day_0").write_text("\n".join(lines[3:]), encoding="latin-1")
     assert read(tmp_path / "day_0")[0].first_bad == f'{tmp_path}/day_0: line 1: label must be 0 or 1, got "x"'
     (tmp_path / "day_0").write_text("\n".join(lines[5:]), encoding="latin-1")
@@ -89,7 +89,7 @@ def test_days_come_in_the_order_of_their_numbers(tmp_path):
     blocks = read(tmp_path)
     assert [block.rows["c0_f"][0].as_py() for block in blocks] == [0, 2, 10]
     files = open_samples(tmp_path)
-    assert [files.share_before(Place(number)) for number in range(4)] == pytest.approx([0, 1 / 3, 2 / 3, 1])
+    assert [files.share_before(FilePlace(number)) for number in range(4)] == pytest.approx([0, 1 / 3, 2 / 3, 1])
 
 
 def test_parquet_has_ids_and_lists_of_ids_in_row_groups(tmp_path):
@@ -99,7 +99,7 @@ def test_parquet_has_ids_and_lists_of_ids_in_row_groups(tmp_path):
         {"label": 0.0, "int_0": 0.5, "a_f": 1, "b_f": [1, 2]},
         {"label": 1.0, "int_0": 0.0, "a_f": None, "b_f": []},
     ]
-    assert (first.after, second.after) == (Place(0, 1, 2), Place(0, 2, 3))
+    assert (first.after, second.after) == (FilePlace(0, 1, 2), FilePlace(0, 2, 3))
     assert read(path, TABLES, 1, begin=first.after) == [second]
     assert open_samples(path).share_before(first.after) == pytest.approx(2 / 3)
 

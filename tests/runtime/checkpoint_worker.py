@@ -18,6 +18,8 @@ from safetensors.torch import load_file
 
 from autoshard.core import (
     DType,
+    MemoryLevel,
+    MemoryPlacement,
     Optimizer,
     PlacedShard,
     ReplicaGroups,
@@ -30,13 +32,20 @@ from autoshard.core import (
 from autoshard.core.errors import ExecutionError, FormatError, InputError
 from autoshard.runtime.checkpoints import Checkpoint, Checkpoints, RandomState
 from autoshard.runtime.checkpoints.exchange import export_weights
+from autoshard.runtime.checkpoints.resharding import reshard
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.training.synthetic import draw_samples
 from tests import builders as make
 
 SETTINGS = FusedSettings(learning_rate=0.1, eps=1e-3)
-OPTIMIZERS = (Optimizer.SGD, Optimizer.ADAGRAD, Optimizer.ROWWISE_ADAGRAD)
+OPTIMIZERS = (
+    Optimizer.SGD,
+    Optimizer.ADAGRAD,
+    Optimizer.ROWWISE_ADAGRAD,
+    Optimizer.ADAM,
+    Optimizer.PARTIAL_ROWWISE_ADAM,
+)
 
 
 def table(optimizer, rows, dim=16, name=None, **fields):
@@ -44,7 +53,7 @@ def table(optimizer, rows, dim=16, name=None, **fields):
 
 
 #: One of each optimizer: more rows than processes come out even for, columns for 2 and 4 cuts.
-TABLES = tuple(table(optimizer, rows) for optimizer, rows in zip(OPTIMIZERS, (37, 101, 64), strict=True))
+TABLES = tuple(table(optimizer, rows) for optimizer, rows in zip(OPTIMIZERS, (37, 101, 64, 50, 33), strict=True))
 
 
 #: So many rows that a step updates few of them.
@@ -92,12 +101,15 @@ LAYOUTS = {
     ],
     "row_groups": lambda table, n, size: [_on(shard, (n + k) % size) for k, shard in enumerate(_rows(table, 7, 20))],
     "replica_groups": lambda table, n, size: [_on(Shard.whole(table), n % (size // 2))],
+    "host_memory": lambda table, n, size: [
+        replace(_on(Shard.whole(table), n % size), memory=MemoryPlacement(level=MemoryLevel.DDR))
+    ],
 }
 
 
 def laid_out(layout, size, tables=TABLES):
     """A plan that holds tables in one way, and its row orders."""
-    groups = ReplicaGroups(num_groups=2) if layout == "replica_groups" else ReplicaGroups()
+    groups = ReplicaGroups(num_groups=2, moment_scale=1.0) if layout == "replica_groups" else ReplicaGroups()
     shards = [shard for n, table in enumerate(tables) for shard in LAYOUTS[layout](table, n, size)]
     plan = make.plan(
         *shards,
@@ -121,10 +133,11 @@ def step(embeddings, number):
 
 
 def whole(embeddings):
-    """Weights and moments of all tables, by table, both of shape (N, D)."""
+    """Weights of all tables, and their moments by name, by table, all of shape (N, D)."""
     states = {table.name: embeddings.table_state(table.name) for table in embeddings.owners.tables.tables}
     return {
-        name: (one.weights_ND.clone(), one.expanded().clone() if one.moments else None) for name, one in states.items()
+        name: (one.weights_ND.clone(), {moment: one.expanded(moment).clone() for moment in one.moments})
+        for name, one in states.items()
     }
 
 
@@ -163,21 +176,21 @@ def load_layouts(folder, pairs):
 
 
 def check_states(embeddings, plan, expected):
-    for name, (weights_ND, moments_ND) in whole(embeddings).items():
-        expected_weights_ND, expected_ND = expected[name]
+    for name, (weights_ND, moments) in whole(embeddings).items():
+        expected_weights_ND, expected_moments = expected[name]
         assert torch.equal(weights_ND, expected_weights_ND), name
-        if expected_ND is None:
-            assert moments_ND is None
-            continue
-        if plan.tables[name].optimizer is Optimizer.ROWWISE_ADAGRAD:
+        assert moments.keys() == expected_moments.keys()
+        for moment in plan.tables[name].optimizer.moments:
+            found_ND, expected_ND = moments[moment.name], expected_moments[moment.name]
+            if not moment.is_per_row:
+                assert torch.equal(found_ND, expected_ND), name
+                continue
             for first, last in {placed.shard.columns for placed in plan.shards if placed.shard.table.name == name}:
-                part, found = expected_ND[:, first:last], moments_ND[:, first:last]
+                part, found = expected_ND[:, first:last], found_ND[:, first:last]
                 is_one_N = part.amin(dim=1) == part.amax(dim=1)
                 assert torch.equal(found[is_one_N], part[is_one_N]), name
                 mean_ND = part.mean(dim=1, keepdim=True).expand_as(part)
                 torch.testing.assert_close(found, mean_ND, atol=0, rtol=1e-6)
-        else:
-            assert torch.equal(moments_ND, expected_ND), name
 
 
 def job(layout="row_wise", tables=TABLES, seed=0):
@@ -232,15 +245,34 @@ def check_a_job(folder):
         assert_equal(straight, other)
         with pytest.raises(InputError, match=r"^step: must be above 3, of which there is a checkpoint, got 3"):
             checkpoints.save(3, straight.state, plan=straight.plan)
+        check_random_states()
         check_refusals(latest, folder)
         check_states_that_differ(checkpoints, straight)
 
 
+def check_random_states():
+    """Of more processes than saved it, each draws numbers of its own, the same each time."""
+    one = RandomState()
+    saved = {"processes": one.state_dict()["processes"][:1]}
+    drawn = []
+    for _ in range(2):
+        one.load_state_dict(saved)
+        drawn.append((random.random(), float(np.random.rand()), float(torch.rand(()))))
+    assert drawn[0] == drawn[1]
+    everybody = [None] * dist.get_world_size()
+    dist.all_gather_object(everybody, drawn[0])
+    for numbers in zip(*everybody, strict=True):
+        assert len(set(numbers)) == len(everybody)
+    with pytest.raises(InputError, match=r"^processes: must hold the states of at least one process"):
+        one.load_state_dict({})
+
+
 def assert_equal(one, other):
     states = whole(other.embeddings)
-    for name, (weights_ND, moments_ND) in whole(one.embeddings).items():
+    for name, (weights_ND, moments) in whole(one.embeddings).items():
         assert torch.equal(weights_ND, states[name][0])
-        assert moments_ND is None or torch.equal(moments_ND, states[name][1])
+        for moment, tensor_ND in moments.items():
+            assert torch.equal(tensor_ND, states[name][1][moment])
 
 
 def check_refusals(checkpoint, folder):
@@ -462,6 +494,7 @@ def check_deltas(folder, layouts):
                     check_states(other, other_plan, saved)
                     other.close()
             check_exported(deltas[-1], states, plan, folder)
+            assert reshard(deltas[-1], plan) == reshard(first, plan)
             # All rows again, which need no other.
             checkpoints.save(4, {"embeddings": embeddings}, plan=plan)
             checkpoints.wait()

@@ -130,3 +130,24 @@ def test_what_does_not_fit_is_refused_by_name(bags, tmp_path):
     with pytest.raises(FormatError, match=r"\.metadata: is not there"):
         import_checkpoint(tmp_path, plan, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_moments_of_uneven_parts_keep_their_columns(tmp_path):
+    table = make.table("a", 5, 8, optimizer=Optimizer.ROWWISE_ADAGRAD)
+    state = {
+        "tables.a.weights": torch.ones(5, 8),
+    }
+    for columns, parts in (([0, 2, 8], 2), ([0, 2, 4, 8], 3)):
+        state["tables.a.moment_columns"] = torch.tensor(columns)
+        state["tables.a.moments"] = torch.arange(5.0 * parts).view(5, parts)
+        torch.save(state, tmp_path / "state.pt")
+        checkpoint = import_checkpoint(tmp_path / "state.pt", plan_of([table]), tmp_path / str(parts))
+        for name in ("moments", "moment_columns"):
+            found = {f"embeddings.tables.a.{name}": torch.empty_like(state[f"tables.a.{name}"])}
+            with warnings.catch_warnings(action="ignore"):
+                dcp.load(found, checkpoint_id=checkpoint.folder, no_dist=True)
+            assert torch.equal(found[f"embeddings.tables.a.{name}"], state[f"tables.a.{name}"])
+    del state["tables.a.moment_columns"]
+    torch.save(state, tmp_path / "state.pt")
+    with pytest.raises(InputError, match=r"^a: must be moments of shape \(5,\), got \(5, 3\)"):
+        import_checkpoint(tmp_path / "state.pt", plan_of([table]), tmp_path / "refused")

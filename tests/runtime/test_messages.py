@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoshard.runtime.engine.ids.jagged import Order, Runs
+from autoshard.runtime.engine.ids.jagged import JaggedOrder, Runs
 from autoshard.runtime.engine.ids.messages import BufferSizes
 from studies.engines.host_waits import as_on_a_gpu
 
@@ -34,10 +34,10 @@ def test_an_order_needs_no_number_of_ids(order):
     lengths_NB, ids_L = torch.tensor([[2, 0], [0, 1], [1, 1]], dtype=torch.int32), torch.arange(5)
     pieces = torch.split(ids_L, [2, 1, 2])
     expected = torch.cat([pieces[row] for row in order]) if order else ids_L[:0]
-    lengths, ids = Order(order, 3, CPU)(lengths_NB, ids_L)
+    lengths, ids = JaggedOrder(order, 3, CPU)(lengths_NB, ids_L)
     assert (lengths.tolist(), ids.tolist()) == (lengths_NB[order].tolist(), expected.tolist())
     with as_on_a_gpu():
-        lengths, ids = Order(order, 3, CPU)(lengths_NB, ids_L)
+        lengths, ids = JaggedOrder(order, 3, CPU)(lengths_NB, ids_L)
     assert (lengths.tolist(), ids[: len(expected)].tolist()) == (lengths_NB[order].tolist(), expected.tolist())
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from autoshard.core import DType, Optimizer
 from autoshard.runtime.engine.ids.distinct import Distinct
-from autoshard.runtime.engine.rows.fused import FusedSettings, UpdateStep
+from autoshard.runtime.engine.rows.fused import FusedKernel, FusedSettings, UpdateStep
 from autoshard.runtime.engine.rows.replicated import places_of
-from autoshard.runtime.engine.rows.torch_rows import TorchRows, summed_by_place
+from autoshard.runtime.engine.rows.torch_rows import TorchKernel, TorchRows, summed_by_place
 
 CPU = torch.device("cpu")
 ROWS = 7
@@ -81,3 +81,25 @@ def test_rows_of_lamb_that_are_first_looked_up_without_a_gradient_stay(optimizer
     rows.weights_ND.fill_(1.0)
     rows.update(torch.tensor([0]), torch.zeros(1, 4), UpdateStep(0.1, 1))
     assert torch.equal(rows.weights_ND, torch.ones(2, 4))
+
+
+@pytest.mark.parametrize("gives_rows", [False, True])
+@pytest.mark.parametrize("num_samples", [3, 0])
+@pytest.mark.parametrize("optimizer", [Optimizer.SGD, Optimizer.ROWWISE_ADAGRAD, Optimizer.ADAGRAD])
+def test_kernels_of_torch_do_what_those_of_fbgemm_do(optimizer, num_samples, gives_rows):
+    generator = torch.Generator().manual_seed(0)
+    sizes, features = ([(30, 8)], None) if gives_rows else ([(20, 4), (30, 8)], [0, 0, 1])
+    settings = FusedSettings(learning_rate=0.1, eps=1e-3)
+    fbgemm, ours = (one(sizes, DType.FP32, optimizer, settings, CPU, features) for one in (FusedKernel, TorchKernel))
+    for one, other in zip(fbgemm.states(writes=True), ours.states(writes=True), strict=True):
+        one.weights_ND.copy_(torch.randn(one.weights_ND.shape, generator=generator))
+        other.weights_ND.copy_(one.weights_ND)
+    lengths_FG = torch.randint(4, (3, num_samples), generator=generator)
+    ids_L = torch.randint(20, (int(lengths_FG.sum()),), generator=generator)
+    expected, found = (one.rows(ids_L) if gives_rows else one.sums(ids_L, lengths_FG) for one in (fbgemm, ours))
+    torch.testing.assert_close(found, expected)
+    for output in (expected, found):
+        output.square().sum().backward()
+    for one, other in zip(fbgemm.states(writes=False), ours.states(writes=False), strict=True):
+        for pair in zip(other.tensors(), one.tensors(), strict=True):
+            torch.testing.assert_close(*pair)

@@ -170,10 +170,10 @@ def test_metrics_are_those_of_all_samples_and_go_on_where_the_job_does(job, tmp_
 
 def predict_and_measure(folder):
     """AUC of predictions that are made on two processes."""
-    from autoshard.runtime.training.metrics import Metrics  # torchmetrics warns of what itself imports
+    from autoshard.runtime.training.metrics import JobMetrics  # torchmetrics warns of what itself imports
 
     rank = dist.get_rank()
-    metrics = Metrics(Path(folder), 1, CPU, StepTimer(CPU), dict, 0, lambda: 0, 0)
+    metrics = JobMetrics(Path(folder), 1, CPU, StepTimer(CPU), dict, 0, lambda: 0, 0)
     rng = np.random.default_rng(rank)
     logits = torch.from_numpy(rng.standard_normal(500 + 100 * rank))
     labels = (logits + torch.from_numpy(rng.standard_normal(len(logits))) > 0).float()

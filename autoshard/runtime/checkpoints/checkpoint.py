@@ -124,13 +124,13 @@ class Checkpoint:
         Args:
             state: What to load, by the names that it was saved under.
             group: The processes; None for all.
-            verify: Whether to read and hash all files first, each process a part of them. Sizes are always checked.
+            verify: Whether to hash all files meanwhile, each process a part of them. Sizes are always checked.
             partial: Whether `state` may leave out names that were saved, for a job that only looks up.
 
         Raises:
-            InputError: If the checkpoint is of other tables or layers, or a name is missing; the field names it.
-            ExecutionError: If processes load different checkpoints, or a file is missing or damaged: on all of them,
-                with its name.
+            InputError: If the checkpoint is of other tables or layers, or a name is missing: the field names it. If a
+                file is missing or damaged: the text names it, on all processes.
+            ExecutionError: If processes load different checkpoints, or a file cannot be read.
         """
         check_names(state)
         tables = job_tables(state)

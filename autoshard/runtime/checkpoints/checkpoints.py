@@ -84,7 +84,8 @@ class Checkpoints:
             plan: The plan that the embeddings are sharded by.
             delta: Whether to save, of the tables, only rows that were updated since the checkpoint before, which it
                 then needs. The first that this object saves, and the first after another plan or an error, has all
-                rows. The embeddings' settings have to say `marks_rows`.
+                rows. The embeddings' settings have to say `marks_rows`. A checkpoint of all rows now and then keeps
+                chains of deltas short.
 
         Raises:
             InputError: If the step is not after the last checkpoint's, a name has a dot or no state, the plan is of
@@ -170,7 +171,7 @@ class Checkpoints:
         try:
             write_checkpoint(self.folder, job, group)
             from_all(group, self._remove_old)
-        except (ExecutionError, RuntimeError) as error:  # the latter: of processes that are gone
+        except Exception as error:  # noqa: BLE001 - `wait` raises it
             last = self.latest()
             kept = "there is no other one" if last is None else f"the last one is of step {last.step}"
             self._error = ExecutionError(f"{cause(error)}; {kept}")

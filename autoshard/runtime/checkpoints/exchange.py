@@ -10,7 +10,6 @@ import json
 import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from autoshard.runtime.checkpoints.manifest import SavedTable, committed_name
 from autoshard.runtime.checkpoints.sources import TensorInFiles, rows_of, stored_tensors
 from autoshard.runtime.checkpoints.writing import StagedState, write_checkpoint
 from autoshard.runtime.engine.staging import TORCH_DTYPES
+from autoshard.runtime.state import MOMENT_COLUMNS
 
 #: What the sharded embeddings of an imported checkpoint are called.
 EMBEDDINGS = "embeddings"
@@ -39,19 +39,6 @@ _MOMENTS: Mapping[str, tuple[str, ...]] = {
 }
 #: safetensors' names of numbers.
 _SAFETENSORS_DTYPES = {torch.int64: "I64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ImportedTable:
-    """A table that is read from files of others.
-
-    Attributes:
-        table: The table.
-        tensors: Its weights and moments, by name, in this project's shapes.
-    """
-
-    table: EmbeddingTable
-    tensors: Mapping[str, TensorInFiles]
 
 
 def import_checkpoint(
@@ -81,18 +68,16 @@ def import_checkpoint(
     if (Path(folder) / committed_name(step)).exists():
         raise InputError(f"must be one without a checkpoint in {folder}, got {step}", field="step")
     stored = stored_tensors(Path(source))
-    imported = [_imported(table, stored, fresh_moments=fresh_moments) for table in plan.tables.tables]
+    imported = {table.name: _imported(table, stored, fresh_moments=fresh_moments) for table in plan.tables.tables}
     structure: OrderedDict[str, object] = OrderedDict(num_steps=StoredTensor(f"{EMBEDDINGS}.num_steps"))
     flat: dict[str, object] = {EMBEDDINGS: structure, f"{EMBEDDINGS}.num_steps": torch.tensor(step)}
     rows: dict[str, TensorInFiles] = {}
     saved = []
-    for one in imported:
-        key = f"{EMBEDDINGS}.tables.{one.table.name}"
-        saved.append(
-            SavedTable(name=one.table.name, key=key, tensors={name: of.shape for name, of in one.tensors.items()})
-        )
-        for name, of in one.tensors.items():
-            structure[f"tables.{one.table.name}.{name}"] = StoredTensor(f"{key}.{name}")
+    for table, tensors in imported.items():
+        key = f"{EMBEDDINGS}.tables.{table}"
+        saved.append(SavedTable(name=table, key=key, tensors={name: of.shape for name, of in tensors.items()}))
+        for name, of in tensors.items():
+            structure[f"tables.{table}.{name}"] = StoredTensor(f"{key}.{name}")
             flat[f"{key}.{name}"] = torch.empty(of.shape, dtype=of.dtype, device="meta")
             rows[f"{key}.{name}"] = of
     job = StagedState(step=step, flat=flat, states=(EMBEDDINGS,), tables=tuple(saved), plan=plan)
@@ -116,7 +101,10 @@ class _ReadingPlanner(PiecePlanner):
         return of.read(start, start + data.chunk.sizes[0]).contiguous()
 
 
-def _imported(table: EmbeddingTable, stored: Mapping[str, TensorInFiles], *, fresh_moments: bool) -> ImportedTable:
+def _imported(
+    table: EmbeddingTable, stored: Mapping[str, TensorInFiles], *, fresh_moments: bool
+) -> dict[str, TensorInFiles]:
+    """Weights, moments and, where files tell them, the columns that these are of, in this project's shapes."""
     weights = _found(table.name, [end.format(table.name) for end in _WEIGHTS], stored)
     if weights is None:
         ends = " or ".join(end.format(table.name) for end in _WEIGHTS)
@@ -127,6 +115,9 @@ def _imported(table: EmbeddingTable, stored: Mapping[str, TensorInFiles], *, fre
     if weights.dtype is not TORCH_DTYPES[table.dtype]:
         raise InputError(f"must be weights of {table.dtype}, got {weights.dtype}", field=table.name)
     tensors = {"weights": weights}
+    columns = _found(table.name, [f"tables.{table.name}.{MOMENT_COLUMNS}"], stored)
+    if columns is not None:
+        tensors[MOMENT_COLUMNS] = columns
     for moment in table.optimizer.moments:
         found = _found(table.name, [end.format(table.name) for end in _MOMENTS[moment.name]], stored)
         if found is None and not fresh_moments:
@@ -135,8 +126,9 @@ def _imported(table: EmbeddingTable, stored: Mapping[str, TensorInFiles], *, fre
                 f"{_MOMENTS[moment.name][0].format(table.name)}, or let them begin at 0",
                 field=table.name,
             )
-        tensors[moment.name] = _zeros(table, moment) if found is None else _by_rows(table, moment, found)
-    return ImportedTable(table, tensors)
+        parts = None if columns is None else columns.shape[0] - 1
+        tensors[moment.name] = _zeros(table, moment) if found is None else _by_rows(table, moment, found, parts)
+    return tensors
 
 
 def _found(name: str, ends: list[str], stored: Mapping[str, TensorInFiles]) -> TensorInFiles | None:
@@ -154,17 +146,24 @@ def _zeros(table: EmbeddingTable, moment: Moment) -> TensorInFiles:
     )
 
 
-def _by_rows(table: EmbeddingTable, moment: Moment, found: TensorInFiles) -> TensorInFiles:
+def _by_rows(table: EmbeddingTable, moment: Moment, found: TensorInFiles, told_parts: int | None) -> TensorInFiles:
     """Moments in this project's shapes.
 
     TorchRec lays the row-wise moments of K equal column shards one after the other, (K x N,): here they are (N, K).
+
+    Args:
+        table: The table.
+        moment: The moment.
+        found: Its numbers.
+        told_parts: Parts of any width whose columns are told; None where they are of one width.
     """
     num_rows, dim = table.num_embeddings, table.embedding_dim
     parts, rest = divmod(math.prod(found.shape), num_rows)
     shapes = [(num_rows,), (num_rows, parts)] if moment.is_per_row else [(num_rows, dim)]
-    if not rest and parts and dim % parts == 0 and found.shape in shapes:
+    is_even = parts > 0 and not rest and dim % parts == 0
+    if found.shape in shapes and (is_even or parts == told_parts):
         return found
-    if rest or not parts or dim % parts or not moment.is_per_row or len(found.shape) != 1:
+    if not is_even or not moment.is_per_row or len(found.shape) != 1:
         raise InputError(f"must be {moment.name} of shape {shapes[0]}, got {found.shape}", field=table.name)
 
     def read(start: int, stop: int) -> torch.Tensor:

@@ -100,7 +100,8 @@ def _write(root: Path, job: StagedState, group: dist.ProcessGroup | None, rank: 
         return {name: _ADDRESS.sub("", repr(job.flat[name])) for name in job.states}
 
     _check_alike(from_all(group, begin))
-    writer = FileSystemWriter(folder, overwrite=False, sync_files=False)  # that is done while they are hashed
+    # Files are brought to the disk while they are hashed; the state is on the host, and no GPU is needed to copy it.
+    writer = FileSystemWriter(folder, overwrite=False, sync_files=False, per_thread_copy_ahead=0)
     with _no_checksums():
         if group is None:
             with alone():

@@ -59,18 +59,22 @@ class HeldRange:
         """Parts of one replica."""
         return len(self.replicas[0])
 
+    @property
+    def block_rows(self) -> int:
+        """Rows of a full part, where each is a block."""
+        return -(-self.num_rows // self.num_parts)
+
     def part_rows(self, part: int) -> int:
         """Rows of one part: blocks are full but for the last ones, other splits deal rows in turn."""
         if self.split is Split.BLOCK:
-            block = -(-self.num_rows // self.num_parts)
-            return max(0, min(block, self.num_rows - part * block))
+            return max(0, min(self.block_rows, self.num_rows - part * self.block_rows))
         return max(0, -(-(self.num_rows - part) // self.num_parts))
 
     def may_hold(self, part: int, start: int, stop: int) -> bool:
         """Whether a part can have rows at positions [start, stop): those of its block, any where rows are dealt."""
         first, last = self.start, self.stop
         if self.split is Split.BLOCK:
-            first += part * -(-self.num_rows // self.num_parts)
+            first += part * self.block_rows
             last = first + self.part_rows(part)
         return start < last and first < stop
 

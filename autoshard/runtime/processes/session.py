@@ -47,7 +47,7 @@ from autoshard.runtime.training.step import EmbeddingEngine, TrainingStep, distr
 from autoshard.runtime.training.synthetic import IdsOfRanks, Samples, ranked_rows
 
 if TYPE_CHECKING:
-    from autoshard.runtime.training.metrics import Metrics
+    from autoshard.runtime.training.metrics import JobMetrics
 
 #: Different batches that a measurement cycles through, drawn before it starts; fewer if they are large.
 NUM_BATCHES = 8
@@ -295,16 +295,16 @@ class Session:
     @contextmanager
     def _metrics(
         self, request: RunRequest, plan: ShardingPlan, engine: EmbeddingEngine, timer: StepTimer, number: int
-    ) -> Iterator[Metrics | None]:
+    ) -> Iterator[JobMetrics | None]:
         """Measures of a request while it runs; None if they are not wanted."""
         if request.metrics_path is None:
             yield None
             return
-        from autoshard.runtime.training.metrics import Metrics  # TensorBoard takes a second to import
+        from autoshard.runtime.training.metrics import JobMetrics  # TensorBoard takes a second to import
 
         planned_bytes = needed_bytes(plan, dist.get_rank(), dist.get_world_size(), self._device)
         folder, every = Path(request.metrics_path), request.metrics_every
-        metrics = Metrics(
+        metrics = JobMetrics(
             folder, every, self._device, timer, engine.sent_bytes, planned_bytes, self._peak_bytes, number
         )
         try:
@@ -319,7 +319,7 @@ class Session:
         samples: GeneratedSamples | FileSamples,
         saved: SavedJob | None,
         replanning: JobReplanning | None,
-        metrics: Metrics | None,
+        metrics: JobMetrics | None,
     ) -> torch.Tensor:
         """Trains; returns step time, loss and parts of the last measured steps, shape (S, M)."""
         counted: deque[tuple[Span, torch.Tensor, Timings]] = deque(maxlen=_MAX_MEASURED)

@@ -27,7 +27,7 @@ from torchdata.nodes import IterableWrapper, Loader, Prefetcher
 
 from autoshard.core import TableSet
 from autoshard.core.errors import InputError
-from autoshard.formats.sample_files import LABEL, Block, Place, SampleFiles, open_samples
+from autoshard.formats.sample_files import LABEL, FilePlace, SampleBlock, SampleFiles, open_samples
 from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.releases import all_gather
 from autoshard.runtime.training.synthetic import IdsOfRanks, Samples, draw_samples, global_samples
@@ -206,7 +206,7 @@ class FileSamples:
         self._is_balanced = is_balanced
         self._files, self._tables, self._num_dense, self._share = files, tables, num_dense, share
         self._epochs, self._buffer, self._seed = epochs, buffer, seed
-        self._epoch, self._begin, self._taken, self._num_samples = 0, Place(), 0, 0
+        self._epoch, self._begin, self._taken, self._num_samples = 0, FilePlace(), 0, 0
         self._skipped = 0
         self._first_skipped: str | None = None
         self._window: _Window | None = None
@@ -256,7 +256,7 @@ class FileSamples:
         """Goes to a position."""
         for name, saved, own in zip(("data", "shuffle", "seed"), state_dict["identity"], self.identity, strict=True):
             _check_same(name, saved, own)
-        self._epoch, self._begin = state_dict["epoch"], Place(*state_dict["begin"])
+        self._epoch, self._begin = state_dict["epoch"], FilePlace(*state_dict["begin"])
         self._taken, self._num_samples = state_dict["taken"], state_dict["samples"]
         self._skipped, self._first_skipped = state_dict["skipped"], state_dict["first_skipped"]
 
@@ -279,11 +279,11 @@ class FileSamples:
     def _leave(self, following: _Window | None) -> None:
         self._skipped, self._first_skipped = self.skipped
         self._window, self._taken = following, 0
-        self._begin = Place() if following is None else following.begin
+        self._begin = FilePlace() if following is None else following.begin
         self._epoch += following is None
 
     def _windows(self) -> Iterator[_Window]:
-        begin, blocks, size = self._begin, list[Block](), 0
+        begin, blocks, size = self._begin, list[SampleBlock](), 0
         for block in self._files.blocks(self._tables, self._num_dense, begin):
             blocks.append(block)
             size += len(block.rows)
@@ -293,7 +293,7 @@ class FileSamples:
         if blocks:
             yield self._shuffled(begin, blocks)
 
-    def _shuffled(self, begin: Place, blocks: Sequence[Block]) -> _Window:
+    def _shuffled(self, begin: FilePlace, blocks: Sequence[SampleBlock]) -> _Window:
         rows = pa.concat_tables([block.rows for block in blocks]).combine_chunks()
         order_W = np.arange(len(rows))
         if self._buffer:
@@ -354,7 +354,7 @@ class _Window:
         first_bad: The first of these.
     """
 
-    begin: Place
+    begin: FilePlace
     rows: pa.Table
     order_W: np.ndarray
     lookups_W: np.ndarray

@@ -33,7 +33,7 @@ _SUMS = ("cross_entropy", "positives", "samples", *SENT)
 _LARGEST = ("step_ms", "data_ms", *Part, "memory_peak_bytes", "memory_planned_bytes")
 
 
-class Metrics:
+class JobMetrics:
     """Measures of every so many steps, in TensorBoard's files and in `metrics.jsonl`, an object a line.
 
     `loss` is the mean cross-entropy of the samples since the line before, `normalised_entropy` that over the entropy of

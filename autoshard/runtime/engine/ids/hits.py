@@ -17,7 +17,7 @@ import torch
 from autoshard.core import GradSync
 from autoshard.runtime.engine.holdings import KernelKey, OwnerRequest, Ownership
 from autoshard.runtime.engine.ids.distinct import Distinct, DistinctRows
-from autoshard.runtime.engine.ids.jagged import Order, Runs
+from autoshard.runtime.engine.ids.jagged import JaggedOrder, Runs
 from autoshard.runtime.engine.ids.messages import Request
 from autoshard.runtime.engine.staging import room_for, staged
 
@@ -136,7 +136,7 @@ class HitExchange:
                     base = ownership.first_rows(key, owner)[index]
                     jagged += [(place_of[key, owner], row, base) for row in rows]
         jagged.sort()
-        self._read_order = Order([row for _, row, _ in jagged], num_rows, device)
+        self._read_order = JaggedOrder([row for _, row, _ in jagged], num_rows, device)
         read_rows = [ownership.kernel_rows(*one) for one in self._read]
         self._distinct_read = Distinct(read_rows, [(place, base) for place, _, base in jagged], device)
         told = [[place_of[one] for one in of] for of in self.told]

@@ -19,7 +19,7 @@ import torch
 from autoshard.runtime.engine.staging import staged, waits
 
 
-class Order:
+class JaggedOrder:
     """Puts jagged rows in an order, in which some may be missing and others be there twice.
 
     Args:

@@ -28,7 +28,7 @@ from autoshard.runtime.engine.ids.addresses import AddressMap, Bucketized, CutFe
 from autoshard.runtime.engine.ids.distinct import Distinct, DistinctRows
 from autoshard.runtime.engine.ids.faults import fault_of_all, first_group
 from autoshard.runtime.engine.ids.hits import HitExchange, HitRows, ToldRows
-from autoshard.runtime.engine.ids.jagged import Order, Runs
+from autoshard.runtime.engine.ids.jagged import JaggedOrder, Runs
 from autoshard.runtime.engine.ids.messages import BufferSizes, Flag, Jagged, Request, id_dtype
 from autoshard.runtime.engine.ids.turns import AT_ONCE, Turn
 from autoshard.runtime.engine.staging import staged, waits
@@ -197,7 +197,7 @@ class InputExchange:
         #: 1 for the first bag of a batch, of as many samples as the last one had.
         self._first_bag_FB = self._is_first_F[:, None].int()
         #: The last order of a batch's features that was not the plan's, and what it takes.
-        self._known_order: tuple[tuple[int, ...], torch.Tensor, Order] | tuple[None] = (None,)
+        self._known_order: tuple[tuple[int, ...], torch.Tensor, JaggedOrder] | tuple[None] = (None,)
         self._zero = torch.zeros((), dtype=torch.int64, device=device)
         self._nothing = torch.zeros(1, dtype=torch.int32, device=device)
         self._samples = (0, torch.zeros(1, dtype=torch.int64, device=device))
@@ -209,7 +209,7 @@ class InputExchange:
         for number, one in enumerate(cut):
             if one.holdings:
                 self.cut_index[one.feature, ownership.holdings[one.holdings[0]].columns] = number
-        self._cut_order = Order([one.feature for one in cut], self._num_features, device)
+        self._cut_order = JaggedOrder([one.feature for one in cut], self._num_features, device)
         by_owner = [self._sources(asked, owner) for owner, asked in enumerate(self._asked)]
         by_owner.append(self._sources(self._local, reader))
         rows_only = [source for _, rows in by_owner for of in rows for source in of]
@@ -222,8 +222,8 @@ class InputExchange:
         else:
             wire = [source - self._num_features for source in wire]
             rows_only = [source - self._num_features for source in rows_only]
-        self._wire_order, self._num_wire = Order(wire, num_sources, device), len(wire)
-        self._rows_order = Order(rows_only, num_sources, device) if rows_only else None
+        self._wire_order, self._num_wire = JaggedOrder(wire, num_sources, device), len(wire)
+        self._rows_order = JaggedOrder(rows_only, num_sources, device) if rows_only else None
         #: For each process, and last for what is read here, the jagged rows of sums, and those of each holding's rows.
         self._slots = _slots(by_owner)
         asked = (*self._asked, self._local)
@@ -265,7 +265,7 @@ class InputExchange:
         bucket = self.addresses.destinations[number].index((owner, holding))
         return self._num_features + bucket * len(self.addresses.features) + number
 
-    def _asked_once(self, device: torch.device) -> tuple[Order, Distinct]:
+    def _asked_once(self, device: torch.device) -> tuple[JaggedOrder, Distinct]:
         """Jagged rows of holdings whose rows are asked for once each, and how the distinct ones are found."""
         holdings = self._ownership.holdings
         own = [(owner, index) for owner, asked in enumerate(self._asked) for index in asked.rows]
@@ -275,7 +275,7 @@ class InputExchange:
         jagged = [(number, row) for number, place in enumerate(once) for row in of_holdings[place]]
         sizes = [holdings[own[place][1]].num_rows(own[place][0]) for place in once]
         return (
-            Order([row for _, row in jagged], self._num_wire, device),
+            JaggedOrder([row for _, row in jagged], self._num_wire, device),
             Distinct(sizes, [(number, 0) for number, _ in jagged], device),
         )
 
@@ -412,7 +412,7 @@ class InputExchange:
         if self._known_order[0] != order:
             order_F = staged(order, self._device)
             last_F = torch.empty_like(self._last_F).index_copy_(0, order_F, self._last_F)
-            self._known_order = (order, last_F, Order(order, self._num_features, self._device))
+            self._known_order = (order, last_F, JaggedOrder(order, self._num_features, self._device))
         return self._known_order[1]
 
     def _in_order(
@@ -628,7 +628,7 @@ class InputExchange:
         first, last = sum(of_sums), sum(of_sums) + sum(of_rows)
         return Request(Jagged(lengths_NB, of_sums, ids_L[:first]), of_rows, ids_L[first:last])
 
-    def _row_lookups(self, order: Order, asked: _Asked, counts_F: Sequence[int], wire: _Wire) -> RowLookups:
+    def _row_lookups(self, order: JaggedOrder, asked: _Asked, counts_F: Sequence[int], wire: _Wire) -> RowLookups:
         """Which lookup each row answers."""
         lookups_L = torch.arange(sum(counts_F), device=self._device)
         if asked.bucketized is not None:

@@ -8,16 +8,18 @@ Shape suffixes: U ids of a unit, L rows that one process gives another, N rows, 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from math import modf
+from typing import TypeAlias
 
 import torch
 import torch.distributed as dist
 
 from autoshard.runtime.engine.agreement import on_all
+from autoshard.runtime.engine.holdings import HeldRange
 from autoshard.runtime.engine.rows.places import RowBlock, TableLayout, located
 
 #: Most bytes that all processes give each other in a round. Two rounds are in memory at once, so that a process has at
@@ -27,6 +29,11 @@ ROUND_BYTES = 1 << 24
 _UNIT_ROWS = 1 << 17
 #: Numbers of a message begin at multiples of so many bytes, whatever their dtype.
 _ALIGNMENT = 8
+#: Rows, or their places, as what tensors are indexed with.
+Selection: TypeAlias = slice | torch.Tensor
+#: Part of the giver, part of the taker, and what finds the rows of both: how many, their numbers in the unit, and their
+#: places in the two parts.
+_Shared: TypeAlias = tuple[int, int, Callable[[], tuple[int, Selection, Selection, Selection]]]
 #: Spreads tables of one unit evenly over the rounds: the golden ratio.
 _SPREAD = 0.6180339887498949
 
@@ -198,12 +205,14 @@ class _Leg:
     taken: RowBlock
     giver: int
     taker: int
-    rows_L: torch.Tensor
+    num_rows: int
+    """L."""
+    rows_L: Selection
     """Their numbers in the unit."""
-    given_L: torch.Tensor
-    """Their places in the part of the giver's block."""
-    taken_L: torch.Tensor
-    """Their places in the part of the taker's block."""
+    given_L: Selection
+    """Their places on the giver."""
+    taken_L: Selection
+    """Their places on the taker."""
 
     @property
     def columns(self) -> tuple[int, int]:
@@ -221,7 +230,7 @@ class _Leg:
         return (
             self.giver == self.taker
             and all(self.given.tensors[name].data_ptr() == self.taken.tensors[name].data_ptr() for name in self._names)
-            and torch.equal(self.given_L, self.taken_L)
+            and torch.equal(_indices(self.given_L), _indices(self.taken_L))
         )
 
     @property
@@ -230,7 +239,7 @@ class _Leg:
 
     def _shape(self, name: str) -> tuple[int, int]:
         numbers = _numbers(self.given.bounds[name], self.columns)
-        return len(self.rows_L), numbers.stop - numbers.start
+        return self.num_rows, numbers.stop - numbers.start
 
     def values(self, message: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
         """Each tensor's part of the message, (L, K), by name."""
@@ -243,7 +252,7 @@ class _Leg:
     def read(self, name: str) -> torch.Tensor:
         """What the giver has of a tensor, (L, K)."""
         tensor_NK = _as_matrix(self.given.tensors[name])[:, _numbers(self.given.bounds[name], self.columns)]
-        places = _adjacent(self.given_L)
+        places = self.given_L
         return tensor_NK[places] if isinstance(places, slice) else tensor_NK[places.to(tensor_NK.device)]
 
     def write(self, name: str, values_LK: torch.Tensor, means: dict[tuple[_Unit, RowBlock, str], _Means]) -> None:
@@ -288,7 +297,7 @@ class _Means:
         widths_K = torch.tensor([stop - start for start, stop in pairwise(came)])
         columns = slice(came[0] - self._first, came[-1] - self._first)
         self._values_UD[leg.rows_L, columns] = values_LK.cpu().float().repeat_interleave(widths_K, dim=1)
-        self._places_U[leg.rows_L] = leg.taken_L
+        self._places_U[leg.rows_L] = _indices(leg.taken_L)
 
     def write(self) -> None:
         """Writes the means when all pieces have come."""
@@ -303,20 +312,23 @@ class _Means:
 
 def _legs(unit: _Unit, process: int) -> Iterator[_Leg]:
     """What a process gives and takes of a unit, in an order that is the same on both ends."""
-    targets = list(_found(unit.move.target, unit.ids))
-    for given, part_U, place_U in _found(unit.move.source, unit.ids):
-        for taken, to_part_U, to_place_U in targets:
+    source, target, ids = unit.move.source, unit.move.target, unit.ids
+    positions_U = cache(lambda layout: layout.positions(ids))
+    located_U = cache(lambda layout, block: located(block.rows, positions_U(layout)))
+    for given in source.blocks:
+        for taken in target.blocks:
             first, last = _common(given.columns, taken.columns)
             if first >= last or not (given.is_of(process) or taken.is_of(process)):
                 continue
-            num_parts = taken.rows.num_parts
-            pair_U = torch.where((part_U < 0) | (to_part_U < 0), -1, part_U * num_parts + to_part_U)
-            for pair in (torch.bincount(pair_U + 1)[1:].nonzero()).flatten().tolist():
-                part, to_part = divmod(pair, num_parts)
+            if source.is_in_blocks(given) and target.is_in_blocks(taken):
+                shared = _shared_blocks(given.rows, taken.rows, ids)
+            else:
+                shared = _shared_rows(located_U(source, given), located_U(target, taken), taken.rows.num_parts)
+            for part, to_part, find in shared:
                 holders, takers = given.holders(part), taken.holders(to_part)
                 if process not in (*holders, *takers):
                     continue
-                rows_L = (pair_U == pair).nonzero().squeeze(1)
+                num_rows, rows_L, given_L, taken_L = find()
                 for taker in takers:
                     giver = taker if taker in holders else holders[(unit.number + taker) % len(holders)]
                     if process in (giver, taker):
@@ -326,18 +338,49 @@ def _legs(unit: _Unit, process: int) -> Iterator[_Leg]:
                             taken=taken,
                             giver=giver,
                             taker=taker,
+                            num_rows=num_rows,
                             rows_L=rows_L,
-                            given_L=place_U[rows_L] + given.first[part, giver],
-                            taken_L=to_place_U[rows_L] + taken.first[to_part, taker],
+                            given_L=_shifted(given_L, given.first[part, giver]),
+                            taken_L=_shifted(taken_L, taken.first[to_part, taker]),
                         )
 
 
-def _found(layout: TableLayout, ids: range) -> Iterator[tuple[RowBlock, torch.Tensor, torch.Tensor]]:
-    """Blocks that may have some of the rows; part of each row, -1 where it has none, and its place there, (U,)."""
-    positions_U = layout.positions(ids)
-    for block in layout.blocks:
-        if layout.order is not None or (block.rows.start < ids.stop and ids.start < block.rows.stop):
-            yield block, *located(block.rows, positions_U)
+def _shared_blocks(given: HeldRange, taken: HeldRange, ids: range) -> Iterator[_Shared]:
+    """Rows that two ranges in blocks share, by the parts that have them; positions are ids."""
+    first = max(given.start, taken.start, ids.start)
+    last = min(given.stop, taken.stop, ids.stop)
+    while first < last:
+        (part, at), (to_part, to_at) = (divmod(first - one.start, one.block_rows) for one in (given, taken))
+        num_rows = min(last - first, given.block_rows - at, taken.block_rows - to_at)
+        starts = (first - ids.start, at, to_at)
+        yield part, to_part, partial(_slices, num_rows, starts)
+        first += num_rows
+
+
+def _slices(num_rows: int, starts: tuple[int, int, int]) -> tuple[int, Selection, Selection, Selection]:
+    rows, places, to_places = (slice(start, start + num_rows) for start in starts)
+    return num_rows, rows, places, to_places
+
+
+def _shared_rows(
+    given: tuple[torch.Tensor, torch.Tensor], taken: tuple[torch.Tensor, torch.Tensor], num_parts: int
+) -> Iterator[_Shared]:
+    """Rows that two ranges share, by the parts that have them.
+
+    Args:
+        given: Parts of rows, -1 for others, and their places there, both (U,).
+        taken: The same of the other range.
+        num_parts: Parts of that.
+    """
+    (part_U, place_U), (to_part_U, to_place_U) = given, taken
+    pair_U = torch.where((part_U < 0) | (to_part_U < 0), -1, part_U * num_parts + to_part_U)
+
+    def find(pair: int) -> tuple[int, Selection, Selection, Selection]:
+        rows_L = (pair_U == pair).nonzero().squeeze(1)
+        return len(rows_L), rows_L, place_U[rows_L], to_place_U[rows_L]
+
+    for pair in torch.bincount(pair_U + 1)[1:].nonzero().flatten().tolist():
+        yield *divmod(pair, num_parts), partial(find, pair)
 
 
 class _Round:
@@ -424,16 +467,23 @@ def _as_matrix(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dim() == 2 else tensor[:, None]
 
 
-def _adjacent(places_L: torch.Tensor) -> slice | torch.Tensor:
-    """Places as a slice where each follows the one before, as they are elsewhere."""
+def _indices(selection: Selection) -> torch.Tensor:
+    return torch.arange(selection.start, selection.stop) if isinstance(selection, slice) else selection
+
+
+def _shifted(selection: Selection, offset: int) -> Selection:
+    """The same so many places further; as a slice where each is the one after that before, as they mostly are."""
+    if isinstance(selection, slice):
+        return slice(selection.start + offset, selection.stop + offset)
+    places_L = selection + offset
     first, last = int(places_L[0]), int(places_L[-1])
     if last - first == len(places_L) - 1 and bool((places_L.diff() == 1).all()):
         return slice(first, last + 1)
     return places_L
 
 
-def _write(tensor_NK: torch.Tensor, places_L: torch.Tensor, values_LK: torch.Tensor) -> None:
-    places, values_LK = _adjacent(places_L), values_LK.to(tensor_NK)
+def _write(tensor_NK: torch.Tensor, places: Selection, values_LK: torch.Tensor) -> None:
+    values_LK = values_LK.to(tensor_NK)
     if isinstance(places, slice):
         tensor_NK[places] = values_LK
     else:

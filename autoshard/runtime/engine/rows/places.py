@@ -57,6 +57,10 @@ class TableLayout:
     blocks: tuple[RowBlock, ...]
     order: RowOrderMap | None = None
 
+    def is_in_blocks(self, block: RowBlock) -> bool:
+        """Whether each part of a block has ids that follow each other, at places that do."""
+        return self.order is None and block.rows.split is Split.BLOCK
+
     def positions(self, ids: range) -> torch.Tensor:
         """Positions of rows, int64, on the host."""
         return positions(self.order, ids)
@@ -105,18 +109,17 @@ def held_chunks(
 def located(held: HeldRange, positions_L: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Part of a range that has each position, -1 where none has, and its place there; both int64 of shape (L,)."""
     inner_L = positions_L - held.start
-    part_L, place_L = _dealt(inner_L, held.num_rows, held.num_parts, held.split)
+    part_L, place_L = _dealt(inner_L, held)
     return part_L.masked_fill((inner_L < 0) | (inner_L >= held.num_rows), -1), place_L
 
 
-def _dealt(inner_L: torch.Tensor, num_rows: int, num_parts: int, split: Split) -> tuple[torch.Tensor, torch.Tensor]:
+def _dealt(inner_L: torch.Tensor, held: HeldRange) -> tuple[torch.Tensor, torch.Tensor]:
     """Part and place of rows counted from the start of their range."""
-    if split is Split.BLOCK:
-        block = -(-num_rows // num_parts)
-        return inner_L // block, inner_L % block
-    if split is Split.HASH:
-        inner_L = inner_L * coprime_step(num_rows) % num_rows
-    return inner_L % num_parts, inner_L // num_parts
+    if held.split is Split.BLOCK:
+        return inner_L // held.block_rows, inner_L % held.block_rows
+    if held.split is Split.HASH:
+        inner_L = inner_L * coprime_step(held.num_rows) % held.num_rows
+    return inner_L % held.num_parts, inner_L // held.num_parts
 
 
 @torch.no_grad()

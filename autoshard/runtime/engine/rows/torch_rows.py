@@ -248,7 +248,8 @@ def side_by_side(sums_XD: torch.Tensor, num_features: int, B: int) -> torch.Tens
     """Sums of features one below the other, as columns of the bags' samples."""
     if num_features == 1:
         return sums_XD
-    return sums_XD.view(num_features, B, -1).transpose(0, 1).reshape(B, -1)
+    dim = sums_XD.shape[1]
+    return sums_XD.view(num_features, B, dim).transpose(0, 1).reshape(B, num_features * dim)
 
 
 def one_below_the_other(block_BW: torch.Tensor, num_features: int) -> torch.Tensor:
@@ -257,7 +258,7 @@ def one_below_the_other(block_BW: torch.Tensor, num_features: int) -> torch.Tens
         return block_BW
     B = len(block_BW)
     dim = block_BW.shape[1] // num_features
-    return block_BW.reshape(B, num_features, dim).transpose(0, 1).reshape(-1, dim)
+    return block_BW.reshape(B, num_features, dim).transpose(0, 1).reshape(num_features * B, dim)
 
 
 class _Lookup(NamedTuple):
@@ -337,8 +338,10 @@ class TorchKernel:
             sources_L = torch.arange(len(gradients_XD), device=gradients_XD.device)
             if one.lengths_X is not None:
                 sources_L = torch.repeat_interleave(sources_L, one.lengths_X, output_size=len(one.rows_L))
-            rows_U, places_L = torch.unique(one.rows_L, return_inverse=True)
-            table.update(rows_U, summed_by_place(places_L, len(rows_U), sources_L, gradients_XD), step)
+            sorted_L, order_L = one.rows_L.sort(stable=True)
+            rows_U, counts_U = torch.unique_consecutive(sorted_L, return_counts=True)
+            starts_U = counts_U.cumsum(0) - counts_U
+            table.update(rows_U, embedding_bag(sources_L[order_L], gradients_XD, starts_U, mode="sum"), step)
 
     def set_step(self, step: UpdateStep) -> None:
         """Sets the step of lookups from now on; those that were made keep theirs."""

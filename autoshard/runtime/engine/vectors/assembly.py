@@ -145,7 +145,7 @@ class Assembly:
         ]
         pooled: list[torch.Tensor] = []
         own_rows = dict(zip((key for key, _ in local.asked), local.rows, strict=True))
-        sequences = {feature: self._empty_sequence(batch, feature) for feature in self._reading.sequences}
+        found: dict[int, torch.Tensor] = {}
         for kernel in self._reading.rows:
             index = row_index(kernel, batch)
             indices.append(index)
@@ -154,7 +154,7 @@ class Assembly:
                 of_key.append(own_rows[kernel.key])
             rows_RD = of_key[0] if len(of_key) == 1 else torch.cat(of_key)
             pooled.append(_pooled(kernel, index, rows_RD, batch.batch_size))
-            self._place_sequences(kernel, index, rows_RD, sequences)
+            self._place_sequences(kernel, index, rows_RD, batch, found)
         matrices = [*sums, *totals, *pooled]
         pooled_BC = self._pooled_features(matrices, sent, batch.batch_size)
         for at, (block, start, stop) in self._reading.added:
@@ -162,7 +162,8 @@ class Assembly:
         scale_BC = self._mean_scales(batch) if self._has_means else None
         if scale_BC is not None:
             pooled_BC *= scale_BC
-        return [pooled_BC, *sequences.values()], Assembled(tuple(indices), scale_BC)
+        sequences = [found[feature] for feature in self._reading.sequences]
+        return [pooled_BC, *sequences], Assembled(tuple(indices), scale_BC)
 
     def _pooled_features(self, matrices: Sequence[torch.Tensor | None], sent: torch.Tensor, B: int) -> torch.Tensor:
         """Columns that are no sums of several blocks, or the first of these, of shape (B, C)."""
@@ -190,22 +191,30 @@ class Assembly:
         scale_CB = torch.repeat_interleave(scale_FB, self._pooled_dims, dim=0, output_size=self._num_columns)
         return scale_CB.T.contiguous()
 
-    def _empty_sequence(self, batch: DistributedBatch, feature: int) -> torch.Tensor:
-        shape = (batch.counts_F[feature], self._reading.dim_F[feature])
-        return torch.empty(shape, dtype=torch.float32, device=self._device)
-
     def _place_sequences(
-        self, kernel: RowKernel, index: RowIndex, rows_RD: torch.Tensor, sequences: dict[int, torch.Tensor]
+        self,
+        kernel: RowKernel,
+        index: RowIndex,
+        rows_RD: torch.Tensor,
+        batch: DistributedBatch,
+        sequences: dict[int, torch.Tensor],
     ) -> None:
-        at = index.num_pooled
-        for one, positions, count in zip(kernel.sequences, index.positions, index.num_sequence, strict=True):
-            rows = rows_RD[index.arrival_L[at : at + count]]
+        """Puts a kernel's rows where sequences have them; one that has all of its rows and columns here is they."""
+        if not kernel.sequences:
+            return
+        pieces = torch.split(rows_RD.index_select(0, index.arrival_L[index.num_pooled :]), list(index.num_sequence))
+        for one, positions, rows in zip(kernel.sequences, index.positions, pieces, strict=True):
             first, last = self._columns[one.holding]
+            dim = self._reading.dim_F[one.feature]
+            if positions is None and last - first == dim:
+                sequences[one.feature] = rows
+                continue
+            if one.feature not in sequences:
+                sequences[one.feature] = rows.new_empty(batch.counts_F[one.feature], dim)
             if positions is None:
                 sequences[one.feature][:, first:last] = rows
             else:
                 sequences[one.feature][positions, first:last] = rows
-            at += count
 
     def take_apart(self, assembled: Assembled, gradients: Sequence[torch.Tensor]) -> TakenApart:
         """Gradients of what each process sent, and of what was read here.
@@ -232,7 +241,9 @@ class Assembly:
             sources = [one_below_the_other(block, len(kernel.pooled))] if kernel.pooled else []
             for one, positions in zip(kernel.sequences, index.positions, strict=True):
                 first, last = self._columns[one.holding]
-                of_feature = sequences[one.feature][:, first:last]
+                of_feature = sequences[one.feature]
+                if last - first < of_feature.shape[1]:
+                    of_feature = of_feature[:, first:last]
                 sources.append(of_feature if positions is None else of_feature[positions])
             found[kernel.key] = _by_arrival(kernel, index, torch.cat(sources) if len(sources) > 1 else sources[0])
         return found

@@ -371,19 +371,23 @@ def row_index(kernel: RowKernel, batch: DistributedBatch) -> RowIndex:
     device = rows.lookups_L.device
     shifts = [base[one.holding, feature] for one in entries for feature in one.features]
     shift_E, count_E = staged([shifts, [count for one in entries for count in one.counts]], device)
-    lookups_L = torch.cat([rows.lookups_L[one.lookups] for one in entries])
+    parts = _parts(entries)
+    lookups_L = torch.cat([rows.lookups_L[lookups] for lookups, _ in parts])
     place_L = lookups_L + torch.repeat_interleave(shift_E, count_E, output_size=len(lookups_L))
     table = torch.full((size,), -1, dtype=torch.int64, device=device)
-    table[place_L] = torch.cat([rows.arrival_L[one.lookups] + one.shift for one in entries])
+    table[place_L] = torch.cat([rows.arrival_L[lookups] + shift for lookups, shift in parts])
     known = dict.fromkeys(base, 0)
     for entry in entries:
         for feature, count in zip(entry.features, entry.counts, strict=True):
             known[entry.holding, feature] += count
-    positions = []
+    positions: list[torch.Tensor | None] = []
     for one in kernel.sequences:
+        if one.is_whole:
+            positions.append(None)
+            continue
         first = base[one.holding, one.feature] + start_F[one.feature]
         of_feature = table[first : first + batch.counts_F[one.feature]]
-        positions.append(None if one.is_whole else _known_places(of_feature, known[one.holding, one.feature]))
+        positions.append(_known_places(of_feature, known[one.holding, one.feature]))
     is_whole = all(one.is_whole for one in kernel.features)
     arrival_L = table if is_whole else table.index_select(0, _known_places(table, sum(known.values())))
     lengths = [_bag_lengths(one, batch) for one in kernel.pooled]
@@ -440,6 +444,17 @@ def _entries(kernel: RowKernel, rows: RowLookups) -> list[_Entry]:
                 own_row += count
             lookups, first_row = stop, first_row + count
     return entries
+
+
+def _parts(entries: Sequence[_Entry]) -> list[tuple[slice, int]]:
+    """Lookups of entries and their shifts, neighbours with the same shift as one."""
+    parts: list[tuple[slice, int]] = []
+    for one in entries:
+        if parts and parts[-1][0].stop == one.lookups.start and parts[-1][1] == one.shift:
+            parts[-1] = (slice(parts[-1][0].start, one.lookups.stop), one.shift)
+        else:
+            parts.append((one.lookups, one.shift))
+    return parts
 
 
 def _bag_lengths(one: RowFeature, batch: DistributedBatch) -> torch.Tensor:
