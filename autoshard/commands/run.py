@@ -489,7 +489,9 @@ def _of_job(result: RunResult) -> list[str]:
         f"Trained {job.trained_steps:,} steps{began}" + (", and stopped on request" if job.is_stopped else "") + "."
     ]
     if job.skipped_lines:
-        lines.append(f"Left out {job.skipped_lines:,} lines that are no samples; the first: {job.first_skipped}")
+        lines.append(
+            f"Lines that are no samples and were left out: {job.skipped_lines:,}; the first: {job.first_skipped}"
+        )
     for one in job.plan_changes:
         what = "changed the plan" if one.is_changed else "kept the plan"
         took = "" if one.adopt_ms is None else f", which took {one.adopt_ms:,.0f} ms"

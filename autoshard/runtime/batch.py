@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 import fbgemm_gpu  # noqa: F401 - registers the operators of torch.ops.fbgemm
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from autoshard.core import Pooling, TableSet
 from autoshard.core.errors import InputError
 from autoshard.core.quoting import shortened, shown
-from autoshard.runtime.engine.staging import staged
 
 if TYPE_CHECKING:
     from torchrec import JaggedTensor, KeyedTensor
@@ -201,23 +200,15 @@ def _of_keyed(ids: KeyedJagged, features: Sequence[str], *, leaves_weights: bool
         wanted = "as many for each feature" if is_even else f"{sum(sizes)}, one for each sample of each feature"
         raise InputError(f"must be {wanted}, got {lengths.numel()} for {len(keys)} features", field="lengths")
     batch = BatchOfIds(
-        lengths.view(len(keys), sizes[0]) if is_even else _filled_up(lengths, sizes),
+        lengths.view(len(keys), sizes[0])
+        if is_even
+        else pad_sequence(list(torch.split(lengths, list(sizes))), batch_first=True),
         ids.values(),
         order=None if keys == list(features) else order,
         sizes_F=None if is_even else tuple(sizes[row] for row in order),
         inverse_FB=_inverse(ids.inverse_indices_or_none(), features),
     )
     return batch if sorted(order) == list(range(len(keys))) else _chosen(batch, order)
-
-
-def _filled_up(lengths: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    """Lengths of features with as many samples as the one with the most, those that a feature lacks without ids."""
-    most = max(sizes)
-    sizes_F, starts_F = staged([sizes, [0, *accumulate(sizes)][:-1]], lengths.device)
-    rows_F = torch.arange(len(sizes), device=lengths.device) * most - starts_F
-    place_X = torch.repeat_interleave(rows_F, sizes_F, output_size=len(lengths))
-    place_X += torch.arange(len(lengths), device=lengths.device)
-    return lengths.new_zeros(len(sizes) * most).index_copy_(0, place_X, lengths).view(len(sizes), most)
 
 
 def _inverse(inverse: tuple[list[str], torch.Tensor] | None, features: Sequence[str]) -> torch.Tensor | None:

@@ -389,7 +389,6 @@ def fill_disk(folder, on_error):
     """Saves on a disk with less and less room: a checkpoint is whole or not there, and the one before it stays."""
     of = job()
     is_first = dist.get_rank() == 0
-    size = os.statvfs(folder).f_blocks * os.statvfs(folder).f_frsize
     with Checkpoints(folder / "checkpoints", keep=1, on_error=on_error) as checkpoints:
         checkpoints.save(1, of.state, plan=of.plan)
         checkpoints.wait()
@@ -397,10 +396,9 @@ def fill_disk(folder, on_error):
         outcomes = []
         for number, room in enumerate(range(0, 2 * needed, needed // 12)):
             if is_first:
-                used = sum(
-                    file.stat().st_size for file in folder.rglob("*") if file.is_file() and file.name != "ballast"
-                )
-                (folder / "ballast").write_bytes(bytes(max(0, size - used - room - 8192)))
+                (folder / "ballast").unlink(missing_ok=True)
+                disk = os.statvfs(folder)
+                (folder / "ballast").write_bytes(bytes(max(0, disk.f_bavail * disk.f_frsize - room)))
             dist.barrier()
             before = checkpoints.latest().step
             checkpoints.save(number + 2, of.state, plan=of.plan)

@@ -71,10 +71,10 @@ def test_deltas_hold_the_rows_that_were_updated(tmp_path, layouts):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A disk of 1 MiB."""
+    """A disk of 2 MiB."""
     place = tmp_path / "disk"
     place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(place)]
+    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(place)]
     if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
         pytest.skip("needs the right to mount a file system")
     yield place

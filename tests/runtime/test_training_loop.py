@@ -11,12 +11,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from autoshard.cli import main
 from autoshard.core import DenseLayers, ReplicaGroups
 from autoshard.core.errors import InputError, InvalidOptionError
 from autoshard.formats import read_plan, write_plan
 from autoshard.runtime import RunRequest, run_requests
 from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.checkpoints.manifest import MANIFEST, MANIFEST_NAME
+from autoshard.runtime.run_store import read_runs
 from autoshard.runtime.timing import Span, StepTimer, Timings
 from autoshard.runtime.training.loop import TrainedStep
 from autoshard.runtime.training.step import StepOutcome
@@ -202,3 +204,19 @@ def test_a_trace_names_the_phases_of_a_step(job, tmp_path, overlap):
     names = {event.get("name") for event in json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]}
     phases = {"bottom layers", "forward_kernel", "interaction and top layers", "backward", "backward_kernel"}
     assert {f"autoshard: {phase}" for phase in (*phases, "dense optimizer")} <= names
+
+
+def test_the_command_trains_on_files_and_keeps_the_run(job, tmp_path, capsys):
+    table = pq.read_table(job.data_path)
+    labels = table["label"].to_pylist()
+    pq.write_table(table.set_column(0, "label", [[*labels[:-1], 7]]), job.data_path)
+    words = ["run", job.plan_path, "--data", job.data_path, "--nproc", "1", "--device", "cpu", "--balance"]
+    assert main([*words, "--checkpoints", str(tmp_path / "job"), "--append-to", str(tmp_path / "runs")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith("Trained 16 steps. Lines that are no samples and were left out: 1; the first: /")
+    assert "clicks.parquet: row 1002: label must be 0 or 1, got 7.0 13 steps of 64 samples" in said
+    (record,) = read_runs(tmp_path / "runs")
+    assert (record.result.job.trained_steps, record.result.steps) == (16, 13)
+    assert main([*words, "--checkpoints", str(tmp_path / "job"), "--shuffle", "5"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.endswith("error: shuffle: the checkpoint is of another: it was 0, this job has 5")
