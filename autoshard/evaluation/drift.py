@@ -127,6 +127,18 @@ def distance(
     return float((np.abs(then_L - now_L).sum() + abs(then_L.sum() - now_L.sum())) / 2)
 
 
+def moved_share(accessed: AccessedPlan) -> float:
+    """Share of all lookups that go to other rows than planned, or are more or fewer, 0 to 1."""
+    moved = total = 0.0
+    for table, now in zip(accessed.plan.tables.tables, accessed.now.tables, strict=True):
+        rows, rows_now = accessed.planned.get(table.name), accessed.rows_now.get(table.name)
+        most = max(table.pooling_factor, now.pooling_factor)
+        elsewhere = distance(table.access, now.access, rows, rows_now) * most
+        moved += max(elsewhere, abs(table.pooling_factor - now.pooling_factor))
+        total += most
+    return moved / total if total else 0.0
+
+
 def hot_rows(plan: ShardingPlan) -> dict[str, int]:
     """Rows of the hottest row group of each table that a plan cuts by access rank."""
     found: dict[str, int] = {}

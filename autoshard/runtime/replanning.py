@@ -18,6 +18,7 @@ import torch.distributed as dist
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import DeviceError, InputError
 from autoshard.core.quoting import shortened
+from autoshard.evaluation.drift import AccessedPlan, moved_share, planned_rows
 from autoshard.formats import read_plan, write_plan
 from autoshard.formats.row_orders import read_row_orders, with_row_orders
 from autoshard.results.replanned import REPLAN, Replanning
@@ -41,6 +42,7 @@ class ReplanSettings:
         every: Steps from one decision to the next; those that find the one before under way are left out.
         horizon: Steps within which moving rows has to pay off.
         least_gain: Share by which the step has to become shorter.
+        least_drift: Share of the lookups that have to go to other rows than planned; up to that nothing is searched.
         time_limit_s: Seconds for the search.
         seed: Seed of the search.
     """
@@ -48,6 +50,7 @@ class ReplanSettings:
     every: int
     horizon: float
     least_gain: float = 0.02
+    least_drift: float = 0.1
     time_limit_s: float = 5.0
     seed: int = 0
 
@@ -58,15 +61,15 @@ class PlanDecision:
 
     Attributes:
         step: Steps that the job had made when accesses were counted.
-        figures: What was said of it; None if planning failed.
-        fault: Why it failed; empty if it did not.
+        figures: What was said of it; None if nothing was searched.
+        reason: Why nothing was; empty if something was.
         plan: The new plan; None if the older one stays.
         row_orders: Row ids in falling access frequency, of the new plan's tables that list them.
     """
 
     step: int
     figures: Replanning | None = None
-    fault: str = ""
+    reason: str = ""
     plan: ShardingPlan | None = None
     row_orders: Mapping[str, torch.Tensor]
 
@@ -84,17 +87,18 @@ class Replanner:
         self._folder = tempfile.TemporaryDirectory(prefix="autoshard-replan-")
         self._settings = settings
         self._child: subprocess.Popen[str] | None = None
-        self._failed: PlanDecision | None = None
+        self._told: PlanDecision | None = None
         self._step = 0
         self._plan = plan
         self._plan_file = self._path("plan.json")
         ids = {name: ids_N.numpy() for name, ids_N in row_orders.items()}
+        self._planned = planned_rows(plan, ids)
         write_plan(with_row_orders(plan, ids, self._plan_file), self._plan_file)
 
     @property
     def is_planning(self) -> bool:
         """Whether a decision is under way."""
-        return self._child is not None or self._failed is not None
+        return self._child is not None or self._told is not None
 
     def begin(self, step: int, counts: AccessCounts, steps_left: int | None) -> None:
         """Starts planning for the accesses that were counted.
@@ -117,11 +121,17 @@ class Replanner:
         }
         words = [str(word) for option in options.items() for word in option]
         command = [sys.executable, "-c", _COMMAND, "replan", str(self._plan_file), "--json", *words]
+        now, rows_now = counts.tables(self._plan.tables)
+        accessed = AccessedPlan(plan=self._plan, now=now, planned=self._planned, rows_now=rows_now)
+        if (moved := moved_share(accessed)) <= self._settings.least_drift:
+            reason = f"{moved:.1%} of the lookups go to other rows than planned, {self._settings.least_drift:.1%} may"
+            self._told = PlanDecision(step=step, reason=reason, row_orders={})
+            return
         try:
             counts.write(self._path("access.json"), self._plan.tables)
             self._child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         except (InputError, OSError) as error:  # nothing was looked up, the disk is full, or there is no memory
-            self._failed = PlanDecision(step=step, fault=f"planning failed: {error}", row_orders={})
+            self._told = PlanDecision(step=step, reason=f"planning failed: {error}", row_orders={})
 
     def decision(self, *, waits: bool = False) -> PlanDecision | None:
         """What was decided; None while it is not.
@@ -129,9 +139,9 @@ class Replanner:
         Args:
             waits: Whether to wait for it.
         """
-        if self._failed is not None:
-            failed, self._failed = self._failed, None
-            return failed
+        if self._told is not None:
+            told, self._told = self._told, None
+            return told
         assert self._child is not None, "it was begun"
         if not waits and self._child.poll() is None:
             return None
@@ -139,7 +149,7 @@ class Replanner:
         code, self._child = self._child.returncode, None
         if code:
             said = err.strip().splitlines()[-1:] or [f"ended by signal {-code}" if code < 0 else f"ended with {code}"]
-            return PlanDecision(step=self._step, fault=f"planning failed: {shortened(said[0])}", row_orders={})
+            return PlanDecision(step=self._step, reason=f"planning failed: {shortened(said[0])}", row_orders={})
         figures = REPLAN.from_json(json.loads(out))
         if not figures.is_changed:
             return PlanDecision(step=self._step, figures=figures, row_orders={})
@@ -152,6 +162,7 @@ class Replanner:
         """From now on, the plan of a decision is executed."""
         assert decision.plan is not None, "it changes the plan"
         self._plan, self._plan_file = decision.plan, self._path(f"plan-{decision.step}.json")
+        self._planned = planned_rows(self._plan, {name: ids_N.numpy() for name, ids_N in decision.row_orders.items()})
 
     def close(self) -> None:
         """Ends what is under way."""
@@ -264,7 +275,7 @@ def merged_counts(counter: AccessCounter) -> AccessCounts | None:
 def _change_of(decision: PlanDecision, step: int) -> PlanChange:
     figures = decision.figures
     if figures is None:
-        return PlanChange(counted_at=decision.step, decided_at=step, is_changed=False, reason=decision.fault)
+        return PlanChange(counted_at=decision.step, decided_at=step, is_changed=False, reason=decision.reason)
     return PlanChange(
         counted_at=decision.step,
         decided_at=step,

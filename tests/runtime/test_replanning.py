@@ -66,7 +66,7 @@ def test_a_job_whose_hot_rows_changed_gets_another_plan(planner):
     assert planner.is_planning
     found = planner.decision(waits=True)
     assert not planner.is_planning
-    assert (found.step, found.fault) == (10, "")
+    assert (found.step, found.reason) == (10, "")
     assert found.figures.is_changed
     assert found.figures.horizon_steps == 1_000
     validate_plan(found.plan)
@@ -74,27 +74,26 @@ def test_a_job_whose_hot_rows_changed_gets_another_plan(planner):
     if found.row_orders:
         assert found.row_orders["t"][:4].tolist() == ORDER.flip(0)[:4].tolist()
     planner.adopted(found)
-    # The new plan is that which the next decision is about.
+    # The new plan is that which the next decision is about: it was made for these lookups.
     planner.begin(20, counts_of(a_plan(), ORDER.flip(0)), None)
-    again = planner.decision(waits=True)
-    assert (again.step, again.figures.horizon_steps) == (20, 1e4)
-    assert again.figures.step_ms_before.value == pytest.approx(found.figures.step_ms_after.value, rel=0.05)
-    assert again.figures.is_changed == (again.plan is not None) == (again.figures.gain > 0.02)
+    again = planner.decision()
+    assert (again.step, again.figures, again.plan, again.row_orders) == (20, None, None, {})
+    assert "of the lookups go to other rows than planned, 10.0% may" in again.reason
 
 
 def test_a_decision_is_not_waited_for_unless_asked(planner):
-    planner.begin(10, counts_of(a_plan(), ORDER), 1_000)
+    planner.begin(10, counts_of(a_plan(), ORDER.flip(0)), 1_000)
     assert planner.decision() is None
     planner.close()
     assert not planner.is_planning
 
 
 def test_planning_that_fails_is_told_and_the_job_goes_on(planner):
-    planner.begin(10, counts_of(a_plan(), ORDER), 1_000)
+    planner.begin(10, counts_of(a_plan(), ORDER.flip(0)), 1_000)
     planner._child.kill()
     found = planner.decision(waits=True)
     assert (found.figures, found.plan) == (None, None)
-    assert "ended by signal 9" in found.fault
+    assert "ended by signal 9" in found.reason
     assert not planner.is_planning
 
 
@@ -146,7 +145,7 @@ def train_until_changed():
 def test_planning_without_lookups_is_told(planner):
     planner.begin(10, AccessCounts.nothing(1), 1_000)
     assert planner.is_planning
-    assert "planning failed: access: no lookup was counted" in planner.decision().fault
+    assert "0.0% of the lookups go to other rows" in planner.decision().reason
     assert not planner.is_planning
 
 
