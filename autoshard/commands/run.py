@@ -251,7 +251,7 @@ class RunOptions:
         numbers = [int(word) for word in words if word.isdecimal()]
         if len(numbers) != len(words) or len(words) > 2 or not 1 <= numbers[0] <= numbers[-1]:
             raise InvalidOptionError(
-                f"must be a whole number of at least 1, or two such as 2:4, got {self.nproc}", field="nproc"
+                f"must be a whole number of at least 1, or two such as 2:4, got {self.nproc}", field="--nproc"
             )
         return numbers
 

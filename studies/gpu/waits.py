@@ -36,13 +36,8 @@ def _run(visit: Visit) -> Numbers:
     device = visit.device.device
     rows: list[dict[str, Any]] = []
     is_cuda = device.type == "cuda"
-    dist.init_process_group(
-        "nccl" if is_cuda else "gloo",
-        store=HashStore(),
-        rank=0,
-        world_size=1,
-        device_id=torch.device("cuda", torch.cuda.current_device()) if is_cuda else None,
-    )
+    own, store = torch.device("cuda", torch.cuda.current_device()) if is_cuda else None, HashStore()
+    dist.init_process_group("nccl" if is_cuda else "gloo", store=store, rank=0, world_size=1, device_id=own)
     try:
         for num_features in _FEATURES:
             for name, plan in plans(num_features, _RANKS).items():

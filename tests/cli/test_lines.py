@@ -412,7 +412,8 @@ def test_every_number_is_checked_by_its_option_as_the_help_says(says, command):
     for name, kind, rest in options:
         least = re.search(r"x>=(\d+)|(\d+)<=x<=", " ".join(rest.split()))
         values = [int(least[1] or least[2]) - 1] if least else ["inf", "-inf"]
-        outside = {"above 0": "0", "at least 0": "-1e-9", "in [0, 1)": "1"}
+        outside = {"above 0": "0", "at least 0": "-1e-9", "in [0, 1)": "1", "N": "0"}
         values += [] if least else [next(value for words, value in outside.items() if words in kind)]
         for value in ("x", "nan", *values):
-            assert f"'{name}'" in says(f"{NEEDED[command]} {name} {value}", 2), (name, value)
+            said = says(f"{NEEDED[command]} {name} {value}", 2)
+            assert f"'{name}'" in said or f"{name}: must be" in said, (name, value)

@@ -129,12 +129,14 @@ def test_whole_documents_are_read_field_by_field(documents):
         ({"dtype": "FP32"}, 'dtype: must be one of fp32, fp16, bf16, int8, got "FP32"'),
         ({"dtype": "int4"}, 'dtype: must be one of fp32, fp16, bf16, int8, got "int4"; the nearest is int8'),
         (
-            {"optimizer": "lamb"},
-            'optimizer: must be one of sgd, rowwise_adagrad, adagrad, adam, none, got "lamb"; the nearest is adam',
+            {"optimizer": "lambs"},
+            "optimizer: must be one of sgd, rowwise_adagrad, adagrad, adam, partial_rowwise_adam, lamb, "
+            'partial_rowwise_lamb, none, got "lambs"',
         ),
         (
             {"optimizer": "lars_sgd"},
-            'optimizer: must be one of sgd, rowwise_adagrad, adagrad, adam, none, got "lars_sgd"; the nearest is adagr',
+            "optimizer: must be one of sgd, rowwise_adagrad, adagrad, adam, partial_rowwise_adam, lamb, "
+            'partial_rowwise_lamb, none, got "lars_sgd"; the nearest is ',
         ),
         ({"pooling": None}, "pooling: must be one of sum, mean, sequence, got null"),
         ({"name": ""}, 'name: must be a text of 1 to 512 characters, got ""'),
