@@ -17,11 +17,18 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from autoshard.core import AccessProfile, EmbeddingTable, Feature, ImpliedOrder, Pooling, TableSet
+from autoshard.formats import write_tables, write_topology
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # `studies` comes with the repository
+from studies.cluster.network import ClusterSpec
+
 AUTOSHARD = (str(Path(sys.executable).with_name("autoshard")),)
 CLUSTER = (sys.executable, "-m", "studies.cluster")
-#: What both parts of the job are started with: rows that are hot change, and the plan follows them.
-JOB = ("--steps", "600", "--drift-every", "200", "--replan-every", "50", "--replan-horizon", "2000")
-SAVES = ("--checkpoint-every", "50", "--metrics-every", "50")
+#: What both parts of the job are started with: other rows are hot from step 120 on, and the plan follows.
+JOB = ("--steps", "240", "--drift-every", "120", "--replan-every", "20")
+SAVES = ("--checkpoint-every", "20", "--metrics-every", "20")
+MBIT_PER_S = 25.0
 
 
 def main() -> None:
@@ -32,10 +39,7 @@ def main() -> None:
     arguments = parser.parse_args()
     folder = arguments.folder
     folder.mkdir(parents=True, exist_ok=True)
-    tables, plans = folder / "tables.json", [folder / "plan-4.json", folder / "plan-2.json"]
-    call(*AUTOSHARD, "import", "metasyn", "--num-tables", "12", "--seed", "1", "--scale", "256", "-o", str(tables))
-    for plan, topology in zip(plans, ("cpu-4", "cpu-host-2"), strict=True):
-        call(*AUTOSHARD, "plan", str(tables), "--topology", topology, "--time-limit", "2", "-o", str(plan))
+    plans = [planned(folder, ranks_per_node) for ranks_per_node in (2, 1)]
 
     job = [*JOB, *SAVES, "--checkpoints", str(folder / "job"), "--metrics", str(folder / "metrics")]
     print("\nFour processes, until one of them is killed:", flush=True)
@@ -56,11 +60,34 @@ def main() -> None:
     print(json.dumps(json.loads(result)["job"], indent=2))
 
 
+def planned(folder: Path, ranks_per_node: int) -> Path:
+    """A plan of sequence tables, whose hot rows slow links are spared, on two nodes."""
+    tables = tuple(
+        EmbeddingTable(
+            name=f"t{number}",
+            num_embeddings=200_000,
+            embedding_dim=64,
+            pooling=Pooling.SEQUENCE,
+            features=(Feature(name=f"f{number}", pooling_factor=20.0),),
+            access=AccessProfile.zipf(200_000, 1.3),
+            row_order=ImpliedOrder.BY_ID,
+        )
+        for number in range(4)
+    )
+    spec = ClusterSpec(num_nodes=2, ranks_per_node=ranks_per_node, bits_per_s=MBIT_PER_S * 1e6)
+    name = folder / f"tables-{spec.num_ranks}.json"
+    write_tables(TableSet(batch_size=512, tables=tables), name)
+    topology, plan = name.with_stem(f"topology-{spec.num_ranks}"), name.with_stem(f"plan-{spec.num_ranks}")
+    write_topology(spec.topology(), topology)
+    call(*AUTOSHARD, "plan", str(name), "--topology", str(topology), "--time-limit", "5", "-o", str(plan))
+    return plan
+
+
 def run_of(is_local: bool, plan: Path, num_processes: int, options: Sequence[str]) -> list[str]:
     """The command that trains: on nodes of two processes each, or on this machine."""
     if is_local:
         return [*AUTOSHARD, "run", str(plan), "--nproc", str(num_processes), "--device", "cpu", *options]
-    nodes = ("--num-nodes", str(num_processes // 2), "--ranks-per-node", "2", "--mbit-per-s", "1000")
+    nodes = ("--num-nodes", "2", "--ranks-per-node", str(num_processes // 2), "--mbit-per-s", str(MBIT_PER_S))
     return [*CLUSTER, "run", str(plan), *nodes, *options]
 
 

@@ -39,6 +39,7 @@ class Once:
             self.act()
 
 
+@pytest.mark.slow
 def test_a_killed_job_restarts_at_the_exact_sample(job, tmp_path, run_folder):
     (whole,) = run_requests([replace(job, checkpoints_path=str(tmp_path / "whole"))], 2)
     restarts = []

@@ -70,7 +70,7 @@ def last_files(folder):
     return manifest.step, {file.name: file.sha256 for file in manifest.files if file.name.startswith("__")}
 
 
-@pytest.mark.parametrize("overlap", ["none", "pipelined"])
+@pytest.mark.parametrize("overlap", [pytest.param("none", marks=pytest.mark.slow), "pipelined"])
 def test_a_job_that_goes_on_ends_with_the_same_bits_as_one_in_one_go(job, tmp_path, overlap):
     job = replace(job, overlap=overlap)
     whole = trained(replace(job, checkpoints_path=str(tmp_path / "whole")), 2)
@@ -86,6 +86,7 @@ def test_a_job_that_goes_on_ends_with_the_same_bits_as_one_in_one_go(job, tmp_pa
     assert (again.job.trained_steps, again.steps, again.step_ms) == (32, 0, 0.0)
 
 
+@pytest.mark.slow
 def test_a_job_that_goes_on_with_other_processes_has_the_loss_of_one_process(job, tmp_path):
     whole = trained(replace(job, checkpoints_path=str(tmp_path / "whole")), 1)
     for num_processes, steps in ((4, 6), (3, 20)):

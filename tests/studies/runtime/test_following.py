@@ -26,6 +26,7 @@ def test_counts_are_compared_with_what_was_drawn():
 
 
 @pytest.mark.smoke
+@pytest.mark.slow
 def test_plans_over_slow_links_hold_hot_rows_on_every_node():
     spec = ClusterSpec(num_nodes=2, ranks_per_node=2, bits_per_s=2e8)
     plan = planned(FollowingOptions(rows=50_000, num_tables=2), spec)
