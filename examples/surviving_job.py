@@ -25,9 +25,9 @@ from studies.cluster.network import ClusterSpec
 
 AUTOSHARD = (str(Path(sys.executable).with_name("autoshard")),)
 CLUSTER = (sys.executable, "-m", "studies.cluster")
-#: What both parts of the job are started with: other rows are hot from step 120 on, and the plan follows.
-JOB = ("--steps", "240", "--drift-every", "120", "--replan-every", "20")
-SAVES = ("--checkpoint-every", "20", "--metrics-every", "20")
+#: What both parts of the job are started with: other rows are hot from step 60 on, and the plan follows.
+JOB = ("--steps", "120", "--drift-every", "60", "--replan-every", "20")
+SAVES = ("--checkpoint-every", "30", "--metrics-every", "10")
 MBIT_PER_S = 25.0
 
 
@@ -39,22 +39,22 @@ def main() -> None:
     arguments = parser.parse_args()
     folder = arguments.folder
     folder.mkdir(parents=True, exist_ok=True)
-    plans = [planned(folder, ranks_per_node) for ranks_per_node in (2, 1)]
+    plans = [planned(folder, ranks_per_node) for ranks_per_node in (3, 2)]
 
     job = [*JOB, *SAVES, "--checkpoints", str(folder / "job"), "--metrics", str(folder / "metrics")]
-    print("\nFour processes, until one of them is killed:", flush=True)
-    started = subprocess.Popen(show(run_of(arguments.local, plans[0], 4, job)))
-    while len(list((folder / "job").glob("step-*/manifest.json"))) < 2 and started.poll() is None:
+    print("\nSix processes, until one of them is killed:", flush=True)
+    started = subprocess.Popen(show(run_of(arguments.local, plans[0], 6, job)))
+    while len(list((folder / "job").glob("step-*/manifest.json"))) < 1 and started.poll() is None:
         time.sleep(0.2)
     os.kill(workers_of(started.pid)[-1], signal.SIGKILL)
     if started.wait() == 0:
         raise SystemExit("the job should have ended with its process")
 
-    print("\nTwo processes go on from the last checkpoint, under a plan for two:", flush=True)
+    print("\nFour processes go on from the last checkpoint, under a plan for four:", flush=True)
     call(*AUTOSHARD, "checkpoint", "show", str(folder / "job"))
     call(*AUTOSHARD, "checkpoint", "reshard", str(folder / "job"), "--plan", str(plans[1]))
     result = subprocess.run(
-        show([*run_of(arguments.local, plans[1], 2, job), "--json"]), check=True, stdout=subprocess.PIPE
+        show([*run_of(arguments.local, plans[1], 4, job), "--json"]), check=True, stdout=subprocess.PIPE
     ).stdout
     (folder / "result.json").write_bytes(result)
     print(json.dumps(json.loads(result)["job"], indent=2))
