@@ -32,11 +32,7 @@ from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 
 from autoshard.commands.options import command_options
 from autoshard.core import (
-    AccessProfile,
-    EmbeddingTable,
-    Feature,
     GradSync,
-    Optimizer,
     PlacedShard,
     RowRange,
     Shard,
@@ -56,9 +52,10 @@ from autoshard.whatif.trials import local_topology
 from studies.cluster.network import ClusterSpec, open_cluster
 from studies.frame import OutputOptions, StudyResult
 from studies.frame.jobs import do_job, run_job
+from studies.runtime.checkpoint_cost import DIM, tables_of_ranks
 
 SCHEMA: Final = "autoshard.adopt/1"
-_DIM, _BATCH = 64, 64
+_BATCH: Final = 64
 #: Plans in the order in which they are adopted, each after the one before.
 _CHAIN: Final = (
     "table-wise",
@@ -133,21 +130,10 @@ class Saving:
 def plans(mib: int, topology: Topology, ranks_per_node: int) -> dict[str, ShardingPlan]:
     """Plans of the same tables by name, one table for each rank."""
     ranks = range(topology.world_size)
-    num_rows = mib * 2**20 // (4 * _DIM * len(ranks))
-    tables = tuple(
-        EmbeddingTable(
-            name=f"t{rank}",
-            num_embeddings=num_rows,
-            embedding_dim=_DIM,
-            optimizer=Optimizer.ROWWISE_ADAGRAD,
-            features=(Feature(name=f"f{rank}", pooling_factor=1.0),),
-            access=AccessProfile.zipf(num_rows, 1.0),
-        )
-        for rank in ranks
-    )
+    tables = tables_of_ranks(mib, len(ranks), pooling_factor=1.0)
     everyone = (tuple(ranks),)
     nodes = tuple(tuple(ranks[start : start + ranks_per_node]) for start in ranks[::ranks_per_node])
-    bounds = np.linspace(0, _DIM // 4, len(ranks) + 1).astype(int) * 4
+    bounds = np.linspace(0, DIM // 4, len(ranks) + 1).astype(int) * 4
     columns = list(pairwise(bounds.tolist()))
     shards = {
         "table-wise": [PlacedShard.table_wise(Shard.whole(one), rank) for rank, one in enumerate(tables)],
@@ -157,7 +143,7 @@ def plans(mib: int, topology: Topology, ranks_per_node: int) -> dict[str, Shardi
         ],
         "row-wise": [PlacedShard(shard=Shard.whole(one), tier=Tier.ROW_WISE, replicas=everyone) for one in tables],
         "column-wise": [
-            PlacedShard.table_wise(Shard(table=one, rows=RowRange(start=0, stop=num_rows), columns=of), rank)
+            PlacedShard.table_wise(Shard(table=one, rows=RowRange(start=0, stop=one.num_embeddings), columns=of), rank)
             for one in tables
             for rank, of in enumerate(columns)
         ],
@@ -295,7 +281,7 @@ def resharded(job: Mapping[str, Any]) -> dict[str, float | str]:
     found: dict[str, float | str] = {}
     names = [f"t{rank}" for rank in range(num_ranks)]
     configs = [
-        EmbeddingBagConfig(name=name, num_embeddings=job["num_rows"], embedding_dim=_DIM, feature_names=[f"f_{name}"])
+        EmbeddingBagConfig(name=name, num_embeddings=job["num_rows"], embedding_dim=DIM, feature_names=[f"f_{name}"])
         for name in names
     ]
     fused = {"optimizer": EmbOptimType.EXACT_ROWWISE_ADAGRAD, "learning_rate": _SETTINGS.learning_rate}

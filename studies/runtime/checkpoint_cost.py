@@ -46,7 +46,8 @@ from studies.frame.documents import to_document
 from studies.frame.jobs import do_job, run_job
 
 SCHEMA: Final = "autoshard.checkpoint-cost/1"
-_DIM: Final = 64
+#: Columns of every table.
+DIM: Final = 64
 #: Bytes that plain files are written and read in.
 _PIECE_BYTES: Final = 1 << 24
 
@@ -112,21 +113,26 @@ class CheckpointCosts:
     cost: Cost
 
 
-def plans(options: CheckpointCostOptions) -> tuple[ShardingPlan, ShardingPlan]:
-    """The same tables by the plan that saves and by the one that loads: a table a rank, and rows over all ranks."""
-    ranks = range(options.processes)
-    num_rows = options.mib * 2**20 // (4 * _DIM * len(ranks))
-    tables = tuple(
+def tables_of_ranks(mib: int, num_ranks: int, *, pooling_factor: float) -> tuple[EmbeddingTable, ...]:
+    """A table for each rank, all alike, whose weights take so many MiB together."""
+    num_rows = mib * 2**20 // (4 * DIM * num_ranks)
+    return tuple(
         EmbeddingTable(
             name=f"t{rank}",
             num_embeddings=num_rows,
-            embedding_dim=_DIM,
+            embedding_dim=DIM,
             optimizer=Optimizer.ROWWISE_ADAGRAD,
-            features=(Feature(name=f"f{rank}", pooling_factor=4.0),),
+            features=(Feature(name=f"f{rank}", pooling_factor=pooling_factor),),
             access=AccessProfile.zipf(num_rows, 1.0),
         )
-        for rank in ranks
+        for rank in range(num_ranks)
     )
+
+
+def plans(options: CheckpointCostOptions) -> tuple[ShardingPlan, ShardingPlan]:
+    """The same tables by the plan that saves and by the one that loads: a table a rank, and rows over all ranks."""
+    ranks = range(options.processes)
+    tables = tables_of_ranks(options.mib, len(ranks), pooling_factor=4.0)
     by_table = tuple(PlacedShard.table_wise(Shard.whole(one), rank) for rank, one in enumerate(tables))
     by_row = tuple(PlacedShard(shard=Shard.whole(one), tier=Tier.ROW_WISE, replicas=(tuple(ranks),)) for one in tables)
     table_set = TableSet(batch_size=options.batch_size, tables=tables)
