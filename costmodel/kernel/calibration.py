@@ -38,8 +38,8 @@ FARTHEST = float(np.log(5.75))
 #: is not drifts. The Xeon of docs/data is steady to 0.9% within a minute; of its minutes 50 to 75 minutes apart, nine
 #: in ten pairs differ by up to 8%. The EPYC is steady to 5.9%; minutes 15 to 30 minutes apart differ by up to 19%.
 LEAST_DRIFT, DRIFT_PER_SPREAD = 0.08, 3.0
-#: Half the width of a normal distribution's 90% interval, in standard deviations; and a median's standard error over the
-#: median absolute deviation, times the root of their number.
+#: Half the width of a normal distribution's 90% interval, in standard deviations; and a median's standard error, times
+#: the root of the number of samples, over their median absolute deviation.
 _HALF_OF_90, _OF_MEDIAN = 1.645, 1.2533 * 1.4826
 
 _PRICES = layer_name("encoder.log_prices", 0, "bias")
