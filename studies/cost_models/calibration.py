@@ -45,10 +45,11 @@ ROUNDS: Final = 2
 _WARMUP: Final = 1
 #: Copies of the reference of a group, and sets that share them.
 _REFERENCES, _GROUP_SETS = 3, 24
-#: What a set takes beside its kernels and the reference, over what it took when the stores were measured. With it a
-#: minute holds as many sets of the usual mixture on the EPYC of docs/data as the command measured on such a machine, in
-#: the slower of two minutes: 1,334, three rounds each.
-_REST_SHARE: Final = 0.78
+#: What a set takes beside its kernels and the reference, over what it took when the stores were measured. With 0.67, a
+#: minute holds as many sets of the usual mixture on the EPYC of docs/data as the command measured on such a machine in
+#: the slower of two minutes: 1,334, three rounds each, noisy ones again. Now that sets are measured once, and planners
+#: choose fewer of them, it takes 0.83 of that by the process's CPU time: 39 and 47 ms a set.
+_REST_SHARE: Final = 0.56
 #: Strategies that choose the sets, with their shares: those of `autoshard calibrate`, and those of `autoshard collect`
 #: without what needs samples; both without larger batches, of which the stores of docs/data hold none.
 MIXTURE: Final = {name: share for name, share in CALIBRATION_WEIGHTS.items() if name != "batches"}
