@@ -6,10 +6,12 @@ import tempfile
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from autoshard.commands.run import NodeOptions, RunOptions, VirtualOptions
 from autoshard.core import GroupLayout, Pooling, ReplicaGroups
 from autoshard.core.errors import AutoshardError, ExecutionError, InvalidOptionError
 from autoshard.core.step import Overlap
@@ -284,6 +286,37 @@ def refused(plan, tmp_path, nproc, *more, rounds=1, **options):
     with pytest.raises(AutoshardError) as caught:
         run_requests([request, *(replace(request, **one) for one in more)], nproc, rounds=rounds)
     return str(caught.value)
+
+
+def test_ranks_of_virtual_time_take_turns_on_one_machine():
+    with pytest.raises(InvalidOptionError, match="take turns on one machine") as caught:
+        RunOptions(
+            plan=Path("plan.json"),
+            nodes=NodeOptions(nnodes=2, rdzv="localhost:29500"),
+            virtual=VirtualOptions(virtual_time=True),
+        )
+    assert caught.value.field == "nnodes"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--topology", "cpu-4"), "--virtual-time"),
+        (("--row-share", 0.5), "--virtual-time"),
+        (("--virtual-time", "--row-share", 2), "must be a number above 0 and up to 1"),
+        (("--virtual-time", "--nproc", 1), "must be left out or 2 in virtual time, a process for each rank, got 1"),
+        (("--virtual-time", "--topology", "cpu-4"), "must have the plan's 2 ranks"),
+        (("--virtual-time", "--topology", "nowhere"), "nowhere: is neither a file nor bundled topology"),
+        (("--virtual-time", "--checkpoints", "job"), "must be left out in virtual time"),
+        (("--profile", "nowhere/profile.json"), "must be in a folder that is there"),
+    ],
+)
+def test_bad_options_of_virtual_time_are_one_line(run, plan, tmp_path, words, said):
+    file = tmp_path / "plan.json"
+    write_plan(plan, file)
+    _, err = run("run", file, *words, code=2)
+    assert said in err
+    assert len(err.splitlines()) == 1
 
 
 def test_launches_in_virtual_time_are_checked_before_they_start(plan, tmp_path):

@@ -229,9 +229,9 @@ class VirtualGroup(_ProcessGroup):  # type: ignore[misc]
         put_in = self._put_in(sum(one.nbytes for pieces in given for one in pieces))
         return self.begin(Operation.REDUCE_SCATTER, put_in, lambda: self._inner.reduce_scatter(outputs, given, options))
 
-    def barrier(self, options: Any = None) -> VirtualWork:
+    def barrier(self, opts: Any = None) -> VirtualWork:  # torch gives it by this name
         """Waits for all processes, and takes no time besides."""
-        return self.begin(Operation.ALL_REDUCE, self._put_in(0.0), lambda: self._inner.barrier(options))
+        return self.begin(Operation.ALL_REDUCE, self._put_in(0.0), lambda: self._inner.barrier(opts))
 
     # As releases before torch 2.13 name them.
     alltoall_base = all_to_all_single
