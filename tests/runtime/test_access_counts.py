@@ -124,7 +124,7 @@ class TestThreshold:
     def test_what_is_sent_is_bounded_and_what_is_counted_stays(self):
         tables = make.tables(make.table("a", 100_000, alpha=1.0))
         with contextlib.closing(AccessCounter(tables, sampled_ids=100_000)) as counter:
-            counter.observe(torch.from_numpy(drawn(AccessProfile.zipf(100_000, 1.0), 100_000, 0)), (100_000,), 100)
+            counter.observe(drawn(AccessProfile.zipf(100_000, 1.0), 100_000, 0), (100_000,), 100)
             sent, whole = counter.counted_within(1_000), counter.counted()
         assert len(whole.keys_N) > 10_000
         assert len(sent.keys_N) == pytest.approx(1_000, rel=0.1)
