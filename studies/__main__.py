@@ -41,6 +41,7 @@ STUDIES: Final = {
     "checkpoint-cost": "studies.runtime.checkpoint_cost:main",
     "slow-links": "studies.runtime.slow_links.study:main",
     "following": "studies.runtime.following:main",
+    "loss-curves": "studies.runtime.loss_curves:main",
     "access-counts": "studies.runtime.access_counts:main",
     "service": "studies.service.attack:main",
     "service-load": "studies.service.load:main",
