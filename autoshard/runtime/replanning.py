@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 #: How often between two decisions all processes hear whether one was made.
 _HEARD_PER_DECISION: Final = 20
-#: Rows whose counts process 0 gets for a decision, of all processes together, 16 bytes each; at least so many of each.
-_ROWS_OF_A_DECISION: Final = 1 << 17
+#: Rows whose counts process 0 gets for a decision, for each table and at most; of all processes together, 16 bytes each.
+_ROWS_OF_A_TABLE, _ROWS_OF_A_DECISION = 1 << 13, 1 << 17
+#: And at least so many of each process.
 _LEAST_ROWS: Final = 1 << 10
 #: Runs a command of autoshard behind training, where both want the processor.
 _COMMAND: Final = "import os; os.nice(10); from autoshard.cli import main; raise SystemExit(main())"
@@ -230,7 +231,9 @@ class JobReplanning:
             self._hear(step)
         left = None if self._last_step is None else self._last_step - step
         if step % self._settings.every == 0 and not self._is_under_way and left != 0:
-            counts = merged_counts(self._counter, _ROWS_OF_A_DECISION)
+            counts = merged_counts(
+                self._counter, min(_ROWS_OF_A_DECISION, _ROWS_OF_A_TABLE * len(self.plan.tables.tables))
+            )
             if self._planner is not None and counts is not None:
                 self._planner.begin(step, counts, left)
             self._is_under_way, self._heard_at = True, step
