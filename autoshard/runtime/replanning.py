@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 #: How often between two decisions all processes hear whether one was made.
 _HEARD_PER_DECISION: Final = 20
-#: Rows whose counts process 0 gets for a decision, for each table and at most; of all processes together, 16 bytes each.
+#: Rows whose counts process 0 gets for a decision, 16 bytes each: for each table, and at most.
 _ROWS_OF_A_TABLE, _ROWS_OF_A_DECISION = 1 << 13, 1 << 17
 #: And at least so many of each process.
 _LEAST_ROWS: Final = 1 << 10
@@ -231,9 +231,8 @@ class JobReplanning:
             self._hear(step)
         left = None if self._last_step is None else self._last_step - step
         if step % self._settings.every == 0 and not self._is_under_way and left != 0:
-            counts = merged_counts(
-                self._counter, min(_ROWS_OF_A_DECISION, _ROWS_OF_A_TABLE * len(self.plan.tables.tables))
-            )
+            max_rows = min(_ROWS_OF_A_DECISION, _ROWS_OF_A_TABLE * len(self.plan.tables.tables))
+            counts = merged_counts(self._counter, max_rows)
             if self._planner is not None and counts is not None:
                 self._planner.begin(step, counts, left)
             self._is_under_way, self._heard_at = True, step
