@@ -144,7 +144,7 @@ class HeldTables:
             self._mark(table, _checked_rows(table, rows))
 
     def _move(self, moves: Sequence[TableMove]) -> None:
-        move(moves, self._part.group, self._part.device)
+        move(moves, self._part.group, self._part.device, self._part.nodes_of(self._part.group))
 
     @property
     def _shares(self) -> Replicas:

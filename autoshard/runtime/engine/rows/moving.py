@@ -79,10 +79,11 @@ class TableMove:
 
 
 @torch.no_grad()
-def move(moves: Sequence[TableMove], group: dist.ProcessGroup, device: torch.device) -> int:
+def move(moves: Sequence[TableMove], group: dist.ProcessGroup, device: torch.device, nodes: Sequence[int]) -> int:
     """Gives the rows of tables to the processes that are to have them; all processes have to call it, with the same.
 
-    A process that has a row already copies its own; others get it from one of those who have it, in turn. Where one
+    A process that has a row already copies its own; others get it from one of those who have it, in turn, from one of
+    their node if there is one. Where one
     number is of several columns (a moment of row-wise AdaGrad), and of other columns in the target, it is the mean over
     its columns of what these had; equal values stay as they are. Of whole numbers (marks of rows) it is the largest.
 
@@ -90,6 +91,7 @@ def move(moves: Sequence[TableMove], group: dist.ProcessGroup, device: torch.dev
         moves: Tables and their layouts.
         group: The processes, whose ranks the layouts have.
         device: Where messages are sent from.
+        nodes: Node of each process.
 
     Returns:
         Bytes that this process has sent.
@@ -98,7 +100,7 @@ def move(moves: Sequence[TableMove], group: dist.ProcessGroup, device: torch.dev
         AutoshardError: If a process fails: on all of them (`agree`), with the target half written.
     """
     size = group.size()
-    buffers = _Buffers(group.rank(), size, device)
+    buffers = _Buffers(group.rank(), nodes, device)
     if all(one.is_local(size) for one in moves):
         for units in _rounds(moves, 1):
             _Round(units, buffers).write()
@@ -194,12 +196,12 @@ class _Buffers:
 
     Args:
         process: This process.
-        num_processes: All processes.
+        nodes: Node of each process.
         device: Where messages are.
     """
 
-    def __init__(self, process: int, num_processes: int, device: torch.device) -> None:
-        self.process, self.num_processes, self._device = process, num_processes, device
+    def __init__(self, process: int, nodes: Sequence[int], device: torch.device) -> None:
+        self.process, self.nodes, self._device = process, nodes, device
         self._free: list[torch.Tensor] = []
 
     def take(self, num_bytes: int) -> torch.Tensor:
@@ -375,7 +377,7 @@ class _Means:
         _write(self._tensor_NK, self._places_U[rows_L], means_L[:, None])
 
 
-def _legs(unit: _Unit, process: int) -> Iterator[_Leg]:
+def _legs(unit: _Unit, process: int, nodes: Sequence[int]) -> Iterator[_Leg]:
     """What a process gives and takes of a unit, in an order that is the same on both ends."""
     source, target, ids = unit.move.source, unit.move.target, unit.ids
     positions_U = cache(lambda layout: layout.positions(ids))
@@ -395,7 +397,8 @@ def _legs(unit: _Unit, process: int) -> Iterator[_Leg]:
                     continue
                 num_rows, rows_L, given_L, taken_L = find()
                 for taker in takers:
-                    giver = taker if taker in holders else holders[(unit.number + taker) % len(holders)]
+                    near = [holder for holder in holders if nodes[holder] == nodes[taker]] or holders
+                    giver = taker if taker in holders else near[(unit.number + taker) % len(near)]
                     if process in (giver, taker):
                         yield _Leg(
                             unit=unit,
@@ -458,11 +461,11 @@ class _Round:
 
     def __init__(self, units: Sequence[_Unit], buffers: _Buffers) -> None:
         self._buffers, process = buffers, buffers.process
-        legs = [leg for unit in units for leg in _legs(unit, process) if not leg.is_in_place]
+        legs = [leg for unit in units for leg in _legs(unit, process, buffers.nodes) if not leg.is_in_place]
         self._own = [leg for leg in legs if leg.giver == leg.taker]
         sent = sorted((leg for leg in legs if leg.taker != process), key=lambda leg: leg.taker)
         self._received = sorted((leg for leg in legs if leg.giver != process), key=lambda leg: leg.giver)
-        self._sent_bytes, self._received_bytes = [0] * buffers.num_processes, [0] * buffers.num_processes
+        self._sent_bytes, self._received_bytes = [0] * len(buffers.nodes), [0] * len(buffers.nodes)
         for leg in sent:
             self._sent_bytes[leg.taker] += leg.num_bytes
         for leg in self._received:
