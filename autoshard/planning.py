@@ -26,7 +26,7 @@ from autoshard.core import (
     Topology,
     local_shards,
 )
-from autoshard.core.costs import MeasuredRange, OutsideRange, Risk, StepModels
+from autoshard.core.costs import MeasuredRange, OutsideRange, Risk
 from autoshard.core.errors import AutoshardError, InvalidOptionError, InvalidPlanError
 from autoshard.core.machine import KnowsMachine, device_family, model_key
 from autoshard.core.quoting import printable, shortened
@@ -46,7 +46,7 @@ from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.refine import MeasurePlans, refine
 from autoshard.planners.registry import OptionHelp, PlannerHelp, describe_planners, get_planner, planner_names
 from autoshard.planners.space.options import ShardingType
-from autoshard.plugins import kernel_model_loaders, step_model_loaders
+from autoshard.plugins import kernel_model_loaders, step_models
 from autoshard.results.comparison import ComparedPlan, Comparison
 from autoshard.validator import validate_plan
 
@@ -66,7 +66,6 @@ __all__ = [
     "plan_costs",
     "planner_names",
     "refine_plan",
-    "step_models",
     "with_bounds",
 ]
 
@@ -95,19 +94,6 @@ def kernel_model(topology: Topology, registry: Path | None = None) -> CostModel:
 
 def _analytic_model(topology: Topology) -> AnalyticCostModel:
     return AnalyticCostModel.for_device(topology.device, topology.memory_bandwidth.hbm)
-
-
-def step_models(device: str, registry: Path | None = None) -> StepModels:
-    """Models of collectives, dense layers and steps: of each the first that a plugin has for the device.
-
-    Raises:
-        ModelError: If a model is there but damaged.
-    """
-    found = StepModels()
-    for load in step_model_loaders():
-        more = load(registry, device)
-        found = StepModels(comm=found.comm or more.comm, dense=found.dense or more.dense, step=found.step or more.step)
-    return found
 
 
 def make_costs(

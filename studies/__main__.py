@@ -39,6 +39,7 @@ STUDIES: Final = {
     "checkpoint-pairs": "studies.runtime.checkpoint_pairs:main",
     "adopt": "studies.runtime.adoption:main",
     "checkpoint-cost": "studies.runtime.checkpoint_cost:main",
+    "virtual-time": "studies.runtime.virtual_time:main",
     "slow-links": "studies.runtime.slow_links.study:main",
     "following": "studies.runtime.following:main",
     "loss-curves": "studies.runtime.loss_curves:main",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -29,13 +28,12 @@ from autoshard.core.errors import InfeasiblePlanError, InputError, ModelError
 from autoshard.core.step import StepPart
 from autoshard.evaluation import plan_traffic, price_step
 from autoshard.evaluation.traffic import Stream
-from autoshard.formats import write_plan
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.options import placed_shard
 from autoshard.planning import make_costs, make_plan, plan_costs
-from autoshard.runtime import Engine, RunRequest, RunResult, ownership_of, run_requests
-from autoshard.runtime.processes.launch import Launcher, OnProgress
-from autoshard.whatif.trials import MeasuredStep
+from autoshard.runtime import Engine, RunResult, ownership_of
+from autoshard.runtime.processes.launch import Launcher
+from autoshard.whatif.trials import MeasuredStep, execute_plans
 from studies.papers.flexshard.models import LOCAL_BATCH, MODELS, PaperModel
 from studies.papers.oper.results import THRESHOLD, kaggle
 from studies.planners.step_runs import StepRun
@@ -214,7 +212,7 @@ def run_contest(
     registry: Path,
     launcher: Launcher,
     effort: Effort,
-    on_progress: OnProgress | None = None,
+    on_step: Callable[[int, int], None] | None = None,
 ) -> ContestResult:
     """Plans a task, and executes all plans in one start of the processes, round by round.
 
@@ -224,23 +222,27 @@ def run_contest(
         registry: Models that price them.
         launcher: Starts a process for each rank.
         effort: How long each plan runs.
-        on_progress: Called after every step.
+        on_step: Told how many steps are done, and of how many.
 
     Raises:
         AutoshardError: If a plan fails while it runs; one that cannot be made or executed is a failure of its entry.
     """
     planned = _plan_all(contest, topology, registry)
-    executed = [one for one in planned if one.plan is not None]
-    with tempfile.TemporaryDirectory(prefix="autoshard-contest-") as folder:
-        requests = [
-            _request(one, Path(folder, f"{number}.json"), contest, effort) for number, one in enumerate(executed)
-        ]
-        results = run_requests(
-            requests * effort.repeats, topology.world_size, on_progress=on_progress, launcher=launcher
-        )
+    executed = [(one, one.plan) for one in planned if one.plan is not None]
+    results = execute_plans(
+        [plan for _, plan in executed],
+        [{"engine": one.entry.engine} for one, _ in executed],
+        repeats=effort.repeats,
+        on_step=on_step,
+        launcher=launcher,
+        steps=effort.steps,
+        warmup_steps=effort.warmup_steps,
+        seed=contest.seed,
+        device="cpu",
+    )
     runs = {
-        one.entry.label: _entry_run(one, contest, registry, results[index :: len(executed)])
-        for index, one in enumerate(executed)
+        one.entry.label: _entry_run(one, plan, contest, registry, of_plan)
+        for (one, plan), of_plan in zip(executed, results, strict=True)
     }
     return ContestResult(
         name=contest.name,
@@ -286,22 +288,9 @@ def _check_executable(plan: ShardingPlan, engine: Engine) -> None:
         layouts_of(plan, ownership, device_type="cpu")
 
 
-def _request(planned: _Planned, file: Path, contest: Contest, effort: Effort) -> RunRequest:
-    assert planned.plan is not None, "failures are not executed"
-    write_plan(planned.plan, file)
-    return RunRequest(
-        plan_path=str(file),
-        engine=planned.entry.engine,
-        steps=effort.steps,
-        warmup_steps=effort.warmup_steps,
-        seed=contest.seed,
-        device="cpu",  # type: ignore[arg-type]
-    )
-
-
-def _entry_run(planned: _Planned, contest: Contest, registry: Path, results: Sequence[RunResult]) -> EntryRun:
-    plan = planned.plan
-    assert plan is not None, "failures are not executed"
+def _entry_run(
+    planned: _Planned, plan: ShardingPlan, contest: Contest, registry: Path, results: Sequence[RunResult]
+) -> EntryRun:
     price = price_step(plan, plan_costs(plan, registry))
     measured = MeasuredStep.quickest([MeasuredStep.of(result) for result in results])
     tiers = [placed.tier.value for placed in plan.shards]

@@ -154,7 +154,7 @@ def test_a_contest_on_two_processes(tmp_path):
     )
     done = []
     topology = local_topology("cpu", 2, 1 << 30)
-    result = run_contest(contest, topology, tmp_path, LOCAL, TINY, lambda state: done.append(state.done))
+    result = run_contest(contest, topology, tmp_path, LOCAL, TINY, lambda steps, _: done.append(steps))
     assert (result.num_tables, result.batch_size) == (len(small.tables), 16)
     assert done == list(range(1, 1 + 3 * TINY.repeats * (TINY.steps + TINY.warmup_steps)))
     *ran, refused = result.entries
