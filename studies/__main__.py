@@ -43,6 +43,7 @@ STUDIES: Final = {
     "slow-links": "studies.runtime.slow_links.study:main",
     "following": "studies.runtime.following:main",
     "loss-curves": "studies.runtime.loss_curves:main",
+    "virtual-contests": "studies.runtime.virtual_contests:main",
     "access-counts": "studies.runtime.access_counts:main",
     "service": "studies.service.attack:main",
     "service-load": "studies.service.load:main",
