@@ -44,11 +44,13 @@ _FIRST = frozenset({ShardingType.TABLE_WISE})
 _NEXT = frozenset({ShardingType.DATA_PARALLEL, ShardingType.ROW_TIERS})
 #: How many tables are offered all options at first, the costliest: so many, or this share of them.
 _NUM_COSTLIEST, _COSTLIEST_SHARE = 20, 0.05
+#: Tables times ranks of tasks in which a burst takes long, and single tables decide the step.
+LARGE_TASK = 10_000
 #: Steps of the search after which twice as many are.
 _WIDENED_AFTER = 24
 #: Share of the time that is left which more options may take.
 _GROWTH_SHARE = 0.15
-#: Tables that are offered all options, and few, between two looks at the clock.
+#: Tables that differ and are offered all options, and few, between two looks at the clock.
 _BATCH, _LARGE_BATCH = 20, 100
 #: How often numbers of hot rows are read off what costs least before the search begins: two rounds leave a sixth of
 #: what thirty numbers could gain.
@@ -112,10 +114,11 @@ class OfferedOptions:
         self._is_timed = math.isfinite(until_s)
         flat, rates = self._priced()
         order = self._costliest(flat, rates, None)
+        binding = self._binding(flat, rates) if len(order) * self.space.topology.world_size > LARGE_TASK else []
         num_all = max(_NUM_COSTLIEST, math.ceil(_COSTLIEST_SHARE * len(order)))
-        self._offer_all([*self._large, *order[:num_all]], until_s)
+        self._offer_all([*self._large, *binding, *order[:num_all]], until_s)
         others = [index for index in order if index not in self._with_all]
-        for batch in _batches(others, _LARGE_BATCH, until_s):
+        for batch in self._batches(others, _LARGE_BATCH, until_s):
             self.space.offer(batch, self._ways.few)
         self._round_s = (time.perf_counter() - began_s) / 2
         for _ in range(_NUM_HOT_ROUNDS):
@@ -165,20 +168,35 @@ class OfferedOptions:
         order: list[int] = np.argsort(-cost_O[flat.first_I + number_I], kind="stable").tolist()
         return order
 
+    def _binding(self, flat: FlatOptions, rates: CostGradient) -> list[int]:
+        """Items that take a rank longer for some part, whole, than what ranks have in the mean; by how much, falling.
+
+        No rank that holds one of them whole is level with the others: with many ranks these decide the step.
+        """
+        whole_IP = rates.served_VP[flat.kind_E[flat.start_O[flat.first_I]]]
+        excess_I = np.maximum(whole_IP - whole_IP.sum(axis=0) / self.space.topology.world_size, 0.0).sum(axis=1)
+        return [index for index in np.argsort(-excess_I, kind="stable").tolist() if excess_I[index] > 0]
+
     def _offer_all(self, items: Iterable[int], until_s: float) -> None:
         """Offers all options to some items that have not been offered them."""
         new = [index for index in dict.fromkeys(items) if index not in self._with_all]
-        for batch in _batches(new, _BATCH, until_s):
+        for batch in self._batches(new, _BATCH, until_s):
             self.space.offer(batch, self._ways.every)
             self._with_all.update(batch)
 
-
-def _batches(items: Sequence[int], size: int, until_s: float) -> Iterable[Sequence[int]]:
-    """So many items at a time until the time is over."""
-    for start in range(0, len(items), size):
-        if time.perf_counter() >= until_s:
-            break
-        yield items[start : start + size]
+    def _batches(self, items: Sequence[int], size: int, until_s: float) -> Iterable[Sequence[int]]:
+        """So many items at a time until the time is over; those that are alike count once, as they take it."""
+        batch: list[int] = []
+        alike: set[str] = set()
+        for number, index in enumerate(items, 1):
+            batch.append(index)
+            alike.add(self.space.items[index].like[0].name)
+            if len(alike) < size and number < len(items):
+                continue
+            if time.perf_counter() >= until_s:
+                break
+            yield batch
+            batch, alike = [], set()
 
 
 def space_of(
