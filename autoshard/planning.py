@@ -110,7 +110,7 @@ def make_costs(
     Raises:
         ModelError: As `kernel_model`.
     """
-    return _costs_of(_whole_shards(tables), topology, registry, risk, with_all_kernels=True)
+    return _costs_of(lambda: _whole_shards(tables), topology, registry, risk, with_all_kernels=True)
 
 
 def plan_costs(plan: ShardingPlan, registry: Path | None = None, *, risk: Risk = Risk.MEAN) -> CostModels:
@@ -119,25 +119,34 @@ def plan_costs(plan: ShardingPlan, registry: Path | None = None, *, risk: Risk =
     Raises:
         ModelError: As `kernel_model`.
     """
-    shards = [shard for held in plan.local_shards() for shard in held]
-    return _costs_of(shards, plan.topology, registry, risk, with_all_kernels=False)
+    return _costs_of(
+        lambda: [held.local for held in plan.held_shards()], plan.topology, registry, risk, with_all_kernels=False
+    )
 
 
 def _costs_of(
-    shards: Sequence[LocalShard], topology: Topology, registry: Path | None, risk: Risk, *, with_all_kernels: bool
+    to_price: Callable[[], Sequence[LocalShard]],
+    topology: Topology,
+    registry: Path | None,
+    risk: Risk,
+    *,
+    with_all_kernels: bool,
 ) -> CostModels:
-    """Models that price some shards, and with all kernels everything that they may be cut into."""
-    # Kernels find all rows in the device's memory, wherever these live.
-    shards = [in_device_memory(shard) for shard in shards]
+    """Models that price some shards, and with all kernels everything that they may be cut into.
+
+    The analytic model prices any shard, so that nobody asks which they are.
+    """
     model = trained = kernel_model(topology, registry)
     if not isinstance(trained, AnalyticCostModel):
+        # Kernels find all rows in the device's memory, wherever these live.
+        shards = [in_device_memory(shard) for shard in to_price()]
         analytic = _analytic_model(topology)
         needed = kernels_of(shards) if with_all_kernels else shards
         model, unseen = UnseenKernelsModel.covering(trained, analytic, needed)
         if alone := [shard for shard in shards if shard.kernel_kind in unseen]:
             _log.warning("%s", _unseen_warning(alone, trained.name, analytic.name))
-    if isinstance(model, MeasuredRange) and (notes := model.notes(shards)):
-        _log.warning("%s: %s", model.name, _range_warning(notes))
+        if isinstance(model, MeasuredRange) and (notes := model.notes(shards)):
+            _log.warning("%s: %s", model.name, _range_warning(notes))
     if note := machine_note(model, topology.device):
         _log.warning("%s", note)
     others = step_models(topology.device, registry)
@@ -283,7 +292,9 @@ def finished_plan(plan: ShardingPlan, costs: CostModels, provenance: Provenance)
         # The planner's fault, not that of whoever asked for a plan.
         raise AutoshardError(f"made an invalid plan: {error}", source=f"planner {provenance.planner}") from error
     orders = _orders_of_cut(plan)
-    held = [in_device_memory(shard.local) for shard in plan.of_one_group().held_shards()]
+    held: list[LocalShard] = []
+    if not isinstance(costs.kernel, AnalyticCostModel):
+        held = [in_device_memory(shard.local) for shard in plan.of_one_group().held_shards()]
     _warn_of_unseen(plan.tables, held, costs.kernel)
     costs = replace(costs, kernel=pricing(costs.kernel, held))
     models = {**provenance.models, **_order_notes(orders), **model_names(costs, plan.tables, plan.topology.device)}

@@ -13,13 +13,13 @@ import numpy as np
 
 from autoshard.core import CommModel, EmbeddingTable, ReplicaGroups, ShardingPlan, SyncRows, TableSet, Topology
 from autoshard.core.costs import MsArray
-from autoshard.core.plan import HeldShard
+from autoshard.core.held import PlacedArrays, sums_by_rank
 
 #: Bytes of the mark of a row.
 _MARK_BYTES: Final = 1
 
 
-def group_sync_bytes(plan: ShardingPlan, held: Sequence[HeldShard]) -> tuple[MsArray, ...]:
+def group_sync_bytes(plan: ShardingPlan, held: PlacedArrays) -> tuple[MsArray, ...]:
     """Bytes that each rank puts into the all-reduces of one synchronisation, one array of shape (R,) for each.
 
     Of all rows, their weights and moments (2D Eq. 1). Of touched rows, a mark for every row, then weights and moments
@@ -29,23 +29,23 @@ def group_sync_bytes(plan: ShardingPlan, held: Sequence[HeldShard]) -> tuple[MsA
         plan: The whole plan.
         held: What the ranks of one of its groups hold.
     """
-    all_R, marks_R, touched_R = (np.zeros(plan.group_size) for _ in range(3))
     groups = plan.replica_groups
-    is_touched = groups.sync_rows is SyncRows.TOUCHED
-    for shard in held:
-        local = shard.local
-        if not is_touched:
-            all_R[shard.ranks] += local.memory_bytes
-            continue
-        table = plan.tables[local.table]
+
+    def by_rank(bytes_U: Sequence[float]) -> MsArray:
+        return sums_by_rank(np.array(bytes_U, dtype=np.float64)[held.local_M], held.ranks_M, plan.group_size)
+
+    if groups.sync_rows is not SyncRows.TOUCHED:
+        return (by_rank([local.memory_bytes for local in held.locals_U]),)
+    touched = []
+    for local, kind in zip(held.locals_U, held.kind_U, strict=True):
+        table = held.first_K[kind].shard.table
         # Copies within a group are updated by the lookups of the whole group.
         num_lookups = plan.tables.batch_size * len(table.features) * local.pooling_factor * groups.sync_every
-        marks_R[shard.ranks] += local.num_embeddings * _MARK_BYTES
-        touched_R[shard.ranks] += local.access.expected_distinct(num_lookups) * _row_bytes(table, local.embedding_dim)
-    return (marks_R, touched_R) if is_touched else (all_R,)
+        touched.append(local.access.expected_distinct(num_lookups) * _row_bytes(table, local.embedding_dim))
+    return by_rank([local.num_embeddings * _MARK_BYTES for local in held.locals_U]), by_rank(touched)
 
 
-def group_sync_ms(plan: ShardingPlan, held: Sequence[HeldShard], comm: CommModel) -> MsArray:
+def group_sync_ms(plan: ShardingPlan, held: PlacedArrays, comm: CommModel) -> MsArray:
     """Time per step in which the ranks of a replica group average weights and moments with their copies, shape (R,).
 
     Args:
@@ -53,9 +53,10 @@ def group_sync_ms(plan: ShardingPlan, held: Sequence[HeldShard], comm: CommModel
         held: What the ranks of one of its groups hold.
         comm: Prices collectives.
     """
-    groups = plan.replica_groups
+    groups, ms_R = plan.replica_groups, np.zeros(plan.group_size)
+    if groups.num_groups == 1:
+        return ms_R
     replicas = groups.replica_topology(plan.topology)
-    ms_R = np.zeros(plan.group_size)
     for bytes_R in group_sync_bytes(plan, held):
         ms_R += _all_reduces_ms(bytes_R, comm, replicas)
     return ms_R / groups.sync_every
@@ -70,7 +71,7 @@ def with_cheaper_sync(plan: ShardingPlan, comm: CommModel) -> ShardingPlan:
     """
     if plan.replica_groups.num_groups == 1:
         return plan
-    held = plan.of_one_group().held_shards()
+    held = plan.of_one_group().arrays
     plans = [replace(plan, replica_groups=replace(plan.replica_groups, sync_rows=rows)) for rows in SyncRows]
     return min(plans, key=lambda one: group_sync_ms(one, held, comm).max())
 

@@ -21,14 +21,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import safetensors
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from autoshard.api import AliasChange
 from autoshard.core.errors import FormatError, ModelError
 from autoshard.core.machine import device_family
 from autoshard.core.quoting import shown
@@ -39,6 +38,9 @@ from autoshard.formats.files import read_bytes
 from autoshard.formats.stores.remote_folders import folder_of
 from costmodel.registry.aliases import PRODUCTION, Action, Alias, AliasLog
 from costmodel.registry.objects import CARD, MAX_BYTES, VERSION_ID, WEIGHTS, RegistryObjects, model_errors
+
+if TYPE_CHECKING:
+    from autoshard.api import AliasChange
 
 __all__ = [
     "PRODUCTION",

@@ -113,7 +113,7 @@ class TestEquation1:
         plan = replace(plan, shards=(replace(plan.shards[0], shard=Shard.whole(even)),))
         rows, lookups = ROWS / 2, 3 * BATCH * 10 / 2
         expected = rows, rows * -np.expm1(-lookups / rows) * (4 * DIM + 4)
-        marks_R, touched_R = group_sync_bytes(plan, plan.of_one_group().held_shards())
+        marks_R, touched_R = group_sync_bytes(plan, plan.of_one_group().arrays)
         np.testing.assert_allclose([marks_R, touched_R], np.transpose([expected, expected]), rtol=1e-6)
         speed = 2 * NODE_BYTES_PER_S * 7 / 8 / (2 * 3 / 4)
         assert evaluate(plan, COSTS).group_sync_ms == pytest.approx(sum(expected) / speed * 1e3 / 3)
@@ -121,7 +121,7 @@ class TestEquation1:
         half = replace(even, dtype=DType.FP16)
         shards = (replace(plan.shards[0], shard=Shard.whole(half)),)
         plan = replace(plan, tables=tables(half, batch_size=BATCH), shards=shards)
-        _, half_R = group_sync_bytes(plan, plan.of_one_group().held_shards())
+        _, half_R = group_sync_bytes(plan, plan.of_one_group().arrays)
         np.testing.assert_allclose(half_R, touched_R * (2 * DIM + 4) / (4 * DIM + 4))
 
     def test_copies_within_a_group_are_touched_by_all_its_lookups(self):
@@ -130,7 +130,7 @@ class TestEquation1:
         copies = replace(plan.shards[0], tier=Tier.DATA_PARALLEL, replicas=each(4), grad_sync=GradSync.SPARSE)
         whole = replace(plan.shards[0], tier=Tier.TABLE_WISE, replicas=((0,),))
         of_copies, of_whole = (
-            group_sync_bytes(one, one.of_one_group().held_shards())
+            group_sync_bytes(one, one.of_one_group().arrays)
             for one in (replace(plan, shards=(copies,)), replace(plan, shards=(whole,)))
         )
         for of_copies_R, of_whole_R in zip(of_copies, of_whole, strict=True):

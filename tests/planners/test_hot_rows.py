@@ -24,7 +24,7 @@ def request_():
 
 
 def offer(space):
-    return offer_hot_rows(space, FlatOptions.of(space), CostGradient.of(space))
+    return offer_hot_rows(space, CostGradient.of(space))
 
 
 def least_ms(space):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
+from autoshard.core.collector import collector_paused
 from autoshard.core.errors import FormatError
 from autoshard.formats.files import read_bytes, undecodable
 
@@ -19,6 +21,8 @@ _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 YAML_SUFFIXES = (".yaml", ".yml")
 #: Objects and lists within each other; the deepest of this project's documents have 9.
 _MAX_DEPTH = 64
+#: What nests, and what is written as a list. Tuples: a union would be made anew for each of a million numbers.
+_NESTED, _LISTS = (dict, list), (list, tuple)
 #: Bytes of memory that a document may take, by the estimate of `_memory_bytes`.
 _MAX_MEMORY_BYTES = 640 << 20
 
@@ -66,7 +70,8 @@ def parse_json(text: str | bytes, source: str | None = None) -> object:
         # Python would take UTF-16 and UTF-32, too.
         decoded = text if isinstance(text, str) else text.decode("utf-8-sig")
         del text  # where nobody else has the bytes, they need not be there beside the values
-        document = json.loads(decoded, object_pairs_hook=collect)
+        with collector_paused():
+            document = json.loads(decoded, object_pairs_hook=collect)
     except json.JSONDecodeError as error:
         raise FormatError(
             f"is not JSON: {error.msg.lower()} at line {error.lineno}, column {error.colno}", source=source
@@ -118,9 +123,9 @@ def _lay_out(value: object, line_break: str) -> str:
         return repr(value)  # as below, and quicker: plans for many ranks are millions of numbers
     deeper = line_break + " "
     if isinstance(value, dict):
-        parts = [f"{json.dumps(name)}: {_lay_out(inner, deeper)}" for name, inner in value.items()]
+        parts = [f"{_name(name)}: {_lay_out(inner, deeper)}" for name, inner in value.items()]
         opening, closing = "{}"
-    elif isinstance(value, list | tuple) and any(isinstance(inner, dict) for inner in value):
+    elif isinstance(value, _LISTS) and any(issubclass(kind, dict) for kind in set(map(type, value))):
         parts = [_lay_out(inner, deeper) for inner in value]
         opening, closing = "[]"
     else:
@@ -128,6 +133,12 @@ def _lay_out(value: object, line_break: str) -> str:
     if sum(map(len, parts)) <= _LINE_LENGTH and not any("\n" in part for part in parts):
         return opening + ", ".join(parts) + closing
     return opening + deeper + ("," + deeper).join(parts) + line_break + closing
+
+
+# The same few names, of thousands of objects.
+@lru_cache(maxsize=1024)
+def _name(name: str) -> str:
+    return json.dumps(name)
 
 
 def _memory_bytes(text: str | bytes) -> int:
@@ -141,13 +152,13 @@ def _memory_bytes(text: str | bytes) -> int:
 
 def _is_deep(document: object) -> bool:
     """Whether a document nests deeper than `_MAX_DEPTH`: recursion over it would then be unsafe."""
-    level = [document]
+    level = [document] if isinstance(document, _NESTED) else []
     for _ in range(_MAX_DEPTH):
         level = [
             inner
             for value in level
-            for inner in (value.values() if isinstance(value, dict) else value if isinstance(value, list) else ())
-            if isinstance(inner, dict | list)
+            for inner in (value.values() if isinstance(value, dict) else value)
+            if isinstance(inner, _NESTED)
         ]
     return bool(level)
 
