@@ -28,7 +28,7 @@ from autoshard.core import (
 )
 from autoshard.core.costs import MeasuredRange, OutsideRange, Risk
 from autoshard.core.errors import AutoshardError, InvalidOptionError, InvalidPlanError
-from autoshard.core.machine import KnowsMachine, device_family, model_key
+from autoshard.core.machine import KnowsMachine, device_family
 from autoshard.core.quoting import printable, shortened
 from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.evaluation.batch_memory import rank_memory
@@ -39,7 +39,7 @@ from autoshard.evaluation.executable import plan_note
 from autoshard.evaluation.step_price import model_names
 from autoshard.evaluation.unseen_kernels import UnseenKernelsModel, kernels_of, pricing
 from autoshard.evaluation.upper_end import UpperEndKernels, at_upper_end
-from autoshard.hardware import CPU, this_processor
+from autoshard.hardware import is_of_device, this_processor
 from autoshard.planners.auto import AutoOptions
 from autoshard.planners.plan_bounds import plan_bounds
 from autoshard.planners.planner import PlanRequest, parse_options
@@ -171,26 +171,18 @@ def _unseen_warning(unseen: Sequence[LocalShard], trained: str, analytic: str) -
 def machine_note(model: CostModel, device: str) -> str:
     """Says that prices of kernels are of another machine than a topology's; empty if they are not, or nobody knows.
 
-    A key such as `cpu:amd-epyc` names the machine that is planned for. The key `cpu` names none: the machine at hand is
-    taken for it.
-
     Args:
         model: Prices kernels.
-        device: Key of the topology's device.
+        device: Key of the topology's device; which machines it means, see `is_of_device`.
     """
     measured_on = model.measured_on if isinstance(model, KnowsMachine) else None
-    if measured_on is None:
+    if measured_on is None or is_of_device(measured_on, device):
         return ""
-    family = device_family(device)
-    if device != family:
-        is_like, other = model_key(family, measured_on.device_name) == device, f"the topology's devices are {device}"
-    elif family == CPU:
-        is_like, other = measured_on.is_like(this_processor()), f"this machine is {this_processor()}"
+    if device == device_family(device):
+        other, where = f"this machine is {this_processor()}", ""
     else:
-        return ""
-    where = " there" if device != family else ""
-    note = f"{model.name}: prices are of {measured_on}, {other}; `autoshard calibrate`{where} fits them in a minute"
-    return "" if is_like else note
+        other, where = f"the topology's devices are {device}", " there"
+    return f"{model.name}: prices are of {measured_on}, {other}; `autoshard calibrate`{where} fits them in a minute"
 
 
 def _range_warning(notes: Sequence[OutsideRange]) -> str:

@@ -17,6 +17,7 @@ STUDIES: Final = {
     "kill-test": "studies.kernels.kill_test:main",
     "cost-models": "studies.cost_models.compare:main",
     "calibrate": "studies.cost_models.calibration:main",
+    "hours": "studies.cost_models.hours:main",
     "engines": "studies.engines.side_by_side:main",
     "host-time": "studies.engines.host_time:main",
     "input-work": "studies.engines.input_work:main",
