@@ -106,14 +106,21 @@ class PlacedArrays:
 
 
 def sums_by_rank(values_MX: NDArray[_Number], ranks_M: Sequence[IntArray], num_ranks: int) -> NDArray[_Number]:
-    """Sums over what each rank holds, added up in the order of M; shape (R, X).
+    """Sums over what each rank holds, added up in the order of M where that counts; shape (R, X).
 
     Args:
         values_MX: What each of the ranks adds; X may be no axis at all.
         ranks_M: The ranks, each once.
         num_ranks: R.
     """
-    sums_RX: NDArray[Any] = np.zeros((num_ranks, *values_MX.shape[1:]), dtype=values_MX.dtype)
+    if values_MX.ndim > 1 and not (is_used_X := values_MX.any(axis=0)).all():
+        # Of codes, most columns are of kernels that no shard runs in.
+        sums_RX: NDArray[Any] = np.zeros((num_ranks, *values_MX.shape[1:]), dtype=values_MX.dtype)
+        sums_RX[:, is_used_X] = sums_by_rank(values_MX[:, is_used_X], ranks_M, num_ranks)
+        return sums_RX
+    if values_MX.dtype.kind in "iO":
+        values_MX, ranks_M = _by_ranks(values_MX, ranks_M)
+    sums_RX = np.zeros((num_ranks, *values_MX.shape[1:]), dtype=values_MX.dtype)
     counts_M = np.array([len(ranks) for ranks in ranks_M], dtype=np.int64)
     # Most are on one rank; between two that are not, they are added together.
     shared = np.flatnonzero(counts_M != 1).tolist()
@@ -125,6 +132,15 @@ def sums_by_rank(values_MX: NDArray[_Number], ranks_M: Sequence[IntArray], num_r
             of_all = counts_M[index] == num_ranks
             sums_RX[slice(None) if of_all else ranks_M[index]] += values_MX[index]
     return sums_RX
+
+
+def _by_ranks(values_MX: NDArray[_Number], ranks_M: Sequence[IntArray]) -> tuple[NDArray[_Number], Sequence[IntArray]]:
+    """What those of the same ranks add together: of whole numbers, whose sums are the same in any order."""
+    known = {id(ranks): ranks for ranks in ranks_M}
+    numbers = {key: number for number, key in enumerate(known)}
+    sums_GX: NDArray[Any] = np.zeros((len(known), *values_MX.shape[1:]), dtype=values_MX.dtype)
+    np.add.at(sums_GX, [numbers[id(ranks)] for ranks in ranks_M], values_MX)
+    return sums_GX, list(known.values())
 
 
 def _layouts(shards: Sequence[PlacedShard]) -> tuple[list[int], tuple[PlacedShard, ...]]:

@@ -19,7 +19,7 @@ from autoshard.core.step import PART_INDEX, StepPart
 from autoshard.planners.space.cost_gradient import CostGradient
 from autoshard.planners.space.options import ShardingOption, ShardingType, row_tiers
 from autoshard.planners.space.planner_space import Item, ItemShard, PlannerSpace
-from autoshard.planners.space.rows_by_price import cheapest_ends, shares_of_first
+from autoshard.planners.space.rows_by_price import amounts_by_interval, cheapest_ends, shares_of_first
 
 _EXCHANGES = [PART_INDEX[part] for part in (StepPart.FORWARD_EXCHANGE, StepPart.BACKWARD_EXCHANGE)]
 
@@ -80,13 +80,16 @@ class RowPrices:
             table: A table whose rows are like those that the prices are of.
             batch_size: Global batch, in samples.
         """
-        num_lookups, num_vectors = batch_size * table.pooling_factor, batch_size * len(table.features)
-        copied = (self.hit_ms * table.access.expected_distinct(num_lookups), 0.0, self.copied_lookup_ms * num_lookups)
+        hits_I, _, shares_I = amounts_by_interval(table, batch_size)
+        lookups_I = batch_size * table.pooling_factor * shares_I
+        copied_ms_I = self.hit_ms * hits_I + self.copied_lookup_ms * lookups_I
+        bags_ms = self.vector_ms * batch_size * len(table.features)
         found = []
-        for of_lookup_ms, of_bags_ms in ((0.0, self.vector_ms * num_vectors), (self.vector_ms, 0.0)):
-            rest = (0.0, 0.0, (self.lookup_ms + of_lookup_ms) * num_lookups)
-            (num_hot, _), cost_ms = cheapest_ends(table, batch_size, np.array([copied, rest]).T)
-            found.append((cost_ms + (of_bags_ms if num_hot < table.num_embeddings else 0.0), num_hot))
+        for way_ms, once_ms in ((0.0, bags_ms), (self.vector_ms, 0.0)):
+            rest_ms_I = (self.lookup_ms + way_ms) * lookups_I
+            num_hot = int(table.access.ranks_K[np.append(rest_ms_I < copied_ms_I, True).argmax()])
+            cost_ms = float(np.minimum(rest_ms_I, copied_ms_I).sum())
+            found.append((cost_ms + (once_ms if num_hot < table.num_embeddings else 0.0), num_hot))
         return min(found)[1]
 
 

@@ -54,8 +54,8 @@ _WIDENED_AFTER = 24
 _GROWTH_SHARE = 0.15
 #: Tables of each kind of rows that tell for the others of a large task what their rows cost.
 _NUM_SAMPLED = 5
-#: Tables that differ and are offered all options, and few, between two looks at the clock.
-_BATCH, _LARGE_BATCH = 20, 100
+#: Tables that differ and are offered all options, a few by price, and few, between two looks at the clock.
+_BATCH, _SMALL_BATCH, _LARGE_BATCH = 20, 50, 100
 #: How often numbers of hot rows are read off what costs least before the search begins: two rounds leave a sixth of
 #: what thirty numbers could gain.
 _NUM_HOT_ROUNDS = 2
@@ -104,6 +104,11 @@ class OfferedOptions:
         self._is_timed, self._round_s = False, 0.0
 
     @property
+    def is_large(self) -> bool:
+        """Whether the task is so large that there is hardly time for more than starts."""
+        return len(self.space.items) * self.space.topology.world_size > LARGE_TASK
+
+    @property
     def is_complete(self) -> bool:
         """Whether every table has been offered all options."""
         return len(self._with_all) == len(self.space.items)
@@ -118,13 +123,13 @@ class OfferedOptions:
         self._is_timed = math.isfinite(until_s)
         flat, rates = FlatOptions.of(self.space), CostGradient.of(self.space)
         order = self._costliest(flat, rates, None)
-        if len(order) * self.space.topology.world_size > LARGE_TASK:
-            self._begin_by_price(order, flat, rates, until_s)
         num_all = max(_NUM_COSTLIEST, math.ceil(_COSTLIEST_SHARE * len(order)))
+        if self.is_large:
+            self._begin_by_price(order, flat, rates, until_s)
+            self._offer_all(order[:num_all], until_s)
+            return
         self._offer_all([*self._large, *order[:num_all]], until_s)
-        others = [index for index in order if index not in self._with_all]
-        for batch in self._batches(others, _LARGE_BATCH, until_s):
-            self.space.offer(batch, self._ways.few)
+        self._offer_few([index for index in order if index not in self._with_all], until_s)
         self._round_s = (time.perf_counter() - began_s) / 2
         for _ in range(_NUM_HOT_ROUNDS):
             if time.perf_counter() + self._round_s >= until_s:
@@ -132,26 +137,28 @@ class OfferedOptions:
             self._offer_hot_rows(CostGradient.of(self.space))
 
     def _begin_by_price(self, order: Sequence[int], flat: FlatOptions, rates: CostGradient, until_s: float) -> None:
-        """Offers what matters most in a large task, of all tables but a few at one number of hot rows.
+        """Offers all options to what binds, and to all others copies of the hot rows for which that is cheapest.
 
-        Few options of a few tables tell what rows of all tables cost that are like theirs.
+        Few options of a few tables tell what rows cost of all tables that are like theirs.
         """
         self._offer_all([*self._large, *self._binding(flat, rates)], until_s)
-        others = [index for index in order if index not in self._with_all and len(self.space.items[index].like) == 1]
+        others = [index for index in order if index not in self._with_all]
+        single = [index for index in others if len(self.space.items[index].like) == 1]
         sampled: dict[Hashable, dict[str, int]] = {}
-        for index in others:
+        for index in single:
             table = self.space.items[index].like[0]
             of_kind = sampled.setdefault(_row_kind(table), {})
             if len(of_kind) < _NUM_SAMPLED:
                 of_kind.setdefault(table.name, index)
         few = [index for of_kind in sampled.values() for index in of_kind.values()]
-        self.space.offer(few, self._ways.few)
+        self._offer_few(few, until_s)
         for _ in range(_NUM_HOT_ROUNDS):
             offer_hot_rows(self.space, CostGradient.of(self.space), [*self._with_all, *few])
         rates = CostGradient.of(self.space)
         prices = {kind: row_prices(self.space, of_kind.values(), rates) for kind, of_kind in sampled.items()}
-        for batch in self._batches(others, _LARGE_BATCH, until_s):
+        for batch in self._batches(single, _SMALL_BATCH, until_s):
             self.space.offer(batch, lambda table: self._ways.by_price(table, prices[_row_kind(table)]))
+        self._offer_few([index for index in others if len(self.space.items[index].like) > 1], until_s)
 
     def complete(self) -> None:
         """Offers all options to all tables."""
@@ -207,6 +214,11 @@ class OfferedOptions:
         for batch in self._batches(new, _BATCH, until_s):
             self.space.offer(batch, self._ways.every)
             self._with_all.update(batch)
+
+    def _offer_few(self, items: Sequence[int], until_s: float) -> None:
+        """Offers few options to some items."""
+        for batch in self._batches(items, _LARGE_BATCH, until_s):
+            self.space.offer(batch, self._ways.few)
 
     def _batches(self, items: Sequence[int], size: int, until_s: float) -> Iterable[Sequence[int]]:
         """So many items at a time until the time is over; those that are alike count once, as they take it."""

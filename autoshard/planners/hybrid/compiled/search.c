@@ -220,6 +220,55 @@ static void add_to_rank(Search *search, int32_t shard, int32_t rank, int32_t sig
   for (int32_t m = 0; m < task->num_levels; m++) task->free_mr[(size_t)m * task->padded_ranks + rank] -= sign * bytes_m[m];
 }
 
+static void count_launches_of_all(Search *search, int32_t shard, int32_t sign) {
+  Task *task = search->task;
+  const int32_t *launches_k = task->launches_vk + (size_t)task->kind_e[shard] * task->num_launches;
+  for (int32_t k = 0; k < task->num_launches; k++) {
+    if (!launches_k[k]) continue;
+    int32_t *count_r = task->count_kr + (size_t)k * task->padded_ranks, absent = 0;
+    double *missing_r = search->missing_kr + (size_t)k * task->padded_ranks;
+    for (int32_t r = 0; r < task->num_ranks; r++) {
+      count_r[r] += sign * launches_k[k];
+      absent += count_r[r] == 0;
+      missing_r[r] = count_r[r] == 0 ? 1.0 : 0.0;
+    }
+    search->absent_k[k] = absent;
+  }
+}
+
+/* As `add_to_rank`, of a shard that all ranks hold: part by part, ranks in blocks. */
+static void add_to_all(Search *search, int32_t shard, int32_t sign) {
+  Task *task = search->task;
+  const int32_t *launches_k = task->launches_vk + (size_t)task->kind_e[shard] * task->num_launches;
+  if (sign < 0) count_launches_of_all(search, shard, sign);
+  for (int32_t p = 0; p < PARTS; p++) {
+    double *load_r = task->load_pr + (size_t)p * task->padded_ranks, rate = rates_of(task, shard)[p];
+    double *power_r = search->power_pr + (size_t)p * task->padded_ranks, scale = search->scale_p[p];
+    for (int32_t first = 0; first < task->num_ranks; first += BLOCK) {
+      int32_t count = task->num_ranks - first < BLOCK ? task->num_ranks - first : BLOCK;
+      double added[BLOCK], share[BLOCK];
+      for (int32_t at = 0; at < count; at++) added[at] = rate;
+      for (int32_t k = 0; k < task->num_launches; k++) {
+        if (!launches_k[k]) continue;
+        const double *missing = search->missing_kr + (size_t)k * task->padded_ranks + first;
+        for (int32_t at = 0; at < count; at++) added[at] += missing[at] * task->launch_kp[k * PARTS + p];
+      }
+      for (int32_t at = 0; at < count; at++) {
+        double load = load_r[first + at] += sign * added[at];
+        share[at] = load > 0 ? load / scale : 0;
+      }
+      for (int32_t step = 0; step < search->log2_exponent; step++)
+        for (int32_t at = 0; at < count; at++) share[at] *= share[at];
+      for (int32_t at = 0; at < count; at++) power_r[first + at] = share[at];
+    }
+  }
+  if (sign > 0) count_launches_of_all(search, shard, sign);
+  const double *bytes_m = task->bytes_vm + (size_t)task->kind_e[shard] * task->num_levels;
+  for (int32_t m = 0; m < task->num_levels; m++)
+    for (int32_t r = 0; r < task->num_ranks; r++) task->free_mr[(size_t)m * task->padded_ranks + r] -= sign * bytes_m[m];
+  memset(search->is_stale_b, 1, search->num_bins);
+}
+
 static int32_t first_rank(const Task *task, int32_t shard, int32_t site) {
   return task->is_shared_e[shard] ? 0 : site * task->holders_e[shard];
 }
@@ -238,7 +287,9 @@ static void count_sync(Task *task, int32_t shard, int32_t sign) {
 static void add_shard(Search *search, int32_t shard, int32_t site, int32_t sign) {
   Task *task = search->task;
   int32_t first = first_rank(task, shard, site), count = num_holders(task, shard);
-  for (int32_t rank = first; rank < first + count; rank++) add_to_rank(search, shard, rank, sign);
+  if (task->is_shared_e[shard]) add_to_all(search, shard, sign);
+  else
+    for (int32_t rank = first; rank < first + count; rank++) add_to_rank(search, shard, rank, sign);
   count_sync(task, shard, sign);
 }
 
@@ -1011,8 +1062,8 @@ static void take_arrays(Arena *arena, Search *search, Saved *before, Saved *best
 /* Placing all items from nothing. */
 
 /* What an option adds by slopes at its cheapest sites, where its shards are then, and which are left in `sites`; infinite,
-   and nothing is held, where it finds no room. */
-static double put(Search *search, int32_t option) {
+   and nothing is held, where it finds no room. What is to stay is not weighed, and cannot be taken back: 0 then. */
+static double put(Search *search, int32_t option, int32_t is_to_stay) {
   const Task *task = search->task;
   int32_t node = -1;
   double grown = 0, added_p[PARTS];
@@ -1025,6 +1076,11 @@ static double put(Search *search, int32_t option) {
     }
     search->sites[number] = site;
     if (task->in_node_e[shard]) node = site * task->holders_e[shard] / task->node_size;
+    if (is_to_stay) {
+      if (number + 1 < num_shards(task, option)) try_shard(search, shard, site);
+      else add_shard(search, shard, site, 1);
+      continue;
+    }
     added_powers(search, shard, site, added_p);
     for (int32_t p = 0; p < PARTS; p++) grown += search->slope_p[p] * added_p[p];
     if (task->is_shared_e[shard]) grown += task->sync_v[task->kind_e[shard]];
@@ -1040,7 +1096,7 @@ static int32_t least_option(Search *search, int32_t item) {
   double least = INFINITY;
   for (int32_t option = task->first_option_i[item]; option < task->first_option_i[item + 1]; option++) {
     if (!task->may_o[option]) continue;
-    double grown = put(search, option);
+    double grown = put(search, option, 0);
     if (grown == INFINITY) continue;
     take_back(search, option, num_shards(task, option));
     if (grown < least) {
@@ -1080,9 +1136,9 @@ int32_t autoshard_place(Task *task, const int32_t *order, const double *share_of
   int32_t is_placed = 1;
   for (int32_t at = 0; at < task->num_items && is_placed; at++) {
     int32_t item = order[at];
-    if (put(&search, task->option_i[item]) == INFINITY) {
+    if (put(&search, task->option_i[item], 1) == INFINITY) {
       int32_t option = least_option(&search, item);
-      if ((is_placed = option >= 0)) put(&search, task->option_i[item] = option);
+      if ((is_placed = option >= 0)) put(&search, task->option_i[item] = option, 1);
     }
     if (is_placed)
       memcpy(task->site + task->first_site_i[item], search.sites, num_shards(task, task->option_i[item]) * sizeof(int32_t));
