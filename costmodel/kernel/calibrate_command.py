@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,6 +25,7 @@ from costmodel.registry.publish_options import PublishOptions
 from costmodel.registry.versions import Registry
 
 if TYPE_CHECKING:
+    from autoshard.core import TableSet
     from costmodel.kernel.calibration import Calibration, CalibrationOptions
     from costmodel.kernel.card import CostModelCard
     from costmodel.kernel.dataset import CostDataset
@@ -36,6 +38,11 @@ _BUNDLED_SCALE: Final = 64
 _TERMINATED_EXIT_CODE: Final = 143
 #: Time to measure, for a calibration and for a refresh.
 _CALIBRATING_S, _REFRESHING_S = 60.0, 5.0
+#: Milliseconds that a set may take by the known model that prices it highest, so that a minute holds some hundreds: of
+#: longer ones, rows and batch are divided.
+_MOST_SET_MS: Final = 60.0
+#: Tables of such a set: half as many as the largest have.
+_TABLES_OF_SET: Final = 7.5
 #: Fewest samples that a model is scaled by: the median of so many is off by a fourth of what one of them is.
 _FEWEST_REFRESHING = 12
 
@@ -65,7 +72,11 @@ class CalibrateOptions:
     ] = _BUNDLED_TABLES
     scale: Annotated[
         int | None,
-        typer.Option(min=1, help="Divide rows and batch by this.", show_default="64 for metasyn, 1 for other tables"),
+        typer.Option(
+            min=1,
+            help="Divide rows and batch by this.",
+            show_default="64 for metasyn; of other tables on a CPU a power of two, so that a minute holds enough sets",
+        ),
     ] = None
     store: Annotated[
         Path | None,
@@ -75,7 +86,7 @@ class CalibrateOptions:
         ),
     ] = None
     device: DeviceOption = Device.AUTO
-    rounds: Annotated[int, typer.Option(min=1, help="Runs of each set that count.")] = 3
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of each set that count.")] = 2
     updates: Annotated[int | None, typer.Option(min=1, help="Number of updates of the fit; more take longer.")] = None
     seed: Annotated[int, seed_option("Seed of the choice of sets. A later run with the same seed goes on.")] = 0
 
@@ -87,13 +98,6 @@ class CalibrateOptions:
     def measured_s(self) -> float:
         """Time to measure."""
         return self.seconds or (_REFRESHING_S if self.refresh else _CALIBRATING_S)
-
-    @property
-    def divisor(self) -> int:
-        """What rows and batch are divided by."""
-        if self.scale is not None:
-            return self.scale
-        return _BUNDLED_SCALE if self.tables == _BUNDLED_TABLES else 1
 
     @property
     def fitting(self) -> CalibrationOptions:
@@ -131,8 +135,9 @@ def calibrate(options: CalibrateOptions, publishing: PublishOptions, as_json: co
     """
     models = Registry(publishing.registry)
     store = options.store_beside(models)
+    divisor = options.scale or _usual_scale(options, models)
     started = datetime.now(UTC)
-    collected = _measure(options, store)
+    collected = _measure(options, store, divisor)
     if options.refresh:
         model, version = refresh_in_use(store, collected.device, models, since=started)
     else:
@@ -275,12 +280,51 @@ def _samples(store: Path, device: str, since: datetime | None = None) -> CostDat
     return CostDataset.from_samples(replace(table, samples=kept))
 
 
-def _measure(options: CalibrateOptions, store: Path) -> KernelsCollected:
+def _usual_scale(options: CalibrateOptions, models: Registry) -> int:
+    """What rows and batch are divided by: as little as leaves a minute room for enough sets."""
+    from autoshard.formats import load_tables
+    from autoshard.hardware import CPU
+
+    if options.tables == _BUNDLED_TABLES:
+        return _BUNDLED_SCALE
+    tables = load_tables(options.tables)
+    if options.device == Device.CUDA:
+        return 1
+    scale = scale_for(tables, known_models(models, CPU))
+    if scale > 1:
+        console.log(
+            f"Rows and batch are divided by {scale}, so that enough sets are measured; --scale 1 divides nothing"
+        )
+    return scale
+
+
+def scale_for(tables: TableSet, known: Sequence[LearnedCostModel]) -> int:
+    """The smallest power of two by which rows and batch are to be divided, so that sets take `_MOST_SET_MS` at most.
+
+    Args:
+        tables: The tables.
+        known: Models of kernels, at least one.
+    """
+    from autoshard.core import PlacedShard, Shard, local_shard
+
+    scale = 1
+    while True:
+        scaled = tables.scaled(scale)
+        whole = [PlacedShard.table_wise(Shard.whole(table), 0) for table in scaled.tables]
+        shards = [local_shard(placed, group_batch_size=scaled.batch_size) for placed in whole]
+        nearest = [model.with_nearest_kernels() for model in known]
+        table_ms = max(float(model.predict_ms(model.encode(shards)).mean()) for model in nearest)
+        if table_ms * _TABLES_OF_SET <= _MOST_SET_MS or scaled.batch_size == 1:
+            return scale
+        scale *= 2
+
+
+def _measure(options: CalibrateOptions, store: Path, scale: int) -> KernelsCollected:
     asked = KernelsToCollect(
         store=store,
         device=options.device,
         tables=options.tables,
-        scale=options.divisor,
+        scale=scale,
         seed=options.seed,
         rounds=options.rounds,
     )

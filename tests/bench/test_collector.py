@@ -100,7 +100,7 @@ def test_sets_of_another_machine_or_software_are_measured_again(harness, pool, t
     known = ChosenSet(shards=(pool[0],), source="random")
     KernelKind.collect(harness, iter([known]), tmp_path / "here")
     (sample,) = read_samples(tmp_path / "here").samples
-    for name in ("device_name", "torch_version", "fbgemm_version"):
+    for name in ("core", "torch_version", "fbgemm_version"):
         write_samples(tmp_path / name, [replace(sample, **{name: "another"})])
         assert KernelKind.collect(harness, iter([known]), tmp_path / name).added == {"random": 1}
 

@@ -9,9 +9,10 @@ import pytest
 
 from autoshard.core.errors import ModelError, SampleStoreError
 from autoshard.core.machine import MeasuredMachine
+from autoshard.formats import load_tables
 from autoshard.formats.stores.samples import HARDWARE_FIELDS, read_samples, write_samples
 from autoshard.hardware import this_processor
-from costmodel.kernel.calibrate_command import calibrated_version, known_models, refresh_in_use
+from costmodel.kernel.calibrate_command import calibrated_version, known_models, refresh_in_use, scale_for
 from costmodel.kernel.calibration import (
     FARTHEST,
     CalibrationOptions,
@@ -160,6 +161,15 @@ def own_samples(samples, tmp_path):
     folder = tmp_path / "samples"
     write_samples(folder, [replace(one, sample_id="", set_id="", **facts) for one in samples.samples])
     return folder
+
+
+@pytest.mark.parametrize(
+    ("tables", "scale"), [("criteo-kaggle", 1), ("mlperf-dlrm-v2", range(16, 4096))], ids=["kaggle", "mlperf"]
+)
+def test_long_sets_are_divided_so_that_a_minute_holds_enough(tables, scale, base):
+    found = scale_for(load_tables(tables), (base,))
+    assert found in (scale if isinstance(scale, range) else (scale,))
+    assert found.bit_count() == 1
 
 
 class TestRegistries:
