@@ -351,7 +351,7 @@ def test_the_page_of_a_run_has_each_rank_predicted_and_executed(plan):
     kernel = next(bar for bar in figure.data if bar.name == "forward kernel")
     places, kinds = kernel.x
     assert list(zip(places, kinds, strict=True)) == [
-        (str(rank), kind) for rank in range(len(ranks)) for kind in ("predicted", "executed")
+        (str(rank), kind) for rank in range(len(ranks)) for kind in ("plan", "run")
     ]
     assert list(kernel.y[:2]) == [ranks[0].forward_kernel_ms, executed[0].forward_kernel_ms]
     page = run_page(plan, executed, ["20 steps of 64 samples.", EVIL], title="Run of plan.json")
