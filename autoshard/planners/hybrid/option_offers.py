@@ -52,6 +52,8 @@ LARGE_TASK = 10_000
 _WIDENED_AFTER = 24
 #: Share of the time that is left which more options may take.
 _GROWTH_SHARE = 0.15
+#: Share of the time left in which the costliest tables of a large task are offered all options, too.
+_MORE_SHARE = 0.5
 #: Tables of each kind of rows that tell for the others of a large task what their rows cost.
 _NUM_SAMPLED = 5
 #: Tables that differ and are offered all options, a few by price, and few, between two looks at the clock.
@@ -126,7 +128,8 @@ class OfferedOptions:
         num_all = max(_NUM_COSTLIEST, math.ceil(_COSTLIEST_SHARE * len(order)))
         if self.is_large:
             self._begin_by_price(order, flat, rates, until_s)
-            self._offer_all(order[:num_all], until_s)
+            now_s = time.perf_counter()
+            self._offer_all(order[:num_all], now_s + _MORE_SHARE * (until_s - now_s))
             return
         self._offer_all([*self._large, *order[:num_all]], until_s)
         self._offer_few([index for index in order if index not in self._with_all], until_s)
