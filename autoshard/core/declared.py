@@ -185,8 +185,11 @@ def undecided(owner: Any, known: Collection[str], roles: Role, *, of: type | Non
         roles: What the caller cares for.
         of: A base class of the object's, whose fields alone are looked at; None for all.
     """
-    return tuple(
-        one.name
-        for one in _with_roles(of or owner.__class__, roles)
-        if one.name not in known and getattr(owner, one.name) != one.default
-    )
+    unknown = _unknown(of or owner.__class__, tuple(known), roles)
+    return tuple([one.name for one in unknown if getattr(owner, one.name) != one.default])
+
+
+@cache
+def _unknown(owner: Any, known: tuple[str, ...], roles: Role) -> tuple[DeclaredField, ...]:
+    """The fields of a class that have any of the roles, but some; often there are none."""
+    return tuple(one for one in _with_roles(owner, roles) if one.name not in known)

@@ -76,15 +76,24 @@ def access_from_json(value: object, path: str, context: AccessContext) -> Access
     return at_path(path, lambda: profile(context))
 
 
-def access_to_json(access: AccessProfile) -> dict[str, object]:
-    """The `access` object of a profile: `uniform` where it is, else the `curve`, which holds any profile exactly."""
+def access_to_json(access: AccessProfile, known: dict[int, dict[str, object]] | None = None) -> dict[str, object]:
+    """The `access` object of a profile: `uniform` where it is, else the `curve`, which holds any profile exactly.
+
+    Args:
+        access: The profile.
+        known: Objects of the same document by the `id` of their profiles, which tables that are alike share.
+    """
+    if known is not None and id(access) in known:
+        return known[id(access)]
     knots = [
         [_shortest(rank), _shortest(mass)]
         for rank, mass in zip(access.ranks_K.tolist(), access.cumulative_K.tolist(), strict=True)
     ]
-    if knots == [[0, 0], [access.num_rows, 1]]:
-        return {"kind": "uniform"}
-    return {"kind": "curve", "knots": knots}
+    is_uniform = knots == [[0, 0], [access.num_rows, 1]]
+    found: dict[str, object] = {"kind": "uniform"} if is_uniform else {"kind": "curve", "knots": knots}
+    if known is not None:
+        known[id(access)] = found
+    return found
 
 
 def _uniform(accessed_fraction: float = 1.0) -> _Profile:

@@ -13,6 +13,8 @@ from autoshard.core.errors import FormatError
 from autoshard.formats.files import read_bytes, undecodable
 
 _LINE_LENGTH = 140
+#: Lists of no more values are encoded as often as they are there.
+_FEW_VALUES = 8
 # Made once: `json.dumps` makes one for each value.
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
@@ -110,7 +112,7 @@ def format_json(document: object) -> str:
     Raises:
         ValueError: If a number is not finite.
     """
-    return _lay_out(document, "\n") + "\n"
+    return _lay_out(document, "\n", {}) + "\n"
 
 
 def join(path: str, name: str) -> str:
@@ -118,16 +120,21 @@ def join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _lay_out(value: object, line_break: str) -> str:
+def _lay_out(value: object, line_break: str, known: dict[int, str]) -> str:
+    """A value as text; `known` has the lists that are in the document more than once, as objects."""
     if type(value) is int or (type(value) is float and math.isfinite(value)):
         return repr(value)  # as below, and quicker: plans for many ranks are millions of numbers
     deeper = line_break + " "
     if isinstance(value, dict):
-        parts = [f"{_name(name)}: {_lay_out(inner, deeper)}" for name, inner in value.items()]
+        parts = [f"{_name(name)}: {_lay_out(inner, deeper, known)}" for name, inner in value.items()]
         opening, closing = "{}"
     elif isinstance(value, _LISTS) and any(issubclass(kind, dict) for kind in set(map(type, value))):
-        parts = [_lay_out(inner, deeper) for inner in value]
+        parts = [_lay_out(inner, deeper, known) for inner in value]
         opening, closing = "[]"
+    elif type(value) is list and len(value) > _FEW_VALUES:
+        if id(value) not in known:
+            known[id(value)] = _encode(value)
+        return known[id(value)]
     else:
         return _encode(value)
     if sum(map(len, parts)) <= _LINE_LENGTH and not any("\n" in part for part in parts):

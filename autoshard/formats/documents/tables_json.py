@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +23,7 @@ from autoshard.core import (
 from autoshard.core.accepted import MAX_TABLES
 from autoshard.core.errors import FormatError
 from autoshard.core.quoting import shown
-from autoshard.formats.documents.access_json import ACCESS, AccessContext, access_from_json
+from autoshard.formats.documents.access_json import ACCESS, AccessContext, access_from_json, access_to_json
 from autoshard.formats.documents.document import Document
 from autoshard.formats.documents.kinds import (
     TEXT,
@@ -132,7 +133,8 @@ _FIRST: Final = ("name", "num_embeddings", "embedding_dim", "dtype", "pooling", 
 
 
 def _table_kind(folder: Path | None, known: dict[bytes, AccessProfile] | None = None) -> Kind[EmbeddingTable]:
-    special: dict[str, Kind[Any]] = {"name": _NAME, "features": list_of(_FEATURE), "access": ACCESS}
+    access = ACCESS if known is None else replace(ACCESS, write=partial(access_to_json, known={}))
+    special: dict[str, Kind[Any]] = {"name": _NAME, "features": list_of(_FEATURE), "access": access}
     listed = fields_of(EmbeddingTable, *_FIRST, known=_KNOWN, **special, constraints=CONSTRAINTS, row_order=_ROW_ORDER)
     return named("tables", "table", record(partial(_table, folder, known), *listed))
 

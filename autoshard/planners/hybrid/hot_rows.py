@@ -16,7 +16,7 @@ import numpy as np
 
 from autoshard.core import EmbeddingTable, Exchange, Pooling, Tier
 from autoshard.core.step import PART_INDEX, StepPart
-from autoshard.planners.space.cost_gradient import CostGradient
+from autoshard.planners.space.cost_gradient import CostGradient, shard_cost
 from autoshard.planners.space.options import ShardingOption, ShardingType, row_tiers
 from autoshard.planners.space.planner_space import Item, ItemShard, PlannerSpace
 from autoshard.planners.space.rows_by_price import amounts_by_interval, cheapest_ends, shares_of_first
@@ -36,7 +36,7 @@ def offer_hot_rows(space: PlannerSpace, rates: CostGradient, items: Iterable[int
         FlexShard, Sec. 4.2 (one threshold of the access probability). Differs: the threshold is the ratio of two prices
         of the step, and the other rows are held as the space has them, on one rank or over several.
     """
-    cost_ms = _shard_costs(space, rates)
+    cost_ms = shard_cost(rates, space.topology.world_size)
     some = range(len(space.items)) if items is None else list(items)
     made: dict[str, list[ShardingOption]] = {}
     for item in (space.items[index] for index in some):
@@ -101,7 +101,7 @@ def row_prices(space: PlannerSpace, items: Iterable[int], rates: CostGradient) -
         items: Items of one such table each.
         rates: What shards add.
     """
-    cost_ms, batch_size = _shard_costs(space, rates), space.tables.batch_size
+    cost_ms, batch_size = shard_cost(rates, space.topology.world_size), space.tables.batch_size
     ways_ms_V = rates.served_VP[:, _EXCHANGES].sum(axis=1) / space.topology.world_size
     found = []
     for item in (space.items[index] for index in items):
@@ -118,18 +118,6 @@ def row_prices(space: PlannerSpace, items: Iterable[int], rates: CostGradient) -
         return None
     hit_ms, copied_lookup_ms, lookup_ms, vector_ms = np.median(found, axis=0).tolist()
     return RowPrices(hit_ms=hit_ms, copied_lookup_ms=copied_lookup_ms, lookup_ms=lookup_ms, vector_ms=vector_ms)
-
-
-def _shard_costs(space: PlannerSpace, rates: CostGradient) -> Callable[[ItemShard], float]:
-    """As `shard_costs`, of one shard."""
-    num_ranks = space.topology.world_size
-    alone_V: list[float] = rates.served_VP.sum(axis=1).tolist()
-    shared_V: list[float] = (rates.shared_VP.sum(axis=1) + rates.sync_V).tolist()
-
-    def cost_ms(shard: ItemShard) -> float:
-        return shared_V[shard.kind] if shard.is_everywhere else alone_V[shard.kind] * shard.num_holders / num_ranks
-
-    return cost_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from autoshard.evaluation.cached_rows import LRU
 from autoshard.planners.hybrid.hot_rows import RowPrices, offer_hot_rows, row_prices
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.caches import on_level
-from autoshard.planners.space.cost_gradient import CostGradient, FlatOptions, shard_costs
+from autoshard.planners.space.cost_gradient import CostGradient, FlatOptions, shard_cost, shard_costs
 from autoshard.planners.space.kinds import FloatArray
 from autoshard.planners.space.layout import Layout
 from autoshard.planners.space.options import (
@@ -52,6 +52,8 @@ LARGE_TASK = 10_000
 _WIDENED_AFTER = 24
 #: Share of the time that is left which more options may take.
 _GROWTH_SHARE = 0.15
+#: Share of the time left in which the costliest tables of a large task are offered all options, too.
+_MORE_SHARE = 0.5
 #: Tables of each kind of rows that tell for the others of a large task what their rows cost.
 _NUM_SAMPLED = 5
 #: Tables that differ and are offered all options, a few by price, and few, between two looks at the clock.
@@ -121,12 +123,13 @@ class OfferedOptions:
         """
         began_s = time.perf_counter()
         self._is_timed = math.isfinite(until_s)
-        flat, rates = FlatOptions.of(self.space), CostGradient.of(self.space)
-        order = self._costliest(flat, rates, None)
+        rates = CostGradient.of(self.space)
+        order = self._costliest_whole(rates)
         num_all = max(_NUM_COSTLIEST, math.ceil(_COSTLIEST_SHARE * len(order)))
         if self.is_large:
-            self._begin_by_price(order, flat, rates, until_s)
-            self._offer_all(order[:num_all], until_s)
+            self._begin_by_price(order, rates, until_s)
+            now_s = time.perf_counter()
+            self._offer_all(order[:num_all], now_s + _MORE_SHARE * (until_s - now_s))
             return
         self._offer_all([*self._large, *order[:num_all]], until_s)
         self._offer_few([index for index in order if index not in self._with_all], until_s)
@@ -136,12 +139,12 @@ class OfferedOptions:
                 break
             self._offer_hot_rows(CostGradient.of(self.space))
 
-    def _begin_by_price(self, order: Sequence[int], flat: FlatOptions, rates: CostGradient, until_s: float) -> None:
+    def _begin_by_price(self, order: Sequence[int], rates: CostGradient, until_s: float) -> None:
         """Offers all options to what binds, and to all others copies of the hot rows for which that is cheapest.
 
         Few options of a few tables tell what rows cost of all tables that are like theirs.
         """
-        self._offer_all([*self._large, *self._binding(flat, rates)], until_s)
+        self._offer_all([*self._large, *self._binding(rates)], until_s)
         others = [index for index in order if index not in self._with_all]
         single = [index for index in others if len(self.space.items[index].like) == 1]
         sampled: dict[Hashable, dict[str, int]] = {}
@@ -192,19 +195,26 @@ class OfferedOptions:
         self._round_s = time.perf_counter() - began_s
         return is_new
 
-    def _costliest(self, flat: FlatOptions, rates: CostGradient, around: Layout | None) -> list[int]:
-        """Items by what they cost as if all ranks were alike, the costliest first; in a layout, or whole."""
+    def _costliest_whole(self, rates: CostGradient) -> list[int]:
+        """Items by what they cost whole as if all ranks were alike, the costliest first."""
+        cost_ms = shard_cost(rates, self.space.topology.world_size)
+        costs = [sum(map(cost_ms, item.options[0].shards)) for item in self.space.items]
+        order: list[int] = np.argsort(-np.array(costs), kind="stable").tolist()
+        return order
+
+    def _costliest(self, flat: FlatOptions, rates: CostGradient, around: Layout) -> list[int]:
+        """As `_costliest_whole`, as items are held in a layout."""
         cost_O: MsArray = flat.sums(shard_costs(flat, rates, self.space.topology.world_size))
-        number_I = 0 if around is None else np.array([around.choice(item)[0] for item in range(len(flat.first_I))])
+        number_I = np.array([around.choice(item)[0] for item in range(len(flat.first_I))])
         order: list[int] = np.argsort(-cost_O[flat.first_I + number_I], kind="stable").tolist()
         return order
 
-    def _binding(self, flat: FlatOptions, rates: CostGradient) -> list[int]:
+    def _binding(self, rates: CostGradient) -> list[int]:
         """Items that take a rank longer for some part, whole, than what ranks have in the mean; by how much, falling.
 
         No rank that holds one of them whole is level with the others: with many ranks these decide the step.
         """
-        whole_IP = rates.served_VP[flat.kind_E[flat.start_O[flat.first_I]]]
+        whole_IP = rates.served_VP[[item.options[0].shards[0].kind for item in self.space.items]]
         excess_I = np.maximum(whole_IP - whole_IP.sum(axis=0) / self.space.topology.world_size, 0.0).sum(axis=1)
         return [index for index in np.argsort(-excess_I, kind="stable").tolist() if excess_I[index] > 0]
 

@@ -54,13 +54,13 @@ _OFFERS_SHARE, _OWN_SHARE, _STARTS_SHARE = 0.65, 0.25, 0.5
 #: Seconds for making, pricing and checking the plan in the end: whatever the task, and for each table (CPU time of
 #: `Layout.plan`, `price_with_kernels`, `breakdown_of` and `finished_plan`, 80 to 10,000 tables, one core of an EPYC,
 #: November 2026).
-_FINISH_S, _FINISH_TABLE_S = 0.005, 4e-5
+_FINISH_S, _FINISH_TABLE_S = 0.005, 3.5e-5
 #: Seconds that options have, or twice what is left: of 80 tables on 8 ranks, most of what 0.1 s are offered.
 _LEAST_OFFERS_S = 0.06
 #: Seconds for each table that the first start of the search's own takes, in which options are not offered; and that a
 #: search takes before its first burst, with less of which none begins in large tasks (10,000 tables on 1,024 ranks, one
 #: core of an EPYC, November 2026).
-_START_TABLE_S, _SEARCH_TABLE_S = 1.5e-5, 1.5e-5
+_START_TABLE_S, _SEARCH_TABLE_S = 1.2e-5, 1.5e-5
 #: Seconds that the search has in any case, and for each table, and most of them: a burst of the compiled search takes
 #: 2 to 3 ms for 80 tables on 8 ranks.
 _LEAST_SEARCH_S, _LEAST_SEARCH_TABLE_S, _MOST_LEAST_S = 0.03, 5e-5, 0.07

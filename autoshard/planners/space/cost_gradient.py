@@ -6,7 +6,7 @@ options, E shards of options, Y some options, X their shards, Z sets of sites.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,7 @@ from autoshard.planners.space.columns import MovedArray
 from autoshard.planners.space.kinds import FloatArray, ShardKinds
 from autoshard.planners.space.layout import Layout
 from autoshard.planners.space.options import ShardingType
-from autoshard.planners.space.planner_space import BoolArray, IndexArray, ItemOption, PlannerSpace
+from autoshard.planners.space.planner_space import BoolArray, IndexArray, ItemOption, ItemShard, PlannerSpace
 from autoshard.planners.space.step_cost import BUMP_BYTES, BUMP_SHARE, StepPrices
 
 _TIERS = {tier: number for number, tier in enumerate(Tier)}
@@ -237,6 +237,17 @@ def shard_costs(flat: FlatOptions, rates: CostGradient, num_ranks: int) -> MsArr
     alone_E = rates.served_VP[flat.kind_E].sum(axis=1)
     shared_E = rates.shared_VP[flat.kind_E].sum(axis=1) + rates.sync_V[flat.kind_E]
     return np.asarray(np.where(flat.is_shared_E, shared_E, alone_E * flat.holders_E / num_ranks))
+
+
+def shard_cost(rates: CostGradient, num_ranks: int) -> Callable[[ItemShard], float]:
+    """As `shard_costs`, of one shard."""
+    alone_V: list[float] = rates.served_VP.sum(axis=1).tolist()
+    shared_V: list[float] = (rates.shared_VP.sum(axis=1) + rates.sync_V).tolist()
+
+    def cost_ms(shard: ItemShard) -> float:
+        return shared_V[shard.kind] if shard.is_everywhere else alone_V[shard.kind] * shard.num_holders / num_ranks
+
+    return cost_ms
 
 
 def shared_rates(space: PlannerSpace, sums_X: FloatArray) -> tuple[MsArray, MsArray]:
