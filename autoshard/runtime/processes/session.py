@@ -67,6 +67,8 @@ if TYPE_CHECKING:
 NUM_BATCHES = 8
 #: Steps whose times are kept: a job's last ones.
 _MAX_MEASURED = 1000
+#: Rows whose counts are written, of all processes together.
+_ROWS_OF_A_FILE = 1 << 22
 #: 256 MiB of ids per process.
 MAX_DRAWN_IDS = 2**25
 #: Steps of a profile, the last ones.
@@ -155,7 +157,7 @@ class Session:
                 )
                 result = replace(result, virtual=virtual)
             if counter is not None and request.access_path is not None:
-                counts = merged_counts(counter)
+                counts = merged_counts(counter, _ROWS_OF_A_FILE)
                 if counts is not None:
                     counts.write(Path(request.access_path), plan.tables)
             return result
