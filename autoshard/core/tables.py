@@ -372,6 +372,17 @@ class TableSet:
         tables = tuple(_with_rows(table, max(1, table.num_embeddings // divisor)) for table in self.tables)
         return replace(self, batch_size=max(1, self.batch_size // divisor), tables=tables)
 
+    def held_within(self, num_bytes: int) -> TableSet:
+        """The same model with fewer rows in tables that take more bytes, optimizer state included; a row at least."""
+        AT_LEAST_1.check(num_bytes, "num_bytes", InvalidTableError)
+        tables = tuple(
+            table
+            if table.storage_bytes <= num_bytes
+            else _with_rows(table, max(1, table.num_embeddings * num_bytes // table.storage_bytes))
+            for table in self.tables
+        )
+        return replace(self, tables=tables)
+
 
 def _generator(seed: int) -> np.random.Generator:
     AT_LEAST_0.check(seed, "seed", InvalidTableError)

@@ -54,6 +54,8 @@ def plan_summary(plan: ShardingPlan, measured: MeasuredPlan | None = None) -> Re
         )
     if predicted.overlap is not None:
         lines.append(f"Overlap: {write_overlap(predicted.overlap)}")
+    if plan.provenance is not None and (machine := plan.provenance.models.get("kernel_machine")):
+        lines.append(f"Kernels as measured on {machine}")
     others = [f"{kind} {name}" for kind, name in predicted.models.items() if kind != "kernel"]
     if others:
         lines.append(f"Models besides that of kernels: {', '.join(others)}")

@@ -185,6 +185,11 @@ class AliasLog:
         return self.objects.create(f"{self.model}/{self.alias}/{number:08}", text.encode())
 
 
+def is_of_this_host(change: AliasChange) -> bool:
+    """Whether a process of this host made a change."""
+    return change.by.rpartition("@")[2] == socket.gethostname()
+
+
 def _entry(line: str, path: Path) -> AliasChange:
     from autoshard.api import AliasChange
 

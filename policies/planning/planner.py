@@ -190,12 +190,12 @@ def _model_note(policy: TrainedPolicy, request: PlanRequest) -> str:
 
 def _load(registry: Path | None, device: str, items: Items) -> TrainedPolicy:
     kind = items.policy_kind
-    models, name = find_model(kind, device, registry) or (Registry(registry), device)
-    return _load_version(models.root, name, models.production_id(kind, name), items)
+    models, name, version = find_model(kind, device, registry) or (Registry(registry), device, PRODUCTION)
+    return _load_version(models.root, name, version, items)
 
 
 @lru_cache(maxsize=_CACHED_POLICIES)
-def _load_version(root: Path, device: str, version: str | None, items: Items) -> TrainedPolicy:
+def _load_version(root: Path, device: str, version: str, items: Items) -> TrainedPolicy:
     from policies.planning.trained import TrainedPolicy
 
-    return TrainedPolicy.load(Registry(root), device, version or PRODUCTION, items=items)
+    return TrainedPolicy.load(Registry(root), device, version, items=items)

@@ -195,6 +195,6 @@ def load_cost_model(models: Registry, device: str) -> LearnedCostModel:
         ModelError: If neither the registry nor this package has one, or it is damaged.
     """
     kind = LearnedCostModel.kind
-    registry, name = find_model(kind, device, models.root) or (models, device)
-    stored = registry.load(kind, name)
+    registry, name, version = find_model(kind, device, models.root) or (models, device, PRODUCTION)
+    stored = registry.load(kind, name, version)
     return LearnedCostModel.from_stored(replace(stored, is_shipped=False))
