@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TypeAlias
 
 import numpy as np
 
-from autoshard.core import EmbeddingTable, MemoryLevel, TableSet, Topology
+from autoshard.core import EmbeddingTable, MemoryLevel, Pooling, TableSet, Topology
 from autoshard.core.costs import MsArray
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.evaluation.cached_rows import LRU
@@ -29,8 +31,9 @@ from autoshard.planners.space.options import (
     why_none,
     why_not,
 )
-from autoshard.planners.space.planner_space import PlannerSpace
+from autoshard.planners.space.planner_space import IndexArray, ItemOption, PlannerSpace
 from autoshard.planners.space.uneven_rows import room_of_ranks, uneven_options
+from autoshard.planners.space.ways import TaskFeatures, Way, way_features
 
 #: Rows are offered behind caches where tables take more than this share of the devices' memory.
 _SCARCE_SHARE = 0.5
@@ -53,6 +56,14 @@ _BATCH, _LARGE_BATCH = 20, 100
 #: How often numbers of hot rows are read off what costs least before the search begins: two rounds leave a sixth of
 #: what thirty numbers could gain.
 _NUM_HOT_ROUNDS = 2
+#: Ways of a table that a policy names, of which options are made.
+_NUM_LIKELY = 3
+#: Share of the time left for options, after those that a policy names, in which the costliest tables get all others.
+_MORE_SHARE = 0.5
+
+#: What a policy says: features of a task with I items and of W ways to hold a table in, a score for each of both out,
+#: shape (I, W); the higher, the likelier is the way among those that a long search takes.
+ScoreWays: TypeAlias = Callable[[TaskFeatures, FloatArray], FloatArray]
 
 
 class OfferedOptions:
@@ -102,26 +113,65 @@ class OfferedOptions:
         """Whether every table has been offered all options."""
         return len(self._with_all) == len(self.space.items)
 
-    def begin(self, until_s: float = math.inf) -> None:
-        """Offers all options to the costliest tables and few to the others, as far as there is time.
+    def begin(self, until_s: float = math.inf, score: ScoreWays | None = None) -> IndexArray | None:
+        """Offers what a policy names, or else all options of the costliest tables and few of others, as time allows.
 
         Args:
             until_s: When to end, by `time.perf_counter`; if it is infinite, no clock decides what is offered later.
+            score: The policy; None for none.
+
+        Returns:
+            For each item the number of the option that the policy thinks likeliest, shape (I,); None without one.
         """
         began_s = time.perf_counter()
         self._is_timed = math.isfinite(until_s)
+        likeliest_I = None if score is None else self.offer_likely(score, until_s)
         flat, rates = self._priced()
         order = self._costliest(flat, rates, None)
         num_all = max(_NUM_COSTLIEST, math.ceil(_COSTLIEST_SHARE * len(order)))
-        self._offer_all([*self._large, *order[:num_all]], until_s)
-        others = [index for index in order if index not in self._with_all]
-        for batch in _batches(others, _LARGE_BATCH, until_s):
-            self.space.offer(batch, self._ways.few)
-        self._round_s = (time.perf_counter() - began_s) / 2
+        if score is None:
+            self._offer_all([*self._large, *order[:num_all]], until_s)
+            others = [index for index in order if index not in self._with_all]
+            for batch in _batches(others, _LARGE_BATCH, until_s):
+                self.space.offer(batch, self._ways.few)
+            self._round_s = (time.perf_counter() - began_s) / 2
         for _ in range(_NUM_HOT_ROUNDS):
             if time.perf_counter() + self._round_s >= until_s:
                 break
             self._offer_hot_rows(*self._priced())
+        if score is not None:
+            more_s = time.perf_counter() + _MORE_SHARE * (until_s - time.perf_counter()) if self._is_timed else math.inf
+            self._offer_all([*self._large, *order[:num_all]], more_s)
+        return likeliest_I
+
+    def offer_likely(self, score: ScoreWays, until_s: float = math.inf) -> IndexArray:
+        """Offers every item the few ways that a policy thinks likeliest, the costliest first, as far as there is time.
+
+        Args:
+            score: The policy.
+            until_s: When to end, by `time.perf_counter`.
+
+        Returns:
+            For each item the number of the likeliest of its options, shape (I,).
+        """
+        features = TaskFeatures.of(self.space, *self._priced())
+        ways = self._ways.every_way(self.space)
+        score_IW = score(features, way_features(ways))
+        likeliest_IW = np.argsort(-score_IW, axis=1, kind="stable")
+        rank_of = {
+            table.name: {ways[way]: place for place, way in enumerate(likeliest_W.tolist())}
+            for item, likeliest_W in zip(self.space.items, likeliest_IW, strict=True)
+            for table in item.like
+        }
+        order: list[int] = features.order().tolist()
+        for batch in _batches(order, _LARGE_BATCH, until_s):
+            self.space.offer(batch, lambda table: self._ways.likely(table, rank_of[table.name]))
+        return np.array(
+            [
+                min(range(len(item.options)), key=lambda number: _place(item.options[number], of_item))
+                for item, of_item in ((item, rank_of[item.like[0].name]) for item in self.space.items)
+            ]
+        )
 
     def complete(self) -> None:
         """Offers all options to all tables."""
@@ -179,6 +229,11 @@ def _batches(items: Sequence[int], size: int, until_s: float) -> Iterable[Sequen
         if time.perf_counter() >= until_s:
             break
         yield items[start : start + size]
+
+
+def _place(option: ItemOption, rank_of: Mapping[Way, int]) -> int:
+    """How many ways a policy thinks likelier; last comes what it was not asked about."""
+    return rank_of.get(Way.of(option.of_tables[0]), len(rank_of))
 
 
 def space_of(
@@ -252,6 +307,58 @@ class _Ways:
         """Copies on all ranks of all rows, or of hot ones; the others are on one rank, which sends what is less."""
         copied = self._listed(table, self.names & _NEXT, is_simple=True)
         return [*copied, *self._cached(copied)]
+
+    def every_way(self, space: PlannerSpace) -> list[Way]:
+        """Ways to hold the tables of a task, read off the widest table of each kind."""
+        widest: dict[tuple[bool, bool], EmbeddingTable] = {}
+        for item in space.items:
+            table = item.like[0]
+            kind = table.pooling is Pooling.SEQUENCE, table.row_order is not None
+            if kind not in widest or table.embedding_dim > widest[kind].embedding_dim:
+                widest[kind] = table
+        found = dict.fromkeys(Way.of(option) for table in widest.values() for option in self.every(table))
+        # Columns over the ranks of one node are the same shards as columns over any ranks, which an item has once.
+        is_twice = ShardingType.COLUMN_WISE in self.names
+        return [way for way in found if not (is_twice and way.name is ShardingType.TABLE_COLUMN_WISE)]
+
+    def likely(self, table: EmbeddingTable, rank_of: Mapping[Way, int]) -> list[ShardingOption]:
+        """The few likeliest ways that the table has; no sharding type is enumerated that is none of them.
+
+        With hot rows there are copies of all rows, too, and both shares of lookups: numbers of hot rows are read off
+        the prices of these (`offer_hot_rows`).
+        """
+        of_name: dict[ShardingType, dict[Way, list[ShardingOption]]] = {}
+        found: list[ShardingOption] = []
+        num_left = _NUM_LIKELY
+        for way in rank_of:
+            if num_left == 0:
+                break
+            has = self._of_name(table, way.name, of_name)
+            if way not in has:
+                continue
+            num_left -= 1
+            if way.name is ShardingType.ROW_TIERS:
+                alike = (options for other, options in has.items() if replace(other, coverage=way.coverage) == way)
+                copied = self._of_name(table, ShardingType.DATA_PARALLEL, of_name).values()
+                found += chain.from_iterable((*alike, *copied))
+            else:
+                found += has[way]
+        return found
+
+    def _of_name(
+        self,
+        table: EmbeddingTable,
+        name: ShardingType,
+        of_name: dict[ShardingType, dict[Way, list[ShardingOption]]],
+    ) -> dict[Way, list[ShardingOption]]:
+        """The options of a sharding type by their ways; they are listed once."""
+        if name not in of_name:
+            by_way: dict[Way, list[ShardingOption]] = {}
+            listed = self._listed(table, self.names & {name})
+            for option in (*listed, *self._cached(listed)):
+                by_way.setdefault(Way.of(option), []).append(option)
+            of_name[name] = by_way
+        return of_name[name]
 
     def _listed(
         self, table: EmbeddingTable, names: Collection[ShardingType], *, is_simple: bool = False
