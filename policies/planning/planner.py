@@ -45,6 +45,14 @@ class PolicyOptions:
         },
     )
 
+    count_activations: bool = field(
+        default=True,
+        metadata={
+            "help": "Whether what training needs has to fit beside the tables: inputs, outputs and gradients of a long "
+            "batch, and the dense layers."
+        },
+    )
+
     def __post_init__(self) -> None:
         Range(at_least=1, at_most=_MAX_SAMPLES).check_fields(self, "num_samples", within="options.")
         Range(at_least=0, at_most=_MAX_BURSTS).check_fields(self, "bursts", within="options.")
@@ -100,12 +108,13 @@ def planned(policy: TrainedPolicy, request: PlanRequest, options: PolicyOptions 
     options = options or PolicyOptions()
     offers = OfferedOptions(request)
     offers.offer_likely(policy.score_ways)
+    limits = Limits.of(offers.space, with_activations=options.count_activations)
     try:
-        task = GameTask(offers.space, Limits.of(offers.space, with_activations=True))
+        task = GameTask(offers.space, limits)
     except InfeasiblePlanError:
         # The few ways of each table may be too large for the memory.
         offers.complete()
-        task = GameTask(offers.space, Limits.of(offers.space, with_activations=True))
+        task = GameTask(offers.space, limits)
     rng = np.random.default_rng(request.seed) if options.num_samples > 1 else None
     played = play(policy.network, task, options.num_samples, rng=rng)
     return improved(task, played.best(), options.bursts, request.seed)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -31,7 +30,7 @@ from autoshard.planners.space.options import (
     why_none,
     why_not,
 )
-from autoshard.planners.space.planner_space import IndexArray, ItemOption, PlannerSpace
+from autoshard.planners.space.planner_space import PlannerSpace
 from autoshard.planners.space.uneven_rows import room_of_ranks, uneven_options
 from autoshard.planners.space.ways import TaskFeatures, Way, way_features
 
@@ -56,8 +55,8 @@ _BATCH, _LARGE_BATCH = 20, 100
 #: How often numbers of hot rows are read off what costs least before the search begins: two rounds leave a sixth of
 #: what thirty numbers could gain.
 _NUM_HOT_ROUNDS = 2
-#: Ways of a table that a policy names, of which options are made.
-_NUM_LIKELY = 3
+#: Most sharding types of a table, beside the whole one, that a policy names, and the least probability of one.
+_NUM_LIKELY, _LEAST_LIKELY = 3, 0.05
 #: Share of the time left for options, after those that a policy names, in which the costliest tables get all others.
 _MORE_SHARE = 0.5
 
@@ -113,7 +112,7 @@ class OfferedOptions:
         """Whether every table has been offered all options."""
         return len(self._with_all) == len(self.space.items)
 
-    def begin(self, until_s: float = math.inf, score: ScoreWays | None = None) -> IndexArray | None:
+    def begin(self, until_s: float = math.inf, score: ScoreWays | None = None) -> None:
         """Offers what a policy names, or else all options of the costliest tables and few of others, as time allows.
 
         Args:
@@ -125,7 +124,8 @@ class OfferedOptions:
         """
         began_s = time.perf_counter()
         self._is_timed = math.isfinite(until_s)
-        likeliest_I = None if score is None else self.offer_likely(score, until_s)
+        if score is not None:
+            self.offer_likely(score, until_s)
         flat, rates = self._priced()
         order = self._costliest(flat, rates, None)
         num_all = max(_NUM_COSTLIEST, math.ceil(_COSTLIEST_SHARE * len(order)))
@@ -142,36 +142,32 @@ class OfferedOptions:
         if score is not None:
             more_s = time.perf_counter() + _MORE_SHARE * (until_s - time.perf_counter()) if self._is_timed else math.inf
             self._offer_all([*self._large, *order[:num_all]], more_s)
-        return likeliest_I
 
-    def offer_likely(self, score: ScoreWays, until_s: float = math.inf) -> IndexArray:
-        """Offers every item the few ways that a policy thinks likeliest, the costliest first, as far as there is time.
+    def offer_likely(self, score: ScoreWays, until_s: float = math.inf) -> None:
+        """Offers every item the few sharding types that a policy thinks likely, the costliest first, as time allows.
 
         Args:
             score: The policy.
             until_s: When to end, by `time.perf_counter`.
-
-        Returns:
-            For each item the number of the likeliest of its options, shape (I,).
         """
         features = TaskFeatures.of(self.space, *self._priced())
         ways = self._ways.every_way(self.space)
         score_IW = score(features, way_features(ways))
-        likeliest_IW = np.argsort(-score_IW, axis=1, kind="stable")
-        rank_of = {
-            table.name: {ways[way]: place for place, way in enumerate(likeliest_W.tolist())}
-            for item, likeliest_W in zip(self.space.items, likeliest_IW, strict=True)
-            for table in item.like
-        }
+        share_IW = np.exp(score_IW - score_IW.max(axis=1, keepdims=True))
+        share_IW /= share_IW.sum(axis=1, keepdims=True)
+        types = [one for one in dict.fromkeys(way.name for way in ways) if one not in _FIRST]
+        if not types:
+            return
+        share_IT = np.stack([share_IW[:, [way.name is one for way in ways]].sum(axis=1) for one in types], axis=1)
+        names_of: dict[str, frozenset[ShardingType]] = {}
+        for item, share_T in zip(self.space.items, share_IT, strict=True):
+            likeliest = [index for index in np.argsort(-share_T)[:_NUM_LIKELY] if share_T[index] >= _LEAST_LIKELY]
+            names_of |= dict.fromkeys((table.name for table in item.like), frozenset(types[one] for one in likeliest))
         order: list[int] = features.order().tolist()
-        for batch in _batches(order, _LARGE_BATCH, until_s):
-            self.space.offer(batch, lambda table: self._ways.likely(table, rank_of[table.name]))
-        return np.array(
-            [
-                min(range(len(item.options)), key=lambda number: _place(item.options[number], of_item))
-                for item, of_item in ((item, rank_of[item.like[0].name]) for item in self.space.items)
-            ]
-        )
+        self._offer_all(self._large, until_s)
+        others = [index for index in order if index not in self._with_all]
+        for batch in _batches(others, _LARGE_BATCH, until_s):
+            self.space.offer(batch, lambda table: self._ways.few(table, names_of[table.name]))
 
     def complete(self) -> None:
         """Offers all options to all tables."""
@@ -229,11 +225,6 @@ def _batches(items: Sequence[int], size: int, until_s: float) -> Iterable[Sequen
         if time.perf_counter() >= until_s:
             break
         yield items[start : start + size]
-
-
-def _place(option: ItemOption, rank_of: Mapping[Way, int]) -> int:
-    """How many ways a policy thinks likelier; last comes what it was not asked about."""
-    return rank_of.get(Way.of(option.of_tables[0]), len(rank_of))
 
 
 def space_of(
@@ -303,10 +294,14 @@ class _Ways:
         is_any = any(not why_not(option, self.request.topology) for option in whole)
         return [*whole, *self._cached(whole)] if is_any else self.every(table)
 
-    def few(self, table: EmbeddingTable) -> list[ShardingOption]:
-        """Copies on all ranks of all rows, or of hot ones; the others are on one rank, which sends what is less."""
-        copied = self._listed(table, self.names & _NEXT, is_simple=True)
-        return [*copied, *self._cached(copied)]
+    def few(self, table: EmbeddingTable, types: Collection[ShardingType] = _NEXT) -> list[ShardingOption]:
+        """The simpler ways of some sharding types: owners send what is less, rows beside hot ones are on one rank.
+
+        With hot rows there are copies of all rows, too: numbers of hot rows are read off the prices of both.
+        """
+        names = {*types, ShardingType.DATA_PARALLEL} if ShardingType.ROW_TIERS in types else set(types)
+        listed = self._listed(table, self.names & names, is_simple=True)
+        return [*listed, *self._cached(listed)]
 
     def every_way(self, space: PlannerSpace) -> list[Way]:
         """Ways to hold the tables of a task, read off the widest table of each kind."""
@@ -320,45 +315,6 @@ class _Ways:
         # Columns over the ranks of one node are the same shards as columns over any ranks, which an item has once.
         is_twice = ShardingType.COLUMN_WISE in self.names
         return [way for way in found if not (is_twice and way.name is ShardingType.TABLE_COLUMN_WISE)]
-
-    def likely(self, table: EmbeddingTable, rank_of: Mapping[Way, int]) -> list[ShardingOption]:
-        """The few likeliest ways that the table has; no sharding type is enumerated that is none of them.
-
-        With hot rows there are copies of all rows, too, and both shares of lookups: numbers of hot rows are read off
-        the prices of these (`offer_hot_rows`).
-        """
-        of_name: dict[ShardingType, dict[Way, list[ShardingOption]]] = {}
-        found: list[ShardingOption] = []
-        num_left = _NUM_LIKELY
-        for way in rank_of:
-            if num_left == 0:
-                break
-            has = self._of_name(table, way.name, of_name)
-            if way not in has:
-                continue
-            num_left -= 1
-            if way.name is ShardingType.ROW_TIERS:
-                alike = (options for other, options in has.items() if replace(other, coverage=way.coverage) == way)
-                copied = self._of_name(table, ShardingType.DATA_PARALLEL, of_name).values()
-                found += chain.from_iterable((*alike, *copied))
-            else:
-                found += has[way]
-        return found
-
-    def _of_name(
-        self,
-        table: EmbeddingTable,
-        name: ShardingType,
-        of_name: dict[ShardingType, dict[Way, list[ShardingOption]]],
-    ) -> dict[Way, list[ShardingOption]]:
-        """The options of a sharding type by their ways; they are listed once."""
-        if name not in of_name:
-            by_way: dict[Way, list[ShardingOption]] = {}
-            listed = self._listed(table, self.names & {name})
-            for option in (*listed, *self._cached(listed)):
-                by_way.setdefault(Way.of(option), []).append(option)
-            of_name[name] = by_way
-        return of_name[name]
 
     def _listed(
         self, table: EmbeddingTable, names: Collection[ShardingType], *, is_simple: bool = False

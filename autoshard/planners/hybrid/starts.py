@@ -26,6 +26,9 @@ from autoshard.planners.space.planner_space import IndexArray, ItemOption, Plann
 #: Largest shard on one rank, over the mean of what ranks have, for which balanced starts are made: of all tiers, and
 #: of few.
 _LUMPS, _FEW_LUMPS = (1.0, 0.5, 0.25, math.inf), (math.inf, 0.5)
+#: Finer limits, where a policy has named cuts for more tables than the costliest; a start takes 1 ms (metasyn, 160
+#: tables on 32 A100).
+FINE_LUMPS = (0.6, 0.5, 0.45, 0.4, 0.35, 0.3)
 #: Limits above which tables that are whole otherwise are cut.
 _WHOLE_LUMPS = (0.5, 0.25, 1.0)
 #: Balanced starts that are made whatever the time, the likeliest by their estimates: the best of all was among them or
@@ -176,35 +179,28 @@ def is_searchable(plan: ShardingPlan) -> bool:
     return len(plan.shards) <= max(_FEWEST_SHARDS, _MAX_SHARDS * len(plan.tables.tables))
 
 
-def balanced_starts(space: PlannerSpace, limits: Limits, until_s: float = math.inf) -> list[Start]:
+def balanced_starts(
+    space: PlannerSpace, limits: Limits, until_s: float = math.inf, more_lumps: Sequence[float] = ()
+) -> list[Start]:
     """Items at what would cost least if all ranks were alike, for several limits of what is in one shard.
 
     Args:
         space: What there is to choose from.
         limits: Memory.
         until_s: When to end, by `time.perf_counter`; the likeliest few are made all the same, and one, if any has room.
+        more_lumps: Further limits, of which a start is made in any case.
     """
     rates, flat = CostGradient.of(space), FlatOptions.of(space)
     starts = _starts_of(space, flat, rates, limits, until_s, with_uneven=False)
+    balanced = BalancedOptions(space, flat, rates, limits, with_uneven=False)
+    for lump in more_lumps:
+        layout = _with_room(space, flat, rates, limits, balanced.cheapest(lump), with_uneven=False)
+        starts += [] if layout is None else [Start(layout=layout)]
     if flat.is_uneven_O.any():
         # Uneven shares take room of all ranks, which others may need: these are starts besides, not instead.
         more = _starts_of(space, flat, rates, limits, until_s, with_uneven=True)
         starts += [start for start in more if _is_uneven(flat, start.layout)]
     return starts
-
-
-def start_at(space: PlannerSpace, limits: Limits, numbers_I: IndexArray, name: str) -> Start | None:
-    """Items with the options that someone names, placed; None if they find no room.
-
-    Args:
-        space: What there is to choose from.
-        limits: Memory.
-        numbers_I: The number of the option of each item.
-        name: Who names them.
-    """
-    flat = FlatOptions.of(space)
-    layout = _with_room(space, flat, CostGradient.of(space), limits, numbers_I, with_uneven=True)
-    return None if layout is None else Start(layout=layout, name=name)
 
 
 def _is_uneven(flat: FlatOptions, layout: Layout) -> bool:

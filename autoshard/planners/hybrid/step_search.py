@@ -26,13 +26,13 @@ from autoshard.planners.hybrid.compiled.library import library
 from autoshard.planners.hybrid.descent import Start
 from autoshard.planners.hybrid.option_offers import OfferedOptions, ScoreWays
 from autoshard.planners.hybrid.starts import (
+    FINE_LUMPS,
     LaterStarts,
     StartSpec,
     balanced_starts,
     is_searchable,
     layout_of,
     no_room,
-    start_at,
     warm_starts,
 )
 from autoshard.planners.hybrid.successive_halving import SearchOutcome, improve
@@ -83,7 +83,7 @@ _PLANNERS = (
 )
 #: Whose plan is taken where the model cannot tell another one from it: the caller's start, or else this planner's.
 _GIVEN, _PLAINEST = "start", "cost-greedy"
-#: The planner that names the options which are priced first, and a start.
+#: The planner that names the sharding types which are priced first.
 _POLICY = "policy"
 #: Of shards on single ranks, whole or cut by columns.
 _ON_SINGLE_RANKS = frozenset({ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE})
@@ -142,7 +142,7 @@ def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
     # Where steps are counted, the clock decides nothing but the end.
     until_s = math.inf if search.steps else deadline_s
     offers = OfferedOptions(request, search.names, search.min_partition, by_kernels=search.by_kernels)
-    likeliest_I, asked = None, None
+    asked = None
     if search.names <= _ON_SINGLE_RANKS:
         offers.complete()
     else:
@@ -151,11 +151,10 @@ def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
         # Requests whose time was up before they began, as where a service is behind, get no more of it.
         least_s = min(_LEAST_OFFERS_S, 2 * max(0.0, until_s - now_s))
         offers_s = max(_share_of_time(_OFFERS_SHARE, until_s), now_s + least_s)
-        likeliest_I = offers.begin(offers_s, None if asked is None else asked[0])
+        offers.begin(offers_s, None if asked is None else asked[0])
     space, limits = offers.space, _limits(offers.space, search)
-    own = balanced_starts(space, limits, _share_of_time(_OWN_SHARE, until_s))
-    if likeliest_I is not None and (named := start_at(space, limits, likeliest_I, _POLICY)) is not None:
-        own.append(named)
+    lumps = () if asked is None else FINE_LUMPS
+    own = balanced_starts(space, limits, _share_of_time(_OWN_SHARE, until_s), lumps)
     if not own and not offers.is_complete:
         offers.complete()
         own = balanced_starts(space, limits, _share_of_time(_OWN_SHARE, until_s))
