@@ -46,6 +46,7 @@ NOT_EXECUTED = {
     "docs/how-to/test-cluster.md": "network namespaces; tests/studies/test_cluster.py makes them where it may",
     "docs/reference/simulation.md": "many minutes; tests/simulation sweeps smaller clusters",
     "docs/training.md": "minutes of training; tests/runtime and tests/cli run the same commands shortened",
+    "docs/virtual-time.md": "a process for each rank; tests/runtime/test_virtual_time.py executes plans so",
     "docs/how-to/train.md": "minutes of measuring; tests/costmodel and tests/policies run the same commands shortened",
 }
 _BLOCK = re.compile(r"^ *```(sh|console|python)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)

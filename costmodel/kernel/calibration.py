@@ -34,6 +34,10 @@ from costmodel.kernel.weights import NUM_OUTPUTS, OVERHEAD, layer_name
 #: of the other machine says (`python -m studies calibrate`).
 FARTHEST = float(np.log(5.75))
 
+#: Of the drift between hours (`drift_of`): what a machine drifts that is steady within a minute, and how much more one
+#: drifts that is not. TODO
+LEAST_DRIFT, DRIFT_PER_SPREAD = 0.08, 3.0
+
 _PRICES = layer_name("encoder.log_prices", 0, "bias")
 _SPREAD_WEIGHTS, _SPREAD_BIAS = layer_name("doubt", 1, "weight"), layer_name("doubt", 1, "bias")
 
@@ -121,6 +125,7 @@ def calibrate(
         predicted_ms_S, spread_S = _out_of_fold(base, dataset, options, seed, advance)
         fitted = _fitted(base, dataset, options.training(len(dataset)), options.pull, seed, advance)
     interval = calibrated_interval(predicted_ms_S, spread_S, dataset.kernel_ms, farthest=FARTHEST)
+    interval = replace(interval, drift=drift_of(dataset))
     noise = measurement_noise(dataset, half_widths_of(interval, spread_S))
     card = replace(
         fitted.card,
@@ -159,6 +164,32 @@ def scaled_to(base: LearnedCostModel, dataset: CostDataset) -> LearnedCostModel:
     prices_OK = weights[_PRICES].reshape(NUM_OUTPUTS, -1) + log_factor_O[:, None]
     weights |= {_PRICES: prices_OK.flatten(), OVERHEAD: weights[OVERHEAD] + log_factor_O}
     return LearnedCostModel(weights, replace(base.card, scale_ms=base.card.scale_ms * factor), base.version)
+
+
+def refreshed(model: LearnedCostModel, now: CostDataset) -> LearnedCostModel:
+    """A model of this machine at the speed that it has now: as `scaled_to`, with intervals for the next hour.
+
+    Args:
+        model: Of this machine.
+        now: Sets measured just now, whatever they are; drift is divided out of them to the middle of their own time.
+    """
+    scaled = scaled_to(model, now)
+    training = {
+        **model.card.training,
+        "refreshed_from": model.version_id,
+        "refreshed_on": len(now),
+        "refreshed_by": scaled.card.scale_ms / model.card.scale_ms,
+    }
+    interval = replace(model.card.interval, drift=max(model.card.interval.drift, drift_of(now)))
+    return LearnedCostModel(scaled.tensors(), replace(scaled.card, training=training, interval=interval))
+
+
+def drift_of(dataset: CostDataset) -> float:
+    """Half the width of the logarithm of the 90% interval of what a machine's kernels take an hour later over now.
+
+    No store of a minute tells of hours; but machines whose speed changes within a minute do so between hours, too.
+    """
+    return float(np.hypot(LEAST_DRIFT, DRIFT_PER_SPREAD * dataset.speed_spread))
 
 
 def nearest_base(bases: tuple[LearnedCostModel, ...], dataset: CostDataset) -> LearnedCostModel:

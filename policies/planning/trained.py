@@ -17,7 +17,7 @@ from autoshard.planners.space.kinds import FloatArray
 from autoshard.planners.space.ways import NUM_PRICES, TaskFeatures
 from costmodel.registry.card_fields import ModelCard
 from costmodel.registry.models import LearnedModel
-from costmodel.registry.versions import PRODUCTION, Registry, StoredModel, Tensors, find_model
+from costmodel.registry.versions import Registry, StoredModel, Tensors, find_model
 from policies.network import START_CONTEXT, PolicyNetwork, check_weights
 
 #: What the registry keeps policies under, and the name of those that serve any device.
@@ -98,8 +98,8 @@ class TrainedPolicy(LearnedModel[PolicyCard]):
                 f"no policy model of {device} or of any device has been published; `autoshard train policy` makes one",
                 source=str(Registry(root).root),
             )
-        models, name = found
-        return _load_version(models.root, name, models.production_id(POLICY_KIND, name))
+        models, name, version = found
+        return _load_version(models.root, name, version)
 
     def score_ways(self, features: TaskFeatures, ways_WF: FloatArray) -> FloatArray:
         """How likely a long search holds items in each way, before anything is priced: scores of shape (I, W)."""
@@ -116,5 +116,5 @@ class TrainedPolicy(LearnedModel[PolicyCard]):
 
 
 @lru_cache(maxsize=_CACHED_POLICIES)
-def _load_version(root: Path, name: str, version: str | None) -> TrainedPolicy:
-    return TrainedPolicy.load(Registry(root), name, version or PRODUCTION)
+def _load_version(root: Path, name: str, version: str) -> TrainedPolicy:
+    return TrainedPolicy.load(Registry(root), name, version)

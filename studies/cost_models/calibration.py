@@ -39,7 +39,7 @@ HELD_OUT_SHARE: Final = 0.2
 #: Added to seeds of training: the same seed would hold out the same sets again, of which the pool has none.
 _OWN_SPLIT: Final = 1_000
 #: Gaps between samples from which on the collector was not running.
-_PAUSE_S: Final = 60.0
+PAUSE_S: Final = 60.0
 #: Rounds of each set, as `autoshard calibrate` has them.
 ROUNDS: Final = 3
 #: Strategies that choose the sets, with their shares: the collector's mixture without what needs samples, and without
@@ -168,7 +168,7 @@ def seconds_of(samples: Sequence[Sample], kept: Sequence[Sample], rounds: int = 
     stamps = np.sort([sample.collected_at.timestamp() for sample in samples])
     gaps_s = np.diff(stamps)
     kernels_S = np.array([sample.kernel_ms * sample.num_rounds * sample.num_attempts / 1e3 for sample in kept])
-    rest_s = max(0.0, float(gaps_s[gaps_s < _PAUSE_S].sum()) - float(kernels_S.sum()))
+    rest_s = max(0.0, float(gaps_s[gaps_s < PAUSE_S].sum()) - float(kernels_S.sum()))
     share_S = np.minimum(1.0, rounds / np.array([sample.num_rounds for sample in kept]))
     return kernels_S * share_S + rest_s / len(kept)
 

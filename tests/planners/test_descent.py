@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from autoshard.core import Tier
 from autoshard.core.quoting import write_bytes
 from autoshard.evaluation import evaluate
 from autoshard.evaluation.batch_memory import rank_memory
@@ -87,6 +88,24 @@ def test_held_shards_are_those_of_the_layout(start):
     ]
     found = zip(held.item_X, held.number_X, held.kind_X, held.first_X, held.end_X, strict=True)
     assert list(found) == expected
+
+
+def test_options_of_items_that_are_alike_are_those_of_each():
+    one, other = make.table("one", pooling_factor=30.0), make.table("other")
+    tables = make.tables(one, replace(other, name="third", features=make.table("third").features), other, batch_size=64)
+    space = space_of(make.request(tables, make.topology(4)))
+    flat = FlatOptions.of(space)
+    assert flat.options_I.tolist() == [len(item.options) for item in space.items]
+    for index, item in enumerate(space.items):
+        _, _, option_Y = flat.options_of(np.array([index]))
+        assert (flat.item_O[option_Y] == index).all()
+        for option, number in zip(item.options, option_Y.tolist(), strict=True):
+            assert flat.types[flat.type_O[number]] == option.of_tables[0].name
+            _, number_X, shard_X = flat.shards_of(np.array([number]))
+            assert number_X.tolist() == flat.number_E[shard_X].tolist() == list(range(len(option.shards)))
+            assert flat.kind_E[shard_X].tolist() == [shard.kind for shard in option.shards]
+            held = [[tier for tier in Tier if flat.is_held(tier, np.array([one]))] for one in shard_X.tolist()]
+            assert held == [[shard.tier] for shard in option.shards]
 
 
 def test_the_log_says_how_balanced_and_how_full_the_best_layout_is(start, caplog):

@@ -35,6 +35,8 @@ _WHOLE_LUMPS = (0.5, 0.25, 1.0)
 #: 1% better (metasyn, 80 tables on 8 A100, 200 on 16, 800 on 80 A100 and on 80 CPU ranks); one takes 35 us for each
 #: table.
 _NUM_MADE = 2
+#: Of more tables than this, one is made: it takes a tenth of a second.
+_MOST_MADE = 5_000
 #: Of few tables more starts are made whatever the time, as many as place so many tables in all: the likeliest two of
 #: 80 tables on 8 A100 were 8% above the best.
 _NUM_PLACED = 640
@@ -218,7 +220,7 @@ def _starts_of(
     for numbers_I, tiers in _choices(balanced):
         distinct.setdefault(tuple(numbers_I.tolist()), []).append(tiers)
     starts: list[Start] = []
-    num_made = max(_NUM_MADE, _NUM_PLACED // len(space.items))
+    num_made = max(_NUM_MADE if len(space.items) <= _MOST_MADE else 1, _NUM_PLACED // len(space.items))
     likeliest = sorted(distinct.items(), key=lambda one: balanced.likely_ms(np.array(one[0])))
     for count, (numbers, of_tiers) in enumerate(likeliest):
         if starts and count >= num_made and time.perf_counter() >= until_s:

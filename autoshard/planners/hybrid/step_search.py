@@ -52,11 +52,16 @@ _GROUPS_SHARE, _LEAST_SECONDS = 0.6, 0.01
 #: Shares of the time left, each when its turn comes, in which options, starts of the search's own and then other
 #: planners' plans have to be made; the search has the rest.
 _OFFERS_SHARE, _OWN_SHARE, _STARTS_SHARE = 0.65, 0.25, 0.5
-#: Seconds for checking and pricing the plan in the end: whatever the task, and for each table (CPU time of
-#: `validate_plan`, `evaluate` and `price_step`, one core of a Xeon, November 2026).
-_FINISH_S, _FINISH_TABLE_S = 0.002, 1e-4
+#: Seconds for making, pricing and checking the plan in the end: whatever the task, and for each table (CPU time of
+#: `Layout.plan`, `price_with_kernels`, `breakdown_of` and `finished_plan`, 80 to 10,000 tables, one core of an EPYC,
+#: November 2026).
+_FINISH_S, _FINISH_TABLE_S = 0.005, 3.5e-5
 #: Seconds that options have, or twice what is left: of 80 tables on 8 ranks, most of what 0.1 s are offered.
 _LEAST_OFFERS_S = 0.06
+#: Seconds for each table that the first start of the search's own takes, in which options are not offered; and that a
+#: search takes before its first burst, with less of which none begins in large tasks (10,000 tables on 1,024 ranks, one
+#: core of an EPYC, November 2026).
+_START_TABLE_S, _SEARCH_TABLE_S = 1.2e-5, 1.5e-5
 #: Seconds that the search has in any case, and for each table, and most of them: a burst of the compiled search takes
 #: 2 to 3 ms for 80 tables on 8 ranks.
 _LEAST_SEARCH_S, _LEAST_SEARCH_TABLE_S, _MOST_LEAST_S = 0.03, 5e-5, 0.07
@@ -146,11 +151,13 @@ def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
     if search.names <= _ON_SINGLE_RANKS:
         offers.complete()
     else:
-        asked = _policy(request) if search.with_policy and not search.by_kernels else None
+        is_asked = search.with_policy and not search.by_kernels and not offers.is_large
+        asked = _policy(request) if is_asked else None
         now_s = time.perf_counter()
         # Requests whose time was up before they began, as where a service is behind, get no more of it.
         least_s = min(_LEAST_OFFERS_S, 2 * max(0.0, until_s - now_s))
-        offers_s = max(_share_of_time(_OFFERS_SHARE, until_s), now_s + least_s)
+        end_s = until_s - _START_TABLE_S * len(request.tables.tables)
+        offers_s = max(_share_of_time(1.0 if offers.is_large else _OFFERS_SHARE, end_s), now_s + least_s)
         offers.begin(offers_s, None if asked is None else asked[0])
     space, limits = offers.space, _limits(offers.space, search)
     lumps = () if asked is None else FINE_LUMPS
@@ -183,7 +190,11 @@ def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
     if starts:
         chosen = [start for _, start in starts]
         least_s = min(_LEAST_SEARCH_S + _LEAST_SEARCH_TABLE_S * len(request.tables.tables), _MOST_LEAST_S)
-        deadline_s = max(deadline_s, time.perf_counter() + least_s)
+        now_s = time.perf_counter()
+        if not offers.is_large:
+            deadline_s = max(deadline_s, now_s + least_s)
+        elif deadline_s < now_s + _SEARCH_TABLE_S * len(request.tables.tables):
+            deadline_s = now_s
         improved = improve(
             chosen,
             seed=request.seed,
