@@ -112,6 +112,20 @@ def progress(description: str, total: float, *, is_shown: bool = True) -> Iterat
 
 
 @contextmanager
+def step_progress(description: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar of something whose steps become known on the way; yields what is told how many are done of all."""
+    with progress(description, 1.0) as advance:
+        before = 0
+
+        def on_step(done: int, total: int) -> None:
+            nonlocal before
+            advance((done - before) / total)
+            before = done
+
+        yield on_step
+
+
+@contextmanager
 def until(description: str, limit_s: float) -> Iterator[None]:
     """A bar on standard error that runs towards a time limit, whatever the work reports. Silent without a terminal.
 

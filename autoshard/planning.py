@@ -26,7 +26,7 @@ from autoshard.core import (
     Topology,
     local_shards,
 )
-from autoshard.core.costs import MeasuredRange, OutsideRange, Risk, StepModels
+from autoshard.core.costs import MeasuredRange, OutsideRange, Risk
 from autoshard.core.errors import AutoshardError, InvalidOptionError, InvalidPlanError
 from autoshard.core.machine import KnowsMachine, device_family
 from autoshard.core.quoting import printable, shortened
@@ -46,7 +46,7 @@ from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.refine import MeasurePlans, refine
 from autoshard.planners.registry import OptionHelp, PlannerHelp, describe_planners, get_planner, planner_names
 from autoshard.planners.space.options import ShardingType
-from autoshard.plugins import kernel_model_loaders, step_model_loaders
+from autoshard.plugins import kernel_model_loaders, step_models
 from autoshard.results.comparison import ComparedPlan, Comparison
 from autoshard.validator import validate_plan
 
@@ -66,7 +66,6 @@ __all__ = [
     "plan_costs",
     "planner_names",
     "refine_plan",
-    "step_models",
     "with_bounds",
 ]
 
@@ -97,19 +96,6 @@ def _analytic_model(topology: Topology) -> AnalyticCostModel:
     return AnalyticCostModel.for_device(topology.device, topology.memory_bandwidth.hbm)
 
 
-def step_models(device: str, registry: Path | None = None) -> StepModels:
-    """Models of collectives, dense layers and steps: of each the first that a plugin has for the device.
-
-    Raises:
-        ModelError: If a model is there but damaged.
-    """
-    found = StepModels()
-    for load in step_model_loaders():
-        more = load(registry, device)
-        found = StepModels(comm=found.comm or more.comm, dense=found.dense or more.dense, step=found.step or more.step)
-    return found
-
-
 def make_costs(
     tables: TableSet, topology: Topology, registry: Path | None = None, *, risk: Risk = Risk.MEAN
 ) -> CostModels:
@@ -124,7 +110,7 @@ def make_costs(
     Raises:
         ModelError: As `kernel_model`.
     """
-    return _costs_of(_whole_shards(tables), topology, registry, risk, with_all_kernels=True)
+    return _costs_of(lambda: _whole_shards(tables), topology, registry, risk, with_all_kernels=True)
 
 
 def plan_costs(plan: ShardingPlan, registry: Path | None = None, *, risk: Risk = Risk.MEAN) -> CostModels:
@@ -133,25 +119,34 @@ def plan_costs(plan: ShardingPlan, registry: Path | None = None, *, risk: Risk =
     Raises:
         ModelError: As `kernel_model`.
     """
-    shards = [shard for held in plan.local_shards() for shard in held]
-    return _costs_of(shards, plan.topology, registry, risk, with_all_kernels=False)
+    return _costs_of(
+        lambda: [held.local for held in plan.held_shards()], plan.topology, registry, risk, with_all_kernels=False
+    )
 
 
 def _costs_of(
-    shards: Sequence[LocalShard], topology: Topology, registry: Path | None, risk: Risk, *, with_all_kernels: bool
+    to_price: Callable[[], Sequence[LocalShard]],
+    topology: Topology,
+    registry: Path | None,
+    risk: Risk,
+    *,
+    with_all_kernels: bool,
 ) -> CostModels:
-    """Models that price some shards, and with all kernels everything that they may be cut into."""
-    # Kernels find all rows in the device's memory, wherever these live.
-    shards = [in_device_memory(shard) for shard in shards]
+    """Models that price some shards, and with all kernels everything that they may be cut into.
+
+    The analytic model prices any shard, so that nobody asks which they are.
+    """
     model = trained = kernel_model(topology, registry)
     if not isinstance(trained, AnalyticCostModel):
+        # Kernels find all rows in the device's memory, wherever these live.
+        shards = [in_device_memory(shard) for shard in to_price()]
         analytic = _analytic_model(topology)
         needed = kernels_of(shards) if with_all_kernels else shards
         model, unseen = UnseenKernelsModel.covering(trained, analytic, needed)
         if alone := [shard for shard in shards if shard.kernel_kind in unseen]:
             _log.warning("%s", _unseen_warning(alone, trained.name, analytic.name))
-    if isinstance(model, MeasuredRange) and (notes := model.notes(shards)):
-        _log.warning("%s: %s", model.name, _range_warning(notes))
+        if isinstance(model, MeasuredRange) and (notes := model.notes(shards)):
+            _log.warning("%s: %s", model.name, _range_warning(notes))
     if note := machine_note(model, topology.device):
         _log.warning("%s", note)
     others = step_models(topology.device, registry)
@@ -289,7 +284,9 @@ def finished_plan(plan: ShardingPlan, costs: CostModels, provenance: Provenance)
         # The planner's fault, not that of whoever asked for a plan.
         raise AutoshardError(f"made an invalid plan: {error}", source=f"planner {provenance.planner}") from error
     orders = _orders_of_cut(plan)
-    held = [in_device_memory(shard.local) for shard in plan.of_one_group().held_shards()]
+    held: list[LocalShard] = []
+    if not isinstance(costs.kernel, AnalyticCostModel):
+        held = [in_device_memory(shard.local) for shard in plan.of_one_group().held_shards()]
     _warn_of_unseen(plan.tables, held, costs.kernel)
     costs = replace(costs, kernel=pricing(costs.kernel, held))
     models = {**provenance.models, **_order_notes(orders), **model_names(costs, plan.tables, plan.topology.device)}

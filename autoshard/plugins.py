@@ -174,9 +174,18 @@ def kernel_model_loaders() -> tuple[LoadCostModel, ...]:
     return tuple(point.load() for point in installed(COST_MODEL_GROUP))
 
 
-def step_model_loaders() -> tuple[LoadStepModels, ...]:
-    """What loads models of collectives, dense layers and steps, by name of the plugin."""
-    return tuple(point.load() for point in installed(STEP_MODEL_GROUP))
+def step_models(device: str, registry: Path | None = None) -> StepModels:
+    """Models of collectives, dense layers and steps: of each the first that a plugin has for the device.
+
+    Raises:
+        ModelError: If a model is there but damaged.
+    """
+    found = StepModels()
+    for point in installed(STEP_MODEL_GROUP):
+        load: LoadStepModels = point.load()
+        more = load(registry, device)
+        found = StepModels(comm=found.comm or more.comm, dense=found.dense or more.dense, step=found.step or more.step)
+    return found
 
 
 def _first(group: str, job: str, field: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,7 +33,7 @@ from autoshard.commands.arguments import (
 )
 from autoshard.commands.options import Needs, command_options
 from autoshard.commands.run import RefineOption, refined
-from autoshard.console import JsonOption, emit, log, progress, until, warn, working
+from autoshard.console import JsonOption, emit, log, progress, step_progress, until, warn, working
 from autoshard.core.choices import Device
 from autoshard.core.errors import FormatError, InvalidOptionError
 
@@ -49,6 +49,8 @@ _MOST_BOUNDED = 200
 #: Seconds that bounds take about, whatever the task and for each table, by the same measurement; and the largest share
 #: of the time limit that they get.
 _BOUND_S, _BOUND_TABLE_S, _BOUND_SHARE = 0.05, 3e-3, 0.3
+#: Plans of a run-off, all of which are in memory.
+_MOST_CONTENDERS = 8
 _BOUND_HELP = "Say how far the step is above a lower bound of all plans"
 
 
@@ -77,6 +79,16 @@ class PlanOptions:
     device: Annotated[DeviceOption, Needs("--replay-refine", lambda options: options.replay_refine is not None)] = (
         Device.AUTO
     )
+    run_off: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            max=_MOST_CONTENDERS,
+            metavar="K",
+            help="Execute the plan and up to K - 1 different ones, the best by their predictions, in virtual time on "
+            "this machine, and keep the best; takes about a minute.",
+        ),
+    ] = None
     bound: Annotated[
         bool | None,
         _bound_option(
@@ -87,9 +99,12 @@ class PlanOptions:
     output: OutputOption = None
 
     def __post_init__(self) -> None:
-        here = {"--replay-refine": self.replay_refine, "--bound": self.bound}
+        here = {"--replay-refine": self.replay_refine, "--run-off": self.run_off, "--bound": self.bound}
         refuse_local(self.server, {**self.search.local_options, **here})
         check_planner(self.planner, parse_settings(self.settings), self.server)
+        for option, value in (("--start", self.start), ("--replay-refine", self.replay_refine)):
+            if self.run_off is not None and value is not None:
+                raise InvalidOptionError("must be left out with --run-off", field=option)
 
 
 @command_options()
@@ -153,6 +168,9 @@ def plan(options: PlanOptions, as_json: JsonOption = False) -> None:
 
     Example with whole tables only:
         autoshard plan tables.json --topology cpu-8 --set sharding_types=table_wise -o plan.json
+
+    Example of a plan that was the best of four when they were executed:
+        autoshard plan tables.json --topology cpu-8 --run-off 4 -o plan.json
     """
     from autoshard.formats import read_plan
     from autoshard.formats.row_orders import MovedOrders
@@ -166,14 +184,36 @@ def plan(options: PlanOptions, as_json: JsonOption = False) -> None:
         orders = MovedOrders(request.tables, Path(options.tables).parent, options.output)
         start = None if options.start is None else read_plan(options.start)
         searched_s = request.time_limit_s - _bound_s(options.bound, request)
-        made = make_plan(options.planner, replace(request, tables=orders.named, start=start, time_limit_s=searched_s))
+        task = replace(request, tables=orders.named, start=start, time_limit_s=searched_s)
+        if options.run_off is None:
+            made = make_plan(options.planner, task)
+        else:
+            from autoshard.whatif.run_off import contenders
+
+            chosen = contenders(options.planner, task, options.run_off)
         is_bounded = _is_bounded(options.bound, request)
+    orders.copy()
+    if options.run_off is not None:
+        made = _best_executed(chosen, options)
     if options.replay_refine is not None:
         made = refined(made, request.costs, options.replay_refine, options.device)
-    orders.copy()
     if is_bounded:
         made = _bounded(made, request.costs, options.planner, request.options)
     _finish(made, options.output, as_json)
+
+
+def _best_executed(chosen: Sequence[tuple[str, ShardingPlan]], options: PlanOptions) -> ShardingPlan:
+    """The best of some plans in virtual time; logs what each took."""
+    from autoshard.report.wording import write_ms
+    from autoshard.whatif.run_off import run_off, with_outcome
+
+    with step_progress(f"Executing {len(chosen)} plans") as on_step:
+        registry, named_by = options.search.pricing.registry, options.output or Path(options.tables)
+        found = run_off(chosen, None if registry is None else str(registry), on_step, named_by.parent)
+    for one in found:
+        step_ms, predicted_ms = write_ms(one.executed.step_ms), write_ms(one.predicted_ms)
+        log(f"{one.name}: {step_ms} ms in virtual time, {predicted_ms} ms predicted")
+    return with_outcome(found)
 
 
 def _bound_s(is_wanted: bool | None, request: PlanRequest) -> float:

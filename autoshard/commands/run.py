@@ -16,9 +16,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Group, RenderableType
 
-from autoshard.commands.arguments import positive_option, seed_option
+from autoshard.commands.arguments import (
+    HtmlOption,
+    RegistryOption,
+    completed_topologies,
+    positive_option,
+    seed_option,
+    share_option,
+)
 from autoshard.commands.options import Needs, command_options
-from autoshard.console import JsonOption, emit, log, progress, warn
+from autoshard.console import JsonOption, emit, log, progress, step_progress, warn
 from autoshard.core.accepted import FINITE_ABOVE_0, WHOLE, Range
 from autoshard.core.choices import BadIds, Device, Engine
 from autoshard.core.declared import Meaning, declared
@@ -32,7 +39,7 @@ if TYPE_CHECKING:
     from autoshard.core import CostModels, ShardingPlan
     from autoshard.core.costs import MsArray
     from autoshard.plugins import ReplayPlans, ReplayProtocol
-    from autoshard.runtime import RunProgress, RunRequest, RunResult
+    from autoshard.runtime import RunRequest, RunResult
     from autoshard.runtime.processes.launch import Launcher, Restart
     from autoshard.runtime.results import RunPrediction
 
@@ -151,6 +158,40 @@ class NodeOptions:
         return NodeLauncher(nnodes=self.nnodes, node_rank=self.node_rank, rdzv=self.rdzv)
 
 
+_VIRTUAL = Needs("--virtual-time", lambda options: options.virtual_time)
+
+
+@command_options(panel="Virtual time")
+class VirtualOptions:
+    """Whether steps take what they would on a machine for each rank."""
+
+    virtual_time: Annotated[
+        bool,
+        typer.Option(
+            "--virtual-time",
+            help="Time steps as if each rank had a core of its own and the topology's wire, on as many processes as "
+            "the plan has ranks; see docs/virtual-time.md.",
+        ),
+    ] = False
+    topology: Annotated[
+        str | None,
+        typer.Option(
+            help="Topology of the wire: a topology.json, or the name of a bundled one. Left out: the plan's.",
+            autocompletion=completed_topologies,
+        ),
+        _VIRTUAL,
+    ] = None
+    registry: Annotated[RegistryOption, _VIRTUAL] = None
+    row_share: Annotated[
+        float | None,
+        share_option(
+            "Share of the rows of large tables that have memory of their own; the others share it with them. Left "
+            "out: all if they fit this machine, else a half, a quarter and so on."
+        ),
+        _VIRTUAL,
+    ] = None
+
+
 @command_options(panel="Updates of tables")
 class UpdateOptions(UpdateSettings):
     """Options of the updates of tables."""
@@ -202,6 +243,15 @@ class RunOptions:
         Path | None,
         typer.Option(help="Also write a Chrome trace (chrome://tracing) of two more steps; .gz is compressed."),
     ] = None
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also write a Chrome trace of the last measured steps of all processes: parts, collectives, and who "
+            "came last to each.",
+            metavar="FILE",
+        ),
+    ] = None
+    html: HtmlOption = None
     write_access: Annotated[
         Path | None,
         typer.Option(
@@ -218,6 +268,7 @@ class RunOptions:
         ),
     ] = None
     nodes: NodeOptions = field(default_factory=NodeOptions)
+    virtual: VirtualOptions = field(default_factory=VirtualOptions)
     samples: DataOptions = field(default_factory=DataOptions)
     job: JobOptions = field(default_factory=JobOptions)
 
@@ -227,7 +278,13 @@ class RunOptions:
             raise InvalidOptionError("of two numbers needs --max-restarts", field="nproc")
         if self.least_nproc is not None and self.nodes.nnodes > 1:
             raise InvalidOptionError("must be one number on several machines", field="nproc")
-        for option, file in (("--trace", self.trace), ("--write-access", self.write_access)):
+        if self.virtual.virtual_time and self.nodes.nnodes > 1:
+            raise InvalidOptionError("must be 1 in virtual time, whose ranks take turns on one machine", field="nnodes")
+        for option, file in (
+            ("--trace", self.trace),
+            ("--profile", self.profile),
+            ("--write-access", self.write_access),
+        ):
             if file is not None and not file.absolute().parent.is_dir():
                 raise InvalidOptionError(f"must be in a folder that is there, got {file}", field=option)
 
@@ -276,6 +333,7 @@ class RunOptions:
             device=self.device,
             overlap=usual if self.overlap is None else self.overlap,  # type: ignore[arg-type]
             trace_path=_absolute(self.trace),
+            profile_path=_absolute(self.profile),
             access_path=_absolute(self.write_access),
             data_path=_absolute(samples.data),
             epochs=samples.epochs,
@@ -290,6 +348,10 @@ class RunOptions:
             replan_horizon=job.replan_horizon,
             metrics_path=_absolute(job.metrics),
             metrics_every=job.metrics_every,
+            virtual_time=self.virtual.virtual_time,
+            topology_path=self.virtual.topology,
+            registry_path=None if self.virtual.registry is None else str(self.virtual.registry),
+            row_share=self.virtual.row_share,
             **{one.name: getattr(self.updates, one.name) for one in declared(UpdateSettings)},
         )
 
@@ -308,12 +370,14 @@ def run(options: RunOptions, as_json: JsonOption = False) -> None:
         autoshard run plan.json --nproc 4 --steps 20
         autoshard run plan.json --data clicks/ --epochs 2 --shuffle 100000 --checkpoints job/ --checkpoint-every 500
         autoshard run plan.json --nnodes 2 --node-rank 0 --rdzv 10.0.0.1:29500
+        autoshard run plan.json --virtual-time --verify-steps 2
     """
     from autoshard.formats import read_plan
 
     plan = read_plan(options.plan)
     world_size = plan.topology.world_size
-    left_out = _num_processes(world_size) if options.nodes.nnodes == 1 else world_size
+    is_shared = options.nodes.nnodes == 1 and not options.virtual.virtual_time
+    left_out = _num_processes(world_size) if is_shared else world_size
     run_on(options.nodes.launcher(), options, options.most_nproc or left_out, as_json, plan)
 
 
@@ -339,13 +403,14 @@ def _predicted(plan: ShardingPlan, result: RunResult) -> RunPrediction | None:
         return None
     num_cores = len(os.sched_getaffinity(0))
     load = os.getloadavg()[0]
+    is_shared = result.device == CPU and result.virtual is None
     device, overlap = plan.topology.device, predicted.overlap or Overlap.NONE
     differences = {
         f"{result.num_processes} processes share {num_cores} core{'' if num_cores == 1 else 's'}": (
-            result.device == CPU and result.num_processes > num_cores
+            is_shared and result.num_processes > num_cores
         ),
-        f"others use the machine: its load is {load:.1f} on {num_cores} cores": load
-        > max(num_cores, result.num_processes),
+        f"others use the machine: its load is {load:.1f} on {num_cores} cores": result.virtual is None
+        and load > max(num_cores, result.num_processes),
         f"{result.num_processes} processes run the plan's {result.plan_world_size} ranks": result.folded,
         f"the plan is for {device}, and ran on {result.device}": (device_family(device) == CPU)
         != (result.device == CPU),
@@ -377,15 +442,9 @@ def run_on(launcher: Launcher, options: RunOptions, num_processes: int, as_json:
     from autoshard.runtime.processes.launch import DEFAULT_TIMEOUT_S
     from autoshard.runtime.result_json import RUN
 
-    done = 0
     request = options.request()
     # The number of steps in all, warm-up included, comes with the first report.
-    with progress(f"Running on {num_processes} processes", 1.0) as advance, _stopped_by_sigterm(request) as stop:
-
-        def on_progress(state: RunProgress) -> None:
-            nonlocal done
-            advance((state.done - done) / state.total)
-            done = state.done
+    with step_progress(f"Running on {num_processes} processes") as on_step, _stopped_by_sigterm(request) as stop:
 
         def on_restart(restart: Restart) -> None:
             warn(
@@ -396,7 +455,7 @@ def run_on(launcher: Launcher, options: RunOptions, num_processes: int, as_json:
             [request],
             num_processes,
             timeout_s=math.inf if request.is_job else DEFAULT_TIMEOUT_S,
-            on_progress=on_progress,
+            on_progress=lambda state: on_step(state.done, state.total),
             launcher=launcher,
             max_restarts=options.job.max_restarts,
             least_nproc=options.least_nproc,
@@ -413,7 +472,12 @@ def run_on(launcher: Launcher, options: RunOptions, num_processes: int, as_json:
         from autoshard.runtime.run_store import append_run
 
         log(f"Wrote {append_run(options.append_to, plan, result)}")
-    for written in (options.trace, options.write_access):
+    if options.html is not None:
+        from autoshard.formats import atomic_write
+        from autoshard.report import run_page
+
+        atomic_write(options.html, run_page(plan, result.ranks, _headline(result), title=f"Run of {options.plan.name}"))
+    for written in (options.trace, options.profile, options.html, options.write_access):
         if written is not None:
             log(f"Wrote {written}")
     emit(RUN.to_json(result), _rendered(result), as_json=as_json)
@@ -444,17 +508,11 @@ def _num_processes(world_size: int) -> int:
 
 
 def _rendered(result: RunResult) -> RenderableType:
-    from autoshard.core.step import Overlap
-    from autoshard.report.wording import write_ms, write_percent
+    from autoshard.report.wording import write_ms
 
     lines = [
         *_of_job(result),
-        f"{result.steps} steps of {result.batch_size:,} samples on {result.num_processes} processes "
-        f"({result.engine}, {result.backend}, {result.device})"
-        + (f", {result.overlap}" if result.overlap is not Overlap.NONE else "")
-        + (f", which ran the plan's {result.plan_world_size} ranks" if result.folded else ""),
-        f"Step {write_ms(result.step_ms)} ms, {result.samples_per_s:,.0f} samples/s, "
-        f"kernel balance {write_percent(result.balance)}, loss {result.first_loss:.4f} to {result.last_loss:.4f}",
+        *_headline(result),
     ]
     if result.verification is not None:
         lines.append(
@@ -480,6 +538,37 @@ def _rendered(result: RunResult) -> RenderableType:
     lines += [f"{number:,} {what}" for what, number in met.items() if number]
     predicted = () if result.predicted is None else (*_comparison(result, result.predicted), "")
     return Group(*lines, "", *predicted, table, "", _collective_table(result))
+
+
+def _headline(result: RunResult) -> list[str]:
+    """What was run, what its step took and, in virtual time, what that is made of."""
+    from autoshard.core.step import Overlap
+    from autoshard.report.wording import write_ms, write_percent
+
+    lines = [
+        f"{result.steps} steps of {result.batch_size:,} samples on {result.num_processes} processes "
+        f"({result.engine}, {result.backend}, {result.device})"
+        + (f", {result.overlap}" if result.overlap is not Overlap.NONE else "")
+        + (f", which ran the plan's {result.plan_world_size} ranks" if result.folded else ""),
+        f"Step {write_ms(result.step_ms)} ms{_interval(result)}, {result.samples_per_s:,.0f} samples/s, "
+        f"kernel balance {write_percent(result.balance)}, loss {result.first_loss:.4f} to {result.last_loss:.4f}",
+    ]
+    if (virtual := result.virtual) is not None:
+        shares = f"; {write_percent(virtual.row_share)} of the rows of large tables have memory of their own"
+        lines.append(
+            f"Virtual time: ranks took turns on {virtual.num_cores} cores, the wire is that of {virtual.wire}"
+            + (shares if virtual.row_share < 1 else "")
+        )
+    return lines
+
+
+def _interval(result: RunResult) -> str:
+    """The 95% interval of the median step."""
+    from autoshard.report.wording import write_ms
+
+    if result.step_low_ms is None or result.step_high_ms is None:
+        return ""
+    return f" ({write_ms(result.step_low_ms)} to {write_ms(result.step_high_ms)})"
 
 
 def _of_job(result: RunResult) -> list[str]:

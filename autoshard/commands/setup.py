@@ -74,8 +74,7 @@ def _devices() -> Iterator[dict[str, Any]]:
 def _models(device: str) -> dict[str, Any]:
     """What prices kernels, collectives, dense layers and steps of a kind of device; None where nothing was trained."""
     from autoshard.core.errors import ModelError
-    from autoshard.planning import step_models
-    from autoshard.plugins import kernel_model_loaders
+    from autoshard.plugins import kernel_model_loaders, step_models
 
     try:
         kernel = next((model for load in kernel_model_loaders() if (model := load(None, device)) is not None), None)

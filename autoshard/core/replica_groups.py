@@ -125,7 +125,7 @@ class ReplicaGroups:
         if self.num_groups == 1:
             return topology
         ranks = range(self.group_size(topology))
-        levels = _levels(topology, lambda level: self._share(topology, level))
+        levels = levels_of_part(topology, lambda level: self._share(topology, level))
         worlds = [self.world_ranks(rank, topology) for rank in ranks] if _is_uneven(topology) else []
         return replace(
             topology,
@@ -168,8 +168,12 @@ class ReplicaGroups:
         )
 
 
-def _levels(topology: Topology, share: Callable[[Level], int]) -> tuple[Level, ...]:
+def levels_of_part(topology: Topology, share: Callable[[Level], int]) -> tuple[Level, ...]:
     """Levels of a part of the ranks, up to the first that holds them all.
+
+    Args:
+        topology: All ranks.
+        share: Ranks of the part in each unit of a level that it reaches.
 
     The bandwidth of an all-reduce is that of its buffer, inner levels included, so it changes with the part. Over n
     units, of s ranks each that first add up among themselves, 2 (n - 1) / (n s) of the buffer passes each rank's port

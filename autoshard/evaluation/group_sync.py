@@ -13,13 +13,17 @@ import numpy as np
 
 from autoshard.core import CommModel, EmbeddingTable, ReplicaGroups, ShardingPlan, SyncRows, TableSet, Topology
 from autoshard.core.costs import MsArray
-from autoshard.core.plan import HeldShard
+from autoshard.core.held import PlacedArrays, sums_by_rank
+from autoshard.evaluation.device_memory import device_memory
 
 #: Bytes of the mark of a row.
 _MARK_BYTES: Final = 1
+#: What a rank's own work moves of what it averages, beside the collective, in gathers of so many bytes: all rows are
+#: divided in place, marks are joined, searched and cleared, touched rows are gathered, joined, divided and put back.
+_MOVES_OF_ALL, _MOVES_OF_MARKS, _MOVES_OF_TOUCHED = 1, 1, 3
 
 
-def group_sync_bytes(plan: ShardingPlan, held: Sequence[HeldShard]) -> tuple[MsArray, ...]:
+def group_sync_bytes(plan: ShardingPlan, held: PlacedArrays) -> tuple[MsArray, ...]:
     """Bytes that each rank puts into the all-reduces of one synchronisation, one array of shape (R,) for each.
 
     Of all rows, their weights and moments (2D Eq. 1). Of touched rows, a mark for every row, then weights and moments
@@ -29,23 +33,23 @@ def group_sync_bytes(plan: ShardingPlan, held: Sequence[HeldShard]) -> tuple[MsA
         plan: The whole plan.
         held: What the ranks of one of its groups hold.
     """
-    all_R, marks_R, touched_R = (np.zeros(plan.group_size) for _ in range(3))
     groups = plan.replica_groups
-    is_touched = groups.sync_rows is SyncRows.TOUCHED
-    for shard in held:
-        local = shard.local
-        if not is_touched:
-            all_R[shard.ranks] += local.memory_bytes
-            continue
-        table = plan.tables[local.table]
+
+    def by_rank(bytes_U: Sequence[float]) -> MsArray:
+        return sums_by_rank(np.array(bytes_U, dtype=np.float64)[held.local_M], held.ranks_M, plan.group_size)
+
+    if groups.sync_rows is not SyncRows.TOUCHED:
+        return (by_rank([local.memory_bytes for local in held.locals_U]),)
+    touched = []
+    for local, kind in zip(held.locals_U, held.kind_U, strict=True):
+        table = held.first_K[kind].shard.table
         # Copies within a group are updated by the lookups of the whole group.
         num_lookups = plan.tables.batch_size * len(table.features) * local.pooling_factor * groups.sync_every
-        marks_R[shard.ranks] += local.num_embeddings * _MARK_BYTES
-        touched_R[shard.ranks] += local.access.expected_distinct(num_lookups) * _row_bytes(table, local.embedding_dim)
-    return (marks_R, touched_R) if is_touched else (all_R,)
+        touched.append(local.access.expected_distinct(num_lookups) * _row_bytes(table, local.embedding_dim))
+    return by_rank([local.num_embeddings * _MARK_BYTES for local in held.locals_U]), by_rank(touched)
 
 
-def group_sync_ms(plan: ShardingPlan, held: Sequence[HeldShard], comm: CommModel) -> MsArray:
+def group_sync_ms(plan: ShardingPlan, held: PlacedArrays, comm: CommModel) -> MsArray:
     """Time per step in which the ranks of a replica group average weights and moments with their copies, shape (R,).
 
     Args:
@@ -53,11 +57,12 @@ def group_sync_ms(plan: ShardingPlan, held: Sequence[HeldShard], comm: CommModel
         held: What the ranks of one of its groups hold.
         comm: Prices collectives.
     """
-    groups = plan.replica_groups
+    groups, ms_R = plan.replica_groups, np.zeros(plan.group_size)
+    if groups.num_groups == 1:
+        return ms_R
     replicas = groups.replica_topology(plan.topology)
-    ms_R = np.zeros(plan.group_size)
-    for bytes_R in group_sync_bytes(plan, held):
-        ms_R += _all_reduces_ms(bytes_R, comm, replicas)
+    for bytes_R, move_ms in zip(group_sync_bytes(plan, held), _ms_per_byte(groups, plan.topology), strict=True):
+        ms_R += _all_reduces_ms(bytes_R, comm, replicas) + move_ms * bytes_R
     return ms_R / groups.sync_every
 
 
@@ -70,7 +75,7 @@ def with_cheaper_sync(plan: ShardingPlan, comm: CommModel) -> ShardingPlan:
     """
     if plan.replica_groups.num_groups == 1:
         return plan
-    held = plan.of_one_group().held_shards()
+    held = plan.of_one_group().arrays
     plans = [replace(plan, replica_groups=replace(plan.replica_groups, sync_rows=rows)) for rows in SyncRows]
     return min(plans, key=lambda one: group_sync_ms(one, held, comm).max())
 
@@ -93,7 +98,20 @@ def least_sync_ms(tables: TableSet, groups: ReplicaGroups, topology: Topology, c
         )
         num_bytes = [float(sum(table.num_embeddings for table in tables.tables) * _MARK_BYTES), touched]
     size, replicas = groups.group_size(topology), groups.replica_topology(topology)
-    return sum(comm.all_reduce_ms(one / size, replicas) for one in num_bytes) / groups.sync_every
+    ms_per_byte = _ms_per_byte(groups, topology)
+    ms = sum(
+        comm.all_reduce_ms(one / size, replicas) + move_ms * one / size
+        for one, move_ms in zip(num_bytes, ms_per_byte, strict=True)
+    )
+    return ms / groups.sync_every
+
+
+def _ms_per_byte(groups: ReplicaGroups, topology: Topology) -> tuple[float, ...]:
+    """What a rank's own work takes for a byte of each all-reduce, at its memory's bandwidth."""
+    is_touched = groups.sync_rows is SyncRows.TOUCHED
+    moves = (_MOVES_OF_MARKS, _MOVES_OF_TOUCHED) if is_touched else (_MOVES_OF_ALL,)
+    bytes_per_s = device_memory(topology.device).gather_bytes_per_s
+    return tuple(1e3 * number / bytes_per_s for number in moves)
 
 
 def _row_bytes(table: EmbeddingTable, embedding_dim: int) -> int:

@@ -2,7 +2,7 @@
 
 from autoshard.report.caveats import comparison_warnings, plan_warnings
 from autoshard.report.comparison import BASELINE, floor_ms, within_noise
-from autoshard.report.pages import Picture, comparison_figures, comparison_page, plan_figures, plan_page
+from autoshard.report.pages import Picture, comparison_figures, comparison_page, plan_figures, plan_page, run_page
 from autoshard.report.terminal import comparison_table, plan_summary
 from autoshard.results.comparison import ComparedPlan, MeasuredPlan, speedups_over
 
@@ -20,6 +20,7 @@ __all__ = [
     "plan_page",
     "plan_summary",
     "plan_warnings",
+    "run_page",
     "speedups_over",
     "within_noise",
 ]

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 
-from autoshard.core import CostBreakdown, ShardingPlan
+from autoshard.core import CostBreakdown, RankCost, ShardingPlan
 from autoshard.evaluation.batch_memory import rank_memory
 from autoshard.report.comparison import ranked
 from autoshard.results.comparison import ComparedPlan, MeasuredPlan
@@ -25,7 +26,8 @@ INK = "#1c2733"
 GRID = "#e3e7ec"
 _FONT = {"family": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif", "size": 13, "color": INK}
 
-_PARTS = (
+#: Label, attribute of a rank's times, and colour of each part.
+RANK_PARTS = (
     ("forward kernel", "forward_kernel_ms", BLUE),
     ("backward kernel", "backward_kernel_ms", SKY),
     ("input", "input_ms", GREY),
@@ -39,7 +41,7 @@ def rank_time_figure(predicted: CostBreakdown, measured: MeasuredPlan | None) ->
     """Stacked bars of the parts of each rank's step; measured kernel times as marks on them."""
     ranks = [str(rank.rank) for rank in predicted.ranks]
     figure = go.Figure()
-    for label, attribute, colour in _PARTS:
+    for label, attribute, colour in RANK_PARTS:
         values = [getattr(rank, attribute) for rank in predicted.ranks]
         if any(values):
             figure.add_bar(name=label, x=ranks, y=values, marker_color=colour, hovertemplate=_hover("rank %{x}"))
@@ -55,11 +57,31 @@ def rank_time_figure(predicted: CostBreakdown, measured: MeasuredPlan | None) ->
         )
     _add_line(figure, predicted.floor_kernel_ms, "floor: costliest shard")
     binding = predicted.ranks[predicted.binding_rank]
-    total_ms = sum(getattr(binding, attribute) for _, attribute, _ in _PARTS)
+    total_ms = sum(getattr(binding, attribute) for _, attribute, _ in RANK_PARTS)
     figure.add_annotation(
         x=str(binding.rank), y=total_ms, text=f"rank {binding.rank} binds", ax=0, ay=-22, arrowhead=2, arrowcolor=INK
     )
     return _styled(figure, "rank", "ms per step", barmode="stack")
+
+
+def executed_figure(predicted: Sequence[RankCost], executed: Sequence[Any]) -> go.Figure:
+    """Stacked bars of the parts of each rank's step, predicted beside executed.
+
+    Args:
+        predicted: By rank; empty where nothing was predicted.
+        executed: By process, with the same attributes. Parts hold what a process waits for others.
+    """
+    bars = [("plan", one) for one in predicted], [("run", one) for one in executed]
+    figure = go.Figure()
+    for label, attribute, colour in RANK_PARTS:
+        found = [(str(rank), what, getattr(one, attribute)) for of in bars for rank, (what, one) in enumerate(of)]
+        ranks, kinds, values = zip(*sorted(found, key=lambda one: (int(one[0]), one[1] == "run")), strict=True)
+        if any(values):
+            figure.add_bar(
+                name=label, x=[ranks, kinds], y=values, marker_color=colour, hovertemplate=_hover("rank %{x}")
+            )
+    _styled(figure, "rank", "ms per step", barmode="stack")
+    return figure.update_xaxes(type="multicategory", nticks=2 * len(executed), tickfont_size=11)
 
 
 def memory_figure(plan: ShardingPlan, predicted: CostBreakdown) -> go.Figure:

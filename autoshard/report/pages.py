@@ -170,6 +170,42 @@ def _pictures(pictures: Sequence[Picture]) -> list[dict[str, object]]:
     ]
 
 
+def run_page(plan: ShardingPlan, executed: Sequence[Any], lines: Sequence[str], *, title: str = "Run of a plan") -> str:
+    """The HTML report of a run: what each rank's step was predicted to take, and what it took, part by part.
+
+    Args:
+        plan: The plan.
+        executed: By process, with the parts of `RankCost`.
+        lines: Sentences about the run, for below the title.
+        title: Heading of the page.
+    """
+    from autoshard.report.figures import RANK_PARTS, executed_figure
+    from autoshard.report.images import FigureReport, Section, figure_page
+
+    predicted = plan.predicted.ranks if plan.predicted else ()
+    kinds = [("predicted", predicted), ("executed", executed)]
+    table = Table.of(
+        [(index, name, one) for index in range(len(executed)) for name, of in kinds for one in of[index : index + 1]],
+        [
+            ("Rank", lambda row: row[0]),
+            ("", lambda row: row[1]),
+            *(
+                (label.capitalize(), lambda row, attribute=attribute: write_ms(getattr(row[2], attribute)))
+                for label, attribute, _ in RANK_PARTS
+            ),
+        ],
+        caption="Milliseconds of a step.",
+    )
+    section = Section(
+        title="Predicted beside executed",
+        caption="Parts of each rank's step, which may overlap in time. What was executed holds what a rank waits for "
+        "others: a rank with little work of its own has long exchanges.",
+        figure=executed_figure(predicted, executed),
+        tables=(table,),
+    )
+    return figure_page(FigureReport(title=title, subtitle=" ".join(lines), sections=(section,)))
+
+
 def comparison_page(rows: Sequence[ComparedPlan], notes: Sequence[str], *, title: str = "Planners compared") -> str:
     """The HTML report of several planners on one task.
 
@@ -306,7 +342,7 @@ def _part_table(predicted: CostBreakdown) -> Table:
 
 
 def _rank_table(plan: ShardingPlan, predicted: CostBreakdown, measured: MeasuredPlan | None) -> Table:
-    held, memory = plan.local_shards(), rank_memory(plan)
+    counts, memory = plan.arrays.counts(plan.group_size).tolist(), rank_memory(plan)
     ranks = predicted.ranks
     measured_ms = (
         []
@@ -321,7 +357,7 @@ def _rank_table(plan: ShardingPlan, predicted: CostBreakdown, measured: Measured
         range(len(ranks)),
         [
             ("Rank", lambda index: ranks[index].rank),
-            ("Shards", lambda index: len(held[index % len(held)])),
+            ("Shards", lambda index: counts[index % len(counts)]),
             ("Forward kernel", lambda index: write_ms(ranks[index].forward_kernel_ms)),
             ("Backward kernel", lambda index: write_ms(ranks[index].backward_kernel_ms)),
             ("Kernel", lambda index: write_ms(ranks[index].kernel_ms)),

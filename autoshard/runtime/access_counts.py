@@ -246,8 +246,8 @@ class AccessCounter:
         self._sampled_ids, self._half_life = sampled_ids, half_life
         # As many may be new before there are fewer again.
         self._max_rows = max_bytes // _ROW_BYTES - _NUM_WAITING
-        # One for the thread: both draw at times that do not depend on each other.
-        self._rng, self._rng_of_thread = (np.random.default_rng([*seed, number]) for number in range(2))
+        # One for the thread, and one for whoever asks: they draw at times that do not depend on each other.
+        self._rng, self._rng_of_thread, self._rng_sent = (np.random.default_rng([*seed, number]) for number in range(3))
         num_features = [len(table.features) for table in tables.tables]
         self._first_F = np.repeat(_first_keys(tables), num_features)
         self._counts = AccessCounts.nothing(sum(num_features))
@@ -287,6 +287,10 @@ class AccessCounter:
             self._merge()
             self._wait()
             return self._counts
+
+    def counted_within(self, max_rows: int) -> AccessCounts:
+        """All lookups so far, by a sample of so many rows as `AccessCounts.within` takes it."""
+        return self.counted().within(max_rows, self._rng_sent)
 
     def close(self) -> None:
         """Ends the thread; what was counted stays."""

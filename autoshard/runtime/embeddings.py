@@ -176,6 +176,8 @@ class ShardedEmbeddings(torch.nn.Module):
         self.num_steps, self._leaves_out_tables = 0, False
         #: What was sent under plans before this one.
         self._sent_before: dict[str, float] = {}
+        if settings.row_share < 1:  # rows that share memory have no values of their own
+            return
         for index, state in self._execution.row_states(writes=True).items():
             holding = part.owners.holdings[index]
             order = self._execution.orders.get(holding.of.name)
@@ -315,7 +317,7 @@ class ShardedEmbeddings(torch.nn.Module):
         part = self._execution.part
         if self._prefetcher is None:
             exchange = self._execution.input_exchange.over(part.groups.beside("prefetch"))
-            self._prefetcher = Prefetcher(exchange, part.device)
+            self._prefetcher = Prefetcher(exchange, part.device, self.timer.clock)
             self._execution.output_exchange.before_gradients = self._prefetcher.let_send
         prefetched = Prefetched(*self._read(ids), part.device, self.timer)
         self._prefetcher.submit(prefetched)

@@ -210,7 +210,7 @@ class PlanExecution:
             if number in moved:
                 ids, moments = range(table.num_embeddings), (one.name for one in table.optimizer.moments)
                 moves.append(table_move(table, ids, source, target, moments, with_marks=with_marks))
-        return after, move(moves, own.members, own.device)
+        return after, move(moves, own.members, own.device, own.nodes_of(own.members))
 
     def _check(self, plan: ShardingPlan, part: Participation) -> None:
         """Refuses a plan that cannot follow this one.

@@ -31,6 +31,7 @@ class Participation:
         device: Where this one has its tables and batches.
         local_batch_size: Samples per process and step.
         order_digests: By table, what its row order is known by.
+        node_size: Processes of a node, by the plan's topology; those of a node follow each other.
     """
 
     owners: Ownership
@@ -40,6 +41,7 @@ class Participation:
     device: torch.device
     local_batch_size: int
     order_digests: Mapping[str, bytes]
+    node_size: int
 
     @classmethod
     def agree(
@@ -96,7 +98,13 @@ class Participation:
             device=device,
             local_batch_size=local_batch_size,
             order_digests=orders,
+            node_size=max(1, members.size() // plan.topology.num_nodes),
         )
+
+    def nodes_of(self, group: dist.ProcessGroup) -> tuple[int, ...]:
+        """Node of each process of a group among the members."""
+        places = (dist.get_group_rank(self.members, rank) for rank in dist.get_process_group_ranks(group))
+        return tuple(place // self.node_size for place in places)
 
     @property
     def process(self) -> int:

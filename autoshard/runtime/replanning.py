@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 #: How often between two decisions all processes hear whether one was made.
 _HEARD_PER_DECISION: Final = 20
+#: Rows whose counts process 0 gets for a decision, 16 bytes each: for each table, and at most.
+_ROWS_OF_A_TABLE, _ROWS_OF_A_DECISION = 1 << 13, 1 << 17
+#: And at least so many of each process.
+_LEAST_ROWS: Final = 1 << 10
 #: Runs a command of autoshard behind training, where both want the processor.
 _COMMAND: Final = "import os; os.nice(10); from autoshard.cli import main; raise SystemExit(main())"
 
@@ -227,7 +231,8 @@ class JobReplanning:
             self._hear(step)
         left = None if self._last_step is None else self._last_step - step
         if step % self._settings.every == 0 and not self._is_under_way and left != 0:
-            counts = merged_counts(self._counter)
+            max_rows = min(_ROWS_OF_A_DECISION, _ROWS_OF_A_TABLE * len(self.plan.tables.tables))
+            counts = merged_counts(self._counter, max_rows)
             if self._planner is not None and counts is not None:
                 self._planner.begin(step, counts, left)
             self._is_under_way, self._heard_at = True, step
@@ -264,10 +269,20 @@ class JobReplanning:
         self.changes.append(change)
 
 
-def merged_counts(counter: AccessCounter) -> AccessCounts | None:
-    """Lookups of all processes, on process 0; None on the others. All have to call it."""
-    own = counter.counted()
-    counted: list[AccessCounts] | None = [own] * dist.get_world_size() if dist.get_rank() == 0 else None
+def merged_counts(counter: AccessCounter, max_rows: int) -> AccessCounts | None:
+    """Lookups of all processes, on process 0; None on the others. All have to call it.
+
+    Where there are more rows, each process sends a sample of its own that is unbiased in sum: so what travels, and what
+    process 0 has in memory, grows neither with the tables nor with the job.
+
+    Args:
+        counter: Of this process.
+        max_rows: Rows that all processes send together, expected.
+    """
+    size, counted = dist.get_world_size(), None
+    own = counter.counted_within(max(max_rows // size, _LEAST_ROWS))
+    if dist.get_rank() == 0:
+        counted = [own] * size
     dist.gather_object(own, counted)
     return None if counted is None else AccessCounts.merged(counted)
 

@@ -20,7 +20,15 @@ from autoshard.formats.documents.kinds import (
     whole_number,
 )
 from autoshard.formats.documents.prediction_json import ESTIMATE, STEP_PARTS, collective_times
-from autoshard.runtime.results import OVERLAPS, JobReport, RankTiming, RunPrediction, RunResult, Verification
+from autoshard.runtime.results import (
+    OVERLAPS,
+    JobReport,
+    RankTiming,
+    RunPrediction,
+    RunResult,
+    Verification,
+    VirtualRun,
+)
 
 _MS: Final = number_in()
 _BYTES: Final = number_in()
@@ -54,6 +62,7 @@ _FIELDS: Final = fields_of(
     verification=or_null(_VERIFICATION),
     predicted=or_null(_PREDICTION),
     job=or_null(_JOB),
+    virtual=record(VirtualRun, *fields_of(VirtualRun)),
 )
 RUN: Final = Document(
     name="run",

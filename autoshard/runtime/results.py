@@ -11,6 +11,7 @@ from autoshard.core.accepted import (
     AT_LEAST_0,
     AT_LEAST_1,
     FINITE_ABOVE_0,
+    SHARE,
     WHOLE_AT_LEAST_0,
     WHOLE_AT_LEAST_1,
     Range,
@@ -51,6 +52,8 @@ class RunRequest(UpdateSettings):
         overlap: Which parts of a step run at the same time: `none` or, on the thin engine, `pipelined`. The results
             are the same.
         trace_path: File for a Chrome trace of two more steps of process 0, after the measured ones; None for none.
+        profile_path: File for a Chrome trace of the last measured steps of all processes, see `runtime.timeline`; None
+            for none.
         access_path: File for the tables as all processes look them up, on the thin engine; None to count no lookups.
         data_path: File or folder of samples to train on; None for generated ones.
         epochs: How often the files are read.
@@ -65,6 +68,12 @@ class RunRequest(UpdateSettings):
         replan_horizon: Steps within which changing the plan has to pay off; the job's own where these are fewer.
         metrics_path: Folder for the measures of every so many steps, see `training.metrics`; None for none.
         metrics_every: Steps from one of these to the next.
+        virtual_time: Whether steps are timed as if each rank had a core of its own, and as if the wire were that of the
+            topology; see `runtime.virtual`. A rank is a process then, on a CPU of this machine.
+        topology_path: In virtual time, the topology of the wire; None for the plan's.
+        registry_path: In virtual time, folder of trained models of collectives; None for the default.
+        row_share: In virtual time, share of the rows that have memory of their own (`FusedSettings.row_share`); None
+            for all of them if they fit this machine, else a half, a quarter and so on.
 
     Raises:
         InvalidOptionError: If a value is not accepted.
@@ -81,6 +90,7 @@ class RunRequest(UpdateSettings):
     device: Device = Device.AUTO
     overlap: Overlap = Overlap.NONE
     trace_path: str | None = None
+    profile_path: str | None = None
     access_path: str | None = None
     data_path: str | None = None
     epochs: int = 1
@@ -95,6 +105,10 @@ class RunRequest(UpdateSettings):
     replan_horizon: float = 10_000.0
     metrics_path: str | None = None
     metrics_every: int = 100
+    virtual_time: bool = False
+    topology_path: str | None = None
+    registry_path: str | None = None
+    row_share: float | None = None
 
     def __post_init__(self) -> None:
         UpdateSettings.__post_init__(self)
@@ -125,6 +139,31 @@ class RunRequest(UpdateSettings):
         needed = "checkpoints are kept" if self.checkpoints_path is not None else "plans are changed"
         if (self.checkpoints_path is not None or self.replan_every) and self.engine is not Engine.THIN:
             raise InvalidOptionError(f"must be thin where {needed}, got {self.engine}", field="engine")
+        self._check_virtual()
+
+    def _check_virtual(self) -> None:
+        """Refuses what virtual time has no meaning for, or what means nothing without it."""
+        if not self.virtual_time:
+            for field in ("topology_path", "registry_path", "row_share"):
+                if getattr(self, field) is not None:
+                    raise InvalidOptionError("is for virtual time alone", field=field)
+            return
+        if self.device is Device.CUDA:
+            raise InvalidOptionError("must be auto or cpu in virtual time, got cuda", field="device")
+        SHARE.check_fields(self, "row_share")
+        if self.row_share is not None and self.row_share < 1:
+            if self.verify_steps:
+                raise InvalidOptionError("must be 0 where rows share memory", field="verify_steps")
+            if self.engine is not Engine.THIN:
+                raise InvalidOptionError(f"must be thin where rows share memory, got {self.engine}", field="engine")
+        refused = {
+            "trace_path": self.trace_path is not None,
+            "checkpoints_path": self.checkpoints_path is not None,
+            "metrics_path": self.metrics_path is not None,
+            "replan_every": self.replan_every > 0,
+        }
+        for field in (one for one, is_given in refused.items() if is_given):
+            raise InvalidOptionError("must be left out in virtual time", field=field)
 
     @property
     def last_step(self) -> int | None:
@@ -256,13 +295,22 @@ class JobReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VirtualRun:
+    """What times in virtual time are made of."""
+
+    wire: Annotated[str, Meaning("The model that collectives took their times from.")]
+    num_cores: Annotated[int, AT_LEAST_1, Meaning("Cores of this machine that the processes took turns on.")]
+    row_share: Annotated[float, SHARE, Meaning("Share of the rows of large tables that had memory of their own.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
     """What a run measured."""
 
     plan_path: Annotated[str, Size(), Meaning("File of the plan.")]
     engine: Annotated[Engine, Meaning("What executed the embedding part.")]
     device: Annotated[Device, Meaning("Where it ran.")]
-    backend: Annotated[str, Meaning("Backend of torch.distributed: gloo or nccl.")]
+    backend: Annotated[str, Meaning("Backend of torch.distributed: gloo, nccl or virtual.")]
     num_processes: Annotated[int, AT_LEAST_1, Meaning("Processes.")]
     plan_world_size: Annotated[int, AT_LEAST_1, Meaning("Ranks of the plan.")]
     folded: Annotated[bool, Meaning("Whether processes ran several ranks each: rank r on process r % num_processes.")]
@@ -292,6 +340,11 @@ class RunResult:
     job: Annotated[
         JobReport | None,
         Meaning("Of runs on files or with checkpoints; null for others.", written=Written.REQUIRED),
+    ] = None
+    step_low_ms: Annotated[float | None, Meaning("Lower end of the 95% interval of the median step, in ms.")] = None
+    step_high_ms: Annotated[float | None, Meaning("Its upper end.")] = None
+    virtual: Annotated[
+        VirtualRun | None, Meaning("Of runs in virtual time: what their times are made of; left out for others.")
     ] = None
 
     def part_ms(self, part: StepPart) -> float:

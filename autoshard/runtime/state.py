@@ -25,6 +25,7 @@ from autoshard.runtime.engine.agreement import on_all
 from autoshard.runtime.engine.holdings import HeldRange, Ownership
 from autoshard.runtime.engine.ids.addresses import RowOrderMap
 from autoshard.runtime.engine.rows.averaging import UPDATED, RowStates
+from autoshard.runtime.engine.rows.huge_pages import advise_huge_pages
 from autoshard.runtime.engine.rows.moving import TableMove, move
 from autoshard.runtime.engine.rows.places import RowBlock, TableLayout, held_chunks
 from autoshard.runtime.engine.staging import TORCH_DTYPES
@@ -143,7 +144,7 @@ class HeldTables:
             self._mark(table, _checked_rows(table, rows))
 
     def _move(self, moves: Sequence[TableMove]) -> None:
-        move(moves, self._part.group, self._part.device)
+        move(moves, self._part.group, self._part.device, self._part.nodes_of(self._part.group))
 
     @property
     def _shares(self) -> Replicas:
@@ -281,11 +282,11 @@ def empty_shares(shape: Sequence[int], dtype: torch.dtype, group: dist.ProcessGr
     """
     size = group.size()
     if size == 1:
-        return torch.empty(*shape, dtype=dtype)
+        return advise_huge_pages(torch.empty(*shape, dtype=dtype))
     num_own = _rows_of(range(shape[0]), (tuple(range(size)),)).part_rows(group.rank())
     stride = torch.empty(*shape, device="meta").stride()
     mesh = DeviceMesh.from_group(group, "cpu")
-    own = torch.empty(num_own, *shape[1:], dtype=dtype)
+    own = advise_huge_pages(torch.empty(num_own, *shape[1:], dtype=dtype))
     return DTensor.from_local(own, mesh, [Shard(0)], run_check=False, shape=torch.Size(shape), stride=stride)
 
 

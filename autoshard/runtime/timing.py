@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import torch
 from torch.profiler import record_function
 
 from autoshard.core.step import CollectiveTime, StepCollective
+from autoshard.runtime.clock import WALL, StepClock
 
 
 class Part(StrEnum):
@@ -81,10 +81,14 @@ class StepTimer:
     Args:
         device: Whose clock to read.
         enabled: False for a timer that does nothing, which is what training outside of measurements uses.
+        clock: The time of a CPU.
+
+    Attributes:
+        clock: The time of a CPU, which threads of a step hand over with what they give each other.
     """
 
-    def __init__(self, device: torch.device, *, enabled: bool = True) -> None:
-        self._enabled = enabled
+    def __init__(self, device: torch.device, *, enabled: bool = True, clock: StepClock = WALL) -> None:
+        self._enabled, self.clock = enabled, clock
         self._on_gpu = device.type == "cuda"
         self._begun: dict[Part, Any] = {}
         self._named: dict[Part, record_function] = {}
@@ -172,7 +176,7 @@ class StepTimer:
         if not self._enabled:
             return None
         if not self._on_gpu:
-            return time.perf_counter()
+            return self.clock.now_s()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event

@@ -29,7 +29,7 @@ from autoshard.core.step import StepPart
 from autoshard.formats import write_plan
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs, make_plan
-from autoshard.runtime.processes.launch import LOCAL, Launcher, run_requests
+from autoshard.runtime.processes.launch import DEFAULT_TIMEOUT_S, LOCAL, Launcher, run_requests
 from autoshard.runtime.results import RunRequest, RunResult
 
 #: Most of the tables on the first rank: a plan that no planner makes.
@@ -192,6 +192,59 @@ def plan_task(
     return make_plan(planner, request)
 
 
+def execute_plans(
+    plans: Sequence[ShardingPlan],
+    each: Sequence[Mapping[str, Any]] = (),
+    *,
+    repeats: int = 1,
+    rounds: int = 1,
+    orders_folder: Path | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    on_step: Callable[[int, int], None] | None = None,
+    launcher: Launcher = LOCAL,
+    **settings: Any,
+) -> tuple[tuple[RunResult, ...], ...]:
+    """Executes plans in one start of the processes, a process for each rank, by files that are there meanwhile.
+
+    Args:
+        plans: Of as many ranks each.
+        each: Fields of `RunRequest` by plan, such as its `engine` or `seed`; left out, all plans have the same.
+        repeats: Times that all plans are executed, one after the other; each time their tables are made anew.
+        rounds: As `run_requests` has it: times that plans make their steps in turn, with all tables in memory.
+        orders_folder: Where the row orders lie that plans name; None where they name none.
+        timeout_s: Time for all of it.
+        on_step: Told how many steps are done, and of how many.
+        launcher: Nodes that the processes run on.
+        settings: Fields of `RunRequest` that all plans have, such as `steps`, or `virtual_time=True`.
+
+    Returns:
+        For each plan, what was measured each of `repeats` times.
+
+    Raises:
+        AutoshardError: As `run_requests`.
+    """
+    with tempfile.TemporaryDirectory(prefix="autoshard-plans-") as folder:
+        requests = []
+        for number, plan in enumerate(plans):
+            file = Path(folder, f"plan-{number}.json")
+            write_plan(plan, file)
+            if orders_folder is not None:
+                for order in plan.row_orders.values():
+                    link = Path(folder, order.file)
+                    if not link.exists():
+                        link.symlink_to((orders_folder / order.file).absolute())
+            requests.append(RunRequest(plan_path=str(file), **{**settings, **(each[number] if each else {})}))
+        results = run_requests(
+            requests * repeats,
+            plans[0].topology.world_size,
+            timeout_s=timeout_s,
+            on_progress=None if on_step is None else lambda progress: on_step(progress.done, progress.total),
+            launcher=launcher,
+            rounds=rounds,
+        )
+    return tuple(results[index :: len(plans)] for index in range(len(plans)))
+
+
 def run_trials(
     plans: Sequence[ShardingPlan],
     seeds: Sequence[int],
@@ -218,21 +271,14 @@ def run_trials(
     Raises:
         AutoshardError: As `run_requests`.
     """
-    with tempfile.TemporaryDirectory(prefix="autoshard-trials-") as folder:
-        requests = []
-        for number, (plan, seed) in enumerate(zip(plans, seeds, strict=True)):
-            file = Path(folder, f"plan-{number}.json")
-            write_plan(plan, file)
-            request = RunRequest(
-                plan_path=str(file),
-                steps=steps,
-                warmup_steps=warmup_steps,
-                seed=seed,
-                device=device,  # type: ignore[arg-type]
-            )
-            requests.append(request)
-        report = None if on_step is None else lambda progress: on_step(progress.done, progress.total)
-        world_size = plans[0].topology.world_size
-        results = run_requests(requests * repeats, world_size, on_progress=report, launcher=launcher)
-    measured = [MeasuredStep.of(result) for result in results]
-    return tuple(MeasuredStep.quickest(measured[index :: len(plans)]) for index in range(len(plans)))
+    executed = execute_plans(
+        plans,
+        [{"seed": seed} for seed in seeds],
+        repeats=repeats,
+        on_step=on_step,
+        launcher=launcher,
+        steps=steps,
+        warmup_steps=warmup_steps,
+        device=device,
+    )
+    return tuple(MeasuredStep.quickest([MeasuredStep.of(result) for result in of_plan]) for of_plan in executed)

@@ -21,14 +21,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import safetensors
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from autoshard.api import AliasChange
 from autoshard.core.errors import AutoshardError, FormatError, ModelError
 from autoshard.core.machine import device_family
 from autoshard.core.quoting import shown
@@ -41,6 +40,9 @@ from autoshard.hardware import is_of_device
 from costmodel.registry.aliases import PRODUCTION, Action, Alias, AliasLog, is_of_this_host
 from costmodel.registry.card_fields import MACHINE
 from costmodel.registry.objects import CARD, MAX_BYTES, VERSION_ID, WEIGHTS, RegistryObjects, model_errors
+
+if TYPE_CHECKING:
+    from autoshard.api import AliasChange
 
 __all__ = [
     "PRODUCTION",

@@ -147,6 +147,8 @@ def run_calibration(
 def recorded_runs(store: Path, device: str, registry: Path | None = None) -> tuple[CalibrationRun, ...]:
     """Runs of a store that predictions are of, see `RunRecord.is_comparable`, priced by the models that there are now.
 
+    Where some are in virtual time, the others are left out: processes that share cores take longer.
+
     Args:
         store: Folder that `append_run` fills.
         device: Key of the device; runs of plans for others are left out.
@@ -155,10 +157,11 @@ def recorded_runs(store: Path, device: str, registry: Path | None = None) -> tup
     Raises:
         SampleStoreError: If the store cannot be read.
     """
+    found = [one for one in read_runs(store) if one.is_comparable and one.plan.topology.device == device]
+    in_virtual_time = [one for one in found if one.result.virtual is not None]
     return tuple(
         CalibrationRun(plan=one.plan, costs=plan_costs(one.plan, registry), measured=MeasuredStep.of(one.result))
-        for one in read_runs(store)
-        if one.is_comparable and one.plan.topology.device == device
+        for one in in_virtual_time or found
     )
 
 

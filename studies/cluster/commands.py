@@ -105,6 +105,8 @@ def run(options: RunOptions, cluster: ClusterOptions, as_json: JsonOption = Fals
     spec = cluster.spec()
     if options.most_nproc not in (None, spec.num_ranks):
         raise InvalidOptionError(f"must be left out or {spec.num_ranks}, got {options.nproc}", field="nproc")
+    if options.virtual.virtual_time:
+        raise InvalidOptionError("must be left out: links of a cluster are real", field="--virtual-time")
     if options.device is Device.CUDA:
         raise InvalidOptionError(
             f"must be auto or cpu: links of a cluster are gloo's, got {options.device}", field="device"

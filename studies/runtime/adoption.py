@@ -164,7 +164,8 @@ class Carried:
 
     Attributes:
         link_bytes: Bytes in the busiest direction of a node's link: what no rank of the node has.
-        bytes_RR: Bytes by giver and taker, where all ranks that have a row give it alike often.
+        bytes_RR: Bytes by giver and taker, where all ranks that have a row give it alike often within their node, or,
+            where no rank of the taker's has it, to others.
     """
 
     link_bytes: int
@@ -190,7 +191,9 @@ class Carried:
                 nodes_NK = holders_NR.reshape(len(holders_NR), num_nodes, ranks_per_node).any(axis=2)
                 for rank in range(num_ranks):
                     lacking_N, node = lacking_NR[:, rank], rank // ranks_per_node
-                    bytes_RR[:, rank] += row_bytes * _shares(holders_NR[lacking_N])
+                    near_NR = holders_NR & (np.arange(num_ranks) // ranks_per_node == node)
+                    givers_NR = np.where(near_NR.any(axis=1, keepdims=True), near_NR, holders_NR)
+                    bytes_RR[:, rank] += row_bytes * _shares(givers_NR[lacking_N])
                     crossing_N = lacking_N & ~nodes_NK[:, node]
                     links_K2[node, 0] += row_bytes * crossing_N.sum()
                     links_K2[:, 1] += row_bytes * _shares(nodes_NK[crossing_N])

@@ -173,7 +173,7 @@ def _write_samples(plan: ShardingPlan, file: Path) -> None:
     pq.write_table(pa.table(columns), file, row_group_size=3_000)
 
 
-def _last_state(checkpoints: Path) -> dict[str, str]:
+def _last_state(checkpoints: Path) -> dict[str, tuple[str, ...]]:
     """Hashes of the files of the last checkpoint that hold state."""
     manifest = MANIFEST.read(committed_folders(checkpoints)[-1] / MANIFEST_NAME)
     return {file.name: file.sha256 for file in manifest.files if file.name.startswith("__")}

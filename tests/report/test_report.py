@@ -28,11 +28,12 @@ from autoshard.report import (
     comparison_table,
     plan_page,
     plan_summary,
+    run_page,
     speedups_over,
     within_noise,
 )
 from autoshard.report.comparison import comparison_columns, comparison_lines
-from autoshard.report.figures import memory_figure, rank_time_figure
+from autoshard.report.figures import executed_figure, memory_figure, rank_time_figure
 from autoshard.report.wording import write_columns, write_ms, write_percent, write_ranks, write_rows
 from autoshard.results.comparison import Comparison
 from tests import builders as make
@@ -341,3 +342,24 @@ def test_notebooks_show_plans_and_comparisons_without_scripts(plan):
     assert "autoshard evaluate" in replace(plan, predicted=None)._repr_html_()
     rows = Page(Comparison(compared(plan))._repr_html_()).texts("th")
     assert {"random", "auto", "broken"} <= set(rows)
+
+
+def test_the_page_of_a_run_has_each_rank_predicted_and_executed(plan):
+    ranks = plan.predicted.ranks
+    executed = [replace(one, forward_kernel_ms=2 * one.forward_kernel_ms + 1) for one in ranks]
+    figure = executed_figure(ranks, executed)
+    kernel = next(bar for bar in figure.data if bar.name == "forward kernel")
+    places, kinds = kernel.x
+    assert list(zip(places, kinds, strict=True)) == [
+        (str(rank), kind) for rank in range(len(ranks)) for kind in ("plan", "run")
+    ]
+    assert list(kernel.y[:2]) == [ranks[0].forward_kernel_ms, executed[0].forward_kernel_ms]
+    page = run_page(plan, executed, ["20 steps of 64 samples.", EVIL], title="Run of plan.json")
+    assert EVIL not in page
+    assert page.count(">executed<") == page.count(">predicted<") == len(ranks)
+
+
+def test_the_page_of_a_run_without_prices_has_what_was_executed(plan):
+    page = run_page(replace(plan, predicted=None), plan.predicted.ranks, ["20 steps."])
+    assert ">predicted<" not in page
+    assert page.count(">executed<") == len(plan.predicted.ranks)

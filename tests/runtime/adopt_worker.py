@@ -343,6 +343,27 @@ def check_marks():
     assert updated(embeddings) == set()
 
 
+def check_near_copies():
+    """Rows of which there is a copy on the node come from there."""
+    embeddings, sent = opened("a copy per node"), []
+    usual = dist.all_to_all_single
+
+    def recorded(output, given, received_bytes, sent_bytes, **fields):
+        sent.append(sent_bytes)
+        return usual(output, given, received_bytes, sent_bytes, **fields)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(moving.dist, "all_to_all_single", recorded)
+        embeddings.adopt(plan_of("table-wise"))
+    [own] = [node for node in NODES if dist.get_rank() in node]
+    total = np.sum(sent, axis=0)
+    # As many processes as ranks; two processes are of one node here, with ranks of both.
+    if dist.get_world_size() == RANKS:
+        assert all(total[process] == 0 for process in range(RANKS) if process not in own)
+        assert total.sum() > 0
+    embeddings.close()
+
+
 def check_all(names):
     """All of it on this process."""
     warnings.filterwarnings("error", message=".*lr_scheduler.step.*")
@@ -351,4 +372,5 @@ def check_all(names):
         check_pairs(names)
     check_failures()
     check_marks()
+    check_near_copies()
     check_batches_of_the_plan_before()

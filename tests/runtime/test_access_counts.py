@@ -1,5 +1,6 @@
 """Counted accesses: exact where all fits, unbiased and bounded where it does not, and written as tables are."""
 
+import contextlib
 from dataclasses import replace
 
 import numpy as np
@@ -119,6 +120,16 @@ class TestThreshold:
         assert len(found.keys_N) <= LEAST_BYTES / 46 - 2**18
         assert found.threshold > 1
         assert found.lookups_N.sum() == pytest.approx(800_000, rel=0.01)
+
+    def test_what_is_sent_is_bounded_and_what_is_counted_stays(self):
+        tables = make.tables(make.table("a", 100_000, alpha=1.0))
+        with contextlib.closing(AccessCounter(tables, sampled_ids=100_000)) as counter:
+            counter.observe(drawn(AccessProfile.zipf(100_000, 1.0), 100_000, 0), (100_000,), 100)
+            sent, whole = counter.counted_within(1_000), counter.counted()
+        assert len(whole.keys_N) > 10_000
+        assert len(sent.keys_N) == pytest.approx(1_000, rel=0.1)
+        assert sent.lookups_N.sum() == pytest.approx(100_000, rel=0.05)
+        assert sent.lookups_N.max() == whole.lookups_N.max()
 
     @staticmethod
     def _held(lookups_N):

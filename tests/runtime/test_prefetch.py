@@ -89,8 +89,8 @@ class TestPrefetching:
             return all_to_all(*arguments, **options)
 
         class Ordered(Prefetcher):
-            def __init__(self, exchange, device):
-                super().__init__(slowed(exchange), device)
+            def __init__(self, exchange, *more):
+                super().__init__(slowed(exchange), *more)
                 self.is_ordered = True
 
         def slowed(exchange):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_state
 from torch.distributed.checkpoint.stateful import Stateful
 
 from autoshard.core import EmbeddingTable, ShardingPlan
-from autoshard.core.errors import AutoshardError, ExecutionError, FormatError, InputError
+from autoshard.core.errors import ExecutionError, FormatError, InputError
 from autoshard.formats import read_plan
 from autoshard.runtime.checkpoints.contents import (
     JobTable,
@@ -34,10 +33,12 @@ from autoshard.runtime.checkpoints.manifest import (
     METADATA_NAME,
     PLAN_NAME,
     Manifest,
+    altered,
     check_files,
     committed_name,
     damaged_files,
 )
+from autoshard.runtime.checkpoints.storage import HashedFilesReader
 from autoshard.runtime.checkpoints.together import cause, from_all
 from autoshard.runtime.engine.rows.updates import UpdatedRows
 
@@ -124,7 +125,7 @@ class Checkpoint:
         Args:
             state: What to load, by the names that it was saved under.
             group: The processes; None for all.
-            verify: Whether to hash all files meanwhile, each process a part of them. Sizes are always checked.
+            verify: Whether each process hashes what it reads, before anything is made of it. Sizes are always checked.
             partial: Whether `state` may leave out names that were saved, for a job that only looks up.
 
         Raises:
@@ -140,19 +141,12 @@ class Checkpoint:
         members = group or dist.distributed_c10d._get_default_group()
         self._check_all_alike(chain, members)
         check_modules(FileSystemReader(self.folder).read_metadata(), state, tables)
-        with ThreadPoolExecutor(1) as hashing:
-            # Files are hashed while they are read: on damage, what was read is of no use, and not loaded.
-            told = hashing.submit(lambda: [fault for one in chain for fault in one._damage(members)] if verify else [])
-            flat, error = None, None
-            try:
-                flat = self._read_chain(chain, state, tables, members)
-            except (AutoshardError, CheckpointException) as found:
-                error = found
-            faults = from_all(members, told.result)
-        check_files(self.folder, [fault for of_process in faults for fault in of_process])
-        if flat is None:
-            assert error is not None
-            raise ExecutionError(f"cannot be read: {cause(error)}", source=str(self.folder)) from error
+        if verify:
+            of_processes = from_all(
+                members, lambda: [fault for one in chain for fault in one._damaged_updates(members)]
+            )
+            check_files(self.folder, [fault for faults in of_processes for fault in faults])
+        flat = self._read_chain(chain, state, tables, members, verify=verify)
         for name, stateful in state.items():
             stateful.load_state_dict(restored(flat, name, tables))
 
@@ -162,30 +156,46 @@ class Checkpoint:
         state: Mapping[str, Stateful],
         tables: Sequence[JobTable],
         group: dist.ProcessGroup,
+        *,
+        verify: bool,
     ) -> dict[str, Any]:
         """What this process needs of a state; of a delta, its tables are put upon those of the checkpoints before."""
-        flat = chain[0]._read(state, tables, group)
+        flat = chain[0]._read(state, tables, group, verify=verify)
         if len(chain) == 1:
             return flat
         of_tables = tuple(f"{one.key}." for one in tables)
         rows = {key: tensor for key, tensor in flat.items() if key.startswith(of_tables)}
         for one in chain[1:]:
             apply_updates(rows, tables, one.updates())
-        return self._read(state, tables, group) | rows
+        return self._read(state, tables, group, verify=verify) | rows
 
     def _read(
-        self, state: Mapping[str, Stateful], tables: Sequence[JobTable], group: dist.ProcessGroup
+        self, state: Mapping[str, Stateful], tables: Sequence[JobTable], group: dist.ProcessGroup, *, verify: bool
     ) -> dict[str, Any]:
-        """What this process needs of what torch.distributed.checkpoint wrote."""
-        reader = FileSystemReader(self.folder)
+        """What this process needs of what torch.distributed.checkpoint wrote.
+
+        Raises:
+            FormatError: If a file that a process reads is altered: on all of them.
+            ExecutionError: If a file cannot be read: on all of them.
+        """
+        reader = HashedFilesReader(self.folder, self.manifest.files if verify else ())
         flat = template(reader.read_metadata(), list(state), tables)
         planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        load_state(flat, storage_reader=reader, planner=planner, process_group=group)
+        error = None
+        try:
+            load_state(flat, storage_reader=reader, planner=planner, process_group=group)
+        except CheckpointException as found:
+            error = found
+        names = {name for of_process in from_all(group, lambda: reader.files.altered) for name in of_process}
+        check_files(self.folder, [altered(name) for name in sorted(names)])
+        if error is not None:
+            raise ExecutionError(f"cannot be read: {cause(error)}", source=str(self.folder)) from error
         return flat
 
-    def _damage(self, group: dist.ProcessGroup) -> list[str]:
-        """What is wrong with this process's part of the files."""
-        return damaged_files(self.folder, self.manifest.files[group.rank() :: group.size()])
+    def _damaged_updates(self, group: dist.ProcessGroup) -> list[str]:
+        """What is wrong with this process's part of a delta's files of updated rows."""
+        files = [file for file in self.manifest.files if is_update_file(file.name)]
+        return damaged_files(self.folder, files[group.rank() :: group.size()])
 
     def updates(self) -> Iterator[UpdatedRows]:
         """Rows of a delta, of all processes that saved it; none of a checkpoint that has all rows.

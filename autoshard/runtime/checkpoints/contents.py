@@ -39,7 +39,7 @@ from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.state import empty_shares
 
 #: Most bytes of a tensor that are one record of a file, and so are in memory at once when a part of it is read.
-PIECE_BYTES = 1 << 26
+PIECE_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)

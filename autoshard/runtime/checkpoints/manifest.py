@@ -10,12 +10,10 @@ FOLDER/.step-000000002000.writing             one that is being written, or whos
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -25,15 +23,13 @@ from autoshard.core.declared import Meaning, Size
 from autoshard.core.errors import FormatError
 from autoshard.formats.documents.document import Document
 from autoshard.formats.documents.kinds import fields_of
-from autoshard.formats.files import open_file
+from autoshard.runtime.checkpoints.blocks import hash_blocks
 
 MANIFEST_NAME, PLAN_NAME = "manifest.json", "plan.json"
 #: Where torch.distributed.checkpoint says which file has what.
 METADATA_NAME = ".metadata"
 
 _COMMITTED, _LEFT = re.compile(r"step-(\d{12,})"), re.compile(r"\.step-\d{12,}\.(writing|removing)")
-#: Bytes that are read and hashed at once.
-_HASHED_BYTES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +38,11 @@ class SavedFile:
 
     name: Annotated[str, Meaning("Name within the checkpoint's folder.")]
     num_bytes: Annotated[int, WHOLE_AT_LEAST_0, Meaning("Its size.")]
-    sha256: Annotated[str, Meaning("SHA-256 of its content, in hexadecimal digits.")]
+    sha256: Annotated[
+        tuple[str, ...],
+        Size(),
+        Meaning("SHA-256 of each 16 MiB of its content, the last with what is left, in hexadecimal digits."),
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,16 +141,14 @@ def sweep(folder: Path) -> None:
 
 
 def saved_file(path: Path) -> SavedFile:
-    """Brings a file that was written to the disk, and takes its size and hash meanwhile.
+    """Brings a file that was written to the disk, and takes its size and hashes.
 
     Raises:
         OSError: If it does not get there.
     """
-    with path.open("rb") as file, ThreadPoolExecutor(1) as disk:
-        synced = disk.submit(os.fsync, file.fileno())
-        sha256 = _sha256(path)
-        synced.result()
-    return SavedFile(name=path.name, num_bytes=path.stat().st_size, sha256=sha256)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    return SavedFile(name=path.name, num_bytes=path.stat().st_size, sha256=hash_blocks(path))
 
 
 def damaged_files(
@@ -169,13 +167,18 @@ def damaged_files(
         try:
             if (size := path.stat().st_size) != file.num_bytes:
                 told.append(f"{file.name}: has {size:,} bytes, {file.num_bytes:,} were saved")
-            elif is_hashed(file) and _sha256(path) != file.sha256:
-                told.append(f"{file.name}: is altered, its hash is another than when it was saved")
+            elif is_hashed(file) and hash_blocks(path) != file.sha256:
+                told.append(altered(file.name))
         except FileNotFoundError:
             told.append(f"{file.name}: is missing")
         except OSError as error:
             told.append(f"{file.name}: cannot be read: {error.strerror}")
     return told
+
+
+def altered(name: str) -> str:
+    """What is said of a file that has another content than was saved."""
+    return f"{name}: is altered, its hash is another than when it was saved"
 
 
 def check_files(folder: Path, told: Sequence[str]) -> None:
@@ -190,14 +193,6 @@ def check_files(folder: Path, told: Sequence[str]) -> None:
     """
     if told:
         raise FormatError("; ".join(told), source=str(folder))
-
-
-def _sha256(path: Path) -> str:
-    with open_file(path) as file:
-        digest = hashlib.sha256()
-        while piece := file.read(_HASHED_BYTES):
-            digest.update(piece)
-        return digest.hexdigest()
 
 
 def _sync_folder(folder: Path) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 from torch.serialization import get_crc32_options, set_crc32_options
 
@@ -25,7 +24,6 @@ from autoshard.formats import digest, plan_to_json, write_plan
 from autoshard.runtime.checkpoints.contents import PiecePlanner
 from autoshard.runtime.checkpoints.deltas import write_updates
 from autoshard.runtime.checkpoints.manifest import (
-    METADATA_NAME,
     PLAN_NAME,
     Manifest,
     SavedFile,
@@ -35,6 +33,7 @@ from autoshard.runtime.checkpoints.manifest import (
     saved_file,
     writing_folder,
 )
+from autoshard.runtime.checkpoints.storage import HashedFilesWriter
 from autoshard.runtime.checkpoints.together import alone, cause, from_all
 from autoshard.runtime.engine.rows.updates import UpdatedRows
 
@@ -100,8 +99,7 @@ def _write(root: Path, job: StagedState, group: dist.ProcessGroup | None, rank: 
         return {name: _ADDRESS.sub("", repr(job.flat[name])) for name in job.states}
 
     _check_alike(from_all(group, begin))
-    # Files are brought to the disk while they are hashed; the state is on the host, and no GPU is needed to copy it.
-    writer = FileSystemWriter(folder, overwrite=False, sync_files=False, per_thread_copy_ahead=0)
+    writer = HashedFilesWriter(folder)
     with _no_checksums():
         if group is None:
             with alone():
@@ -111,11 +109,11 @@ def _write(root: Path, job: StagedState, group: dist.ProcessGroup | None, rank: 
     job.flat.clear()
 
     def describe() -> list[SavedFile]:
-        own = sorted(folder.glob(f"__{rank}_*")) + write_updates(folder, rank, job.updates)
+        own = write_updates(folder, rank, job.updates)
         if rank == 0:
             write_plan(job.plan, folder / PLAN_NAME)
-            own += [folder / PLAN_NAME, folder / METADATA_NAME]
-        return [saved_file(file) for file in own]
+            own += [folder / PLAN_NAME]
+        return writer.files.saved + [saved_file(file) for file in own]
 
     files = from_all(group, describe)
     manifest = Manifest(

@@ -41,18 +41,45 @@ def agree(error: Exception | None, group: dist.ProcessGroup, device: torch.devic
         device: Where to send from.
 
     Raises:
-        AutoshardError: The same on all processes: an error of this package as it is, memory that is lacking as a
-            `DeviceError`, any other as an `ExecutionError`; the two name the process.
+        AutoshardError: As `Agreement.wait`.
     """
-    first_1 = torch.tensor([group.size() if error is None else group.rank()], device=device)
-    dist.all_reduce(first_1, op=dist.ReduceOp.MIN, group=group)
-    first = int(first_1)
-    if first == group.size():
-        return
-    told: list[Any] = [None if error is None else _told(error)]
-    dist.broadcast_object_list(told, group_src=first, group=group, device=device)
-    kind, message, field, source = told[0]
-    raise kind(message, field=field, source=source) from error
+    Agreement(error, group, device).wait()
+
+
+class Agreement:
+    """Whether all processes could do something: asked now, and heard in `wait`; all have to do both, in one order.
+
+    Args:
+        error: Why this process could not; None if it could.
+        group: The processes.
+        device: Where to send from.
+    """
+
+    def __init__(self, error: Exception | None, group: dist.ProcessGroup, device: torch.device) -> None:
+        self._error, self._group, self._device = error, group, device
+        self._first_1 = torch.tensor([group.size() if error is None else group.rank()], device=device)
+        self._work = dist.all_reduce(self._first_1, op=dist.ReduceOp.MIN, group=group, async_op=True)
+
+    def settle(self) -> None:
+        """Returns when all have been asked."""
+        self._work.wait()
+
+    def wait(self) -> None:
+        """Returns if all could.
+
+        Raises:
+            AutoshardError: The error of the first process that has one, on all of them: an error of this package as it
+                is, memory that is lacking as a `DeviceError`, any other as an `ExecutionError`; the two name the
+                process.
+        """
+        self.settle()
+        first = int(self._first_1)
+        if first == self._group.size():
+            return
+        told: list[Any] = [None if self._error is None else _told(self._error)]
+        dist.broadcast_object_list(told, group_src=first, group=self._group, device=self._device)
+        kind, message, field, source = told[0]
+        raise kind(message, field=field, source=source) from self._error
 
 
 def _told(error: Exception) -> tuple[type[AutoshardError], str, str | None, str | None]:

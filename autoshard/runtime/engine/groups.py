@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import ExecutionError
+from autoshard.runtime.clock import clock_of
 from autoshard.runtime.engine.holdings import GroupOrder
 
 #: What is said of embeddings without process groups.
@@ -125,7 +126,8 @@ def group_of_ranks(ranks: Sequence[int], purpose: str = "") -> dist.ProcessGroup
     if key not in _made or _made[key][0]() is not world:
         backend = world._get_backend(device_of(world))
         # Else a group waits half an hour for a process that is gone, whatever the world's timeout is.
-        made = dist.new_group(list(ranks), timeout=backend.options._timeout)
+        with clock_of(world).idle():
+            made = dist.new_group(list(ranks), timeout=backend.options._timeout)
         _made[key] = (weakref.ref(world), weakref.ref(made) if isinstance(made, dist.ProcessGroup) else None)
     known = _made[key][1]
     return None if known is None else known()

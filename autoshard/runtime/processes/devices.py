@@ -14,13 +14,17 @@ from autoshard.core.choices import Device
 from autoshard.core.errors import DeviceError
 from autoshard.core.quoting import write_bytes
 from autoshard.evaluation.batch_memory import dense_bytes, row_order_bytes, training_bytes
-from autoshard.runtime.engine.holdings import GroupOrder
+from autoshard.runtime.engine.holdings import GroupOrder, Holding
+from autoshard.runtime.engine.rows.fused import kept_rows
 from autoshard.runtime.ownership import ownership_of
 from autoshard.runtime.state import free_host_bytes, processes_here
 
 #: Of each GPU, for NCCL: four communicators (vectors, batches that are prefetched, dense layers, replicas) of 256 MiB.
 #: Assumed from its buffers of 4 MiB per channel and peer; nothing here has measured it.
 _COMMUNICATORS_BYTES = 1 << 30
+#: Of the memory that is free, what tables may take where their rows may share it: batches that are drawn ahead, gloo
+#: and the allocator take as much again with many processes. And how often rows are halved.
+_SPARED, _MOST_HALVINGS = 0.4, 20
 
 
 def choose_device(wanted: Set[Device], field: str | None = None) -> torch.device:
@@ -43,7 +47,9 @@ def choose_device(wanted: Set[Device], field: str | None = None) -> torch.device
     return torch.device("cuda", local_rank)
 
 
-def check_memory(plan: ShardingPlan, process: int, num_processes: int, device: torch.device) -> None:
+def check_memory(
+    plan: ShardingPlan, process: int, num_processes: int, device: torch.device, row_share: float = 1.0
+) -> None:
     """Refuses a plan that the device cannot train; on a CPU the system would end the process without a word.
 
     Tables with their optimizer state count, caches with their indices, what `training_bytes` counts for a batch, and
@@ -54,11 +60,12 @@ def check_memory(plan: ShardingPlan, process: int, num_processes: int, device: t
         process: This process, of all that execute the plan.
         num_processes: All of them.
         device: This process's device.
+        row_share: Share of the rows that have memory of their own, see `kept_rows`.
 
     Raises:
         DeviceError: If more is needed than is free.
     """
-    need = _Need(plan, num_processes)
+    need = _Need(plan, num_processes, row_share)
     here = processes_here(process, num_processes)
     on_host = set(MemoryLevel)
     if device.type == "cuda":
@@ -67,6 +74,22 @@ def check_memory(plan: ShardingPlan, process: int, num_processes: int, device: t
         needed = need.bytes_of(process, {MemoryLevel.HBM}) + communicators
         _check_free(needed, device.type, torch.cuda.mem_get_info(device)[0])
     _check_free(sum(need.bytes_of(one, on_host) for one in here), "cpu", free_host_bytes())
+
+
+def fitting_row_share(plan: ShardingPlan, process: int, num_processes: int) -> float:
+    """The largest share of the rows, of 1, a half, a quarter and so on, that fits this host with memory to spare.
+
+    Args:
+        plan: The plan.
+        process: This process, of all that execute the plan.
+        num_processes: All of them.
+    """
+    here, free_bytes = processes_here(process, num_processes), free_host_bytes()
+    for halvings in range(_MOST_HALVINGS):
+        need = _Need(plan, num_processes, 0.5**halvings)
+        if sum(need.bytes_of(one, set(MemoryLevel)) for one in here) <= _SPARED * free_bytes:
+            break
+    return 0.5**halvings
 
 
 def needed_bytes(plan: ShardingPlan, process: int, num_processes: int, device: torch.device) -> int:
@@ -93,10 +116,11 @@ class _Need:
     Args:
         plan: The plan.
         num_processes: All processes that execute it.
+        row_share: Share of the rows that have memory of their own.
     """
 
-    def __init__(self, plan: ShardingPlan, num_processes: int) -> None:
-        self._owners = ownership_of(plan, num_processes)
+    def __init__(self, plan: ShardingPlan, num_processes: int, row_share: float = 1.0) -> None:
+        self._owners, self._row_share = ownership_of(plan, num_processes), row_share
         groups = GroupOrder.of(plan.replica_groups, num_processes).groups
         self._places = {process: place for group in groups for place, process in enumerate(group)}
         group = plan.of_one_group()
@@ -107,12 +131,16 @@ class _Need:
     def bytes_of(self, process: int, levels: Set[MemoryLevel]) -> int:
         """Bytes that a process needs on some levels; those of training are the device's."""
         place = self._places[process]
-        held = self._owners.storage_bytes(place)
-        needed = sum(held[level] for level in levels)
+        needed = sum(self._held_bytes(one, place, levels) for one in self._owners.holdings)
         if MemoryLevel.HBM in levels:
             ranks = list(self._owners.plan_ranks_of(place))
             needed += round(self._training_R[ranks].sum() - (len(ranks) - 1) * self._once)
         return needed
+
+    def _held_bytes(self, holding: Holding, place: int, levels: Set[MemoryLevel]) -> int:
+        held, rows = holding.num_bytes(place), holding.num_rows(place)
+        share = 1.0 if holding.is_replicated or not rows else kept_rows(rows, self._row_share) / rows
+        return round(share * sum(held[level] for level in levels))
 
 
 def _check_free(needed_bytes: int, where: str, free_bytes: int) -> None:

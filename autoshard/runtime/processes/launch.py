@@ -32,19 +32,21 @@ from typing import IO, Any, Final, Protocol
 from autoshard.core.accepted import WHOLE, WHOLE_AT_LEAST_1, Range
 from autoshard.core.errors import AutoshardError, ExecutionError, InvalidOptionError
 from autoshard.core.quoting import shown
-from autoshard.formats import atomic_write, read_plan
+from autoshard.formats import atomic_write, load_topology, read_plan
 from autoshard.runtime.ownership import check_updates, even_share, ownership_of
 from autoshard.runtime.processes.job import ERROR_FILE, JOB_FILE, RESULTS_FILE, STOP_FILE, ErrorRecord, worker_pids
 from autoshard.runtime.result_json import RUN
 from autoshard.runtime.results import DEFAULT_DENSE_FEATURES, RunRequest, RunResult
 
 DEFAULT_TIMEOUT_S = 3600.0
-#: Processes import torch and find each other before their first document; on a busy machine that takes a minute.
-START_S = 300.0
+#: Processes import torch and find each other before their first document; on a busy machine that takes a minute, and
+#: longer where more than so many start on a core.
+START_S, _STARTED_ON_A_CORE = 300.0, 8
 #: How long workers get to end by themselves before they are killed.
 _GRACE_S = 5.0
 _POLL_S = 0.1
 _WORKER: Final = "autoshard.runtime.processes.worker"
+_FORKING: Final = "autoshard.runtime.processes.forking"
 #: Asks Linux for the address of a network interface, see netdevice(7).
 _SIOCGIFADDR: Final = 0x8915
 #: Time for the last lines of launchers that have ended, and for all processes to end once one has failed.
@@ -88,10 +90,12 @@ class Torchrun:
         options: How it finds the others, and how many processes it starts.
         prefix: Words before its command, such as `ip netns exec NAME`.
         variables: Environment variables of its processes, beside those of this one.
+        program: Its command before the options: torchrun, or what takes its place.
     """
 
     options: tuple[str, ...]
     prefix: tuple[str, ...] = ()
+    program: tuple[str, ...] = (sys.executable, "-m", "torch.distributed.run")
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -119,7 +123,19 @@ class LocalLauncher:
         return [Torchrun(options=(*address, f"--nproc-per-node={nproc}"), variables=variables)]
 
 
+class ForkingLauncher:
+    """Starts all processes on this machine from one that has imported what they need, see `forking`."""
+
+    def torchruns(self, nproc: int) -> Sequence[Torchrun]:
+        """One program in the place of torchrun."""
+        (local,) = LocalLauncher().torchruns(nproc)
+        program = (sys.executable, "-m", _FORKING)
+        return [replace(local, options=(str(nproc),), program=program)]
+
+
 LOCAL: Launcher = LocalLauncher()
+#: For CPUs.
+FORKED: Launcher = ForkingLauncher()
 
 _RENDEZVOUS: Final = re.compile(r"(.+):(\d{1,5})")
 
@@ -206,8 +222,9 @@ def run_requests(
     least_nproc: int | None = None,
     on_restart: Callable[[Restart], None] | None = None,
     stop: threading.Event | None = None,
+    rounds: int = 1,
 ) -> tuple[RunResult, ...]:
-    """Executes plans on processes of this machine, one request after the other on the same processes.
+    """Executes plans on processes of this machine, on the same processes: one request after the other, or in rounds.
 
     Starting processes takes seconds, and times measured in the same processes compare better.
 
@@ -224,6 +241,9 @@ def run_requests(
         least_nproc: Each restart has one process less, down to so many; None for as many as before.
         on_restart: Called before a restart.
         stop: Once it is set, requests with checkpoints are saved and all of them end.
+        rounds: How often each request makes its steps, of which medians are taken over all rounds. With several, the
+            requests take turns, so that a machine whose speed changes slows all of them down alike; all of them are in
+            memory then, and none may be a job.
 
     Returns:
         What each request measured; nothing where process 0 runs on another machine.
@@ -236,7 +256,14 @@ def run_requests(
     for request in requests:
         for count in range(least_nproc or nproc, nproc + 1):
             _check(request, count)
-    job = {"requests": [asdict(request) for request in requests]}
+    if len({request.virtual_time for request in requests}) > 1:
+        raise InvalidOptionError("must be that of all requests of a launch, or of none", field="virtual_time")
+    WHOLE_AT_LEAST_1.check(rounds, "rounds")
+    if rounds > 1 and any(request.is_job for request in requests):
+        raise InvalidOptionError("must be 1 for training jobs", field="rounds")
+    if requests[0].virtual_time and launcher is LOCAL:
+        launcher = FORKED
+    job = {"requests": [asdict(request) for request in requests], "rounds": rounds}
     deadline = time.monotonic() + timeout_s
     restarts = 0
     while True:
@@ -301,7 +328,11 @@ def running_workers(
             try:
                 for torchrun in launcher.torchruns(nproc):
                     launched.add(_start(torchrun, folder, module, path))
-                yield folder, _documents(launched, folder, timeout_s, stall_timeout_s, stop)
+                start_s = START_S * max(1.0, nproc / (_STARTED_ON_A_CORE * (os.cpu_count() or 1)))
+                yield (
+                    folder,
+                    _documents(launched, folder, timeout_s, max(start_s, stall_timeout_s), stall_timeout_s, stop),
+                )
             finally:
                 launched.end()
                 _end_workers(folder)
@@ -309,6 +340,8 @@ def running_workers(
 
 def _check(request: RunRequest, nproc: int) -> None:
     plan = read_plan(request.plan_path)
+    if request.virtual_time:
+        _check_virtual(request, plan.topology.world_size, nproc)
     try:
         ownership_of(plan, nproc)
         check_updates(plan.tables, request)
@@ -324,6 +357,25 @@ def _check(request: RunRequest, nproc: int) -> None:
         dense = plan.tables.dense
         num_dense = DEFAULT_DENSE_FEATURES if dense is None else dense.num_dense_features
         open_samples(Path(request.data_path)).check(plan.tables, num_dense)
+
+
+def _check_virtual(request: RunRequest, world_size: int, nproc: int) -> None:
+    """Refuses a number of processes, and a topology, that are not the plan's.
+
+    Raises:
+        InvalidOptionError: If that is so.
+    """
+    if nproc != world_size:
+        raise InvalidOptionError(
+            f"must be left out or {world_size} in virtual time, a process for each rank, got {nproc}", field="nproc"
+        )
+    if request.topology_path is not None:
+        of_wire = load_topology(request.topology_path).world_size
+        if of_wire != world_size:
+            raise InvalidOptionError(
+                f"must have the plan's {world_size} ranks, {shown(request.topology_path)} has {of_wire}",
+                field="topology",
+            )
 
 
 class _Launched(ExitStack):
@@ -374,10 +426,9 @@ _LOCATION: Final = Path(__file__).resolve().parents[3]
 
 
 def _start(torchrun: Torchrun, folder: Path, module: str, path: Sequence[str]) -> subprocess.Popen[bytes]:
-    program = (*torchrun.prefix, sys.executable, "-m", "torch.distributed.run", *torchrun.options)
     with (folder / "stderr").open("ab") as stderr:
         return subprocess.Popen(
-            [*program, "-m", module, str(folder)],
+            [*torchrun.prefix, *torchrun.program, *torchrun.options, "-m", module, str(folder)],
             # Workers inherit it, and end when it does: when this process is gone, however it went.
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -403,7 +454,12 @@ def _environment(folder: Path, path: Sequence[str]) -> dict[str, str]:
 
 
 def _documents(
-    launched: _Launched, folder: Path, timeout_s: float, stall_timeout_s: float, stop: threading.Event | None
+    launched: _Launched,
+    folder: Path,
+    timeout_s: float,
+    start_s: float,
+    stall_timeout_s: float,
+    stop: threading.Event | None,
 ) -> Iterator[Any]:
     """JSON values that the workers print, until the launchers end.
 
@@ -417,7 +473,7 @@ def _documents(
         reader.start()
     started = heard = time.monotonic()
     failed_at = math.inf
-    limit_s = max(START_S, stall_timeout_s)
+    limit_s = start_s
     while launched.is_running() or any(reader.is_alive() for reader in readers) or not lines.empty():
         now = time.monotonic()
         if stop is not None and stop.is_set():

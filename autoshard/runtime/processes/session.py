@@ -6,15 +6,16 @@ Shape suffixes: S measured steps, P processes, M measured quantities.
 from __future__ import annotations
 
 import gc
+import json
 import os
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,19 +25,31 @@ from torch.profiler import profile
 
 from autoshard.core import DenseLayers, ShardingPlan, TableSet
 from autoshard.core.choices import Device, Engine
-from autoshard.core.errors import ExecutionError
+from autoshard.core.errors import ExecutionError, InvalidOptionError
 from autoshard.core.optimizers import BadGradients
 from autoshard.core.step import CollectiveTime, StepCollective
-from autoshard.formats import read_plan
+from autoshard.evaluation.communication import AlphaBetaComm
+from autoshard.formats import atomic_write, load_topology, read_plan
 from autoshard.formats.row_orders import read_row_orders
+from autoshard.formats.stores.remote_folders import folder_of
+from autoshard.plugins import step_models
 from autoshard.runtime.access_counts import HALF_LIFE, AccessCounter
+from autoshard.runtime.clock import WALL
 from autoshard.runtime.engine.holdings import GroupOrder, Ownership
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.participation import check_alike
-from autoshard.runtime.processes.devices import check_memory, choose_device, needed_bytes, peak_bytes, resident_bytes
+from autoshard.runtime.processes.devices import (
+    check_memory,
+    choose_device,
+    fitting_row_share,
+    needed_bytes,
+    peak_bytes,
+    resident_bytes,
+)
 from autoshard.runtime.releases import all_gather
 from autoshard.runtime.replanning import JobReplanning, ReplanSettings, merged_counts
-from autoshard.runtime.results import SENT, JobReport, RankTiming, RunRequest, RunResult, Verification
+from autoshard.runtime.results import SENT, JobReport, RankTiming, RunRequest, RunResult, Verification, VirtualRun
+from autoshard.runtime.timeline import chrome_trace, gather_steps, rank_steps
 from autoshard.runtime.timing import Part, Span, StepTimer, Timings
 from autoshard.runtime.training.bad_ids import IdRepair
 from autoshard.runtime.training.data import Feed, FileSamples, GeneratedSamples, Share, file_samples
@@ -45,6 +58,7 @@ from autoshard.runtime.training.loop import SavedJob, TrainingLoop
 from autoshard.runtime.training.reference import Reference, check_verifiable, compare
 from autoshard.runtime.training.step import EmbeddingEngine, TrainingStep, distributed_step
 from autoshard.runtime.training.synthetic import IdsOfRanks, Samples, ranked_rows
+from autoshard.runtime.virtual import BACKEND, VirtualMachine, Wire
 
 if TYPE_CHECKING:
     from autoshard.runtime.training.metrics import JobMetrics
@@ -53,10 +67,16 @@ if TYPE_CHECKING:
 NUM_BATCHES = 8
 #: Steps whose times are kept: a job's last ones.
 _MAX_MEASURED = 1000
+#: Rows whose counts are written, of all processes together.
+_ROWS_OF_A_FILE = 1 << 22
 #: 256 MiB of ids per process.
 MAX_DRAWN_IDS = 2**25
-#: How long a collective waits for a process that is silent but not dead.
-_COLLECTIVE_TIMEOUT = timedelta(minutes=5)
+#: Steps of a profile, the last ones.
+_PROFILED_STEPS = 10
+#: How long a collective waits for a process that is silent but not dead, and where many processes share a core.
+_COLLECTIVE_TIMEOUT, _SHARED_CORE_TIMEOUT = timedelta(minutes=5), timedelta(minutes=30)
+#: Standard deviations on both sides of a mean that hold 95% of a normal distribution.
+_95_PERCENT = 1.96
 
 #: Called after every step with the number of steps made, and of all there are, by an estimate where files decide.
 OnStep = Callable[[int, int], None]
@@ -70,6 +90,8 @@ class Session:
         device: This process's device.
         on_step: Called after every step.
         wants_stop: Whether a training job is to save and end.
+        machine: The machine that this rank has in virtual time; None where steps are timed as they are.
+        rounds: How often each request makes its steps. With several, requests take turns, and all are in memory.
     """
 
     def __init__(
@@ -78,50 +100,64 @@ class Session:
         device: torch.device,
         on_step: OnStep,
         wants_stop: Callable[[], bool] = lambda: False,
+        machine: VirtualMachine | None = None,
+        rounds: int = 1,
     ) -> None:
-        self._requests = requests
+        self._requests, self._machine, self._rounds = requests, machine, rounds
+        self._clock = WALL if machine is None else machine.clock
         self._device = device
         self._on_step, self._wants_stop = on_step, wants_stop
         self._done = 0
         self._base_bytes = resident_bytes()
-        self._total = sum(request.last_step or 0 for request in requests)
+        self._total = rounds * sum(request.last_step or 0 for request in requests)
 
     def run_all(self) -> list[RunResult]:
-        """Executes the requests one after the other.
+        """Executes the requests, one after the other or in rounds.
 
         Raises:
             InputError: If a plan or request cannot be executed.
             DeviceError: If the device cannot hold the tables.
             ExecutionError: If training diverges.
         """
-        results = []
-        for request in self._requests:
-            results.append(self._run(request))
-            if len(results) == 1:
+        runs = [self._run(request) for request in self._requests]
+        results: list[RunResult] = []
+        for together in [runs] if self._rounds > 1 else [[run] for run in runs]:
+            is_first = not results
+            results += _in_turn(together)
+            if is_first:
                 gc.freeze()  # what libraries have made by now stays: later collections need not look at it
         return results
 
-    def _run(self, request: RunRequest) -> RunResult:
+    def _run(self, request: RunRequest) -> Generator[None, None, RunResult]:
+        """Executes a request, with a break after each round."""
         plan = read_plan(request.plan_path)
         batch_size = request.batch_size or plan.tables.batch_size
         plan = replace(plan, tables=replace(plan.tables, batch_size=batch_size))
         # On several machines, each was told by itself.
         told = {name: value for name, value in asdict(request).items() if not name.endswith("_path")}
         self._agree({name.replace("_", " "): value for name, value in told.items()})
-        check_memory(plan, dist.get_rank(), dist.get_world_size(), self._device)
+        row_share = self._row_share(request, plan)
+        check_memory(plan, dist.get_rank(), dist.get_world_size(), self._device, row_share)
         if request.verify_steps:
             check_verifiable(plan.tables)
-        timer = StepTimer(self._device)
+        if self._machine is not None:
+            self._machine.wire = wire_of(request, plan)
+        timer = StepTimer(self._device, clock=self._clock)
         counter = None
         if request.access_path is not None or request.replan_every:
             # Where plans follow the data, most of what is counted is younger than the last decision.
             half_life = request.replan_every / 2 or HALF_LIFE
             counter = AccessCounter(plan.tables, half_life=half_life, seed=(request.seed, dist.get_rank()))
-        engine = make_engine(request, plan, self._device, timer, counter)
+        engine = make_engine(request, plan, self._device, timer, counter, row_share)
         try:
-            result = self._measured(request, plan, engine, timer, counter)
+            result = yield from self._measured(request, plan, engine, timer, counter)
+            if self._machine is not None and self._machine.wire is not None:
+                virtual = VirtualRun(
+                    wire=self._machine.wire.comm.name, num_cores=self._machine.num_cores, row_share=row_share
+                )
+                result = replace(result, virtual=virtual)
             if counter is not None and request.access_path is not None:
-                counts = merged_counts(counter)
+                counts = merged_counts(counter, _ROWS_OF_A_FILE)
                 if counts is not None:
                     counts.write(Path(request.access_path), plan.tables)
             return result
@@ -138,7 +174,7 @@ class Session:
         engine: EmbeddingEngine,
         timer: StepTimer,
         counter: AccessCounter | None,
-    ) -> RunResult:
+    ) -> Generator[None, None, RunResult]:
         layers = plan.tables.dense or default_layers(engine.feature_dims)
         smooth = request.verify_steps > 0
         dense = DenseModel(layers, engine.feature_dims, request.seed, smooth=smooth).to(self._device)
@@ -163,7 +199,7 @@ class Session:
             begun_at = loop.number
             self._done += begun_at
             with self._metrics(request, plan, engine, timer, begun_at) as metrics:
-                measured_SM = self._steps(request, loop, samples, saved, replanning, metrics)
+                measured_SM = yield from self._steps(request, loop, samples, saved, replanning, metrics)
         num_steps = request.verify_steps + loop.number - begun_at
         sent = engine.sent_bytes()
         sent_E = measured_SM.new_tensor([sent[name] / max(1, num_steps) for name in SENT] if sent else [])
@@ -191,6 +227,21 @@ class Session:
         bad_ids = torch.tensor(repair.num_bad, device=self._device)
         dist.all_reduce(bad_ids)
         return replace(result, bad_steps=training.num_bad, bad_ids=int(bad_ids))
+
+    def _row_share(self, request: RunRequest, plan: ShardingPlan) -> float:
+        """Share of the rows that have memory of their own: the least of all processes.
+
+        Rows are shared where nobody asks for their values: in virtual time, on the thin engine without replica groups.
+        """
+        may_share = request.virtual_time and request.engine is Engine.THIN and not request.verify_steps
+        if plan.replica_groups.num_groups > 1 or not may_share:
+            if request.row_share is not None and request.row_share < 1:
+                raise InvalidOptionError("must be 1 for plans with replica groups", field="row_share")
+            return 1.0
+        share = request.row_share or fitting_row_share(plan, dist.get_rank(), dist.get_world_size())
+        least = torch.tensor([share], dtype=torch.float64)
+        dist.all_reduce(least, op=dist.ReduceOp.MIN)
+        return float(least)
 
     def _verified(
         self,
@@ -320,33 +371,58 @@ class Session:
         saved: SavedJob | None,
         replanning: JobReplanning | None,
         metrics: JobMetrics | None,
-    ) -> torch.Tensor:
-        """Trains; returns step time, loss and parts of the last measured steps, shape (S, M)."""
+    ) -> Generator[None, None, torch.Tensor]:
+        """Trains, with a break after each round.
+
+        Returns:
+            Step time, loss and parts of the last measured steps, shape (S, M).
+        """
         counted: deque[tuple[Span, torch.Tensor, Timings]] = deque(maxlen=_MAX_MEASURED)
-        warm_at = loop.number + request.warmup_steps
-        for trained in loop:
-            if trained.number > warm_at:
-                counted.append((trained.span, trained.outcome.loss, trained.timings))
-            if replanning is not None:
-                replanning.after(trained.number)
-                if saved is not None:
-                    saved.plan = replanning.plan
-            if metrics is not None:
-                metrics(trained)
-            self._done += 1
-            total = self._total
-            if request.last_step is None and isinstance(samples, FileSamples):
-                total += round(loop.number / max(samples.share_read, 1e-9))
-            self._on_step(self._done, max(self._done, total))
+        for turn in range(self._rounds):
+            if turn:
+                loop.go_on(request.last_step)
+            warm_at = loop.number + request.warmup_steps
+            for trained in loop:
+                if trained.number > warm_at:
+                    counted.append((trained.span, trained.outcome.loss, trained.timings))
+                if replanning is not None:
+                    replanning.after(trained.number)
+                    if saved is not None:
+                        saved.plan = replanning.plan
+                if metrics is not None:
+                    metrics(trained)
+                self._done += 1
+                total = self._total
+                if request.last_step is None and isinstance(samples, FileSamples):
+                    total += round(loop.number / max(samples.share_read, 1e-9))
+                self._on_step(self._done, max(self._done, total))
+            yield
         if metrics is not None:
             metrics.write(loop.number)
         loop.wait()
+        if request.profile_path is not None:
+            last = [(span, timings) for span, _, timings in counted][-_PROFILED_STEPS:]
+            if (everybody := gather_steps(rank_steps(last))) is not None:
+                atomic_write(Path(request.profile_path), json.dumps(chrome_trace(everybody)))
         measured = [
             [span.ms, loss.item(), *timings.parts.values(), *_flat(timings.collectives.values())]
             for span, loss, timings in counted
         ]
         num_columns = 2 + len(Part) + 2 * len(StepCollective)
         return torch.tensor(measured, dtype=torch.float64, device=self._device).view(-1, num_columns)
+
+
+def _in_turn(runs: Sequence[Generator[None, None, RunResult]]) -> list[RunResult]:
+    """Lets runs take turns until all of them have ended."""
+    ended: dict[int, RunResult] = {}
+    while len(ended) < len(runs):
+        for number, run in enumerate(runs):
+            if number not in ended:
+                try:
+                    next(run)
+                except StopIteration as end:
+                    ended[number] = end.value
+    return [ended[number] for number in range(len(runs))]
 
 
 def _trace(path: str, training: TrainingStep, samples: Samples) -> None:
@@ -358,15 +434,47 @@ def _trace(path: str, training: TrainingStep, samples: Samples) -> None:
         found.export_chrome_trace(path)
 
 
+def wire_of(request: RunRequest, plan: ShardingPlan) -> Wire:
+    """What collectives take in virtual time: on the topology that is asked for, as its step is priced.
+
+    Raises:
+        ModelError: If there is a trained model of collectives, and it is damaged.
+    """
+    topology = plan.topology if request.topology_path is None else load_topology(request.topology_path)
+    registry = None if request.registry_path is None else folder_of(request.registry_path)
+    return Wire(topology, step_models(topology.device, registry).comm or AlphaBetaComm())
+
+
 @contextmanager
 def open_session(
-    requests: Sequence[RunRequest], on_step: OnStep, wants_stop: Callable[[], bool] = lambda: False
+    requests: Sequence[RunRequest],
+    folder: Path,
+    on_step: OnStep,
+    wants_stop: Callable[[], bool] = lambda: False,
+    rounds: int = 1,
 ) -> Iterator[Session]:
     """Joins the process group that torchrun's environment describes, and leaves it at the end.
+
+    Args:
+        requests: What to execute, all of it in virtual time, or none.
+        folder: That the processes of this machine share.
+        on_step: Called after every step.
+        wants_stop: Whether a training job is to save and end.
+        rounds: As `Session` has it.
 
     Raises:
         DeviceError: If CUDA is asked for and there is no GPU for each process.
     """
+    if requests[0].virtual_time:
+        machine = VirtualMachine(folder, int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"]))
+        dist.init_process_group(BACKEND, timeout=_SHARED_CORE_TIMEOUT)
+        machine.clock.start()
+        try:
+            yield Session(requests, torch.device("cpu"), on_step, wants_stop, machine, rounds)
+        finally:
+            machine.clock.stop()
+        dist.destroy_process_group()
+        return
     device = choose_device({request.device for request in requests})
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -375,7 +483,7 @@ def open_session(
         dist.init_process_group("nccl", timeout=_COLLECTIVE_TIMEOUT, device_id=device)
     else:
         dist.init_process_group("gloo", timeout=_COLLECTIVE_TIMEOUT)
-    yield Session(requests, device, on_step, wants_stop)
+    yield Session(requests, device, on_step, wants_stop, rounds=rounds)
     # Not after an error: a group whose peers are gone would wait for them.
     dist.destroy_process_group()
 
@@ -386,9 +494,10 @@ def make_engine(
     device: torch.device,
     timer: StepTimer | None = None,
     counter: AccessCounter | None = None,
+    row_share: float = 1.0,
 ) -> EmbeddingEngine:
     """The engine that a request names, for the plan's batch size, over all processes."""
-    settings = FusedSettings.of(request, seed=request.seed)
+    settings = FusedSettings.of(request, seed=request.seed, row_share=row_share)
     if request.engine is Engine.TORCHREC:
         from autoshard.runtime.torchrec_engine import TorchRecEmbeddings
 
@@ -428,7 +537,9 @@ def _summary(
     num_measured = measured_PSM.shape[1]
     if not num_measured:  # resumed at its end
         measured_PSM = measured_PSM.new_zeros(len(measured_PSM), 1, measured_PSM.shape[2])
-    step_ms = float(measured_PSM[:, :, 0].max(dim=0).values.median())
+    steps_S = np.sort(measured_PSM[:, :, 0].max(dim=0).values.numpy())
+    step_ms = float(np.median(steps_S))
+    low_ms, high_ms = _median_interval(steps_S) if num_measured else (None, None)
     medians_PM = measured_PSM.median(dim=1).values
     losses_S = measured_PSM[:, :, 1].mean(dim=0)
     good_S = losses_S[losses_S.isfinite()]
@@ -479,7 +590,17 @@ def _summary(
         verification=verification,
         overlap=request.overlap,
         job=job,
+        step_low_ms=low_ms,
+        step_high_ms=high_ms,
     )
+
+
+def _median_interval(sorted_S: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[float, float]:
+    """The 95% interval of the median, whatever the distribution of the values: as many of them as lie beside it."""
+    count = len(sorted_S)
+    aside = _95_PERCENT * count**0.5 / 2
+    low, high = int(max(0, np.floor(count / 2 - aside))), int(min(count - 1, np.ceil(count / 2 + aside)))
+    return float(sorted_S[low]), float(sorted_S[high])
 
 
 def _flat(times: Iterable[CollectiveTime]) -> list[float]:

@@ -36,7 +36,8 @@ def main() -> None:
         job = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
         watch = Watch(folder, rank, int(os.environ["WORLD_SIZE"]), lambda error: _fail(error, folder, rank))
         try:
-            _execute([RunRequest(**request) for request in job["requests"]], folder, rank, lambda: watch.wants_stop)
+            requests = [RunRequest(**request) for request in job["requests"]]
+            _execute(requests, job["rounds"], folder, rank, lambda: watch.wants_stop)
         except Exception as error:
             raise watch.explained(error) from error
         watch.close()
@@ -73,14 +74,16 @@ def _fail(error: BaseException, folder: Path, rank: int) -> NoReturn:
     os._exit(1)
 
 
-def _execute(requests: Sequence[RunRequest], folder: Path, rank: int, wants_stop: Callable[[], bool]) -> None:
+def _execute(
+    requests: Sequence[RunRequest], rounds: int, folder: Path, rank: int, wants_stop: Callable[[], bool]
+) -> None:
     from autoshard.runtime.processes.session import open_session
 
     def advance(done: int, total: int) -> None:
         if os.environ.get("LOCAL_RANK") == "0":  # each machine's launcher hears of its own
             print(json.dumps({"done": done, "total": total}), flush=True)
 
-    with open_session(requests, advance, wants_stop) as session:
+    with open_session(requests, folder, advance, wants_stop, rounds) as session:
         results = session.run_all()
     if rank == 0:
         document = {"results": [RUN.to_json(result) for result in results]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -89,11 +88,11 @@ class TrainingLoop:
         A GPU is waited for when its times are read, not after a step.
         """
         while not self.is_stopped:
-            begun_s = time.perf_counter()
+            begun_s = self._timer.clock.now_s()
             taken = self._feed.take(None if self._last is None else self._last - self.number)
             if taken is None:
                 break
-            data_ms = (time.perf_counter() - begun_s) * 1e3
+            data_ms = (self._timer.clock.now_s() - begun_s) * 1e3
             samples, following = taken
             self.last_samples = samples
             self._timer.take()
@@ -108,6 +107,10 @@ class TrainingLoop:
                 self._saved.after(self.number)
         if self._saved is not None:
             self._saved.finish(self.number)
+
+    def go_on(self, steps: int | None) -> None:
+        """Lets it, at its end, make so many more steps when it is asked for steps anew; None for all that there are."""
+        self._last = None if steps is None else self.number + steps
 
     def wait(self) -> None:
         """Waits until a GPU has come to the end of the last step."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -29,13 +28,12 @@ from autoshard.core.errors import InfeasiblePlanError, InputError, ModelError
 from autoshard.core.step import StepPart
 from autoshard.evaluation import plan_traffic, price_step
 from autoshard.evaluation.traffic import Stream
-from autoshard.formats import write_plan
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.options import placed_shard
 from autoshard.planning import make_costs, make_plan, plan_costs
-from autoshard.runtime import Engine, RunRequest, RunResult, ownership_of, run_requests
-from autoshard.runtime.processes.launch import Launcher, OnProgress
-from autoshard.whatif.trials import MeasuredStep
+from autoshard.runtime import Engine, RunResult, ownership_of
+from autoshard.runtime.processes.launch import Launcher
+from autoshard.whatif.trials import MeasuredStep, execute_plans
 from studies.papers.flexshard.models import LOCAL_BATCH, MODELS, PaperModel
 from studies.papers.oper.results import THRESHOLD, kaggle
 from studies.planners.step_runs import StepRun
@@ -55,6 +53,7 @@ class Entry:
         tiers: How rows of the task's only table are held, from hot to cold, each with the access rank that its rows end
             before; none where a planner decides.
         engine: What executes the plan.
+        time_limit_s: Of a planner that searches.
         grad_sync: How gradients of replicas are summed, whatever the plan says; None for what it says.
         collective: How sums over all ranks travel, likewise.
     """
@@ -64,6 +63,7 @@ class Entry:
     options: Mapping[str, object] = field(default_factory=dict)
     tiers: tuple[tuple[Tier, int], ...] = ()
     engine: Engine = Engine.THIN
+    time_limit_s: float = PLAN_S
     grad_sync: GradSync | None = None
     collective: Collective | None = None
 
@@ -73,7 +73,7 @@ class Entry:
         Raises:
             AutoshardError: As `make_plan`.
         """
-        request = replace(request, options=self.options)
+        request = replace(request, options=self.options, time_limit_s=self.time_limit_s)
         return self.changed(_tiered(request, self.tiers) if self.tiers else make_plan(self.planner, request))
 
     def changed(self, plan: ShardingPlan) -> ShardingPlan:
@@ -122,11 +122,13 @@ class Effort:
         steps: Measured steps of a run.
         warmup_steps: Steps before them.
         repeats: Times that all plans run, one round after the other; the quickest run of each counts.
+        virtual_time: Whether a rank's time is that of a core of its own, and the topology's links.
     """
 
     steps: int = 6
     warmup_steps: int = 2
     repeats: int = 2
+    virtual_time: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,50 +210,58 @@ class _Planned:
     failure: str = ""
 
 
-def run_contest(
-    contest: Contest,
-    topology: Topology,
+def run_contests(
+    contests: Sequence[tuple[Contest, Topology]],
     registry: Path,
     launcher: Launcher,
     effort: Effort,
-    on_progress: OnProgress | None = None,
-) -> ContestResult:
-    """Plans a task, and executes all plans in one start of the processes, round by round.
+    on_step: Callable[[int, int], None] | None = None,
+) -> list[ContestResult]:
+    """Plans tasks, and executes all plans in one start of the processes, round by round.
 
     Args:
-        contest: The task.
-        topology: That plans are made for.
+        contests: The tasks, and what their plans are made for: topologies of as many ranks.
         registry: Models that price them.
         launcher: Starts a process for each rank.
         effort: How long each plan runs.
-        on_progress: Called after every step.
+        on_step: Told how many steps are done, and of how many.
 
     Raises:
         AutoshardError: If a plan fails while it runs; one that cannot be made or executed is a failure of its entry.
     """
-    planned = _plan_all(contest, topology, registry)
-    executed = [one for one in planned if one.plan is not None]
-    with tempfile.TemporaryDirectory(prefix="autoshard-contest-") as folder:
-        requests = [
-            _request(one, Path(folder, f"{number}.json"), contest, effort) for number, one in enumerate(executed)
-        ]
-        results = run_requests(
-            requests * effort.repeats, topology.world_size, on_progress=on_progress, launcher=launcher
-        )
-    runs = {
-        one.entry.label: _entry_run(one, contest, registry, results[index :: len(executed)])
-        for index, one in enumerate(executed)
-    }
-    return ContestResult(
-        name=contest.name,
-        group=contest.group,
-        num_tables=len(contest.tables.tables),
-        batch_size=contest.tables.batch_size,
-        entries=tuple(
-            runs.get(one.entry.label) or EntryRun(label=one.entry.label, failure=one.failure, planning_s=one.seconds)
-            for one in planned
-        ),
+    planned = [(contest, one) for contest, topology in contests for one in _plan_all(contest, topology, registry)]
+    executed = [(contest, one, one.plan) for contest, one in planned if one.plan is not None]
+    results = execute_plans(
+        [plan for *_, plan in executed],
+        [{"engine": one.entry.engine, "seed": contest.seed} for contest, one, _ in executed],
+        repeats=effort.repeats,
+        on_step=on_step,
+        launcher=launcher,
+        steps=effort.steps,
+        warmup_steps=effort.warmup_steps,
+        device="cpu",
+        virtual_time=effort.virtual_time,
+        registry_path=str(registry) if effort.virtual_time else None,
     )
+    runs = {
+        (contest.name, one.entry.label): _entry_run(one, plan, contest, registry, of_plan)
+        for (contest, one, plan), of_plan in zip(executed, results, strict=True)
+    }
+    return [
+        ContestResult(
+            name=contest.name,
+            group=contest.group,
+            num_tables=len(contest.tables.tables),
+            batch_size=contest.tables.batch_size,
+            entries=tuple(
+                runs.get((contest.name, one.entry.label))
+                or EntryRun(label=one.entry.label, failure=one.failure, planning_s=one.seconds)
+                for of, one in planned
+                if of is contest
+            ),
+        )
+        for contest, _ in contests
+    ]
 
 
 def _plan_all(contest: Contest, topology: Topology, registry: Path) -> list[_Planned]:
@@ -261,7 +271,6 @@ def _plan_all(contest: Contest, topology: Topology, registry: Path) -> list[_Pla
         topology=topology,
         costs=costs,
         seed=contest.seed,
-        time_limit_s=PLAN_S,
         registry=registry,
     )
     return [_plan(entry, request) for entry in contest.entries]
@@ -286,22 +295,9 @@ def _check_executable(plan: ShardingPlan, engine: Engine) -> None:
         layouts_of(plan, ownership, device_type="cpu")
 
 
-def _request(planned: _Planned, file: Path, contest: Contest, effort: Effort) -> RunRequest:
-    assert planned.plan is not None, "failures are not executed"
-    write_plan(planned.plan, file)
-    return RunRequest(
-        plan_path=str(file),
-        engine=planned.entry.engine,
-        steps=effort.steps,
-        warmup_steps=effort.warmup_steps,
-        seed=contest.seed,
-        device="cpu",  # type: ignore[arg-type]
-    )
-
-
-def _entry_run(planned: _Planned, contest: Contest, registry: Path, results: Sequence[RunResult]) -> EntryRun:
-    plan = planned.plan
-    assert plan is not None, "failures are not executed"
+def _entry_run(
+    planned: _Planned, plan: ShardingPlan, contest: Contest, registry: Path, results: Sequence[RunResult]
+) -> EntryRun:
     price = price_step(plan, plan_costs(plan, registry))
     measured = MeasuredStep.quickest([MeasuredStep.of(result) for result in results])
     tiers = [placed.tier.value for placed in plan.shards]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean, median
@@ -18,7 +18,6 @@ from autoshard import console
 from autoshard.commands.options import command_options
 from autoshard.core.errors import InvalidOptionError
 from autoshard.report.figures import BLUE, GREEN, GREY, ORANGE, PINK, SKY, in_house_style
-from autoshard.runtime import RunProgress
 from autoshard.table import Table
 from bench.measuring.devices import find_device
 from costmodel.kernel.metrics import kendall_tau
@@ -47,7 +46,7 @@ from studies.runtime.slow_links.contests import (
     EntryRun,
     groups_contest,
     paper_contests,
-    run_contest,
+    run_contests,
 )
 from studies.runtime.slow_links.models import (
     ClusterModels,
@@ -513,23 +512,12 @@ class _Lab:
     ) -> ContestResult:
         """The result of a contest."""
         topology = models.read_topology() if models.topology else cluster.spec.topology()
-        with console.progress(f"{self.rate} Mbit/s, {contest.name}", 1.0) as advance:
+        with console.step_progress(f"{self.rate} Mbit/s, {contest.name}") as on_step:
             result = self.parts.find_data(
                 f"{self.rate}-{contest.name}",
                 ContestResult,
-                lambda: run_contest(contest, topology, registry, cluster, self.effort, _share_of(advance)),
+                lambda: run_contests([(contest, topology)], registry, cluster, self.effort, on_step)[0],
             )
         steps = ", ".join(f"{label} {step_ms:.0f}" for label, step_ms in measured_ms(result).items())
         console.log(f"{self.rate} Mbit/s, {contest.name} ({place}): ms {steps}")
         return result
-
-
-def _share_of(advance: Callable[[float], None]) -> Callable[[RunProgress], None]:
-    done = 0
-
-    def on_progress(state: RunProgress) -> None:
-        nonlocal done
-        advance((state.done - done) / state.total)
-        done = state.done
-
-    return on_progress

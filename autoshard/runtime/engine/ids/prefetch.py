@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import torch
 from autoshard.core.errors import InputError
 from autoshard.core.step import StepCollective
 from autoshard.runtime.batch import BatchOfIds
+from autoshard.runtime.clock import Handover, StepClock
 from autoshard.runtime.engine.ids.requests import DistributedBatch, InputExchange
 from autoshard.runtime.engine.ids.turns import AT_ONCE, Turn
 from autoshard.runtime.timing import Part, Span, StepTimer
@@ -47,7 +47,7 @@ class Prefetched:
         self.turn, self.under_way = AT_ONCE, deque[Prefetched]()
         #: On a GPU, the work before it: it may be what makes the batch.
         self._after = _event(device)
-        self._arrived: Future[_Arrived] = Future()
+        self._arrived: Future[_Arrived] = timer.clock.future()
 
     def distribute(self, exchange: InputExchange, stream: torch.cuda.Stream | None) -> None:
         """Sends the ids, on a thread that may wait for other processes.
@@ -111,14 +111,15 @@ class Prefetcher:
     Args:
         exchange: Over a process group that nobody else uses: collectives of a group come in the same order everywhere.
         device: Where batches are.
+        clock: Of the threads.
     """
 
-    def __init__(self, exchange: InputExchange, device: torch.device) -> None:
+    def __init__(self, exchange: InputExchange, device: torch.device, clock: StepClock) -> None:
         self.exchange, self._device = exchange, device
         #: Whether collectives are launched at fixed places of the training thread.
         self.is_ordered = device.type == "cuda"
         self._under_way: deque[Prefetched] = deque()
-        self._waiting: queue.SimpleQueue[Prefetched | None] = queue.SimpleQueue()
+        self._waiting: Handover[Prefetched | None] = clock.handover()
         threading.Thread(target=self._work, name="autoshard-prefetch", daemon=True).start()
 
     def submit(self, prefetched: Prefetched) -> None:

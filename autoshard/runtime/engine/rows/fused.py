@@ -45,6 +45,8 @@ FUSED_OPTIMIZERS = {
 }
 _FUSED_ON_CPU = (Optimizer.SGD, Optimizer.ROWWISE_ADAGRAD, Optimizer.ADAGRAD)
 _CACHE_POLICIES = {"lru": CacheAlgorithm.LRU, "lfu": CacheAlgorithm.LFU}
+#: Of a table whose rows share memory.
+_LEAST_KEPT_ROWS = 4096
 _PRECISION = {DType.FP32: SparseType.FP32, DType.FP16: SparseType.FP16, DType.BF16: SparseType.BF16}
 
 
@@ -59,6 +61,8 @@ class FusedSettings(UpdateSettings):
         marks_rows: Whether kernels mark the rows that they update, for delta checkpoints of these alone; replica groups
             that average these alone do it anyway.
         output: As what kernels give embeddings out and take gradients (`kernel_output`).
+        row_share: Share of the rows that have memory of their own in FBGEMM's kernels, see `kept_rows`; below 1 others
+            share it with them, which is for measurements: nothing useful is trained so.
 
     Raises:
         InvalidOptionError: If a number is out of range.
@@ -68,12 +72,13 @@ class FusedSettings(UpdateSettings):
     moment_scale: float = 1.0
     marks_rows: bool = False
     output: DType = DType.FP32
+    row_share: float = 1.0
 
     @classmethod
-    def of(cls, updates: UpdateSettings, *, seed: int, moment_scale: float = 1.0) -> Self:
+    def of(cls, updates: UpdateSettings, *, seed: int, moment_scale: float = 1.0, row_share: float = 1.0) -> Self:
         """The settings of updates, with more of kernels."""
         settings = {one.name: getattr(updates, one.name) for one in declared(UpdateSettings)}
-        return cls(**settings, seed=seed, moment_scale=moment_scale)
+        return cls(**settings, seed=seed, moment_scale=moment_scale, row_share=row_share)
 
     def scale_of(self, optimizer: Optimizer) -> float:
         """What learning rate and epsilon are multiplied by for an optimizer that does not divide its moments.
@@ -82,6 +87,14 @@ class FusedSettings(UpdateSettings):
             2D Algorithm 1: eta / (sqrt(v / c) + eps), which is eta sqrt(c) / (sqrt(v) + eps sqrt(c)).
         """
         return math.sqrt(self.moment_scale) if optimizer.divides_by_sums else 1.0
+
+
+def kept_rows(num_rows: int, row_share: float) -> int:
+    """Rows that have memory of their own; row r is row r modulo that, so that the first rows, often the hot ones, do.
+
+    Small tables keep all of theirs: they fit anywhere, and their lookups depend on it.
+    """
+    return min(num_rows, max(_LEAST_KEPT_ROWS, math.ceil(num_rows * row_share)))
 
 
 class Verdict:
@@ -135,6 +148,8 @@ class FusedKernel:
     Attributes:
         module: FBGEMM's.
         fills_ahead: Whether rows of a batch may be brought into the cache ahead of its lookup.
+        shares_rows: Whether rows share memory (`FusedSettings.row_share`), so that ids are looked up as `shared` has
+            them.
     """
 
     def __init__(
@@ -149,6 +164,10 @@ class FusedKernel:
         allocate: Callable[[str, int], torch.Tensor] | None = None,
     ) -> None:
         self._scale, self._moments = settings.scale_of(optimizer), optimizer.moments
+        kept = [(kept_rows(rows, settings.row_share), dim) for rows, dim in sizes]
+        self.shares_rows = kept != list(sizes)
+        self._kept_F = torch.tensor([kept[table][0] for table in table_of_feature or [0]], device=device)
+        sizes = kept
         on_gpu = device.type == "cuda"
         location = _location(memory) if on_gpu else EmbeddingLocation.HOST
         compute = ComputeDevice.CUDA if on_gpu else ComputeDevice.CPU
@@ -177,6 +196,12 @@ class FusedKernel:
             self._marks_N = torch.zeros(sum(self._rows_T), dtype=torch.uint8, device=device)
             first_T = [0, *itertools.accumulate(self._rows_T)]
             self._first_F = torch.tensor([first_T[table] for table in table_of_feature or [0]], device=device)
+
+    def shared(self, ids_L: torch.Tensor, lengths_FG: torch.Tensor | None) -> torch.Tensor:
+        """Ids of the rows whose memory the rows share; lengths are those of bags, None for a lookup of rows."""
+        if lengths_FG is None:
+            return ids_L % self._kept_F
+        return ids_L % torch.repeat_interleave(self._kept_F, lengths_FG.sum(dim=1), output_size=len(ids_L))
 
     def sums(self, ids_L: torch.Tensor, lengths_FG: torch.Tensor) -> torch.Tensor:
         """Sums over bags, of shape (G, O)."""

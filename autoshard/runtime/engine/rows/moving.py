@@ -8,29 +8,33 @@ Shape suffixes: U ids of a unit, L rows that one process gives another, N rows, 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise
 from math import modf
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from autoshard.runtime.engine.agreement import on_all
+from autoshard.runtime.engine.agreement import Agreement
 from autoshard.runtime.engine.holdings import HeldRange
 from autoshard.runtime.engine.rows.places import RowBlock, TableLayout, located
 
-#: Most bytes that all processes give each other in a round. Two rounds are in memory at once, so that a process has at
-#: most twice as much to send, and twice as much that has come.
-ROUND_BYTES = 1 << 24
+#: Most bytes that all processes give each other in a round. A process has room for three rounds in memory, for what it
+#: sends and for what comes.
+ROUND_BYTES = 1 << 23
+#: Rounds that travel at a time.
+_TRAVELLING = 2
 #: Rows whose places are found at once.
 _UNIT_ROWS = 1 << 17
 #: Numbers of a message begin at multiples of so many bytes, whatever their dtype.
 _ALIGNMENT = 8
 #: Rows, or their places, as what tensors are indexed with.
 Selection: TypeAlias = slice | torch.Tensor
+T = TypeVar("T")
 #: Part of the giver, part of the taker, and what finds the rows of both: how many, their numbers in the unit, and their
 #: places in the two parts.
 _Shared: TypeAlias = tuple[int, int, Callable[[], tuple[int, Selection, Selection, Selection]]]
@@ -75,19 +79,19 @@ class TableMove:
 
 
 @torch.no_grad()
-def move(moves: Sequence[TableMove], group: dist.ProcessGroup, device: torch.device) -> int:
+def move(moves: Sequence[TableMove], group: dist.ProcessGroup, device: torch.device, nodes: Sequence[int]) -> int:
     """Gives the rows of tables to the processes that are to have them; all processes have to call it, with the same.
 
-    A process that has a row already copies its own; others get it from one of those who have it, in turn. Where one
+    A process that has a row already copies its own; others get it from one of those who have it, in turn, from one of
+    their node if there is one. Where one
     number is of several columns (a moment of row-wise AdaGrad), and of other columns in the target, it is the mean over
     its columns of what these had; equal values stay as they are. Of whole numbers (marks of rows) it is the largest.
-
-    While a round travels, the one before is written and the next one packed.
 
     Args:
         moves: Tables and their layouts.
         group: The processes, whose ranks the layouts have.
         device: Where messages are sent from.
+        nodes: Node of each process.
 
     Returns:
         Bytes that this process has sent.
@@ -96,32 +100,95 @@ def move(moves: Sequence[TableMove], group: dist.ProcessGroup, device: torch.dev
         AutoshardError: If a process fails: on all of them (`agree`), with the target half written.
     """
     size = group.size()
-    buffers = _Buffers(group.rank(), size, device)
+    buffers = _Buffers(group.rank(), nodes, device)
     if all(one.is_local(size) for one in moves):
         for units in _rounds(moves, 1):
             _Round(units, buffers).write()
         return 0
-    rounds = [*_rounds(moves, size), None]
-    arrived, sent_bytes = None, 0
-    packed = on_all(partial(_next_round, None, rounds[0], buffers), group, device)
-    for following in rounds[1:]:
-        assert packed is not None, "the last round alone has none after it"
-        travelling = packed
-        sent_bytes += travelling.send(group)
-        try:
-            packed = on_all(partial(_next_round, arrived, following, buffers), group, device)
-        finally:
-            travelling.wait()
-        arrived = travelling
-    on_all(partial(_next_round, arrived, None, buffers), group, device)
-    return sent_bytes
+    journey = _Journey(_rounds(moves, size), buffers, group, device)
+    try:
+        return journey.make()
+    finally:
+        journey.settle()
 
 
-def _next_round(arrived: _Round | None, units: list[_Unit] | None, buffers: _Buffers) -> _Round | None:
-    """Writes what has arrived, then packs what travels next, if something does."""
-    if arrived is not None:
-        arrived.write()
-    return None if units is None else _Round(units, buffers)
+class _Journey:
+    """All rounds of a move: up to two of them travel at a time, while others are packed and written.
+
+    Messages queue at a link, and one that all wait for would come behind the rows that travel. So all processes are
+    asked whether they could pack a round before the one before it is sent, and heard when it is.
+
+    Args:
+        rounds: The rounds.
+        buffers: Memory for them.
+        group: The processes.
+        device: Where messages are sent from.
+    """
+
+    def __init__(
+        self, rounds: Iterator[list[_Unit]], buffers: _Buffers, group: dist.ProcessGroup, device: torch.device
+    ) -> None:
+        self._rounds, self._buffers, self._group, self._device = rounds, buffers, group, device
+        self._error: Exception | None = None
+        self._asked: deque[Agreement] = deque()
+        self._travelling: deque[_Round] = deque()
+
+    def make(self) -> int:
+        """Makes them; the bytes that this process has sent.
+
+        Raises:
+            AutoshardError: As `move`.
+        """
+        sent_bytes, packed = 0, self._pack()
+        while packed is not None:
+            following = self._pack()
+            self._asked.popleft().wait()
+            sent_bytes += packed.send(self._group)
+            self._travelling.append(packed)
+            if len(self._travelling) == _TRAVELLING:
+                self._write()
+            packed = following
+        while self._travelling:
+            self._write()
+        self._ask()
+        while self._asked:
+            self._asked.popleft().wait()
+        return sent_bytes
+
+    def settle(self) -> None:
+        """Waits for what is under way after an error."""
+        for round_ in self._travelling:
+            round_.settle()
+        for asked in self._asked:
+            asked.settle()
+
+    def _pack(self) -> _Round | None:
+        """The next round, of which all are asked whether they have packed it; None after the last one."""
+        units = next(self._rounds, None)
+        if units is None:
+            return None
+        packed = self._tried(partial(_Round, units, self._buffers))
+        self._ask()
+        return packed or _Round((), self._buffers)
+
+    def _write(self) -> None:
+        """Writes the first of the rounds that travel, when it has come."""
+        arrived = self._travelling[0]
+        arrived.settle()
+        self._travelling.popleft()
+        self._tried(arrived.write)
+
+    def _ask(self) -> None:
+        self._asked.append(Agreement(self._error, self._group, self._device))
+
+    def _tried(self, act: Callable[[], T]) -> T | None:
+        """What comes of an act, if this process could do all so far; what it could not is heard by all of them."""
+        if self._error is None:
+            try:
+                return act()
+            except Exception as error:  # noqa: BLE001 - all processes raise it
+                self._error = error
+        return None
 
 
 class _Buffers:
@@ -129,12 +196,12 @@ class _Buffers:
 
     Args:
         process: This process.
-        num_processes: All processes.
+        nodes: Node of each process.
         device: Where messages are.
     """
 
-    def __init__(self, process: int, num_processes: int, device: torch.device) -> None:
-        self.process, self.num_processes, self._device = process, num_processes, device
+    def __init__(self, process: int, nodes: Sequence[int], device: torch.device) -> None:
+        self.process, self.nodes, self._device = process, nodes, device
         self._free: list[torch.Tensor] = []
 
     def take(self, num_bytes: int) -> torch.Tensor:
@@ -310,7 +377,7 @@ class _Means:
         _write(self._tensor_NK, self._places_U[rows_L], means_L[:, None])
 
 
-def _legs(unit: _Unit, process: int) -> Iterator[_Leg]:
+def _legs(unit: _Unit, process: int, nodes: Sequence[int]) -> Iterator[_Leg]:
     """What a process gives and takes of a unit, in an order that is the same on both ends."""
     source, target, ids = unit.move.source, unit.move.target, unit.ids
     positions_U = cache(lambda layout: layout.positions(ids))
@@ -330,7 +397,8 @@ def _legs(unit: _Unit, process: int) -> Iterator[_Leg]:
                     continue
                 num_rows, rows_L, given_L, taken_L = find()
                 for taker in takers:
-                    giver = taker if taker in holders else holders[(unit.number + taker) % len(holders)]
+                    near = [holder for holder in holders if nodes[holder] == nodes[taker]] or holders
+                    giver = taker if taker in holders else near[(unit.number + taker) % len(near)]
                     if process in (giver, taker):
                         yield _Leg(
                             unit=unit,
@@ -393,11 +461,11 @@ class _Round:
 
     def __init__(self, units: Sequence[_Unit], buffers: _Buffers) -> None:
         self._buffers, process = buffers, buffers.process
-        legs = [leg for unit in units for leg in _legs(unit, process) if not leg.is_in_place]
+        legs = [leg for unit in units for leg in _legs(unit, process, buffers.nodes) if not leg.is_in_place]
         self._own = [leg for leg in legs if leg.giver == leg.taker]
         sent = sorted((leg for leg in legs if leg.taker != process), key=lambda leg: leg.taker)
         self._received = sorted((leg for leg in legs if leg.giver != process), key=lambda leg: leg.giver)
-        self._sent_bytes, self._received_bytes = [0] * buffers.num_processes, [0] * buffers.num_processes
+        self._sent_bytes, self._received_bytes = [0] * len(buffers.nodes), [0] * len(buffers.nodes)
         for leg in sent:
             self._sent_bytes[leg.taker] += leg.num_bytes
         for leg in self._received:
@@ -421,15 +489,14 @@ class _Round:
         )
         return num_sent
 
-    def wait(self) -> None:
+    def settle(self) -> None:
         """Returns when all of it has come."""
         assert self._work is not None, "it has been sent"
         self._work.wait()
-        self._work = None
-        self._buffers.give_back(self._outgoing)
 
     def write(self) -> None:
         """Writes what has come, and what this process gives itself."""
+        self._buffers.give_back(self._outgoing)
         means: dict[tuple[_Unit, RowBlock, str], _Means] = {}
         for leg in self._own:
             for name in leg.unit.move.dtypes:

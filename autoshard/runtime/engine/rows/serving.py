@@ -6,7 +6,7 @@ all sums, L lookups, N jagged rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -192,8 +192,8 @@ class FusedKernels:
     def look_up(self, batch: DistributedBatch) -> LookupOutput:
         """Looks up what all processes ask for."""
         self._follow_fill(batch)
-        sums = [self._timed(one.kernel.sums, *of) for one, of in zip(self._sums, self._sum_inputs(batch), strict=True)]
-        rows = [self._timed(one.kernel.rows, self._row_ids(batch, one)) for one in self._rows]
+        sums = [self._timed(one.kernel, *of) for one, of in zip(self._sums, self._sum_inputs(batch), strict=True)]
+        rows = [self._timed(one.kernel, self._row_ids(batch, one)) for one in self._rows]
         if not sums and not rows:  # nothing here; the empty output still has to be in the graph of every process
             num_samples = batch.batch_size * len(batch.served)
             nothing = torch.zeros(num_samples, 0, dtype=torch.float32, device=self._device, requires_grad=True)
@@ -231,8 +231,13 @@ class FusedKernels:
                 at += count
         return torch.cat(ids) if ids else torch.empty(0, dtype=torch.int64, device=self._device)
 
-    def _timed(self, look_up: Callable[..., torch.Tensor], *arguments: torch.Tensor) -> torch.Tensor:
+    def _timed(
+        self, kernel: FusedKernel | TorchKernel, ids_L: torch.Tensor, lengths_FG: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        if isinstance(kernel, FusedKernel) and kernel.shares_rows:
+            with self._timer.clock.uncounted():
+                ids_L = kernel.shared(ids_L, lengths_FG)
         with self._timer.measure(Part.FORWARD_KERNEL):
-            output = look_up(*arguments)
+            output = kernel.rows(ids_L) if lengths_FG is None else kernel.sums(ids_L, lengths_FG)
         self._timer.measure_backward(output, Part.BACKWARD_KERNEL)
         return output
