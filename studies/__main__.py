@@ -22,7 +22,7 @@ STUDIES: Final = {
     "host-time": "studies.engines.host_time:main",
     "input-work": "studies.engines.input_work:main",
     "host-waits": "studies.engines.host_waits:main",
-    "policy": "studies.policies.study:main",
+    "policy": "studies.planners.policy_runs:main",
     "limits": "studies.planners.limit_runs:main",
     "never-beaten": "studies.planners.never_beaten:main",
     "granularity": "studies.planners.granularity:main",

@@ -168,22 +168,14 @@ def test_a_limit_that_is_over_gives_a_plan_all_the_same():
     assert "balanced" in found.status
 
 
-def test_imports_that_are_still_to_be_made_count():
-    asked = StartSpec(name="any", base_s=1.0, library="a_module_that_nobody_imports", import_s=3.0)
-    assert asked.seconds(10, 2) == 1.0
-    assert asked.missing_import_s() == 3.0
-    assert replace(asked, library="numpy").missing_import_s() == 0.0
-
-
 def test_who_is_asked_depends_on_the_clock_only_where_time_ends_the_search():
     request = make.request(*make.draw_task(6, 4, seed=1))
     greedy = StartSpec(name="cost-greedy", table_s=1e-6, share=1.0)
     over_s = time.perf_counter() - 1.0
     assert set(warm_starts(request, [greedy])) == {"cost-greedy"}
     assert warm_starts(request, [greedy], over_s) == {}
-    cold = replace(greedy, library="a_module_that_nobody_imports", import_s=1e6)
-    assert warm_starts(request, [cold], time.perf_counter() + 100.0) == {}
-    assert set(warm_starts(request, [cold])) == {"cost-greedy"}
+    slow = replace(greedy, base_s=1e6)
+    assert warm_starts(request, [slow], time.perf_counter() + 100.0) == {}
 
 
 def test_planners_are_asked_once_when_they_take_no_more_than_their_share_of_the_time_that_is_over():

@@ -9,10 +9,11 @@ import math
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
-from autoshard.core import EmbeddingTable, MemoryLevel, TableSet, Tier, Topology
+from autoshard.core import EmbeddingTable, MemoryLevel, Pooling, TableSet, Tier, Topology
 from autoshard.core.costs import MsArray
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.core.shard import fused_kernel
@@ -33,6 +34,7 @@ from autoshard.planners.space.options import (
 )
 from autoshard.planners.space.planner_space import PlannerSpace
 from autoshard.planners.space.uneven_rows import room_of_ranks, uneven_options
+from autoshard.planners.space.ways import TaskFeatures, Way, way_features
 
 #: Rows are offered behind caches where tables take more than this share of the devices' memory.
 _SCARCE_SHARE = 0.5
@@ -52,7 +54,7 @@ LARGE_TASK = 10_000
 _WIDENED_AFTER = 24
 #: Share of the time that is left which more options may take.
 _GROWTH_SHARE = 0.15
-#: Share of the time left in which the costliest tables of a large task are offered all options, too.
+#: Share of the time left in which the costliest tables of a large task, or after a policy's options, get all others.
 _MORE_SHARE = 0.5
 #: Tables of each kind of rows that tell for the others of a large task what their rows cost.
 _NUM_SAMPLED = 5
@@ -61,6 +63,12 @@ _BATCH, _SMALL_BATCH, _LARGE_BATCH = 20, 50, 100
 #: How often numbers of hot rows are read off what costs least before the search begins: two rounds leave a sixth of
 #: what thirty numbers could gain.
 _NUM_HOT_ROUNDS = 2
+#: Most sharding types of a table, beside the whole one, that a policy names, and the least probability of one.
+_NUM_LIKELY, _LEAST_LIKELY = 3, 0.05
+
+#: What a policy says: features of a task with I items and of W ways to hold a table in, a score for each of both out,
+#: shape (I, W); the higher, the likelier is the way among those that a long search takes.
+ScoreWays: TypeAlias = Callable[[TaskFeatures, FloatArray], FloatArray]
 
 
 class OfferedOptions:
@@ -115,11 +123,15 @@ class OfferedOptions:
         """Whether every table has been offered all options."""
         return len(self._with_all) == len(self.space.items)
 
-    def begin(self, until_s: float = math.inf) -> None:
-        """Offers all options to the costliest tables and few to the others, as far as there is time.
+    def begin(self, until_s: float = math.inf, score: ScoreWays | None = None) -> None:
+        """Offers what a policy names, or else all options of the costliest tables and few of others, as time allows.
 
         Args:
             until_s: When to end, by `time.perf_counter`; if it is infinite, no clock decides what is offered later.
+            score: The policy; None for none.
+
+        Returns:
+            For each item the number of the option that the policy thinks likeliest, shape (I,); None without one.
         """
         began_s = time.perf_counter()
         self._is_timed = math.isfinite(until_s)
@@ -128,16 +140,52 @@ class OfferedOptions:
         num_all = max(_NUM_COSTLIEST, math.ceil(_COSTLIEST_SHARE * len(order)))
         if self.is_large:
             self._begin_by_price(order, rates, until_s)
-            now_s = time.perf_counter()
-            self._offer_all(order[:num_all], now_s + _MORE_SHARE * (until_s - now_s))
+            self._offer_all(order[:num_all], self._share_of_time(until_s))
             return
-        self._offer_all([*self._large, *order[:num_all]], until_s)
-        self._offer_few([index for index in order if index not in self._with_all], until_s)
-        self._round_s = (time.perf_counter() - began_s) / 2
+        if score is None:
+            self._offer_all([*self._large, *order[:num_all]], until_s)
+            self._offer_few([index for index in order if index not in self._with_all], until_s)
+            self._round_s = (time.perf_counter() - began_s) / 2
+        else:
+            self.offer_likely(score, until_s)
         for _ in range(_NUM_HOT_ROUNDS):
             if time.perf_counter() + self._round_s >= until_s:
                 break
             self._offer_hot_rows(CostGradient.of(self.space))
+        if score is not None:
+            self._offer_all(order[:num_all], self._share_of_time(until_s))
+
+    @staticmethod
+    def _share_of_time(until_s: float) -> float:
+        """When the share of the time left is over that the costliest tables' other options may take."""
+        now_s = time.perf_counter()
+        return now_s + _MORE_SHARE * (until_s - now_s)
+
+    def offer_likely(self, score: ScoreWays, until_s: float = math.inf) -> None:
+        """Offers every item the few sharding types that a policy thinks likely, the costliest first, as time allows.
+
+        Args:
+            score: The policy.
+            until_s: When to end, by `time.perf_counter`.
+        """
+        features = TaskFeatures.of(self.space, FlatOptions.of(self.space), CostGradient.of(self.space))
+        ways = self._ways.every_way(self.space)
+        score_IW = score(features, way_features(ways))
+        share_IW = np.exp(score_IW - score_IW.max(axis=1, keepdims=True))
+        share_IW /= share_IW.sum(axis=1, keepdims=True)
+        types = [one for one in dict.fromkeys(way.name for way in ways) if one not in _FIRST]
+        if not types:
+            return
+        share_IT = np.stack([share_IW[:, [way.name is one for way in ways]].sum(axis=1) for one in types], axis=1)
+        names_of: dict[str, frozenset[ShardingType]] = {}
+        for item, share_T in zip(self.space.items, share_IT, strict=True):
+            likeliest = [index for index in np.argsort(-share_T)[:_NUM_LIKELY] if share_T[index] >= _LEAST_LIKELY]
+            names_of |= dict.fromkeys((table.name for table in item.like), frozenset(types[one] for one in likeliest))
+        order: list[int] = features.order().tolist()
+        self._offer_all(self._large, until_s)
+        others = [index for index in order if index not in self._with_all]
+        for batch in self._batches(others, _LARGE_BATCH, until_s):
+            self.space.offer(batch, lambda table: self._ways.few(table, names_of[table.name]))
 
     def _begin_by_price(self, order: Sequence[int], rates: CostGradient, until_s: float) -> None:
         """Offers all options to what binds, and to all others copies of the hot rows for which that is cheapest.
@@ -312,10 +360,27 @@ class _Ways:
         is_any = any(not why_not(option, self.request.topology) for option in whole)
         return [*whole, *self._cached(whole)] if is_any else self.every(table)
 
-    def few(self, table: EmbeddingTable) -> list[ShardingOption]:
-        """Copies on all ranks of all rows, or of hot ones; the others are on one rank, which sends what is less."""
-        copied = self._listed(table, self.names & _NEXT, is_simple=True)
-        return [*copied, *self._cached(copied)]
+    def few(self, table: EmbeddingTable, types: Collection[ShardingType] = _NEXT) -> list[ShardingOption]:
+        """The simpler ways of some sharding types: owners send what is less, rows beside hot ones are on one rank.
+
+        With hot rows there are copies of all rows, too: numbers of hot rows are read off the prices of both.
+        """
+        names = {*types, ShardingType.DATA_PARALLEL} if ShardingType.ROW_TIERS in types else set(types)
+        listed = self._listed(table, self.names & names, is_simple=True)
+        return [*listed, *self._cached(listed)]
+
+    def every_way(self, space: PlannerSpace) -> list[Way]:
+        """Ways to hold the tables of a task, read off the widest table of each kind."""
+        widest: dict[tuple[bool, bool], EmbeddingTable] = {}
+        for item in space.items:
+            table = item.like[0]
+            kind = table.pooling is Pooling.SEQUENCE, table.row_order is not None
+            if kind not in widest or table.embedding_dim > widest[kind].embedding_dim:
+                widest[kind] = table
+        found = dict.fromkeys(Way.of(option) for table in widest.values() for option in self.every(table))
+        # Columns over the ranks of one node are the same shards as columns over any ranks, which an item has once.
+        is_twice = ShardingType.COLUMN_WISE in self.names
+        return [way for way in found if not (is_twice and way.name is ShardingType.TABLE_COLUMN_WISE)]
 
     def by_price(self, table: EmbeddingTable, prices: RowPrices | None) -> list[ShardingOption]:
         """Copies on all ranks of all rows, or of those for which that is cheapest; without prices, as `few`."""
