@@ -62,6 +62,7 @@ class PolicyPlanner:
     """Holds each table as the trained policy says, and where: one episode of the game.
 
     The policy names a few ways to hold each table before any of them is priced; these alone are made and played with.
+    What comes of the episodes is compared with the best balanced start of the same options, which masks begin with.
     Where the user's registry has no policy of the device, nor one for any device, the one that comes with this package
     is used. Masks keep to memory limits and constraints, with what training needs for a batch. Placements are compared
     by their predicted steps.
@@ -100,7 +101,7 @@ class PolicyPlanner:
 
 
 def planned(policy: TrainedPolicy, request: PlanRequest, options: PolicyOptions | None = None) -> Layout:
-    """The best layout of a request that a policy plays.
+    """The best layout of a request that a policy plays, or that the options it names are placed in one after the other.
 
     Raises:
         InfeasiblePlanError: If no placement within the memory limits was found.
@@ -117,7 +118,8 @@ def planned(policy: TrainedPolicy, request: PlanRequest, options: PolicyOptions 
         task = GameTask(offers.space, limits)
     rng = np.random.default_rng(request.seed) if options.num_samples > 1 else None
     played = play(policy.network, task, options.num_samples, rng=rng)
-    return improved(task, played.best(), options.bursts, request.seed)
+    best = min(task.witness, played.best(), key=lambda layout: layout.step_ms())
+    return improved(task, best, options.bursts, request.seed)
 
 
 def improved(task: GameTask, layout: Layout, num_bursts: int, seed: int) -> Layout:
