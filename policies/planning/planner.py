@@ -13,6 +13,7 @@ from autoshard import __version__
 from autoshard.core import Provenance, ShardingPlan
 from autoshard.core.accepted import Range
 from autoshard.core.errors import InfeasiblePlanError
+from autoshard.planners.hybrid.compiled.library import Mode
 from autoshard.planners.hybrid.compiled.linear import LinearEffort
 from autoshard.planners.hybrid.option_offers import OfferedOptions, ScoreWays
 from autoshard.planners.planner import PlanRequest, parse_options
@@ -125,6 +126,8 @@ def planned(policy: TrainedPolicy, request: PlanRequest, options: PolicyOptions 
 def improved(task: GameTask, layout: Layout, num_bursts: int, seed: int) -> Layout:
     """The best layout that some bursts of the compiled search find from one, each from the best so far.
 
+    The first is a descent of all items.
+
     Args:
         task: What is played.
         layout: Where the search begins.
@@ -135,10 +138,9 @@ def improved(task: GameTask, layout: Layout, num_bursts: int, seed: int) -> Layo
     may_O = np.ones(len(task.flat.item_O), dtype=np.bool_)
     if num_bursts:
         task.linear.relinearise(layout)
-    for _ in range(num_bursts):
-        found = task.linear.improved(
-            layout, LinearEffort(), may_O=may_O, seed=int(rng.integers(2**62)), deadline_s=math.inf
-        )
+    for number in range(num_bursts):
+        effort = LinearEffort(mode=Mode.DESCEND if number == 0 else Mode.RUIN)
+        found = task.linear.improved(layout, effort, may_O=may_O, seed=int(rng.integers(2**62)), deadline_s=math.inf)
         if found.fits() and (found_ms := found.step_ms()) < best_ms:
             layout, best_ms = found, found_ms
     return layout
