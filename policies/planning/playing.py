@@ -14,9 +14,9 @@ from autoshard.planners.space.layout import Layout
 from env.game import BoolArray, FloatArray, Game, GameTask, IntArray
 from policies.network import PolicyNetwork
 
-#: Factor of scores where placements are drawn to choose the best from: of 32 draws the best was 0.7 to 2.4% shorter than the
-#: likeliest with it, and never shorter with 1 (metasyn, two tasks of 80 tables on 8 A100, one on 8 CPUs, one of 160 on
-#: 32 A100, November 2026).
+#: Factor of scores where placements are drawn to choose the best from: the best of 32 was 0.7 to 2.4% shorter than the
+#: likeliest with it, and never shorter with 1 (metasyn, two tasks of 80 tables on 8 A100, one on 8 CPUs, one of 160
+#: on 32 A100, November 2026).
 _SHARPNESS = 12.0
 
 
