@@ -34,9 +34,13 @@ from costmodel.kernel.weights import NUM_OUTPUTS, OVERHEAD, layer_name
 #: of the other machine says (`python -m studies calibrate`).
 FARTHEST = float(np.log(5.75))
 
-#: Of the drift between hours (`drift_of`): what a machine drifts that is steady within a minute, and how much more one
-#: drifts that is not. TODO
+#: Of the drift between hours (`drift_of`): that of a machine that is steady within a minute, and how much more one that
+#: is not drifts. The Xeon of docs/data is steady to 0.9% within a minute; of its minutes 50 to 75 minutes apart, nine
+#: in ten pairs differ by up to 8%. The EPYC is steady to 5.9%; minutes 15 to 30 minutes apart differ by up to 19%.
 LEAST_DRIFT, DRIFT_PER_SPREAD = 0.08, 3.0
+#: Half the width of a normal distribution's 90% interval, in standard deviations; and a median's standard error, times
+#: the root of the number of samples, over their median absolute deviation.
+_HALF_OF_90, _OF_MEDIAN = 1.645, 1.2533 * 1.4826
 
 _PRICES = layer_name("encoder.log_prices", 0, "bias")
 _SPREAD_WEIGHTS, _SPREAD_BIAS = layer_name("doubt", 1, "weight"), layer_name("doubt", 1, "bias")
@@ -50,7 +54,7 @@ class CalibrationOptions:
     """Updates with few samples; one more for each four. More fit few samples too well."""
     most_updates: int = 2000
     """Updates with many samples."""
-    learning_rate: float = 1e-2
+    learning_rate: float = 2e-2
     """The highest one."""
     pull: float = 1.0
     """Loss per squared distance from the scaled weights, times the number of samples."""
@@ -167,7 +171,9 @@ def scaled_to(base: LearnedCostModel, dataset: CostDataset) -> LearnedCostModel:
 
 
 def refreshed(model: LearnedCostModel, now: CostDataset) -> LearnedCostModel:
-    """A model of this machine at the speed that it has now: as `scaled_to`, with intervals for the next hour.
+    """A model of this machine at the speed that it has now: as `scaled_to`, with intervals for the hours after it.
+
+    Few samples tell the speed less well, which the intervals allow for.
 
     Args:
         model: Of this machine.
@@ -180,7 +186,10 @@ def refreshed(model: LearnedCostModel, now: CostDataset) -> LearnedCostModel:
         "refreshed_on": len(now),
         "refreshed_by": scaled.card.scale_ms / model.card.scale_ms,
     }
-    interval = replace(model.card.interval, drift=max(model.card.interval.drift, drift_of(now)))
+    off_S = np.log(now.kernel_ms / _priced(scaled.predictor, now)[0].sum(axis=1))
+    of_median = _HALF_OF_90 * _OF_MEDIAN * float(np.median(np.abs(off_S))) / len(now) ** 0.5
+    drift = float(np.hypot(max(model.card.interval.drift, drift_of(now)), of_median))
+    interval = replace(model.card.interval, drift=drift)
     return LearnedCostModel(scaled.tensors(), replace(scaled.card, training=training, interval=interval))
 
 
