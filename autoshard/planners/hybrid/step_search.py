@@ -89,9 +89,9 @@ _PLANNERS = (
 #: Whose plan is taken where the model cannot tell another one from it: the caller's start, or else this planner's.
 _GIVEN, _PLAINEST = "start", "cost-greedy"
 #: The planner that names the sharding types which are priced first, and seconds for each table above which it is not
-#: asked: with the time for all options, 1 to 2 ms a table, searches end no lower with its choice (metasyn, 160 tables
-#: on 32 A100, three draws: 1.0 and 0.4 points lower at 0.1 and 0.2 s, 0.1 and 0.2 higher at 0.5 and 1 s).
-_POLICY, _POLICY_TABLE_S = "policy", 1.5e-3
+#: asked: with more time for options, searches end no lower with its choice (metasyn, 160 tables on 32 A100: a point
+#: of the step lower at 0.1 s in the mean, and no lower from 0.2 s on; docs/results/policy.md).
+_POLICY, _POLICY_TABLE_S = "policy", 8e-4
 #: Of shards on single ranks, whole or cut by columns.
 _ON_SINGLE_RANKS = frozenset({ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE})
 #: Those that cut columns.
