@@ -79,7 +79,7 @@ class AutoOptions:
     )
     policy: bool = field(
         default=True,
-        metadata={"help": "Ask the trained policy which options of each table to price first, if there is one."},
+        metadata={"help": "Within short limits, ask the trained policy which options to price first, if there is one."},
     )
     count_activations: bool = field(
         default=True,

@@ -13,6 +13,7 @@ from autoshard import __version__
 from autoshard.core import Provenance, ShardingPlan
 from autoshard.core.accepted import Range
 from autoshard.core.errors import InfeasiblePlanError
+from autoshard.planners.hybrid.compiled.library import Mode
 from autoshard.planners.hybrid.compiled.linear import LinearEffort
 from autoshard.planners.hybrid.option_offers import OfferedOptions, ScoreWays
 from autoshard.planners.planner import PlanRequest, parse_options
@@ -62,6 +63,7 @@ class PolicyPlanner:
     """Holds each table as the trained policy says, and where: one episode of the game.
 
     The policy names a few ways to hold each table before any of them is priced; these alone are made and played with.
+    What comes of the episodes is compared with the best balanced start of the same options, which masks begin with.
     Where the user's registry has no policy of the device, nor one for any device, the one that comes with this package
     is used. Masks keep to memory limits and constraints, with what training needs for a batch. Placements are compared
     by their predicted steps.
@@ -100,7 +102,7 @@ class PolicyPlanner:
 
 
 def planned(policy: TrainedPolicy, request: PlanRequest, options: PolicyOptions | None = None) -> Layout:
-    """The best layout of a request that a policy plays.
+    """The best layout of a request that a policy plays, or that the options it names are placed in one after the other.
 
     Raises:
         InfeasiblePlanError: If no placement within the memory limits was found.
@@ -117,11 +119,14 @@ def planned(policy: TrainedPolicy, request: PlanRequest, options: PolicyOptions 
         task = GameTask(offers.space, limits)
     rng = np.random.default_rng(request.seed) if options.num_samples > 1 else None
     played = play(policy.network, task, options.num_samples, rng=rng)
-    return improved(task, played.best(), options.bursts, request.seed)
+    best = min(task.witness, played.best(), key=lambda layout: layout.step_ms())
+    return improved(task, best, options.bursts, request.seed)
 
 
 def improved(task: GameTask, layout: Layout, num_bursts: int, seed: int) -> Layout:
     """The best layout that some bursts of the compiled search find from one, each from the best so far.
+
+    The first is a descent of all items.
 
     Args:
         task: What is played.
@@ -133,10 +138,9 @@ def improved(task: GameTask, layout: Layout, num_bursts: int, seed: int) -> Layo
     may_O = np.ones(len(task.flat.item_O), dtype=np.bool_)
     if num_bursts:
         task.linear.relinearise(layout)
-    for _ in range(num_bursts):
-        found = task.linear.improved(
-            layout, LinearEffort(), may_O=may_O, seed=int(rng.integers(2**62)), deadline_s=math.inf
-        )
+    for number in range(num_bursts):
+        effort = LinearEffort(mode=Mode.DESCEND if number == 0 else Mode.RUIN)
+        found = task.linear.improved(layout, effort, may_O=may_O, seed=int(rng.integers(2**62)), deadline_s=math.inf)
         if found.fits() and (found_ms := found.step_ms()) < best_ms:
             layout, best_ms = found, found_ms
     return layout

@@ -14,6 +14,11 @@ from autoshard.planners.space.layout import Layout
 from env.game import BoolArray, FloatArray, Game, GameTask, IntArray
 from policies.network import PolicyNetwork
 
+#: Factor of scores where placements are drawn to choose the best from: the best of 32 was 0.7 to 2.4% shorter than the
+#: likeliest with it, and never shorter with 1 (metasyn, two tasks of 80 tables on 8 A100, one on 8 CPUs, one of 160
+#: on 32 A100, November 2026).
+_SHARPNESS = 12.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Decision:
@@ -113,8 +118,8 @@ def play(
         network: Chooses; of numpy's weights.
         task: What is played.
         num_episodes: E.
-        rng: Source of choices by their probabilities, in all episodes but the first, which takes the likeliest choices,
-            unless steps are recorded; None for the likeliest choices in all of them.
+        rng: Source of choices in all episodes but the first, which takes the likeliest ones; where steps are recorded,
+            of all choices, by their probabilities. None for the likeliest choices in all episodes.
         is_recorded: Whether steps are kept for a learner.
     """
     game = Game(task, num_episodes)
@@ -139,7 +144,8 @@ def play(
         drawn_EA = scores_EA
         if rng is not None:
             # Exponential races draw from a softmax.
-            drawn_EA = scores_EA - np.log(rng.exponential(size=scores_EA.shape))
+            sharpness = 1.0 if is_recorded else _SHARPNESS
+            drawn_EA = sharpness * scores_EA - np.log(rng.exponential(size=scores_EA.shape))
             if not is_recorded:
                 drawn_EA[0] = scores_EA[0]
         choice_E = drawn_EA.argmax(axis=1)

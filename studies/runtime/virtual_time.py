@@ -87,7 +87,7 @@ ENTRIES: Final = (
     Entry(label="flexshard", planner="flexshard"),
     Entry(label="oper", planner="oper"),
     Entry(label="auto", planner="auto"),
-    Entry(label="replica-groups", planner="replica-groups"),
+    Entry(label="replica-groups", planner="replica-groups", options={"num_groups": 2}),
 )
 _NUM_RANKS: Final = 2
 _SMALLEST_BYTES, _MAX_BYTES = 2**13, 2**22

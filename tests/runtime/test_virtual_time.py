@@ -350,6 +350,15 @@ def test_a_plan_in_virtual_time_equals_the_reference(plan, overlap, tmp_path):
 
 
 @pytest.mark.slow
+def test_no_step_is_shorter_than_what_its_links_carry(plan):
+    bytes_per_s = 1e5
+    slow = replace(plan, topology=replace(plan.topology, levels=make.levels(2, bytes_per_s=bytes_per_s)))
+    ((result,),) = execute_plans([slow], steps=4, overlap="pipelined", virtual_time=True)
+    for rank in result.ranks:
+        assert result.step_ms >= 0.98e3 * sum(rank.sent_bytes.values()) / bytes_per_s > 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("planner", ["flexshard", "oper", "replica-groups", "neo", "auto"])
 def test_all_layouts_are_executed_in_virtual_time(planner):
     (first, *others), topology = make.draw_task(5, 4)[0].tables, make.two_nodes(4)

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
 from autoshard.core.accepted import WHOLE, WHOLE_AT_LEAST_1, Range
-from autoshard.core.errors import AutoshardError, ExecutionError, InvalidOptionError
+from autoshard.core.errors import AutoshardError, DeviceError, ExecutionError, InvalidOptionError
 from autoshard.core.quoting import shown
 from autoshard.formats import atomic_write, load_topology, read_plan
 from autoshard.runtime.ownership import check_updates, even_share, ownership_of
@@ -363,8 +363,11 @@ def _check_virtual(request: RunRequest, world_size: int, nproc: int) -> None:
     """Refuses a number of processes, and a topology, that are not the plan's.
 
     Raises:
+        DeviceError: If this system has no virtual time.
         InvalidOptionError: If that is so.
     """
+    if sys.platform != "linux":
+        raise DeviceError(f"virtual time needs Linux, this is {sys.platform}")
     if nproc != world_size:
         raise InvalidOptionError(
             f"must be left out or {world_size} in virtual time, a process for each rank, got {nproc}", field="nproc"
