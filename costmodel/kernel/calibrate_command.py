@@ -43,8 +43,9 @@ _CALIBRATING_S, _REFRESHING_S = 60.0, 5.0
 _MOST_SET_MS: Final = 60.0
 #: Tables of such a set: half as many as the largest have.
 _TABLES_OF_SET: Final = 7.5
-#: Fewest samples that a model is scaled by, as many as a busy machine measures in five seconds.
-_FEWEST_REFRESHING: Final = 5
+#: Fewest samples that a model is scaled by; a very busy machine measures no more in five seconds. Intervals are wider
+#: by how little so few tell.
+_FEWEST_REFRESHING: Final = 3
 
 
 @command_options()
