@@ -22,7 +22,7 @@ from autoshard.core import PlacedShard, ShardingPlan, Topology
 from autoshard.core.costs import LinkBytes, MsArray
 from autoshard.core.shard import FusedKernel, fused_kernel
 from autoshard.core.step import EXCHANGE_PARTS, StepPart
-from autoshard.evaluation.input_work import input_speed, input_work_ms
+from autoshard.evaluation.input_work import input_work_ms
 from autoshard.evaluation.pooling import pooling_ms
 from autoshard.evaluation.traffic import Stream, Traffic
 
@@ -99,11 +99,6 @@ def reader_ms(placed_N: Sequence[PlacedShard], local_batch: float, topology: Top
     """
     asked_N1 = input_work_ms(placed_N, local_batch, topology)[:, None]
     return np.hstack([asked_N1, pooling_ms(placed_N, local_batch, topology)])
-
-
-def batch_ms(topology: Topology) -> MsArray:
-    """What a rank works on a batch, whatever it reads, in ms; shape (X,)."""
-    return np.array([input_speed(topology.device).batch_s * 1e3, 0.0, 0.0])
 
 
 def _served(plan: ShardingPlan) -> tuple[MsArray, MsArray]:

@@ -29,7 +29,7 @@ from autoshard.core.shard import FusedKernel, fused_kernel
 from autoshard.core.step import EMBEDDING_PARTS, EXCHANGE_PARTS, KERNEL_PARTS, PART_INDEX, Overlap, StepPart
 from autoshard.evaluation.batch_memory import BatchMemory, dense_bytes, listed_order_bytes, peak_factor
 from autoshard.evaluation.rank_work import EXCHANGED, SCATTERED, RankWork, reader_ms
-from autoshard.evaluation.stages import scatters_ms, syncs_ms
+from autoshard.evaluation.stages import scatters_ms
 from autoshard.evaluation.step_price import StepPricer
 from autoshard.evaluation.traffic import HELD_ID_BYTES, Stream, id_bytes, message_bytes, pair_bytes, sync_bytes
 from autoshard.planners.space.columns import Columns, MovedArray, Readers
@@ -233,7 +233,7 @@ class StepPrices:
         if self.by_kernels:
             return np.zeros((len(EMBEDDING_PARTS), *moved_BRC.shape[:2]))
         work = self.work(moved_BRC)
-        return self.pricer.parts_ms(work, self.pricer.features(work, self.pricer.stages(work)))
+        return self.pricer.parts_ms(self.pricer.features(work, self.pricer.stages(work)))
 
     def work(self, moved_BRC: MovedArray) -> RankWork:
         """What ranks do, from the sums of what they move."""
@@ -357,7 +357,7 @@ class StepPrices:
     def _steps_ms(self, slowest_PB: MsArray, bytes_B2: MsArray) -> MsArray:
         if self.by_kernels:
             return np.asarray(slowest_PB.sum(axis=0))
-        return self.pricer.steps_ms(slowest_PB, syncs_ms(bytes_B2, self.costs.comm, self.topology))
+        return self.pricer.steps_ms(slowest_PB, bytes_B2)
 
     def _read(self, by_readers_BRWX: MovedArray) -> MovedArray:
         """What reaches readers: of all ranks, of those of their node, and of themselves; shape (B, R, X)."""
