@@ -214,24 +214,26 @@ class StepPricer:
         reading_ms = dict(zip(EXCHANGE_PARTS, one * work.reading_ms_XBR, strict=True))
         million_lengths = handled[Stream.LENGTHS] / LENGTH_BYTES / 1e6
         million_served = work.served_lengths_BR / LENGTH_BYTES / 1e6
+        once = tuple(one * work.once_2BR)
         served = (work.num_kernels_BR, work.num_features_BR)
         kernel_ms = (kernels.forward_ms_S, kernels.backward_ms_S) if kernels else (0 * one, 0 * one)
         return {
             StepPart.INPUT: (
-                input_ms,
-                reading_ms[StepPart.INPUT],
-                one,
+                *(input_ms, reading_ms[StepPart.INPUT], one),
                 handled[Stream.IDS] / ID_BYTES / 1e6,
                 million_lengths,
+                *once,
             ),
             StepPart.FORWARD_KERNEL: (kernel_ms[0], *served, million_served),
             StepPart.FORWARD_EXCHANGE: (
                 *(forward_ms, reading_ms[StepPart.FORWARD_EXCHANGE], one),
                 handled[Stream.FORWARD] / 1e6,
+                *once,
             ),
             StepPart.BACKWARD_EXCHANGE: (
                 *(backward_ms, reading_ms[StepPart.BACKWARD_EXCHANGE], one),
                 handled[Stream.BACKWARD] / 1e6,
+                *once,
             ),
             StepPart.BACKWARD_KERNEL: (kernel_ms[1], *served),
         }

@@ -220,7 +220,9 @@ def _fit_alone(runs: Sequence[CalibrationRun], prices: Sequence[StepPrice]) -> _
         weights_F = np.array(plain_coefficients(part, runs[0].plan.topology.device))
         used_S, is_work_F = measured_S > 0, ~_is_wire(part)
         if used_S.any():
-            weights_F[is_work_F] = _fitted(features_SF[used_S][:, is_work_F], measured_S[used_S], weights_F[is_work_F])
+            weights_F[is_work_F] = _fitted(
+                features_SF[used_S][:, is_work_F], measured_S[used_S], weights_F[is_work_F].tolist()
+            )
             fitted[part, basis] = tuple(weights_F.tolist())
     return fitted
 

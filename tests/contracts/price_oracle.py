@@ -6,7 +6,7 @@ sends to one reader; everything that adds up or waits is written anew.
 
 import numpy as np
 
-from autoshard.core import Collective, DType, GradSync
+from autoshard.core import Collective, DType, Exchange, GradSync, Pooling
 from autoshard.core.costs import set_costs
 from autoshard.core.shard import fused_kernel, local_shard
 from autoshard.core.step import ENGINE_WORK, PART_FEATURES, StepPart
@@ -55,6 +55,8 @@ def slow_parts(plan, costs):
                 "steps": 1.0,
                 "million_ids": handled["ids"][rank] / 4e6,
                 "million_lengths": handled["lengths"][rank] / 4e6,
+                "row_exchanges": float(any(sends_rows(one, world) for one in shards)),
+                "row_cuts": float(any(is_cut(one) for one in shards)),
                 "kernels": len({fused_kernel(one.shard.table, one.update) for one in shards if holds(one, rank)}),
                 "features": sum(len(one.shard.table.features) for one in shards if holds(one, rank)),
             }
@@ -68,6 +70,14 @@ def slow_parts(plan, costs):
             of_ranks.append(sum(w * amounts[name] for w, name in zip(weights[part], PART_FEATURES[part], strict=True)))
         parts[part] = max(of_ranks)
     return parts, max(synced_ms(plan, shards, costs, rank) for rank in range(world))
+
+
+def sends_rows(placed, world):
+    return placed.as_run(world).exchange is Exchange.ROWS and placed.shard.table.pooling is not Pooling.SEQUENCE
+
+
+def is_cut(placed):
+    return len(placed.replicas[0]) > 1 or placed.shard.num_embeddings < placed.shard.table.num_embeddings
 
 
 def weights_of(part, costs, device):

@@ -25,10 +25,10 @@ from tests import builders as make
 COSTS = make.costs()
 #: What synthetic runs take, in the order of `PART_FEATURES`.
 TRUTH = {
-    StepPart.INPUT: (1.5, 1.2, 1.9, 3.0, 0.0),
+    StepPart.INPUT: (1.5, 1.2, 1.9, 3.0, 0.0, 0.0, 0.0),
     StepPart.FORWARD_KERNEL: (1.2, 0.0, 0.02, 0.0),
-    StepPart.FORWARD_EXCHANGE: (0.8, 1.0, 0.7, 0.3),
-    StepPart.BACKWARD_EXCHANGE: (0.9, 1.0, 0.7, 0.5),
+    StepPart.FORWARD_EXCHANGE: (0.8, 1.0, 0.7, 0.3, 0.0, 0.0),
+    StepPart.BACKWARD_EXCHANGE: (0.9, 1.0, 0.7, 0.5, 0.0, 0.0),
     StepPart.BACKWARD_KERNEL: (1.4, 0.0, 0.0),
     StepPart.DENSE: (1.3, 1.0, 4.0, 0.0, 0.0, 6.0, 0.0),
 }

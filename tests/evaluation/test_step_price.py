@@ -247,7 +247,7 @@ class TestStepModel:
         # Rank 0 has two tables of a feature each, one kernel, and looks up all 128 bags of both.
         assert work[StepPart.FORWARD_KERNEL][0, 1:].tolist() == pytest.approx([1, 2, 256e-6])
         # It sends 3 * 64 bags' ids, of which it keeps 2 * 64, and gets 2 * 64 of the other rank: 4 lookups each.
-        assert work[StepPart.INPUT][0, 3:].tolist() == pytest.approx([(192 + 256) * 4e-6, (192 + 256) * 1e-6])
+        assert work[StepPart.INPUT][0, 3:].tolist() == pytest.approx([(192 + 256) * 4e-6, (192 + 256) * 1e-6, 0, 0])
         # It sends two vectors of 16 fp32 for each of 128 samples, and gets three for each of 64.
         assert work[StepPart.FORWARD_EXCHANGE][0, 3] == pytest.approx((256 + 192) * 64e-6)
 
