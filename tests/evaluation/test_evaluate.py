@@ -380,8 +380,9 @@ class TestEvaluate:
 
     def test_exchange_balance_is_min_over_max(self):
         # All vectors are as wide, and rank 1 sends twice as many as ranks 0, 2 and 3.
-        costs = evaluate(plan_of(on(0), on(1, "t1"), on(1, "t2"), on(2, "t3"), on(3, "t4")), COSTS)
-        exchange_ms = [rank.forward_exchange_ms + rank.backward_exchange_ms for rank in costs.ranks]
+        plan = plan_of(on(0), on(1, "t1"), on(1, "t2"), on(2, "t3"), on(3, "t4"))
+        costs, (_, forward_R, backward_R) = evaluate(plan, COSTS), price_step(plan, COSTS).stages.exchange_ms_XBR
+        exchange_ms = forward_R + backward_R
         assert costs.exchange_balance == pytest.approx(min(exchange_ms) / max(exchange_ms))
         assert costs.exchange_balance < 1
 
