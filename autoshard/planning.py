@@ -28,7 +28,7 @@ from autoshard.core import (
 )
 from autoshard.core.costs import MeasuredRange, OutsideRange, Risk
 from autoshard.core.errors import AutoshardError, InvalidOptionError, InvalidPlanError
-from autoshard.core.machine import KnowsMachine, device_family, model_key
+from autoshard.core.machine import KnowsMachine, device_family
 from autoshard.core.quoting import printable, shortened
 from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.evaluation.batch_memory import rank_memory
@@ -39,7 +39,7 @@ from autoshard.evaluation.executable import plan_note
 from autoshard.evaluation.step_price import model_names
 from autoshard.evaluation.unseen_kernels import UnseenKernelsModel, kernels_of, pricing
 from autoshard.evaluation.upper_end import UpperEndKernels, at_upper_end
-from autoshard.hardware import CPU, this_processor
+from autoshard.hardware import is_of_device, this_processor
 from autoshard.planners.auto import AutoOptions
 from autoshard.planners.plan_bounds import plan_bounds
 from autoshard.planners.planner import PlanRequest, parse_options
@@ -110,7 +110,7 @@ def make_costs(
     Raises:
         ModelError: As `kernel_model`.
     """
-    return _costs_of(_whole_shards(tables), topology, registry, risk, with_all_kernels=True)
+    return _costs_of(lambda: _whole_shards(tables), topology, registry, risk, with_all_kernels=True)
 
 
 def plan_costs(plan: ShardingPlan, registry: Path | None = None, *, risk: Risk = Risk.MEAN) -> CostModels:
@@ -119,25 +119,34 @@ def plan_costs(plan: ShardingPlan, registry: Path | None = None, *, risk: Risk =
     Raises:
         ModelError: As `kernel_model`.
     """
-    shards = [shard for held in plan.local_shards() for shard in held]
-    return _costs_of(shards, plan.topology, registry, risk, with_all_kernels=False)
+    return _costs_of(
+        lambda: [held.local for held in plan.held_shards()], plan.topology, registry, risk, with_all_kernels=False
+    )
 
 
 def _costs_of(
-    shards: Sequence[LocalShard], topology: Topology, registry: Path | None, risk: Risk, *, with_all_kernels: bool
+    to_price: Callable[[], Sequence[LocalShard]],
+    topology: Topology,
+    registry: Path | None,
+    risk: Risk,
+    *,
+    with_all_kernels: bool,
 ) -> CostModels:
-    """Models that price some shards, and with all kernels everything that they may be cut into."""
-    # Kernels find all rows in the device's memory, wherever these live.
-    shards = [in_device_memory(shard) for shard in shards]
+    """Models that price some shards, and with all kernels everything that they may be cut into.
+
+    The analytic model prices any shard, so that nobody asks which they are.
+    """
     model = trained = kernel_model(topology, registry)
     if not isinstance(trained, AnalyticCostModel):
+        # Kernels find all rows in the device's memory, wherever these live.
+        shards = [in_device_memory(shard) for shard in to_price()]
         analytic = _analytic_model(topology)
         needed = kernels_of(shards) if with_all_kernels else shards
         model, unseen = UnseenKernelsModel.covering(trained, analytic, needed)
         if alone := [shard for shard in shards if shard.kernel_kind in unseen]:
             _log.warning("%s", _unseen_warning(alone, trained.name, analytic.name))
-    if isinstance(model, MeasuredRange) and (notes := model.notes(shards)):
-        _log.warning("%s: %s", model.name, _range_warning(notes))
+        if isinstance(model, MeasuredRange) and (notes := model.notes(shards)):
+            _log.warning("%s: %s", model.name, _range_warning(notes))
     if note := machine_note(model, topology.device):
         _log.warning("%s", note)
     others = step_models(topology.device, registry)
@@ -162,26 +171,18 @@ def _unseen_warning(unseen: Sequence[LocalShard], trained: str, analytic: str) -
 def machine_note(model: CostModel, device: str) -> str:
     """Says that prices of kernels are of another machine than a topology's; empty if they are not, or nobody knows.
 
-    A key such as `cpu:amd-epyc` names the machine that is planned for. The key `cpu` names none: the machine at hand is
-    taken for it.
-
     Args:
         model: Prices kernels.
-        device: Key of the topology's device.
+        device: Key of the topology's device; which machines it means, see `is_of_device`.
     """
     measured_on = model.measured_on if isinstance(model, KnowsMachine) else None
-    if measured_on is None:
+    if measured_on is None or is_of_device(measured_on, device):
         return ""
-    family = device_family(device)
-    if device != family:
-        is_like, other = model_key(family, measured_on.device_name) == device, f"the topology's devices are {device}"
-    elif family == CPU:
-        is_like, other = measured_on.is_like(this_processor()), f"this machine is {this_processor()}"
+    if device == device_family(device):
+        other, where = f"this machine is {this_processor()}", ""
     else:
-        return ""
-    where = " there" if device != family else ""
-    note = f"{model.name}: prices are of {measured_on}, {other}; `autoshard calibrate`{where} fits them in a minute"
-    return "" if is_like else note
+        other, where = f"the topology's devices are {device}", " there"
+    return f"{model.name}: prices are of {measured_on}, {other}; `autoshard calibrate`{where} fits them in a minute"
 
 
 def _range_warning(notes: Sequence[OutsideRange]) -> str:
@@ -283,7 +284,9 @@ def finished_plan(plan: ShardingPlan, costs: CostModels, provenance: Provenance)
         # The planner's fault, not that of whoever asked for a plan.
         raise AutoshardError(f"made an invalid plan: {error}", source=f"planner {provenance.planner}") from error
     orders = _orders_of_cut(plan)
-    held = [in_device_memory(shard.local) for shard in plan.of_one_group().held_shards()]
+    held: list[LocalShard] = []
+    if not isinstance(costs.kernel, AnalyticCostModel):
+        held = [in_device_memory(shard.local) for shard in plan.of_one_group().held_shards()]
     _warn_of_unseen(plan.tables, held, costs.kernel)
     costs = replace(costs, kernel=pricing(costs.kernel, held))
     models = {**provenance.models, **_order_notes(orders), **model_names(costs, plan.tables, plan.topology.device)}

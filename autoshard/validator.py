@@ -54,17 +54,24 @@ def validate_plan(plan: ShardingPlan, *, to_execute: bool = False) -> None:
     group = _Group(plan)
     shards_of: dict[str, list[_Numbered]] = {table.name: [] for table in plan.tables.tables}
     tables = {table.name: table for table in plan.tables.tables}
+    # Thousands of shards are held as others are, and tables cut as others: what was right of one is right of all.
+    right: set[object] = set()
     for index, placed in enumerate(plan.shards):
         table = placed.shard.table
-        if tables.get(table.name) != table:
+        known = tables.get(table.name)
+        if known is not table and known != table:
             _fail(index, "table", f"{table.name!r} is not one of the plan's tables, or another one by that name")
         shards_of[table.name].append((index, placed))
-        group.check_tier(index, placed)
-        group.check_fetch(index, placed)
-        _check_travel(index, placed)
-        group.check_collective(index, placed)
+        if (held := _held_as(placed)) not in right:
+            group.check_tier(index, placed)
+            group.check_fetch(index, placed)
+            _check_travel(index, placed)
+            group.check_collective(index, placed)
+            right.add(held)
     for table in plan.tables.tables:
-        _check_tiles(table, shards_of[table.name])
+        if (cut := _cut_as(table, shards_of[table.name])) not in right:
+            _check_tiles(table, shards_of[table.name])
+            right.add(cut)
     _check_constraints(plan, shards_of)
     _check_row_orders(plan, shards_of, to_execute=to_execute)
     _check_memory(plan, group)
@@ -79,7 +86,7 @@ def is_valid(plan: ShardingPlan) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Holders:
     """Replicas, looked at once for all shards that have the same."""
 
@@ -103,17 +110,21 @@ class _Group:
         for rank, world_ranks in enumerate(self.world_ranks):
             nodes[tuple(map(topology.node_of, world_ranks))].add(rank)
         self.nodes = frozenset(frozenset(ranks) for ranks in nodes.values())
+        # By object besides: replicas of thousands of ranks take as long to compare as to look at.
+        self._by_object: dict[int, _Holders] = {}
         self._known: dict[Replicas, _Holders] = {}
 
     def holders(self, replicas: Replicas) -> _Holders:
         """The ranks of some replicas."""
-        if replicas not in self._known:
-            self._known[replicas] = _Holders(
-                fault=self._fault(replicas),
-                sets=frozenset(frozenset(replica) for replica in replicas),
-                ranks=np.array([rank for replica in replicas for rank in replica], dtype=np.int64),
-            )
-        return self._known[replicas]
+        if id(replicas) not in self._by_object:
+            if replicas not in self._known:
+                self._known[replicas] = _Holders(
+                    fault=self._fault(replicas),
+                    sets=frozenset(frozenset(replica) for replica in replicas),
+                    ranks=np.array([rank for replica in replicas for rank in replica], dtype=np.int64),
+                )
+            self._by_object[id(replicas)] = self._known[replicas]
+        return self._by_object[id(replicas)]
 
     def _fault(self, replicas: Replicas) -> str:
         if not replicas or not all(replicas):
@@ -195,6 +206,19 @@ def _check_travel(index: int, placed: PlacedShard) -> None:
         _fail(index, "grad_sync", f"must be {accepted}, got {placed.grad_sync}")
 
 
+def _held_as(placed: PlacedShard) -> object:
+    """All that tells whether ranks can hold a shard so, and rows and gradients travel so; replicas by their object."""
+    travel = (placed.exchange, placed.collective, placed.deduplicate, placed.grad_sync, placed.split)
+    return placed.tier, id(placed.replicas), placed.fetch, travel, placed.shard.rows.by, placed.shard.table.pooling
+
+
+def _cut_as(table: EmbeddingTable, shards: Sequence[_Numbered]) -> object:
+    """All that tells whether the shards cover a table: its size, and their rows and columns."""
+    parts = [placed.shard for _, placed in shards]
+    cuts = tuple([(part.rows.by, part.rows.start, part.rows.stop, part.columns) for part in parts])
+    return table.num_embeddings, table.embedding_dim, cuts
+
+
 def _check_tiles(table: EmbeddingTable, shards: Sequence[_Numbered]) -> None:
     """The shards cover each row and column of the table once.
 
@@ -239,7 +263,7 @@ def _check_constraints(plan: ShardingPlan, shards_of: Mapping[str, Sequence[_Num
     """Pinned ranks, forbidden tiers and co-location hold."""
     for number, table in enumerate(plan.tables.tables):
         constraints, shards = table.constraints, shards_of[table.name]
-        for index, placed in shards:
+        for index, placed in shards if constraints.forbidden_tiers or constraints.pinned_ranks else ():
             if placed.tier in constraints.forbidden_tiers:
                 _fail(index, "tier", f"table {table.name!r} forbids tier {placed.tier}")
             stray = _ranks([(index, placed)]).difference(constraints.pinned_ranks) if constraints.pinned_ranks else ()
@@ -278,10 +302,14 @@ def _check_memory(plan: ShardingPlan, group: _Group) -> None:
     # Doubles, since sums of absurd sizes would wrap around in 64-bit integers; exact to 9 PB.
     held_R = {level: np.zeros(group.size) for level in MemoryLevel}
     world_ranks = np.array(group.world_ranks)
+    held_by: dict[tuple[_Holders, MemoryLevel], int] = defaultdict(int)
     for placed in plan.shards:
-        holders = group.holders(placed.replicas).ranks
-        held_R[placed.memory.level][holders] += _bytes_per_rank(placed)
-        held_R[MemoryLevel.HBM][holders] += placed.memory.cache_device_bytes(_rows_per_rank(placed))
+        holders, placement = group.holders(placed.replicas), placed.memory
+        held_by[holders, placement.level] += _bytes_per_rank(placed)
+        if placement.cache_bytes:
+            held_by[holders, MemoryLevel.HBM] += placement.cache_device_bytes(_rows_per_rank(placed))
+    for (holders, level), num_bytes in held_by.items():
+        held_R[level][holders.ranks] += float(num_bytes)
     for level, held in held_R.items():
         limit_of_world = np.full(plan.topology.world_size, plan.topology.memory_bytes[level], dtype=np.float64)
         for rank, memory in plan.topology.overrides:

@@ -1,59 +1,25 @@
-"""Placement as a game: many episodes at once, and the Gymnasium environment that plays one.
+"""Sharding as a game: the rules for many episodes at once, and the Gymnasium environment that plays one.
 
-Importing this package registers `autoshard/Placement-v0` with Gymnasium.
+Names are imported when they are first asked for: planning with a policy needs the rules, and not Gymnasium. Importing
+`ShardingEnv` registers `autoshard/Sharding-v0` with Gymnasium.
 """
 
-import gymnasium
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from env.finished_episodes import FinishedEpisodes
-from env.observation import (
-    ACTION_MASK,
-    CHOICE_CODES,
-    CHOICE_COSTS,
-    CHOICE_KINDS,
-    ITEM_CODE,
-    NUM_CHOICE_KINDS,
-    NUM_COST_COLUMNS,
-    REMAINING,
-    ChoiceKind,
-    CostColumn,
-    Observation,
-    observation_space,
-)
-from env.placement_batch import PlacementBatch
-from env.placement_env import PlacementEnv
-from env.reward import Objective, balances, kernel_score, placement_reward
-from env.splits import SplitBy
-from env.task import PlacementTask, RewardMs
-from env.vec_env import PlacementVecEnv
+if TYPE_CHECKING:
+    from env.game import Finished, Game, GameTask
+    from env.sharding_env import ENV_ID, ShardingEnv
 
-ENV_ID = "autoshard/Placement-v0"
+_MODULE_OF = {
+    **dict.fromkeys(("Finished", "Game", "GameTask"), "game"),
+    **dict.fromkeys(("ENV_ID", "ShardingEnv"), "sharding_env"),
+}
 
-gymnasium.register(id=ENV_ID, entry_point="env.placement_env:PlacementEnv")
+__all__ = ["ENV_ID", "Finished", "Game", "GameTask", "ShardingEnv"]
 
-__all__ = [
-    "ACTION_MASK",
-    "CHOICE_CODES",
-    "CHOICE_COSTS",
-    "CHOICE_KINDS",
-    "ENV_ID",
-    "ITEM_CODE",
-    "NUM_CHOICE_KINDS",
-    "NUM_COST_COLUMNS",
-    "REMAINING",
-    "ChoiceKind",
-    "CostColumn",
-    "FinishedEpisodes",
-    "Objective",
-    "Observation",
-    "PlacementBatch",
-    "PlacementEnv",
-    "PlacementTask",
-    "PlacementVecEnv",
-    "RewardMs",
-    "SplitBy",
-    "balances",
-    "kernel_score",
-    "observation_space",
-    "placement_reward",
-]
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'env' has no attribute {name!r}")
+    return getattr(import_module(f"env.{_MODULE_OF[name]}"), name)

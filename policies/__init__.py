@@ -1,4 +1,4 @@
-"""Sharding policies learned by reinforcement learning, and the planner that uses them.
+"""The sharding policy: its network, its training, and the planner that uses it.
 
 Names are imported when they are first asked for, since torch takes a second that `autoshard --help` does not have.
 """
@@ -7,66 +7,45 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from policies.algorithms.ppo import PlacementPPO
-    from policies.algorithms.training_options import Budget, PPOSettings, TrainingOptions, VTraceSettings
-    from policies.algorithms.vtrace import VTrace
-    from policies.choices import Algorithm, Items, RewardSource
-    from policies.network.actor_critic import PlacementPolicy
-    from policies.network.network import PlacementNetwork
-    from policies.planning.decoding import decode
+    from policies.network import PolicyNetwork
     from policies.planning.planner import PolicyOptions, PolicyPlanner
-    from policies.planning.tasks import TaskKind, TaskSplit, sample_problems, task_seeds
-    from policies.planning.trained import TrainedPolicy
-    from policies.training.run_options import PolicyRunOptions, TaskOptions
-    from policies.training.runs import FinishedRun, run_training
-    from policies.training.trainer import Evaluation, PolicyTrainer
-
-#: What the registry keeps policies of whole tables under; `Items.policy_kind` has those of other items.
-POLICY_KIND = "policy"
+    from policies.planning.playing import Played, play
+    from policies.planning.trained import POLICY_KIND, TrainedPolicy
+    from policies.training.drawn_tasks import TaskKind, TaskSplit, game_task, task_seeds
+    from policies.training.labels import Label, searched
+    from policies.training.learner import Learner
+    from policies.training.run_options import PolicyRunOptions
+    from policies.training.runs import PolicyTraining
 
 _MODULES = {
-    "network.actor_critic": ("PlacementPolicy",),
-    "choices": ("Algorithm", "Items", "RewardSource"),
-    "planning.decoding": ("Placements", "decode"),
-    "network.network": ("PlacementNetwork",),
+    "network": ("PolicyNetwork",),
     "planning.planner": ("PolicyOptions", "PolicyPlanner"),
-    "algorithms.ppo": ("PlacementPPO",),
-    "training.run_options": ("PolicyRunOptions", "TaskOptions"),
-    "training.runs": ("FinishedRun", "run_training"),
-    "planning.tasks": ("TaskSplit", "TaskKind", "sample_problems", "task_seeds"),
-    "planning.trained": ("TrainedPolicy",),
-    "training.trainer": ("Evaluation", "PolicyTrainer"),
-    "algorithms.training_options": ("Budget", "PPOSettings", "TrainingOptions", "VTraceSettings"),
-    "algorithms.vtrace": ("VTrace",),
+    "planning.playing": ("Played", "play"),
+    "planning.trained": ("POLICY_KIND", "TrainedPolicy"),
+    "training.drawn_tasks": ("TaskKind", "TaskSplit", "game_task", "task_seeds"),
+    "training.labels": ("Label", "searched"),
+    "training.learner": ("Learner",),
+    "training.run_options": ("PolicyRunOptions",),
+    "training.runs": ("PolicyTraining",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "POLICY_KIND",
-    "Algorithm",
-    "Budget",
-    "Evaluation",
-    "FinishedRun",
-    "Items",
-    "PPOSettings",
-    "PlacementNetwork",
-    "PlacementPPO",
-    "PlacementPolicy",
+    "Label",
+    "Learner",
+    "Played",
+    "PolicyNetwork",
     "PolicyOptions",
     "PolicyPlanner",
     "PolicyRunOptions",
-    "PolicyTrainer",
-    "RewardSource",
+    "PolicyTraining",
     "TaskKind",
-    "TaskOptions",
     "TaskSplit",
     "TrainedPolicy",
-    "TrainingOptions",
-    "VTrace",
-    "VTraceSettings",
-    "decode",
-    "run_training",
-    "sample_problems",
+    "game_task",
+    "play",
+    "searched",
     "task_seeds",
 ]
 

@@ -376,7 +376,7 @@ def cards_page() -> str:
         blocks += [f"### {name}", (part.__doc__ or "").split("\n")[0], _attributes(part)]
     for title, card in {"collective": CollectiveCard, "dense": DenseCard, "step": StepCard}.items():
         blocks += [f"## {title}", _attributes(card)]
-    blocks += ["## Policies (`policy`, `policy-row_groups`, `policy-tiers`)", _attributes(PolicyCard)]
+    blocks += ["## Policies (`policy`)", _attributes(PolicyCard)]
     return _page(blocks)
 
 

@@ -23,7 +23,6 @@ from autoshard.formats import (
 )
 from autoshard.formats.imports.importing import import_tables
 from autoshard.formats.stores.samples import set_id_of
-from autoshard.planners.space.kinds import first_alike
 from autoshard.planning import make_plan
 from autoshard.report.plan_diff import diff_plans
 from autoshard.runtime.ownership import ownership_of
@@ -80,7 +79,7 @@ def places(folder):
         ),
         "list": [one.weight_decay for one in listed] == [0.5, 0.0],
         "plan": plan_from_json(plan_to_json(made)).tables.tables[0] == table,
-        "alike": len(set(first_alike(twins).values())) == 2,
+        "alike": len(set(twins.first_alike.values())) == 2,
         "fused": fused_kernel(table) != fused_kernel(usual),
         "held": local.weight_decay == 0.25,
         "kind": local.kernel_kind == f"{local_usual.kernel_kind}/weight_decay=0.25",

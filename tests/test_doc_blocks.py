@@ -30,6 +30,7 @@ EXECUTED = {
     "docs/how-to/use-with-torchrec.md": "tests/test_doc_blocks.py",
     "docs/tour.md": "tests/test_doc_blocks.py",
     "docs/reference/python.md": "tests/test_doc_blocks.py",
+    "docs/reference/environment.md": "tests/test_doc_blocks.py",
     "docs/reference/access-profiles.md": "tests/test_doc_blocks.py",
     "docs/reference/planners/flexshard.md": "tests/test_doc_blocks.py",
     "docs/reference/planners/neo.md": "tests/test_doc_blocks.py",
@@ -202,6 +203,13 @@ def test_the_doors_to_torchrec(folder):
     run_lines("autoshard plan tables.json --topology a100-8 --planner size-greedy -o plan.json")
     for block in others:
         run_lines(block.replace("timeout_s=60", "timeout_s=20"))
+
+
+def test_the_environment_is_made_as_its_page_says():
+    (block,) = blocks("docs/reference/environment.md", "python")
+    made = {}
+    exec(compile(block, "environment.md", "exec"), made)
+    assert made["observation"] in made["env"].observation_space
 
 
 @pytest.mark.usefixtures("folder")

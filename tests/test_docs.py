@@ -27,7 +27,7 @@ ROOTS = {"README.md", "CHANGELOG.md"}
 #: Command lines that stand for those of a reader's own package.
 EXAMPLES_OF_NAMES = {"autoshard hello", "autoshard train x", "python -m studies NAME", "python -m studies hello"}
 #: Names of files to be made, and an environment's id.
-EXAMPLES_OF_PATHS = {"autoshard/Placement-v0", "docs/figures/NAME.json", "studies/kernels/hello.py"}
+EXAMPLES_OF_PATHS = {"autoshard/Sharding-v0", "docs/figures/NAME.json", "studies/kernels/hello.py"}
 _FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 
 

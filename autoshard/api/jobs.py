@@ -187,14 +187,13 @@ class TrainCostBody(_SettingsBody):
 
 
 class TrainPolicyBody(_SettingsBody):
-    """Training of a device's policy."""
+    """Training of the policy of any device, or of one."""
 
-    device: _Device = "cpu"
+    device: _Device = Field(default="any", description="`any` for one policy that serves all devices.")
     updates: _Updates | None = None
-    seconds: _Seconds | None = Field(default=None, description="Seconds to train for.")
-    num_tasks: int = Field(default=90, ge=1, le=1 << 16, description="Tasks to train on.")
-    num_tables: int = Field(default=80, ge=1, le=2048, description="Tables per task.")
-    num_ranks: int = Field(default=8, ge=1, le=1024, description="Ranks per task.")
+    seconds: _Seconds | None = Field(default=None, description="Most seconds to search and to learn for.")
+    num_tasks: int = Field(default=240, ge=1, le=1 << 16, description="Tasks to train on.")
+    search_seconds: float = Field(default=2.0, gt=0, le=3600, description="Seconds of the search of each task.")
     seed: _Seed = 0
 
 

@@ -385,7 +385,10 @@ def _machine_note(plan: ShardingPlan) -> str:
     """That a plan's prices are of another processor than the one that runs it; empty if not, or nobody knows."""
     priced_on = plan.provenance.models.get("kernel_machine") if plan.provenance else None
     here = this_processor()
-    if priced_on in (None, str(here), here.device_name) or device_family(plan.topology.device) != CPU:
+    # Models that know less of their machine, as those of earlier versions do, are not told from this one by it.
+    by_caches = replace(here, core="", core_threads=0, cache_threads=0, clock_mhz=0.0)
+    names = (None, str(here), str(by_caches), here.device_name)
+    if priced_on in names or device_family(plan.topology.device) != CPU:
         return ""
     return f"the plan's prices are of {priced_on}, and this machine is {here}"
 

@@ -60,13 +60,15 @@ def _devices() -> Iterator[dict[str, Any]]:
     """The processor, then the GPUs."""
     from autoshard.commands.machine import found_gpus
     from autoshard.core.machine import gpu_key
-    from autoshard.hardware import processor_name
+    from autoshard.hardware import CPU, this_processor
 
+    here = this_processor()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    yield {"key": "cpu", "name": processor_name(), "cores": cores, "memory_bytes": memory}
+    yield {"key": CPU, "model": here.key_in(CPU), "name": str(here), "cores": cores, "memory_bytes": memory}
     for gpu in found_gpus():
-        yield {"key": gpu_key(gpu.name), "name": gpu.name, "cores": None, "memory_bytes": gpu.memory_bytes}
+        key = gpu_key(gpu.name)
+        yield {"key": key, "model": key, "name": gpu.name, "cores": None, "memory_bytes": gpu.memory_bytes}
 
 
 def _models(device: str) -> dict[str, Any]:
@@ -109,6 +111,8 @@ def _rendered(found: Mapping[str, Any]) -> Group:
     for one in found["devices"]:
         cores = f", {one['cores']} cores" if one["cores"] else ""
         rows.append((f"device {one['key']}", f"{one['name']}{cores}, {write_bytes(one['memory_bytes'])}"))
+        if one["model"] != one["key"]:
+            rows.append(("its model in topologies", one["model"]))
     for one in found["models"]:
         parts = [f"{part} {name or 'analytic'}" for part, name in one.items() if part not in ("device", "error")]
         rows.append((f"models of {one['device']}", one.get("error") or ", ".join(parts)))

@@ -6,10 +6,11 @@ and all that compares tables are made of that, so that a new field cannot be mis
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum, Flag, auto
 from functools import cache, cached_property
+from operator import attrgetter
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from autoshard.core.accepted import Range
@@ -138,9 +139,14 @@ def check_ranges(owner: Any, error: type[InputError] = InvalidOptionError, withi
     Raises:
         InputError: Of the given type, naming the field, with `within` before its name.
     """
-    for one in declared(owner.__class__):
-        if one.range is not None:
-            one.range.check(getattr(owner, one.name), f"{within}{one.name}", error)
+    for name, accepted in _ranges(owner.__class__):
+        accepted.check(getattr(owner, name), f"{within}{name}", error)
+
+
+@cache
+def _ranges(owner: Any) -> tuple[tuple[str, Range], ...]:
+    """The fields of a class that declare a range; large lists of tables are checked field by field."""
+    return tuple((one.name, one.range) for one in declared(owner) if one.range is not None)
 
 
 @cache
@@ -149,12 +155,24 @@ def _with_roles(owner: Any, roles: Role) -> tuple[DeclaredField, ...]:
     return tuple(one for one in declared(owner) if one.meaning.roles & roles)
 
 
+@cache
+def _reader(owner: Any, roles: Role) -> tuple[Callable[[Any], tuple[Any, ...]], tuple[int, ...]]:
+    """What reads the fields of a class that have any of the roles, and which of them hold parts."""
+    listed = _with_roles(owner, roles)
+    names = [one.name for one in listed]
+    # Of one name, `attrgetter` gives no tuple; of none, there is no such thing.
+    read = attrgetter(*names) if len(names) > 1 else lambda value: tuple(getattr(value, name) for name in names)
+    return read, tuple(index for index, one in enumerate(listed) if one.has_parts)
+
+
 def values(owner: Any, roles: Role) -> tuple[Any, ...]:
     """Values of the fields that have any of the roles, and of the parts within them, in the order of the fields."""
-    found = []
-    for one in _with_roles(owner.__class__, roles):
-        value = getattr(owner, one.name)
-        found.append(tuple(values(part, roles) for part in value) if one.has_parts else value)
+    read, with_parts = _reader(owner.__class__, roles)
+    if not with_parts:
+        return read(owner)
+    found = list(read(owner))
+    for index in with_parts:
+        found[index] = tuple([values(part, roles) for part in found[index]])
     return tuple(found)
 
 
@@ -167,8 +185,11 @@ def undecided(owner: Any, known: Collection[str], roles: Role, *, of: type | Non
         roles: What the caller cares for.
         of: A base class of the object's, whose fields alone are looked at; None for all.
     """
-    return tuple(
-        one.name
-        for one in _with_roles(of or owner.__class__, roles)
-        if one.name not in known and getattr(owner, one.name) != one.default
-    )
+    unknown = _unknown(of or owner.__class__, tuple(known), roles)
+    return tuple([one.name for one in unknown if getattr(owner, one.name) != one.default])
+
+
+@cache
+def _unknown(owner: Any, known: tuple[str, ...], roles: Role) -> tuple[DeclaredField, ...]:
+    """The fields of a class that have any of the roles, but some; often there are none."""
+    return tuple(one for one in _with_roles(owner, roles) if one.name not in known)

@@ -61,7 +61,7 @@ class Optimizer(StrEnum):
 
     def state_bytes_per_row(self, embedding_dim: int) -> int:
         """Bytes of fp32 optimizer state held for one row."""
-        return 4 * sum(one.width(embedding_dim) for one in self.moments)
+        return 4 * sum([one.width(embedding_dim) for one in self.moments])
 
 
 _FIRST, _FIRST_OF_ROWS = Moment("moments", is_per_row=False), Moment("moments", is_per_row=True)

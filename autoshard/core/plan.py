@@ -7,15 +7,14 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint
 from typing import Annotated
 
-import numpy as np
-
 from autoshard.core.access import IntArray
 from autoshard.core.choices import GroupLayout
 from autoshard.core.declared import Meaning, Written
 from autoshard.core.errors import InvalidOptionError
+from autoshard.core.held import PlacedArrays
 from autoshard.core.quoting import shown
 from autoshard.core.replica_groups import ReplicaGroups, SyncRows
-from autoshard.core.shard import LocalShard, PlacedShard, RowsBy, local_shards
+from autoshard.core.shard import LocalShard, PlacedShard, RowsBy
 from autoshard.core.step import CollectiveTime, Overlap, StepCollective, StepPart
 from autoshard.core.tables import DType, RowOrder, TableSet
 from autoshard.core.topology import Topology
@@ -255,6 +254,7 @@ class ShardingPlan:
     ] = field(default_factory=dict)
     predicted: Annotated[CostBreakdown | None, Meaning("What the models predict of a step.")] = None
     provenance: Annotated[Provenance | None, Meaning("How the plan was made.")] = None
+    _arrays: PlacedArrays | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def group_size(self) -> int:
@@ -286,15 +286,22 @@ class ShardingPlan:
             predicted=None,
         )
 
+    @property
+    def arrays(self) -> PlacedArrays:
+        """The shards as a replica group runs them, read once."""
+        if self._arrays is None:
+            read = PlacedArrays.of(self.shards, self.tables, self.group_size, self.group_batch_size)
+            object.__setattr__(self, "_arrays", read)
+            return read
+        return self._arrays
+
     def held_shards(self) -> tuple[HeldShard, ...]:
         """What the ranks of a replica group hold, in the order of `shards`: each distinct small table once."""
-        served = self._served()
-        locals_ = local_shards(
-            [placed for placed, _, _ in served],
-            group_batch_size=self.group_batch_size,
-            bags_share_N=[share for _, share, _ in served],
-        )
-        return tuple(HeldShard(local=local, ranks=ranks) for local, (_, _, ranks) in zip(locals_, served, strict=True))
+        held, arrays = [], self.arrays
+        for number, (which, ranks) in enumerate(zip(arrays.local_M.tolist(), arrays.ranks_M, strict=True)):
+            local, table = arrays.locals_U[which], arrays.table_of(number)
+            held.append(HeldShard(local=local if local.table == table else replace(local, table=table), ranks=ranks))
+        return tuple(held)
 
     def ordered_rows(self) -> dict[str, int]:
         """Of each table that is cut by access rank, the rows whose order matters: all but those of its last range."""
@@ -305,29 +312,6 @@ class ShardingPlan:
                 end = rows.stop if rows.stop < table.num_embeddings else rows.start
                 found[table.name] = max(found.get(table.name, 0), end)
         return found
-
-    def _served(self) -> list[tuple[PlacedShard, float, IntArray]]:
-        """Shards by the share of samples that replicas of them serve, and the ranks of these replicas."""
-        served = []
-        # Thousands of shards share a handful of replicas, each of thousands of ranks.
-        known: dict[tuple[int, int], list[tuple[float, IntArray]]] = {}
-        for held in self.shards:
-            placed = held.as_run(self.group_size)
-            key = (id(placed.replicas), id(placed.fetch))
-            if key not in known:
-                known[key] = self._by_share(placed)
-            served += [(placed, share, ranks) for share, ranks in known[key]]
-        return served
-
-    def _by_share(self, placed: PlacedShard) -> list[tuple[float, IntArray]]:
-        """Ranks whose replicas serve the same share of samples."""
-        by_share: dict[float, list[int]] = {}
-        for index, replica in enumerate(placed.replicas):
-            share = 1 / len(placed.replicas)
-            if placed.fetch is not None:
-                share = placed.fetch.count(index) / self.group_size
-            by_share.setdefault(share, []).extend(replica)
-        return [(share, np.array(ranks, dtype=np.int64)) for share, ranks in by_share.items()]
 
     def local_shards(self) -> tuple[tuple[LocalShard, ...], ...]:
         """What each rank of a replica group holds, in the order of `shards`."""

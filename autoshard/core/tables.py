@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated, Any, Final
@@ -21,7 +21,7 @@ from autoshard.core.accepted import (
     Range,
 )
 from autoshard.core.access import AccessProfile
-from autoshard.core.declared import Meaning, Role, Written, check_ranges, declared
+from autoshard.core.declared import Meaning, Role, Written, check_ranges, declared, values
 from autoshard.core.errors import InvalidTableError
 from autoshard.core.optimizers import Optimizer
 from autoshard.core.quoting import shortened, shown
@@ -150,6 +150,8 @@ class Constraints:
     forbidden_tiers: Annotated[tuple[Tier, ...], Meaning("Tiers that the table may not have.")] = ()
 
 
+#: What prices and bytes depend on.
+PRICED: Final = Role.PRICE | Role.MEMORY
 #: What a stored row depends on, and with it the kernel that serves it.
 _OF_ROWS: Final = Role.PRICE | Role.MEMORY | Role.KERNEL | Role.IDENTITY
 
@@ -216,7 +218,7 @@ class EmbeddingTable(KernelTraits):
     @property
     def pooling_factor(self) -> float:
         """Mean number of lookups per sample, all features together."""
-        return sum(feature.pooling_factor for feature in self.features)
+        return sum([feature.pooling_factor for feature in self.features])
 
     @property
     def weight_bytes(self) -> int:
@@ -254,6 +256,7 @@ class TableSet:
         Meaning("Names of tables differ, and so do names of features over all tables."),
     ]
     dense: Annotated[DenseLayers | None, Meaning("The dense layers, which the predicted step then includes.")] = None
+    _alike: Mapping[str, int] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_ranges(self, InvalidTableError)
@@ -275,6 +278,18 @@ class TableSet:
     def storage_bytes(self) -> int:
         """Bytes of weights and optimizer states of all tables, each held once."""
         return sum(table.storage_bytes for table in self.tables)
+
+    @property
+    def first_alike(self) -> Mapping[str, int]:
+        """For each table, by name, the index of the first that is like it in all that prices and bytes depend on."""
+        if self._alike is None:
+            first: dict[tuple[Any, ...], int] = {}
+            found = {
+                table.name: first.setdefault(values(table, PRICED), index) for index, table in enumerate(self.tables)
+            }
+            object.__setattr__(self, "_alike", found)
+            return found
+        return self._alike
 
     def __getitem__(self, name: str) -> EmbeddingTable:
         for table in self.tables:
@@ -356,6 +371,17 @@ class TableSet:
         AT_LEAST_1.check(divisor, "scale", InvalidTableError)
         tables = tuple(_with_rows(table, max(1, table.num_embeddings // divisor)) for table in self.tables)
         return replace(self, batch_size=max(1, self.batch_size // divisor), tables=tables)
+
+    def held_within(self, num_bytes: int) -> TableSet:
+        """The same model with fewer rows in tables that take more bytes, optimizer state included; a row at least."""
+        AT_LEAST_1.check(num_bytes, "num_bytes", InvalidTableError)
+        tables = tuple(
+            table
+            if table.storage_bytes <= num_bytes
+            else _with_rows(table, max(1, table.num_embeddings * num_bytes // table.storage_bytes))
+            for table in self.tables
+        )
+        return replace(self, tables=tables)
 
 
 def _generator(seed: int) -> np.random.Generator:

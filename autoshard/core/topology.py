@@ -14,7 +14,7 @@ from autoshard.core.quoting import shown
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 #: Keys of devices, by which models are found and their folders named: a kind, such as `cpu` or `a100`, and with a colon
-#: the device's model, `cpu:amd-epyc`.
+#: one machine of it, `cpu:amd-25-17-avx512-1m-l2`.
 DEVICE_KEY = re.compile(f"{_NAME}(:{_NAME})?")
 
 #: Bytes per second of a link or a memory, and seconds of latency: beyond any hardware, and no sum of them overflows.
@@ -110,8 +110,9 @@ class Topology:
     device: Annotated[
         str,
         Meaning(
-            "Kind of device, such as cpu or a100, or one model of it, such as cpu:amd-epyc, by which cost models are "
-            "found; for a model without any, those of its kind are taken."
+            "Kind of device, such as cpu or a100, or one machine of it by its cores and caches, such as "
+            "cpu:amd-25-17-avx512-1m-l2, by which cost models are found; for a machine without any, those of its kind "
+            "are taken."
         ),
     ]
     memory_bytes: Annotated[
@@ -141,8 +142,8 @@ class Topology:
         if not DEVICE_KEY.fullmatch(self.device):
             raise InvalidTopologyError(
                 "must name a kind of device, such as cpu or a100, in up to 100 letters, digits, '.', '_' and '-', "
-                "starting with a letter or digit, and may name its model after a colon, such as cpu:amd-epyc; "
-                f"got {shown(self.device)}",
+                "starting with a letter or digit, and may name one machine after a colon, such as "
+                f"cpu:amd-25-17-avx512-1m-l2; got {shown(self.device)}",
                 field="device",
             )
         self._check_levels()

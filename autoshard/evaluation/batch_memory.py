@@ -24,6 +24,7 @@ from autoshard.core import (
 from autoshard.core.costs import MsArray
 from autoshard.core.dense import dense_shapes
 from autoshard.core.errors import InvalidOptionError, InvalidPlanError
+from autoshard.core.held import sums_by_rank
 from autoshard.evaluation.traffic import HELD_ID_BYTES, Stream, Traffic, id_bytes, plan_traffic, wire_bytes
 
 #: Dense layers compute in fp32.
@@ -77,9 +78,9 @@ def has_room(plan: ShardingPlan, reserved_bytes: int = 0, *, count_activations: 
         count_activations: Whether what training needs for a batch counts, see `training_bytes`.
     """
     group = plan.of_one_group()
-    held_R = np.zeros(group.group_size)
-    for shard in group.held_shards():
-        held_R[shard.ranks] += shard.local.held_bytes[MemoryLevel.HBM]
+    arrays = group.arrays
+    bytes_U = np.array([local.held_bytes[MemoryLevel.HBM] for local in arrays.locals_U], dtype=np.float64)
+    held_R = sums_by_rank(bytes_U[arrays.local_M], arrays.ranks_M, group.group_size)
     if count_activations:
         held_R += training_bytes(group)
     room_R = np.array(group.topology.hbm_bytes, dtype=np.float64)

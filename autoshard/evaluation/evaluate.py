@@ -1,6 +1,6 @@
 """Prices a plan, whoever made it.
 
-Shape suffixes: R ranks of a replica group, N distinct shards as ranks hold them, H width of a code.
+Shape suffixes: R ranks of a replica group, M shards as ranks hold them, U distinct small tables, H width of a code.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from autoshard.core import (
     ShardingPlan,
 )
 from autoshard.core.costs import MsArray
-from autoshard.core.plan import HeldShard
+from autoshard.core.held import PlacedArrays, sums_by_rank
 from autoshard.core.step import EXCHANGE_PARTS, PART_INDEX, Overlap
 from autoshard.evaluation.batch_memory import BatchMemory
 from autoshard.evaluation.cached_rows import behind_caches, in_device_memory
@@ -82,7 +82,7 @@ def breakdown_of(plan: ShardingPlan, priced: PricedPlan) -> CostBreakdown:
         balance=_min_over_max(kernel_ms_R, empty=0.0),
         exchange_balance=_min_over_max(exchange_ms_R, empty=1.0),
         imbalance=float(kernel_ms_R.max() / kernel_ms_R.mean()) if kernel_ms_R.any() else 1.0,
-        floor_kernel_ms=float(kernels.alone_ms_N.max()),
+        floor_kernel_ms=float(kernels.alone_ms_U.max()),
         binding_rank=kernels.binding_rank,
         binding_shard=kernels.binding_shard,
         cost_model=step.models["kernel"],
@@ -104,14 +104,14 @@ class KernelPrices:
     Attributes:
         held: What the ranks hold.
         costs: Of each rank.
-        alone_ms_N: Time of each distinct shard alone.
+        alone_ms_U: Time of each distinct small table alone.
         binding_rank: The slowest rank.
         binding_shard: Table of its costliest shard.
     """
 
-    held: tuple[HeldShard, ...]
+    held: PlacedArrays
     costs: KernelCosts
-    alone_ms_N: MsArray
+    alone_ms_U: MsArray
     binding_rank: int
     binding_shard: str
 
@@ -141,7 +141,7 @@ def price_with_kernels(plan: ShardingPlan, costs: CostModels, *, overlap: Overla
     group = plan.of_one_group()
     if isinstance(costs.kernel, UnseenKernelsModel | UpperEndKernels):
         # Without a kernel model that prices none of the plan's shards.
-        locals_ = [in_device_memory(one.local) for one in group.held_shards()]
+        locals_ = [in_device_memory(local) for local in group.arrays.locals_U]
         costs = replace(costs, kernel=pricing(costs.kernel, locals_))
     kernels, traffic = _price_kernels(group, costs.kernel), plan_traffic(group)
     work, sync_ms_R = RankWork.of(group, traffic), group_sync_ms(plan, kernels.held, costs.comm)
@@ -154,47 +154,48 @@ def price_with_kernels(plan: ShardingPlan, costs: CostModels, *, overlap: Overla
 
 
 def _price_kernels(group: ShardingPlan, model: CostModel) -> KernelPrices:
-    held, num_ranks = group.held_shards(), group.group_size
-    if any(shard.local.level is not MemoryLevel.HBM for shard in held):
+    held, num_ranks = group.arrays, group.group_size
+    if any(local.level is not MemoryLevel.HBM for local in held.locals_U):
         model = behind_caches(model, group.topology)
-    codes_NH = model.encode([shard.local for shard in held])
-    codes_RH = np.zeros((num_ranks, codes_NH.shape[1]), dtype=np.float32)
-    num_held_R = np.zeros(num_ranks, dtype=np.int64)
-    for shard, code_H in zip(held, codes_NH, strict=True):
-        codes_RH[shard.ranks] += code_H
-        num_held_R[shard.ranks] += 1
-    costs = model.predict_parts(codes_RH)
-    alone_ms_N = model.predict_ms(codes_NH)
+    codes_UH = model.encode(held.locals_U)
+    costs = model.predict_parts(sums_by_rank(codes_UH[held.local_M], held.ranks_M, num_ranks))
+    alone_ms_U = model.predict_ms(codes_UH)
     # A rank without shards is never the slowest, even where nothing costs anything.
-    binding = int(np.where(num_held_R > 0, costs.kernel_ms_S, -1.0).argmax())
-    on_binding = [index for index, shard in enumerate(held) if binding in shard.ranks]
-    costliest = on_binding[int(alone_ms_N[on_binding].argmax())]
+    binding = int(np.where(held.counts(num_ranks) > 0, costs.kernel_ms_S, -1.0).argmax())
+    # Shards share the arrays of their ranks.
+    holds = {key: binding in ranks for key, ranks in {id(ranks): ranks for ranks in held.ranks_M}.items()}
+    on_binding = [number for number, ranks in enumerate(held.ranks_M) if holds[id(ranks)]]
+    costliest = on_binding[int(alone_ms_U[held.local_M[on_binding]].argmax())]
     return KernelPrices(
         held=held,
         costs=costs,
-        alone_ms_N=alone_ms_N,
+        alone_ms_U=alone_ms_U,
         binding_rank=binding,
-        binding_shard=held[costliest].local.table,
+        binding_shard=held.table_of(costliest),
     )
 
 
-def _held_bytes(held: tuple[HeldShard, ...], num_ranks: int) -> dict[MemoryLevel, list[int]]:
+def _held_bytes(held: PlacedArrays, num_ranks: int) -> dict[MemoryLevel, list[int]]:
     """Weights and optimizer states of each rank by level, exact to the byte."""
+    bytes_U = [local.memory_bytes for local in held.locals_U]
     # Sums of absurd sizes would wrap around in 64-bit integers.
-    is_small = sum(shard.local.memory_bytes for shard in held) < 2**62
-    bytes_R = {level: np.zeros(num_ranks, dtype=np.int64 if is_small else object) for level in MemoryLevel}
-    for shard in held:
-        bytes_R[shard.local.level][shard.ranks] += shard.local.memory_bytes
-    return {level: of_level.tolist() for level, of_level in bytes_R.items()}
+    is_small = max(bytes_U) * len(held.ranks_M) < 2**62
+    found = {}
+    for level in MemoryLevel:
+        of_level = [size if local.level is level else 0 for local, size in zip(held.locals_U, bytes_U, strict=True)]
+        bytes_M = np.array(of_level, dtype=np.int64 if is_small else object)[held.local_M]
+        found[level] = sums_by_rank(bytes_M, held.ranks_M, num_ranks).tolist()
+    return found
 
 
 def _rank_costs(priced: PricedPlan, memory: BatchMemory) -> tuple[RankCost, ...]:
     kernels, step = priced.kernels, priced.step
-    costs, held = kernels.costs, _held_bytes(kernels.held, len(memory.activation_R))
-    caches_R = [0] * len(memory.activation_R)
-    for shard in kernels.held if any(held[MemoryLevel.DDR]) or any(held[MemoryLevel.SSD]) else ():
-        for rank in shard.ranks.tolist():
-            caches_R[rank] += shard.local.cache_device_bytes
+    num_ranks = len(memory.activation_R)
+    costs, held = kernels.costs, _held_bytes(kernels.held, num_ranks)
+    caches_R = [0] * num_ranks
+    if any(held[MemoryLevel.DDR]) or any(held[MemoryLevel.SSD]):
+        caches_U = np.array([local.cache_device_bytes for local in kernels.held.locals_U], dtype=object)
+        caches_R = sums_by_rank(caches_U[kernels.held.local_M], kernels.held.ranks_M, num_ranks).tolist()
     input_ms_R, forward_ms_R, backward_ms_R = (step.parts_ms_PR[PART_INDEX[part]] for part in EXCHANGE_PARTS)
     # Lists, since worlds may have 100,000 ranks: arrays are a hundred times slower to read number by number.
     times_R = [

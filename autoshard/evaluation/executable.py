@@ -26,6 +26,7 @@ TRAINED_DTYPES = (DType.FP32, DType.FP16)
 TRAINED_OPTIMIZERS = tuple(one for one in Optimizer if one is not Optimizer.NONE)
 #: Fields of tables that the runtime does what they say of; others of a kernel have to have their defaults.
 _EXECUTED = ("dtype", "optimizer", "num_embeddings", "embedding_dim", "name", "pooling", "features")
+_OF_RUNS = Role.KERNEL | Role.IDENTITY
 #: FBGEMM's kernels load four numbers at a time.
 DIM_MULTIPLE = 4
 #: Tables that a note names.
@@ -151,6 +152,6 @@ def _kernel_faults(table: EmbeddingTable, field: str) -> Iterator[ExecutionFault
     if table.optimizer not in TRAINED_OPTIMIZERS:
         reason = f"the runtime trains with {', '.join(TRAINED_OPTIMIZERS)}; got {table.optimizer}"
         yield ExecutionFault(field=f"{field}.optimizer", reason=reason, table=table.name)
-    for name in undecided(table, _EXECUTED, Role.KERNEL | Role.IDENTITY):
+    for name in undecided(table, _EXECUTED, _OF_RUNS):
         reason = f"the runtime does not execute it, got {getattr(table, name)}"
         yield ExecutionFault(field=f"{field}.{name}", reason=reason, table=table.name)

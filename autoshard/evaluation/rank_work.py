@@ -3,8 +3,8 @@
 Plans are added up here (`RankWork.of`), placements of a search in `planners.space.step_cost` (`StepPrices.work`): two
 accounts of the same amounts, and one price of them (`step_price.StepPricer`).
 
-Shape suffixes: B placements, R ranks of a replica group, L levels, E streams, X `EXCHANGE_PARTS`, N shards, 2 kinds of
-bytes.
+Shape suffixes: B placements, R ranks of a replica group, L levels or layouts, E streams, X `EXCHANGE_PARTS`, N shards,
+K kinds of shards, Q fused kernels, 2 kinds of bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from operator import add
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autoshard.core import Exchange, PlacedShard, Pooling, ShardingPlan, Topology
 from autoshard.core.costs import LinkBytes, MsArray
@@ -74,6 +73,7 @@ class RankWork:
         by_stream = traffic.links(group.topology)
         by_part = [reduce(add, [by_stream[stream] for stream in EXCHANGED[part]]) for part in EXCHANGE_PARTS]
         num_kernels_R, num_features_R = _served(group)
+        arrays = group.arrays
         local_batch = group.group_batch_size / group.group_size
         return cls(
             links=LinkBytes(
@@ -85,8 +85,8 @@ class RankWork:
             scattered_2B=np.array([traffic.scattered_bytes(stream) for stream in SCATTERED]),
             synced_BR2=np.stack([traffic.reduced_R, traffic.gathered_R], axis=1),
             # All ranks read as many samples of all tables, and so work alike.
-            reading_ms_XBR=reader_ms(group.shards, local_batch, group.topology).sum(axis=0)[:, None],
-            once_2BR=needed_once(group.shards, group.group_size).max(axis=0)[:, None],
+            reading_ms_XBR=reader_ms(arrays.first_K, local_batch, group.topology)[arrays.kind_N].sum(axis=0)[:, None],
+            once_2BR=needed_once(arrays.first_K, group.group_size).max(axis=0)[:, None],
             num_kernels_BR=num_kernels_R,
             num_features_BR=num_features_R,
         )
@@ -126,16 +126,17 @@ def needed_once(placed_N: Sequence[PlacedShard], num_ranks: int) -> MsArray:
 
 def _served(plan: ShardingPlan) -> tuple[MsArray, MsArray]:
     """Fused kernels of each rank, and features that they serve, shapes (R,)."""
-    num_features_R = np.zeros(plan.group_size)
-    has_kernel: dict[FusedKernel, NDArray[np.bool_]] = {}
-    ranks_of: dict[int, NDArray[np.int64]] = {}
-    for placed in plan.shards:
-        table = placed.shard.table
-        if id(placed.replicas) not in ranks_of:
-            flat = [rank for replica in placed.replicas for rank in replica]
-            ranks_of[id(placed.replicas)] = np.array(flat, dtype=np.int64)
-        ranks = ranks_of[id(placed.replicas)]
-        kernel = fused_kernel(table, placed.update)
-        has_kernel.setdefault(kernel, np.zeros(plan.group_size, dtype=np.bool_))[ranks] = True
-        num_features_R[ranks] += len(table.features)
-    return np.sum(list(has_kernel.values()), axis=0, dtype=np.float64), num_features_R
+    arrays = plan.arrays
+    kernels: dict[FusedKernel, int] = {}
+    kernel_K = np.array(
+        [kernels.setdefault(fused_kernel(one.shard.table, one.update), len(kernels)) for one in arrays.first_K]
+    )
+    features_K = np.array([len(one.shard.table.features) for one in arrays.first_K], dtype=np.float64)
+    features_L = np.bincount(arrays.layout_N, features_K[arrays.kind_N])
+    runs_LQ = np.zeros((len(arrays.ranks_L), len(kernels)), dtype=np.bool_)
+    runs_LQ[arrays.layout_N, kernel_K[arrays.kind_N]] = True
+    num_features_R, runs_RQ = np.zeros(plan.group_size), np.zeros((plan.group_size, len(kernels)), dtype=np.bool_)
+    for ranks, num_features, runs_Q in zip(arrays.ranks_L, features_L, runs_LQ, strict=True):
+        num_features_R[ranks] += num_features
+        runs_RQ[ranks] |= runs_Q
+    return runs_RQ.sum(axis=1, dtype=np.float64), num_features_R

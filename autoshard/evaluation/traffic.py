@@ -3,8 +3,8 @@
 Shards that are held and read alike send alike, so that bytes are added up by layout, and no layout is looked at pair by
 pair of ranks: a plan for thousands of ranks is priced in seconds.
 
-Shape suffixes: R ranks, L levels, E exchanges (`Stream`), M messages, N shards, O ranks that hold rows, replica after
-replica.
+Shape suffixes: R ranks, L levels, E exchanges (`Stream`), M messages, N shards, K kinds of shards, G shards that travel
+alike, O ranks that hold rows, replica after replica.
 Where a matrix has (R, R), entry [i, j] travels from rank i to rank j, and the diagonal is what stays.
 """
 
@@ -455,34 +455,46 @@ def plan_traffic(plan: ShardingPlan, lookups_factor: LookupsFactor | None = None
         lookups_factor: How much longer than the mean the tables' batches are; left out, they are the mean.
     """
     local_batch = plan.group_batch_size / plan.group_size
-    width = id_bytes(plan.tables.tables)
+    arrays = plan.arrays
+    factors = [
+        1.0 if lookups_factor is None else lookups_factor(one.shard.table, local_batch) for one in arrays.first_K
+    ]
+    bytes_KE = pair_bytes(
+        arrays.first_K,
+        local_batch,
+        plan.payload,
+        id_bytes=id_bytes(plan.tables.tables),
+        lookups_factor_N=factors,
+    )
+    synced_K2 = sync_bytes(arrays.first_K, plan.group_batch_size)
+    scattered_K = np.array([one.collective is Collective.REDUCE_SCATTER for one in arrays.first_K])
+    num_layouts = len(arrays.first_L)
+    # Those of a layout together, and apart from them those whose sums travel by reduce-scatter.
+    group_N = arrays.layout_N + num_layouts * scattered_K[arrays.kind_N]
+    bytes_GE, synced_G2 = np.zeros((2 * num_layouts, len(_STREAMS))), np.zeros((2 * num_layouts, 2))
+    np.add.at(bytes_GE, group_N, bytes_KE[arrays.kind_N])
+    np.add.at(synced_G2, group_N, synced_K2[arrays.kind_N])
     single_ER = np.zeros((len(_STREAMS), plan.group_size))
     scattered_E = np.zeros(len(_STREAMS))
     reduced_R, gathered_R = np.zeros(plan.group_size), np.zeros(plan.group_size)
 
-    alike: dict[tuple[Replicas, tuple[int, ...] | None, Collective], list[PlacedShard]] = {}
-    for held in plan.shards:
-        placed = held.as_run(plan.group_size)
-        alike.setdefault((placed.replicas, placed.fetch, placed.collective), []).append(placed)
     layouts = []
-    for (replicas, _, collective), shards in alike.items():
-        factors = [1.0 if lookups_factor is None else lookups_factor(one.shard.table, local_batch) for one in shards]
-        pair_bytes_E = pair_bytes(shards, local_batch, plan.payload, id_bytes=width, lookups_factor_N=factors).sum(
-            axis=0
-        )
-        if collective is Collective.REDUCE_SCATTER:
+    for group in dict.fromkeys(group_N.tolist()):
+        is_scattered, index = divmod(group, num_layouts)
+        first, pair_bytes_E = arrays.first_L[index], bytes_GE[group]
+        if is_scattered:
             scattered_E += np.where(_IS_SCATTERED_E, pair_bytes_E, 0.0)
             pair_bytes_E = np.where(_IS_SCATTERED_E, 0.0, pair_bytes_E)
-        if len(replicas) == 1:
-            single_ER[:, list(replicas[0])] += pair_bytes_E[:, None]
+        if len(first.replicas) == 1:
+            single_ER[:, arrays.ranks_L[index]] += pair_bytes_E[:, None]
             continue
-        reduced, gathered = sync_bytes(shards, plan.group_batch_size).sum(axis=0).tolist()
+        reduced, gathered = synced_G2[group].tolist()
         synced = SyncBytes(reduced=reduced, gathered=gathered)
         layout = LayoutTraffic(
-            replicas=replicas,
-            read_by_R=replicas_read(plan, shards[0]),
+            replicas=first.replicas,
+            read_by_R=replicas_read(plan, first),
             pair_bytes_E=pair_bytes_E,
-            gradient_bytes=synced.held_bytes(replicas),
+            gradient_bytes=synced.held_bytes(first.replicas),
         )
         reduced_R[layout.owners_O] += synced.reduced
         gathered_R[layout.owners_O] += synced.gathered

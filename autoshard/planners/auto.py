@@ -78,7 +78,8 @@ class AutoOptions:
         },
     )
     policy: bool = field(
-        default=True, metadata={"help": "Also start from the trained policy's plan, if the registry has one."}
+        default=True,
+        metadata={"help": "Ask the trained policy which options of each table to price first, if there is one."},
     )
     count_activations: bool = field(
         default=True,

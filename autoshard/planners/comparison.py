@@ -97,5 +97,6 @@ def last_told(drawn_ms_PE: NDArray[np.float64], num_cuts_P: Sequence[int], margi
 
 def num_cuts(plan: ShardingPlan) -> int:
     """Pieces of tables that ranks hold, over all replica groups, beyond one for each table; 0 for whole tables."""
-    pieces = sum(len(replica) for placed in plan.shards for replica in placed.replicas)
+    num_ranks_L = np.array([len(ranks) for ranks in plan.arrays.ranks_L])
+    pieces = int(num_ranks_L[plan.arrays.layout_N].sum())
     return pieces * plan.replica_groups.num_groups - len(plan.tables.tables)

@@ -263,7 +263,7 @@ class _Search:
 
         memory_R = _memory(group)
         attempt(memory_R)
-        held = [shard.local.memory_bytes for trial in trials for shard in trial.plan.of_one_group().held_shards()]
+        held = [local.memory_bytes for trial in trials for local in trial.plan.of_one_group().arrays.locals_U]
         whole = [table.storage_bytes for table in self.request.tables.tables]
         level = _LEVEL * max(self.total_bytes / group.world_size, *(held if trials else whole))
         fullest = max((rank.hbm_bytes for trial in trials for rank in trial.priced.ranks), default=memory_R.max())

@@ -71,17 +71,17 @@ def executed_figure(predicted: Sequence[RankCost], executed: Sequence[Any]) -> g
         predicted: By rank; empty where nothing was predicted.
         executed: By process, with the same attributes. Parts hold what a process waits for others.
     """
-    bars = [("predicted", one) for one in predicted], [("executed", one) for one in executed]
+    bars = [("plan", one) for one in predicted], [("run", one) for one in executed]
     figure = go.Figure()
     for label, attribute, colour in RANK_PARTS:
         found = [(str(rank), what, getattr(one, attribute)) for of in bars for rank, (what, one) in enumerate(of)]
-        ranks, kinds, values = zip(*sorted(found, key=lambda one: (int(one[0]), one[1] == "executed")), strict=True)
+        ranks, kinds, values = zip(*sorted(found, key=lambda one: (int(one[0]), one[1] == "run")), strict=True)
         if any(values):
             figure.add_bar(
                 name=label, x=[ranks, kinds], y=values, marker_color=colour, hovertemplate=_hover("rank %{x}")
             )
     _styled(figure, "rank", "ms per step", barmode="stack")
-    return figure.update_xaxes(type="multicategory")
+    return figure.update_xaxes(type="multicategory", nticks=2 * len(executed), tickfont_size=11)
 
 
 def memory_figure(plan: ShardingPlan, predicted: CostBreakdown) -> go.Figure:

@@ -342,7 +342,7 @@ def _part_table(predicted: CostBreakdown) -> Table:
 
 
 def _rank_table(plan: ShardingPlan, predicted: CostBreakdown, measured: MeasuredPlan | None) -> Table:
-    held, memory = plan.local_shards(), rank_memory(plan)
+    counts, memory = plan.arrays.counts(plan.group_size).tolist(), rank_memory(plan)
     ranks = predicted.ranks
     measured_ms = (
         []
@@ -357,7 +357,7 @@ def _rank_table(plan: ShardingPlan, predicted: CostBreakdown, measured: Measured
         range(len(ranks)),
         [
             ("Rank", lambda index: ranks[index].rank),
-            ("Shards", lambda index: len(held[index % len(held)])),
+            ("Shards", lambda index: counts[index % len(counts)]),
             ("Forward kernel", lambda index: write_ms(ranks[index].forward_kernel_ms)),
             ("Backward kernel", lambda index: write_ms(ranks[index].backward_kernel_ms)),
             ("Kernel", lambda index: write_ms(ranks[index].kernel_ms)),

@@ -54,6 +54,8 @@ def plan_summary(plan: ShardingPlan, measured: MeasuredPlan | None = None) -> Re
         )
     if predicted.overlap is not None:
         lines.append(f"Overlap: {write_overlap(predicted.overlap)}")
+    if plan.provenance is not None and (machine := plan.provenance.models.get("kernel_machine")):
+        lines.append(f"Kernels as measured on {machine}")
     others = [f"{kind} {name}" for kind, name in predicted.models.items() if kind != "kernel"]
     if others:
         lines.append(f"Models besides that of kernels: {', '.join(others)}")
@@ -106,7 +108,7 @@ def _rank_table(plan: ShardingPlan, measured: MeasuredPlan | None) -> Table:
     predicted = plan.predicted
     assert predicted is not None
     longest = max(predicted.max_kernel_ms, *(measured.kernel_ms_per_rank if measured else (0.0,)), 1e-12)
-    held, memory = plan.local_shards(), rank_memory(plan)
+    counts, memory = plan.arrays.counts(plan.group_size).tolist(), rank_memory(plan)
     longest_first = sorted(range(len(predicted.ranks)), key=lambda index: -predicted.ranks[index].kernel_ms)
     shown = sorted(longest_first[:_MAX_RANKS])
 
@@ -125,7 +127,7 @@ def _rank_table(plan: ShardingPlan, measured: MeasuredPlan | None) -> Table:
         shown,
         [
             (Column(rank, justify="right"), lambda index: predicted.ranks[index].rank),
-            ("shards", lambda index: len(held[index % len(held)])),
+            ("shards", lambda index: counts[index % len(counts)]),
             ("kernel ms", lambda index: write_ms(predicted.ranks[index].kernel_ms)),
             *([("measured ms", lambda index: write_ms(measured_ms[index]))] if measured else []),
             ("exchange ms", lambda index: write_ms(exchange_ms(index))),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from autoshard.core import LocalShard
+from autoshard.core.machine import MeasuredMachine
 from autoshard.formats.stores.samples import HARDWARE_FIELDS, KERNEL_SAMPLES, Sample, measured_sets, set_id_of
 from bench.collecting.collector import CollectedKind
 from bench.collecting.options import SampleKind
@@ -22,13 +24,14 @@ class KernelKind(CollectedKind[ChosenSet, Sequence[LocalShard], Measurement, Sam
 
     def known(self, store: Path) -> set[str]:
         """Ids of the sets that a store holds."""
-        software = self.machine.software
-        here = (self.machine.device.name, software.torch_version, software.fbgemm_version)
-        return {
-            known.set_id
-            for known in measured_sets(store)
-            if (known.device_name, known.torch_version, known.fbgemm_version) == here
-        }
+        software, hardware = self.machine.software, self.machine.hardware
+
+        @cache
+        def is_of_here(machine: MeasuredMachine) -> bool:
+            versions = (machine.torch_version, machine.fbgemm_version)
+            return versions == (software.torch_version, software.fbgemm_version) and machine.is_like(hardware)
+
+        return {known.set_id for known in measured_sets(store) if is_of_here(known.machine)}
 
     def identity(self, chosen: ChosenSet) -> str:
         """Id of the set."""

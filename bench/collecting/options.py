@@ -155,6 +155,8 @@ class CollectOptions:
         ),
         _ON_RAY,
     ] = None
+    is_calibrating: bool = False
+    """Whether sets are chosen and measured as a calibration needs them."""
     started: float = field(default_factory=time.monotonic)
     """When the run began, by the monotonic clock."""
     new_seed: int = field(default_factory=lambda: secrets.randbits(32))

@@ -32,6 +32,7 @@ def collect_kernels(
         tables=asked.tables,
         scale=asked.scale,
         rounds=asked.rounds,
+        is_calibrating=True,
     )
     with termination_raised():
         (part,) = run_collection(options, lambda _, elapsed: advance(elapsed))

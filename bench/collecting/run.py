@@ -28,7 +28,11 @@ from bench.kernels.harness import Harness, Settings
 from bench.kernels.measurable import is_measurable
 from bench.measuring.devices import BenchDevice, find_device
 from bench.measuring.provenance import installed_software
-from bench.sampling.stream import STRATEGIES, SetSource, stream_sets
+from bench.sampling.stream import CALIBRATION_WEIGHTS, DEFAULT_WEIGHTS, STRATEGIES, SetSource, stream_sets
+
+#: Bytes of the largest table of a calibration, beside what fills the memory limit: a group then holds some twenty sets.
+#: Caches are emptied between rounds, so that of a larger table no more is in them.
+_CALIBRATED_TABLE_BYTES = 64 * 2**20
 
 
 def run_collection(options: CollectOptions, advance: Advance = lambda *_: None) -> tuple[CollectedSamples, ...]:
@@ -92,8 +96,12 @@ def set_source(options: CollectOptions, device: BenchDevice) -> SetSource:
     looks_back = "uncertain" in options.shares if options.shares else not options.is_resumable
     if looks_back and options.store.exists() and device.key in devices_in(options.store):
         samples = read_samples(options.store, device.key)
+    tables = load_tables(options.tables).scaled(options.scale)
+    if options.is_calibrating:
+        # The strategy `memory-limit` has the tables of more rows.
+        tables = tables.held_within(_CALIBRATED_TABLE_BYTES)
     return SetSource(
-        tables=load_tables(options.tables).scaled(options.scale),
+        tables=tables,
         max_tables=options.max_tables,
         device=device.key,
         memory_bytes=memory_limit(device) if options.memory_bytes is None else options.memory_bytes,
@@ -127,6 +135,7 @@ def stream_position(options: CollectOptions, source: SetSource, device: BenchDev
         "max_tables": source.max_tables,
         "memory_bytes": source.memory_bytes,
         "strategies": None if options.shares is None else canonical_json(dict(options.shares)),
+        **({"is_calibrating": True} if options.is_calibrating else {}),
         "seed": options.set_seed,
     }
     return StreamPosition.of_stream(options.store, description)
@@ -135,12 +144,16 @@ def stream_position(options: CollectOptions, source: SetSource, device: BenchDev
 def _collect_kernels(
     options: CollectOptions, device: BenchDevice, deadline: float, advance: Advance
 ) -> CollectedSamples:
+    is_calibrating = options.is_calibrating
+    settings = Settings.for_calibrating if is_calibrating else Settings.for_collecting
+    usual = CALIBRATION_WEIGHTS if is_calibrating else DEFAULT_WEIGHTS
+
     def collect(asked: CollectOptions, until: float) -> CollectedSamples:
         source = set_source(asked, device)
         position = stream_position(asked, source, device)
         return KernelKind.collect(
-            Harness(device, Settings.for_collecting(device, asked.rounds)),
-            stream_sets(source, seed=asked.set_seed, start=position.start, weights=asked.shares),
+            Harness(device, settings(device, asked.rounds)),
+            stream_sets(source, seed=asked.set_seed, start=position.start, weights=asked.shares, usual=usual),
             asked.store,
             num_samples=asked.num_samples,
             seconds=seconds_until(until),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -12,9 +15,14 @@ import torch
 import autoshard
 from autoshard.core.machine import MeasuredMachine
 from autoshard.hardware import this_processor
-from bench.measuring.caches import device_cache_bytes
+from autoshard.runtime.processes.threads import intra_op_threads
+from bench.measuring.caches import device_cache_bytes, last_level_cache_bytes
 from bench.measuring.clocks import query_driver
 from bench.measuring.devices import BenchDevice
+
+#: Times the last cache that are copied, and most bytes of it: clouds state the cache of a whole host.
+_CACHES_COPIED, _MOST_COPIED = 4, 256 * 2**20
+_COPIES = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +49,11 @@ class Machine:
 
 
 def described_hardware(device: BenchDevice) -> MeasuredMachine:
-    """Name, caches, memory, clock and driver of a device, as far as the machine tells."""
+    """What decides how fast a device runs kernels, as far as the machine tells; a CPU's bandwidth is measured."""
     if not device.is_cuda:
-        return this_processor()
+        here = this_processor()
+        num_bytes = min(_CACHES_COPIED * last_level_cache_bytes(), _MOST_COPIED)
+        return replace(here, memory_bytes_per_s=copied_bytes_per_s(num_bytes))
     properties = torch.cuda.get_device_properties(device.device)
     driver = query_driver(device.device)
     return MeasuredMachine(
@@ -53,6 +63,23 @@ def described_hardware(device: BenchDevice) -> MeasuredMachine:
         clock_mhz=float(driver.max_sm_mhz or 0),
         driver_version=driver.version,
     )
+
+
+@lru_cache(maxsize=1)
+def copied_bytes_per_s(num_bytes: int) -> float:
+    """Bandwidth of a copy of so many bytes by one thread, bytes read and bytes written; the quickest of several.
+
+    By the thread's own clock, as kernels of one thread are timed. Measured once in a process.
+    """
+    with intra_op_threads(1):
+        source = torch.ones(num_bytes // 4, dtype=torch.float32)
+        target = torch.zeros_like(source)
+        quickest = math.inf
+        for _ in range(_COPIES):
+            start = time.thread_time()
+            target.copy_(source)
+            quickest = min(quickest, time.thread_time() - start)
+    return 2 * num_bytes / quickest
 
 
 def installed_software() -> Software:

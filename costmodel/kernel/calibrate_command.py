@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import numpy as np
 import typer
 
 from autoshard import console
 from autoshard.commands.arguments import DeviceOption, positive_option, seed_option
 from autoshard.commands.options import command_options
 from autoshard.core.choices import Device
-from autoshard.core.errors import ModelError
+from autoshard.core.errors import InvalidOptionError, ModelError, SampleStoreError
+from autoshard.core.machine import device_family
 from autoshard.plugins import KernelsCollected, KernelsToCollect, find_collector
 from autoshard.table import Table
 from costmodel.kernel.command import accuracy_table, interval_facts
@@ -20,7 +25,9 @@ from costmodel.registry.publish_options import PublishOptions
 from costmodel.registry.versions import Registry
 
 if TYPE_CHECKING:
+    from autoshard.core import TableSet
     from costmodel.kernel.calibration import Calibration, CalibrationOptions
+    from costmodel.kernel.card import CostModelCard
     from costmodel.kernel.dataset import CostDataset
     from costmodel.kernel.learned import LearnedCostModel
     from costmodel.registry.promotion import Published, TrainedVersion
@@ -29,22 +36,47 @@ _BUNDLED_TABLES: Final = "metasyn"
 #: Divides the rows of the bundled pool, so that a small machine holds them.
 _BUNDLED_SCALE: Final = 64
 _TERMINATED_EXIT_CODE: Final = 143
+#: Time to measure, for a calibration and for a refresh.
+_CALIBRATING_S, _REFRESHING_S = 60.0, 5.0
+#: Milliseconds that a set may take by the known model that prices it highest, so that a minute holds some hundreds: of
+#: longer ones, rows and batch are divided.
+_MOST_SET_MS: Final = 60.0
+#: Tables of such a set: half as many as the largest have.
+_TABLES_OF_SET: Final = 7.5
+#: Fewest samples that a model is scaled by, as many as a busy machine measures in five seconds.
+_FEWEST_REFRESHING: Final = 5
 
 
 @command_options()
 class CalibrateOptions:
     """What is measured, and for how long."""
 
-    seconds: Annotated[float, positive_option("Time to measure; the model is fitted afterwards, in some ten more.")] = (
-        60.0
-    )
+    seconds: Annotated[
+        float | None,
+        positive_option(
+            "Time to measure; the model is fitted afterwards, in some ten more.",
+            show_default=f"{_CALIBRATING_S:g}, with --refresh {_REFRESHING_S:g}",
+        ),
+    ] = None
+    refresh: Annotated[
+        bool,
+        typer.Option(
+            "--refresh",
+            help="Only scale the model in use, which is of this machine, to the speed that it has now: before a plan "
+            "whose prices must be true.",
+        ),
+    ] = False
     tables: Annotated[
         str,
         typer.Option(help="Tables to measure, with their batch: a file of your own, or the name of bundled ones."),
     ] = _BUNDLED_TABLES
     scale: Annotated[
         int | None,
-        typer.Option(min=1, help="Divide rows and batch by this.", show_default="64 for metasyn, 1 for other tables"),
+        typer.Option(
+            min=1,
+            help="Divide rows and batch by this.",
+            show_default="64 for metasyn; of other tables on a CPU a power of two, so that a minute holds enough sets",
+        ),
     ] = None
     store: Annotated[
         Path | None,
@@ -54,16 +86,18 @@ class CalibrateOptions:
         ),
     ] = None
     device: DeviceOption = Device.AUTO
-    rounds: Annotated[int, typer.Option(min=1, help="Runs of each set that count.")] = 3
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of each set that count.")] = 2
     updates: Annotated[int | None, typer.Option(min=1, help="Number of updates of the fit; more take longer.")] = None
     seed: Annotated[int, seed_option("Seed of the choice of sets. A later run with the same seed goes on.")] = 0
 
+    def __post_init__(self) -> None:
+        if self.refresh and self.updates is not None:
+            raise InvalidOptionError("does nothing with --refresh, which scales and does not fit", field="--updates")
+
     @property
-    def divisor(self) -> int:
-        """What rows and batch are divided by."""
-        if self.scale is not None:
-            return self.scale
-        return _BUNDLED_SCALE if self.tables == _BUNDLED_TABLES else 1
+    def measured_s(self) -> float:
+        """Time to measure."""
+        return self.seconds or (_REFRESHING_S if self.refresh else _CALIBRATING_S)
 
     @property
     def fitting(self) -> CalibrationOptions:
@@ -90,20 +124,29 @@ def calibrate(options: CalibrateOptions, publishing: PublishOptions, as_json: co
     A later run goes on: it measures other sets, and fits to all samples of the store. SIGTERM and Ctrl-C keep what was
     measured. Steps are calibrated by `autoshard train step --calibrate`, on runs of plans.
 
+    A machine that others use is slower in one hour than in another, which intervals allow for. --refresh measures for
+    five seconds, and scales the model in use to what the machine's kernels take now.
+
     Example:
         autoshard calibrate
+        autoshard calibrate --refresh
         autoshard calibrate --seconds 20 --tables tables.json
         autoshard calibrate --seconds 240 --store samples --registry registry
     """
     models = Registry(publishing.registry)
     store = options.store_beside(models)
-    collected = _measure(options, store)
-    calibration = fit_store(store, collected.device, models, fitting=options.fitting, seed=options.seed)
-    version = calibrated_version(calibration)
+    divisor = options.scale or _usual_scale(options, models)
+    started = datetime.now(UTC)
+    collected = _measure(options, store, divisor)
+    if options.refresh:
+        model, version = refresh_in_use(store, collected.device, models, since=started)
+    else:
+        calibration = fit_store(store, collected.device, models, fitting=options.fitting, seed=options.seed)
+        model, version = calibration.model, calibrated_version(calibration)
     published = publish_version(models, version, publishing)
     report_published(published, version.kind, version.name)
     result = _result(store, collected, version, published)
-    console.emit(result, _table(collected, calibration, published), as_json=as_json, kind="calibrated")
+    console.emit(result, _table(collected, model.card, published), as_json=as_json, kind="calibrated")
 
 
 def calibrated_version(calibration: Calibration) -> TrainedVersion:
@@ -132,7 +175,6 @@ def known_models(models: Registry, device: str) -> tuple[LearnedCostModel, ...]:
     Raises:
         ModelError: If there is none, or one is damaged.
     """
-    from autoshard.core.machine import device_family
     from costmodel.kernel.learned import LearnedCostModel
     from costmodel.registry.versions import shipped_models
 
@@ -183,24 +225,111 @@ def _origin(model: LearnedCostModel, registry: Registry) -> LearnedCostModel | N
     return model
 
 
-def _samples(store: Path, device: str) -> CostDataset:
+def refresh_in_use(
+    store: Path, device: str, models: Registry, *, since: datetime
+) -> tuple[LearnedCostModel, TrainedVersion]:
+    """Scales the model in use to what was measured since a time; it is compared on these samples.
+
+    Args:
+        store: Folder of samples.
+        device: Key of the device.
+        models: The user's registry.
+        since: When measuring began.
+
+    Raises:
+        SampleStoreError: If too few samples are steady, or the store cannot be read.
+        ModelError: If the model in use is not of this machine.
+    """
+    from autoshard.hardware import is_of_device, this_processor
+    from costmodel.kernel.calibration import refreshed
+    from costmodel.kernel.comparison import kernel_errors
+    from costmodel.kernel.learned import LearnedCostModel
+    from costmodel.kernel.metrics import predict
+    from costmodel.registry.promotion import TrainedVersion
+
+    in_use = LearnedCostModel.in_use(models.root, device)
+    if in_use is None or in_use.measured_on is None or not is_of_device(in_use.measured_on, device):
+        of = "there is none" if in_use is None else f"{in_use.name} is of {in_use.measured_on or 'an unknown machine'}"
+        raise ModelError(f"--refresh scales a model of {this_processor()}, and {of}: run `autoshard calibrate` first")
+    now = _samples(store, device, since)
+    if len(now) < _FEWEST_REFRESHING:
+        raise SampleStoreError(
+            f"only {len(now)} steady samples were measured, {_FEWEST_REFRESHING} are needed: give more --seconds",
+            source=str(store),
+        )
+    model = refreshed(in_use, now)
+    errors_S = np.abs(predict(model.predictor, now).sum(axis=1) / now.kernel_ms - 1)
+    version = TrainedVersion.by_errors(model, lambda other: errors_S - kernel_errors(other, now), "samples of now")
+    return model, version
+
+
+def _samples(store: Path, device: str, since: datetime | None = None) -> CostDataset:
+    """Samples of machines like the one at hand, all or those that were measured since a time."""
     from autoshard.formats.stores.samples import read_samples
+    from autoshard.hardware import is_of_device
     from costmodel.kernel.dataset import CostDataset
 
-    return CostDataset.from_samples(read_samples(store, device))
+    table = read_samples(store, device)
+    kept = tuple(
+        one
+        for one in table.samples
+        if is_of_device(one.machine, device) and (since is None or one.collected_at >= since)
+    )
+    if not kept:
+        raise SampleStoreError(f"none of its {len(table)} samples was measured now on this machine", source=str(store))
+    return CostDataset.from_samples(replace(table, samples=kept))
 
 
-def _measure(options: CalibrateOptions, store: Path) -> KernelsCollected:
+def _usual_scale(options: CalibrateOptions, models: Registry) -> int:
+    """What rows and batch are divided by: as little as leaves a minute room for enough sets."""
+    from autoshard.formats import load_tables
+    from autoshard.hardware import CPU
+
+    if options.tables == _BUNDLED_TABLES:
+        return _BUNDLED_SCALE
+    tables = load_tables(options.tables)
+    if options.device == Device.CUDA:
+        return 1
+    scale = scale_for(tables, known_models(models, CPU))
+    if scale > 1:
+        console.log(
+            f"Rows and batch are divided by {scale}, so that enough sets are measured; --scale 1 divides nothing"
+        )
+    return scale
+
+
+def scale_for(tables: TableSet, known: Sequence[LearnedCostModel]) -> int:
+    """The smallest power of two by which rows and batch are to be divided, so that sets take `_MOST_SET_MS` at most.
+
+    Args:
+        tables: The tables.
+        known: Models of kernels, at least one.
+    """
+    from autoshard.core import PlacedShard, Shard, local_shard
+
+    scale = 1
+    while True:
+        scaled = tables.scaled(scale)
+        whole = [PlacedShard.table_wise(Shard.whole(table), 0) for table in scaled.tables]
+        shards = [local_shard(placed, group_batch_size=scaled.batch_size) for placed in whole]
+        nearest = [model.with_nearest_kernels() for model in known]
+        table_ms = max(float(model.predict_ms(model.encode(shards)).mean()) for model in nearest)
+        if table_ms * _TABLES_OF_SET <= _MOST_SET_MS or scaled.batch_size == 1:
+            return scale
+        scale *= 2
+
+
+def _measure(options: CalibrateOptions, store: Path, scale: int) -> KernelsCollected:
     asked = KernelsToCollect(
         store=store,
         device=options.device,
         tables=options.tables,
-        scale=options.divisor,
+        scale=scale,
         seed=options.seed,
         rounds=options.rounds,
     )
-    with console.progress("Measuring", options.seconds) as advance:
-        collected = find_collector("calibrate")(asked, options.seconds, advance)
+    with console.progress("Measuring", options.measured_s) as advance:
+        collected = find_collector("calibrate")(asked, options.measured_s, advance)
     if collected.is_terminated:
         raise typer.Exit(_TERMINATED_EXIT_CODE)
     return collected
@@ -212,9 +341,17 @@ def _result(store: Path, collected: KernelsCollected, version: TrainedVersion, p
     return {"kind": version.kind, "name": version.name, **measured, **published.to_json(), **of_card}
 
 
-def _table(collected: KernelsCollected, calibration: Calibration, published: Published) -> Table:
-    card = calibration.model.card
-    source = f"{card.training['calibrated_from']}, {card.training['base_machine']}"
+def _table(collected: KernelsCollected, card: CostModelCard, published: Published) -> Table:
+    machine, training = card.measured_on, card.training
+    source = f"{training.get('calibrated_from', '')}, {training.get('base_machine', '')}".strip(", ")
+    factor = training.get("refreshed_by")
+    facts = (
+        ("measured on", str(machine)),
+        ("in topologies", "" if machine is None else machine.key_in(device_family(card.device))),
+        ("memory of one thread", f"{machine.memory_bytes_per_s / 1e9:.1f} GB/s" if machine else ""),
+        ("calibrated from", source),
+        ("takes now", "" if factor is None else f"{factor:.3f} times what {training['refreshed_from']} said"),
+    )
     return accuracy_table(
         card,
         published,
@@ -222,6 +359,5 @@ def _table(collected: KernelsCollected, calibration: Calibration, published: Pub
         ("Kendall's tau", f"{card.metrics.kendall_tau:.3f}"),
         *interval_facts(card),
         ("measured now", f"{collected.num_samples} samples"),
-        ("measured on", str(card.measured_on)),
-        ("calibrated from", source.strip(", ")),
+        *((name, value) for name, value in facts if value),
     )

@@ -34,6 +34,14 @@ from costmodel.kernel.weights import NUM_OUTPUTS, OVERHEAD, layer_name
 #: of the other machine says (`python -m studies calibrate`).
 FARTHEST = float(np.log(5.75))
 
+#: Of the drift between hours (`drift_of`): that of a machine that is steady within a minute, and how much more one that
+#: is not drifts. The Xeon of docs/data is steady to 0.9% within a minute; of its minutes 50 to 75 minutes apart, nine
+#: in ten pairs differ by up to 8%. The EPYC is steady to 5.9%; minutes 15 to 30 minutes apart differ by up to 19%.
+LEAST_DRIFT, DRIFT_PER_SPREAD = 0.08, 3.0
+#: Half the width of a normal distribution's 90% interval, in standard deviations; and a median's standard error, times
+#: the root of the number of samples, over their median absolute deviation.
+_HALF_OF_90, _OF_MEDIAN = 1.645, 1.2533 * 1.4826
+
 _PRICES = layer_name("encoder.log_prices", 0, "bias")
 _SPREAD_WEIGHTS, _SPREAD_BIAS = layer_name("doubt", 1, "weight"), layer_name("doubt", 1, "bias")
 
@@ -46,7 +54,7 @@ class CalibrationOptions:
     """Updates with few samples; one more for each four. More fit few samples too well."""
     most_updates: int = 2000
     """Updates with many samples."""
-    learning_rate: float = 1e-2
+    learning_rate: float = 2e-2
     """The highest one."""
     pull: float = 1.0
     """Loss per squared distance from the scaled weights, times the number of samples."""
@@ -121,6 +129,7 @@ def calibrate(
         predicted_ms_S, spread_S = _out_of_fold(base, dataset, options, seed, advance)
         fitted = _fitted(base, dataset, options.training(len(dataset)), options.pull, seed, advance)
     interval = calibrated_interval(predicted_ms_S, spread_S, dataset.kernel_ms, farthest=FARTHEST)
+    interval = replace(interval, drift=drift_of(dataset))
     noise = measurement_noise(dataset, half_widths_of(interval, spread_S))
     card = replace(
         fitted.card,
@@ -159,6 +168,37 @@ def scaled_to(base: LearnedCostModel, dataset: CostDataset) -> LearnedCostModel:
     prices_OK = weights[_PRICES].reshape(NUM_OUTPUTS, -1) + log_factor_O[:, None]
     weights |= {_PRICES: prices_OK.flatten(), OVERHEAD: weights[OVERHEAD] + log_factor_O}
     return LearnedCostModel(weights, replace(base.card, scale_ms=base.card.scale_ms * factor), base.version)
+
+
+def refreshed(model: LearnedCostModel, now: CostDataset) -> LearnedCostModel:
+    """A model of this machine at the speed that it has now: as `scaled_to`, with intervals for the hours after it.
+
+    Few samples tell the speed less well, which the intervals allow for.
+
+    Args:
+        model: Of this machine.
+        now: Sets measured just now, whatever they are; drift is divided out of them to the middle of their own time.
+    """
+    scaled = scaled_to(model, now)
+    training = {
+        **model.card.training,
+        "refreshed_from": model.version_id,
+        "refreshed_on": len(now),
+        "refreshed_by": scaled.card.scale_ms / model.card.scale_ms,
+    }
+    off_S = np.log(now.kernel_ms / _priced(scaled.predictor, now)[0].sum(axis=1))
+    of_median = _HALF_OF_90 * _OF_MEDIAN * float(np.median(np.abs(off_S))) / len(now) ** 0.5
+    drift = float(np.hypot(max(model.card.interval.drift, drift_of(now)), of_median))
+    interval = replace(model.card.interval, drift=drift)
+    return LearnedCostModel(scaled.tensors(), replace(scaled.card, training=training, interval=interval))
+
+
+def drift_of(dataset: CostDataset) -> float:
+    """Half the width of the logarithm of the 90% interval of what a machine's kernels take an hour later over now.
+
+    No store of a minute tells of hours; but machines whose speed changes within a minute do so between hours, too.
+    """
+    return float(np.hypot(LEAST_DRIFT, DRIFT_PER_SPREAD * dataset.speed_spread))
 
 
 def nearest_base(bases: tuple[LearnedCostModel, ...], dataset: CostDataset) -> LearnedCostModel:

@@ -16,7 +16,6 @@ from autoshard.core.machine import MeasuredMachine
 from autoshard.core.quoting import shortened, shown
 from autoshard.formats.documents.kinds import (
     ANY_OBJECT,
-    ANY_TEXT,
     TEXT,
     Field,
     list_of,
@@ -28,7 +27,7 @@ from autoshard.formats.documents.kinds import (
     whole_number,
 )
 from costmodel.kernel.features import FEATURE_NAMES, SCALING, FeatureScaling
-from costmodel.registry.card_fields import MAX_METRIC, ModelCard
+from costmodel.registry.card_fields import MACHINE, MAX_METRIC, ModelCard
 
 #: Fields of a shard whose trained range is remembered.
 _RANGED = ("num_bags", "embedding_dim", "num_embeddings", "pooling_factor")
@@ -142,37 +141,31 @@ class HeldOutMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """The 90% interval of a prediction p with spread s: from p * exp(low * s) to p * exp(high * s).
+    """The 90% interval of a prediction p with spread s, p / exp(hypot(low s, drift)) to p exp(hypot(high s, drift)).
 
     Attributes:
         low: 5% quantile of log(measured / predicted) / s on samples kept from training, at most 0.
         high: The 95% quantile, at least 0.
         coverage: Share of other kept samples that lie within; None where there were too few to tell.
         half_width: Median over these of half the interval's width over the prediction; likewise.
+        drift: Half the width of the logarithm of the 90% interval of all kernels' common factor at other hours; 0 where
+            the prediction is of the hours of the samples.
     """
 
     low: float
     high: float
     coverage: float | None = None
     half_width: float | None = None
+    drift: float = 0.0
 
     def factors(self, spread_S: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Ends of the interval over the prediction, of shape (S,) each, by the predictions' spreads."""
-        low_S, high_S = (np.clip(end * spread_S, -_MAX_EXPONENT, _MAX_EXPONENT) for end in (self.low, self.high))
-        return np.exp(low_S), np.exp(high_S)
+        low_S, high_S = (
+            np.minimum(np.hypot(end * spread_S, self.drift), _MAX_EXPONENT) for end in (self.low, self.high)
+        )
+        return np.exp(-low_S), np.exp(high_S)
 
 
-MACHINE: Final = record(
-    MeasuredMachine,
-    Field("device_name", ANY_TEXT, "Full name of the device."),
-    Field("core_cache_bytes", whole_number(), "Cache of one core."),
-    Field("cache_bytes", whole_number(), "Largest cache."),
-    Field("memory_bytes", whole_number(), "Memory."),
-    Field("clock_mhz", number_in(0, MAX_METRIC), "Clock; 0 if it is not known."),
-    Field("driver_version", ANY_TEXT, "Version of the driver; empty on a CPU."),
-    Field("torch_version", ANY_TEXT, "Version of torch."),
-    Field("fbgemm_version", ANY_TEXT, "Version of FBGEMM."),
-)
 _RANGE: Final = tuple_of(number_in(0, _MAX_RANGE), number_in(0, _MAX_RANGE))
 _RANGES: Final = record(dict, *(Field(name, _RANGE, f"Of `{name}`, over all shards.") for name in _RANGED), parts=dict)
 _METRIC: Final = number_in(0, MAX_METRIC)
@@ -196,6 +189,7 @@ _INTERVAL: Final = record(
     Field("high", number_in(0, _MAX_QUANTILE), "95% quantile of it."),
     Field("coverage", or_null(number_in(0, 1)), "Share of held-out samples within; null where there were too few."),
     Field("half_width", or_null(_METRIC), "Median of half the interval's width over the prediction."),
+    optional("drift", number_in(0, _MAX_EXPONENT), "What the machine's speed at other hours adds.", default=0.0),
 )
 _DEVIATION: Final = number_in(0, _MAX_QUANTILE)
 _ERRORS: Final = record(

@@ -7,7 +7,8 @@ work, O outputs (forward, backward).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,11 +18,16 @@ from autoshard.core import LocalShard
 from autoshard.core.errors import SampleStoreError
 from autoshard.core.machine import MeasuredMachine
 from autoshard.formats.stores.drift import corrected_ms
-from autoshard.formats.stores.samples import SampleTable
+from autoshard.formats.stores.samples import Sample, SampleTable
 from costmodel.kernel.card import TrainedCoverage
 from costmodel.kernel.features import NUM_INPUTS, FeatureArray, shard_features
 
 IndexArray = NDArray[np.int64]
+
+#: Groups of a minute from which on they tell how far apart they are.
+_FEWEST_GROUPS = 4
+#: Standard deviation over median absolute deviation of normally distributed values.
+_SIGMA_PER_DEVIATION = 1.4826
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -36,6 +42,9 @@ class CostDataset:
         set_S: Which set each sample measured; alike for samples of the same set, in any store.
         latency_ms_SO: Forward and backward latency, the machine's drift divided out.
         machine: Where they were measured; None if that is not known.
+        speed_spread: How far apart the machine's speeds of one minute were: the standard deviation of the logarithm of
+            the reference, of which each group of samples has one; of several minutes, that of the median one. 0 where
+            no minute has groups enough.
     """
 
     shards_U: tuple[LocalShard, ...]
@@ -45,6 +54,7 @@ class CostDataset:
     set_S: IndexArray
     latency_ms_SO: NDArray[np.float64]
     machine: MeasuredMachine | None = None
+    speed_spread: float = 0.0
 
     @classmethod
     def from_samples(cls, table: SampleTable) -> CostDataset:
@@ -68,6 +78,7 @@ class CostDataset:
             set_S=np.array([_number_of(sample.set_id) for sample in kept]),
             latency_ms_SO=np.stack(corrected_ms(kept), axis=1),
             machine=table.machine,
+            speed_spread=_speed_spread(kept),
         )
 
     def __len__(self) -> int:
@@ -132,6 +143,17 @@ class CostDataset:
         others = tuple(shards)
         assert len(others) == len(self.shards_U)
         return replace(self, shards_U=others, features_UF=shard_features(others))
+
+
+def _speed_spread(samples: Sequence[Sample]) -> float:
+    """See `CostDataset.speed_spread`."""
+    logs: dict[int, set[float]] = {}
+    for sample in samples:
+        minute = int(sample.collected_at.timestamp() // 60)
+        logs.setdefault(minute, set()).add(math.log(sample.reference_forward_ms + sample.reference_backward_ms))
+    minutes = [np.array(list(found)) for found in logs.values() if len(found) >= _FEWEST_GROUPS]
+    deviations = [float(np.median(np.abs(found - np.median(found)))) for found in minutes]
+    return _SIGMA_PER_DEVIATION * float(np.median(deviations)) if deviations else 0.0
 
 
 def _number_of(set_id: str) -> int:

@@ -13,14 +13,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from autoshard.api import AliasChange
 from autoshard.core.choices import Alias as Alias
 from autoshard.core.errors import ModelError
 from autoshard.core.quoting import shortened, shown
 from autoshard.formats.documents.json_document import parse_json
 from autoshard.formats.files import read_bytes
 from costmodel.registry.objects import NUMBER, VERSION_ID, RegistryObjects, model_errors
+
+if TYPE_CHECKING:
+    from autoshard.api import AliasChange
 
 PRODUCTION = Alias.PRODUCTION
 _MEND = "remove it, and name a version by `autoshard models promote`"
@@ -174,13 +177,22 @@ class AliasLog:
         self, entries: tuple[AliasChange, ...], number: int, version: str, action: Action, author: str | None
     ) -> bool:
         """Makes the history after a change of that number; returns False if another process was quicker."""
+        from autoshard.api import AliasChange
+
         at = datetime.now(UTC).isoformat(timespec="milliseconds")
         entry = AliasChange(action=action, id=version, at=at, by=author or _author())
         text = "".join(json.dumps(item.model_dump(), ensure_ascii=False) + "\n" for item in (*entries, entry))
         return self.objects.create(f"{self.model}/{self.alias}/{number:08}", text.encode())
 
 
+def is_of_this_host(change: AliasChange) -> bool:
+    """Whether a process of this host made a change."""
+    return change.by.rpartition("@")[2] == socket.gethostname()
+
+
 def _entry(line: str, path: Path) -> AliasChange:
+    from autoshard.api import AliasChange
+
     try:
         data = parse_json(line)
         if not isinstance(data, dict):

@@ -58,9 +58,7 @@ class ModelsOptions:
     ] = Alias.PRODUCTION
     kind: Annotated[
         str | None,
-        typer.Option(
-            help="Only models of this kind: cost, policy, policy-row_groups, policy-tiers, collective, dense, step."
-        ),
+        typer.Option(help="Only models of this kind: cost, policy, collective, dense, step."),
     ] = None
     device: Annotated[str | None, typer.Option(help="Only models of this device.")] = None
     registry: RegistryOption = None
@@ -251,13 +249,8 @@ def _about(card: Mapping[str, Any]) -> str:
     error = _at(card, "metrics", "relative_error")
     if error is not None:
         return f"held-out error {error:.2%}"
-    has_steps = _at(card, "training", "test", "policy", "step_ms") is not None
-    label, name = ("step", "step_ms") if has_steps else ("slowest rank", "max_ms")
-    ours, greedy = (_at(card, "training", "test", planner, name) for planner in ("policy", "cost-greedy"))
-    balance = _at(card, "training", "test", "policy", "balance")
-    if ours is None or greedy is None or balance is None:
-        return ""
-    return f"balance {balance:.1%}, {label} {ours:.3g} ms (cost-greedy {greedy:.3g} ms)"
+    excess = _at(card, "training", "test", "over_greedy")
+    return "" if excess is None else f"step {abs(excess):.1%} {'above' if excess > 0 else 'below'} cost-greedy's"
 
 
 def _at(data: Any, *path: str) -> float | None:

@@ -26,15 +26,16 @@ def listed_versions(store: Registry, kind: str | None = None, name: str | None =
     """
     own = store.list()
     own_ids = {(item.kind, item.name, item.id) for item in own}
-    found = [_summary(item, item.aliases, is_shipped=False) for item in own]
+    found = [_summary(store, item, item.aliases, is_shipped=False) for item in own]
     if not store.is_shipped:
         shipped = [item for item in shipped_models().list() if (item.kind, item.name, item.id) not in own_ids]
-        found += [_summary(item, _aliases_of(store, item), is_shipped=True) for item in shipped]
+        found += [_summary(store, item, _aliases_of(store, item), is_shipped=True) for item in shipped]
     return [item for item in found if kind in (None, item.kind) and name in (None, item.name)]
 
 
-def _summary(version: Version, aliases: Sequence[str], *, is_shipped: bool) -> ModelSummary:
+def _summary(store: Registry, version: Version, aliases: Sequence[str], *, is_shipped: bool) -> ModelSummary:
     metrics = version.card.get("metrics")
+    in_use = store.production_id(version.kind, version.name)
     error = metrics.get("relative_error") if isinstance(metrics, dict) else None
     return ModelSummary(
         kind=version.kind,
@@ -42,7 +43,8 @@ def _summary(version: Version, aliases: Sequence[str], *, is_shipped: bool) -> M
         id=version.id,
         aliases=list(aliases),
         shipped=is_shipped,
-        used=Alias.PRODUCTION in aliases,
+        # Where the registry has no production version, the shipped one's alias says so.
+        used=Alias.PRODUCTION in aliases if in_use is None else in_use == version.id,
         published_at=datetime.fromtimestamp(version.published_s, UTC).isoformat(timespec="seconds"),
         relative_error=float(error) if isinstance(error, int | float) else None,
         card=version.card,

@@ -20,17 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import fsspec
-import structlog
-
 from autoshard.core.choices import Alias
 from autoshard.core.errors import FormatError, ModelError
 from autoshard.core.quoting import shortened
 from autoshard.core.topology import DEVICE_KEY
 from autoshard.formats.files import atomic_create, remove_leftovers
 from autoshard.formats.stores.remote_folders import address_of
-
-_log = structlog.get_logger()
 
 VERSION_ID = re.compile(r"[0-9a-f]{16}")
 WEIGHTS, CARD = "weights.safetensors", "card.json"
@@ -120,7 +115,11 @@ class RegistryObjects:
         except ModelError as error:
             if age_s is None:
                 raise
-            _log.warning("the registry does not answer; its copy is used", reason=str(error), age_s=round(age_s))
+            import structlog
+
+            structlog.get_logger().warning(
+                "the registry does not answer; its copy is used", reason=str(error), age_s=round(age_s)
+            )
 
     def pull(self, below: str = "") -> int:
         """Copies what the copy lacks: complete versions, and each alias's latest history.
@@ -175,6 +174,8 @@ class RegistryObjects:
     def _storage(self) -> Iterator[tuple[Any, str]]:
         """The storage, and the name of the address there; what fails is a ModelError: every storage has its own."""
         try:
+            import fsspec
+
             storage, root = fsspec.core.url_to_fs(self.address)
             yield storage, root.rstrip("/")
         except ModelError:

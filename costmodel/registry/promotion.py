@@ -212,7 +212,7 @@ def _compare(
     try:
         seen = models.history(trained.kind, trained.name)
         shipped = shipped_models()
-        replaced = seen[-1].id if seen else shipped.production_id(trained.kind, trained.name)
+        replaced = (models if seen else shipped).production_id(trained.kind, trained.name)
         if replaced is None:
             return seen, trained.baselines, ()
         if replaced == version:

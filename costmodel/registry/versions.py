@@ -21,15 +21,14 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import safetensors
 from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
-from autoshard.api import AliasChange
-from autoshard.core.errors import FormatError, ModelError
+from autoshard.core.errors import AutoshardError, FormatError, ModelError
 from autoshard.core.machine import device_family
 from autoshard.core.quoting import shown
 from autoshard.core.topology import DEVICE_KEY
@@ -37,8 +36,13 @@ from autoshard.formats.documents.fields import check_writable
 from autoshard.formats.documents.json_document import parse_json
 from autoshard.formats.files import read_bytes
 from autoshard.formats.stores.remote_folders import folder_of
-from costmodel.registry.aliases import PRODUCTION, Action, Alias, AliasLog
+from autoshard.hardware import is_of_device
+from costmodel.registry.aliases import PRODUCTION, Action, Alias, AliasLog, is_of_this_host
+from costmodel.registry.card_fields import MACHINE
 from costmodel.registry.objects import CARD, MAX_BYTES, VERSION_ID, WEIGHTS, RegistryObjects, model_errors
+
+if TYPE_CHECKING:
+    from autoshard.api import AliasChange
 
 __all__ = [
     "PRODUCTION",
@@ -111,21 +115,22 @@ def find_registry(kind: str, name: str, root: Path | None = None) -> Registry | 
     )
 
 
-def find_model(kind: str, device: str, root: Path | None = None) -> tuple[Registry, str] | None:
-    """The registry with the model of a device, and its name there: the device, else its family.
+def find_model(kind: str, device: str, root: Path | None = None) -> tuple[Registry, str, str] | None:
+    """The registry with the model of a device, its name there (the device, else its family), and its version.
 
     Args:
         kind: What the model is for: `cost`, `policy`.
-        device: Key of the device, such as `cpu` or `cpu:amd-epyc`.
+        device: Key of the device, such as `cpu` or `cpu:amd-25-17-avx512-1m-l2`.
         root: Folder of the user's registry; the default one if None.
 
     Raises:
         ModelError: If an alias is damaged.
     """
     for name in dict.fromkeys((device, device_family(device))):
-        models = find_registry(kind, name, root)
-        if models is not None:
-            return models, name
+        for models in (Registry(root), shipped_models()):
+            version = models.production_id(kind, name, device)
+            if version is not None:
+                return models, name, version
     return None
 
 
@@ -229,7 +234,10 @@ class Registry:
             ModelError: If it is missing, damaged, or of another device; the text names the file.
         """
         folder = self.root / _model(kind, name)
-        identity = self._log(kind, name, version).current() if version in list(Alias) else version
+        if version == PRODUCTION:
+            identity = self.production_id(kind, name)
+        else:
+            identity = self._log(kind, name, version).current() if version in list(Alias) else version
         if identity is None:
             missing = "has been published" if version == PRODUCTION else f"is the {version}"
             raise ModelError(f"no {kind} model named {name} {missing}", source=str(folder))
@@ -261,13 +269,37 @@ class Registry:
         """Whether a version by its id can be loaded from here, one that comes with this package included."""
         return (self._home(kind, name, version).root / kind / name / version / CARD).exists()
 
-    def production_id(self, kind: str, name: str) -> str | None:
-        """Id of the production version; None if there is none under the name.
+    def production_id(self, kind: str, name: str, device: str | None = None) -> str | None:
+        """Id of the production version for a machine; None if there is none under the name.
+
+        What was measured on one machine, and was made the production version there, does not price for another one that
+        shares the registry: for that, it is the last one before that was measured on a machine like it, was made on its
+        host, or was promoted by hand. If none was, it is the last of all.
+
+        Args:
+            kind: What the model is for.
+            name: Which one of its kind, such as the device.
+            device: Key of the device that it is for, see `is_of_device`; the name when left out.
 
         Raises:
             ModelError: If the alias is damaged.
         """
-        return self._log(kind, name, PRODUCTION).current()
+        entries = self._log(kind, name, PRODUCTION).entries()
+        for entry in reversed(entries):
+            if entry.action != Action.PUBLISH or self._is_for(entry, kind, name, device or name):
+                return entry.id
+        return entries[-1].id if entries else None
+
+    def _is_for(self, entry: AliasChange, kind: str, name: str, device: str) -> bool:
+        """Whether a version that was published is for a device: by where it was made, and what it was measured on."""
+        if device == device_family(device) and is_of_this_host(entry):
+            return True
+        home = self._home(kind, name, entry.id)
+        try:
+            described = home._card(home.root / kind / name / entry.id / CARD).get("measured_on")
+            return described is None or is_of_device(MACHINE.read(described, "measured_on"), device)
+        except AutoshardError:  # cannot be read
+            return False
 
     def history(self, kind: str, name: str, alias: str = PRODUCTION) -> tuple[AliasChange, ...]:
         """The versions that an alias has named, the current one last.

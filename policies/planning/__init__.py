@@ -1,1 +1,1 @@
-"""The trained policy as a planner: tasks, decoding, the choices that it has."""
+"""The trained policy where plans are made: what it is stored as, how it plays, and the planner."""

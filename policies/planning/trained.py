@@ -1,200 +1,120 @@
-"""A trained policy as it is published: its network, the cost model whose codes it reads, and a card."""
+"""A trained policy as it is published: the weights of its network, and a card."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from autoshard.core.errors import ModelError
-from autoshard.core.quoting import shown
-from autoshard.formats.documents.kinds import (
-    ANY_OBJECT,
-    ANYTHING,
-    TEXT,
-    Field,
-    number_in,
-    one_of,
-    optional,
-    or_null,
-    record,
-    whole_number,
-)
-from costmodel import LearnedCostModel, Registry, StoredModel
-from costmodel.kernel.predictor import FULL_CODE_WIDTH
+from autoshard.formats.documents.kinds import ANY_OBJECT, TEXT, Field
+from autoshard.planners.space.kinds import FloatArray
+from autoshard.planners.space.ways import NUM_PRICES, TaskFeatures
 from costmodel.registry.card_fields import ModelCard
 from costmodel.registry.models import LearnedModel
-from costmodel.registry.versions import PRODUCTION, Tensors, find_model
-from env import Objective
-from policies.choices import Items
-from policies.network.network import PlacementNetwork
-from policies.network.weights import load_arrays, to_arrays, with_prefix
-from policies.planning.tasks import num_splits
+from costmodel.registry.versions import Registry, StoredModel, Tensors, find_model
+from policies.network import START_CONTEXT, PolicyNetwork, check_weights
 
-_POLICY_PREFIX, _COST_PREFIX = "policy.", "cost."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostModelPart:
-    """The cost model that a policy was trained on.
-
-    Attributes:
-        id: Its version in the registry; null if it was trained together with the policy.
-        card: Its card.
-    """
-
-    id: str | None
-    card: dict[str, Any]
-
-
-_COST_MODEL: Final = record(CostModelPart, Field("id", or_null(TEXT)), Field("card", ANY_OBJECT))
+#: What the registry keeps policies under, and the name of those that serve any device.
+POLICY_KIND, ANY_DEVICE = "policy", "any"
+# Loaded policies are about a tenth of a megabyte each.
+_CACHED_POLICIES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyCard(ModelCard):
-    """All of a policy but the weights of its network and of its cost model.
+    """All of a policy but the weights of its network.
 
     Attributes:
-        device: Key of the device that plans are for.
-        items: What the policy places: `tables`, `row_groups` or `tiers`.
-        objective: What it was trained for: `balance`, `max_kernel` or `step`.
-        memory_fill: Share of all memory that the tables of its training took; null for unlimited memory.
-        max_splits: How often an item may be split, one split within the other; may be left out for 0.
-        code_width: Numbers per code of a shard that the network reads.
-        cost_model: The cost model that it was trained on: `id` and `card`; its weights are stored with the policy's.
+        device: Key of the device that it was trained for; `any` for every one.
         training: Options, counts and scores of the training, for information.
     """
 
-    #: Changes whenever the environment shows something else: a network reads what it was trained on only.
-    schema: ClassVar[str] = "autoshard.policy/3"
+    #: Changes whenever the network reads something else.
+    schema: ClassVar[str] = "autoshard.policy/4"
     fields: ClassVar[tuple[Field, ...]] = (
         Field("device", TEXT),
-        Field("items", one_of(Items)),
-        Field("objective", one_of(Objective)),
-        Field("memory_fill", or_null(number_in(0, 1e6))),
-        optional("max_splits", ANYTHING),
-        Field("code_width", whole_number(FULL_CODE_WIDTH, FULL_CODE_WIDTH)),
-        Field("cost_model", _COST_MODEL),
         Field("training", ANY_OBJECT, "Options, seeds and counts of the training."),
     )
     remedy: ClassVar[str] = "`autoshard train policy` makes one that can be read"
 
     device: str
-    items: Items
-    objective: Objective
-    memory_fill: float | None
-    max_splits: object = 0
-    code_width: int
-    cost_model: CostModelPart
     training: dict[str, Any]
 
 
 class TrainedPolicy(LearnedModel[PolicyCard]):
-    """A network and all that it takes to run it.
+    """A network that chooses how tables are held, and where.
 
     Args:
-        network: Reads codes and prices of `cost`, and of no other model.
-        cost: The cost model; its version is its id in the registry, empty if it was trained together with the policy.
+        weights: Of the network, numpy's.
+        device: Key of the device that it was trained for; `any` for every one.
         training: Options, counts and scores of the training, for information.
-        items: What it was trained to place.
-        objective: What for.
-        memory_fill: Share of all memory that tables of its training took; None for unlimited memory.
         version: In the registry that it comes from, if it does, and whether that came with this package.
     """
 
     card_type = PolicyCard
+    kind = label = POLICY_KIND
 
     def __init__(
         self,
         *,
-        network: PlacementNetwork,
-        cost: LearnedCostModel,
+        weights: Mapping[str, NDArray[np.float32]],
+        device: str = ANY_DEVICE,
         training: Mapping[str, Any],
-        items: Items = Items.TABLES,
-        objective: Objective = Objective.BALANCE,
-        memory_fill: float | None = None,
         version: str = "",
     ) -> None:
-        card = PolicyCard(
-            device=cost.card.device,
-            items=items,
-            objective=objective,
-            memory_fill=memory_fill,
-            max_splits=num_splits(items),
-            code_width=network.code_width,
-            cost_model=CostModelPart(id=cost.version or None, card=cost.card.to_json()),
-            training=dict(training),
-        )
-        super().__init__(card, version)
-        self.kind = self.label = items.policy_kind
-        self.network, self.cost = network, cost
+        super().__init__(PolicyCard(device=device, training=dict(training)), version)
+        self.network = PolicyNetwork(weights)
 
     def tensors(self) -> Tensors:
-        """Weights of the network, and of its cost model."""
-        tensors = {f"{_POLICY_PREFIX}{name}": value for name, value in to_arrays(self.network).items()}
-        return tensors | {f"{_COST_PREFIX}{name}": value for name, value in self.cost.tensors().items()}
-
-    @classmethod
-    def load(
-        cls, registry: Registry, device: str, version: str = PRODUCTION, *, items: Items = Items.TABLES
-    ) -> TrainedPolicy:
-        """The policy of a device from a registry.
-
-        Raises:
-            ModelError: If it is missing, damaged, of other items or of another schema; the text names the file.
-        """
-        return cls.from_stored(registry.load(items.policy_kind, device, version), items=items)
-
-    @classmethod
-    def from_stored(cls, stored: StoredModel, *, items: Items = Items.TABLES) -> TrainedPolicy:
-        """The policy of a registry's version.
-
-        Raises:
-            ModelError: If it is damaged, of other items or of another schema.
-        """
-        policy = super().from_stored(stored)
-        if policy.card.items is not items:
-            raise ModelError(f"must be {items}, got {policy.card.items}", field="items", source=stored.source)
-        if (found := stored.card.get("max_splits", 0)) != num_splits(items):
-            raise ModelError(
-                f"must be {num_splits(items)} for {items}, got {shown(found)}; "
-                f"`autoshard train policy --items {items}` makes one that can be used",
-                field="max_splits",
-                source=stored.source,
-            )
-        return policy
+        """Weights of the network."""
+        return dict(self.network.weights)
 
     @classmethod
     def restored(cls, stored: StoredModel, card: PolicyCard) -> TrainedPolicy:
         """See `LearnedModel.restored`."""
-        cost = StoredModel(
-            id=card.cost_model.id or "",
-            tensors=with_prefix(stored.tensors, _COST_PREFIX),
-            card=card.cost_model.card,
-            source=f"{stored.source}, cost_model",
+        check_weights(stored.tensors, stored.source)
+        return cls(weights=stored.tensors, device=card.device, training=card.training, version=stored.label)
+
+    @classmethod
+    def for_device(cls, root: Path | None, device: str) -> TrainedPolicy:
+        """The production policy of a device, or else the one for any device.
+
+        Args:
+            root: Folder of the registry; the default one if None. Where it has none, the one that ships is taken.
+            device: Key of the device.
+
+        Raises:
+            ModelError: If there is none, or it is damaged.
+        """
+        found = find_model(POLICY_KIND, device, root) or find_model(POLICY_KIND, ANY_DEVICE, root)
+        if found is None:
+            raise ModelError(
+                f"no policy model of {device} or of any device has been published; `autoshard train policy` makes one",
+                source=str(Registry(root).root),
+            )
+        models, name, version = found
+        return _load_version(models.root, name, version)
+
+    def score_ways(self, features: TaskFeatures, ways_WF: FloatArray) -> FloatArray:
+        """How likely a long search holds items in each way, before anything is priced: scores of shape (I, W)."""
+        order_I = features.order()
+        states_NH = self.network.states(
+            features.task_F.astype(np.float32), features.items_IF[order_I].astype(np.float32)
         )
-        # Its weights are checked here: they come with the policy, and nothing else may have looked at them.
-        model = LearnedCostModel.from_stored(cost)
-        network = PlacementNetwork(card.code_width)
-        load_arrays(network, with_prefix(stored.tensors, _POLICY_PREFIX), stored.source)
-        return cls(
-            network=network,
-            cost=model,
-            training=card.training,
-            items=card.items,
-            objective=card.objective,
-            memory_fill=card.memory_fill,
-            version=stored.label,
-        )
+        of_state_N1U = self.network.of_state("option", states_NH)[:, None]
+        of_context_U = self.network.of_context("option", START_CONTEXT)
+        unpriced_WF = np.pad(ways_WF, ((0, 0), (0, NUM_PRICES))).astype(np.float32)
+        score_IW = np.empty((len(order_I), len(ways_WF)))
+        score_IW[order_I] = self.network.option_scores(unpriced_WF, of_state_N1U, of_context_U)
+        return score_IW
 
 
-def load_cost_model(models: Registry, device: str) -> LearnedCostModel:
-    """The production cost model of a device, for a policy to be trained on; it goes by its id, whoever made it.
-
-    Raises:
-        ModelError: If neither the registry nor this package has one, or it is damaged.
-    """
-    kind = LearnedCostModel.kind
-    registry, name = find_model(kind, device, models.root) or (models, device)
-    stored = registry.load(kind, name)
-    return LearnedCostModel.from_stored(replace(stored, is_shipped=False))
+@lru_cache(maxsize=_CACHED_POLICIES)
+def _load_version(root: Path, name: str, version: str) -> TrainedPolicy:
+    return TrainedPolicy.load(Registry(root), name, version)

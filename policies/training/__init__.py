@@ -1,1 +1,1 @@
-"""The training of policies: options, runs, checkpoints, logs, and the joint training with a cost model."""
+"""How policies are trained: tasks, labels of searches, learning, and the command."""

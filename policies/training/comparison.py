@@ -5,72 +5,79 @@ Shape suffixes: P tasks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 
-from autoshard.core import CostModel, CostModels
 from autoshard.core.costs import MsArray
-from autoshard.planners.space.placement import PlacementProblem
-from autoshard.planners.space.step_cost import StepCost
+from autoshard.core.errors import AutoshardError, ExecutionError, InfeasiblePlanError
+from autoshard.evaluation.evaluate import evaluate
+from autoshard.planners.planner import PlanRequest
+from autoshard.planners.registry import get_planner
 from costmodel.registry.promotion import HeldOutComparison, TrainedVersion
 from costmodel.registry.versions import StoredModel
-from env import FinishedEpisodes, Objective, PlacementTask
-from policies.planning.decoding import decode
+from policies.planning.planner import planned
 from policies.planning.trained import TrainedPolicy
-from policies.training.scores import cost_greedy_ms
+from policies.training.drawn_tasks import TaskKind, TaskSplit, task_seeds
 
-#: Makes the held-out tasks, as a cost model prices and encodes them.
-MakeTasks = Callable[[CostModel, Objective], Sequence[PlacementTask]]
+NUM_TEST = 20
+_GREEDY = "cost-greedy"
 
 
-def policy_version(
-    policy: TrainedPolicy, tasks: Sequence[PlacementTask], make_tasks: MakeTasks, costs: CostModels | None = None
-) -> TrainedVersion:
-    """A policy that is compared by its objective: the predicted step, else the predicted slowest rank.
+class TestTasks:
+    """Tasks that no training has seen, and what cost-greedy makes of them.
 
-    Another policy sees the tasks as in its own training, by its own cost model and for its own objective. All
-    placements are priced by the cost model of the policy that is to be published.
+    Args:
+        kind: What they are drawn from.
+        num_tasks: How many; those that cost-greedy has no plan for are left out.
+
+    Raises:
+        ExecutionError: If these are all of them.
+    """
+
+    __test__ = False
+
+    def __init__(self, kind: TaskKind, num_tasks: int = NUM_TEST) -> None:
+        self.requests: list[PlanRequest] = []
+        steps_ms: list[float] = []
+        for seed in task_seeds(TaskSplit.TEST, num_tasks):
+            request = kind.request(seed)
+            try:
+                plan = get_planner(_GREEDY).plan(request)
+            except InfeasiblePlanError:
+                continue
+            self.requests.append(request)
+            steps_ms.append(evaluate(plan, request.costs).step_ms.value)
+        if not steps_ms:
+            raise ExecutionError(f"{_GREEDY} has a plan for none of {num_tasks} held-out tasks to compare with")
+        self.greedy_ms_P: MsArray = np.array(steps_ms)
+
+    def steps_ms(self, policy: TrainedPolicy) -> MsArray:
+        """Predicted steps of a policy's likeliest placements, shape (P,); infinite where it has none."""
+        return np.array([_step_ms(policy, request) for request in self.requests])
+
+
+def _step_ms(policy: TrainedPolicy, request: PlanRequest) -> float:
+    try:
+        return planned(policy, request).step_ms()
+    except AutoshardError:
+        return float("inf")
+
+
+def policy_version(policy: TrainedPolicy, tasks: TestTasks, steps_ms_P: MsArray) -> TrainedVersion:
+    """A policy that is compared by the predicted steps of its placements.
 
     Args:
         policy: The policy.
-        tasks: Held-out tasks, made with its cost model and objective.
-        make_tasks: Makes them for other policies.
-        costs: Models of steps, if these are the objective; kernels aside.
+        tasks: Held-out tasks.
+        steps_ms_P: Its steps there.
     """
-    model = policy.cost
-    ours_ms_P = decode(policy.network, tasks).objective_ms_D
 
-    def compared(others_ms_P: MsArray, against: str) -> HeldOutComparison:
-        measure = "slowest rank" if policy.card.objective is not Objective.STEP else "step"
-        return HeldOutComparison.paired(
-            ours_ms_P / others_ms_P - 1, against=against, measure=measure, of="held-out tasks"
-        )
+    def compared(others_ms_P: Sequence[float] | MsArray, against: str) -> HeldOutComparison:
+        difference_P = steps_ms_P / np.asarray(others_ms_P) - 1
+        return HeldOutComparison.paired(difference_P, against=against, measure="step", of="held-out tasks")
 
     def compare(stored: StoredModel) -> HeldOutComparison:
-        other = TrainedPolicy.from_stored(stored, items=policy.card.items)
-        placements = decode(other.network, make_tasks(other.cost, other.card.objective))
-        step_costs = replace(costs, kernel=model) if costs is not None else None
-        return compared(placed_ms(placements, model, step_costs), f"version {stored.label}")
+        return compared(tasks.steps_ms(TrainedPolicy.from_stored(stored)), f"version {stored.label}")
 
-    return TrainedVersion.of(policy, compare, (compared(cost_greedy_ms(tasks), "cost-greedy"),))
-
-
-def placed_ms(placements: FinishedEpisodes, model: CostModel, costs: CostModels | None) -> MsArray:
-    """Predicted steps of placements by `costs`, or kernel times of their slowest ranks by a model, shape (P,).
-
-    Raises:
-        ModelError: If the model cannot price a shard of theirs.
-    """
-    found = []
-    for problem, ranks_N in zip(placements.problems, placements.ranks, strict=True):
-        priced = PlacementProblem.of(
-            problem.tables, problem.topology, model, problem.shards, problem.tiers, problem.payload
-        )
-        if costs is None:
-            found.append(float(priced.rank_ms(ranks_N).max()))
-        else:
-            step = StepCost(priced, costs)
-            found.append(float(step.step_ms(step.sums(ranks_N))[0]))
-    return np.array(found)
+    return TrainedVersion.of(policy, compare, (compared(tasks.greedy_ms_P, _GREEDY),))

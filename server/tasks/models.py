@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from pydantic import BaseModel
@@ -71,11 +70,7 @@ def answer_shadow(body: ModelCheck, context: TaskContext, stored: bytes) -> Repl
 
 def _readers() -> Mapping[str, Callable[[StoredModel], Any]]:
     """What reads a version, by kind."""
-    from policies.choices import Items
     from policies.planning.trained import TrainedPolicy
 
-    own = (LearnedCostModel, LearnedCollectives, LearnedDense, CalibratedStep)
-    return {
-        **{model.kind: model.from_stored for model in own},
-        **{items.policy_kind: partial(TrainedPolicy.from_stored, items=items) for items in Items},
-    }
+    own = (LearnedCostModel, LearnedCollectives, LearnedDense, CalibratedStep, TrainedPolicy)
+    return {model.kind: model.from_stored for model in own}

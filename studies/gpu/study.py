@@ -25,7 +25,7 @@ from autoshard.report.images import FigureReport, ImageError, Section, find_brow
 from bench.measuring.devices import find_device
 from studies.frame import FromOption, Machine, StudyResult, command_line, to_document
 from studies.frame.results import write_result
-from studies.gpu import caches, card, checks, clock, costs, engines, fig4, plans, samples, training, waits
+from studies.gpu import caches, card, checks, clock, costs, engines, fig4, plans, samples, waits
 from studies.gpu.stages import SCHEMA, Found, Outcome, Stage, State, failures, run_stages
 
 #: In the order in which they run; a new stage has its place here.
@@ -39,7 +39,6 @@ STAGES: Final[tuple[Stage, ...]] = (
     waits.STAGE,
     fig4.STAGE,
     caches.STAGE,
-    training.STAGE,
     checks.STAGE,
 )
 #: Left of the minutes for the last report, and for its picture.

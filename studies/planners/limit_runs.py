@@ -83,7 +83,9 @@ TASKS = {
     "160-a100": LimitTask(num_tables=160, num_ranks=32, base="a100-32", goals={1.0: 0.015}),
     "800-cpu": LimitTask(num_tables=800, num_ranks=80, base="cpu-8", goals=_MANY),
     "800-a100": LimitTask(num_tables=800, num_ranks=80, base="a100-32", goals=_MANY),
-    "5000-a100": LimitTask(num_tables=5000, num_ranks=1024, base="a100-32", goals={10.0: 0.03}),
+    "1000-a100": LimitTask(num_tables=1000, num_ranks=128, base="a100-32", goals={1.0: 0.03}),
+    "5000-a100": LimitTask(num_tables=5000, num_ranks=1024, base="a100-32", goals={1.0: 0.03, 10.0: 0.03}),
+    "10000-a100": LimitTask(num_tables=10_000, num_ranks=1024, base="a100-32", goals={1.0: 0.03}),
 }
 
 

@@ -26,9 +26,20 @@ import typer
 
 from autoshard import console
 from autoshard.commands.options import command_options
-from autoshard.core import Collective, DType, PlacedShard, Shard, ShardingPlan, TableSet, Topology
+from autoshard.core import (
+    AccessProfile,
+    Collective,
+    DType,
+    EmbeddingTable,
+    Feature,
+    PlacedShard,
+    Shard,
+    ShardingPlan,
+    TableSet,
+    Topology,
+)
 from autoshard.core.errors import AutoshardError, DeviceError, InvalidOptionError
-from autoshard.core.step import Overlap, StepPart
+from autoshard.core.step import KERNEL_PARTS, Overlap, StepPart
 from autoshard.formats import atomic_write, topology_from_json, topology_to_json, write_plan
 from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES
 from autoshard.planners.planner import PlanRequest
@@ -36,7 +47,7 @@ from autoshard.planning import make_costs
 from autoshard.report.figures import BLUE, GREY, ORANGE, in_house_style
 from autoshard.runtime import RunRequest, RunResult
 from autoshard.runtime.processes.job import JOB_FILE, RESULTS_FILE
-from autoshard.runtime.processes.launch import LOCAL, Launcher, Torchrun, running_workers
+from autoshard.runtime.processes.launch import FORKED, LOCAL, Launcher, Torchrun, running_workers
 from autoshard.runtime.processes.worker import run_worker
 from autoshard.runtime.result_json import RUN
 from autoshard.table import Table
@@ -76,13 +87,17 @@ ENTRIES: Final = (
     Entry(label="flexshard", planner="flexshard"),
     Entry(label="oper", planner="oper"),
     Entry(label="auto", planner="auto"),
-    Entry(label="replica-groups", planner="replica-groups"),
+    Entry(label="replica-groups", planner="replica-groups", options={"num_groups": 2}),
 )
 _NUM_RANKS: Final = 2
 _SMALLEST_BYTES, _MAX_BYTES = 2**13, 2**22
 _RUN_BYTES: Final = 4 << 30
 #: Milliseconds of work that one rank has more, where one is slowed.
 _SLOWED_MS: Final = 10.0
+#: Where rows share memory: ranks, rows of each one's table of 64 columns, shares, and exponents of Zipf's law.
+_SHARED_RANKS, _SHARED_ROWS = 8, 2_000_000
+_SHARES: Final = (1.0, 1 / 4, 1 / 16, 1 / 64)
+_ALPHAS: Final = (0.0, 1.05)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,12 +316,16 @@ def main(options: VirtualTimeOptions, output: OutputOptions) -> None:
     }
     slowed = parts.find_data("slowed", Repeated, lambda: _slowed(options))
     tokens = parts.find_data("tokens", Repeated, lambda: _tokens(options))
+    shared = {
+        alpha: parts.find_data(f"shared-{alpha}", Repeated, partial(_shared, options, alpha)) for alpha in _ALPHAS
+    }
     machine = Machine.this(find_device("cpu"), command_line("virtual-time", options))
     tables = (
         _summary(compared),
         _parts_table(compared),
         _plans_table(compared),
         _checks(alike, slowed, tokens),
+        _shared_table(shared),
     )
     document = {
         "schema": SCHEMA,
@@ -317,6 +336,7 @@ def main(options: VirtualTimeOptions, output: OutputOptions) -> None:
         "alike": {str(number): asdict(one) for number, one in alike.items()},
         "slowed": asdict(slowed),
         "tokens": asdict(tokens),
+        "shared_rows": {str(alpha): asdict(one) for alpha, one in shared.items()},
     }
     output.write(
         StudyResult(
@@ -457,10 +477,35 @@ def _tokens(options: VirtualTimeOptions) -> Repeated:
     cores = list(map(str, sorted(os.sched_getaffinity(0))[:_NUM_RANKS]))
     chosen = (cores[0], ",".join(cores))
     for one in chosen:
-        launcher = PinnedLauncher(LOCAL, (one,))
+        launcher = PinnedLauncher(FORKED, (one,))
         ((result,),) = execute_plans([plan], launcher=launcher, virtual_time=True, device="cpu", **options.effort)
         found.append(Timed.of(result))
     return Repeated(runs=tuple(found), labels=("1 core", "2 cores"))
+
+
+def _shared(options: VirtualTimeOptions, alpha: float) -> Repeated:
+    """The same plan with all rows, and with ever fewer that have memory of their own."""
+    number = _SHARED_RANKS
+    table = EmbeddingTable(
+        name="table",
+        num_embeddings=_SHARED_ROWS,
+        embedding_dim=64,
+        features=(Feature(name="feature", pooling_factor=20.0),),
+        access=AccessProfile.zipf(_SHARED_ROWS, alpha) if alpha else AccessProfile.uniform(_SHARED_ROWS),
+    )
+    copies = tuple(
+        replace(table, name=f"table-{index}", features=(replace(table.features[0], name=f"feature-{index}"),))
+        for index in range(number)
+    )
+    _, task = drawn_task(1, options.seed, most_tables=options.max_tables)
+    topology = local_topology("cpu", number, _RUN_BYTES)
+    shards = tuple(PlacedShard.table_wise(Shard.whole(one), index) for index, one in enumerate(copies))
+    plan = ShardingPlan(tables=replace(task, tables=copies), topology=topology, shards=shards)
+    each = [{"row_share": share} for share in _SHARES]
+    found = execute_plans([plan] * len(_SHARES), each, virtual_time=True, device="cpu", **options.effort)
+    return Repeated(
+        runs=tuple(Timed.of(result) for (result,) in found), labels=tuple(f"1/{1 / share:g}" for share in _SHARES)
+    )
 
 
 def _slowed(options: VirtualTimeOptions) -> Repeated:
@@ -469,7 +514,7 @@ def _slowed(options: VirtualTimeOptions) -> Repeated:
     with _written(_even_plan(options, num_ranks)) as path:
         request = RunRequest(plan_path=path, steps=options.steps, virtual_time=True)
         job = {"requests": [asdict(request)] * 2 * pairs, "slowed_rank": 1, "slowed_ms": _SLOWED_MS}
-        with running_workers(__name__, job, num_ranks, path=STUDIES_PATH) as (folder, documents):
+        with running_workers(__name__, job, num_ranks, path=STUDIES_PATH, launcher=FORKED) as (folder, documents):
             for _ in documents:
                 pass
             results = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))["results"]
@@ -627,6 +672,26 @@ def _checks(alike: Mapping[int, Repeated], slowed: Repeated, tokens: Repeated) -
     first, second = (one.step_ms for one in tokens.runs)
     lines.append(("4 ranks on 1 core and on 2", f"{first:.2f} and {second:.2f} ms: {first / second - 1:+.1%}"))
     return Table(columns=("check", "found"), rows=tuple(lines), caption="Other checks")
+
+
+def _shared_table(shared: Mapping[float, Repeated]) -> Table:
+    """What it changes that rows share memory: caches hold more of what is looked up."""
+    lines = []
+    for alpha, one in shared.items():
+        whole = one.runs[0]
+        for label, run in zip(one.labels, one.runs, strict=True):
+            kernels = [run.parts[part.value] for part in KERNEL_PARTS]
+            of_whole = [whole.parts[part.value] for part in KERNEL_PARTS]
+            lines.append(
+                (
+                    f"Zipf {alpha:g}" if alpha else "uniform",
+                    label,
+                    *(f"{ms:.2f} ({ms / full - 1:+.0%})" for ms, full in zip(kernels, of_whole, strict=True)),
+                    f"{run.step_ms:.2f} ({run.step_ms / whole.step_ms - 1:+.0%})",
+                )
+            )
+    columns = ("lookups", "rows with memory of their own", "forward kernel ms", "backward kernel ms", "step ms")
+    return Table(columns=columns, rows=tuple(lines), caption=f"Rows that share memory, {_SHARED_RANKS} ranks")
 
 
 def _figure(compared: Sequence[Compared]) -> go.Figure:

@@ -100,7 +100,7 @@ def test_sets_of_another_machine_or_software_are_measured_again(harness, pool, t
     known = ChosenSet(shards=(pool[0],), source="random")
     KernelKind.collect(harness, iter([known]), tmp_path / "here")
     (sample,) = read_samples(tmp_path / "here").samples
-    for name in ("device_name", "torch_version", "fbgemm_version"):
+    for name in ("core", "torch_version", "fbgemm_version"):
         write_samples(tmp_path / name, [replace(sample, **{name: "another"})])
         assert KernelKind.collect(harness, iter([known]), tmp_path / name).added == {"random": 1}
 
@@ -179,7 +179,7 @@ def test_a_store_of_another_version_is_refused_before_anything_is_measured(harne
     file = KernelKind.collect(harness, stream(pool), tmp_path, num_samples=1).files[0]
     pq.write_table(pq.read_table(file).replace_schema_metadata({b"autoshard.schema": b"autoshard.samples/1"}), file)
     advanced = []
-    with pytest.raises(FormatError, match=r"must be autoshard\.samples/4, got autoshard\.samples/1; collect"):
+    with pytest.raises(FormatError, match=r"must be autoshard\.samples/5, got autoshard\.samples/1; collect"):
         KernelKind.collect(harness, stream(pool), tmp_path, num_samples=1, advance=lambda *_: advanced.append(1))
     assert advanced == []
 

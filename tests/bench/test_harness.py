@@ -207,3 +207,6 @@ def test_collecting_takes_as_many_rounds_as_are_asked_for(num_rounds, num_droppe
     assert (rounds.num_measured, rounds.num_dropped, rounds.num_warmup) == (num_rounds, num_dropped, 1)
     assert rounds.num_least == (4 if num_rounds > 4 else None)
     assert Settings.for_collecting(find_device("cpu")).rounds.num_measured == 9
+    calibrating = Settings.for_calibrating(find_device("cpu"), num_rounds)
+    assert calibrating.rounds == rounds
+    assert calibrating.max_spread > Settings.for_collecting(find_device("cpu")).max_spread

@@ -1,4 +1,5 @@
 from collections import Counter
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -69,6 +70,12 @@ def test_strategies_get_their_shares(stream):
     left = sum(DEFAULT_WEIGHTS[name] for name in counts) / total
     for name, number in counts.items():
         assert number / 310 == pytest.approx(DEFAULT_WEIGHTS[name] / total / left, abs=0.015)
+
+
+def test_the_usual_shares_are_those_that_can_be(source):
+    usual = {"singles": 1.0, "memory-limit": 1.0, "uncertain": 1.0}
+    stream = stream_sets(replace(source, memory_bytes=None), seed=3, usual=usual)
+    assert {next(stream).source for _ in range(31)} == {"singles"}
 
 
 def test_repeats_are_sets_of_the_last_ones(stream):

@@ -1,6 +1,5 @@
 """The jobs that train on GPUs: their command lines are accepted, and what they share is named alike."""
 
-import re
 import shlex
 from pathlib import Path
 
@@ -55,7 +54,7 @@ def test_the_job_trains_the_cost_model_first_and_both_into_one_registry():
     assert isinstance(cost, TrainCostOptions)
     assert isinstance(policy, PolicyRunOptions)
     assert of_cost.registry == of_policy.registry
-    assert cost.accelerator == policy.accelerator == "cuda"
+    assert cost.accelerator == policy.learning.accelerator == "cuda"
 
 
 def test_the_job_asks_for_a_gpu_and_for_the_volumes_that_its_paths_are_on():
@@ -73,16 +72,8 @@ def test_the_job_asks_for_a_gpu_and_for_the_volumes_that_its_paths_are_on():
     assert found["Job"]["spec"]["activeDeadlineSeconds"] > seconds
 
 
-@pytest.mark.parametrize("name", ["train.sbatch", "train-ray.sh"])
-def test_scripts_train_on_gpus_and_go_on_from_checkpoints(name):
-    options, _ = accepted(script_words(name))
-    assert options.accelerator == "cuda"
+def test_the_slurm_script_trains_on_a_gpu_and_goes_on_from_its_checkpoint():
+    options, _ = accepted(script_words("train.sbatch"))
+    assert options.learning.accelerator == "cuda"
     assert options.checkpoint is not None
-    assert options.training.num_actors > 0
-    assert options.ray is (name == "train-ray.sh")
-
-
-def test_the_slurm_script_starts_a_process_for_each_gpu():
-    text = (JOBS / "train.sbatch").read_text()
-    assert re.search(r"--nproc-per-node \"\$SLURM_GPUS_ON_NODE\"", text)
-    assert "#SBATCH --ntasks-per-node=1" in text
+    assert options.learning.actors > 0

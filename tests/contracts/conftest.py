@@ -9,7 +9,6 @@ from itertools import product
 
 import numpy as np
 import pytest
-import torch
 
 from autoshard.core import DType, MemoryLevel, Optimizer, Pooling, RankCost, Update
 from costmodel import (
@@ -23,8 +22,7 @@ from costmodel import (
 )
 from costmodel.kernel.card import Interval
 from costmodel.kernel.learned import LearnedCostModel
-from costmodel.kernel.predictor import FULL_CODE_WIDTH
-from policies.network.network import PlacementNetwork
+from policies.network import first_weights
 from policies.planning.trained import TrainedPolicy
 
 #: Widths of the untrained encoder.
@@ -39,7 +37,6 @@ def registry(tmp_path_factory):
     folder = Registry(tmp_path_factory.mktemp("registry"))
     for device in ("cpu", "a100"):
         rng = np.random.default_rng(0)
-        torch.manual_seed(0)
         card = CostModelCard(
             device=device,
             coverage=TrainedCoverage(
@@ -55,8 +52,8 @@ def registry(tmp_path_factory):
             training={},
         )
         weights = {name: rng.normal(0, 0.1, shape).astype(np.float32) for name, shape in weight_shapes(HIDDEN).items()}
-        cost = LearnedCostModel(weights, card)
-        TrainedPolicy(network=PlacementNetwork(FULL_CODE_WIDTH), cost=cost, training={}).publish(folder)
+        LearnedCostModel(weights, card).publish(folder)
+    TrainedPolicy(weights=first_weights(0), training={}).publish(folder)
     return folder.root
 
 

@@ -83,7 +83,7 @@ CHOICES = {
         "cache_policy": ["lru", "lfu"],
     },
     "neuroshard": {"beam_width": [1, 3], "candidates": [2, 10], "steps": [0, 3, 10], "caps": [1, 11]},
-    "policy": {"num_samples": [1, 4], "beam_width": [1, 3]},
+    "policy": {"num_samples": [1, 4], "bursts": [0, 3], "count_activations": [True, False]},
     "replica-groups": {
         "base": ["cost-greedy", "neo", "flexshard", "oper"],
         "layout": ["auto", "across_nodes", "within_nodes"],

@@ -132,7 +132,7 @@ def test_replica_groups_equal_copies_that_are_averaged(tmp_path):
 def assert_touched_rows_are_sent_as_predicted(result):
     plan = read_plan(result.plan_path)
     plan = replace(plan, tables=replace(plan.tables, batch_size=TOUCHED_BATCH))
-    held = plan.of_one_group().held_shards()
+    held = plan.of_one_group().arrays
     expected, everything = (
         sum(group_sync_bytes(replace(plan, replica_groups=replace(plan.replica_groups, sync_rows=rows)), held))
         for rows in (SyncRows.TOUCHED, SyncRows.ALL)

@@ -2,19 +2,24 @@
 
 import shutil
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
 
-from autoshard.core.errors import ModelError
+from autoshard.core.errors import ModelError, SampleStoreError
 from autoshard.core.machine import MeasuredMachine
-from autoshard.formats.stores.samples import read_samples
-from costmodel.kernel.calibrate_command import calibrated_version, known_models
+from autoshard.formats import load_tables
+from autoshard.formats.stores.samples import HARDWARE_FIELDS, read_samples, write_samples
+from autoshard.hardware import this_processor
+from costmodel.kernel.calibrate_command import calibrated_version, known_models, refresh_in_use, scale_for
 from costmodel.kernel.calibration import (
     FARTHEST,
     CalibrationOptions,
     calibrate,
+    drift_of,
     nearest_base,
+    refreshed,
     scaled_to,
     uncalibrated,
 )
@@ -100,6 +105,36 @@ class TestCalibrate:
         assert (found.predicted_ms_S[::2] == found.predicted_ms_S[1::2]).all()
 
 
+def test_a_refreshed_model_is_the_same_at_another_speed(base, slower):
+    model = calibrate(base, slower.take(np.arange(40)), options=FEWEST).model
+    later = replace(slower.take(np.arange(40, 80)), latency_ms_SO=slower.latency_ms_SO[40:80] * 1.25)
+    found = refreshed(model, later)
+    ratio_SO = predict(found.predictor, later) / predict(model.predictor, later)
+    assert np.median(later.kernel_ms / predict(found.predictor, later).sum(axis=1)) == pytest.approx(1, abs=0.02)
+    assert np.ptp(ratio_SO, axis=0) == pytest.approx([0, 0], abs=0.05)
+    assert found.card.training["refreshed_on"] == 40
+    assert model.card.interval.drift < found.card.interval.drift
+    assert found.card.interval.drift < refreshed(model, later.take(np.arange(5))).card.interval.drift
+    assert found.card.training["calibrated_from"] == model.card.training["calibrated_from"]
+    assert type(found.card).from_json(found.card.to_json(), "card") == found.card
+
+
+def test_intervals_hold_when_the_machine_is_slower_an_hour_later(base, slower):
+    model = calibrate(base, slower.take(np.arange(40)), options=QUICK).model
+    rest = slower.take(np.arange(40, len(slower)))
+    later = replace(rest, latency_ms_SO=rest.latency_ms_SO * np.exp(drift_of(slower) * 0.7))
+    of_the_hour = LearnedCostModel(
+        model.tensors(), replace(model.card, interval=replace(model.card.interval, drift=0.0))
+    )
+    assert coverage_of(of_the_hour, later) < coverage_of(model, later)
+    assert coverage_of(model, later) > 0.75
+
+
+def test_machines_drift_as_their_speeds_of_one_minute_differ(slower):
+    steady, restless = (drift_of(replace(slower, speed_spread=spread)) for spread in (0.0, 0.06))
+    assert 0.05 < steady < 0.1 < restless
+
+
 def test_scaling_is_one_factor_per_pass(base, slower):
     model = scaled_to(base, slower)
     ratio_SO = predict(model.predictor, slower) / predict(base.predictor, slower)
@@ -118,6 +153,25 @@ def test_without_samples_prices_stay_and_intervals_are_those_of_any_machine(base
 def test_the_nearest_model_is_the_most_proportional_one(base, slower):
     other = LearnedCostModel({name: value * 0.5 for name, value in base.tensors().items()}, base.card)
     assert nearest_base((other, base), slower) is base
+
+
+@pytest.fixture
+def own_samples(samples, tmp_path):
+    """The samples, as if they had been measured on the machine at hand."""
+    here = this_processor()
+    facts = {name: getattr(here, name) for name in ("device_name", *HARDWARE_FIELDS)}
+    folder = tmp_path / "samples"
+    write_samples(folder, [replace(one, sample_id="", set_id="", **facts) for one in samples.samples])
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("tables", "scale"), [("criteo-kaggle", 1), ("mlperf-dlrm-v2", range(16, 4096))], ids=["kaggle", "mlperf"]
+)
+def test_long_sets_are_divided_so_that_a_minute_holds_enough(tables, scale, base):
+    found = scale_for(load_tables(tables), (base,))
+    assert found in (scale if isinstance(scale, range) else (scale,))
+    assert found.bit_count() == 1
 
 
 class TestRegistries:
@@ -169,11 +223,31 @@ class TestRegistries:
         assert "it was calibrated, too" in again.notes[0]
         assert models.production_id("cost", "cpu") == again.id
 
+    def test_a_refresh_scales_what_is_in_use(self, base, own_samples, shipped, tmp_path):
+        models = Registry(tmp_path / "registry")
+        LearnedCostModel(base.tensors(), replace(base.card, measured_on=MeasuredMachine(device_name="B"))).publish(
+            shipped
+        )
+        since = min(one.collected_at for one in read_samples(own_samples).samples)
+        with pytest.raises(ModelError, match=r"--refresh scales a model of .*, and learned:cpu@.* is of B: run"):
+            refresh_in_use(own_samples, "cpu", models, since=since)
+        machine = read_samples(own_samples).machine
+        # Half as slow as the samples: another day, say.
+        card = replace(base.card, measured_on=machine, scale_ms=base.card.scale_ms / 2)
+        former = LearnedCostModel(base.tensors(), card).publish(models)
+        model, version = refresh_in_use(own_samples, "cpu", models, since=since)
+        assert model.card.training["refreshed_by"] == pytest.approx(2, rel=0.1)
+        published = publish_version(models, version, PublishOptions(registry=models.root))
+        assert published.comparisons[0].difference < -0.3
+        assert models.production_id("cost", "cpu") == published.id != former
+        with pytest.raises(SampleStoreError, match="none of its 400 samples was measured now on this machine"):
+            refresh_in_use(own_samples, "cpu", models, since=datetime.now(UTC))
+
     @pytest.mark.slow
-    def test_the_command_measures_fits_and_goes_on(self, base, shipped, tmp_path, run, store, published):
+    def test_the_command_measures_fits_and_goes_on(self, base, shipped, tmp_path, run, own_samples, published):
         base.publish(shipped)
         # Samples that are surely not noisy: what is measured here may be, on a busy machine.
-        registry, own = tmp_path / "registry", shutil.copytree(store, tmp_path / "samples")
+        registry, own = tmp_path / "registry", own_samples
         arguments = ["calibrate", "--registry", registry, "--store", own, "--seconds", 2, "--updates", 20, "--json"]
         results = []
         for _ in range(2):
@@ -187,14 +261,18 @@ class TestRegistries:
         assert again["training"]["calibrated_from"] == first["training"]["calibrated_from"]
         model = LearnedCostModel.load(Registry(registry), "cpu", first["id"])
         assert model.card.training == first["training"]
+        assert model.card.measured_on.memory_bytes_per_s > 1e8
+        arguments = ["calibrate", "--refresh", "--registry", registry, "--store", own, "--json"]
+        refresh = published("calibrated", run(*arguments)[0])
+        assert refresh["training"]["refreshed_from"] == again["id"]
+        assert refresh["training"]["refreshed_on"] >= 5
 
     @pytest.mark.slow
-    def test_the_table_says_what_was_fitted(self, base, shipped, tmp_path, run, store):
+    def test_the_table_says_what_was_fitted(self, base, shipped, tmp_path, run, own_samples):
         version = base.publish(shipped)
-        own = shutil.copytree(store, tmp_path / "samples")
-        arguments = ["--store", own, "--seconds", 1, "--updates", 40, "--registry", tmp_path / "registry"]
+        arguments = ["--store", own_samples, "--seconds", 1, "--updates", 40, "--registry", tmp_path / "registry"]
         shown = run("calibrate", *arguments)[0]
-        for text in ("mean relative error", "90% interval holds", version, "measured on", "Xeon"):
+        for text in ("mean relative error", "90% interval holds", version, "measured on", "in topologies", "GB/s"):
             assert text in shown
 
     @pytest.mark.slow

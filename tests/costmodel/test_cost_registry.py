@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,7 +14,10 @@ import numpy as np
 import pytest
 
 from autoshard.core.errors import ModelError
+from autoshard.hardware import this_processor
 from costmodel.registry.aliases import Action, AliasLog
+from costmodel.registry.card_fields import MACHINE
+from costmodel.registry.listing import listed_versions
 from costmodel.registry.objects import RegistryObjects
 from costmodel.registry.versions import (
     PRODUCTION,
@@ -288,14 +292,9 @@ class TestShippedModels:
         monkeypatch.delenv(SHIPPED_VARIABLE, raising=False)
         assert shipped_models().root == Path(sys.modules["costmodel"].__file__).parent / "shipped"
 
-    def test_the_policy_of_this_package_is_of_its_cost_model_whose_errors_are_on_record(self, monkeypatch):
+    def test_errors_of_the_cost_model_of_this_package_are_on_record(self, monkeypatch):
         monkeypatch.delenv(SHIPPED_VARIABLE, raising=False)
-        cost, policy = (shipped_models().load(kind, "cpu") for kind in ("cost", "policy"))
-        assert policy.card["cost_model"]["id"] == cost.id
-        assert policy.card["cost_model"]["card"] == {
-            name: value for name, value in cost.card.items() if name != "weights_sha256"
-        }
-        assert cost.card["errors"].keys() == {"table", "kind", "company"}
+        assert shipped_models().load("cost", "cpu").card["errors"].keys() == {"table", "kind", "company"}
 
     def test_a_version_is_held_here_or_shipped(self, shipped, registry):
         came = shipped.publish("cost", "cpu", TENSORS, CARD)
@@ -316,12 +315,37 @@ class TestShippedModels:
 
     def test_a_device_without_a_model_takes_that_of_its_family(self, shipped, registry):
         assert find_model("cost", "cpu:amd-epyc", registry.root) is None
-        shipped.publish("cost", "cpu", TENSORS, CARD)
-        found, name = find_model("cost", "cpu:amd-epyc", registry.root)
-        assert (found.root, name) == (shipped.root, "cpu")
-        registry.publish("cost", "cpu:amd-epyc", TENSORS, {**CARD, "device": "cpu:amd-epyc"})
-        found, name = find_model("cost", "cpu:amd-epyc", registry.root)
-        assert (found.root, name) == (registry.root, "cpu:amd-epyc")
+        came = shipped.publish("cost", "cpu", TENSORS, CARD)
+        found, name, version = find_model("cost", "cpu:amd-epyc", registry.root)
+        assert (found.root, name, version) == (shipped.root, "cpu", came)
+        own = registry.publish("cost", "cpu:amd-epyc", TENSORS, {**CARD, "device": "cpu:amd-epyc"})
+        found, name, version = find_model("cost", "cpu:amd-epyc", registry.root)
+        assert (found.root, name, version) == (registry.root, "cpu:amd-epyc", own)
+
+    def test_machines_that_share_a_registry_keep_their_own_versions(self, shipped, registry):
+        """Two that differ in the last cache alone."""
+        came = shipped.publish("cost", "cpu", TENSORS, CARD)
+        here = this_processor()
+        other = replace(here, cache_bytes=here.cache_bytes + 2**20, device_name=here.device_name)
+        cards = [{**CARD, "measured_on": MACHINE.write(machine)} for machine in (other, here, other)]
+        elsewhere = Registry(registry.root, author="ann@other")
+        first = elsewhere.publish("cost", "cpu", TENSORS, cards[0])
+        assert registry.production_id("cost", "cpu") == registry.load("cost", "cpu").id == first
+        own = elsewhere.publish("cost", "cpu", TENSORS, cards[1])
+        last = elsewhere.publish("cost", "cpu", TENSORS, {**cards[2], "number": 3})
+        assert registry.production_id("cost", "cpu") == registry.load("cost", "cpu").id == own
+        assert find_model("cost", "cpu", registry.root)[2] == own
+        assert find_model("cost", other.key_in("cpu"), registry.root)[1:] == ("cpu", last)
+        assert [item.id for item in listed_versions(registry) if item.used] == [own]
+        # What is promoted by hand is so for all machines.
+        registry.promote("cost", "cpu", came)
+        assert {find_model("cost", key, registry.root)[2] for key in ("cpu", other.key_in("cpu"))} == {came}
+        again = elsewhere.publish("cost", "cpu", TENSORS, {**cards[2], "number": 4})
+        assert registry.production_id("cost", "cpu") == came
+        assert find_model("cost", other.key_in("cpu"), registry.root)[2] == again
+        # What was made here is meant for here, wherever it was measured.
+        meant = registry.publish("cost", "cpu", TENSORS, {**cards[2], "number": 5})
+        assert registry.production_id("cost", "cpu") == meant
 
     def test_what_is_loaded_says_whether_it_was_shipped(self, shipped, registry):
         came, own = (models.publish("cost", "cpu", TENSORS, CARD) for models in (shipped, registry))

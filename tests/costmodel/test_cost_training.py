@@ -1,4 +1,5 @@
 from dataclasses import replace
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -96,6 +97,25 @@ def test_shards_can_be_said_to_be_others(dataset):
     assert wide.coverage.ranges["embedding_dim"] == (64, 64)
     assert wide.latency_ms_SO is dataset.latency_ms_SO
     assert not np.array_equal(wide.features_UF, dataset.features_UF)
+
+
+def test_how_far_apart_speeds_of_one_minute_are(samples):
+    """Five groups of four samples, 5% apart; what an hour does is no part of it."""
+    start = samples.samples[0].collected_at.replace(second=0)
+
+    def measured(index, hours=0):
+        factor = np.exp(0.05 * (index // 4) + hours)
+        references = {"reference_forward_ms": 1.0 * factor, "reference_backward_ms": 2.0 * factor}
+        at = start + timedelta(seconds=index, hours=hours)
+        return replace(samples.samples[index], is_noisy=False, collected_at=at, **references)
+
+    minute = [measured(index) for index in range(20)]
+    dataset = CostDataset.from_samples(replace(samples, samples=tuple(minute)))
+    assert dataset.speed_spread == pytest.approx(1.4826 * 0.05)
+    hours = [measured(index, hours=1) for index in range(20)]
+    both = CostDataset.from_samples(replace(samples, samples=(*minute, *hours)))
+    assert both.speed_spread == pytest.approx(dataset.speed_spread)
+    assert CostDataset.from_samples(replace(samples, samples=tuple(minute[:4]))).speed_spread == 0
 
 
 def test_noisy_samples_are_left_out(samples):

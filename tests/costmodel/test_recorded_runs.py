@@ -10,6 +10,7 @@ from autoshard.core.step import Overlap
 from autoshard.formats import write_plan
 from autoshard.formats.metasyn import metasyn
 from autoshard.runtime import RunRequest
+from autoshard.runtime.results import VirtualRun
 from autoshard.runtime.run_store import append_run, read_runs
 from autoshard.whatif.trials import draw_trials, local_topology, plan_trial
 from costmodel.step.calibration import recorded_runs
@@ -43,6 +44,16 @@ def test_a_store_gives_back_what_was_measured_and_whether_predictions_are_of_it(
     measured = recorded_runs(runs, "cpu")
     assert [run.measured.step_ms for run in measured] == [one.result.step_ms for one in found if one.is_comparable]
     assert recorded_runs(runs, "a100") == ()
+
+
+def test_runs_in_virtual_time_are_not_mixed_with_others(runs, tmp_path):
+    records = [one for one in read_runs(runs) if one.is_comparable]
+    virtual = VirtualRun(wire="alpha-beta", num_cores=2, row_share=1.0)
+    for number, one in enumerate(records):
+        result = replace(one.result, virtual=virtual if number < 2 else None, step_ms=100.0 + number)
+        append_run(tmp_path / "store", one.plan, result)
+    found = recorded_runs(tmp_path / "store", "cpu")
+    assert sorted(run.measured.step_ms for run in found) == [100.0, 101.0]
 
 
 def test_steps_are_calibrated_on_a_store(runs, tmp_path):

@@ -26,7 +26,8 @@ from autoshard.core import (
 )
 from autoshard.core.errors import InvalidPlanError
 from autoshard.core.step import Overlap, StepPart
-from autoshard.evaluation import evaluate, price_step
+from autoshard.evaluation import evaluate, group_sync, price_step
+from autoshard.evaluation.device_memory import device_memory
 from autoshard.evaluation.group_sync import group_sync_bytes, with_cheaper_sync
 from autoshard.formats.documents.plan_json import plan_from_json, plan_to_json
 from autoshard.validator import validate_plan
@@ -84,6 +85,11 @@ class TestEquation1:
     #: What passes a port of a node's ring of 8 when its all-reduce takes bytes / NODE_BYTES_PER_S.
     PORT = NODE_BYTES_PER_S * 2 * 7 / 8
 
+    @pytest.fixture(autouse=True)
+    def _collectives_alone(self, monkeypatch):
+        for name in ("_MOVES_OF_ALL", "_MOVES_OF_MARKS", "_MOVES_OF_TOUCHED"):
+            monkeypatch.setattr(group_sync, name, 0)
+
     @pytest.mark.parametrize("num_groups", [2, 4, 8])
     def test_copies_in_a_node(self, num_groups):
         world = machine(8, 64)
@@ -113,7 +119,7 @@ class TestEquation1:
         plan = replace(plan, shards=(replace(plan.shards[0], shard=Shard.whole(even)),))
         rows, lookups = ROWS / 2, 3 * BATCH * 10 / 2
         expected = rows, rows * -np.expm1(-lookups / rows) * (4 * DIM + 4)
-        marks_R, touched_R = group_sync_bytes(plan, plan.of_one_group().held_shards())
+        marks_R, touched_R = group_sync_bytes(plan, plan.of_one_group().arrays)
         np.testing.assert_allclose([marks_R, touched_R], np.transpose([expected, expected]), rtol=1e-6)
         speed = 2 * NODE_BYTES_PER_S * 7 / 8 / (2 * 3 / 4)
         assert evaluate(plan, COSTS).group_sync_ms == pytest.approx(sum(expected) / speed * 1e3 / 3)
@@ -121,7 +127,7 @@ class TestEquation1:
         half = replace(even, dtype=DType.FP16)
         shards = (replace(plan.shards[0], shard=Shard.whole(half)),)
         plan = replace(plan, tables=tables(half, batch_size=BATCH), shards=shards)
-        _, half_R = group_sync_bytes(plan, plan.of_one_group().held_shards())
+        _, half_R = group_sync_bytes(plan, plan.of_one_group().arrays)
         np.testing.assert_allclose(half_R, touched_R * (2 * DIM + 4) / (4 * DIM + 4))
 
     def test_copies_within_a_group_are_touched_by_all_its_lookups(self):
@@ -130,7 +136,7 @@ class TestEquation1:
         copies = replace(plan.shards[0], tier=Tier.DATA_PARALLEL, replicas=each(4), grad_sync=GradSync.SPARSE)
         whole = replace(plan.shards[0], tier=Tier.TABLE_WISE, replicas=((0,),))
         of_copies, of_whole = (
-            group_sync_bytes(one, one.of_one_group().held_shards())
+            group_sync_bytes(one, one.of_one_group().arrays)
             for one in (replace(plan, shards=(copies,)), replace(plan, shards=(whole,)))
         )
         for of_copies_R, of_whole_R in zip(of_copies, of_whole, strict=True):
@@ -181,6 +187,19 @@ class TestEquation1:
         for each_world, bytes_per_s in ((world, REGION_BYTES_PER_S / 64), (fast, 3e9)):
             expected_s = self.SIZE / 64 / bytes_per_s
             assert group_sync_ms(each_world, num_groups=2, layout=WITHIN) == pytest.approx(expected_s * 1e3)
+
+
+def test_what_a_rank_moves_itself_is_priced_beside_the_collectives(monkeypatch):
+    memory = device_memory(machine(8).device).gather_bytes_per_s
+    for rows, moves in ((SyncRows.ALL, (1,)), (SyncRows.TOUCHED, (1, 3))):
+        plan = row_wise(machine(8), ReplicaGroups(num_groups=4, sync_every=2, sync_rows=rows))
+        put_in = [bytes_R.max() for bytes_R in group_sync_bytes(plan, plan.of_one_group().arrays)]
+        whole_ms = evaluate(plan, COSTS).group_sync_ms
+        with monkeypatch.context() as patch:
+            for name in ("_MOVES_OF_ALL", "_MOVES_OF_MARKS", "_MOVES_OF_TOUCHED"):
+                patch.setattr(group_sync, name, 0)
+            collectives_ms = evaluate(plan, COSTS).group_sync_ms
+        assert whole_ms - collectives_ms == pytest.approx(1e3 * np.dot(moves, put_in) / memory / 2)
 
 
 class TestGroups:

@@ -107,6 +107,15 @@ class TestTiling:
         shards[index] = replace(shards[index], shard=replace(shards[index].shard, rows=replace(rows, stop=stop)))
         assert "t0" in fault_of(plan(*shards))
 
+    def test_tables_that_are_cut_alike_are_all_looked_at(self):
+        one, other, third = table("one"), table("other"), table("third")
+        halves = [[placed(part(of, 0, 400)), placed(part(of, 400))] for of in (one, other)]
+        assert fault_of(plan(*halves[0], *halves[1])) is None
+        cut = [*halves[0], *halves[1], placed(part(third, 0, 400)), placed(part(third, 300))]
+        assert "shards[5].columns: table 'third': columns [0, 16) of rows [300, 400) are in shards[4] too" in (
+            fault_of(plan(*cut)) or ""
+        )
+
     def test_a_table_without_shards_is_named(self):
         lonely = table("lonely")
         fault = fault_of(plan(placed(part(table())), tables=tables(table(), lonely)))
@@ -154,6 +163,12 @@ class TestTiers:
                 continue  # replicas on all ranks are replicas on some
             fault = fault_of(plan(placed(part(table()), other, replicas)))
             assert fault.startswith(f"shards[0].replicas: tier {other} means ")
+
+    def test_ranks_that_fit_one_label_do_not_fit_another(self):
+        right = placed(table("one"), Tier.TABLE_WISE, ((3,),))
+        wrong = placed(table("other"), Tier.ROW_WISE, right.replicas)
+        assert fault_of(plan(right, replace(right, shard=Shard.whole(table("third"))))) is None
+        assert "shards[1].replicas: tier row_wise means" in (fault_of(plan(right, wrong)) or "")
 
     def test_on_one_rank_all_that_is_on_all_ranks_is_the_same(self):
         alone = topology(1)

@@ -64,6 +64,17 @@ def test_one_batch_reuses_rows_as_measured(pool):
     assert row_bins.sum() == pytest.approx(NUM_DISTINCT_ROWS, rel=0.04)
 
 
+def test_tables_are_held_within_bytes_by_fewer_rows(pool):
+    most = 2**20
+    held = pool.held_within(most)
+    assert max(table.storage_bytes for table in held.tables) <= most
+    assert held.batch_size == pool.batch_size
+    for table, former in zip(held.tables, pool.tables, strict=True):
+        assert table.access.num_rows == table.num_embeddings
+        assert (table == former) == (former.storage_bytes <= most)
+    assert pool.held_within(1).tables[0].num_embeddings == 1
+
+
 def test_tables_are_skewed_differently(pool):
     top = [float(table.access.coverage(table.num_embeddings / 1000)) for table in pool.tables if table.pooling_factor]
     flat, skewed = np.percentile(top, [10, 90])

@@ -78,11 +78,23 @@ def test_files_of_the_second_version_are_read_and_keep_their_ids():
 
 def test_samples_say_what_the_machine_is(tmp_path):
     here = {"core_cache_bytes": 2**20, "cache_bytes": 2**25, "memory_bytes": 2**33, "clock_mhz": 2596.0}
+    here |= {"core": "amd-25-17-avx512", "core_threads": 1, "cache_threads": 2}
     told, silent = sample_of(minute=1, driver_version="580", **here), sample_of(minute=1)
     write_samples(tmp_path, [told])
     assert read_samples(tmp_path).machine == replace(silent.machine, driver_version="580", **here)
     assert told.identified().sample_id != silent.identified().sample_id
     assert told.identified().set_id == silent.identified().set_id
+
+
+def test_the_bandwidth_of_a_store_is_that_of_the_median_sample(tmp_path):
+    write_samples(tmp_path, [sample_of(minute=minute, memory_bytes_per_s=1e10 * minute) for minute in range(4)])
+    machine = read_samples(tmp_path).machine
+    assert machine.memory_bytes_per_s == 2e10
+    assert machine == replace(machine, memory_bytes_per_s=0.0)
+
+
+def test_sets_of_stores_of_the_second_version_are_counted():
+    assert {found.machine.cache_bytes for found in measured_sets(Path(__file__).parents[1] / "data" / "samples")} == {0}
 
 
 def test_a_store_is_read_in_the_order_of_time(tmp_path):
@@ -180,7 +192,7 @@ def as_text(name, table):
         (lambda table: with_column("shards", [[None]])(table), "shards: must not be null"),
         (
             lambda table: table.replace_schema_metadata({b"autoshard.schema": b"autoshard.samples/9"}),
-            "schema: must be autoshard.samples/4, got autoshard.samples/9; collect into another folder",
+            "schema: must be autoshard.samples/5, got autoshard.samples/9; collect into another folder",
         ),
         (lambda table: table.replace_schema_metadata(None), "got none"),
         (with_column("forward_ms", [float("nan")]), "forward_ms: must be a number of at least 0, got "),
@@ -287,12 +299,16 @@ def test_measured_sets_are_counted_by_machine_and_software(tmp_path):
     write_samples(tmp_path, [sample_of(minute=1), sample_of(minute=2, torch_version="2.14.0")])
     write_samples(tmp_path, [elsewhere])
     one, two, three = (sample.identified().set_id for sample in (first, other, elsewhere))
+    write_samples(tmp_path, [sample_of(minute=3, cache_bytes=2**23)])
+    unknown = ("", 0, 0)
     assert measured_sets(tmp_path) == {
-        (one, "A processor", "2.13.0+cpu", "1.8.0"): 2,
-        (two, "A processor", "2.13.0+cpu", "1.8.0"): 1,
-        (one, "A processor", "2.14.0", "1.8.0"): 1,
-        (three, "H200", "2.13.0+cpu", "1.8.0"): 1,
+        (one, "A processor", *unknown, "2.13.0+cpu", "1.8.0"): 2,
+        (two, "A processor", *unknown, "2.13.0+cpu", "1.8.0"): 1,
+        (one, "A processor", *unknown, "2.14.0", "1.8.0"): 1,
+        (one, "A processor", "", 0, 2**23, "2.13.0+cpu", "1.8.0"): 1,
+        (three, "H200", *unknown, "2.13.0+cpu", "1.8.0"): 1,
     }
+    assert {found.machine.cache_bytes for found in measured_sets(tmp_path)} == {0, 2**23}
 
 
 def test_only_old_temporary_files_of_ours_are_removed(tmp_path):

@@ -22,6 +22,7 @@ from autoshard.core import (
 )
 from autoshard.core.errors import FormatError, InputError, InvalidTableError
 from autoshard.formats import format_json, read_tables, tables_from_json, tables_to_json, write_tables
+from autoshard.formats.documents.access_json import access_to_json
 from tests import builders as make
 
 SCHEMA = "autoshard.tables/1"
@@ -317,3 +318,17 @@ def test_thousands_of_tables_with_one_wrong_number_name_it():
     with pytest.raises(FormatError) as caught:
         tables_from_json(many)
     assert caught.value.field == "tables[4321].embedding_dim"
+
+
+def test_tables_with_the_same_curve_share_it_and_each_other_one_is_checked(tmp_path):
+    curve = AccessProfile.from_reuse_bins(10**6, [1.0] * 17, of="rows", num_lookups=1e5)
+    of = [make.table(f"t{index}", 10**6, access=curve) for index in range(3)]
+    write_tables(make.tables(*of, make.table("other", 10**6)), tmp_path / "tables.json")
+    read = read_tables(tmp_path / "tables.json")
+    assert [table.access for table in read.tables[:3]] == [curve] * 3
+    assert len({id(table.access) for table in read.tables}) == 2
+    document = json.loads((tmp_path / "tables.json").read_text())
+    assert document["tables"][0]["access"] == document["tables"][2]["access"] == access_to_json(curve)
+    document["tables"][2]["num_embeddings"] += 1
+    with pytest.raises(InputError, match=r"^tables\[2\].access.knots: must end at access rank 1000001"):
+        tables_from_json(document)

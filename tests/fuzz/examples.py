@@ -31,11 +31,10 @@ from costmodel import CostModelCard, FeatureScaling, HeldOutMetrics, Registry, T
 from costmodel.kernel.card import Interval
 from costmodel.kernel.features import NUM_FEATURES
 from costmodel.kernel.learned import LearnedCostModel
-from costmodel.kernel.predictor import FULL_CODE_WIDTH
 from costmodel.step.collective_training import train_collective_model
 from costmodel.step.dense_training import train_dense_model
 from costmodel.step.model import CalibratedStep, StepCard
-from policies.network.network import PlacementNetwork
+from policies.network import first_weights
 from policies.planning.trained import TrainedPolicy
 from tests.builders import held
 
@@ -296,10 +295,8 @@ def _write_registry(folder, store):
         interval=Interval(low=-1.5, high=2.0, coverage=0.9, half_width=0.05),
         training={"num_samples": 10},
     )
-    cost_id = registry.publish(LearnedCostModel.kind, "cpu", weights, card.to_json())
-    torch.manual_seed(0)
-    cost = LearnedCostModel(weights, card, version=cost_id)
-    TrainedPolicy(network=PlacementNetwork(FULL_CODE_WIDTH), cost=cost, training={}).publish(registry)
+    registry.publish(LearnedCostModel.kind, "cpu", weights, card.to_json())
+    TrainedPolicy(weights=first_weights(0), training={}).publish(registry)
     fitted = {(part, "learned:cpu"): (1.0,) * len(names) for part, names in PART_FEATURES.items()}
     said = {"engine": "thin", "overlap": Overlap.NONE, "interval_scale": 1.0, "metrics": {}, "training": {}}
     step = CalibratedStep(fitted, StepCard(device="cpu", **said))

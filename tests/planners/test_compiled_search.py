@@ -2,12 +2,13 @@
 
 import math
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from autoshard.cli import main
-from autoshard.core import Tier
+from autoshard.core import Constraints, MemoryBytes, Tier
 from autoshard.core.errors import AutoshardError
 from autoshard.core.step import EMBEDDING_PARTS
 from autoshard.planners.hybrid import successive_halving
@@ -23,6 +24,7 @@ from autoshard.planners.hybrid.step_search import StepSearch, search_steps
 from autoshard.planners.hybrid.successive_halving import improve
 from autoshard.planners.space.cost_gradient import CostGradient, FlatOptions
 from autoshard.planners.space.layout import Limits
+from autoshard.planners.space.options import ShardingType
 from autoshard.validator import validate_plan
 from scripts.compiled_header import FOLDER, headers
 from tests import builders as make
@@ -35,11 +37,15 @@ EFFORTS = [
 ]
 
 
-@pytest.fixture(scope="module", params=["one node", "two nodes"])
+#: More ranks than are all looked at for each shard.
+MANY = make.topology(9, 81)
+
+
+@pytest.fixture(scope="module", params=["one node", "two nodes", "nine nodes"])
 def start(request):
     tables, topology = make.draw_task(24, 8, seed=5)
-    task = tables, topology if request.param == "one node" else make.two_nodes()
-    space = space_of(make.request(*task))
+    topology = {"one node": topology, "two nodes": make.two_nodes(), "nine nodes": MANY}[request.param]
+    space = space_of(make.request(tables, topology))
     return balanced_starts(space, Limits.of(space))[0].layout
 
 
@@ -136,6 +142,39 @@ def test_options_that_may_not_be_taken_are_not(start):
     found, _ = searched(linear, whole, LinearEffort(rounds=40), may_O=may_O)
     tiers = {shard.tier for item in range(len(found.chosen)) for shard, _ in found.held(item)}
     assert tiers == {Tier.TABLE_WISE}
+
+
+@pytest.mark.parametrize("little", [None, 2_000_000])
+def test_of_many_ranks_the_one_that_grows_least_is_found(little):
+    tables, ranks = make.draw_task(400, MANY.world_size, seed=2)
+    pinned = replace(tables.tables[7], constraints=Constraints(pinned_ranks=(3, 40, 80)))
+    tables = replace(tables, tables=(*tables.tables[:7], pinned, *tables.tables[8:]))
+    scarce = [] if little is None else [(rank, MemoryBytes(hbm=little)) for rank in range(0, MANY.world_size, 2)]
+    topology = replace(MANY, memory_bytes=ranks.memory_bytes, overrides=tuple(scarce))
+    space = space_of(make.request(tables, topology), names={ShardingType.TABLE_WISE})
+    flat, rates, limits = FlatOptions.of(space), CostGradient.of(space), Limits.of(space)
+    options_I = np.zeros(len(space.items), dtype=np.int64)
+    layout = placed_options(space, flat, rates, limits, options_I)
+    num_ranks = topology.world_size
+    order = sorted(
+        range(len(space.items)),
+        key=lambda item: (item != 7, -rates.served_VP[space.items[item].options[0].shards[0].kind].sum()),
+    )
+    kinds = [space.items[item].options[0].shards[0].kind for item in order]
+    mean_P = rates.served_VP[kinds].sum(axis=0) / num_ranks
+    used = mean_P > 0
+    load_PR, free_R = np.zeros((used.sum(), num_ranks)), limits.capacity_RM[:, 0].copy()
+    for item, kind in zip(order, kinds, strict=True):
+        ((_, (rank,)),) = [layout.choice(item)]
+        share_PR = load_PR / mean_P[used, None]
+        grown_PR = (share_PR + (rates.served_VP[kind] / np.maximum(mean_P, 1e-300))[used, None]) ** 8 - share_PR**8
+        score_R = mean_P[used] @ grown_PR
+        needed = space.kinds.bytes_VM[kind, 0]
+        open_R = (free_R >= needed) & space.items[item].options[0].shards[0].allowed_S
+        assert open_R[rank]
+        assert score_R[rank] <= score_R[open_R].min() * (1 + 1e-9) + 1e-300
+        load_PR[:, rank] += rates.served_VP[kind][used]
+        free_R[rank] -= needed
 
 
 def test_constraints_are_kept():

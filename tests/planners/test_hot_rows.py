@@ -9,8 +9,9 @@ import pytest
 from autoshard.core import ImpliedOrder, TableSet
 from autoshard.formats import load_topology
 from autoshard.formats.metasyn import metasyn
+from autoshard.planners.hybrid import option_offers
 from autoshard.planners.hybrid.hot_rows import offer_hot_rows
-from autoshard.planners.hybrid.option_offers import space_of
+from autoshard.planners.hybrid.option_offers import OfferedOptions, space_of
 from autoshard.planners.space.cost_gradient import CostGradient, FlatOptions, shard_costs
 from autoshard.planners.space.options import ShardingType, hot_rows, row_tiers
 from tests import builders as make
@@ -24,7 +25,7 @@ def request_():
 
 
 def offer(space):
-    return offer_hot_rows(space, FlatOptions.of(space), CostGradient.of(space))
+    return offer_hot_rows(space, CostGradient.of(space))
 
 
 def least_ms(space):
@@ -58,6 +59,23 @@ def test_two_rounds_gain_most_of_what_many_numbers_could(request_):
     assert found == sorted(found, reverse=True)
     assert found[0] - found[2] > 0.7 * (found[0] - least_ms(many)) > 0
     assert sum(len(item.options) for item in space.items) < sum(len(item.options) for item in many.items) / 2
+
+
+def test_in_large_tasks_prices_of_a_few_tables_tell_of_all(request_, monkeypatch):
+    monkeypatch.setattr(option_offers, "LARGE_TASK", 0)
+    monkeypatch.setattr(option_offers, "_NUM_COSTLIEST", 0)
+    by_price, every = OfferedOptions(request_), space_of(request_)
+    whole_ms = least_ms(by_price.space)
+    by_price.begin()
+    for _ in range(2):
+        offer(every)
+    num_options = [sum(len(item.options) for item in space.items) for space in (by_price.space, every)]
+    assert num_options[0] < num_options[1] / 2
+    assert whole_ms - least_ms(by_price.space) > 0.8 * (whole_ms - least_ms(every)) > 0
+    binding = {item.tables[0].name for item in by_price.space.items if len(item.options) > 15}
+    costliest = sorted(request_.tables.tables, key=lambda table: -table.pooling_factor)
+    assert costliest[0].name in binding
+    assert len(binding) < 20
 
 
 def test_tables_without_a_row_order_get_none(request_):

@@ -21,7 +21,6 @@ from autoshard.core import (
 from autoshard.core.plan import Payload
 from autoshard.evaluation.traffic import PairTraffic, cheaper_exchange
 from autoshard.planners.space.constraints import allowed_sites
-from autoshard.planners.space.kinds import first_alike
 from autoshard.planners.space.options import (
     COLUMN_STEP,
     ShardingType,
@@ -216,4 +215,4 @@ def test_tiers_say_which_ranks_hold_rows_at_a_site(two_nodes, tier, replicas):
 )
 def test_tables_share_what_is_worked_out_only_if_prices_and_bytes_are_alike(fields):
     tables = make.tables(make.table("a"), make.table("b"), make.table("c", **fields))
-    assert first_alike(tables) == {"a": 0, "b": 0, "c": 2}
+    assert tables.first_alike == {"a": 0, "b": 0, "c": 2}

@@ -1,97 +1,87 @@
+"""The network: the same in numpy and in torch, alike however ranks are numbered, and a critic that sees placements."""
+
+import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from policies.network.network import PlacementNetwork
-
-WIDTH = 32
-
-
-@pytest.fixture(scope="module")
-def network():
-    torch.manual_seed(0)
-    return PlacementNetwork(WIDTH)
+from autoshard.core.errors import ModelError
+from autoshard.planners.space.ways import NUM_ITEM, NUM_PRICES, NUM_TASK, NUM_WAY
+from env.game import NUM_CONTEXT, NUM_PLACE
+from policies.network import SHAPES, START_CONTEXT, PolicyNetwork, check_weights, first_weights
 
 
-def inputs(num_episodes, num_ranks, seed=0, width=WIDTH):
-    generator = torch.Generator().manual_seed(seed)
-    states = torch.randn(num_episodes, width + 32, generator=generator)
-    codes = torch.randn(num_episodes, num_ranks, width, generator=generator)
-    costs = torch.rand(num_episodes, num_ranks, 4, generator=generator)
-    kinds = torch.eye(5)[torch.randint(5, (num_episodes, num_ranks), generator=generator)]
-    kinds[:, 0] = torch.eye(5)[0]
-    mask = torch.rand(num_episodes, num_ranks, generator=generator) < 0.7
-    mask[:, 0] = True
-    return states, codes, costs, kinds, mask
+def inputs(seed=0, num_items=5, num_options=7):
+    rng = np.random.default_rng(seed)
+    shapes = {
+        "task": (NUM_TASK,),
+        "items": (num_items, NUM_ITEM),
+        "options": (num_options, NUM_WAY + NUM_PRICES),
+        "places": (num_options, NUM_PLACE),
+        "context": (NUM_CONTEXT,),
+    }
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def test_layers_are_as_wide_as_the_papers(network):
-    # AutoShard C.1, with codes of 32: state and action 64, LSTM of two layers of 64, heads 128-128-64-1 and 64-1.
-    shapes = {name: tuple(value.shape) for name, value in network.named_parameters()}
-    assert shapes["step_layer.weight"] == (32, 1)
-    assert shapes["cost_layer.weight"][0] == 32
-    assert shapes["lstm.weight_ih_l0"] == shapes["lstm.weight_hh_l1"] == (4 * 64, 64)
-    assert "lstm.weight_ih_l2" not in shapes
-    policy = [shape for name, shape in shapes.items() if name.startswith("policy") and name.endswith("weight")]
-    assert policy == [(128, 3 * 64), (128, 128), (64, 128), (1, 64)]
-    value = [shape for name, shape in shapes.items() if name.startswith("value") and name.endswith("weight")]
-    assert value == [(64, 64), (1, 64)]
+def outputs(network, of):
+    states = network.states(of["task"], of["items"])
+    context = of["context"]
+    return [
+        states,
+        network.option_scores(
+            of["options"], network.of_state("option", states)[2], network.of_context("option", context)
+        ),
+        network.place_scores(of["places"], network.of_state("place", states)[2], network.of_context("place", context)),
+        network.values(states, context),
+    ]
 
 
-@given(num_episodes=st.integers(1, 4), num_ranks=st.integers(1, 9), seed=st.integers(0, 1000))
-def test_renumbering_choices_renumbers_the_scores(network, num_episodes, num_ranks, seed):
-    states, codes, costs, kinds, mask = inputs(num_episodes, num_ranks, seed)
-    order = torch.randperm(num_ranks, generator=torch.Generator().manual_seed(seed))
-    scores = network.logits(states, codes, costs, kinds, mask)
-    renumbered = network.logits(states, codes[:, order], costs[:, order], kinds[:, order], mask[:, order])
-    assert torch.allclose(renumbered, scores[:, order], atol=1e-5)
+def test_numpy_and_torch_compute_the_same():
+    weights, of = first_weights(1), inputs()
+    in_torch = PolicyNetwork({name: torch.from_numpy(value) for name, value in weights.items()})
+    found = outputs(in_torch, {name: torch.from_numpy(value) for name, value in of.items()})
+    for ours, theirs in zip(outputs(PolicyNetwork(weights), of), found, strict=True):
+        np.testing.assert_allclose(ours, theirs.numpy(), atol=1e-5)
 
 
-def test_ranks_alike_score_alike(network):
-    states, codes, costs, kinds, _ = inputs(3, 5)
-    codes[:, 4], costs[:, 4], kinds[:, 4] = codes[:, 1], costs[:, 1], kinds[:, 1]
-    scores = network.logits(states, codes, costs, kinds, torch.ones(3, 5, dtype=torch.bool))
-    assert torch.allclose(scores[:, 4], scores[:, 1], atol=1e-6)
-    assert not torch.allclose(scores[:, 4], scores[:, 2], atol=1e-4)
+def test_tasks_side_by_side_have_the_states_that_each_has_alone():
+    network, one, other = PolicyNetwork(first_weights(2)), inputs(0), inputs(1)
+    task_BF = np.stack([one["task"], other["task"]])
+    items_NBF = np.stack([one["items"], other["items"]], axis=1)
+    together = network.states(task_BF, items_NBF)
+    np.testing.assert_allclose(together[:, 1], network.states(other["task"], other["items"]), atol=1e-6)
 
 
-def test_masked_ranks_are_never_chosen_and_do_not_touch_the_others(network):
-    states, codes, costs, kinds, mask = inputs(6, 5)
-    scores = network.logits(states, codes, costs, kinds, mask)
-    assert (scores.isneginf() == ~mask).all()
-    costs[~mask] = -100.0
-    codes[~mask] = 100.0
-    assert torch.allclose(network.logits(states, codes, costs, kinds, mask)[mask], scores[mask])
+def test_renumbered_choices_have_renumbered_scores():
+    network, of = PolicyNetwork(first_weights(3)), inputs()
+    order = np.random.default_rng(0).permutation(len(of["places"]))
+    renumbered = {**of, "places": of["places"][order], "options": of["options"][order]}
+    for ours, theirs in zip(outputs(network, of)[1:3], outputs(network, renumbered)[1:3], strict=True):
+        np.testing.assert_allclose(ours[order], theirs, atol=1e-6)
 
 
-def test_the_first_layer_in_two_parts_is_the_layer_on_state_action_and_product(network):
-    states, codes, costs, kinds, mask = inputs(4, 3)
-    places = mask & (kinds[..., 4] == 0)
-    margins = []
-    for column in (1, 2):
-        best = costs[..., column].masked_fill(~places, torch.inf).amin(dim=1, keepdim=True)
-        margins.append(8.0 * (costs[..., column] - best)[..., None])
-    actions = torch.cat([codes, torch.relu(network.cost_layer(torch.cat([costs, *margins, kinds], dim=-1)))], dim=-1)
-    repeated = states[:, None].expand_as(actions)
-    joined = torch.cat([repeated, actions, repeated * actions], dim=-1)
-    expected = network.policy_rest(network.policy_first(joined))[..., 0]
-    assert torch.allclose(network.logits(states, codes, costs, kinds, mask)[mask], expected[mask], atol=1e-5)
+def test_an_item_depends_on_those_before_it_and_on_none_after():
+    network, of = PolicyNetwork(first_weights(4)), inputs()
+    changed = {**of, "items": of["items"].copy()}
+    changed["items"][2] += 1
+    before, after = network.states(of["task"], of["items"]), network.states(changed["task"], changed["items"])
+    np.testing.assert_array_equal(before[:2], after[:2])
+    assert (before[3] != after[3]).any()
 
 
-def test_states_of_many_steps_are_those_of_one_step_after_the_other(network):
-    generator = torch.Generator().manual_seed(1)
-    items, remaining = torch.randn(7, 3, WIDTH, generator=generator), torch.rand(7, 3, 1, generator=generator)
-    together, _ = network.states(items, remaining, network.initial_state(3))
-    memory = network.initial_state(3)
-    for step in range(7):
-        states, memory = network.states(items[step : step + 1], remaining[step : step + 1], memory)
-        assert torch.allclose(states[0], together[step], atol=1e-6)
+def test_the_critic_sees_what_is_placed():
+    network, of = PolicyNetwork(first_weights(5)), inputs()
+    states = network.states(of["task"], of["items"])
+    assert network.values(states[1], START_CONTEXT) != network.values(states[1], START_CONTEXT + 1)
 
 
-@pytest.mark.parametrize("width", [3, 33])
-def test_any_width_of_codes_will_do(width):
-    network = PlacementNetwork(width)
-    states, codes, costs, kinds, mask = inputs(2, 4, width=width)
-    assert network.logits(states, codes, costs, kinds, mask).shape == (2, 4)
-    assert network.values(states).shape == (2,)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"item.bias": np.zeros(3, dtype=np.float32)}, r"item.bias: must be of shape \(48,\), got \(3,\)"),
+        ({"more": np.zeros(1, dtype=np.float32)}, "more: must be of shape None"),
+        ({"item.bias": np.full(SHAPES["item.bias"], np.nan, dtype=np.float32)}, "item.bias: must be finite"),
+    ],
+)
+def test_weights_are_checked(change, message):
+    with pytest.raises(ModelError, match=message):
+        check_weights({**first_weights(0), **change}, "a file")

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.algorithms.returns import vtrace_returns
+from policies.training.returns import vtrace_returns
 
 numbers = st.floats(-2, 2, width=32)
 

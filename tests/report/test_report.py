@@ -213,6 +213,13 @@ def test_the_terminal_shows_every_rank_and_takes_names_as_they_are(plan, measure
     assert "[red]t[/red]" in rendered(plan_summary(renamed))
 
 
+def test_the_terminal_says_on_which_machine_kernels_were_measured(plan):
+    provenance = Provenance(planner="auto", version="1", models={"kernel_machine": "AMD EPYC (32 MiB last cache)"})
+    shown = rendered(plan_summary(replace(plan, provenance=provenance)))
+    assert "Kernels as measured on AMD EPYC (32 MiB last cache)" in shown
+    assert "Kernels as measured" not in rendered(plan_summary(replace(plan, provenance=None)))
+
+
 def compared(plan, measured=None):
     other = make_plan(ranks=(0, 1, 2, 3, 3, 1))
     faster = MeasuredPlan(forward_ms_R=(1.0,) * 4, backward_ms_R=(3.0,) * 4)
@@ -344,7 +351,7 @@ def test_the_page_of_a_run_has_each_rank_predicted_and_executed(plan):
     kernel = next(bar for bar in figure.data if bar.name == "forward kernel")
     places, kinds = kernel.x
     assert list(zip(places, kinds, strict=True)) == [
-        (str(rank), kind) for rank in range(len(ranks)) for kind in ("predicted", "executed")
+        (str(rank), kind) for rank in range(len(ranks)) for kind in ("plan", "run")
     ]
     assert list(kernel.y[:2]) == [ranks[0].forward_kernel_ms, executed[0].forward_kernel_ms]
     page = run_page(plan, executed, ["20 steps of 64 samples.", EVIL], title="Run of plan.json")

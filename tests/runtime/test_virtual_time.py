@@ -1,14 +1,19 @@
 """Virtual time: clocks, meetings, the wire, and plans that are executed on it."""
 
+import os
+import signal
+import tempfile
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from autoshard.core import GroupLayout, ReplicaGroups
-from autoshard.core.errors import AutoshardError, InvalidOptionError
+from autoshard.commands.run import NodeOptions, RunOptions, VirtualOptions
+from autoshard.core import GroupLayout, Pooling, ReplicaGroups
+from autoshard.core.errors import AutoshardError, ExecutionError, InvalidOptionError
 from autoshard.core.step import Overlap
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.formats import write_plan, write_topology
@@ -17,8 +22,8 @@ from autoshard.runtime.clock import WALL
 from autoshard.runtime.result_json import RUN
 from autoshard.runtime.run_store import append_run, read_runs
 from autoshard.runtime.virtual import Operation, Wire
-from autoshard.runtime.virtual.clock import CoreToken, RankCore, VirtualClock, physical_cores
-from autoshard.runtime.virtual.meeting import NUM_SLOTS, Meeting
+from autoshard.runtime.virtual.clock import BusyTimes, CoreToken, VirtualClock, physical_cores
+from autoshard.runtime.virtual.meeting import NUM_SLOTS, Meeting, SharedLinks
 from autoshard.whatif.trials import execute_plans, plan_task
 from tests import builders as make
 
@@ -35,7 +40,7 @@ def clock(tmp_path):
 
 
 def test_threads_of_a_rank_share_its_core():
-    core = RankCore()
+    core = BusyTimes()
     assert core.work(1.0, 2.0) == 3.0
     assert core.work(10.0, 1.0) == 11.0
     # It works in the gap from 3 to 10, and what does not fit after 11.
@@ -47,18 +52,18 @@ def test_threads_of_a_rank_share_its_core():
 
 
 def test_work_that_fits_before_other_work_is_not_delayed():
-    core = RankCore()
+    core = BusyTimes()
     core.work(5.0, 1.0)
     assert core.work(4.0, 1.0) == 5.0
     assert core.work(0.0, 1.0) == 1.0
 
 
 def test_a_core_forgets_what_is_long_over():
-    core = RankCore()
+    core = BusyTimes()
     for number in range(5000):
         core.work(2.0 * number, 1.0)
     assert core.work(20_000.0, 1.0) == 20_001.0
-    assert len(core._begun_s) < 1000
+    assert len(core.begun_s) < 1000
 
 
 def test_a_clock_goes_on_by_work_alone(clock):
@@ -157,24 +162,38 @@ def test_cores_of_the_machine_are_told_once():
     assert len(set(cores)) == len(cores)
 
 
-def test_all_learn_what_each_told_at_a_meeting(tmp_path):
+def test_the_last_that_comes_to_a_meeting_ends_it_for_all(tmp_path):
     size, file = 3, tmp_path / "meeting"
     meetings = [Meeting(file, rank, size, 2, is_first=rank == 0) for rank in range(size)]
-    heard = {}
+    told, heard = {}, {}
 
     def take_part(rank):
         for number in range(3 * NUM_SLOTS):
-            meetings[rank].come(number, np.array([rank, number]))
-            heard[rank, number] = meetings[rank].all_told(number)
+            all_told = meetings[rank].come(number, np.array([rank, number]))
+            if all_told is not None:
+                told[number] = all_told.tolist()
+                meetings[rank].end(number, number + np.arange(size) / 10)
+            heard[rank, number] = meetings[rank].wait(number)
 
     threads = [threading.Thread(target=take_part, args=(rank,)) for rank in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert len(heard) == size * 3 * NUM_SLOTS
-    for (_, number), told in heard.items():
-        assert told.tolist() == [[0, number], [1, number], [2, number]]
+    assert told == {number: [[0, number], [1, number], [2, number]] for number in range(3 * NUM_SLOTS)}
+    assert heard == {(rank, number): number + rank / 10 for rank in range(size) for number in range(3 * NUM_SLOTS)}
+    assert meetings[1].ended_s == 3 * NUM_SLOTS - 1 + 0.2
+
+
+def test_a_link_carries_one_collective_after_the_other(tmp_path):
+    first, second = (SharedLinks(tmp_path / "links", 4, is_first=is_first) for is_first in (True, False))
+    assert first.carry(0, (0, 1), 1.0, np.array([2.0, 1.0])) == 0.0
+    # Rank 1's link is free at 2, rank 0's at 3: both wait for that.
+    assert second.carry(0, (0, 1), 1.5, np.array([1.0, 1.0])) == 1.5
+    assert second.carry(0, (2, 3), 1.5, np.array([1.0, 1.0])) == 0.0
+    assert second.carry(1, (0, 1), 1.5, np.array([1.0, 1.0])) == 0.0  # other links
+    assert first.carry(0, (0, 1), 0.0, np.array([0.5, 0.5])) == 0.0  # before all of that
+    assert first.carry(0, (0, 1), 2.0, np.array([0.0, 0.0])) == 0.0  # nothing uses no link
 
 
 def test_an_all_to_all_takes_what_the_price_says():
@@ -187,6 +206,14 @@ def test_an_all_to_all_takes_what_the_price_says():
     two = wire.seconds(Operation.ALL_TO_ALL, np.array([[0.0, 2e6], [1e6, 0.0]]), (1, 2))
     link = topology.levels[1].all_to_all
     assert two == pytest.approx([link.latency_s + 2e6 / link.bytes_per_s] * 2)
+
+
+def test_what_a_collective_takes_without_bytes_uses_no_link():
+    topology = make.topology(2, 4, bytes_per_s=1e6, latency_s=1e-3)
+    wire = Wire(topology, AlphaBetaComm())
+    sent_RR = np.full((4, 4), 1e6)
+    assert wire.latency_s(Operation.ALL_TO_ALL, sent_RR, (0, 1, 2, 3)) == pytest.approx([1e-3] * 4, rel=1e-3)
+    assert [wire.level(ranks) for ranks in ((0, 1), (2, 3), (1, 2), (0, 1, 2, 3))] == [0, 0, 1, 1]
 
 
 def test_reductions_take_what_the_price_says():
@@ -261,6 +288,37 @@ def refused(plan, tmp_path, nproc, *more, rounds=1, **options):
     return str(caught.value)
 
 
+def test_ranks_of_virtual_time_take_turns_on_one_machine():
+    with pytest.raises(InvalidOptionError, match="take turns on one machine") as caught:
+        RunOptions(
+            plan=Path("plan.json"),
+            nodes=NodeOptions(nnodes=2, rdzv="localhost:29500"),
+            virtual=VirtualOptions(virtual_time=True),
+        )
+    assert caught.value.field == "nnodes"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--topology", "cpu-4"), "--virtual-time"),
+        (("--row-share", 0.5), "--virtual-time"),
+        (("--virtual-time", "--row-share", 2), "must be a number above 0 and up to 1"),
+        (("--virtual-time", "--nproc", 1), "must be left out or 2 in virtual time, a process for each rank, got 1"),
+        (("--virtual-time", "--topology", "cpu-4"), "must have the plan's 2 ranks"),
+        (("--virtual-time", "--topology", "nowhere"), "nowhere: is neither a file nor bundled topology"),
+        (("--virtual-time", "--checkpoints", "job"), "must be left out in virtual time"),
+        (("--profile", "nowhere/profile.json"), "must be in a folder that is there"),
+    ],
+)
+def test_bad_options_of_virtual_time_are_one_line(run, plan, tmp_path, words, said):
+    file = tmp_path / "plan.json"
+    write_plan(plan, file)
+    _, err = run("run", file, *words, code=2)
+    assert said in err
+    assert len(err.splitlines()) == 1
+
+
 def test_launches_in_virtual_time_are_checked_before_they_start(plan, tmp_path):
     assert "must be left out or 2 in virtual time" in refused(plan, tmp_path, 1)
     topology = tmp_path / "topology.json"
@@ -292,9 +350,19 @@ def test_a_plan_in_virtual_time_equals_the_reference(plan, overlap, tmp_path):
 
 
 @pytest.mark.slow
+def test_no_step_is_shorter_than_what_its_links_carry(plan):
+    bytes_per_s = 1e5
+    slow = replace(plan, topology=replace(plan.topology, levels=make.levels(2, bytes_per_s=bytes_per_s)))
+    ((result,),) = execute_plans([slow], steps=4, overlap="pipelined", virtual_time=True)
+    for rank in result.ranks:
+        assert result.step_ms >= 0.98e3 * sum(rank.sent_bytes.values()) / bytes_per_s > 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("planner", ["flexshard", "oper", "replica-groups", "neo", "auto"])
 def test_all_layouts_are_executed_in_virtual_time(planner):
-    tables, topology = make.mixed_task()
+    (first, *others), topology = make.draw_task(5, 4)[0].tables, make.two_nodes(4)
+    tables = make.tables(replace(first, pooling=Pooling.SEQUENCE), *others, batch_size=64)
     plan = plan_task(planner, tables, topology, 0)
     ((result,),) = execute_plans([plan], steps=2, verify_steps=2, overlap="pipelined", virtual_time=True)
     assert result.verification.max_error < 1e-4
@@ -304,7 +372,8 @@ def test_all_layouts_are_executed_in_virtual_time(planner):
 @pytest.mark.slow
 def test_plans_take_turns_in_rounds(plan):
     each = [{"engine": "thin"}, {"engine": "torchrec"}, {"seed": 7}]
-    found = execute_plans([plan] * 3, each, rounds=3, steps=4, warmup_steps=1, virtual_time=True)
+    found = execute_plans([plan] * 3, each, rounds=3, steps=4, warmup_steps=1, verify_steps=1, virtual_time=True)
+    assert all(one.verification.max_error < 1e-4 for (one,) in found)
     assert [(one.engine, one.steps, one.seed) for (one,) in found] == [
         ("thin", 12, 0),
         ("torchrec", 12, 0),
@@ -320,3 +389,18 @@ def test_rows_may_share_memory():
     )
     assert (whole.virtual.row_share, shared.virtual.row_share) == (1.0, 0.1)
     assert shared.ranks[1].sent_bytes == whole.ranks[1].sent_bytes
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_ends_the_run_and_is_named(plan, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed = []
+
+    def kill(done, _):
+        if done == 3 and not killed:
+            (pid,) = (int(file.read_text()) for file in tmp_path.glob("autoshard-run-*/pid.1"))
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+
+    with pytest.raises(ExecutionError, match=r"process 1 was killed by signal 9"):
+        execute_plans([plan], steps=1_000_000, virtual_time=True, on_step=kill)

@@ -24,11 +24,12 @@ def test_plan_of_the_service_trains_like_an_unsharded_model(tmp_path, own_servic
 
     registry = tmp_path / "registry"
     cost = autoshard("train", "cost", "--store", SAMPLES, "--registry", registry, "--updates", 400)
+    assert cost["promoted"]
     policy = autoshard(
-        *("train", "policy", "--registry", registry, "--updates", 3, "--force"),
-        *("--num-tasks", 8, "--num-tables", 24, "--num-ranks", 4),
+        *("train", "policy", "--registry", registry, "--updates", 3, "--force", "--device", "cpu"),
+        *("--num-tasks", 4, "--search-seconds", 0.1, "--improvements", 0),
     )
-    assert policy["cost_model"] == cost["id"]
+    assert policy["promoted"]
 
     tables = load_tables("metasyn").scaled(64).sample(24, seed=4711)
     body = {
@@ -45,7 +46,7 @@ def test_plan_of_the_service_trains_like_an_unsharded_model(tmp_path, own_servic
     plan = read_plan(path)
     assert plan.provenance.planner == "policy"
     assert plan.predicted.cost_model.startswith("learned:cpu@")
-    assert len({placed.replicas for placed in plan.shards}) == 4, "every rank holds tables"
+    assert {rank for placed in plan.shards for held in placed.replicas for rank in held} == set(range(4))
 
     (result,) = run_requests([RunRequest(plan_path=str(path), steps=1, verify_steps=4)], 4)
     verification = result.verification

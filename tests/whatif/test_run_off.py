@@ -58,7 +58,7 @@ def test_a_run_off_ends_with_the_shortest_step(task):
 def test_plan_keeps_what_is_best_when_it_is_executed(run, tmp_path):
     tables, file = tmp_path / "tables.json", tmp_path / "plan.json"
     run("import", "metasyn", "--num-tables", 6, "--seed", 1, "--scale", 16384, "-o", tables)
-    out, said = run("plan", tables, "--topology", "cpu-2", "--run-off", 2, "-o", file, "--json")
+    out, said = run("plan", tables, "--topology", "cpu-4", "--run-off", 2, "-o", file, "--json")
     assert "ms in virtual time" in said
     assert json.loads(out)["provenance"]["models"]["run_off"] == read_plan(file).provenance.models["run_off"]
 

@@ -40,6 +40,9 @@ def concave_hull(ranks_K: FloatArray, masses_I: FloatArray) -> tuple[FloatArray,
         ranks_K: Access ranks of the knots, rising from 0.
         masses_I: Lookups, in any unit, between each knot and the next.
     """
+    rows_I = ranks_K[1:] - ranks_K[:-1]
+    if not (masses_I[1:] * rows_I[:-1] > masses_I[:-1] * rows_I[1:]).any():
+        return np.array(ranks_K, dtype=np.float64), np.array(masses_I, dtype=np.float64)
     ends = [0.0]
     masses: list[float] = []
     start = 0.0

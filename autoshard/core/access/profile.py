@@ -285,9 +285,9 @@ def mixture(profiles: Iterable[tuple[AccessProfile, float]]) -> AccessProfile:
 def _check_knots(ranks_K: FloatArray, cumulative_K: FloatArray) -> None:
     """Refuses knots that are no concave curve from [0, 0] to probability 1; the text has the first that is wrong."""
 
-    def refuse(wrong: NDArray[np.bool_], what: str) -> None:
+    def refuse(wrong: NDArray[np.bool_], what: str, first: int = 0) -> None:
         if wrong.any():
-            knot = int(wrong.argmax())
+            knot = first + int(wrong.argmax())
             pair = f"[{ranks_K[knot]:.12g}, {cumulative_K[knot]:.12g}]"
             raise InvalidTableError(f"{what}, got {pair} at knot {knot}", field="knots")
 
@@ -295,16 +295,18 @@ def _check_knots(ranks_K: FloatArray, cumulative_K: FloatArray) -> None:
     refuse(((ranks_K != 0) | (cumulative_K != 0))[:1], "must start at [0, 0]")
     if abs(cumulative_K[-1] - 1.0) > 1e-6:
         raise InvalidTableError(f"must end at cumulative probability 1, got {cumulative_K[-1]:.12g}", field="knots")
-    refuse(np.diff(ranks_K, prepend=-1.0) < _LEAST_ROWS, "access ranks must rise")
-    refuse(np.diff(cumulative_K, prepend=0.0) < 0, "cumulative probabilities must not fall")
-    rows = np.diff(ranks_K)
-    slopes = np.diff(cumulative_K) / rows
+    # Differences of slices: `np.diff` takes ten times as long, and there are thousands of tables.
+    rows_I, masses_I = ranks_K[1:] - ranks_K[:-1], cumulative_K[1:] - cumulative_K[:-1]
+    refuse(rows_I < _LEAST_ROWS, "access ranks must rise", 1)
+    refuse(masses_I < 0, "cumulative probabilities must not fall", 1)
+    slopes_I = masses_I / rows_I
     # Sums near 1 are rounded, which shows in the slope of a narrow interval of a table with many rows.
-    rounding = 4 * np.finfo(np.float64).eps / rows
-    steeper = np.diff(slopes) > _CONCAVITY_TOLERANCE * slopes[0] + rounding[1:] + rounding[:-1]
+    rounding_I = 4 * np.finfo(np.float64).eps / rows_I
+    tolerated = _CONCAVITY_TOLERANCE * slopes_I[0] + rounding_I[1:] + rounding_I[:-1]
     refuse(
-        np.concatenate([[False, False], steeper]),
+        slopes_I[1:] - slopes_I[:-1] > tolerated,
         "must be concave: rows are ordered by falling access frequency, so slopes must not rise",
+        2,
     )
 
 

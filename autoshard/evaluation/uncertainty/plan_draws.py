@@ -60,14 +60,16 @@ def _errors_of(prices: Sequence[KernelPrices]) -> SetErrors:
     sets: list[Hashable] = []
     for kernels in prices:
         held_R: list[list[Hashable]] = [[] for _ in kernels.costs.forward_ms_S]
-        for shard, shard_ms in zip(kernels.held, kernels.alone_ms_N.tolist(), strict=True):
-            count = len(shard.ranks)
-            owners.append(len(sets) + shard.ranks)
-            tables += [shard.local.table] * count
-            kinds += [shard.local.kernel_kind] * count
+        held = kernels.held
+        kinds_U = [local.kernel_kind for local in held.locals_U]
+        for number, (which, ranks) in enumerate(zip(held.local_M.tolist(), held.ranks_M, strict=True)):
+            table, shard_ms, count = held.table_of(number), float(kernels.alone_ms_U[which]), len(ranks)
+            owners.append(len(sets) + ranks)
+            tables += [table] * count
+            kinds += [kinds_U[which]] * count
             alone_ms += [shard_ms] * count
-            for rank in shard.ranks.tolist():
-                held_R[rank].append((shard.local.table, shard_ms))
+            for rank in ranks.tolist():
+                held_R[rank].append((table, shard_ms))
         sets += [frozenset(held) for held in held_R]
     return SetErrors.of(
         owner_M=np.concatenate(owners),

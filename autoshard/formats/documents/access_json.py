@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -46,11 +46,13 @@ class AccessContext:
         num_embeddings: Rows of the table.
         pooling_factor: Lookups per sample of the table, all features together.
         folder: Where files that the object names lie; None if the object did not come from a file.
+        known: Profiles by the bytes of their knots: long lists of tables have the same curves again and again.
     """
 
     num_embeddings: int
     pooling_factor: float
     folder: Path | None = None
+    known: dict[bytes, AccessProfile] = field(default_factory=dict)
 
 
 _Profile = Callable[[AccessContext], AccessProfile]
@@ -74,15 +76,24 @@ def access_from_json(value: object, path: str, context: AccessContext) -> Access
     return at_path(path, lambda: profile(context))
 
 
-def access_to_json(access: AccessProfile) -> dict[str, object]:
-    """The `access` object of a profile: `uniform` where it is, else the `curve`, which holds any profile exactly."""
+def access_to_json(access: AccessProfile, known: dict[int, dict[str, object]] | None = None) -> dict[str, object]:
+    """The `access` object of a profile: `uniform` where it is, else the `curve`, which holds any profile exactly.
+
+    Args:
+        access: The profile.
+        known: Objects of the same document by the `id` of their profiles, which tables that are alike share.
+    """
+    if known is not None and id(access) in known:
+        return known[id(access)]
     knots = [
         [_shortest(rank), _shortest(mass)]
         for rank, mass in zip(access.ranks_K.tolist(), access.cumulative_K.tolist(), strict=True)
     ]
-    if knots == [[0, 0], [access.num_rows, 1]]:
-        return {"kind": "uniform"}
-    return {"kind": "curve", "knots": knots}
+    is_uniform = knots == [[0, 0], [access.num_rows, 1]]
+    found: dict[str, object] = {"kind": "uniform"} if is_uniform else {"kind": "curve", "knots": knots}
+    if known is not None:
+        known[id(access)] = found
+    return found
 
 
 def _uniform(accessed_fraction: float = 1.0) -> _Profile:
@@ -106,14 +117,16 @@ def _reuse_bins(of: Literal["rows", "lookups"], batch_size: int, bins: Sequence[
 def _curve(knots: list[object]) -> _Profile:
     def profile(of: AccessContext) -> AccessProfile:
         try:
-            ranks_K, cumulative_K = np.array(knots, dtype=np.float64).T
+            knots_K2 = np.array(knots, dtype=np.float64)
         except OverflowError:
             raise FormatError("holds a number that is too large", field="knots") from None
-        if ranks_K[-1] != of.num_embeddings:
+        if knots_K2[-1, 0] != of.num_embeddings:
             raise FormatError(
-                f"must end at access rank {of.num_embeddings}, the table's rows, got {ranks_K[-1]:g}", field="knots"
+                f"must end at access rank {of.num_embeddings}, the table's rows, got {knots_K2[-1, 0]:g}", field="knots"
             )
-        return AccessProfile(ranks_K, cumulative_K)
+        if (same := knots_K2.tobytes()) not in of.known:
+            of.known[same] = AccessProfile(*knots_K2.T)
+        return of.known[same]
 
     return profile
 
@@ -136,10 +149,10 @@ def _counted(name: str, of: AccessContext) -> AccessProfile:
 
 
 def _read_knots(value: object, path: str) -> list[object]:
-    knots = items(value, path, minimum=2, maximum=MAX_KNOTS)
-    # One set of types for all knots: ten times faster than a look at every number, and there are many.
-    types = set(map(type, chain.from_iterable(pair for pair in knots if isinstance(pair, list))))
-    if not (types <= {int, float} and all(isinstance(pair, list) and len(pair) == 2 for pair in knots)):
+    knots: list[Any] = items(value, path, minimum=2, maximum=MAX_KNOTS)
+    # Sets for all knots: ten times faster than a look at every number, and there are many.
+    are_pairs = set(map(type, knots)) == {list} and set(map(len, knots)) == {2}
+    if not (are_pairs and set(map(type, chain.from_iterable(knots))) <= {int, float}):
         for index, pair in enumerate(knots):
             for place, one in enumerate(items(pair, f"{path}[{index}]", minimum=2, maximum=2)):
                 number(one, f"{path}[{index}][{place}]")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
+from autoshard.core.collector import collector_paused
 from autoshard.formats.documents.fields import from_source
 from autoshard.formats.documents.json_document import YAML_SUFFIXES, format_json, read_json
 from autoshard.formats.documents.kinds import Field, Kind, Schema, named, record
@@ -90,7 +91,8 @@ class Document(Generic[T]):
         Raises:
             InputError: If it does not follow the schema; the text names the field.
         """
-        return self.kind(folder).read(document, path)
+        with collector_paused():
+            return self.kind(folder).read(document, path)
 
     def to_json(self, value: T) -> dict[str, Any]:
         """The object of a file.
@@ -98,7 +100,8 @@ class Document(Generic[T]):
         Raises:
             InputError: If no file can hold the value.
         """
-        return cast(dict[str, Any], self._record(None).write(value))
+        with collector_paused():
+            return cast(dict[str, Any], self._record(None).write(value))
 
     def kind(self, folder: Path | None = None) -> Kind[T]:
         """The object as a part of another document."""

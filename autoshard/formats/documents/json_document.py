@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
+from autoshard.core.collector import collector_paused
 from autoshard.core.errors import FormatError
 from autoshard.formats.files import read_bytes, undecodable
 
 _LINE_LENGTH = 140
+#: Lists of no more values are encoded as often as they are there.
+_FEW_VALUES = 8
 # Made once: `json.dumps` makes one for each value.
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
@@ -19,6 +23,8 @@ _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 YAML_SUFFIXES = (".yaml", ".yml")
 #: Objects and lists within each other; the deepest of this project's documents have 9.
 _MAX_DEPTH = 64
+#: What nests, and what is written as a list. Tuples: a union would be made anew for each of a million numbers.
+_NESTED, _LISTS = (dict, list), (list, tuple)
 #: Bytes of memory that a document may take, by the estimate of `_memory_bytes`.
 _MAX_MEMORY_BYTES = 640 << 20
 
@@ -66,7 +72,8 @@ def parse_json(text: str | bytes, source: str | None = None) -> object:
         # Python would take UTF-16 and UTF-32, too.
         decoded = text if isinstance(text, str) else text.decode("utf-8-sig")
         del text  # where nobody else has the bytes, they need not be there beside the values
-        document = json.loads(decoded, object_pairs_hook=collect)
+        with collector_paused():
+            document = json.loads(decoded, object_pairs_hook=collect)
     except json.JSONDecodeError as error:
         raise FormatError(
             f"is not JSON: {error.msg.lower()} at line {error.lineno}, column {error.colno}", source=source
@@ -105,7 +112,7 @@ def format_json(document: object) -> str:
     Raises:
         ValueError: If a number is not finite.
     """
-    return _lay_out(document, "\n") + "\n"
+    return _lay_out(document, "\n", {}) + "\n"
 
 
 def join(path: str, name: str) -> str:
@@ -113,21 +120,32 @@ def join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _lay_out(value: object, line_break: str) -> str:
+def _lay_out(value: object, line_break: str, known: dict[int, str]) -> str:
+    """A value as text; `known` has the lists that are in the document more than once, as objects."""
     if type(value) is int or (type(value) is float and math.isfinite(value)):
         return repr(value)  # as below, and quicker: plans for many ranks are millions of numbers
     deeper = line_break + " "
     if isinstance(value, dict):
-        parts = [f"{json.dumps(name)}: {_lay_out(inner, deeper)}" for name, inner in value.items()]
+        parts = [f"{_name(name)}: {_lay_out(inner, deeper, known)}" for name, inner in value.items()]
         opening, closing = "{}"
-    elif isinstance(value, list | tuple) and any(isinstance(inner, dict) for inner in value):
-        parts = [_lay_out(inner, deeper) for inner in value]
+    elif isinstance(value, _LISTS) and any(issubclass(kind, dict) for kind in set(map(type, value))):
+        parts = [_lay_out(inner, deeper, known) for inner in value]
         opening, closing = "[]"
+    elif type(value) is list and len(value) > _FEW_VALUES:
+        if id(value) not in known:
+            known[id(value)] = _encode(value)
+        return known[id(value)]
     else:
         return _encode(value)
     if sum(map(len, parts)) <= _LINE_LENGTH and not any("\n" in part for part in parts):
         return opening + ", ".join(parts) + closing
     return opening + deeper + ("," + deeper).join(parts) + line_break + closing
+
+
+# The same few names, of thousands of objects.
+@lru_cache(maxsize=1024)
+def _name(name: str) -> str:
+    return json.dumps(name)
 
 
 def _memory_bytes(text: str | bytes) -> int:
@@ -141,13 +159,13 @@ def _memory_bytes(text: str | bytes) -> int:
 
 def _is_deep(document: object) -> bool:
     """Whether a document nests deeper than `_MAX_DEPTH`: recursion over it would then be unsafe."""
-    level = [document]
+    level = [document] if isinstance(document, _NESTED) else []
     for _ in range(_MAX_DEPTH):
         level = [
             inner
             for value in level
-            for inner in (value.values() if isinstance(value, dict) else value if isinstance(value, list) else ())
-            if isinstance(inner, dict | list)
+            for inner in (value.values() if isinstance(value, dict) else value)
+            if isinstance(inner, _NESTED)
         ]
     return bool(level)
 

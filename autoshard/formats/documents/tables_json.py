@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from autoshard.core import (
+    AccessProfile,
     Constraints,
     DenseLayers,
     DType,
@@ -21,7 +23,7 @@ from autoshard.core import (
 from autoshard.core.accepted import MAX_TABLES
 from autoshard.core.errors import FormatError
 from autoshard.core.quoting import shown
-from autoshard.formats.documents.access_json import ACCESS, AccessContext, access_from_json
+from autoshard.formats.documents.access_json import ACCESS, AccessContext, access_from_json, access_to_json
 from autoshard.formats.documents.document import Document
 from autoshard.formats.documents.kinds import (
     TEXT,
@@ -130,14 +132,16 @@ def _row_order(value: object, folder: Path | None, num_rows: int) -> RowOrder | 
 _FIRST: Final = ("name", "num_embeddings", "embedding_dim", "dtype", "pooling", "optimizer", "features", "access")
 
 
-def _table_kind(folder: Path | None) -> Kind[EmbeddingTable]:
-    special: dict[str, Kind[Any]] = {"name": _NAME, "features": list_of(_FEATURE), "access": ACCESS}
+def _table_kind(folder: Path | None, known: dict[bytes, AccessProfile] | None = None) -> Kind[EmbeddingTable]:
+    access = ACCESS if known is None else replace(ACCESS, write=partial(access_to_json, known={}))
+    special: dict[str, Kind[Any]] = {"name": _NAME, "features": list_of(_FEATURE), "access": access}
     listed = fields_of(EmbeddingTable, *_FIRST, known=_KNOWN, **special, constraints=CONSTRAINTS, row_order=_ROW_ORDER)
-    return named("tables", "table", record(partial(_table, folder), *listed))
+    return named("tables", "table", record(partial(_table, folder, known), *listed))
 
 
 def _table(
     folder: Path | None,
+    known: dict[bytes, AccessProfile] | None,
     *,
     num_embeddings: int,
     features: tuple[Feature, ...],
@@ -146,7 +150,12 @@ def _table(
     **values: Any,
 ) -> EmbeddingTable:
     pooling_factor = sum(feature.pooling_factor for feature in features)
-    context = AccessContext(num_embeddings=num_embeddings, pooling_factor=pooling_factor, folder=folder)
+    context = AccessContext(
+        num_embeddings=num_embeddings,
+        pooling_factor=pooling_factor,
+        folder=folder,
+        known={} if known is None else known,
+    )
     profile = access_from_json(access, "access", context)
     order = _row_order(row_order, folder, num_embeddings)
     return EmbeddingTable(num_embeddings=num_embeddings, features=features, access=profile, row_order=order, **values)
@@ -157,7 +166,7 @@ TABLE: Final = _table_kind(None)
 
 
 def _fields(folder: Path | None) -> tuple[Field, ...]:
-    return fields_of(TableSet, tables=list_of(_table_kind(folder), 1, MAX_TABLES), dense=_DENSE)
+    return fields_of(TableSet, tables=list_of(_table_kind(folder, {}), 1, MAX_TABLES), dense=_DENSE)
 
 
 TABLES: Final = Document(

@@ -241,7 +241,10 @@ class SampleStore(Generic[SampleT]):
                 raise FormatError(f"must be at most {_MAX_BYTES:,} bytes, got {size:,}")
             with pq.ParquetFile(opened) as parquet:
                 lacking = self._check(parquet.schema_arrow)
-                return self._completed(parquet.read(columns=names), lacking if names is None else ())
+                held = None if names is None else [name for name in names if name not in lacking]
+                return self._completed(
+                    parquet.read(columns=held), [name for name in lacking if names is None or name in names]
+                )
 
     def _completed(self, table: pa.Table, lacking: Sequence[str]) -> pa.Table:
         """A table with the columns that its version lacks, at their defaults."""

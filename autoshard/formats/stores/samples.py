@@ -160,6 +160,10 @@ class Sample:
         memory_bytes: Memory of the host; of a GPU, its own.
         clock_mhz: Clock that the system states when a run begins; of a GPU, the highest.
         driver_version: Of a GPU; empty on a CPU.
+        core: Design of a core: vendor, family and model by number, widest vectors; empty on a GPU.
+        core_threads: Hardware threads of a core.
+        cache_threads: Hardware threads that share the cache before the memory.
+        memory_bytes_per_s: Bandwidth of a copy from memory to memory by one thread, measured when a run begins.
         sums_hit_rows: Whether gradients of replicas were summed for the rows that the batch hits, and these updated, as
             the runtime does; before the fourth version of the columns, they were summed for all rows of a table.
     """
@@ -192,6 +196,10 @@ class Sample:
     memory_bytes: Annotated[int, AT_LEAST_0] = 0
     clock_mhz: Amount = 0.0
     driver_version: str = ""
+    core: str = ""
+    core_threads: Annotated[int, AT_LEAST_0] = 0
+    cache_threads: Annotated[int, AT_LEAST_0] = 0
+    memory_bytes_per_s: Amount = 0.0
     sums_hit_rows: bool = False
 
     @property
@@ -220,14 +228,17 @@ class Sample:
         return replace(self, sample_id=KERNEL_SAMPLES.content_id(self), set_id=set_id)
 
 
-#: What samples say of the machine since the third version of their columns.
-HARDWARE_FIELDS = ("core_cache_bytes", "cache_bytes", "memory_bytes", "clock_mhz", "driver_version")
+#: What samples say of the machine since the third version of their columns, and since the fifth.
+_SINCE_THIRD = ("core_cache_bytes", "cache_bytes", "memory_bytes", "clock_mhz", "driver_version")
+_SINCE_FIFTH = ("core", "core_threads", "cache_threads", "memory_bytes_per_s")
+HARDWARE_FIELDS = (*_SINCE_THIRD, *_SINCE_FIFTH)
 KERNEL_SAMPLES = SampleStore(
     Sample,
-    schema="autoshard.samples/4",
+    schema="autoshard.samples/5",
     earlier={
         "autoshard.samples/2": (*HARDWARE_FIELDS, "sums_hit_rows"),
-        "autoshard.samples/3": ("sums_hit_rows",),
+        "autoshard.samples/3": (*_SINCE_FIFTH, "sums_hit_rows"),
+        "autoshard.samples/4": _SINCE_FIFTH,
     },
     folder="",
     kind="samples",
@@ -264,8 +275,10 @@ class SampleTable:
 
     @property
     def machine(self) -> MeasuredMachine:
-        """The machine of most samples."""
-        return Counter(sample.machine for sample in self.samples).most_common(1)[0][0]
+        """The machine of most samples, with the median of their bandwidths of its memory."""
+        machine = Counter(sample.machine for sample in self.samples).most_common(1)[0][0]
+        found = [one.memory_bytes_per_s for one in self.samples if one.memory_bytes_per_s and one.machine == machine]
+        return replace(machine, memory_bytes_per_s=float(np.median(found)) if found else 0.0)
 
     @property
     def reference_forward_ms(self) -> float:
@@ -313,12 +326,21 @@ class MeasuredSet(NamedTuple):
     """Hash of the set and the kind of device, see `set_id_of`."""
     device_name: str
     """Full name of the processor."""
+    core: str
+    """Design of its cores."""
+    core_cache_bytes: int
+    cache_bytes: int
     torch_version: str
     fbgemm_version: str
 
+    @property
+    def machine(self) -> MeasuredMachine:
+        """Where it was measured, as far as that decides."""
+        return MeasuredMachine(**{name: value for name, value in self._asdict().items() if name != "set_id"})
+
 
 def measured_sets(store: str | Path) -> Mapping[MeasuredSet, int]:
-    """How many times each set of shards was measured; reads no more than four columns of each file.
+    """How many times each set of shards was measured; reads a few columns of each file.
 
     Args:
         store: The store's folder; a missing one holds nothing.

@@ -144,9 +144,9 @@ class TierSweep:
         self._rows_OX = np.add.reduceat(kinds.rows_VX[flat.kind_E] * share_E[:, None], flat.start_O)
         # What costs something however little of it there is: all-reduces of copies on all ranks, those of copies on
         # nodes, reduce-scatters, answers by all-to-all.
-        is_copied_E = flat.tier_E == Tier.DATA_PARALLEL.value
+        is_copied_E = flat.is_held(Tier.DATA_PARALLEL)
         is_scattered_E = self._space.prices.is_scattered(kinds.moved_VC)[flat.kind_E]
-        has_FE = (is_copied_E, flat.tier_E == Tier.FLEX.value, is_scattered_E, ~is_copied_E & ~is_scattered_E)
+        has_FE = (is_copied_E, flat.is_held(Tier.FLEX), is_scattered_E, ~is_copied_E & ~is_scattered_E)
         self._has_FO = np.array([flat.largest(has_E) for has_E in has_FE]) > 0
         self._price()
 

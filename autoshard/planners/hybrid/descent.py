@@ -74,7 +74,6 @@ class SearchContext:
         offers: Adds options on the way; None for none.
 
     Attributes:
-        linear: The compiled search.
         num_steps: Steps made by all descents.
         best_ms: Least step that any descent met.
         trail: Choices of the best layouts after 1, 10, 100, ... steps, where another step follows.
@@ -91,9 +90,8 @@ class SearchContext:
     ) -> None:
         self._offers = offers
         self.space, self.limits, self.deadline_s = space, limits, deadline_s
-        self.flat = FlatOptions.of(space)
         self.rng = np.random.default_rng(seed)
-        self.linear = LinearSearch(space, limits, self.flat, around)
+        self.read_options(around)
         self.num_steps, self._grown_at = 0, _GROWN_AFTER
         self.trail: list[list[Choice | None]] = []
         self._best: list[Choice | None] = []
@@ -118,8 +116,15 @@ class SearchContext:
 
     def read_options(self, around: Layout) -> None:
         """Takes the options that the space has now; what shards add is taken as linear around a layout."""
-        self.flat = FlatOptions.of(self.space)
-        self.linear = LinearSearch(self.space, self.limits, self.flat, around)
+        self.flat, self._around = FlatOptions.of(self.space), around
+        self._linear: LinearSearch | None = None
+
+    @property
+    def linear(self) -> LinearSearch:
+        """The compiled search; made when it is first asked for, which takes a tenth of a second in large tasks."""
+        if self._linear is None:
+            self._linear = LinearSearch(self.space, self.limits, self.flat, self._around)
+        return self._linear
 
     def meet(self, step_ms: float, chosen: Sequence[Choice | None]) -> None:
         """Takes note of the step and the choices of a layout; the best is told in the log (at DEBUG) now and then."""

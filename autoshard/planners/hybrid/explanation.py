@@ -20,7 +20,6 @@ from autoshard.planners.hybrid.option_offers import looked_up_bytes, space_of
 from autoshard.planners.hybrid.starts import layout_of
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.cost_gradient import CostGradient, FlatOptions
-from autoshard.planners.space.kinds import first_alike
 from autoshard.planners.space.layout import NOTHING, Change, Layout, Limits
 from autoshard.planners.space.options import why_not
 from autoshard.planners.space.planner_space import Item, ItemOption
@@ -98,8 +97,7 @@ def _costliest(tables: TableSet, most: int) -> set[str]:
 
 def _shared_with(names: Collection[str], tables: TableSet) -> set[str]:
     """The tables whose options some tables have: the first that are like them."""
-    first = first_alike(tables)
-    return {tables.tables[first[name]].name for name in names}
+    return {tables.tables[tables.first_alike[name]].name for name in names}
 
 
 class _Explainer:

@@ -192,7 +192,7 @@ class MoveScorer:
         """Shards of each number of ranks: which they are, what kinds add to each rank, and the likely sites."""
         num_ranks, node = self.topology.world_size, self.topology.local_world_size
         is_shared_X = self.flat.is_shared_E[shard_X]
-        is_node_X = self.flat.tier_E[shard_X] == Tier.TABLE_ROW_WISE
+        is_node_X = self.flat.is_held(Tier.TABLE_ROW_WISE, shard_X)
         served_VP, shared_VP = self.rates.served_VP, self.rates.shared_VP
         load_R = served_VP.mean(axis=0) @ self.growth.worth_PR
         ranks_Q = np.argsort(load_R, kind="stable")[:_NUM_RANKS]

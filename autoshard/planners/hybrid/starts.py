@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,12 +26,17 @@ from autoshard.planners.space.planner_space import IndexArray, ItemOption, Plann
 #: Largest shard on one rank, over the mean of what ranks have, for which balanced starts are made: of all tiers, and
 #: of few.
 _LUMPS, _FEW_LUMPS = (1.0, 0.5, 0.25, math.inf), (math.inf, 0.5)
+#: Finer limits, where a policy has named cuts for more tables than the costliest; a start takes 1 ms (metasyn, 160
+#: tables on 32 A100).
+FINE_LUMPS = (0.6, 0.5, 0.45, 0.4, 0.35, 0.3)
 #: Limits above which tables that are whole otherwise are cut.
 _WHOLE_LUMPS = (0.5, 0.25, 1.0)
 #: Balanced starts that are made whatever the time, the likeliest by their estimates: the best of all was among them or
 #: 1% better (metasyn, 80 tables on 8 A100, 200 on 16, 800 on 80 A100 and on 80 CPU ranks); one takes 35 us for each
 #: table.
 _NUM_MADE = 2
+#: Of more tables than this, one is made: it takes a tenth of a second.
+_MOST_MADE = 5_000
 #: Of few tables more starts are made whatever the time, as many as place so many tables in all: the likeliest two of
 #: 80 tables on 8 A100 were 8% above the best.
 _NUM_PLACED = 640
@@ -59,8 +63,6 @@ class StartSpec:
         table_s: And for each table.
         rank_s: And for each rank.
         table_rank_s: And for each table and rank.
-        library: Module that it runs on; empty for none that takes long to import.
-        import_s: Seconds for its imports, in a process that has not imported that module.
         share: Share of the time limit that it may be thought to take.
         options: Its own options.
     """
@@ -70,24 +72,13 @@ class StartSpec:
     table_s: float = 0.0
     rank_s: float = 0.0
     table_rank_s: float = 0.0
-    library: str = ""
-    import_s: float = 0.0
     share: float = 0.2
     options: Mapping[str, object] = field(default_factory=dict)
 
     def seconds(self, num_tables: int, num_ranks: int) -> float:
-        """About what it takes for a task, imports left out."""
+        """About what it takes for a task."""
         per_table = num_tables * (self.table_s + num_ranks * self.table_rank_s)
         return self.base_s + num_ranks * self.rank_s + per_table
-
-    def missing_import_s(self) -> float:
-        """Seconds for its imports that are still to be made in this process."""
-        return 0.0 if self.library in sys.modules else self.import_s
-
-
-#: The trained policy. Its imports took 1.6 s, planning 0.07 s for 80 tables on 8 ranks, 0.67 s for 800 on 16, 0.72 s
-#: for 800 on 80 (CPU time of `get_planner("policy").plan`, one core of a Xeon, November 2026).
-POLICY = StartSpec(name="policy", table_s=1e-3, table_rank_s=1e-6, library="torch", import_s=1.6)
 
 
 def warm_starts(request: PlanRequest, asked: Sequence[StartSpec], until_s: float = math.inf) -> dict[str, ShardingPlan]:
@@ -97,16 +88,14 @@ def warm_starts(request: PlanRequest, asked: Sequence[StartSpec], until_s: float
         request: The task; its options are not used.
         asked: The planners, one after the other; each may take its share of the time limit. Of several plans of one
             planner, the last counts.
-        until_s: When all of them have to be done, by `time.perf_counter`; if it is infinite, neither the clock nor what
-            is imported decides who is asked.
+        until_s: When all of them have to be done, by `time.perf_counter`; if it is infinite, the clock does not decide
+            who is asked.
     """
     num_tables, num_ranks = len(request.tables.tables), request.topology.world_size
     known = planner_names()
     plans: dict[str, ShardingPlan] = {}
     for one in asked:
         needed_s = one.seconds(num_tables, num_ranks)
-        if math.isfinite(until_s):
-            needed_s += one.missing_import_s()
         most_s = min(one.share * request.time_limit_s, until_s - time.perf_counter())
         if one.name not in known or needed_s > most_s or (plans and request.is_stopped()):
             _log.info("no start from %s: it takes about %.2g s", one.name, needed_s)
@@ -134,7 +123,7 @@ class LaterStarts:
     def __init__(self, request: PlanRequest, asked: Sequence[StartSpec], began_s: float, deadline_s: float) -> None:
         self._request, self._deadline_s = request, deadline_s
         num_tables, num_ranks = len(request.tables.tables), request.topology.world_size
-        needed_s = [one.seconds(num_tables, num_ranks) + one.missing_import_s() for one in asked]
+        needed_s = [one.seconds(num_tables, num_ranks) for one in asked]
         self._waiting = [(began_s + seconds / one.share, one) for one, seconds in zip(asked, needed_s, strict=True)]
 
     def due(self) -> dict[str, ShardingPlan]:
@@ -192,16 +181,23 @@ def is_searchable(plan: ShardingPlan) -> bool:
     return len(plan.shards) <= max(_FEWEST_SHARDS, _MAX_SHARDS * len(plan.tables.tables))
 
 
-def balanced_starts(space: PlannerSpace, limits: Limits, until_s: float = math.inf) -> list[Start]:
+def balanced_starts(
+    space: PlannerSpace, limits: Limits, until_s: float = math.inf, more_lumps: Sequence[float] = ()
+) -> list[Start]:
     """Items at what would cost least if all ranks were alike, for several limits of what is in one shard.
 
     Args:
         space: What there is to choose from.
         limits: Memory.
         until_s: When to end, by `time.perf_counter`; the likeliest few are made all the same, and one, if any has room.
+        more_lumps: Further limits, of which a start is made in any case.
     """
     rates, flat = CostGradient.of(space), FlatOptions.of(space)
     starts = _starts_of(space, flat, rates, limits, until_s, with_uneven=False)
+    balanced = BalancedOptions(space, flat, rates, limits, with_uneven=False)
+    for lump in more_lumps:
+        layout = _with_room(space, flat, rates, limits, balanced.cheapest(lump), with_uneven=False)
+        starts += [] if layout is None else [Start(layout=layout)]
     if flat.is_uneven_O.any():
         # Uneven shares take room of all ranks, which others may need: these are starts besides, not instead.
         more = _starts_of(space, flat, rates, limits, until_s, with_uneven=True)
@@ -224,7 +220,7 @@ def _starts_of(
     for numbers_I, tiers in _choices(balanced):
         distinct.setdefault(tuple(numbers_I.tolist()), []).append(tiers)
     starts: list[Start] = []
-    num_made = max(_NUM_MADE, _NUM_PLACED // len(space.items))
+    num_made = max(_NUM_MADE if len(space.items) <= _MOST_MADE else 1, _NUM_PLACED // len(space.items))
     likeliest = sorted(distinct.items(), key=lambda one: balanced.likely_ms(np.array(one[0])))
     for count, (numbers, of_tiers) in enumerate(likeliest):
         if starts and count >= num_made and time.perf_counter() >= until_s:

@@ -24,9 +24,9 @@ from autoshard.evaluation.group_sync import with_cheaper_sync
 from autoshard.planners.comparison import FoundPlan, choose, num_cuts
 from autoshard.planners.hybrid.compiled.library import library
 from autoshard.planners.hybrid.descent import Start
-from autoshard.planners.hybrid.option_offers import OfferedOptions
+from autoshard.planners.hybrid.option_offers import OfferedOptions, ScoreWays
 from autoshard.planners.hybrid.starts import (
-    POLICY,
+    FINE_LUMPS,
     LaterStarts,
     StartSpec,
     balanced_starts,
@@ -37,6 +37,7 @@ from autoshard.planners.hybrid.starts import (
 )
 from autoshard.planners.hybrid.successive_halving import SearchOutcome, improve
 from autoshard.planners.planner import PlanRequest
+from autoshard.planners.registry import get_planner, planner_names
 from autoshard.planners.space.caches import with_grown_caches
 from autoshard.planners.space.cost_gradient import FlatOptions
 from autoshard.planners.space.layout import Layout, Limits
@@ -51,11 +52,16 @@ _GROUPS_SHARE, _LEAST_SECONDS = 0.6, 0.01
 #: Shares of the time left, each when its turn comes, in which options, starts of the search's own and then other
 #: planners' plans have to be made; the search has the rest.
 _OFFERS_SHARE, _OWN_SHARE, _STARTS_SHARE = 0.65, 0.25, 0.5
-#: Seconds for checking and pricing the plan in the end: whatever the task, and for each table (CPU time of
-#: `validate_plan`, `evaluate` and `price_step`, one core of a Xeon, November 2026).
-_FINISH_S, _FINISH_TABLE_S = 0.002, 1e-4
+#: Seconds for making, pricing and checking the plan in the end: whatever the task, and for each table (CPU time of
+#: `Layout.plan`, `price_with_kernels`, `breakdown_of` and `finished_plan`, 80 to 10,000 tables, one core of an EPYC,
+#: November 2026).
+_FINISH_S, _FINISH_TABLE_S = 0.005, 3.5e-5
 #: Seconds that options have, or twice what is left: of 80 tables on 8 ranks, most of what 0.1 s are offered.
 _LEAST_OFFERS_S = 0.06
+#: Seconds for each table that the first start of the search's own takes, in which options are not offered; and that a
+#: search takes before its first burst, with less of which none begins in large tasks (10,000 tables on 1,024 ranks, one
+#: core of an EPYC, November 2026).
+_START_TABLE_S, _SEARCH_TABLE_S = 1.2e-5, 1.5e-5
 #: Seconds that the search has in any case, and for each table, and most of them: a burst of the compiled search takes
 #: 2 to 3 ms for 80 tables on 8 ranks.
 _LEAST_SEARCH_S, _LEAST_SEARCH_TABLE_S, _MOST_LEAST_S = 0.03, 5e-5, 0.07
@@ -82,6 +88,8 @@ _PLANNERS = (
 )
 #: Whose plan is taken where the model cannot tell another one from it: the caller's start, or else this planner's.
 _GIVEN, _PLAINEST = "start", "cost-greedy"
+#: The planner that names the sharding types which are priced first.
+_POLICY = "policy"
 #: Of shards on single ranks, whole or cut by columns.
 _ON_SINGLE_RANKS = frozenset({ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE})
 #: Those that cut columns.
@@ -101,7 +109,7 @@ class StepSearch:
         steps: Most steps of the search; 0 for as many as there is time for.
         reserved_bytes: Of every device, to stay free beside all that counts.
         count_activations: Whether what training needs for a batch has to fit beside the tables.
-        with_policy: Whether a trained policy may be asked for a start.
+        with_policy: Whether a trained policy may be asked which options are worth pricing.
         with_groups: Whether the plan may have several replica groups.
         min_partition: Least columns of a column shard; 0 for 32 bytes of a row, and in other planners' plans for any.
         by_kernels: Whether the kernels of the slowest rank are to be short, in place of the step.
@@ -139,15 +147,21 @@ def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
     # Where steps are counted, the clock decides nothing but the end.
     until_s = math.inf if search.steps else deadline_s
     offers = OfferedOptions(request, search.names, search.min_partition, by_kernels=search.by_kernels)
+    asked = None
     if search.names <= _ON_SINGLE_RANKS:
         offers.complete()
     else:
+        is_asked = search.with_policy and not search.by_kernels and not offers.is_large
+        asked = _policy(request) if is_asked else None
         now_s = time.perf_counter()
         # Requests whose time was up before they began, as where a service is behind, get no more of it.
         least_s = min(_LEAST_OFFERS_S, 2 * max(0.0, until_s - now_s))
-        offers.begin(max(_share_of_time(_OFFERS_SHARE, until_s), now_s + least_s))
+        end_s = until_s - _START_TABLE_S * len(request.tables.tables)
+        offers_s = max(_share_of_time(1.0 if offers.is_large else _OFFERS_SHARE, end_s), now_s + least_s)
+        offers.begin(offers_s, None if asked is None else asked[0])
     space, limits = offers.space, _limits(offers.space, search)
-    own = balanced_starts(space, limits, _share_of_time(_OWN_SHARE, until_s))
+    lumps = () if asked is None else FINE_LUMPS
+    own = balanced_starts(space, limits, _share_of_time(_OWN_SHARE, until_s), lumps)
     if not own and not offers.is_complete:
         offers.complete()
         own = balanced_starts(space, limits, _share_of_time(_OWN_SHARE, until_s))
@@ -176,7 +190,11 @@ def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
     if starts:
         chosen = [start for _, start in starts]
         least_s = min(_LEAST_SEARCH_S + _LEAST_SEARCH_TABLE_S * len(request.tables.tables), _MOST_LEAST_S)
-        deadline_s = max(deadline_s, time.perf_counter() + least_s)
+        now_s = time.perf_counter()
+        if not offers.is_large:
+            deadline_s = max(deadline_s, now_s + least_s)
+        elif deadline_s < now_s + _SEARCH_TABLE_S * len(request.tables.tables):
+            deadline_s = now_s
         improved = improve(
             chosen,
             seed=request.seed,
@@ -196,7 +214,20 @@ def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
             found[:0] = _to_beat(plans, read, request, search)
             on_the_way = _on_the_way(improved, request, search)
         found += [*on_the_way, _priced(with_grown_caches(improved.layout), status, request, search)]
-    return _best_of(found, plans, request, search)
+    best = choose(found, request.costs, by_kernels=search.by_kernels)
+    return best if asked is None else replace(best, models={_POLICY: asked[1]})
+
+
+def _policy(request: PlanRequest) -> tuple[ScoreWays, str] | None:
+    """The trained policy that says which options are worth pricing, and its name; None if there is none to be used."""
+    if _POLICY not in planner_names():
+        return None
+    score_ways = getattr(get_planner(_POLICY), "score_ways", None)
+    try:
+        return None if score_ways is None else score_ways(request)
+    except AutoshardError as error:
+        _log.warning("auto: no options are named by the policy: %s", error)
+        return None
 
 
 def _slowest_alone_ms(space: PlannerSpace) -> float:
@@ -247,14 +278,6 @@ def _on_the_way(improved: SearchOutcome, request: PlanRequest, search: StepSearc
     return [_priced(with_grown_caches(layout), "as a shorter search has it", request, search) for layout in layouts]
 
 
-def _best_of(
-    found: Sequence[FoundPlan], plans: Mapping[str, ShardingPlan], request: PlanRequest, search: StepSearch
-) -> FoundPlan:
-    """The one to take, with the names of the models of the policy that was asked for a start."""
-    models = plans["policy"].provenance.models if "policy" in plans and plans["policy"].provenance else {}
-    return replace(choose(found, request.costs, by_kernels=search.by_kernels), models=dict(models))
-
-
 def _best_start(request: PlanRequest, search: StepSearch) -> FoundPlan:
     """The best plan of the other planners, for a world that is too large to be searched."""
     plans = _plans(request, search, _planners(search), request.deadline_s(), is_needed=True)
@@ -269,7 +292,7 @@ def _best_start(request: PlanRequest, search: StepSearch) -> FoundPlan:
             field="world_size",
         )
     _log.warning("auto: worlds of more than %s ranks are not searched; the best plan of others is taken", _MAX_RANKS)
-    best = _best_of(found, plans, request, search)
+    best = choose(found, request.costs, by_kernels=search.by_kernels)
     return replace(best, status=f"not searched, over {_MAX_RANKS:,} ranks: {best.status}")
 
 
@@ -300,8 +323,6 @@ def _planners(search: StepSearch) -> list[StartSpec]:
     planners = [one for one in _PLANNERS if search.with_groups or one.name != _OF_GROUPS]
     if search.names <= _ON_SINGLE_RANKS:
         planners = [one for one in planners if one.name in _CUT_COLUMNS and search.names == _ON_SINGLE_RANKS]
-    if search.with_policy:
-        planners.append(POLICY)
     return [_with_width(one, search.min_partition) for one in planners]
 
 

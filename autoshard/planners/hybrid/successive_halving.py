@@ -15,7 +15,7 @@ from itertools import chain
 from autoshard.planners.hybrid.compiled.library import Mode
 from autoshard.planners.hybrid.compiled.linear import LinearEffort
 from autoshard.planners.hybrid.descent import LEAST_GAIN, Descent, SearchContext, Start
-from autoshard.planners.hybrid.option_offers import OfferedOptions
+from autoshard.planners.hybrid.option_offers import LARGE_TASK, OfferedOptions
 from autoshard.planners.hybrid.starts import FEW_TIERS
 from autoshard.planners.space.layout import Choice, Layout
 from autoshard.planners.space.options import ShardingType
@@ -34,8 +34,6 @@ _FEW_TYPES = (
     frozenset({ShardingType.TABLE_WISE, ShardingType.DATA_PARALLEL}),
 )
 _NUM_WITHIN_TYPES = 3
-#: Tables times ranks of tasks in which a burst takes so long that these would leave no time for others.
-_LARGE_TASK = 10_000
 #: Excess over the layout before, as a share, up to which a burst's layout may be gone on from.
 _HEAT = 0.002
 #: Starts that bursts are made from also within fewer tiers, and these tiers.
@@ -178,7 +176,8 @@ def improve(
 
 def _bursts(context: SearchContext, starts: Sequence[Start]) -> Iterator[LinearizedSearch]:
     """Racers of all starts, and before and after them some of the first few within fewer types or tiers for a while."""
-    is_large = len(context.space.items) * context.space.topology.world_size > _LARGE_TASK
+    # A burst takes so long there that these would leave no time for others.
+    is_large = len(context.space.items) * context.space.topology.world_size > LARGE_TASK
     for names in () if is_large else _FEW_TYPES:
         for start in starts[:_NUM_WITHIN_TYPES]:
             within = partial(context.options_of, names)

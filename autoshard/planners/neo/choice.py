@@ -44,7 +44,7 @@ class Picks:
         largest_bytes_O = flat.largest(bytes_EM.max(axis=1))
         finest_I = np.minimum.reduceat(largest_bytes_O, flat.first_I)
         self._is_finest_O = largest_bytes_O <= _EVENLY * finest_I[flat.item_O]
-        is_of_nodes_E = flat.in_node_E | (flat.tier_E == Tier.TABLE_ROW_WISE.value)
+        is_of_nodes_E = flat.in_node_E | flat.is_held(Tier.TABLE_ROW_WISE)
         is_scattered_E = space.prices.is_scattered(space.kinds.moved_VC)[flat.kind_E]
         self._is_copied_O = flat.are_within((Tier.DATA_PARALLEL,))
         self._families = (

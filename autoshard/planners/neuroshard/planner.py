@@ -98,7 +98,7 @@ class NeuroShardPlanner:
         _log.info("neuroshard: %s", status)
         provenance = Provenance(planner=self.name, version=__version__, seed=request.seed, models={"search": status})
         shards = zip(search.shards(found.pieces), found.packed.ranks_P.tolist(), strict=True)
-        plan = space.plan((part, rank) for shard, rank in shards for part in shard.parts)
+        plan = space.plan(part.placed(rank, space.topology) for shard, rank in shards for part in shard.parts)
         return replace(plan, provenance=provenance)
 
 

@@ -6,7 +6,7 @@ options, E shards of options, Y some options, X their shards, Z sets of sites.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,11 +19,10 @@ from autoshard.planners.space.columns import MovedArray
 from autoshard.planners.space.kinds import FloatArray, ShardKinds
 from autoshard.planners.space.layout import Layout
 from autoshard.planners.space.options import ShardingType
-from autoshard.planners.space.planner_space import BoolArray, IndexArray, PlannerSpace
-from autoshard.planners.space.step_cost import StepPrices
+from autoshard.planners.space.planner_space import BoolArray, IndexArray, ItemOption, ItemShard, PlannerSpace
+from autoshard.planners.space.step_cost import BUMP_BYTES, BUMP_SHARE, StepPrices
 
-#: By how much sums are changed to see what that does: a share, and bytes where there are none.
-_BUMP_SHARE, _BUMP_BYTES = 0.05, 1e4
+_TIERS = {tier: number for number, tier in enumerate(Tier)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,7 +41,7 @@ class FlatOptions:
         is_uneven_O: Whether it has rows in uneven shares.
         number_E: Number of each shard within its option.
         kind_E: Its kind.
-        tier_E: How it is held.
+        tier_E: Number of its tier; see `is_held`.
         holders_E: Ranks that hold it.
         is_shared_E: Whether these are all ranks.
         is_free_E: Whether it may be on any rank by itself.
@@ -63,7 +62,7 @@ class FlatOptions:
     is_uneven_O: BoolArray
     number_E: IndexArray
     kind_E: IndexArray
-    tier_E: NDArray[np.str_]
+    tier_E: IndexArray
     holders_E: IndexArray
     is_shared_E: BoolArray
     is_free_E: BoolArray
@@ -75,12 +74,22 @@ class FlatOptions:
     @classmethod
     def of(cls, space: PlannerSpace) -> FlatOptions:
         """Reads a space as it is now."""
-        options = [option for item in space.items for option in item.options]
+        # Items share their options as objects, which are read once.
+        known: dict[tuple[int, ...], int] = {}
+        alike_I = [known.setdefault(tuple(map(id, item.options)), len(known)) for item in space.items]
+        first_I = np.unique(np.array(alike_I, dtype=np.int64), return_index=True)[1]
+        distinct = cls._read([space.items[index].options for index in first_I.tolist()], space.topology.world_size)
+        return distinct if len(known) == len(alike_I) else distinct._of_items(np.array(alike_I, dtype=np.int64))
+
+    @classmethod
+    def _read(cls, options_I: Sequence[Sequence[ItemOption]], num_ranks: int) -> FlatOptions:
+        """Reads the options of some items."""
+        options = [option for of_item in options_I for option in of_item]
         types: dict[ShardingType, int] = {}
         type_O = np.array([types.setdefault(option.of_tables[0].name, len(types)) for option in options])
         shards = [shard for option in options for shard in option.shards]
-        options_I = np.array([len(item.options) for item in space.items], dtype=np.int64)
-        item_O, number_O, first_I = ragged(options_I)
+        num_options_I = np.array([len(of_item) for of_item in options_I], dtype=np.int64)
+        item_O, number_O, first_I = ragged(num_options_I)
         count_O = np.array([len(option.shards) for option in options], dtype=np.int64)
         _, number_E, start_O = ragged(count_O)
         # Most shards share what is allowed to them, as objects.
@@ -92,11 +101,11 @@ class FlatOptions:
             number = -1
             if not shard.allowed_S.all():
                 number = len(sets)
-                sets.append(np.pad(shard.allowed_S, (0, space.topology.world_size - len(shard.allowed_S))))
+                sets.append(np.pad(shard.allowed_S, (0, num_ranks - len(shard.allowed_S))))
             known[id(shard.allowed_S)] = number, int(shard.allowed_S.sum())
         sites_E2 = np.array([known[id(shard.allowed_S)] for shard in shards], dtype=np.int64)
         return cls(
-            options_I=options_I,
+            options_I=num_options_I,
             first_I=first_I,
             item_O=item_O,
             number_O=number_O,
@@ -107,19 +116,50 @@ class FlatOptions:
             is_uneven_O=np.array([option.is_uneven for option in options]),
             number_E=number_E,
             kind_E=np.array([shard.kind for shard in shards], dtype=np.int64),
-            tier_E=np.array([shard.tier.value for shard in shards]),
+            tier_E=np.array([_TIERS[shard.tier] for shard in shards], dtype=np.int64),
             holders_E=np.array([shard.num_holders for shard in shards], dtype=np.int64),
             is_shared_E=np.array([shard.is_everywhere for shard in shards]),
             is_free_E=np.array([shard.is_free for shard in shards]),
             in_node_E=np.array([shard.in_one_node for shard in shards]),
             sites_E=sites_E2[:, 0],
             num_sites_E=sites_E2[:, 1],
-            allowed_ZR=np.array(sets, dtype=np.bool_).reshape(-1, space.topology.world_size),
+            allowed_ZR=np.array(sets, dtype=np.bool_).reshape(-1, num_ranks),
         )
+
+    def _of_items(self, item_I: IndexArray) -> FlatOptions:
+        """The options of items that are like these, which may be named more than once."""
+        item_O, number_O, option_O = self.options_of(item_I)
+        _, number_E, shard_E = self.shards_of(option_O)
+        options_I, count_O = self.options_I[item_I], self.count_O[option_O]
+        return FlatOptions(
+            options_I=options_I,
+            first_I=np.cumsum(options_I) - options_I,
+            item_O=item_O,
+            number_O=number_O,
+            type_O=self.type_O[option_O],
+            types=self.types,
+            start_O=np.cumsum(count_O) - count_O,
+            count_O=count_O,
+            is_uneven_O=self.is_uneven_O[option_O],
+            number_E=number_E,
+            kind_E=self.kind_E[shard_E],
+            tier_E=self.tier_E[shard_E],
+            holders_E=self.holders_E[shard_E],
+            is_shared_E=self.is_shared_E[shard_E],
+            is_free_E=self.is_free_E[shard_E],
+            in_node_E=self.in_node_E[shard_E],
+            sites_E=self.sites_E[shard_E],
+            num_sites_E=self.num_sites_E[shard_E],
+            allowed_ZR=self.allowed_ZR,
+        )
+
+    def is_held(self, tier: Tier, shard_X: IndexArray | slice = slice(None)) -> BoolArray:
+        """Which shards are held by a tier: of all of them, or of some, shape (E,) or (X,)."""
+        return np.asarray(self.tier_E[shard_X] == _TIERS[tier])
 
     def are_within(self, tiers: Collection[Tier]) -> BoolArray:
         """Which options hold all of their shards in some tiers, shape (O,)."""
-        return np.asarray(self.largest(~np.isin(self.tier_E, list(tiers))) < 1)
+        return np.asarray(self.largest(~np.isin(self.tier_E, [_TIERS[tier] for tier in tiers])) < 1)
 
     def sums(self, of_shards_E: FloatArray) -> FloatArray:
         """Sums over the shards of each option, shape (O,)."""
@@ -185,8 +225,8 @@ class CostGradient:
         """Around what ranks hold in the mean, of kinds of shards."""
         kernel_VP = _kernel_rates(kinds, prices, codes_H)
         return cls(
-            served_VP=kinds.moved_VC @ _moving_rates(prices, mean_C, prices.topology.world_size).T + kernel_VP,
-            shared_VP=kinds.moved_VC @ _moving_rates(prices, mean_C, 1).T + kernel_VP,
+            served_VP=kinds.moved_VC @ prices.moving_rates(mean_C, prices.topology.world_size).T + kernel_VP,
+            shared_VP=kinds.moved_VC @ prices.moving_rates(mean_C, 1).T + kernel_VP,
             sync_V=_sync_rates(kinds, prices, mean_C),
         )
 
@@ -196,6 +236,17 @@ def shard_costs(flat: FlatOptions, rates: CostGradient, num_ranks: int) -> MsArr
     alone_E = rates.served_VP[flat.kind_E].sum(axis=1)
     shared_E = rates.shared_VP[flat.kind_E].sum(axis=1) + rates.sync_V[flat.kind_E]
     return np.asarray(np.where(flat.is_shared_E, shared_E, alone_E * flat.holders_E / num_ranks))
+
+
+def shard_cost(rates: CostGradient, num_ranks: int) -> Callable[[ItemShard], float]:
+    """As `shard_costs`, of one shard."""
+    alone_V: list[float] = rates.served_VP.sum(axis=1).tolist()
+    shared_V: list[float] = (rates.shared_VP.sum(axis=1) + rates.sync_V).tolist()
+
+    def cost_ms(shard: ItemShard) -> float:
+        return shared_V[shard.kind] if shard.is_everywhere else alone_V[shard.kind] * shard.num_holders / num_ranks
+
+    return cost_ms
 
 
 def shared_rates(space: PlannerSpace, sums_X: FloatArray) -> tuple[MsArray, MsArray]:
@@ -210,28 +261,13 @@ def shared_rates(space: PlannerSpace, sums_X: FloatArray) -> tuple[MsArray, MsAr
     """
     codes_H, moved_C, _ = space.kinds.split(sums_X)
     kernel_VP = _kernel_rates(space.kinds, space.prices, codes_H)
-    parts_VP = space.kinds.moved_VC @ _moving_rates(space.prices, moved_C, 1).T + kernel_VP
+    parts_VP = space.kinds.moved_VC @ space.prices.moving_rates(moved_C, 1).T + kernel_VP
     return parts_VP.sum(axis=1), _sync_rates(space.kinds, space.prices, moved_C)
-
-
-def _moving_rates(prices: StepPrices, mean_C: MovedArray, num_ranks: int) -> FloatArray:
-    """Milliseconds per unit of each column, shape (P, C): on one rank that has it, or for 1 on all ranks, alike."""
-    width = len(mean_C)
-    is_sent_C = prices.columns.are("pair_bytes", "scattered_bytes")
-    bump_C = np.where(is_sent_C, np.maximum(_BUMP_SHARE * mean_C, _BUMP_BYTES), 1.0)
-    base_RC = np.repeat(np.where(is_sent_C, np.maximum(mean_C, 1.0), mean_C)[None], num_ranks, axis=0)
-    moved_BRC = np.repeat(base_RC[None], width + 1, axis=0)
-    columns = np.arange(width)
-    moved_BRC[columns + 1, 0, columns] += bump_C
-    # Kernels are counted once however many shards run in them; their launches are no rate.
-    is_rate_C = ~prices.columns.are("num_shards")
-    parts_PB = prices.moving_ms(moved_BRC)[:, :, 0]
-    return np.asarray(np.maximum(parts_PB[:, 1:] - parts_PB[:, :1], 0.0) / bump_C * is_rate_C)
 
 
 def _sync_rates(kinds: ShardKinds, prices: StepPrices, mean_C: MovedArray) -> MsArray:
     """Milliseconds of a step that the gradients of a shard of each kind add which replicas sum, shape (V,)."""
-    bump = max(_BUMP_BYTES, _BUMP_SHARE * float(prices.synced_bytes(mean_C).max()))
+    bump = max(BUMP_BYTES, BUMP_SHARE * float(prices.synced_bytes(mean_C).max()))
     bumps_B2 = bump * np.concatenate([np.eye(2), 2 * np.eye(2)])
     once_ms, twice_ms = prices.synced_ms(bumps_B2).reshape(2, 2)
     return np.asarray(prices.synced_bytes(kinds.moved_VC) @ (twice_ms - once_ms) / bump)

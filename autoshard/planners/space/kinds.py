@@ -11,8 +11,7 @@ from collections.abc import Hashable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import CostModel, LocalShard, MemoryLevel, Shard, TableSet, Tier
-from autoshard.core.declared import Role, values
+from autoshard.core import CostModel, LocalShard, MemoryLevel, Shard, Tier
 from autoshard.core.errors import ModelError
 from autoshard.planners.space.options import ShardingOption, UnplacedShard, locals_of
 from autoshard.planners.space.step_cost import StepPrices
@@ -50,7 +49,7 @@ class ShardKinds:
         self._set_rows(np.zeros((0, self.code_width + len(prices.columns) + len(LEVELS))))
         # By what parts are known; None for what the model cannot price.
         self._kinds: dict[Hashable, int | None] = {}
-        self.twins = first_alike(self._tables)
+        self.twins = self._tables.first_alike
 
     def split(self, sums_X: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Codes, what is moved, and bytes by memory level, of sums with X as their last axis."""
@@ -98,15 +97,6 @@ class ShardKinds:
         rows = (shard.rows.start, shard.rows.stop, shard.rows.by)
         held = (part.tier, part.exchange, part.collective, part.grad_sync, part.memory)
         return (self.twins[shard.table.name], rows, shard.embedding_dim, *held)
-
-
-def first_alike(tables: TableSet) -> dict[str, int]:
-    """For each table the first one that is like it in all that prices and bytes depend on."""
-    first: dict[Hashable, int] = {}
-    found = {}
-    for index, table in enumerate(tables.tables):
-        found[table.name] = first.setdefault(values(table, Role.PRICE | Role.MEMORY), index)
-    return found
 
 
 def _encoded(model: CostModel, locals_: Sequence[LocalShard], code_width: int) -> tuple[FloatArray, NDArray[np.bool_]]:

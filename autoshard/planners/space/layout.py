@@ -127,10 +127,10 @@ class Layout:
     def plan(self) -> ShardingPlan:
         """The plan, its shards in the order of the tables."""
         return self.space.plan(
-            (part, site)
+            placed
             for index, item in enumerate(self.space.items)
             for shard, site in self.held(index)
-            for part in item.parts(shard)
+            for placed in item.placed(shard, site, self.space.topology)
         )
 
     def apply(self, change: Change) -> None:

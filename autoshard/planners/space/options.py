@@ -117,11 +117,13 @@ class UnplacedShard:
         """The same rows and columns of another table, held alike."""
         return self if self.shard.table is table else replace(self, shard=replace(self.shard, table=table))
 
-    def placed(self, site: int, topology: Topology) -> PlacedShard:
-        """The shard at one of its tier's sites."""
-        replicas = replicas_at(self.tier, site, topology)
+    def placed(self, site: int, topology: Topology, table: EmbeddingTable | None = None) -> PlacedShard:
+        """The shard at one of its tier's sites; or the same rows and columns of another table, held alike."""
+        replicas, shard = replicas_at(self.tier, site, topology), self.shard
+        if table is not None and table is not shard.table:
+            shard = Shard(table=table, rows=shard.rows, columns=shard.columns)
         return PlacedShard(
-            shard=self.shard,
+            shard=shard,
             tier=self.tier,
             replicas=replicas,
             split=Split.CYCLIC if len(replicas[0]) > 1 else Split.BLOCK,

@@ -141,6 +141,11 @@ class Item:
             return shard.parts
         return tuple(part.of_table(self.tables[0]) for part in shard.parts)
 
+    def placed(self, shard: ItemShard, site: int, topology: Topology) -> list[PlacedShard]:
+        """One of its options' shards at a site, of its own tables."""
+        table = None if self.like is self.tables else self.tables[0]
+        return [part.placed(site, topology, table) for part in shard.parts]
+
     def taken(self, found: _Found) -> int | None:
         """The number of an option, which it has from now on; None if something rules it out."""
         if found.option is None:
@@ -296,11 +301,11 @@ class PlannerSpace:
                 node = sites[-1] // self.topology.local_world_size
         return tuple(sites)
 
-    def plan(self, held: Iterable[tuple[UnplacedShard, int]]) -> ShardingPlan:
-        """The plan of shards at sites, in the order of the tables."""
+    def plan(self, held: Iterable[PlacedShard]) -> ShardingPlan:
+        """The plan of some shards, in the order of the tables."""
         placed: dict[str, list[PlacedShard]] = {table.name: [] for table in self.tables.tables}
-        for part, site in held:
-            placed[part.shard.table.name].append(part.placed(site, self.topology))
+        for one in held:
+            placed[one.shard.table.name].append(one)
         shards = tuple(chain.from_iterable(placed.values()))
         return ShardingPlan(tables=self.tables, topology=self.topology, shards=shards, payload=self.prices.payload)
 
@@ -378,7 +383,11 @@ def synced_options(options: Iterable[ShardingOption], prices: StepPrices) -> lis
     copied = [part for option in known for part in option.parts if num_replicas(part.tier, topology) > 1]
     placed = [part.placed(0, topology) for part in copied]
     syncs = cheapest_syncs(placed, prices.tables.batch_size, prices.costs.comm, topology)
-    found = {id(part): replace(part, grad_sync=sync) for part, sync in zip(copied, syncs, strict=True)}
+    found = {
+        id(part): replace(part, grad_sync=sync)
+        for part, sync in zip(copied, syncs, strict=True)
+        if part.grad_sync is not sync
+    }
     return [
         replace(option, parts=tuple(found.get(id(part), part) for part in option.parts))
         if any(id(part) in found for part in option.parts)
@@ -394,7 +403,8 @@ def task_prices(
     memories = [topology.memory_of(rank) for rank in range(topology.world_size)]
     if any(memory.ddr or memory.ssd for memory in memories):
         costs = replace(costs, kernel=behind_caches(costs.kernel, topology))
-    kernels = {fused_kernel(table, update) for table in tables.tables for update in Update}
+    distinct = [tables.tables[index] for index in dict.fromkeys(tables.first_alike.values())]
+    kernels = {fused_kernel(table, update) for table in distinct for update in Update}
     return StepPrices(tables, topology, costs, kernels, payload, by_kernels=by_kernels)
 
 

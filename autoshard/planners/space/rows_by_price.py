@@ -46,6 +46,12 @@ def cheapest_ends(table: EmbeddingTable, batch_size: int, cost_3T: MsArray) -> t
 
 def _shares(table: EmbeddingTable, batch_size: int) -> MsArray:
     """What each interval has of the rows that a batch hits, of all rows, and of the lookups."""
-    rows_I, lookups_I = np.diff(table.access.ranks_K), np.diff(table.access.cumulative_K)
-    hits_I = hit_rows(rows_I, batch_size * table.pooling_factor * lookups_I / rows_I)
+    hits_I, rows_I, lookups_I = amounts_by_interval(table, batch_size)
     return np.stack([hits_I / max(hits_I.sum(), 1e-30), rows_I / rows_I.sum(), lookups_I])
+
+
+def amounts_by_interval(table: EmbeddingTable, batch_size: int) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Rows of each interval of a table's access curve that a batch hits, its rows, and its share of the lookups."""
+    ranks_K, cumulative_K = table.access.ranks_K, table.access.cumulative_K
+    rows_I, lookups_I = ranks_K[1:] - ranks_K[:-1], cumulative_K[1:] - cumulative_K[:-1]
+    return hit_rows(rows_I, batch_size * table.pooling_factor * lookups_I / rows_I), rows_I, lookups_I

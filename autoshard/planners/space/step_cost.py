@@ -42,8 +42,8 @@ _SCATTERED_INDICES = [_STREAMS.index(stream) for stream in SCATTERED]
 #: The first stream of each all-to-all.
 _FIRST_STREAMS = [_STREAMS.index(EXCHANGED[part][0]) for part in EXCHANGE_PARTS]
 _ASKS_E11 = np.array([stream.asks for stream in Stream])[:, None, None]
-#: Bytes by which rates and latencies are told apart.
-_BUMP_BYTES = 1e4
+#: By how much sums are changed to see what that does: a share, and bytes where there are none.
+BUMP_SHARE, BUMP_BYTES = 0.05, 1e4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -100,6 +100,8 @@ class StepPrices:
         self._kernels = {kernel: index for index, kernel in enumerate(sorted(set(kernels)))}
         self.columns = Columns(len(self._kernels))
         self._dense_bytes = dense_bytes(tables, self._local_batch)
+        # By their ranks the last rates, and around what: around nothing they are asked for again and again.
+        self._rates: dict[int, tuple[MovedArray, MsArray]] = {}
         # Of each level the first rank of each group, and for each rank the size of its group.
         group_LR = [np.arange(topology.world_size) // level.size for level in topology.levels]
         self._groups = [
@@ -154,11 +156,13 @@ class StepPrices:
         )
         mean_UE = self._pair_bytes(placed_U, [1.0] * len(placed_U))
         row_U["scattered_bytes"] = mean_UE[:, _SCATTERED_INDICES] * is_scattered_U[:, None]
-        mean_UE[:, _SCATTERED_INDICES] *= ~is_scattered_U[:, None]
         row_U["pair_bytes"][all_U, readers_U] = mean_UE
+        row_U["pair_bytes"][..., _SCATTERED_INDICES] *= ~is_scattered_U[:, None, None]
         row_U["synced_bytes"] = sync_bytes(placed_U, self.tables.batch_size)
         row_U["reading_ns"][all_U, readers_U] = self._reading_ns(placed_U)
-        self._add_held(row_U, placed_U, readers_U, is_scattered_U)
+        peaks = [peak_factor(table, self._local_batch) for table in tables]
+        peak_UE = self._pair_bytes(placed_U, peaks) if any(peak != 1.0 for peak in peaks) else mean_UE
+        self._add_held(row_U, placed_U, peak_UE, readers_U, is_scattered_U)
         return rows_UC
 
     def _kernel_of(self, placed_U: Sequence[PlacedShard]) -> NDArray[np.int64]:
@@ -185,6 +189,7 @@ class StepPrices:
         self,
         row_U: NDArray[Any],
         placed_U: Sequence[PlacedShard],
+        peak_UE: MsArray,
         readers_U: NDArray[np.int64],
         is_scattered_U: NDArray[np.bool_],
     ) -> None:
@@ -192,8 +197,7 @@ class StepPrices:
 
         Outputs of a rank's own copies are used where they are, and held once. One sum of all owners comes back.
         """
-        peaks = [peak_factor(placed.shard.table, self._local_batch) for placed in placed_U]
-        lengths_U, ids_U, forward_U, _ = self._pair_bytes(placed_U, peaks).T
+        lengths_U, ids_U, forward_U, _ = peak_UE.T
         num_served_U = np.array([self.topology.world_size, self.topology.local_world_size, 1])[readers_U]
         num_owners_U = [len(placed.replicas[0]) for placed in placed_U]
         held_ids_U = ids_U * (HELD_ID_BYTES / self._id_bytes)
@@ -291,6 +295,32 @@ class StepPrices:
         """What training needs beside the tables, as `evaluation.training_bytes` counts it, shape (B, R)."""
         return self._memory(moved_BRC).training_R
 
+    def moving_rates(self, mean_C: MovedArray, num_ranks: int) -> MsArray:
+        """Milliseconds of a part per unit of each column, shape (P, C): on one rank that has it, the others as before.
+
+        Args:
+            mean_C: What every rank has.
+            num_ranks: All ranks; or 1, for what all of them have, alike.
+        """
+        known_C, rates_PC = self._rates.get(num_ranks, (None, None))
+        if known_C is None or rates_PC is None or not np.array_equal(known_C, mean_C):
+            rates_PC = self._moving_rates(mean_C, num_ranks)
+            self._rates[num_ranks] = mean_C.copy(), rates_PC
+        return rates_PC
+
+    def _moving_rates(self, mean_C: MovedArray, num_ranks: int) -> MsArray:
+        width = len(mean_C)
+        is_sent_C = self.columns.are("pair_bytes", "scattered_bytes")
+        bump_C = np.where(is_sent_C, np.maximum(BUMP_SHARE * mean_C, BUMP_BYTES), 1.0)
+        base_RC = np.repeat(np.where(is_sent_C, np.maximum(mean_C, 1.0), mean_C)[None], num_ranks, axis=0)
+        moved_BRC = np.repeat(base_RC[None], width + 1, axis=0)
+        columns = np.arange(width)
+        moved_BRC[columns + 1, 0, columns] += bump_C
+        # Kernels are counted once however many shards run in them; their launches are no rate.
+        is_rate_C = ~self.columns.are("num_shards")
+        parts_PB = self.moving_ms(moved_BRC)[:, :, 0]
+        return np.asarray(np.maximum(parts_PB[:, 1:] - parts_PB[:, :1], 0.0) / bump_C * is_rate_C)
+
     def training_rates(self, moved_RC: MovedArray) -> MovedArray:
         """Bytes of a rank that training needs more for one more of each column there, shape (C,).
 
@@ -299,9 +329,9 @@ class StepPrices:
         """
         moved_BRC = np.repeat(moved_RC[None], 1 + len(self.columns), axis=0)
         columns = np.arange(len(self.columns))
-        moved_BRC[1 + columns, 0, columns] += _BUMP_BYTES
+        moved_BRC[1 + columns, 0, columns] += BUMP_BYTES
         bytes_B = self.training_bytes(moved_BRC)[:, 0]
-        return np.asarray((bytes_B[1:] - bytes_B[0]) / _BUMP_BYTES)
+        return np.asarray((bytes_B[1:] - bytes_B[0]) / BUMP_BYTES)
 
     def _memory(self, moved_BRC: MovedArray) -> BatchMemory:
         rows_BR = self.columns.of(self._in_messages(moved_BRC))
@@ -334,14 +364,14 @@ class StepPrices:
         """What a reduce-scatter and an all-gather take however little is in them."""
         if self.by_kernels:
             return 0.0, 0.0
-        sizes_2B = np.array([[1.0, 2.0], [1.0, 2.0]]) * _BUMP_BYTES * self.topology.world_size
+        sizes_2B = np.array([[1.0, 2.0], [1.0, 2.0]]) * BUMP_BYTES * self.topology.world_size
         once_2, twice_2 = scatters_ms(sizes_2B, self.costs.comm, self.topology).T
         forward, backward = np.maximum(2 * once_2 - twice_2, 0.0).tolist()
         return forward, backward
 
     def sync_latency_ms(self) -> float:
         """What the synchronisation of gradients adds to the step however little of them there is."""
-        bytes_B2 = np.array([[0.0, 0.0], [_BUMP_BYTES, 0.0], [2 * _BUMP_BYTES, 0.0]])
+        bytes_B2 = np.array([[0.0, 0.0], [BUMP_BYTES, 0.0], [2 * BUMP_BYTES, 0.0]])
         none_ms, once_ms, twice_ms = self.synced_ms(bytes_B2).tolist()
         return max(0.0, float(2 * once_ms - twice_ms - none_ms))
 

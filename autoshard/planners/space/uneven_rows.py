@@ -25,6 +25,8 @@ def room_of_ranks(tables: TableSet, topology: Topology) -> FloatArray:
     """Bytes of device memory of each rank, less those of tables that may be on that rank alone, shape (R,)."""
     room_R = np.array(topology.hbm_bytes, dtype=np.float64)
     for table in tables.tables:
+        if not table.constraints.pinned_ranks and topology.world_size > 1:
+            continue
         allowed_R = allowed_ranks(table, topology.world_size)
         if allowed_R.sum() == 1:
             room_R[allowed_R] -= table.storage_bytes

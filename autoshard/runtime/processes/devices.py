@@ -22,8 +22,9 @@ from autoshard.runtime.state import free_host_bytes, processes_here
 #: Of each GPU, for NCCL: four communicators (vectors, batches that are prefetched, dense layers, replicas) of 256 MiB.
 #: Assumed from its buffers of 4 MiB per channel and peer; nothing here has measured it.
 _COMMUNICATORS_BYTES = 1 << 30
-#: Of the memory that is free, what tables may take where their rows may share it, and how often these are halved.
-_SPARED, _MOST_HALVINGS = 0.75, 20
+#: Of the memory that is free, what tables may take where their rows may share it: batches that are drawn ahead, gloo
+#: and the allocator take as much again with many processes. And how often rows are halved.
+_SPARED, _MOST_HALVINGS = 0.4, 20
 
 
 def choose_device(wanted: Set[Device], field: str | None = None) -> torch.device:

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
 from autoshard.core.accepted import WHOLE, WHOLE_AT_LEAST_1, Range
-from autoshard.core.errors import AutoshardError, ExecutionError, InvalidOptionError
+from autoshard.core.errors import AutoshardError, DeviceError, ExecutionError, InvalidOptionError
 from autoshard.core.quoting import shown
 from autoshard.formats import atomic_write, load_topology, read_plan
 from autoshard.runtime.ownership import check_updates, even_share, ownership_of
@@ -46,6 +46,7 @@ START_S, _STARTED_ON_A_CORE = 300.0, 8
 _GRACE_S = 5.0
 _POLL_S = 0.1
 _WORKER: Final = "autoshard.runtime.processes.worker"
+_FORKING: Final = "autoshard.runtime.processes.forking"
 #: Asks Linux for the address of a network interface, see netdevice(7).
 _SIOCGIFADDR: Final = 0x8915
 #: Time for the last lines of launchers that have ended, and for all processes to end once one has failed.
@@ -89,10 +90,12 @@ class Torchrun:
         options: How it finds the others, and how many processes it starts.
         prefix: Words before its command, such as `ip netns exec NAME`.
         variables: Environment variables of its processes, beside those of this one.
+        program: Its command before the options: torchrun, or what takes its place.
     """
 
     options: tuple[str, ...]
     prefix: tuple[str, ...] = ()
+    program: tuple[str, ...] = (sys.executable, "-m", "torch.distributed.run")
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -120,7 +123,19 @@ class LocalLauncher:
         return [Torchrun(options=(*address, f"--nproc-per-node={nproc}"), variables=variables)]
 
 
+class ForkingLauncher:
+    """Starts all processes on this machine from one that has imported what they need, see `forking`."""
+
+    def torchruns(self, nproc: int) -> Sequence[Torchrun]:
+        """One program in the place of torchrun."""
+        (local,) = LocalLauncher().torchruns(nproc)
+        program = (sys.executable, "-m", _FORKING)
+        return [replace(local, options=(str(nproc),), program=program)]
+
+
 LOCAL: Launcher = LocalLauncher()
+#: For CPUs.
+FORKED: Launcher = ForkingLauncher()
 
 _RENDEZVOUS: Final = re.compile(r"(.+):(\d{1,5})")
 
@@ -246,6 +261,8 @@ def run_requests(
     WHOLE_AT_LEAST_1.check(rounds, "rounds")
     if rounds > 1 and any(request.is_job for request in requests):
         raise InvalidOptionError("must be 1 for training jobs", field="rounds")
+    if requests[0].virtual_time and launcher is LOCAL:
+        launcher = FORKED
     job = {"requests": [asdict(request) for request in requests], "rounds": rounds}
     deadline = time.monotonic() + timeout_s
     restarts = 0
@@ -346,8 +363,11 @@ def _check_virtual(request: RunRequest, world_size: int, nproc: int) -> None:
     """Refuses a number of processes, and a topology, that are not the plan's.
 
     Raises:
+        DeviceError: If this system has no virtual time.
         InvalidOptionError: If that is so.
     """
+    if sys.platform != "linux":
+        raise DeviceError(f"virtual time needs Linux, this is {sys.platform}")
     if nproc != world_size:
         raise InvalidOptionError(
             f"must be left out or {world_size} in virtual time, a process for each rank, got {nproc}", field="nproc"
@@ -409,10 +429,9 @@ _LOCATION: Final = Path(__file__).resolve().parents[3]
 
 
 def _start(torchrun: Torchrun, folder: Path, module: str, path: Sequence[str]) -> subprocess.Popen[bytes]:
-    program = (*torchrun.prefix, sys.executable, "-m", "torch.distributed.run", *torchrun.options)
     with (folder / "stderr").open("ab") as stderr:
         return subprocess.Popen(
-            [*program, "-m", module, str(folder)],
+            [*torchrun.prefix, *torchrun.program, *torchrun.options, "-m", module, str(folder)],
             # Workers inherit it, and end when it does: when this process is gone, however it went.
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

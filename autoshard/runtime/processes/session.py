@@ -471,7 +471,7 @@ def open_session(
         DeviceError: If CUDA is asked for and there is no GPU for each process.
     """
     if requests[0].virtual_time:
-        machine = VirtualMachine(folder, int(os.environ["LOCAL_RANK"]))
+        machine = VirtualMachine(folder, int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"]))
         dist.init_process_group(BACKEND, timeout=_SHARED_CORE_TIMEOUT)
         machine.clock.start()
         try:

@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +16,8 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-#: Stretches of work that a core remembers; the threads of a process are at most a few steps apart.
-_REMEMBERED = 512
+#: Stretches of use that are remembered; the threads of a process, and ranks, are at most a few steps apart.
+REMEMBERED = 256
 
 
 #: Logical processors of the core that one of them is of.
@@ -60,34 +60,34 @@ class CoreToken:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
 
 
-class RankCore:
-    """The core of a rank in virtual time. Its threads share it: who comes later works where the core is free."""
+class BusyTimes:
+    """When something is in use, a core or a link: whoever comes later has it where it is free.
 
-    def __init__(self) -> None:
-        # Stretches of work, which do not overlap, in their order.
-        self._begun_s: list[float] = []
-        self._ended_s: list[float] = []
-        self._lock = threading.Lock()
+    Attributes:
+        begun_s: When stretches of use begin, which do not overlap, in their order.
+        ended_s: When they end.
+    """
+
+    def __init__(self, begun_s: Sequence[float] = (), ended_s: Sequence[float] = ()) -> None:
+        self.begun_s, self.ended_s = list(begun_s), list(ended_s)
 
     def end_s(self, begun_s: float, work_s: float) -> float:
         """When work would end that could begin at some time."""
-        with self._lock:
-            return self._stretches(begun_s, work_s)[-1][1]
+        return self._stretches(begun_s, work_s)[-1][1]
 
     def work(self, begun_s: float, work_s: float) -> float:
         """Does work that can begin at some time; returns when it ends."""
-        with self._lock:
-            stretches = self._stretches(begun_s, work_s)
-            for begun, ended in stretches:
-                if ended > begun:
-                    self._keep(begun, ended)
-            del self._begun_s[:-_REMEMBERED], self._ended_s[:-_REMEMBERED]
-            return stretches[-1][1]
+        stretches = self._stretches(begun_s, work_s)
+        for begun, ended in stretches:
+            if ended > begun:
+                self._keep(begun, ended)
+        del self.begun_s[:-REMEMBERED], self.ended_s[:-REMEMBERED]
+        return stretches[-1][1]
 
     def _stretches(self, begun_s: float, work_s: float) -> list[tuple[float, float]]:
-        """Where the core is free for so much work, at least one stretch."""
-        found, at = [], bisect_right(self._ended_s, begun_s)
-        for busy_s, free_s in zip(self._begun_s[at:], self._ended_s[at:], strict=True):
+        """Where it is free for so much work, at least one stretch."""
+        found, at = [], bisect_right(self.ended_s, begun_s)
+        for busy_s, free_s in zip(self.begun_s[at:], self.ended_s[at:], strict=True):
             if begun_s + work_s <= busy_s:
                 break
             if busy_s > begun_s:
@@ -97,12 +97,12 @@ class RankCore:
         return [*found, (begun_s, begun_s + work_s)]
 
     def _keep(self, begun_s: float, ended_s: float) -> None:
-        at = bisect_right(self._begun_s, begun_s)
-        if at and self._ended_s[at - 1] >= begun_s:  # goes on where the stretch before ended
-            self._ended_s[at - 1] = ended_s
+        at = bisect_right(self.begun_s, begun_s)
+        if at and self.ended_s[at - 1] >= begun_s:  # goes on where the stretch before ended
+            self.ended_s[at - 1] = ended_s
         else:
-            self._begun_s.insert(at, begun_s)
-            self._ended_s.insert(at, ended_s)
+            self.begun_s.insert(at, begun_s)
+            self.ended_s.insert(at, ended_s)
 
 
 class _ThreadTime(threading.local):
@@ -129,14 +129,17 @@ class VirtualClock:
     """
 
     def __init__(self, token: CoreToken) -> None:
-        self._token, self._core, self._own = token, RankCore(), _ThreadTime()
+        self._token, self._own = token, _ThreadTime()
+        #: The rank's, which its threads share.
+        self._core, self._core_lock = BusyTimes(), threading.Lock()
 
     def now_s(self) -> float:
         """Virtual time of the thread."""
         own = self._own
         if own.since_s is None:
             return own.at_s
-        return self._core.end_s(own.at_s, time.thread_time() - own.since_s)
+        with self._core_lock:
+            return self._core.end_s(own.at_s, time.thread_time() - own.since_s)
 
     def worked_s(self) -> float:
         """Seconds that the thread has computed: what its rank would not do is not counted."""
@@ -202,7 +205,8 @@ class VirtualClock:
         own = self._own
         if own.since_s is not None:
             work_s = time.thread_time() - own.since_s
-            own.at_s, own.since_s = self._core.work(own.at_s, work_s), None
+            with self._core_lock:
+                own.at_s, own.since_s = self._core.work(own.at_s, work_s), None
             own.worked_s += work_s
 
 

@@ -20,11 +20,13 @@ from torch.distributed.distributed_c10d import ProcessGroupGloo
 from autoshard.core.costs import MsArray
 from autoshard.core.errors import ExecutionError
 from autoshard.runtime.virtual.clock import CoreToken, VirtualClock, physical_cores
-from autoshard.runtime.virtual.meeting import NUM_SLOTS, Meeting
+from autoshard.runtime.virtual.meeting import NUM_SLOTS, Meeting, SharedLinks
 from autoshard.runtime.virtual.wire import Operation, Wire
 
 #: Name of the backend in torch.distributed.
 BACKEND = "virtual"
+#: File of the links.
+_LINKS = "links"
 
 
 class VirtualMachine:
@@ -33,6 +35,7 @@ class VirtualMachine:
     Args:
         folder: Shared by all processes, for as long as they run.
         local_rank: Number of this process on this machine.
+        num_ranks: Processes.
 
     Attributes:
         clock: Of its threads.
@@ -40,15 +43,26 @@ class VirtualMachine:
         num_cores: Cores of this machine that processes take turns on.
     """
 
-    def __init__(self, folder: Path, local_rank: int) -> None:
+    def __init__(self, folder: Path, local_rank: int, num_ranks: int) -> None:
         cores = physical_cores()
         core = cores[local_rank % len(cores)]
         os.sched_setaffinity(0, {core})  # before gloo's threads, which inherit it
         torch.set_num_threads(1)
         self.folder, self.num_cores = folder, len(cores)
+        self._links: SharedLinks | None = None
+        if local_rank == 0:
+            self._links = SharedLinks(folder / _LINKS, num_ranks, is_first=True)
+        self._num_ranks = num_ranks
         self.clock = VirtualClock(CoreToken(folder / f"core.{core}"))
         self.wire: Wire | None = None
         dist.Backend.register_backend(BACKEND, self._group, extended_api=True, devices=["cpu"])
+
+    @property
+    def links(self) -> SharedLinks:
+        """Of all ranks; there once all processes have met."""
+        if self._links is None:
+            self._links = SharedLinks(self.folder / _LINKS, self._num_ranks, is_first=False)
+        return self._links
 
     def _group(self, options: Any, _: object) -> VirtualGroup:
         return VirtualGroup(self, options)
@@ -59,8 +73,7 @@ class _Collective:
     """A collective under way."""
 
     number: int
-    operation: Operation
-    inner: Any
+    inner: Any = None
     ends_s: float | None = None
 
 
@@ -71,7 +84,7 @@ _ProcessGroup: Any = dist.ProcessGroup
 class VirtualGroup(_ProcessGroup):  # type: ignore[misc]
     """Collectives on a clock. One begins when its last process has come and the group's one before has ended.
 
-    Each group has a link of its own to each of its ranks: collectives of different groups do not slow each other down.
+    Links of ranks are shared by all groups.
 
     Args:
         machine: This process's.
@@ -95,8 +108,8 @@ class VirtualGroup(_ProcessGroup):  # type: ignore[misc]
         self._ranks = tuple(options.global_ranks_in_group) or tuple(range(size))
         self._rank, self._size = rank, size
         self._under_way: list[_Collective] = []
-        self._number, self._num_ended, self._free_s = 0, 0, 0.0
-        self._begins, self._ends = threading.Lock(), threading.Lock()
+        self._number = 0
+        self._begins, self._hears = threading.Lock(), threading.Lock()
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's
         """The name of the backend."""
@@ -119,14 +132,16 @@ class VirtualGroup(_ProcessGroup):  # type: ignore[misc]
             bytes_N: What this process sends to each; but for an all-to-all, what it puts in, and zeros.
             start: Begins to exchange.
         """
-        if self._number - self._num_ended >= NUM_SLOTS // 2:
-            with self.clock.idle(), self._ends:
-                self._end_first()
+        if self._under_way and self._number - self._under_way[0].number >= NUM_SLOTS // 2:
+            with self.clock.idle():
+                self._hear(self._under_way[0])
         with self.clock.uncounted() as now_s, self._begins:
-            collective = _Collective(self._number, operation, None)
+            collective = _Collective(self._number)
             self._number += 1
-            self._meeting.come(collective.number, np.concatenate([[now_s], bytes_N]))
             self._under_way.append(collective)
+            all_told = self._meeting.come(collective.number, np.concatenate([[now_s], bytes_N]))
+            if all_told is not None:
+                self._meeting.end(collective.number, self._ends_s(operation, all_told))
             collective.inner = start()
         return VirtualWork(self, collective)
 
@@ -134,22 +149,26 @@ class VirtualGroup(_ProcessGroup):  # type: ignore[misc]
         """Waits until a collective has ended; returns the time at which it does, for this rank."""
         collective.inner.wait()
         collective.inner = None
-        with self._ends:
-            while collective.ends_s is None:
-                self._end_first()
-        return collective.ends_s
+        return self._hear(collective)
 
-    def _end_first(self) -> None:
-        """The first collective under way that the time of is not known: waits until all have come to it."""
-        first = self._under_way.pop(0)
-        told = self._meeting.all_told(first.number)
-        begins_s = max(float(told[:, 0].max()), self._free_s)
-        took_N = np.zeros(self._size)
-        if self._machine.wire is not None:
-            took_N = self._machine.wire.seconds(first.operation, told[:, 1:], self._ranks)
-        self._free_s = begins_s + float(took_N.max())
-        first.ends_s = begins_s + float(took_N[self._rank])
-        self._num_ended += 1
+    def _hear(self, collective: _Collective) -> float:
+        """When a collective ends, once all have come to it."""
+        with self._hears:
+            if collective.ends_s is None:
+                collective.ends_s = self._meeting.wait(collective.number)
+                self._under_way.remove(collective)
+            return collective.ends_s
+
+    def _ends_s(self, operation: Operation, all_told: MsArray) -> MsArray:
+        """When a collective ends for each rank, by what they told; shape (N,)."""
+        begins_s, wire = max(float(all_told[:, 0].max()), self._meeting.ended_s), self._machine.wire
+        if wire is None:
+            return np.full(self._size, begins_s)
+        told = (operation, all_told[:, 1:], self._ranks)
+        took_N = wire.seconds(*told)
+        used_N = np.maximum(0.0, took_N - wire.latency_s(*told))
+        later_s = self._machine.links.carry(wire.level(self._ranks), self._ranks, begins_s, used_N)
+        return begins_s + later_s + took_N
 
     def _put_in(self, num_bytes: float) -> MsArray:
         bytes_N = np.zeros(self._size)
@@ -210,9 +229,9 @@ class VirtualGroup(_ProcessGroup):  # type: ignore[misc]
         put_in = self._put_in(sum(one.nbytes for pieces in given for one in pieces))
         return self.begin(Operation.REDUCE_SCATTER, put_in, lambda: self._inner.reduce_scatter(outputs, given, options))
 
-    def barrier(self, options: Any = None) -> VirtualWork:
+    def barrier(self, opts: Any = None) -> VirtualWork:  # torch gives it by this name
         """Waits for all processes, and takes no time besides."""
-        return self.begin(Operation.ALL_REDUCE, self._put_in(0.0), lambda: self._inner.barrier(options))
+        return self.begin(Operation.ALL_REDUCE, self._put_in(0.0), lambda: self._inner.barrier(opts))
 
     # As releases before torch 2.13 name them.
     alltoall_base = all_to_all_single

@@ -16,6 +16,9 @@ from autoshard.core import CommModel, Level, Topology
 from autoshard.core.costs import MsArray
 from autoshard.core.replica_groups import levels_of_part
 
+#: By which bytes are multiplied for what is left of a collective's time.
+_NEXT_TO_NOTHING = 1e-9
+
 
 class Operation(StrEnum):
     """A kind of collective."""
@@ -62,6 +65,15 @@ class Wire:
             case Operation.ALL_GATHER:
                 ms = self.comm.all_gather_ms(put_in * len(ranks), part)
         return np.full(len(ranks), ms / 1e3)
+
+    def latency_s(self, operation: Operation, bytes_NN: MsArray, ranks: tuple[int, ...]) -> MsArray:
+        """What of that its first byte takes, in which no link is in use."""
+        return self.seconds(operation, bytes_NN * _NEXT_TO_NOTHING, ranks)
+
+    def level(self, ranks: Sequence[int]) -> int:
+        """The innermost level of the topology that holds some ranks."""
+        levels = self.topology.levels
+        return next(index for index, one in enumerate(levels) if len({rank // one.size for rank in ranks}) == 1)
 
     def _topology_of(self, ranks: Sequence[int]) -> Topology:
         """Some of the ranks as a cluster of their own, over the links that they have."""

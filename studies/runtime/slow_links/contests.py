@@ -53,6 +53,7 @@ class Entry:
         tiers: How rows of the task's only table are held, from hot to cold, each with the access rank that its rows end
             before; none where a planner decides.
         engine: What executes the plan.
+        time_limit_s: Of a planner that searches.
         grad_sync: How gradients of replicas are summed, whatever the plan says; None for what it says.
         collective: How sums over all ranks travel, likewise.
     """
@@ -62,6 +63,7 @@ class Entry:
     options: Mapping[str, object] = field(default_factory=dict)
     tiers: tuple[tuple[Tier, int], ...] = ()
     engine: Engine = Engine.THIN
+    time_limit_s: float = PLAN_S
     grad_sync: GradSync | None = None
     collective: Collective | None = None
 
@@ -71,7 +73,7 @@ class Entry:
         Raises:
             AutoshardError: As `make_plan`.
         """
-        request = replace(request, options=self.options)
+        request = replace(request, options=self.options, time_limit_s=self.time_limit_s)
         return self.changed(_tiered(request, self.tiers) if self.tiers else make_plan(self.planner, request))
 
     def changed(self, plan: ShardingPlan) -> ShardingPlan:
@@ -120,11 +122,13 @@ class Effort:
         steps: Measured steps of a run.
         warmup_steps: Steps before them.
         repeats: Times that all plans run, one round after the other; the quickest run of each counts.
+        virtual_time: Whether a rank's time is that of a core of its own, and the topology's links.
     """
 
     steps: int = 6
     warmup_steps: int = 2
     repeats: int = 2
+    virtual_time: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,19 +210,17 @@ class _Planned:
     failure: str = ""
 
 
-def run_contest(
-    contest: Contest,
-    topology: Topology,
+def run_contests(
+    contests: Sequence[tuple[Contest, Topology]],
     registry: Path,
     launcher: Launcher,
     effort: Effort,
     on_step: Callable[[int, int], None] | None = None,
-) -> ContestResult:
-    """Plans a task, and executes all plans in one start of the processes, round by round.
+) -> list[ContestResult]:
+    """Plans tasks, and executes all plans in one start of the processes, round by round.
 
     Args:
-        contest: The task.
-        topology: That plans are made for.
+        contests: The tasks, and what their plans are made for: topologies of as many ranks.
         registry: Models that price them.
         launcher: Starts a process for each rank.
         effort: How long each plan runs.
@@ -227,33 +229,39 @@ def run_contest(
     Raises:
         AutoshardError: If a plan fails while it runs; one that cannot be made or executed is a failure of its entry.
     """
-    planned = _plan_all(contest, topology, registry)
-    executed = [(one, one.plan) for one in planned if one.plan is not None]
+    planned = [(contest, one) for contest, topology in contests for one in _plan_all(contest, topology, registry)]
+    executed = [(contest, one, one.plan) for contest, one in planned if one.plan is not None]
     results = execute_plans(
-        [plan for _, plan in executed],
-        [{"engine": one.entry.engine} for one, _ in executed],
+        [plan for *_, plan in executed],
+        [{"engine": one.entry.engine, "seed": contest.seed} for contest, one, _ in executed],
         repeats=effort.repeats,
         on_step=on_step,
         launcher=launcher,
         steps=effort.steps,
         warmup_steps=effort.warmup_steps,
-        seed=contest.seed,
         device="cpu",
+        virtual_time=effort.virtual_time,
+        registry_path=str(registry) if effort.virtual_time else None,
     )
     runs = {
-        one.entry.label: _entry_run(one, plan, contest, registry, of_plan)
-        for (one, plan), of_plan in zip(executed, results, strict=True)
+        (contest.name, one.entry.label): _entry_run(one, plan, contest, registry, of_plan)
+        for (contest, one, plan), of_plan in zip(executed, results, strict=True)
     }
-    return ContestResult(
-        name=contest.name,
-        group=contest.group,
-        num_tables=len(contest.tables.tables),
-        batch_size=contest.tables.batch_size,
-        entries=tuple(
-            runs.get(one.entry.label) or EntryRun(label=one.entry.label, failure=one.failure, planning_s=one.seconds)
-            for one in planned
-        ),
-    )
+    return [
+        ContestResult(
+            name=contest.name,
+            group=contest.group,
+            num_tables=len(contest.tables.tables),
+            batch_size=contest.tables.batch_size,
+            entries=tuple(
+                runs.get((contest.name, one.entry.label))
+                or EntryRun(label=one.entry.label, failure=one.failure, planning_s=one.seconds)
+                for of, one in planned
+                if of is contest
+            ),
+        )
+        for contest, _ in contests
+    ]
 
 
 def _plan_all(contest: Contest, topology: Topology, registry: Path) -> list[_Planned]:
@@ -263,7 +271,6 @@ def _plan_all(contest: Contest, topology: Topology, registry: Path) -> list[_Pla
         topology=topology,
         costs=costs,
         seed=contest.seed,
-        time_limit_s=PLAN_S,
         registry=registry,
     )
     return [_plan(entry, request) for entry in contest.entries]

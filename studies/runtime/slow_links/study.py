@@ -46,7 +46,7 @@ from studies.runtime.slow_links.contests import (
     EntryRun,
     groups_contest,
     paper_contests,
-    run_contest,
+    run_contests,
 )
 from studies.runtime.slow_links.models import (
     ClusterModels,
@@ -516,7 +516,7 @@ class _Lab:
             result = self.parts.find_data(
                 f"{self.rate}-{contest.name}",
                 ContestResult,
-                lambda: run_contest(contest, topology, registry, cluster, self.effort, on_step),
+                lambda: run_contests([(contest, topology)], registry, cluster, self.effort, on_step)[0],
             )
         steps = ", ".join(f"{label} {step_ms:.0f}" for label, step_ms in measured_ms(result).items())
         console.log(f"{self.rate} Mbit/s, {contest.name} ({place}): ms {steps}")

@@ -27,7 +27,7 @@ from studies.runtime.slow_links.contests import (
     flexshard_contest,
     groups_contest,
     oper_contest,
-    run_contest,
+    run_contests,
     sums_contest,
 )
 from studies.runtime.slow_links.models import TaskKind, drawn_task
@@ -154,7 +154,7 @@ def test_a_contest_on_two_processes(tmp_path):
     )
     done = []
     topology = local_topology("cpu", 2, 1 << 30)
-    result = run_contest(contest, topology, tmp_path, LOCAL, TINY, lambda steps, _: done.append(steps))
+    [result] = run_contests([(contest, topology)], tmp_path, LOCAL, TINY, lambda steps, _: done.append(steps))
     assert (result.num_tables, result.batch_size) == (len(small.tables), 16)
     assert done == list(range(1, 1 + 3 * TINY.repeats * (TINY.steps + TINY.warmup_steps)))
     *ran, refused = result.entries

@@ -181,7 +181,7 @@ class LinearSearch:
             "load_pr": over_ranks(layout.parts_ms()),
             "free_mr": over_ranks(layout.free_bytes().T),
             "count_kr": over_ranks(self._counts(held, layout.num_ranks)),
-            "weight_p": self._weights(layout),
+            "weight_p": self.part_weights(layout),
         }
 
     def _counts(self, held: HeldShards, num_ranks: int) -> IntArray:
@@ -192,7 +192,7 @@ class LinearSearch:
         np.add.at(edges_RK, np.where(held.is_shared_X, num_ranks, held.end_X), -count_XK)
         return np.ascontiguousarray(edges_RK.cumsum(axis=0, dtype=np.int32)[:-1].T)
 
-    def _weights(self, layout: Layout) -> MsArray:
+    def part_weights(self, layout: Layout) -> MsArray:
         """Milliseconds of the step by one of each part at its slowest rank, shape (P,)."""
         slowest_P = layout.parts_ms().max(axis=1)
         bump_P = np.maximum(_BUMP_SHARE * slowest_P, _LEAST_BUMP_MS)

@@ -19,6 +19,8 @@
 enum { MAX_TYPES = 64, NONE = -1 };
 /* Lanes, and what they hold, that are worked on in turn, so that no power waits for the one before it. */
 enum { WIDE = 4, BLOCK = WIDE * LANES };
+/* Ranks whose least load tells which of them need no look, in worlds of more than so many; whole blocks. */
+enum { BIN = 2 * BLOCK, FEW_RANKS = 2 * BIN };
 /* Exponents of the flattest and the sharpest norm, as powers of two. */
 enum { FLAT = 3, SHARP = 7 };
 /* Most rounds of swaps after a sweep, and most sweeps by each norm of the first descent. */
@@ -27,6 +29,8 @@ enum { SWAPS = 8, SWEEPS = 4 };
 static const double LEAST_GAIN = 1e-7;
 /* What sums in another order may differ by, as a share. */
 static const double ROUNDING = 1e-9;
+/* What a power and the next differ by in rounding at the most, as a share of them, with room. */
+static const double POWER_ROUNDING = 1e-12;
 /* Chances that a round rebuilds for a launch, that it rebuilds all items of a type, and that the type of a few ruined
    items may not come back at once; and the largest share of the items that may be rebuilt without a launch. */
 static const double LAUNCHES = 0.1, WHOLE_TYPE = 0.05, BARRED = 0.6, MOST_REBUILT = 0.67;
@@ -43,6 +47,11 @@ typedef struct {
   int32_t log2_exponent;
   uint64_t random;
   double *power_pr, *missing_kr, *score_r;
+  /* Of each bin of ranks: the least load of a part and the largest power, what a shard adds there at least, and whether
+     loads have changed since these were found. */
+  double *least_pb, *most_power_pb, *bound_b;
+  uint8_t *is_stale_b;
+  int32_t num_bins;
   /* Of free shards, for swaps. */
   double *added_px, *load_px, *power_px;
   int32_t padded_held;
@@ -161,6 +170,7 @@ static void set_exponent(Search *search, int32_t log2_exponent) {
     for (int32_t r = 0; r < task->padded_ranks; r++)
       power_r[r] = r < task->num_ranks ? powered(load_r[r] / most, log2_exponent) : 0;
   }
+  memset(search->is_stale_b, 1, search->num_bins);
 }
 
 /* Shards on ranks. */
@@ -205,8 +215,58 @@ static void add_to_rank(Search *search, int32_t shard, int32_t rank, int32_t sig
   }
   raise(power_p, search->log2_exponent);
   for (int32_t p = 0; p < PARTS; p++) search->power_pr[(size_t)p * task->padded_ranks + rank] = power_p[p];
+  search->is_stale_b[rank / BIN] = 1;
   const double *bytes_m = task->bytes_vm + (size_t)task->kind_e[shard] * task->num_levels;
   for (int32_t m = 0; m < task->num_levels; m++) task->free_mr[(size_t)m * task->padded_ranks + rank] -= sign * bytes_m[m];
+}
+
+static void count_launches_of_all(Search *search, int32_t shard, int32_t sign) {
+  Task *task = search->task;
+  const int32_t *launches_k = task->launches_vk + (size_t)task->kind_e[shard] * task->num_launches;
+  for (int32_t k = 0; k < task->num_launches; k++) {
+    if (!launches_k[k]) continue;
+    int32_t *count_r = task->count_kr + (size_t)k * task->padded_ranks, absent = 0;
+    double *missing_r = search->missing_kr + (size_t)k * task->padded_ranks;
+    for (int32_t r = 0; r < task->num_ranks; r++) {
+      count_r[r] += sign * launches_k[k];
+      absent += count_r[r] == 0;
+      missing_r[r] = count_r[r] == 0 ? 1.0 : 0.0;
+    }
+    search->absent_k[k] = absent;
+  }
+}
+
+/* As `add_to_rank`, of a shard that all ranks hold: part by part, ranks in blocks. */
+static void add_to_all(Search *search, int32_t shard, int32_t sign) {
+  Task *task = search->task;
+  const int32_t *launches_k = task->launches_vk + (size_t)task->kind_e[shard] * task->num_launches;
+  if (sign < 0) count_launches_of_all(search, shard, sign);
+  for (int32_t p = 0; p < PARTS; p++) {
+    double *load_r = task->load_pr + (size_t)p * task->padded_ranks, rate = rates_of(task, shard)[p];
+    double *power_r = search->power_pr + (size_t)p * task->padded_ranks, scale = search->scale_p[p];
+    for (int32_t first = 0; first < task->num_ranks; first += BLOCK) {
+      int32_t count = task->num_ranks - first < BLOCK ? task->num_ranks - first : BLOCK;
+      double added[BLOCK], share[BLOCK];
+      for (int32_t at = 0; at < count; at++) added[at] = rate;
+      for (int32_t k = 0; k < task->num_launches; k++) {
+        if (!launches_k[k]) continue;
+        const double *missing = search->missing_kr + (size_t)k * task->padded_ranks + first;
+        for (int32_t at = 0; at < count; at++) added[at] += missing[at] * task->launch_kp[k * PARTS + p];
+      }
+      for (int32_t at = 0; at < count; at++) {
+        double load = load_r[first + at] += sign * added[at];
+        share[at] = load > 0 ? load / scale : 0;
+      }
+      for (int32_t step = 0; step < search->log2_exponent; step++)
+        for (int32_t at = 0; at < count; at++) share[at] *= share[at];
+      for (int32_t at = 0; at < count; at++) power_r[first + at] = share[at];
+    }
+  }
+  if (sign > 0) count_launches_of_all(search, shard, sign);
+  const double *bytes_m = task->bytes_vm + (size_t)task->kind_e[shard] * task->num_levels;
+  for (int32_t m = 0; m < task->num_levels; m++)
+    for (int32_t r = 0; r < task->num_ranks; r++) task->free_mr[(size_t)m * task->padded_ranks + r] -= sign * bytes_m[m];
+  memset(search->is_stale_b, 1, search->num_bins);
 }
 
 static int32_t first_rank(const Task *task, int32_t shard, int32_t site) {
@@ -227,7 +287,9 @@ static void count_sync(Task *task, int32_t shard, int32_t sign) {
 static void add_shard(Search *search, int32_t shard, int32_t site, int32_t sign) {
   Task *task = search->task;
   int32_t first = first_rank(task, shard, site), count = num_holders(task, shard);
-  for (int32_t rank = first; rank < first + count; rank++) add_to_rank(search, shard, rank, sign);
+  if (task->is_shared_e[shard]) add_to_all(search, shard, sign);
+  else
+    for (int32_t rank = first; rank < first + count; rank++) add_to_rank(search, shard, rank, sign);
   count_sync(task, shard, sign);
 }
 
@@ -278,6 +340,7 @@ static void take_back(Search *search, int32_t option, int32_t count) {
       task->load_pr[at] = undo[p];
       search->power_pr[at] = undo[PARTS + p];
     }
+    search->is_stale_b[search->undo_rank[search->num_undo] / BIN] = 1;
   }
 }
 
@@ -327,12 +390,93 @@ static void score_ranks(Search *search, int32_t shard) {
   }
 }
 
+static void look_at_bin(Search *search, int32_t bin) {
+  const Task *task = search->task;
+  int32_t first = bin * BIN, count = task->num_ranks - first < BIN ? task->num_ranks - first : BIN;
+  for (int32_t p = 0; p < PARTS; p++) {
+    const double *load = task->load_pr + (size_t)p * task->padded_ranks + first;
+    const double *power = search->power_pr + (size_t)p * task->padded_ranks + first;
+    double least = load[0], most = power[0];
+    for (int32_t at = 1; at < count; at++) {
+      least = load[at] < least ? load[at] : least;
+      most = power[at] > most ? power[at] : most;
+    }
+    search->least_pb[(size_t)p * search->num_bins + bin] = least;
+    search->most_power_pb[(size_t)p * search->num_bins + bin] = most;
+  }
+  search->is_stale_b[bin] = 0;
+}
+
+/* What a shard adds at least to a rank of each of some bins: as to one with the bin's least load of each part, since powers
+   grow more the more a rank has. Launches are left out, and 0 returned where these may take time off. */
+static int32_t bound_bins(Search *search, int32_t shard, int32_t num_absent, int32_t first, int32_t last) {
+  const Task *task = search->task;
+  const double *rate_p = rates_of(task, shard);
+  for (int32_t number = 0; number < num_absent; number++)
+    for (int32_t p = 0; p < PARTS; p++)
+      if (task->launch_kp[search->absent[number] * PARTS + p] < 0) return 0;
+  for (int32_t bin = first; bin <= last; bin++) {
+    if (search->is_stale_b[bin]) look_at_bin(search, bin);
+    search->bound_b[bin] = 0;
+  }
+  for (int32_t p = 0; p < PARTS; p++) {
+    const double *least_b = search->least_pb + (size_t)p * search->num_bins;
+    const double *most_b = search->most_power_pb + (size_t)p * search->num_bins;
+    double inverse = 1 / search->scale_p[p], slope = search->slope_p[p], rate = rate_p[p];
+    for (int32_t bin = first; bin <= last; bin++) {
+      double before = least_b[bin] * inverse, after = (least_b[bin] + rate) * inverse;
+      for (int32_t step = 0; step < search->log2_exponent; step++) {
+        before *= before;
+        after *= after;
+      }
+      search->bound_b[bin] += slope * (after - before - POWER_ROUNDING * (after + most_b[bin]));
+    }
+  }
+  return 1;
+}
+
+/* As `best_site`, of a shard on a single rank: bins are looked at from the least bound on, until no other can have a rank
+   where it adds as little. */
+static int32_t best_rank(Search *search, int32_t shard, int32_t node, const uint8_t *allowed) {
+  const Task *task = search->task;
+  const double *rate_p = rates_of(task, shard);
+  int32_t from = node < 0 ? 0 : node * task->node_size, to = node < 0 ? task->num_ranks : from + task->node_size;
+  int32_t first = from / BIN, last = (to - 1) / BIN, num_absent = find_absent(search, shard), best = -1;
+  int32_t is_bounded = bound_bins(search, shard, num_absent, first, last), num_blocks = task->padded_ranks / LANES;
+  double least = INFINITY;
+  for (int32_t next = first; next <= last; next++) {
+    int32_t bin = next;
+    if (is_bounded) {
+      for (int32_t other = first; other <= last; other++)
+        if (search->bound_b[other] < search->bound_b[bin]) bin = other;
+      if (search->bound_b[bin] > least) break;
+      search->bound_b[bin] = INFINITY;
+    }
+    int32_t block = bin * BIN / LANES, end = block + BIN / LANES < num_blocks ? block + BIN / LANES : num_blocks;
+    memset(search->score_r + bin * BIN, 0, (end - block) * sizeof(Lanes));
+    for (int32_t p = 0; p < PARTS; p++) {
+      int32_t at = block;
+      for (; at + WIDE <= end; at += WIDE) score_blocks(search, p, rate_p[p], at, num_absent, WIDE);
+      for (; at < end; at++) score_blocks(search, p, rate_p[p], at, num_absent, 1);
+    }
+    for (int32_t rank = bin * BIN < from ? from : bin * BIN; rank < to && rank < (bin + 1) * BIN; rank++) {
+      double score = search->score_r[rank];
+      if (score > least || (score == least && best >= 0 && rank > best)) continue;
+      if ((allowed && !allowed[rank]) || !fits_on(task, shard, rank, 1)) continue;
+      least = score;
+      best = rank;
+    }
+  }
+  return best;
+}
+
 /* The open site where a shard adds least; -1 where none is open. */
 static int32_t best_site(Search *search, int32_t shard, int32_t node) {
   const Task *task = search->task;
   int32_t holders = num_holders(task, shard), best = -1;
   if (task->is_shared_e[shard]) return fits_on(task, shard, 0, task->num_ranks) ? 0 : -1;
   const uint8_t *allowed = task->allowed_e[shard] < 0 ? NULL : task->allowed + (size_t)task->allowed_e[shard] * task->num_ranks;
+  if (holders == 1 && task->num_ranks > FEW_RANKS) return best_rank(search, shard, node, allowed);
   double least = INFINITY;
   score_ranks(search, shard);
   for (int32_t site = 0; site < task->num_ranks / holders; site++) {
@@ -398,13 +542,27 @@ static void added_powers(const Search *search, int32_t shard, int32_t site, doub
   }
 }
 
-/* Finds the least and the mean loads, for `least_energy`. */
+/* Finds the least and the mean loads, for `least_energy`; lane by lane, which does not wait for the sum before. */
 static void set_least_loads(Search *search) {
   const Task *task = search->task;
+  int32_t num_whole = task->num_ranks / BLOCK * BLOCK;
   for (int32_t p = 0; p < PARTS; p++) {
     const double *load_r = task->load_pr + (size_t)p * task->padded_ranks;
-    double least = INFINITY, sum = 0;
-    for (int32_t r = 0; r < task->num_ranks; r++) {
+    double least_l[BLOCK], sum_l[BLOCK], least = INFINITY, sum = 0;
+    for (int32_t lane = 0; lane < BLOCK; lane++) {
+      least_l[lane] = INFINITY;
+      sum_l[lane] = 0;
+    }
+    for (int32_t r = 0; r < num_whole; r += BLOCK)
+      for (int32_t lane = 0; lane < BLOCK; lane++) {
+        least_l[lane] = load_r[r + lane] < least_l[lane] ? load_r[r + lane] : least_l[lane];
+        sum_l[lane] += load_r[r + lane];
+      }
+    for (int32_t lane = 0; lane < BLOCK; lane++) {
+      least = least_l[lane] < least ? least_l[lane] : least;
+      sum += sum_l[lane];
+    }
+    for (int32_t r = num_whole; r < task->num_ranks; r++) {
       least = load_r[r] < least ? load_r[r] : least;
       sum += load_r[r];
     }
@@ -874,6 +1032,11 @@ static void take_arrays(Arena *arena, Search *search, Saved *before, Saved *best
   search->power_pr = taken(arena, padded(task, PARTS) * sizeof(double));
   search->missing_kr = taken(arena, padded(task, task->num_launches) * sizeof(double));
   search->score_r = taken(arena, padded(task, 1) * sizeof(double));
+  search->num_bins = (task->num_ranks + BIN - 1) / BIN;
+  search->least_pb = taken(arena, (size_t)PARTS * search->num_bins * sizeof(double));
+  search->most_power_pb = taken(arena, (size_t)PARTS * search->num_bins * sizeof(double));
+  search->bound_b = taken(arena, search->num_bins * sizeof(double));
+  search->is_stale_b = taken(arena, search->num_bins);
   search->absent_k = taken(arena, task->num_launches * sizeof(int32_t));
   search->absent = taken(arena, task->num_launches * sizeof(int32_t));
   search->undo = taken(arena, most_undo * 2 * PARTS * sizeof(double));
@@ -899,8 +1062,8 @@ static void take_arrays(Arena *arena, Search *search, Saved *before, Saved *best
 /* Placing all items from nothing. */
 
 /* What an option adds by slopes at its cheapest sites, where its shards are then, and which are left in `sites`; infinite,
-   and nothing is held, where it finds no room. */
-static double put(Search *search, int32_t option) {
+   and nothing is held, where it finds no room. What is to stay is not weighed, and cannot be taken back: 0 then. */
+static double put(Search *search, int32_t option, int32_t is_to_stay) {
   const Task *task = search->task;
   int32_t node = -1;
   double grown = 0, added_p[PARTS];
@@ -913,6 +1076,11 @@ static double put(Search *search, int32_t option) {
     }
     search->sites[number] = site;
     if (task->in_node_e[shard]) node = site * task->holders_e[shard] / task->node_size;
+    if (is_to_stay) {
+      if (number + 1 < num_shards(task, option)) try_shard(search, shard, site);
+      else add_shard(search, shard, site, 1);
+      continue;
+    }
     added_powers(search, shard, site, added_p);
     for (int32_t p = 0; p < PARTS; p++) grown += search->slope_p[p] * added_p[p];
     if (task->is_shared_e[shard]) grown += task->sync_v[task->kind_e[shard]];
@@ -928,7 +1096,7 @@ static int32_t least_option(Search *search, int32_t item) {
   double least = INFINITY;
   for (int32_t option = task->first_option_i[item]; option < task->first_option_i[item + 1]; option++) {
     if (!task->may_o[option]) continue;
-    double grown = put(search, option);
+    double grown = put(search, option, 0);
     if (grown == INFINITY) continue;
     take_back(search, option, num_shards(task, option));
     if (grown < least) {
@@ -963,13 +1131,14 @@ int32_t autoshard_place(Task *task, const int32_t *order, const double *share_of
   take_arrays(&arena, &search, &before, &best);
   find_missing(&search);
   memset(search.power_pr, 0, padded(task, PARTS) * sizeof(double));
+  memset(search.is_stale_b, 1, search.num_bins);
   for (int32_t p = 0; p < PARTS; p++) search.scale_p[p] = search.slope_p[p] = share_of_p[p];
   int32_t is_placed = 1;
   for (int32_t at = 0; at < task->num_items && is_placed; at++) {
     int32_t item = order[at];
-    if (put(&search, task->option_i[item]) == INFINITY) {
+    if (put(&search, task->option_i[item], 1) == INFINITY) {
       int32_t option = least_option(&search, item);
-      if ((is_placed = option >= 0)) put(&search, task->option_i[item] = option);
+      if ((is_placed = option >= 0)) put(&search, task->option_i[item] = option, 1);
     }
     if (is_placed)
       memcpy(task->site + task->first_site_i[item], search.sites, num_shards(task, task->option_i[item]) * sizeof(int32_t));

@@ -1,1 +1,0 @@
-"""What policies learn by: V-trace, PPO, returns."""

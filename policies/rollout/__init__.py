@@ -1,1 +1,0 @@
-"""Actors that play episodes: in this process, in processes of their own, on Ray."""

@@ -1,0 +1,259 @@
+"""Whose plans are executed fastest on clusters that nobody here has: `python -m studies virtual-contests`.
+
+Drawn tasks are planned by several planners for clusters of 8 to 32 ranks, and all plans are executed in virtual time:
+by real processes, with the topology's wire. Links are slower than those of the clusters that they stand for by as much
+as a core's memory is slower than a GPU's, so that wire and computation are to each other as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Final
+
+import numpy as np
+import typer
+
+from autoshard import console
+from autoshard.commands.options import command_options
+from autoshard.core import Level, Link, MemoryBytes, TableSet, Topology
+from autoshard.runtime import Engine
+from autoshard.runtime.processes.launch import LOCAL
+from autoshard.table import Table
+from bench.measuring.devices import find_device
+from costmodel.registry.versions import default_registry
+from studies.frame import Machine, OutputOptions, PartsOption, PartStore, RegistryOption, StudyResult, command_line
+from studies.runtime.slow_links.contests import TORCHREC_WHOLE, Contest, ContestResult, Effort, Entry, run_contests
+from studies.runtime.slow_links.models import drawn_task
+from studies.runtime.slow_links.study import AUTO, RateSummary, measured_ms, summarised
+
+SCHEMA: Final = "autoshard.virtual-contests/1"
+#: Bytes per second that lookups read with a core of the measured machine, and from an A100's memory.
+_CORE_BYTES_PER_S, _GPU_BYTES_PER_S = 8e9, 1.5e12
+#: Bytes per second between two GPUs of a node over NVLink.
+_NVLINK_BYTES_PER_S = 3e11
+_NODE_LATENCY_S, _NETWORK_LATENCY_S = 2e-5, 4e-5
+_HBM_BYTES = 1 << 30
+#: Drawn batches are for processes that share two cores.
+_BATCHES = 4
+#: Of `auto`, beside its own: whether searching longer pays in what is executed.
+SHORT, LONG = "auto, 0.1 s", "auto, 10 s"
+_TORCHREC: Final = "torchrec"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterKind:
+    """A cluster that tasks are planned for.
+
+    Attributes:
+        num_ranks: Ranks, one GPU each.
+        ranks_per_node: Those of a node.
+        gbit_per_s: Rate of the network for each of them; of no use where there is one node.
+    """
+
+    num_ranks: int
+    ranks_per_node: int
+    gbit_per_s: float = 0.0
+
+    @property
+    def label(self) -> str:
+        """What it is called in tables."""
+        network = f" at {self.gbit_per_s:g} Gbit/s" if self.num_ranks > self.ranks_per_node else ""
+        return f"{self.num_ranks // self.ranks_per_node} x {self.ranks_per_node}{network}"
+
+    def topology(self) -> Topology:
+        """The cluster with its links as much slower as its processors."""
+        slower = _CORE_BYTES_PER_S / _GPU_BYTES_PER_S
+        inside = Link(bytes_per_s=_NVLINK_BYTES_PER_S * slower, latency_s=_NODE_LATENCY_S)
+        levels = [Level(name="node", size=self.ranks_per_node, all_to_all=inside, all_reduce=inside)]
+        if self.num_ranks > self.ranks_per_node:
+            rate = self.gbit_per_s * 1e9 / 8 * slower
+            # A ring enters each node once, over the network of all its ranks.
+            ring = rate * self.ranks_per_node * self.num_ranks / (2 * (self.num_ranks - 1))
+            across = Link(bytes_per_s=rate, latency_s=_NETWORK_LATENCY_S)
+            reduced = Link(bytes_per_s=ring, latency_s=_NETWORK_LATENCY_S)
+            levels.append(Level(name="cluster", size=self.num_ranks, all_to_all=across, all_reduce=reduced))
+        return Topology(
+            world_size=self.num_ranks, device="cpu", memory_bytes=MemoryBytes(hbm=_HBM_BYTES), levels=tuple(levels)
+        )
+
+
+#: In the order in which launches take turns.
+CLUSTERS = (
+    ClusterKind(num_ranks=8, ranks_per_node=8),
+    ClusterKind(num_ranks=16, ranks_per_node=8, gbit_per_s=200),
+    ClusterKind(num_ranks=8, ranks_per_node=4, gbit_per_s=25),
+    ClusterKind(num_ranks=16, ranks_per_node=8, gbit_per_s=25),
+    ClusterKind(num_ranks=8, ranks_per_node=4, gbit_per_s=100),
+    ClusterKind(num_ranks=32, ranks_per_node=8, gbit_per_s=100),
+)
+
+
+@command_options()
+class VirtualContestOptions:
+    """Options of the study `virtual-contests`."""
+
+    launches: Annotated[int, typer.Option(min=1, help="Starts of processes, on the kinds of clusters in turn.")] = 20
+    tasks: Annotated[int, typer.Option(min=1, help="Tasks of a launch.")] = 5
+    most_tables: Annotated[int, typer.Option(min=20, help="Most tables of a task.")] = 100
+    steps: Annotated[int, typer.Option(min=1, help="Measured steps of a run.")] = 6
+    repeats: Annotated[int, typer.Option(min=1, help="Runs of each plan, in turns; the quickest counts.")] = 2
+    limits_every: Annotated[int, typer.Option(min=0, help="Also search 0.1 and 10 s in every so many launches.")] = 2
+    seed: Annotated[int, typer.Option(min=0, help="Of tasks.")] = 0
+    registry: RegistryOption = None
+    parts: PartsOption = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Tasks that were executed in one start of the processes.
+
+    Attributes:
+        cluster: Label of what they were planned for.
+        contests: The tasks.
+    """
+
+    cluster: str
+    contests: tuple[ContestResult, ...]
+
+
+def entries(*, with_limits: bool) -> tuple[Entry, ...]:
+    """Who plans a task."""
+    found = [
+        Entry(label=AUTO, planner="auto", time_limit_s=1.0),
+        Entry(label="cost-greedy", planner="cost-greedy"),
+        Entry(label=_TORCHREC, planner=_TORCHREC),
+        Entry(label=TORCHREC_WHOLE, planner=_TORCHREC, engine=Engine.TORCHREC),
+    ]
+    if with_limits:
+        limits = ((SHORT, 0.1), (LONG, 10.0))
+        found += [Entry(label=label, planner="auto", time_limit_s=limit_s) for label, limit_s in limits]
+    return tuple(found)
+
+
+def launched(number: int, options: VirtualContestOptions, registry: Path) -> Launch:
+    """The tasks of one launch, planned and executed."""
+    cluster = CLUSTERS[number % len(CLUSTERS)]
+    with_limits = options.limits_every > 0 and number % options.limits_every == 0
+    contests = []
+    for task in range(number * options.tasks, (number + 1) * options.tasks):
+        kind, tables = drawn_task(task, options.seed, most_tables=options.most_tables)
+        contests.append(
+            Contest(
+                name=f"{task}",
+                group=kind,
+                tables=_for_ranks(tables, cluster.num_ranks),
+                entries=entries(with_limits=with_limits),
+                seed=task,
+            )
+        )
+    topology, effort = cluster.topology(), Effort(steps=options.steps, repeats=options.repeats, virtual_time=True)
+    with console.step_progress(f"launch {number}, {cluster.label}") as on_step:
+        results = run_contests([(one, topology) for one in contests], registry, LOCAL, effort, on_step)
+    for result in results:
+        steps = ", ".join(f"{label} {step_ms:.1f}" for label, step_ms in measured_ms(result).items())
+        console.log(f"{cluster.label}, task {result.name} ({result.group}): ms {steps}")
+    return Launch(cluster=cluster.label, contests=tuple(results))
+
+
+def _for_ranks(tables: TableSet, num_ranks: int) -> TableSet:
+    """A task whose batch is larger, by `_BATCHES` on 8 ranks, and by as much on each further one."""
+    return replace(tables, batch_size=tables.batch_size * _BATCHES * num_ranks // 8)
+
+
+def main(options: VirtualContestOptions, output: OutputOptions) -> None:
+    """Has several planners plan drawn tasks for clusters of 8 to 32 ranks, and executes all plans in virtual time.
+
+    Example:
+        python -m studies virtual-contests --parts virtual-contests -o docs/figures
+    """
+    registry = options.registry or default_registry()
+    parts = PartStore(options.parts)
+    kept = ("tasks", "most_tables", "steps", "repeats", "limits_every", "seed")
+    parts.check_identity({**{name: getattr(options, name) for name in kept}, "registry": str(registry)})
+    makers = {f"{number:03}": partial(launched, number, options, registry) for number in range(options.launches)}
+    launches = parts.find_all("launches", Launch, makers)
+    output.write(_result(options, launches))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """What a plan's step takes over `auto`'s, less 1, over tasks.
+
+    Attributes:
+        num_tasks: Tasks.
+        median: Half of them have more.
+        low: 5% of medians of drawn tasks are below.
+        high: And 5% above.
+    """
+
+    num_tasks: int
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, ratios: Sequence[float]) -> Gain:
+        """Of ratios of steps, at least one; the interval is a bootstrap's."""
+        drawn = np.random.default_rng(0).choice(ratios, (2_000, len(ratios)))
+        low, high = np.quantile(np.median(drawn, axis=1), (0.05, 0.95))
+        return cls(num_tasks=len(ratios), median=median(ratios) - 1, low=float(low) - 1, high=float(high) - 1)
+
+    def __str__(self) -> str:
+        return f"{self.median:+.1%} ({self.low:+.1%} to {self.high:+.1%})"
+
+
+def gains(contests: Sequence[ContestResult]) -> Mapping[str, Gain]:
+    """For each entry but `auto`, how much longer its steps are."""
+    steps = [measured_ms(one) for one in contests]
+    labels = dict.fromkeys(label for of_task in steps for label in of_task if label != AUTO)
+    return {
+        label: Gain.of([of_task[label] / of_task[AUTO] for of_task in steps if label in of_task and AUTO in of_task])
+        for label in labels
+    }
+
+
+def _result(options: VirtualContestOptions, launches: Sequence[Launch]) -> StudyResult:
+    by_cluster: dict[str, list[ContestResult]] = {}
+    for launch in launches:
+        by_cluster.setdefault(launch.cluster, []).extend(launch.contests)
+    everything = [contest for launch in launches for contest in launch.contests]
+    summaries = {label: summarised(contests) for label, contests in (*by_cluster.items(), ("all", everything))}
+    found = {label: gains(contests) for label, contests in (*by_cluster.items(), ("all", everything))}
+    others = [label for label in found["all"] if label not in (SHORT, LONG)]
+    rows = [
+        (
+            label,
+            f"{one.num_tasks}",
+            *_accuracy(one),
+            f"{one.auto_near['2%']:.0%}",
+            *(str(found[label].get(other, "-")) for other in others),
+        )
+        for label, one in summaries.items()
+    ]
+    columns = ("cluster", "tasks", "tau in a task", "within 15%", "bias", "in interval", "auto within 2% of shortest")
+    table = Table(
+        columns=(*columns, *(f"{other} over auto" for other in others)),
+        rows=tuple(rows),
+        caption="Steps in virtual time; medians over tasks, with 90% intervals of them",
+    )
+    limits = [(label, str(found["all"][label])) for label in (SHORT, LONG) if label in found["all"]]
+    tables = [table]
+    if limits:
+        tables.append(Table(columns=("search", "step over that of 1 s"), rows=tuple(limits)))
+    document = {
+        "schema": SCHEMA,
+        "machine": Machine.this(find_device("cpu"), command_line("virtual-contests", options)).to_json(),
+        "summaries": {label: asdict(one) for label, one in summaries.items()},
+        "gains": {label: {name: asdict(gain) for name, gain in of.items()} for label, of in found.items()},
+        "launches": [asdict(one) for one in launches],
+    }
+    return StudyResult(name="virtual-contests", document=document, tables=tuple(tables))
+
+
+def _accuracy(one: RateSummary) -> tuple[str, ...]:
+    steps = one.steps
+    return f"{one.tau_of_task:.2f}", f"{steps.share_within:.0%}", f"{steps.bias:+.0%}", f"{steps.coverage:.0%}"
