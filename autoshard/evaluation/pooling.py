@@ -25,13 +25,15 @@ class PoolingSpeed:
     """What the runtime takes for rows and sums that have come, in seconds, forward and backward.
 
     Attributes:
-        pooled_s: Of a byte of rows that are pooled.
+        lookup_s: Of a lookup whose row is pooled.
+        bag_s: Of a byte of the sums that are made of such rows.
         placed_s: Of a byte of rows of a sequence, which are put where their lookups are.
         sequence_s: Of a shard of a sequence.
         scaled_s: Of a byte of means: sums come, and are divided by the lengths of bags.
     """
 
-    pooled_s: tuple[float, float]
+    lookup_s: tuple[float, float]
+    bag_s: tuple[float, float]
     placed_s: tuple[float, float]
     sequence_s: tuple[float, float]
     scaled_s: tuple[float, float]
@@ -41,7 +43,8 @@ class PoolingSpeed:
 #: the roofline of fused kernels prices what is pooled, and nothing what is placed and scaled.
 POOLING_SPEED: Final = {
     "cpu": PoolingSpeed(
-        pooled_s=(1.4e-9, 0.52e-9),
+        lookup_s=(30e-9, 35e-9),
+        bag_s=(0.9e-9, 0.1e-9),
         placed_s=(0.31e-9, 0.54e-9),
         sequence_s=(145e-6, 48e-6),
         scaled_s=(0.9e-9, 0.27e-9),
@@ -70,17 +73,16 @@ def pooling_ms(placed_N: Sequence[PlacedShard], local_batch: float, topology: To
     speed = POOLING_SPEED.get(device_family(topology.device))
     if speed is None:
         return _roofline_ms(np.array(amounts, dtype=np.float64).reshape(-1, 4), topology)
-    tables = [placed.shard.table for placed in placed_N]
-    amounts_N4 = np.zeros((len(placed_N), 4))
-    for row_4, placed, table, (_, num_rows, _, dim) in zip(amounts_N4, placed_N, tables, amounts, strict=True):
-        share = placed.shard.access()[1]
-        row_4[0] = num_rows * dim * _VALUE_BYTES
+    seconds_52 = np.array([speed.lookup_s, speed.bag_s, speed.placed_s, speed.sequence_s, speed.scaled_s])
+    done_N5 = np.zeros((len(placed_N), len(seconds_52)))
+    for done_5, placed, (num_lookups, _, num_bags, dim) in zip(done_N5, placed_N, amounts, strict=True):
+        table, share, vector_bytes = placed.shard.table, placed.shard.access()[1], dim * _VALUE_BYTES
+        done_5[:2] = num_lookups, num_bags * vector_bytes
         if table.pooling is Pooling.SEQUENCE:
-            row_4[1:3] = local_batch * table.pooling_factor * share * dim * _VALUE_BYTES, 1.0
+            done_5[2:4] = local_batch * table.pooling_factor * share * vector_bytes, 1.0
         if table.pooling is Pooling.MEAN:
-            row_4[3] = local_batch * len(table.features) * share * dim * _VALUE_BYTES
-    seconds_42 = np.array([speed.pooled_s, speed.placed_s, speed.sequence_s, speed.scaled_s])
-    return np.asarray(amounts_N4 @ seconds_42 * 1e3)
+            done_5[4] = local_batch * len(table.features) * share * vector_bytes
+    return np.asarray(done_N5 @ seconds_52 * 1e3)
 
 
 def _roofline_ms(amounts_N4: MsArray, topology: Topology) -> MsArray:
