@@ -150,9 +150,9 @@ MUTANTS = (
         "tests/planners tests/golden -k 'flexshard or golden'",
     ),
     Mutant(
-        "autoshard/planners/space/kinds.py",
-        "Role.PRICE | Role.MEMORY",
-        "Role.MEMORY",
+        "autoshard/core/tables.py",
+        "PRICED: Final = Role.PRICE | Role.MEMORY",
+        "PRICED: Final = Role.MEMORY",
         "tests/planners/test_step_cost.py tests/planners/test_sharding_options.py tests/golden",
     ),
     Mutant(
@@ -250,16 +250,16 @@ MUTANTS = (
         "tests/costmodel/test_loss.py",
     ),
     Mutant(
-        "env/reward.py",
-        "return np.where(penalty_E > 0, -penalty_E, score_E)",
-        "return np.where(penalty_E > 0, 0.0, score_E)",
-        "tests/env/test_reward.py tests/env/test_placement_env.py",
+        "env/game.py",
+        "rewards_E=task.witness_ms / step_ms_E",
+        "rewards_E=step_ms_E / task.witness_ms",
+        "tests/env",
     ),
     Mutant(
-        "policies/algorithms/returns.py",
+        "policies/training/returns.py",
         "advantages_TB = rhos_TB * (rewards_TB + discounts_TB * next_targets_TB - values_TB)",
         "advantages_TB = rhos_TB * (rewards_TB + discounts_TB * next_values_TB - values_TB)",
-        "tests/policies/test_vtrace.py tests/policies/test_returns.py",
+        "tests/policies/test_returns.py",
     ),
     # Measuring.
     Mutant("bench/kernels/measurable.py", "if shard.embedding_dim % 4:", "if shard.embedding_dim % 2:", "tests/bench"),

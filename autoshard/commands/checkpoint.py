@@ -63,7 +63,7 @@ def show_checkpoint(checkpoint: CheckpointArgument, as_json: JsonOption = False)
         [
             ("file", lambda file: file.name),
             (Column("bytes", justify="right", text=write_bytes), lambda file: file.num_bytes),
-            (Column("SHA-256"), lambda file: file.sha256),
+            (Column("hashed blocks", justify="right"), lambda file: f"{len(file.sha256)}"),
         ],
         is_boxed=True,
     )

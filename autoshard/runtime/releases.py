@@ -8,11 +8,13 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
+
+GroupT = TypeVar("GroupT")
 
 # What FBGEMM and its hooks tell of themselves on a GPU, which no user can change.
 for _note in ("TBE B200 optimization", "Full backward hook is firing", r"\s*\S*\s*\[FBGEMM_GPU\] NOTE"):
@@ -23,6 +25,20 @@ for _note in ("TBE B200 optimization", "Full backward hook is firing", r"\s*\S*\
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 #: Sums over processes, of which each keeps an equal piece: `reduce_scatter(output, input, op, group, async_op)`.
 reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def under_new_names(group: type[GroupT]) -> type[GroupT]:
+    """A process group with the names under which torch 2.13 calls collectives, beside those of older releases."""
+    newer = {
+        "all_to_all_single": "alltoall_base",
+        "all_gather_single": "_allgather_base",
+        "reduce_scatter_single": "_reduce_scatter_base",
+        "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
+        "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
+    }
+    for name, older in newer.items():
+        setattr(group, name, getattr(group, older))
+    return group
 
 
 def fused_embedding(

@@ -54,7 +54,7 @@ class CalibrationOptions:
     """Updates with few samples; one more for each four. More fit few samples too well."""
     most_updates: int = 2000
     """Updates with many samples."""
-    learning_rate: float = 2e-2
+    learning_rate: float = 3e-2
     """The highest one."""
     pull: float = 1.0
     """Loss per squared distance from the scaled weights, times the number of samples."""

@@ -53,8 +53,10 @@ def test_a_checkpoint_is_shown(folder, run):
     text, _ = run("checkpoint", "show", folder / "kept" / "step-000000000030")
     for word in ("rowwise_adagrad", "weights [100, 16], moments [100, 2]", "plan.json", found["plan_digest"]):
         assert word in text
+    assert "hashed blocks" in text
     for file in found["files"]:
-        assert file["sha256"] in text
+        assert file["name"] in text
+        assert len(file["sha256"]) == -(-file["num_bytes"] // 2**24)
 
 
 def test_damaged_files_are_named_and_the_exit_code_says_so(folder, run):

@@ -59,8 +59,6 @@ LINES = [
     (f"{COLLECT} --tables nonesuch", 2, "nonesuch"),
     ("train cost --store none --registry new", 1, "none"),
     ("train cost --store SAMPLES --registry new --device a100", 1, "a100", "cpu"),
-    ("train policy --tables nothing --device a100", 2, "nothing: is neither a file nor bundled"),
-    ("train policy --device a100", 1, "no cost model named a100 has been published"),
     *((f"models --registry {name}", 2, MISSING) for name in ("http://x/y", "s3://", "file:///x", "s3://a?versionId=1")),
     # Files that cannot be written.
     *(
@@ -170,12 +168,6 @@ LINES = [
             ("collect", "--tables nothing --kinds collectives --nproc 3", "node_size: must divide the 3 processes"),
             ("samples", "--html x.html --tables nonesuch", "nonesuch: is neither a file nor bundled tables"),
             ("train step", "--store nothing --calibrate 4 --tables nonesuch", "nonesuch: is neither a file nor"),
-            ("train policy", "--device a100 --num-tables 857", "num_tables: must be in [1, 856], got 857"),
-            ("train policy", "--device a100 --reward measured --objective step", "reward: must be model for steps"),
-            ("train policy", "--device a100 --reward mixed --items tiers", "reward: must be model where items may be"),
-            ("train policy", "--device a100 --algorithm ppo --items tiers", "algorithm: must be vtrace where items"),
-            ("train policy", "--joint --store nothing --algorithm ppo", "algorithm: must be vtrace in joint training"),
-            ("train policy", "--joint --store nothing --actors 1", "num_actors: must be 0 in joint training"),
         ]
     ),
     *(
@@ -257,10 +249,9 @@ LINES = [
     ("calibrate --refresh --updates 3", 2, "--updates: does nothing with --refresh, which scales and does not fit"),
     ("train step --calibrate 3", 2, "--calibrate: must be 0, or at least 4, got 3"),
     ("train policy --updates 0", 2, "'--updates': Input should be greater than or equal to 1"),
-    ("train policy --patience -1", 2, "'--patience': Input should be greater than or equal to 0"),
-    ("train policy --objective speed", 2, '--objective: must be any of balance, max_kernel, step, got "speed"'),
-    ("train policy --memory-fill 2", 2, "'--memory-fill': must be a number above 0 and up to 1, got 2"),
-    ("train policy --num-ranks 0", 2, "'--num-ranks': Input should be greater than or equal to 1"),
+    ("train policy --num-tasks 0", 2, "'--num-tasks': Input should be greater than or equal to 1"),
+    ("train policy --search-seconds 0", 2, "'--search-seconds': must be a number above 0, got 0"),
+    ("train policy --vtrace-updates -1", 2, "'--vtrace-updates': Input should be greater than or equal to 0"),
     # Larger than what any file holds.
     (f"detect --ranks {'9' * 25}", 2, "'--ranks'"),
     (f"detect --nodes {'9' * 25}", 2, "'--nodes'"),
@@ -289,9 +280,6 @@ LINES = [
             ("train policy", "--alias candidate --no-publish", "--publish"),
             ("train step", "--nproc 3 --store nothing", "--calibrate"),
             ("train step", "--seed 3 --store nothing", "--calibrate"),
-            ("train policy", "--ray-address auto", "--ray"),
-            ("train policy", "--measured-share 0.5", "--reward mixed"),
-            ("train policy", "--cost-loss squared", "--joint"),
             ("run", "--epochs 2", "--data"),
             ("run", "--shuffle 2", "--data"),
             ("run", "--drift-every 2 --data x", "generated samples, without --data"),
@@ -313,12 +301,6 @@ LINES = [
         for what in ("cost --store SAMPLES", "policy")
         for other in ("--no-publish", "--alias candidate")
     ),
-    ("train policy --joint", 2, "--store: needs the folder of samples"),
-    ("train policy --store x", 2, "--store: goes with --joint only"),
-    ("train policy --joint --store x --items tiers", 2, "--joint: trains on whole tables"),
-    ("train policy --mixed-precision --algorithm ppo", 2, "--mixed-precision: goes with vtrace only, without --joint"),
-    ("train policy --ray", 2, "ray_address: needs actors"),
-    ("train policy --algorithm ppo --actors 1", 2, "num_actors: must be 0 with ppo"),
     (f"{SIMULATE} --groups 1 --group-size 8", 2, "--groups: cannot be given with --group-size"),
     (f"{SIMULATE} --batch-size 1 --batch-per-rank 8", 2, "cannot be given with --batch-per-rank"),
     *(
@@ -393,7 +375,6 @@ LINES = [
     ("studies side-by-side --planners auto", 2, "--planners: must name random"),
     ("studies gpu -o out --stages card,vard", 2, "must be some of card, clock"),
     ("studies cost-models --store none", 1, "none"),
-    ("studies policy --parts . --figures fig80", 2, "error: --figures: no figure is named 'fig80'; there are: fig8, "),
 ]
 
 

@@ -69,7 +69,10 @@ def play_by_the_mask(request, seed):
         if game.part >= 0:
             assert game.places().shape == (3, task.num_ranks, NUM_PLACE)
         game.step(np.where(mask_EA, rng.random(mask_EA.shape), -1.0).argmax(axis=1))
-    for layout in game.finished().layouts:
+    finished = game.finished()
+    # A longer step has a smaller reward, and the witness's own has 1.
+    np.testing.assert_allclose(finished.rewards_E * finished.step_ms_E, task.witness_ms)
+    for layout in finished.layouts:
         plan = layout.plan()
         assert layout.fits()
         assert is_valid(plan)

@@ -36,7 +36,7 @@ _WHOLE_LUMPS = (0.5, 0.25, 1.0)
 #: table.
 _NUM_MADE = 2
 #: Of more tables than this, one is made: it takes a tenth of a second.
-_MOST_MADE = 5_000
+_MOST_MADE = 2_000
 #: Of few tables more starts are made whatever the time, as many as place so many tables in all: the likeliest two of
 #: 80 tables on 8 A100 were 8% above the best.
 _NUM_PLACED = 640

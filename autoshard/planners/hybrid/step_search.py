@@ -62,6 +62,8 @@ _LEAST_OFFERS_S = 0.06
 #: search takes before its first burst, with less of which none begins in large tasks (10,000 tables on 1,024 ranks, one
 #: core of an EPYC, November 2026).
 _START_TABLE_S, _SEARCH_TABLE_S = 1.2e-5, 1.5e-5
+#: What finishing and a start of a large task take at least, over what its items and whole tables take, which is first.
+_FINISH_SPACES, _START_SPACES = 2.2, 0.9
 #: Seconds that the search has in any case, and for each table, and most of them: a burst of the compiled search takes
 #: 2 to 3 ms for 80 tables on 8 ranks.
 _LEAST_SEARCH_S, _LEAST_SEARCH_TABLE_S, _MOST_LEAST_S = 0.03, 5e-5, 0.07
@@ -145,11 +147,16 @@ def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
         return _best_start(request, search)
     library()
     finish_s = _FINISH_S + _FINISH_TABLE_S * len(request.tables.tables)
-    began_s = request.deadline_s() - request.time_limit_s
+    start_s = _START_TABLE_S * len(request.tables.tables)
+    began_s, space_s = request.deadline_s() - request.time_limit_s, time.perf_counter()
+    offers = OfferedOptions(request, search.names, search.min_partition, by_kernels=search.by_kernels)
+    if offers.is_large:
+        # A processor that is busy with others takes longer for everything.
+        space_s = time.perf_counter() - space_s
+        finish_s, start_s = max(finish_s, _FINISH_SPACES * space_s), max(start_s, _START_SPACES * space_s)
     deadline_s = began_s + request.time_limit_s - finish_s
     # Where steps are counted, the clock decides nothing but the end.
     until_s = math.inf if search.steps else deadline_s
-    offers = OfferedOptions(request, search.names, search.min_partition, by_kernels=search.by_kernels)
     asked = None
     if search.names <= _ON_SINGLE_RANKS:
         offers.complete()
@@ -160,8 +167,7 @@ def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
         now_s = time.perf_counter()
         # Requests whose time was up before they began, as where a service is behind, get no more of it.
         least_s = min(_LEAST_OFFERS_S, 2 * max(0.0, until_s - now_s))
-        end_s = until_s - _START_TABLE_S * len(request.tables.tables)
-        offers_s = max(_share_of_time(1.0 if offers.is_large else _OFFERS_SHARE, end_s), now_s + least_s)
+        offers_s = max(_share_of_time(1.0 if offers.is_large else _OFFERS_SHARE, until_s - start_s), now_s + least_s)
         offers.begin(offers_s, None if asked is None else asked[0])
     space, limits = offers.space, _limits(offers.space, search)
     lumps = () if asked is None else FINE_LUMPS

@@ -19,6 +19,7 @@ from torch.distributed.distributed_c10d import ProcessGroupGloo
 
 from autoshard.core.costs import MsArray
 from autoshard.core.errors import ExecutionError
+from autoshard.runtime.releases import under_new_names
 from autoshard.runtime.virtual.clock import CoreToken, VirtualClock, physical_cores
 from autoshard.runtime.virtual.meeting import NUM_SLOTS, Meeting, SharedLinks
 from autoshard.runtime.virtual.wire import Operation, Wire
@@ -81,6 +82,7 @@ class _Collective:
 _ProcessGroup: Any = dist.ProcessGroup
 
 
+@under_new_names
 class VirtualGroup(_ProcessGroup):  # type: ignore[misc]
     """Collectives on a clock. One begins when its last process has come and the group's one before has ended.
 
@@ -175,7 +177,7 @@ class VirtualGroup(_ProcessGroup):  # type: ignore[misc]
         bytes_N[0] = num_bytes
         return bytes_N
 
-    def all_to_all_single(
+    def alltoall_base(
         self, output: torch.Tensor, given: torch.Tensor, out_split: Sequence[int], in_split: Sequence[int], options: Any
     ) -> VirtualWork:
         """Pieces of a tensor, one for each process, along its first dimension."""
@@ -198,7 +200,7 @@ class VirtualGroup(_ProcessGroup):  # type: ignore[misc]
         put_in = self._put_in(sum(one.nbytes for one in tensors) / self._size)
         return self.begin(Operation.ALL_GATHER, put_in, lambda: self._inner.broadcast(tensors, options))
 
-    def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, options: Any) -> VirtualWork:
+    def _allgather_base(self, output: torch.Tensor, given: torch.Tensor, options: Any) -> VirtualWork:
         """What all processes have, in one tensor of all of them."""
 
         def start() -> Any:
@@ -216,7 +218,7 @@ class VirtualGroup(_ProcessGroup):  # type: ignore[misc]
         put_in = self._put_in(sum(one.nbytes for one in given))
         return self.begin(Operation.ALL_GATHER, put_in, lambda: self._inner.gather(outputs, given, options))
 
-    def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, options: Any) -> VirtualWork:
+    def _reduce_scatter_base(self, output: torch.Tensor, given: torch.Tensor, options: Any) -> VirtualWork:
         """Sums of all processes, of which each has an equal piece."""
 
         def start() -> Any:
@@ -233,11 +235,6 @@ class VirtualGroup(_ProcessGroup):  # type: ignore[misc]
         """Waits for all processes, and takes no time besides."""
         return self.begin(Operation.ALL_REDUCE, self._put_in(0.0), lambda: self._inner.barrier(opts))
 
-    # As releases before torch 2.13 name them.
-    alltoall_base = all_to_all_single
-    _allgather_base = all_gather_single
-    _reduce_scatter_base = reduce_scatter_single
-
     def _has_no_price(self, *_: object, **__: object) -> NoReturn:
         """Refuses a collective.
 
@@ -247,9 +244,8 @@ class VirtualGroup(_ProcessGroup):  # type: ignore[misc]
         raise ExecutionError("virtual time has no price for this collective of torch.distributed")
 
     send = recv = recv_anysource = reduce = scatter = alltoall = _has_no_price
-    allreduce_coalesced = allgather_coalesced = all_gather_single_coalesced = _has_no_price
-    allgather_into_tensor_coalesced = reduce_scatter_single_coalesced = _has_no_price
-    reduce_scatter_tensor_coalesced = _has_no_price
+    allreduce_coalesced = allgather_coalesced = _has_no_price
+    allgather_into_tensor_coalesced = reduce_scatter_tensor_coalesced = _has_no_price
 
 
 class VirtualWork(dist._Work):  # type: ignore[name-defined,misc]

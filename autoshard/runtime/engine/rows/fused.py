@@ -166,7 +166,8 @@ class FusedKernel:
         self._scale, self._moments = settings.scale_of(optimizer), optimizer.moments
         kept = [(kept_rows(rows, settings.row_share), dim) for rows, dim in sizes]
         self.shares_rows = kept != list(sizes)
-        self._kept_F = torch.tensor([kept[table][0] for table in table_of_feature or [0]], device=device)
+        if self.shares_rows:
+            self._kept_F = torch.tensor([kept[table][0] for table in table_of_feature or [0]], device=device)
         sizes = kept
         on_gpu = device.type == "cuda"
         location = _location(memory) if on_gpu else EmbeddingLocation.HOST
