@@ -150,9 +150,9 @@ MUTANTS = (
         "tests/planners tests/golden -k 'flexshard or golden'",
     ),
     Mutant(
-        "autoshard/planners/space/kinds.py",
-        "Role.PRICE | Role.MEMORY",
-        "Role.MEMORY",
+        "autoshard/core/tables.py",
+        "PRICED: Final = Role.PRICE | Role.MEMORY",
+        "PRICED: Final = Role.MEMORY",
         "tests/planners/test_step_cost.py tests/planners/test_sharding_options.py tests/golden",
     ),
     Mutant(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from autoshard.core.accepted import FINITE_AT_LEAST_0
 from autoshard.core.choices import Overlap as Overlap
 from autoshard.core.declared import Meaning
+from autoshard.core.machine import device_family
 
 
 class StepCollective(StrEnum):
@@ -65,17 +66,23 @@ EMBEDDING_PARTS: Final[tuple[StepPart, ...]] = tuple(part for part in StepPart i
 #: Where each of them is on an axis of `EMBEDDING_PARTS`.
 PART_INDEX: Final[Mapping[StepPart, int]] = {part: index for index, part in enumerate(EMBEDDING_PARTS)}
 
-#: What a part's time is a weighted sum of, per rank. Predicted milliseconds of a model come first and weigh 1, all
-#: else 0, unless a step model was calibrated: `steps` is 1, `kernels` are the fused kernels of a rank, `features` what
-#: they serve, `megabytes` what a rank packs and unpacks around an exchange, all-reduced parameters and ids included,
-#: `row_sums` is 1 where gradients of rows with several replicas are summed: what that takes whatever their bytes.
+#: What a part's time is a weighted sum of, per rank; `plain_coefficients` has the weights where no step model was
+#: calibrated. Predicted milliseconds of a model come first. `reading_ms` is what a rank works on what it reads, table
+#: by table, `steps` is 1, `kernels` are the fused kernels of a rank, `features` what they serve, `megabytes` what a
+#: rank packs and unpacks around an exchange, or, in `dense`, gives the interaction; `row_sums` is 1 where gradients of
+#: rows with several replicas are summed: what that takes whatever their bytes; `synced_megabytes` are these bytes.
+#: `row_exchanges` and `row_cuts` are 1 where any lookup of the plan is answered with rows, and where any table is cut
+#: by rows: every reader goes another way then, whatever else it reads.
 PART_FEATURES: Final[dict[StepPart, tuple[str, ...]]] = {
-    StepPart.INPUT: ("model_ms", "steps", "million_ids", "million_lengths"),
+    StepPart.INPUT: ("model_ms", "reading_ms", "steps", "million_ids", "million_lengths", "row_exchanges", "row_cuts"),
     StepPart.FORWARD_KERNEL: ("model_ms", "kernels", "features", "million_lengths"),
-    StepPart.FORWARD_EXCHANGE: ("model_ms", "steps", "megabytes"),
-    StepPart.BACKWARD_EXCHANGE: ("model_ms", "steps", "megabytes"),
+    StepPart.FORWARD_EXCHANGE: ("model_ms", "reading_ms", "steps", "megabytes", "row_exchanges", "row_cuts"),
+    StepPart.BACKWARD_EXCHANGE: ("model_ms", "reading_ms", "steps", "megabytes", "row_exchanges", "row_cuts"),
     StepPart.BACKWARD_KERNEL: ("model_ms", "kernels", "features"),
-    StepPart.DENSE: ("model_ms", "all_reduce_ms", "steps", "million_parameters", "megabytes", "row_sums"),
+    StepPart.DENSE: (
+        *("model_ms", "all_reduce_ms", "steps", "million_parameters", "megabytes"),
+        *("row_sums", "synced_megabytes"),
+    ),
 }
 
 Coefficients = tuple[float, ...]
@@ -89,9 +96,30 @@ def model_basis(name: str) -> str:
     return name.removesuffix(UPPER_END).split("@")[0]
 
 
-def plain_coefficients(part: StepPart) -> Coefficients:
-    """Weights of a part's features without a step model: the models' milliseconds as they are."""
-    return tuple(1.0 if name.endswith("_ms") else 0.0 for name in PART_FEATURES[part])
+#: Milliseconds of the runtime's own work for one of a feature, by device family: what a step takes besides its
+#: kernels, its collectives and what it works on each table. That is the distribution of a batch's ids, copies into
+#: messages and out of them, the backward pass, the optimizer of dense layers, buckets of gradients. Fitted to what the
+#: threads of 52 plans computed in virtual time (2 to 8 ranks; virtual AMD EPYC, 2 cores, torch 2.13, November 2026;
+#: docs/results/virtual-time.md). On GPUs nobody has measured it.
+ENGINE_WORK: Final[Mapping[str, Mapping[StepPart, Mapping[str, float]]]] = {
+    "cpu": {
+        StepPart.INPUT: {"steps": 1.6, "row_exchanges": 0.22, "row_cuts": 0.22},
+        StepPart.FORWARD_EXCHANGE: {"steps": 0.6, "megabytes": 0.054, "row_exchanges": 0.54, "row_cuts": 0.12},
+        StepPart.BACKWARD_EXCHANGE: {"steps": 0.6, "megabytes": 0.077, "row_exchanges": 0.3},
+        StepPart.DENSE: {"steps": 2.4, "row_sums": 0.5, "synced_megabytes": 0.47},
+    }
+}
+
+
+def plain_coefficients(part: StepPart, device: str) -> Coefficients:
+    """Weights of a part's features without a step model: the models' milliseconds as they are, and `ENGINE_WORK`.
+
+    Args:
+        part: The part.
+        device: Key of the device, such as `cpu` or `a100`.
+    """
+    work = ENGINE_WORK.get(device_family(device), {}).get(part, {})
+    return tuple(work.get(name, 1.0 if name.endswith("_ms") else 0.0) for name in PART_FEATURES[part])
 
 
 MsT = TypeVar("MsT", float, NDArray[np.float64])

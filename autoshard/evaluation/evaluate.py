@@ -20,7 +20,7 @@ from autoshard.core import (
 )
 from autoshard.core.costs import MsArray
 from autoshard.core.held import PlacedArrays, sums_by_rank
-from autoshard.core.step import Overlap
+from autoshard.core.step import EXCHANGE_PARTS, PART_INDEX, Overlap
 from autoshard.evaluation.batch_memory import BatchMemory
 from autoshard.evaluation.cached_rows import behind_caches, in_device_memory
 from autoshard.evaluation.group_sync import group_sync_ms
@@ -196,7 +196,7 @@ def _rank_costs(priced: PricedPlan, memory: BatchMemory) -> tuple[RankCost, ...]
     if any(held[MemoryLevel.DDR]) or any(held[MemoryLevel.SSD]):
         caches_U = np.array([local.cache_device_bytes for local in kernels.held.locals_U], dtype=object)
         caches_R = sums_by_rank(caches_U[kernels.held.local_M], kernels.held.ranks_M, num_ranks).tolist()
-    input_ms_R, forward_ms_R, backward_ms_R = step.stages.exchange_ms_XBR + step.reading_ms_XR
+    input_ms_R, forward_ms_R, backward_ms_R = (step.parts_ms_PR[PART_INDEX[part]] for part in EXCHANGE_PARTS)
     # Lists, since worlds may have 100,000 ranks: arrays are a hundred times slower to read number by number.
     times_R = [
         part_R.tolist()

@@ -5,7 +5,7 @@ Shape suffixes: R ranks of a replica group.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -14,12 +14,19 @@ import numpy as np
 from autoshard.core import CommModel, EmbeddingTable, ReplicaGroups, ShardingPlan, SyncRows, TableSet, Topology
 from autoshard.core.costs import MsArray
 from autoshard.core.held import PlacedArrays, sums_by_rank
+from autoshard.core.machine import device_family
 from autoshard.evaluation.device_memory import device_memory
 
 #: Bytes of the mark of a row.
 _MARK_BYTES: Final = 1
-#: What a rank's own work moves of what it averages, beside the collective, in gathers of so many bytes: all rows are
-#: divided in place, marks are joined, searched and cleared, touched rows are gathered, joined, divided and put back.
+#: What a rank works in one synchronisation besides its collectives, by device family: milliseconds whatever is in it,
+#: and for a byte that it puts into each of its all-reduces. Fitted to 13 plans in virtual time, as
+#: `core.step.ENGINE_WORK`.
+_WORK_MS: Final[Mapping[str, Mapping[SyncRows, tuple[float, ...]]]] = {
+    "cpu": {SyncRows.ALL: (0.9, 0.12e-6), SyncRows.TOUCHED: (1.9, 3.3e-6, 1.0e-6)}
+}
+#: On others, what that moves of what is averaged, in gathers of so many bytes: all rows are divided in place, marks are
+#: joined, searched and cleared, touched rows are gathered, joined, divided and put back.
 _MOVES_OF_ALL, _MOVES_OF_MARKS, _MOVES_OF_TOUCHED = 1, 1, 3
 
 
@@ -61,8 +68,10 @@ def group_sync_ms(plan: ShardingPlan, held: PlacedArrays, comm: CommModel) -> Ms
     if groups.num_groups == 1:
         return ms_R
     replicas = groups.replica_topology(plan.topology)
-    for bytes_R, move_ms in zip(group_sync_bytes(plan, held), _ms_per_byte(groups, plan.topology), strict=True):
-        ms_R += _all_reduces_ms(bytes_R, comm, replicas) + move_ms * bytes_R
+    once_ms, *ms_per_byte = _work_ms(groups, plan.topology)
+    ms_R += once_ms
+    for bytes_R, work_ms in zip(group_sync_bytes(plan, held), ms_per_byte, strict=True):
+        ms_R += _all_reduces_ms(bytes_R, comm, replicas) + work_ms * bytes_R
     return ms_R / groups.sync_every
 
 
@@ -98,20 +107,23 @@ def least_sync_ms(tables: TableSet, groups: ReplicaGroups, topology: Topology, c
         )
         num_bytes = [float(sum(table.num_embeddings for table in tables.tables) * _MARK_BYTES), touched]
     size, replicas = groups.group_size(topology), groups.replica_topology(topology)
-    ms_per_byte = _ms_per_byte(groups, topology)
-    ms = sum(
-        comm.all_reduce_ms(one / size, replicas) + move_ms * one / size
-        for one, move_ms in zip(num_bytes, ms_per_byte, strict=True)
+    once_ms, *ms_per_byte = _work_ms(groups, topology)
+    ms = once_ms + sum(
+        comm.all_reduce_ms(one / size, replicas) + work_ms * one / size
+        for one, work_ms in zip(num_bytes, ms_per_byte, strict=True)
     )
     return ms / groups.sync_every
 
 
-def _ms_per_byte(groups: ReplicaGroups, topology: Topology) -> tuple[float, ...]:
-    """What a rank's own work takes for a byte of each all-reduce, at its memory's bandwidth."""
+def _work_ms(groups: ReplicaGroups, topology: Topology) -> tuple[float, ...]:
+    """What a rank's own work takes in a synchronisation, whatever is in it, and for a byte of each all-reduce."""
+    known = _WORK_MS.get(device_family(topology.device))
+    if known is not None:
+        return known[groups.sync_rows]
     is_touched = groups.sync_rows is SyncRows.TOUCHED
     moves = (_MOVES_OF_MARKS, _MOVES_OF_TOUCHED) if is_touched else (_MOVES_OF_ALL,)
     bytes_per_s = device_memory(topology.device).gather_bytes_per_s
-    return tuple(1e3 * number / bytes_per_s for number in moves)
+    return (0.0, *(1e3 * number / bytes_per_s for number in moves))
 
 
 def _row_bytes(table: EmbeddingTable, embedding_dim: int) -> int:

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from autoshard.core import Exchange, PlacedShard, Split, Topology
+from autoshard.core import Exchange, GradSync, PlacedShard, Split, Topology
 from autoshard.core.costs import MsArray
 from autoshard.core.machine import device_family
 
@@ -20,43 +20,44 @@ from autoshard.core.machine import device_family
 class InputSpeed:
     """What the runtime takes to distribute a batch's ids besides sending them, in seconds.
 
+    What a batch takes whatever is in it is the weight of `steps` (`core.step.ENGINE_WORK`).
+
     Attributes:
-        batch_s: Of a batch, whatever is in it.
         lookup_s: Of a lookup, for every shard that it is sent to: checked, put in order, packed, unpacked.
         length_s: Of the length of a bag, for every owner that is asked for its sum.
         cut_s: Of a lookup in a table whose rows several ranks hold: lookups are put in the order of owners.
         dealt_s: As `cut_s`, added where rows are not in one block after the other: the place of each is worked out.
-        range_s: As `dealt_s`, added where a table has several ranges of rows: that of the row is searched.
         row_s: Of a lookup that is answered with its row: it is matched to the rows that will come.
         repeat_s: Of such a lookup where rows are asked for once: ids are sorted.
         request_s: Of asking one owner for rows of one shard.
+        told_s: Of a distinct row with several replicas that a rank tells their holders that it hits, on each of these:
+            rows of all ranks are brought together.
     """
 
-    batch_s: float
     lookup_s: float
     length_s: float
     cut_s: float
     dealt_s: float
-    range_s: float
     row_s: float
     repeat_s: float
     request_s: float
+    told_s: float
 
 
-#: By device family. Fitted to runs of `python -m studies input-work` and to 20 plans of planners, by least squares,
-#: then by hand, and rounded (virtual AMD EPYC, 2 cores, torch 2.13, November 2026; docs/results/execution.md). On GPUs
-#: nobody has measured it.
+#: By device family. Fitted to what threads computed in 52 plans in virtual time (2 to 8 ranks; virtual AMD EPYC with
+#: 32 MiB of last-level cache, 2 cores, torch 2.13, November 2026), which these take 0.84 to 1.13 times
+#: (docs/results/virtual-time.md). Blocks of rows and rows that are asked for once were not among the plans: their
+#: share of `dealt_s` is that of `python -m studies input-work`. On GPUs nobody has measured it.
 INPUT_SPEED: Final = {
     "cpu": InputSpeed(
-        batch_s=1.7e-3,
-        lookup_s=9e-9,
-        length_s=3e-9,
-        cut_s=20e-9,
-        dealt_s=40e-9,
-        range_s=45e-9,
-        row_s=30e-9,
-        repeat_s=58e-9,
-        request_s=23e-6,
+        lookup_s=7e-9,
+        length_s=9e-9,
+        cut_s=8e-9,
+        dealt_s=17e-9,
+        row_s=4e-9,
+        repeat_s=25e-9,
+        request_s=16e-6,
+        told_s=92e-9,
     ),
 }
 _NOTHING: Final = InputSpeed(**dict.fromkeys((field.name for field in fields(InputSpeed)), 0.0))
@@ -70,7 +71,7 @@ def input_speed(device: str) -> InputSpeed:
 def input_work_ms(placed_N: Sequence[PlacedShard], local_batch: float, topology: Topology) -> MsArray:
     """What each rank that reads a shard takes to ask for its lookups, in ms; shape (N,).
 
-    Ranks serve about as much as they ask for, and what serving takes is counted here. `InputSpeed.batch_s` is not.
+    Ranks serve about as much as they ask for, and what serving takes is counted here.
 
     Args:
         placed_N: Shards in a plan over all ranks of the topology.
@@ -88,15 +89,18 @@ def input_work_ms(placed_N: Sequence[PlacedShard], local_batch: float, topology:
 
 def _seconds(placed: PlacedShard, local_batch: float, num_ranks: int, speed: InputSpeed) -> float:
     table, num_owners = placed.shard.table, len(placed.replicas[0])
-    share = placed.shard.access()[1]
+    profile, share = placed.shard.access()
     is_range = placed.shard.num_embeddings < table.num_embeddings
     lookup_s = speed.lookup_s + speed.cut_s * (is_range or num_owners > 1)
     if (num_owners > 1 and placed.split is not Split.BLOCK) or (is_range and len(placed.replicas) > 1):
-        lookup_s += speed.dealt_s + speed.range_s * is_range
+        lookup_s += speed.dealt_s
+    num_lookups = local_batch * table.pooling_factor * share
     run = placed.as_run(num_ranks)
     if run.exchange is Exchange.PARTIAL_SUMS:
         apart_s = speed.length_s * local_batch * len(table.features) * num_owners
     else:
         apart_s = speed.request_s * num_owners
         lookup_s += speed.row_s + speed.repeat_s * run.deduplicate
-    return apart_s + lookup_s * local_batch * table.pooling_factor * share
+    if placed.grad_sync in (GradSync.SPARSE, GradSync.ALL_GATHER):
+        apart_s += speed.told_s * num_ranks * float(profile.expected_distinct(num_lookups))
+    return apart_s + lookup_s * num_lookups

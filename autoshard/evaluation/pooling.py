@@ -6,15 +6,50 @@ Shape suffixes: N shards.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from autoshard.core import Exchange, PlacedShard, Pooling, Topology
 from autoshard.core.costs import MsArray
+from autoshard.core.machine import device_family
 from autoshard.evaluation.device_memory import device_memory
 
 #: Rows that came, and their gradients, are fp32.
 _VALUE_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingSpeed:
+    """What the runtime takes for rows and sums that have come, in seconds, forward and backward.
+
+    Attributes:
+        lookup_s: Of a lookup whose row is pooled.
+        bag_s: Of a byte of the sums that are made of such rows.
+        placed_s: Of a byte of rows of a sequence, which are put where their lookups are.
+        sequence_s: Of a shard of a sequence.
+        scaled_s: Of a byte of means: sums come, and are divided by the lengths of bags.
+    """
+
+    lookup_s: tuple[float, float]
+    bag_s: tuple[float, float]
+    placed_s: tuple[float, float]
+    sequence_s: tuple[float, float]
+    scaled_s: tuple[float, float]
+
+
+#: By device family. Fitted as `INPUT_SPEED` of `input_work`, to the same plans. Of GPUs, where nobody has measured it,
+#: the roofline of fused kernels prices what is pooled, and nothing what is placed and scaled.
+POOLING_SPEED: Final = {
+    "cpu": PoolingSpeed(
+        lookup_s=(30e-9, 35e-9),
+        bag_s=(0.9e-9, 0.1e-9),
+        placed_s=(0.31e-9, 0.54e-9),
+        sequence_s=(145e-6, 48e-6),
+        scaled_s=(0.9e-9, 0.27e-9),
+    )
+}
 
 
 def pooling_ms(placed_N: Sequence[PlacedShard], local_batch: float, topology: Topology) -> MsArray:
@@ -22,7 +57,8 @@ def pooling_ms(placed_N: Sequence[PlacedShard], local_batch: float, topology: To
 
     Forward reads every row that came once, adds the lookups up, and writes the bags. Backward reads the gradients of
     the bags and writes one for every row; where several lookups share a row, they are sorted first, as in a fused
-    kernel. Sums and sequences take nothing, nor do rows that are pooled where they are.
+    kernel. Rows of sequences are put in their order, and means are scaled, whoever added them up. Sums take nothing
+    here, nor do rows that are pooled where they are.
 
     Args:
         placed_N: Shards in a plan over all ranks of the topology.
@@ -30,12 +66,28 @@ def pooling_ms(placed_N: Sequence[PlacedShard], local_batch: float, topology: To
         topology: Of the ranks.
 
     Source:
-        The roofline of `kernel_seconds`, for what `autoshard.runtime.engine.vectors.assembly` runs. Measured over
-        predicted: docs/results/planners.md.
+        What `autoshard.runtime.engine.vectors.assembly` runs: `POOLING_SPEED`, or the roofline of `kernel_seconds`.
+        Measured over predicted: docs/results/virtual-time.md.
     """
-    memory = device_memory(topology.device, topology.memory_bandwidth.hbm)
     amounts = [_amounts(placed, local_batch, topology.world_size) for placed in placed_N]
-    lookups_N, rows_N, bags_N, dim_N = np.array(amounts, dtype=np.float64).reshape(-1, 4).T
+    speed = POOLING_SPEED.get(device_family(topology.device))
+    if speed is None:
+        return _roofline_ms(np.array(amounts, dtype=np.float64).reshape(-1, 4), topology)
+    seconds_52 = np.array([speed.lookup_s, speed.bag_s, speed.placed_s, speed.sequence_s, speed.scaled_s])
+    done_N5 = np.zeros((len(placed_N), len(seconds_52)))
+    for done_5, placed, (num_lookups, _, num_bags, dim) in zip(done_N5, placed_N, amounts, strict=True):
+        table, share, vector_bytes = placed.shard.table, placed.shard.access()[1], dim * _VALUE_BYTES
+        done_5[:2] = num_lookups, num_bags * vector_bytes
+        if table.pooling is Pooling.SEQUENCE:
+            done_5[2:4] = local_batch * table.pooling_factor * share * vector_bytes, 1.0
+        if table.pooling is Pooling.MEAN:
+            done_5[4] = local_batch * len(table.features) * share * vector_bytes
+    return np.asarray(done_N5 @ seconds_52 * 1e3)
+
+
+def _roofline_ms(amounts_N4: MsArray, topology: Topology) -> MsArray:
+    memory = device_memory(topology.device, topology.memory_bandwidth.hbm)
+    lookups_N, rows_N, bags_N, dim_N = amounts_N4.T
     vector_bytes_N = dim_N * _VALUE_BYTES
     written_s_N = vector_bytes_N / (memory.output_bytes_per_s or memory.gather_bytes_per_s)
     repeats_s_N = (lookups_N - rows_N) * vector_bytes_N / memory.cache_bytes_per_s

@@ -17,11 +17,11 @@ from typing import Final
 
 import numpy as np
 
-from autoshard.core import PlacedShard, ShardingPlan, Topology
+from autoshard.core import Exchange, PlacedShard, Pooling, ShardingPlan, Topology
 from autoshard.core.costs import LinkBytes, MsArray
 from autoshard.core.shard import FusedKernel, fused_kernel
 from autoshard.core.step import EXCHANGE_PARTS, StepPart
-from autoshard.evaluation.input_work import input_speed, input_work_ms
+from autoshard.evaluation.input_work import input_work_ms
 from autoshard.evaluation.pooling import pooling_ms
 from autoshard.evaluation.traffic import Stream, Traffic
 
@@ -47,6 +47,7 @@ class RankWork:
         scattered_2B: Bytes of the larger buffer of the reduce-scatter, and of the all-gather.
         synced_BR2: Bytes of gradients that all-reduces sum, and that all-gathers bring; R is 1 where ranks are alike.
         reading_ms_XBR: What they work on what they read, see `reader_ms`; R is 1 where ranks are alike.
+        once_2BR: Whether they do what `needed_once` names; R is 1, since all ranks read alike.
         num_kernels_BR: Fused kernels that they run.
         num_features_BR: Features that these serve.
     """
@@ -57,6 +58,7 @@ class RankWork:
     scattered_2B: MsArray
     synced_BR2: MsArray
     reading_ms_XBR: MsArray
+    once_2BR: MsArray
     num_kernels_BR: MsArray
     num_features_BR: MsArray
 
@@ -84,6 +86,7 @@ class RankWork:
             synced_BR2=np.stack([traffic.reduced_R, traffic.gathered_R], axis=1),
             # All ranks read as many samples of all tables, and so work alike.
             reading_ms_XBR=reader_ms(arrays.first_K, local_batch, group.topology)[arrays.kind_N].sum(axis=0)[:, None],
+            once_2BR=needed_once(arrays.first_K, group.group_size).max(axis=0)[:, None],
             num_kernels_BR=num_kernels_R,
             num_features_BR=num_features_R,
         )
@@ -101,9 +104,24 @@ def reader_ms(placed_N: Sequence[PlacedShard], local_batch: float, topology: Top
     return np.hstack([asked_N1, pooling_ms(placed_N, local_batch, topology)])
 
 
-def batch_ms(topology: Topology) -> MsArray:
-    """What a rank works on a batch, whatever it reads, in ms; shape (X,)."""
-    return np.array([input_speed(topology.device).batch_s * 1e3, 0.0, 0.0])
+def needed_once(placed_N: Sequence[PlacedShard], num_ranks: int) -> MsArray:
+    """What readers do once in a step if any shard needs it, shape (N, 2): pool rows that come; find owners of rows.
+
+    Args:
+        placed_N: Shards in a plan over all ranks.
+        num_ranks: These.
+    """
+    return np.array(
+        [
+            (
+                placed.as_run(num_ranks).exchange is Exchange.ROWS
+                and placed.shard.table.pooling is not Pooling.SEQUENCE,
+                len(placed.replicas[0]) > 1 or placed.shard.num_embeddings < placed.shard.table.num_embeddings,
+            )
+            for placed in placed_N
+        ],
+        dtype=np.float64,
+    ).reshape(-1, 2)
 
 
 def _served(plan: ShardingPlan) -> tuple[MsArray, MsArray]:

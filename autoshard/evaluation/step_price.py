@@ -29,13 +29,12 @@ from autoshard.core.step import (
     plain_coefficients,
 )
 from autoshard.evaluation.dense_time import AnalyticDenseModel
-from autoshard.evaluation.rank_work import RankWork, batch_ms
-from autoshard.evaluation.stages import Stages
+from autoshard.evaluation.rank_work import RankWork
+from autoshard.evaluation.stages import Stages, syncs_ms
 from autoshard.evaluation.traffic import ID_BYTES, LENGTH_BYTES, Stream
 
 #: Gradients of dense layers are fp32.
 _GRADIENT_BYTES = 4
-_EXCHANGE_INDICES = [PART_INDEX[part] for part in EXCHANGE_PARTS]
 #: Times of the dense layers, as `StepTimes` names them: forward, then backward.
 _DENSE_LAYERS = tuple(f"{layer}_{way}" for way in ("forward", "backward") for layer in ("bottom", "interaction", "top"))
 
@@ -105,10 +104,11 @@ class StepPrice:
         overlap: Which of them were taken to run at the same time.
         models: Names of the models behind it: kernel, communication, dense, step.
         stages: Its collectives within a replica group.
-        reading_ms_XR: What ranks work on what they read; R is 1, since all ranks read alike.
+        parts_ms_PR: `EMBEDDING_PARTS` on every rank, calibrated as `times`.
         group_sync_ms_R: What synchronisation with other replica groups takes, per step.
         work: For each part, its features per rank, shape (R, F), as `PART_FEATURES` names them.
         bases: For each part, the model whose milliseconds its first feature is, without its version; empty for none.
+        weights: Of every part's features.
     """
 
     step_ms: Estimate
@@ -117,10 +117,11 @@ class StepPrice:
     overlap: Overlap
     models: Mapping[str, str]
     stages: Stages
-    reading_ms_XR: MsArray
+    parts_ms_PR: MsArray
     group_sync_ms_R: MsArray
     work: Mapping[StepPart, MsArray]
     bases: Mapping[StepPart, str]
+    weights: Mapping[StepPart, Coefficients]
 
     def part_ms(self, part: StepPart) -> float:
         """Predicted time of a part that the runtime times, or of all else."""
@@ -173,11 +174,15 @@ class StepPricer:
         self.dense = DenseWork.of(tables, world or topology, costs)
         self.overlap = overlap or (costs.step.overlap if costs.step else Overlap.NONE)
         self.bases = {part: _basis(part, costs, self.dense) for part in StepPart}
-        self.weights = part_weights(costs, self.bases)
+        step, device = costs.step, topology.device
+        #: The step model's where it was calibrated with the part's basis, else plain.
+        self.weights = {
+            part: (step.coefficients(part, basis) if step else None) or plain_coefficients(part, device)
+            for part, basis in self.bases.items()
+        }
         # Without dense layers, what synchronisation takes is that of the model of collectives.
-        self._dense_weights = plain_coefficients(StepPart.DENSE) if self.dense is None else self.weights[StepPart.DENSE]
-        self._reading_X1 = np.array(_counts_reading(costs))[:, None]
-        self._batch_ms_X1 = batch_ms(topology)[:, None]
+        plain = plain_coefficients(StepPart.DENSE, topology.device)
+        self._dense_weights = plain if self.dense is None else self.weights[StepPart.DENSE]
         self._fixed = self._dense_times()
 
     def prices_alike(self, other: StepPricer) -> bool:
@@ -193,12 +198,6 @@ class StepPricer:
         """What their collectives take."""
         return Stages.of(work, self.costs.comm, self.topology)
 
-    def reading_ms(self, work: RankWork) -> MsArray:
-        """What ranks work on what they read, where a part has not counted it already; shape (X, B, R)."""
-        reading_XBR = work.reading_ms_XBR
-        axes = (...,) + (None,) * (reading_XBR.ndim - 2)
-        return np.asarray(self._reading_X1[axes] * (self._batch_ms_X1[axes] + reading_XBR))
-
     def features(
         self, work: RankWork, stages: Stages, kernels: KernelCosts | None = None
     ) -> dict[StepPart, tuple[MsArray, ...]]:
@@ -212,70 +211,82 @@ class StepPricer:
         one = np.ones_like(work.num_features_BR)
         handled = dict(zip(Stream, work.handled_EBR, strict=True))
         input_ms, forward_ms, backward_ms = stages.exchange_ms_XBR
+        reading_ms = dict(zip(EXCHANGE_PARTS, one * work.reading_ms_XBR, strict=True))
         million_lengths = handled[Stream.LENGTHS] / LENGTH_BYTES / 1e6
         million_served = work.served_lengths_BR / LENGTH_BYTES / 1e6
+        once = tuple(one * work.once_2BR)
         served = (work.num_kernels_BR, work.num_features_BR)
         kernel_ms = (kernels.forward_ms_S, kernels.backward_ms_S) if kernels else (0 * one, 0 * one)
         return {
-            StepPart.INPUT: (input_ms, one, handled[Stream.IDS] / ID_BYTES / 1e6, million_lengths),
+            StepPart.INPUT: (
+                *(input_ms, reading_ms[StepPart.INPUT], one),
+                handled[Stream.IDS] / ID_BYTES / 1e6,
+                million_lengths,
+                *once,
+            ),
             StepPart.FORWARD_KERNEL: (kernel_ms[0], *served, million_served),
-            StepPart.FORWARD_EXCHANGE: (forward_ms, one, handled[Stream.FORWARD] / 1e6),
-            StepPart.BACKWARD_EXCHANGE: (backward_ms, one, handled[Stream.BACKWARD] / 1e6),
+            StepPart.FORWARD_EXCHANGE: (
+                *(forward_ms, reading_ms[StepPart.FORWARD_EXCHANGE], one),
+                handled[Stream.FORWARD] / 1e6,
+                *once,
+            ),
+            StepPart.BACKWARD_EXCHANGE: (
+                *(backward_ms, reading_ms[StepPart.BACKWARD_EXCHANGE], one),
+                handled[Stream.BACKWARD] / 1e6,
+                *once,
+            ),
             StepPart.BACKWARD_KERNEL: (kernel_ms[1], *served),
         }
 
-    def dense_features(self, stages: Stages) -> tuple[MsArray, ...]:
+    def dense_features(self, work: RankWork, stages: Stages) -> tuple[MsArray, ...]:
         """Features of all else, of the shape of `stages.sync_ms_BR`."""
         sync_ms, dense = stages.sync_ms_BR, self.dense
-        one, sums_rows = np.ones_like(sync_ms), (sync_ms > 0).astype(np.float64)
+        one, synced = np.ones_like(sync_ms), ((sync_ms > 0).astype(np.float64), synced_megabytes(work.synced_BR2))
         if dense is None:
-            return (0 * one, sync_ms, 0 * one, 0 * one, 0 * one, sums_rows)
+            return (0 * one, sync_ms, 0 * one, 0 * one, 0 * one, *synced)
         return (
             dense.layers_ms * one,
             sync_ms + dense.all_reduce_ms,
             one,
             dense.num_parameters / 1e6 * one,
             dense.interacted_bytes / 1e6 * one,
-            sums_rows,
+            *synced,
         )
 
-    def parts_ms(self, work: RankWork, features: Mapping[StepPart, tuple[MsArray, ...]]) -> MsArray:
-        """Times of `EMBEDDING_PARTS` on every rank, shape (P, B, R).
+    def parts_ms(self, features: Mapping[StepPart, tuple[MsArray, ...]]) -> MsArray:
+        """Times of `EMBEDDING_PARTS` on every rank, of what `features` says; shape (P, B, R)."""
+        return np.stack([_weighted(features[part], self.weights[part]) for part in EMBEDDING_PARTS])
 
-        Args:
-            work: What ranks do.
-            features: Of it.
-        """
-        parts_PBR = np.stack([_weighted(features[part], self.weights[part]) for part in EMBEDDING_PARTS])
-        parts_PBR[_EXCHANGE_INDICES] += self.reading_ms(work)
-        return parts_PBR
-
-    def times(self, slowest_PB: MsArray, sync_ms_B: MsArray, group_sync_ms: float = 0.0) -> StepTimes[MsArray]:
+    def times(
+        self, slowest_PB: MsArray, sync_ms_B: MsArray, synced_bytes_B2: MsArray, group_sync_ms: float = 0.0
+    ) -> StepTimes[MsArray]:
         """All parts of steps.
 
         Args:
             slowest_PB: `EMBEDDING_PARTS` at their slowest ranks, shape (P, B).
-            sync_ms_B: What the gradients of rows that ranks hold copies of take at the slowest.
+            sync_ms_B: What the collectives of gradients of rows that ranks hold copies of take at the slowest.
+            synced_bytes_B2: What is reduced and gathered in them there.
             group_sync_ms: Synchronisation with other replica groups.
         """
-        _, all_reduce, *_, row_sums = self._dense_weights
-        rows_ms_B = all_reduce * sync_ms_B + row_sums * (sync_ms_B > 0)
+        _, all_reduce, *_, row_sums, megabytes = self._dense_weights
+        rows_ms_B = all_reduce * sync_ms_B + row_sums * (sync_ms_B > 0) + megabytes * synced_megabytes(synced_bytes_B2)
         every = np.ones_like(sync_ms_B)
         parts = {name: ms * every for name, ms in self._fixed.items()}
         parts |= dict(zip(map(str, EMBEDDING_PARTS), slowest_PB, strict=True))
         parts["all_reduce"] = parts["all_reduce"] + rows_ms_B
         return StepTimes(**parts, row_reduce=rows_ms_B, group_sync=group_sync_ms * every)
 
-    def steps_ms(self, slowest_PB: MsArray, sync_ms_B: MsArray) -> MsArray:
+    def steps_ms(self, slowest_PB: MsArray, synced_bytes_B2: MsArray) -> MsArray:
         """Steps of parts at their slowest ranks, shape (B,); see `times`."""
-        return self.times(slowest_PB, sync_ms_B).step_ms(self.overlap)
+        sync_ms_B = syncs_ms(synced_bytes_B2, self.costs.comm, self.topology)
+        return self.times(slowest_PB, sync_ms_B, synced_bytes_B2).step_ms(self.overlap)
 
     def _dense_times(self) -> dict[str, float]:
         """Parts that do not depend on who holds what."""
         dense = self.dense
         if dense is None:
             return dict.fromkeys((*_DENSE_LAYERS, "all_reduce", "overhead"), 0.0)
-        layers, all_reduce, steps, million_parameters, megabytes, _ = self._dense_weights
+        layers, all_reduce, steps, million_parameters, megabytes, *_ = self._dense_weights
         layers_ms = [*(layers * dense.costs.forward_ms_N).tolist(), *(layers * dense.costs.backward_ms_N).tolist()]
         overhead = steps + million_parameters * dense.num_parameters / 1e6 + megabytes * dense.interacted_bytes / 1e6
         return {
@@ -297,18 +308,23 @@ def price_plan_step(
         kernels: What their kernels take.
         group_sync_ms_R: What synchronisation with other replica groups takes.
     """
-    costs, stages, reading_ms_XR = pricer.costs, pricer.stages(work), pricer.reading_ms(work)
+    costs, stages = pricer.costs, pricer.stages(work)
     features = pricer.features(work, stages, kernels)
-    slowest_P1 = pricer.parts_ms(work, features).max(axis=1)[:, None]
-    times = pricer.times(slowest_P1, stages.sync_ms_BR.max()[None], float(group_sync_ms_R.max())).only()
+    parts_PR, slowest = pricer.parts_ms(features), int(stages.sync_ms_BR.argmax())
+    times = pricer.times(
+        parts_PR.max(axis=1)[:, None],
+        stages.sync_ms_BR[slowest, None],
+        work.synced_BR2[slowest, None],
+        float(group_sync_ms_R.max()),
+    ).only()
     value = times.step_ms(pricer.overlap)
-    spreads = _Spreads.of(pricer, plan, kernels, stages, reading_ms_XR, group_sync_ms_R)
+    spreads = _Spreads.of(pricer, plan, kernels, stages, parts_PR, group_sync_ms_R)
     below, above = spreads.half_widths(times)
     step_ms = _estimate(value, below, above)
     if costs.step is not None and all(costs.step.coefficients(part, pricer.bases[part]) for part in StepPart):
         low, high = costs.step.interval_ms(value, below, above)
         step_ms = Estimate(value=value, low=low, high=high)
-    features[StepPart.DENSE] = pricer.dense_features(stages)
+    features[StepPart.DENSE] = pricer.dense_features(work, stages)
     return StepPrice(
         step_ms=step_ms,
         times=times,
@@ -316,17 +332,12 @@ def price_plan_step(
         overlap=pricer.overlap,
         models=model_names(costs, plan.tables, plan.topology.device),
         stages=stages,
-        reading_ms_XR=reading_ms_XR,
+        parts_ms_PR=parts_PR,
         group_sync_ms_R=group_sync_ms_R,
         work={part: np.stack(features[part], axis=1) for part in StepPart},
         bases=pricer.bases,
+        weights=pricer.weights,
     )
-
-
-def _counts_reading(costs: CostModels) -> tuple[bool, ...]:
-    """Whether readers' work is added to each of `EXCHANGE_PARTS`: a calibrated part has it among its features."""
-    step, basis = costs.step, model_basis(costs.comm.name)
-    return tuple(step is None or step.coefficients(part, basis) is None for part in EXCHANGE_PARTS)
 
 
 def _weighted(features: tuple[MsArray, ...], weights: Coefficients) -> MsArray:
@@ -342,12 +353,9 @@ def _basis(part: StepPart, costs: CostModels, dense: DenseWork | None) -> str:
     return model_basis(costs.comm.name)
 
 
-def part_weights(costs: CostModels, bases: Mapping[StepPart, str]) -> dict[StepPart, Coefficients]:
-    """Weights of every part's features: the step model's where it was calibrated with the part's basis, else plain."""
-    step = costs.step
-    return {
-        part: (step.coefficients(part, bases[part]) if step else None) or plain_coefficients(part) for part in StepPart
-    }
+def synced_megabytes(synced_bytes_B2: MsArray) -> MsArray:
+    """What is reduced and gathered of gradients of rows with copies, shape (B,)."""
+    return np.asarray(synced_bytes_B2.sum(axis=-1) / 1e6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -388,7 +396,7 @@ class _Spreads:
         plan: ShardingPlan,
         kernels: KernelCosts,
         stages: Stages,
-        reading_ms_XR: MsArray,
+        parts_ms_PR: MsArray,
         group_sync_ms_R: MsArray,
     ) -> _Spreads:
         comm, dense = pricer.costs.comm, pricer.dense
@@ -404,23 +412,24 @@ class _Spreads:
                 value, low, high = value + ms, low + float(ends[0][0]), high + float(ends[1][0])
             return _Spread.of(value, low, high)
 
+        def exchange(part: StepPart, *more: tuple[CollectiveName, float]) -> _Spread:
+            """Of an exchange: what ranks work on it was measured, unlike what the links take."""
+            wire_R = stages.all_to_all_ms_XBR[EXCHANGE_PARTS.index(part)]
+            wire_ms = pricer.weights[part][0] * float(stages.exchange_ms_XBR[EXCHANGE_PARTS.index(part)].max())
+            known_ms = max(0.0, float(parts_ms_PR[PART_INDEX[part]].max()) - wire_ms)
+            return collective("all_to_all", wire_R, pricer.topology, *more).beside(wire_ms, known_ms)
+
         worst = int(kernels.kernel_ms_S.argmax())
         ends = (kernels.kernel_ms_S, kernels.low_ms_S, kernels.high_ms_S)
-        input_R, forward_R, backward_R = stages.all_to_all_ms_XBR
         scatter_ms, gather_ms = stages.scatter_ms_2B.tolist()
         replicas = plan.replica_groups.replica_topology(plan.topology)
         all_reduce_R = stages.sync_ms_BR + (dense.all_reduce_ms if dense else 0.0)
         return cls(
             kernels=_Spread.of(*(float(of_S[worst]) for of_S in ends)),
             others={
-                # What ranks work on it was measured, unlike what the links take.
-                "input": collective("all_to_all", input_R, pricer.topology).beside(
-                    float(input_R.max()), float(reading_ms_XR[0].max())
-                ),
-                "forward_exchange": collective(
-                    "all_to_all", forward_R, pricer.topology, ("reduce_scatter", scatter_ms)
-                ),
-                "backward_exchange": collective("all_to_all", backward_R, pricer.topology, ("all_gather", gather_ms)),
+                "input": exchange(StepPart.INPUT),
+                "forward_exchange": exchange(StepPart.FORWARD_EXCHANGE, ("reduce_scatter", scatter_ms)),
+                "backward_exchange": exchange(StepPart.BACKWARD_EXCHANGE, ("all_gather", gather_ms)),
                 "all_reduce": collective("all_reduce", all_reduce_R, plan.topology),
                 "group_sync": collective("all_reduce", group_sync_ms_R, replicas),
                 # The three parts are priced by one model, whose errors do not cancel.

@@ -61,7 +61,7 @@ def choose(
     errors = recorded_errors(costs.kernel)
     if errors is not None and len(found) > 1 and not margin:
         priced = [one.priced for one in found]
-        drawn_PE = slowest_draws(priced, errors) if by_kernels else step_draws(priced, costs, errors)
+        drawn_PE = slowest_draws(priced, errors) if by_kernels else step_draws(priced, errors)
     taken = found[last_told(drawn_PE, [num_cuts(one.plan) for one in found], margin)]
     fastest_ms = min(one.cost_ms for one in found)
     if taken.cost_ms <= fastest_ms:

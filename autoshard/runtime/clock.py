@@ -32,6 +32,10 @@ class StepClock(Protocol):
         """Seconds since some moment, the same for all threads and, on one machine, for all processes."""
         ...
 
+    def worked_s(self) -> float:
+        """Seconds that the thread has computed: CPU time, without what it waited for."""
+        ...
+
     def idle(self) -> AbstractContextManager[None]:
         """While the thread waits for something that is neither a collective nor comes from another thread."""
         ...
@@ -53,6 +57,7 @@ class MachineClock:
     """The time of the machine."""
 
     now_s = staticmethod(time.perf_counter)
+    worked_s = staticmethod(time.thread_time)
 
     def idle(self) -> AbstractContextManager[None]:
         """Nothing: time goes on."""

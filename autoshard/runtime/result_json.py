@@ -6,6 +6,7 @@ from typing import Final
 
 from autoshard.core.choices import Device
 from autoshard.core.plan import Estimate
+from autoshard.core.step import StepPart
 from autoshard.formats.documents.document import Document
 from autoshard.formats.documents.kinds import (
     Kind,
@@ -42,9 +43,14 @@ _SENT: Final[Kind[dict[str, float]]] = record(
     optional("group_sync", _BYTES, "Weights and moments of replica groups, into their collectives."),
     parts=dict,
 )
+_WORK: Final[Kind[dict[StepPart, float]]] = record(
+    lambda **values: {StepPart(name): ms for name, ms in values.items()},
+    *(optional(part.value, _MS, f"In `{part}`.") for part in StepPart),
+    parts=lambda times: {part.value: ms for part, ms in times.items()},
+)
 _RANK: Final = record(
     RankTiming,
-    *fields_of(RankTiming, sent_bytes=_SENT, collectives=collective_times(optional)),
+    *fields_of(RankTiming, sent_bytes=_SENT, collectives=collective_times(optional), work_ms=_WORK),
     derived("kernel_ms", _MS, "Forward and backward kernels."),
 )
 _VERIFICATION: Final = record(

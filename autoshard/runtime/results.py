@@ -214,6 +214,13 @@ class RankTiming:
             written=Written.REQUIRED,
         ),
     ] = field(default_factory=dict)
+    work_ms: Annotated[
+        Mapping[StepPart, float],
+        Meaning(
+            "CPU time of the thread that trains, by part of the step, in ms: no wait is in it. `dense` is all that "
+            "belongs to no other part. Empty on a GPU, and of runs before this was counted."
+        ),
+    ] = field(default_factory=dict)
 
     @property
     def kernel_ms(self) -> float:

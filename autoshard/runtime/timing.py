@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import record_function
 
-from autoshard.core.step import CollectiveTime, StepCollective
+from autoshard.core.step import EMBEDDING_PARTS, CollectiveTime, StepCollective, StepPart
 from autoshard.runtime.clock import WALL, StepClock
 
 
@@ -48,10 +48,13 @@ class Timings:
     Attributes:
         spans: Time of parts, each with its part.
         awaited: Time of collectives: their kind, from start to end, and while the step waited for them.
+        work_ms: What the thread computed in each part of the step, waits left out; nothing on a GPU. What it computed
+            between parts, and while gradients are summed, is that of `dense`.
     """
 
     spans: Sequence[tuple[Part, Span]]
     awaited: Sequence[tuple[StepCollective, Span, Span]]
+    work_ms: Mapping[StepPart, float] = field(default_factory=dict)
 
     @property
     def parts(self) -> Mapping[Part, float]:
@@ -91,6 +94,9 @@ class StepTimer:
         self._enabled, self.clock = enabled, clock
         self._on_gpu = device.type == "cuda"
         self._begun: dict[Part, Any] = {}
+        #: What the thread had computed when it came to the start of a part, and when the counts were taken last.
+        self._worked_s: dict[Part, float] = {}
+        self._taken_s, self._work_s = 0.0, dict.fromkeys(Part, 0.0)
         self._named: dict[Part, record_function] = {}
         self._spans: list[tuple[Part, Span]] = []
         self._collectives: list[tuple[StepCollective, Span, Span]] = []
@@ -101,13 +107,14 @@ class StepTimer:
             if is_profiled():
                 self._named[part] = named = record_function(f"autoshard: {part.removesuffix('_ms')}")
                 named.__enter__()  # type: ignore[no-untyped-call]
-            self._begun[part] = self.mark()
+            self._begun[part], self._worked_s[part] = self.mark(), self._worked()
 
     def end(self, part: Part) -> None:
         """Marks the end of a part; without a start it counts nothing."""
         begun = self._begun.pop(part, None)
         if begun is not None:
             self._spans.append((part, Span(begun, self.mark())))
+            self._work_s[part] += self._worked() - self._worked_s[part]
         if (named := self._named.pop(part, None)) is not None:
             named.__exit__(None, None, None)
 
@@ -161,8 +168,12 @@ class StepTimer:
 
     def take(self) -> Timings:
         """What was counted since the last call; on a GPU it is read after `wait`."""
-        timings = Timings(self._spans, self._collectives)
+        worked_s = self._worked()
+        work_ms = {part: 1e3 * self._work_s[Part(f"{part}_ms")] for part in EMBEDDING_PARTS}
+        work_ms[StepPart.DENSE] = 1e3 * (worked_s - self._taken_s) - sum(work_ms.values())
+        timings = Timings(self._spans, self._collectives, work_ms)
         self._spans, self._collectives = [], []
+        self._taken_s, self._work_s = worked_s, dict.fromkeys(Part, 0.0)
         self._begun.clear()
         return timings
 
@@ -170,6 +181,9 @@ class StepTimer:
         """Waits until a GPU has come to all marks."""
         if self._on_gpu:
             torch.cuda.synchronize()
+
+    def _worked(self) -> float:
+        return 0.0 if self._on_gpu or not self._enabled else self.clock.worked_s()
 
     def mark(self) -> Any:
         """The clock of a CPU, or an event of the current stream of a GPU; None if the timer does nothing."""

@@ -75,14 +75,15 @@ class MeasuredStep:
     Attributes:
         step_ms: Median over steps of the slowest rank.
         part_ms: Parts that the runtime times, and `dense` for all that is left.
-        kernel_ms_R: Forward and backward kernel of each rank, shape (R, 2).
+        work_ms_R: What each rank took for parts that it works through by itself: kernels and, in virtual time, all
+            parts without their collectives.
         spread: How much longer the slowest of several runs of the plan took than the quickest, which this is, as a
             share of it; 0 for a single run.
     """
 
     step_ms: float
     part_ms: Mapping[StepPart, float] = field(default_factory=dict)
-    kernel_ms_R: tuple[tuple[float, float], ...] = ()
+    work_ms_R: tuple[Mapping[StepPart, float], ...] = ()
     spread: float = 0.0
 
     @classmethod
@@ -101,8 +102,13 @@ class MeasuredStep:
             StepPart.BACKWARD_KERNEL: max(rank.backward_kernel_ms for rank in ranks),
         }
         parts[StepPart.DENSE] = max(0.0, result.step_ms - sum(parts.values()))
-        kernels = tuple((rank.forward_kernel_ms, rank.backward_kernel_ms) for rank in ranks)
-        return cls(step_ms=result.step_ms, part_ms=parts, kernel_ms_R=kernels)
+        kernels = [
+            {StepPart.FORWARD_KERNEL: rank.forward_kernel_ms, StepPart.BACKWARD_KERNEL: rank.backward_kernel_ms}
+            for rank in ranks
+        ]
+        alone = [{} if result.virtual is None else rank.work_ms for rank in ranks]
+        work = tuple({**by_work, **by_kernel} for by_work, by_kernel in zip(alone, kernels, strict=True))
+        return cls(step_ms=result.step_ms, part_ms=parts, work_ms_R=work)
 
     @classmethod
     def quickest(cls, runs: Sequence[MeasuredStep]) -> MeasuredStep:

@@ -13,11 +13,20 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autoshard.core import CostModels, Estimate, ShardingPlan
 from autoshard.core.errors import ModelError
 from autoshard.core.machine import device_family
-from autoshard.core.step import KERNEL_PARTS, PART_FEATURES, Coefficients, Overlap, StepPart, plain_coefficients
+from autoshard.core.step import (
+    EXCHANGE_PARTS,
+    KERNEL_PARTS,
+    PART_FEATURES,
+    Coefficients,
+    Overlap,
+    StepPart,
+    plain_coefficients,
+)
 from autoshard.evaluation.evaluate import price_step
 from autoshard.evaluation.step_price import StepPrice
 from autoshard.planning import plan_costs
@@ -35,7 +44,7 @@ _PULL, _PULL_RUNS = 0.005, 0.1
 _ENGINE, _OVERLAP = "thin", Overlap.NONE
 _RUNS_PER_LAUNCH = 5
 _Fitted = dict[tuple[StepPart, str], Coefficients]
-#: All other parts, which are fitted together.
+#: All other parts, which are fitted together where ranks were not timed in virtual time.
 _JOINT_PARTS = tuple(part for part in StepPart if part not in KERNEL_PARTS)
 #: What a step takes at least beside its kernels.
 _LEAST_MS = 1e-6
@@ -166,10 +175,11 @@ def recorded_runs(store: Path, device: str, registry: Path | None = None) -> tup
 
 
 def _fit_all(runs: Sequence[CalibrationRun], prices: Sequence[StepPrice], device: str) -> CalibratedStep:
-    fitted = _fit_kernels(runs, prices)
+    fitted = _fit_alone(runs, prices)
     alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for index, price in enumerate(prices):
-        alike[tuple(price.bases[part] for part in _JOINT_PARTS)].append(index)
+        if not runs[index].measured.work_ms_R[0].keys() >= set(_JOINT_PARTS):
+            alike[tuple(price.bases[part] for part in _JOINT_PARTS)].append(index)
     # Runs that were priced by other models are other equations; of parts that two have in common the larger decides.
     for indices in sorted(alike.values(), key=len):
         fitted |= _fit_rest([runs[index] for index in indices], [prices[index] for index in indices])
@@ -188,38 +198,53 @@ def _fit_all(runs: Sequence[CalibrationRun], prices: Sequence[StepPrice], device
     return CalibratedStep(fitted, card)
 
 
-def _fit_kernels(runs: Sequence[CalibrationRun], prices: Sequence[StepPrice]) -> _Fitted:
-    """Weights of kernels, which are timed rank by rank."""
+def _fit_alone(runs: Sequence[CalibrationRun], prices: Sequence[StepPrice]) -> _Fitted:
+    """Weights of parts that were timed rank by rank: of what ranks work, not of what collectives take."""
     rows: dict[tuple[StepPart, str], list[tuple[FloatArray, float]]] = defaultdict(list)
     for run, price in zip(runs, prices, strict=True):
         groups, topology = run.plan.replica_groups, run.plan.topology
-        for column, part in enumerate(KERNEL_PARTS):
-            rows[part, price.bases[part]] += [
-                (features_F, run.measured.kernel_ms_R[world][column])
-                for rank, features_F in enumerate(price.work[part])
+        for part, basis in price.bases.items():
+            # What the averages of replica groups take a rank is among all that is left, and has a price of its own.
+            if not basis or (part is StepPart.DENSE and groups.num_groups > 1):
+                continue
+            features_RF = np.broadcast_to(price.work[part], (run.plan.group_size, len(PART_FEATURES[part])))
+            rows[part, basis] += [
+                (features_F, run.measured.work_ms_R[world][part])
+                for rank, features_F in enumerate(features_RF)
                 for world in groups.world_ranks(rank, topology)
+                if part in run.measured.work_ms_R[world]
             ]
     fitted: _Fitted = {}
-    for (part, basis), known in rows.items():
+    for (part, basis), known in ((key, known) for key, known in rows.items() if known):
         features_SF, measured_S = (np.array(column) for column in zip(*known, strict=True))
-        used_S = measured_S > 0
-        if basis and used_S.any():
-            weights_F = _fitted(features_SF[used_S], measured_S[used_S], plain_coefficients(part))
+        weights_F = np.array(plain_coefficients(part, runs[0].plan.topology.device))
+        used_S, is_work_F = measured_S > 0, ~_is_wire(part)
+        if used_S.any():
+            weights_F[is_work_F] = _fitted(
+                features_SF[used_S][:, is_work_F], measured_S[used_S], weights_F[is_work_F].tolist()
+            )
             fitted[part, basis] = tuple(weights_F.tolist())
     return fitted
 
 
-def _fit_rest(runs: Sequence[CalibrationRun], prices: Sequence[StepPrice]) -> _Fitted:
-    """Weights of all other parts, which must make up what steps take beside their slowest kernels.
+def _is_wire(part: StepPart) -> NDArray[np.bool_]:
+    """Which features of a part are times of collectives, shape (F,)."""
+    wire = ("all_reduce_ms",) if part not in EXCHANGE_PARTS else ("model_ms",)
+    return np.array([name in wire for name in PART_FEATURES[part]])
 
-    Where a rank waits for others depends on who comes late and whose messages are long, so that no rank's own time
-    says what an exchange takes; only the whole step does.
+
+def _fit_rest(runs: Sequence[CalibrationRun], prices: Sequence[StepPrice]) -> _Fitted:
+    """Weights of all parts but kernels, which must make up what steps take beside their slowest kernels.
+
+    That is of runs in real time: where a rank waits for others depends on who comes late and whose messages are long,
+    so that no rank's own time says what an exchange takes; only the whole step does.
     """
     parts = [part for part in _JOINT_PARTS if prices[0].bases[part]]
     features_SF = np.array([np.concatenate([_slowest(price, part) for part in parts]) for price in prices])
     kernels_S = np.array([sum(run.measured.part_ms[part] for part in KERNEL_PARTS) for run in runs])
     rest_S = np.array([run.measured.step_ms for run in runs]) - kernels_S
-    prior = [weight for part in parts for weight in plain_coefficients(part)]
+    device = runs[0].plan.topology.device
+    prior = [weight for part in parts for weight in plain_coefficients(part, device)]
     weights_F = _fitted(features_SF, np.maximum(rest_S, _LEAST_MS), prior)
     ends = np.cumsum([len(PART_FEATURES[part]) for part in parts])[:-1]
     pieces = np.split(weights_F, ends)

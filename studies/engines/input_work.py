@@ -34,7 +34,8 @@ from autoshard.core import (
     Topology,
 )
 from autoshard.core.optimizers import UpdateSettings
-from autoshard.evaluation.rank_work import batch_ms, reader_ms
+from autoshard.core.step import PART_FEATURES, StepPart, plain_coefficients
+from autoshard.evaluation.rank_work import reader_ms
 from autoshard.formats import load_tables, read_plan
 from autoshard.formats.metasyn import metasyn
 from autoshard.runtime.engine.ids.requests import InputExchange
@@ -201,7 +202,10 @@ def measure(name: str, tables: TableSet, num_processes: int, runs: int) -> list[
 
 def _priced_ms(plan: ShardingPlan) -> float:
     of_shards = reader_ms(plan.shards, plan.tables.batch_size / plan.topology.world_size, plan.topology)
-    return float(of_shards[:, 0].sum() + batch_ms(plan.topology)[0])
+    weights = dict(
+        zip(PART_FEATURES[StepPart.INPUT], plain_coefficients(StepPart.INPUT, plan.topology.device), strict=True)
+    )
+    return float(of_shards[:, 0].sum() + weights["steps"])
 
 
 def _table_sets() -> Iterator[tuple[str, TableSet]]:

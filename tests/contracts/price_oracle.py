@@ -6,11 +6,11 @@ sends to one reader; everything that adds up or waits is written anew.
 
 import numpy as np
 
-from autoshard.core import Collective, DType, GradSync
+from autoshard.core import Collective, DType, Exchange, GradSync, Pooling
 from autoshard.core.costs import set_costs
 from autoshard.core.shard import fused_kernel, local_shard
-from autoshard.core.step import PART_FEATURES, StepPart
-from autoshard.evaluation.rank_work import batch_ms, reader_ms
+from autoshard.core.step import ENGINE_WORK, PART_FEATURES, StepPart
+from autoshard.evaluation.rank_work import reader_ms
 from autoshard.evaluation.traffic import INT8_BLOCK, PairTraffic, SyncBytes, id_bytes
 
 EXCHANGED = {
@@ -24,7 +24,7 @@ STREAMS = ("lengths", "ids", "forward", "backward")
 def slow_parts(plan, costs):
     """Milliseconds of each part at its slowest rank, and of the synchronisation of copied rows, of one group's plan."""
     world = plan.group_size
-    weights = {part: weights_of(part, costs) for part in StepPart}
+    weights = {part: weights_of(part, costs, plan.topology.device) for part in StepPart}
     shards = [placed.as_run(world) for placed in plan.shards]
     sent_RR, scattered = messages(plan, shards)
     forward_R, backward_R = kernels(plan, shards, costs)
@@ -51,9 +51,12 @@ def slow_parts(plan, costs):
         for rank in range(world):
             amounts = {
                 "model_ms": exchange_ms[part][rank] if part in exchange_ms else 0.0,
+                "reading_ms": read_ms.get(part, 0.0),
                 "steps": 1.0,
                 "million_ids": handled["ids"][rank] / 4e6,
                 "million_lengths": handled["lengths"][rank] / 4e6,
+                "row_exchanges": float(any(sends_rows(one, world) for one in shards)),
+                "row_cuts": float(any(is_cut(one) for one in shards)),
                 "kernels": len({fused_kernel(one.shard.table, one.update) for one in shards if holds(one, rank)}),
                 "features": sum(len(one.shard.table.features) for one in shards if holds(one, rank)),
             }
@@ -66,14 +69,21 @@ def slow_parts(plan, costs):
                 amounts["megabytes"] = handled[EXCHANGED[part][0]][rank] / 1e6
             of_ranks.append(sum(w * amounts[name] for w, name in zip(weights[part], PART_FEATURES[part], strict=True)))
         parts[part] = max(of_ranks)
-        if part in read_ms and (costs.step is None or costs.step.coefficients(part, costs.comm.name) is None):
-            parts[part] += read_ms[part]
     return parts, max(synced_ms(plan, shards, costs, rank) for rank in range(world))
 
 
-def weights_of(part, costs):
+def sends_rows(placed, world):
+    return placed.as_run(world).exchange is Exchange.ROWS and placed.shard.table.pooling is not Pooling.SEQUENCE
+
+
+def is_cut(placed):
+    return len(placed.replicas[0]) > 1 or placed.shard.num_embeddings < placed.shard.table.num_embeddings
+
+
+def weights_of(part, costs, device):
     weights = None if costs.step is None else costs.step.coefficients(part, "")
-    return weights or [1.0 if name.endswith("_ms") else 0.0 for name in PART_FEATURES[part]]
+    work = ENGINE_WORK.get(device.split(":")[0], {}).get(part, {})
+    return weights or [work.get(name, 1.0 if name.endswith("_ms") else 0.0) for name in PART_FEATURES[part]]
 
 
 def holds(placed, rank):
@@ -148,7 +158,7 @@ def kernels(plan, shards, costs):
 def reading(plan, shards):
     """What a rank works on what it reads: all ranks read as many samples of everything."""
     local_batch = plan.group_batch_size / plan.group_size
-    total = batch_ms(plan.topology).copy()
+    total = np.zeros(len(EXCHANGED))
     for placed in shards:
         total += reader_ms([placed], local_batch, plan.topology)[0]
     return total
@@ -161,7 +171,11 @@ def synced_ms(plan, shards, costs, rank):
             synced = SyncBytes.of(placed, plan.group_batch_size)
             reduced, gathered = reduced + synced.reduced, gathered + synced.gathered
     comm, topology = costs.comm, plan.topology
-    ms = comm.all_reduce_ms(reduced, topology)
+    # Without dense layers no step model was calibrated on the rest of the step.
+    work = ENGINE_WORK.get(topology.device.split(":")[0], {}).get(StepPart.DENSE, {})
+    ms = comm.all_reduce_ms(reduced, topology) + work.get("synced_megabytes", 0.0) * (reduced + gathered) / 1e6
+    if reduced or gathered:
+        ms += work.get("row_sums", 0.0)
     if gathered:
         ms += comm.all_gather_ms(8 * topology.world_size, topology) + comm.all_gather_ms(gathered, topology)
     return ms

@@ -8,7 +8,7 @@ import pytest
 
 from autoshard.core import GroupLayout, ReplicaGroups
 from autoshard.core.errors import ModelError
-from autoshard.core.step import EXCHANGE_PARTS, KERNEL_PARTS, PART_FEATURES, Overlap, StepPart
+from autoshard.core.step import KERNEL_PARTS, PART_FEATURES, Overlap, StepPart, plain_coefficients
 from autoshard.evaluation import price_step
 from autoshard.formats.metasyn import metasyn
 from autoshard.planning import plan_costs
@@ -16,7 +16,7 @@ from autoshard.whatif.trials import LOPSIDED, MeasuredStep, draw_trials, local_t
 from costmodel.registry.promotion import publish_version
 from costmodel.registry.publish_options import PublishOptions
 from costmodel.registry.versions import Registry
-from costmodel.step.calibration import MIN_RUNS, CalibrationRun, calibrate_step, run_calibration
+from costmodel.step.calibration import MIN_RUNS, CalibrationRun, _is_wire, calibrate_step, run_calibration
 from costmodel.step.comparison import step_version
 from costmodel.step.model import CalibratedStep, StepCard
 from costmodel.step.regression import fit_nonnegative, quantile_bounds
@@ -25,12 +25,12 @@ from tests import builders as make
 COSTS = make.costs()
 #: What synthetic runs take, in the order of `PART_FEATURES`.
 TRUTH = {
-    StepPart.INPUT: (1.5, 0.4, 3.0, 0.0),
+    StepPart.INPUT: (1.5, 1.2, 1.9, 3.0, 0.0, 0.0, 0.0),
     StepPart.FORWARD_KERNEL: (1.2, 0.0, 0.02, 0.0),
-    StepPart.FORWARD_EXCHANGE: (0.8, 0.1, 0.3),
-    StepPart.BACKWARD_EXCHANGE: (0.9, 0.1, 0.5),
+    StepPart.FORWARD_EXCHANGE: (0.8, 1.0, 0.7, 0.3, 0.0, 0.0),
+    StepPart.BACKWARD_EXCHANGE: (0.9, 1.0, 0.7, 0.5, 0.0, 0.0),
     StepPart.BACKWARD_KERNEL: (1.4, 0.0, 0.0),
-    StepPart.DENSE: (1.3, 1.0, 4.0, 0.0, 0.0, 6.0),
+    StepPart.DENSE: (1.3, 1.0, 4.0, 0.0, 0.0, 6.0, 0.0),
 }
 
 
@@ -51,9 +51,14 @@ def synthetic(plan, noise):
     work = price_step(plan, COSTS).work
     times = {part: work[part] @ TRUTH[part] * noise for part in StepPart}
     parts = {part: float(times_R.max()) for part, times_R in times.items()}
-    kernels = zip(times[StepPart.FORWARD_KERNEL].tolist(), times[StepPart.BACKWARD_KERNEL].tolist(), strict=True)
-    measured = MeasuredStep(step_ms=sum(parts.values()), part_ms=parts, kernel_ms_R=tuple(kernels))
+    measured = MeasuredStep(step_ms=sum(parts.values()), part_ms=parts, work_ms_R=kernels_of(times))
     return CalibrationRun(plan=plan, costs=COSTS, measured=measured)
+
+
+def kernels_of(times):
+    """What ranks take for their kernels, as runs in real time tell it."""
+    ranks = zip(*(np.asarray(times[part]).tolist() for part in KERNEL_PARTS), strict=True)
+    return tuple(dict(zip(KERNEL_PARTS, of_rank, strict=True)) for of_rank in ranks)
 
 
 @pytest.fixture(scope="module")
@@ -120,9 +125,8 @@ class TestCalibration:
         # Kernels of the first group were not timed, those of the second take twice what the model says.
         measured_R2 = np.concatenate([0 * kernels, 2 * kernels])
         parts = {part: price.part_ms(part) for part in StepPart}
-        measured = MeasuredStep(
-            step_ms=sum(parts.values()), part_ms=parts, kernel_ms_R=tuple(map(tuple, measured_R2.tolist()))
-        )
+        times = dict(zip(KERNEL_PARTS, measured_R2.T, strict=True))
+        measured = MeasuredStep(step_ms=sum(parts.values()), part_ms=parts, work_ms_R=kernels_of(times))
         model = calibrate_step([CalibrationRun(plan=plan, costs=COSTS, measured=measured)] * MIN_RUNS, "cpu")
         weights = model.coefficients(StepPart.BACKWARD_KERNEL, "analytic:cpu")
         predicted_R = price.work[StepPart.BACKWARD_KERNEL] @ weights
@@ -133,20 +137,38 @@ class TestCalibration:
         plain = []
         for plan in plans[:6]:
             price = price_step(plan, COSTS)
-            # What readers work is no model's.
-            read_ms = dict(zip(EXCHANGE_PARTS, price_step(plan, COSTS).reading_ms_XR[:, 0], strict=True))
-            times = {part: price.part_ms(part) - read_ms.get(part, 0.0) for part in StepPart}
-            kernels = price.work[StepPart.FORWARD_KERNEL][:, 0], price.work[StepPart.BACKWARD_KERNEL][:, 0]
             measured = MeasuredStep(
-                step_ms=price.step_ms.value - sum(read_ms.values()),
-                part_ms=times,
-                kernel_ms_R=tuple(zip(*(column.tolist() for column in kernels), strict=True)),
+                step_ms=price.step_ms.value,
+                part_ms={part: price.part_ms(part) for part in StepPart},
+                work_ms_R=kernels_of({part: price.work[part][:, 0] for part in KERNEL_PARTS}),
             )
             plain.append(CalibrationRun(plan=plan, costs=COSTS, measured=measured))
         model = calibrate_step(plain, "cpu")
+        for part in KERNEL_PARTS:
+            weights = model.coefficients(part, "analytic:cpu")
+            assert weights == pytest.approx(plain_coefficients(part, "cpu"), abs=1e-3), part
+        for run in plain:
+            price = price_step(run.plan, replace(COSTS, step=model))
+            assert price.step_ms.value == pytest.approx(run.measured.step_ms, rel=0.01)
+
+    def test_work_that_virtual_time_tells_rank_by_rank_is_what_parts_are_fitted_to(self, plans):
+        found = []
+        for plan in plans[:6]:
+            price = price_step(plan, COSTS)
+            # Collectives take what their model says; ranks work twice of all that they are thought to.
+            plain = {part: np.array(plain_coefficients(part, "cpu")) for part in StepPart}
+            own = {
+                part: 2 * np.where(_is_wire(part), 0, price.work[part]) @ plain[part] * np.ones(2) for part in StepPart
+            }
+            work = tuple({part: float(ms_R[rank]) for part, ms_R in own.items()} for rank in range(2))
+            measured = MeasuredStep(step_ms=2 * price.step_ms.value, part_ms={}, work_ms_R=work)
+            found.append(CalibrationRun(plan=plan, costs=COSTS, measured=measured))
+        model = calibrate_step(found, "cpu")
         for (part, _), weights in model.fitted.items():
-            assert weights[0] == pytest.approx(1.0, abs=1e-3), part
-            assert weights[2:] == pytest.approx([0.0] * (len(weights) - 2), abs=1e-3), part
+            expected = np.where(_is_wire(part), 1, 2) * plain_coefficients(part, "cpu")
+            work = price_step(plans[0], COSTS).work[part]
+            np.testing.assert_allclose(work @ weights, work @ expected, rtol=0.05)
+            assert np.array(weights)[_is_wire(part)] == pytest.approx(1.0)
 
     def test_refuses_what_cannot_be_fitted(self, runs):
         with pytest.raises(ModelError, match="at least 4 runs"):
@@ -164,10 +186,10 @@ class TestPromotion:
 
     def test_runs_are_those_that_neither_side_was_fitted_to(self, model, plans, tmp_path):
         rng = np.random.default_rng(7)
-        fresh = [synthetic(plan, float(np.exp(rng.normal(0, 0.02)))) for plan in plans[:8]]
+        fresh = [synthetic(plan, float(np.exp(rng.normal(0, 0.02)))) for plan in plans[:16]]
         published = self.compare(model, calibrate_step(fresh, "cpu"), fresh, tmp_path)
         (comparison,) = published.comparisons
-        assert (comparison.num_pairs, comparison.of, published.alias) == (8, "runs", "production")
+        assert (comparison.num_pairs, comparison.of, published.alias) == (16, "runs", "production")
         errors = [
             abs(price_step(run.plan, replace(COSTS, step=model)).step_ms.value / run.measured.step_ms - 1)
             for run in fresh

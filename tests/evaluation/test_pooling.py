@@ -11,10 +11,10 @@ from autoshard.core import (
     Pooling,
     Tier,
 )
-from autoshard.core.step import Overlap, StepPart, plain_coefficients
+from autoshard.core.step import PART_FEATURES, Overlap, StepPart, plain_coefficients
 from autoshard.evaluation import evaluate, price_step
 from autoshard.evaluation.device_memory import DEVICE_MEMORY
-from autoshard.evaluation.pooling import pooling_ms
+from autoshard.evaluation.pooling import POOLING_SPEED, pooling_ms
 from autoshard.planners.space.options import ShardingType, enumerate_options
 from autoshard.planners.space.planner_space import PlannerSpace
 from tests.builders import costs, each, placed, plan, table, tables, topology
@@ -26,6 +26,7 @@ TIERS = {
     Tier.FLEX: ((0, 1), (2, 3)),
 }
 BATCH, DIM = 512, 16
+SPEED = POOLING_SPEED["cpu"]
 TOPOLOGY, COSTS = topology(bytes_per_s=1e10, latency_s=1e-5), costs()
 
 
@@ -45,46 +46,70 @@ def pooled(shard):
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_readers_pool_the_rows_of_their_own_samples_whoever_holds_them(tier):
-    memory = DEVICE_MEMORY["cpu"]
+    lookups, bag_bytes = 0.5 * BATCH / 4, BATCH / 4 * DIM * 4
+    expected_ms = [
+        1e3 * (of_lookup * lookups + of_byte * bag_bytes)
+        for of_lookup, of_byte in zip(SPEED.lookup_s, SPEED.bag_s, strict=True)
+    ]
+    np.testing.assert_allclose(pooled(held(tier)), expected_ms)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_without_a_measurement_it_is_that_of_fused_kernels(tier):
+    memory = DEVICE_MEMORY["a100"]
     bags, rows, vector_bytes = BATCH / 4, 0.5 * BATCH / 4, DIM * 4
-    forward_s = rows * memory.lookup_s + vector_bytes * (
-        rows / memory.gather_bytes_per_s + bags / memory.output_bytes_per_s
-    )
-    backward_s = (bags + rows) * vector_bytes / memory.output_bytes_per_s
-    np.testing.assert_allclose(pooled(held(tier)), [1e3 * forward_s, 1e3 * backward_s])
+    written_s = vector_bytes / (memory.output_bytes_per_s or memory.gather_bytes_per_s)
+    forward_s = rows * (memory.lookup_s + vector_bytes / memory.gather_bytes_per_s) + bags * written_s
+    expected_ms = [1e3 * forward_s, 1e3 * (bags + rows) * written_s]
+    on_gpus = replace(TOPOLOGY, device="a100")
+    np.testing.assert_allclose(pooling_ms([held(tier)], BATCH / 4, on_gpus)[0], expected_ms)
+    sequence = held(tier, pooling=Pooling.SEQUENCE)
+    assert pooling_ms([sequence], BATCH / 4, on_gpus)[0].tolist() == [0.0, 0.0]
 
 
-def test_sums_and_sequences_and_own_copies_take_nothing():
-    sequence = held(Tier.ROW_WISE, pooling=Pooling.SEQUENCE)
+def test_sums_and_own_copies_take_nothing():
     copies = replace(held(Tier.FLEX), tier=Tier.DATA_PARALLEL, replicas=each(4))
-    for shard in (held(Tier.ROW_WISE, Exchange.PARTIAL_SUMS), sequence, copies):
+    for shard in (held(Tier.ROW_WISE, Exchange.PARTIAL_SUMS), copies):
         assert pooled(shard).tolist() == [0.0, 0.0]
+
+
+def test_sequences_are_put_in_order_and_means_are_scaled():
+    row_bytes, bag_bytes = 0.5 * BATCH / 4 * DIM * 4, BATCH / 4 * DIM * 4
+    placed_ms = [
+        1e3 * (once + second * row_bytes) for once, second in zip(SPEED.sequence_s, SPEED.placed_s, strict=True)
+    ]
+    np.testing.assert_allclose(pooled(held(Tier.ROW_WISE, pooling=Pooling.SEQUENCE)), placed_ms)
+    mean = held(Tier.TABLE_WISE, Exchange.PARTIAL_SUMS, pooling=Pooling.MEAN)
+    np.testing.assert_allclose(pooled(mean), [1e3 * second * bag_bytes for second in SPEED.scaled_s])
 
 
 def test_rows_that_several_lookups_share_come_once():
     busy = held(Tier.ROW_WISE, pooling_factor=64.0)
-    assert (pooled(replace(busy, deduplicate=True)) < pooled(busy)).all()
+    on_gpus = replace(TOPOLOGY, device="a100")
+    once, each_time = (pooling_ms([one], BATCH / 4, on_gpus) for one in (replace(busy, deduplicate=True), busy))
+    assert (once < each_time).all()
 
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_step_has_it_in_its_exchanges(tier):
     shard = held(tier)
     found, ranks = price_step(plan_of(shard), COSTS), evaluate(plan_of(shard), COSTS).ranks
-    calibrated = price_step(plan_of(shard), replace(COSTS, step=Calibrated()))
+    without = price_step(plan_of(shard), replace(COSTS, step=Calibrated()))
     forward_ms, backward_ms = pooled(shard)
-    assert found.times.forward_exchange - calibrated.times.forward_exchange == pytest.approx(forward_ms)
-    assert found.times.backward_exchange - calibrated.times.backward_exchange == pytest.approx(backward_ms)
+    assert found.times.forward_exchange - without.times.forward_exchange == pytest.approx(forward_ms)
+    assert found.times.backward_exchange - without.times.backward_exchange == pytest.approx(backward_ms)
     assert max(rank.forward_exchange_ms for rank in ranks) == pytest.approx(found.times.forward_exchange)
     assert max(rank.backward_exchange_ms for rank in ranks) == pytest.approx(found.times.backward_exchange)
 
 
 class Calibrated:
-    """Steps that runs calibrated, whose megabytes have the readers' work."""
+    """Steps that runs calibrated: readers' work took nothing in them."""
 
     name, overlap, relative_error = "calibrated:test", Overlap.NONE, 0.0
 
     def coefficients(self, part: StepPart, _basis):
-        return plain_coefficients(part)
+        weights = zip(PART_FEATURES[part], plain_coefficients(part, "cpu"), strict=True)
+        return tuple(0.0 if name == "reading_ms" else weight for name, weight in weights)
 
     def interval_ms(self, value_ms, *_):
         return value_ms, value_ms

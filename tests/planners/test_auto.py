@@ -282,7 +282,7 @@ class Calibrated:
         self.relative_error = relative_error
 
     def coefficients(self, part, _basis):
-        return plain_coefficients(part)
+        return plain_coefficients(part, "cpu")
 
     def interval_ms(self, value_ms, *_):
         return value_ms, value_ms

@@ -57,7 +57,7 @@ def test_models_say_whether_they_know_their_errors():
 
 def test_steps_without_errors_are_those_predicted():
     plans = level_and_alone(*make.draw_task(4, 4))
-    drawn_PE = step_draws(priced(plans, COSTS), COSTS, NO_ERRORS)
+    drawn_PE = step_draws(priced(plans, COSTS), NO_ERRORS)
     for plan, drawn_E in zip(plans, drawn_PE, strict=True):
         assert drawn_E == pytest.approx(price_step(plan, COSTS).step_ms.value)
 
@@ -65,7 +65,7 @@ def test_steps_without_errors_are_those_predicted():
 def test_the_slowest_of_many_equal_ranks_takes_longer_than_predicted():
     tables = make.tables(8, batch_size=256)
     level, alone = level_and_alone(tables, make.topology(8))
-    drawn_PE = step_draws(priced([level, alone], COSTS), COSTS, KernelErrors(table=0.0, kind=0.0, company=0.1))
+    drawn_PE = step_draws(priced([level, alone], COSTS), KernelErrors(table=0.0, kind=0.0, company=0.1))
     growth_P = [
         drawn_E.mean() / price_step(plan, COSTS).step_ms.value
         for plan, drawn_E in zip((level, alone), drawn_PE, strict=True)
@@ -76,7 +76,7 @@ def test_the_slowest_of_many_equal_ranks_takes_longer_than_predicted():
 def test_plans_that_differ_in_nothing_have_the_same_draws():
     level, alone = level_and_alone(*make.draw_task(6, 3))
     first_E, _, third_E = step_draws(
-        priced([level, alone, level], COSTS), COSTS, KernelErrors(table=0.2, kind=0.1, company=0.1)
+        priced([level, alone, level], COSTS), KernelErrors(table=0.2, kind=0.1, company=0.1)
     )
     assert first_E.tolist() == third_E.tolist()
 
@@ -162,7 +162,7 @@ def test_slowest_ranks_are_drawn_as_steps_are(with_errors):
     drawn_PE = slowest_draws(placed, costs.kernel.errors)
     candidates = found(plans, placed, by_kernels=True)
     assert choose(candidates, costs, by_kernels=True).plan is plans[last_told(drawn_PE, [0, 0])]
-    steps_PE = step_draws(placed, costs, costs.kernel.errors)
+    steps_PE = step_draws(placed, costs.kernel.errors)
     assert steps_PE.std(axis=1) == pytest.approx(drawn_PE.std(axis=1), rel=0.4)
 
 

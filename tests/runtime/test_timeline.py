@@ -17,6 +17,8 @@ class SetClock:
     def now_s(self):
         return self.at_s
 
+    worked_s = now_s
+
 
 def steps_of(*came_s):
     """Steps of a rank that comes to its all-reduces at these seconds; each ends at second 9 and is waited for."""

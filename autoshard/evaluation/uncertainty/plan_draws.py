@@ -12,30 +12,25 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from autoshard.core import CostModels
 from autoshard.core.costs import KernelErrors
-from autoshard.core.step import KERNEL_PARTS, Coefficients, StepPart
+from autoshard.core.step import KERNEL_PARTS
 from autoshard.evaluation.evaluate import KernelPrices, PricedPlan
-from autoshard.evaluation.step_price import StepPrice, part_weights
+from autoshard.evaluation.step_price import StepPrice
 from autoshard.evaluation.uncertainty.set_errors import SetErrors, half_widths
 
 
-def step_draws(priced: Sequence[PricedPlan], costs: CostModels, errors: KernelErrors) -> NDArray[np.float64]:
+def step_draws(priced: Sequence[PricedPlan], errors: KernelErrors) -> NDArray[np.float64]:
     """Steps of plans in milliseconds, shape (P, E), drawn from the errors of the kernel model.
 
     What is drawn of a table, of a kind of kernel and of a set is the same in all plans, so that plans differ in a draw
     by what they do differently. Collectives and dense layers are taken as priced.
 
     Args:
-        priced: Plans of one task, by these models.
-        costs: The models.
+        priced: Plans of one task, by the same models.
         errors: Of the kernel model.
     """
     return np.stack(
-        [
-            _steps(one.step, part_weights(costs, one.step.bases), factor_RE)
-            for one, factor_RE in zip(priced, _factors(priced, errors), strict=True)
-        ]
+        [_steps(one.step, factor_RE) for one, factor_RE in zip(priced, _factors(priced, errors), strict=True)]
     )
 
 
@@ -86,9 +81,9 @@ def _errors_of(prices: Sequence[KernelPrices]) -> SetErrors:
     )
 
 
-def _steps(price: StepPrice, weights: dict[StepPart, Coefficients], factor_RE: NDArray[np.float64]) -> list[float]:
+def _steps(price: StepPrice, factor_RE: NDArray[np.float64]) -> list[float]:
     """The step of one plan in every draw: kernels of each rank by their factors, each part at its slowest rank."""
-    slowest = {}
+    slowest, weights = {}, price.weights
     for part in KERNEL_PARTS:
         work_RF = price.work[part]
         ms_R = work_RF @ np.array(weights[part])

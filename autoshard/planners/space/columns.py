@@ -41,7 +41,7 @@ class Columns:
             readers work on what a rank serves; `num_features`, that are served; `input_bytes`, a rank's inputs of a
             batch at its 99th percentile with the gradients of copied rows; `output_bytes`, its outputs then;
             `returned_bytes` (W,), embeddings that readers get back; `row_order_bytes`, of row orders on every rank;
-            `num_shards` (K,), by fused kernel.
+            `num_shards` (K + 2,), by fused kernel, and that need each of `needed_once`: counted, not added up.
     """
 
     def __init__(self, num_kernels: int) -> None:
@@ -57,7 +57,7 @@ class Columns:
                 ("output_bytes", number),
                 ("returned_bytes", number, (len(Readers),)),
                 ("row_order_bytes", number),
-                ("num_shards", number, (num_kernels,)),
+                ("num_shards", number, (num_kernels + 2,)),
             ]
         )
 

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from autoshard.core import Tier
 from autoshard.core.costs import MsArray
 from autoshard.core.step import EMBEDDING_PARTS, KERNEL_PARTS, PART_INDEX
-from autoshard.evaluation.stages import syncs_ms
 from autoshard.planners.space.columns import MovedArray
 from autoshard.planners.space.kinds import FloatArray, ShardKinds
 from autoshard.planners.space.layout import Layout
@@ -267,10 +266,10 @@ def shared_rates(space: PlannerSpace, sums_X: FloatArray) -> tuple[MsArray, MsAr
 
 
 def _sync_rates(kinds: ShardKinds, prices: StepPrices, mean_C: MovedArray) -> MsArray:
-    """Milliseconds of the all-reduce and all-gather of gradients that a shard of each kind adds, shape (V,)."""
+    """Milliseconds of a step that the gradients of a shard of each kind add which replicas sum, shape (V,)."""
     bump = max(BUMP_BYTES, BUMP_SHARE * float(prices.synced_bytes(mean_C).max()))
     bumps_B2 = bump * np.concatenate([np.eye(2), 2 * np.eye(2)])
-    once_ms, twice_ms = syncs_ms(bumps_B2, prices.costs.comm, prices.topology).reshape(2, 2)
+    once_ms, twice_ms = prices.synced_ms(bumps_B2).reshape(2, 2)
     return np.asarray(prices.synced_bytes(kinds.moved_VC) @ (twice_ms - once_ms) / bump)
 
 

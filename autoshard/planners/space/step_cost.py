@@ -28,8 +28,8 @@ from autoshard.core.costs import CodeArray, LinkBytes, MsArray
 from autoshard.core.shard import FusedKernel, fused_kernel
 from autoshard.core.step import EMBEDDING_PARTS, EXCHANGE_PARTS, KERNEL_PARTS, PART_INDEX, Overlap, StepPart
 from autoshard.evaluation.batch_memory import BatchMemory, dense_bytes, listed_order_bytes, peak_factor
-from autoshard.evaluation.rank_work import EXCHANGED, SCATTERED, RankWork, reader_ms
-from autoshard.evaluation.stages import scatters_ms, syncs_ms
+from autoshard.evaluation.rank_work import EXCHANGED, SCATTERED, RankWork, needed_once, reader_ms
+from autoshard.evaluation.stages import scatters_ms
 from autoshard.evaluation.step_price import StepPricer
 from autoshard.evaluation.traffic import HELD_ID_BYTES, Stream, id_bytes, message_bytes, pair_bytes, sync_bytes
 from autoshard.planners.space.columns import Columns, MovedArray, Readers
@@ -150,6 +150,7 @@ class StepPrices:
         readers_U = np.array([self._readers(len(placed.replicas)) for placed in placed_U], dtype=np.int64)
         row_U["num_features"] = [len(table.features) for table in tables]
         row_U["num_shards"][all_U, self._kernel_of(placed_U)] = 1.0
+        row_U["num_shards"][:, len(self._kernels) :] = needed_once(placed_U, self.topology.world_size)
         is_scattered_U = np.array(
             [placed.collective is Collective.REDUCE_SCATTER for placed in placed_U], dtype=np.bool_
         )
@@ -237,13 +238,15 @@ class StepPrices:
         if self.by_kernels:
             return np.zeros((len(EMBEDDING_PARTS), *moved_BRC.shape[:2]))
         work = self.work(moved_BRC)
-        return self.pricer.parts_ms(work, self.pricer.features(work, self.pricer.stages(work)))
+        return self.pricer.parts_ms(self.pricer.features(work, self.pricer.stages(work)))
 
     def work(self, moved_BRC: MovedArray) -> RankWork:
         """What ranks do, from the sums of what they move."""
         rows_BR = self.columns.of(self._in_messages(moved_BRC))
         links, handled_EBR, served_lengths_BR = self._exchanged(rows_BR)
         reading_ns_BRX = self._read(rows_BR["reading_ns"])
+        is_used_BRK, num_kernels = (rows_BR["num_shards"] > 0).astype(np.float64), len(self._kernels)
+        once_BR2 = is_used_BRK[..., num_kernels:].max(axis=1, keepdims=True)
         return RankWork(
             links=links,
             handled_EBR=handled_EBR,
@@ -251,7 +254,8 @@ class StepPrices:
             scattered_2B=np.moveaxis(rows_BR["scattered_bytes"][:, 0], -1, 0) * self.topology.world_size,
             synced_BR2=rows_BR["synced_bytes"][:, :1],
             reading_ms_XBR=np.moveaxis(reading_ns_BRX, -1, 0) / _NS_PER_MS,
-            num_kernels_BR=(rows_BR["num_shards"] > 0).sum(axis=2),
+            once_2BR=np.moveaxis(once_BR2, -1, 0),
+            num_kernels_BR=is_used_BRK[..., :num_kernels].sum(axis=2),
             num_features_BR=rows_BR["num_features"],
         )
 
@@ -335,8 +339,8 @@ class StepPrices:
         returned_BR = self._read(rows_BR["returned_bytes"][..., None])[..., 0]
         return BatchMemory.of_batch(rows_BR["input_bytes"], rows_BR["output_bytes"], returned_BR, kept_B1, self.payload)
 
-    def fused_kernels(self, moved_VC: MovedArray) -> MovedArray:
-        """Of what is moved, how many shards of each fused kernel there are, shape (V, K)."""
+    def counted(self, moved_VC: MovedArray) -> MovedArray:
+        """Of what is moved, how many shards there are of what is paid once: `num_shards` of the columns."""
         return np.asarray(self.columns.of(moved_VC)["num_shards"])
 
     def is_scattered(self, moved_VC: MovedArray) -> NDArray[np.bool_]:
@@ -347,13 +351,13 @@ class StepPrices:
         """Of what is moved, bytes of gradients that are all-reduced and all-gathered, shape (..., 2)."""
         return np.asarray(self.columns.of(moved_BRC)["synced_bytes"])
 
-    def with_and_without_kernels(self, moved_RC: MovedArray) -> MovedArray:
-        """What is moved with no shard of each fused kernel on the first rank, then with one; shape (2 K, R, C)."""
-        num_kernels = len(self._kernels)
-        moved_BRC = np.repeat(moved_RC[None], 2 * num_kernels, axis=0)
-        kernels, num_shards_BRK = np.arange(num_kernels), self.columns.of(moved_BRC)["num_shards"]
-        num_shards_BRK[kernels, 0, kernels] = 0.0
-        num_shards_BRK[num_kernels + kernels, 0, kernels] = 1.0
+    def with_and_without_counted(self, moved_RC: MovedArray) -> MovedArray:
+        """What is moved with no shard of each that is `counted`, then with one on the first rank; shape (2 K, R, C)."""
+        num_counted = self.counted(moved_RC).shape[-1]
+        moved_BRC = np.repeat(moved_RC[None], 2 * num_counted, axis=0)
+        each, num_shards_BRK = np.arange(num_counted), self.columns.of(moved_BRC)["num_shards"]
+        num_shards_BRK[each, :, each] = num_shards_BRK[num_counted + each, :, each] = 0.0
+        num_shards_BRK[num_counted + each, 0, each] = 1.0
         return moved_BRC
 
     def scatter_latencies_ms(self) -> tuple[float, float]:
@@ -387,7 +391,7 @@ class StepPrices:
     def _steps_ms(self, slowest_PB: MsArray, bytes_B2: MsArray) -> MsArray:
         if self.by_kernels:
             return np.asarray(slowest_PB.sum(axis=0))
-        return self.pricer.steps_ms(slowest_PB, syncs_ms(bytes_B2, self.costs.comm, self.topology))
+        return self.pricer.steps_ms(slowest_PB, bytes_B2)
 
     def _read(self, by_readers_BRWX: MovedArray) -> MovedArray:
         """What reaches readers: of all ranks, of those of their node, and of themselves; shape (B, R, X)."""

@@ -27,7 +27,7 @@ from autoshard.core import DenseLayers, ShardingPlan, TableSet
 from autoshard.core.choices import Device, Engine
 from autoshard.core.errors import ExecutionError, InvalidOptionError
 from autoshard.core.optimizers import BadGradients
-from autoshard.core.step import CollectiveTime, StepCollective
+from autoshard.core.step import CollectiveTime, StepCollective, StepPart
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.formats import atomic_write, load_topology, read_plan
 from autoshard.formats.row_orders import read_row_orders
@@ -405,10 +405,15 @@ class Session:
             if (everybody := gather_steps(rank_steps(last))) is not None:
                 atomic_write(Path(request.profile_path), json.dumps(chrome_trace(everybody)))
         measured = [
-            [span.ms, loss.item(), *timings.parts.values(), *_flat(timings.collectives.values())]
+            [
+                *(span.ms, loss.item()),
+                *timings.parts.values(),
+                *_flat(timings.collectives.values()),
+                *timings.work_ms.values(),
+            ]
             for span, loss, timings in counted
         ]
-        num_columns = 2 + len(Part) + 2 * len(StepCollective)
+        num_columns = 2 + len(Part) + 2 * len(StepCollective) + len(StepPart)
         return torch.tensor(measured, dtype=torch.float64, device=self._device).view(-1, num_columns)
 
 
@@ -549,8 +554,9 @@ def _summary(
     order = GroupOrder.of(plan.replica_groups, dist.get_world_size())
     places = {process: place for group in order.groups for place, process in enumerate(group)}
     first = 2 + len(Part)
-    amounts = first + 2 * len(StepCollective)
-    times_PC = medians_PM[:, first:amounts]
+    work = first + 2 * len(StepCollective)
+    amounts = work + len(StepPart)
+    times_PC = medians_PM[:, first:work]
     ranks = tuple(
         RankTiming(
             process=process,
@@ -563,6 +569,7 @@ def _summary(
             memory_bytes=int(medians_M[amounts]),
             sent_bytes=dict(zip(SENT, medians_M[amounts + 1 :].tolist(), strict=False)),
             collectives=_collective_times(times_PC[process].tolist()),
+            work_ms=dict(zip(StepPart, medians_M[work:amounts].tolist(), strict=True)) if device.type == "cpu" else {},
         )
         for process, medians_M in enumerate(medians_PM)
     )

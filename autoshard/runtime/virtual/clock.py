@@ -110,10 +110,12 @@ class _ThreadTime(threading.local):
 
     Attributes:
         at_s: Time at its last stop.
+        worked_s: What it had computed until then.
         since_s: CPU time of the thread when it went on; None while it is stopped.
     """
 
     at_s = 0.0
+    worked_s = 0.0
     since_s: float | None = None
 
 
@@ -138,6 +140,11 @@ class VirtualClock:
             return own.at_s
         with self._core_lock:
             return self._core.end_s(own.at_s, time.thread_time() - own.since_s)
+
+    def worked_s(self) -> float:
+        """Seconds that the thread has computed: what its rank would not do is not counted."""
+        own = self._own
+        return own.worked_s + (0.0 if own.since_s is None else time.thread_time() - own.since_s)
 
     def start(self) -> None:
         """Lets the time of the thread go on, once its process has a core."""
@@ -197,8 +204,10 @@ class VirtualClock:
     def _pause(self) -> None:
         own = self._own
         if own.since_s is not None:
+            work_s = time.thread_time() - own.since_s
             with self._core_lock:
-                own.at_s, own.since_s = self._core.work(own.at_s, time.thread_time() - own.since_s), None
+                own.at_s, own.since_s = self._core.work(own.at_s, work_s), None
+            own.worked_s += work_s
 
 
 class StampedQueue(Generic[T]):

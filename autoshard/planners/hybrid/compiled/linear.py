@@ -65,11 +65,12 @@ class Launches:
     def of(cls, space: PlannerSpace, layout: Layout) -> Launches:
         """Reads a space.
 
-        There are launches of fused kernels, by the step model and by the kernel model where it says them exactly;
+        There are launches of fused kernels, by the step's price and by the kernel model where it says them exactly;
+        what readers do once if any shard needs it;
         latencies of reduce-scatters; and gradient synchronisation, whose latency is not a rank's.
         """
         prices, kinds = space.prices, space.kinds
-        counts, added = [prices.fused_kernels(kinds.moved_VC)], [_kernel_launches(space, layout)]
+        counts, added = [prices.counted(kinds.moved_VC)], [_counted_launches(space, layout)]
         floor = kernel_floor(prices.costs.kernel, kinds.codes_VH.astype(np.float32))
         if floor.is_exact:
             counts.append(np.eye(int(floor.kernel_N.max()) + 1)[floor.kernel_N])
@@ -89,14 +90,17 @@ class Launches:
         return cls(count_VK=np.ascontiguousarray(count_VK, dtype=np.int32), added_KP=np.ascontiguousarray(added_KP))
 
 
-def _kernel_launches(space: PlannerSpace, layout: Layout) -> MsArray:
-    """Milliseconds that the first shard of each fused kernel adds beside its own, by the step model; shape (K, P)."""
+def _counted_launches(space: PlannerSpace, layout: Layout) -> MsArray:
+    """Milliseconds that the first shard of each fused kernel adds beside its own, shape (K, P).
+
+    So does the first of those that all readers go another way for: it is counted as a launch of the rank that holds it.
+    """
     prices = space.prices
     base_RC = np.repeat(layout.moved_RC.mean(axis=0)[None], layout.num_ranks, axis=0)
-    without_with_BRC = prices.with_and_without_kernels(base_RC)
+    without_with_BRC = prices.with_and_without_counted(base_RC)
     parts_PB = prices.moving_ms(without_with_BRC)[:, :, 0]
-    num_kernels = len(without_with_BRC) // 2
-    return np.asarray((parts_PB[:, num_kernels:] - parts_PB[:, :num_kernels]).T)
+    num_counted = len(without_with_BRC) // 2
+    return np.asarray((parts_PB[:, num_counted:] - parts_PB[:, :num_counted]).T)
 
 
 class LinearSearch:
