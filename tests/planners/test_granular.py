@@ -220,18 +220,16 @@ def test_tables_that_fit_no_device_go_behind_caches():
 
 def test_replica_groups_are_searched_within():
     # So slow between nodes, and so many samples, that several copies of all tables are worth their synchronisation.
-    tables, _ = make.draw_task(12, 8, seed=6, batch_size=4096)
-    # On CPUs a rank's own work for a synchronisation would make up for it.
-    topology, costs = replace(make.two_nodes(), device="a100"), make.costs("a100")
-    slow = replace(topology.levels[1], all_to_all=Link(bytes_per_s=1e7), all_reduce=Link(bytes_per_s=4e7))
-    linked = replace(topology, levels=(topology.levels[0], slow))
-    request = make.request(tables, linked, costs=costs, time_limit_s=SECONDS)
+    tables, _ = make.draw_task(12, 8, seed=6, batch_size=16_384)
+    topology = make.two_nodes()
+    slow = replace(topology.levels[1], all_to_all=Link(bytes_per_s=1e6), all_reduce=Link(bytes_per_s=4e8))
+    request = make.request(tables, replace(topology, levels=(topology.levels[0], slow)), time_limit_s=SECONDS)
     groups = get_planner("replica-groups").plan(request)
     found = search_steps(request, STEPS)
     validate_plan(found.plan)
     assert found.plan.replica_groups == groups.replica_groups
     assert found.plan.replica_groups.num_groups > 1
-    assert found.cost_ms == evaluate(found.plan, costs).step_ms.value < evaluate(groups, costs).step_ms.value
+    assert found.cost_ms == evaluate(found.plan, COSTS).step_ms.value <= evaluate(groups, COSTS).step_ms.value
     alone = search_steps(request, replace(STEPS, with_groups=False))
     assert alone.plan.replica_groups.num_groups == 1
     assert alone.cost_ms > found.cost_ms

@@ -133,7 +133,7 @@ def test_few_sharding_types_of_each_table_are_offered_the_likeliest_ones(request
 
 
 def test_auto_asks_the_policy_and_names_it(request_of, registry):
-    request = replace(request_of(), time_limit_s=0.009)
+    request = replace(request_of(), time_limit_s=0.015)
     plan = AutoPlanner().plan(request)
     version = Registry(registry).production_id("policy", "any")
     assert plan.provenance.models["policy"] == f"policy:any@{version}"
