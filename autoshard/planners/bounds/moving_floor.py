@@ -14,7 +14,6 @@ from autoshard.core import DType, Topology
 from autoshard.core.costs import MsArray, is_affine
 from autoshard.core.topology import MAX_BANDWIDTH
 from autoshard.evaluation.traffic import INT8_BLOCK, wire_bytes
-from autoshard.planners.space.columns import Readers
 from autoshard.planners.space.kinds import FloatArray
 from autoshard.planners.space.step_cost import StepPrices
 
@@ -35,7 +34,7 @@ class MovingFloor:
     Attributes:
         base_Q: What every step takes.
         slope_KQC: Milliseconds per unit of each column, by view.
-        lump_KQC: The same where a single rank has the column: what it makes others do, it does once as they do.
+        lump_KQC: The same where a single rank has the column.
         lumps_hold_K: Whether a view's times also hold for what a single rank moves: bytes over shared links do not.
         is_proven: Whether the functions hold whatever is moved; else they are read off at one size of messages. The
             model of collectives has to say that its times are affine, and steps have to be so at other sizes, too.
@@ -58,7 +57,7 @@ class MovingFloor:
         return cls(
             base_Q=base_Q,
             slope_KQC=slope_KQC,
-            lump_KQC=slope_KQC / _num_alike(prices),
+            lump_KQC=np.stack([_slopes(view, is_alone=True) for view in views]),
             lumps_hold_K=(True, not shares_links)[: len(views)],
             is_proven=is_affine(prices.costs.comm)
             and prices.has_rising_weights
@@ -92,22 +91,15 @@ def _views(topology: Topology) -> list[Topology]:
     return [view(is_inner=True)] if len(topology.levels) == 1 else [view(is_inner=True), view(is_inner=False)]
 
 
-def _parts(prices: StepPrices, moved_BC: FloatArray) -> MsArray:
-    """Times of parts and of synchronisation where all ranks move the same, shape (Q, B)."""
+def _parts(prices: StepPrices, moved_BC: FloatArray, *, is_alone: bool = False) -> MsArray:
+    """Times of parts and of synchronisation where all ranks move the same, or one rank alone does; shape (Q, B)."""
     moved_BRC = np.repeat(moved_BC[:, None], prices.topology.world_size, axis=1)
+    if is_alone:
+        moved_BRC[:, 1:] = 0.0
     parts_PB = prices.moving_ms(moved_BRC).max(axis=2)
     bytes_B2 = prices.synced_bytes(moved_BC)
     sync_B = prices.synced_ms(bytes_B2) - prices.synced_ms(0 * bytes_B2)
     return np.concatenate([parts_PB, sync_B[None]])
-
-
-def _num_alike(prices: StepPrices) -> FloatArray:
-    """Ranks whose amounts of each column add up on every one of them, shape (C,)."""
-    num_C = np.ones(len(prices.columns))
-    of_readers_WX = prices.columns.of(num_C)["reading_ns"]
-    of_readers_WX[Readers.ALL] = prices.topology.world_size
-    of_readers_WX[Readers.NODE] = prices.topology.local_world_size
-    return num_C
 
 
 def _holds(prices: StepPrices, base_Q: MsArray, slope_QC: MsArray) -> bool:
@@ -126,8 +118,8 @@ def _large_amounts(prices: StepPrices) -> FloatArray:
     return np.diag(np.where(is_rate_C, _BYTES, 0.0))
 
 
-def _slopes(prices: StepPrices) -> MsArray:
-    """Milliseconds per unit of each column, shape (Q, C)."""
+def _slopes(prices: StepPrices, *, is_alone: bool = False) -> MsArray:
+    """Milliseconds per unit of each column, shape (Q, C), where all ranks have it, or one alone."""
     once_BC = _large_amounts(prices)
-    grown_QC = _parts(prices, 2 * once_BC) - _parts(prices, once_BC)
+    grown_QC = _parts(prices, 2 * once_BC, is_alone=is_alone) - _parts(prices, once_BC, is_alone=is_alone)
     return np.asarray(np.maximum(grown_QC, 0.0) / _BYTES)
