@@ -17,8 +17,8 @@ _BETWEEN_WORDS = re.compile(r"[^a-z0-9]+")
 _MAX_MODEL = 100
 #: What machines that are alike have alike, beside the design of their cores.
 _FACTS: Final = ("core_threads", "core_cache_bytes", "cache_bytes", "cache_threads")
-#: Largest factor between the clocks, and between the memory bandwidths, of machines that are alike. A copy by one
-#: thread was timed again and again on a virtual EPYC whose cores were shared by five other processes: TODO
+#: Largest factor between the clocks, and between the memory bandwidths, of machines that are alike. The bandwidth is
+#: that of one thread's copies beside whatever else runs, so that its factor is a wide one; both were chosen, not fitted.
 _CLOCK_FACTOR, _BANDWIDTH_FACTOR = 1.15, 2.0
 
 
