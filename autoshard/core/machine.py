@@ -18,7 +18,7 @@ _MAX_MODEL = 100
 #: What machines that are alike have alike, beside the design of their cores.
 _FACTS: Final = ("core_threads", "core_cache_bytes", "cache_bytes", "cache_threads")
 #: Largest factor between the clocks, and between the memory bandwidths, of machines that are alike. The bandwidth is
-#: that of one thread's copies beside whatever else runs, so that its factor is a wide one; both were chosen, not fitted.
+#: that of one thread's copies beside whatever else runs, so that its factor is wide; both are chosen, not fitted.
 _CLOCK_FACTOR, _BANDWIDTH_FACTOR = 1.15, 2.0
 
 

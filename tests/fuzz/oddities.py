@@ -17,7 +17,7 @@ from safetensors.numpy import load, save
 
 from tests.fuzz.harness import BAD_INPUT, DONE, INFEASIBLE, OTHER, Case
 from tests.fuzz.mutations import RAW, replaced, to_text
-from tests.fuzz.targets import NEEDED, PLAN, READERS
+from tests.fuzz.targets import NEEDED, PLAN, READERS, device_of
 
 #: Commands that are given a path, and what there is at it.
 PATH_READERS = {
@@ -64,9 +64,9 @@ CARDS = {
     "curves of null": ("collective", ("bounds",), None),
     "an infinite share": ("collective", ("alongside",), {"all_to_all": float("inf")}),
     "an interval beyond numbers": ("step", ("interval_scale",), 1e308),
-    "a policy of no width": ("policy", ("code_width",), 0),
-    "a wide policy": ("policy", ("code_width",), 10**9),
-    "a policy of null": ("policy", ("cost_model",), None),
+    "a policy of no device": ("policy", ("device",), ""),
+    "a policy of a number": ("policy", ("device",), 10**9),
+    "a policy of null": ("policy", ("training",), None),
 }
 FILLS = {"weights near the largest": 3e38, "weights that are no numbers": float("nan"), "weights of 0": 0.0}
 
@@ -182,7 +182,7 @@ def _weights(examples):
 
 
 def _model(examples, kind):
-    (card,) = (examples / "registry" / kind).glob("cpu/*/card.json")
+    (card,) = (examples / "registry" / kind / device_of(kind)).glob("*/card.json")
     return json.loads(card.read_bytes()), load((card.parent / "weights.safetensors").read_bytes())
 
 
@@ -191,7 +191,7 @@ def _priced(fault, kind, card, weights):
     text = to_text(card | {"weights_sha256": hashlib.sha256(weights).hexdigest()})
     version = hashlib.sha256(text).hexdigest()[:16]
     alias = {"action": "publish", "id": version, "at": "2026-11-01T00:00:00+00:00", "by": "test"}
-    folder = f"registry/{kind}/cpu"
+    folder = f"registry/{kind}/{device_of(kind)}"
     files = {f"{folder}/{version}/card.json": text, f"{folder}/{version}/weights.safetensors": weights}
     files[f"{folder}/production/00000001"] = json.dumps(alias).encode() + b"\n"
     planner = "policy" if kind == "policy" else "cost-greedy"

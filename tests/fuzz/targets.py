@@ -179,10 +179,16 @@ def _packed(content):
     return st.one_of(spoilt(packed), archives(content).map(lambda made: gzip.compress(made, mtime=0)))
 
 
+def device_of(kind):
+    """The device that a model of a kind is of: a policy is of any."""
+    return "any" if kind == "policy" else "cpu"
+
+
 @st.composite
 def _models(draw, examples, kind):
     """A version of a model with faults and with the digests that it needs to be looked at."""
-    (folder,) = (path.parent for path in (examples / "registry" / kind).glob("cpu/*/card.json"))
+    device = device_of(kind)
+    (folder,) = (path.parent for path in (examples / "registry" / kind / device).glob("*/card.json"))
     card, tensors = (folder / "card.json").read_bytes(), (folder / "weights.safetensors").read_bytes()
     (change,) = (folder.parent / "production").iterdir()
     alias = change.read_bytes()
@@ -200,7 +206,7 @@ def _models(draw, examples, kind):
     alias = alias.replace(folder.name.encode(), version.encode())
     if part == "alias":
         alias = draw(st.one_of(spoilt(alias), json_texts(json.loads(alias))))
-    at = Path("registry", kind, "cpu")
+    at = Path("registry", kind, device)
     model = {"card.json": card, "weights.safetensors": tensors}
     names = {at / version / name: content for name, content in model.items()}
     names[at / "production" / change.name] = alias
