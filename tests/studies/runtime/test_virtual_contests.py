@@ -1,0 +1,55 @@
+"""Clusters that contests are executed on in virtual time, and what their results say."""
+
+import pytest
+
+from autoshard.runtime import Engine
+from studies.planners.step_runs import StepRun
+from studies.runtime.slow_links.contests import TORCHREC_WHOLE, ContestResult, EntryRun
+from studies.runtime.virtual_contests import CLUSTERS, LONG, SHORT, ClusterKind, Gain, entries, gains
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("cluster", CLUSTERS, ids=lambda one: one.label)
+def test_links_are_to_each_other_as_in_the_cluster_that_they_stand_for(cluster):
+    topology = cluster.topology()
+    assert topology.world_size == cluster.num_ranks
+    assert topology.local_world_size == cluster.ranks_per_node
+    if topology.num_nodes > 1:
+        inside, across = (level.all_to_all.bytes_per_s for level in topology.levels)
+        assert across / inside == pytest.approx(cluster.gbit_per_s / 8 / 300)
+
+
+def test_clusters_are_named_by_their_nodes():
+    assert ClusterKind(num_ranks=16, ranks_per_node=8, gbit_per_s=25).label == "2 x 8 at 25 Gbit/s"
+    assert ClusterKind(num_ranks=8, ranks_per_node=8).label == "1 x 8"
+
+
+def test_searches_of_other_lengths_are_asked_for():
+    found = {entry.label: entry for entry in entries(with_limits=True)}
+    assert (found[SHORT].time_limit_s, found["auto"].time_limit_s, found[LONG].time_limit_s) == (0.1, 1.0, 10.0)
+    assert found[TORCHREC_WHOLE].engine is Engine.TORCHREC
+    assert SHORT not in {entry.label for entry in entries(with_limits=False)}
+
+
+def contest(**steps_ms):
+    runs = [
+        EntryRun(
+            label=label,
+            step=StepRun(
+                trial={}, predicted_ms=1.0, low_ms=1.0, high_ms=1.0, measured_ms=ms, spread=0.0, parts={}, models={}
+            ),
+        )
+        for label, ms in steps_ms.items()
+    ]
+    return ContestResult(name="0", group="uniform", num_tables=1, batch_size=1, entries=tuple(runs))
+
+
+@pytest.mark.smoke
+def test_gains_are_over_auto_where_both_ran():
+    found = gains([contest(auto=10.0, torchrec=12.0), contest(auto=10.0, torchrec=11.0), contest(auto=10.0)])
+    assert set(found) == {"torchrec"}
+    assert found["torchrec"].num_tasks == 2
+    assert found["torchrec"].median == pytest.approx(0.15)
+    assert found["torchrec"].low == pytest.approx(0.1)
+    assert found["torchrec"].high == pytest.approx(0.2)
+    assert str(Gain(num_tasks=1, median=0.1, low=-0.05, high=0.2)) == "+10.0% (-5.0% to +20.0%)"
