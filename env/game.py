@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,11 +136,6 @@ class GameTask:
     def most_options(self) -> int:
         """Most options that an item has."""
         return int(self.flat.options_I.max())
-
-    @cached_property
-    def most_parts(self) -> int:
-        """Most parts of an option that need a place."""
-        return max(1, int(self.flat.sums((~self.flat.is_shared_E).astype(np.float64)).max()))
 
     def options_of(self, item: int) -> slice:
         """An item's options among all."""

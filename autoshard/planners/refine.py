@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autoshard.core import CostModel, KernelCosts, LocalShard, ShardingPlan, Tier
+from autoshard.core import CostModel, KernelCosts, LocalShard, ShardingPlan
 from autoshard.core.accepted import AT_LEAST_1
 from autoshard.core.costs import CodeArray, KernelErrors, MsArray, recorded_errors
 from autoshard.core.errors import InvalidOptionError
@@ -213,7 +213,7 @@ def _best_exchange(problem: PlacementProblem, ranks_N: RankArray, slow: int) -> 
 def _corrected(problem: PlacementProblem, correction_ms_N: MsArray) -> PlacementProblem:
     codes_NH = np.concatenate([problem.codes_NH, correction_ms_N[:, None].astype(np.float32)], axis=1)
     model = CorrectedKernels(problem.model)
-    return replace(problem, codes_WNH=codes_NH[None], model=model, kernel_ms_N=model.predict_ms(codes_NH))
+    return replace(problem, codes_NH=codes_NH, model=model, kernel_ms_N=model.predict_ms(codes_NH))
 
 
 def _corrections(problem: PlacementProblem, seen: Sequence[tuple[RankArray, MsArray]], errors: KernelErrors) -> MsArray:
@@ -316,5 +316,5 @@ class _Items:
 
 def _item_kinds(problem: PlacementProblem) -> list[str]:
     """Kind of kernel of each item; of several shards that must share a rank, the first one's."""
-    kind_U = [local.kernel_kind for local in problem.locals_by(Tier.TABLE_WISE)]
+    kind_U = [local.kernel_kind for local in problem.locals_()]
     return [kind_U[group[0]] for group in problem.members]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -25,8 +24,6 @@ from policies.planning.trained import ANY_DEVICE, POLICY_KIND, TrainedPolicy
 
 _MAX_SAMPLES, _MAX_BURSTS = 4096, 1 << 20
 
-_log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyOptions:
@@ -45,7 +42,6 @@ class PolicyOptions:
             "help": "Bursts of the compiled search from the best placement, each a few milliseconds. 0 for none."
         },
     )
-
     count_activations: bool = field(
         default=True,
         metadata={

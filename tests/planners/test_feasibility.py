@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from autoshard.core import Constraints
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.core.quoting import write_bytes
+from autoshard.evaluation import evaluate
 from autoshard.planners.space.feasibility import Filling, repair
 from tests import builders as make
 
@@ -28,6 +29,13 @@ def planted():
         return replace(problem, capacity_R=capacity_R), rng.integers(0, world_size, num_tables)
 
     return plant
+
+
+def test_bytes_of_ranks_are_those_of_the_plan():
+    problem = make.problem(*make.draw_task(12, 3, seed=4))
+    ranks_N = np.random.default_rng(0).integers(0, 3, 12)
+    planned = evaluate(problem.to_plan(ranks_N), make.costs()).ranks
+    assert problem.rank_bytes(ranks_N).tolist() == [one.hbm_bytes for one in planned]
 
 
 def test_leaves_feasible_placements_alone():
@@ -68,9 +76,7 @@ def planted_exactly():
             num_items=num_items,
             num_ranks=num_ranks,
             bytes_N=bytes_N,
-            bytes_WN=bytes_N[None],
             allowed_NR=allowed_NR,
-            allowed_NA=allowed_NR,
             capacity_R=np.zeros(num_ranks, dtype=np.int64),
         )
         problem.capacity_R = problem.rank_bytes(rng.integers(0, num_ranks, num_items))

@@ -6,11 +6,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from autoshard.core import DenseLayers, DType, Payload, RowRange, RowsBy, Shard, Tier
+from autoshard.core import DenseLayers, DType, Payload, RowRange, RowsBy, Shard, ShardingPlan, Tier
+from autoshard.core.shard import fused_kernel
 from autoshard.core.step import EMBEDDING_PARTS, PART_FEATURES, Overlap
-from autoshard.evaluation import activation_bytes, evaluate, price_step, training_bytes
-from autoshard.planners.space.placement import PlacementProblem
-from autoshard.planners.space.step_cost import StepCost, StepSums
+from autoshard.evaluation import activation_bytes, price_step, training_bytes
+from autoshard.planners.space.options import locals_of, placed_shard
+from autoshard.planners.space.step_cost import StepPrices, StepSums
 from autoshard.validator import validate_plan
 from tests import builders as make
 
@@ -45,7 +46,7 @@ def row_groups(tables):
 
 
 @pytest.fixture(params=["plain", "calibrated", "neo"])
-def step_problem(request):
+def step_task(request):
     tables, topology = make.draw_task(12, 8, seed=3)
     node, *outer = make.levels(2, 4, 8, bytes_per_s=(1e9, 4e8, 3e8), latency_s=1e-5)
     outer = [replace(level, shared_links=request.param == "calibrated") for level in outer]
@@ -59,84 +60,68 @@ def step_problem(request):
         costs = replace(costs, step=Calibrated(overlap))
     if request.param == "neo":
         tables = replace(tables, dense=None)
-    problem = PlacementProblem.of(tables, topology, costs.kernel, row_groups(tables), TIERS)
-    return problem, costs
+    return tables, topology, costs
+
+
+def drawn_plan(tables, topology, seed, payload=None):
+    """Row groups, each on a rank or held by one of the shared tiers."""
+    places = [*((Tier.TABLE_WISE, rank) for rank in range(topology.world_size)), *((tier, 0) for tier in TIERS)]
+    groups = row_groups(tables)
+    drawn = np.random.default_rng(seed).integers(0, len(places), len(groups)).tolist()
+    shards = [
+        placed_shard(shard, places[choice][0], topology, places[choice][1])
+        for shard, choice in zip(groups, drawn, strict=True)
+    ]
+    return ShardingPlan(tables=tables, topology=topology, shards=tuple(shards), payload=payload or Payload())
+
+
+def priced(plan, costs):
+    """The prices of a plan's task, and what its ranks hold."""
+    kernels = {fused_kernel(one.shard.table, one.update) for one in plan.shards}
+    prices = StepPrices(plan.tables, plan.topology, costs, kernels, plan.payload)
+    codes_UH = costs.kernel.encode(locals_of(plan.shards, plan.tables.batch_size))
+    moved_UC = prices.moved(plan.shards)
+    num_ranks = plan.topology.world_size
+    codes_RH = np.zeros((num_ranks, codes_UH.shape[1]), dtype=np.float32)
+    moved_RC = np.zeros((num_ranks, moved_UC.shape[1]))
+    for placed, codes_H, moved_C in zip(plan.shards, codes_UH, moved_UC, strict=True):
+        for rank in {rank for replica in placed.replicas for rank in replica}:
+            codes_RH[rank] += codes_H
+            moved_RC[rank] += moved_C
+    return prices, StepSums(codes_BRH=codes_RH[None], moved_BRC=moved_RC[None])
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_steps_are_those_of_the_plans(step_problem, seed):
-    problem, costs = step_problem
-    step_cost = StepCost(problem, costs)
-    rng = np.random.default_rng(seed)
-    ranks_N = rng.integers(0, problem.num_choices, problem.num_items)
-    plan = problem.to_plan(ranks_N)
+def test_steps_are_those_of_the_plans(step_task, seed):
+    tables, topology, costs = step_task
+    plan = drawn_plan(tables, topology, seed)
     validate_plan(plan)
     price = price_step(plan, costs)
-    sums = step_cost.sums(ranks_N)
-    np.testing.assert_allclose(step_cost.step_ms(sums), price.step_ms.value, rtol=1e-5)
-    parts_PR = step_cost.parts_ms(sums)[:, 0]
+    prices, sums = priced(plan, costs)
+    np.testing.assert_allclose(prices.step_ms(sums), price.step_ms.value, rtol=1e-5)
+    parts_PR = prices.parts_ms(sums)[:, 0]
     for part, ms_R in zip(EMBEDDING_PARTS, parts_PR, strict=True):
         assert ms_R.max() == pytest.approx(getattr(price.times, part.value), rel=1e-5)
-    np.testing.assert_array_equal(problem.rank_bytes(ranks_N), [one.hbm_bytes for one in evaluate(plan, costs).ranks])
 
 
 @pytest.mark.parametrize("backward", [DType.BF16, DType.INT8])
 @pytest.mark.parametrize("forward", [DType.FP16, DType.INT8])
-def test_narrow_payloads_are_priced_as_in_plans(step_problem, forward, backward):
-    problem, costs = step_problem
-    rng = np.random.default_rng(9)
-    ranks_N = rng.integers(0, problem.num_choices, problem.num_items)
-    narrow = replace(problem, payload=Payload(forward=forward, backward=backward))
-    plan, step_cost = narrow.to_plan(ranks_N), StepCost(narrow, costs)
-    assert plan.payload == narrow.payload
-    sums = step_cost.sums(ranks_N)
-    np.testing.assert_allclose(step_cost.step_ms(sums), price_step(plan, costs).step_ms.value, rtol=1e-5)
-    np.testing.assert_allclose(step_cost.activation_bytes(sums.moved_BRC)[0], activation_bytes(plan), rtol=1e-9)
-    np.testing.assert_allclose(step_cost.training_bytes(sums.moved_BRC)[0], training_bytes(plan), rtol=1e-9)
-    wide = StepCost(problem, costs)
-    assert step_cost.step_ms(sums)[0] < wide.step_ms(wide.sums(ranks_N))[0]
+def test_narrow_payloads_are_priced_as_in_plans(step_task, forward, backward):
+    tables, topology, costs = step_task
+    plan = drawn_plan(tables, topology, 9, Payload(forward=forward, backward=backward))
+    prices, sums = priced(plan, costs)
+    np.testing.assert_allclose(prices.step_ms(sums), price_step(plan, costs).step_ms.value, rtol=1e-5)
+    np.testing.assert_allclose(prices.activation_bytes(sums.moved_BRC)[0], activation_bytes(plan), rtol=1e-9)
+    np.testing.assert_allclose(prices.training_bytes(sums.moved_BRC)[0], training_bytes(plan), rtol=1e-9)
+    wide, wide_sums = priced(drawn_plan(tables, topology, 9), costs)
+    assert prices.step_ms(sums)[0] < wide.step_ms(wide_sums)[0]
 
 
-def test_choices_are_priced_as_what_they_lead_to(step_problem):
-    problem, costs = step_problem
-    step_cost = StepCost(problem, costs)
-    rng = np.random.default_rng(0)
-    ranks_N = rng.integers(0, problem.num_choices, problem.num_items)
-    item = 5
-    others = np.delete(np.arange(problem.num_items), item)
-    before = _sums_of(step_cost, ranks_N, others)
-    choices_ms = step_cost.choices_ms(
-        before,
-        problem.codes_WNH[:, [item]],
-        step_cost.moved_WNC[:, [item]],
-    )
-    expected = []
-    for choice in range(problem.num_choices):
-        ranks_N[item] = choice
-        expected.append(step_cost.step_ms(step_cost.sums(ranks_N))[0])
-    np.testing.assert_allclose(choices_ms[0], expected, rtol=1e-5)
-
-
-def _sums_of(step_cost, ranks_N, items):
-    """Sums without one item: those with it, less what it added."""
-    problem = step_cost.problem
-    codes_RH = np.zeros((problem.num_ranks, problem.codes_NH.shape[1]), dtype=np.float32)
-    moved_RC = np.zeros((problem.num_ranks, step_cost.moved_WNC.shape[2]))
-    for item in items:
-        choice = ranks_N[item]
-        way = max(0, choice - problem.num_ranks + 1)
-        ranks = slice(None) if way else choice
-        codes_RH[ranks] += problem.codes_WNH[way, item]
-        moved_RC[ranks] += step_cost.moved_WNC[way, item]
-    return type(step_cost.sums(ranks_N))(codes_BRH=codes_RH[None], moved_BRC=moved_RC[None])
-
-
-def test_one_rank_stands_for_ranks_that_are_alike(step_problem):
-    problem, costs = step_problem
-    cost = StepCost(problem, costs)
-    shared_N = np.arange(problem.num_items) % len(TIERS) + problem.num_ranks
-    sums = cost.sums(shared_N)
+def test_one_rank_stands_for_ranks_that_are_alike(step_task):
+    tables, topology, costs = step_task
+    shards = [
+        placed_shard(shard, TIERS[index % len(TIERS)], topology) for index, shard in enumerate(row_groups(tables))
+    ]
+    prices, sums = priced(ShardingPlan(tables=tables, topology=topology, shards=tuple(shards)), costs)
     one = StepSums(codes_BRH=sums.codes_BRH[:, :1], moved_BRC=np.ascontiguousarray(sums.moved_BRC[:, :1]))
-    np.testing.assert_allclose(cost.step_ms(one), cost.step_ms(sums), rtol=1e-12)
-    every_R = cost.training_bytes(sums.moved_BRC)[0]
-    np.testing.assert_allclose(cost.training_bytes(one.moved_BRC)[0], every_R[:1], rtol=1e-12)
+    np.testing.assert_allclose(prices.step_ms(one), prices.step_ms(sums), rtol=1e-12)

@@ -289,6 +289,6 @@ class _Tiers:
                 f"tables that all ranks share, and what comes back from the others, take "
                 f"{write_bytes(-capacity_R.min())} more than rank {capacity_R.argmin()} has"
             )
-        problem = replace(problem, bytes_WN=bytes_N[None], capacity_R=np.floor(capacity_R).astype(np.int64))
+        problem = replace(problem, bytes_N=bytes_N, capacity_R=np.floor(capacity_R).astype(np.int64))
         ranks_N = place_by_cost(problem, np.argsort(-problem.kernel_ms_N, kind="stable"))
         return dict(zip(self._whole, repair(problem, ranks_N, request.seed).tolist(), strict=True))

@@ -178,9 +178,9 @@ class _Ranks:
         return Packing(
             shards=tuple(part.shard for shard in shards for part in shard.parts),
             members=tuple(tuple(range(end - len(one.parts), end)) for end, one in zip(ends, shards, strict=True)),
-            bytes_WN=self.space.kinds.bytes_VM[None, [shard.kind for shard in shards], 0].astype(np.int64),
+            bytes_N=self.space.kinds.bytes_VM[[shard.kind for shard in shards], 0].astype(np.int64),
             capacity_R=self.free_RM[:, 0].astype(np.int64),
-            allowed_NA=np.array([shard.allowed_S for shard in shards]),
+            allowed_NR=np.array([shard.allowed_S for shard in shards]),
         )
 
     def _wanted(self, cost_s_N: FloatArray, so_far_s_S: FloatArray) -> IntArray | None:

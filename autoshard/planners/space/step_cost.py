@@ -33,8 +33,6 @@ from autoshard.evaluation.stages import scatters_ms
 from autoshard.evaluation.step_price import StepPricer
 from autoshard.evaluation.traffic import HELD_ID_BYTES, Stream, id_bytes, message_bytes, pair_bytes, sync_bytes
 from autoshard.planners.space.columns import Columns, MovedArray, Readers
-from autoshard.planners.space.options import placed_shard
-from autoshard.planners.space.placement import PlacementProblem, RankArray, rank_sums, summed_members
 
 _NS_PER_MS = 1e6
 _STREAMS = list(Stream)
@@ -259,34 +257,6 @@ class StepPrices:
             num_features_BR=rows_BR["num_features"],
         )
 
-    def choices_ms(self, sums: StepSums, codes_WBH: CodeArray, moved_WBC: MovedArray) -> MsArray:
-        """Step times after one more item per placement, for every choice; shape (B, A).
-
-        Args:
-            sums: What ranks hold so far.
-            codes_WBH: Codes that the items add to every rank that holds them: on a rank alone, then by shared tier.
-            moved_WBC: What they move then.
-        """
-        num_placements, num_ranks, width = sums.codes_BRH.shape
-        num_tiers = len(codes_WBH) - 1
-        holds_AR = np.concatenate([np.eye(num_ranks), np.ones((num_tiers, num_ranks))])
-        way_A = np.repeat(np.arange(1 + num_tiers), [num_ranks] + [1] * num_tiers)
-        moved_BARC = sums.moved_BRC[:, None] + holds_AR[None, :, :, None] * moved_WBC[way_A].swapaxes(0, 1)[:, :, None]
-        moved = moved_BARC.reshape(-1, *moved_BARC.shape[2:])
-        parts_PBAR = self.moving_ms(moved).reshape(len(EMBEDDING_PARTS), num_placements, -1, num_ranks)
-        now = self.kernels_ms(sums.codes_BRH)
-        alone = self.kernels_ms(sums.codes_BRH + codes_WBH[0][:, None])
-        shared_BKRH = sums.codes_BRH[:, None] + codes_WBH[1:].swapaxes(0, 1)[:, :, None]
-        shared = self.kernels_ms(shared_BKRH.reshape(-1, num_ranks, width))
-        is_new_AR = holds_AR[:num_ranks].astype(np.bool_)
-        for part, now_BR, alone_BR, shared_BR in zip(KERNEL_PARTS, now, alone, shared, strict=True):
-            of_part_BAR = parts_PBAR[PART_INDEX[part]]
-            of_part_BAR[:, :num_ranks] += np.where(is_new_AR, alone_BR[:, None], now_BR[:, None])
-            of_part_BAR[:, num_ranks:] += shared_BR.reshape(num_placements, -1, num_ranks)
-        slowest_PBA = parts_PBAR.max(axis=3)
-        step_ms = self.compose(slowest_PBA.reshape(len(EMBEDDING_PARTS), -1), moved)
-        return step_ms.reshape(num_placements, -1)
-
     def activation_bytes(self, moved_BRC: MovedArray) -> MsArray:
         """What a batch needs beside the tables, as `evaluation.activation_bytes` counts it, shape (B, R)."""
         return self._memory(moved_BRC).activation_R
@@ -459,34 +429,6 @@ def _order_share(placed: PlacedShard) -> float:
         return 0.0
     num_holders = sum(map(len, placed.replicas))
     return listed_order_bytes(shard.table) * shard.embedding_dim / shard.table.embedding_dim / num_holders
-
-
-class StepCost(StepPrices):
-    """Prices the steps of placements of one problem.
-
-    Args:
-        problem: The problem.
-        costs: Models of all parts; `costs.kernel` is the problem's model.
-
-    Attributes:
-        moved_WNC: What an item adds to the sums of every rank that holds it: on a rank alone, then by shared tier.
-
-    Raises:
-        InvalidPlanError: If the dense layers make no model.
-    """
-
-    def __init__(self, problem: PlacementProblem, costs: CostModels) -> None:
-        self.problem, topology = problem, problem.topology
-        held = [[placed_shard(shard, tier, topology) for shard in problem.shards] for tier in problem.ways]
-        kernels = {fused_kernel(one.shard.table, one.update) for of_way in held for one in of_way}
-        super().__init__(problem.tables, topology, costs, kernels, problem.payload)
-        moved_WUC = [self.moved(of_way) for of_way in held]
-        self.moved_WNC = np.stack([summed_members(moved_UC, problem.members) for moved_UC in moved_WUC])
-
-    def sums(self, ranks_N: RankArray) -> StepSums:
-        """What each rank holds in one placement; B is 1."""
-        moved_RC = rank_sums(self.moved_WNC, ranks_N, self.problem.num_ranks)
-        return StepSums(codes_BRH=self.problem.rank_codes(ranks_N)[None], moved_BRC=moved_RC[None])
 
 
 def _links(topology: Topology) -> tuple[object, ...]:

@@ -89,8 +89,3 @@ def _next_room(room: int, num_ids: int) -> int:
     """The same while it is a sixteenth more than needed, and no third too large: places in it are made anew else."""
     wanted = num_ids + num_ids // 8 + 16
     return max(wanted, room - room // 16) if num_ids + num_ids // 16 > room or 3 * room > 4 * wanted else room
-
-
-def header_size(num_numbers: int) -> int:
-    """Int32 numbers before the ids of a message: even, since ids are read in place."""
-    return (num_numbers + 1) // 2 * 2
