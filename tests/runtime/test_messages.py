@@ -1,5 +1,7 @@
 """Ids in the rooms of messages, whose sizes both ends know."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from hypothesis import given
@@ -20,13 +22,16 @@ def test_runs_come_into_their_rooms_one_behind_the_other(sizes, data):
     numbers = st.integers(0, len(sizes) - 1).map(lambda one: (one, one + 1))
     runs_P = data.draw(st.lists(st.lists(numbers, max_size=3), min_size=1, max_size=3))
     rooms_P = tuple(data.draw(st.lists(st.integers(0, 9), min_size=len(runs_P), max_size=len(runs_P))))
-    runs = Runs(runs_P, CPU)
-    counts_P, ends_S = runs.sizes(bounds_X)
     expected = [[int(one) for first, last in of for one in ids_L[bounds_X[first] : bounds_X[last]]] for of in runs_P]
-    assert counts_P.tolist() == [len(of) for of in expected]
-    laid_out = torch.split(runs.laid_out(ids_L, bounds_X, ends_S, rooms_P), list(rooms_P))
-    for found, of, room in zip(laid_out, expected, rooms_P, strict=True):
-        assert found[: len(of)].tolist() == of[:room]
+    for kind in (nullcontext, as_on_a_gpu):
+        with kind():
+            runs = Runs(runs_P, CPU)
+            counts_P, ends_S = runs.sizes(bounds_X)
+            ids_R = runs.laid_out(ids_L, bounds_X, ends_S, rooms_P, torch.int32)
+        assert counts_P.tolist() == [len(of) for of in expected]
+        assert ids_R.dtype == torch.int32
+        for found, of, room in zip(torch.split(ids_R, list(rooms_P)), expected, rooms_P, strict=True):
+            assert found[: len(of)].tolist() == of[:room]
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0], [1, 1, 0, 2], []])

@@ -214,7 +214,7 @@ class HitExchange:
         # A row counts for all that read it, and for those of one copy.
         sizes_J = sizes_X.index_select(0, self._heard_J)
         room = room_for(sizes_J, 2 * sum(rooms_P))
-        rows_L = self._heard_runs.laid_out(heard_R, bounds_J, ends_S, (room,))
+        rows_L = self._heard_runs.laid_out(heard_R, bounds_J, ends_S, (room,), heard_R.dtype)
         return self._distinct_met(rows_L, sizes_J)
 
     def met(self, distinct: DistinctRows | None, ends: Sequence[int]) -> tuple[HitRows, ...]:

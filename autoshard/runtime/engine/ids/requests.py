@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby, islice, pairwise
 from operator import itemgetter
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.functional import pad
@@ -391,6 +392,8 @@ class InputExchange:
         They are in the order of the batch.
         """
         total, counts_F = len(batch.ids_L), batch.lengths_FB.sum(1)
+        if not waits(self._device) and self._is_right(batch, counts_F):
+            return batch.lengths_FB.to(torch.int32), batch.ids_L.long(), counts_F, counts_F.new_ones((), dtype=torch.bool)
         is_right = (counts_F.sum() == total) & ~(batch.lengths_FB < 0).any()
         # Where lengths are wrong, all ids are those of the first bag, so that nothing is read from elsewhere.
         counts_F = torch.where(is_right, counts_F, total * self._is_first_F)
@@ -404,6 +407,19 @@ class InputExchange:
         if batch.inverse_FB is not None:
             is_good &= ((batch.inverse_FB >= 0) & (batch.inverse_FB < self._samples_of(batch))).all()
         return lengths_FB, ids_L, counts_F, is_good
+
+    def _is_right(self, batch: BatchOfIds, counts_F: torch.Tensor) -> bool:
+        """Whether nothing is wrong with a batch on the host: ids are read once, and nothing is written."""
+        counts = counts_F.numpy()
+        if counts.sum() != len(batch.ids_L) or batch.inverse_FB is not None or (batch.lengths_FB < 0).any():
+            return False
+        with_ids = counts.nonzero()[0]
+        if not len(with_ids):
+            return True
+        firsts = (counts.cumsum() - counts)[with_ids]
+        # As numbers without a sign, those below 0 are above all rows.
+        ids_L = batch.ids_L.numpy().view(np.uint64 if batch.ids_L.dtype == torch.int64 else np.uint32)
+        return bool((np.maximum.reduceat(ids_L, firsts) <= self._last_of(batch.order).numpy()[with_ids]).all())
 
     def _last_of(self, order: tuple[int, ...] | None) -> torch.Tensor:
         """The last row of the table that each row of the lengths looks up."""
@@ -507,14 +523,18 @@ class InputExchange:
             for of in zip(self._asked, self._hits.told, self._rooms.sent, self._hit_rooms.sent, strict=True)
         ]
         lengths_P = _in_turn(asked.lengths_NB, self._slots)
-        ids_R = self._runs.laid_out(asked.ids_L, asked.bounds_X, ends_S, self._rooms.sent)
+        ids_R = self._runs.laid_out(asked.ids_L, asked.bounds_X, ends_S, self._rooms.sent, self._id_dtype)
         columns = [lengths_P, torch.split(headers_Z, [of[1] for of in parts]), [self._nothing[: of[2]] for of in parts]]
-        columns.append(torch.split(ids_R.to(self._id_dtype).view(torch.int32), [of[3] for of in parts]))
+        columns.append(torch.split(ids_R.view(torch.int32), [of[3] for of in parts]))
         if asked.told is not None:
             told_R = self._hits.runs.laid_out(
-                asked.told.distinct.rows_U, asked.told.distinct.ends_K, asked.told.ends_S, self._hit_rooms.sent
+                asked.told.distinct.rows_U,
+                asked.told.distinct.ends_K,
+                asked.told.ends_S,
+                self._hit_rooms.sent,
+                self._id_dtype,
             )
-            columns.append(torch.split(told_R.to(self._id_dtype).view(torch.int32), [of[4] for of in parts]))
+            columns.append(torch.split(told_R.view(torch.int32), [of[4] for of in parts]))
         return torch.cat([piece for of in zip(*columns, strict=True) for piece in of]), [sum(of) for of in parts]
 
     def _meeting(self, headers_P: Sequence[torch.Tensor], heard_P: Sequence[torch.Tensor]) -> DistinctRows | None:

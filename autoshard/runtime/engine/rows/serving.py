@@ -206,7 +206,7 @@ class FusedKernels:
             return []
         num, asked = self._num_sums, [one.sums for one in batch.served]
         lengths_NB = torch.cat([one.lengths_NB[:num] for one in asked])
-        ids_L = torch.cat([one.ids_L[: sum(one.counts_N[:num])] for one in asked]).long()
+        ids_L = torch.cat([one.ids_L[: sum(one.counts_N[:num])] for one in asked])
         if self._by_feature is not None:
             lengths_NB, ids_L, _ = torch.ops.fbgemm.permute_2D_sparse_data(
                 self._by_feature, lengths_NB, ids_L, None, len(ids_L)
@@ -216,7 +216,7 @@ class FusedKernels:
         for one in self._sums:
             last = first + one.num_features
             stop = start + sum(sum(of.counts_N[first:last]) for of in asked)
-            inputs.append((ids_L[start:stop], lengths_FG[first:last]))
+            inputs.append((ids_L[start:stop].long(), lengths_FG[first:last]))
             first, start = last, stop
         return inputs
 
