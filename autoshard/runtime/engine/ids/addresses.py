@@ -322,9 +322,9 @@ class AddressMap:
             position_L = self._orders.ranks(ids_L, range_L)
         inner_L = position_L
         if not self._is_cut_once:
-            position_L = position_L + torch.repeat_interleave(self._before_F, counts_F, output_size=L)
-            range_L = torch.searchsorted(self._starts_E, position_L, right=True) - 1
-            inner_L = position_L - self._starts_E.index_select(0, range_L)
+            position_L = torch.repeat_interleave(self._before_F, counts_F, output_size=L).add_(position_L)
+            range_L = torch.searchsorted(self._starts_E, position_L, right=True).sub_(1)
+            inner_L = position_L.sub_(self._starts_E.index_select(0, range_L))
         assert range_L is not None, "the range of each lookup is known"
         if self._multiplier is not None:
             # A permutation of the range's rows; 1 times the position elsewhere.
@@ -332,11 +332,12 @@ class AddressMap:
         divisor_L = self._divisor.of(range_L)
         quotient_L = torch.div(inner_L, divisor_L, rounding_mode="floor")
         rest_L = inner_L - quotient_L * divisor_L
-        part_L = rest_L
+        part_L, place_L = rest_L, quotient_L
         if self._is_block_E is not None:
-            part_L = torch.where(self._is_block_E.index_select(0, range_L), quotient_L, rest_L)
-        place_L = quotient_L + rest_L - part_L
-        return self._parts_K.index_select(0, part_L + self._first_part.of(range_L)) + place_L
+            is_block_L = self._is_block_E.index_select(0, range_L)
+            part_L = torch.where(is_block_L, quotient_L, rest_L)
+            place_L = torch.where(is_block_L, rest_L, quotient_L)
+        return self._parts_K.index_select(0, part_L + self._first_part.of(range_L)).add_(place_L)
 
 
 class _Column:

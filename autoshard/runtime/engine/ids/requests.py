@@ -393,7 +393,7 @@ class InputExchange:
         """
         total, counts_F = len(batch.ids_L), batch.lengths_FB.sum(1)
         if not waits(self._device) and self._is_right(batch, counts_F):
-            return batch.lengths_FB.to(torch.int32), batch.ids_L.long(), counts_F, counts_F.new_ones((), dtype=torch.bool)
+            return batch.lengths_FB.to(torch.int32), batch.ids_L.long(), counts_F, torch.tensor(True)
         is_right = (counts_F.sum() == total) & ~(batch.lengths_FB < 0).any()
         # Where lengths are wrong, all ids are those of the first bag, so that nothing is read from elsewhere.
         counts_F = torch.where(is_right, counts_F, total * self._is_first_F)
