@@ -57,12 +57,41 @@ def average(states: Sequence[RowStates], peers: dist.ProcessGroup, *, piece_byte
     """
     marked = [one for one in states if one.marks_N is not None]
     unmarked = [tensor for one in states if one.marks_N is None for tensor in one.tensors()]
-    sent = sum(
-        _average_values(piece, peers)
-        for tensor in unmarked
-        for piece in torch.split(tensor.view(-1), piece_bytes // tensor.element_size())
-    )
+    sent = _average_all(unmarked, peers, piece_bytes)
     return sent + (_average_marked(marked, peers, piece_bytes) if marked else 0)
+
+
+def _average_all(tensors: Sequence[torch.Tensor], peers: dist.ProcessGroup, piece_bytes: int) -> int:
+    """Averages all numbers of tensors; the bytes of them.
+
+    Small tensors travel together: there are several for each table, and a collective of each takes most of its time
+    before its first byte.
+    """
+    sent = 0
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        values = [tensor.view(-1) for tensor in tensors if tensor.dtype is dtype]
+        pieces = [piece for one in values for piece in torch.split(one, piece_bytes // one.element_size())]
+        for batch in _within(pieces, piece_bytes):
+            flat = torch.cat(batch) if len(batch) > 1 else batch[0]
+            sent += _average_values(flat, peers)
+            if len(batch) > 1:
+                for one, means in zip(batch, torch.split(flat, [len(one) for one in batch]), strict=True):
+                    one.copy_(means)
+    return sent
+
+
+def _within(pieces: Sequence[torch.Tensor], num_bytes: int) -> Iterator[list[torch.Tensor]]:
+    """Pieces in their order, as many together as have so many bytes, or one that has more."""
+    batch: list[torch.Tensor] = []
+    room = num_bytes
+    for piece in pieces:
+        if batch and piece.nbytes > room:
+            yield batch
+            batch, room = [], num_bytes
+        batch.append(piece)
+        room -= piece.nbytes
+    if batch:
+        yield batch
 
 
 def _average_values(values: torch.Tensor, peers: dist.ProcessGroup) -> int:
