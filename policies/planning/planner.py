@@ -19,10 +19,15 @@ from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.space.layout import Layout, Limits
 from costmodel.registry.versions import find_model
 from env.game import GameTask
-from policies.planning.playing import play
+from policies.network import PolicyNetwork
+from policies.planning.decoding import decoded
 from policies.planning.trained import ANY_DEVICE, POLICY_KIND, TrainedPolicy
 
 _MAX_SAMPLES, _MAX_BURSTS = 4096, 1 << 20
+#: Factors of the scores of options and of places where placements are drawn to choose the best from.
+_OPTION_SHARPNESS, _PLACE_SHARPNESS = 12.0, 12.0
+#: Of these, how many are priced as they are: the shortest ones by what shards add if that is linear.
+_NUM_PRICED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +118,20 @@ def planned(policy: TrainedPolicy, request: PlanRequest, options: PolicyOptions 
         # The few ways of each table may be too large for the memory.
         offers.complete()
         task = GameTask(offers.space, limits)
-    rng = np.random.default_rng(request.seed) if options.num_samples > 1 else None
-    played = play(policy.network, task, options.num_samples, rng=rng)
-    best = min(task.witness, played.best(), key=lambda layout: layout.step_ms())
+    found = best_of(policy.network, task, options.num_samples, request.seed)
+    best = min(task.witness, found, key=lambda layout: layout.step_ms())
     return improved(task, best, options.bursts, request.seed)
+
+
+def best_of(network: PolicyNetwork, task: GameTask, num_samples: int, seed: int) -> Layout:
+    """The shortest of some placements: the likeliest one, and others that are drawn.
+
+    All are compared by their linear steps, and the best few by their steps.
+    """
+    found = decoded(
+        network, task, num_samples, seed=seed, option_sharpness=_OPTION_SHARPNESS, place_sharpness=_PLACE_SHARPNESS
+    )
+    return min(found.best(_NUM_PRICED), key=lambda layout: layout.step_ms())
 
 
 def improved(task: GameTask, layout: Layout, num_bursts: int, seed: int) -> Layout:

@@ -19,6 +19,7 @@ from costmodel.registry.card_fields import ModelCard
 from costmodel.registry.models import LearnedModel
 from costmodel.registry.versions import Registry, StoredModel, Tensors, find_model
 from policies.network import START_CONTEXT, PolicyNetwork, check_weights
+from policies.planning.decoding import states
 
 #: What the registry keeps policies under, and the name of those that serve any device.
 POLICY_KIND, ANY_DEVICE = "policy", "any"
@@ -104,9 +105,7 @@ class TrainedPolicy(LearnedModel[PolicyCard]):
     def score_ways(self, features: TaskFeatures, ways_WF: FloatArray) -> FloatArray:
         """How likely a long search holds items in each way, before anything is priced: scores of shape (I, W)."""
         order_I = features.order()
-        states_NH = self.network.states(
-            features.task_F.astype(np.float32), features.items_IF[order_I].astype(np.float32)
-        )
+        states_NH = states(self.network, features.task_F, features.items_IF[order_I])
         of_state_N1U = self.network.of_state("option", states_NH)[:, None]
         of_context_U = self.network.of_context("option", START_CONTEXT)
         unpriced_WF = np.pad(ways_WF, ((0, 0), (0, NUM_PRICES))).astype(np.float32)

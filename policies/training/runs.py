@@ -30,7 +30,8 @@ from autoshard.formats.files import atomic_write, read_bytes
 from autoshard.runtime.processes.threads import intra_op_threads
 from env.game import GameTask
 from policies.network import PolicyNetwork, first_weights
-from policies.planning.planner import improved
+from policies.planning.decoding import decoded
+from policies.planning.planner import best_of, improved
 from policies.planning.playing import Played, play
 from policies.training.drawn_tasks import TaskKind, TaskSplit, game_task, task_seeds
 from policies.training.labels import Label, searched
@@ -335,8 +336,8 @@ def make_label(kind: TaskKind, seed: int, seconds: float, path: Path) -> None:
 def improve_label(kind: TaskKind, seed: int, label: Label, weights: Weights, path: Path) -> None:
     """Writes the label of a policy's own best placement after some bursts, or the one there is if that is better."""
     task = game_task(kind.request(seed))
-    played = play(PolicyNetwork(weights), task, _NUM_SAMPLES, rng=np.random.default_rng(seed))
-    layout = improved(task, played.best(), _NUM_BURSTS, seed)
+    best = best_of(PolicyNetwork(weights), task, _NUM_SAMPLES, seed)
+    layout = improved(task, best, _NUM_BURSTS, seed)
     better = layout.step_ms() < label.step_ms[0] and not (task.room_beside(layout) < 0).any()
     (Label.of(task, layout) if better else label).save(path)
 
@@ -344,11 +345,10 @@ def improve_label(kind: TaskKind, seed: int, label: Label, weights: Weights, pat
 def episodes_of(kind: TaskKind, seed: int, weights: Weights, chance: int) -> Played:
     """Recorded episodes of a task, without their layouts, which are large."""
     rng = np.random.default_rng(chance)
-    return replace(
-        play(PolicyNetwork(weights), _task_of(kind, seed), _NUM_EPISODES, rng=rng, is_recorded=True), layouts=()
-    )
+    return replace(play(PolicyNetwork(weights), _task_of(kind, seed), _NUM_EPISODES, rng=rng), layouts=())
 
 
 def reward_of(kind: TaskKind, seed: int, weights: Weights) -> float:
     """Reward of a policy's likeliest placement of a task."""
-    return float(play(PolicyNetwork(weights), _task_of(kind, seed)).rewards_E[0])
+    task = _task_of(kind, seed)
+    return task.witness_ms / decoded(PolicyNetwork(weights), task).layout(0).step_ms()
