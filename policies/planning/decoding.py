@@ -1,12 +1,11 @@
-"""Placements of a task as a network chooses them, played by the compiled game: what `play` does, in a tenth of the time.
+"""Placements of a task as a network chooses them, played by the compiled game: as `play` does, in a tenth of the time.
 
-Shape suffixes: N items in falling price, E episodes, I items, O options, U hidden units, H width of a state, F features,
+Shape suffixes: N items in falling price, E episodes, I items, U hidden units, H width of a state, F features, G gates,
 Y sites of all items.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,41 +31,25 @@ class Decoded:
         task: What was played.
         option_EI: Option of each item, among all.
         site_EY: Sites of their shards.
-        step_ms_E: Steps, if what shards add is linear.
     """
 
     task: GameTask
     option_EI: NDArray[np.int32]
     site_EY: NDArray[np.int32]
-    step_ms_E: FloatArray
 
     def layout(self, episode: int) -> Layout:
         """What an episode ended with."""
         return self.task.linear.layout(self.option_EI[episode], self.site_EY[episode])
 
-    def best(self, num: int) -> list[Layout]:
-        """Layouts of so many episodes: the shortest ones by their linear steps."""
-        return [self.layout(episode) for episode in np.argsort(self.step_ms_E, kind="stable")[:num].tolist()]
 
-
-def decoded(
-    network: PolicyNetwork,
-    task: GameTask,
-    num_episodes: int = 1,
-    *,
-    seed: int = 0,
-    option_sharpness: float = math.inf,
-    place_sharpness: float = math.inf,
-) -> Decoded:
-    """Plays episodes of a task; the first takes the likeliest choices.
+def decoded(network: PolicyNetwork, task: GameTask, num_episodes: int = 1, *, seed: int = 0) -> Decoded:
+    """Plays episodes of a task; the first takes the likeliest choices, the others draw options by their probabilities.
 
     Args:
         network: Chooses; of numpy's weights.
         task: What is played.
         num_episodes: E.
         seed: Source of all chance.
-        option_sharpness: Factor of the scores of options in draws; infinite for the likeliest ones.
-        place_sharpness: The same of sites.
 
     Raises:
         MemoryError: If there is none left.
@@ -100,7 +83,6 @@ def decoded(
         **{name.replace(".of_context", "_context").replace(".", "_"): weights[name] for name in _WEIGHTS},
         "option_ei": np.zeros((num_episodes, num_items), dtype=np.int32),
         "site_ey": np.zeros((num_episodes, len(witness_site)), dtype=np.int32),
-        "step_e": np.zeros(num_episodes),
     }
     arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     game = Decode.of(
@@ -115,15 +97,11 @@ def decoded(
         option_last_width=len(weights["option.last"]),
         place_hidden=len(weights["place.last"]),
         unit_ms=task.unit_ms,
-        option_sharpness=option_sharpness,
-        place_sharpness=place_sharpness,
         seed=seed,
     )
     if library().autoshard_decode(game) < 0:
         raise MemoryError
-    return Decoded(
-        task=task, option_EI=arrays["option_ei"], site_EY=arrays["site_ey"], step_ms_E=np.asarray(arrays["step_e"])
-    )
+    return Decoded(task=task, option_EI=arrays["option_ei"], site_EY=arrays["site_ey"])
 
 
 def states(network: PolicyNetwork, task_F: FloatArray, items_NF: FloatArray) -> NDArray[np.float32]:

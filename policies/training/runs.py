@@ -33,6 +33,7 @@ from policies.network import PolicyNetwork, first_weights
 from policies.planning.decoding import decoded
 from policies.planning.planner import best_of, improved
 from policies.planning.playing import Played, play
+from policies.planning.trained import ranges_of
 from policies.training.drawn_tasks import TaskKind, TaskSplit, game_task, task_seeds
 from policies.training.labels import Label, searched
 from policies.training.learner import Learner
@@ -103,7 +104,8 @@ class PolicyTraining:
         self._best_loss = float("inf")
         self._num_done, self._planned = 0, 0
         self._rng = np.random.default_rng(learning.seed)
-        self._began_s, self._num_labels = time.monotonic(), 0
+        self._began_s = time.monotonic()
+        self._tasks_F: list[NDArray[np.float32]] = []
         seconds = options.seconds or float("inf")
         self._searched_s, self._ends_s = self._began_s + _SEARCHED_SHARE * seconds, self._began_s + seconds
         self._restore()
@@ -113,13 +115,18 @@ class PolicyTraining:
         """The weights with the least loss on the validation tasks so far."""
         return self._best
 
+    @property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """Ranges of the tasks that have labels, for its card."""
+        return ranges_of(self._tasks_F)
+
     def record(self) -> dict[str, Any]:
         """Options and counts of the training, for its card."""
         options = self.options
         return {
             **asdict(options.tasks),
             **{name: value for name, value in asdict(options.learning).items() if name != "accelerator"},
-            "num_labels": self._num_labels,
+            "num_labels": len(self._tasks_F),
             "num_updates": self._num_done,
             "elapsed_s": round(time.monotonic() - self._began_s, 3),
             "version": autoshard.__version__,
@@ -163,7 +170,7 @@ class PolicyTraining:
         labels = {seed: Label.read(path) for seed, path in files.items() if path.exists() and path.stat().st_size}
         if not labels:
             raise ExecutionError("no task with a layout was drawn in the time given")
-        self._num_labels = len(labels)
+        self._tasks_F = [label.task_F for label in labels.values()]
         return labels
 
     @staticmethod

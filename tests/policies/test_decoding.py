@@ -107,22 +107,9 @@ def test_the_likeliest_placement_is_that_of_the_game(network, task):
     assert found.layout(0).step_ms() == pytest.approx(float(expected.step_ms_E[0]), rel=1e-3)
 
 
-def test_loads_are_what_shards_add(network, task):
-    found = decoded(network, task, 3, seed=5, option_sharpness=1.0, place_sharpness=1.0)
-    for episode, step_ms in enumerate(found.step_ms_E.tolist()):
-        layout, load_RP, sync_ms = found.layout(episode), np.zeros((task.num_ranks, len(task.mean_P))), 0.0
-        for item in range(len(task.order_I)):
-            number, sites = layout.choice(item)
-            for shard, site in zip(task.shards_of(int(task.flat.first_I[item]) + number), sites, strict=True):
-                holders = int(task.flat.holders_E[shard])
-                load_RP[site * holders : (site + 1) * holders] += task.load_XP[shard]
-                sync_ms += task.sync_X[shard]
-        assert step_ms == pytest.approx(sync_ms + (task.weight_P * load_RP.max(axis=0)).sum())
-
-
 def test_draws_fit_differ_and_come_again_by_their_seed(network, task):
-    drawn = decoded(network, task, 12, seed=7, option_sharpness=1.0, place_sharpness=1.0)
-    again = decoded(network, task, 12, seed=7, option_sharpness=1.0, place_sharpness=1.0)
+    drawn = decoded(network, task, 12, seed=7)
+    again = decoded(network, task, 12, seed=7)
     np.testing.assert_array_equal(drawn.option_EI, again.option_EI)
     np.testing.assert_array_equal(drawn.site_EY, again.site_EY)
     layouts = [drawn.layout(episode) for episode in range(12)]
@@ -131,15 +118,11 @@ def test_draws_fit_differ_and_come_again_by_their_seed(network, task):
         assert layout.fits()
         assert (task.room_beside(layout) >= 0).all()
     assert layouts[0].chosen == decoded(network, task).layout(0).chosen
-    best = drawn.best(2)
-    assert [str(layout.chosen) for layout in best] == [
-        str(layouts[index].chosen) for index in np.argsort(drawn.step_ms_E, kind="stable")[:2]
-    ]
 
 
 def test_draws_of_options_come_as_often_as_their_probabilities(network):
     task = TASKS["two nodes"]()
-    drawn = decoded(network, task, 4000, seed=3, option_sharpness=1.0)
+    drawn = decoded(network, task, 4000, seed=3)
     first = int(task.order_I[0])
     seen = SeenTask.of(task)
     state_U = network.of_state("option", network.states(seen.task_F, seen.items_NF)[0])

@@ -260,14 +260,14 @@ static void find_places(const Episode *play, int32_t shard) {
 
 /* Choices. */
 
-/* The best of what may be chosen; sharpness is the factor of scores in draws, infinite for the likeliest choice. */
-static int32_t chosen(Episode *play, int32_t num, double sharpness) {
+/* The best of what may be chosen, or one that is drawn by its probability: exponential races draw from a softmax. */
+static int32_t chosen(Episode *play, int32_t num, int32_t is_drawn) {
   int32_t best = -1;
   double most = -INFINITY;
   for (int32_t at = 0; at < num; at++) {
     if (!play->may[at]) continue;
     double score = play->score[at];
-    if (isfinite(sharpness)) score = sharpness * score - log(-log(uniform(&play->random)));
+    if (is_drawn) score -= log(-log(uniform(&play->random)));
     if (best < 0 || score > most) {
       most = score;
       best = at;
@@ -276,7 +276,7 @@ static int32_t chosen(Episode *play, int32_t num, double sharpness) {
   return best;
 }
 
-static int32_t choose_option(Episode *play, int32_t n, double sharpness) {
+static int32_t choose_option(Episode *play, int32_t n, int32_t is_drawn) {
   const Decode *game = play->game;
   int32_t item = game->order_i[n], first = game->first_option_i[item], num = game->first_option_i[item + 1] - first;
   float context_f[CONTEXT], base_u[MAX_HIDDEN], hidden_u[MAX_HIDDEN], last_u[MAX_HIDDEN];
@@ -294,10 +294,10 @@ static int32_t choose_option(Episode *play, int32_t n, double sharpness) {
     take_positive(last_u, game->option_last_width);
     play->score[at] = product(last_u, game->option_last, game->option_last_width);
   }
-  return first + chosen(play, num, sharpness);
+  return first + chosen(play, num, is_drawn);
 }
 
-static int32_t choose_site(Episode *play, int32_t n, int32_t option, int32_t number, double sharpness) {
+static int32_t choose_site(Episode *play, int32_t n, int32_t option, int32_t number) {
   const Decode *game = play->game;
   int32_t shard = game->first_shard_o[option] + number, num = game->num_ranks / game->holders_e[shard];
   float context_f[CONTEXT], place_f[PLACE], base_u[MAX_HIDDEN], hidden_u[MAX_HIDDEN];
@@ -326,7 +326,7 @@ static int32_t choose_site(Episode *play, int32_t n, int32_t option, int32_t num
     take_positive(hidden_u, game->place_hidden);
     play->score[site] = product(hidden_u, game->place_last, game->place_hidden);
   }
-  return chosen(play, num, sharpness);
+  return chosen(play, num, 0);
 }
 
 /* Adds what a shard adds to its ranks. */
@@ -360,13 +360,13 @@ static void place(Episode *play, int32_t option, int32_t number, int32_t site) {
   load(play, shard, play->sites[number]);
 }
 
-static void play_items(Episode *play, double option_sharpness, double place_sharpness) {
+static void play_items(Episode *play, int32_t is_drawn) {
   const Decode *game = play->game;
   for (int32_t n = 0; n < game->num_items; n++) {
     int32_t item = game->order_i[n], own = game->witness_option_i[item];
     const int32_t *own_sites = game->witness_site + game->first_site_i[item];
     hold_all(game, play->room_rm, own, own_sites, 1);
-    int32_t option = choose_option(play, n, option_sharpness), num = num_shards(game, option);
+    int32_t option = choose_option(play, n, is_drawn), num = num_shards(game, option);
     if (option == own) memcpy(play->sites, own_sites, num * sizeof(int32_t));
     else find_sites(play, play->room_rm, option, play->sites);
     hold_all(game, play->room_rm, option, play->sites, -1);
@@ -374,27 +374,15 @@ static void play_items(Episode *play, double option_sharpness, double place_shar
       if (game->is_shared_e[game->first_shard_o[option] + number]) load(play, game->first_shard_o[option] + number, 0);
     for (int32_t number = 0; number < num; number++)
       if (!game->is_shared_e[game->first_shard_o[option] + number])
-        place(play, option, number, choose_site(play, n, option, number, place_sharpness));
+        place(play, option, number, choose_site(play, n, option, number));
     play->option_i[item] = option;
     memcpy(play->site + game->first_site_i[item], play->sites, num * sizeof(int32_t));
   }
 }
 
-/* The step by loads, which are linear. */
-static double loaded_ms(const Episode *play) {
-  const Decode *game = play->game;
-  double step = play->sync_ms;
-  for (int32_t p = 0; p < PARTS; p++) {
-    double most = 0;
-    for (int32_t r = 0; r < game->num_ranks; r++) most = fmax(most, play->load_rp[r * PARTS + p]);
-    step += game->weight_p[p] * most;
-  }
-  return step;
-}
+/* Plays episodes, of which the first takes the likeliest choices, and the others draw their options.
 
-/* Plays episodes, of which the first takes the likeliest choices, and the others draw theirs.
-
-   Returns 0, and each episode's options, sites and step by its loads are in the game; -1 if there is no memory. */
+   Returns 0, and each episode's options and sites are in the game; -1 if there is no memory. */
 int32_t autoshard_decode(const Decode *game) {
   size_t ranks = game->num_ranks, held = ranks * game->num_levels, most = game->max_shards, choices = ranks;
   for (int32_t item = 0; item < game->num_items; item++) {
@@ -431,8 +419,7 @@ int32_t autoshard_decode(const Decode *game) {
     memset(play.load_rp, 0, 2 * ranks * PARTS * sizeof(double));
     memcpy(play.free_rm, game->capacity_rm, held * sizeof(double));
     memcpy(play.room_rm, game->room_rm, held * sizeof(double));
-    play_items(&play, episode ? game->option_sharpness : INFINITY, episode ? game->place_sharpness : INFINITY);
-    game->step_e[episode] = loaded_ms(&play);
+    play_items(&play, episode > 0);
   }
   free(numbers);
   free(integers);

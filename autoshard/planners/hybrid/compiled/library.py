@@ -62,9 +62,9 @@ _DECODE_READ = {
     **dict.fromkeys(("option_second", "option_second_bias", "option_last"), np.float32),
     **dict.fromkeys(("place_of_place", "place_state_nu", "place_context", "place_last"), np.float32),
 }
-_DECODE_CHANGED = {**dict.fromkeys(("option_ei", "site_ey"), np.int32), "step_e": np.float64}
+_DECODE_CHANGED = dict.fromkeys(("option_ei", "site_ey"), np.int32)
 _DECODE_NUMBERS: dict[str, type[ctypes.c_double] | type[ctypes.c_uint64]] = {
-    **dict.fromkeys(("unit_ms", "option_sharpness", "place_sharpness"), ctypes.c_double),
+    "unit_ms": ctypes.c_double,
     "seed": ctypes.c_uint64,
 }
 _C_NAMES = {
@@ -91,7 +91,7 @@ class Mode(IntEnum):
 class _OfArrays(ctypes.Structure):
     """Numbers and arrays that C works on, field by field."""
 
-    arrays: ClassVar[Mapping[str, type[np.generic]]]
+    arrays: ClassVar[Mapping[str, Any]]
 
     @classmethod
     def of(cls, arrays: Mapping[str, NDArray[Any]], **numbers: float) -> Self:
@@ -105,7 +105,7 @@ class _OfArrays(ctypes.Structure):
 class Task(_OfArrays):
     """What `search.c` works on."""
 
-    arrays = {**_READ, **_CHANGED}
+    arrays: ClassVar[Mapping[str, Any]] = {**_READ, **_CHANGED}
     _fields_ = (
         *((name, ctypes.c_int32) for name in _INTEGERS),
         *((name, ctypes.c_void_p) for name in arrays),
@@ -116,7 +116,7 @@ class Task(_OfArrays):
 class Decode(_OfArrays):
     """What `decode.c` works on."""
 
-    arrays = {**_DECODE_READ, **_DECODE_CHANGED}
+    arrays: ClassVar[Mapping[str, Any]] = {**_DECODE_READ, **_DECODE_CHANGED}
     _fields_ = (
         *((name, ctypes.c_int32) for name in _DECODE_INTEGERS),
         *((name, ctypes.c_void_p) for name in arrays),
@@ -140,7 +140,7 @@ def _struct(
 
 
 def header() -> str:
-    """What `search.c` includes, made of what is declared here: the task, the game, the parts of a step, and the modes."""
+    """What `search.c` includes, made of what is declared here: tasks, games, the parts of a step, and modes."""
     padded = -(-len(EMBEDDING_PARTS) // LANES) * LANES
     lines = [
         "/* Written by `python -m scripts.compiled_header`, of what library.py declares. */",

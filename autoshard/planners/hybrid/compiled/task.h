@@ -76,9 +76,6 @@ typedef struct {
   const float *place_last;
   int32_t *option_ei;
   int32_t *site_ey;
-  double *step_e;
   double unit_ms;
-  double option_sharpness;
-  double place_sharpness;
   uint64_t seed;
 } Decode;
