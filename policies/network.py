@@ -113,9 +113,7 @@ class PolicyNetwork:
         Any axes may stand between N and F, alike in `task_F`, such as one of tasks.
         """
         weights, lib = self.weights, self._math
-        of_task = task_F @ weights["item.weight"][:NUM_TASK] + weights["item.bias"]
-        seen_NH = _positive(items_NF @ weights["item.weight"][NUM_TASK:] + of_task)
-        gates_NG = seen_NH @ weights["lstm.of_item"] + weights["lstm.bias"]
+        seen_NH, gates_NG = self.gates(task_F, items_NF)
         state_H = cell_H = 0 * seen_NH[0]
         found = []
         for gates_G in gates_NG:
@@ -127,6 +125,13 @@ class PolicyNetwork:
             state_H = half_G[..., 2 * STATE_WIDTH :] * lib.tanh(cell_H)
             found.append(state_H)
         return lib.concatenate([seen_NH, lib.stack(found)], axis=-1)
+
+    def gates(self, task_F: Array, items_NF: Array) -> tuple[Array, Array]:
+        """What is seen of each item by itself, shape (N, H), and what it adds to the gates of the LSTM, (N, 4 H)."""
+        weights = self.weights
+        of_task = task_F @ weights["item.weight"][:NUM_TASK] + weights["item.bias"]
+        seen_NH = _positive(items_NF @ weights["item.weight"][NUM_TASK:] + of_task)
+        return seen_NH, seen_NH @ weights["lstm.of_item"] + weights["lstm.bias"]
 
     def option_scores(self, options_OF: Array, of_state_OU: Array, of_context_OU: Array) -> Array:
         """Scores of options, shape (O,); of any shape that the arguments broadcast to.

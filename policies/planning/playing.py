@@ -1,5 +1,7 @@
 """Episodes of the game, played by a network or after a layout that is known, and what a learner needs of them.
 
+Plans are made by the compiled game, see `decoding.py`, which chooses alike.
+
 Shape suffixes: N items in falling price, E episodes, O options, S sites, F features, H width of a state.
 """
 
@@ -13,11 +15,6 @@ from numpy.typing import NDArray
 from autoshard.planners.space.layout import Layout
 from env.game import BoolArray, FloatArray, Game, GameTask, IntArray
 from policies.network import PolicyNetwork
-
-#: Factor of scores where placements are drawn to choose the best from: the best of 32 was 0.7 to 2.4% shorter than the
-#: likeliest with it, and never shorter with 1 (metasyn, two tasks of 80 tables on 8 A100, one on 8 CPUs, one of 160
-#: on 32 A100, November 2026).
-_SHARPNESS = 12.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -90,7 +87,7 @@ class Played:
         layouts: What each episode ended with.
         step_ms_E: Their steps.
         rewards_E: Their rewards.
-        decisions: Their steps, where these were asked for.
+        decisions: Their steps.
     """
 
     seen: SeenTask
@@ -99,10 +96,6 @@ class Played:
     rewards_E: FloatArray
     decisions: tuple[Decision, ...]
 
-    def best(self) -> Layout:
-        """The layout with the shortest step."""
-        return self.layouts[int(self.step_ms_E.argmin())]
-
 
 def play(
     network: PolicyNetwork,
@@ -110,7 +103,6 @@ def play(
     num_episodes: int = 1,
     *,
     rng: np.random.Generator | None = None,
-    is_recorded: bool = False,
 ) -> Played:
     """Plays episodes of a task side by side.
 
@@ -118,9 +110,7 @@ def play(
         network: Chooses; of numpy's weights.
         task: What is played.
         num_episodes: E.
-        rng: Source of choices in all episodes but the first, which takes the likeliest ones; where steps are recorded,
-            of all choices, by their probabilities. None for the likeliest choices in all episodes.
-        is_recorded: Whether steps are kept for a learner.
+        rng: Source of all choices, by their probabilities; None for the likeliest choices in all episodes.
     """
     game = Game(task, num_episodes)
     seen = SeenTask.of(task)
@@ -144,24 +134,20 @@ def play(
         drawn_EA = scores_EA
         if rng is not None:
             # Exponential races draw from a softmax.
-            sharpness = 1.0 if is_recorded else _SHARPNESS
-            drawn_EA = sharpness * scores_EA - np.log(rng.exponential(size=scores_EA.shape))
-            if not is_recorded:
-                drawn_EA[0] = scores_EA[0]
+            drawn_EA = scores_EA - np.log(rng.exponential(size=scores_EA.shape))
         choice_E = drawn_EA.argmax(axis=1)
-        if is_recorded:
-            decisions.append(
-                Decision(
-                    at=at,
-                    is_place=is_place,
-                    context_EF=context_EF,
-                    places_ESF=places_ESF,
-                    mask_EA=mask_EA,
-                    choice_E=choice_E,
-                    counts_E=counts_E,
-                    log_probs_E=_log_probs(scores_EA, choice_E),
-                )
+        decisions.append(
+            Decision(
+                at=at,
+                is_place=is_place,
+                context_EF=context_EF,
+                places_ESF=places_ESF,
+                mask_EA=mask_EA,
+                choice_E=choice_E,
+                counts_E=counts_E,
+                log_probs_E=_log_probs(scores_EA, choice_E),
             )
+        )
         game.step(choice_E)
     finished = game.finished()
     return Played(

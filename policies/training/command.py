@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -60,7 +61,7 @@ def train_policy(publishing: PublishOptions, options: PolicyRunOptions, as_json:
             folder,
             begin=None if begin is None else dict(begin),
             device=_torch_device(options),
-            report=lambda progress: console.log(_told(progress)),
+            report=progress_lines(),
         )
         weights = training.run()
     tasks = TestTasks(kind)
@@ -72,6 +73,7 @@ def train_policy(publishing: PublishOptions, options: PolicyRunOptions, as_json:
             **training.record(),
             "test": {"num_tasks": len(steps_ms_P), "over_greedy": float((steps_ms_P / tasks.greedy_ms_P - 1).mean())},
         },
+        ranges=training.ranges,
     )
     version = policy_version(policy, tasks, steps_ms_P)
     published = publish_version(Registry(publishing.registry), version, publishing)
@@ -85,9 +87,19 @@ def _torch_device(options: PolicyRunOptions) -> Any:
     return choose_device({options.learning.accelerator})
 
 
-def _told(progress: Progress) -> str:
-    loss = "" if progress.loss is None else f", loss {progress.loss:.4f}"
-    return f"{progress.stage}: {progress.done:.0%}{loss}"
+def progress_lines() -> Callable[[Progress], None]:
+    """Prints progress, a line for each that says something else than the last one."""
+    last = ""
+
+    def report(progress: Progress) -> None:
+        nonlocal last
+        loss = "" if progress.loss is None else f", loss {progress.loss:.4f}"
+        line = f"{progress.stage}: {progress.done:.0%}{loss}"
+        if line != last:
+            console.log(line)
+        last = line
+
+    return report
 
 
 def _result(policy: TrainedPolicy, published: Published) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class TestTasks:
 
 def _step_ms(policy: TrainedPolicy, request: PlanRequest) -> float:
     try:
-        return planned(policy, request).step_ms()
+        return planned(policy, request)[0].step_ms()
     except AutoshardError:
         return float("inf")
 

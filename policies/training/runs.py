@@ -30,8 +30,10 @@ from autoshard.formats.files import atomic_write, read_bytes
 from autoshard.runtime.processes.threads import intra_op_threads
 from env.game import GameTask
 from policies.network import PolicyNetwork, first_weights
-from policies.planning.planner import improved
+from policies.planning.decoding import decoded
+from policies.planning.planner import best_of, improved
 from policies.planning.playing import Played, play
+from policies.planning.trained import ranges_of
 from policies.training.drawn_tasks import TaskKind, TaskSplit, game_task, task_seeds
 from policies.training.labels import Label, searched
 from policies.training.learner import Learner
@@ -102,7 +104,8 @@ class PolicyTraining:
         self._best_loss = float("inf")
         self._num_done, self._planned = 0, 0
         self._rng = np.random.default_rng(learning.seed)
-        self._began_s, self._num_labels = time.monotonic(), 0
+        self._began_s = time.monotonic()
+        self._tasks_F: list[NDArray[np.float32]] = []
         seconds = options.seconds or float("inf")
         self._searched_s, self._ends_s = self._began_s + _SEARCHED_SHARE * seconds, self._began_s + seconds
         self._restore()
@@ -112,13 +115,18 @@ class PolicyTraining:
         """The weights with the least loss on the validation tasks so far."""
         return self._best
 
+    @property
+    def ranges(self) -> dict[str, tuple[float, float]]:
+        """Ranges of the tasks that have labels, for its card."""
+        return ranges_of(self._tasks_F)
+
     def record(self) -> dict[str, Any]:
         """Options and counts of the training, for its card."""
         options = self.options
         return {
             **asdict(options.tasks),
             **{name: value for name, value in asdict(options.learning).items() if name != "accelerator"},
-            "num_labels": self._num_labels,
+            "num_labels": len(self._tasks_F),
             "num_updates": self._num_done,
             "elapsed_s": round(time.monotonic() - self._began_s, 3),
             "version": autoshard.__version__,
@@ -162,7 +170,7 @@ class PolicyTraining:
         labels = {seed: Label.read(path) for seed, path in files.items() if path.exists() and path.stat().st_size}
         if not labels:
             raise ExecutionError("no task with a layout was drawn in the time given")
-        self._num_labels = len(labels)
+        self._tasks_F = [label.task_F for label in labels.values()]
         return labels
 
     @staticmethod
@@ -335,8 +343,8 @@ def make_label(kind: TaskKind, seed: int, seconds: float, path: Path) -> None:
 def improve_label(kind: TaskKind, seed: int, label: Label, weights: Weights, path: Path) -> None:
     """Writes the label of a policy's own best placement after some bursts, or the one there is if that is better."""
     task = game_task(kind.request(seed))
-    played = play(PolicyNetwork(weights), task, _NUM_SAMPLES, rng=np.random.default_rng(seed))
-    layout = improved(task, played.best(), _NUM_BURSTS, seed)
+    best = best_of(PolicyNetwork(weights), task, _NUM_SAMPLES, seed)
+    layout = improved(task, best, _NUM_BURSTS, seed)
     better = layout.step_ms() < label.step_ms[0] and not (task.room_beside(layout) < 0).any()
     (Label.of(task, layout) if better else label).save(path)
 
@@ -344,11 +352,10 @@ def improve_label(kind: TaskKind, seed: int, label: Label, weights: Weights, pat
 def episodes_of(kind: TaskKind, seed: int, weights: Weights, chance: int) -> Played:
     """Recorded episodes of a task, without their layouts, which are large."""
     rng = np.random.default_rng(chance)
-    return replace(
-        play(PolicyNetwork(weights), _task_of(kind, seed), _NUM_EPISODES, rng=rng, is_recorded=True), layouts=()
-    )
+    return replace(play(PolicyNetwork(weights), _task_of(kind, seed), _NUM_EPISODES, rng=rng), layouts=())
 
 
 def reward_of(kind: TaskKind, seed: int, weights: Weights) -> float:
     """Reward of a policy's likeliest placement of a task."""
-    return float(play(PolicyNetwork(weights), _task_of(kind, seed)).rewards_E[0])
+    task = _task_of(kind, seed)
+    return task.witness_ms / decoded(PolicyNetwork(weights), task).layout(0).step_ms()

@@ -16,15 +16,8 @@ def test_a_decode_is_the_same_each_time_and_fits(network, task):
     assert one.rewards_E[0] == pytest.approx(task.witness_ms / one.layouts[0].step_ms())
 
 
-def test_the_first_of_several_samples_is_the_likeliest_one(network, task):
-    played = play(network, task, 6, rng=np.random.default_rng(0))
-    assert played.layouts[0].chosen == play(network, task).layouts[0].chosen
-    assert len({str(layout.chosen) for layout in played.layouts}) > 1
-    assert played.best().step_ms() == played.step_ms_E.min()
-
-
 def test_recorded_steps_have_the_probabilities_of_their_choices(network, task):
-    played = play(network, task, 3, rng=np.random.default_rng(1), is_recorded=True)
+    played = play(network, task, 3, rng=np.random.default_rng(1))
     assert {one.at for one in played.decisions} == set(range(len(task.order_I)))
     for one in played.decisions:
         assert one.mask_EA[np.arange(3), one.choice_E].all()
@@ -52,7 +45,7 @@ def test_what_is_seen_of_a_task_has_all_options_in_the_order_of_play(task):
 
 
 def test_bursts_of_the_search_never_make_a_layout_worse(network, task):
-    layout = play(network, task).best()
+    layout = play(network, task).layouts[0]
     better = improved(task, layout, 4, seed=0)
     assert better.fits()
     assert better.step_ms() < layout.step_ms()

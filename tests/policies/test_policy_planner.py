@@ -12,14 +12,15 @@ from autoshard.evaluation.evaluate import evaluate
 from autoshard.planners.auto import AutoPlanner
 from autoshard.planners.hybrid.option_offers import OfferedOptions
 from autoshard.planners.registry import get_planner
-from autoshard.planners.space.cost_gradient import FlatOptions
+from autoshard.planners.space.cost_gradient import CostGradient, FlatOptions
 from autoshard.planners.space.options import ShardingType
+from autoshard.planners.space.ways import TaskFeatures, task_inputs
 from autoshard.validator import validate_plan
 from costmodel import Registry
 from costmodel.registry.versions import SHIPPED_VARIABLE
 from policies.network import first_weights
 from policies.planning.planner import PolicyPlanner
-from policies.planning.trained import TrainedPolicy
+from policies.planning.trained import TrainedPolicy, ranges_of
 from tests import builders as make
 
 
@@ -130,6 +131,38 @@ def test_few_sharding_types_of_each_table_are_offered_the_likeliest_ones(request
     offers.offer_likely(likes_copies)
     named = {option.of_tables[0].name for item in offers.space.items for option in item.options}
     assert named == {ShardingType.TABLE_WISE, ShardingType.DATA_PARALLEL}
+
+
+def test_a_task_outside_of_the_training_is_told(request_of, tmp_path, caplog):
+    request = replace(request_of(), registry=tmp_path)
+    space = OfferedOptions(request).space
+    features = TaskFeatures.of(space, FlatOptions.of(space), CostGradient.of(space))
+    within = {
+        "ranks": (8.0, 8.0),
+        "tables": (4.0, 24.0),
+        **dict.fromkeys(("memory_fill", "exchange_share"), (0.0, 1.0)),
+    }
+    assert task_inputs(features.task_F)["ranks"] == 8
+    assert task_inputs(features.task_F)["tables"] == 12
+    fill = request.tables.storage_bytes / sum(request.topology.hbm_bytes)
+    assert task_inputs(features.task_F)["memory_fill"] == pytest.approx(max(fill, 1e-6), abs=1e-4)
+    assert ranges_of([features.task_F])["tables"] == (12.0, 12.0)
+    TrainedPolicy(weights=first_weights(0), training={}, ranges=within).publish(Registry(tmp_path))
+    assert "policy_range" not in PolicyPlanner().plan(request).provenance.models
+    TrainedPolicy(weights=first_weights(0), training={}, ranges={**within, "tables": (24.0, 160.0)}).publish(
+        Registry(tmp_path)
+    )
+    note = PolicyPlanner().plan(request).provenance.models["policy_range"]
+    assert note == "outside of what the policy was trained on: tables 12, trained on 24 to 160"
+    assert note in caplog.text
+
+
+def test_the_policy_that_ships_knows_what_it_was_trained_on(monkeypatch):
+    monkeypatch.delenv(SHIPPED_VARIABLE)
+    ranges = TrainedPolicy.for_device(None, "a100").card.ranges
+    assert ranges["ranks"] == (8.0, 64.0)
+    assert ranges["tables"] == (24.0, 160.0)
+    assert 0 <= ranges["memory_fill"][0] < ranges["memory_fill"][1] < 1
 
 
 def test_auto_asks_the_policy_and_names_it(request_of, registry):

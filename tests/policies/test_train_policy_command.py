@@ -5,7 +5,7 @@ import pytest
 from autoshard.cli import main
 from costmodel import Registry
 from policies.planning.trained import TrainedPolicy
-from policies.training import comparison, drawn_tasks, runs
+from policies.training import command, comparison, drawn_tasks, runs
 from tests.policies.conftest import SMALL
 
 FEW = ["--num-tasks", "2", "--search-seconds", "0.02", "--updates", "2", "--improvements", "0"]
@@ -34,9 +34,24 @@ def test_it_publishes_a_policy_that_says_what_it_was_trained_on(train, tmp_path)
     assert result["id"] == models.production_id("policy", "any")
     policy = TrainedPolicy.load(models, "any")
     assert policy.card.training["num_updates"] == 2
+    assert policy.card.ranges["ranks"] == (8.0, 8.0)
+    assert policy.card.ranges["tables"] == (5.0, 5.0)
     assert result["training"]["test"].keys() == {"num_tasks", "over_greedy"}
     assert "labels: 100%" in said
     assert "imitation: 100%, loss" in said
+
+
+def test_progress_is_told_once_for_each_percent(capsys):
+    report = command.progress_lines()
+    for done in (0.001, 0.004, 0.011, 0.012, 0.5):
+        report(runs.Progress(stage="labels", done=done))
+    report(runs.Progress(stage="imitation", done=0.5, loss=4.0))
+    report(runs.Progress(stage="imitation", done=0.5, loss=3.5))
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        *("labels: 0%", "labels: 1%", "labels: 50%"),
+        *("imitation: 50%, loss 4.0000", "imitation: 50%, loss 3.5000"),
+    ]
 
 
 @pytest.mark.slow

@@ -63,14 +63,14 @@ class TestLearning:
         rng = np.random.default_rng(0)
         rewards = []
         for _ in range(40):
-            played = play(PolicyNetwork(learner.weights()), task, 8, rng=rng, is_recorded=True)
+            played = play(PolicyNetwork(learner.weights()), task, 8, rng=rng)
             rewards.append(played.rewards_E.mean())
             learner.reinforce(played)
         assert np.mean(rewards[-5:]) > np.mean(rewards[:5]) + 0.02
 
     def test_without_lag_the_policys_loss_begins_at_probabilities_of_its_own(self, task):
         learner = Learner(first_weights(0), 1e-3)
-        played = play(PolicyNetwork(learner.weights()), task, 4, rng=np.random.default_rng(0), is_recorded=True)
+        played = play(PolicyNetwork(learner.weights()), task, 4, rng=np.random.default_rng(0))
         loss = vtrace_loss(learner.network, played, torch.device("cpu"))
         assert torch.isfinite(loss)
         loss.backward()

@@ -91,9 +91,9 @@ _PLANNERS = (
 #: Whose plan is taken where the model cannot tell another one from it: the caller's start, or else this planner's.
 _GIVEN, _PLAINEST = "start", "cost-greedy"
 #: The planner that names the sharding types which are priced first, and seconds for each table above which it is not
-#: asked: with more time for options, searches end no lower with its choice, and hardly so with less (metasyn, five
-#: draws: 0.8 points of the step lower at 0.1 s for 80 tables on 8 A100, 0.4 at 0.2 s for 160 on 32, each within its
-#: error; docs/results/policy.md).
+#: asked: with more time for options, searches end hardly lower with its choice (metasyn, 160 tables on 32 A100: 5.3
+#: points of the step at 0.1 s, 1.1 at 0.2 s, with errors of 1.0 and 0.4, 20 draws; none at 0.5 s, nine draws;
+#: docs/results/policy.md).
 _POLICY, _POLICY_TABLE_S = "policy", 1.3e-3
 #: Of shards on single ranks, whole or cut by columns.
 _ON_SINGLE_RANKS = frozenset({ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE})

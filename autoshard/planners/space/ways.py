@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autoshard.core import Collective, EmbeddingTable, Exchange, MemoryLevel, Pooling, Tier
 from autoshard.core.access.reuse import hit_rows
 from autoshard.core.costs import MsArray
-from autoshard.core.step import EMBEDDING_PARTS, Overlap
+from autoshard.core.step import EMBEDDING_PARTS, PART_INDEX, Overlap, StepPart
 from autoshard.planners.space.cost_gradient import CostGradient, FlatOptions, shard_costs
 from autoshard.planners.space.kinds import FloatArray
 from autoshard.planners.space.options import ShardingOption, ShardingType, hot_rows
@@ -29,6 +30,9 @@ _COVERAGES, _ROW_SHARES = (0.6, 0.9), (1e-3, 1e-2, 1e-1)
 _COVERAGE_STEP = 0.1
 #: Ratios below this count as this.
 _LEAST = 1e-6
+#: Logarithms of ratios are divided by this.
+_LOG_SCALE = 1.5
+_NUM_PARTS = len(EMBEDDING_PARTS)
 #: Features of an item, of a task, of a way, and of an option that is priced.
 NUM_ITEM, NUM_TASK = len(EMBEDDING_PARTS) + 1 + 11 + len(_COVERAGES) + len(_ROW_SHARES), len(EMBEDDING_PARTS) + 10
 NUM_WAY, NUM_PRICES = len(ShardingType) + 6, 6
@@ -230,6 +234,24 @@ def _topology_features(space: PlannerSpace, unit_ms: float, largest_ms: float) -
     ]
 
 
+def task_inputs(task_F: FloatArray | NDArray[np.float32]) -> dict[str, float]:
+    """What people call some features of a task: numbers of ranks and tables, and shares of memory and of the step.
+
+    Args:
+        task_F: See `TaskFeatures`; tables that share their ranks count once.
+    """
+    share_P, of_machine_F = task_F[:_NUM_PARTS], task_F[_NUM_PARTS:]
+    num_ranks = 2 ** (3 * float(of_machine_F[0]))
+    fill, _, per_rank = (10 ** (_LOG_SCALE * of_machine_F[-3:].astype(np.float64))).tolist()
+    exchanges = [PART_INDEX[part] for part in (StepPart.FORWARD_EXCHANGE, StepPart.BACKWARD_EXCHANGE)]
+    return {
+        "ranks": float(round(num_ranks)),
+        "tables": float(round(per_rank * num_ranks)),
+        "memory_fill": round(fill, 4),
+        "exchange_share": round(float(share_P[exchanges].sum()), 4),
+    }
+
+
 def _logs(ratios: FloatArray | MsArray) -> FloatArray:
     """Logarithms of ratios, about -4 to 4."""
-    return np.asarray(np.log10(np.maximum(ratios, _LEAST)) / 1.5)
+    return np.asarray(np.log10(np.maximum(ratios, _LEAST)) / _LOG_SCALE)

@@ -113,12 +113,13 @@ class LinearSearch:
         around: What shards add is taken as linear around this layout, until `relinearise`.
 
     Attributes:
+        fixed: The arrays of options, as the compiled search has them.
         won_O: How often each option was the best of its item, of those that could be taken.
     """
 
     def __init__(self, space: PlannerSpace, limits: Limits, flat: FlatOptions, around: Layout) -> None:
         self.space, self.limits, self.flat = space, limits, flat
-        self._fixed = _option_arrays(flat)
+        self.fixed = _option_arrays(flat)
         self.won_O: IntArray = np.zeros(len(flat.item_O), dtype=np.int32)
         self.relinearise(around)
 
@@ -144,7 +145,7 @@ class LinearSearch:
         """
         compiled = library()
         state = self._state(layout)
-        arrays: dict[str, NDArray[Any]] = {**self._fixed, **self._linear, **state}
+        arrays: dict[str, NDArray[Any]] = {**self.fixed, **self._linear, **state}
         arrays["won_o"] = self.won_O
         arrays["may_o"] = np.ascontiguousarray(may_O, dtype=np.uint8)
         held = HeldShards.of(self.flat, layout.chosen)
@@ -157,7 +158,7 @@ class LinearSearch:
             num_levels=state["free_mr"].shape[0],
             num_launches=self.launches.count_VK.shape[1],
             node_size=self.space.topology.local_world_size,
-            max_shards=int(np.diff(self._fixed["first_site_i"]).max()),
+            max_shards=int(np.diff(self.fixed["first_site_i"]).max()),
             num_synced=int(is_synced_X.sum()),
             sync_ms=float(self.rates.sync_V[held.kind_X[is_synced_X]].sum()),
             sync_base_ms=self.space.prices.sync_latency_ms(),
@@ -167,14 +168,18 @@ class LinearSearch:
         step_ms = compiled.autoshard_improve(task, effort.mode, effort.rounds, effort.most, effort.near, effort.heat)
         if np.isnan(step_ms):
             raise MemoryError
-        return _layout(self.space, self.limits, self.flat, state["option_i"], state["site"], self._fixed)
+        return self.layout(state["option_i"], state["site"])
+
+    def layout(self, option_i: IntArray, site: IntArray) -> Layout:
+        """The layout of an option of each item, among all, and of sites, from each item's first one on."""
+        return _layout(self.space, self.limits, self.flat, option_i, site, self.fixed)
 
     def _state(self, layout: Layout) -> dict[str, NDArray[Any]]:
         """The arrays that change, of a layout."""
-        held, first_option_I = HeldShards.of(self.flat, layout.chosen), self._fixed["first_option_i"][:-1]
+        held, first_option_I = HeldShards.of(self.flat, layout.chosen), self.fixed["first_option_i"][:-1]
         number_I = np.array([layout.choice(item)[0] for item in range(len(layout.chosen))], dtype=np.int32)
-        site = np.zeros(max(1, int(self._fixed["first_site_i"][-1])), dtype=np.int32)
-        site[self._fixed["first_site_i"][held.item_X] + held.number_X] = held.site_X
+        site = np.zeros(max(1, int(self.fixed["first_site_i"][-1])), dtype=np.int32)
+        site[self.fixed["first_site_i"][held.item_X] + held.number_X] = held.site_X
         return {
             "option_i": first_option_I + number_I,
             "site": site,
