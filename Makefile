@@ -18,7 +18,7 @@ help: ## Show this list
 
 install: $(STAMP) ## Set up .venv (FLAVOUR=cpu or cuda; found by nvidia-smi)
 
-$(STAMP): pyproject.toml $(wildcard requirements/*.txt) autoshard/planners/hybrid/compiled/search.c
+$(STAMP): pyproject.toml $(wildcard requirements/*.txt) $(wildcard autoshard/planners/hybrid/compiled/*.[ch])
 	@case "$(FLAVOUR)" in cpu|cuda) ;; *) echo "FLAVOUR is cpu or cuda, not '$(FLAVOUR)'" >&2; exit 2;; esac
 	@if ! $(PIP) --version >/dev/null 2>&1; then \
 		"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
