@@ -153,7 +153,7 @@ def slowdown(setting: Setting, registry: Path) -> float:
 #: FlexShard's rows and batch are divided by these; all columns are kept.
 _FLEX_SCALES: Final = (1024, 2048)
 #: Wire over computation of the row-wise step, at the second size: beside the one that the paper's gain implies.
-_FLEX_SHARES: Final = (1.5, 6.0)
+_FLEX_SHARES: Final = (6.0,)
 
 
 def flexshard_topology() -> Topology:
@@ -218,6 +218,7 @@ def oper_settings() -> tuple[Setting, ...]:
         Entry(label=f"{ratio:.0%}, {way}", planner=OPER, options=_oper_options(ratio), grad_sync=sync)
         for ratio in _OPER_RATIOS
         for way, sync in _WAYS.items()
+        if sync is not GradSync.ALL_GATHER or ratio == _OPER_RATIOS[0]
     )
     tables = syn_small(_OPER_RANKS).scaled(_OPER_SCALE)
     contest = (Contest(name="syn-small", group=OPER, tables=tables, entries=entries), topology)
@@ -551,12 +552,17 @@ def _flexshard_ratios(one: Executed) -> list[Ratio]:
 
 def _oper_ratios(one: Executed) -> list[Ratio]:
     runs = {run.label: run for run in one.contests[0].entries}
-    found = []
-    for ratio in _OPER_RATIOS:
-        dense, *others = (runs[f"{ratio:.0%}, {way}"] for way in _WAYS)
-        for run, gain in zip(others, (SPARSE_GAIN, None), strict=True):
-            found.append(Ratio.of(one.paper, f"{run.label} over dense", dense, run, gain))
-    return found
+    others = {label: run for label, run in runs.items() if not label.endswith("dense")}
+    return [
+        Ratio.of(
+            one.paper,
+            f"{label} over dense",
+            runs[f"{label.split(',')[0]}, dense"],
+            run,
+            SPARSE_GAIN if label.endswith("sparse") else None,
+        )
+        for label, run in others.items()
+    ]
 
 
 def _two_d_ratios(found: Sequence[Executed]) -> list[Ratio]:

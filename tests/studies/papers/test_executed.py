@@ -53,7 +53,7 @@ def test_flexshard_keeps_what_its_tiers_cover_and_heats_no_single_rank():
     model = MODELS[0]
     settings = executed.flexshard_settings()
     assert settings[0].share == pytest.approx(307 / 102, rel=0.01)
-    for setting, scale in zip(settings, (1024, 2048, 2048, 2048), strict=True):
+    for setting, scale in zip(settings, (1024, 2048, 2048), strict=True):
         ((contest, topology),) = setting.contests
         (table,) = contest.tables.tables
         assert (topology.world_size, topology.local_world_size) == (32, 8)
