@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from autoshard.core import Tier
+from autoshard.core import GradSync, Tier
 from autoshard.core.errors import InvalidOptionError
 from autoshard.planning import plan_costs
 from studies.papers import executed, neo, two_d
@@ -151,3 +151,23 @@ def test_a_setting_is_executed_round_by_round(tmp_path):
     assert (entry.failure, len(entry.steps_ms), found.num_ranks) == ("", 2, (8,))
     assert min(entry.steps_ms) > 0
     assert 0 < sum(entry.work_ms.values()) < 2 * max(entry.steps_ms)
+
+
+@pytest.mark.slow
+def test_oper_sums_gradients_of_the_same_copies_in_each_way(tmp_path):
+    (setting,) = executed.oper_settings()
+    ((contest, topology),) = setting.contests
+    assert (topology.num_nodes, topology.local_world_size) == (4, 4)
+    plans = {
+        entry.label: entry.plan(request_of(contest, topology, tmp_path))
+        for entry in contest.entries
+        if entry.label.startswith(("5%", "1%"))
+    }
+    whole = sum(table.storage_bytes for table in contest.tables.tables)
+    for label, plan in plans.items():
+        held = sum(shard.memory_bytes for shards in plan.local_shards() for shard in shards)
+        assert held / whole - 1 == pytest.approx(0.05 if label.startswith("5%") else 0.01, rel=0.1)
+        syncs = {placed.grad_sync for placed in plan.shards if len(placed.replicas) > 1}
+        assert syncs == {{"dense": GradSync.DENSE, "sparse": GradSync.SPARSE}.get(label[4:], GradSync.ALL_GATHER)}
+    cut = {label: [placed.shard.rows for placed in plan.shards] for label, plan in plans.items()}
+    assert cut["5%, dense"] == cut["5%, sparse"] != cut["1%, sparse"]
