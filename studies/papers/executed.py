@@ -71,6 +71,8 @@ PAPERS: Final = (FLEXSHARD, OPER, TWO_D, NEO)
 _HBM: Final = MemoryBytes(hbm=2 << 30)
 #: Bytes per second of links that take no time.
 _FREE: Final = 1e18
+#: Of features whose dims are not those of the bottom perceptron: all that plan files may say, and then a concatenation.
+_CONCATENATED: Final = "dot"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,12 +257,12 @@ def _oper_share(entry: Entry) -> float:
 _TWO_D_GPUS: Final = 32
 #: Samples of a rank; rows are divided as they are.
 _TWO_D_BATCH: Final = 8
-_TWO_D_RANKS: Final = (8, 16, 32, 64)
+_TWO_D_RANKS: Final = (8, 32, 64)
 FULL_LABEL, GROUPED_LABEL = "full", "groups"
 
 
 def two_d_settings() -> tuple[Setting, ...]:
-    """ExFM on 8 to 64 ranks, full model parallelism and groups of 8 (Table 2's 256 to 2,048 GPUs and groups of 256)."""
+    """ExFM on 8 to 64 ranks, in one group and in groups of 8, for Table 2's 256 to 2,048 GPUs and groups of 256."""
     pairs = [(_two_d_contest(ranks), _eight_hosts(ranks)) for ranks in _TWO_D_RANKS]
     return tuple(
         Setting(
@@ -281,7 +283,7 @@ def _two_d_contest(num_ranks: int) -> Contest:
         two_d.EXFM,
         num_tables=two_d.EXFM.num_tables // _TWO_D_GPUS,
         total_bytes=two_d.EXFM.total_bytes * shrink,
-        dense=replace(two_d.EXFM.dense, bottom_mlp=(16,), top_mlp=(1,)),
+        dense=replace(two_d.EXFM.dense, bottom_mlp=(16,), top_mlp=(1,), interaction=_CONCATENATED),
     )
     num_groups = num_ranks // _TWO_D_RANKS[0]
     grouped = {"num_groups": num_groups, "layout": "across_nodes", "sync_rows": SyncRows.ALL.value}
@@ -315,14 +317,14 @@ def _two_d_share() -> float:
 #: Nodes have 4 ranks for the paper's 8: as many nodes, half the ranks, and half the tables.
 _NODE_RANKS: Final = 4
 #: Most ranks of Fig. 9's runs, and ranks of Fig. 11's.
-_SCALING_RANKS, _OPTIMISED_RANKS = (4, 16, 64), 16
+_SCALING_RANKS, _OPTIMISED_RANKS = (4, 64), 16
 _BATCHES: Final = {"A": 32, "I": 16}
 #: Floating-point operations of a sample: few, since the all-reduce of dense layers does not shrink with the batch.
 _FLOPS: Final = {"A": 1e6, "I": 4e5}
 
 
 def neo_settings() -> tuple[Setting, ...]:
-    """Fig. 9's model I on 1, 4 and 16 nodes, and Fig. 11's runs of model A on 4 nodes, planned by `neo`."""
+    """Fig. 9's model I on 1 and 16 nodes, and Fig. 11's runs of model A on 4 nodes, planned by `neo`."""
     full = neo.throughput_runs(NEO)
     scaled_i = next(run for run in full if run.model is neo.MODEL_I)
     most = _SCALING_RANKS[-1]
@@ -372,6 +374,7 @@ def _neo_pair(run: neo.Run, num_ranks: int, most: int) -> tuple[Contest, Topolog
     local_batch = round((run.local_batch or model.local_batch) * shrink)
     # Tables of fewer ranks have fewer rows by `tables`, which counts from 128.
     tables = scaled.tables(num_ranks, run.dtype, local_batch)
+    dense = None if tables.dense is None else replace(tables.dense, interaction=_CONCATENATED)
     machine = neo.zionex(neo.FULL_RANKS)
     node, cluster = machine.levels
     levels = [replace(node, size=_NODE_RANKS)]
@@ -380,7 +383,9 @@ def _neo_pair(run: neo.Run, num_ranks: int, most: int) -> tuple[Contest, Topolog
     hbm = round(machine.memory_bytes.hbm * shrink * fewer)
     topology = Topology(world_size=num_ranks, device="cpu", memory_bytes=MemoryBytes(hbm=hbm), levels=tuple(levels))
     entry = Entry(label=run.name, planner=NEO, options={"sharding_types": run.sharding_types})
-    return Contest(name=run.name, group=NEO, tables=tables, entries=(entry,), payload=run.payload), topology
+    return Contest(
+        name=run.name, group=NEO, tables=replace(tables, dense=dense), entries=(entry,), payload=run.payload
+    ), topology
 
 
 @cache
