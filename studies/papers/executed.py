@@ -343,7 +343,6 @@ def neo_settings() -> tuple[Setting, ...]:
     runs = neo.optimisation_runs(NEO)
     optimised = tuple(_neo_pair(run, _OPTIMISED_RANKS, _OPTIMISED_RANKS) for run in runs)
     return (
-        *scaling,
         Setting(
             name=f"{NEO}-fig11",
             paper=NEO,
@@ -352,6 +351,7 @@ def neo_settings() -> tuple[Setting, ...]:
             share=_neo_share(runs[0]),
             row_share=0.25,
         ),
+        *scaling,
     )
 
 

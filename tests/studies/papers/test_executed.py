@@ -85,7 +85,7 @@ def test_groups_of_eight_have_a_rank_in_each_host_and_rows_as_many_lookups_as_th
 
 @pytest.mark.slow
 def test_neo_has_as_many_nodes_as_the_paper_and_tables_in_as_much_of_its_memory():
-    *scaling, optimised = executed.neo_settings()
+    optimised, *scaling = executed.neo_settings()
     assert [setting.contests[0][1].num_nodes for setting in scaling] == [1, 16]
     ((contest, topology),) = scaling[-1].contests
     paper = neo.request_of(neo.throughput_runs("neo")[-1])
