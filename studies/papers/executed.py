@@ -314,10 +314,10 @@ def _two_d_share() -> float:
     return two_d.outcome(two_d.FULL_RUNS[0]).all_to_all_ms / work_ms
 
 
-#: Nodes have 4 ranks for the paper's 8: as many nodes, half the ranks, and half the tables.
-_NODE_RANKS: Final = 4
-#: Most ranks of Fig. 9's runs, and ranks of Fig. 11's.
-_SCALING_RANKS, _OPTIMISED_RANKS = (4, 64), 16
+#: Ranks of Fig. 9's runs: 1 and 16 nodes as in the paper, of 2 ranks for its 8, and a quarter of the tables.
+_SCALING_RANKS, _SCALING_NODE = (2, 32), 2
+#: Ranks of Fig. 11's runs, in nodes of 4.
+_OPTIMISED_RANKS, _OPTIMISED_NODE = 16, 4
 _BATCHES: Final = {"A": 32, "I": 16}
 #: Floating-point operations of a sample: few, since the all-reduce of dense layers does not shrink with the batch.
 _FLOPS: Final = {"A": 1e6, "I": 4e5}
@@ -328,7 +328,7 @@ def neo_settings() -> tuple[Setting, ...]:
     full = neo.throughput_runs(NEO)
     scaled_i = next(run for run in full if run.model is neo.MODEL_I)
     most = _SCALING_RANKS[-1]
-    pairs = [_neo_pair(scaled_i, ranks, most) for ranks in _SCALING_RANKS]
+    pairs = [_neo_pair(scaled_i, ranks, most, _SCALING_NODE) for ranks in _SCALING_RANKS]
     scaling = tuple(
         Setting(
             name=f"{NEO}-fig9-{topology.world_size}",
@@ -341,7 +341,7 @@ def neo_settings() -> tuple[Setting, ...]:
         for contest, topology in pairs
     )
     runs = neo.optimisation_runs(NEO)
-    optimised = tuple(_neo_pair(run, _OPTIMISED_RANKS, _OPTIMISED_RANKS) for run in runs)
+    optimised = tuple(_neo_pair(run, _OPTIMISED_RANKS, _OPTIMISED_RANKS, _OPTIMISED_NODE) for run in runs)
     return (
         Setting(
             name=f"{NEO}-fig11",
@@ -355,13 +355,14 @@ def neo_settings() -> tuple[Setting, ...]:
     )
 
 
-def _neo_pair(run: neo.Run, num_ranks: int, most: int) -> tuple[Contest, Topology]:
+def _neo_pair(run: neo.Run, num_ranks: int, most: int, node_ranks: int) -> tuple[Contest, Topology]:
     """A run with as many tables and rows fewer as its largest run has fewer ranks and samples.
 
     Args:
         run: The paper's run on 128 GPUs.
         num_ranks: Ranks here.
         most: Ranks that stand for 128 GPUs.
+        node_ranks: Ranks of a node.
     """
     model = run.model
     shrink, fewer = _BATCHES[model.name] / model.local_batch, most / neo.FULL_RANKS
@@ -377,8 +378,8 @@ def _neo_pair(run: neo.Run, num_ranks: int, most: int) -> tuple[Contest, Topolog
     dense = None if tables.dense is None else replace(tables.dense, interaction=_CONCATENATED)
     machine = neo.zionex(neo.FULL_RANKS)
     node, cluster = machine.levels
-    levels = [replace(node, size=_NODE_RANKS)]
-    if num_ranks > _NODE_RANKS:
+    levels = [replace(node, size=node_ranks)]
+    if num_ranks > node_ranks:
         levels.append(replace(cluster, size=num_ranks))
     hbm = round(machine.memory_bytes.hbm * shrink * fewer)
     topology = Topology(world_size=num_ranks, device="cpu", memory_bytes=MemoryBytes(hbm=hbm), levels=tuple(levels))
@@ -591,7 +592,7 @@ def _scaling_ratios(found: Sequence[Executed]) -> list[Ratio]:
     return [
         Ratio.of(
             one.paper,
-            f"I, {one.num_ranks[0] // _NODE_RANKS} nodes",
+            f"I, {one.num_ranks[0] // _SCALING_NODE} nodes",
             base,
             one.contests[0].entries[0],
             (neo.MODEL_I.paper_scaling or 0) - 1 if one.num_ranks[0] == _SCALING_RANKS[-1] else None,
