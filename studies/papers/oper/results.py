@@ -12,6 +12,7 @@ import resource
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +62,7 @@ _AVAZU_VALUES = (
     *(7, 4737, 7745, 26, 8552, 559, 36, 2686408, 6729486, 8251),
     *(5, 4, 2626, 8, 9, 435, 4, 68, 172, 60),
 )
-LARGE_ROWS = 2_500_000_000
+SMALL_ROWS, LARGE_ROWS = 838_900_000, 2_500_000_000
 #: How much longer a row takes from another node than from a GPU of the own one (Fig. 8).
 LINK_GAP = 4.21
 #: Cost of a row in the own memory over one from a GPU of the own node: NVLink's 300 GB/s and HBM's 1,555 GB/s.
@@ -80,15 +81,11 @@ def two_nodes() -> Topology:
     cost_RR = np.where(node_R[:, None] == node_R, 1.0, LINK_GAP)
     np.fill_diagonal(cost_RR, _OWN_MEMORY)
     row_ms = 64 / 300e9 * 1e3
-    return replace(_cluster(2), fetch_ms=tuple(tuple(row) for row in (cost_RR * row_ms).tolist()))
+    return replace(nodes_of_four(2), fetch_ms=tuple(tuple(row) for row in (cost_RR * row_ms).tolist()))
 
 
-def eight_nodes() -> Topology:
-    """32 A100 in nodes of 4, for the larger synthetic data."""
-    return _cluster(8)
-
-
-def _cluster(num_nodes: int) -> Topology:
+def nodes_of_four(num_nodes: int) -> Topology:
+    """Nodes of 4 A100, whose links differ 4.21 times: 4 nodes in Fig. 9b, 8 for the larger synthetic data."""
     near, far = Link(bytes_per_s=3e11), Link(bytes_per_s=3e11 / LINK_GAP)
     return Topology(
         world_size=4 * num_nodes,
@@ -121,6 +118,11 @@ def avazu(num_ranks: int = 8) -> TableSet:
 def terabyte(num_ranks: int = 8) -> TableSet:
     """Criteo Terabyte: 242.5 million rows of dimension 64, in the proportions of the published sizes of its tables."""
     return _in_proportion(TERABYTE_ROWS, num_ranks)
+
+
+def syn_small(num_ranks: int = 16) -> TableSet:
+    """As large as Syn_Small: 838.9 million rows of dimension 64, in the same proportions."""
+    return _in_proportion(SMALL_ROWS, num_ranks)
 
 
 def syn_large(num_ranks: int = 32) -> TableSet:
@@ -324,7 +326,7 @@ def exchange_by_threshold(mode: str, ratio: float) -> tuple[RankTraffic, ...]:
 
 def search_times() -> tuple[SearchTime, ...]:
     """The search at the paper's threshold for Criteo Terabyte's rows, and for ten times as many, in both modes."""
-    sets = (("Criteo Terabyte", terabyte, dgx_a100), ("Syn_Large", syn_large, eight_nodes))
+    sets = (("Criteo Terabyte", terabyte, dgx_a100), ("Syn_Large", syn_large, partial(nodes_of_four, 8)))
     return tuple(
         _search_time(f"{name}, {mode}", tables(), topology(), mode) for name, tables, topology in sets for mode in MODES
     )

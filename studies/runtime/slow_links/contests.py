@@ -15,6 +15,7 @@ from autoshard.core import (
     Exchange,
     Feature,
     GradSync,
+    Payload,
     PlacedShard,
     RowRange,
     RowsBy,
@@ -123,12 +124,14 @@ class Effort:
         warmup_steps: Steps before them.
         repeats: Times that all plans run, one round after the other; the quickest run of each counts.
         virtual_time: Whether a rank's time is that of a core of its own, and the topology's links.
+        row_share: In virtual time, as `RunRequest` has it.
     """
 
     steps: int = 6
     warmup_steps: int = 2
     repeats: int = 2
     virtual_time: bool = False
+    row_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +163,8 @@ class EntryRun:
         failure: Why there is no plan, or none that the engine executes; empty if there is one.
         planning_s: Time that planning took.
         step: Predicted and measured; None after a failure.
+        steps_ms: Step of each run, in the order in which plans took turns.
+        work_ms: In virtual time, CPU time of the rank that has most, by part of the step, without waits.
         sent: Bytes by stream; empty where the engine does not count them.
         tiers: Number of shards of each sharding type.
     """
@@ -168,6 +173,8 @@ class EntryRun:
     failure: str = ""
     planning_s: float = 0.0
     step: StepRun | None = None
+    steps_ms: tuple[float, ...] = ()
+    work_ms: Mapping[str, float] = field(default_factory=dict)
     sent: Mapping[str, StreamBytes] = field(default_factory=dict)
     tiers: Mapping[str, int] = field(default_factory=dict)
 
@@ -182,6 +189,7 @@ class Contest:
         tables: The task.
         entries: Who plans it.
         seed: Of plans, weights and batches.
+        payload: Number formats on the wire.
     """
 
     name: str
@@ -189,6 +197,7 @@ class Contest:
     tables: TableSet
     entries: Sequence[Entry] = ENTRIES
     seed: int = 0
+    payload: Payload = field(default_factory=Payload)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +251,7 @@ def run_contests(
         device="cpu",
         virtual_time=effort.virtual_time,
         registry_path=str(registry) if effort.virtual_time else None,
+        row_share=effort.row_share,
     )
     runs = {
         (contest.name, one.entry.label): _entry_run(one, plan, contest, registry, of_plan)
@@ -265,15 +275,20 @@ def run_contests(
 
 
 def _plan_all(contest: Contest, topology: Topology, registry: Path) -> list[_Planned]:
-    costs = make_costs(contest.tables, topology, registry)
-    request = PlanRequest(
+    request = request_of(contest, topology, registry)
+    return [_plan(entry, request) for entry in contest.entries]
+
+
+def request_of(contest: Contest, topology: Topology, registry: Path) -> PlanRequest:
+    """What entries of a contest plan."""
+    return PlanRequest(
         tables=contest.tables,
         topology=topology,
-        costs=costs,
+        costs=make_costs(contest.tables, topology, registry),
         seed=contest.seed,
         registry=registry,
+        payload=contest.payload,
     )
-    return [_plan(entry, request) for entry in contest.entries]
 
 
 def _plan(entry: Entry, request: PlanRequest) -> _Planned:
@@ -299,7 +314,8 @@ def _entry_run(
     planned: _Planned, plan: ShardingPlan, contest: Contest, registry: Path, results: Sequence[RunResult]
 ) -> EntryRun:
     price = price_step(plan, plan_costs(plan, registry))
-    measured = MeasuredStep.quickest([MeasuredStep.of(result) for result in results])
+    runs = [MeasuredStep.of(result) for result in results]
+    measured = MeasuredStep.quickest(runs)
     tiers = [placed.tier.value for placed in plan.shards]
     step = StepRun(
         trial={
@@ -319,6 +335,8 @@ def _entry_run(
         label=planned.entry.label,
         planning_s=planned.seconds,
         step=step,
+        steps_ms=tuple(one.step_ms for one in runs),
+        work_ms={part.value: max((one.get(part, 0.0) for one in measured.work_ms_R), default=0.0) for part in StepPart},
         sent=_sent(plan, results[0]),
         tiers={tier: tiers.count(tier) for tier in dict.fromkeys(tiers)},
     )
@@ -364,17 +382,25 @@ GROUPS_RANKS, NUM_GROUPS = 16, (1, 2, 4)
 _DENSE = DenseLayers(num_dense_features=13, bottom_mlp=(64, 32), top_mlp=(64, 1))
 
 
-def flexshard_contest(model: PaperModel, num_ranks: int) -> Contest:
+def flexshard_contest(
+    model: PaperModel, num_ranks: int, *, scale: int = FLEXSHARD_SCALE, dim: int = FLEXSHARD_DIM
+) -> Contest:
     """Row-wise, 2-tier and 3-tier sharding of one of FlexShard's models (Table 6), with the tiers of Table 5.
 
-    The paper's rule would choose others here, where a node has two ranks to hold a copy and not eight.
+    The paper's rule would choose others where a node has two ranks to hold a copy and not eight.
+
+    Args:
+        model: One of Table 4.
+        num_ranks: Ranks.
+        scale: Divides rows and batch.
+        dim: Columns of the table.
     """
     whole = TableSet(batch_size=LOCAL_BATCH * num_ranks, tables=(model.table(model.measured_length),))
-    scaled = whole.scaled(FLEXSHARD_SCALE)
-    tables = tuple(replace(table, embedding_dim=FLEXSHARD_DIM) for table in scaled.tables)
+    scaled = whole.scaled(scale)
+    tables = tuple(replace(table, embedding_dim=dim) for table in scaled.tables)
     all_rows = tables[0].num_embeddings
     two_tier, replicated, flexed = (
-        round(share.num_rows / FLEXSHARD_SCALE) for share in (model.two_tier, model.replicated, model.flexed)
+        round(share.num_rows / scale) for share in (model.two_tier, model.replicated, model.flexed)
     )
     tiers = (
         ((Tier.ROW_WISE, all_rows),),
@@ -385,7 +411,7 @@ def flexshard_contest(model: PaperModel, num_ranks: int) -> Contest:
     return Contest(
         name=f"flexshard-{model.name.lower()}",
         group=FLEXSHARD,
-        tables=replace(scaled, tables=tables, dense=_DENSE),
+        tables=replace(scaled, tables=tables, dense=replace(_DENSE, bottom_mlp=(64, dim))),
         entries=entries,
     )
 
