@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Group, RenderableType
@@ -418,8 +418,7 @@ def _predicted(plan: ShardingPlan, result: RunResult) -> RunPrediction | None:
         f"the plan is for batches of {plan.tables.batch_size:,} samples": result.batch_size != plan.tables.batch_size,
         f"the prediction is for overlap {overlap}": overlap is not result.overlap,
         "the engine torchrec ran it, and models are fitted to the engine thin": result.engine == "torchrec",
-        "the plan was changed on the way": result.job is not None
-        and any(one.is_changed for one in result.job.plan_changes),
+        "the plan was changed on the way": result.job is not None and result.job.has_adopted,
     }
     reasons = tuple(text for text, applies in differences.items() if applies)
     return RunPrediction(step_ms=predicted.step_ms, parts=predicted.parts or None, reasons=reasons)
@@ -471,7 +470,10 @@ def run_on(launcher: Launcher, options: RunOptions, num_processes: int, as_json:
     if options.append_to is not None:
         from autoshard.runtime.run_store import append_run
 
-        log(f"Wrote {append_run(options.append_to, plan, result)}")
+        if result.job is not None and result.job.has_adopted:
+            log(f"Added nothing to {options.append_to}: the plan was changed on the way.")
+        else:
+            log(f"Wrote {append_run(options.append_to, plan, result)}")
     if options.html is not None:
         from autoshard.formats import atomic_write
         from autoshard.report import run_page
@@ -571,6 +573,14 @@ def _interval(result: RunResult) -> str:
     return f" ({write_ms(result.step_low_ms)} to {write_ms(result.step_high_ms)})"
 
 
+#: What is said of the plan that a job went on under, by `ResumedPlan`.
+_RESUMED: Final = {
+    "adopted": "Went on under the plan that the job had adopted.",
+    "plan_changed": "Went on under this plan, which is another than the job was begun with, and left the adopted one.",
+    "processes_changed": "Went on under this plan: the adopted one is for another number of processes.",
+}
+
+
 def _of_job(result: RunResult) -> list[str]:
     """What became of a training job."""
     job = result.job
@@ -584,6 +594,8 @@ def _of_job(result: RunResult) -> list[str]:
         lines.append(
             f"Lines that are no samples and were left out: {job.skipped_lines:,}; the first: {job.first_skipped}"
         )
+    if job.resumed_plan is not None:
+        lines.append(_RESUMED[job.resumed_plan])
     for one in job.plan_changes:
         what = "changed the plan" if one.is_changed else "kept the plan"
         took = "" if one.adopt_ms is None else f", which took {one.adopt_ms:,.0f} ms"
