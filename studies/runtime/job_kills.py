@@ -63,8 +63,10 @@ _SEARCHING_S, _CHANGING_S = 4.0, 0.8
 _POLL_CHANGE_S: Final = 0.002
 #: Steps after the last kill and before the job is told to end.
 _STEPS_AFTER: Final = 60
-#: What the order of sums makes of a weight or a loss.
-_ROUNDING: Final = 1e-4
+#: Largest difference of a weight or a loss. Of a job with seed 2, 51 of 200,000 rows differed by 3e-6 to 1.3e-4 while
+#: moments of all rows agreed to 3e-5 of them, so that no update was lost: a row's first one moves it by the learning
+#: rate, 0.05, however small its gradient is.
+_ROUNDING: Final = 1e-3
 _NUM_TABLES, _SCALE, _BATCH_SIZE, _NUM_SAMPLES = 8, 4096, 256, 20_000
 _CHECKPOINT_EVERY: Final = 10
 _NUM_PROCESSES: Final = 4
