@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Group, RenderableType
@@ -393,9 +393,20 @@ def _machine_note(plan: ShardingPlan) -> str:
     return f"the plan's prices are of {priced_on}, and this machine is {here}"
 
 
-def _predicted(plan: ShardingPlan, result: RunResult) -> RunPrediction | None:
-    """What the plan predicted for the run, and how the run differs from that; None without prices."""
+#: Lookups of the fullest process above the mean from which on a run says so.
+_TOLD_SHARE: Final = 0.05
+
+
+def _predicted(plan: ShardingPlan, result: RunResult, *, is_random: bool) -> RunPrediction | None:
+    """What the plan predicted for the run, and how the run differs from that; None without prices.
+
+    Args:
+        plan: The plan.
+        result: What was measured.
+        is_random: Whether samples of files were dealt to processes as they came.
+    """
     from autoshard.core.step import Overlap
+    from autoshard.evaluation.batch_memory import largest_share
     from autoshard.runtime.results import RunPrediction
 
     predicted = plan.predicted
@@ -404,6 +415,8 @@ def _predicted(plan: ShardingPlan, result: RunResult) -> RunPrediction | None:
     num_cores = len(os.sched_getaffinity(0))
     load = os.getloadavg()[0]
     is_shared = result.device == CPU and result.virtual is None
+    tables = replace(plan.tables, batch_size=result.batch_size)
+    above = largest_share(tables, result.num_processes) - 1
     device, overlap = plan.topology.device, predicted.overlap or Overlap.NONE
     differences = {
         f"{result.num_processes} processes share {num_cores} core{'' if num_cores == 1 else 's'}": (
@@ -418,8 +431,9 @@ def _predicted(plan: ShardingPlan, result: RunResult) -> RunPrediction | None:
         f"the plan is for batches of {plan.tables.batch_size:,} samples": result.batch_size != plan.tables.batch_size,
         f"the prediction is for overlap {overlap}": overlap is not result.overlap,
         "the engine torchrec ran it, and models are fitted to the engine thin": result.engine == "torchrec",
-        "the plan was changed on the way": result.job is not None
-        and any(one.is_changed for one in result.job.plan_changes),
+        f"samples are dealt at random, and the price is of means: of {result.num_processes} processes one has about "
+        f"{above:.0%} more lookups (--balance)": is_random and above >= _TOLD_SHARE,
+        "the plan was changed on the way": result.job is not None and result.job.has_adopted,
     }
     reasons = tuple(text for text, applies in differences.items() if applies)
     return RunPrediction(step_ms=predicted.step_ms, parts=predicted.parts or None, reasons=reasons)
@@ -467,11 +481,15 @@ def run_on(launcher: Launcher, options: RunOptions, num_processes: int, as_json:
         if stop is not None and stop.is_set():
             raise typer.Exit(_TERMINATED_EXIT_CODE)
         return
-    result = replace(results[0], predicted=_predicted(plan, results[0]))
+    is_random = options.samples.data is not None and not options.samples.balance
+    result = replace(results[0], predicted=_predicted(plan, results[0], is_random=is_random))
     if options.append_to is not None:
         from autoshard.runtime.run_store import append_run
 
-        log(f"Wrote {append_run(options.append_to, plan, result)}")
+        if result.job is not None and result.job.has_adopted:
+            log(f"Added nothing to {options.append_to}: the plan was changed on the way.")
+        else:
+            log(f"Wrote {append_run(options.append_to, plan, result)}")
     if options.html is not None:
         from autoshard.formats import atomic_write
         from autoshard.report import run_page
@@ -571,6 +589,14 @@ def _interval(result: RunResult) -> str:
     return f" ({write_ms(result.step_low_ms)} to {write_ms(result.step_high_ms)})"
 
 
+#: What is said of the plan that a job went on under, by `ResumedPlan`.
+_RESUMED: Final = {
+    "adopted": "Went on under the plan that the job had adopted.",
+    "plan_changed": "Went on under this plan, which is another than the job was begun with, and left the adopted one.",
+    "processes_changed": "Went on under this plan: the adopted one is for another number of processes.",
+}
+
+
 def _of_job(result: RunResult) -> list[str]:
     """What became of a training job."""
     job = result.job
@@ -584,6 +610,8 @@ def _of_job(result: RunResult) -> list[str]:
         lines.append(
             f"Lines that are no samples and were left out: {job.skipped_lines:,}; the first: {job.first_skipped}"
         )
+    if job.resumed_plan is not None:
+        lines.append(_RESUMED[job.resumed_plan])
     for one in job.plan_changes:
         what = "changed the plan" if one.is_changed else "kept the plan"
         took = "" if one.adopt_ms is None else f", which took {one.adopt_ms:,.0f} ms"

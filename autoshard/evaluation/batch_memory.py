@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
@@ -229,6 +230,22 @@ class BatchMemory:
             activation_R=inputs_R + outputs_R + returned_R,
             training_R=inputs_R + returned_R + np.maximum(gradients_R, outputs_R) + kept_R,
         )
+
+
+def largest_share(tables: TableSet, num_ranks: int) -> float:
+    """Lookups of the rank that asks for most of them over the mean, expected; samples are dealt at random.
+
+    Prices are of means, as balanced batches are. Lengths of features are taken as independent.
+
+    Source:
+        The largest of R normal numbers, by Blom, Statistical Estimates and Transformed Beta-Variables, 1958: their
+        quantile (R - 3/8) / (R + 1/4), 0.01 above the mean that was drawn for R = 8.
+    """
+    features = [feature for table in tables.tables for feature in table.features]
+    variance = sum(feature.pooling_variance for feature in features) * num_ranks / tables.batch_size
+    mean = sum(feature.pooling_factor for feature in features)
+    deviations = NormalDist().inv_cdf((num_ranks - 0.375) / (num_ranks + 0.25))
+    return 1.0 + deviations * math.sqrt(variance) / mean if mean else 1.0
 
 
 def peak_factor(table: EmbeddingTable, local_batch: float) -> float:

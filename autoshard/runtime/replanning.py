@@ -197,6 +197,7 @@ class JobReplanning:
     Attributes:
         changes: What was decided, in turn.
         plan: The plan that is executed.
+        row_orders: Its row orders that list ids, by table.
     """
 
     def __init__(
@@ -215,7 +216,7 @@ class JobReplanning:
         self._is_under_way, self._heard_at = False, 0
         self._heard_every = max(1, settings.every // _HEARD_PER_DECISION)
         self.changes: list[PlanChange] = []
-        self.plan = plan
+        self.plan, self.row_orders = plan, row_orders
 
     def after(self, step: int) -> None:
         """What is to be done after a step: all processes call it after the same.
@@ -263,7 +264,7 @@ class JobReplanning:
                 change = replace(change, is_changed=False, reason=f"could not be adopted: {error}")
             else:
                 change = replace(change, adopt_ms=(time.perf_counter() - begun_s) * 1e3)
-                self.plan = decision.plan
+                self.plan, self.row_orders = decision.plan, decision.row_orders
                 if self._planner is not None:
                     self._planner.adopted(decision)
         self.changes.append(change)

@@ -284,6 +284,14 @@ class PlanChange:
     adopt_ms: Annotated[float | None, Meaning("How long going over to the new plan took; null where it stayed.")] = None
 
 
+class ResumedPlan(StrEnum):
+    """Which plan a job goes on under whose checkpoint has one that it had adopted."""
+
+    ADOPTED = "adopted"
+    PLAN_CHANGED = "plan_changed"
+    PROCESSES_CHANGED = "processes_changed"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobReport:
     """What became of a training job."""
@@ -299,6 +307,18 @@ class JobReport:
         Size(),
         Meaning("Decisions about the plan, where the job plans again.", written=Written.ALWAYS),
     ] = ()
+    resumed_plan: Annotated[
+        ResumedPlan | None,
+        Meaning(
+            "Which plan it went on under, where its checkpoint has an adopted one: that (`adopted`), or the command's, "
+            "because the job was begun with another (`plan_changed`) or on other processes (`processes_changed`)."
+        ),
+    ] = None
+
+    @property
+    def has_adopted(self) -> bool:
+        """Whether steps were made under another plan than the command's."""
+        return self.resumed_plan is ResumedPlan.ADOPTED or any(one.is_changed for one in self.plan_changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -202,6 +202,10 @@ def shard(
     the seed, by the `init_fn` of their config. Tables with `requires_grad=False` stay as they are. All processes of the
     group call it with the same arguments.
 
+    Each module looks up and exchanges in its own forward pass: nothing of the next batch is prefetched, and no plan
+    follows the first one. A trainer that wants `pipelined` or `adopt` takes `ShardedEmbeddings`; a checkpoint of the
+    model loads under any other plan.
+
     Args:
         model: The model, its other parameters on the device.
         plan: A plan of its tables, by their names in `tables_of(model)`.

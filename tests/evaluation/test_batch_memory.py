@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from autoshard.core import Feature, Pooling
-from autoshard.evaluation.batch_memory import peak_factor
-from tests.builders import table
+from autoshard.evaluation.batch_memory import largest_share, peak_factor
+from tests.builders import table, tables
 
 
 def history(*features):
@@ -46,3 +46,21 @@ def test_batches_are_normal_about_their_mean():
     assert peak_factor(steady(pooling_variance=51_200.0), 512) == pytest.approx(1.23263)
     assert peak_factor(steady(pooling_p99=100 + 2.3263 * 10), 100) == pytest.approx(1 + 2.3263 / 100)
     assert peak_factor(replace(steady(pooling_variance=51_200.0), pooling=Pooling.SUM), 512) == 1.0
+
+
+@pytest.mark.parametrize(("num_ranks", "expected"), [(1, 1.0), (2, 1.0360), (8, 1.0876), (64, 1.1427)])
+def test_one_rank_gets_more_of_what_is_dealt_at_random(num_ranks, expected):
+    # 64 samples a rank of four features of mean 20 and variance 382: the sum deviates by 6.1% of its mean.
+    features = [Feature(name=f"f{number}", pooling_factor=20.0, pooling_variance=382.0) for number in range(4)]
+    task = tables(history(*features), batch_size=64 * num_ranks)
+    found = largest_share(task, num_ranks)
+    assert found == pytest.approx(expected, abs=1e-4)
+    shape, ratio = 64 * 4 * 400 / 382, 382 / 20
+    drawn = np.random.default_rng(0).gamma(shape, ratio, size=(20_000, num_ranks)).max(axis=1).mean()
+    # Sums of 256 lengths are a little skewed, which a normal distribution leaves out.
+    assert found == pytest.approx(drawn / (64 * 80), rel=0.01)
+
+
+def test_samples_of_one_length_are_even():
+    task = tables(history(Feature(name="f", pooling_factor=20.0)), batch_size=512)
+    assert largest_share(task, 8) == 1.0

@@ -13,6 +13,8 @@ from autoshard.core import (
     DType,
     Exchange,
     GradSync,
+    MemoryLevel,
+    MemoryPlacement,
     Optimizer,
     PlacedShard,
     Pooling,
@@ -41,6 +43,7 @@ TABLES = (
     make.table("rowwise", 61, 16, optimizer=Optimizer.ROWWISE_ADAGRAD, pooling=Pooling.MEAN, row_order=None),
     make.table("adagrad", 40, 16, optimizer=Optimizer.ADAGRAD, row_order=None),
     make.table("adam", 33, 16, optimizer=Optimizer.PARTIAL_ROWWISE_ADAM, row_order=None),
+    make.table("lamb", 35, 16, optimizer=Optimizer.LAMB, row_order=None),
     make.table("sequence", 47, 16, optimizer=Optimizer.ROWWISE_ADAGRAD, pooling=Pooling.SEQUENCE, row_order=None),
 )
 
@@ -119,6 +122,13 @@ LAYOUTS = {
     "a copy per node": Layout(
         lambda table, _: row_wise(table, tier=Tier.FLEX, replicas=NODES, grad_sync=GradSync.SPARSE)
     ),
+    # All tables but those of LAMB, whose rows a GPU cannot have there.
+    "host memory": Layout(
+        lambda table, number: [
+            replace(one, memory=MemoryPlacement(level=MemoryLevel.DDR)) if table.name != "lamb" else one
+            for one in on_each(table, [(number + at) % 4 for at in range(2)], rows=((0, 0.5), (0.5, 1)))
+        ]
+    ),
     "replica groups": Layout(
         lambda table, number: on_each(table, [number % 2]),
         changes={
@@ -134,7 +144,7 @@ def plan_of(name, tables=TABLES):
     return make.plan(
         *shards,
         tables=make.tables(*tables, batch_size=8 * RANKS),
-        topology=make.topology(2, RANKS),
+        topology=make.topology(2, RANKS, ddr=1 << 40),
         **layout.changes,
     )
 
@@ -282,7 +292,7 @@ def check_refusals(embeddings):
     plan, other = plan_of("table-wise"), make.table("sgd", 54, 16, optimizer=Optimizer.SGD, dtype=DType.FP16)
     other_tables = plan_of("table-wise", (other, *TABLES[1:]))
     larger = replace(plan, tables=replace(plan.tables, batch_size=16 * RANKS))
-    odd = replace(plan, shards=(*plan.shards[:-1], *on_each(TABLES[4], [0], columns=((0, 2), (2, 16)))))
+    odd = replace(plan, shards=(*plan.shards[:-1], *on_each(TABLES[-1], [0], columns=((0, 2), (2, 16)))))
     bad_order = {"sgd": torch.tensor([1, 1])}
     for given, orders, expected, text in (
         (other_tables, {}, InputError, r'^plan.tables: must be .*: table "sgd" there is not table "sgd" here'),

@@ -45,6 +45,8 @@ OPTIMIZERS = (
     Optimizer.ROWWISE_ADAGRAD,
     Optimizer.ADAM,
     Optimizer.PARTIAL_ROWWISE_ADAM,
+    Optimizer.LAMB,
+    Optimizer.PARTIAL_ROWWISE_LAMB,
 )
 
 
@@ -53,7 +55,9 @@ def table(optimizer, rows, dim=16, name=None, **fields):
 
 
 #: One of each optimizer: more rows than processes come out even for, columns for 2 and 4 cuts.
-TABLES = tuple(table(optimizer, rows) for optimizer, rows in zip(OPTIMIZERS, (37, 101, 64, 50, 33), strict=True))
+TABLES = tuple(
+    table(optimizer, rows) for optimizer, rows in zip(OPTIMIZERS, (37, 101, 64, 50, 33, 45, 41), strict=True)
+)
 
 
 #: So many rows that a step updates few of them.

@@ -11,7 +11,7 @@ from autoshard.core.errors import InputError
 from autoshard.formats import read_plan, write_plan
 from autoshard.formats.row_orders import write_row_order
 from autoshard.runtime import RunRequest
-from autoshard.runtime.processes.session import make_engine
+from autoshard.runtime.processes.session import make_engine, resumed_sharding
 from tests import builders as make
 from tests.ranks import on_ranks
 
@@ -38,8 +38,9 @@ def tiered_plan():
 
 def refusal(path):
     """What the plan's engine is refused with: type, source, field and message; None for nothing."""
+    request = RunRequest(plan_path=path, device="cpu")
     try:
-        make_engine(RunRequest(plan_path=path, device="cpu"), read_plan(path), torch.device("cpu"))
+        make_engine(request, resumed_sharding(request, read_plan(path), 2), torch.device("cpu"))
     except InputError as found:
         return type(found).__name__, found.source, found.field, found.message
 

@@ -1,7 +1,9 @@
 """A job's plan made anew beside training, by a child process."""
 
+import shutil
 import time
 from contextlib import closing
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,17 +14,21 @@ import torch.distributed as dist
 from autoshard.commands.run import _of_job
 from autoshard.core import Exchange, GradSync, RowRange, RowsBy, Shard, Split, Tier
 from autoshard.core.errors import DeviceError
-from autoshard.formats import write_plan
-from autoshard.runtime import RunRequest
+from autoshard.formats import digest, plan_to_json, read_plan, write_plan
+from autoshard.formats.row_orders import read_row_orders, with_row_orders
+from autoshard.runtime import RunRequest, replanning
 from autoshard.runtime.access_counts import AccessCounter, AccessCounts
 from autoshard.runtime.batch import BatchOfIds
+from autoshard.runtime.checkpoints import Checkpoint
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.rows.fused import FusedSettings
-from autoshard.runtime.replanning import JobReplanning, Replanner, ReplanSettings
+from autoshard.runtime.processes.session import Session
+from autoshard.runtime.replanning import JobReplanning, PlanDecision, Replanner, ReplanSettings
 from autoshard.runtime.results import JobReport, PlanChange
 from autoshard.validator import validate_plan
 from tests import builders as make
 from tests.ranks import executed, on_ranks
+from tests.runtime.test_training_loop import last_files
 
 NUM_ROWS, NUM_HOT = 50_000, 1_000
 ORDER = torch.from_numpy(np.random.default_rng(0).permutation(NUM_ROWS))
@@ -142,6 +148,82 @@ def train_until_changed():
     return changes, is_held
 
 
+class Scripted(Replanner):
+    """Decides on the hot rows of today in a job's fourth step, and on nothing later."""
+
+    def begin(self, step, *_):
+        plan, orders = (a_plan(), {"t": ORDER.flip(0)}) if step == 4 else (None, {})
+        self._told = PlanDecision(step=step, reason="as scripted", plan=plan, row_orders=orders)
+
+    def adopted(self, decision):
+        pass
+
+
+def scripted(requests):
+    """What is executed where decisions are those of the script."""
+    replanning.Replanner = Scripted
+    return Session(requests, torch.device("cpu"), lambda *_: None).run_all()
+
+
+@pytest.fixture
+def following(tmp_path):
+    """A request to train two processes for 24 steps, which change their plan after step 5."""
+    path = tmp_path / "plan.json"
+    write_plan(with_row_orders(a_plan(), {"t": ORDER.numpy()}, path), path)
+    return RunRequest(
+        plan_path=str(path), device="cpu", steps=24, warmup_steps=0, replan_every=4, drift_every=6,
+        checkpoint_every=5, checkpoints_path=str(tmp_path / "job"),
+    )  # fmt: skip
+
+
+def digest_of(path):
+    return digest(plan_to_json(read_plan(path)))
+
+
+def last_checkpoint(folder):
+    return Checkpoint(max(folder.glob("step-*")))
+
+
+def trained(request, num_processes=2):
+    (result,) = on_ranks(scripted, num_processes, [request])[0]
+    return result.job
+
+
+def test_a_job_goes_on_under_the_plan_that_it_has_adopted(following, tmp_path):
+    whole = trained(replace(following, checkpoints_path=str(tmp_path / "whole")))
+    assert [one.decided_at for one in whole.plan_changes if one.adopt_ms is not None] == [5]
+    assert whole.resumed_plan is None
+    assert trained(replace(following, steps=13)).resumed_plan is None
+    rest = trained(following)
+    assert (rest.resumed_from, rest.resumed_plan, rest.has_adopted) == (13, "adopted", True)
+    assert not [one for one in rest.plan_changes if one.adopt_ms is not None]
+    assert last_files(tmp_path / "job") == last_files(tmp_path / "whole")
+    saved, undisturbed = (last_checkpoint(tmp_path / name) for name in ("job", "whole"))
+    assert saved.manifest.begun_with == undisturbed.manifest.begun_with == digest_of(following.plan_path)
+    assert saved.manifest.plan_digest == undisturbed.manifest.plan_digest != saved.manifest.begun_with
+    # The checkpoint has the rows of its plan: it can be executed and planned again.
+    orders = read_row_orders(saved.plan, saved.folder / "plan.json")
+    assert orders["t"].tolist() == ORDER.flip(0)[:NUM_HOT].tolist()
+    assert saved.verify() == []
+
+
+def test_a_job_whose_command_has_another_plan_or_other_processes_leaves_the_adopted_one(following, tmp_path):
+    trained(replace(following, steps=13))
+    fewer = trained(replace(following, steps=15), 1)
+    assert (fewer.resumed_from, fewer.resumed_plan) == (13, "processes_changed")
+    assert last_checkpoint(tmp_path / "job").manifest.begun_with is None
+    shutil.rmtree(tmp_path / "job" / "step-000000000015")
+    write_plan(
+        make.plan(*a_plan().shards, batch_size=512, topology=make.topology(2, bytes_per_s=2e7)), following.plan_path
+    )
+    other = trained(replace(following, steps=15))
+    assert (other.resumed_from, other.resumed_plan) == (13, "plan_changed")
+    saved = last_checkpoint(tmp_path / "job").manifest
+    assert (saved.step, saved.begun_with, saved.plan_digest) == (15, None, digest_of(following.plan_path))
+    # From here on, the job is one of the new plan.
+    assert trained(following).resumed_plan is None
+
+
 def test_planning_without_lookups_is_told(planner):
     planner.begin(10, AccessCounts.nothing(1), 1_000)
     assert planner.is_planning
@@ -193,6 +275,10 @@ def test_the_report_tells_each_decision():
         trained_steps=20, resumed_from=None, restarts=0, is_stopped=False, skipped_lines=0, first_skipped=None,
         plan_changes=(changed, PlanChange(counted_at=15, decided_at=18, is_changed=False, reason="no plan was found")),
     )  # fmt: skip
+    assert _of_job(SimpleNamespace(job=replace(job, resumed_from=8, resumed_plan="adopted")))[:2] == [
+        "Trained 20 steps, from the checkpoint of step 8 on.",
+        "Went on under the plan that the job had adopted.",
+    ]
     assert _of_job(SimpleNamespace(job=job))[-2:] == [
         "Step 12: changed the plan, which took 3 ms (it pays).",
         "Step 18: kept the plan (no plan was found).",

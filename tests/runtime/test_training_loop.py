@@ -12,9 +12,12 @@ import torch
 import torch.distributed as dist
 
 from autoshard.cli import main
-from autoshard.core import DenseLayers, ReplicaGroups
+from autoshard.commands.run import _predicted
+from autoshard.core import DenseLayers, Feature, ReplicaGroups
 from autoshard.core.errors import InputError, InvalidOptionError
+from autoshard.evaluation import evaluate
 from autoshard.formats import read_plan, write_plan
+from autoshard.planning import make_costs
 from autoshard.runtime import RunRequest, run_requests
 from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.checkpoints.manifest import MANIFEST, MANIFEST_NAME
@@ -205,6 +208,22 @@ def test_a_trace_names_the_phases_of_a_step(job, tmp_path, overlap):
     names = {event.get("name") for event in json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]}
     phases = {"bottom layers", "forward_kernel", "interaction and top layers", "backward", "backward_kernel"}
     assert {f"autoshard: {phase}" for phase in (*phases, "dense optimizer")} <= names
+
+
+def test_a_run_tells_how_uneven_samples_are_that_are_dealt_at_random(job):
+    result = trained(replace(job, checkpoints_path=None, epochs=1), 2)
+    plan = read_plan(job.plan_path)
+    plan = plan.with_predicted(evaluate(plan, make_costs(plan.tables, plan.topology)))
+    # 32 samples of 5 features, each of mean 4 and variance 36: the sum deviates by 12% of its mean.
+    tables = [
+        replace(one, features=(Feature(name=one.name, pooling_factor=4.0, pooling_variance=36.0),))
+        for one in plan.tables.tables
+    ]
+    plan = replace(plan, tables=replace(plan.tables, tables=tuple(tables)))
+    told = "samples are dealt at random, and the price is of means: of 2 processes one has about 7% more lookups"
+    told = f"{told} (--balance)"
+    assert told in _predicted(plan, result, is_random=True).reasons
+    assert told not in _predicted(plan, result, is_random=False).reasons
 
 
 def test_the_command_trains_on_files_and_keeps_the_run(job, tmp_path, capsys):

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, Self
 
+import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.stateful import Stateful
 
@@ -71,7 +72,16 @@ class Checkpoints:
             self.folder.mkdir(parents=True, exist_ok=True)
             sweep(self.folder)
 
-    def save(self, step: int, state: Mapping[str, Stateful], *, plan: ShardingPlan, delta: bool = False) -> None:
+    def save(
+        self,
+        step: int,
+        state: Mapping[str, Stateful],
+        *,
+        plan: ShardingPlan,
+        row_orders: Mapping[str, torch.Tensor] | None = None,
+        begun_with: str | None = None,
+        delta: bool = False,
+    ) -> None:
         """Saves a job's state; returns when it has been copied, and writes it while training goes on.
 
         Waits for the checkpoint before. What is no tensor of a table has to be the same on all processes: it is
@@ -82,6 +92,9 @@ class Checkpoints:
             state: What to save, by name: objects with `state_dict` and `load_state_dict`, as models with sharded
                 embeddings in them, optimizers, loaders, `RandomState`.
             plan: The plan that the embeddings are sharded by.
+            row_orders: Row ids in falling access frequency, by table, to save in files beside the plan; None to leave
+                the plan as it is, with the names of its files elsewhere.
+            begun_with: Digest of the plan that the job was begun with, if it has adopted this one since.
             delta: Whether to save, of the tables, only rows that were updated since the checkpoint before, which it
                 then needs. The first that this object saves, and the first after another plan or an error, has all
                 rows. The embeddings' settings have to say `marks_rows`. A checkpoint of all rows now and then keeps
@@ -118,6 +131,8 @@ class Checkpoints:
             states=tuple(state),
             tables=saved_tables(flat, tables),
             plan=plan,
+            row_orders=row_orders,
+            begun_with=begun_with,
             base=base,
             updates=updates,
         )

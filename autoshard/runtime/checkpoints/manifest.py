@@ -2,6 +2,7 @@
 
 FOLDER/step-000000001000/manifest.json        written last: without it, a folder is no checkpoint
 FOLDER/step-000000001000/plan.json            the plan that it was saved under
+FOLDER/step-000000001000/plan.rows-3.parquet  a row order of that plan, where the job has adopted it
 FOLDER/step-000000001000/.metadata            of torch.distributed.checkpoint, as the next one
 FOLDER/step-000000001000/__0_0.distcp
 FOLDER/step-000000001100/rows_0.safetensors   of a delta checkpoint: rows updated since the checkpoint before it
@@ -75,6 +76,9 @@ class Manifest:
     states: Annotated[tuple[str, ...], Size(), Meaning("Names of what it holds the state of.")]
     tables: Annotated[tuple[SavedTable, ...], Size(), Meaning("Tables among that.")]
     files: Annotated[tuple[SavedFile, ...], Meaning("All files but the manifest.")]
+    begun_with: Annotated[
+        str | None, Meaning("Digest of the plan that the job was begun with, where it has adopted another since.")
+    ] = None
 
     @property
     def num_bytes(self) -> int:

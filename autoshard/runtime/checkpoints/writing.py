@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,6 +21,7 @@ from autoshard import __version__
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import AutoshardError, ExecutionError, InputError
 from autoshard.formats import digest, plan_to_json, write_plan
+from autoshard.formats.row_orders import with_row_orders
 from autoshard.runtime.checkpoints.contents import PiecePlanner
 from autoshard.runtime.checkpoints.deltas import write_updates
 from autoshard.runtime.checkpoints.manifest import (
@@ -51,6 +52,8 @@ class StagedState:
         states: Names of what it is the state of.
         tables: Tables among that.
         plan: The plan that the tables are sharded by.
+        row_orders: Its row orders, to be saved with it, by table; None to leave it as it is.
+        begun_with: Digest of the plan that the job was begun with; None if that is this one, or nobody knows.
         base: Step of the checkpoint that `updates` go upon; None where the state has all rows.
         updates: Rows of tables that were updated since that one.
     """
@@ -60,6 +63,8 @@ class StagedState:
     states: tuple[str, ...]
     tables: tuple[SavedTable, ...]
     plan: ShardingPlan
+    row_orders: Mapping[str, torch.Tensor] | None = None
+    begun_with: str | None = None
     base: int | None = None
     updates: Sequence[UpdatedRows] = ()
 
@@ -108,10 +113,17 @@ def _write(root: Path, job: StagedState, group: dist.ProcessGroup | None, rank: 
             save_state(job.flat, storage_writer=writer, planner=planner, process_group=group)
     job.flat.clear()
 
+    plan = job.plan
+
     def describe() -> list[SavedFile]:
+        nonlocal plan
         own = write_updates(folder, rank, job.updates)
         if rank == 0:
-            write_plan(job.plan, folder / PLAN_NAME)
+            if job.row_orders is not None:
+                ids = {name: ids_N.cpu().numpy() for name, ids_N in job.row_orders.items()}
+                plan = with_row_orders(plan, ids, folder / PLAN_NAME)
+                own += [folder / order.file for order in plan.row_orders.values()]
+            write_plan(plan, folder / PLAN_NAME)
             own += [folder / PLAN_NAME]
         return writer.files.saved + [saved_file(file) for file in own]
 
@@ -120,13 +132,14 @@ def _write(root: Path, job: StagedState, group: dist.ProcessGroup | None, rank: 
         step=job.step,
         base=job.base,
         saved_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        plan_digest=digest(plan_to_json(job.plan)),
+        plan_digest=digest(plan_to_json(plan)),
         num_processes=len(files),
         autoshard_version=__version__,
         torch_version=torch.__version__,
         states=job.states,
         tables=job.tables,
         files=tuple(file for of_process in files for file in of_process),
+        begun_with=job.begun_with,
     )
 
     def finish() -> None:

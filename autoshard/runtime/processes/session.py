@@ -12,7 +12,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,11 +29,12 @@ from autoshard.core.errors import ExecutionError, InvalidOptionError
 from autoshard.core.optimizers import BadGradients
 from autoshard.core.step import CollectiveTime, StepCollective, StepPart
 from autoshard.evaluation.communication import AlphaBetaComm
-from autoshard.formats import atomic_write, load_topology, read_plan
+from autoshard.formats import atomic_write, digest, load_topology, plan_to_json, read_plan
 from autoshard.formats.row_orders import read_row_orders
 from autoshard.formats.stores.remote_folders import folder_of
 from autoshard.plugins import step_models
 from autoshard.runtime.access_counts import HALF_LIFE, AccessCounter
+from autoshard.runtime.checkpoints.manifest import PLAN_NAME, committed_folders
 from autoshard.runtime.clock import WALL
 from autoshard.runtime.engine.holdings import GroupOrder, Ownership
 from autoshard.runtime.engine.rows.fused import FusedSettings
@@ -48,7 +49,16 @@ from autoshard.runtime.processes.devices import (
 )
 from autoshard.runtime.releases import all_gather
 from autoshard.runtime.replanning import JobReplanning, ReplanSettings, merged_counts
-from autoshard.runtime.results import SENT, JobReport, RankTiming, RunRequest, RunResult, Verification, VirtualRun
+from autoshard.runtime.results import (
+    SENT,
+    JobReport,
+    RankTiming,
+    ResumedPlan,
+    RunRequest,
+    RunResult,
+    Verification,
+    VirtualRun,
+)
 from autoshard.runtime.timeline import chrome_trace, gather_steps, rank_steps
 from autoshard.runtime.timing import Part, Span, StepTimer, Timings
 from autoshard.runtime.training.bad_ids import IdRepair
@@ -80,6 +90,21 @@ _95_PERCENT = 1.96
 
 #: Called after every step with the number of steps made, and of all there are, by an estimate where files decide.
 OnStep = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """How a request's tables are sharded when its processes start.
+
+    Attributes:
+        plan: The plan, of the request or one that the job has adopted.
+        row_orders: Its row orders that list ids, by table.
+        resumed: Which plan it is, where the checkpoint that the job goes on from has an adopted one; None without.
+    """
+
+    plan: ShardingPlan
+    row_orders: Mapping[str, torch.Tensor]
+    resumed: ResumedPlan | None = None
 
 
 class Session:
@@ -136,8 +161,9 @@ class Session:
         # On several machines, each was told by itself.
         told = {name: value for name, value in asdict(request).items() if not name.endswith("_path")}
         self._agree({name.replace("_", " "): value for name, value in told.items()})
+        sharding = resumed_sharding(request, plan, dist.get_world_size())
         row_share = self._row_share(request, plan)
-        check_memory(plan, dist.get_rank(), dist.get_world_size(), self._device, row_share)
+        check_memory(sharding.plan, dist.get_rank(), dist.get_world_size(), self._device, row_share)
         if request.verify_steps:
             check_verifiable(plan.tables)
         if self._machine is not None:
@@ -148,9 +174,9 @@ class Session:
             # Where plans follow the data, most of what is counted is younger than the last decision.
             half_life = request.replan_every / 2 or HALF_LIFE
             counter = AccessCounter(plan.tables, half_life=half_life, seed=(request.seed, dist.get_rank()))
-        engine = make_engine(request, plan, self._device, timer, counter, row_share)
+        engine = make_engine(request, sharding, self._device, timer, counter, row_share)
         try:
-            result = yield from self._measured(request, plan, engine, timer, counter)
+            result = yield from self._measured(request, plan, sharding, engine, timer, counter)
             if self._machine is not None and self._machine.wire is not None:
                 virtual = VirtualRun(
                     wire=self._machine.wire.comm.name, num_cores=self._machine.num_cores, row_share=row_share
@@ -171,10 +197,12 @@ class Session:
         self,
         request: RunRequest,
         plan: ShardingPlan,
+        sharding: Sharding,
         engine: EmbeddingEngine,
         timer: StepTimer,
         counter: AccessCounter | None,
     ) -> Generator[None, None, RunResult]:
+        """Trains, with a break after each round; batches are those of the request's plan, whatever the sharding."""
         layers = plan.tables.dense or default_layers(engine.feature_dims)
         smooth = request.verify_steps > 0
         dense = DenseModel(layers, engine.feature_dims, request.seed, smooth=smooth).to(self._device)
@@ -184,7 +212,7 @@ class Session:
         verification = None
         if request.verify_steps:
             verification = self._verified(request, plan, engine, training, layers)
-        ranked = ranked_rows(plan, _row_orders(plan, request))
+        ranked = ranked_rows(plan, _row_orders(plan, request.plan_path))
         samples = self._samples(request, plan.tables, layers.num_dense_features, ranked)
         repair = IdRepair(plan.tables, request.on_bad_ids)
         in_files = isinstance(samples, FileSamples)
@@ -192,13 +220,13 @@ class Session:
             samples, self._device, training.batches_ahead, in_thread=in_files, repair=repair if in_files else None
         )
         with (
-            self._saved(request, plan, engine, training) as saved,
-            self._replanned(request, plan, engine, counter) as replanning,
+            self._saved(request, plan, sharding, engine, training) as saved,
+            self._replanned(request, sharding, engine, counter) as replanning,
         ):
             loop = TrainingLoop(training, feed, timer, last=request.last_step, wants_stop=self._wants_stop, saved=saved)
             begun_at = loop.number
             self._done += begun_at
-            with self._metrics(request, plan, engine, timer, begun_at) as metrics:
+            with self._metrics(request, sharding.plan, engine, timer, begun_at) as metrics:
                 measured_SM = yield from self._steps(request, loop, samples, saved, replanning, metrics)
         num_steps = request.verify_steps + loop.number - begun_at
         sent = engine.sent_bytes()
@@ -220,9 +248,11 @@ class Session:
                 skipped_lines=skipped,
                 first_skipped=first_skipped,
                 plan_changes=() if replanning is None else tuple(replanning.changes),
+                resumed_plan=sharding.resumed,
             )
+        executed = sharding.plan if replanning is None else replanning.plan
         result = _summary(
-            request, plan, engine.owners, dense.interaction, self._device, measured_PSM.cpu(), verification, job
+            request, executed, engine.owners, dense.interaction, self._device, measured_PSM.cpu(), verification, job
         )
         bad_ids = torch.tensor(repair.num_bad, device=self._device)
         dist.all_reduce(bad_ids)
@@ -251,11 +281,11 @@ class Session:
         training: TrainingStep,
         layers: DenseLayers,
     ) -> Verification | None:
-        reference = None
+        reference, orders = None, _row_orders(plan, request.plan_path)
         if dist.get_rank() == 0:
             untrained = DenseModel(layers, engine.feature_dims, request.seed, smooth=True)
-            reference = Reference(plan, untrained, request, dist.get_world_size(), _row_orders(plan, request))
-        ranked = ranked_rows(plan, _row_orders(plan, request))
+            reference = Reference(plan, untrained, request, dist.get_world_size(), orders)
+        ranked = ranked_rows(plan, orders)
         return compare(engine, training, reference, request, layers.num_dense_features, ranked)
 
     def _samples(
@@ -293,7 +323,12 @@ class Session:
 
     @contextmanager
     def _saved(
-        self, request: RunRequest, plan: ShardingPlan, engine: EmbeddingEngine, training: TrainingStep
+        self,
+        request: RunRequest,
+        plan: ShardingPlan,
+        sharding: Sharding,
+        engine: EmbeddingEngine,
+        training: TrainingStep,
     ) -> Iterator[SavedJob | None]:
         """Where a request's job is saved; None if it is not."""
         if request.checkpoints_path is None:
@@ -316,7 +351,10 @@ class Session:
             "random": RandomState(),
         }
         with Checkpoints(request.checkpoints_path, keep=request.keep) as checkpoints:
-            yield SavedJob(checkpoints, request.checkpoint_every, state, plan)
+            saved = SavedJob(checkpoints, request.checkpoint_every, state, plan)
+            if sharding.resumed is ResumedPlan.ADOPTED:
+                saved.adopt(sharding.plan, sharding.row_orders)
+            yield saved
 
     def _agree(self, statements: Mapping[str, object]) -> None:
         check_alike(statements, dist.distributed_c10d._get_default_group(), self._device)
@@ -326,7 +364,7 @@ class Session:
 
     @contextmanager
     def _replanned(
-        self, request: RunRequest, plan: ShardingPlan, engine: EmbeddingEngine, counter: AccessCounter | None
+        self, request: RunRequest, sharding: Sharding, engine: EmbeddingEngine, counter: AccessCounter | None
     ) -> Iterator[JobReplanning | None]:
         """What changes a request's plan; None if nothing does."""
         if not request.replan_every:
@@ -337,7 +375,7 @@ class Session:
         assert isinstance(engine, ShardedEmbeddings), "the request refuses others"
         assert counter is not None, "lookups are counted where plans are changed"
         settings = ReplanSettings(every=request.replan_every, horizon=request.replan_horizon, seed=request.seed)
-        orders = _row_orders(plan, request)
+        plan, orders = sharding.plan, sharding.row_orders
         with closing(
             JobReplanning(engine, counter, plan, orders, settings, request.last_step, self._device)
         ) as replanning:
@@ -387,8 +425,8 @@ class Session:
                     counted.append((trained.span, trained.outcome.loss, trained.timings))
                 if replanning is not None:
                     replanning.after(trained.number)
-                    if saved is not None:
-                        saved.plan = replanning.plan
+                    if saved is not None and saved.plan is not replanning.plan:
+                        saved.adopt(replanning.plan, replanning.row_orders)
                 if metrics is not None:
                     metrics(trained)
                 self._done += 1
@@ -495,38 +533,68 @@ def open_session(
 
 def make_engine(
     request: RunRequest,
-    plan: ShardingPlan,
+    sharding: Sharding,
     device: torch.device,
     timer: StepTimer | None = None,
     counter: AccessCounter | None = None,
     row_share: float = 1.0,
 ) -> EmbeddingEngine:
     """The engine that a request names, for the plan's batch size, over all processes."""
-    settings = FusedSettings.of(request, seed=request.seed, row_share=row_share)
+    settings, plan = FusedSettings.of(request, seed=request.seed, row_share=row_share), sharding.plan
     if request.engine is Engine.TORCHREC:
         from autoshard.runtime.torchrec_engine import TorchRecEmbeddings
 
         return TorchRecEmbeddings(plan, settings, device=device, timer=timer)
     from autoshard.runtime.embeddings import ShardedEmbeddings
 
-    orders = _row_orders(plan, request)
     return ShardedEmbeddings(
         plan,
         settings,
         local_batch_size=-(-plan.tables.batch_size // dist.get_world_size()),
         device=device,
         timer=timer,
-        row_orders=orders,
+        row_orders=sharding.row_orders,
         counter=counter,
     )
 
 
-def _row_orders(plan: ShardingPlan, request: RunRequest) -> dict[str, torch.Tensor]:
+def resumed_sharding(request: RunRequest, plan: ShardingPlan, num_processes: int) -> Sharding:
+    """The sharding that a request's processes start with.
+
+    A job keeps the plan that it has adopted, if it was begun with the request's, on as many processes.
+
+    Args:
+        request: The request.
+        plan: Its plan, for its batch size.
+        num_processes: Processes that start.
+
+    Raises:
+        InputError: If the last checkpoint, its plan or a row order of that cannot be read.
+    """
+    own = Sharding(plan=plan, row_orders=_row_orders(plan, request.plan_path))
+    folders = [] if request.checkpoints_path is None else committed_folders(Path(request.checkpoints_path))
+    if not folders:
+        return own
+    from autoshard.runtime.checkpoints import Checkpoint
+
+    last = Checkpoint(folders[-1])
+    saved, now = last.manifest, digest(plan_to_json(plan))
+    if saved.begun_with is None or saved.plan_digest == now:
+        return own
+    if saved.begun_with != now:
+        return replace(own, resumed=ResumedPlan.PLAN_CHANGED)
+    if saved.num_processes != num_processes:
+        return replace(own, resumed=ResumedPlan.PROCESSES_CHANGED)
+    orders = _row_orders(last.plan, last.folder / PLAN_NAME)
+    return Sharding(plan=last.plan, row_orders=orders, resumed=ResumedPlan.ADOPTED)
+
+
+def _row_orders(plan: ShardingPlan, path: str | Path) -> dict[str, torch.Tensor]:
     """Row orders of tables whose order is not that of their ids.
 
     Tables that are cut by access rank and have no order are in that of their ids, which generated batches follow.
     """
-    return {name: torch.from_numpy(ids_N) for name, ids_N in read_row_orders(plan, request.plan_path).items()}
+    return {name: torch.from_numpy(ids_N) for name, ids_N in read_row_orders(plan, path).items()}
 
 
 def _summary(

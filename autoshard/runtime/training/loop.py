@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autoshard.core import ShardingPlan
+from autoshard.formats import digest, plan_to_json
 from autoshard.runtime.timing import Span, StepTimer, Timings
 from autoshard.runtime.training.data import Feed
 from autoshard.runtime.training.step import StepOutcome, TrainingStep
@@ -140,15 +141,17 @@ class SavedJob:
         checkpoints: Where checkpoints are.
         every: Steps from one to the next; where replica groups differ, the next step at which they are averaged.
         state: What is saved, by name, beside what the loop adds.
-        plan: The plan that is trained.
+        plan: The plan that the job was begun with.
 
     Attributes:
         resumed_from: Step of the checkpoint that the job went on from; None if there was none.
-        plan: The plan that is trained, which may change between steps.
+        plan: The plan that is trained.
     """
 
     def __init__(self, checkpoints: Checkpoints, every: int, state: Mapping[str, Stateful], plan: ShardingPlan) -> None:
         self._checkpoints, self._every, self._state, self.plan = checkpoints, every, dict(state), plan
+        self._begun_with: str | None = None
+        self._row_orders: Mapping[str, torch.Tensor] | None = None
         self._saved_at = 0
         self.resumed_from: int | None = None
         self._is_due = False
@@ -166,6 +169,17 @@ class SavedJob:
         latest.load(self._state)
         self.resumed_from = self._saved_at = latest.step
         return latest.step
+
+    def adopt(self, plan: ShardingPlan, row_orders: Mapping[str, torch.Tensor]) -> None:
+        """From now on, another plan is trained.
+
+        Args:
+            plan: The plan.
+            row_orders: Its row ids in falling access frequency, by table.
+        """
+        if self._begun_with is None:
+            self._begun_with = digest(plan_to_json(self.plan))
+        self.plan, self._row_orders = plan, row_orders
 
     def after(self, step: int) -> None:
         """Saves after a step if it is time."""
@@ -185,5 +199,7 @@ class SavedJob:
         self._checkpoints.wait()
 
     def _save(self, step: int) -> None:
-        self._checkpoints.save(step, self._state, plan=self.plan)
+        self._checkpoints.save(
+            step, self._state, plan=self.plan, row_orders=self._row_orders, begun_with=self._begun_with
+        )
         self._saved_at, self._is_due = step, False
