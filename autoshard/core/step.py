@@ -100,10 +100,10 @@ def model_basis(name: str) -> str:
 #: kernels, its collectives and what it works on each table. That is the distribution of a batch's ids, copies into
 #: messages and out of them, the backward pass, the optimizer of dense layers, buckets of gradients. Fitted to what the
 #: threads of 52 plans computed in virtual time (2 to 8 ranks; virtual AMD EPYC, 2 cores, torch 2.13, November 2026;
-#: docs/results/virtual-time.md). On GPUs nobody has measured it.
+#: docs/results/virtual-time.md); what the input takes in every step to 64 later ones. On GPUs nobody has measured it.
 ENGINE_WORK: Final[Mapping[str, Mapping[StepPart, Mapping[str, float]]]] = {
     "cpu": {
-        StepPart.INPUT: {"steps": 1.6, "row_exchanges": 0.22, "row_cuts": 0.22},
+        StepPart.INPUT: {"steps": 1.2, "row_exchanges": 0.22, "row_cuts": 0.22},
         StepPart.FORWARD_EXCHANGE: {"steps": 0.6, "megabytes": 0.054, "row_exchanges": 0.54, "row_cuts": 0.12},
         StepPart.BACKWARD_EXCHANGE: {"steps": 0.6, "megabytes": 0.077, "row_exchanges": 0.3},
         StepPart.DENSE: {"steps": 2.4, "row_sums": 0.5, "synced_megabytes": 0.47},

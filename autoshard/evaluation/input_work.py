@@ -44,20 +44,20 @@ class InputSpeed:
     told_s: float
 
 
-#: By device family. Fitted to what threads computed in 52 plans in virtual time (2 to 8 ranks; virtual AMD EPYC with
-#: 32 MiB of last-level cache, 2 cores, torch 2.13, November 2026), which these take 0.84 to 1.13 times
-#: (docs/results/virtual-time.md). Blocks of rows and rows that are asked for once were not among the plans: their
-#: share of `dealt_s` is that of `python -m studies input-work`. On GPUs nobody has measured it.
+#: By device family. Fitted to what threads computed in 64 plans in virtual time (2 and 8 ranks, 1,500 to 780,000
+#: lookups a rank; virtual AMD EPYC with 32 MiB of last-level cache, 2 cores, torch 2.13, November 2026), which these
+#: take 0.83 to 1.29 times (docs/results/virtual-time.md). Blocks of rows and rows that are asked for once were not
+#: among the plans: their share of `dealt_s` is that of `python -m studies input-work`. On GPUs nobody has measured it.
 INPUT_SPEED: Final = {
     "cpu": InputSpeed(
-        lookup_s=7e-9,
-        length_s=9e-9,
+        lookup_s=1.5e-9,
+        length_s=15e-9,
         cut_s=8e-9,
         dealt_s=17e-9,
-        row_s=4e-9,
+        row_s=2e-9,
         repeat_s=25e-9,
-        request_s=16e-6,
-        told_s=92e-9,
+        request_s=10e-6,
+        told_s=120e-9,
     ),
 }
 _NOTHING: Final = InputSpeed(**dict.fromkeys((field.name for field in fields(InputSpeed)), 0.0))
