@@ -34,7 +34,7 @@ STUDIES: Final = {
     "oper": "studies.papers.oper.study:main",
     "neo": "studies.papers.neo:main",
     "two-d": "studies.papers.two_d:main",
-    "papers-executed": "studies.papers.executed:main",
+    "papers-executed": "studies.runtime.papers_executed:main",
     "job-kills": "studies.runtime.job_kills:main",
     "payloads": "studies.runtime.payloads:main",
     "moments": "studies.runtime.moments.study:main",

@@ -7,9 +7,10 @@ import pytest
 from autoshard.core import GradSync, Tier
 from autoshard.core.errors import InvalidOptionError
 from autoshard.planning import plan_costs
-from studies.papers import executed, neo, two_d
+from studies.papers import neo, two_d
 from studies.papers.flexshard.models import MODELS
 from studies.planners.step_runs import StepRun
+from studies.runtime import papers_executed as executed
 from studies.runtime.slow_links.contests import ContestResult, Effort, EntryRun, request_of
 
 
