@@ -71,8 +71,6 @@ PAPERS: Final = (FLEXSHARD, OPER, TWO_D, NEO)
 _HBM: Final = MemoryBytes(hbm=2 << 30)
 #: Bytes per second of links that take no time.
 _FREE: Final = 1e18
-#: Of features whose dims are not those of the bottom perceptron: all that plan files may say, and then a concatenation.
-_CONCATENATED: Final = "dot"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,7 +281,7 @@ def _two_d_contest(num_ranks: int) -> Contest:
         two_d.EXFM,
         num_tables=two_d.EXFM.num_tables // _TWO_D_GPUS,
         total_bytes=two_d.EXFM.total_bytes * shrink,
-        dense=replace(two_d.EXFM.dense, bottom_mlp=(16,), top_mlp=(1,), interaction=_CONCATENATED),
+        dense=replace(two_d.EXFM.dense, bottom_mlp=(16,), top_mlp=(1,)),
     )
     num_groups = num_ranks // _TWO_D_RANKS[0]
     grouped = {"num_groups": num_groups, "layout": "across_nodes", "sync_rows": SyncRows.ALL.value}
@@ -375,7 +373,6 @@ def _neo_pair(run: neo.Run, num_ranks: int, most: int, node_ranks: int) -> tuple
     local_batch = round((run.local_batch or model.local_batch) * shrink)
     # Tables of fewer ranks have fewer rows by `tables`, which counts from 128.
     tables = scaled.tables(num_ranks, run.dtype, local_batch)
-    dense = None if tables.dense is None else replace(tables.dense, interaction=_CONCATENATED)
     machine = neo.zionex(neo.FULL_RANKS)
     node, cluster = machine.levels
     levels = [replace(node, size=node_ranks)]
@@ -385,7 +382,7 @@ def _neo_pair(run: neo.Run, num_ranks: int, most: int, node_ranks: int) -> tuple
     topology = Topology(world_size=num_ranks, device="cpu", memory_bytes=MemoryBytes(hbm=hbm), levels=tuple(levels))
     entry = Entry(label=run.name, planner=NEO, options={"sharding_types": run.sharding_types})
     return Contest(
-        name=run.name, group=NEO, tables=replace(tables, dense=dense), entries=(entry,), payload=run.payload
+        name=run.name, group=NEO, tables=tables, entries=(entry,), payload=run.payload
     ), topology
 
 

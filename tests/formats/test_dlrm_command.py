@@ -123,10 +123,6 @@ def test_features_of_dlrm_main_have_the_ids_that_it_makes():
         (f"{PYTORCH} --weighted-pooling=learned", "--weighted-pooling: its weight for each row"),
         (f"{PYTORCH} --rand-data-dist=gaussian", "--rand-data-dist: not read"),
         (f"{PYTORCH} --num-indices-per-lookup-fixed=False", "--num-indices-per-lookup-fixed: taken for true"),
-        (
-            f"{PYTORCH} --arch-mlp-bot=4-16 --arch-mlp-top=8-1 --arch-interaction-op=cat",
-            "--arch-interaction-op: the dense layers are left out of the import, for only dot can be priced",
-        ),
         (f"{PYTORCH} --arch-mlp-bot=4-8 --arch-mlp-top=8-1", "--arch-mlp-bot: the dense layers are left out"),
         (
             f"{PYTORCH} --arch-mlp-bot=4-16 --arch-mlp-top=8-1 --arch-interaction-itself",
@@ -148,10 +144,11 @@ def test_what_is_not_read_is_told(command, note, caplog):
     assert note in caplog.text
 
 
-def test_tables_are_read_where_layers_are_not():
-    found = import_tables(f"{PYTORCH} --arch-interaction-op=cat --arch-mlp-bot=13-16 --arch-mlp-top 8-1")
-    assert (rows(found), found.dense) == ([1461, 584, 10131227, 27], None)
-    assert import_tables(f"{PYTORCH} --arch-mlp-bot=13-16 --arch-mlp-top 8-1").dense.top_mlp == (8, 1)
+def test_features_that_are_concatenated_leave_the_bottom_perceptron_any_width():
+    found = import_tables(f"{PYTORCH} --arch-interaction-op=cat --arch-mlp-bot=13-24 --arch-mlp-top 8-1")
+    assert (rows(found), found.dense.bottom_mlp) == ([1461, 584, 10131227, 27], (24,))
+    assert (found.dense.top_mlp, found.dense.interaction) == ((8, 1), "concat")
+    assert import_tables(f"{PYTORCH} --arch-mlp-bot=13-16 --arch-mlp-top 8-1").dense.interaction == "dot"
 
 
 def test_tables_of_inference_have_no_optimizer_state():

@@ -307,6 +307,12 @@ def test_uniform_access_is_written_as_such():
     assert written["tables"][0]["access"] == {"kind": "uniform"}
 
 
+@pytest.mark.parametrize("interaction", ["dot", "concat"])
+def test_both_ways_in_which_features_meet_are_read_back(interaction):
+    dense = {"num_dense_features": 13, "bottom_mlp": [16], "top_mlp": [1], "interaction": interaction}
+    assert tables_to_json(tables_from_json(document() | {"dense": dense}))["dense"] == dense
+
+
 def test_thousands_of_tables_with_one_wrong_number_name_it():
     many = document()
     many["tables"] = [

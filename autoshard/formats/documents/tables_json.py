@@ -61,7 +61,7 @@ CONSTRAINTS: Final = named(
 _DENSE: Final = named(
     "tables",
     "dense",
-    record(DenseLayers, *fields_of(DenseLayers, interaction=one_of(("dot",)))),
+    record(DenseLayers, *fields_of(DenseLayers, interaction=one_of(("dot", "concat")))),
     "The dense layers.",
 )
 

@@ -329,20 +329,17 @@ def _lookups(rows: int, is_data_set: bool, command: _Command) -> float:
 
 def _dense_of_dlrm_s(command: _Command, dim: int) -> dict[str, object] | None:
     """The dense layers, if the command describes both perceptrons and they can be priced."""
-    is_priced = word(command.text(_OPERATION, "dot"), _OPERATION, {"dot": True, "cat": False})
+    interaction = word(command.text(_OPERATION, "dot"), _OPERATION, {"dot": "dot", "cat": "concat"})
     if _BOTTOM not in command or _TOP not in command:
         return None
     inputs, *bottom = command.wholes(_BOTTOM, "", _WIDTHS)
-    if not is_priced:
-        command.notes.append(f"{_OPERATION}: {_NO_LAYERS}, for only dot can be priced")
-        return None
-    if bottom[-1:] != [dim]:
+    if interaction == "dot" and bottom[-1:] != [dim]:
         command.notes.append(f"{_BOTTOM}: {_NO_LAYERS}, for it does not end in {dim}, as {_DIM}")
         return None
     if "--arch-interaction-itself" in command:
         command.notes.append("--arch-interaction-itself: not read; each feature's product with itself is not priced")
     top = command.wholes(_TOP, "", _WIDTHS)
-    return {"num_dense_features": inputs, "bottom_mlp": bottom, "top_mlp": top, "interaction": "dot"}
+    return {"num_dense_features": inputs, "bottom_mlp": bottom, "top_mlp": top, "interaction": interaction}
 
 
 #: Features of the Criteo data sets, the only ones of `dlrm_main.py`.
