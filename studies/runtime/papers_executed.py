@@ -381,9 +381,7 @@ def _neo_pair(run: neo.Run, num_ranks: int, most: int, node_ranks: int) -> tuple
     hbm = round(machine.memory_bytes.hbm * shrink * fewer)
     topology = Topology(world_size=num_ranks, device="cpu", memory_bytes=MemoryBytes(hbm=hbm), levels=tuple(levels))
     entry = Entry(label=run.name, planner=NEO, options={"sharding_types": run.sharding_types})
-    return Contest(
-        name=run.name, group=NEO, tables=tables, entries=(entry,), payload=run.payload
-    ), topology
+    return Contest(name=run.name, group=NEO, tables=tables, entries=(entry,), payload=run.payload), topology
 
 
 @cache
