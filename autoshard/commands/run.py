@@ -433,6 +433,7 @@ def _predicted(plan: ShardingPlan, result: RunResult, *, is_random: bool) -> Run
         "the engine torchrec ran it, and models are fitted to the engine thin": result.engine == "torchrec",
         f"samples are dealt at random, and the price is of means: of {result.num_processes} processes one has about "
         f"{above:.0%} more lookups (--balance)": is_random and above >= _TOLD_SHARE,
+        "the plan's tables have no dense layers, and those of the run are not predicted": plan.tables.dense is None,
         "the plan was changed on the way": result.job is not None and result.job.has_adopted,
     }
     reasons = tuple(text for text, applies in differences.items() if applies)
