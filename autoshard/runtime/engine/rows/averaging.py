@@ -5,8 +5,8 @@ Shape suffixes: N rows, D embedding dim, U distinct rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -71,7 +71,7 @@ def _average_all(tensors: Sequence[torch.Tensor], peers: dist.ProcessGroup, piec
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         values = [tensor.view(-1) for tensor in tensors if tensor.dtype is dtype]
         pieces = [piece for one in values for piece in torch.split(one, piece_bytes // one.element_size())]
-        for batch in _within(pieces, piece_bytes):
+        for batch in _within(((piece, piece.nbytes) for piece in pieces), piece_bytes):
             flat = torch.cat(batch) if len(batch) > 1 else batch[0]
             sent += _average_values(flat, peers)
             if len(batch) > 1:
@@ -80,16 +80,24 @@ def _average_all(tensors: Sequence[torch.Tensor], peers: dist.ProcessGroup, piec
     return sent
 
 
-def _within(pieces: Sequence[torch.Tensor], num_bytes: int) -> Iterator[list[torch.Tensor]]:
-    """Pieces in their order, as many together as have so many bytes, or one that has more."""
-    batch: list[torch.Tensor] = []
+_PieceT = TypeVar("_PieceT")
+
+
+def _within(pieces: Iterable[tuple[_PieceT, int]], num_bytes: int) -> Iterator[list[_PieceT]]:
+    """Pieces in their order, as many together as have so many bytes, or one that has more.
+
+    Args:
+        pieces: The pieces, each with its bytes.
+        num_bytes: Most of those together.
+    """
+    batch: list[_PieceT] = []
     room = num_bytes
-    for piece in pieces:
-        if batch and piece.nbytes > room:
+    for piece, size in pieces:
+        if batch and size > room:
             yield batch
             batch, room = [], num_bytes
         batch.append(piece)
-        room -= piece.nbytes
+        room -= size
     if batch:
         yield batch
 
@@ -127,7 +135,8 @@ def _average_marked(states: Sequence[RowStates], peers: dist.ProcessGroup, piece
         marks_N[rows_U] = UNSAVED
     sent = union.nbytes
     for dtype in dict.fromkeys(tensor.dtype for tensor, _ in places):
-        for batch in _batches([place for place in places if place[0].dtype is dtype], piece_bytes):
+        of_dtype = [place for place in places if place[0].dtype is dtype]
+        for batch in _within(_rows_of(of_dtype, piece_bytes), piece_bytes):
             gathered = [tensor.index_select(0, rows_U) for tensor, rows_U in batch]
             flat = torch.cat([one.view(-1) for one in gathered])
             sent += _average_values(flat, peers)
@@ -137,21 +146,12 @@ def _average_marked(states: Sequence[RowStates], peers: dist.ProcessGroup, piece
     return sent
 
 
-def _batches(
+def _rows_of(
     places: Sequence[tuple[torch.Tensor, torch.Tensor]], piece_bytes: int
-) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
-    """Rows of tensors, in batches that take `piece_bytes` at most, or have one row."""
-    batch: list[tuple[torch.Tensor, torch.Tensor]] = []
-    room = piece_bytes
+) -> Iterator[tuple[tuple[torch.Tensor, torch.Tensor], int]]:
+    """Rows of tensors, in pieces that take `piece_bytes` at most, or are one row, each with its bytes."""
     for tensor, rows_U in places:
         row_bytes = tensor.stride(0) * tensor.element_size()
         for piece_U in torch.split(rows_U, max(1, piece_bytes // row_bytes)):
-            if not len(piece_U):
-                continue
-            if batch and len(piece_U) * row_bytes > room:
-                yield batch
-                batch, room = [], piece_bytes
-            batch.append((tensor, piece_U))
-            room -= len(piece_U) * row_bytes
-    if batch:
-        yield batch
+            if len(piece_U):
+                yield (tensor, piece_U), len(piece_U) * row_bytes
