@@ -362,6 +362,8 @@ class InputExchange:
             if self._has_whole:
                 lengths_SB, source_L = torch.cat([lengths_FB, lengths_SB]), torch.cat([ids_L, source_L])
         lengths_NB, wire_L = self._wire_order(lengths_SB, source_L)
+        if isinstance(batch, BatchOfIds) and wire_L is batch.ids_L:
+            wire_L = wire_L.clone()  # which may be written to before the rows of copies here are looked up
         counts_N = counts_F if lengths_NB is lengths_FB else lengths_NB.sum(1)
         once, bounds_X = None, torch.ops.fbgemm.asynchronous_complete_cumsum(counts_N)
         if any(self._is_once):
