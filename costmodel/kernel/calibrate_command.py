@@ -166,8 +166,9 @@ def calibrated_version(calibration: Calibration) -> TrainedVersion:
 def known_models(models: Registry, device: str) -> tuple[LearnedCostModel, ...]:
     """The models of kernels that a device's may be calibrated from: the registry's, and those that come with autoshard.
 
-    One that was calibrated itself stands for the model that it was calibrated from, so that samples of the same store
-    never count twice; it is left out if no registry holds that one any more.
+    All that were ever in production count, since one name has models of several machines. One that was calibrated
+    itself stands for the model that it was calibrated from, so that samples of the same store never count twice; it is
+    left out if no registry holds that one any more.
 
     Args:
         models: The user's registry.
@@ -179,11 +180,14 @@ def known_models(models: Registry, device: str) -> tuple[LearnedCostModel, ...]:
     from costmodel.kernel.learned import LearnedCostModel
     from costmodel.registry.versions import shipped_models
 
+    kind = LearnedCostModel.kind
     found: dict[str, LearnedCostModel] = {}
     for registry in (models, shipped_models()):
-        for name in sorted({one.name for one in registry.list() if one.kind == LearnedCostModel.kind}):
-            if device_family(name) == device_family(device) and registry.production_id(LearnedCostModel.kind, name):
-                model = _origin(LearnedCostModel.load(registry, name), registry)
+        for name in sorted({one.name for one in registry.list() if one.kind == kind}):
+            if device_family(name) != device_family(device):
+                continue
+            for version in dict.fromkeys(change.id for change in registry.history(kind, name)):
+                model = _origin(name, version, registry)
                 if model is not None:
                     found.setdefault(model.version_id, model)
     if not found:
@@ -217,12 +221,16 @@ def fit_store(store: Path, device: str, models: Registry, *, fitting: Calibratio
         return calibrated(base, dataset, device=device, options=fitting, seed=seed, advance=advance)
 
 
-def _origin(model: LearnedCostModel, registry: Registry) -> LearnedCostModel | None:
-    """The model that a model was calibrated from, if it was; None if no registry holds it, as after an upgrade."""
-    while isinstance(version := model.card.training.get("calibrated_from"), str):
-        if not registry.holds(model.kind, model.card.device, version):
+def _origin(name: str, version: str | None, registry: Registry) -> LearnedCostModel | None:
+    """A version, or what it was calibrated from at first; None if no registry holds that, as after an upgrade."""
+    from costmodel.kernel.learned import LearnedCostModel
+
+    model = None
+    while isinstance(version, str):
+        if not registry.holds(LearnedCostModel.kind, name, version):
             return None
-        model = type(model).load(registry, model.card.device, version)
+        model = LearnedCostModel.load(registry, name, version)
+        name, version = model.card.device, model.card.training.get("calibrated_from")
     return model
 
 

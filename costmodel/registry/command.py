@@ -245,10 +245,12 @@ def _list_table(listed: Sequence[ModelSummary]) -> Table:
 
 
 def _about(card: Mapping[str, Any]) -> str:
-    """What a card says about accuracy, or about a policy's plans of its test tasks."""
+    """What a card says about accuracy and the machine of its samples, or about a policy's plans of its test tasks."""
     error = _at(card, "metrics", "relative_error")
     if error is not None:
-        return f"held-out error {error:.2%}"
+        machine = card.get("measured_on")
+        where = machine.get("device_name", "") if isinstance(machine, Mapping) else ""
+        return ", ".join(filter(None, (f"held-out error {error:.2%}", where)))
     excess = _at(card, "training", "test", "over_greedy")
     return "" if excess is None else f"step {abs(excess):.1%} {'above' if excess > 0 else 'below'} cost-greedy's"
 

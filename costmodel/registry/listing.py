@@ -35,7 +35,8 @@ def listed_versions(store: Registry, kind: str | None = None, name: str | None =
 
 def _summary(store: Registry, version: Version, aliases: Sequence[str], *, is_shipped: bool) -> ModelSummary:
     metrics = version.card.get("metrics")
-    in_use = store.production_id(version.kind, version.name)
+    places = (store, shipped_models())
+    in_use = next(filter(None, (models.production_id(version.kind, version.name) for models in places)), None)
     error = metrics.get("relative_error") if isinstance(metrics, dict) else None
     return ModelSummary(
         kind=version.kind,
@@ -43,8 +44,7 @@ def _summary(store: Registry, version: Version, aliases: Sequence[str], *, is_sh
         id=version.id,
         aliases=list(aliases),
         shipped=is_shipped,
-        # Where the registry has no production version, the shipped one's alias says so.
-        used=Alias.PRODUCTION in aliases if in_use is None else in_use == version.id,
+        used=in_use == version.id,
         published_at=datetime.fromtimestamp(version.published_s, UTC).isoformat(timespec="seconds"),
         relative_error=float(error) if isinstance(error, int | float) else None,
         card=version.card,

@@ -12,6 +12,7 @@ from autoshard.core.machine import MeasuredMachine
 from autoshard.formats import load_tables
 from autoshard.formats.stores.samples import HARDWARE_FIELDS, read_samples, write_samples
 from autoshard.hardware import this_processor
+from autoshard.planning import machine_note
 from costmodel.kernel.calibrate_command import calibrated_version, known_models, refresh_in_use, scale_for
 from costmodel.kernel.calibration import (
     FARTHEST,
@@ -25,6 +26,7 @@ from costmodel.kernel.calibration import (
 )
 from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.metrics import predict, set_codes
+from costmodel.registry.listing import listed_versions
 from costmodel.registry.promotion import publish_version
 from costmodel.registry.publish_options import PublishOptions
 from costmodel.registry.versions import SHIPPED_VARIABLE, Registry
@@ -189,6 +191,26 @@ class TestRegistries:
         models.publish("cost", "a100", base.tensors(), replace(base.card, device="a100").to_json())
         assert {model.card.device for model in known_models(models, "cpu")} == {"cpu", "cpu:b"}
         assert version in {model.version_id for model in known_models(models, "cpu:c")}
+
+    def test_one_name_has_models_of_several_machines(self, base, shipped, tmp_path, monkeypatch):
+        models = Registry(tmp_path / "registry")
+        made = Registry(shipped.root, author="autoshard")
+        versions = {}
+        for scale_ms, core in ((1.0, "intel-6-143-avx512"), (4.0, "amd-25-17-avx512")):
+            machine = MeasuredMachine(device_name="Processor", core=core, cache_bytes=2**25)
+            card = replace(base.card, scale_ms=scale_ms, measured_on=machine)
+            versions[core] = LearnedCostModel(base.tensors(), card).publish(made)
+        assert {model.version_id for model in known_models(models, "cpu")} == set(versions.values())
+        assert len(known_models(models, "cpu")) == 2
+        newest = versions["amd-25-17-avx512"]
+        for core, expected in (*versions.items(), ("arm-0x41-0xd40-sve", newest)):
+            here = MeasuredMachine(device_name="Processor", core=core, cache_bytes=2**25)
+            monkeypatch.setattr("autoshard.hardware.this_processor", lambda here=here: here)
+            in_use = LearnedCostModel.in_use(models.root, "cpu")
+            assert in_use.version_id == expected
+            used = [item.id for item in listed_versions(models) if item.used]
+            assert used == [expected]
+            assert (machine_note(in_use, "cpu") == "") is (core in versions)
 
     def test_a_calibrated_model_stands_for_the_one_that_it_came_from(self, base, slower, shipped, tmp_path):
         models = Registry(tmp_path / "registry")
