@@ -163,7 +163,10 @@ class PolicyTraining:
         jobs = (partial(make_label, self._kind, seed, seconds, self._label_file(seed)) for seed in missing)
         for count, _ in enumerate(run_all(self._until(self._searched_s, jobs))):
             self._report(Progress(stage="labels", done=1 - (len(missing) - count - 1) / len(seeds)))
-        return self._read(seeds)
+        labels = self._read(seeds)
+        if not any(seed in labels for seed in self._seeds):
+            raise ExecutionError("no task to learn from was searched in the time given; take more --seconds")
+        return labels
 
     def _read(self, seeds: Iterable[int], number: int | None = None) -> dict[int, Label]:
         files = {seed: self._label_file(seed, number) for seed in seeds}
