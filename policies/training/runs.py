@@ -9,6 +9,7 @@ A folder holds what was made so far:
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -165,7 +166,7 @@ class PolicyTraining:
             self._report(Progress(stage="labels", done=1 - (len(missing) - count - 1) / len(seeds)))
         labels = self._read(seeds)
         if not any(seed in labels for seed in self._seeds):
-            raise ExecutionError("no task to learn from was searched in the time given; take more --seconds")
+            raise ExecutionError("for none of the tasks to learn from was a layout found in the time given")
         return labels
 
     def _read(self, seeds: Iterable[int], number: int | None = None) -> dict[int, Label]:
@@ -324,6 +325,8 @@ def _run_here(jobs: Iterable[Callable[[], ResultT]]) -> Iterator[ResultT]:
 
 def _alone() -> None:
     torch.set_num_threads(1)
+    # Every task has the same few warnings of its prices; the process that learns says them once.
+    logging.getLogger(autoshard.__name__).setLevel(logging.ERROR)
 
 
 @lru_cache(maxsize=_NUM_PLAYED + NUM_VALIDATION)

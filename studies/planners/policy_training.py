@@ -34,7 +34,7 @@ from autoshard.table import Table
 from policies.planning.decoding import decoded
 from policies.planning.planner import named_task
 from policies.planning.trained import TrainedPolicy
-from policies.training.drawn_tasks import MACHINES, POOLS, TaskKind, TaskSplit, machines_of, task_seeds
+from policies.training.drawn_tasks import MACHINES, POOLS, TaskKind, TaskSplit, machines_of, task_seeds, warnings_once
 from policies.training.run_options import LearningOptions, PolicyRunOptions, TaskOptions
 from policies.training.runs import PolicyTraining, Progress
 from studies.frame import OutputOptions, PartsOption, PartStore, RegistryOption, StudyResult, names_in
@@ -125,7 +125,7 @@ class _Trainings:
 
     def transfer(self, cut: str, seed: int) -> list[dict[str, Any]]:
         """What a training without tasks of some kind reaches on these, and the one with them; both by imitation."""
-        inside, left_out = _halves(cut, self._all)
+        inside, left_out = halves(cut, self._all)
         self._train(_WHOLE, seed, self._all, self._run(seed))
         self._train(f"without {cut}", seed, inside, self._run(seed))
         found = []
@@ -224,7 +224,7 @@ class _Trainings:
         return {"seeds": list(found), "best_ms": list(found.values())}
 
 
-def _halves(cut: str, kind: TaskKind) -> list[TaskKind]:
+def halves(cut: str, kind: TaskKind) -> list[TaskKind]:
     """What is left of a kind of tasks without some, and these."""
     if cut == _CUTS[2]:
         pools = [tuple(pool for pool in POOLS if (pool == _METASYN) == is_out) for is_out in (False, True)]
@@ -246,23 +246,24 @@ def main(options: TrainingStudyOptions, output: OutputOptions) -> None:
     with ExitStack() as stack:
         folder = options.parts or Path(stack.enter_context(TemporaryDirectory()))
         stack.enter_context(intra_op_threads(1))
+        stack.enter_context(warnings_once())
         trainings = _Trainings(options, folder)
         chosen, found, tables = options.chosen, dict[str, Any](), []
         if _STAGES in chosen:
             found[_STAGES] = [one for seed in range(options.seeds) for one in trainings.stages(seed)]
-            tables += [_table(found[_STAGES], ("training", "stage", "done"), "Stages of the training")]
+            tables += [trainings_table(found[_STAGES], ("training", "stage", "done"), "Stages of the training")]
         if _TRANSFER in chosen:
             seeds = range(min(options.seeds, _MOST_TRANSFER))
             found[_TRANSFER] = [one for seed in seeds for cut in _CUTS for one in trainings.transfer(cut, seed)]
-            tables += [_table(found[_TRANSFER], ("left_out", "training"), "Tasks of what was left out")]
+            tables += [trainings_table(found[_TRANSFER], ("left_out", "training"), "Tasks of what was left out")]
         if _FINE_TUNE in chosen:
             found[_FINE_TUNE] = trainings.fine_tuned()
-            tables += [_table(found[_FINE_TUNE], ("training",), f"Fine-tuning to {_CPU}")]
+            tables += [trainings_table(found[_FINE_TUNE], ("training",), f"Fine-tuning to {_CPU}")]
     document = {**options.settings(), **found}
     output.write(StudyResult(name="policy-training", document=document, tables=tuple(tables)))
 
 
-def _table(found: Sequence[Mapping[str, Any]], keys: Sequence[str], caption: str) -> Table:
+def trainings_table(found: Sequence[Mapping[str, Any]], keys: Sequence[str], caption: str) -> Table:
     """Mean excesses of trainings that differ in nothing but their seed, the least and the largest, and their losses."""
     lines = []
     for key in dict.fromkeys(tuple(one[key] for key in keys) for one in found):
