@@ -46,9 +46,10 @@ class PolicyOptions:
         },
     )
     bursts: int = field(
-        default=0,
+        default=1,
         metadata={
-            "help": "Bursts of the compiled search from the best placement, each a few milliseconds. 0 for none."
+            "help": "Bursts of the compiled search from the best placement, each a few milliseconds. 0 for none: the "
+            "policy alone."
         },
     )
     count_activations: bool = field(

@@ -46,8 +46,8 @@ _ALL = "all"
 _NUM_TABLES = (24, 40, 80)
 #: Names of trainings, and of the policy in use.
 _WHOLE, _VTRACE_ONLY, _TUNED, _IN_USE = "imitation and on", "V-trace only", "fine-tuned", "in use"
-#: What is left out of trainings, and measured on; and seeds of these.
-_CPU, _LARGE, _METASYN, _MOST_TRANSFER = "cpu", 32, "metasyn", 2
+#: What is left out of trainings, and measured on.
+_CPU, _LARGE, _METASYN = "cpu", 32, "metasyn"
 _CUTS = ("CPUs", "32 and 64 ranks", "MetaSyn's tables")
 #: Tasks that V-trace alone plays, and seconds that their unused labels take.
 _NUM_PLAYED, _LEAST_SEARCH_S = 24, 0.02
@@ -60,7 +60,8 @@ class TrainingStudyOptions:
     measure: Annotated[str, typer.Option(help=f"With commas: any of {_STAGES}, {_TRANSFER}, {_FINE_TUNE}.")] = (
         f"{_STAGES},{_TRANSFER},{_FINE_TUNE}"
     )
-    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each kind; of transfer, at most two.")] = 3
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings through all stages.")] = 3
+    other_seeds: Annotated[int, typer.Option(min=1, help="Trainings by V-trace alone, and of each transfer.")] = 1
     num_tasks: Annotated[int, typer.Option(min=1, help="Tasks of a training.")] = 64
     search_seconds: Annotated[float, positive_option("Seconds of the search of each task.")] = 0.6
     updates: Annotated[int, typer.Option(min=1, help="Updates by imitation.")] = 400
@@ -85,7 +86,7 @@ class TrainingStudyOptions:
 
     def settings(self) -> dict[str, object]:
         """What parts depend on."""
-        left_out = ("measure", "seeds", "registry", "parts")
+        left_out = ("measure", "seeds", "other_seeds", "registry", "parts")
         return {name: value for name, value in asdict(self).items() if name not in left_out}
 
 
@@ -104,7 +105,7 @@ class _Trainings:
         self._all = TaskKind(num_tables=_NUM_TABLES, registry=options.registry)
 
     def stages(self, seed: int) -> list[dict[str, Any]]:
-        """What checkpoints of the whole training and of V-trace alone reach on held-out tasks of all kinds."""
+        """What checkpoints of the training through all stages reach on held-out tasks of all kinds."""
         options = self._options
         self._train(
             _WHOLE,
@@ -114,12 +115,19 @@ class _Trainings:
             self._run(seed, improvements=1),
             self._run(seed, improvements=1, vtrace_updates=options.vtrace_updates),
         )
-        alone = TaskOptions(num_tasks=min(_NUM_PLAYED, options.num_tasks), search_seconds=_LEAST_SEARCH_S)
+        return self._curve(_WHOLE, seed)
+
+    def vtrace_alone(self, seed: int) -> list[dict[str, Any]]:
+        """What checkpoints of V-trace from random weights reach there."""
+        options = self._options
+        tasks = TaskOptions(num_tasks=min(_NUM_PLAYED, options.num_tasks), search_seconds=_LEAST_SEARCH_S)
         learning = LearningOptions(updates=0, improvements=0, vtrace_updates=3 * options.vtrace_updates, seed=seed)
-        self._train(_VTRACE_ONLY, seed, self._all, PolicyRunOptions(tasks=alone, learning=learning))
+        self._train(_VTRACE_ONLY, seed, self._all, PolicyRunOptions(tasks=tasks, learning=learning))
+        return self._curve(_VTRACE_ONLY, seed)
+
+    def _curve(self, name: str, seed: int) -> list[dict[str, Any]]:
         return [
             {"training": name, "seed": seed, **one, **self._measured(name, seed, one["number"], self._all, _ALL)}
-            for name in (_WHOLE, _VTRACE_ONLY)
             for one in self._checkpoints(name, seed)
         ]
 
@@ -251,9 +259,10 @@ def main(options: TrainingStudyOptions, output: OutputOptions) -> None:
         chosen, found, tables = options.chosen, dict[str, Any](), []
         if _STAGES in chosen:
             found[_STAGES] = [one for seed in range(options.seeds) for one in trainings.stages(seed)]
+            found[_STAGES] += [one for seed in range(options.other_seeds) for one in trainings.vtrace_alone(seed)]
             tables += [trainings_table(found[_STAGES], ("training", "stage", "done"), "Stages of the training")]
         if _TRANSFER in chosen:
-            seeds = range(min(options.seeds, _MOST_TRANSFER))
+            seeds = range(options.other_seeds)
             found[_TRANSFER] = [one for seed in seeds for cut in _CUTS for one in trainings.transfer(cut, seed)]
             tables += [trainings_table(found[_TRANSFER], ("left_out", "training"), "Tasks of what was left out")]
         if _FINE_TUNE in chosen:

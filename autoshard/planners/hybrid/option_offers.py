@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -169,8 +170,10 @@ class OfferedOptions:
 
         Args:
             score: The policy.
-            until_s: When to end, by `time.perf_counter`.
+            until_s: When to end, by `time.perf_counter`. If that is yet to come, the costliest items are offered theirs
+                in any case: where a busy processor took all the time for the scores, all tables would be whole.
         """
+        is_due = time.perf_counter() < until_s
         features = TaskFeatures.of(self.space, FlatOptions.of(self.space), CostGradient.of(self.space))
         ways = self._ways.every_way(self.space)
         score_IW = score(features, way_features(ways))
@@ -187,7 +190,8 @@ class OfferedOptions:
         order: list[int] = features.order().tolist()
         self._offer_all(self._large, until_s)
         others = [index for index in order if index not in self._with_all]
-        for batch in self._batches(others, _LARGE_BATCH, until_s):
+        first = others[: _BATCH if is_due else 0]
+        for batch in chain([first] if first else [], self._batches(others[len(first) :], _LARGE_BATCH, until_s)):
             self.space.offer(batch, lambda table: self._ways.few(table, names_of[table.name]))
 
     def _begin_by_price(self, order: Sequence[int], rates: CostGradient, until_s: float) -> None:
