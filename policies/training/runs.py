@@ -117,6 +117,11 @@ class PolicyTraining:
         return self._best
 
     @property
+    def latest(self) -> Weights:
+        """The weights after the last update, whatever their loss."""
+        return self._learner.weights()
+
+    @property
     def ranges(self) -> dict[str, tuple[float, float]]:
         """Ranges of the tasks that have labels, for its card."""
         return ranges_of(self._tasks_F)

@@ -184,7 +184,7 @@ class _Trainings:
                 return
             of = f"{number}-{len(found)}"
             found.append({"number": of, "stage": progress.stage, "done": progress.done, "loss": progress.loss})
-            atomic_write(folder / f"{of}.safetensors", save(training.best))
+            atomic_write(folder / f"{of}.safetensors", save(training.latest))
             log(f"{folder.name}: {progress.stage} {progress.done:.0%}, loss {progress.loss:.3f}")
 
         weights = None if begin is None else dict(begin.network.weights)
