@@ -33,7 +33,7 @@ from autoshard.runtime.processes.threads import intra_op_threads
 from autoshard.table import Table
 from policies.planning.decoding import decoded
 from policies.planning.planner import named_task
-from policies.planning.trained import TrainedPolicy
+from policies.planning.trained import ANY_DEVICE, TrainedPolicy
 from policies.training.drawn_tasks import MACHINES, POOLS, TaskKind, TaskSplit, machines_of, task_seeds, warnings_once
 from policies.training.run_options import LearningOptions, PolicyRunOptions, TaskOptions
 from policies.training.runs import PolicyTraining, Progress
@@ -124,6 +124,12 @@ class _Trainings:
         learning = LearningOptions(updates=0, improvements=0, vtrace_updates=3 * options.vtrace_updates, seed=seed)
         self._train(_VTRACE_ONLY, seed, self._all, PolicyRunOptions(tasks=tasks, learning=learning))
         return self._curve(_VTRACE_ONLY, seed)
+
+    def in_use(self) -> dict[str, Any]:
+        """What the policy in use reaches there."""
+        policy = TrainedPolicy.for_device(self._options.registry, ANY_DEVICE)
+        measured = self._store.find(f"measured-{_IN_USE}-on-{_ALL}", lambda: self._measure(policy, self._all, _ALL))
+        return {"training": _IN_USE, "stage": "", "done": 1.0, **measured}
 
     def _curve(self, name: str, seed: int) -> list[dict[str, Any]]:
         return [
@@ -260,6 +266,7 @@ def main(options: TrainingStudyOptions, output: OutputOptions) -> None:
         if _STAGES in chosen:
             found[_STAGES] = [one for seed in range(options.seeds) for one in trainings.stages(seed)]
             found[_STAGES] += [one for seed in range(options.other_seeds) for one in trainings.vtrace_alone(seed)]
+            found[_STAGES].append(trainings.in_use())
             tables += [trainings_table(found[_STAGES], ("training", "stage", "done"), "Stages of the training")]
         if _TRANSFER in chosen:
             seeds = range(options.other_seeds)

@@ -3,6 +3,9 @@
 import pytest
 
 from autoshard.formats import load_topology
+from costmodel import Registry
+from policies.network import first_weights
+from policies.planning.trained import TrainedPolicy
 from policies.training import runs
 from policies.training.drawn_tasks import POOLS, TaskKind
 from studies.__main__ import main
@@ -32,6 +35,7 @@ def test_a_pool_of_tables_is_left_out():
     assert set(left_out.pools) == {"metasyn"}
 
 
+@pytest.mark.smoke
 def test_rows_of_a_table_are_means_over_seeds():
     found = [
         {"training": "a", "done": 0.5, "planned": [0.1, 0.3], "decode": [0.4, 0.4], "loss": 2.0},
@@ -48,7 +52,8 @@ def test_a_small_study_trains_measures_and_reads_its_parts_again(tmp_path, monke
     monkeypatch.setattr(policy_training, "_NUM_TABLES", (5,))
     options = ["--measure", "stages,transfer", "--seeds", "1", "--num-tasks", "2", "--search-seconds", "0.02"]
     options += ["--updates", "4", "--vtrace-updates", "1", "--num-held-out", "2", "--best-s", "0.05"]
-    options += ["--parts", str(tmp_path / "parts")]
+    TrainedPolicy(weights=first_weights(0), training={}).publish(Registry(tmp_path / "models"))
+    options += ["--registry", str(tmp_path / "models"), "--parts", str(tmp_path / "parts")]
     assert main(["policy-training", *options]) == 0
     printed = capsys.readouterr().out
     for name in ("| imitation and on | improvement | 100% | 1 |", "V-trace only | vtrace", "without CPUs"):
