@@ -23,6 +23,7 @@ STUDIES: Final = {
     "input-work": "studies.engines.input_work:main",
     "host-waits": "studies.engines.host_waits:main",
     "policy": "studies.planners.policy_runs:main",
+    "policy-training": "studies.planners.policy_training:main",
     "limits": "studies.planners.limit_runs:main",
     "never-beaten": "studies.planners.never_beaten:main",
     "granularity": "studies.planners.granularity:main",

@@ -46,9 +46,10 @@ class PolicyOptions:
         },
     )
     bursts: int = field(
-        default=0,
+        default=1,
         metadata={
-            "help": "Bursts of the compiled search from the best placement, each a few milliseconds. 0 for none."
+            "help": "Bursts of the compiled search from the best placement, each a few milliseconds. 0 for none: the "
+            "policy alone."
         },
     )
     count_activations: bool = field(
@@ -119,17 +120,31 @@ def planned(policy: TrainedPolicy, request: PlanRequest, options: PolicyOptions 
         InfeasiblePlanError: If no placement within the memory limits was found.
     """
     options = options or PolicyOptions()
+    task = named_task(policy, request, with_activations=options.count_activations)
+    best = best_of(policy.network, task, options.num_samples, request.seed)
+    return improved(task, best, options.bursts, request.seed), policy.outside(task.features)
+
+
+def named_task(policy: TrainedPolicy, request: PlanRequest, *, with_activations: bool = True) -> GameTask:
+    """The game of a request with the options that a policy names; with all options where these do not fit.
+
+    Args:
+        policy: The policy.
+        request: The task.
+        with_activations: Whether what training needs for a batch has to fit beside the tables.
+
+    Raises:
+        InfeasiblePlanError: If no placement within the memory limits was found.
+    """
     offers = OfferedOptions(request)
     offers.offer_likely(policy.score_ways)
-    limits = Limits.of(offers.space, with_activations=options.count_activations)
+    limits = Limits.of(offers.space, with_activations=with_activations)
     try:
-        task = GameTask(offers.space, limits)
+        return GameTask(offers.space, limits)
     except InfeasiblePlanError:
         # The few ways of each table may be too large for the memory.
         offers.complete()
-        task = GameTask(offers.space, limits)
-    best = best_of(policy.network, task, options.num_samples, request.seed)
-    return improved(task, best, options.bursts, request.seed), policy.outside(task.features)
+        return GameTask(offers.space, limits)
 
 
 def best_of(network: PolicyNetwork, task: GameTask, num_samples: int, seed: int) -> Layout:

@@ -45,12 +45,13 @@ def train_policy(publishing: PublishOptions, options: PolicyRunOptions, as_json:
     """
     from policies.planning.trained import TrainedPolicy
     from policies.training.comparison import TestTasks, policy_version
-    from policies.training.drawn_tasks import TaskKind, machines_of
+    from policies.training.drawn_tasks import TaskKind, machines_of, warnings_once
     from policies.training.runs import PolicyTraining
 
     device = options.tasks.device
     kind = TaskKind(machines=machines_of(device), registry=publishing.registry)
     with ExitStack() as stack:
+        stack.enter_context(warnings_once())
         folder = options.checkpoint or Path(stack.enter_context(TemporaryDirectory()))
         begin = None
         if options.learning.fine_tune:
@@ -64,19 +65,22 @@ def train_policy(publishing: PublishOptions, options: PolicyRunOptions, as_json:
             report=progress_lines(),
         )
         weights = training.run()
-    tasks = TestTasks(kind)
-    steps_ms_P = tasks.steps_ms(TrainedPolicy(weights=weights, device=device, training={}))
-    policy = TrainedPolicy(
-        weights=weights,
-        device=device,
-        training={
-            **training.record(),
-            "test": {"num_tasks": len(steps_ms_P), "over_greedy": float((steps_ms_P / tasks.greedy_ms_P - 1).mean())},
-        },
-        ranges=training.ranges,
-    )
-    version = policy_version(policy, tasks, steps_ms_P)
-    published = publish_version(Registry(publishing.registry), version, publishing)
+        tasks = TestTasks(kind)
+        steps_ms_P = tasks.steps_ms(TrainedPolicy(weights=weights, device=device, training={}))
+        policy = TrainedPolicy(
+            weights=weights,
+            device=device,
+            training={
+                **training.record(),
+                "test": {
+                    "num_tasks": len(steps_ms_P),
+                    "over_greedy": float((steps_ms_P / tasks.greedy_ms_P - 1).mean()),
+                },
+            },
+            ranges=training.ranges,
+        )
+        version = policy_version(policy, tasks, steps_ms_P)
+        published = publish_version(Registry(publishing.registry), version, publishing)
     report_published(published, policy.kind, device)
     console.emit(_result(policy, published), _table(policy, published), as_json=as_json, kind="trained-policy")
 

@@ -16,7 +16,7 @@ from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner
 from costmodel.registry.promotion import HeldOutComparison, TrainedVersion
 from costmodel.registry.versions import StoredModel
-from policies.planning.planner import planned
+from policies.planning.planner import PolicyOptions, planned
 from policies.planning.trained import TrainedPolicy
 from policies.training.drawn_tasks import TaskKind, TaskSplit, task_seeds
 
@@ -53,13 +53,13 @@ class TestTasks:
         self.greedy_ms_P: MsArray = np.array(steps_ms)
 
     def steps_ms(self, policy: TrainedPolicy) -> MsArray:
-        """Predicted steps of a policy's likeliest placements, shape (P,); infinite where it has none."""
+        """Predicted steps of a policy's likeliest placements, not searched, shape (P,); infinite where it has none."""
         return np.array([_step_ms(policy, request) for request in self.requests])
 
 
 def _step_ms(policy: TrainedPolicy, request: PlanRequest) -> float:
     try:
-        return planned(policy, request)[0].step_ms()
+        return planned(policy, request, PolicyOptions(bursts=0))[0].step_ms()
     except AutoshardError:
         return float("inf")
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -39,6 +42,36 @@ _LINK_POWERS, _FILLS = (-1.0, 1.0), (0.15, 0.75)
 _FILLED, _SEQUENCES, _UNORDERED = 0.6, 0.15, 0.15
 #: Share of the tables of such tasks that are sequences.
 _IS_SEQUENCE = 0.3
+
+
+#: Where prices of tasks are warned of.
+_PRICES_LOG = logging.getLogger(make_costs.__module__)
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def warnings_once() -> Iterator[None]:
+    """Warns of what prices of drawn tasks are worth at the end, once for each kind of warning, and says how many more.
+
+    Tasks that other processes draw are not counted.
+    """
+    first: dict[int, str] = {}
+    count: dict[int, int] = {}
+
+    def keep(record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING:
+            return True
+        first.setdefault(record.lineno, record.getMessage())
+        count[record.lineno] = count.get(record.lineno, 0) + 1
+        return False
+
+    _PRICES_LOG.addFilter(keep)
+    try:
+        yield
+    finally:
+        _PRICES_LOG.removeFilter(keep)
+        for line, text in first.items():
+            _log.warning("%s%s", text, f" (and {count[line] - 1} like it)" if count[line] > 1 else "")
 
 
 class TaskSplit(Enum):

@@ -36,7 +36,10 @@ class LearningOptions:
     """How the policy learns: from searches, then from its own best placements, then by V-trace."""
 
     updates: Annotated[
-        int, typer.Option(min=1, max=1 << 20, help="Updates from the labels of searches, each of eight tasks.")
+        int,
+        typer.Option(
+            min=0, max=1 << 20, help="Updates from the labels of searches, each of eight tasks; 0 for V-trace alone."
+        ),
     ] = 1500
     improvements: Annotated[
         int,

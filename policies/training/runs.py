@@ -9,6 +9,7 @@ A folder holds what was made so far:
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -116,6 +117,11 @@ class PolicyTraining:
         return self._best
 
     @property
+    def latest(self) -> Weights:
+        """The weights after the last update, whatever their loss."""
+        return self._learner.weights()
+
+    @property
     def ranges(self) -> dict[str, tuple[float, float]]:
         """Ranges of the tasks that have labels, for its card."""
         return ranges_of(self._tasks_F)
@@ -163,7 +169,10 @@ class PolicyTraining:
         jobs = (partial(make_label, self._kind, seed, seconds, self._label_file(seed)) for seed in missing)
         for count, _ in enumerate(run_all(self._until(self._searched_s, jobs))):
             self._report(Progress(stage="labels", done=1 - (len(missing) - count - 1) / len(seeds)))
-        return self._read(seeds)
+        labels = self._read(seeds)
+        if not any(seed in labels for seed in self._seeds):
+            raise ExecutionError("for none of the tasks to learn from was a layout found in the time given")
+        return labels
 
     def _read(self, seeds: Iterable[int], number: int | None = None) -> dict[int, Label]:
         files = {seed: self._label_file(seed, number) for seed in seeds}
@@ -321,6 +330,8 @@ def _run_here(jobs: Iterable[Callable[[], ResultT]]) -> Iterator[ResultT]:
 
 def _alone() -> None:
     torch.set_num_threads(1)
+    # Every task has the same few warnings of its prices; the process that learns says them once.
+    logging.getLogger(autoshard.__name__).setLevel(logging.ERROR)
 
 
 @lru_cache(maxsize=_NUM_PLAYED + NUM_VALIDATION)

@@ -18,7 +18,6 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from autoshard.commands.arguments import positive_option
 from autoshard.commands.options import command_options
 from autoshard.console import log
 from autoshard.core.errors import AutoshardError, InvalidOptionError
@@ -32,14 +31,13 @@ from policies.planning.trained import TrainedPolicy
 from studies.frame import OutputOptions, PartsOption, PartStore, RegistryOption, StudyResult, names_in
 from studies.planners.limit_runs import TASKS
 
-#: Seed of the first draw.
-_FIRST_SEED = 7100
 #: Planners beside `auto`, by what the table calls them: name and options.
 _OTHERS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "cost-greedy": ("cost-greedy", {}),
     "neuroshard": ("neuroshard", {}),
     "policy": ("policy", {}),
-    "policy, 64 samples": ("policy", {"num_samples": 64}),
+    "policy, no burst": ("policy", {"bursts": 0}),
+    "policy, 64 samples, no burst": ("policy", {"num_samples": 64, "bursts": 0}),
     "policy, 4 bursts": ("policy", {"bursts": 4}),
 }
 _WITHOUT, _WITH = "auto", "auto with the policy"
@@ -85,7 +83,10 @@ class PolicyStudyOptions:
     )
     seeds: Annotated[int, typer.Option(min=1, help="Draws of each task.")] = 10
     limits: Annotated[str, typer.Option(help="Time limits of `auto` in seconds, with commas.")] = "0.05,0.2,1"
-    best_s: Annotated[float, positive_option("Seconds of the search for the best plan known.")] = 20.0
+    first_seed: Annotated[int, typer.Option(min=0, help="Seed of the first draw's tables.")] = 7100
+    best_s: Annotated[
+        float, typer.Option(min=0.0, help="Seconds of the search for the best plan known; 0 plans by `auto` alone.")
+    ] = 20.0
     registry: RegistryOption = None
     parts: PartsOption = None
 
@@ -123,7 +124,8 @@ class PolicyStudyOptions:
 def run(task: str, seed: int, options: PolicyStudyOptions) -> PolicyRun:
     """Plans one task in all ways."""
     request = TASKS[task].request(seed, options.registry)
-    asked = [(name, replace(request, options=of)) for name, (_, of) in _OTHERS.items()]
+    others = _OTHERS if options.best_s else {}
+    asked = [(name, replace(request, options=of)) for name, (_, of) in others.items()]
     for limit_s in options.limits_s:
         pair = [(_WITHOUT, {"policy": False}), (_WITH, {})]
         # Neither is always the first.
@@ -137,7 +139,7 @@ def run(task: str, seed: int, options: PolicyStudyOptions) -> PolicyRun:
         found_ms = _plan(planner, one)
         if found_ms is not None:
             steps_ms[name], cpu_s[name] = found_ms, time.process_time() - began_s
-    best_ms = _plan("auto", replace(request, time_limit_s=options.best_s, seed=1))
+    best_ms = _plan("auto", replace(request, time_limit_s=options.best_s, seed=1)) if options.best_s else None
     known = [*steps_ms.values(), *([] if best_ms is None else [best_ms])]
     return PolicyRun(task=task, seed=seed, steps_ms=steps_ms, cpu_s=cpu_s, best_ms=min(known))
 
@@ -161,14 +163,15 @@ def main(options: PolicyStudyOptions, output: OutputOptions) -> None:
     store, settings = PartStore(options.parts), options.settings()
     store.check_identity(settings)
     makers = {
-        f"{task}-{_FIRST_SEED + draw}": partial(run, task, _FIRST_SEED + draw, options)
+        f"{task}-{options.first_seed + draw}": partial(run, task, options.first_seed + draw, options)
         for draw in range(options.seeds)
         for task in options.chosen
     }
     with intra_op_threads(1):
         found = store.find_all("Planning", PolicyRun, makers, lambda one: one.line)
     document: dict[str, Any] = {**settings, "runs": [asdict(one) for one in found]}
-    tables = tuple(policy_table([one for one in found if one.task == task]) for task in options.chosen)
+    by_task = [[one for one in found if one.task == task] for task in options.chosen]
+    tables = (*map(policy_table, by_task), pairs_table(found))
     output.write(StudyResult(name="policy", document=document, tables=tables))
 
 
@@ -192,6 +195,22 @@ def policy_table(found: Sequence[PolicyRun]) -> Table:
         )
     columns = ("planner", "tasks", "mean excess", "90% interval", "median", "largest", "CPU s")
     return Table(columns=columns, rows=tuple(lines), caption=f"{found[0].task}: predicted steps over the best known")
+
+
+def pairs_table(found: Sequence[PolicyRun]) -> Table:
+    """Steps of `auto` with the policy over those without it, of the same tasks: means with their standard errors."""
+    lines = []
+    for task in dict.fromkeys(one.task for one in found):
+        mine = [one.steps_ms for one in found if one.task == task]
+        for name in dict.fromkeys(name for steps_ms in mine for name in steps_ms if name.startswith(f"{_WITHOUT}, ")):
+            limit = name.removeprefix(f"{_WITHOUT}, ")
+            both = [(one[f"{_WITH}, {limit}"], one[name]) for one in mine if {name, f"{_WITH}, {limit}"} <= one.keys()]
+            change_N = np.array([with_ms / without_ms - 1 for with_ms, without_ms in both])
+            error = change_N.std(ddof=1) / np.sqrt(len(change_N)) if len(change_N) > 1 else np.nan
+            counts = (int((change_N < 0).sum()), int((change_N > 0).sum()))
+            lines.append((task, limit, str(len(change_N)), f"{change_N.mean():+.2%} ± {error:.2%}", *map(str, counts)))
+    columns = ("task", "limit", "pairs", "with the policy over without it", "shorter", "longer")
+    return Table(columns=columns, rows=tuple(lines), caption="`auto` with the policy beside `auto` without it")
 
 
 def interval(values_N: np.ndarray) -> tuple[float, float]:

@@ -1,5 +1,6 @@
 """The planner `policy`, and what `auto` asks it."""
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -9,12 +10,13 @@ from autoshard.core import Constraints
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, ModelError
 from autoshard.evaluation.batch_memory import has_room
 from autoshard.evaluation.evaluate import evaluate
+from autoshard.formats import load_tables
 from autoshard.planners.auto import AutoPlanner
 from autoshard.planners.hybrid.option_offers import OfferedOptions
 from autoshard.planners.registry import get_planner
 from autoshard.planners.space.cost_gradient import CostGradient, FlatOptions
 from autoshard.planners.space.options import ShardingType
-from autoshard.planners.space.ways import TaskFeatures, task_inputs
+from autoshard.planners.space.ways import TaskFeatures, Way, task_inputs
 from autoshard.validator import validate_plan
 from costmodel import Registry
 from costmodel.registry.versions import SHIPPED_VARIABLE
@@ -60,9 +62,12 @@ def test_the_same_seed_gives_the_same_plan(request_of):
 
 
 def test_more_samples_and_bursts_are_never_worse(request_of):
-    one, many, searched = (step_ms(request_of(**options)) for options in ({}, {"num_samples": 16}, {"bursts": 4}))
+    alone = {"bursts": 0}
+    settings = (alone, {**alone, "num_samples": 16}, {}, {"bursts": 4})
+    one, many, one_burst, four = (step_ms(request_of(**options)) for options in settings)
     assert many <= one
-    assert searched < one
+    assert four <= one_burst <= one
+    assert four < one
 
 
 def test_plans_leave_room_for_training_and_keep_constraints(registry):
@@ -174,3 +179,38 @@ def test_auto_asks_the_policy_and_names_it(request_of, registry):
     assert "policy" not in alone.provenance.models
     # With the time to price all options, it is not asked.
     assert "policy" not in AutoPlanner().plan(replace(request, time_limit_s=0.1)).provenance.models
+
+
+def test_scores_that_take_all_the_time_leave_the_costliest_tables_their_options():
+    def slow(features, ways_WF):
+        time.sleep(0.25)
+        return np.zeros((len(features.cost_I), len(ways_WF)))
+
+    tables = make.draw_task(40, 8, seed=3)[0]
+    offers = OfferedOptions(make.request(tables, make.two_nodes()))
+    offers.offer_likely(slow, time.perf_counter() + 0.2)
+    assert sum(len(item.options) > 1 for item in offers.space.items) == 20
+    late = OfferedOptions(make.request(tables, make.two_nodes()))
+    late.offer_likely(slow, time.perf_counter())
+    assert all(len(item.options) == 1 for item in late.space.items)
+
+
+def test_ways_are_those_of_all_tables():
+    """A policy is asked about all sharding types of any table, wide or narrow, skewed or even."""
+    seen = []
+
+    def score(features, ways_WF):
+        seen.extend(map(tuple, ways_WF.tolist()))
+        return np.zeros((len(features.cost_I), len(ways_WF)))
+
+    for seed in range(3):
+        request = make.request(load_tables("metasyn").redrawn(24, seed), make.two_nodes(hbm=1 << 40))
+        seen.clear()
+        OfferedOptions(request).offer_likely(score)
+        every = OfferedOptions(request)
+        every.complete()
+        options = [option.of_tables[0] for item in every.space.items for option in item.options]
+        ways = {Way.of(option) for option in options if option.name is not ShardingType.TABLE_COLUMN_WISE}
+        known = {way for way in ways if tuple(way.features()) in seen}
+        assert {way.name for way in known} == {way.name for way in ways}
+        assert len(known) >= 0.9 * len(ways)

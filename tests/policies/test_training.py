@@ -1,18 +1,21 @@
 """Training: from labels, from own placements, by V-trace; resumable."""
 
+import logging
+
 import numpy as np
 import pytest
 import torch
 
 from autoshard.core.errors import ExecutionError, FormatError, InvalidOptionError
+from autoshard.planning import make_costs
 from policies.network import PolicyNetwork, first_weights
 from policies.planning.playing import play
 from policies.training import runs
-from policies.training.drawn_tasks import TaskKind, TaskSplit, machines_of, task_seeds
+from policies.training.drawn_tasks import TaskKind, TaskSplit, machines_of, task_seeds, warnings_once
 from policies.training.labels import Label, searched
 from policies.training.learner import Learner, imitation_loss, vtrace_loss
 from policies.training.run_options import LearningOptions, PolicyRunOptions, TaskOptions
-from policies.training.runs import Actors, PolicyTraining
+from policies.training.runs import Actors, PolicyTraining, make_label
 from tests.policies.conftest import SMALL
 
 
@@ -169,3 +172,32 @@ class TestTasks:
         assert machines_of("any") == TaskKind().machines
         with pytest.raises(InvalidOptionError, match="--device: must be any or any of a100, cpu, h100, got abacus"):
             machines_of("abacus")
+
+
+class TestWarningsOnce:
+    def test_each_kind_is_said_once_with_the_number_of_others(self, caplog):
+        log = logging.getLogger(make_costs.__module__)
+        with warnings_once():
+            for number in range(3):
+                log.warning("prices of task %d", number)
+            log.warning("another kind")
+            log.info("no warning")
+            assert [one.levelname for one in caplog.records if one.levelno >= logging.WARNING] == []
+        assert [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING] == [
+            "prices of task 0 (and 2 like it)",
+            "another kind",
+        ]
+        log.warning("later")
+        assert caplog.records[-1].getMessage() == "later"
+
+
+def test_trainings_without_a_task_to_learn_from_are_an_error(tmp_path, monkeypatch):
+    def of_validation_alone(kind, seed, seconds, path):
+        if seed in task_seeds(TaskSplit.VALIDATION, 2):
+            make_label(kind, seed, seconds, path)
+        else:
+            path.write_bytes(b"")
+
+    monkeypatch.setattr(runs, "make_label", of_validation_alone)
+    with pytest.raises(ExecutionError, match="for none of the tasks to learn from was a layout found in the time"):
+        trained(tmp_path)

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -28,6 +29,7 @@ from autoshard.planners.space.options import (
     ShardingOption,
     ShardingType,
     enumerate_options,
+    hot_rows,
     row_tiers,
     why_none,
     why_not,
@@ -63,6 +65,8 @@ _BATCH, _SMALL_BATCH, _LARGE_BATCH = 20, 50, 100
 #: How often numbers of hot rows are read off what costs least before the search begins: two rounds leave a sixth of
 #: what thirty numbers could gain.
 _NUM_HOT_ROUNDS = 2
+#: Share of the lookups whose rows tell how skewed a table's lookups are.
+_SKEW_SHARE = 0.6
 #: Most sharding types of a table, beside the whole one, that a policy names, and the least probability of one.
 _NUM_LIKELY, _LEAST_LIKELY = 3, 0.05
 
@@ -166,8 +170,10 @@ class OfferedOptions:
 
         Args:
             score: The policy.
-            until_s: When to end, by `time.perf_counter`.
+            until_s: When to end, by `time.perf_counter`. If that is yet to come, the costliest items are offered theirs
+                in any case: where a busy processor took all the time for the scores, all tables would be whole.
         """
+        is_due = time.perf_counter() < until_s
         features = TaskFeatures.of(self.space, FlatOptions.of(self.space), CostGradient.of(self.space))
         ways = self._ways.every_way(self.space)
         score_IW = score(features, way_features(ways))
@@ -184,7 +190,8 @@ class OfferedOptions:
         order: list[int] = features.order().tolist()
         self._offer_all(self._large, until_s)
         others = [index for index in order if index not in self._with_all]
-        for batch in self._batches(others, _LARGE_BATCH, until_s):
+        first = others[: _BATCH if is_due else 0]
+        for batch in chain([first] if first else [], self._batches(others[len(first) :], _LARGE_BATCH, until_s)):
             self.space.offer(batch, lambda table: self._ways.few(table, names_of[table.name]))
 
     def _begin_by_price(self, order: Sequence[int], rates: CostGradient, until_s: float) -> None:
@@ -370,14 +377,22 @@ class _Ways:
         return [*listed, *self._cached(listed)]
 
     def every_way(self, space: PlannerSpace) -> list[Way]:
-        """Ways to hold the tables of a task, read off the widest table of each kind."""
-        widest: dict[tuple[bool, bool], EmbeddingTable] = {}
+        """Ways to hold the tables of a task, read off a few tables of each kind that have most of them.
+
+        The widest has the most numbers of column shards, the one with the fewest lookups exchanges by rows, the one
+        with the most skewed lookups tiers of rows, and the one with the most even ones groups of rows.
+        """
+        most: dict[tuple[bool, bool, int], tuple[float, EmbeddingTable]] = {}
         for item in space.items:
             table = item.like[0]
-            kind = table.pooling is Pooling.SEQUENCE, table.row_order is not None
-            if kind not in widest or table.embedding_dim > widest[kind].embedding_dim:
-                widest[kind] = table
-        found = dict.fromkeys(Way.of(option) for table in widest.values() for option in self.every(table))
+            hot_share = hot_rows(table, _SKEW_SHARE) / table.num_embeddings
+            sizes = table.embedding_dim, -table.pooling_factor, -hot_share, hot_share
+            for number, size in enumerate(sizes):
+                kind = table.pooling is Pooling.SEQUENCE, table.row_order is not None, number
+                if kind not in most or size > most[kind][0]:
+                    most[kind] = size, table
+        chosen = {table.name: table for _, table in most.values()}
+        found = dict.fromkeys(Way.of(option) for table in chosen.values() for option in self.every(table))
         # Columns over the ranks of one node are the same shards as columns over any ranks, which an item has once.
         is_twice = ShardingType.COLUMN_WISE in self.names
         return [way for way in found if not (is_twice and way.name is ShardingType.TABLE_COLUMN_WISE)]

@@ -9,7 +9,7 @@ from policies.planning.trained import TrainedPolicy
 from studies.__main__ import main
 from studies.planners import policy_runs
 from studies.planners.limit_runs import LimitTask
-from studies.planners.policy_runs import PolicyRun, interval, policy_table
+from studies.planners.policy_runs import PolicyRun, PolicyStudyOptions, interval, pairs_table, policy_table
 
 
 def test_numbers_become_tables():
@@ -30,6 +30,29 @@ def test_numbers_become_tables():
     assert second[2] == "0.00%"
 
 
+@pytest.mark.smoke
+def test_pairs_are_compared_task_by_task():
+    found = [
+        PolicyRun(
+            task="80-cpu",
+            seed=seed,
+            steps_ms={"auto, 0.1 s": 1.0, "auto with the policy, 0.1 s": with_ms, "policy": 5.0},
+            cpu_s={},
+            best_ms=1.0,
+        )
+        for seed, with_ms in enumerate((0.9, 0.9, 1.2))
+    ]
+    (line,) = pairs_table(found).lines
+    assert line == ("80-cpu", "0.1 s", "3", "+0.00% ± 10.00%", "2", "1")
+
+
+def test_without_a_search_auto_is_planned_alone(monkeypatch):
+    monkeypatch.setattr(policy_runs, "TASKS", {"80-cpu": LimitTask(num_tables=4, num_ranks=2, base="cpu-8", goals={})})
+    found = policy_runs.run("80-cpu", 7, PolicyStudyOptions(tasks="80-cpu", limits="0.05", best_s=0.0))
+    assert found.steps_ms.keys() == {"auto, 0.05 s", "auto with the policy, 0.05 s"}
+    assert found.best_ms == min(found.steps_ms.values())
+
+
 def test_the_interval_of_a_mean_narrows_with_its_values():
     few, many = (np.random.default_rng(0).normal(1.0, 0.1, size) for size in (5, 500))
     widths = [high - low for low, high in (interval(few), interval(many))]
@@ -43,9 +66,9 @@ def test_parts_are_kept_and_read_again(tmp_path, monkeypatch, capsys):
     options += ["--registry", str(tmp_path / "models"), "--parts", str(tmp_path / "parts")]
     assert main(["policy", *options]) == 0
     printed = capsys.readouterr().out
-    for name in ("cost-greedy", "policy, 64 samples", "auto, 0.05 s", "auto with the policy, 0.05 s"):
+    for name in ("cost-greedy", "policy, 64 samples, no burst", "auto, 0.05 s", "auto with the policy, 0.05 s"):
         assert name in printed
-    monkeypatch.setattr(policy_runs, "run", None)
+    monkeypatch.setattr(policy_runs, "run", lambda *_: pytest.fail("made again"))
     assert main(["policy", *options]) == 0
     assert capsys.readouterr().out == printed
 
