@@ -464,4 +464,5 @@ def _note(runs: JobRuns) -> str:
     again = [steps for part in runs.parts for steps in part.steps_again] or [0]
     faults = [fault for part in runs.parts for fault in part.faults]
     steps = f"a median of {median(again):g} and at most {max(again)} steps made again"
-    return "\n".join([f"{kills} kills, {steps}, {len(faults)} faults", *faults])
+    count = f"{len(faults)} fault{'' if len(faults) == 1 else 's'}"
+    return "\n".join([f"{kills} kills, {steps}, {count}", *faults])
