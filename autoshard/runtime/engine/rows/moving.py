@@ -488,14 +488,18 @@ class _Round:
         """Tells the givers that there is room for what they send."""
         if _is_point_to_point(group):
             for giver, part in _parts(self._incoming, self._received_bytes):
-                self._work.append(dist.irecv(part, group=group, group_src=giver))
+                work = dist.irecv(part, group=group, group_src=giver)
+                assert work is not None, "this process is of the group"
+                self._work.append(work)
 
     def send(self, group: dist.ProcessGroup) -> int:
         """Sends it on its way, after `expect`; the bytes that this process sends."""
         num_sent, num_received = sum(self._sent_bytes), sum(self._received_bytes)
         if _is_point_to_point(group):
             for taker, part in _parts(self._outgoing, self._sent_bytes):
-                self._work.append(dist.isend(part, group=group, group_dst=taker))
+                sent = dist.isend(part, group=group, group_dst=taker)
+                assert sent is not None, "this process is of the group"
+                self._work.append(sent)
             return num_sent
         work = dist.all_to_all_single(
             self._incoming[:num_received],
