@@ -1,9 +1,13 @@
 """A job's plan made anew beside training, by a child process."""
 
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -101,6 +105,39 @@ def test_planning_that_fails_is_told_and_the_job_goes_on(planner):
     assert (found.figures, found.plan) == (None, None)
     assert "ended by signal 9" in found.reason
     assert not planner.is_planning
+
+
+PLANNING = """
+import time
+from tests.runtime.test_replanning import ORDER, Replanner, ReplanSettings, a_plan, counts_of
+planner = Replanner(a_plan(), {"t": ORDER}, ReplanSettings(every=10, horizon=1e4, time_limit_s=60.0))
+planner.begin(10, counts_of(a_plan(), ORDER.flip(0)), 1_000)
+print(planner._child.pid, planner._folder.name, flush=True)
+time.sleep(60)
+"""
+
+
+def test_planning_ends_with_a_process_that_is_killed():
+    with subprocess.Popen([sys.executable, "-c", PLANNING], stdout=subprocess.PIPE, text=True) as job:
+        child, folder = job.stdout.readline().split()
+        wait_until(lambda: b"replan" in ran_by(child))
+        time.sleep(0.5)  # until it has asked for it
+        job.send_signal(signal.SIGKILL)
+    wait_until(lambda: not ran_by(child), 5)
+    shutil.rmtree(folder)
+
+
+def ran_by(pid):
+    """The command line of a process; nothing of one that has ended."""
+    file = Path("/proc", pid, "cmdline")
+    return file.read_bytes() if file.exists() else b""
+
+
+def wait_until(is_so, limit_s=30):
+    until_s = time.monotonic() + limit_s
+    while not is_so():
+        assert time.monotonic() < until_s
+        time.sleep(0.02)
 
 
 def test_a_job_follows_its_data():
