@@ -5,7 +5,18 @@ import pytest
 from autoshard.runtime import Engine
 from studies.planners.step_runs import StepRun
 from studies.runtime.slow_links.contests import TORCHREC_WHOLE, ContestResult, EntryRun
-from studies.runtime.virtual_contests import CLUSTERS, LONG, SHORT, ClusterKind, Gain, entries, gains
+from studies.runtime.virtual_contests import (
+    ALL_TYPES,
+    ALL_TYPES_WHOLE,
+    CLUSTERS,
+    LONG,
+    SHORT,
+    TORCHREC_BEST,
+    ClusterKind,
+    Gain,
+    entries,
+    gains,
+)
 
 
 @pytest.mark.smoke
@@ -31,6 +42,14 @@ def test_searches_of_other_lengths_are_asked_for():
     assert SHORT not in {entry.label for entry in entries(with_limits=False)}
 
 
+@pytest.mark.smoke
+def test_torchrecs_planner_may_cut_tables_whichever_engine_executes_them():
+    found = {entry.label: entry for entry in entries(with_limits=False)}
+    assert not found["torchrec"].options
+    assert found[ALL_TYPES].options == found[ALL_TYPES_WHOLE].options == {"sharding_types": "all"}
+    assert (found[ALL_TYPES].engine, found[ALL_TYPES_WHOLE].engine) == (Engine.THIN, Engine.TORCHREC)
+
+
 def contest(**steps_ms):
     runs = [
         EntryRun(
@@ -46,8 +65,11 @@ def contest(**steps_ms):
 
 @pytest.mark.smoke
 def test_gains_are_over_auto_where_both_ran():
-    found = gains([contest(auto=10.0, torchrec=12.0), contest(auto=10.0, torchrec=11.0), contest(auto=10.0)])
-    assert set(found) == {"torchrec"}
+    cut = {ALL_TYPES: 10.5}
+    found = gains([contest(auto=10.0, torchrec=12.0, **cut), contest(auto=10.0, torchrec=11.0), contest(auto=10.0)])
+    assert set(found) == {"torchrec", ALL_TYPES, TORCHREC_BEST}
+    assert (found[ALL_TYPES].num_tasks, found[ALL_TYPES].median) == (1, pytest.approx(0.05))
+    assert (found[TORCHREC_BEST].num_tasks, found[TORCHREC_BEST].median) == (2, pytest.approx(0.075))
     assert found["torchrec"].num_tasks == 2
     assert found["torchrec"].median == pytest.approx(0.15)
     assert found["torchrec"].low == pytest.approx(0.1)
