@@ -123,6 +123,7 @@ class Effort:
         steps: Measured steps of a run.
         warmup_steps: Steps before them.
         repeats: Times that all plans run, one round after the other; the quickest run of each counts.
+        rounds: Turns that plans take within such a time, all in memory; the median of their steps counts.
         virtual_time: Whether a rank's time is that of a core of its own, and the topology's links.
         row_share: In virtual time, as `RunRequest` has it.
     """
@@ -130,6 +131,7 @@ class Effort:
     steps: int = 6
     warmup_steps: int = 2
     repeats: int = 2
+    rounds: int = 1
     virtual_time: bool = False
     row_share: float | None = None
 
@@ -246,6 +248,7 @@ def run_contests(
         [plan for *_, plan in executed],
         [{"engine": one.entry.engine, "seed": contest.seed} for contest, one, _ in executed],
         repeats=effort.repeats,
+        rounds=effort.rounds,
         on_step=on_step,
         launcher=launcher,
         steps=effort.steps,

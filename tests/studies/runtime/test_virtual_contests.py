@@ -1,11 +1,17 @@
 """Clusters that contests are executed on in virtual time, and what their results say."""
 
+from dataclasses import replace
+
 import pytest
 
+from autoshard.formats.torchrec.sharding import TorchRecType
+from autoshard.planners.planner import parse_options
+from autoshard.planners.torchrec_planner import TorchRecOptions
 from autoshard.runtime import Engine
 from studies.planners.step_runs import StepRun
 from studies.runtime.slow_links.contests import TORCHREC_WHOLE, ContestResult, EntryRun
 from studies.runtime.virtual_contests import (
+    AGAIN,
     ALL_TYPES,
     ALL_TYPES_WHOLE,
     CLUSTERS,
@@ -39,6 +45,7 @@ def test_searches_of_other_lengths_are_asked_for():
     found = {entry.label: entry for entry in entries(with_limits=True)}
     assert (found[SHORT].time_limit_s, found["auto"].time_limit_s, found[LONG].time_limit_s) == (0.1, 1.0, 10.0)
     assert found[TORCHREC_WHOLE].engine is Engine.TORCHREC
+    assert replace(found[AGAIN], label="auto") == found["auto"]
     assert SHORT not in {entry.label for entry in entries(with_limits=False)}
 
 
@@ -46,7 +53,9 @@ def test_searches_of_other_lengths_are_asked_for():
 def test_torchrecs_planner_may_cut_tables_whichever_engine_executes_them():
     found = {entry.label: entry for entry in entries(with_limits=False)}
     assert not found["torchrec"].options
-    assert found[ALL_TYPES].options == found[ALL_TYPES_WHOLE].options == {"sharding_types": "all"}
+    assert found[ALL_TYPES].options == {"sharding_types": "all"}
+    offered = parse_options(TorchRecOptions, found[ALL_TYPES_WHOLE].options).names
+    assert set(offered) == set(TorchRecType) - {TorchRecType.DATA_PARALLEL}
     assert (found[ALL_TYPES].engine, found[ALL_TYPES_WHOLE].engine) == (Engine.THIN, Engine.TORCHREC)
 
 
