@@ -259,11 +259,20 @@ def _constraints(tables: TableSet, options: TorchRecOptions) -> Mapping[str, Any
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps TorchRec's log lines off standard error; its reports are switched off by `stats=[]`."""
-    logger = logging.getLogger("torchrec")
+    """Keeps TorchRec's log lines off standard error; its reports are switched off by `stats=[]`.
+
+    Of each data-parallel table it says by the root logger that it has no sharding spec, which is as it should be.
+    """
+    logger, root = logging.getLogger("torchrec"), logging.getLogger()
     before = logger.level
     logger.setLevel(logging.CRITICAL)
+    root.addFilter(_is_needed)
     try:
         yield
     finally:
+        root.removeFilter(_is_needed)
         logger.setLevel(before)
+
+
+def _is_needed(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("Sharding spec not found")

@@ -58,7 +58,10 @@ class Movement:
     def of(cls, collective: MeasuredCollective, num_ranks: int) -> Movement:
         """Cuts a collective's bytes into as many blocks as there are ranks, at least one element each."""
         elements = collective.bytes_per_rank // collective.dtype.num_bytes
-        if collective.splits is Splits.UNEQUAL:
+        if collective.splits is Splits.ONE_WAY:
+            count_RR = np.zeros((num_ranks, num_ranks), dtype=np.int64)
+            count_RR[0] = max(1, elements)
+        elif collective.splits is Splits.UNEQUAL:
             count_RR = split_matrix(num_ranks, max(elements, num_ranks), collective.skew, collective.split_seed)
         else:
             count_RR = np.full((num_ranks, num_ranks), max(1, elements // num_ranks), dtype=np.int64)

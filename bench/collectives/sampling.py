@@ -26,6 +26,7 @@ MAX_BYTES = 2**28
 OPERATORS = (
     (Operator.ALL_TO_ALL, Splits.EQUAL),
     (Operator.ALL_TO_ALL, Splits.UNEQUAL),
+    (Operator.ALL_TO_ALL, Splits.ONE_WAY),
     (Operator.REDUCE_SCATTER, Splits.EQUAL),
     (Operator.ALL_GATHER, Splits.EQUAL),
     (Operator.ALL_REDUCE, Splits.EQUAL),

@@ -39,12 +39,23 @@ def num_latencies(collective: CollectiveName, num_ranks: float) -> float:
     return 2.0 * float(np.log2(num_ranks)) if collective == "all_reduce" else float(num_ranks - 1)
 
 
+def passing_bytes(one_way: FloatArray, other_way: FloatArray, both_ways: float) -> FloatArray:
+    """Bytes each way that take as long as some one way and some the other, same shape.
+
+    Args:
+        one_way: Bytes one way.
+        other_way: Bytes the other way.
+        both_ways: Share of the fewer that does not hide behind the more.
+    """
+    return np.asarray((np.maximum(one_way, other_way) + both_ways * np.minimum(one_way, other_way)) / (1.0 + both_ways))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvePoints:
     """Measured collectives of one kind, shapes (S,).
 
     Attributes:
-        num_bytes_S: Bytes that the busiest rank sends or receives.
+        num_bytes_S: Bytes that the busiest rank sends or receives, see `passing_bytes`.
         group_S: Ranks that take part together.
         world_S: Ranks that run at the same time, other groups included: they share links and cores.
         measured_ms_S: Times.

@@ -6,7 +6,7 @@ Shape suffixes: R ranks; [i, j] is what rank i sends to rank j.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar, Final, get_args
 
@@ -16,11 +16,21 @@ from autoshard.core import Link, Topology
 from autoshard.core.costs import CollectiveName, LinkBytes, MsArray
 from autoshard.core.errors import FormatError, ModelError
 from autoshard.evaluation.communication import link_bytes, over_shared_links
-from autoshard.formats.documents.kinds import ANY_OBJECT, TEXT, Field, Kind, list_of, number_in, record, tuple_of
+from autoshard.formats.documents.kinds import (
+    ANY_OBJECT,
+    TEXT,
+    Field,
+    Kind,
+    list_of,
+    number_in,
+    optional,
+    record,
+    tuple_of,
+)
 from costmodel.registry.card_fields import MAX_BOUND, MAX_METRIC, METRICS, ModelCard
 from costmodel.registry.models import LearnedModel
 from costmodel.registry.versions import StoredModel
-from costmodel.step.collective_curve import CollectiveCurve
+from costmodel.step.collective_curve import CollectiveCurve, passing_bytes
 from costmodel.step.regression import FloatArray
 
 COLLECTIVES: Final[tuple[CollectiveName, ...]] = get_args(CollectiveName)
@@ -49,6 +59,9 @@ class CollectiveCard(ModelCard):
         backend: `gloo` or `nccl`.
         alongside: For each collective, the share of the shorter of a node's time and that between nodes that does not
             hide behind the longer: 0 for links that work side by side, 1 for one after the other.
+        both_ways: For each link, the share of the fewer bytes of those that a rank sends and receives in an all-to-all
+            that does not hide behind the more: 0 for links that carry both ways side by side, 1 for one after the
+            other.
         bounds: For each collective, (up to ms, low, high): ends of the 90% interval over the predicted time, for times
             up to so many milliseconds, rising.
         metrics: Accuracy on held-out samples, for information.
@@ -60,6 +73,7 @@ class CollectiveCard(ModelCard):
         Field("device", TEXT),
         Field("backend", TEXT),
         Field("alongside", _by_collective(number_in(0, 1))),
+        optional("both_ways", record(dict, *(Field(name, number_in(0, 1)) for name in LINKS), parts=dict)),
         Field("bounds", _by_collective(list_of(_BOUNDS_ROW, 1, _MAX_BOUNDS))),
         Field("metrics", METRICS, "Accuracy, by the name of the measure."),
         Field("training", ANY_OBJECT, "Options, seeds and counts of the training."),
@@ -71,6 +85,7 @@ class CollectiveCard(ModelCard):
     bounds: dict[str, tuple[tuple[float, float, float], ...]]
     metrics: dict[str, float]
     training: dict[str, Any]
+    both_ways: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LINKS, 0.0))
 
     def __post_init__(self) -> None:
         for name, rows in self.bounds.items():
@@ -136,9 +151,10 @@ class LearnedCollectives(LearnedModel[CollectiveCard]):
 
     def links_ms(self, links: LinkBytes, topology: Topology) -> MsArray:
         """As `all_to_all_ms`, from what leaves and reaches ranks by level; shape (..., R)."""
-        links = over_shared_links(links, topology)
-        inside_R = np.maximum(links.leaving_LR[0], links.arriving_LR[0])
-        outside_R = np.maximum(links.leaving_LR[1:].sum(axis=0), links.arriving_LR[1:].sum(axis=0))
+        links, both_ways = over_shared_links(links, topology), self.card.both_ways
+        inside_R = passing_bytes(links.leaving_LR[0], links.arriving_LR[0], both_ways["node"])
+        leaving_R, arriving_R = links.leaving_LR[1:].sum(axis=0), links.arriving_LR[1:].sum(axis=0)
+        outside_R = passing_bytes(leaving_R, arriving_R, both_ways["across_nodes"])
         return self._both("all_to_all", inside_R, outside_R, topology)
 
     def all_reduce_ms(self, num_bytes: float, topology: Topology) -> float:

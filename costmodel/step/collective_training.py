@@ -6,7 +6,7 @@ Shape suffixes: S samples.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,14 +14,16 @@ import numpy as np
 from autoshard.core import Level, Link, MemoryBytes, Topology
 from autoshard.core.costs import CollectiveName
 from autoshard.core.errors import ModelError
-from autoshard.formats.stores.collective_samples import CollectiveSample, GroupLevel
+from autoshard.formats.stores.collective_samples import CollectiveSample, GroupLevel, Splits
 from autoshard.formats.stores.drift import divide_out_drift
-from costmodel.step.collective_curve import CollectiveCurve, CurvePoints
+from costmodel.step.collective_curve import CollectiveCurve, CurvePoints, passing_bytes
 from costmodel.step.collective_model import COLLECTIVES, LINKS, CollectiveCard, Curves, LearnedCollectives
 from costmodel.step.regression import NUM_FOLDS, FloatArray, check_samples, error_metrics, folds_of, quantile_bounds
 
 #: A curve has up to ten coefficients, most of them drawn to zero.
 MIN_SAMPLES = 8
+#: All-to-alls one way that a link needs, for its model to tell them from those both ways.
+_MIN_ONE_WAY = 4
 #: Times are sorted into so many classes, each with an interval of its own, if each gets enough samples.
 _NUM_CLASSES = 3
 _MIN_PER_CLASS = 20
@@ -50,7 +52,8 @@ def train_collective_model(samples: Sequence[CollectiveSample]) -> LearnedCollec
         ModelError: If samples are of several devices or backends, too few, or not finite.
     """
     check_samples(samples, alike=("device", "backend"), positive=("latency_ms", "reference_ms"))
-    points = _points(samples)
+    both_ways = {link: _both_ways(link, samples) for link in LINKS}
+    points = _points(samples, both_ways)
     curves: dict[tuple[str, CollectiveName], CollectiveCurve] = {}
     held: dict[CollectiveName, list[_Held]] = defaultdict(list)
     for link in LINKS:
@@ -67,6 +70,7 @@ def train_collective_model(samples: Sequence[CollectiveSample]) -> LearnedCollec
         device=samples[0].device,
         backend=samples[0].backend,
         alongside=alongside,
+        both_ways=both_ways,
         bounds={name: _bounds(together[name]) if name in together else (_UNMEASURED,) for name in COLLECTIVES},
         metrics=error_metrics(np.abs(1.0 / _joined(list(together.values())).ratio_S - 1.0)),
         training={
@@ -84,7 +88,9 @@ def collective_errors(model: LearnedCollectives, samples: Sequence[CollectiveSam
     Raises:
         ModelError: If the model has no curve of a link and collective that was measured often enough for one.
     """
-    known = {key: points for key, points in _points(samples).items() if len(points) >= MIN_SAMPLES}
+    known = {
+        key: points for key, points in _points(samples, model.card.both_ways).items() if len(points) >= MIN_SAMPLES
+    }
     priced = [np.abs(model.curve(*key).predict(points) / points.measured_ms_S - 1) for key, points in known.items()]
     return np.concatenate(priced)
 
@@ -100,15 +106,45 @@ def _corrected_ms(samples: Sequence[CollectiveSample]) -> FloatArray:
     return latency_ms_S
 
 
-def _points(samples: Sequence[CollectiveSample]) -> dict[tuple[str, CollectiveName], CurvePoints]:
+def _points(
+    samples: Sequence[CollectiveSample], both_ways: Mapping[str, float]
+) -> dict[tuple[str, CollectiveName], CurvePoints]:
     corrected_S = _corrected_ms(samples)
     rows: dict[tuple[str, CollectiveName], list[tuple[float, ...]]] = defaultdict(list)
     for sample, measured_ms in zip(samples, corrected_S, strict=True):
-        busiest = float(max(sample.max_sent_bytes, sample.max_received_bytes))
-        if sample.collective.level is not GroupLevel.WORLD and busiest > 0:
+        level, busiest = sample.collective.level, float(max(sample.max_sent_bytes, sample.max_received_bytes))
+        if level is not GroupLevel.WORLD and busiest > 0:
             name = _name(sample)
-            rows[sample.collective.level.value, name].append((busiest, sample.group_size, sample.nproc, measured_ms))
+            passing = busiest
+            if name == "all_to_all":
+                passing = float(passing_bytes(np.array(busiest), np.array(_bytes_back(sample)), both_ways[level.value]))
+            rows[level.value, name].append((passing, sample.group_size, sample.nproc, measured_ms))
     return {key: _curve_points(np.array(values, dtype=np.float64)) for key, values in rows.items()}
+
+
+def _bytes_back(sample: CollectiveSample) -> float:
+    """What the rank that sends most receives, or the other way round: an equal part of what the others send.
+
+    That is so of two ranks, of equal splits and of those one way; of unequal splits of more ranks it is the mean.
+    """
+    busiest, others = max(sample.max_sent_bytes, sample.max_received_bytes), sample.group_size - 1
+    return min(float(busiest), max(0.0, sample.group_size * sample.mean_sent_bytes - busiest) / others)
+
+
+def _both_ways(link: str, samples: Sequence[CollectiveSample]) -> float:
+    """The share of the bytes back that adds to those one way, by which held-out all-to-alls are predicted best.
+
+    0 where too few were measured one way.
+    """
+    of_link = [one for one in samples if one.collective.level.value == link and _name(one) == "all_to_all"]
+    num_one_way = sum(one.collective.splits is Splits.ONE_WAY for one in of_link)
+    if num_one_way < _MIN_ONE_WAY or len(of_link) < MIN_SAMPLES:
+        return 0.0
+    errors = {}
+    for share in np.linspace(0.0, 1.0, 11).tolist():
+        points = _points(of_link, {link: share})[link, "all_to_all"]
+        errors[share] = float(np.mean(np.abs(np.log(_cross_validated("all_to_all", points).ratio_S))))
+    return min(errors, key=lambda share: errors[share])
 
 
 def _curve_points(rows_S4: FloatArray) -> CurvePoints:
@@ -186,6 +222,8 @@ def _world_ms(model: LearnedCollectives, sample: CollectiveSample) -> float:
         # Bytes of the busiest rank to each of its peers: the file has sums only.
         busiest = max(sample.max_sent_bytes, sample.max_received_bytes) / (sample.nproc - 1)
         sent_RR = np.full((sample.nproc, sample.nproc), busiest)
+        if sample.collective.splits is Splits.ONE_WAY:
+            sent_RR[1:] = 0.0
         np.fill_diagonal(sent_RR, 0.0)
         return float(model.all_to_all_ms(sent_RR, topology).max())
     price = {

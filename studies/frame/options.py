@@ -50,7 +50,7 @@ class OutputOptions:
 
 
 def command_line(study: str, options: object) -> str:
-    """Command that runs a study with these options; those at their defaults are left out."""
+    """Command that runs a study with these options, without those at their defaults and folders of this machine."""
     return shlex.join(["python", "-m", "studies", study, *_words(options)])
 
 
@@ -66,7 +66,13 @@ def _words(options: Any) -> Iterator[str]:
                 names = (name for name in (option.default, *(option.param_decls or ())) if isinstance(name, str))
                 yield next((name for name in names if name.startswith("--")), f"--{field.name.replace('_', '-')}")
                 if value is not True:
-                    yield f"{value:g}" if isinstance(value, float) else str(value)
+                    yield _word(value)
+
+
+def _word(value: object) -> str:
+    if isinstance(value, Path) and value.is_absolute():
+        return value.name
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def names_in(text: str) -> tuple[str, ...]:

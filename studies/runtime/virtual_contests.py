@@ -20,6 +20,7 @@ import typer
 from autoshard import console
 from autoshard.commands.options import command_options
 from autoshard.core import Level, Link, MemoryBytes, TableSet, Topology
+from autoshard.formats.torchrec.sharding import TorchRecType
 from autoshard.runtime import Engine
 from autoshard.runtime.processes.launch import LOCAL
 from autoshard.table import Table
@@ -42,7 +43,22 @@ _HBM_BYTES = 1 << 30
 _BATCHES = 4
 #: Of `auto`, beside its own: whether searching longer pays in what is executed.
 SHORT, LONG = "auto, 0.1 s", "auto, 10 s"
+#: The plan of `auto` once more: how far apart two executions of one plan are.
+AGAIN = "auto, again"
+#: TorchRec's planner places whole tables; or takes any sharding type, which its sharders offer by default on a GPU.
 _TORCHREC: Final = "torchrec"
+_ANY_TYPE: Final = {"sharding_types": "all"}
+#: Its engine does not train data-parallel tables on a CPU.
+_ANY_TRAINED: Final = {
+    "sharding_types": ",".join(kind for kind in TorchRecType if kind is not TorchRecType.DATA_PARALLEL)
+}
+ALL_TYPES, ALL_TYPES_WHOLE = f"{_TORCHREC}, all types", f"{_TORCHREC}, all types, its engine"
+#: The shortest of TorchRec's steps, whatever its planner was allowed and whichever engine executes it.
+TORCHREC_BEST: Final = f"{_TORCHREC}, its shortest"
+
+
+#: Of a launch. Tasks have the same numbers however many there are.
+_MOST_TASKS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +113,11 @@ CLUSTERS = (
 class VirtualContestOptions:
     """Options of the study `virtual-contests`."""
 
-    launches: Annotated[int, typer.Option(min=1, help="Starts of processes, on the kinds of clusters in turn.")] = 20
-    tasks: Annotated[int, typer.Option(min=1, help="Tasks of a launch.")] = 5
+    launches: Annotated[int, typer.Option(min=1, help="Groups of tasks, for the kinds of clusters in turn.")] = 20
+    tasks: Annotated[int, typer.Option(min=1, max=_MOST_TASKS, help="Tasks of each launch.")] = 5
     most_tables: Annotated[int, typer.Option(min=20, help="Most tables of a task.")] = 100
-    steps: Annotated[int, typer.Option(min=1, help="Measured steps of a run.")] = 6
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of each plan, in turns; the quickest counts.")] = 2
+    steps: Annotated[int, typer.Option(min=1, help="Measured steps of a turn.")] = 3
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each plan; the median of their steps counts.")] = 5
     limits_every: Annotated[int, typer.Option(min=0, help="Also search 0.1 and 10 s in every so many launches.")] = 2
     seed: Annotated[int, typer.Option(min=0, help="Of tasks.")] = 0
     registry: RegistryOption = None
@@ -110,7 +126,7 @@ class VirtualContestOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """Tasks that were executed in one start of the processes.
+    """Tasks for one kind of cluster; plans of a task are executed in one start of the processes, and take turns.
 
     Attributes:
         cluster: Label of what they were planned for.
@@ -125,9 +141,12 @@ def entries(*, with_limits: bool) -> tuple[Entry, ...]:
     """Who plans a task."""
     found = [
         Entry(label=AUTO, planner="auto", time_limit_s=1.0),
+        Entry(label=AGAIN, planner="auto", time_limit_s=1.0),
         Entry(label="cost-greedy", planner="cost-greedy"),
         Entry(label=_TORCHREC, planner=_TORCHREC),
         Entry(label=TORCHREC_WHOLE, planner=_TORCHREC, engine=Engine.TORCHREC),
+        Entry(label=ALL_TYPES, planner=_TORCHREC, options=_ANY_TYPE),
+        Entry(label=ALL_TYPES_WHOLE, planner=_TORCHREC, options=_ANY_TRAINED, engine=Engine.TORCHREC),
     ]
     if with_limits:
         limits = ((SHORT, 0.1), (LONG, 10.0))
@@ -135,29 +154,23 @@ def entries(*, with_limits: bool) -> tuple[Entry, ...]:
     return tuple(found)
 
 
-def launched(number: int, options: VirtualContestOptions, registry: Path) -> Launch:
-    """The tasks of one launch, planned and executed."""
-    cluster = CLUSTERS[number % len(CLUSTERS)]
-    with_limits = options.limits_every > 0 and number % options.limits_every == 0
-    contests = []
-    for task in range(number * options.tasks, (number + 1) * options.tasks):
-        kind, tables = drawn_task(task, options.seed, most_tables=options.most_tables)
-        contests.append(
-            Contest(
-                name=f"{task}",
-                group=kind,
-                tables=_for_ranks(tables, cluster.num_ranks),
-                entries=entries(with_limits=with_limits),
-                seed=task,
-            )
-        )
-    topology, effort = cluster.topology(), Effort(steps=options.steps, repeats=options.repeats, virtual_time=True)
-    with console.step_progress(f"launch {number}, {cluster.label}") as on_step:
-        results = run_contests([(one, topology) for one in contests], registry, LOCAL, effort, on_step)
-    for result in results:
-        steps = ", ".join(f"{label} {step_ms:.1f}" for label, step_ms in measured_ms(result).items())
-        console.log(f"{cluster.label}, task {result.name} ({result.group}): ms {steps}")
-    return Launch(cluster=cluster.label, contests=tuple(results))
+def executed(launch: int, index: int, options: VirtualContestOptions, registry: Path) -> ContestResult:
+    """A task of a launch, planned by all and executed."""
+    cluster, task = CLUSTERS[launch % len(CLUSTERS)], launch * _MOST_TASKS + index
+    kind, tables = drawn_task(task, options.seed, most_tables=options.most_tables)
+    contest = Contest(
+        name=f"{task}",
+        group=kind,
+        tables=_for_ranks(tables, cluster.num_ranks),
+        entries=entries(with_limits=options.limits_every > 0 and launch % options.limits_every == 0),
+        seed=task,
+    )
+    effort = Effort(steps=options.steps, warmup_steps=1, repeats=1, rounds=options.rounds, virtual_time=True)
+    with console.step_progress(f"task {task}, {cluster.label}") as on_step:
+        (result,) = run_contests([(contest, cluster.topology())], registry, LOCAL, effort, on_step)
+    steps = ", ".join(f"{label} {step_ms:.1f}" for label, step_ms in measured_ms(result).items())
+    console.log(f"{cluster.label}, task {result.name} ({result.group}): ms {steps}")
+    return result
 
 
 def _for_ranks(tables: TableSet, num_ranks: int) -> TableSet:
@@ -173,10 +186,19 @@ def main(options: VirtualContestOptions, output: OutputOptions) -> None:
     """
     registry = options.registry or default_registry()
     parts = PartStore(options.parts)
-    kept = ("tasks", "most_tables", "steps", "repeats", "limits_every", "seed")
+    kept = ("most_tables", "steps", "rounds", "limits_every", "seed")
     parts.check_identity({**{name: getattr(options, name) for name in kept}, "registry": str(registry)})
-    makers = {f"{number:03}": partial(launched, number, options, registry) for number in range(options.launches)}
-    launches = parts.find_all("launches", Launch, makers)
+    # All kinds of clusters before the next task of each.
+    makers = {
+        f"{launch:03}-{index:03}": partial(executed, launch, index, options, registry)
+        for index in range(options.tasks)
+        for launch in range(options.launches)
+    }
+    contests = parts.find_all("tasks", ContestResult, makers)
+    launches = [
+        Launch(cluster=CLUSTERS[number % len(CLUSTERS)].label, contests=tuple(contests[number :: options.launches]))
+        for number in range(options.launches)
+    ]
     output.write(_result(options, launches))
 
 
@@ -208,8 +230,12 @@ class Gain:
 
 
 def gains(contests: Sequence[ContestResult]) -> Mapping[str, Gain]:
-    """For each entry but `auto`, how much longer its steps are."""
+    """For each entry but `auto`, and for the shortest of TorchRec's, how much longer its steps are."""
     steps = [measured_ms(one) for one in contests]
+    for of_task in steps:
+        of_torchrec = [step_ms for label, step_ms in of_task.items() if label.startswith(_TORCHREC)]
+        if of_torchrec:
+            of_task[TORCHREC_BEST] = min(of_torchrec)
     labels = dict.fromkeys(label for of_task in steps for label in of_task if label != AUTO)
     return {
         label: Gain.of([of_task[label] / of_task[AUTO] for of_task in steps if label in of_task and AUTO in of_task])
@@ -217,12 +243,20 @@ def gains(contests: Sequence[ContestResult]) -> Mapping[str, Gain]:
     }
 
 
+def _without_repeats(contest: ContestResult) -> ContestResult:
+    """A task with one plan of `auto`: others of it are mostly the same plan, and the shortest by chance."""
+    return replace(contest, entries=tuple(one for one in contest.entries if one.label not in (AGAIN, SHORT, LONG)))
+
+
 def _result(options: VirtualContestOptions, launches: Sequence[Launch]) -> StudyResult:
     by_cluster: dict[str, list[ContestResult]] = {}
     for launch in launches:
         by_cluster.setdefault(launch.cluster, []).extend(launch.contests)
     everything = [contest for launch in launches for contest in launch.contests]
-    summaries = {label: summarised(contests) for label, contests in (*by_cluster.items(), ("all", everything))}
+    summaries = {
+        label: summarised([_without_repeats(one) for one in contests])
+        for label, contests in (*by_cluster.items(), ("all", everything))
+    }
     found = {label: gains(contests) for label, contests in (*by_cluster.items(), ("all", everything))}
     others = [label for label in found["all"] if label not in (SHORT, LONG)]
     rows = [

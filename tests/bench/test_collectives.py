@@ -398,8 +398,21 @@ def test_splits_are_more_unequal_with_more_skew():
     assert spreads[0] > 0
 
 
+def test_one_way_the_first_rank_sends_all():
+    one = collective_of(splits=Splits.ONE_WAY, bytes_per_rank=4000)
+    movement = Movement.of(one, 4)
+    assert movement.bytes_per_rank == one.bytes_per_rank
+    sent_R, received_R = movement.sent_bytes()
+    assert sent_R.tolist() == [3 * 4000, 0, 0, 0]
+    assert received_R.tolist() == [0, 4000, 4000, 4000]
+
+
 @pytest.mark.parametrize("num_ranks", [2, 3, 8])
-@pytest.mark.parametrize("one", [*(collective_of(operator) for operator in Operator), unequal_of()], ids=str)
+@pytest.mark.parametrize(
+    "one",
+    [*(collective_of(operator) for operator in Operator), unequal_of(), collective_of(splits=Splits.ONE_WAY)],
+    ids=str,
+)
 def test_ranks_send_what_others_receive(one, num_ranks):
     movement = Movement.of(one, num_ranks)
     sent_R, received_R = movement.sent_bytes()

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.core.errors import InvalidTopologyError, ModelError
-from autoshard.formats.stores.collective_samples import GroupLevel, Operator
+from autoshard.formats.stores.collective_samples import GroupLevel, Operator, Splits
 from costmodel.registry.versions import Registry
 from costmodel.step.collective_curve import num_latencies
-from costmodel.step.collective_model import COLLECTIVES, LearnedCollectives
+from costmodel.step.collective_model import COLLECTIVES, CollectiveCard, LearnedCollectives
 from costmodel.step.collective_training import train_collective_model
 from tests import builders as make
 
@@ -110,6 +110,32 @@ class TestKnownTruth:
         one_after_the_other = train_collective_model([*samples, *worlds])
         assert model.card.alongside["all_to_all"] == 0.0
         assert one_after_the_other.card.alongside["all_to_all"] >= 0.8
+
+    @pytest.mark.parametrize("one_after_the_other", [False, True])
+    def test_both_ways_at_once_cost_what_measured_ones_do(self, one_after_the_other):
+        # Two ranks, of which one sends all or each as much; both ways take twice as long where they take turns.
+        def measured(splits, size):
+            of = make.collective(Operator.ALL_TO_ALL, GroupLevel.ACROSS_NODES, size, splits=splits)
+            is_both = splits is Splits.EQUAL
+            sent = {"mean_sent_bytes": size / 2, "max_sent_bytes": size // (1 + is_both)}
+            latency_ms = FAR_LATENCY + FAR_BYTE * (size / 2 if is_both and not one_after_the_other else size)
+            received = {"max_received_bytes": sent["max_sent_bytes"], "latency_ms": latency_ms}
+            return make.collective_sample(of, nproc=2, node_size=1, **sent, **received)
+
+        sizes = [2**power for power in range(12, 24)]
+        found = train_collective_model(
+            [measured(splits, size) for splits in (Splits.EQUAL, Splits.ONE_WAY) for size in sizes]
+        )
+        assert found.card.both_ways == {"node": 0.0, "across_nodes": 1.0 if one_after_the_other else 0.0}
+        sent = np.array([[0.0, 1e6], [0.0, 0.0]])
+        expected = FAR_LATENCY + FAR_BYTE * 1e6
+        np.testing.assert_allclose(found.all_to_all_ms(sent, topology(1, 2)), expected, rtol=0.05)
+        both = FAR_LATENCY + FAR_BYTE * (2e6 if one_after_the_other else 1e6)
+        np.testing.assert_allclose(found.all_to_all_ms(sent + sent.T, topology(1, 2)), both, rtol=0.05)
+        restored = CollectiveCard.from_json(found.card.to_json(), "card.json")
+        assert restored.both_ways == found.card.both_ways
+        without = {name: value for name, value in found.card.to_json().items() if name != "both_ways"}
+        assert CollectiveCard.from_json(without, "card.json").both_ways == {"node": 0.0, "across_nodes": 0.0}
 
     def test_intervals_hold_what_was_held_out(self, model, samples):
         held = [one for one in samples if one.collective.level is GroupLevel.NODE and one.node_size == 4]

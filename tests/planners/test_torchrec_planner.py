@@ -98,9 +98,11 @@ def test_takes_every_kind_of_table():
     assert [placed.shard.table for placed in plan.shards] == kinds
 
 
-def test_is_quiet(capfd):
-    TorchRecPlanner().plan(make.request(*make.draw_task(6, 2)))
+@pytest.mark.parametrize("sharding_types", ["table_wise", "data_parallel"])
+def test_is_quiet(capfd, caplog, sharding_types):
+    TorchRecPlanner().plan(make.request(*make.draw_task(6, 2), options={"sharding_types": sharding_types}))
     assert capfd.readouterr() == ("", "")
+    assert not [record for record in caplog.records if record.name == "root"]
 
 
 def test_counts_memory_as_the_others_do():

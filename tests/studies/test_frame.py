@@ -99,6 +99,9 @@ def test_command_lines_have_what_differs_from_the_defaults():
     assert command_line("x", Outer(store=Path("a b"), inner=Inner())) == "python -m studies x --store 'a b'"
     options = Outer(store=Path("a"), time_limit=2.5, quick=True, inner=Inner(seeds=3, inner_only=2))
     assert command_line("x", options) == "python -m studies x --store a --time-limit 2.5 --quick --num-seeds 3"
+    assert (
+        command_line("x", Outer(store=Path("/home/me/samples"), inner=Inner())) == "python -m studies x --store samples"
+    )
 
 
 @pytest.fixture

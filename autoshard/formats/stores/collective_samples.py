@@ -32,10 +32,14 @@ class Operator(StrEnum):
 
 
 class Splits(StrEnum):
-    """Whether every pair of ranks exchanges as many bytes as any other."""
+    """Whether every pair of ranks exchanges as many bytes as any other.
+
+    `one_way`: the first rank sends to each as many, the others send nothing, as where it holds all tables.
+    """
 
     EQUAL = "equal"
     UNEQUAL = "unequal"
+    ONE_WAY = "one_way"
 
 
 class GroupLevel(StrEnum):
@@ -58,10 +62,10 @@ class MeasuredCollective:
         operator: The operator.
         dtype: Format of the payload.
         bytes_per_rank: Bytes of a rank's larger buffer: the input of all-to-all (its mean over ranks, where splits
-            are unequal), reduce-scatter and all-reduce, the output of all-gather. What stays on its rank counts.
-        splits: Unequal for all-to-all only.
-        skew: Of unequal splits: standard deviation of the logarithm of the shares, 0 for equal ones.
-        split_seed: Of unequal splits, 0 for equal ones.
+            are not equal), reduce-scatter and all-reduce, the output of all-gather. What stays on its rank counts.
+        splits: Other than equal for all-to-all only.
+        skew: Of unequal splits: standard deviation of the logarithm of the shares, 0 for others.
+        split_seed: Of unequal splits, 0 for others.
     """
 
     level: GroupLevel
@@ -75,11 +79,11 @@ class MeasuredCollective:
     def __post_init__(self) -> None:
         if self.bytes_per_rank < 1:
             raise InvalidOptionError(f"must be at least 1, got {self.bytes_per_rank}", field="bytes_per_rank")
-        if self.splits is Splits.UNEQUAL and self.operator is not Operator.ALL_TO_ALL:
+        if self.splits is not Splits.EQUAL and self.operator is not Operator.ALL_TO_ALL:
             raise InvalidOptionError(f"must be equal for {self.operator}, got {self.splits}", field="splits")
         if not (0 <= self.skew < float("inf")) or (self.skew > 0) != (self.splits is Splits.UNEQUAL):
             raise InvalidOptionError(
-                f"must be above 0 and finite for unequal splits and 0 for equal ones, got {self.skew}", field="skew"
+                f"must be above 0 and finite for unequal splits and 0 for others, got {self.skew}", field="skew"
             )
 
 

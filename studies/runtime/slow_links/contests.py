@@ -123,6 +123,7 @@ class Effort:
         steps: Measured steps of a run.
         warmup_steps: Steps before them.
         repeats: Times that all plans run, one round after the other; the quickest run of each counts.
+        rounds: Turns that plans take within such a time, all in memory; the median of their steps counts.
         virtual_time: Whether a rank's time is that of a core of its own, and the topology's links.
         row_share: In virtual time, as `RunRequest` has it.
     """
@@ -130,6 +131,7 @@ class Effort:
     steps: int = 6
     warmup_steps: int = 2
     repeats: int = 2
+    rounds: int = 1
     virtual_time: bool = False
     row_share: float | None = None
 
@@ -160,6 +162,7 @@ class EntryRun:
 
     Attributes:
         label: The entry's.
+        engine: What executed the plan, or would have.
         failure: Why there is no plan, or none that the engine executes; empty if there is one.
         planning_s: Time that planning took.
         step: Predicted and measured; None after a failure.
@@ -170,6 +173,7 @@ class EntryRun:
     """
 
     label: str
+    engine: Engine = Engine.THIN
     failure: str = ""
     planning_s: float = 0.0
     step: StepRun | None = None
@@ -244,6 +248,7 @@ def run_contests(
         [plan for *_, plan in executed],
         [{"engine": one.entry.engine, "seed": contest.seed} for contest, one, _ in executed],
         repeats=effort.repeats,
+        rounds=effort.rounds,
         on_step=on_step,
         launcher=launcher,
         steps=effort.steps,
@@ -265,7 +270,7 @@ def run_contests(
             batch_size=contest.tables.batch_size,
             entries=tuple(
                 runs.get((contest.name, one.entry.label))
-                or EntryRun(label=one.entry.label, failure=one.failure, planning_s=one.seconds)
+                or EntryRun(label=one.entry.label, engine=one.entry.engine, failure=one.failure, planning_s=one.seconds)
                 for of, one in planned
                 if of is contest
             ),
@@ -276,7 +281,11 @@ def run_contests(
 
 def _plan_all(contest: Contest, topology: Topology, registry: Path) -> list[_Planned]:
     request = request_of(contest, topology, registry)
-    return [_plan(entry, request) for entry in contest.entries]
+    planned: list[_Planned] = []
+    for entry in contest.entries:
+        alike = (one for one in planned if replace(one.entry, label=entry.label, engine=entry.engine) == entry)
+        planned.append(_plan(entry, request, next(alike, None)))
+    return planned
 
 
 def request_of(contest: Contest, topology: Topology, registry: Path) -> PlanRequest:
@@ -291,14 +300,16 @@ def request_of(contest: Contest, topology: Topology, registry: Path) -> PlanRequ
     )
 
 
-def _plan(entry: Entry, request: PlanRequest) -> _Planned:
+def _plan(entry: Entry, request: PlanRequest, alike: _Planned | None) -> _Planned:
+    """An entry's plan: that of one which differs from it by its engine alone, if there is one."""
     started_s = time.perf_counter()
     try:
-        plan = entry.plan(request)
+        plan = entry.plan(request) if alike is None or alike.plan is None else alike.plan
         _check_executable(plan, entry.engine)
     except (InfeasiblePlanError, InputError, ModelError) as error:
         return _Planned(entry=entry, seconds=time.perf_counter() - started_s, failure=error.message)
-    return _Planned(entry=entry, seconds=time.perf_counter() - started_s, plan=plan)
+    seconds = time.perf_counter() - started_s if alike is None else alike.seconds
+    return _Planned(entry=entry, seconds=seconds, plan=plan)
 
 
 def _check_executable(plan: ShardingPlan, engine: Engine) -> None:
@@ -333,6 +344,7 @@ def _entry_run(
     )
     return EntryRun(
         label=planned.entry.label,
+        engine=planned.entry.engine,
         planning_s=planned.seconds,
         step=step,
         steps_ms=tuple(one.step_ms for one in runs),

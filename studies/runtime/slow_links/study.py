@@ -18,6 +18,7 @@ from autoshard import console
 from autoshard.commands.options import command_options
 from autoshard.core.errors import InvalidOptionError
 from autoshard.report.figures import BLUE, GREEN, GREY, ORANGE, PINK, SKY, in_house_style
+from autoshard.runtime import Engine
 from autoshard.table import Table
 from bench.measuring.devices import find_device
 from costmodel.kernel.metrics import kendall_tau
@@ -131,7 +132,7 @@ def summarised(results: Sequence[ContestResult]) -> RateSummary:
 
 
 def _thin(result: ContestResult) -> Iterator[EntryRun]:
-    return (one for one in result.entries if one.label != TORCHREC_WHOLE)
+    return (one for one in result.entries if one.engine is Engine.THIN)
 
 
 def _over_auto(label: str, steps: Sequence[Mapping[str, float]]) -> list[float]:

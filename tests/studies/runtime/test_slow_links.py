@@ -64,7 +64,7 @@ def test_a_rate_is_summed_up_over_its_drawn_tasks():
         "task-0",
         entry_run("auto", 10.0, 10.0),
         entry_run("neo", 12.0, 20.0),
-        entry_run(TORCHREC_WHOLE, 10.0, 30.0, sent=(1e9, 1.0)),
+        replace(entry_run(TORCHREC_WHOLE, 10.0, 30.0, sent=(1e9, 1.0)), engine=Engine.TORCHREC),
     )
     second = contest_result(
         "task-1",

@@ -1,11 +1,28 @@
 """Clusters that contests are executed on in virtual time, and what their results say."""
 
+from dataclasses import replace
+
 import pytest
 
+from autoshard.formats.torchrec.sharding import TorchRecType
+from autoshard.planners.planner import parse_options
+from autoshard.planners.torchrec_planner import TorchRecOptions
 from autoshard.runtime import Engine
 from studies.planners.step_runs import StepRun
 from studies.runtime.slow_links.contests import TORCHREC_WHOLE, ContestResult, EntryRun
-from studies.runtime.virtual_contests import CLUSTERS, LONG, SHORT, ClusterKind, Gain, entries, gains
+from studies.runtime.virtual_contests import (
+    AGAIN,
+    ALL_TYPES,
+    ALL_TYPES_WHOLE,
+    CLUSTERS,
+    LONG,
+    SHORT,
+    TORCHREC_BEST,
+    ClusterKind,
+    Gain,
+    entries,
+    gains,
+)
 
 
 @pytest.mark.smoke
@@ -28,7 +45,18 @@ def test_searches_of_other_lengths_are_asked_for():
     found = {entry.label: entry for entry in entries(with_limits=True)}
     assert (found[SHORT].time_limit_s, found["auto"].time_limit_s, found[LONG].time_limit_s) == (0.1, 1.0, 10.0)
     assert found[TORCHREC_WHOLE].engine is Engine.TORCHREC
+    assert replace(found[AGAIN], label="auto") == found["auto"]
     assert SHORT not in {entry.label for entry in entries(with_limits=False)}
+
+
+@pytest.mark.smoke
+def test_torchrecs_planner_may_cut_tables_whichever_engine_executes_them():
+    found = {entry.label: entry for entry in entries(with_limits=False)}
+    assert not found["torchrec"].options
+    assert found[ALL_TYPES].options == {"sharding_types": "all"}
+    offered = parse_options(TorchRecOptions, found[ALL_TYPES_WHOLE].options).names
+    assert set(offered) == set(TorchRecType) - {TorchRecType.DATA_PARALLEL}
+    assert (found[ALL_TYPES].engine, found[ALL_TYPES_WHOLE].engine) == (Engine.THIN, Engine.TORCHREC)
 
 
 def contest(**steps_ms):
@@ -46,8 +74,11 @@ def contest(**steps_ms):
 
 @pytest.mark.smoke
 def test_gains_are_over_auto_where_both_ran():
-    found = gains([contest(auto=10.0, torchrec=12.0), contest(auto=10.0, torchrec=11.0), contest(auto=10.0)])
-    assert set(found) == {"torchrec"}
+    cut = {ALL_TYPES: 10.5}
+    found = gains([contest(auto=10.0, torchrec=12.0, **cut), contest(auto=10.0, torchrec=11.0), contest(auto=10.0)])
+    assert set(found) == {"torchrec", ALL_TYPES, TORCHREC_BEST}
+    assert (found[ALL_TYPES].num_tasks, found[ALL_TYPES].median) == (1, pytest.approx(0.05))
+    assert (found[TORCHREC_BEST].num_tasks, found[TORCHREC_BEST].median) == (2, pytest.approx(0.075))
     assert found["torchrec"].num_tasks == 2
     assert found["torchrec"].median == pytest.approx(0.15)
     assert found["torchrec"].low == pytest.approx(0.1)
