@@ -36,7 +36,7 @@ from tests import builders as make
 
 #: Tasks of the ordinary test for planners that take a tenth of a second and more for each.
 SLOW = {"torchrec": 2, "auto": 8, "oper": 10, "replica-groups": 8}
-NUM_TASKS = 500
+NUM_TASKS = 250
 NUM_SLOW_TASKS = int(os.environ.get("AUTOSHARD_RANDOM_TASKS", 1_000))
 #: Tasks of one block of the slow test.
 BLOCK = 500

@@ -239,7 +239,7 @@ class TestRegistries:
         assert models.production_id("cost", "cpu") == published.id
         again = publish_version(
             models,
-            calibrated_version(calibrate(start, slower.take(np.arange(50)), options=QUICK)),
+            calibrated_version(calibrate(start, slower.take(np.arange(50)), options=FEWEST)),
             PublishOptions(registry=models.root),
         )
         assert "it was calibrated, too" in again.notes[0]

@@ -16,17 +16,18 @@ from autoshard.core import DenseLayers
 from autoshard.core.errors import ExecutionError, FormatError, InputError, InvalidOptionError, InvalidPlanError
 from autoshard.formats import write_plan
 from autoshard.runtime import RunRequest, run_requests
+from autoshard.runtime.processes import launch
 from autoshard.runtime.processes.job import ErrorRecord
-from autoshard.runtime.processes.launch import failure, last_words
+from autoshard.runtime.processes.launch import FORKED, LOCAL, LocalLauncher, failure, last_words
 from autoshard.runtime.result_json import RUN
 from tests import builders as make
 
 FOREVER = 1_000_000
 
 
-def run_plan(path, nproc, steps=20, *, timeout_s=600, on_progress=None, **options):
+def run_plan(path, nproc, steps=20, *, timeout_s=600, on_progress=None, launcher=LOCAL, **options):
     request = RunRequest(plan_path=str(path), steps=steps, **options)
-    return run_requests([request], nproc, timeout_s=timeout_s, on_progress=on_progress)[0]
+    return run_requests([request], nproc, timeout_s=timeout_s, on_progress=on_progress, launcher=launcher)[0]
 
 
 @pytest.fixture
@@ -117,13 +118,45 @@ def test_a_plan_is_verified_on_one_process(plan_path):
     assert 0 <= verification.max_error <= 5e-6
 
 
-def test_a_killed_worker_is_named_and_its_peers_end(plan_path, run_folder):
+@pytest.mark.parametrize(("launcher", "starter"), [(LOCAL, "forking"), (LocalLauncher(), "torch.distributed.run")])
+def test_a_killed_worker_is_named_and_its_peers_end(plan_path, run_folder, launcher, starter):
+    """Processes of a CPU are forked; torchrun starts those of GPUs, and can start all."""
+    commands = set()
+
     def kill(_):
+        commands.update((Path("/proc") / str(pid) / "cmdline").read_bytes() for pid in processes_of(run_folder))
         os.kill(worker(run_folder, 1), signal.SIGKILL)
 
     with pytest.raises(ExecutionError, match=r"^process 1 was killed by signal 9 \(SIGKILL\)$"):
-        run_plan(plan_path, 2, FOREVER, on_progress=kill)
+        run_plan(plan_path, 2, FOREVER, on_progress=kill, launcher=launcher)
+    assert any(starter.encode() in command for command in commands)
     assert processes_of(run_folder) == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "has_gpu", "expected"),
+    [
+        ({"auto"}, False, FORKED),
+        ({"auto"}, True, LOCAL),
+        ({"cpu", "auto"}, True, FORKED),
+        ({"cuda"}, False, LOCAL),
+        ({"cuda", "auto"}, True, LOCAL),
+    ],
+)
+def test_processes_of_a_cpu_are_forked(plan_path, tmp_path, monkeypatch, wanted, has_gpu, expected):
+    """CUDA cannot be used in a process forked from one that has used it, and FBGEMM's import might."""
+    (tmp_path / ("nvidia0" if has_gpu else "nvidiactl")).touch()
+    monkeypatch.setattr(launch, "_DEVICES", tmp_path)
+    started = []
+
+    def start(*_, launcher, **__):
+        started.append(launcher)
+        raise ExecutionError("not started")
+
+    monkeypatch.setattr(launch, "running_workers", start)
+    with pytest.raises(ExecutionError, match="not started"):
+        run_requests([RunRequest(plan_path=str(plan_path), steps=1, device=device) for device in sorted(wanted)], 2)
+    assert started == [expected]
 
 
 @pytest.mark.slow
@@ -136,7 +169,7 @@ def test_an_interrupt_ends_every_process(plan_path, run_folder):
 
     with pytest.raises(KeyboardInterrupt):
         run_plan(plan_path, 2, FOREVER, on_progress=interrupt)
-    assert len(seen) == 3  # torchrun and two workers
+    assert len(seen) == 3  # the one that forks, and two workers
     assert processes_of(run_folder) == []
     assert list(run_folder.iterdir()) == []
 

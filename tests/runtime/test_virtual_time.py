@@ -1,8 +1,5 @@
 """Virtual time: clocks, meetings, the wire, and plans that are executed on it."""
 
-import os
-import signal
-import tempfile
 import threading
 import time
 from dataclasses import replace
@@ -13,7 +10,7 @@ import pytest
 
 from autoshard.commands.run import NodeOptions, RunOptions, VirtualOptions
 from autoshard.core import GroupLayout, Pooling, ReplicaGroups
-from autoshard.core.errors import AutoshardError, ExecutionError, InvalidOptionError
+from autoshard.core.errors import AutoshardError, InvalidOptionError
 from autoshard.core.step import Overlap
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.formats import write_plan, write_topology
@@ -389,18 +386,3 @@ def test_rows_may_share_memory():
     )
     assert (whole.virtual.row_share, shared.virtual.row_share) == (1.0, 0.1)
     assert shared.ranks[1].sent_bytes == whole.ranks[1].sent_bytes
-
-
-@pytest.mark.slow
-def test_a_process_that_is_killed_ends_the_run_and_is_named(plan, tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    killed = []
-
-    def kill(done, _):
-        if done == 3 and not killed:
-            (pid,) = (int(file.read_text()) for file in tmp_path.glob("autoshard-run-*/pid.1"))
-            os.kill(pid, signal.SIGKILL)
-            killed.append(pid)
-
-    with pytest.raises(ExecutionError, match=r"process 1 was killed by signal 9"):
-        execute_plans([plan], steps=1_000_000, virtual_time=True, on_step=kill)

@@ -97,7 +97,7 @@ def check_samples(few, settings, num_cases):
 def test_damaged_files_of_samples_are_refused(few, tmp_path):
     settings = ServerSettings(data=tmp_path)
     assert sent(settings, WorkKind.SAMPLES, b"{}", few) == 200
-    assert check_samples(few, settings, 200) <= {200, 400, 422}
+    assert check_samples(few, settings, 60) <= {200, 400, 422}
     assert sent(settings, WorkKind.SAMPLES, b"{}", b"PAR1" + bytes(200) + b"\x10\0\0\0PAR1") == 400
 
 
@@ -133,7 +133,7 @@ def check_bodies(settings, num_cases):
 
 
 def test_odd_bodies_are_refused(tmp_path):
-    assert {status for status in check_bodies(ServerSettings(data=tmp_path), 150) if status >= 500} == set()
+    assert {status for status in check_bodies(ServerSettings(data=tmp_path), 60) if status >= 500} == set()
 
 
 @pytest.mark.slow

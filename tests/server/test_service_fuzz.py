@@ -46,7 +46,7 @@ def plain(case):
         ("GET", "/livez", GenerationMode.POSITIVE, 3, {200}),
         ("GET", "/readyz", GenerationMode.POSITIVE, 3, {200}),
         ("GET", "/metrics", GenerationMode.POSITIVE, 3, {200}),
-        ("POST", "/v1/plans", GenerationMode.POSITIVE, 60, {200}),
+        ("POST", "/v1/plans", GenerationMode.POSITIVE, 20, {200}),
         ("POST", "/v1/plans", GenerationMode.NEGATIVE, 15, {400}),
         ("GET", "/v1/plans", GenerationMode.POSITIVE, 20, {200}),
         ("GET", "/v1/plans/{plan_id}", GenerationMode.POSITIVE, 10, {404}),
@@ -67,7 +67,7 @@ def plain(case):
                 ("/v1/simulations", GenerationMode.POSITIVE, {200}),
             )
         ),
-        ("POST", "/v1/simulations", GenerationMode.POSITIVE, 30, {200}),
+        ("POST", "/v1/simulations", GenerationMode.POSITIVE, 10, {200}),
         ("POST", "/v1/validations", GenerationMode.POSITIVE, 10, {200}),
         ("POST", "/v1/simulations", GenerationMode.NEGATIVE, 10, {400}),
     ],

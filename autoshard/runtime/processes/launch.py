@@ -1,8 +1,9 @@
-"""Starts torchrun, follows it, and makes sure that nothing of it is left behind; without importing torch.
+"""Starts the processes of a run, follows them, and makes sure that none is left behind; without importing torch.
 
-torch's launcher is run as a command, not called (`torch.distributed.launcher`): this process would have to import
-torch, which adds two seconds to the start, workers would get no pipe of it whose end tells them that it was killed, and
-the nodes of a test cluster are network namespaces, which each take a launcher of their own.
+Those on the CPU of this machine are forked (`forking`), others are torchrun's. torch's launcher is run as a command,
+not called (`torch.distributed.launcher`): this process would have to import torch, which adds two seconds to the start,
+workers would get no pipe of it whose end tells them that it was killed, and the nodes of a test cluster are network
+namespaces, which each take a launcher of their own.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
 from autoshard.core.accepted import WHOLE, WHOLE_AT_LEAST_1, Range
+from autoshard.core.choices import Device
 from autoshard.core.errors import AutoshardError, DeviceError, ExecutionError, InvalidOptionError
 from autoshard.core.quoting import shown
 from autoshard.formats import atomic_write, load_topology, read_plan
@@ -49,6 +51,8 @@ _POLL_S = 0.1
 #: together: each 4 KiB that is taken anew cost 2 us on a virtual AMD EPYC, which was half to three quarters of the time
 #: that the splitting of 780,000 ids took.
 _KEPT_BYTES: Final = {"MALLOC_MMAP_THRESHOLD_": 64 << 20, "MALLOC_TRIM_THRESHOLD_": 256 << 20}
+#: Files of GPUs, which CUDA opens.
+_DEVICES, _GPUS = Path("/dev"), "nvidia[0-9]*"
 _WORKER: Final = "autoshard.runtime.processes.worker"
 _FORKING: Final = "autoshard.runtime.processes.forking"
 #: Asks Linux for the address of a network interface, see netdevice(7).
@@ -116,7 +120,7 @@ class Launcher(Protocol):
 
 
 class LocalLauncher:
-    """Starts all processes on this machine, as one node; they talk over its loopback interface."""
+    """Starts all processes on this machine with torchrun, as one node; they talk over its loopback interface."""
 
     def torchruns(self, nproc: int) -> Sequence[Torchrun]:
         """One torchrun."""
@@ -240,7 +244,8 @@ def run_requests(
         nproc: Number of processes, at most the ranks of each plan; with fewer, rank r runs on process `r % nproc`.
         timeout_s: Time for the whole run.
         on_progress: Called in this process after every step.
-        launcher: Starts the processes, on nodes other than this machine if it likes.
+        launcher: Starts the processes, on nodes other than this machine if it likes; left out, processes of this
+            machine's CPU are forked from one that has imported what they need.
         max_restarts: How often processes are started again after one failed; errors of input are final.
         least_nproc: Each restart has one process less, down to so many; None for as many as before.
         on_restart: Called before a restart.
@@ -265,7 +270,7 @@ def run_requests(
     WHOLE_AT_LEAST_1.check(rounds, "rounds")
     if rounds > 1 and any(request.is_job for request in requests):
         raise InvalidOptionError("must be 1 for training jobs", field="rounds")
-    if requests[0].virtual_time and launcher is LOCAL:
+    if launcher is LOCAL and _run_on_cpu(requests):
         launcher = FORKED
     job = {"requests": [asdict(request) for request in requests], "rounds": rounds}
     deadline = time.monotonic() + timeout_s
@@ -290,6 +295,17 @@ def run_requests(
             if on_restart is not None:
                 on_restart(Restart(error=error, number=restarts, nproc=nproc))
     return tuple(_restarted(RUN.from_json(result), restarts) for result in results)
+
+
+def _run_on_cpu(requests: Sequence[RunRequest]) -> bool:
+    """Whether processes of this machine get no GPU, as far as can be told without torch; only Linux is asked.
+
+    As `devices.choose_device` has it: all requests run on one device, and `cpu` wins.
+    """
+    wanted = {request.device for request in requests}
+    if Device.CPU in wanted or requests[0].virtual_time:
+        return sys.platform == "linux"
+    return sys.platform == "linux" and Device.CUDA not in wanted and not any(_DEVICES.glob(_GPUS))
 
 
 def _restarted(result: RunResult, restarts: int) -> RunResult:

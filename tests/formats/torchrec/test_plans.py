@@ -143,7 +143,7 @@ def check_round_trip(plan):
 
 
 @given(plans())
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_round_trips(plan):
     check_round_trip(plan)
 
