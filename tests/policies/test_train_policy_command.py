@@ -79,7 +79,7 @@ def test_a_worse_policy_is_kept_and_not_promoted(train, tmp_path, monkeypatch):
     [
         (("--device", "abacus"), "--device: must be any or any of"),
         (("--search-seconds", "0"), "must be a number above 0"),
-        (("--updates", "0"), "'--updates': Input should be greater than or equal to 1"),
+        (("--updates", "-1"), "'--updates': Input should be greater than or equal to 0"),
         (("--actors", "-1"), "'--actors': Input should be greater than or equal to 0"),
         (("--fine-tune",), "no policy model of any or of any device has been published"),
     ],
