@@ -11,6 +11,7 @@ import typer
 from autoshard.commands.arguments import AcceleratorOption, positive_option, seed_option
 from autoshard.commands.options import command_options
 from autoshard.core.choices import Device
+from autoshard.core.errors import InvalidOptionError
 from policies.planning.trained import ANY_DEVICE
 
 
@@ -66,6 +67,10 @@ class LearningOptions:
             "--fine-tune", help="Begin with the weights of the policy that is in use for the device, not random ones."
         ),
     ] = False
+
+    def __post_init__(self) -> None:
+        if self.updates == 0 and self.vtrace_updates == 0:
+            raise InvalidOptionError("must be at least 1 without --vtrace-updates, got 0", field="--updates")
 
 
 @command_options()

@@ -248,6 +248,7 @@ LINES = [
     ("train cost --store SAMPLES --alias best", 2, "--alias"),
     ("calibrate --refresh --updates 3", 2, "--updates: does nothing with --refresh, which scales and does not fit"),
     ("train step --calibrate 3", 2, "--calibrate: must be 0, or at least 4, got 3"),
+    ("train policy --updates 0", 2, "--updates: must be at least 1 without --vtrace-updates, got 0"),
     ("train policy --updates -1", 2, "'--updates': Input should be greater than or equal to 0"),
     ("train policy --num-tasks 0", 2, "'--num-tasks': Input should be greater than or equal to 1"),
     ("train policy --search-seconds 0", 2, "'--search-seconds': must be a number above 0, got 0"),
