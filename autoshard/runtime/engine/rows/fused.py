@@ -31,7 +31,7 @@ from autoshard.core.optimizers import UpdateSettings, WeightDecayMode
 from autoshard.core.plan import Payload
 from autoshard.evaluation.executable import is_fused_on_gpu
 from autoshard.runtime.engine.rows.averaging import UPDATED, RowStates
-from autoshard.runtime.engine.rows.huge_pages import advise_huge_pages
+from autoshard.runtime.engine.rows.huge_pages import advise_huge_pages, huge_zeros
 from autoshard.runtime.engine.staging import TORCH_DTYPES
 from autoshard.runtime.releases import fused_embedding
 
@@ -397,5 +397,7 @@ def _host_memory(
 
 
 def _zeros(dtype: DType, name: str, number: int) -> torch.Tensor:
-    kept = TORCH_DTYPES[dtype] if name == "weights" else torch.float32
-    return advise_huge_pages(torch.empty(number, dtype=kept)).zero_()
+    if name == "weights":
+        return huge_zeros(number, TORCH_DTYPES[dtype])
+    # Nobody writes moments before training does, whose first steps would take longer.
+    return advise_huge_pages(torch.empty(number, dtype=torch.float32)).zero_()

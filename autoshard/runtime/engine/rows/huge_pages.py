@@ -11,11 +11,14 @@ from __future__ import annotations
 import ctypes
 import sys
 
+import numpy as np
 import torch
 
 #: Linux's MADV_HUGEPAGE.
 _ADVICE = 14
 _PAGE_BYTES = 2 * 2**20
+#: Vectors begin at multiples of so many bytes, as those of torch's own memory.
+_ALIGNMENT = 64
 
 
 def advise_huge_pages(memory: torch.Tensor) -> torch.Tensor:
@@ -31,3 +34,19 @@ def advise_huge_pages(memory: torch.Tensor) -> torch.Tensor:
     if memory.device.type == "cpu" and sys.platform == "linux" and stop > start:
         ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), _ADVICE)
     return memory
+
+
+def huge_zeros(number: int, dtype: torch.dtype) -> torch.Tensor:
+    """Zeros on the CPU, in large pages that the system gives out when they are first written to.
+
+    For weights, which are written to before they are trained on, mostly while others wait for something: the system
+    takes 0.6 to 2 seconds a GiB to give large pages out (two cores of a virtual AMD EPYC, November 2026).
+
+    Args:
+        number: How many.
+        dtype: Of any kind.
+    """
+    num_bytes = number * dtype.itemsize
+    memory = torch.from_numpy(np.zeros(num_bytes + _ALIGNMENT, dtype=np.uint8))
+    start = -memory.data_ptr() % _ALIGNMENT
+    return advise_huge_pages(memory[start : start + num_bytes]).view(dtype)

@@ -19,7 +19,7 @@ from autoshard.core import DType, Optimizer
 from autoshard.core.optimizers import WeightDecayMode
 from autoshard.runtime.engine.rows.averaging import UPDATED, RowStates
 from autoshard.runtime.engine.rows.fused import FusedSettings, UpdateStep, rounds_at_random
-from autoshard.runtime.engine.rows.huge_pages import advise_huge_pages
+from autoshard.runtime.engine.rows.huge_pages import huge_zeros
 from autoshard.runtime.engine.staging import TORCH_DTYPES
 
 #: Values of rows that are updated at once where all rows of a table are: 16 MiB.
@@ -55,9 +55,11 @@ class TorchRows:
         settings: FusedSettings,
         device: torch.device,
     ) -> None:
-        self.weights_ND = advise_huge_pages(
-            torch.empty(num_rows, dim, dtype=TORCH_DTYPES[dtype], device=device)
-        ).zero_()
+        kept = TORCH_DTYPES[dtype]
+        if device.type == "cpu":
+            self.weights_ND = huge_zeros(num_rows * dim, kept).view(num_rows, dim)
+        else:
+            self.weights_ND = torch.zeros(num_rows, dim, dtype=kept, device=device)
         self._rule = _Rule(optimizer, settings)
         self.moments = {
             one.name: torch.zeros(

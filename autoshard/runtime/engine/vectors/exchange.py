@@ -10,14 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from autoshard.core import DType, Exchange
 from autoshard.core.plan import Payload
 from autoshard.core.step import StepCollective
-from autoshard.evaluation.traffic import Stream, message_bytes, wire_bytes
+from autoshard.evaluation.traffic import Stream
 from autoshard.runtime.engine.groups import WeakGroup
 from autoshard.runtime.engine.holdings import KernelKey, Ownership
 from autoshard.runtime.engine.ids.requests import DistributedBatch
@@ -37,7 +36,7 @@ from autoshard.runtime.engine.vectors.assembly import (
     ReceivedVectors,
     TakenApart,
 )
-from autoshard.runtime.engine.vectors.payload import AllGather, PayloadExchange, ReduceScatter
+from autoshard.runtime.engine.vectors.payload import AllGather, PayloadExchange, ReduceScatter, wire_format
 from autoshard.runtime.engine.vectors.reading import Reading
 from autoshard.runtime.engine.vectors.reduced import ReducedSums
 from autoshard.runtime.timing import Part, StepTimer
@@ -327,9 +326,9 @@ class OutputExchange:
         self.replicas.collect(step.local, taken.local_BW, local_rows)
 
     def _count(self, stream: Stream, dtype: DType, sizes: Sequence[int]) -> None:
-        sent_P = message_bytes(np.array(sizes) * wire_bytes(dtype), dtype)
-        for process, sent in enumerate(sent_P.tolist()):
-            self.sent_bytes[stream][process] += sent
+        form, counted = wire_format(dtype), self.sent_bytes[stream]
+        for process, size in enumerate(sizes):
+            counted[process] += form.num_elements(size) * dtype.num_bytes
 
     def _nothing(self) -> torch.Tensor:
         return torch.empty(0, dtype=torch.float32, device=self._device)
