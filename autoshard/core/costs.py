@@ -167,18 +167,22 @@ class KernelErrors:
     """Errors of a cost model's prices, by what they come from: standard deviations of independent normal effects.
 
     The logarithm of a set's measured over its predicted time is half the width of the logarithm of its 90% interval,
-    times the sum of the effects: of its tables and of its kinds of kernels, each weighted by its share of the shards'
-    times alone, and one of the set. An effect of a table is the same in every set that holds a part of it.
+    `drift` left out, times the sum of the effects: of its tables and of its kinds of kernels, each weighted by its
+    share of the shards' times alone, and one of the set. An effect of a table is the same in every set that holds a
+    part of it.
 
     Attributes:
         table: Of a table.
         kind: Of a kind of kernel (`LocalShard.kernel_kind`).
         company: Of a set, for what its shards cost beside each other.
+        drift: Half the width of the logarithm of the 90% interval of what all kernels take alike at other hours. Sets'
+            intervals include it; no set is better for it, so that it is no effect.
     """
 
     table: float
     kind: float
     company: float
+    drift: float = 0.0
 
 
 @runtime_checkable

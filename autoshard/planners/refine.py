@@ -223,7 +223,7 @@ def _corrections(problem: PlacementProblem, seen: Sequence[tuple[RankArray, MsAr
     slowness, which all ranks of a measurement share, is none. So the effects of tables and kinds of kernels are those
     of a Bayesian linear regression. What a set's company does is true of that set alone, and corrects no item.
     """
-    priced = _PricedPlacements.of([(problem, ranks_N) for ranks_N, _ in seen])
+    priced = _PricedPlacements.of([(problem, ranks_N) for ranks_N, _ in seen], errors)
     measured_ms_X = np.concatenate([_scaled(ranks_N, ms_R, problem) for ranks_N, ms_R in seen])
     is_seen_X = (priced.rank_ms_X > 0) & (measured_ms_X > 0)
     if not is_seen_X.any():
@@ -266,8 +266,8 @@ class _PricedPlacements:
     errors: SetErrors
 
     @classmethod
-    def of(cls, placed: Sequence[tuple[PlacementProblem, RankArray]]) -> _PricedPlacements:
-        """Prices placements of items on single ranks, all by one model."""
+    def of(cls, placed: Sequence[tuple[PlacementProblem, RankArray]], errors: KernelErrors) -> _PricedPlacements:
+        """Prices placements of items on single ranks, all by one model of these errors."""
         num_ranks = placed[0][0].num_ranks
         codes_XH = np.concatenate([problem.rank_codes(ranks_N) for problem, ranks_N in placed])
         known = {id(problem): _Items.of(problem) for problem, _ in placed}
@@ -280,7 +280,7 @@ class _PricedPlacements:
                 tables_M=[label for items in items_P for label in items.labels_N],
                 kinds_M=[kind for items in items_P for kind in items.kinds_N],
                 alone_ms_M=np.concatenate([problem.kernel_ms_N for problem, _ in placed]),
-                half_width_X=half_widths(placed[0][0].model.predict_parts(codes_XH)),
+                half_width_X=half_widths(placed[0][0].model.predict_parts(codes_XH), errors),
                 sets_X=[
                     tuple(items.keys_N[item] for item in np.flatnonzero(ranks_N == rank).tolist())
                     for items, (_, ranks_N) in zip(items_P, placed, strict=True)

@@ -5,6 +5,8 @@ Shape suffixes: S samples, U distinct shards, M shards as the samples hold them,
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from scipy import sparse
 from scipy.optimize import nnls
@@ -106,8 +108,8 @@ def measurement_noise(dataset: CostDataset, half_width_S: MsArray) -> float:
 
 
 def half_widths_of(interval: Interval, spread_S: MsArray) -> MsArray:
-    """Half the width of the logarithm of intervals, shape (S,)."""
-    low_S, high_S = interval.factors(spread_S)
+    """Half the width of the logarithm of intervals without drift, shape (S,)."""
+    low_S, high_S = replace(interval, drift=0.0).factors(spread_S)
     half_width_S: MsArray = np.maximum(np.log(high_S / low_S) / 2, np.finfo(np.float64).tiny)
     return half_width_S
 

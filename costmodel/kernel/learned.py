@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,7 +76,8 @@ class LearnedCostModel(LearnedModel[CostModelCard]):
     @property
     def errors(self) -> KernelErrors | None:
         """What its errors have in common; None if its card does not say."""
-        return self.card.errors
+        errors = self.card.errors
+        return None if errors is None else replace(errors, drift=self.card.interval.drift)
 
     def tensors(self) -> Tensors:
         """Its weights."""

@@ -59,6 +59,15 @@ def test_few_samples_say_what_the_interval_says(trained, dataset):
 
 def test_half_widths_are_those_of_the_interval():
     assert half_widths_of(Interval(low=-1.0, high=3.0), np.array([0.1, 0.2])) == pytest.approx([0.2, 0.4])
+    with_hours = Interval(low=-1.0, high=3.0, drift=0.7)
+    assert half_widths_of(with_hours, np.array([0.1, 0.2])) == pytest.approx([0.2, 0.4])
+
+
+def test_a_model_says_beside_its_errors_what_other_hours_add(trained):
+    model = trained.model
+    card = replace(model.card, interval=replace(model.card.interval, drift=0.7))
+    at_other_hours = type(model)(model.tensors(), card)
+    assert at_other_hours.errors == replace(model.errors, drift=0.7)
 
 
 def test_noise_is_how_measurements_of_a_set_differ(dataset):

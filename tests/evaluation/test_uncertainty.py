@@ -56,7 +56,23 @@ def test_sets_that_cost_nothing_are_never_off():
         low_ms_S=np.array([0.0, 0.5]),
         high_ms_S=np.array([0.0, 2.0]),
     )
-    assert half_widths(costs).tolist() == pytest.approx([0.0, np.log(2.0)])
+    assert half_widths(costs, NO_ERRORS).tolist() == pytest.approx([0.0, np.log(2.0)])
+
+
+def test_what_all_kernels_take_more_at_other_hours_is_no_error_of_a_set():
+    spread, drift = 0.1, 0.7
+    at_this_hour, at_others = (
+        KernelCosts(
+            forward_ms_S=np.array([1.0, 2.0]),
+            backward_ms_S=np.array([1.0, 2.0]),
+            low_ms_S=np.array([2.0, 4.0]) * np.exp(-half),
+            high_ms_S=np.array([2.0, 4.0]) * np.exp(half),
+        )
+        for half in (spread, np.hypot(spread, drift))
+    )
+    assert half_widths(at_this_hour, NO_ERRORS) == pytest.approx(spread)
+    assert half_widths(at_others, replace(NO_ERRORS, drift=drift)) == pytest.approx(spread)
+    assert half_widths(at_this_hour, replace(NO_ERRORS, drift=drift)).tolist() == [0.0, 0.0]
 
 
 def test_labels_are_numbered_as_they_come():

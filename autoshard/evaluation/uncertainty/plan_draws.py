@@ -46,12 +46,12 @@ def slowest_draws(priced: Sequence[PricedPlan], errors: KernelErrors) -> NDArray
 
 def _factors(priced: Sequence[PricedPlan], errors: KernelErrors) -> list[NDArray[np.float64]]:
     """What the kernels of each rank take over their prices in every draw, plan by plan; shapes (R, E)."""
-    factor_XE = np.exp(_errors_of([one.kernels for one in priced]).drawn(errors))
+    factor_XE = np.exp(_errors_of([one.kernels for one in priced], errors).drawn(errors))
     ends = np.cumsum([len(one.kernels.costs.forward_ms_S) for one in priced])[:-1]
     return np.split(factor_XE, ends)
 
 
-def _errors_of(prices: Sequence[KernelPrices]) -> SetErrors:
+def _errors_of(prices: Sequence[KernelPrices], errors: KernelErrors) -> SetErrors:
     """Of the ranks of several plans, one plan after the other."""
     owners: list[NDArray[np.int64]] = []
     tables: list[str] = []
@@ -76,7 +76,7 @@ def _errors_of(prices: Sequence[KernelPrices]) -> SetErrors:
         tables_M=tables,
         kinds_M=kinds,
         alone_ms_M=np.array(alone_ms),
-        half_width_X=np.concatenate([half_widths(kernels.costs) for kernels in prices]),
+        half_width_X=np.concatenate([half_widths(kernels.costs, errors) for kernels in prices]),
         sets_X=sets,
     )
 

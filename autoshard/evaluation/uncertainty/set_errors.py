@@ -31,7 +31,7 @@ class SetErrors:
         table_XT: What each set has of every table's effect: its share of the shards' times alone, times the half width.
         kind_XK: The same of kinds of kernels.
         company_XC: The half width, at the number of the set: equal sets have one number.
-        half_width_X: Half the width of the logarithm of each set's 90% interval.
+        half_width_X: Half the width of the logarithm of each set's 90% interval, without drift.
     """
 
     table_XT: sparse.csr_array
@@ -57,7 +57,7 @@ class SetErrors:
             tables_M: Its table.
             kinds_M: Its kind of kernel.
             alone_ms_M: Its time alone.
-            half_width_X: Half the width of the logarithm of each set's 90% interval.
+            half_width_X: Half the width of the logarithm of each set's 90% interval, without drift.
             sets_X: What equal sets have alike.
         """
         sum_ms_X = np.bincount(owner_M, weights=alone_ms_M, minlength=len(half_width_X))
@@ -95,11 +95,11 @@ class SetErrors:
         )
 
 
-def half_widths(costs: KernelCosts) -> MsArray:
-    """Half the width of the logarithm of each set's 90% interval; 0 for sets that cost nothing."""
+def half_widths(costs: KernelCosts, errors: KernelErrors) -> MsArray:
+    """Half the width of the logarithm of each set's 90% interval, without drift; 0 for sets that cost nothing."""
     is_priced_S = (costs.low_ms_S > 0) & np.isfinite(costs.high_ms_S)
     ratio_S = np.divide(costs.high_ms_S, costs.low_ms_S, out=np.ones_like(costs.high_ms_S), where=is_priced_S)
-    half_width_S: MsArray = np.log(ratio_S) / 2
+    half_width_S: MsArray = np.sqrt(np.maximum(np.square(np.log(ratio_S) / 2) - errors.drift**2, 0.0))
     return half_width_S
 
 
