@@ -175,7 +175,7 @@ class FusedKernel:
         with _float32_by_default():
             self.module = fused_embedding(
                 [(rows, dim, location, compute) for rows, dim in sizes],
-                None if on_gpu else _host_memory(sizes, optimizer, allocate or partial(_zeros, dtype)),
+                None if on_gpu else _host_memory(sizes, optimizer, allocate or partial(_zeros, dtype, self.shares_rows)),
                 feature_table_map=[0] if table_of_feature is None else list(table_of_feature),
                 pooling_mode=PoolingMode.NONE if table_of_feature is None else PoolingMode.SUM,
                 weights_precision=_PRECISION[dtype],
@@ -396,8 +396,9 @@ def _host_memory(
     return {name: allocate(name, number) for name, number in numbers.items() if number}
 
 
-def _zeros(dtype: DType, name: str, number: int) -> torch.Tensor:
-    if name == "weights":
-        return huge_zeros(number, TORCH_DTYPES[dtype])
-    # Nobody writes moments before training does, whose first steps would take longer.
-    return advise_huge_pages(torch.empty(number, dtype=torch.float32)).zero_()
+def _zeros(dtype: DType, shares_rows: bool, name: str, number: int) -> torch.Tensor:
+    kept = TORCH_DTYPES[dtype] if name == "weights" else torch.float32
+    if name == "weights" and not shares_rows:
+        return huge_zeros(number, kept)
+    # Nobody writes the others before training does, whose first steps would take longer.
+    return advise_huge_pages(torch.empty(number, dtype=kept)).zero_()
