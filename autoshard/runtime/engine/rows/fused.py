@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -164,6 +163,7 @@ class FusedKernel:
         allocate: Callable[[str, int], torch.Tensor] | None = None,
     ) -> None:
         self._scale, self._moments = settings.scale_of(optimizer), optimizer.moments
+        self._dtype = TORCH_DTYPES[dtype]
         kept = [(kept_rows(rows, settings.row_share), dim) for rows, dim in sizes]
         self.shares_rows = kept != list(sizes)
         if self.shares_rows:
@@ -175,7 +175,7 @@ class FusedKernel:
         with _float32_by_default():
             self.module = fused_embedding(
                 [(rows, dim, location, compute) for rows, dim in sizes],
-                None if on_gpu else _host_memory(sizes, optimizer, allocate or partial(_zeros, dtype, self.shares_rows)),
+                None if on_gpu else _host_memory(sizes, optimizer, allocate or self._zeros),
                 feature_table_map=[0] if table_of_feature is None else list(table_of_feature),
                 pooling_mode=PoolingMode.NONE if table_of_feature is None else PoolingMode.SUM,
                 weights_precision=_PRECISION[dtype],
@@ -197,6 +197,13 @@ class FusedKernel:
             self._marks_N = torch.zeros(sum(self._rows_T), dtype=torch.uint8, device=device)
             first_T = [0, *itertools.accumulate(self._rows_T)]
             self._first_F = torch.tensor([first_T[table] for table in table_of_feature or [0]], device=device)
+
+    def _zeros(self, name: str, number: int) -> torch.Tensor:
+        kept = self._dtype if name == "weights" else torch.float32
+        if name == "weights" and not self.shares_rows:
+            return huge_zeros(number, kept)
+        # Nobody writes the others before training does, whose first steps would take longer.
+        return advise_huge_pages(torch.empty(number, dtype=kept)).zero_()
 
     def shared(self, ids_L: torch.Tensor, lengths_FG: torch.Tensor | None) -> torch.Tensor:
         """Ids of the rows whose memory the rows share; lengths are those of bags, None for a lookup of rows."""
@@ -394,11 +401,3 @@ def _host_memory(
         },
     }
     return {name: allocate(name, number) for name, number in numbers.items() if number}
-
-
-def _zeros(dtype: DType, shares_rows: bool, name: str, number: int) -> torch.Tensor:
-    kept = TORCH_DTYPES[dtype] if name == "weights" else torch.float32
-    if name == "weights" and not shares_rows:
-        return huge_zeros(number, kept)
-    # Nobody writes the others before training does, whose first steps would take longer.
-    return advise_huge_pages(torch.empty(number, dtype=kept)).zero_()
