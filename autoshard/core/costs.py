@@ -176,7 +176,7 @@ class KernelErrors:
         kind: Of a kind of kernel (`LocalShard.kernel_kind`).
         company: Of a set, for what its shards cost beside each other.
         drift: Half the width of the logarithm of the 90% interval of what all kernels take alike at other hours. Sets'
-            intervals include it; no set is better for it, so that it is no effect.
+            intervals include it; no set is better for it, so that it is no effect. Cards have it in `interval` alone.
     """
 
     table: float
