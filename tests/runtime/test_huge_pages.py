@@ -6,6 +6,7 @@ import torch
 
 from autoshard.runtime.engine.rows.huge_pages import advise_huge_pages, huge_zeros
 
+CPU = torch.device("cpu")
 SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -31,7 +32,7 @@ def test_memory_that_is_written_to_later_is_in_large_pages():
 
 def test_zeros_take_memory_when_they_are_written_to():
     before = resident_bytes()
-    memory = huge_zeros(64 * 2**20 // 4, torch.float32)
+    memory = huge_zeros(64 * 2**20 // 4, torch.float32, CPU)
     assert resident_bytes() - before < 8 * 2**20
     memory[-1] = 1.0
     assert memory.sum() == 1.0
@@ -41,7 +42,7 @@ def test_zeros_take_memory_when_they_are_written_to():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("number", [0, 1, 1001])
 def test_zeros_are_of_any_dtype_and_number(dtype, number):
-    memory = huge_zeros(number, dtype)
+    memory = huge_zeros(number, dtype, CPU)
     assert (memory.dtype, memory.shape) == (dtype, (number,))
     assert not memory.any()
     memory.fill_(2.0)

@@ -124,7 +124,6 @@ def test_planning_ends_with_a_process_that_is_killed():
         time.sleep(0.5)  # until it has asked for it
         job.send_signal(signal.SIGKILL)
     wait_until(lambda: not ran_by(child))  # by itself it would search for a minute
-    assert not ran_by(child)
     shutil.rmtree(folder)
 
 
@@ -137,7 +136,8 @@ def ran_by(pid):
 def wait_until(is_so):
     until_s = time.monotonic() + 30
     while not is_so():
-        assert time.monotonic() < until_s
+        if time.monotonic() > until_s:
+            pytest.fail("it is not so yet")
         time.sleep(0.02)
 
 

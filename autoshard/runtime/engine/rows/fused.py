@@ -201,7 +201,7 @@ class FusedKernel:
     def _zeros(self, name: str, number: int) -> torch.Tensor:
         kept = self._dtype if name == "weights" else torch.float32
         if name == "weights" and not self.shares_rows:
-            return huge_zeros(number, kept)
+            return huge_zeros(number, kept, torch.device("cpu"))
         # Nobody writes the others before training does, whose first steps would take longer.
         return advise_huge_pages(torch.empty(number, dtype=kept)).zero_()
 

@@ -55,11 +55,7 @@ class TorchRows:
         settings: FusedSettings,
         device: torch.device,
     ) -> None:
-        kept = TORCH_DTYPES[dtype]
-        if device.type == "cpu":
-            self.weights_ND = huge_zeros(num_rows * dim, kept).view(num_rows, dim)
-        else:
-            self.weights_ND = torch.zeros(num_rows, dim, dtype=kept, device=device)
+        self.weights_ND = huge_zeros(num_rows * dim, TORCH_DTYPES[dtype], device).view(num_rows, dim)
         self._rule = _Rule(optimizer, settings)
         self.moments = {
             one.name: torch.zeros(
