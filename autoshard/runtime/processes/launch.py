@@ -36,6 +36,7 @@ from autoshard.core.errors import AutoshardError, DeviceError, ExecutionError, I
 from autoshard.core.quoting import shown
 from autoshard.formats import atomic_write, load_topology, read_plan
 from autoshard.runtime.ownership import check_updates, even_share, ownership_of
+from autoshard.runtime.processes.heap import KEPT_BYTES
 from autoshard.runtime.processes.job import ERROR_FILE, JOB_FILE, RESULTS_FILE, STOP_FILE, ErrorRecord, worker_pids
 from autoshard.runtime.result_json import RUN
 from autoshard.runtime.results import DEFAULT_DENSE_FEATURES, RunRequest, RunResult
@@ -47,10 +48,6 @@ START_S, _STARTED_ON_A_CORE = 300.0, 8
 #: How long workers get to end by themselves before they are killed.
 _GRACE_S = 5.0
 _POLL_S = 0.1
-#: What glibc's allocator keeps of memory that a step gives back and takes again, the largest block of it and all
-#: together: each 4 KiB that is taken anew cost 2 us on a virtual AMD EPYC, which was half to three quarters of the time
-#: that the splitting of 780,000 ids took.
-_KEPT_BYTES: Final = {"MALLOC_MMAP_THRESHOLD_": 64 << 20, "MALLOC_TRIM_THRESHOLD_": 256 << 20}
 #: Files of GPUs, which CUDA opens.
 _DEVICES, _GPUS = Path("/dev"), "nvidia[0-9]*"
 _WORKER: Final = "autoshard.runtime.processes.worker"
@@ -470,7 +467,7 @@ def _environment(folder: Path, path: Sequence[str]) -> dict[str, str]:
     if known:
         environment["PYTHONPATH"] = ":".join(known)
     environment.setdefault("OMP_NUM_THREADS", "1")
-    for name, num_bytes in _KEPT_BYTES.items():
+    for name, num_bytes in KEPT_BYTES.items():
         environment.setdefault(name, str(num_bytes))
     environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = f"{_GRACE_S:.0f}"  # torchrun of torch 2.11 waits for 30 s
     environment["PYTHONSAFEPATH"] = "1"  # or a folder of the user's might stand before a module that workers import

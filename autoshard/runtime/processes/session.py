@@ -47,6 +47,7 @@ from autoshard.runtime.processes.devices import (
     peak_bytes,
     resident_bytes,
 )
+from autoshard.runtime.processes.heap import make_heap_ready
 from autoshard.runtime.releases import all_gather
 from autoshard.runtime.replanning import JobReplanning, ReplanSettings, merged_counts
 from autoshard.runtime.results import (
@@ -415,14 +416,22 @@ class Session:
         Returns:
             Step time, loss and parts of the last measured steps, shape (S, M).
         """
-        counted: deque[tuple[Span, torch.Tensor, Timings]] = deque(maxlen=_MAX_MEASURED)
+        counted: deque[tuple[Span, Timings]] = deque(maxlen=_MAX_MEASURED)
+        # A loss that is kept where the step left it, between its activations, keeps their memory from being one block
+        # again: each further step then takes memory anew, for as long as losses are kept.
+        losses_M, num_counted = torch.empty(_MAX_MEASURED, device=self._device), 0
         for turn in range(self._rounds):
             if turn:
                 loop.go_on(request.last_step)
             warm_at = loop.number + request.warmup_steps
             for trained in loop:
                 if trained.number > warm_at:
-                    counted.append((trained.span, trained.outcome.loss, trained.timings))
+                    counted.append((trained.span, trained.timings))
+                    losses_M[num_counted % _MAX_MEASURED] = trained.outcome.loss
+                    num_counted += 1
+                elif trained.number == warm_at and not request.is_job:
+                    with self._clock.uncounted():
+                        make_heap_ready()
                 if replanning is not None:
                     replanning.after(trained.number)
                     if saved is not None and saved.plan is not replanning.plan:
@@ -439,17 +448,18 @@ class Session:
             metrics.write(loop.number)
         loop.wait()
         if request.profile_path is not None:
-            last = [(span, timings) for span, _, timings in counted][-_PROFILED_STEPS:]
+            last = list(counted)[-_PROFILED_STEPS:]
             if (everybody := gather_steps(rank_steps(last))) is not None:
                 atomic_write(Path(request.profile_path), json.dumps(chrome_trace(everybody)))
+        losses = losses_M.roll(-num_counted).tolist()[_MAX_MEASURED - len(counted) :]
         measured = [
             [
-                *(span.ms, loss.item()),
+                *(span.ms, loss),
                 *timings.parts.values(),
                 *_flat(timings.collectives.values()),
                 *timings.work_ms.values(),
             ]
-            for span, loss, timings in counted
+            for (span, timings), loss in zip(counted, losses, strict=True)
         ]
         num_columns = 2 + len(Part) + 2 * len(StepCollective) + len(StepPart)
         return torch.tensor(measured, dtype=torch.float64, device=self._device).view(-1, num_columns)
