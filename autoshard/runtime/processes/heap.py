@@ -19,13 +19,25 @@ _READY_SHARE, _MOST_READY_BYTES = 2, KEPT_BYTES["MALLOC_TRIM_THRESHOLD_"] // 2
 _BLOCK_BYTES = KEPT_BYTES["MALLOC_MMAP_THRESHOLD_"] // 2
 
 
+#: What glibc counts, in its order.
+_COUNTED = (
+    "arena",
+    "ordblks",
+    "smblks",
+    "hblks",
+    "hblkhd",
+    "usmblks",
+    "fsmblks",
+    "uordblks",
+    "fordblks",
+    "keepcost",
+)
+
+
 class _Usage(ctypes.Structure):
     """See mallinfo(3)."""
 
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in ["arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"]
-    ]
+    _fields_ = [(name, ctypes.c_size_t) for name in _COUNTED]
 
 
 def make_heap_ready() -> None:
