@@ -24,6 +24,7 @@ STUDIES: Final = {
     "host-waits": "studies.engines.host_waits:main",
     "policy": "studies.planners.policy_runs:main",
     "policy-training": "studies.planners.policy_training:main",
+    "reinforced": "studies.planners.reinforced.study:main",
     "limits": "studies.planners.limit_runs:main",
     "never-beaten": "studies.planners.never_beaten:main",
     "granularity": "studies.planners.granularity:main",
