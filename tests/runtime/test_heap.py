@@ -24,8 +24,7 @@ libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
 free, stays = libc.malloc(20 << 20), libc.malloc(1 << 16)
 libc.free(free)
-if sys.argv[1] == "ready":
-    make_heap_ready()
+make_heap_ready(int(sys.argv[1]))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 ctypes.memset(libc.malloc(24 << 20), 1, 24 << 20)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
@@ -36,11 +35,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 def test_takes_no_page_anew_once_it_is_ready():
     environment = os.environ | {name: str(num_bytes) for name, num_bytes in KEPT_BYTES.items()}
 
-    def pages(how):
-        command = [sys.executable, "-c", TAKES, how]
+    def pages(most_bytes):
+        command = [sys.executable, "-c", TAKES, str(most_bytes)]
         return int(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
 
-    assert pages("ready") < 100 < 1000 < pages("as it is")
+    assert pages(1 << 30) < 100 < 1000 < pages(1 << 20)
 
 
 def losses_of_steps(request):
@@ -76,3 +75,21 @@ def test_losses_of_the_last_steps_are_kept_and_not_the_memory_between_activation
     assert len(every) == steps + 1
     assert reported == pytest.approx((measured[0], measured[-1]))
     assert most_alive <= 2  # this step's and the one before
+
+
+def peak_of_steps(request, ready_bytes):
+    """The largest memory that a run of one process reports, when so much is made ready."""
+    from autoshard.runtime.processes import session
+
+    kept = []
+    session.make_heap_ready = lambda _most_bytes: kept.append(torch.ones(ready_bytes // 4))
+    (result,) = session.Session([request], torch.device("cpu"), lambda *_: None).run_all()
+    return result.ranks[0].memory_bytes
+
+
+def test_memory_that_was_made_ready_is_in_no_peak(tmp_path):
+    plan = make.table_wise_plan([make.table("a", 50)], [0], world_size=1, batch_size=8)
+    write_plan(plan, tmp_path / "plan.json")
+    request = RunRequest(plan_path=str(tmp_path / "plan.json"), steps=3, warmup_steps=1, device="cpu")
+    (little,), (much,) = (on_ranks(peak_of_steps, 1, request, ready_bytes) for ready_bytes in (1 << 20, 200 << 20))
+    assert much < little + (64 << 20)

@@ -40,12 +40,15 @@ class _Usage(ctypes.Structure):
     _fields_ = [(name, ctypes.c_size_t) for name in _COUNTED]
 
 
-def make_heap_ready() -> None:
+def make_heap_ready(most_bytes: int) -> None:
     """Lets the heap have the memory that it otherwise gets bit by bit during some hundred steps.
 
-    Of 8 processes that made steps of 40 ms, one or another took 4 MiB anew in two of three steps, and all waited for
-    it: 10 ms, half of which were left after a hundred steps. To be called after a warm-up, once the tables are there.
+    Of 8 processes that trained six plans in turn, one or another took 4 MiB anew in two of three steps of 40 ms, and
+    all waited 10 ms for it (virtual AMD EPYC, November 2026). To be called after a warm-up, once the tables are there.
     Where the allocator is not glibc's of 2021 or later nothing is done.
+
+    Args:
+        most_bytes: What it may have at most.
     """
     libc = ctypes.CDLL(None)
     try:
@@ -56,7 +59,8 @@ def make_heap_ready() -> None:
     take.argtypes, give.argtypes = (ctypes.c_size_t,), (ctypes.c_void_p,)
     used = usage()
     num_bytes = min(_READY_SHARE * (used.fordblks - used.keepcost), _MOST_READY_BYTES)
-    blocks = [block for _ in range(-(-num_bytes // _BLOCK_BYTES)) if (block := take(_BLOCK_BYTES))]
+    number = min(-(-num_bytes // _BLOCK_BYTES), most_bytes // _BLOCK_BYTES)
+    blocks = [block for _ in range(number) if (block := take(_BLOCK_BYTES))]
     for block in blocks:
         ctypes.memset(block, 0, _BLOCK_BYTES)
     for block in blocks:

@@ -60,6 +60,7 @@ from autoshard.runtime.results import (
     Verification,
     VirtualRun,
 )
+from autoshard.runtime.state import free_host_bytes, processes_here
 from autoshard.runtime.timeline import chrome_trace, gather_steps, rank_steps
 from autoshard.runtime.timing import Part, Span, StepTimer, Timings
 from autoshard.runtime.training.bad_ids import IdRepair
@@ -78,6 +79,8 @@ if TYPE_CHECKING:
 NUM_BATCHES = 8
 #: Steps whose times are kept: a job's last ones.
 _MAX_MEASURED = 1000
+#: One part in so many of the memory that is free may be made ready.
+_READY_PART = 4
 #: Rows whose counts are written, of all processes together.
 _ROWS_OF_A_FILE = 1 << 22
 #: 256 MiB of ids per process.
@@ -134,7 +137,7 @@ class Session:
         self._device = device
         self._on_step, self._wants_stop = on_step, wants_stop
         self._done = 0
-        self._base_bytes = resident_bytes()
+        self._base_bytes, self._peak_before = resident_bytes(), 0
         self._total = rounds * sum(request.last_step or 0 for request in requests)
 
     def run_all(self) -> list[RunResult]:
@@ -361,7 +364,15 @@ class Session:
         check_alike(statements, dist.distributed_c10d._get_default_group(), self._device)
 
     def _peak_bytes(self) -> int:
-        return peak_bytes(self._device, self._base_bytes)
+        return max(self._peak_before, peak_bytes(self._device, self._base_bytes))
+
+    def _make_heap_ready(self) -> None:
+        """Between steps, in nobody's time; what it takes is in no peak."""
+        with self._clock.uncounted():
+            self._peak_before, resident = self._peak_bytes(), resident_bytes()
+            here = processes_here(dist.get_rank(), dist.get_world_size())
+            make_heap_ready(free_host_bytes() // (_READY_PART * len(here)))
+            self._base_bytes += max(0, resident_bytes() - resident)
 
     @contextmanager
     def _replanned(
@@ -430,8 +441,7 @@ class Session:
                     losses_M[num_counted % _MAX_MEASURED] = trained.outcome.loss
                     num_counted += 1
                 elif trained.number == warm_at and not request.is_job:
-                    with self._clock.uncounted():
-                        make_heap_ready()
+                    self._make_heap_ready()
                 if replanning is not None:
                     replanning.after(trained.number)
                     if saved is not None and saved.plan is not replanning.plan:
