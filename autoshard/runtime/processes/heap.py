@@ -13,7 +13,7 @@ from typing import Final
 #: was taken anew was half to three quarters of the time that the splitting of 780,000 ids took.
 KEPT_BYTES: Final = {"MALLOC_MMAP_THRESHOLD_": 64 << 20, "MALLOC_TRIM_THRESHOLD_": 256 << 20}
 #: Of what is free between what is taken, which is about what a step takes and gives back, so much is made ready at the
-#: heap's end; at most half of what is kept.
+#: heap's end, in whole blocks; at most half of what is kept.
 _READY_SHARE, _MOST_READY_BYTES = 2, KEPT_BYTES["MALLOC_TRIM_THRESHOLD_"] // 2
 #: Smaller than the largest block that is kept, and larger than what is mostly free between what is taken.
 _BLOCK_BYTES = KEPT_BYTES["MALLOC_MMAP_THRESHOLD_"] // 2
@@ -59,7 +59,7 @@ def make_heap_ready(most_bytes: int) -> None:
     take.argtypes, give.argtypes = (ctypes.c_size_t,), (ctypes.c_void_p,)
     used = usage()
     num_bytes = min(_READY_SHARE * (used.fordblks - used.keepcost), _MOST_READY_BYTES)
-    number = min(-(-num_bytes // _BLOCK_BYTES), most_bytes // _BLOCK_BYTES)
+    number = min(num_bytes, most_bytes) // _BLOCK_BYTES
     blocks = [block for _ in range(number) if (block := take(_BLOCK_BYTES))]
     for block in blocks:
         ctypes.memset(block, 0, _BLOCK_BYTES)
