@@ -440,7 +440,7 @@ class Session:
                     counted.append((trained.span, trained.timings))
                     losses_M[num_counted % _MAX_MEASURED] = trained.outcome.loss
                     num_counted += 1
-                elif trained.number == warm_at and not request.is_job:
+                elif trained.number == warm_at and self._device.type == "cpu" and not request.is_job:
                     self._make_heap_ready()
                 if replanning is not None:
                     replanning.after(trained.number)

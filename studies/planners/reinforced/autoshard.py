@@ -47,34 +47,24 @@ class AutoShard(nn.Module):
         self.value, self.cost = head(_STATE), head()
         self._latent_NL, self._state_NS = torch.zeros(0, LATENT), torch.zeros(0, _STATE)
 
-    @classmethod
-    def trained(cls, games: Sequence[Game], effort: int, seed: int) -> tuple[AutoShard, Scaling]:
-        """Learns from tasks.
-
-        Args:
-            games: The tasks.
-            effort: Times as many placements as published.
-            seed: Of weights and choices.
-        """
-        torch.manual_seed(seed)
-        rng, scaling, net = np.random.default_rng(seed), Scaling.of(games), cls()
-        optimizer = torch.optim.Adam(net.parameters(), lr=_LEARNING_RATE)
+    def learn(self, games: Sequence[Game], scaling: Scaling, effort: int, rng: np.random.Generator) -> None:
+        """See `Chooser`."""
+        optimizer = torch.optim.Adam(self.parameters(), lr=_LEARNING_RATE)
         placements = effort * _PLACEMENTS
         updates = max(1, placements // (_EPISODES * len(games[0].share_N)))
         rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda number: 1 - min(number, updates - 1) / updates)
         shards = ShardCosts(_MOST_SHARDS)
         for _ in range(updates):
-            played = play(net, drawn_game(games, rng), scaling, _EPISODES)
+            played = play(self, drawn_game(games, rng), scaling, _EPISODES)
             kernel_ms = [played.measured(episode).kernel_ms for episode in range(_EPISODES)]
             balance_E = torch.stack([one.min() / one.max() for one in kernel_ms])
-            net._learn(optimizer, net._loss(played, balance_E))
+            self._learn(optimizer, self._loss(played, balance_E))
             rate.step()
             for chosen_N, kernel_ms_R in zip(played.chosen_EN, kernel_ms, strict=True):
                 shards.add(played.features_NF, chosen_N, kernel_ms_R)
             for _ in range(_COST_BATCHES):
                 drawn, cost_B = shards.drawn(_COST_BATCH, rng)
-                net._learn(optimizer, ((net.cost(shard_sums(net.tables, drawn))[:, 0] - cost_B) ** 2).mean())
-        return net, scaling
+                self._learn(optimizer, ((self.cost(shard_sums(self.tables, drawn))[:, 0] - cost_B) ** 2).mean())
 
     @torch.no_grad()
     def order(self, features_NF: Tensor) -> Tensor:

@@ -47,38 +47,28 @@ class DreamShard(nn.Module):
         self.score = nn.Linear(2 * LATENT, 1)
         self._cost_NL = self._policy_NL = torch.zeros(0, LATENT)
 
-    @classmethod
-    def trained(cls, games: Sequence[Game], effort: int, seed: int) -> tuple[DreamShard, Scaling]:
-        """Learns from tasks.
-
-        Args:
-            games: The tasks.
-            effort: Times as many iterations as published.
-            seed: Of weights and choices.
-        """
-        torch.manual_seed(seed)
-        rng, scaling, net = np.random.default_rng(seed), Scaling.of(games), cls()
-        optimizer = torch.optim.Adam(net.parameters(), lr=_LEARNING_RATE)
+    def learn(self, games: Sequence[Game], scaling: Scaling, effort: int, rng: np.random.Generator) -> None:
+        """See `Chooser`."""
+        optimizer = torch.optim.Adam(self.parameters(), lr=_LEARNING_RATE)
         iterations = effort * _ITERATIONS
         rate = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda number: 1 - number / iterations)
         shards, plans = ShardCosts(_MOST_SHARDS), _Plans()
         for _ in range(iterations):
             for _ in range(_MEASURED):
-                played = play(net, drawn_game(games, rng), scaling, 1)
+                played = play(self, drawn_game(games, rng), scaling, 1)
                 measured = played.measured(0)
                 shards.add(played.features_NF, played.chosen_EN[0], measured.parts_R3)
                 plans.add(played, measured.step_ms)
             for _ in range(_COST_BATCHES):
                 optimizer.zero_grad()
-                net._cost_loss(shards, plans, rng).backward()
+                self._cost_loss(shards, plans, rng).backward()
                 optimizer.step()
             for _ in range(_RL_BATCHES):
-                played = play(net, drawn_game(games, rng), scaling, _EPISODES)
+                played = play(self, drawn_game(games, rng), scaling, _EPISODES)
                 optimizer.zero_grad()
-                net._policy_loss(played).backward()
+                self._policy_loss(played).backward()
                 optimizer.step()
             rate.step()
-        return net, scaling
 
     @torch.no_grad()
     def order(self, features_NF: Tensor) -> Tensor:

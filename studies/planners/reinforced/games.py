@@ -111,7 +111,17 @@ class Scaling:
 
 
 class Chooser(Protocol):
-    """The policy of one algorithm."""
+    """One algorithm."""
+
+    def learn(self, games: Sequence[Game], scaling: Scaling, effort: int, rng: np.random.Generator) -> None:
+        """Learns from tasks.
+
+        Args:
+            games: The tasks.
+            scaling: Of their features.
+            effort: Times as much as published.
+            rng: Draws tasks and what is learned from; choices are drawn by torch.
+        """
 
     def order(self, features_NF: Tensor) -> Tensor:
         """Tables by falling cost, as it expects the cost of each alone."""

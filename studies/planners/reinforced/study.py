@@ -13,12 +13,14 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import typer
 
 from autoshard.commands.arguments import positive_option
 from autoshard.commands.options import command_options
 from autoshard.core.errors import InvalidOptionError
+from autoshard.planners.planner import PlanRequest
 from autoshard.runtime.processes.threads import intra_op_threads
 from studies.frame import OutputOptions, PartsOption, PartStore, RegistryOption, StudyResult, names_in
 from studies.planners.limit_runs import TASKS
@@ -27,10 +29,7 @@ from studies.planners.reinforced.autoshard import AutoShard
 from studies.planners.reinforced.dreamshard import DreamShard
 from studies.planners.reinforced.games import Chooser, Game, Scaling, play
 
-_ALGORITHMS: Mapping[str, Callable[[Sequence[Game], int, int], tuple[Chooser, Scaling]]] = {
-    "AutoShard": AutoShard.trained,
-    "DreamShard": DreamShard.trained,
-}
+_ALGORITHMS: Mapping[str, Callable[[], Chooser]] = {"AutoShard": AutoShard, "DreamShard": DreamShard}
 #: Samples, as the policy's row of the study `policy`.
 _SAMPLES = 64
 
@@ -83,7 +82,7 @@ class Trained:
         task: Its name.
         trained_s: CPU seconds of its training.
         steps_ms: Steps of its plans, by row of the table and, as text, by seed.
-        cpu_s: CPU seconds that each took.
+        cpu_s: CPU seconds that each took, from the request to the priced plan.
     """
 
     task: str
@@ -95,12 +94,15 @@ class Trained:
 def trained(algorithm: str, task: str, effort: int, options: ReinforcedOptions) -> Trained:
     """Trains on tasks of a kind, and plans those that are held out."""
 
-    def game(seed: int) -> Game:
-        return Game.of(TASKS[task].request(seed, options.registry))
+    def request(seed: int) -> PlanRequest:
+        return TASKS[task].request(seed, options.registry)
 
-    games = [game(options.training_seed + number) for number in range(options.num_trained)]
+    seed = options.training_seed
+    games = [Game.of(request(seed + number)) for number in range(options.num_trained)]
     began_s = time.process_time()
-    net, scaling = _ALGORITHMS[algorithm](games, effort, options.training_seed)
+    torch.manual_seed(seed)
+    net, scaling = _ALGORITHMS[algorithm](), Scaling.of(games)
+    net.learn(games, scaling, effort, np.random.default_rng(seed))
     trained_s = time.process_time() - began_s
     name = f"{algorithm}, {effort} x"
     ways = {name: (1, True), f"{name}, {_SAMPLES} samples": (_SAMPLES, False)}
@@ -108,9 +110,10 @@ def trained(algorithm: str, task: str, effort: int, options: ReinforcedOptions) 
     cpu_s: dict[str, dict[str, float]] = {way: {} for way in ways}
     for seed in options.held_out:
         torch.manual_seed(seed)
+        asked = request(seed)
         for way, (episodes, is_greedy) in ways.items():
             began_s = time.process_time()
-            played = play(net, game(seed), scaling, episodes, greedy=is_greedy)
+            played = play(net, Game.of(asked), scaling, episodes, greedy=is_greedy)
             steps_ms[way][str(seed)] = min(played.measured(episode).step_ms for episode in range(episodes))
             cpu_s[way][str(seed)] = time.process_time() - began_s
     return Trained(task=task, trained_s=trained_s, steps_ms=steps_ms, cpu_s=cpu_s)

@@ -55,7 +55,9 @@ def test_keeps_to_the_memory_and_prices_tables_where_they_are(game, algorithm):
 
 def test_dreamshard_learns_to_spread_tables(game, monkeypatch):
     monkeypatch.setattr(dreamshard, "_COST_BATCHES", 40)
-    net, scaling = dreamshard.DreamShard.trained([game], 1, 0)
+    torch.manual_seed(0)
+    net, scaling = dreamshard.DreamShard(), Scaling.of([game])
+    net.learn([game], scaling, 1, np.random.default_rng(0))
     (chosen_N,) = play(net, game, scaling, 1, greedy=True).chosen_EN.numpy()
     assert len(set(chosen_N)) == 3
 
