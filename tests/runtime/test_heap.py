@@ -16,13 +16,16 @@ from tests import builders as make
 from tests.ranks import on_ranks
 
 NUM_KEPT = 4
-#: Takes 20 MiB and gives them back before a block that stays; then how many pages the next 24 MiB take anew.
+#: Takes 20 MiB and gives them back before a block that stays, which is too large for what was free before; then how
+#: many pages the next 24 MiB take anew, on systems with huge pages, too.
 TAKES = """
 import ctypes, resource, sys
 from autoshard.runtime.processes.heap import make_heap_ready
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
-free, stays = libc.malloc(20 << 20), libc.malloc(1 << 16)
+PR_SET_THP_DISABLE = 41
+libc.prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
+free, stays = libc.malloc(20 << 20), libc.malloc(2 << 20)
 libc.free(free)
 make_heap_ready(int(sys.argv[1]))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
