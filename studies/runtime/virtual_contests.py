@@ -7,9 +7,13 @@ as a core's memory is slower than a GPU's, so that wire and computation are to e
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Final
@@ -29,7 +33,7 @@ from costmodel.registry.versions import default_registry
 from studies.frame import Machine, OutputOptions, PartsOption, PartStore, RegistryOption, StudyResult, command_line
 from studies.runtime.slow_links.contests import TORCHREC_WHOLE, Contest, ContestResult, Effort, Entry, run_contests
 from studies.runtime.slow_links.models import drawn_task
-from studies.runtime.slow_links.study import AUTO, RateSummary, measured_ms, summarised
+from studies.runtime.slow_links.study import AUTO, RateSummary, measured_ms, summarised, thin_runs
 
 SCHEMA: Final = "autoshard.virtual-contests/1"
 #: Bytes per second that lookups read with a core, and from an A100's memory. FBGEMM's of fp32 rows read 23 GB/s from a
@@ -45,6 +49,8 @@ _BATCHES = 4
 SHORT, LONG = "auto, 0.1 s", "auto, 10 s"
 #: The plan of `auto` once more: how far apart two executions of one plan are.
 AGAIN = "auto, again"
+#: The learned policy's, one episode and a burst of the compiled search.
+POLICY: Final = "policy"
 #: TorchRec's planner places whole tables; or takes any sharding type, which its sharders offer by default on a GPU.
 _TORCHREC: Final = "torchrec"
 _ANY_TYPE: Final = {"sharding_types": "all"}
@@ -121,6 +127,10 @@ class VirtualContestOptions:
     limits_every: Annotated[int, typer.Option(min=0, help="Also search 0.1 and 10 s in every so many launches.")] = 2
     seed: Annotated[int, typer.Option(min=0, help="Of tasks.")] = 0
     registry: RegistryOption = None
+    refresh: Annotated[
+        Path | None,
+        typer.Option(help="Tables that `autoshard calibrate --refresh` times for 5 s before each task is planned."),
+    ] = None
     parts: PartsOption = None
 
 
@@ -143,6 +153,7 @@ def entries(*, with_limits: bool) -> tuple[Entry, ...]:
         Entry(label=AUTO, planner="auto", time_limit_s=1.0),
         Entry(label=AGAIN, planner="auto", time_limit_s=1.0),
         Entry(label="cost-greedy", planner="cost-greedy"),
+        Entry(label=POLICY, planner=POLICY),
         Entry(label=_TORCHREC, planner=_TORCHREC),
         Entry(label=TORCHREC_WHOLE, planner=_TORCHREC, engine=Engine.TORCHREC),
         Entry(label=ALL_TYPES, planner=_TORCHREC, options=_ANY_TYPE),
@@ -165,12 +176,22 @@ def executed(launch: int, index: int, options: VirtualContestOptions, registry: 
         entries=entries(with_limits=options.limits_every > 0 and launch % options.limits_every == 0),
         seed=task,
     )
+    if options.refresh is not None:
+        _refresh(options.refresh, registry)
     effort = Effort(steps=options.steps, warmup_steps=1, repeats=1, rounds=options.rounds, virtual_time=True)
     with console.step_progress(f"task {task}, {cluster.label}") as on_step:
         (result,) = run_contests([(contest, cluster.topology())], registry, LOCAL, effort, on_step)
     steps = ", ".join(f"{label} {step_ms:.1f}" for label, step_ms in measured_ms(result).items())
     console.log(f"{cluster.label}, task {result.name} ({result.group}): ms {steps}")
     return result
+
+
+def _refresh(tables: Path, registry: Path) -> None:
+    """Scales the registry's model of kernels to the speed that this machine has now."""
+    with tempfile.TemporaryDirectory() as store:
+        places = ["--tables", str(tables), "--scale", "1", "--store", store, "--registry", str(registry)]
+        command = [sys.executable, "-m", "autoshard", "calibrate", "--refresh", *places]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
 def _for_ranks(tables: TableSet, num_ranks: int) -> TableSet:
@@ -187,7 +208,8 @@ def main(options: VirtualContestOptions, output: OutputOptions) -> None:
     registry = options.registry or default_registry()
     parts = PartStore(options.parts)
     kept = ("most_tables", "steps", "rounds", "limits_every", "seed")
-    parts.check_identity({**{name: getattr(options, name) for name in kept}, "registry": str(registry)})
+    places = {"registry": str(registry), "refresh": str(options.refresh)}
+    parts.check_identity({**{name: getattr(options, name) for name in kept}, **places})
     # All kinds of clusters before the next task of each.
     makers = {
         f"{launch:03}-{index:03}": partial(executed, launch, index, options, registry)
@@ -243,6 +265,38 @@ def gains(contests: Sequence[ContestResult]) -> Mapping[str, Gain]:
     }
 
 
+#: Two plans are told apart if one is executed so much longer: a plan once more is 1% longer or shorter.
+_APART: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """Whether the longer of two plans of a task is the one that was predicted to be.
+
+    Attributes:
+        num_pairs: Pairs of plans whose executed steps differ by more than `_APART`.
+        tau: Share of them in the order that was predicted, less the share in the other one: Kendall's tau of these.
+    """
+
+    num_pairs: int
+    tau: float
+
+    @classmethod
+    def of(cls, contests: Sequence[ContestResult], label: str | None = None) -> Order:
+        """Of all pairs of plans on our engine, or those of one entry with others."""
+        signs = []
+        for contest in contests:
+            runs = [(one.label, one.step) for one in thin_runs(contest) if one.step is not None]
+            for (first, left), (second, right) in combinations(runs, 2):
+                executed_log = np.log(left.measured_ms / right.measured_ms)
+                if label in (None, first, second) and abs(executed_log) > np.log1p(_APART):
+                    signs.append(np.sign(executed_log) * np.sign(left.predicted_ms - right.predicted_ms))
+        return cls(num_pairs=len(signs), tau=float(np.mean(signs)) if signs else 0.0)
+
+    def __str__(self) -> str:
+        return f"{self.tau:.2f} of {self.num_pairs}"
+
+
 def _without_repeats(contest: ContestResult) -> ContestResult:
     """A task with one plan of `auto`: others of it are mostly the same plan, and the shortest by chance."""
     return replace(contest, entries=tuple(one for one in contest.entries if one.label not in (AGAIN, SHORT, LONG)))
@@ -252,24 +306,35 @@ def _result(options: VirtualContestOptions, launches: Sequence[Launch]) -> Study
     by_cluster: dict[str, list[ContestResult]] = {}
     for launch in launches:
         by_cluster.setdefault(launch.cluster, []).extend(launch.contests)
-    everything = [contest for launch in launches for contest in launch.contests]
-    summaries = {
-        label: summarised([_without_repeats(one) for one in contests])
-        for label, contests in (*by_cluster.items(), ("all", everything))
-    }
-    found = {label: gains(contests) for label, contests in (*by_cluster.items(), ("all", everything))}
+    by_cluster["all"] = [contest for launch in launches for contest in launch.contests]
+    once = {label: [_without_repeats(one) for one in contests] for label, contests in by_cluster.items()}
+    summaries = {label: summarised(contests) for label, contests in once.items()}
+    found = {label: gains(contests) for label, contests in by_cluster.items()}
+    orders = {label: {"any": Order.of(of), POLICY: Order.of(of, POLICY)} for label, of in once.items()}
     others = [label for label in found["all"] if label not in (SHORT, LONG)]
     rows = [
         (
             label,
             f"{one.num_tasks}",
+            *map(str, orders[label].values()),
             *_accuracy(one),
             f"{one.auto_near['2%']:.0%}",
             *(str(found[label].get(other, "-")) for other in others),
         )
         for label, one in summaries.items()
     ]
-    columns = ("cluster", "tasks", "tau in a task", "within 15%", "bias", "in interval", "auto within 2% of shortest")
+    tau = f"tau of pairs {_APART:.0%} apart"
+    columns = (
+        "cluster",
+        "tasks",
+        tau,
+        f"{tau}, with policy",
+        "tau in a task",
+        "within 15%",
+        "bias",
+        "in interval",
+        "auto within 2% of shortest",
+    )
     table = Table(
         columns=(*columns, *(f"{other} over auto" for other in others)),
         rows=tuple(rows),
@@ -284,6 +349,7 @@ def _result(options: VirtualContestOptions, launches: Sequence[Launch]) -> Study
         "machine": Machine.this(find_device("cpu"), command_line("virtual-contests", options)).to_json(),
         "summaries": {label: asdict(one) for label, one in summaries.items()},
         "gains": {label: {name: asdict(gain) for name, gain in of.items()} for label, of in found.items()},
+        "orders": {label: {name: asdict(order) for name, order in of.items()} for label, of in orders.items()},
         "launches": [asdict(one) for one in launches],
     }
     return StudyResult(name="virtual-contests", document=document, tables=tuple(tables))

@@ -105,7 +105,7 @@ def drawn(results: Sequence[ContestResult]) -> list[ContestResult]:
 
 def thin_steps(result: ContestResult) -> list[StepRun]:
     """Runs of autoshard's own engine, which is what is predicted."""
-    return [one.step for one in _thin(result) if one.step is not None]
+    return [one.step for one in thin_runs(result) if one.step is not None]
 
 
 def summarised(results: Sequence[ContestResult]) -> RateSummary:
@@ -131,7 +131,8 @@ def summarised(results: Sequence[ContestResult]) -> RateSummary:
     )
 
 
-def _thin(result: ContestResult) -> Iterator[EntryRun]:
+def thin_runs(result: ContestResult) -> Iterator[EntryRun]:
+    """Entries whose plans autoshard's own engine executes."""
     return (one for one in result.entries if one.engine is Engine.THIN)
 
 
@@ -147,7 +148,7 @@ def _sent_ratios(tasks: Sequence[ContestResult]) -> dict[str, float]:
     """Of the streams that something is predicted of."""
     executed: dict[str, float] = defaultdict(float)
     predicted: dict[str, float] = defaultdict(float)
-    for sent in (one.sent for task in tasks for one in _thin(task)):
+    for sent in (one.sent for task in tasks for one in thin_runs(task)):
         for stream, num_bytes in sent.items():
             executed[stream] += num_bytes.executed
             predicted[stream] += num_bytes.predicted

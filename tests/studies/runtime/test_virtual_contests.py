@@ -20,6 +20,7 @@ from studies.runtime.virtual_contests import (
     TORCHREC_BEST,
     ClusterKind,
     Gain,
+    Order,
     entries,
     gains,
 )
@@ -84,3 +85,23 @@ def test_gains_are_over_auto_where_both_ran():
     assert found["torchrec"].low == pytest.approx(0.1)
     assert found["torchrec"].high == pytest.approx(0.2)
     assert str(Gain(num_tasks=1, median=0.1, low=-0.05, high=0.2)) == "+10.0% (-5.0% to +20.0%)"
+
+
+@pytest.mark.smoke
+def test_the_order_is_that_of_pairs_which_differ_when_executed():
+    def run(label, predicted_ms, measured_ms):
+        (entry,) = contest(**{label: measured_ms}).entries
+        return replace(entry, step=replace(entry.step, predicted_ms=predicted_ms))
+
+    # auto and policy differ by 1%; of the other pairs one is in the other order.
+    runs = (
+        run("auto", 9.0, 10.0),
+        run("policy", 8.0, 10.1),
+        run("cost-greedy", 12.0, 11.0),
+        run("torchrec", 10.0, 12.0),
+    )
+    other_engine = replace(run("theirs", 1.0, 99.0), engine=Engine.TORCHREC)
+    task = replace(contest(), entries=(*runs, other_engine))
+    assert Order.of([task]) == Order(num_pairs=5, tau=pytest.approx(3 / 5))
+    assert Order.of([task], "torchrec") == Order(num_pairs=3, tau=pytest.approx(1 / 3))
+    assert str(Order.of([])) == "0.00 of 0"
