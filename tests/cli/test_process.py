@@ -34,6 +34,13 @@ def unequal_tables():
     return {"schema": "autoshard.tables/1", "batch_size": 65536, "tables": tables}
 
 
+def test_it_is_a_module_of_the_interpreter_at_hand():
+    command = [sys.executable, "-m", "autoshard", "plan"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr == "error: Missing argument 'TABLES'. (see autoshard plan --help)\n"
+
+
 def test_folders_of_the_same_names_elsewhere_are_not_taken(tmp_path):
     for name in ("bench", "costmodel", "env", "policies", "server"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('the wrong one')")
