@@ -72,7 +72,7 @@ class PolicyPlanner:
     What comes of the episodes is compared with the best balanced start of the same options, which masks begin with.
     Where the user's registry has no policy of the device, nor one for any device, the one that comes with this package
     is used. Masks keep to memory limits and constraints, with what training needs for a batch. Placements are compared
-    by their predicted steps.
+    by their predicted steps. Plans have one replica group; `replica-groups` with `base=policy` tries others first.
 
     Source:
         AutoShard Sec. 4.5. Differs: options of tables are chosen beside places, memory limits hold, and several

@@ -42,7 +42,7 @@ TOUCHED_BATCH = 256
 PIPELINED_EVERY = 10
 #: Processes, ranks of the plans, ranks of a node, plans.
 CLUSTERS = [
-    (2, 2, 1, 10),
+    (2, 2, 1, 6),
     *(pytest.param(cluster, marks=pytest.mark.slow) for cluster in ((1, 4, 2, 14), (4, 4, 2, 10), (3, 6, 3, 10))),
 ]
 NUM_PLANS_SLOW = int(os.environ.get("AUTOSHARD_RANDOM_PLANS", "200"))

@@ -70,6 +70,14 @@ def test_more_samples_and_bursts_are_never_worse(request_of):
     assert four < one
 
 
+def test_it_plays_in_a_group_once_the_number_of_replica_groups_is_chosen(request_of, registry):
+    plan = get_planner("replica-groups").plan(request_of(num_groups=2, base="policy"))
+    validate_plan(plan)
+    version = Registry(registry).production_id("policy", "any")
+    assert (plan.replica_groups.num_groups, plan.group_size) == (2, plan.topology.world_size // 2)
+    assert plan.provenance.models["policy"] == f"policy:any@{version}"
+
+
 def test_plans_leave_room_for_training_and_keep_constraints(registry):
     tables, machine = make.mixed_task()
     tables = replace(tables, batch_size=256)

@@ -11,7 +11,7 @@ from tests.runtime.adopt_worker import LAYOUTS, all_pairs, check_all
 @pytest.mark.parametrize(
     ("num_processes", "names"),
     [
-        (2, ["tiers", "column-wise", "host memory"]),
+        (2, ["tiers", "host memory"]),
         pytest.param(2, list(LAYOUTS), marks=pytest.mark.slow),
         pytest.param(4, list(LAYOUTS), marks=pytest.mark.slow),
     ],

@@ -57,9 +57,10 @@ def test_a_job_goes_on_as_if_it_had_not_been_interrupted(tmp_path):
 #: What is held once, in parts of rows and columns, several times, by access rank, in groups that average all rows or
 #: those that were updated.
 DELTA_LAYOUTS = [
-    ("grid", "touched_groups"),
+    ("touched_groups",),
     pytest.param(
-        ("row_wise", "column_wise", "data_parallel", "tiers", "row_groups", "replica_groups"), marks=pytest.mark.slow
+        ("grid", "row_wise", "column_wise", "data_parallel", "tiers", "row_groups", "replica_groups"),
+        marks=pytest.mark.slow,
     ),
 ]
 

@@ -41,11 +41,10 @@ def test_threads_of_a_rank_share_its_core():
     assert core.work(1.0, 2.0) == 3.0
     assert core.work(10.0, 1.0) == 11.0
     # It works in the gap from 3 to 10, and what does not fit after 11.
-    assert core.end_s(2.0, 9.0) == 13.0
     assert core.work(2.0, 9.0) == 13.0
     assert core.work(0.0, 1.0) == 1.0
-    assert core.end_s(0.0, 0.5) == 13.5
-    assert core.end_s(20.0, 0.5) == 20.5
+    assert core.work(0.0, 0.5) == 13.5
+    assert core.work(20.0, 0.5) == 20.5
 
 
 def test_work_that_fits_before_other_work_is_not_delayed():
@@ -61,6 +60,34 @@ def test_a_core_forgets_what_is_long_over():
         core.work(2.0 * number, 1.0)
     assert core.work(20_000.0, 1.0) == 20_001.0
     assert len(core.begun_s) < 1000
+
+
+def test_threads_that_compute_at_the_same_time_take_turns(clock):
+    begun, told, ended_s = threading.Event(), threading.Event(), []
+
+    def compute():
+        clock.set_forward(5.0)
+        clock.start()
+        begun.set()
+        burn(0.05)
+        told.wait()
+        burn(0.02)
+        ended_s.append(clock.now_s())
+        clock.stop()
+
+    thread = threading.Thread(target=compute)
+    clock.set_forward(5.0)
+    clock.start()
+    thread.start()
+    begun.wait()
+    burn(0.05)
+    time.sleep(0.1)  # until the other one waits
+    # It has had the core for as long as that one computed, which goes on after it.
+    assert 5.1 <= clock.now_s() < 5.15
+    told.set()
+    clock.stop()
+    thread.join()
+    assert ended_s[0] >= clock.now_s() + 0.02 - 0.005
 
 
 def test_a_clock_goes_on_by_work_alone(clock):

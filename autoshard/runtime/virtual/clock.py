@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -71,10 +72,6 @@ class BusyTimes:
     def __init__(self, begun_s: Sequence[float] = (), ended_s: Sequence[float] = ()) -> None:
         self.begun_s, self.ended_s = list(begun_s), list(ended_s)
 
-    def end_s(self, begun_s: float, work_s: float) -> float:
-        """When work would end that could begin at some time."""
-        return self._stretches(begun_s, work_s)[-1][1]
-
     def work(self, begun_s: float, work_s: float) -> float:
         """Does work that can begin at some time; returns when it ends."""
         stretches = self._stretches(begun_s, work_s)
@@ -105,17 +102,20 @@ class BusyTimes:
             self.ended_s.insert(at, ended_s)
 
 
-class _ThreadTime(threading.local):
+@dataclass(slots=True, eq=False)
+class _ThreadTime:
     """Where a thread is in virtual time.
 
     Attributes:
+        cpu: The system's clock of its CPU time.
         at_s: Time at its last stop.
         worked_s: What it had computed until then.
         since_s: CPU time of the thread when it went on; None while it is stopped.
     """
 
-    at_s = 0.0
-    worked_s = 0.0
+    cpu: int
+    at_s: float = 0.0
+    worked_s: float = 0.0
     since_s: float | None = None
 
 
@@ -129,28 +129,34 @@ class VirtualClock:
     """
 
     def __init__(self, token: CoreToken) -> None:
-        self._token, self._own = token, _ThreadTime()
+        self._token, self._threads = token, threading.local()
         #: The rank's, which its threads share.
         self._core, self._core_lock = BusyTimes(), threading.Lock()
+        self._running: list[_ThreadTime] = []
+
+    @property
+    def _own(self) -> _ThreadTime:
+        """The thread's."""
+        if not hasattr(self._threads, "time"):
+            self._threads.time = _ThreadTime(time.pthread_getcpuclockid(threading.get_ident()))
+        own: _ThreadTime = self._threads.time
+        return own
 
     def now_s(self) -> float:
         """Virtual time of the thread."""
-        own = self._own
-        if own.since_s is None:
-            return own.at_s
-        with self._core_lock:
-            return self._core.end_s(own.at_s, time.thread_time() - own.since_s)
+        self._count()
+        return self._own.at_s
 
     def worked_s(self) -> float:
         """Seconds that the thread has computed: what its rank would not do is not counted."""
-        own = self._own
-        return own.worked_s + (0.0 if own.since_s is None else time.thread_time() - own.since_s)
+        self._count()
+        return self._own.worked_s
 
     def start(self) -> None:
         """Lets the time of the thread go on, once its process has a core."""
         if self._own.since_s is None:
             self._token.take()
-            self._own.since_s = time.thread_time()
+            self._go_on()
 
     def stop(self) -> None:
         """Stops the time of the thread, and lets other processes have the core."""
@@ -171,7 +177,7 @@ class VirtualClock:
             yield self._own.at_s
         finally:
             if was_running:
-                self._own.since_s = time.thread_time()
+                self._go_on()
 
     @contextmanager
     def idle(self) -> Iterator[None]:
@@ -201,13 +207,33 @@ class VirtualClock:
         """See `StepClock`."""
         return StampedFuture(self)
 
+    def _go_on(self) -> None:
+        own = self._own
+        with self._core_lock:
+            own.since_s = time.thread_time()
+            self._running.append(own)
+
     def _pause(self) -> None:
         own = self._own
         if own.since_s is not None:
-            work_s = time.thread_time() - own.since_s
+            self._count()
             with self._core_lock:
-                own.at_s, own.since_s = self._core.work(own.at_s, work_s), None
-            own.worked_s += work_s
+                self._running.remove(own)
+                own.since_s = None
+
+    def _count(self) -> None:
+        """Counts what the running threads have computed: first the others, which took turns with this one on the core.
+
+        As in real time, what they have done by now is done, and what they do from now on begins later.
+        """
+        own = self._own
+        with self._core_lock:
+            for one in sorted(self._running, key=lambda one: one is own):
+                cpu_s = time.clock_gettime(one.cpu)
+                assert one.since_s is not None, "it is running"
+                one.at_s = self._core.work(one.at_s, cpu_s - one.since_s)
+                one.worked_s += cpu_s - one.since_s
+                one.since_s = cpu_s
 
 
 class StampedQueue(Generic[T]):
