@@ -21,6 +21,7 @@ from autoshard.runtime.run_store import append_run, read_runs
 from autoshard.runtime.virtual import Operation, Wire
 from autoshard.runtime.virtual.clock import BusyTimes, CoreToken, VirtualClock, physical_cores
 from autoshard.runtime.virtual.meeting import NUM_SLOTS, Meeting, SharedLinks
+from autoshard.runtime.virtual.wire import ProcessorWork
 from autoshard.whatif.trials import execute_plans, plan_task
 from tests import builders as make
 
@@ -218,6 +219,27 @@ def test_a_link_carries_one_collective_after_the_other(tmp_path):
     assert second.carry(1, (0, 1), 1.5, np.array([1.0, 1.0])) == 0.0  # other links
     assert first.carry(0, (0, 1), 0.0, np.array([0.5, 0.5])) == 0.0  # before all of that
     assert first.carry(0, (0, 1), 2.0, np.array([0.0, 0.0])) == 0.0  # nothing uses no link
+
+
+def test_a_core_that_computes_for_a_collective_computes_nothing_else(clock):
+    clock.charge(5.0, 1.0)
+    clock.set_forward(5.5)
+    clock.start()
+    burn(0.02)
+    assert 6.02 <= clock.now_s() < 6.1
+    clock.stop()
+
+
+def test_a_processor_computes_for_what_its_rank_sends():
+    operations = {one: ProcessorWork(each_s=1.0, byte_s=1e-3) for one in Operation}
+    wire = Wire(make.topology(2, 4), AlphaBetaComm(), operations)
+    put_in_N = np.array([100.0, 0.0, 0.0, 0.0])
+    found = {one: wire.work_s(one, put_in_N) for one in Operation}
+    sent = {"all_to_all": 100, "all_reduce": 150, "reduce_scatter": 75, "all_gather": 300}
+    assert found == {name: pytest.approx(1.0 + num_bytes / 1e3) for name, num_bytes in sent.items()}
+    assert wire.work_s(Operation.ALL_TO_ALL, np.zeros(4)) == 0.0  # nobody sends anything
+    assert wire.work_s(Operation.ALL_REDUCE, np.array([100.0])) == 0.0  # alone
+    assert Wire(make.topology(2, 4), AlphaBetaComm()).work_s(Operation.ALL_TO_ALL, put_in_N) == 0.0
 
 
 def test_an_all_to_all_takes_what_the_price_says():

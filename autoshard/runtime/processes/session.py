@@ -26,6 +26,7 @@ from torch.profiler import profile
 from autoshard.core import DenseLayers, ShardingPlan, TableSet
 from autoshard.core.choices import Device, Engine
 from autoshard.core.errors import ExecutionError, InvalidOptionError
+from autoshard.core.machine import device_family
 from autoshard.core.optimizers import BadGradients
 from autoshard.core.step import CollectiveTime, StepCollective, StepPart
 from autoshard.evaluation.communication import AlphaBetaComm
@@ -70,7 +71,7 @@ from autoshard.runtime.training.loop import SavedJob, TrainingLoop
 from autoshard.runtime.training.reference import Reference, check_verifiable, compare
 from autoshard.runtime.training.step import EmbeddingEngine, TrainingStep, distributed_step
 from autoshard.runtime.training.synthetic import IdsOfRanks, Samples, ranked_rows
-from autoshard.runtime.virtual import BACKEND, VirtualMachine, Wire
+from autoshard.runtime.virtual import BACKEND, GLOO_WORK, VirtualMachine, Wire
 
 if TYPE_CHECKING:
     from autoshard.runtime.training.metrics import JobMetrics
@@ -505,7 +506,11 @@ def wire_of(request: RunRequest, plan: ShardingPlan) -> Wire:
     """
     topology = plan.topology if request.topology_path is None else load_topology(request.topology_path)
     registry = None if request.registry_path is None else folder_of(request.registry_path)
-    return Wire(topology, step_models(topology.device, registry).comm or AlphaBetaComm())
+    measured = step_models(topology.device, registry).comm
+    if measured is None:
+        return Wire(topology, AlphaBetaComm())
+    # What processors compute for a collective is in the time that was measured; beside it they compute nothing else.
+    return Wire(topology, measured, GLOO_WORK if device_family(topology.device) == "cpu" else None)
 
 
 @contextmanager

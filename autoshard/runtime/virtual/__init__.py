@@ -10,6 +10,6 @@ Source:
 """
 
 from autoshard.runtime.virtual.group import BACKEND, VirtualMachine
-from autoshard.runtime.virtual.wire import Operation, Wire
+from autoshard.runtime.virtual.wire import GLOO_WORK, Operation, Wire
 
-__all__ = ["BACKEND", "Operation", "VirtualMachine", "Wire"]
+__all__ = ["BACKEND", "GLOO_WORK", "Operation", "VirtualMachine", "Wire"]

@@ -190,6 +190,11 @@ class VirtualClock:
             if was_running:
                 self.start()
 
+    def charge(self, begun_s: float, work_s: float) -> None:
+        """Keeps the rank's core busy from some moment on with what no thread on this clock computes."""
+        with self._core_lock:
+            self._core.work(begun_s, work_s)
+
     @contextmanager
     def at(self, moment_s: float) -> Iterator[None]:
         """What the thread, which is stopped, does at another moment."""

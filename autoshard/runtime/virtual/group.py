@@ -71,9 +71,17 @@ class VirtualMachine:
 
 @dataclass(slots=True, eq=False)
 class _Collective:
-    """A collective under way."""
+    """A collective under way.
+
+    Attributes:
+        number: In the group.
+        work_s: What this rank's processor computes for it, before it ends.
+        inner: Gloo's.
+        ends_s: When it ends for this rank; None until that is known.
+    """
 
     number: int
+    work_s: float
     inner: Any = None
     ends_s: float | None = None
 
@@ -138,7 +146,8 @@ class VirtualGroup(_ProcessGroup):  # type: ignore[misc]
             with self.clock.idle():
                 self._hear(self._under_way[0])
         with self.clock.uncounted() as now_s, self._begins:
-            collective = _Collective(self._number)
+            wire = self._machine.wire
+            collective = _Collective(self._number, 0.0 if wire is None else wire.work_s(operation, bytes_N))
             self._number += 1
             self._under_way.append(collective)
             all_told = self._meeting.come(collective.number, np.concatenate([[now_s], bytes_N]))
@@ -158,6 +167,7 @@ class VirtualGroup(_ProcessGroup):  # type: ignore[misc]
         with self._hears:
             if collective.ends_s is None:
                 collective.ends_s = self._meeting.wait(collective.number)
+                self.clock.charge(collective.ends_s - collective.work_s, collective.work_s)
                 self._under_way.remove(collective)
             return collective.ends_s
 
