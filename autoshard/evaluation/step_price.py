@@ -29,6 +29,7 @@ from autoshard.core.step import (
     plain_coefficients,
 )
 from autoshard.evaluation.dense_time import AnalyticDenseModel
+from autoshard.evaluation.pooling import sequence_sums_ms
 from autoshard.evaluation.rank_work import RankWork
 from autoshard.evaluation.stages import Stages, syncs_ms
 from autoshard.evaluation.traffic import ID_BYTES, LENGTH_BYTES, Stream
@@ -44,7 +45,7 @@ class DenseWork:
     """The dense layers of a rank: what they cost, and how many numbers they have.
 
     Attributes:
-        costs: Of the bottom perceptron, the interaction and the top perceptron.
+        costs: Of the bottom perceptron, the interaction and the top perceptron; sums over sequences are the second's.
         all_reduce_ms: Of their gradients.
         num_parameters: Of both perceptrons.
         interacted_bytes: Outputs of the bottom perceptron and pooled embeddings of the local batch.
@@ -85,12 +86,24 @@ class DenseWork:
         model = costs.dense or AnalyticDenseModel.for_device(topology.device)
         num_parameters = sum(shape.num_parameters for shape in shapes)
         return cls(
-            costs=model.predict_parts(shapes),
+            costs=_with_sums(model.predict_parts(shapes), sequence_sums_ms(tables, local_batch, topology.device)),
             all_reduce_ms=costs.comm.all_reduce_ms(float(num_parameters * _GRADIENT_BYTES), topology),
             num_parameters=num_parameters,
             interacted_bytes=float(_GRADIENT_BYTES * local_batch * sum(shapes[1].widths)),
             basis=model.name,
         )
+
+
+def _with_sums(costs: DenseCosts, sums_ms_2: MsArray) -> DenseCosts:
+    """Costs of the dense layers, whose interaction begins with sums over sequences."""
+    is_interaction = np.array([0.0, 1.0, 0.0])
+    forward_N, backward_N = (ms * is_interaction for ms in sums_ms_2)
+    return DenseCosts(
+        forward_ms_N=costs.forward_ms_N + forward_N,
+        backward_ms_N=costs.backward_ms_N + backward_N,
+        low_ms_N=costs.low_ms_N + forward_N + backward_N,
+        high_ms_N=costs.high_ms_N + forward_N + backward_N,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

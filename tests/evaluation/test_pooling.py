@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from autoshard.core import (
+    DenseLayers,
     Exchange,
     GradSync,
     Pooling,
@@ -14,7 +15,8 @@ from autoshard.core import (
 from autoshard.core.step import PART_FEATURES, Overlap, StepPart, plain_coefficients
 from autoshard.evaluation import evaluate, price_step
 from autoshard.evaluation.device_memory import DEVICE_MEMORY
-from autoshard.evaluation.pooling import POOLING_SPEED, pooling_ms
+from autoshard.evaluation.pooling import POOLING_SPEED, SUM_SPEED, pooling_ms, sequence_sums_ms
+from autoshard.evaluation.step_price import DenseWork
 from autoshard.planners.space.options import ShardingType, enumerate_options
 from autoshard.planners.space.planner_space import PlannerSpace
 from tests.builders import costs, each, placed, plan, table, tables, topology
@@ -141,3 +143,23 @@ def test_rows_are_offered_only_where_they_are_fewer_than_sums():
         options = enumerate_options(table(pooling_factor=pooling_factor), TOPOLOGY, with_exchanges=True)
         found = {one.name for one in options for part in one.parts if part.exchange is Exchange.ROWS}
         assert found & {"table_wise", "row_wise"} == tiers
+
+
+def test_sums_over_sequences_are_the_benchmark_models_and_so_the_interactions():
+    dense = DenseLayers(num_dense_features=4, bottom_mlp=(8, DIM), top_mlp=(8, 1))
+    one, two = (table(name, pooling=Pooling.SEQUENCE, pooling_factor=3.0) for name in ("one", "two"))
+    of = tables(one, two, table("pooled"), batch_size=BATCH, dense=dense)
+    lookups, speed = 2 * 3.0 * BATCH / 4, SUM_SPEED["cpu"]
+    vectors_bytes = 3 * BATCH / 4 * DIM * 4
+    speeds = zip(speed.feature_s, speed.lookup_s, speed.byte_s, speed.joined_s, strict=True)
+    expected_ms = [1e3 * (2 * a + lookups * b + lookups * DIM * 4 * c + vectors_bytes * d) for a, b, c, d in speeds]
+    found_ms = sequence_sums_ms(of, BATCH / 4, "cpu")
+    np.testing.assert_allclose(found_ms, expected_ms)
+    assert (found_ms > 0).all()
+    assert not sequence_sums_ms(of, BATCH / 4, "a100").any()
+    sums = replace(of, tables=tuple(replace(table, pooling=Pooling.SUM) for table in of.tables))
+    assert not sequence_sums_ms(sums, BATCH / 4, "cpu").any()
+    work, without = (DenseWork.of(tables, TOPOLOGY, COSTS).costs for tables in (of, sums))
+    np.testing.assert_allclose(work.forward_ms_N - without.forward_ms_N, [0, found_ms[0], 0], atol=1e-12)
+    np.testing.assert_allclose(work.backward_ms_N - without.backward_ms_N, [0, found_ms[1], 0], atol=1e-12)
+    np.testing.assert_allclose(work.high_ms_N - without.high_ms_N, [0, found_ms.sum(), 0], atol=1e-12)

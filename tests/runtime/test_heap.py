@@ -68,7 +68,7 @@ def losses_of_steps(request):
     return (result.first_loss, result.last_loss), every, max(reported)
 
 
-@pytest.mark.parametrize("steps", [3, 4, 6, 9])
+@pytest.mark.parametrize("steps", [4, 9])
 def test_losses_of_the_last_steps_are_kept_and_not_the_memory_between_activations(tmp_path, steps):
     plan = make.table_wise_plan([make.table("a", 50)], [0], world_size=1, batch_size=8)
     write_plan(plan, tmp_path / "plan.json")

@@ -118,7 +118,10 @@ def test_a_plan_is_verified_on_one_process(plan_path):
     assert 0 <= verification.max_error <= 5e-6
 
 
-@pytest.mark.parametrize(("launcher", "starter"), [(LOCAL, "forking"), (LocalLauncher(), "torch.distributed.run")])
+@pytest.mark.parametrize(
+    ("launcher", "starter"),
+    [(LOCAL, "forking"), pytest.param(LocalLauncher(), "torch.distributed.run", marks=pytest.mark.slow)],
+)
 def test_a_killed_worker_is_named_and_its_peers_end(plan_path, run_folder, launcher, starter):
     """Processes of a CPU are forked; torchrun starts those of GPUs, and can start all."""
     commands = set()

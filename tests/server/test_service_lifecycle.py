@@ -57,7 +57,7 @@ def test_a_burst_waits_for_its_turn_and_health_still_answers(service):
         assert [future.result().status_code for future in posted] == [200] * 3
 
 
-@pytest.mark.parametrize("planner", ["auto", "sleeper"])
+@pytest.mark.parametrize("planner", [pytest.param("auto", marks=pytest.mark.slow), "sleeper"])
 def test_a_client_that_leaves_stops_its_search(own_service, planner, tmp_path, monkeypatch):
     """One that heeds it ends of itself; the process of another one is replaced."""
     (tmp_path / "sleeping.py").write_text(SLEEPER)
