@@ -121,6 +121,12 @@ class VirtualGroup(_ProcessGroup):  # type: ignore[misc]
         self._number = 0
         self._begins, self._hears = threading.Lock(), threading.Lock()
 
+    @property
+    def sums_on_the_way(self) -> bool:
+        """Whether a reduce-scatter is one on the wire: not where it was measured of CPUs, which send all and add up."""
+        wire = self._machine.wire
+        return wire is None or not wire.is_of_processors
+
     def getBackendName(self) -> str:  # noqa: N802 - torch's
         """The name of the backend."""
         return BACKEND

@@ -69,6 +69,11 @@ class Wire:
         self._work = work or {}
         self._part = cache(self._topology_of)
 
+    @property
+    def is_of_processors(self) -> bool:
+        """Whether ranks' processors carry what is sent."""
+        return bool(self._work)
+
     def work_s(self, operation: Operation, bytes_N: MsArray) -> float:
         """What the processor of a rank of a group computes for a collective, in seconds.
 
