@@ -8,7 +8,8 @@ run of consecutive ranks, the other takes every so-manieth rank.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated, Final, cast
@@ -194,6 +195,26 @@ def levels_of_part(topology: Topology, share: Callable[[Level], int]) -> tuple[L
         if part == part_ranks:
             break
     return tuple(levels)
+
+
+def part_of(topology: Topology, ranks: Sequence[int]) -> Topology:
+    """Some of the ranks as a cluster of their own, over the links that they have.
+
+    Args:
+        topology: All ranks.
+        ranks: Those of the part, each once.
+    """
+    if len(ranks) == topology.world_size:
+        return topology
+    in_units = {level.size: Counter(rank // level.size for rank in ranks).values() for level in topology.levels}
+    shares = {size: max(counts) for size, counts in in_units.items()}
+    if any(len(set(counts)) > 1 for counts in in_units.values()):
+        # Not as many in each unit: the links of the first level that holds them all.
+        within = next(level for level in topology.levels if shares[level.size] == len(ranks))
+        parts: tuple[Level, ...] = (replace(within, size=len(ranks), shared_links=False),)
+    else:
+        parts = levels_of_part(topology, lambda level: shares[level.size])
+    return replace(topology, world_size=len(ranks), levels=parts, overrides=(), fetch_ms=None)
 
 
 def _passing(num_units: int) -> float:

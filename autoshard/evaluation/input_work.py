@@ -52,8 +52,8 @@ INPUT_SPEED: Final = {
     "cpu": InputSpeed(
         lookup_s=1.5e-9,
         length_s=15e-9,
-        cut_s=8e-9,
-        dealt_s=17e-9,
+        cut_s=13e-9,
+        dealt_s=12e-9,
         row_s=2e-9,
         repeat_s=25e-9,
         request_s=10e-6,

@@ -15,7 +15,7 @@ import numpy as np
 from autoshard.core import CommModel, GradSync, PlacedShard, Topology
 from autoshard.core.costs import LinkBytes, MsArray
 from autoshard.evaluation.rank_work import RankWork
-from autoshard.evaluation.traffic import sync_bytes_by_way
+from autoshard.evaluation.traffic import sync_bytes_by_way, whole_share
 
 #: Bytes of the number of rows that a rank announces before it gathers their ids.
 _COUNT_BYTES = 8
@@ -129,8 +129,9 @@ def cheapest_syncs(
     if not copied:
         return found
     by_way = sync_bytes_by_way([placed_N[index] for index in copied], group_batch_size)
+    shares = np.array([whole_share(placed_N[index].replicas, topology) for index in copied])[:, None]
     ways = [how for how in GradSync if how is not GradSync.NONE]
-    cheapest_N = np.argmin([syncs_ms(by_way[how], comm, topology) for how in ways], axis=0)
+    cheapest_N = np.argmin([syncs_ms(shares * by_way[how], comm, topology) for how in ways], axis=0)
     for index, way in zip(copied, cheapest_N.tolist(), strict=True):
         found[index] = ways[way]
     return found

@@ -33,6 +33,7 @@ from autoshard.core import (
 from autoshard.core.access import ProfileBatch
 from autoshard.core.costs import LinkBytes, MsArray
 from autoshard.core.plan import Payload
+from autoshard.core.replica_groups import part_of
 from autoshard.core.shard import Replicas
 
 LENGTH_BYTES = 4
@@ -368,9 +369,9 @@ class Traffic:
 class SyncBytes:
     """Bytes of gradients that the replicas of a shard sum in one step.
 
-    Counted as bytes of collectives over all ranks, which first meet within nodes, so that each rank's port carries its
-    share of them. Where rows are split over a node's ranks already, ranks put in a share each, but the ports carry as
-    much (FlexShard's Table 6: 86 GB/s over all ranks, 11 GB/s across nodes, with 8 ranks a node).
+    Over all ranks, collectives first meet within nodes, so that each rank's port carries its share of them. Where rows
+    are split over a node's ranks already, ranks put in a share each, but the ports carry as much (FlexShard's Table 6:
+    86 GB/s over all ranks, 11 GB/s across nodes, with 8 ranks a node), or as much as `whole_share` says.
 
     Attributes:
         reduced: Of the buffers of all-reduces: gradients of all rows (dense), or of those that any replica's batch
@@ -395,6 +396,22 @@ class SyncBytes:
     def sent_bytes(self, replicas: Replicas) -> float:
         """Bytes that each of them puts into the collectives."""
         return (self.reduced + self.gathered / len(replicas)) / len(replicas[0])
+
+
+def whole_share(replicas: Replicas, topology: Topology) -> float:
+    """Bytes of an all-reduce over all ranks that takes as long as one byte of rows which are held so.
+
+    The holders of each part of the rows sum it among themselves, all parts at the same time.
+
+    Args:
+        replicas: Ranks that hold the rows, as many in each replica.
+        topology: Of the ranks.
+    """
+    num_parts = len(replicas[0])
+    if len(replicas) == 1 or (num_parts == 1 and len(replicas) == topology.world_size):
+        return 1.0
+    slowest = min(part_of(topology, ranks).levels[-1].all_reduce.bytes_per_s for ranks in zip(*replicas, strict=True))
+    return topology.levels[-1].all_reduce.bytes_per_s / (num_parts * slowest)
 
 
 def sync_bytes(placed_N: Sequence[PlacedShard], group_batch_size: int) -> MsArray:
@@ -455,7 +472,7 @@ def plan_traffic(plan: ShardingPlan, lookups_factor: LookupsFactor | None = None
         lookups_factor: How much longer than the mean the tables' batches are; left out, they are the mean.
     """
     local_batch = plan.group_batch_size / plan.group_size
-    arrays = plan.arrays
+    arrays, group_topology = plan.arrays, plan.replica_groups.group_topology(plan.topology)
     factors = [
         1.0 if lookups_factor is None else lookups_factor(one.shard.table, local_batch) for one in arrays.first_K
     ]
@@ -496,9 +513,10 @@ def plan_traffic(plan: ShardingPlan, lookups_factor: LookupsFactor | None = None
             pair_bytes_E=pair_bytes_E,
             gradient_bytes=synced.held_bytes(first.replicas),
         )
-        reduced_R[layout.owners_O] += synced.reduced
-        gathered_R[layout.owners_O] += synced.gathered
         layouts.append(layout)
+        share = whole_share(first.replicas, group_topology)
+        reduced_R[layout.owners_O] += share * synced.reduced
+        gathered_R[layout.owners_O] += share * synced.gathered
     layouts = [one if one.stays else replace(one, pair_bytes_E=_messages(one.pair_bytes_E, plan)) for one in layouts]
     return Traffic(
         layouts=tuple(layouts),

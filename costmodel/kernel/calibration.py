@@ -180,15 +180,18 @@ def refreshed(model: LearnedCostModel, now: CostDataset) -> LearnedCostModel:
         now: Sets measured just now, whatever they are; drift is divided out of them to the middle of their own time.
     """
     scaled = scaled_to(model, now)
+    # Of a model that was refreshed before, without what that refresh could not tell.
+    between_hours = float(model.card.training.get("drift_between_hours", model.card.interval.drift))
     training = {
         **model.card.training,
+        "drift_between_hours": between_hours,
         "refreshed_from": model.version_id,
         "refreshed_on": len(now),
         "refreshed_by": scaled.card.scale_ms / model.card.scale_ms,
     }
     off_S = np.log(now.kernel_ms / _priced(scaled.predictor, now)[0].sum(axis=1))
     of_median = _HALF_OF_90 * _OF_MEDIAN * float(np.median(np.abs(off_S))) / len(now) ** 0.5
-    drift = float(np.hypot(max(model.card.interval.drift, drift_of(now)), of_median))
+    drift = float(np.hypot(max(between_hours, drift_of(now)), of_median))
     interval = replace(model.card.interval, drift=drift)
     return LearnedCostModel(scaled.tensors(), replace(scaled.card, training=training, interval=interval))
 

@@ -83,6 +83,8 @@ _NUM_METASYN, _SCALE, _SEED = 80, 64, 2026
 _ONE_HOT: Final = "criteo-kaggle"
 #: Share of a table's rows that are hot.
 _HOT_SHARE: Final = 0.05
+#: Of so many tables, one is answered with rows.
+_ONE_IN: Final = 8
 
 _Shards: TypeAlias = Callable[[EmbeddingTable, int], list[PlacedShard]]
 
@@ -159,11 +161,24 @@ def plans_of(tables: TableSet, topology: Topology) -> dict[str, ShardingPlan]:
             PlacedShard(shard=cold, tier=Tier.ROW_WISE, replicas=(tuple(range(R)),), split=Split.CYCLIC),
         ]
 
+    def ranges(table: EmbeddingTable, number: int) -> list[PlacedShard]:
+        num_hot = max(1, int(table.num_embeddings * _HOT_SHARE))
+        bounds = [(0, num_hot), (num_hot, table.num_embeddings)]
+        cuts = [RowRange(start=start, stop=stop, by=RowsBy.ACCESS_RANK) for start, stop in bounds if stop > start]
+        parts = [replace(Shard.whole(table), rows=rows) for rows in cuts]
+        return [PlacedShard.table_wise(part, (number + at) % R) for at, part in enumerate(parts)]
+
+    def few_exchanged(table: EmbeddingTable, number: int) -> list[PlacedShard]:
+        whole = PlacedShard.table_wise(Shard.whole(table), number % R)
+        return [replace(whole, exchange=Exchange.ROWS) if number % _ONE_IN == 0 else whole]
+
     layouts: dict[str, _Shards] = {
         "halves of columns": columns,
+        "ranges of access ranks": ranges,
         "blocks of rows": rows(Split.BLOCK),
         "rows in turn": rows(Split.CYCLIC),
         "hot rows on all ranks": hot_rows,
+        "whole tables, rows of some exchanged": few_exchanged,
         "rows in turn, rows exchanged": rows(Split.CYCLIC, Exchange.ROWS),
         "rows in turn, rows exchanged once": rows(Split.CYCLIC, Exchange.ROWS, deduplicate=True),
     }

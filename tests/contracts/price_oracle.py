@@ -11,7 +11,7 @@ from autoshard.core.costs import set_costs
 from autoshard.core.shard import fused_kernel, local_shard
 from autoshard.core.step import ENGINE_WORK, PART_FEATURES, StepPart
 from autoshard.evaluation.rank_work import reader_ms
-from autoshard.evaluation.traffic import INT8_BLOCK, PairTraffic, SyncBytes, id_bytes
+from autoshard.evaluation.traffic import INT8_BLOCK, PairTraffic, SyncBytes, id_bytes, whole_share
 
 EXCHANGED = {
     StepPart.INPUT: ("lengths", "ids"),
@@ -169,7 +169,8 @@ def synced_ms(plan, shards, costs, rank):
     for placed in shards:
         if placed.grad_sync is not GradSync.NONE and holds(placed, rank):
             synced = SyncBytes.of(placed, plan.group_batch_size)
-            reduced, gathered = reduced + synced.reduced, gathered + synced.gathered
+            share = whole_share(placed.replicas, plan.topology)
+            reduced, gathered = reduced + share * synced.reduced, gathered + share * synced.gathered
     comm, topology = costs.comm, plan.topology
     # Without dense layers no step model was calibrated on the rest of the step.
     work = ENGINE_WORK.get(topology.device.split(":")[0], {}).get(StepPart.DENSE, {})

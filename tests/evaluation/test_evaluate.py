@@ -35,7 +35,7 @@ from autoshard.evaluation import (
 )
 from autoshard.evaluation.batch_memory import has_room
 from autoshard.evaluation.stages import cheapest_sync
-from autoshard.evaluation.traffic import Stream
+from autoshard.evaluation.traffic import Stream, whole_share
 from tests.builders import costs, each, on, placed, plan, table, topology
 
 BATCH, WORLD = 64, 4
@@ -245,8 +245,17 @@ class TestTraffic:
         traffic = plan_traffic(plan_of(placed(table(), Tier.FLEX, EACH_NODE, grad_sync=GradSync.DENSE)))
         assert not traffic.pairs_RR(Stream.FORWARD)[:2, 2:].any()
         np.testing.assert_allclose(traffic.pairs_RR(Stream.FORWARD)[:2, :2], BAGS * DIM * 4)
-        # Each rank puts in half of the rows, but both ranks of a node do: its ports carry what all rows would take.
-        np.testing.assert_allclose(traffic.reduced_R, ROWS * DIM * 4)
+        # Each rank puts in half of the rows, over a port that is as quick as an all-reduce of all ranks.
+        np.testing.assert_allclose(traffic.reduced_R, ROWS * DIM * 4 / 2)
+
+    def test_ports_of_a_node_carry_all_rows_together(self):
+        # FlexShard's Table 6: 86 GB/s over all ranks, 11 GB/s across nodes, with 8 ranks a node.
+        nodes = tuple(tuple(range(first, first + 8)) for first in range(0, 128, 8))
+        cluster = partial(topology, 8, 128, reduce_bytes_per_s=8.6e10)
+        assert whole_share(nodes, cluster(bytes_per_s=(1e11, 1.1e10))) == pytest.approx(1)
+        assert whole_share(tuple((rank,) for rank in range(128)), cluster(bytes_per_s=(1e11, 1.1e10))) == 1
+        # Ports of twice what such an all-reduce leaves to each: 2 x 15 / 16 of the buffer, by 8.
+        assert whole_share(nodes, cluster(bytes_per_s=(1e11, 2 * 8.6e10 * 15 / 16 / 4))) == pytest.approx(1 / 2)
 
     def test_replicas_are_fetched_as_the_plan_says(self):
         shard = placed(table(), Tier.REPLICATED, ((2,), (1,)), fetch=(1, 1, 0, 1), grad_sync=GradSync.SPARSE)

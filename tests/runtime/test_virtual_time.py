@@ -11,6 +11,7 @@ import pytest
 from autoshard.commands.run import NodeOptions, RunOptions, VirtualOptions
 from autoshard.core import Collective, GroupLayout, Pooling, ReplicaGroups, Tier
 from autoshard.core.errors import AutoshardError, InvalidOptionError
+from autoshard.core.replica_groups import part_of
 from autoshard.core.step import Overlap
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.formats import write_plan, write_topology
@@ -279,17 +280,17 @@ def test_reductions_take_what_the_price_says():
 @pytest.mark.parametrize("layout", list(GroupLayout))
 def test_a_part_of_the_ranks_has_the_links_that_plans_are_priced_with(layout):
     topology = make.topology(4, 8, 16, bytes_per_s=1e9, latency_s=1e-5)
-    groups, wire = ReplicaGroups(num_groups=4, layout=layout), Wire(topology, AlphaBetaComm())
+    groups = ReplicaGroups(num_groups=4, layout=layout)
     size = groups.group_size(topology)
     holders = [tuple(groups.world_ranks(rank, topology)) for rank in range(size)]
     members = tuple(ranks[0] for ranks in holders)
-    assert wire._topology_of(members).levels == groups.group_topology(topology).levels
-    assert wire._topology_of(holders[0]).levels == groups.replica_topology(topology).levels
+    assert part_of(topology, members).levels == groups.group_topology(topology).levels
+    assert part_of(topology, holders[0]).levels == groups.replica_topology(topology).levels
 
 
 def test_ranks_that_no_level_deals_evenly_have_one_level():
     topology = make.topology(2, 4)
-    part = Wire(topology, AlphaBetaComm())._topology_of((0, 1, 2))
+    part = part_of(topology, (0, 1, 2))
     assert (part.world_size, [level.size for level in part.levels]) == (3, [3])
 
 

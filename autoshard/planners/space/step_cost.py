@@ -31,7 +31,15 @@ from autoshard.evaluation.batch_memory import BatchMemory, dense_bytes, listed_o
 from autoshard.evaluation.rank_work import EXCHANGED, SCATTERED, RankWork, needed_once, reader_ms
 from autoshard.evaluation.stages import scatters_ms
 from autoshard.evaluation.step_price import StepPricer
-from autoshard.evaluation.traffic import HELD_ID_BYTES, Stream, id_bytes, message_bytes, pair_bytes, sync_bytes
+from autoshard.evaluation.traffic import (
+    HELD_ID_BYTES,
+    Stream,
+    id_bytes,
+    message_bytes,
+    pair_bytes,
+    sync_bytes,
+    whole_share,
+)
 from autoshard.planners.space.columns import Columns, MovedArray, Readers
 
 _NS_PER_MS = 1e6
@@ -161,7 +169,14 @@ class StepPrices:
         peaks = [peak_factor(table, self._local_batch) for table in tables]
         peak_UE = self._pair_bytes(placed_U, peaks) if any(peak != 1.0 for peak in peaks) else mean_UE
         self._add_held(row_U, placed_U, peak_UE, readers_U, is_scattered_U)
+        row_U["synced_bytes"] *= self._whole_shares(placed_U)[:, None]
         return rows_UC
+
+    def _whole_shares(self, placed_U: Sequence[PlacedShard]) -> MsArray:
+        held_U = [(len(placed.replicas), len(placed.replicas[0])) for placed in placed_U]
+        first = dict(zip(held_U, placed_U, strict=True))
+        shares = {held: whole_share(placed.replicas, self.topology) for held, placed in first.items()}
+        return np.array([shares[held] for held in held_U])
 
     def _kernel_of(self, placed_U: Sequence[PlacedShard]) -> NDArray[np.int64]:
         kernels = [self._kernels[fused_kernel(placed.shard.table, placed.update)] for placed in placed_U]

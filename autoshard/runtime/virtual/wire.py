@@ -6,16 +6,16 @@ Shape suffixes: N ranks of a process group, R ranks of the topology.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
+from functools import cache, partial
 from typing import Final
 
 import numpy as np
 
-from autoshard.core import CommModel, Level, Topology
+from autoshard.core import CommModel, Topology
 from autoshard.core.costs import MsArray
-from autoshard.core.replica_groups import levels_of_part
+from autoshard.core.replica_groups import part_of
 
 #: By which bytes are multiplied for what is left of a collective's time.
 _NEXT_TO_NOTHING = 1e-9
@@ -67,7 +67,7 @@ class Wire:
     ) -> None:
         self.topology, self.comm = topology, comm
         self._work = work or {}
-        self._part = cache(self._topology_of)
+        self._part = cache(partial(part_of, topology))
 
     @property
     def is_of_processors(self) -> bool:
@@ -126,17 +126,3 @@ class Wire:
         """The innermost level of the topology that holds some ranks."""
         levels = self.topology.levels
         return next(index for index, one in enumerate(levels) if len({rank // one.size for rank in ranks}) == 1)
-
-    def _topology_of(self, ranks: Sequence[int]) -> Topology:
-        """Some of the ranks as a cluster of their own, over the links that they have."""
-        whole, members = self.topology, np.array(ranks)
-        if len(ranks) == whole.world_size:
-            return whole
-        shares = {level.size: int(np.bincount(members // level.size).max()) for level in whole.levels}
-        if any(len(set(np.bincount(members // size).tolist()) - {0}) > 1 for size in shares):
-            # Not as many in each unit: the links of the first level that holds them all.
-            within = next(level for level in whole.levels if shares[level.size] == len(ranks))
-            parts: tuple[Level, ...] = (replace(within, size=len(ranks), shared_links=False),)
-        else:
-            parts = levels_of_part(whole, lambda level: shares[level.size])
-        return replace(whole, world_size=len(ranks), levels=parts, overrides=(), fetch_ms=None)

@@ -25,9 +25,10 @@ from autoshard.core import (
     Tier,
     Topology,
 )
+from autoshard.core.costs import CollectiveName, MsArray
 from autoshard.core.errors import InfeasiblePlanError, InputError, ModelError
 from autoshard.core.step import StepPart
-from autoshard.evaluation import plan_traffic, price_step
+from autoshard.evaluation import AlphaBetaComm, plan_traffic, price_step
 from autoshard.evaluation.traffic import Stream
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.options import placed_shard
@@ -35,6 +36,7 @@ from autoshard.planning import make_costs, make_plan, plan_costs
 from autoshard.runtime import Engine, RunResult, ownership_of
 from autoshard.runtime.processes.launch import Launcher
 from autoshard.whatif.trials import MeasuredStep, execute_plans
+from costmodel.kernel.learned import LearnedCostModel
 from studies.papers.flexshard.models import LOCAL_BATCH, MODELS, PaperModel
 from studies.papers.oper.results import THRESHOLD, kaggle
 from studies.planners.step_runs import StepRun
@@ -166,6 +168,8 @@ class EntryRun:
         failure: Why there is no plan, or none that the engine executes; empty if there is one.
         planning_s: Time that planning took.
         step: Predicted and measured; None after a failure.
+        now_ms: In virtual time, ends of the 90% interval without what cannot differ there: the wire, which is that of
+            the prediction, and the speed of other hours.
         steps_ms: Step of each run, in the order in which plans took turns.
         work_ms: In virtual time, CPU time of the rank that has most, by part of the step, without waits.
         sent: Bytes by stream; empty where the engine does not count them.
@@ -177,6 +181,7 @@ class EntryRun:
     failure: str = ""
     planning_s: float = 0.0
     step: StepRun | None = None
+    now_ms: tuple[float, ...] = ()
     steps_ms: tuple[float, ...] = ()
     work_ms: Mapping[str, float] = field(default_factory=dict)
     sent: Mapping[str, StreamBytes] = field(default_factory=dict)
@@ -347,11 +352,33 @@ def _entry_run(
         engine=planned.entry.engine,
         planning_s=planned.seconds,
         step=step,
+        now_ms=_now_ms(plan, registry) if results[0].virtual else (),
         steps_ms=tuple(one.step_ms for one in runs),
         work_ms={part.value: max((one.get(part, 0.0) for one in measured.work_ms_R), default=0.0) for part in StepPart},
         sent=_sent(plan, results[0]),
         tiers={tier: tiers.count(tier) for tier in dict.fromkeys(tiers)},
     )
+
+
+class _GivenLinks(AlphaBetaComm):
+    """Links that are what the topology says."""
+
+    def bounds_ms(self, _collective: CollectiveName, value_ms: MsArray, _topology: Topology) -> tuple[MsArray, MsArray]:
+        """Nothing but the value."""
+        return value_ms, value_ms
+
+
+def _now_ms(plan: ShardingPlan, registry: Path) -> tuple[float, float]:
+    """The 90% interval of a step on links that are given, by kernels that were measured just now."""
+    costs = plan_costs(plan, registry)
+    if isinstance(costs.comm, AlphaBetaComm):
+        costs = replace(costs, comm=_GivenLinks())
+    if isinstance(costs.kernel, LearnedCostModel):
+        model = costs.kernel
+        card = replace(model.card, interval=replace(model.card.interval, drift=0.0))
+        costs = replace(costs, kernel=LearnedCostModel(model.tensors(), card, model.version))
+    step_ms = price_step(plan, costs).step_ms
+    return step_ms.low, step_ms.high
 
 
 def _sent(plan: ShardingPlan, result: RunResult) -> dict[str, StreamBytes]:

@@ -214,6 +214,8 @@ class InputExchange:
         by_owner = [self._sources(asked, owner) for owner, asked in enumerate(self._asked)]
         by_owner.append(self._sources(self._local, reader))
         rows_only = [source for _, rows in by_owner for of in rows for source in of]
+        #: Whether rows of cut features are asked for: else nobody has to know which lookup went where.
+        self._has_cut_rows = any(source >= self._num_features for source in rows_only)
         wire = [source for sums, rows in by_owner for source in (*sums, *(one for of in rows for one in of))]
         # Where all features are cut, messages are made of what is bucketized alone.
         self._has_whole = self.addresses is None or any(source < self._num_features for source in wire)
@@ -224,7 +226,8 @@ class InputExchange:
             wire = [source - self._num_features for source in wire]
             rows_only = [source - self._num_features for source in rows_only]
         self._wire_order, self._num_wire = JaggedOrder(wire, num_sources, device), len(wire)
-        self._rows_order = JaggedOrder(rows_only, num_sources, device) if rows_only else None
+        num_rows_sources = num_sources if self._has_cut_rows else self._num_features
+        self._rows_order = JaggedOrder(rows_only, num_rows_sources, device) if rows_only else None
         #: For each process, and last for what is read here, the jagged rows of sums, and those of each holding's rows.
         self._slots = _slots(by_owner)
         asked = (*self._asked, self._local)
@@ -357,7 +360,7 @@ class InputExchange:
         bucketized, source_L, lengths_SB = None, ids_L, lengths_FB
         if self.addresses is not None:
             cut = self._cut_order(lengths_FB, ids_L)
-            bucketized = self.addresses(*cut, with_lookups=self._rows_order is not None)
+            bucketized = self.addresses(*cut, with_lookups=self._has_cut_rows)
             lengths_SB, source_L = bucketized.lengths_DFB.view(-1, self._batch_size), bucketized.offsets_L
             if self._has_whole:
                 lengths_SB, source_L = torch.cat([lengths_FB, lengths_SB]), torch.cat([ids_L, source_L])
@@ -652,9 +655,11 @@ class InputExchange:
 
     def _row_lookups(self, order: JaggedOrder, asked: _Asked, counts_F: Sequence[int], wire: _Wire) -> RowLookups:
         """Which lookup each row answers."""
-        lookups_L = torch.arange(sum(counts_F), device=self._device)
-        if asked.bucketized is not None:
-            assert asked.bucketized.lookups_L is not None, "rows are asked for"
+        lookups_L, lengths_SB = torch.arange(sum(counts_F), device=self._device), asked.lengths_FB
+        if self._has_cut_rows:
+            assert asked.bucketized is not None, "a feature is cut"
+            assert asked.bucketized.lookups_L is not None, "its rows are asked for"
+            lengths_SB = asked.lengths_SB
             lengths_F1 = asked.lengths_FB.sum(1, keepdim=True, dtype=torch.int32)
             _, cut_L = self._cut_order(lengths_F1, lookups_L, len(asked.bucketized.lookups_L))
             cut_L = cut_L.index_select(0, asked.bucketized.lookups_L.long())
@@ -662,7 +667,7 @@ class InputExchange:
         counts = [wire.row_counts(owner) for owner in range(self._num_processes + 1)]
         num_rows = [wire.num_rows(owner) for owner in range(self._num_processes + 1)]
         num_lookups = [sum(of) for of_owner in counts for of in of_owner]
-        _, lookups_L = order(asked.lengths_SB, lookups_L, sum(num_lookups))
+        _, lookups_L = order(lengths_SB, lookups_L, sum(num_lookups))
         hit_L = None if asked.once is None else asked.once.hit()
         arrival_L = _arrivals(self._is_once, num_lookups, [one for of in num_rows for one in of], hit_L, self._device)
         return RowLookups(lookups_L, arrival_L, tuple(counts), tuple(num_rows))
