@@ -21,6 +21,7 @@ STUDIES: Final = {
     "engines": "studies.engines.side_by_side:main",
     "host-time": "studies.engines.host_time:main",
     "input-work": "studies.engines.input_work:main",
+    "processor-work": "studies.engines.processor_work:main",
     "host-waits": "studies.engines.host_waits:main",
     "policy": "studies.planners.policy_runs:main",
     "policy-training": "studies.planners.policy_training:main",

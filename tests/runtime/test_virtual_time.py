@@ -213,13 +213,28 @@ def test_the_last_that_comes_to_a_meeting_ends_it_for_all(tmp_path):
 
 def test_a_link_carries_one_collective_after_the_other(tmp_path):
     first, second = (SharedLinks(tmp_path / "links", 4, is_first=is_first) for is_first in (True, False))
-    assert first.carry(0, (0, 1), 1.0, np.array([2.0, 1.0])) == 0.0
+    one = np.ones((2, 2))
+    assert first.carry(0, (0, 1), 1.0, np.array([[2.0, 1.0]] * 2)) == 0.0
     # Rank 1's link is free at 2, rank 0's at 3: both wait for that.
-    assert second.carry(0, (0, 1), 1.5, np.array([1.0, 1.0])) == 1.5
-    assert second.carry(0, (2, 3), 1.5, np.array([1.0, 1.0])) == 0.0
-    assert second.carry(1, (0, 1), 1.5, np.array([1.0, 1.0])) == 0.0  # other links
-    assert first.carry(0, (0, 1), 0.0, np.array([0.5, 0.5])) == 0.0  # before all of that
-    assert first.carry(0, (0, 1), 2.0, np.array([0.0, 0.0])) == 0.0  # nothing uses no link
+    assert second.carry(0, (0, 1), 1.5, one) == 1.5
+    assert second.carry(0, (2, 3), 1.5, one) == 0.0
+    assert second.carry(1, (0, 1), 1.5, one) == 0.0  # other links
+    assert first.carry(0, (0, 1), 0.0, one / 2) == 0.0  # before all of that
+    assert first.carry(0, (0, 1), 2.0, 0 * one) == 0.0  # nothing uses no link
+
+
+def test_links_that_send_are_free_to_receive(tmp_path):
+    links, there = SharedLinks(tmp_path / "links", 2, is_first=True), np.array([[1.0, 0.0], [0.0, 1.0]])
+    assert links.carry(0, (0, 1), 0.0, there) == 0.0
+    assert links.carry(0, (0, 1), 0.5, 1 - there) == 0.0
+    assert links.carry(0, (0, 1), 0.5, there) == 0.5
+
+
+def test_an_all_to_all_uses_links_the_way_that_it_sends():
+    wire = Wire(make.topology(2, bytes_per_s=100.0, latency_s=0.25), AlphaBetaComm())
+    bytes_NN = np.array([[0.0, 100.0], [50.0, 0.0]])
+    assert wire.in_use_s(Operation.ALL_TO_ALL, bytes_NN, (0, 1)) == pytest.approx(np.array([[1.0, 0.5], [0.5, 1.0]]))
+    assert wire.in_use_s(Operation.ALL_REDUCE, bytes_NN[::-1], (0, 1)).shape == (2, 2)
 
 
 def test_a_core_that_computes_for_a_collective_computes_nothing_else(clock):
@@ -259,7 +274,9 @@ def test_what_a_collective_takes_without_bytes_uses_no_link():
     topology = make.topology(2, 4, bytes_per_s=1e6, latency_s=1e-3)
     wire = Wire(topology, AlphaBetaComm())
     sent_RR = np.full((4, 4), 1e6)
-    assert wire.latency_s(Operation.ALL_TO_ALL, sent_RR, (0, 1, 2, 3)) == pytest.approx([1e-3] * 4, rel=1e-3)
+    in_use_s = wire.seconds(Operation.ALL_TO_ALL, sent_RR, (0, 1, 2, 3)) - 1e-3
+    found = wire.in_use_s(Operation.ALL_TO_ALL, sent_RR, (0, 1, 2, 3))
+    assert found == pytest.approx(np.stack([in_use_s, in_use_s]), rel=1e-3)
     assert [wire.level(ranks) for ranks in ((0, 1), (2, 3), (1, 2), (0, 1, 2, 3))] == [0, 0, 1, 1]
 
 

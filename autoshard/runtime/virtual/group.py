@@ -183,10 +183,8 @@ class VirtualGroup(_ProcessGroup):  # type: ignore[misc]
         if wire is None:
             return np.full(self._size, begins_s)
         told = (operation, all_told[:, 1:], self._ranks)
-        took_N = wire.seconds(*told)
-        used_N = np.maximum(0.0, took_N - wire.latency_s(*told))
-        later_s = self._machine.links.carry(wire.level(self._ranks), self._ranks, begins_s, used_N)
-        return begins_s + later_s + took_N
+        later_s = self._machine.links.carry(wire.level(self._ranks), self._ranks, begins_s, wire.in_use_s(*told))
+        return begins_s + later_s + wire.seconds(*told)
 
     def _put_in(self, num_bytes: float) -> MsArray:
         bytes_N = np.zeros(self._size)

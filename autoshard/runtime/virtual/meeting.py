@@ -133,7 +133,7 @@ class Meeting:
 
 
 class SharedLinks:
-    """The links of all ranks, each of which carries one collective after the other.
+    """The links of all ranks, each of which carries one collective after the other, either way.
 
     Collectives of several process groups are under way at the same time, such as ids of the next batch and embeddings
     of this one. What a link carries already goes first.
@@ -145,29 +145,28 @@ class SharedLinks:
     """
 
     def __init__(self, file: Path, num_ranks: int, *, is_first: bool) -> None:
-        shape = (_MOST_LEVELS, num_ranks, 1 + 2 * REMEMBERED)
+        shape = (_MOST_LEVELS, 2, num_ranks, 1 + 2 * REMEMBERED)
         self._memory = SharedMemory(file, 1, int(np.prod(shape)), [1] if is_first else None)
-        # By level and rank: how many stretches of use, when they begin, and when they end.
+        # By level, way and rank: how many stretches of use, when they begin, and when they end.
         self._links = self._memory.numbers.reshape(shape)
 
-    def carry(self, level: int, ranks: Sequence[int], begins_s: float, work_s: MsArray) -> float:
+    def carry(self, level: int, ranks: Sequence[int], begins_s: float, work_s_2N: MsArray) -> float:
         """Carries a collective over the links of some ranks.
 
         Args:
             level: Of the topology, the outermost that it travels over.
             ranks: The ranks.
             begins_s: When it could begin.
-            work_s: Time that each link is in use for it, of the shape of `ranks`.
+            work_s_2N: Time that each rank's link is in use for it, to send and to receive.
 
         Returns:
             How much later it ends because links are in use.
         """
         later_s = 0.0
         self._memory.take(0)
-        for rank, own_s in zip(ranks, work_s.tolist(), strict=True):
-            if own_s <= 0:
-                continue
-            link = self._links[min(level, _MOST_LEVELS - 1), rank]
+        for way, number in np.argwhere(work_s_2N > 0).tolist():
+            own_s = float(work_s_2N[way, number])
+            link = self._links[min(level, _MOST_LEVELS - 1), way, ranks[number]]
             count = int(link[0])
             busy = BusyTimes(link[1 : 1 + count].tolist(), link[1 + REMEMBERED :][:count].tolist())
             later_s = max(later_s, busy.work(begins_s, own_s) - begins_s - own_s)

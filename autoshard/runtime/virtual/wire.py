@@ -118,9 +118,19 @@ class Wire:
                 ms = self.comm.all_gather_ms(put_in * len(ranks), part)
         return np.full(len(ranks), ms / 1e3)
 
-    def latency_s(self, operation: Operation, bytes_NN: MsArray, ranks: tuple[int, ...]) -> MsArray:
-        """What of that its first byte takes, in which no link is in use."""
-        return self.seconds(operation, bytes_NN * _NEXT_TO_NOTHING, ranks)
+    def in_use_s(self, operation: Operation, bytes_NN: MsArray, ranks: tuple[int, ...]) -> MsArray:
+        """Time of that in which the link of each rank sends, and in which it receives, shape (2, N).
+
+        In what the first byte takes, no link is in use. An all-to-all in which a rank mostly sends leaves its link free
+        to receive.
+        """
+        first_byte_s_N = self.seconds(operation, bytes_NN * _NEXT_TO_NOTHING, ranks)
+        in_use_s_N = np.maximum(0.0, self.seconds(operation, bytes_NN, ranks) - first_byte_s_N)
+        if operation is not Operation.ALL_TO_ALL:
+            return np.stack([in_use_s_N, in_use_s_N])
+        moved_2N = np.stack([bytes_NN.sum(axis=1), bytes_NN.sum(axis=0)])
+        most_N = moved_2N.max(axis=0)
+        return in_use_s_N * np.divide(moved_2N, most_N, out=np.zeros_like(moved_2N), where=most_N > 0)
 
     def level(self, ranks: Sequence[int]) -> int:
         """The innermost level of the topology that holds some ranks."""
