@@ -180,6 +180,39 @@ class Slices:
                 return shards
 
 
+class Copies:
+    """Ranks of plans that hold many tables on every rank: copies of up to half of the pool, beside whole tables.
+
+    Copies see their rank's share of the batch alone, so that many of them take as long as a few whole tables, and run
+    in one kernel for each width.
+    """
+
+    def __init__(self, source: SetSource, seed: int) -> None:
+        self._source, self._seed = source, seed
+        self._pool = [table for table, _ in source.whole_tables()]
+        if not any(
+            source.holds(by_local_batch(table, 2, generator_of(seed, "copies", 0))[0].local()) for table in self._pool
+        ):
+            raise InvalidOptionError("no table of the pool can be measured as a copy", field="tables")
+
+    def draw(self, number: int) -> ShardSet:
+        """Up to `max_tables` whole tables, and copies of others on 2 to 32 ranks."""
+        rng, batch_size = generator_of(self._seed, "copies", number), self._source.tables.batch_size
+        while True:
+            num_ranks, most = int(2 ** rng.integers(1, 6)), self._source.max_tables
+            num_copies = round(math.exp(rng.uniform(0.0, math.log(min(len(self._pool), num_ranks * most, 4 * most)))))
+            order = [self._pool[index] for index in rng.permutation(len(self._pool))]
+            copies = [_everywhere(Shard.whole(table), batch_size, num_ranks).local() for table in order[:num_copies]]
+            whole = [
+                _alone(Shard.whole(table), batch_size).local() for table in order[num_copies:][: rng.integers(most)]
+            ]
+            kept = [shard for shard in copies if self._source.holds(shard)]
+            shards = (*kept, *self._source.within_limits([shard for shard in whole if self._source.holds(shard)]))
+            limit = self._source.memory_bytes
+            if kept and (limit is None or sum(shard.memory_bytes for shard in shards) <= limit):
+                return shards
+
+
 def _alone(shard: Shard, batch_size: int) -> Piece:
     return Piece(placed=PlacedShard.table_wise(shard, 0), group_batch_size=batch_size)
 

@@ -20,7 +20,7 @@ from autoshard.core.accepted import AT_LEAST_0, AT_LEAST_1, FINITE_AT_LEAST_0, c
 from autoshard.core.errors import InvalidOptionError
 from bench.sampling.candidates import MostUncertain
 from bench.sampling.kinds import OtherKinds
-from bench.sampling.slices import Slices
+from bench.sampling.slices import Copies, Slices
 from bench.sampling.strategies import (
     LargerBatches,
     NearMemoryLimit,
@@ -51,6 +51,7 @@ STRATEGIES: Mapping[str, Callable[[SetSource, int], Strategy]] = {
     "memory-limit": NearMemoryLimit,
     "singles": SingleTables,
     "batches": LargerBatches,
+    "copies": Copies,
     "slices": Slices,
     "kinds": OtherKinds,
     "uncertain": MostUncertain,
@@ -58,10 +59,11 @@ STRATEGIES: Mapping[str, Callable[[SetSource, int], Strategy]] = {
 #: Half of the sets are whole tables as they are met in placements or drawn evenly; the rest is at the edges.
 DEFAULT_WEIGHTS: Mapping[str, float] = {
     "random": 0.15,
-    "placements": 0.30,
+    "placements": 0.25,
     "memory-limit": 0.05,
     "singles": 0.05,
     "batches": 0.05,
+    "copies": 0.05,
     "slices": 0.15,
     "kinds": 0.15,
     "uncertain": 0.10,
@@ -73,8 +75,9 @@ CALIBRATION_WEIGHTS: Mapping[str, float] = {
     "placements": 0.10,
     "memory-limit": 0.05,
     "batches": 0.05,
-    "slices": 0.35,
-    "kinds": 0.35,
+    "copies": 0.10,
+    "slices": 0.30,
+    "kinds": 0.30,
 }
 REPEAT = "repeat"
 #: Every so many sets one of the last sets comes again, so that a store tells how well it repeats itself.
