@@ -52,8 +52,10 @@ _REFERENCES, _GROUP_SETS = 3, 24
 _REST_SHARE: Final = 0.56
 #: Strategies that choose the sets, with their shares: those of `autoshard calibrate`, and those of `autoshard collect`
 #: without what needs samples; both without larger batches, of which the stores of docs/data hold none.
-MIXTURE: Final = {name: share for name, share in CALIBRATION_WEIGHTS.items() if name != "batches"}
-COLLECTED: Final = {name: share for name, share in DEFAULT_WEIGHTS.items() if name not in ("uncertain", "batches")}
+MIXTURE: Final = {name: share for name, share in CALIBRATION_WEIGHTS.items() if name not in ("batches", "copies")}
+COLLECTED: Final = {
+    name: share for name, share in DEFAULT_WEIGHTS.items() if name not in ("uncertain", "batches", "copies")
+}
 #: The strategy that measures other kinds of kernels than the tables' own.
 _OTHER: Final = "kinds"
 #: Largest error over that of a model trained on everything, by seconds measured: as they are, and after one factor.

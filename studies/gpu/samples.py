@@ -42,8 +42,9 @@ _MIXTURE: Final = {
     "placements": 0.15,
     "memory-limit": 0.05,
     "singles": 0.05,
-    "slices": 0.2,
-    "kinds": 0.3,
+    "copies": 0.1,
+    "slices": 0.15,
+    "kinds": 0.25,
 }
 #: Divisors of rows and batch: batches of 65,536, 16,384 and 4,096 on a GPU.
 _SCALES: Final = {"cuda": (1, 4, 16), "cpu": (256, 1024)}

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autoshard.core import Update
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats import load_tables
 from bench.sampling.stream import DEFAULT_WEIGHTS, STRATEGIES, SetSource, choose_sets, stream_sets
@@ -92,6 +93,18 @@ def test_every_set_keeps_to_the_limits(name, source):
         most = 5 * source.max_tables if name == "copies" else source.max_tables
         assert 1 <= len(chosen.shards) <= most
         assert sum(shard.memory_bytes for shard in chosen.shards) <= source.memory_bytes
+
+
+def test_copies_outnumber_the_tables_of_other_sets(source):
+    sets = [chosen.shards for chosen in drawn(source, 40, seed=4, weights={"copies": 1.0})]
+    copies = [[shard for shard in shards if shard.update is Update.ALL_REDUCED] for shards in sets]
+    assert all(copies)
+    assert max(map(len, copies)) > 2 * source.max_tables
+    assert any(len(of) < len(shards) for of, shards in zip(copies, sets, strict=True))
+    # Each sees a rank's share of the batch.
+    assert {shard.num_bags for of in copies for shard in of} <= {
+        source.tables.batch_size >> power for power in range(1, 6)
+    }
 
 
 @pytest.mark.parametrize(
