@@ -46,9 +46,9 @@ class InputSpeed:
 
 #: By device family. Fitted to what threads computed in 64 plans in virtual time (2 and 8 ranks, 1,500 to 780,000
 #: lookups a rank; virtual AMD EPYC with 32 MiB of last-level cache, 2 cores, torch 2.13, November 2026), which these
-#: take 0.83 to 1.29 times (docs/results/virtual-time.md). Rows in blocks and in ranges, and rows that are asked for once,
-#: were not among the plans: `cut_s` is that of `python -m studies input-work`, and `dealt_s` what the plans leave for it.
-#: On GPUs nobody has measured it.
+#: take 0.83 to 1.29 times (docs/results/virtual-time.md). Rows in blocks and ranges, and rows that are asked for once,
+#: were not among the plans: `cut_s` is of `python -m studies input-work`, `dealt_s` what the plans leave for it. On
+#: GPUs nobody has measured it.
 INPUT_SPEED: Final = {
     "cpu": InputSpeed(
         lookup_s=1.5e-9,

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass
 from itertools import product
 from statistics import median
@@ -28,11 +29,15 @@ from autoshard.core import AccessProfile, EmbeddingTable, Feature, Pooling, Tabl
 from autoshard.evaluation import AlphaBetaComm
 from autoshard.evaluation.pooling import SUM_SPEED, sequence_sums_ms
 from autoshard.runtime.batch import BatchOfIds, Embedded
+from autoshard.runtime.processes.launch import LOCAL, Launcher
+from autoshard.runtime.releases import all_gather, reduce_scatter
 from autoshard.runtime.training.step import FeatureVectors
 from autoshard.runtime.virtual.wire import GLOO_WORK, Operation, ProcessorWork, Wire
 from autoshard.table import Table
 from autoshard.whatif.trials import local_topology
 from bench.measuring.devices import find_device
+from studies.cluster.commands import opened_cluster
+from studies.cluster.network import ClusterSpec
 from studies.frame import Machine, OutputOptions, StudyResult, command_line
 from studies.frame.jobs import do_job, run_job
 
@@ -52,6 +57,9 @@ class ProcessorWorkOptions:
 
     nproc: Annotated[int, typer.Option(min=2, help="Processes of the collectives.")] = 2
     runs: Annotated[int, typer.Option(min=3, help="Runs of each measurement.")] = 20
+    mbit_per_s: Annotated[
+        float, typer.Option(min=0, help="Rate of each process's link, which needs root and Linux; 0 for the loopback.")
+    ] = 1000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +119,9 @@ def collective_ms(operation: Operation, put_in_bytes: int, runs: int) -> float:
             case Operation.ALL_TO_ALL:
                 dist.all_to_all_single(other, own)
             case Operation.ALL_GATHER:
-                dist.all_gather_into_tensor(other, own)
+                all_gather(other, own)
             case Operation.REDUCE_SCATTER:
-                dist.reduce_scatter_tensor(other, own)
+                reduce_scatter(other, own)
             case Operation.ALL_REDUCE:
                 dist.all_reduce(own)
 
@@ -134,11 +142,11 @@ def _collectives(job: Mapping[str, Any]) -> list[float]:
     return [collective_ms(Operation(name), size, job["runs"]) for name, size in job["measured"]]
 
 
-def collectives(num_processes: int, runs: int) -> list[CollectiveWork]:
-    """Measures all collectives on processes of this machine, over its loopback."""
+def collectives(num_processes: int, runs: int, launcher: Launcher) -> list[CollectiveWork]:
+    """Measures all collectives on processes that a launcher starts."""
     measured = list(product(Operation, _SIZES))
     job = {"runs": runs, "measured": [(operation.value, size) for operation, size in measured]}
-    found = run_job("studies.engines.processor_work", job, [], num_processes)
+    found = run_job("studies.engines.processor_work", job, [], num_processes, launcher)
     wire = Wire(local_topology(_DEVICE, num_processes, 1), _NO_LINKS, GLOO_WORK)
     return [
         CollectiveWork(
@@ -239,7 +247,7 @@ def _amounts(one: SumsWork) -> list[float]:
 
 
 def _collective_lines(found: Sequence[CollectiveWork], num_processes: int) -> list[tuple[str, ...]]:
-    lines = []
+    lines: list[tuple[str, ...]] = []
     for operation in Operation:
         own = [one for one in found if one.operation is operation]
         measured_N = np.array([one.measured_ms for one in own])
@@ -289,18 +297,32 @@ def _quantiles(ratios: NDArray[np.float64]) -> str:
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
+@contextmanager
+def _links(options: ProcessorWorkOptions) -> Iterator[Launcher]:
+    """What starts processes, each on a node of its own or all on this machine."""
+    if not options.mbit_per_s:
+        yield LOCAL
+        return
+    spec = ClusterSpec(num_nodes=options.nproc, ranks_per_node=1, bits_per_s=options.mbit_per_s * 1e6)
+    with opened_cluster(spec) as cluster:
+        yield cluster
+
+
 def main(options: ProcessorWorkOptions, output: OutputOptions) -> None:
     """Measures what processors compute for collectives and sums over sequences, beside what evaluation says.
 
     Example:
         python -m studies processor-work
     """
-    of_collectives, of_sums = collectives(options.nproc, options.runs), sums(options.runs)
+    with _links(options) as launcher:
+        of_collectives = collectives(options.nproc, options.runs, launcher)
+    of_sums = sums(options.runs)
     ratio = "priced over measured (5% to 95%)"
+    where = f"links of {options.mbit_per_s:g} Mbit/s" if options.mbit_per_s else "the loopback"
     first = Table(
         columns=("collective", "measured: ms each, and a megabyte sent", "priced", ratio),
         rows=tuple(_collective_lines(of_collectives, options.nproc)),
-        caption=f"Processor time of gloo's collectives, {options.nproc} processes, {options.runs} runs of each size",
+        caption=f"Processor time of gloo's collectives, {options.nproc} processes, {where}, {options.runs} runs",
     )
     second = Table(
         columns=("sums", "measured: us a sequence, ns a row, ns a kilobyte of rows, and of vectors", "priced", ratio),

@@ -130,7 +130,7 @@ class Wire:
             return np.stack([in_use_s_N, in_use_s_N])
         moved_2N = np.stack([bytes_NN.sum(axis=1), bytes_NN.sum(axis=0)])
         most_N = moved_2N.max(axis=0)
-        return in_use_s_N * np.divide(moved_2N, most_N, out=np.zeros_like(moved_2N), where=most_N > 0)
+        return np.asarray(in_use_s_N * np.divide(moved_2N, most_N, out=np.zeros_like(moved_2N), where=most_N > 0))
 
     def level(self, ranks: Sequence[int]) -> int:
         """The innermost level of the topology that holds some ranks."""
