@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -410,8 +411,14 @@ def whole_share(replicas: Replicas, topology: Topology) -> float:
     num_parts = len(replicas[0])
     if len(replicas) == 1 or (num_parts == 1 and len(replicas) == topology.world_size):
         return 1.0
-    slowest = min(part_of(topology, ranks).levels[-1].all_reduce.bytes_per_s for ranks in zip(*replicas, strict=True))
+    slowest = min(_reduced_bytes_per_s(topology, ranks) for ranks in zip(*replicas, strict=True))
     return topology.levels[-1].all_reduce.bytes_per_s / (num_parts * slowest)
+
+
+@lru_cache(maxsize=256)
+def _reduced_bytes_per_s(topology: Topology, ranks: tuple[int, ...]) -> float:
+    """Rate of an all-reduce over some ranks: plans have few such sets, and tables many."""
+    return part_of(topology, ranks).levels[-1].all_reduce.bytes_per_s
 
 
 def sync_bytes(placed_N: Sequence[PlacedShard], group_batch_size: int) -> MsArray:
