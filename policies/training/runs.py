@@ -49,6 +49,8 @@ NUM_VALIDATION = 16
 _BATCH, _EVALUATE_EVERY = 8, 100
 #: Learning rates: of imitation, falling to a tenth, and of V-trace.
 _LEARNING_RATE, _VTRACE_RATE = 3e-3, 3e-4
+#: Of weights that were trained before: at the other rate, the loss on validation tasks grew from the first update on.
+_TUNING_RATE = 3e-4
 #: Episodes of a task in a round of self-improvement, and bursts from the best; and of an update by V-trace.
 _NUM_SAMPLES, _NUM_BURSTS, _NUM_EPISODES = 8, 8, 8
 #: Share of the updates that follow a round of self-improvement.
@@ -82,7 +84,7 @@ class PolicyTraining:
         options: For how long.
         kind: What tasks are drawn from.
         folder: For labels and weights; goes on from what is there.
-        begin: Weights to begin with; random ones if left out.
+        begin: Weights to begin with, the best ones until others have less loss; random ones if left out.
         device: Where it learns.
         report: Receives progress.
     """
@@ -100,7 +102,8 @@ class PolicyTraining:
         self.options, self._kind, self._folder, self._report = options, kind, folder, report
         learning, num_tasks = options.learning, options.tasks.num_tasks
         self._seeds = task_seeds(TaskSplit.TRAIN, num_tasks, learning.seed)
-        self._learner = Learner(begin or first_weights(learning.seed), _LEARNING_RATE, device)
+        self._is_tuned, self._rate = begin is not None, _LEARNING_RATE if begin is None else _TUNING_RATE
+        self._learner = Learner(begin or first_weights(learning.seed), self._rate, device)
         self._best: Weights = self._learner.weights()
         self._best_loss = float("inf")
         self._num_done, self._planned = 0, 0
@@ -196,11 +199,13 @@ class PolicyTraining:
         """Learns from labels; updates that an earlier run made are not made again."""
         validation = [labels[seed] for seed in task_seeds(TaskSplit.VALIDATION, NUM_VALIDATION) if seed in labels]
         train = [label for seed, label in labels.items() if seed in self._seeds]
+        if self._is_tuned and not self._num_done:
+            self._evaluate(validation or train, stage, 0.0)
         first, self._planned = self._planned, self._planned + num_updates
         for number in range(max(self._num_done - first, 0), num_updates):
             if self._is_over:
                 break
-            rate = _LEARNING_RATE * (0.1 + 0.9 * (1 - number / num_updates))
+            rate = self._rate * (0.1 + 0.9 * (1 - number / num_updates))
             self._learner.set_rate(rate)
             chosen = self._rng.choice(len(train), size=min(_BATCH, len(train)), replace=False)
             self._learner.imitate([train[index] for index in chosen.tolist()])
@@ -268,7 +273,7 @@ class PolicyTraining:
             kind: {name.removeprefix(kind): value for name, value in arrays.items() if name.startswith(kind)}
             for kind in ("weights.", "best.", "optimizer.")
         }
-        self._learner.replace_weights(of_kind["weights."], _LEARNING_RATE)
+        self._learner.replace_weights(of_kind["weights."], self._rate)
         self._learner.restore_optimizer(of_kind["optimizer."])
         self._best = of_kind["best."]
         self._num_done, self._best_loss = int(arrays["done"][0]), float(arrays["done"][1])

@@ -44,6 +44,8 @@ _STAGES, _TRANSFER, _FINE_TUNE = "stages", "transfer", "fine-tune"
 _ALL = "all"
 #: Numbers of tables of all tasks.
 _NUM_TABLES = (24, 40, 80)
+#: Number of the weights that a training ends with: those of the least loss on its validation tasks.
+_BEST = "best"
 #: Names of trainings, and of the policy in use.
 _WHOLE, _VTRACE_ONLY, _TUNED, _IN_USE = "imitation and on", "V-trace only", "fine-tuned", "in use"
 #: What is left out of trainings, and measured on.
@@ -157,9 +159,8 @@ class _Trainings:
         )
         policy = TrainedPolicy.for_device(self._options.registry, _CPU)
         self._train(_TUNED, 0, kind, run, begin=policy)
-        last = self._checkpoints(_TUNED, 0)[-1]["number"]
         before = self._store.find(f"measured-{_IN_USE}-on-{_CPU}", lambda: self._measure(policy, kind, _CPU))
-        after = self._measured(_TUNED, 0, last, kind, _CPU)
+        after = self._measured(_TUNED, 0, _BEST, kind, _CPU)
         return [{"training": _IN_USE, **before}, {"training": _TUNED, **after}]
 
     def _run(self, seed: int, *, improvements: int = 0, vtrace_updates: int = 0) -> PolicyRunOptions:
@@ -196,7 +197,7 @@ class _Trainings:
         weights = None if begin is None else dict(begin.network.weights)
         began_s = time.process_time()
         training = PolicyTraining(run, kind, folder, begin=weights, report=keep)
-        training.run()
+        atomic_write(folder / f"{_BEST}.safetensors", save(training.run()))
         return {"checkpoints": found, "cpu_s": round(time.process_time() - began_s, 1)}
 
     def _checkpoints(self, name: str, seed: int) -> list[dict[str, Any]]:
