@@ -116,6 +116,15 @@ class TestRun:
         assert said[-1].stage == "vtrace"
         assert said[-1].loss < 0
 
+    def test_weights_that_only_get_worse_are_not_the_best(self, tmp_path, monkeypatch):
+        begin = first_weights(3)
+        monkeypatch.setattr(runs, "_TUNING_RATE", 1e3)
+        best, training, said = trained(tmp_path, options(updates=2), begin=begin)
+        assert [one.done for one in said if one.stage == "imitation"] == [0.0, 1.0]
+        assert said[-1].loss > said[-2].loss
+        assert all((best[name] == begin[name]).all() for name in begin)
+        assert any((training.latest[name] != begin[name]).any() for name in begin)
+
     def test_it_ends_with_its_time(self, tmp_path):
         with pytest.raises(ExecutionError, match="in the time given"):
             PolicyTraining(
