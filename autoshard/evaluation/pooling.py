@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autoshard.core import Exchange, PlacedShard, Pooling, TableSet, Topology
 from autoshard.core.costs import MsArray
@@ -127,15 +128,20 @@ def sequence_sums_ms(tables: TableSet, local_batch: float, device: str) -> MsArr
         `autoshard.runtime.training.step.FeatureVectors`: `SUM_SPEED`.
     """
     speed = SUM_SPEED.get(device_family(device))
-    sequences = [table for table in tables.tables if table.pooling is Pooling.SEQUENCE]
-    if speed is None or not sequences:
+    if speed is None or all(table.pooling is not Pooling.SEQUENCE for table in tables.tables):
         return np.zeros(2)
+    seconds_42 = np.array([speed.feature_s, speed.lookup_s, speed.byte_s, speed.joined_s])
+    return np.asarray(sequence_amounts(tables, local_batch) @ seconds_42 * 1e3)
+
+
+def sequence_amounts(tables: TableSet, local_batch: float) -> NDArray[np.float64]:
+    """What `SumSpeed` counts of a rank: sequences, rows of them, bytes of these and of all vectors; shape (4,)."""
+    sequences = [table for table in tables.tables if table.pooling is Pooling.SEQUENCE]
     lookups_N = np.array([local_batch * table.pooling_factor for table in sequences])
     num_bytes = float(lookups_N @ [_VALUE_BYTES * table.embedding_dim for table in sequences])
     columns = sum(len(table.features) * table.embedding_dim for table in tables.tables)
     num_features = sum(len(table.features) for table in sequences)
-    done_4 = [num_features, float(lookups_N.sum()), num_bytes, local_batch * columns * _VALUE_BYTES]
-    return np.asarray(done_4 @ np.array([speed.feature_s, speed.lookup_s, speed.byte_s, speed.joined_s]) * 1e3)
+    return np.array([num_features, float(lookups_N.sum()), num_bytes, local_batch * columns * _VALUE_BYTES])
 
 
 def _roofline_ms(amounts_N4: MsArray, topology: Topology) -> MsArray:

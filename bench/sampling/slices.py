@@ -181,7 +181,7 @@ class Slices:
 
 
 class Copies:
-    """Ranks of plans that hold many tables on every rank: copies of up to half of the pool, beside whole tables.
+    """Ranks of plans that hold many tables on every rank: up to four times `max_tables` copies, beside whole tables.
 
     Copies see their rank's share of the batch alone, so that many of them take as long as a few whole tables, and run
     in one kernel for each width.

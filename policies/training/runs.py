@@ -49,7 +49,7 @@ NUM_VALIDATION = 16
 _BATCH, _EVALUATE_EVERY = 8, 100
 #: Learning rates: of imitation, falling to a tenth, and of V-trace.
 _LEARNING_RATE, _VTRACE_RATE = 3e-3, 3e-4
-#: Of weights that were trained before: at the other rate, the loss on validation tasks grew from the first update on.
+#: Of weights that were trained before: at the other rate, the loss on validation tasks grew after 100 updates or fewer.
 _TUNING_RATE = 3e-4
 #: Episodes of a task in a round of self-improvement, and bursts from the best; and of an update by V-trace.
 _NUM_SAMPLES, _NUM_BURSTS, _NUM_EPISODES = 8, 8, 8

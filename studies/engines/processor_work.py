@@ -27,7 +27,7 @@ from scipy.optimize import nnls
 from autoshard.commands.options import command_options
 from autoshard.core import AccessProfile, EmbeddingTable, Feature, Pooling, TableSet
 from autoshard.evaluation import AlphaBetaComm
-from autoshard.evaluation.pooling import SUM_SPEED, sequence_sums_ms
+from autoshard.evaluation.pooling import SUM_SPEED, sequence_amounts, sequence_sums_ms
 from autoshard.runtime.batch import BatchOfIds, Embedded
 from autoshard.runtime.processes.launch import LOCAL, Launcher
 from autoshard.runtime.releases import all_gather, reduce_scatter
@@ -239,13 +239,6 @@ def fitted(amounts_NK: NDArray[np.float64], measured_N: NDArray[np.float64]) -> 
     return np.asarray(nnls(amounts_NK / measured_N[:, None], np.ones(len(measured_N)))[0])
 
 
-def _amounts(one: SumsWork) -> list[float]:
-    """Sequences, rows, their bytes and those of all vectors, as `sequence_sums_ms` counts them."""
-    rows = float(one.num_sequences * one.rows * one.num_samples)
-    vector_bytes = (one.num_sequences + _SUMS) * one.columns * one.num_samples * 4.0
-    return [float(one.num_sequences), rows, rows * one.columns * 4.0, vector_bytes]
-
-
 def _collective_lines(found: Sequence[CollectiveWork], num_processes: int) -> list[tuple[str, ...]]:
     lines: list[tuple[str, ...]] = []
     for operation in Operation:
@@ -276,7 +269,9 @@ def _sent_work(operation: Operation, own: Sequence[CollectiveWork], num_processe
 
 
 def _sums_lines(found: Sequence[SumsWork]) -> list[tuple[str, ...]]:
-    amounts_NK, lines = np.array([_amounts(one) for one in found]), list[tuple[str, ...]]()
+    sizes = [(one.num_sequences, one.rows, one.columns, one.num_samples) for one in found]
+    amounts_NK = np.array([sequence_amounts(tables_of(*of), float(of[-1])) for of in sizes])
+    lines: list[tuple[str, ...]] = []
     units = np.array([1e3, 1e6, 1e6, 1e6])
     prices_K2 = np.array(astuple(SUM_SPEED[_DEVICE]))
     for number, name in enumerate(("forward", "backward")):
@@ -325,7 +320,7 @@ def main(options: ProcessorWorkOptions, output: OutputOptions) -> None:
         caption=f"Processor time of gloo's collectives, {options.nproc} processes, {where}, {options.runs} runs",
     )
     second = Table(
-        columns=("sums", "measured: us a sequence, ns a row, ns a kilobyte of rows, and of vectors", "priced", ratio),
+        columns=("sums", "measured: us a sequence, ns a row, ns a byte of rows, and of vectors", "priced", ratio),
         rows=tuple(_sums_lines(of_sums)),
         caption=f"Processor time of sums over sequences, medians of {options.runs} runs of {len(of_sums)} models",
     )
