@@ -57,15 +57,15 @@ class SumSpeed:
     joined_s: tuple[float, float]
 
 
-#: By device family; nobody has measured a GPU's. Fitted to 90 models of 5 to 20 sequences, 3 to 40 rows a sample of 16
-#: and 64 columns, 32 to 512 samples: 5% to 95% of them are priced at 0.84 to 1.14 of what they take forward, 0.57 to
-#: 1.37 backward (one thread of a virtual AMD EPYC, torch 2.13, 28 November 2026).
+#: By device family; nobody has measured a GPU's. Fitted to 36 models of 5 and 20 sequences among 30 tables of sums, 3 to
+#: 40 rows a sample of 16 and 64 columns, 32 to 512 samples: 5% to 95% of them are priced at 0.91 to 1.29 of what they
+#: take forward, 0.80 to 1.37 backward (one thread of a virtual AMD EPYC, torch 2.13, 28 November 2026).
 SUM_SPEED: Final = {
     "cpu": SumSpeed(
-        feature_s=(50e-6, 20e-6),
-        lookup_s=(18e-9, 4.7e-9),
-        byte_s=(0.12e-9, 0.13e-9),
-        joined_s=(0.38e-9, 0.8e-9),
+        feature_s=(51e-6, 20e-6),
+        lookup_s=(17e-9, 3.5e-9),
+        byte_s=(0.115e-9, 0.14e-9),
+        joined_s=(0.22e-9, 0.22e-9),
     )
 }
 

@@ -8,6 +8,7 @@ Shape suffixes: N measurements, K amounts that take time, B samples, L rows.
 
 from __future__ import annotations
 
+import random
 import resource
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -171,8 +172,9 @@ def _bytes_of(operation: Operation, put_in_bytes: int, num_processes: int) -> ND
 
 
 def tables_of(num_sequences: int, rows: int, columns: int, num_samples: int) -> TableSet:
-    """Sequences of so many rows beside tables of sums."""
+    """Sequences of so many rows among tables of sums."""
     kinds = [Pooling.SEQUENCE] * num_sequences + [Pooling.SUM] * _SUMS
+    random.Random(num_sequences).shuffle(kinds)
     tables = tuple(
         EmbeddingTable(
             name=f"t{number}",

@@ -88,21 +88,33 @@ class FeatureVectors:
     """
 
     def __init__(self, tables: TableSet) -> None:
-        self._features = [(feature.name, table) for table in tables.tables for feature in table.features]
-        self._has_sequences = any(table.pooling is Pooling.SEQUENCE for table in tables.tables)
+        features = [(feature.name, table) for table in tables.tables for feature in table.features]
+        #: Row of the lengths of each sequence, by name; pooled ones that lie side by side are None.
+        self._parts: list[tuple[str, int] | None] = []
+        #: Columns of pooled features that lie side by side.
+        self._widths: list[int] = []
+        for row, (name, table) in enumerate(features):
+            if table.pooling is Pooling.SEQUENCE:
+                self._parts.append((name, row))
+            elif self._parts and self._parts[-1] is None:
+                self._widths[-1] += table.embedding_dim
+            else:
+                self._parts.append(None)
+                self._widths.append(table.embedding_dim)
 
     def __call__(self, embedded: Embedded, ids: BatchOfIds) -> torch.Tensor:
         """Vectors of all features side by side, shape (B, C)."""
-        if not self._has_sequences:
+        if self._parts == [None]:
             return embedded.pooled_BC
-        vectors, column = [], 0
-        for (name, table), lengths_B in zip(self._features, ids.lengths_FB, strict=True):
-            if table.pooling is Pooling.SEQUENCE:
-                vectors.append(_weighted_sums(embedded.sequences[name], lengths_B))
-            else:
-                vectors.append(embedded.pooled_BC[:, column : column + table.embedding_dim])
-                column += table.embedding_dim
-        return torch.cat(vectors, dim=1)
+        # Of a split, the backward pass fills the gradient once; of slices, once for each.
+        pooled = iter(embedded.pooled_BC.split(self._widths, dim=1))
+        return torch.cat(
+            [
+                next(pooled) if part is None else _weighted_sums(embedded.sequences[part[0]], ids.lengths_FB[part[1]])
+                for part in self._parts
+            ],
+            dim=1,
+        )
 
 
 def _weighted_sums(rows_LD: torch.Tensor, lengths_B: torch.Tensor) -> torch.Tensor:
