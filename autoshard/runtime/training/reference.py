@@ -9,7 +9,6 @@ features, N rows, D embedding dim.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -81,7 +80,8 @@ class ReferenceEmbeddings:
         features = [(table, feature.name) for table in self._tables for feature in table.features]
         limit = self._settings.max_gradient
         pooled, sequences = [torch.empty(ids.batch_size, 0)], {}
-        per_feature, weights = ids.per_feature(), itertools.repeat(None, len(features))
+        per_feature = ids.per_feature()
+        weights: Sequence[torch.Tensor | None] = [None] * len(features)
         if ids.weights_L is not None:
             weights = torch.split(ids.weights_L, [len(one) for one in per_feature])
         for (table, name), feature_ids, lengths, weights_L in zip(

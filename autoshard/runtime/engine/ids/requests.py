@@ -70,10 +70,10 @@ class DistributedBatch:
         counts_F: Its ids of each feature.
         served: What each process asks this one for.
         local: What this process reads from its own replicas.
-        weights_L: Weights of its ids; None where lookups are not weighted.
         rows: Lookups whose rows come from other processes, or from this one's kernels, process by process; and last
             those that are read from replicas here. None if there are none.
         bucketized: Lookups of features that are cut, by destination; None if there are none.
+        weights_L: Weights of this process's ids; None where lookups are not weighted.
         hits: Rows of this process's replicas whose gradients meet, kernel by kernel.
         ownership: That of the plan it was distributed under.
     """
