@@ -91,7 +91,9 @@ class BatchOfIds:
         if self.weights_L is None:
             return InputError("must be there: lookups are weighted", field="weights") if is_weighted else None
         if not is_weighted:
-            return InputError("lookups are not weighted: leave them out, or make it with is_weighted", field="weights")
+            return InputError(
+                "lookups are not weighted: leave them out, or make the engine with is_weighted=True", field="weights"
+            )
         if len(self.weights_L) != len(self.ids_L):
             return InputError(f"must be one for each id, {len(self.ids_L)}, got {len(self.weights_L)}", field="weights")
         if self.weights_L.requires_grad:

@@ -170,7 +170,9 @@ def test_weights_that_are_none_are_refused_by_name(change, said):
 
 def test_weights_are_refused_where_lookups_are_not_weighted():
     plan = make.table_wise_plan(WEIGHTED, [0] * 3, world_size=1, batch_size=BATCH_SIZE)
-    with pytest.raises(InputError, match=r"^weights: lookups are not weighted: leave them out, or make it with is_w"):
+    with pytest.raises(
+        InputError, match=r"^weights: lookups are not weighted: leave them out, or make the engine with is_w"
+    ):
         ShardedEmbeddings(plan, SETTINGS)(weighted_batch(plan, 0))
 
 
