@@ -41,6 +41,8 @@ class BatchOfIds:
         sizes_F: Samples of each of the plan's features, at most B, where they have several numbers of them: behind
             these, a feature has bags without ids.
         inverse_FB: For each of the plan's features and sample of the result, the sample of the feature that it gets.
+        weights_L: By which each id's row is multiplied before a bag is summed up, float32; None where lookups are not
+            weighted. Sequences are of rows as they are, whatever the weights of their ids.
     """
 
     lengths_FB: torch.Tensor
@@ -48,21 +50,30 @@ class BatchOfIds:
     order: tuple[int, ...] | None = None
     sizes_F: tuple[int, ...] | None = None
     inverse_FB: torch.Tensor | None = None
+    weights_L: torch.Tensor | None = None
 
-    def fault(self, num_features: int, device: torch.device) -> InputError | None:
+    def fault(self, num_features: int, device: torch.device, *, is_weighted: bool) -> InputError | None:
         """What is wrong with shapes, dtypes or devices, if anything is; no value is read.
 
         Args:
             num_features: F.
             device: Where the batch has to be.
+            is_weighted: Whether ids must have weights; else they must have none.
         """
-        for field, tensor, num_dims in (("lengths", self.lengths_FB, 2), ("ids", self.ids_L, 1)):
+        for field, tensor, num_dims, dtypes in (
+            ("lengths", self.lengths_FB, 2, _ID_DTYPES),
+            ("ids", self.ids_L, 1, _ID_DTYPES),
+            ("weights", self.weights_L, 1, (torch.float32,)),
+        ):
+            if field == "weights" and tensor is None:
+                continue
             if not isinstance(tensor, torch.Tensor):
                 return InputError(f"must be a tensor, got {type(tensor).__name__}", field=field)
             if tensor.layout is not torch.strided:
                 return InputError(f"must be a dense tensor, got {tensor.layout}", field=field)
-            if tensor.dim() != num_dims or tensor.dtype not in _ID_DTYPES:
-                wanted = "whole numbers of shape (features, batch)" if num_dims == 2 else "one row of whole numbers"
+            if tensor.dim() != num_dims or tensor.dtype not in dtypes:
+                numbers = "whole numbers" if dtypes is _ID_DTYPES else "float32 numbers"
+                wanted = f"{numbers} of shape (features, batch)" if num_dims == 2 else f"one row of {numbers}"
                 return InputError(f"must be {wanted}, got {tensor.dtype} of {tuple(tensor.shape)}", field=field)
             if tensor.device.type != device.type or device.index not in (None, tensor.device.index):
                 return InputError(f"must be on {device}, got {tensor.device}", field=field)
@@ -70,7 +81,24 @@ class BatchOfIds:
             return InputError(
                 f"must have one row per feature, {num_features}, got {len(self.lengths_FB)}", field="lengths"
             )
-        return None if self.batch_size else self.lengths_fault((), has_negative=False)
+        weights_fault = self._weights_fault(is_weighted=is_weighted)
+        if weights_fault is not None or self.batch_size:
+            return weights_fault
+        return self.lengths_fault((), has_negative=False)
+
+    def _weights_fault(self, *, is_weighted: bool) -> InputError | None:
+        """What is wrong with weights that are a row of numbers, or with there being some or none."""
+        if self.weights_L is None:
+            return InputError("must be there: lookups are weighted", field="weights") if is_weighted else None
+        if not is_weighted:
+            return InputError(
+                "lookups are not weighted: leave them out, or make the engine with is_weighted=True", field="weights"
+            )
+        if len(self.weights_L) != len(self.ids_L):
+            return InputError(f"must be one for each id, {len(self.ids_L)}, got {len(self.weights_L)}", field="weights")
+        if self.weights_L.requires_grad:
+            return InputError("get no gradients: detach them", field="weights")
+        return None
 
     def lengths_fault(self, counts_F: Sequence[int], *, has_negative: bool) -> InputError | None:
         """What is wrong with the lengths, if anything is.
@@ -106,6 +134,7 @@ class BatchOfIds:
             lengths_FB=self.lengths_FB.to(device, non_blocking=non_blocking),
             ids_L=self.ids_L.to(device, non_blocking=non_blocking),
             inverse_FB=None if self.inverse_FB is None else self.inverse_FB.to(device, non_blocking=non_blocking),
+            weights_L=None if self.weights_L is None else self.weights_L.to(device, non_blocking=non_blocking),
         )
 
 
@@ -157,7 +186,7 @@ def as_batch(ids: object, features: Sequence[str], *, leaves_weights: bool = Fal
     Args:
         ids: A `BatchOfIds` or a `KeyedJaggedTensor`.
         features: Names of its features that are looked up.
-        leaves_weights: Whether weights of lookups are left aside, not refused.
+        leaves_weights: Whether weights of lookups are left aside.
     """
     if isinstance(ids, (BatchOfIds, InputError)):
         return ids
@@ -182,7 +211,7 @@ def _of_keyed(ids: KeyedJagged, features: Sequence[str], *, leaves_weights: bool
     """The features of a keyed tensor.
 
     Raises:
-        InputError: If it lacks one, has one twice, its lookups have weights, or there are too many or few lengths.
+        InputError: If it lacks one, has one twice, or there are too many or few lengths.
     """
     keys = list(ids.keys())
     place = {name: index for index, name in enumerate(keys)}
@@ -192,8 +221,6 @@ def _of_keyed(ids: KeyedJagged, features: Sequence[str], *, leaves_weights: bool
     if len(place) < len(keys):
         twice = next(name for name in keys if keys.count(name) > 1)
         raise InputError(f"has feature {shown(twice)} more than once", field="keys")
-    if not leaves_weights and ids.weights_or_none() is not None:
-        raise InputError("weighted lookups are not executed: leave the weights out", field="weights")
     sizes, lengths, order = ids.stride_per_key(), ids.lengths(), tuple(place[name] for name in features)
     is_even = len(set(sizes)) == 1
     if lengths.numel() != sum(sizes):
@@ -207,6 +234,7 @@ def _of_keyed(ids: KeyedJagged, features: Sequence[str], *, leaves_weights: bool
         order=None if keys == list(features) else order,
         sizes_F=None if is_even else tuple(sizes[row] for row in order),
         inverse_FB=_inverse(ids.inverse_indices_or_none(), features),
+        weights_L=None if leaves_weights else ids.weights_or_none(),
     )
     return batch if sorted(order) == list(range(len(keys))) else _chosen(batch, order)
 
@@ -234,16 +262,25 @@ def _chosen(batch: BatchOfIds, order: Sequence[int]) -> BatchOfIds:
     Raises:
         InputError: If the batch is a bad one.
     """
-    fault = batch.fault(len(batch.lengths_FB), batch.ids_L.device)
+    fault = batch.fault(len(batch.lengths_FB), batch.ids_L.device, is_weighted=batch.weights_L is not None)
     if fault is not None:
         raise fault
     has_negative, *counts = torch.cat([(batch.lengths_FB < 0).any().view(1), batch.lengths_FB.sum(1)]).tolist()
     fault = batch.lengths_fault(counts, has_negative=bool(has_negative))
     if fault is not None:
         raise fault
-    ids_of = torch.split(batch.ids_L, counts)
-    lengths_FB = torch.stack([batch.lengths_FB[row] for row in order])
-    return replace(batch, lengths_FB=lengths_FB, ids_L=torch.cat([ids_of[row] for row in order]), order=None)
+
+    def chosen(of_L: torch.Tensor) -> torch.Tensor:
+        pieces = torch.split(of_L, counts)
+        return torch.cat([pieces[row] for row in order])
+
+    return replace(
+        batch,
+        lengths_FB=torch.stack([batch.lengths_FB[row] for row in order]),
+        ids_L=chosen(batch.ids_L),
+        order=None,
+        weights_L=None if batch.weights_L is None else chosen(batch.weights_L),
+    )
 
 
 def as_keyed(

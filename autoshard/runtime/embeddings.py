@@ -133,6 +133,8 @@ class ShardedEmbeddings(torch.nn.Module):
         row_orders: For tables that are cut by access rank, row ids in falling access frequency, by table; those that
             are left out are in the order of their ids.
         counter: Counts which rows this process looks up, and is closed by whoever made it; None to count none.
+        is_weighted: Whether all batches have weights of their ids, by which rows are multiplied before bags are summed
+            up; weights get no gradients.
 
     Attributes:
         optimizer: Holds the learning rate of the tables, for `torch.optim.lr_scheduler`; the same on all processes.
@@ -160,10 +162,17 @@ class ShardedEmbeddings(torch.nn.Module):
         timer: StepTimer | None = None,
         row_orders: Mapping[str, torch.Tensor] | None = None,
         counter: AccessCounter | None = None,
+        is_weighted: bool = False,
     ) -> None:
         super().__init__()
         part = Participation.agree(
-            plan, settings, local_batch_size=local_batch_size, group=group, device=device, row_orders=row_orders
+            plan,
+            settings,
+            local_batch_size=local_batch_size,
+            group=group,
+            device=device,
+            row_orders=row_orders,
+            is_weighted=is_weighted,
         )
         self.timer = timer or StepTimer(part.device, enabled=False)
         self._counter = counter
@@ -259,8 +268,8 @@ class ShardedEmbeddings(torch.nn.Module):
             all else. Features are in the order of `feature_names`.
 
         Raises:
-            InputError: If the batch of a process lacks a feature, has weights, wrong lengths or an id that is no row of
-                its table, or is none: the same error on all processes, before any row is looked up. They can go on
+            InputError: If the batch of a process lacks a feature, has wrong lengths or weights, or an id that is no row
+                of its table, or is none: the same error on all processes, before any row is looked up. They can go on
                 with the next batch.
             ExecutionError: If the process group has been destroyed.
         """

@@ -100,7 +100,9 @@ class PlanExecution:
             known = {} if before is None else before.replicas.by_content
             known = {content: rows for content, rows in known.items() if content in kept}
             replicas = Replicas(owners, kernel_settings, part.group, device, timer, part.groups.world_ranks, known)
-            exchange = InputExchange(owners, orders, part.local_batch_size, part.groups, device)
+            exchange = InputExchange(
+                owners, orders, part.local_batch_size, part.groups, device, is_weighted=part.is_weighted
+            )
             return cls(
                 part=part,
                 settings=settings,
@@ -196,6 +198,7 @@ class PlanExecution:
             group=own.members,
             device=own.device,
             row_orders=row_orders,
+            is_weighted=own.is_weighted,
         )
         on_all(partial(self._check, plan, part), own.members, own.device)
         after = PlanExecution.make(plan, self.settings, part, row_orders, timer, self)

@@ -33,7 +33,7 @@ from autoshard.core import (
     TableSet,
     Tier,
 )
-from autoshard.core.errors import ExecutionError, InvalidOptionError, InvalidPlanError
+from autoshard.core.errors import ExecutionError, InputError, InvalidOptionError, InvalidPlanError
 from autoshard.core.quoting import shown
 from autoshard.evaluation.executable import is_fused_on_gpu
 from autoshard.formats.torchrec.configs import table_config
@@ -142,7 +142,13 @@ class TorchRecEmbeddings:
             initialise_held(state.weights_ND, self.owners.holdings[index], part.process, None, settings.seed)
 
     def __call__(self, ids: BatchOfIds) -> Embedded:
-        """Pooled embeddings of the local batch."""
+        """Pooled embeddings of the local batch.
+
+        Raises:
+            InputError: If its lookups are weighted.
+        """
+        if ids.weights_L is not None:
+            raise InputError("weighted lookups are not executed by the torchrec engine", field="weights")
         context = self._sharded.create_context()
         with self._timer.measure(Part.INPUT):
             distributed = self._sharded.input_dist(context, self._keyed(ids)).wait().wait()

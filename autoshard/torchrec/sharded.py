@@ -16,6 +16,7 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 from torchrec import KeyedJaggedTensor
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from typing_extensions import override
 
 from autoshard.core import Constraints, Optimizer, Pooling, ShardingPlan
@@ -53,8 +54,9 @@ class ShardedCollection(torch.nn.Module):
         options: Of `ShardedEmbeddings`.
 
     Raises:
-        InputError: If its lookups are weighted, it returns ids with the embeddings, several paths share it and an
-            optimizer has moments, or a table or its optimizer has what is not executed.
+        InputError: If it has feature processors, its lookups are weighted and a table is averaged, it returns ids with
+            the embeddings, several paths share it and an optimizer has moments, or a table or its optimizer has what is
+            not executed.
     """
 
     def __init__(self, collection: Collection, plan: ShardingPlan, settings: FusedSettings, **options: Any) -> None:
@@ -68,13 +70,14 @@ class ShardedCollection(torch.nn.Module):
                 "the features of all paths in one call, or train it with sgd",
                 field=field,
             )
-        if collection.is_weighted:
-            raise InputError("weighted lookups are not executed", field=field)
+        if isinstance(collection.module, FeatureProcessedEmbeddingBagCollection):
+            raise InputError("its feature processors are not executed, which weights give gradients to", field=field)
         if getattr(collection.module, "need_indices", bool)():
             raise InputError("embeddings are returned without ids; set need_indices=False", field=field)
         for config in collection.configs:
             _check_executed(collection.module, config.name, f"{field}.{config.name}")
-        self.embeddings = ShardedEmbeddings(plan, settings, **options)
+        self._is_weighted = collection.is_weighted
+        self.embeddings = ShardedEmbeddings(plan, settings, is_weighted=self._is_weighted, **options)
         self._wanted = [name for config in collection.configs for name in config.feature_names]
         given = [name for names in collection.embedding_names for name in names]
         self._names = dict(zip(self.embeddings.feature_names, given, strict=True))
@@ -93,12 +96,12 @@ class ShardedCollection(torch.nn.Module):
         self._frozen_C = torch.tensor([is_frozen for is_frozen, dim in pooled for _ in range(dim)], dtype=torch.bool)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedEmbeddings:
-        """Embeddings of the local batch, as the module returns them; weights of lookups are left aside, as there.
+        """Embeddings of the local batch, as the module returns them; where it is not weighted, weights are left aside.
 
         Raises:
             InputError: As `ShardedEmbeddings.forward`: on all processes.
         """
-        batch = as_batch(features, self._wanted, leaves_weights=True)
+        batch = as_batch(features, self._wanted, leaves_weights=not self._is_weighted)
         embedded = self.embeddings(batch)
         assert isinstance(batch, BatchOfIds)
         assert isinstance(embedded, Embedded)
@@ -221,8 +224,9 @@ def shard(
         InvalidPlanError: If the plan lacks a table, is of a table that differs from the model's, or holds one in a way
             that is not executed.
         InvalidTableError: If the model has what plans cannot hold, or a module of tables cannot be replaced everywhere.
-        InputError: If there is no process group, tables have no learning rate or several, a module is weighted, or a
-            table or its optimizer has what is not executed (weight decay, momentum, hooks, `padding_idx`).
+        InputError: If there is no process group, tables have no learning rate or several, a module has feature
+            processors, or a table or its optimizer has what is not executed (weight decay, momentum, hooks,
+            `padding_idx`; means where lookups are weighted).
     """
     found = read_model(model, batch_size=plan.tables.batch_size)
     beta1, beta2 = _agreed(found.collections, "betas", None, _BETAS)

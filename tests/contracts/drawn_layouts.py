@@ -55,9 +55,25 @@ def with_optimizers(plan, optimizers, dtype=DType.FP32):
         replace(table, optimizer=optimizer, dtype=dtype)
         for table, optimizer in zip(plan.tables.tables, itertools.cycle(optimizers), strict=False)
     ]
+    return with_tables(plan, tables)
+
+
+def with_tables(plan, tables):
+    """The plan, with other tables of the same names and sizes."""
     by_name = {table.name: table for table in tables}
     shards = [replace(one, shard=replace(one.shard, table=by_name[one.shard.table.name])) for one in plan.shards]
     return replace(plan, tables=replace(plan.tables, tables=tuple(tables)), shards=tuple(shards))
+
+
+def with_sums(plan):
+    """The plan, with sums in place of means, which have no weights."""
+    return with_tables(
+        plan,
+        [
+            replace(table, pooling=Pooling.SUM) if table.pooling is Pooling.MEAN else table
+            for table in plan.tables.tables
+        ],
+    )
 
 
 def other_layout(seed, plan):

@@ -15,7 +15,7 @@ from autoshard.runtime.engine.holdings import GroupOrder
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.training.reference import ReferenceEmbeddings, moment_blocks
 from studies.engines.host_waits import as_on_a_gpu
-from tests.contracts.drawn_layouts import drawn_plan, with_optimizers
+from tests.contracts.drawn_layouts import drawn_plan, with_optimizers, with_sums
 
 LEARNING_RATE, EPS, STEPS = 0.1, 1e-3, 4
 
@@ -30,23 +30,28 @@ def drawn_size(most, seed, step, process):
     return int(torch.randint(2 * most + 1, (), generator=generator))
 
 
-def drawn_batch(tables, most, seed, step, process):
+def drawn_batch(tables, most, seed, step, process, *, is_weighted):
     size = drawn_size(most, seed, step, process)
     generator = torch.Generator().manual_seed(77 + 1000 * seed + 10 * step + process)
     rows = [table.num_embeddings for table in tables.tables for _ in table.features]
     lengths_FB = torch.randint(4, (len(rows), size), generator=generator)
     ids = [torch.randint(n, (int(of.sum()),), generator=generator) for n, of in zip(rows, lengths_FB, strict=True)]
-    return BatchOfIds(lengths_FB, torch.cat(ids))
+    weights_L = torch.randn(int(lengths_FB.sum()), generator=generator) if is_weighted else None
+    return BatchOfIds(lengths_FB, torch.cat(ids), weights_L=weights_L)
 
 
 def keyed(batch, names):
     """The batch as a keyed tensor in another order, with a feature that no table looks up."""
     pieces, size = batch.per_feature()[::-1], batch.batch_size
     lengths = torch.cat([torch.ones(1, size, dtype=torch.int64), batch.lengths_FB.flip(0)])
+    weights = None
+    if batch.weights_L is not None:
+        weights = torch.cat([torch.zeros(size), *replace(batch, ids_L=batch.weights_L).per_feature()[::-1]])
     return KeyedJaggedTensor(
         keys=["other", *reversed(names)],
         values=torch.cat([torch.full((size,), 10**6), *pieces]),
         lengths=lengths.view(-1),
+        weights=weights,
     )
 
 
@@ -74,20 +79,22 @@ def largest(one, other):
     return float((one - other).detach().abs().max() / other.detach().abs().max().clamp(min=1))
 
 
-def error_of(seed, world_size, node_size, groups, optimizers):
+def error_of(seed, world_size, node_size, groups, optimizers, *, is_weighted):
     """How far outputs, weights and moments are off the reference."""
     plan, orders = drawn_plan(seed, world_size, node_size, replica_groups=groups)
     if optimizers:
         plan = with_optimizers(plan, optimizers)
+    if is_weighted:
+        plan = with_sums(plan)
     orders = {name: torch.from_numpy(ids) for name, ids in orders.items()}
     settings = FusedSettings(learning_rate=LEARNING_RATE, eps=EPS, seed=seed)
-    engine = ShardedEmbeddings(plan, settings, row_orders=orders)
+    engine = ShardedEmbeddings(plan, settings, row_orders=orders, is_weighted=is_weighted)
     reference = ReferenceEmbeddings(
         plan.tables, replace(settings, moment_scale=groups.moment_scale), blocks=moment_blocks(plan, orders)
     )
     rank, order = dist.get_rank(), GroupOrder.of(groups, dist.get_world_size())
     members = order.groups[order.group_of(rank)]
-    drawn, error = partial(drawn_batch, plan.tables, engine.local_batch_size, seed), 0.0
+    drawn, error = partial(drawn_batch, plan.tables, engine.local_batch_size, seed, is_weighted=is_weighted), 0.0
     for step in range(STEPS):
         batch = given = drawn(step, rank)
         if (seed + step + rank) % 2:
@@ -120,7 +127,7 @@ def error_of(seed, world_size, node_size, groups, optimizers):
     return error
 
 
-def errors_of(world_size, node_size, num_groups, num_plans, optimizers=()):
+def errors_of(world_size, node_size, num_groups, num_plans, optimizers=(), *, is_weighted=False):
     """Largest errors of drawn plans, by plan.
 
     Args:
@@ -129,6 +136,7 @@ def errors_of(world_size, node_size, num_groups, num_plans, optimizers=()):
         num_groups: Replica groups.
         num_plans: Plans.
         optimizers: Of the tables in turn; those that are drawn if left out.
+        is_weighted: Whether lookups are weighted.
     """
     # Averages would make the groups alike: they are another contract's.
     groups = ReplicaGroups(num_groups=num_groups, sync_every=STEPS + 1, moment_scale=float(num_groups))
@@ -136,6 +144,6 @@ def errors_of(world_size, node_size, num_groups, num_plans, optimizers=()):
     for seed in range(num_plans):
         # Half of them make room for what may come, as on a GPU, whose host does not know what does.
         with as_on_a_gpu() if seed % 2 else nullcontext():
-            errors[seed] = error_of(seed, world_size, node_size, groups, optimizers)
+            errors[seed] = error_of(seed, world_size, node_size, groups, optimizers, is_weighted=is_weighted)
     dist.all_reduce(errors, op=dist.ReduceOp.MAX)
     return errors.tolist()

@@ -1,6 +1,7 @@
 """Trains drawn plans on the CPU and on a pretended GPU, which have to agree to the last bit."""
 
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -14,7 +15,7 @@ from autoshard.runtime.engine.vectors import payload
 from autoshard.runtime.releases import fused_embedding
 from autoshard.runtime.state import free_device_bytes
 from autoshard.runtime.training.synthetic import draw_samples
-from tests.contracts.drawn_layouts import drawn_plan, other_layout
+from tests.contracts.drawn_layouts import drawn_plan, other_layout, with_sums
 from tests.runtime.pretended_gpu import CUDA, OnGpu, held, pretended
 
 SETTINGS = FusedSettings(learning_rate=0.1, eps=1e-3)
@@ -22,15 +23,18 @@ STEPS = 2
 MODULES = (averaging, participation, payload, replicated)
 
 
-def trained(plan, orders, device):
+def trained(plan, orders, device, *, is_weighted):
     """Embeddings of all steps, and all tables afterwards; on the CPU."""
     found = []
-    embeddings = ShardedEmbeddings(plan, SETTINGS, device=device, row_orders=orders)
+    embeddings = ShardedEmbeddings(plan, SETTINGS, device=device, row_orders=orders, is_weighted=is_weighted)
     for step in range(2 * STEPS):
         if step == STEPS:
             other, row_orders = other_layout(7, plan)
             embeddings.adopt(other, {name: torch.from_numpy(ids_N) for name, ids_N in row_orders.items()})
         batch = draw_samples(plan.tables, 1, embeddings.local_batch_size, (7, step, dist.get_rank())).ids
+        if is_weighted:
+            drawn = torch.Generator().manual_seed(step)
+            batch = replace(batch, weights_L=torch.randn(len(batch.ids_L), generator=drawn))
         embedded = embeddings(batch.to(device))
         outputs = [embedded.pooled_BC, *embedded.sequences.values()]
         sum(one.square().sum() for one in outputs).backward()
@@ -59,10 +63,11 @@ class FusedOnGpu:
         self.kernel = fused_embedding(sizes, **options, output_dtype=SparseType.FP32, device=torch.device("cpu"))
         self.dtype = output_dtype.as_dtype()
 
-    def __call__(self, ids_L, offsets):
+    def __call__(self, ids_L, offsets, weights_L=None):
         assert isinstance(ids_L, OnGpu)
         assert isinstance(offsets, OnGpu)
-        return OnGpu(self.kernel(*held((ids_L, offsets))).to(self.dtype))
+        assert weights_L is None or isinstance(weights_L, OnGpu)
+        return OnGpu(self.kernel(*held((ids_L, offsets, weights_L))).to(self.dtype))
 
     def split_embedding_weights(self):
         return [OnGpu(one) for one in self.kernel.split_embedding_weights()]
@@ -83,16 +88,17 @@ def on_gpu():
         fused.fused_embedding, execution.free_device_bytes = fused_embedding, free_device_bytes
 
 
-def compared(plan, orders):
+def compared(plan, orders, *, is_weighted):
     """How many tensors an engine on each device gave, and the largest differences of those that differ."""
     orders = {name: torch.from_numpy(ids_N) for name, ids_N in orders.items()}
-    expected = trained(plan, orders, torch.device("cpu"))
+    plan = with_sums(plan) if is_weighted else plan
+    expected = trained(plan, orders, torch.device("cpu"), is_weighted=is_weighted)
     with on_gpu():
-        actual = trained(plan, orders, CUDA)
+        actual = trained(plan, orders, CUDA, is_weighted=is_weighted)
     pairs = list(zip(actual, expected, strict=True))
     return len(pairs), [float((one - other).abs().max()) for one, other in pairs if not torch.equal(one, other)]
 
 
 def compare_all(drawn_plans):
-    """What `compared` gives for plans, each a seed and the number format on the wire."""
-    return [compared(*drawn_plan(seed, 2, 2, dtype)) for seed, dtype in drawn_plans]
+    """What `compared` gives for plans: each a seed, the number format on the wire, and whether lookups are weighted."""
+    return [compared(*drawn_plan(seed, 2, 2, dtype), is_weighted=weighted) for seed, dtype, weighted in drawn_plans]

@@ -5,6 +5,7 @@ next one that is looked up, and lines of a batch are locked until its backward p
 """
 
 import inspect
+from dataclasses import replace
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ class Cached(torch.nn.Module):
         self.lxu_cache_locations_list.append((indices.clone(), offsets.clone()))
         self.lxu_cache_locking_counter += 1
 
-    def forward(self, indices, offsets):
+    def forward(self, indices, offsets, per_sample_weights=None):
         if self.timesteps_prefetched:
             self.timesteps_prefetched.pop(0)
             filled_L, filled_offsets = self.lxu_cache_locations_list.pop(0)
@@ -52,7 +53,7 @@ class Cached(torch.nn.Module):
         else:
             self.calls.append("miss")
             self.lxu_cache_locking_counter += int(self.lock_cache_line)
-        output = self.module(indices, offsets)
+        output = self.module(indices, offsets, per_sample_weights)
         if output.requires_grad:
             output.register_hook(self._trained)
         return output
@@ -62,8 +63,8 @@ class Cached(torch.nn.Module):
         self.lxu_cache_locking_counter -= 1
 
 
-@pytest.fixture
-def cached(monkeypatch):
+@pytest.fixture(params=[False, True], ids=["plain", "weighted"])
+def cached(monkeypatch, request):
     """Embeddings whose one kernel is such a module, the module, and batches."""
     made, fuse = [], fused.fused_embedding
     monkeypatch.setattr(
@@ -76,9 +77,12 @@ def cached(monkeypatch):
 
     monkeypatch.setattr(torch.ops.fbgemm, "lxu_cache_locking_counter_decrement", decrement)
     plan = make.table_wise_plan([make.table("t", 40, 8), make.table("u", 30, 12)], [0, 0], world_size=1, batch_size=6)
-    embeddings = ShardedEmbeddings(plan, SETTINGS)
+    embeddings = ShardedEmbeddings(plan, SETTINGS, is_weighted=request.param)
     [module] = made
-    return embeddings, module, [draw_samples(plan.tables, 1, 6, (number,)).ids for number in range(4)]
+    batches = [draw_samples(plan.tables, 1, 6, (number,)).ids for number in range(4)]
+    if request.param:
+        batches = [replace(one, weights_L=torch.rand(len(one.ids_L))) for one in batches]
+    return embeddings, module, batches
 
 
 def ahead(embeddings, batches):

@@ -2,11 +2,12 @@
 
 import copy
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
 
-from autoshard.core import DType, Feature, Optimizer, Pooling
+from autoshard.core import DType, Exchange, Feature, Optimizer, Pooling
 from autoshard.core.errors import InputError
 from autoshard.core.step import StepCollective
 from autoshard.runtime.batch import BatchOfIds
@@ -63,7 +64,7 @@ def as_keyed_jagged(batch, names):
 
 
 def test_keyed_jagged_tensors_give_keyed_tensors_and_may_have_another_order(plan):
-    from torchrec import KeyedJaggedTensor, KeyedTensor
+    from torchrec import KeyedTensor
 
     batch = draw_samples(plan.tables, 1, BATCH_SIZE, (1,)).ids
     embeddings = ShardedEmbeddings(plan, SETTINGS)
@@ -80,11 +81,99 @@ def test_keyed_jagged_tensors_give_keyed_tensors_and_may_have_another_order(plan
     for repeated, name in (([0, 1, 2, 3, 1], "b"), ([3, 3, 0, 1, 2], "v_f"), ([2, 1, 2, 3, 0, 0], "u_f")):
         with pytest.raises(InputError, match=rf'^keys: has feature "{name}" more than once'):
             embeddings(keyed.permute(repeated))
-    weighted = KeyedJaggedTensor(
-        keys=keyed.keys(), values=keyed.values(), lengths=keyed.lengths(), weights=torch.ones(len(batch.ids_L))
+
+
+WEIGHTED = (
+    make.table("t", 40, 8, features=(Feature(name="a", pooling_factor=1.5), Feature(name="b", pooling_factor=2.0))),
+    make.table("u", 30, 12, features=(Feature(name="c", pooling_factor=1.0),), optimizer=Optimizer.SGD),
+    make.table("s", 20, 4, features=(Feature(name="d", pooling_factor=1.0),), pooling=Pooling.SEQUENCE),
+)
+
+
+def weighted_batch(plan, number):
+    batch = draw_samples(plan.tables, 2, BATCH_SIZE, (number,)).ids
+    weights_L = torch.randn(len(batch.ids_L), generator=torch.Generator().manual_seed(number))
+    return replace(batch, weights_L=weights_L)
+
+
+def loss_of(embedded):
+    return embedded.pooled_BC.square().sum() + embedded.sequences["d"].square().sum()
+
+
+@pytest.mark.parametrize("dtype", [DType.FP32, DType.FP16])
+def test_rows_of_weighted_lookups_are_multiplied_and_their_gradients_too(dtype):
+    from torchrec import KeyedJaggedTensor
+
+    tables = [replace(table, dtype=dtype) for table in WEIGHTED]
+    plan = make.table_wise_plan(tables, [0] * 3, world_size=1, batch_size=BATCH_SIZE)
+    other = replace(plan, shards=tuple(replace(one, exchange=Exchange.ROWS) for one in plan.shards))
+    embeddings = ShardedEmbeddings(plan, SETTINGS, is_weighted=True)
+    reference, worst = ReferenceEmbeddings(plan.tables, SETTINGS), 0.0
+    batches = [weighted_batch(plan, number) for number in range(4)]
+    for number, (batch, lookup) in enumerate(embeddings.pipelined(batches)):
+        embedded, expected = lookup.wait(), reference(batch)
+        worst = max(worst, float((embedded.pooled_BC - expected.pooled_BC).detach().abs().max()))
+        assert torch.allclose(embedded.sequences["d"], expected.sequences["d"], atol=2e-3)
+        for one, found in ((embeddings, embedded), (reference, expected)):
+            loss_of(found).backward()
+            one.end_step()
+        if number == 1:
+            embeddings.adopt(other)
+    tolerance = 1e-6 if dtype is DType.FP32 else 3e-2
+    assert worst < tolerance
+    for table in plan.tables.tables:
+        weights_ND = embeddings.table_state(table.name).weights_ND.float()
+        assert torch.allclose(weights_ND, reference.weights[table.name], atol=tolerance)
+    keyed = KeyedJaggedTensor(
+        keys=["a", "b", "c", "d"], values=batch.ids_L, lengths=batch.lengths_FB.view(-1), weights=batch.weights_L
     )
-    with pytest.raises(InputError, match=r"^weights: "):
-        embeddings(weighted)
+    expected_BC = embeddings(batch).pooled_BC
+    # In another order, and where the host reads how many ids a feature has that no table looks up.
+    for order in ([2, 0, 3, 1], [3, 0, 1, 2]):
+        assert torch.equal(embeddings(keyed.permute(order))[0].values(), expected_BC)
+    extra = KeyedJaggedTensor.concat([one_more(batch), keyed])
+    assert torch.equal(embeddings(extra)[0].values(), expected_BC)
+    with torch.inference_mode():
+        assert torch.equal(embeddings(batch).pooled_BC, expected_BC)
+
+
+def one_more(batch):
+    from torchrec import KeyedJaggedTensor
+
+    return KeyedJaggedTensor(
+        keys=["other"],
+        values=torch.arange(batch.batch_size),
+        lengths=torch.ones(batch.batch_size, dtype=torch.int64),
+        weights=torch.zeros(batch.batch_size),
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda _: None, "must be there: lookups are weighted"),
+        (lambda weights_L: weights_L.double(), "must be one row of float32 numbers, got torch.float64 of "),
+        (lambda weights_L: weights_L[:, None], "must be one row of float32 numbers, got torch.float32 of "),
+        (lambda weights_L: weights_L[1:], "must be one for each id, "),
+        (lambda weights_L: weights_L.tolist(), "must be a tensor, got list"),
+        (lambda weights_L: weights_L.to("meta"), "must be on cpu, got meta"),
+        (lambda weights_L: weights_L.requires_grad_(), "get no gradients: detach them"),
+    ],
+)
+def test_weights_that_are_none_are_refused_by_name(change, said):
+    plan = make.table_wise_plan(WEIGHTED, [0] * 3, world_size=1, batch_size=BATCH_SIZE)
+    embeddings, batch = ShardedEmbeddings(plan, SETTINGS, is_weighted=True), weighted_batch(plan, 0)
+    with pytest.raises(InputError, match=f"^weights: {said}"):
+        embeddings(replace(batch, weights_L=change(batch.weights_L.clone())))
+    embeddings(replace(batch, weights_L=torch.full_like(batch.weights_L, torch.inf)))
+
+
+def test_weights_are_refused_where_lookups_are_not_weighted():
+    plan = make.table_wise_plan(WEIGHTED, [0] * 3, world_size=1, batch_size=BATCH_SIZE)
+    with pytest.raises(
+        InputError, match=r"^weights: lookups are not weighted: leave them out, or make the engine with is_w"
+    ):
+        ShardedEmbeddings(plan, SETTINGS)(weighted_batch(plan, 0))
 
 
 @pytest.mark.parametrize("with_pooled", [False, True])

@@ -23,7 +23,16 @@ from tests.runtime.pretended_gpu import CUDA, OnGpu, WrongDeviceError, pretended
 ROOT = Path(__file__).parents[2]
 #: Drawn plans that have among them every split, pooling, exchange, optimizer and way to sum gradients, cut columns,
 #: rows that are sent once, row orders, eight-bit numbers on the wire, and such as a GPU's kernels give out themselves.
-PLANS = ((50, DType.FP32), (7, DType.INT8), (4, DType.FP32), (26, DType.FP16), (20, DType.BF16))
+PLANS = (
+    (50, DType.FP32, False),
+    (7, DType.INT8, False),
+    (4, DType.FP32, False),
+    (26, DType.FP16, False),
+    (20, DType.BF16, False),
+    (50, DType.FP32, True),
+    (4, DType.FP32, True),
+    (26, DType.FP16, True),
+)
 
 
 def test_the_device_is_told_from_the_cpu():

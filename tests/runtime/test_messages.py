@@ -1,15 +1,21 @@
 """Ids in the rooms of messages, whose sizes both ends know."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.ids.jagged import JaggedOrder, Runs
-from autoshard.runtime.engine.ids.messages import BufferSizes
+from autoshard.runtime.engine.ids.messages import BufferSizes, with_weights, without_weights
+from autoshard.runtime.engine.rows.fused import FusedSettings
+from autoshard.runtime.training.synthetic import draw_samples
 from studies.engines.host_waits import as_on_a_gpu
+from tests import builders as make
+from tests.ranks import on_ranks
 
 CPU = torch.device("cpu")
 SIZES = st.lists(st.integers(0, 4), min_size=1, max_size=6)
@@ -44,6 +50,33 @@ def test_an_order_needs_no_number_of_ids(order):
     with as_on_a_gpu():
         lengths, ids = JaggedOrder(order, 3, CPU)(lengths_NB, ids_L)
     assert (lengths.tolist(), ids[: len(expected)].tolist()) == (lengths_NB[order].tolist(), expected.tolist())
+
+
+def test_ids_and_the_bits_of_their_weights_come_back():
+    weights_L = torch.tensor([1.0, -0.0, -2.5, torch.inf, -torch.inf, torch.nan, 1e-45, 3e38])
+    ids_L = torch.tensor([0, 1, 2**31 - 1, 2**31 - 2, 5, 6, 7, 2**30])
+    for dtype in (torch.int64, torch.int32):
+        ids, weights = without_weights(with_weights(ids_L.to(dtype), weights_L))
+        assert torch.equal(ids, ids_L)
+        assert torch.equal(weights.view(torch.int32), weights_L.view(torch.int32))
+
+
+def bytes_of_ids(plan):
+    """That this process sends for a batch, without weights and with them."""
+    sent = []
+    for is_weighted in (False, True):
+        embeddings = ShardedEmbeddings(plan, FusedSettings(learning_rate=0.1), is_weighted=is_weighted)
+        ids = draw_samples(plan.tables, 1, embeddings.local_batch_size, (0,)).ids
+        embeddings(replace(ids, weights_L=torch.ones(len(ids.ids_L)) if is_weighted else None))
+        sent.append(embeddings.sent_bytes())
+        embeddings.close()
+    return [one["ids"] for one in sent], [one["lengths"] for one in sent]
+
+
+def test_a_weight_travels_as_4_bytes_beside_its_id():
+    for ids, lengths in on_ranks(bytes_of_ids, 2, make.table_wise_plan([make.table("a"), make.table("b")], [0, 1])):
+        assert 0 < 2 * ids[0] == ids[1]
+        assert lengths[0] == lengths[1]
 
 
 def test_both_ends_of_a_message_know_its_room():

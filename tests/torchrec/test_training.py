@@ -50,5 +50,5 @@ def test_models_that_cannot_be_replaced_whole_are_refused_and_left_as_they_were(
     told = results["towers"]["refusals"]
     assert told["stubborn"] == "kept.tables: cannot be replaced in the model: this tower keeps its tables"
     assert told["list"].startswith("plain[0]: is EmbeddingBagCollection in an attribute that is no submodule")
-    assert told["weighted"] == "1: weighted lookups are not executed"
+    assert told["processed"] == "1: its feature processors are not executed, which weights give gradients to"
     assert told["adaptive"].startswith("towers.0.inner.tables: stands at towers.1.inner.tables, again, too")

@@ -2,12 +2,15 @@
 
 import io
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, StepLR
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
+from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 
 from autoshard.core import GradSync, Optimizer, Tier
 from autoshard.core.errors import InputError
@@ -23,9 +26,9 @@ SCHEDULES = {
 }
 
 
-def pooled(name="t"):
+def pooled(name="t", *, is_weighted=False):
     config = EmbeddingBagConfig(name=name, num_embeddings=10, embedding_dim=8, feature_names=["id"])
-    return EmbeddingBagCollection(tables=[config])
+    return EmbeddingBagCollection(tables=[config], is_weighted=is_weighted)
 
 
 def sequence():
@@ -63,15 +66,21 @@ def make(kind):
     torch.manual_seed(0)
     if kind == "apart":
         return Towers(pooled(), pooled())
-    one = {"pooled": pooled, "sequence": sequence}[kind]()
+    one = {"pooled": pooled, "sequence": sequence, "weighted": partial(pooled, is_weighted=True)}[kind]()
     return Towers(one, one)
 
 
 def batches(step, rank):
+    """Batches with weights, which only weighted modules look at."""
     generator = torch.Generator().manual_seed(10 * step + rank)
     lengths = torch.ones(BATCH_SIZE, dtype=torch.int64)
     return [
-        KeyedJaggedTensor(keys=["id"], values=torch.randint(0, 10, (BATCH_SIZE,), generator=generator), lengths=lengths)
+        KeyedJaggedTensor(
+            keys=["id"],
+            values=torch.randint(0, 10, (BATCH_SIZE,), generator=generator),
+            lengths=lengths,
+            weights=torch.randn(BATCH_SIZE, generator=generator),
+        )
         for _ in range(2)
     ]
 
@@ -173,13 +182,14 @@ class Stubborn(torch.nn.Module):
 def refusals(machine):
     """What `shard` says of models that it cannot replace whole, and whether they are as they were."""
     one = pooled()
-    config = EmbeddingBagConfig(name="w", num_embeddings=10, embedding_dim=8, feature_names=["w"])
-    weighted = EmbeddingBagCollection(tables=[config], is_weighted=True)
+    processed = FeatureProcessedEmbeddingBagCollection(
+        pooled(is_weighted=True), PositionWeightedModuleCollection({"id": 4})
+    )
     adaptive = Optimizer.ROWWISE_ADAGRAD
     models = {
         "stubborn": (torch.nn.ModuleDict({"free": Tower(one), "kept": Stubborn(one)}), Optimizer.SGD),
         "list": (Towers(one, one), Optimizer.SGD),
-        "weighted": (torch.nn.ModuleList([pooled(), weighted]), Optimizer.SGD),
+        "processed": (torch.nn.ModuleList([pooled(), processed]), Optimizer.SGD),
         "adaptive": (Towers(one, one), adaptive),
     }
     told = {}
@@ -203,6 +213,9 @@ def results(machine):
         ("pooled", "data_parallel", "one cycle"),
         ("sequence", "row_wise", "step"),
         ("sequence", "data_parallel", "lambda"),
+        ("weighted", "table_wise", "none"),
+        ("weighted", "row_wise", "lambda"),
+        ("weighted", "data_parallel", "step"),
     ):
         differences[f"{kind} {layout} {schedule}"], sharded = trained(kind, machine, layout, schedule)
         replaced.append(paths_are_replaced(sharded))

@@ -19,24 +19,25 @@ SAMPLES = {"user": (3, 1, 0), "item": (6, 5, 2), "history": (2, 4, 1)}
 
 
 class Model(torch.nn.Module):
-    def __init__(self):
+    def __init__(self, is_weighted):
         super().__init__()
         torch.manual_seed(0)
-        poolings = {"user": PoolingType.SUM, "item": PoolingType.MEAN}
+        poolings = {"user": PoolingType.SUM, "item": PoolingType.SUM if is_weighted else PoolingType.MEAN}
         self.bags = EmbeddingBagCollection(
             tables=[
                 EmbeddingBagConfig(
                     name=f"t_{name}", num_embeddings=ROWS, embedding_dim=8, feature_names=[name], pooling=poolings[name]
                 )
                 for name in POOLED
-            ]
+            ],
+            is_weighted=is_weighted,
         )
         self.rows = EmbeddingCollection(
             tables=[EmbeddingConfig(name="t_history", num_embeddings=ROWS, embedding_dim=4, feature_names=[SEQUENCE])]
         )
 
 
-def draw(step, rank, *, has_inverse):
+def draw(step, rank, *, has_inverse, is_weighted=False):
     """A batch in another order than the tables'; of 7 samples in the result, if it has inverse indices."""
     generator = torch.Generator().manual_seed(10 * step + rank)
     keys = ["history", "item", "user"]
@@ -50,6 +51,7 @@ def draw(step, rank, *, has_inverse):
         keys=keys,
         values=ids,
         lengths=lengths,
+        weights=torch.randn(len(ids), generator=generator) if is_weighted else None,
         stride_per_key_per_rank=[[one] for one in sizes],
         inverse_indices=inverse,
     )
@@ -72,7 +74,13 @@ def features_of(model, batch, *, is_sharded):
         return {name: pooled[name] for name in POOLED}, lengths, values
     # Of several sizes, they make no keyed tensor: each feature by itself.
     tables = {name: model.bags.embedding_bags[f"t_{name}"] for name in POOLED}
-    return {name: tables[name](jagged[name].values(), jagged[name].offsets()) for name in POOLED}, lengths, values
+    found = {
+        name: tables[name](
+            jagged[name].values(), jagged[name].offsets(), per_sample_weights=jagged[name].weights_or_none()
+        )
+        for name in POOLED
+    }
+    return found, lengths, values
 
 
 def loss_of(found):
@@ -81,11 +89,11 @@ def loss_of(found):
     return sum(one.square().sum() for one in pooled.values()) + (rows.square() * weights).sum()
 
 
-def differences(has_inverse):
+def differences(has_inverse, is_weighted):
     """How far features of every step, and weights at the end, are off the unsharded modules'."""
     warnings.simplefilter("ignore")
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    trained = Model()
+    trained = Model(is_weighted)
     _apply_optimizer_in_backward(torch.optim.SGD, trained.parameters(), {"lr": LEARNING_RATE})
     tables, machine = tables_of(trained, batch_size=4 * world_size), make.topology(world_size)
     kinds = [
@@ -98,10 +106,10 @@ def differences(has_inverse):
         tables=tables,
         topology=machine,
     )
-    model, reference, found = shard(trained, plan), Model(), []
+    model, reference, found = shard(trained, plan), Model(is_weighted), []
     optimizer = torch.optim.SGD(reference.parameters(), lr=LEARNING_RATE)
     for step in range(STEPS):
-        batches = [draw(step, one, has_inverse=has_inverse) for one in range(world_size)]
+        batches = [draw(step, one, has_inverse=has_inverse, is_weighted=is_weighted) for one in range(world_size)]
         ours = features_of(model.module, batches[rank], is_sharded=True)
         expected = [features_of(reference, batch, is_sharded=False) for batch in batches]
         pairs = [(ours[0][name], expected[rank][0][name]) for name in POOLED]
@@ -116,13 +124,13 @@ def differences(has_inverse):
     weights = [*reference.bags.parameters(), *reference.rows.parameters()]
     for table, own in zip(tables.tables, weights, strict=True):
         found.append(float((model.table_state(table.name).weights_ND - own).detach().abs().max()))
-    told = refusal(model, rank) if has_inverse else ""
+    told = refusal(model, rank, is_weighted) if has_inverse else ""
     model.close()
     return max(found), told
 
 
-def refusal(model, rank):
-    batch = draw(0, rank, has_inverse=True)
+def refusal(model, rank, is_weighted):
+    batch = draw(0, rank, has_inverse=True, is_weighted=is_weighted)
     if rank == 1:
         batch.inverse_indices()[1][2, 3] = 9
     try:

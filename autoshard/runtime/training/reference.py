@@ -80,7 +80,13 @@ class ReferenceEmbeddings:
         features = [(table, feature.name) for table in self._tables for feature in table.features]
         limit = self._settings.max_gradient
         pooled, sequences = [torch.empty(ids.batch_size, 0)], {}
-        for (table, name), feature_ids, lengths in zip(features, ids.per_feature(), ids.lengths_FB, strict=True):
+        per_feature = ids.per_feature()
+        weights: Sequence[torch.Tensor | None] = [None] * len(features)
+        if ids.weights_L is not None:
+            weights = torch.split(ids.weights_L, [len(one) for one in per_feature])
+        for (table, name), feature_ids, lengths, weights_L in zip(
+            features, per_feature, ids.lengths_FB, weights, strict=True
+        ):
             weights_ND = self.weights[table.name]
             if torch.is_grad_enabled():
                 self._hits[table.name][feature_ids] = True
@@ -88,7 +94,9 @@ class ReferenceEmbeddings:
                 sequences[name] = embedding(feature_ids, weights_ND)
                 continue
             offsets = torch.cumsum(lengths, 0) - lengths
-            pooled.append(embedding_bag(feature_ids, weights_ND, offsets, mode=table.pooling.value))
+            pooled.append(
+                embedding_bag(feature_ids, weights_ND, offsets, mode=table.pooling.value, per_sample_weights=weights_L)
+            )
         embedded = Embedded(torch.cat(pooled, dim=1), sequences)
         for one in (embedded.pooled_BC, *sequences.values()):
             if limit is not None and one.requires_grad:

@@ -208,11 +208,13 @@ class Bucketized:
         lengths_DFB: Bag lengths by destination; of one batch, int32.
         offsets_L: Places of the rows among those that the destination holds of the holding.
         lookups_L: Lookup of the cut features that each is of; None if that is not asked for.
+        weights_L: Weight of each; None where lookups are not weighted.
     """
 
     lengths_DFB: torch.Tensor
     offsets_L: torch.Tensor
     lookups_L: torch.Tensor | None
+    weights_L: torch.Tensor | None
 
 
 class AddressMap:
@@ -277,22 +279,25 @@ class AddressMap:
         is_block = [span.kind == _BLOCK for span in spans]
         self._is_block_E = torch.tensor(is_block, device=device) if any(is_block) else None
 
-    def __call__(self, lengths_FB: torch.Tensor, ids_L: torch.Tensor, *, with_lookups: bool) -> Bucketized:
+    def __call__(
+        self, lengths_FB: torch.Tensor, ids_L: torch.Tensor, weights_L: torch.Tensor | None, *, with_lookups: bool
+    ) -> Bucketized:
         """Deals a batch's lookups to their destinations.
 
         Args:
             lengths_FB: Bag lengths of the cut features, int32.
             ids_L: Their ids, rows of their tables, int64.
+            weights_L: Weights of the ids; None where lookups are not weighted.
             with_lookups: Whether to say which lookup each is of.
         """
-        lengths, offsets_L, _, _, order_L = torch.ops.fbgemm.block_bucketize_sparse_features(
+        lengths, offsets_L, weights_L, _, order_L = torch.ops.fbgemm.block_bucketize_sparse_features(
             lengths_FB.reshape(-1),
             self._addresses(lengths_FB, ids_L),
             False,
             with_lookups,
             self._blocks_F,
             self.num_buckets,
-            None,
+            weights_L,
             None,
             -1,
             self._bounds,
@@ -301,7 +306,7 @@ class AddressMap:
         if with_lookups:
             lookup_L = torch.arange(len(order_L), device=order_L.device, dtype=order_L.dtype)
             lookups_L = torch.empty_like(order_L).scatter_(0, order_L, lookup_L)
-        return Bucketized(lengths.view(self.num_buckets, *lengths_FB.shape), offsets_L, lookups_L)
+        return Bucketized(lengths.view(self.num_buckets, *lengths_FB.shape), offsets_L, lookups_L, weights_L)
 
     def _addresses(self, lengths_FB: torch.Tensor, ids_L: torch.Tensor) -> torch.Tensor:
         """Virtual addresses, shape (L,)."""

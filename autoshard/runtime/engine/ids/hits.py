@@ -43,9 +43,19 @@ class KernelSlots:
         ids_L, counts = request.ids_L, request.counts
         if self.is_pooled:
             ids_L, counts = request.sums.ids_L, request.sums.counts_N
-        at, of = sum(counts[: self.slots.start]), counts[self.slots.start : self.slots.stop]
-        bases_L = torch.repeat_interleave(self.bases_S, staged(of, self.bases_S.device), output_size=sum(of))
-        return ids_L[at : at + sum(of)] + bases_L
+        own = self._lookups(counts)
+        of = staged(counts[self.slots.start : self.slots.stop], self.bases_S.device)
+        return ids_L[own] + torch.repeat_interleave(self.bases_S, of, output_size=own.stop - own.start)
+
+    def weights(self, request: Request) -> torch.Tensor | None:
+        """Weights of the rows, if lookups are weighted, of a kernel that gives out sums."""
+        sums = request.sums
+        return None if sums.weights_L is None else sums.weights_L[self._lookups(sums.counts_N)]
+
+    def _lookups(self, counts: Sequence[int]) -> slice:
+        """Those of the slots among all of a request."""
+        at = sum(counts[: self.slots.start])
+        return slice(at, at + sum(counts[self.slots.start : self.slots.stop]))
 
 
 def replica_slots(

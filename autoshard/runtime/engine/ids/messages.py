@@ -1,9 +1,9 @@
 """Lengths and ids on the wire: one message from each process to each.
 
-A message is int32: bag lengths, numbers, a flag and the batch's size, and ids of one number each (two in plans with a
-table of more rows than int32 can number), for which it has a set room. Last come the rows of replicas that a batch
-hits, in a room of their own. A message is put together on the device: how many ids there are is in the message, and the
-host need not know it before.
+A message is int32: bag lengths, numbers, a flag and the batch's size, and ids of one number each, for which it has a
+set room. They are two numbers each in plans with a table of more rows than int32 can number, and where lookups are
+weighted, whose second one is the weight. Last come the rows of replicas that a batch hits, in a room of their own. A
+message is put together on the device: how many ids there are is in the message, and the host need not know it before.
 
 Shape suffixes: N jagged rows (a feature's bags for one destination), B samples of a local batch, L lookups.
 """
@@ -22,6 +22,16 @@ from autoshard.evaluation.traffic import id_width
 def id_dtype(num_rows: Iterable[int]) -> torch.dtype:
     """As what numbers of rows travel, where there are so many rows in each place: int32 if it can hold them."""
     return torch.int32 if id_width(num_rows) == torch.int32.itemsize else torch.int64
+
+
+def with_weights(ids_L: torch.Tensor, weights_L: torch.Tensor) -> torch.Tensor:
+    """Ids below 2^31 as int64, with the bits of their float32 weights in the upper half."""
+    return ids_L | weights_L.view(torch.int32).long() << 32
+
+
+def without_weights(weighted_L: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids, int64, and their weights; the reverse of `with_weights`."""
+    return weighted_L & torch.iinfo(torch.int32).max, (weighted_L >> 32).int().view(torch.float32)
 
 
 class Flag(IntEnum):
@@ -43,11 +53,13 @@ class Jagged:
         lengths_NB: Bag lengths of slots whose sums are asked for.
         counts_N: Ids of each slot, on the host.
         ids_L: The ids, places of rows: int32 or int64.
+        weights_L: Their weights; None where lookups are not weighted.
     """
 
     lengths_NB: torch.Tensor
     counts_N: tuple[int, ...]
     ids_L: torch.Tensor
+    weights_L: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,6 +75,32 @@ class Request:
     sums: Jagged
     counts: tuple[int, ...]
     ids_L: torch.Tensor
+
+    @classmethod
+    def of(
+        cls,
+        lengths_NB: torch.Tensor,
+        counts_N: tuple[int, ...],
+        sums_L: torch.Tensor,
+        counts: tuple[int, ...],
+        rows_L: torch.Tensor,
+        *,
+        is_weighted: bool,
+    ) -> Request:
+        """A request as it travels.
+
+        Args:
+            lengths_NB: Bag lengths of slots whose sums are wanted.
+            counts_N: Ids of each slot.
+            sums_L: The ids.
+            counts: Rows of each holding whose rows are wanted.
+            rows_L: Their places.
+            is_weighted: Whether ids and places are as `with_weights` gives them; rows are wanted as they are.
+        """
+        weights_L: torch.Tensor | None = None
+        if is_weighted:
+            (sums_L, weights_L), (rows_L, _) = without_weights(sums_L), without_weights(rows_L)
+        return cls(Jagged(lengths_NB, counts_N, sums_L, weights_L), counts, rows_L)
 
 
 class BufferSizes:

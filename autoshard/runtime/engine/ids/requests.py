@@ -30,7 +30,14 @@ from autoshard.runtime.engine.ids.distinct import Distinct, DistinctRows
 from autoshard.runtime.engine.ids.faults import fault_of_all, first_group
 from autoshard.runtime.engine.ids.hits import HitExchange, HitRows, ToldRows
 from autoshard.runtime.engine.ids.jagged import JaggedOrder, Runs
-from autoshard.runtime.engine.ids.messages import BufferSizes, Flag, Jagged, Request, id_dtype
+from autoshard.runtime.engine.ids.messages import (
+    BufferSizes,
+    Flag,
+    Request,
+    id_dtype,
+    with_weights,
+    without_weights,
+)
 from autoshard.runtime.engine.ids.turns import AT_ONCE, Turn
 from autoshard.runtime.engine.staging import staged, waits
 
@@ -66,6 +73,7 @@ class DistributedBatch:
         rows: Lookups whose rows come from other processes, or from this one's kernels, process by process; and last
             those that are read from replicas here. None if there are none.
         bucketized: Lookups of features that are cut, by destination; None if there are none.
+        weights_L: Weights of this process's ids; None where lookups are not weighted.
         hits: Rows of this process's replicas whose gradients meet, kernel by kernel.
         ownership: That of the plan it was distributed under.
     """
@@ -78,6 +86,7 @@ class DistributedBatch:
     local: Request
     rows: RowLookups | None
     bucketized: Bucketized | None
+    weights_L: torch.Tensor | None = None
     hits: tuple[HitRows, ...] = ()
     ownership: Ownership | None = None
 
@@ -92,11 +101,12 @@ class _Asked:
         lengths_FB: Its bag lengths, filled up with samples without ids; none of them where they are wrong.
         counts_F: Its ids of each feature, int64.
         given_L: Its ids, feature by feature.
+        weights_L: Their weights; None where lookups are not weighted.
         bucketized: Lookups of features that are cut, by destination; None if there are none.
         lengths_SB: Bag lengths of the jagged rows that messages are made of.
         lengths_NB: Those of messages, in the order in which they travel.
         counts_N: Their ids.
-        ids_L: Their ids, and last those of rows that are asked for once.
+        ids_L: Their ids, with weights where lookups are weighted, and last those of rows that are asked for once.
         once: Rows that are asked for once; None for none.
         bounds_X: Bounds of the runs of ids that make up messages.
         told: Rows of replicas that the batch hits; None for none.
@@ -107,6 +117,7 @@ class _Asked:
     lengths_FB: torch.Tensor
     counts_F: torch.Tensor
     given_L: torch.Tensor
+    weights_L: torch.Tensor | None
     bucketized: Bucketized | None
     lengths_SB: torch.Tensor
     lengths_NB: torch.Tensor
@@ -164,6 +175,7 @@ class InputExchange:
         local_batch_size: The usual number of samples of a process's batch.
         groups: The processes; those of other replica groups refuse a bad batch, too.
         device: Where batches are.
+        is_weighted: Whether ids have weights, of all processes: each travels with its id, as one number.
 
     Attributes:
         counter: Counts the ids of batches that were exchanged; None to count none.
@@ -179,8 +191,10 @@ class InputExchange:
         local_batch_size: int,
         groups: JoinedGroups,
         device: torch.device,
+        *,
+        is_weighted: bool = False,
     ) -> None:
-        self._ownership, self._device = ownership, device
+        self._ownership, self._device, self._is_weighted = ownership, device, is_weighted
         self.counter: AccessCounter | None = None
         self._group, self._peers = groups.own, groups.peers
         self._num_groups = len(groups.world_ranks)
@@ -202,7 +216,8 @@ class InputExchange:
         self._zero = torch.zeros((), dtype=torch.int64, device=device)
         self._nothing = torch.zeros(1, dtype=torch.int32, device=device)
         self._samples = (0, torch.zeros(1, dtype=torch.int64, device=device))
-        self._id_dtype = id_dtype([*(table.num_embeddings for table in tables), ownership.most_replicated_rows])
+        most_rows = (*(table.num_embeddings for table in tables), ownership.most_replicated_rows)
+        self._id_dtype = torch.int64 if is_weighted else id_dtype(most_rows)
         cut = _cut_features(ownership, reader, orders, all_of_them=waits(device))
         self.addresses = AddressMap(cut, ownership.holdings, reader, orders, device) if cut else None
         cut = self.addresses.features if self.addresses else []
@@ -324,7 +339,10 @@ class InputExchange:
         Raises:
             InputError: If a process has none, or one that cannot be looked up: the same on all processes.
         """
-        fault = batch if isinstance(batch, InputError) else batch.fault(self._num_features, self._device)
+        if isinstance(batch, InputError):
+            fault: InputError | None = batch
+        else:
+            fault = batch.fault(self._num_features, self._device, is_weighted=self._is_weighted)
         asked = self._asks(batch, fault)
         came = self._sent(asked, turn, agree=self._peers is not None)
         refusal = self._refusal(batch, fault, came, turn)
@@ -350,6 +368,8 @@ class InputExchange:
             ids_L, counts_F, num_samples = lengths_FB.new_empty(0, dtype=torch.int64), lengths_FB.sum(1), 0
         else:
             lengths_FB, ids_L, counts_F, is_good = self._checked(batch)
+            if batch.weights_L is not None:
+                ids_L = with_weights(ids_L, batch.weights_L)
             if batch.order is not None:
                 lengths_FB, ids_L, counts_F = self._in_order(batch.order, lengths_FB, ids_L, counts_F)
             num_samples = batch.batch_size
@@ -359,9 +379,11 @@ class InputExchange:
             lengths_FB = pad(lengths_FB, (0, self._batch_size - lengths_FB.shape[1]))
         bucketized, source_L, lengths_SB = None, ids_L, lengths_FB
         if self.addresses is not None:
-            cut = self._cut_order(lengths_FB, ids_L)
-            bucketized = self.addresses(*cut, with_lookups=self._has_cut_rows)
+            cut_FB, cut_L = self._cut_order(lengths_FB, ids_L)
+            bucketized = self.addresses(cut_FB, *self._apart(cut_L), with_lookups=self._has_cut_rows)
             lengths_SB, source_L = bucketized.lengths_DFB.view(-1, self._batch_size), bucketized.offsets_L
+            if bucketized.weights_L is not None:
+                source_L = with_weights(source_L, bucketized.weights_L)
             if self._has_whole:
                 lengths_SB, source_L = torch.cat([lengths_FB, lengths_SB]), torch.cat([ids_L, source_L])
         lengths_NB, wire_L = self._wire_order(lengths_SB, source_L)
@@ -369,10 +391,11 @@ class InputExchange:
             wire_L = wire_L.clone()  # which may be written to before the rows of copies here are looked up
         counts_N = counts_F if lengths_NB is lengths_FB else lengths_NB.sum(1)
         once, bounds_X = None, torch.ops.fbgemm.asynchronous_complete_cumsum(counts_N)
+        plain_L, _ = self._apart(wire_L)
         if any(self._is_once):
-            once = self._once(self._once_order(lengths_NB, wire_L)[1], self._once_order.of(counts_N))
+            once = self._once(self._once_order(lengths_NB, plain_L)[1], self._once_order.of(counts_N))
             bounds_X = torch.cat([bounds_X, once.ends_K + len(wire_L)])
-        told = self._hits.of(lengths_NB, wire_L, counts_N)
+        told = self._hits.of(lengths_NB, plain_L, counts_N)
         if once is not None:
             wire_L = torch.cat([wire_L, once.rows_U])
         return _Asked(
@@ -380,7 +403,7 @@ class InputExchange:
             num_samples,
             lengths_FB,
             counts_F,
-            ids_L,
+            *self._apart(ids_L),
             bucketized,
             lengths_SB,
             lengths_NB,
@@ -390,6 +413,10 @@ class InputExchange:
             bounds_X,
             told,
         )
+
+    def _apart(self, ids_L: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Ids, and their weights where lookups are weighted."""
+        return without_weights(ids_L) if self._is_weighted else (ids_L, None)
 
     def _checked(self, batch: BatchOfIds) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Lengths, ids and ids of each feature, those that are wrong replaced; and whether none is.
@@ -625,7 +652,8 @@ class InputExchange:
             num_told = sum(map(len, self._hits.told))
             self.hit_bytes += self._hits.num_told(came.own[-2 - num_told : -2]) * self._id_dtype.itemsize
         rows_H = came.own[self._num_wire : self._num_wire + len(self._is_once)]
-        wire = _Wire(asked, came.own[: self._num_wire], rows_H, self._slots, self._is_once)
+        counts_N = came.own[: self._num_wire]
+        wire = _Wire(asked, counts_N, rows_H, self._slots, self._is_once, is_weighted=self._is_weighted)
         served = [
             self._request(lengths_NB, ids_L, numbers, of)
             for lengths_NB, ids_L, numbers, of in zip(
@@ -637,6 +665,7 @@ class InputExchange:
             num_samples=asked.num_samples,
             lengths_FB=asked.lengths_FB,
             counts_F=came.counts_F,
+            weights_L=asked.weights_L,
             served=tuple(served),
             local=wire.local(),
             rows=None if self._rows_order is None else self._row_lookups(self._rows_order, asked, came.counts_F, wire),
@@ -645,13 +674,15 @@ class InputExchange:
             ownership=self._ownership,
         )
 
-    @staticmethod
-    def _request(lengths_NB: torch.Tensor, ids_L: torch.Tensor, numbers: Sequence[int], of: OwnerRequest) -> Request:
+    def _request(
+        self, lengths_NB: torch.Tensor, ids_L: torch.Tensor, numbers: Sequence[int], of: OwnerRequest
+    ) -> Request:
         """What a process asks for."""
         num_sums = len(of.sums)
         of_sums, of_rows = tuple(numbers[:num_sums]), tuple(numbers[num_sums : num_sums + len(of.rows)])
         first, last = sum(of_sums), sum(of_sums) + sum(of_rows)
-        return Request(Jagged(lengths_NB, of_sums, ids_L[:first]), of_rows, ids_L[first:last])
+        sums_L, rows_L = ids_L[:first], ids_L[first:last]
+        return Request.of(lengths_NB, of_sums, sums_L, of_rows, rows_L, is_weighted=self._is_weighted)
 
     def _row_lookups(self, order: JaggedOrder, asked: _Asked, counts_F: Sequence[int], wire: _Wire) -> RowLookups:
         """Which lookup each row answers."""
@@ -712,6 +743,7 @@ class _Wire:
         rows_H: Rows of each holding that are asked for.
         slots: Jagged rows of each owner, and last of what is read here.
         is_once: For each holding whose rows are asked for, whether each is once.
+        is_weighted: Whether lookups are weighted.
     """
 
     def __init__(
@@ -721,8 +753,11 @@ class _Wire:
         rows_H: Sequence[int],
         slots: Sequence[tuple[range, Sequence[range]]],
         is_once: Sequence[bool],
+        *,
+        is_weighted: bool,
     ) -> None:
         self._asked, self._counts_N, self._slots, self._is_once = asked, counts_N, slots, is_once
+        self._is_weighted = is_weighted
         rows = iter(rows_H)
         self._num_rows = [tuple(islice(rows, len(of))) for _, of in slots]
 
@@ -739,9 +774,6 @@ class _Wire:
         (sums, of_holdings), num_rows = self._slots[-1], self._num_rows[-1]
         starts, ids_L = [0, *accumulate(self._counts_N)], self._asked.ids_L
         counts = tuple(self._counts_N[sums.start : sums.stop])
-        of_sums = Jagged(
-            self._asked.lengths_NB[sums.start : sums.stop], counts, ids_L[starts[sums.start] : starts[sums.stop]]
-        )
         first_once = len(ids_L) - (0 if self._asked.once is None else len(self._asked.once.rows_U))
         rows_before = [of for of_owner in self._num_rows[:-1] for of in of_owner]
         first_once += sum(of for of, once in zip(rows_before, self._is_once, strict=False) if once)
@@ -750,7 +782,14 @@ class _Wire:
             start = first_once if once else starts[rows.start]
             ids.append(ids_L[start : start + number])
             first_once += number if once else 0
-        return Request(of_sums, num_rows, torch.cat(ids) if ids else ids_L[:0])
+        return Request.of(
+            self._asked.lengths_NB[sums.start : sums.stop],
+            counts,
+            ids_L[starts[sums.start] : starts[sums.stop]],
+            num_rows,
+            torch.cat(ids) if ids else ids_L[:0],
+            is_weighted=self._is_weighted,
+        )
 
 
 def _slots(by_owner: Sequence[tuple[Sequence[int], Sequence[Sequence[int]]]]) -> list[tuple[range, list[range]]]:

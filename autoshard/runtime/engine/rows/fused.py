@@ -211,9 +211,11 @@ class FusedKernel:
             return ids_L % self._kept_F
         return ids_L % torch.repeat_interleave(self._kept_F, lengths_FG.sum(dim=1), output_size=len(ids_L))
 
-    def sums(self, ids_L: torch.Tensor, lengths_FG: torch.Tensor) -> torch.Tensor:
-        """Sums over bags, of shape (G, O)."""
-        output_GO = self._looked_up(ids_L, _offsets(ids_L, lengths_FG))
+    def sums(
+        self, ids_L: torch.Tensor, lengths_FG: torch.Tensor, weights_L: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Sums over bags, of rows times their weights if there are some; shape (G, O)."""
+        output_GO = self._looked_up(ids_L, _offsets(ids_L, lengths_FG), weights_L)
         if self._marks_N is not None:
             first_L = torch.repeat_interleave(self._first_F, lengths_FG.sum(dim=1), output_size=len(ids_L))
             _mark_with_gradient(output_GO, self._marks_N, ids_L + first_L)
@@ -250,7 +252,9 @@ class FusedKernel:
             places_L = self.module.lxu_cache_locations_list.pop()
             torch.ops.fbgemm.lxu_cache_locking_counter_decrement(self.module.lxu_cache_locking_counter, places_L)
 
-    def _looked_up(self, ids_L: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    def _looked_up(
+        self, ids_L: torch.Tensor, offsets: torch.Tensor, weights_L: torch.Tensor | None = None
+    ) -> torch.Tensor:
         if self.fills_ahead:
             # A lookup keeps its rows in the cache until its backward pass; without one, for good.
             self.module.lock_cache_line = torch.is_grad_enabled()
@@ -259,11 +263,11 @@ class FusedKernel:
             self.module.iter_cpu.fill_(self._step.number - 1)
             self.module.iter.fill_(self._step.number - 1)
         if not torch.is_inference_mode_enabled():
-            output: torch.Tensor = self.module(ids_L, offsets)
+            output: torch.Tensor = self.module(ids_L, offsets, weights_L)
             return output
         # FBGEMM's kernels of CPUs are found by way of autograd, which inference mode leaves out.
         with torch.inference_mode(mode=False), torch.no_grad():
-            output = self.module(ids_L, offsets)
+            output = self.module(ids_L, offsets, weights_L)
         return output
 
     def set_step(self, step: UpdateStep) -> None:

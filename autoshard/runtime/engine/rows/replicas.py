@@ -19,7 +19,13 @@ from autoshard.runtime.engine.ids.messages import Request
 from autoshard.runtime.engine.rows.averaging import RowStates
 from autoshard.runtime.engine.rows.fused import FusedSettings, UpdateStep
 from autoshard.runtime.engine.rows.replicated import GradientSync, SyncedRows, holder_groups, places_of
-from autoshard.runtime.engine.rows.torch_rows import TorchRows, one_below_the_other, side_by_side, summed_by_place
+from autoshard.runtime.engine.rows.torch_rows import (
+    TorchRows,
+    one_below_the_other,
+    side_by_side,
+    summed_by_place,
+    weighted,
+)
 from autoshard.runtime.timing import Part, StepTimer
 
 
@@ -30,14 +36,14 @@ class ReplicaLookups:
     Attributes:
         sums_BW: Sums of bags; None if none are asked for.
         rows: Rows, kernel by kernel.
-        slots: For each block of columns with one kernel: the key, rows and bags of its lookups, and its first column
-            and number of features.
+        slots: For each block of columns with one kernel: the key, rows, bags and, where they are weighted, weights of
+            its lookups, and its first column and number of features.
         asked: For each of `rows` the key and the rows' numbers.
     """
 
     sums_BW: torch.Tensor | None
     rows: tuple[torch.Tensor, ...]
-    slots: tuple[tuple[KernelKey, torch.Tensor, torch.Tensor, int, int], ...]
+    slots: tuple[tuple[KernelKey, torch.Tensor, torch.Tensor, torch.Tensor | None, int, int], ...]
     asked: tuple[tuple[KernelKey, torch.Tensor], ...]
 
 
@@ -185,21 +191,24 @@ class Replicas:
                 wanted.append((of.key, rows_L))
                 continue
             lengths_X = request.sums.lengths_NB[of.slots.start : of.slots.stop].reshape(-1)
-            sums.append(side_by_side(kernel.rows.sums(rows_L, lengths_X), num_slots, B))
+            weights_L = of.weights(request)
+            sums.append(side_by_side(kernel.rows.sums(rows_L, lengths_X, weights_L), num_slots, B))
             bags = torch.arange(len(lengths_X), device=self._device)
             bags_L = torch.repeat_interleave(bags, lengths_X, output_size=len(rows_L))
-            known.append((of.key, rows_L, bags_L, column, num_slots))
+            known.append((of.key, rows_L, bags_L, weights_L, column, num_slots))
             column += sums[-1].shape[1]
         sums_BW = None if not sums else sums[0] if len(sums) == 1 else torch.cat(sums, dim=1)
         return ReplicaLookups(sums_BW, tuple(rows), tuple(known), tuple(wanted))
 
     def collect(self, looked: ReplicaLookups, sums_BW: torch.Tensor | None, rows: Sequence[torch.Tensor]) -> None:
         """Takes the gradients of a request, to be applied by `update`."""
-        for key, rows_L, bags_L, column, num_features in looked.slots:
+        for key, rows_L, bags_L, weights_L, column, num_features in looked.slots:
             assert sums_BW is not None, "sums were asked for"
             dim = self._kernels[key].rows.weights_ND.shape[1]
-            block = sums_BW[:, column : column + num_features * dim]
-            self._add(key, rows_L, bags_L, one_below_the_other(block, num_features))
+            gradients_XD = one_below_the_other(sums_BW[:, column : column + num_features * dim], num_features)
+            if weights_L is not None:
+                bags_L, gradients_XD = weighted(bags_L, gradients_XD, weights_L)
+            self._add(key, rows_L, bags_L, gradients_XD)
         for (key, rows_L), gradients_LD in zip(looked.asked, rows, strict=True):
             self._add(key, rows_L, torch.arange(len(rows_L), device=self._device), gradients_LD)
 

@@ -175,8 +175,8 @@ class FusedKernels:
             batch = ahead.arrived()
             if batch is None:
                 return
-            inputs = (*self._sum_inputs(batch), *((self._row_ids(batch, one), None) for one in self._rows))
-            for kernel, (ids_L, lengths_FG) in zip(self._kernels, inputs, strict=True):
+            inputs = (*self._sum_inputs(batch), *((self._row_ids(batch, one), None, None) for one in self._rows))
+            for kernel, (ids_L, lengths_FG, _) in zip(self._kernels, inputs, strict=True):
                 if isinstance(kernel, FusedKernel) and kernel.fills_ahead:
                     kernel.fill(ids_L, lengths_FG, here)
         self._filled = batch
@@ -200,23 +200,26 @@ class FusedKernels:
             return LookupOutput(nothing, ())
         return LookupOutput(torch.cat(sums, dim=1) if len(sums) > 1 else sums[0] if sums else None, tuple(rows))
 
-    def _sum_inputs(self, batch: DistributedBatch) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Ids and bag lengths, (F, G), of every kernel that gives out sums."""
+    def _sum_inputs(self, batch: DistributedBatch) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
+        """Ids, bag lengths, (F, G), and weights if there are some, of every kernel that gives out sums."""
         if not self._sums:
             return []
         num, asked = self._num_sums, [one.sums for one in batch.served]
         lengths_NB = torch.cat([one.lengths_NB[:num] for one in asked])
         ids_L = torch.cat([one.ids_L[: sum(one.counts_N[:num])] for one in asked])
+        given = [one.weights_L[: sum(one.counts_N[:num])] for one in asked if one.weights_L is not None]
+        weights_L = torch.cat(given) if given else None
         if self._by_feature is not None:
-            lengths_NB, ids_L, _ = torch.ops.fbgemm.permute_2D_sparse_data(
-                self._by_feature, lengths_NB, ids_L, None, len(ids_L)
+            lengths_NB, ids_L, weights_L = torch.ops.fbgemm.permute_2D_sparse_data(
+                self._by_feature, lengths_NB, ids_L, weights_L, len(ids_L)
             )
         lengths_FG = lengths_NB.view(num, -1)
         inputs, first, start = [], 0, 0
         for one in self._sums:
             last = first + one.num_features
             stop = start + sum(sum(of.counts_N[first:last]) for of in asked)
-            inputs.append((ids_L[start:stop].long(), lengths_FG[first:last]))
+            weights = None if weights_L is None else weights_L[start:stop]
+            inputs.append((ids_L[start:stop].long(), lengths_FG[first:last], weights))
             first, start = last, stop
         return inputs
 
@@ -232,12 +235,16 @@ class FusedKernels:
         return torch.cat(ids) if ids else torch.empty(0, dtype=torch.int64, device=self._device)
 
     def _timed(
-        self, kernel: FusedKernel | TorchKernel, ids_L: torch.Tensor, lengths_FG: torch.Tensor | None = None
+        self,
+        kernel: FusedKernel | TorchKernel,
+        ids_L: torch.Tensor,
+        lengths_FG: torch.Tensor | None = None,
+        weights_L: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if isinstance(kernel, FusedKernel) and kernel.shares_rows:
             with self._timer.clock.uncounted():
                 ids_L = kernel.shared(ids_L, lengths_FG)
         with self._timer.measure(Part.FORWARD_KERNEL):
-            output = kernel.rows(ids_L) if lengths_FG is None else kernel.sums(ids_L, lengths_FG)
+            output = kernel.rows(ids_L) if lengths_FG is None else kernel.sums(ids_L, lengths_FG, weights_L)
         self._timer.measure_backward(output, Part.BACKWARD_KERNEL)
         return output

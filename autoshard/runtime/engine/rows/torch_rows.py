@@ -75,17 +75,15 @@ class TorchRows:
         """Weights, moments and marks."""
         return RowStates(self.weights_ND, self.moments, self.marks_N)
 
-    def sums(self, rows_L: torch.Tensor, lengths_X: torch.Tensor) -> torch.Tensor:
-        """Sums over bags, fp32 of shape (X, D)."""
-        offsets = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths_X.long())
-        if self.weights_ND.dtype is torch.float32:
-            return embedding_bag(rows_L, self.weights_ND, offsets, mode="sum", include_last_offset=True)
+    def sums(
+        self, rows_L: torch.Tensor, lengths_X: torch.Tensor, weights_L: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Sums over bags, of rows times their weights if there are some; fp32 of shape (X, D)."""
+        offsets, table_ND = torch.ops.fbgemm.asynchronous_complete_cumsum(lengths_X.long()), self.weights_ND
+        if table_ND.dtype is not torch.float32:
+            rows_L, table_ND = torch.arange(len(rows_L), device=rows_L.device), self.rows(rows_L)
         return embedding_bag(
-            torch.arange(len(rows_L), device=rows_L.device),
-            self.rows(rows_L),
-            offsets,
-            mode="sum",
-            include_last_offset=True,
+            rows_L, table_ND, offsets, mode="sum", include_last_offset=True, per_sample_weights=weights_L
         )
 
     def rows(self, rows_L: torch.Tensor) -> torch.Tensor:
@@ -242,6 +240,19 @@ def summed_by_place(
     return embedding_bag(source_L[order_L], gradients_XD, counts.cumsum(0) - counts, mode="sum")
 
 
+def weighted(
+    source_L: torch.Tensor, gradients_XD: torch.Tensor, weights_L: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of weighted lookups, each its own: which one each passes on, and all of them, (L, D).
+
+    Args:
+        source_L: The gradient of the bag that each lookup is in.
+        gradients_XD: Gradients of bags.
+        weights_L: Weights of the lookups.
+    """
+    return torch.arange(len(source_L), device=source_L.device), gradients_XD[source_L] * weights_L[:, None]
+
+
 def side_by_side(sums_XD: torch.Tensor, num_features: int, B: int) -> torch.Tensor:
     """Sums of features one below the other, as columns of the bags' samples."""
     if num_features == 1:
@@ -265,6 +276,7 @@ class _Lookup(NamedTuple):
     rows_L: torch.Tensor
     lengths_X: torch.Tensor | None
     num_features: int
+    weights_L: torch.Tensor | None = None
 
 
 class TorchKernel:
@@ -298,15 +310,18 @@ class TorchKernel:
         # Autograd goes back to what has an input that takes gradients.
         self._anchor = torch.zeros((), device=device, requires_grad=True)
 
-    def sums(self, ids_L: torch.Tensor, lengths_FG: torch.Tensor) -> torch.Tensor:
-        """Sums over bags, of shape (G, O)."""
+    def sums(
+        self, ids_L: torch.Tensor, lengths_FG: torch.Tensor, weights_L: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Sums over bags, of rows times their weights if there are some; shape (G, O)."""
         lookups, at, first = [], 0, 0
         counts_F = lengths_FG.sum(dim=1).tolist()
         for num_features in self._features_T:
             last = first + num_features
-            num_ids = sum(counts_F[first:last])
-            lookups.append(_Lookup(ids_L[at : at + num_ids], lengths_FG[first:last].reshape(-1), num_features))
-            at, first = at + num_ids, last
+            own = slice(at, at + sum(counts_F[first:last]))
+            weights = None if weights_L is None else weights_L[own]
+            lookups.append(_Lookup(ids_L[own], lengths_FG[first:last].reshape(-1), num_features, weights))
+            at, first = own.stop, last
         output: torch.Tensor = _LookUp.apply(self._anchor, self, lookups)  # type: ignore[no-untyped-call]
         return output
 
@@ -322,7 +337,7 @@ class TorchKernel:
             if one.lengths_X is None:
                 found.append(table.rows(one.rows_L))
             else:
-                sums_XD = table.sums(one.rows_L, one.lengths_X)
+                sums_XD = table.sums(one.rows_L, one.lengths_X, one.weights_L)
                 found.append(side_by_side(sums_XD, one.num_features, len(one.lengths_X) // one.num_features))
         return torch.cat(found, dim=1)
 
@@ -336,6 +351,8 @@ class TorchKernel:
             sources_L = torch.arange(len(gradients_XD), device=gradients_XD.device)
             if one.lengths_X is not None:
                 sources_L = torch.repeat_interleave(sources_L, one.lengths_X, output_size=len(one.rows_L))
+            if one.weights_L is not None:
+                sources_L, gradients_XD = weighted(sources_L, gradients_XD, one.weights_L)
             sorted_L, order_L = one.rows_L.sort(stable=True)
             rows_U, counts_U = torch.unique_consecutive(sorted_L, return_counts=True)
             starts_U = counts_U.cumsum(0) - counts_U

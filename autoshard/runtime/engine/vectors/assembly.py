@@ -16,7 +16,7 @@ from autoshard.core import Pooling
 from autoshard.runtime.engine.holdings import KernelKey, Ownership
 from autoshard.runtime.engine.ids.requests import DistributedBatch
 from autoshard.runtime.engine.rows.replicas import ReplicaLookups
-from autoshard.runtime.engine.rows.torch_rows import one_below_the_other, side_by_side, summed_by_place
+from autoshard.runtime.engine.rows.torch_rows import one_below_the_other, side_by_side, summed_by_place, weighted
 from autoshard.runtime.engine.vectors.reading import ColumnMoves, Reading, RowIndex, RowKernel, SumGroup, row_index
 
 
@@ -271,7 +271,10 @@ def _pooled(kernel: RowKernel, index: RowIndex, rows_RD: torch.Tensor, B: int) -
     arrival_L = index.arrival_L[: index.num_pooled]
     if not len(rows_RD):
         return rows_RD.new_zeros(B, len(kernel.pooled) * kernel.dim)
-    sums_XD = embedding_bag(arrival_L, rows_RD, index.offsets, mode="sum", include_last_offset=True)
+    weights_L = None if index.weights_L is None else index.weights_L[: index.num_pooled]
+    sums_XD = embedding_bag(
+        arrival_L, rows_RD, index.offsets, mode="sum", include_last_offset=True, per_sample_weights=weights_L
+    )
     return side_by_side(sums_XD, len(kernel.pooled), B)
 
 
@@ -281,6 +284,8 @@ def _by_arrival(kernel: RowKernel, index: RowIndex, sources_XD: torch.Tensor) ->
     num_bags = len(sources_XD) - num_sequence
     in_sequence_L = torch.arange(num_bags, num_bags + num_sequence, device=sources_XD.device)
     source_L = torch.cat([index.bags_L, in_sequence_L])
+    if index.weights_L is not None:
+        source_L, sources_XD = weighted(source_L, sources_XD, index.weights_L)
     if kernel.deduplicated:
         return summed_by_place(index.arrival_L, index.num_rows, source_L, sources_XD)
     source_R = torch.empty_like(source_L)

@@ -98,6 +98,7 @@ class RowIndex:
         positions: For each sequence feature, the places of its lookups in its sequence; None for all of them.
         num_sequence: Lookups of each sequence feature.
         num_rows: R.
+        weights_L: Weight of each lookup, 1 of sequences; None where lookups are not weighted.
     """
 
     arrival_L: torch.Tensor
@@ -107,6 +108,7 @@ class RowIndex:
     positions: tuple[torch.Tensor | None, ...]
     num_sequence: tuple[int, ...]
     num_rows: int
+    weights_L: torch.Tensor | None
 
 
 class ColumnMoves:
@@ -389,7 +391,15 @@ def row_index(kernel: RowKernel, batch: DistributedBatch) -> RowIndex:
         of_feature = table[first : first + batch.counts_F[one.feature]]
         positions.append(_known_places(of_feature, known[one.holding, one.feature]))
     is_whole = all(one.is_whole for one in kernel.features)
-    arrival_L = table if is_whole else table.index_select(0, _known_places(table, sum(known.values())))
+    places_L = None if is_whole else _known_places(table, sum(known.values()))
+    arrival_L = table if places_L is None else table.index_select(0, places_L)
+    weights_L: torch.Tensor | None = None
+    if batch.weights_L is not None:
+        of_F = torch.split(batch.weights_L, list(batch.counts_F))
+        pooled = [of_F[one.feature] for one in kernel.pooled]
+        weights_L = torch.cat(pooled + [torch.ones_like(of_F[one.feature]) for one in kernel.sequences])
+        if places_L is not None:
+            weights_L = weights_L.index_select(0, places_L)
     lengths = [_bag_lengths(one, batch) for one in kernel.pooled]
     lengths_X = torch.cat(lengths) if lengths else batch.lengths_FB.new_empty(0)
     num_pooled = sum(known[one.holding, one.feature] for one in kernel.pooled)
@@ -402,6 +412,7 @@ def row_index(kernel: RowKernel, batch: DistributedBatch) -> RowIndex:
         positions=tuple(positions),
         num_sequence=tuple(known[one.holding, one.feature] for one in kernel.sequences),
         num_rows=sum(one.num_rows for one in entries),
+        weights_L=weights_L,
     )
 
 
