@@ -158,6 +158,8 @@ def one_more(batch):
         (lambda weights_L: weights_L.tolist(), "must be a tensor, got list"),
         (lambda weights_L: weights_L.to("meta"), "must be on cpu, got meta"),
         (lambda weights_L: weights_L.requires_grad_(), "get no gradients: detach them"),
+        (lambda weights_L: weights_L.index_fill_(0, torch.tensor(3), torch.inf), "must be finite, got inf at 3 "),
+        (lambda weights_L: weights_L.index_fill_(0, torch.tensor(2), torch.nan), "must be finite, got nan at 2 "),
     ],
 )
 def test_weights_that_are_none_are_refused_by_name(change, said):
@@ -165,7 +167,7 @@ def test_weights_that_are_none_are_refused_by_name(change, said):
     embeddings, batch = ShardedEmbeddings(plan, SETTINGS, is_weighted=True), weighted_batch(plan, 0)
     with pytest.raises(InputError, match=f"^weights: {said}"):
         embeddings(replace(batch, weights_L=change(batch.weights_L.clone())))
-    embeddings(replace(batch, weights_L=torch.full_like(batch.weights_L, torch.inf)))
+    embeddings(batch)
 
 
 def test_weights_are_refused_where_lookups_are_not_weighted():

@@ -438,12 +438,16 @@ class InputExchange:
         is_good = is_right & (ids_L == given_L).all()
         if batch.inverse_FB is not None:
             is_good &= ((batch.inverse_FB >= 0) & (batch.inverse_FB < self._samples_of(batch))).all()
+        if batch.weights_L is not None:
+            is_good &= batch.weights_L.isfinite().all()
         return lengths_FB, ids_L, counts_F, is_good
 
     def _is_right(self, batch: BatchOfIds, counts_F: torch.Tensor) -> bool:
         """Whether nothing is wrong with a batch on the host: ids are read once, and nothing is written."""
         counts = counts_F.numpy()
         if counts.sum() != len(batch.ids_L) or batch.inverse_FB is not None or (batch.lengths_FB < 0).any():
+            return False
+        if batch.weights_L is not None and not batch.weights_L.isfinite().all():
             return False
         with_ids = counts.nonzero()[0]
         if not len(with_ids):
@@ -604,6 +608,9 @@ class InputExchange:
         names = [(table.name, one.name) for table in self._ownership.tables.tables for one in table.features]
         last_L = torch.repeat_interleave(self._last_of(batch.order), batch.lengths_FB.sum(1))
         wrong = ((batch.ids_L < 0) | (batch.ids_L > last_L)).nonzero()
+        if not len(wrong) and batch.weights_L is not None and len(bad_L := (~batch.weights_L.isfinite()).nonzero()):
+            lookup = int(bad_L[0])
+            return InputError(f"must be finite, got {float(batch.weights_L[lookup])} at {lookup}", field="weights")
         if not len(wrong):
             assert batch.inverse_FB is not None, "nothing else is checked"
             is_wrong_FB = (batch.inverse_FB < 0) | (batch.inverse_FB >= self._samples_of(batch))
