@@ -1,9 +1,9 @@
 """What the policy is worth: `python -m studies policy`.
 
-Tasks are those of the study `limits`, of draws that no training sees. Each is planned in one process that is warm, on
-one core: by `auto` within some time limits, with the policy and without it, one after the other, so that both see the
-same machine; by the policy alone; and by planners beside them. Steps are over the best one known: the shortest of these
-and of a long search.
+Tasks are those of the study `limits`, of draws that no training sees, and ones that are drawn as for training. Each is
+planned in one process that is warm, on one core: by `auto` within some time limits, with the policy and without it, one
+after the other, so that both see the same machine; by the policy alone; and by planners beside them. Steps are over the
+best one known: the shortest of these and of a long search.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
 
@@ -28,6 +29,7 @@ from autoshard.planning import get_planner, kernel_model
 from autoshard.runtime.processes.threads import intra_op_threads
 from autoshard.table import Table
 from policies.planning.trained import TrainedPolicy
+from policies.training.drawn_tasks import MACHINES, TaskKind, TaskSplit, task_seeds
 from studies.frame import OutputOptions, PartsOption, PartStore, RegistryOption, StudyResult, names_in
 from studies.planners.limit_runs import TASKS
 
@@ -41,6 +43,9 @@ _OTHERS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "policy, 4 bursts": ("policy", {"bursts": 4}),
 }
 _WITHOUT, _WITH = "auto", "auto with the policy"
+#: Tasks of all machines and pools that training draws from, with seeds that it does not use.
+_DRAWN = "drawn"
+_TASKS = (*TASKS, _DRAWN)
 #: Draws of the mean's interval.
 _NUM_RESAMPLED = 2000
 
@@ -78,7 +83,7 @@ class PolicyRun:
 class PolicyStudyOptions:
     """Options of the study `policy`."""
 
-    tasks: Annotated[str, typer.Option(help=f"Tasks, with commas: any of {', '.join(TASKS)}.")] = (
+    tasks: Annotated[str, typer.Option(help=f"Tasks, with commas: any of {', '.join(_TASKS)}.")] = (
         "80-cpu,80-a100,160-a100"
     )
     seeds: Annotated[int, typer.Option(min=1, help="Draws of each task.")] = 10
@@ -91,8 +96,8 @@ class PolicyStudyOptions:
     parts: PartsOption = None
 
     def __post_init__(self) -> None:
-        if not self.chosen or not set(self.chosen) <= set(TASKS):
-            raise InvalidOptionError(f"must be any of {', '.join(TASKS)}, got {self.tasks!r}", field="--tasks")
+        if not self.chosen or not set(self.chosen) <= set(_TASKS):
+            raise InvalidOptionError(f"must be any of {', '.join(_TASKS)}, got {self.tasks!r}", field="--tasks")
         try:
             is_wrong = not all(limit_s > 0 for limit_s in self.limits_s) or not self.limits_s
         except ValueError:
@@ -112,7 +117,8 @@ class PolicyStudyOptions:
 
     def settings(self) -> dict[str, object]:
         """What parts depend on."""
-        machines = [load_topology(TASKS[task].base) for task in self.chosen]
+        names = [name for task in self.chosen for name in ([TASKS[task].base] if task in TASKS else MACHINES)]
+        machines = [load_topology(name) for name in dict.fromkeys(names)]
         return {
             "limits": list(self.limits_s),
             "best_s": self.best_s,
@@ -121,9 +127,15 @@ class PolicyStudyOptions:
         }
 
 
+def _request(task: str, seed: int, registry: Path | None) -> PlanRequest:
+    if task == _DRAWN:
+        return TaskKind(registry=registry).request(task_seeds(TaskSplit.TEST, seed + 1)[seed])
+    return TASKS[task].request(seed, registry)
+
+
 def run(task: str, seed: int, options: PolicyStudyOptions) -> PolicyRun:
     """Plans one task in all ways."""
-    request = TASKS[task].request(seed, options.registry)
+    request = _request(task, seed, options.registry)
     others = _OTHERS if options.best_s else {}
     asked = [(name, replace(request, options=of)) for name, (_, of) in others.items()]
     for limit_s in options.limits_s:

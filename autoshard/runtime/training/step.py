@@ -107,7 +107,7 @@ class FeatureVectors:
         if self._parts == [None]:
             return embedded.pooled_BC
         # Of a split, the backward pass fills the gradient once; of slices, once for each.
-        pooled = iter(embedded.pooled_BC.split(self._widths, dim=1))
+        pooled = iter(torch.split(embedded.pooled_BC, self._widths, dim=1))
         return torch.cat(
             [
                 next(pooled) if part is None else _weighted_sums(embedded.sequences[part[0]], ids.lengths_FB[part[1]])
