@@ -246,6 +246,6 @@ def test_the_command_trains_on_files_and_keeps_the_run(job, tmp_path, capsys):
     (record,) = read_runs(tmp_path / "runs")
     assert (record.result.job.trained_steps, record.result.steps) == (16, 13)
     with pytest.raises(
-        ProcessRaisedException, match="shuffle: the checkpoint is of another: it was 0, this job has 5$"
+        ProcessRaisedException, match=r"shuffle: the checkpoint is of another: it was 0, this job has 5$"
     ):
         trained(replace(job, balance=True, epochs=1, shuffle=5), 1)
