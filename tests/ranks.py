@@ -1,4 +1,4 @@
-"""Processes that execute together, for tests: forked from one that has imported torch, FBGEMM and TorchRec once."""
+"""Processes that execute together, for tests: forked from one that has imported what takes seconds (`preloaded`)."""
 
 import multiprocessing
 import pickle
@@ -10,9 +10,6 @@ import torch.distributed as dist
 from torch.multiprocessing import start_processes
 
 from autoshard.runtime import run_requests
-
-#: What takes seconds to import, in each process of each test otherwise.
-_IMPORTED_ONCE = ["autoshard.runtime.processes.session", "torchrec"]
 
 
 def on_ranks(work, num_processes, *arguments):
@@ -33,7 +30,7 @@ def started(work, num_processes, folder, *arguments):
 
 
 def _started(place, work, num_processes, arguments):
-    multiprocessing.set_forkserver_preload(_IMPORTED_ONCE)
+    multiprocessing.set_forkserver_preload(["tests.preloaded"])
     job = (work, num_processes, place, arguments)
     return start_processes(_do, job, num_processes, join=False, daemon=True, start_method="forkserver")
 

@@ -327,7 +327,7 @@ def test_rows_in_host_memory_equal_the_unsharded_reference(tmp_path, cache_bytes
         shard["memory"] = {"level": "ddr", "cache_bytes": cache_bytes}
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(far), encoding="utf-8")
-    (result,) = run_requests([RunRequest(plan_path=str(path), steps=4, verify_steps=NUM_STEPS, device=any_device)], 1)
+    (result,) = executed([RunRequest(plan_path=str(path), steps=4, verify_steps=NUM_STEPS, device=any_device)], 1)
     assert result.verification.max_error <= TOLERANCE
 
 

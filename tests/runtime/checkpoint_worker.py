@@ -61,7 +61,7 @@ TABLES = tuple(
 
 
 #: So many rows that a step updates few of them.
-LARGE_TABLES = tuple(table(optimizer, 20_000) for optimizer in OPTIMIZERS)
+LARGE_TABLES = tuple(table(optimizer, 2_000) for optimizer in OPTIMIZERS)
 
 
 def _columns(table, cuts):
@@ -398,7 +398,7 @@ def fill_disk(folder, on_error):
         checkpoints.wait()
         [needed] = [one.manifest.num_bytes for one in checkpoints.all()]
         outcomes = []
-        for number, room in enumerate(range(0, 2 * needed, needed // 12)):
+        for number, room in enumerate(range(0, 2 * needed, needed // 6)):
             if is_first:
                 (folder / "ballast").unlink(missing_ok=True)
                 disk = os.statvfs(folder)

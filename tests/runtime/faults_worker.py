@@ -1,21 +1,28 @@
-"""One of the processes that look up bad batches, each bad on some of the processes.
+"""Processes that look up bad batches, each bad on some of the processes.
 
-Arguments: rank, number of processes, file to meet at, replica groups. Prints one JSON object: what each batch was
-refused with, by name, and what is wrong afterwards.
+Arguments: number of processes, folder, replica groups. Each writes one JSON object to the folder, in a file of its
+rank: what each batch was refused with, by name, and what is wrong afterwards.
 """
 
 # ruff: noqa: E402
 
 import json
+import os
 import sys
 import weakref
 from dataclasses import replace
+from pathlib import Path
 
+import pytest  # noqa: F401
 import torch
+import torch._dynamo
 import torch.distributed as dist
 
+NUM_PROCESSES, FOLDER = int(sys.argv[1]), Path(sys.argv[2])
+# Forked after the imports that take longest, which each would make anew otherwise.
+RANK = next((rank for rank in range(1, NUM_PROCESSES) if os.fork() == 0), 0)
 # Before all other imports, as in many trainers: torch and TorchRec keep the group at hand then.
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=int(sys.argv[1]), world_size=int(sys.argv[2]))
+dist.init_process_group("gloo", init_method=f"file://{FOLDER}/rendezvous", rank=RANK, world_size=NUM_PROCESSES)
 
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
@@ -221,8 +228,12 @@ def main(rank, num_processes, num_groups):
     dist.barrier()
     dist.destroy_process_group()
     wrong += ["a process group is left" for one in known if one() is not None]
-    print(json.dumps({"refused": refused, "wrong": wrong, "groups": len(known)}), flush=True)
+    found = {"refused": refused, "wrong": wrong, "groups": len(known)}
+    (FOLDER / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[4]))
+    main(RANK, NUM_PROCESSES, int(sys.argv[3]))
+    if RANK == 0:
+        ended = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(1, NUM_PROCESSES)]
+        sys.exit(any(ended))

@@ -45,19 +45,10 @@ EXPECTED = {
 @pytest.mark.parametrize("num_groups", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_fault_of_one_process_is_the_same_error_on_all(tmp_path, num_groups):
     command = [sys.executable, "-W", "ignore", "-m", "tests.runtime.faults_worker"]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(NUM_PROCESSES), str(tmp_path / "rendezvous"), str(num_groups)],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[2],
-        )
-        for rank in range(NUM_PROCESSES)
-    ]
+    arguments = [str(NUM_PROCESSES), str(tmp_path), str(num_groups)]
     # The processes wait for each other for half an hour.
-    said = [process.communicate(timeout=120)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * NUM_PROCESSES
-    first, last = (json.loads(one.splitlines()[-1]) for one in said)
+    subprocess.run([*command, *arguments], cwd=Path(__file__).parents[2], check=True, timeout=120)
+    first, last = (json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(NUM_PROCESSES))
     by_last = " (in the batch of process 1)"
     expected = {
         f"{name}, {way}": message + by_last

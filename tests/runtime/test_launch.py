@@ -74,9 +74,18 @@ def test_the_launching_process_does_without_torch():
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=True)
 
 
-def test_a_run_measures_and_reports(plan_path, run_folder):
-    heard = []
-    result = run_plan(plan_path, 2, steps=3, warmup_steps=1, batch_size=12, on_progress=heard.append)
+def test_a_run_measures_and_reports_and_its_workers_find_a_checkout_that_nobody_has_installed(
+    plan_path, run_folder, monkeypatch
+):
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    heard, environments = [], set()
+
+    def hear(progress):
+        heard.append(progress)
+        environments.update((Path("/proc") / str(pid) / "environ").read_bytes() for pid in processes_of(run_folder))
+
+    result = run_plan(plan_path, 2, steps=3, warmup_steps=1, batch_size=12, on_progress=hear)
+    assert any(f"PYTHONPATH={Path(__file__).parents[2]}\0".encode() in environment for environment in environments)
     assert [progress.done for progress in heard] == [1, 2, 3, 4]
     assert {progress.total for progress in heard} == {4}
     assert (result.batch_size, result.steps, result.num_processes) == (12, 3, 2)
@@ -90,17 +99,6 @@ def test_a_run_measures_and_reports(plan_path, run_folder):
     written = json.dumps(RUN.to_json(result), allow_nan=False)
     assert RUN.from_json(json.loads(written)) == result
     assert list(run_folder.iterdir()) == []
-
-
-def test_workers_find_a_checkout_that_nobody_has_installed(plan_path, run_folder, monkeypatch):
-    monkeypatch.delenv("PYTHONPATH", raising=False)
-    found = set()
-
-    def look(_):
-        found.update((Path("/proc") / str(pid) / "environ").read_bytes() for pid in processes_of(run_folder))
-
-    run_plan(plan_path, 1, steps=2, on_progress=look)
-    assert any(f"PYTHONPATH={Path(__file__).parents[2]}\0".encode() in environment for environment in found)
 
 
 def test_the_last_exception_is_what_a_process_said():

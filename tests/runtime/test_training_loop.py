@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.distributed as dist
+from torch.multiprocessing import ProcessRaisedException
 
 from autoshard.cli import main
 from autoshard.commands.run import _predicted
@@ -244,6 +245,7 @@ def test_the_command_trains_on_files_and_keeps_the_run(job, tmp_path, capsys):
     assert "clicks.parquet: row 1002: label must be 0 or 1, got 7.0 13 steps of 64 samples" in said
     (record,) = read_runs(tmp_path / "runs")
     assert (record.result.job.trained_steps, record.result.steps) == (16, 13)
-    assert main([*words, "--checkpoints", str(tmp_path / "job"), "--shuffle", "5"]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert said.endswith("error: shuffle: the checkpoint is of another: it was 0, this job has 5")
+    with pytest.raises(
+        ProcessRaisedException, match=r"shuffle: the checkpoint is of another: it was 0, this job has 5$"
+    ):
+        trained(replace(job, balance=True, epochs=1, shuffle=5), 1)

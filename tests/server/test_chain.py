@@ -37,7 +37,7 @@ def test_plan_of_the_service_trains_like_an_unsharded_model(tmp_path, own_servic
         "topology": topology_to_json(load_topology("cpu-4")),
         "planner": "policy",
     }
-    with own_service("--registry", str(registry)).client() as client:
+    with own_service("--workers", "1", "--registry", str(registry)).client() as client:
         answer = client.post("/v1/plans", json=body)
     assert answer.status_code == 200, answer.text
 

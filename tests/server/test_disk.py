@@ -61,7 +61,7 @@ def fill(file):
 
 def test_a_full_disk_is_named_and_no_job_is_lost(own_service, small_disk):
     file = small_disk / "service.sqlite"
-    service = own_service(database=f"sqlite:///{file}")
+    service = own_service("--workers", "1", database=f"sqlite:///{file}")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     ballast = small_disk / "ballast"
     with service.client() as client:
@@ -82,7 +82,9 @@ def test_a_full_disk_is_named_and_no_job_is_lost(own_service, small_disk):
 
 @pytest.mark.slow
 def test_what_is_deleted_on_a_full_disk_makes_room_at_once(own_service, small_disk):
-    service = own_service(database=f"sqlite:///{small_disk}/service.sqlite", folder=small_disk.parent / "service")
+    service = own_service(
+        "--workers", "1", database=f"sqlite:///{small_disk}/service.sqlite", folder=small_disk.parent / "service"
+    )
     with service.client() as client:
         plans = [client.post("/v1/plans", json={**TASK, "seed": seed}).json()["id"] for seed in range(40)]
         assert client.delete(f"/v1/plans/{plans[0]}").status_code == 204
@@ -150,7 +152,9 @@ def ready_again(client):
 
 @pytest.mark.slow
 def test_a_disk_that_becomes_read_only_is_named_and_read(own_service, small_disk):
-    service = own_service(database=f"sqlite:///{small_disk}/service.sqlite", folder=small_disk.parent / "service")
+    service = own_service(
+        "--workers", "1", database=f"sqlite:///{small_disk}/service.sqlite", folder=small_disk.parent / "service"
+    )
     with service.client() as client:
         plans = [client.post("/v1/plans", json={**TASK, "seed": seed}).json() for seed in range(2)]
         job = made(client, body=LONG_JOB)
@@ -177,7 +181,7 @@ def test_a_disk_that_becomes_read_only_is_named_and_read(own_service, small_disk
 @pytest.mark.slow
 def test_a_server_of_databases_that_goes_away_is_named_and_nothing_is_lost(own_service):
     with server_that_ends() as (address, stop, start):
-        service = own_service(database=address)
+        service = own_service("--workers", "1", database=address)
         with service.client() as client:
             kept = client.post("/v1/plans", json=TASK).json()
             job = made(client, body=LONG_JOB)
@@ -232,7 +236,7 @@ def server_that_ends():
 
 @pytest.mark.slow
 def test_a_job_that_finds_no_room_for_its_files_says_so(own_service, small_disk):
-    service = own_service("--data", str(small_disk), folder=small_disk.parent / "service")
+    service = own_service("--workers", "1", "--data", str(small_disk), folder=small_disk.parent / "service")
     fill(small_disk / "ballast")
     with service.client() as client:
         planned = until(client, made(client), "succeeded", "failed")

@@ -175,7 +175,7 @@ def test_a_service_sweeps_when_it_starts_and_refuses_who_stores_too_much(own_ser
         for number in range(2):
             opened.plans.add(connection, facts(number), os.urandom(1 << 20), "", "anybody")
         connection.execute(update(PLANS).where(PLANS.c.id == facts(0).id).values(created_us=now_us() - 10**12))
-    service = own_service("--keep-plans", "11d", "--client-bytes", "1MiB", database=address)
+    service = own_service("--workers", "1", "--keep-plans", "11d", "--client-bytes", "1MiB", database=address)
     with service.client() as client:
         deadline = time.monotonic() + 30
         while value(samples(client), "autoshard_swept_total", kind="plans") != 1:
