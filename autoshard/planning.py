@@ -301,8 +301,6 @@ def finished_plan(plan: ShardingPlan, costs: CostModels, provenance: Provenance)
         models["execution_notes"] = shortened(note, _MAX_CHARACTERS)
     if plan.provenance is not None:
         models |= plan.provenance.models
-    if "policy_range" in models:
-        _log.warning("%s: %s", models["policy"], models["policy_range"])
     predicted = plan.predicted or evaluate(plan, costs)
     _warn_of_memory(plan, predicted)
     return replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -23,6 +24,8 @@ from env.game import GameTask
 from policies.network import PolicyNetwork
 from policies.planning.decoding import decoded
 from policies.planning.trained import ANY_DEVICE, POLICY_KIND, TrainedPolicy
+
+_log = logging.getLogger(__name__)
 
 _MAX_SAMPLES, _MAX_BURSTS = 4096, 1 << 20
 #: Share of the tables whose options are drawn where placements are drawn to choose the best from; the others are held
@@ -96,6 +99,7 @@ class PolicyPlanner:
         models = {POLICY_KIND: policy.name}
         if outside:
             models["policy_range"] = f"outside of what the policy was trained on: {outside}"
+            _log.warning("%s: %s", policy.name, models["policy_range"])
         provenance = Provenance(planner=self.name, version=__version__, models=models)
         return replace(layout.plan(), provenance=provenance)
 

@@ -17,7 +17,6 @@ from autoshard.planners.registry import get_planner
 from autoshard.planners.space.cost_gradient import CostGradient, FlatOptions
 from autoshard.planners.space.options import ShardingType
 from autoshard.planners.space.ways import TaskFeatures, Way, task_inputs
-from autoshard.planning import make_plan
 from autoshard.validator import validate_plan
 from costmodel import Registry
 from costmodel.registry.versions import SHIPPED_VARIABLE
@@ -166,7 +165,7 @@ def test_a_task_outside_of_the_training_is_told(request_of, tmp_path, caplog):
     TrainedPolicy(weights=first_weights(0), training={}, ranges={**within, "tables": (24.0, 160.0)}).publish(
         Registry(tmp_path)
     )
-    note = make_plan("policy", request).provenance.models["policy_range"]
+    note = PolicyPlanner().plan(request).provenance.models["policy_range"]
     assert note == "outside of what the policy was trained on: tables 12, trained on 24 to 160"
     assert note in caplog.text
 
@@ -179,15 +178,15 @@ def test_the_policy_that_ships_knows_what_it_was_trained_on(monkeypatch):
     assert 0 <= ranges["memory_fill"][0] < ranges["memory_fill"][1] < 1
 
 
-# It names options where there is no time to price all of them, and its plan is a start where there is much.
-@pytest.mark.parametrize(("time_limit_s", "is_asked"), [(0.015, True), (0.1, False), (1.0, True)])
-def test_auto_asks_the_policy_and_names_it(request_of, registry, time_limit_s, is_asked):
-    request = replace(request_of(), time_limit_s=time_limit_s)
+def test_auto_asks_the_policy_and_names_it(request_of, registry):
+    request = replace(request_of(), time_limit_s=0.015)
+    plan = AutoPlanner().plan(request)
     version = Registry(registry).production_id("policy", "any")
-    models = AutoPlanner().plan(request).provenance.models
-    assert models.get("policy") == (f"policy:any@{version}" if is_asked else None)
+    assert plan.provenance.models["policy"] == f"policy:any@{version}"
     alone = AutoPlanner().plan(replace(request, options={"policy": False}))
     assert "policy" not in alone.provenance.models
+    # With the time to price all options, it is not asked.
+    assert "policy" not in AutoPlanner().plan(replace(request, time_limit_s=0.1)).provenance.models
 
 
 def test_scores_that_take_all_the_time_leave_the_costliest_tables_their_options():

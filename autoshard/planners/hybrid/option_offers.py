@@ -120,7 +120,7 @@ class OfferedOptions:
     @property
     def is_large(self) -> bool:
         """Whether the task is so large that there is hardly time for more than starts."""
-        return len(self.space.items) * self.space.topology.world_size > LARGE_TASK
+        return self.space.size > LARGE_TASK
 
     @property
     def is_complete(self) -> bool:

@@ -27,6 +27,7 @@ from autoshard.planners.hybrid.descent import Start
 from autoshard.planners.hybrid.option_offers import OfferedOptions, ScoreWays
 from autoshard.planners.hybrid.starts import (
     FINE_LUMPS,
+    GrownStarts,
     LaterStarts,
     StartSpec,
     balanced_starts,
@@ -35,7 +36,7 @@ from autoshard.planners.hybrid.starts import (
     no_room,
     warm_starts,
 )
-from autoshard.planners.hybrid.successive_halving import SearchOutcome, improve
+from autoshard.planners.hybrid.successive_halving import QUICK_TASK, SearchOutcome, improve
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner, planner_names
 from autoshard.planners.space.caches import with_grown_caches
@@ -71,12 +72,7 @@ _LEAST_SEARCH_S, _LEAST_SEARCH_TABLE_S, _MOST_LEAST_S = 0.03, 5e-5, 0.07
 #: that are never better than the search's own starts but where there is nothing else. Own starts are shorter than all
 #: of theirs for metasyn's tables (80 on 8 A100 and CPUs, 160 on 32, 200 on 16), which took a third of 3 s for 200
 #: tables with larger shares; without `flexshard` 1 s ends 13% above its plan for nvidia-tiny on 32 A100.
-_LARGE, _MEDIUM, _SMALL, _LEAST, _QUICK = 0.5, 0.15, 0.05, 0.01, 0.02
-#: The planner that names the sharding types which are priced first, and seconds for each table above which it is not
-#: asked: with more time for options, searches end hardly lower with its choice (metasyn, 160 tables on 32 A100: 5.3
-#: points of the step at 0.1 s, 1.1 at 0.2 s, with errors of 1.0 and 0.4, 20 draws; none at 0.5 s, nine draws;
-#: docs/results/policy.md).
-_POLICY, _POLICY_TABLE_S = "policy", 1.3e-3
+_MEDIUM, _SMALL, _LEAST, _QUICK = 0.15, 0.05, 0.01, 0.02
 #: Whose plans layouts do not express.
 _OF_GROUPS = "replica-groups"
 _HEURISTICS = (
@@ -87,7 +83,6 @@ _HEURISTICS = (
     StartSpec(name="neuroshard", base_s=0.01, table_s=2e-5, table_rank_s=1.7e-7, share=_QUICK, options={"steps": 0}),
 )
 _PLANNERS = (
-    StartSpec(name=_POLICY, base_s=0.05, table_s=1e-3, rank_s=5e-4, share=_LARGE),
     StartSpec(name="flexshard", base_s=0.02, table_s=1.5e-3, share=_MEDIUM),
     StartSpec(name="neo", table_s=2.3e-3, share=_SMALL),
     StartSpec(name="oper", table_s=2e-3, rank_s=0.03, share=_LEAST),
@@ -96,6 +91,11 @@ _PLANNERS = (
 )
 #: Whose plan is taken where the model cannot tell another one from it: the caller's start, or else this planner's.
 _GIVEN, _PLAINEST = "start", "cost-greedy"
+#: The planner that names the sharding types which are priced first, and seconds for each table above which it is not
+#: asked: with more time for options, searches end hardly lower with its choice (metasyn, 160 tables on 32 A100: 5.3
+#: points of the step at 0.1 s, 1.1 at 0.2 s, with errors of 1.0 and 0.4, 20 draws; none at 0.5 s, nine draws;
+#: docs/results/policy.md).
+_POLICY, _POLICY_TABLE_S = "policy", 1.3e-3
 #: Of shards on single ranks, whole or cut by columns.
 _ON_SINGLE_RANKS = frozenset({ShardingType.TABLE_WISE, ShardingType.COLUMN_WISE})
 #: Those that cut columns.
@@ -183,13 +183,16 @@ def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
     read, found = _read(plans, space, limits, request, search)
     later = LaterStarts(request, [one for one in _planners(search) if one not in at_once], began_s, deadline_s)
 
+    grown = GrownStarts(space, limits)
+
     def more_starts() -> list[Start]:
         due = _wide(later.due(), search)
         more, taken = _read(due, space, limits, request, search)
         plans.update(due)
         read[:] = [*(one for one in read if one.name not in due), *more]
         found.extend(taken)
-        return more
+        # Where bursts are quick, those from other starts find as much.
+        return [*more, *(grown.due() if space.size > QUICK_TASK else ())]
 
     starts = sorted(((one.layout.step_ms(), one) for one in (*own, *read)), key=lambda start: start[0])
     if not starts and not found:
@@ -226,8 +229,7 @@ def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
             on_the_way = _on_the_way(improved, request, search)
         found += [*on_the_way, _priced(with_grown_caches(improved.layout), status, request, search)]
     best = choose(found, request.costs, by_kernels=search.by_kernels)
-    policy = _policy_of(plans.get(_POLICY)) if asked is None else asked[1]
-    return best if policy is None else replace(best, models={_POLICY: policy})
+    return best if asked is None else replace(best, models={_POLICY: asked[1]})
 
 
 def _policy(request: PlanRequest) -> tuple[ScoreWays, str] | None:
@@ -240,11 +242,6 @@ def _policy(request: PlanRequest) -> tuple[ScoreWays, str] | None:
     except AutoshardError as error:
         _log.warning("auto: no options are named by the policy: %s", error)
         return None
-
-
-def _policy_of(start: ShardingPlan | None) -> str | None:
-    """The name of the policy whose plan was a start; None if there was none."""
-    return None if start is None or start.provenance is None else start.provenance.models[_POLICY]
 
 
 def _slowest_alone_ms(space: PlannerSpace) -> float:
@@ -338,9 +335,6 @@ def _within_groups(plan: ShardingPlan, request: PlanRequest, search: StepSearch,
 def _planners(search: StepSearch) -> list[StartSpec]:
     """Planners whose plans may be starts, but for those of whole tables."""
     planners = [one for one in _PLANNERS if search.with_groups or one.name != _OF_GROUPS]
-    # Where steps are counted every machine has to come to the same plan, and networks round differently on them.
-    if not search.with_policy or search.steps or search.names != frozenset(ShardingType):
-        planners = [one for one in planners if one.name != _POLICY]
     if search.names <= _ON_SINGLE_RANKS:
         planners = [one for one in planners if one.name in _CUT_COLUMNS and search.names == _ON_SINGLE_RANKS]
     return [_with_width(one, search.min_partition) for one in planners]

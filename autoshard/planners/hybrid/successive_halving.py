@@ -27,7 +27,7 @@ _FIRST_BURSTS, _REDUCTION = 2, 3
 #: a race: with them, plans of 160 tables on 32 A100 were 1.2 points of the step shorter at 0.2 s, 1.7 at 0.5 s and 1.0
 #: at 1 s (CPU time, four draws, errors of 0.3 to 0.5), those of 80 on 8 0.1 longer at 0.5 s (twelve draws; November
 #: 2026).
-_HEAD_START, _QUICK_TASK = 8, 2_000
+_HEAD_START, QUICK_TASK = 8, 2_000
 #: What the first bursts do, and what each of the next does.
 _FIRST, _NEXT = (LinearEffort(mode=Mode.DESCEND), LinearEffort(mode=Mode.LAUNCH_BY_LAUNCH)), LinearEffort()
 #: First bursts that keep to some options; and of those that come first in the race, which take a tenth of the time.
@@ -185,8 +185,8 @@ def _bursts(context: SearchContext, starts: Sequence[Start]) -> Iterator[Lineari
     Where one gets a head start, it is the best start's.
     """
     # A burst takes so long there that these would leave no time for others.
-    is_large = _size(context) > LARGE_TASK
-    if _size(context) > _QUICK_TASK:
+    is_large = context.space.size > LARGE_TASK
+    if context.space.size > QUICK_TASK:
         yield LinearizedSearch(context, starts[0].layout, context.open_options)
     for names in () if is_large else _FEW_TYPES:
         for start in starts[:_NUM_WITHIN_TYPES]:
@@ -198,11 +198,6 @@ def _bursts(context: SearchContext, starts: Sequence[Start]) -> Iterator[Lineari
         for start in starts[:_NUM_WITHIN_TIERS]:
             if start.tiers is None:
                 yield LinearizedSearch(context, start.layout, partial(context.open_options, tiers))
-
-
-def _size(context: SearchContext) -> int:
-    """Tables times ranks, by which a burst takes long."""
-    return len(context.space.items) * context.space.topology.world_size
 
 
 def _burst(
@@ -264,7 +259,7 @@ def _raced(
     rungs: list[list[LinearizedSearch]] = []
     first = next(racers)
     waiting: Iterator[LinearizedSearch] = chain([first], racers)
-    if _size(first.context) > _QUICK_TASK:
+    if first.context.space.size > QUICK_TASK:
         _go(first, _HEAD_START, is_over)
         rungs, waiting = [[first]], racers
     while not is_over():

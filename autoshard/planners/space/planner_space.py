@@ -207,6 +207,16 @@ class PlannerSpace:
             if not item.options:
                 raise InfeasiblePlanError(f"{item.label}: {self._why_none(item)}")
 
+    @property
+    def size(self) -> int:
+        """Tables times ranks, by which a burst of the search takes long; tables that are placed together count once."""
+        return len(self.items) * self.topology.world_size
+
+    @property
+    def num_options(self) -> int:
+        """Options of all items."""
+        return sum(len(item.options) for item in self.items)
+
     def offer(self, items: Iterable[int], options_of: Callable[[EmbeddingTable], Sequence[ShardingOption]]) -> None:
         """Adds ways to hold the tables of some items, without those that their constraints or the model rule out.
 
