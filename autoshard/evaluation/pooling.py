@@ -64,7 +64,7 @@ SUM_SPEED: Final = {
     "cpu": SumSpeed(
         feature_s=(51e-6, 20e-6),
         lookup_s=(17e-9, 3.5e-9),
-        byte_s=(0.115e-9, 0.14e-9),
+        byte_s=(0.13e-9, 0.17e-9),
         joined_s=(0.22e-9, 0.22e-9),
     )
 }
