@@ -58,7 +58,7 @@ class BatchOfIds:
         Args:
             num_features: F.
             device: Where the batch has to be.
-            is_weighted: Whether ids must have weights; else they must have none.
+            is_weighted: Whether ids must have weights, if there are any; else they must have none.
         """
         for field, tensor, num_dims, dtypes in (
             ("lengths", self.lengths_FB, 2, _ID_DTYPES),
@@ -89,7 +89,8 @@ class BatchOfIds:
     def _weights_fault(self, *, is_weighted: bool) -> InputError | None:
         """What is wrong with weights that are a row of numbers, or with there being some or none."""
         if self.weights_L is None:
-            return InputError("must be there: lookups are weighted", field="weights") if is_weighted else None
+            is_missing = is_weighted and len(self.ids_L) > 0
+            return InputError("must be there: lookups are weighted", field="weights") if is_missing else None
         if not is_weighted:
             return InputError(
                 "lookups are not weighted: leave them out, or make the engine with is_weighted=True", field="weights"

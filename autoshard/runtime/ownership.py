@@ -75,8 +75,6 @@ def check_skipping(tables: TableSet, settings: UpdateSettings, device: torch.dev
 def check_weighted(tables: TableSet) -> None:
     """Refuses weighted lookups of tables that are averaged, as torch does, or have too many rows for int32.
 
-    FBGEMM's kernel of CPUs divides weighted sums by the bag's length, and leaves their gradients undivided (1.8).
-
     Raises:
         InvalidOptionError: If there is one.
     """

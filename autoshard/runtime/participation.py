@@ -70,7 +70,8 @@ class Participation:
 
         Raises:
             InvalidPlanError: If the plan holds tables in a way that is not executed.
-            InvalidOptionError: If the optimizer of a table does not have a setting, or its lookups are not weighted.
+            InvalidOptionError: If the optimizer of a table does not have a setting, or weighted lookups of it are not
+                executed.
             InputError: If there is no process group, this process is not in it, the processes do not agree, or the
                 plan's batch cannot be shared evenly.
         """

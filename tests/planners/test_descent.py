@@ -14,8 +14,15 @@ from autoshard.planners.hybrid.balanced import BalancedOptions
 from autoshard.planners.hybrid.descent import Descent, SearchContext, Start
 from autoshard.planners.hybrid.held import HeldShards
 from autoshard.planners.hybrid.move_scorer import CostGrowth
-from autoshard.planners.hybrid.option_offers import space_of
-from autoshard.planners.hybrid.starts import LaterStarts, StartSpec, balanced_starts, layout_of, warm_starts
+from autoshard.planners.hybrid.option_offers import OfferedOptions, space_of
+from autoshard.planners.hybrid.starts import (
+    GrownStarts,
+    LaterStarts,
+    StartSpec,
+    balanced_starts,
+    layout_of,
+    warm_starts,
+)
 from autoshard.planners.hybrid.step_search import StepSearch, search_steps
 from autoshard.planners.hybrid.successive_halving import improve
 from autoshard.planners.registry import get_planner
@@ -190,6 +197,20 @@ def test_planners_are_asked_once_when_they_take_no_more_than_their_share_of_the_
     assert set(later.due()) == {"cost-greedy", "dim-greedy"}
     over = LaterStarts(request, [quick], began_s, began_s + 100.5)
     assert over.due() == {}
+
+
+def test_a_balanced_start_is_made_anew_when_options_have_grown_and_there_is_time():
+    offers = OfferedOptions(make.request(make.draw_task(12, 4, seed=5)[0], make.two_nodes()))
+    limits, far_s = Limits.of(offers.space), time.perf_counter() + 1e6
+    grown = GrownStarts(offers.space, limits, 0.01, far_s)
+    late = GrownStarts(offers.space, limits, 0.01, time.perf_counter() + 0.05)
+    whole_ms = min(one.layout.step_ms() for one in balanced_starts(offers.space, limits))
+    assert grown.due() == []
+    offers.complete()
+    (start,) = grown.due()
+    best = min(balanced_starts(offers.space, limits), key=lambda one: one.layout.step_ms())
+    assert start.layout.step_ms() == best.layout.step_ms() < whole_ms
+    assert grown.due() == late.due() == []
 
 
 def test_starts_that_arrive_in_the_race_or_after_it_are_gone_on_from():

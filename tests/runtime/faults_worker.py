@@ -46,9 +46,9 @@ from tests import builders as make
 NAMES, ROWS, B = ["a", "b", "c"], 10, 4
 
 
-def tiered_plan(num_processes, num_groups):
-    """A table in rows, one that is whole and averaged, and a sequence table that all hold."""
-    size, poolings = num_processes // num_groups, (Pooling.SUM, Pooling.MEAN, Pooling.SEQUENCE)
+def tiered_plan(num_processes, num_groups, *, whole=Pooling.MEAN):
+    """A table in rows, one that is whole, and a sequence table that all hold."""
+    size, poolings = num_processes // num_groups, (Pooling.SUM, whole, Pooling.SEQUENCE)
     in_rows, whole, everywhere = (
         make.placed(
             make.table(f"t{name}", ROWS, 8, features=(Feature(name=name, pooling_factor=1.0),), pooling=pooling)
@@ -118,6 +118,14 @@ def bad_batches():
     yield "keyed: inverse indices", keyed(inverse_indices=(NAMES, inverse))
     yield "keyed: inverse indices of some", keyed(inverse_indices=(NAMES[:2], inverse[:2]))
     yield "ids without samples", BatchOfIds(lengths(size=0), ids()[:2])
+
+
+def bad_weights():
+    """By name, weights that the last process gives; the others give good ones."""
+    given_L = torch.ones(len(NAMES) * B)
+    yield "no weights", None
+    yield "too few weights", given_L[1:]
+    yield "a weight that is no number", given_L.index_fill(0, torch.tensor(B), torch.nan)
 
 
 class Model(torch.nn.Module):
@@ -198,16 +206,27 @@ def main(rank, num_processes, num_groups):
     first = BatchOfIds(lengths(), ids() - 3) if rank == 0 else None
     refused["on all, forward"] = refusal(engine, first)
     refused["the first process's, forward"] = refusal(engine, first if rank == 0 else good())
+    plan = tiered_plan(num_processes, num_groups, whole=Pooling.SUM)
+    weighted = ShardedEmbeddings(plan, FusedSettings(learning_rate=0.1), is_weighted=True)
+    for name, weights_L in bad_weights():
+        of_last = replace(good(), weights_L=weights_L)
+        batch = of_last if rank == num_processes - 1 else replace(good(), weights_L=torch.ones(len(NAMES) * B))
+        refused[f"{name}, forward"] = refusal(weighted, batch)
+        refused[f"{name}, prefetch"] = refusal(lambda given: weighted(weighted.prefetch(given)), batch)
+    # A process whose data has ended has no weights either.
+    size = B if rank == 0 else 0
+    weighted(BatchOfIds(lengths(size=size), ids(size=size), weights_L=torch.ones(len(NAMES) * B) if size else None))
+    weighted.close()
     model = sharded_model(num_processes)
     refused_by_model = ("keyed: missing feature", "keyed: inverse indices", "nothing")
     for name, batch in bad_batches():
         if name in refused_by_model:
             refused[f"model: {name}"] = refusal(model, batch if rank == num_processes - 1 else keyed())
     # Weights of lookups are left aside, as by the module; a smaller batch is the start of a larger one.
-    weighted, size = model(keyed(weights=torch.ones(len(NAMES) * B))), B - rank
+    left_aside, size = model(keyed(weights=torch.ones(len(NAMES) * B))), B - rank
     smaller = ids().view(len(NAMES), B)[:, :size].reshape(-1)
     logits = model(keyed(size=size, values=smaller))
-    if not torch.allclose(logits, weighted[:size]):
+    if not torch.allclose(logits, left_aside[:size]):
         wrong.append("a smaller batch of the model")
     logits.sum().backward()
 

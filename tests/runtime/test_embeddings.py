@@ -158,8 +158,14 @@ def one_more(batch):
         (lambda weights_L: weights_L.tolist(), "must be a tensor, got list"),
         (lambda weights_L: weights_L.to("meta"), "must be on cpu, got meta"),
         (lambda weights_L: weights_L.requires_grad_(), "get no gradients: detach them"),
-        (lambda weights_L: weights_L.index_fill_(0, torch.tensor(3), torch.inf), "must be finite, got inf at 3 "),
-        (lambda weights_L: weights_L.index_fill_(0, torch.tensor(2), torch.nan), "must be finite, got nan at 2 "),
+        (
+            lambda weights_L: weights_L.index_fill_(0, torch.tensor(0), torch.inf),
+            "must be finite, got inf of feature 'a' ",
+        ),
+        (
+            lambda weights_L: weights_L.index_fill_(0, torch.tensor(18), torch.nan),
+            "must be finite, got nan of feature 'b' ",
+        ),
     ],
 )
 def test_weights_that_are_none_are_refused_by_name(change, said):

@@ -40,6 +40,12 @@ EXPECTED = {
     "keyed: inverse indices of some": 'inverse_indices: must be there for feature "c", too',
     "ids without samples": "lengths: add up to 0, but there are 2 ids",
 }
+#: The same of weighted lookups.
+EXPECTED_OF_WEIGHTS = {
+    "no weights": "weights: must be there: lookups are weighted",
+    "too few weights": "weights: must be one for each id, 12, got 11",
+    "a weight that is no number": "weights: must be finite, got nan of feature 'b'",
+}
 
 
 @pytest.mark.parametrize("num_groups", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -54,6 +60,11 @@ def test_a_fault_of_one_process_is_the_same_error_on_all(tmp_path, num_groups):
         f"{name}, {way}": message + by_last
         for name, message in EXPECTED.items()
         for way in ("forward", "start", "distribute", "prefetch")
+    }
+    expected |= {
+        f"{name}, {way}": message + by_last
+        for name, message in EXPECTED_OF_WEIGHTS.items()
+        for way in ("forward", "prefetch")
     }
     of_first = "feature 'a': table 'ta' has rows 0 to 9, got id -3 (in the batch of process 0)"
     expected |= {"on all, forward": of_first, "the first process's, forward": of_first}

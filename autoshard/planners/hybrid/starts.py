@@ -40,11 +40,12 @@ _MOST_MADE = 2_000
 #: Of few tables more starts are made whatever the time, as many as place so many tables in all: the likeliest two of
 #: 80 tables on 8 A100 were 8% above the best.
 _NUM_PLACED = 640
-#: Options over those of the last balanced starts with which one is made anew: plans of 24 to 160 tables on 16 to 64
-#: ranks as training draws them were 0.27% shorter after 1 s (49 tasks, an error of 0.18%; up to 5%), of 160 on 32 A100
-#: 0.08% (14 draws, 0.05%); after 3 s these are level (CPU time, November 2026). With 1.3 the former were 0.56% shorter,
-#: the latter 0.15% and 0.22% longer; with 2 all are level.
-_GROWN = 1.5
+#: Options over those of the last balanced starts with which they are made anew: plans of 49 tasks on 16 to 64 ranks, as
+#: training draws them, were 0.27% shorter after 1 s with an error of 0.18% (16 shorter, 8 longer), those of 160 tables
+#: on 32 A100 0.08% with 0.05% (14 draws), after 3 s 0.01% longer with 0.09%. Chosen on these tasks: with 1.3 they were
+#: 0.56% shorter, 0.15% and 0.22% longer, with 2 level (CPU time, one core of an EPYC, November 2026). And the share of
+#: the time left that making them may take.
+_GROWN, _GROWN_SHARE = 1.5, 0.1
 #: Tiers that balanced starts may use, besides all: where kernels are short, each further kind of them counts.
 FEW_TIERS = (
     (Tier.TABLE_WISE,),
@@ -211,23 +212,28 @@ def balanced_starts(
 
 
 class GrownStarts:
-    """The likeliest balanced start anew, each time there are so many more options than when one was made last.
+    """The best of the likeliest balanced starts, made anew each time there are so many more options.
 
     Args:
         space: What there is to choose from; options are added to it.
         limits: Memory.
+        made_s: Seconds that the last ones took.
+        deadline_s: When the search ends, by `time.perf_counter`; none is made where that would take more than a share
+            of what is left. If it is infinite, the clock decides nothing.
     """
 
-    def __init__(self, space: PlannerSpace, limits: Limits) -> None:
-        self._space, self._limits, self._num_options = space, limits, space.num_options
+    def __init__(self, space: PlannerSpace, limits: Limits, made_s: float, deadline_s: float) -> None:
+        self._space, self._limits, self._made_s, self._deadline_s = space, limits, made_s, deadline_s
+        self._num_options = space.num_options
 
     def due(self) -> list[Start]:
         """The start, if there is a new one."""
-        num_options = self._space.num_options
-        if num_options < _GROWN * self._num_options:
+        num_options, began_s = self._space.num_options, time.perf_counter()
+        if num_options < _GROWN * self._num_options or self._made_s > _GROWN_SHARE * (self._deadline_s - began_s):
             return []
         self._num_options = num_options
         starts = balanced_starts(self._space, self._limits, -math.inf)
+        self._made_s = time.perf_counter() - began_s
         return [min(starts, key=lambda start: start.layout.step_ms())] if starts else []
 
 

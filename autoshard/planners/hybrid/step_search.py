@@ -172,10 +172,12 @@ def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
         offers.begin(offers_s, None if asked is None else asked[0])
     space, limits = offers.space, _limits(offers.space, search)
     lumps = () if asked is None else FINE_LUMPS
+    own_s = time.perf_counter()
     own = balanced_starts(space, limits, _share_of_time(_OWN_SHARE, until_s), lumps)
     if not own and not offers.is_complete:
         offers.complete()
         own = balanced_starts(space, limits, _share_of_time(_OWN_SHARE, until_s))
+    own_s = time.perf_counter() - own_s
     starts_s = _share_of_time(_STARTS_SHARE, until_s)
     # Plans that no search goes on from are needed before it; others can wait, where there is a start.
     at_once = [one for one in _planners(search) if one.name == _OF_GROUPS or search.steps or not own]
@@ -183,7 +185,7 @@ def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
     read, found = _read(plans, space, limits, request, search)
     later = LaterStarts(request, [one for one in _planners(search) if one not in at_once], began_s, deadline_s)
 
-    grown = GrownStarts(space, limits)
+    grown = GrownStarts(space, limits, own_s, until_s)
 
     def more_starts() -> list[Start]:
         due = _wide(later.due(), search)

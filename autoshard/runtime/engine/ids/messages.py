@@ -1,9 +1,10 @@
 """Lengths and ids on the wire: one message from each process to each.
 
-A message is int32: bag lengths, numbers, a flag and the batch's size, and ids of one number each, for which it has a
-set room. They are two numbers each in plans with a table of more rows than int32 can number, and where lookups are
-weighted, whose second one is the weight. Last come the rows of replicas that a batch hits, in a room of their own. A
-message is put together on the device: how many ids there are is in the message, and the host need not know it before.
+A message is int32: bag lengths, numbers, a flag and the batch's size, and ids, for which it has a set room. An id is
+one number, or two in plans with a table of more rows than int32 can number, and where lookups are weighted: the upper
+half of ids that are summed up is the weight then. Last come the rows of replicas that a batch hits, in a room of their
+own. A message is put together on the device: how many ids there are is in the message, and the host need not know it
+before.
 
 Shape suffixes: N jagged rows (a feature's bags for one destination), B samples of a local batch, L lookups.
 """

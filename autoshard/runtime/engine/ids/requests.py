@@ -606,28 +606,32 @@ class InputExchange:
         if fault is not None:
             return fault
         names = [(table.name, one.name) for table in self._ownership.tables.tables for one in table.features]
+        ends_F = list(accumulate(counts_F))
+
+        def feature_of(lookup: int) -> int:
+            row = bisect_right(ends_F, lookup)
+            return row if batch.order is None else batch.order.index(row)
+
         last_L = torch.repeat_interleave(self._last_of(batch.order), batch.lengths_FB.sum(1))
-        wrong = ((batch.ids_L < 0) | (batch.ids_L > last_L)).nonzero()
-        if not len(wrong) and batch.weights_L is not None and len(bad_L := (~batch.weights_L.isfinite()).nonzero()):
-            lookup = int(bad_L[0])
-            return InputError(f"must be finite, got {float(batch.weights_L[lookup])} at {lookup}", field="weights")
-        if not len(wrong):
-            assert batch.inverse_FB is not None, "nothing else is checked"
-            is_wrong_FB = (batch.inverse_FB < 0) | (batch.inverse_FB >= self._samples_of(batch))
-            feature, sample = is_wrong_FB.nonzero()[0].tolist()
-            samples = batch.batch_size if batch.sizes_F is None else batch.sizes_F[feature]
+        for first in ((batch.ids_L < 0) | (batch.ids_L > last_L)).nonzero().view(-1)[:1].tolist():
+            feature = feature_of(first)
+            table, name = names[feature]
             return InputError(
-                f"feature {names[feature][1]!r} has samples 0 to {samples - 1}, got "
-                f"{int(batch.inverse_FB[feature, sample])}",
-                field="inverse_indices",
+                f"table {table!r} has rows 0 to {int(self._last_F[feature])}, got id {int(batch.ids_L[first])}",
+                field=f"feature {name!r}",
             )
-        first = int(wrong[0])
-        row = bisect_right(list(accumulate(counts_F)), first)
-        feature = row if batch.order is None else batch.order.index(row)
-        table, name = names[feature]
+        if batch.weights_L is not None:
+            for first in (~batch.weights_L.isfinite()).nonzero().view(-1)[:1].tolist():
+                of = names[feature_of(first)][1]
+                return InputError(f"must be finite, got {batch.weights_L[first]:g} of feature {of!r}", field="weights")
+        assert batch.inverse_FB is not None, "nothing else is checked"
+        is_wrong_FB = (batch.inverse_FB < 0) | (batch.inverse_FB >= self._samples_of(batch))
+        feature, sample = is_wrong_FB.nonzero()[0].tolist()
+        samples = batch.batch_size if batch.sizes_F is None else batch.sizes_F[feature]
         return InputError(
-            f"table {table!r} has rows 0 to {int(self._last_F[feature])}, got id {int(batch.ids_L[first])}",
-            field=f"feature {name!r}",
+            f"feature {names[feature][1]!r} has samples 0 to {samples - 1}, got "
+            f"{int(batch.inverse_FB[feature, sample])}",
+            field="inverse_indices",
         )
 
     def _adapt(self, came: _Came) -> None:
