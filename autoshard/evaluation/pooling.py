@@ -57,9 +57,9 @@ class SumSpeed:
     joined_s: tuple[float, float]
 
 
-#: By device family; nobody has measured a GPU's. Fitted to 36 models of 5 and 20 sequences among 30 tables of sums, 3
-#: to 40 rows a sample of 16 and 64 columns, 32 to 512 samples: 5% to 95% of them are priced at 0.91 to 1.29 of what
-#: they take forward, 0.80 to 1.37 backward (one thread of a virtual AMD EPYC, torch 2.13, 28 November 2026).
+#: By device family; nobody has measured a GPU's. Fitted to five runs of 36 models of 5 and 20 sequences among 30 tables
+#: of sums, 3 to 40 rows a sample of 16 and 64 columns, 32 to 512 samples, which differ by a fifth (`studies
+#: processor-work`, one thread of a virtual AMD EPYC, torch 2.13, 28 November 2026; docs/results/virtual-time.md).
 SUM_SPEED: Final = {
     "cpu": SumSpeed(
         feature_s=(51e-6, 20e-6),
