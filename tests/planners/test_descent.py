@@ -203,7 +203,7 @@ def test_a_balanced_start_is_made_anew_when_options_have_grown_and_there_is_time
     offers = OfferedOptions(make.request(make.draw_task(12, 4, seed=5)[0], make.two_nodes()))
     limits, far_s = Limits.of(offers.space), time.perf_counter() + 1e6
     grown = GrownStarts(offers.space, limits, 0.01, far_s)
-    late = GrownStarts(offers.space, limits, 0.01, time.perf_counter() + 0.05)
+    late = GrownStarts(offers.space, limits, 0.01, time.perf_counter())
     whole_ms = min(one.layout.step_ms() for one in balanced_starts(offers.space, limits))
     assert grown.due() == []
     offers.complete()

@@ -56,7 +56,7 @@ def test_ids_and_the_bits_of_their_weights_come_back():
     weights_L = torch.tensor([1.0, -0.0, -2.5, torch.inf, -torch.inf, torch.nan, 1e-45, 3e38])
     ids_L = torch.tensor([0, 1, 2**31 - 1, 2**31 - 2, 5, 6, 7, 2**30])
     for dtype in (torch.int64, torch.int32):
-        ids, weights = without_weights(with_weights(ids_L.to(dtype), weights_L))
+        ids, weights = without_weights(with_weights(ids_L.to(dtype), weights_L), is_weighted=True)
         assert torch.equal(ids, ids_L)
         assert torch.equal(weights.view(torch.int32), weights_L.view(torch.int32))
 

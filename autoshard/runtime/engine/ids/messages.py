@@ -30,9 +30,11 @@ def with_weights(ids_L: torch.Tensor, weights_L: torch.Tensor) -> torch.Tensor:
     return ids_L | weights_L.view(torch.int32).long() << 32
 
 
-def without_weights(weighted_L: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids, int64, and their weights; the reverse of `with_weights`."""
-    return weighted_L & torch.iinfo(torch.int32).max, (weighted_L >> 32).int().view(torch.float32)
+def without_weights(ids_L: torch.Tensor, *, is_weighted: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Ids and their weights, the reverse of `with_weights`; as they are, and none, where lookups are not weighted."""
+    if not is_weighted:
+        return ids_L, None
+    return ids_L & torch.iinfo(torch.int32).max, (ids_L >> 32).int().view(torch.float32)
 
 
 class Flag(IntEnum):
@@ -98,9 +100,8 @@ class Request:
             rows_L: Their places.
             is_weighted: Whether ids and places are as `with_weights` gives them; rows are wanted as they are.
         """
-        weights_L: torch.Tensor | None = None
-        if is_weighted:
-            (sums_L, weights_L), (rows_L, _) = without_weights(sums_L), without_weights(rows_L)
+        sums_L, weights_L = without_weights(sums_L, is_weighted=is_weighted)
+        rows_L, _ = without_weights(rows_L, is_weighted=is_weighted)
         return cls(Jagged(lengths_NB, counts_N, sums_L, weights_L), counts, rows_L)
 
 

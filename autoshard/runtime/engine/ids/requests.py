@@ -416,7 +416,7 @@ class InputExchange:
 
     def _apart(self, ids_L: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Ids, and their weights where lookups are weighted."""
-        return without_weights(ids_L) if self._is_weighted else (ids_L, None)
+        return without_weights(ids_L, is_weighted=self._is_weighted)
 
     def _checked(self, batch: BatchOfIds) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Lengths, ids and ids of each feature, those that are wrong replaced; and whether none is.
