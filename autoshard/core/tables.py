@@ -193,6 +193,13 @@ class EmbeddingTable(KernelTraits):
         Meaning("What looks rows up in the table; several may share it.", Role.PRICE | Role.IDENTITY),
     ]
     access: Annotated[AccessProfile, Meaning("How often rows are looked up.", Role.PRICE)]
+    weighted: Annotated[
+        bool,
+        Meaning(
+            "Whether every lookup has a weight, which its row is multiplied by before a bag is summed up.",
+            Role.PRICE | Role.IDENTITY,
+        ),
+    ] = False
     constraints: Annotated[Constraints, Meaning("Limits that planners keep to.")] = field(default_factory=Constraints)
     row_order: Annotated[
         RowOrder | ImpliedOrder | None,

@@ -26,7 +26,7 @@ from autoshard.core.costs import MsArray
 from autoshard.core.dense import dense_shapes
 from autoshard.core.errors import InvalidOptionError, InvalidPlanError
 from autoshard.core.held import sums_by_rank
-from autoshard.evaluation.traffic import HELD_ID_BYTES, Stream, Traffic, id_bytes, plan_traffic, wire_bytes
+from autoshard.evaluation.traffic import Stream, Traffic, held_id_bytes, id_bytes, plan_traffic, wire_bytes
 
 #: Dense layers compute in fp32.
 _DENSE_BYTES = 4
@@ -200,7 +200,8 @@ class BatchMemory:
         if traffic is None or any(peak_factor(table, local_batch) > 1.0 for table in plan.tables.tables):
             traffic = plan_traffic(plan, peak_factor)
         outputs_R, received_R = traffic.sent_R(Stream.FORWARD), traffic.received_R(Stream.FORWARD)
-        held_ids_R = traffic.received_R(Stream.IDS) * (HELD_ID_BYTES / id_bytes(plan.tables.tables))
+        tables = plan.tables.tables
+        held_ids_R = traffic.received_R(Stream.IDS) * (held_id_bytes(tables) / id_bytes(tables))
         inputs_R = traffic.received_R(Stream.LENGTHS) + held_ids_R
         forward = list(Stream).index(Stream.FORWARD)
         for layout in traffic.layouts:

@@ -20,12 +20,13 @@ from autoshard.core.declared import Role, undecided
 from autoshard.core.errors import InvalidPlanError
 from autoshard.core.machine import device_family
 from autoshard.core.quoting import shown
+from autoshard.evaluation.traffic import ID_BYTES, id_width, is_weighted
 
 #: FBGEMM trains these; bf16 weights train neither on a CPU nor on a GPU (1.6, on an H200), int8 weights not on a CPU.
 TRAINED_DTYPES = (DType.FP32, DType.FP16)
 TRAINED_OPTIMIZERS = tuple(one for one in Optimizer if one is not Optimizer.NONE)
 #: Fields of tables that the runtime does what they say of; others of a kernel have to have their defaults.
-_EXECUTED = ("dtype", "optimizer", "num_embeddings", "embedding_dim", "name", "pooling", "features")
+_EXECUTED = ("dtype", "optimizer", "num_embeddings", "embedding_dim", "name", "pooling", "features", "weighted")
 _OF_RUNS = Role.KERNEL | Role.IDENTITY
 #: FBGEMM's kernels load four numbers at a time.
 DIM_MULTIPLE = 4
@@ -57,6 +58,7 @@ def plan_faults(plan: ShardingPlan) -> Iterator[ExecutionFault]:
     """All that keeps a valid plan from being executed, on devices of any kind."""
     for index, placed in enumerate(plan.shards):
         yield from _shard_faults(placed, f"shards[{index}]")
+    yield from _weight_faults(plan.tables, "tables.tables")
     for index, table in enumerate(plan.tables.tables):
         yield from _kernel_faults(table, f"tables.tables[{index}]")
         if plan.replica_groups.moment_scale != 1.0 and table.optimizer.has_decaying_moments:
@@ -98,7 +100,7 @@ def plan_note(plan: ShardingPlan) -> str:
 
 def tables_note(tables: TableSet) -> str:
     """Says what keeps plans of some tables from being executed, however they are held; empty if nothing does."""
-    faults: list[ExecutionFault] = []
+    faults = list(_weight_faults(tables, "tables"))
     for index, table in enumerate(tables.tables):
         faults += _dim_faults(table.name, table.embedding_dim, f"tables[{index}].embedding_dim")
         faults += _kernel_faults(table, f"tables[{index}]")
@@ -143,6 +145,17 @@ def _dim_faults(table: str, dim: int, field: str) -> Iterator[ExecutionFault]:
     if dim % DIM_MULTIPLE:
         reason = f"must be a multiple of {DIM_MULTIPLE} columns to be executed, got {dim}"
         yield ExecutionFault(field=field, reason=reason, table=table)
+
+
+def _weight_faults(tables: TableSet, field: str) -> Iterator[ExecutionFault]:
+    """Weighted lookups of means, which torch does not have either, and of rows whose number leaves a weight no room."""
+    for index, table in enumerate(tables.tables if is_weighted(tables.tables) else ()):
+        if table.pooling is Pooling.MEAN:
+            reason = f"must be sum or sequence where lookups of any table are weighted, got {table.pooling}"
+            yield ExecutionFault(field=f"{field}[{index}].pooling", reason=reason, table=table.name)
+        if id_width([table.num_embeddings]) > ID_BYTES:
+            reason = f"must be at most 2^31 where lookups of any table are weighted, got {table.num_embeddings}"
+            yield ExecutionFault(field=f"{field}[{index}].num_embeddings", reason=reason, table=table.name)
 
 
 def _kernel_faults(table: EmbeddingTable, field: str) -> Iterator[ExecutionFault]:

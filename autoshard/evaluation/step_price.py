@@ -32,7 +32,7 @@ from autoshard.evaluation.dense_time import AnalyticDenseModel
 from autoshard.evaluation.pooling import sequence_sums_ms
 from autoshard.evaluation.rank_work import RankWork
 from autoshard.evaluation.stages import Stages, syncs_ms
-from autoshard.evaluation.traffic import ID_BYTES, LENGTH_BYTES, Stream
+from autoshard.evaluation.traffic import LENGTH_BYTES, Stream, id_bytes
 
 #: Gradients of dense layers are fp32.
 _GRADIENT_BYTES = 4
@@ -183,7 +183,7 @@ class StepPricer:
         world: Topology | None = None,
         overlap: Overlap | None = None,
     ) -> None:
-        self.topology, self.costs = topology, costs
+        self.topology, self.costs, self._id_bytes = topology, costs, id_bytes(tables.tables)
         self.dense = DenseWork.of(tables, world or topology, costs)
         self.overlap = overlap or (costs.step.overlap if costs.step else Overlap.NONE)
         self.bases = {part: _basis(part, costs, self.dense) for part in StepPart}
@@ -233,7 +233,7 @@ class StepPricer:
         return {
             StepPart.INPUT: (
                 *(input_ms, reading_ms[StepPart.INPUT], one),
-                handled[Stream.IDS] / ID_BYTES / 1e6,
+                handled[Stream.IDS] / self._id_bytes / 1e6,
                 million_lengths,
                 *once,
             ),

@@ -38,10 +38,13 @@ from autoshard.core.replica_groups import part_of
 from autoshard.core.shard import Replicas
 
 LENGTH_BYTES = 4
-#: An id travels as int32; as int64 in plans with a table of more rows than int32 can number.
+#: An id travels as int32; as int64 in plans with a table of more rows than int32 can number, and with its weight where
+#: lookups are weighted.
 ID_BYTES = 4
-#: Where rows are looked up, their numbers are held as int64, however they travelled.
-HELD_ID_BYTES = 8
+#: With a float32 beside it.
+WEIGHTED_ID_BYTES = 8
+#: Where rows are looked up, their numbers are held as int64, however they travelled, and weights as float32.
+HELD_ID_BYTES, HELD_WEIGHT_BYTES = 8, 4
 _MOST_ROWS_OF_INT32 = 1 << 31
 #: Gradients are reduced in fp32, whatever the weights are.
 REDUCED_BYTES = 4
@@ -56,7 +59,18 @@ LookupsFactor: TypeAlias = Callable[[EmbeddingTable, float], float]
 
 def id_bytes(tables: Iterable[EmbeddingTable]) -> int:
     """Bytes that the number of a row takes on the wire, in plans for these tables."""
-    return id_width(table.num_embeddings for table in tables)
+    listed = list(tables)
+    return WEIGHTED_ID_BYTES if is_weighted(listed) else id_width(table.num_embeddings for table in listed)
+
+
+def held_id_bytes(tables: Iterable[EmbeddingTable]) -> int:
+    """Bytes that a lookup takes where its row is, in plans for these tables."""
+    return HELD_ID_BYTES + HELD_WEIGHT_BYTES * is_weighted(tables)
+
+
+def is_weighted(tables: Iterable[EmbeddingTable]) -> bool:
+    """Whether lookups have weights in plans for these tables: all have, if those of any table have."""
+    return any(table.weighted for table in tables)
 
 
 def id_width(num_rows: Iterable[float]) -> int:
@@ -466,7 +480,7 @@ def plan_traffic(plan: ShardingPlan, lookups_factor: LookupsFactor | None = None
     """Adds up what every placed shard sends.
 
     Each rank asks, for its local batch, every owner in the replica that it reads: lengths and ids (int32; int64
-    in plans for a table of over 2^31 rows). Owners
+    in plans for a table of over 2^31 rows, or of weighted lookups). Owners
     answer with one vector per bag (`partial_sums`), or with one row per lookup (`rows`; per distinct row with
     `deduplicate`), in the payload's formats; sums may be added up on the way (`reduce_scatter`). Lookups are taken to
     spread evenly over the owners of a replica.

@@ -151,6 +151,7 @@ class ParquetFiles:
 
     def check(self, tables: TableSet, num_dense: int) -> None:
         """As `SampleFiles`."""
+        _check_unweighted(tables)
         for path in self.paths:
             schema = _reading(path, lambda path=path: pq.read_schema(path))
             for name in _columns(tables, num_dense):
@@ -218,6 +219,7 @@ class CriteoFiles:
 
     def check(self, tables: TableSet, num_dense: int) -> None:
         """As `SampleFiles`."""
+        _check_unweighted(tables)
         num_features = sum(len(table.features) for table in tables.tables)
         for name, found, wanted in (
             ("categories", num_features, CRITEO_CATEGORIES),
@@ -307,6 +309,12 @@ def _open_text(path: Path) -> io.BufferedIOBase:
 
 def _whole_lines(text: io.BufferedIOBase) -> bytes:
     return text.read(_BLOCK_BYTES) + text.readline()
+
+
+def _check_unweighted(tables: TableSet) -> None:
+    for table in tables.tables:
+        if table.weighted:
+            raise InputError(f"has no weights, and lookups of table {shown(table.name)} are weighted", field="data")
 
 
 def _columns(tables: TableSet, num_dense: int) -> list[str]:

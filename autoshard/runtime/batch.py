@@ -5,7 +5,7 @@ Shape suffixes: F features, B samples of the local batch, L lookups, C columns o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
@@ -93,7 +93,7 @@ class BatchOfIds:
             return InputError("must be there: lookups are weighted", field="weights") if is_missing else None
         if not is_weighted:
             return InputError(
-                "lookups are not weighted: leave them out, or make the engine with is_weighted=True", field="weights"
+                "lookups are not weighted: leave them out, or plan tables that are weighted", field="weights"
             )
         if len(self.weights_L) != len(self.ids_L):
             return InputError(f"must be one for each id, {len(self.ids_L)}, got {len(self.weights_L)}", field="weights")
@@ -119,9 +119,31 @@ class BatchOfIds:
         """B."""
         return self.lengths_FB.shape[1]
 
-    def per_feature(self) -> tuple[torch.Tensor, ...]:
-        """Ids of each feature."""
-        return torch.split(self.ids_L, self.lengths_FB.sum(1).tolist())
+    def per_feature(self, of_L: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Ids of each feature, or their weights."""
+        return torch.split(of_L, self.lengths_FB.sum(1).tolist())
+
+    def changed(self, lengths_FB: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> BatchOfIds:
+        """A batch of other lengths, with what `change` makes of its ids and of their weights."""
+        weights_L = None if self.weights_L is None else change(self.weights_L)
+        return replace(self, lengths_FB=lengths_FB, ids_L=change(self.ids_L), weights_L=weights_L)
+
+    @classmethod
+    def joined(cls, parts: Sequence[BatchOfIds]) -> BatchOfIds:
+        """The samples of several batches as those of one; ids of all of them have weights, or of none."""
+
+        def joined(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+            per_feature = [part.per_feature(of_L) for part, of_L in zip(parts, rows, strict=True)]
+            return torch.cat([piece for feature in zip(*per_feature, strict=True) for piece in feature])
+
+        lengths_FB = torch.cat([part.lengths_FB for part in parts], dim=1)
+        weights = [torch.empty(0) if part.weights_L is None else part.weights_L for part in parts]
+        is_weighted = any(part.weights_L is not None for part in parts)
+        return cls(
+            lengths_FB,
+            joined([part.ids_L for part in parts]),
+            weights_L=joined(weights) if is_weighted else None,
+        )
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> BatchOfIds:
         """The same batch on a device.
@@ -275,13 +297,7 @@ def _chosen(batch: BatchOfIds, order: Sequence[int]) -> BatchOfIds:
         pieces = torch.split(of_L, counts)
         return torch.cat([pieces[row] for row in order])
 
-    return replace(
-        batch,
-        lengths_FB=torch.stack([batch.lengths_FB[row] for row in order]),
-        ids_L=chosen(batch.ids_L),
-        order=None,
-        weights_L=None if batch.weights_L is None else chosen(batch.weights_L),
-    )
+    return replace(batch.changed(torch.stack([batch.lengths_FB[row] for row in order]), chosen), order=None)
 
 
 def as_keyed(

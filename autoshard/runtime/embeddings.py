@@ -133,8 +133,6 @@ class ShardedEmbeddings(torch.nn.Module):
         row_orders: For tables that are cut by access rank, row ids in falling access frequency, by table; those that
             are left out are in the order of their ids.
         counter: Counts which rows this process looks up, and is closed by whoever made it; None to count none.
-        is_weighted: Whether all batches have weights of their ids, by which rows are multiplied before bags are summed
-            up; weights get no gradients.
 
     Attributes:
         optimizer: Holds the learning rate of the tables, for `torch.optim.lr_scheduler`; the same on all processes.
@@ -162,7 +160,6 @@ class ShardedEmbeddings(torch.nn.Module):
         timer: StepTimer | None = None,
         row_orders: Mapping[str, torch.Tensor] | None = None,
         counter: AccessCounter | None = None,
-        is_weighted: bool = False,
     ) -> None:
         super().__init__()
         part = Participation.agree(
@@ -172,7 +169,6 @@ class ShardedEmbeddings(torch.nn.Module):
             group=group,
             device=device,
             row_orders=row_orders,
-            is_weighted=is_weighted,
         )
         self.timer = timer or StepTimer(part.device, enabled=False)
         self._counter = counter

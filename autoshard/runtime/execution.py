@@ -100,9 +100,7 @@ class PlanExecution:
             known = {} if before is None else before.replicas.by_content
             known = {content: rows for content, rows in known.items() if content in kept}
             replicas = Replicas(owners, kernel_settings, part.group, device, timer, part.groups.world_ranks, known)
-            exchange = InputExchange(
-                owners, orders, part.local_batch_size, part.groups, device, is_weighted=part.is_weighted
-            )
+            exchange = InputExchange(owners, orders, part.local_batch_size, part.groups, device)
             return cls(
                 part=part,
                 settings=settings,
@@ -198,7 +196,6 @@ class PlanExecution:
             group=own.members,
             device=own.device,
             row_orders=row_orders,
-            is_weighted=own.is_weighted,
         )
         on_all(partial(self._check, plan, part), own.members, own.device)
         after = PlanExecution.make(plan, self.settings, part, row_orders, timer, self)
@@ -228,7 +225,8 @@ class PlanExecution:
                 first, second = ("none" if one is None else shown(one.name) for one in (own, other))
                 raise InputError(
                     "must be those of the plan that is executed, in their order, with the same rows, columns, number "
-                    f"format, optimizer and features: table {first} there is not table {second} here",
+                    "format, optimizer and features, all weighted or not: "
+                    f"table {first} there is not table {second} here",
                     field="plan.tables",
                 )
         if tables.batch_size != others.batch_size:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from autoshard.core import Pooling, ShardingPlan, TableSet
+from autoshard.core import ShardingPlan, TableSet
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.optimizers import BadGradients, UpdateSettings
 from autoshard.core.quoting import shown
 from autoshard.evaluation.executable import is_fused_on_gpu, level_fault, plan_faults
-from autoshard.evaluation.traffic import ID_BYTES, id_bytes
 from autoshard.runtime.engine.holdings import GroupOrder, Holding, Ownership, holdings_of
 from autoshard.validator import validate_plan
 
@@ -70,22 +69,6 @@ def check_skipping(tables: TableSet, settings: UpdateSettings, device: torch.dev
                 "without a gradient; got skip",
                 field="on_bad_gradients",
             )
-
-
-def check_weighted(tables: TableSet) -> None:
-    """Refuses weighted lookups of tables that are averaged, as torch does, or have too many rows for int32.
-
-    Raises:
-        InvalidOptionError: If there is one.
-    """
-    for table in tables.tables:
-        if table.pooling is Pooling.MEAN:
-            wanted = "is averaged: weighted lookups are of sums"
-        elif id_bytes([table]) > ID_BYTES:
-            wanted = f"has {table.num_embeddings} rows: weighted lookups are of at most 2^31"
-        else:
-            continue
-        raise InvalidOptionError(f"must be False, since table {shown(table.name)} {wanted}", field="is_weighted")
 
 
 def even_share(batch_size: int, num_processes: int) -> int:

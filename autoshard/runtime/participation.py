@@ -15,7 +15,7 @@ from autoshard.core.optimizers import UpdateSettings
 from autoshard.runtime.engine.agreement import on_all
 from autoshard.runtime.engine.groups import JoinedGroups, device_of
 from autoshard.runtime.engine.holdings import Ownership
-from autoshard.runtime.ownership import check_levels, check_updates, check_weighted, even_share, ownership_of
+from autoshard.runtime.ownership import check_levels, check_updates, even_share, ownership_of
 from autoshard.runtime.releases import all_gather
 
 
@@ -32,7 +32,6 @@ class Participation:
         local_batch_size: Samples per process and step.
         order_digests: By table, what its row order is known by.
         node_size: Processes of a node, by the plan's topology; those of a node follow each other.
-        is_weighted: Whether lookups are weighted.
     """
 
     owners: Ownership
@@ -43,7 +42,6 @@ class Participation:
     local_batch_size: int
     order_digests: Mapping[str, bytes]
     node_size: int
-    is_weighted: bool
 
     @classmethod
     def agree(
@@ -55,7 +53,6 @@ class Participation:
         group: dist.ProcessGroup | None = None,
         device: torch.device | None = None,
         row_orders: Mapping[str, torch.Tensor] | None = None,
-        is_weighted: bool = False,
     ) -> Participation:
         """Reads the plan and checks that all processes mean the same; all of them have to call it.
 
@@ -66,12 +63,10 @@ class Participation:
             group: The processes; None for all.
             device: Where tables and batches are; None for the group's, see `device_of`.
             row_orders: Row ids in falling access frequency, by table.
-            is_weighted: Whether lookups are weighted.
 
         Raises:
             InvalidPlanError: If the plan holds tables in a way that is not executed.
-            InvalidOptionError: If the optimizer of a table does not have a setting, or weighted lookups of it are not
-                executed.
+            InvalidOptionError: If the optimizer of a table does not have a setting.
             InputError: If there is no process group, this process is not in it, the processes do not agree, or the
                 plan's batch cannot be shared evenly.
         """
@@ -82,8 +77,6 @@ class Participation:
             owners = ownership_of(plan, members.size())
             check_updates(plan.tables, settings)
             check_levels(owners, device)
-            if is_weighted:
-                check_weighted(plan.tables)
             return owners, local_batch_size or even_share(plan.tables.batch_size, members.size())
 
         owners, local_batch_size = on_all(read, members, device)
@@ -94,7 +87,6 @@ class Participation:
             "settings": settings,
             "batch size": local_batch_size,
             "row order": orders,
-            "is_weighted": is_weighted,
         }
         check_alike(statements, members, device)
         groups = JoinedGroups.join(plan, members)
@@ -107,7 +99,6 @@ class Participation:
             local_batch_size=local_batch_size,
             order_digests=orders,
             node_size=max(1, members.size() // plan.topology.num_nodes),
-            is_weighted=is_weighted,
         )
 
     def nodes_of(self, group: dist.ProcessGroup) -> tuple[int, ...]:

@@ -33,9 +33,10 @@ from autoshard.core import (
     TableSet,
     Tier,
 )
-from autoshard.core.errors import ExecutionError, InputError, InvalidOptionError, InvalidPlanError
+from autoshard.core.errors import ExecutionError, InvalidOptionError, InvalidPlanError
 from autoshard.core.quoting import shown
 from autoshard.evaluation.executable import is_fused_on_gpu
+from autoshard.evaluation.traffic import is_weighted
 from autoshard.formats.torchrec.configs import table_config
 from autoshard.formats.torchrec.objects import parameter_sharding
 from autoshard.formats.torchrec.plans import check_whole
@@ -128,6 +129,7 @@ class TorchRecEmbeddings:
         self.owners = replace(part.owners, holdings=tuple(one for layout in self._layouts for one in layout.holdings))
         self.local_batch_size, self.feature_dims = part.local_batch_size, part.feature_dims
         self._id_dtype = id_dtype(table.num_embeddings for table in self.owners.tables.tables)
+        self._is_weighted = is_weighted(plan.tables.tables)
         self._features = [f"feature_{index}" for index in range(len(self.feature_dims))]
         self._timer = timer or StepTimer(part.device, enabled=False)
         # By process.
@@ -145,10 +147,11 @@ class TorchRecEmbeddings:
         """Pooled embeddings of the local batch.
 
         Raises:
-            InputError: If its lookups are weighted.
+            InputError: If it is no batch of the plan, or has weights where lookups are not weighted, or none.
         """
-        if ids.weights_L is not None:
-            raise InputError("weighted lookups are not executed by the torchrec engine", field="weights")
+        fault = ids.fault(len(self._features), self._part.device, is_weighted=self._is_weighted)
+        if fault is not None:
+            raise fault
         context = self._sharded.create_context()
         with self._timer.measure(Part.INPUT):
             distributed = self._sharded.input_dist(context, self._keyed(ids)).wait().wait()
@@ -219,7 +222,8 @@ class TorchRecEmbeddings:
     def _collection(self, learning_rate: float) -> EmbeddingBagCollection:
         """All tables before they are sharded, each with its optimizer."""
         placeholders = self._placeholders.values()
-        collection = EmbeddingBagCollection(tables=[*self._configs(), *placeholders], device=torch.device("meta"))
+        configs, meta = [*self._configs(), *placeholders], torch.device("meta")
+        collection = EmbeddingBagCollection(tables=configs, is_weighted=self._is_weighted, device=meta)
         optimizers = [table.optimizer for table in self.owners.tables.tables] + [Optimizer.SGD] * len(placeholders)
         for optimizer, weights_ND in zip(optimizers, collection.parameters(), strict=True):
             # What torch's own `_apply_optimizer_in_backward` leaves for TorchRec, without optimizers and their hooks.
@@ -287,7 +291,8 @@ class TorchRecEmbeddings:
         if empty:
             lengths_FB = torch.cat([lengths_FB, lengths_FB.new_zeros(len(empty), ids.batch_size)])
         ids_L = ids.ids_L.to(self._id_dtype)
-        return KeyedJaggedTensor(keys=self._features + empty, values=ids_L, lengths=lengths_FB.reshape(-1))
+        keys = self._features + empty
+        return KeyedJaggedTensor(keys=keys, values=ids_L, weights=ids.weights_L, lengths=lengths_FB.reshape(-1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

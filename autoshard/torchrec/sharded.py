@@ -77,7 +77,7 @@ class ShardedCollection(torch.nn.Module):
         for config in collection.configs:
             _check_executed(collection.module, config.name, f"{field}.{config.name}")
         self._is_weighted = collection.is_weighted
-        self.embeddings = ShardedEmbeddings(plan, settings, is_weighted=self._is_weighted, **options)
+        self.embeddings = ShardedEmbeddings(plan, settings, **options)
         self._wanted = [name for config in collection.configs for name in config.feature_names]
         given = [name for names in collection.embedding_names for name in names]
         self._names = dict(zip(self.embeddings.feature_names, given, strict=True))
@@ -348,7 +348,8 @@ def _part_of(plan: ShardingPlan, collection: Collection, found: ModelTables) -> 
     _check_alike(plan, collection, found)
     known = {table.name: table for table in plan.tables.tables}
     # Who shares a rank with tables of other modules does not matter any more.
-    tables = {name: replace(known[name], constraints=Constraints()) for name in collection.tables}
+    weighted = collection.is_weighted
+    tables = {name: replace(known[name], weighted=weighted, constraints=Constraints()) for name in collection.tables}
     shards = tuple(
         replace(placed, shard=replace(placed.shard, table=tables[placed.shard.table.name]))
         for placed in plan.shards

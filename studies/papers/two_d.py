@@ -37,7 +37,7 @@ from autoshard.core.errors import InfeasiblePlanError
 from autoshard.core.plan import Provenance
 from autoshard.core.step import Overlap, StepPart
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate
-from autoshard.evaluation.traffic import HELD_ID_BYTES, Stream, id_bytes, plan_traffic
+from autoshard.evaluation.traffic import HELD_ID_BYTES, Stream, held_id_bytes, id_bytes, plan_traffic
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.replica_groups import ReplicaGroupsPlanner
 from autoshard.report.figures import BLUE, GREEN, GREY, ORANGE, PINK, SKY, in_house_style
@@ -215,7 +215,7 @@ class StepMemory:
         for shard in group.held_shards():
             tables_R[shard.ranks] += shard.local.memory_bytes
         # As they are held, which is wider than they travel where tables are short.
-        held_per_sent = HELD_ID_BYTES / id_bytes(group.tables.tables)
+        held_per_sent = held_id_bytes(group.tables.tables) / id_bytes(group.tables.tables)
         served_R = traffic.received_R(Stream.IDS) * held_per_sent
         own_R = traffic.sent_R(Stream.IDS) * held_per_sent
         return cls(

@@ -180,7 +180,7 @@ class PlantedClicks:
         return effects_FB.sum(0), pairs_B
 
     def _pooled(self, batch: BatchOfIds) -> list[torch.Tensor]:
-        features = zip(self._tables.tables, self._latent, batch.per_feature(), batch.lengths_FB, strict=True)
+        features = zip(self._tables.tables, self._latent, batch.per_feature(batch.ids_L), batch.lengths_FB, strict=True)
         return [
             embedding_bag(ids_L, latent_NK, lengths_B.cumsum(0) - lengths_B, mode=_mode(table.pooling))
             for table, latent_NK, ids_L, lengths_B in features

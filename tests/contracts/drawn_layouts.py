@@ -65,14 +65,12 @@ def with_tables(plan, tables):
     return replace(plan, tables=replace(plan.tables, tables=tuple(tables)), shards=tuple(shards))
 
 
-def with_sums(plan):
-    """The plan, with sums in place of means, which have no weights."""
+def weighted_sums(plan):
+    """The plan with weighted lookups, and sums in place of means, which have no weights."""
+    summed = {Pooling.MEAN: Pooling.SUM}
     return with_tables(
         plan,
-        [
-            replace(table, pooling=Pooling.SUM) if table.pooling is Pooling.MEAN else table
-            for table in plan.tables.tables
-        ],
+        [replace(one, weighted=True, pooling=summed.get(one.pooling, one.pooling)) for one in plan.tables.tables],
     )
 
 

@@ -31,7 +31,7 @@ from autoshard.formats.row_orders import write_row_order
 from autoshard.planners.registry import get_planner
 from autoshard.runtime import RunRequest
 from tests import builders as make
-from tests.contracts.drawn_layouts import drawn_plan, drawn_table
+from tests.contracts.drawn_layouts import drawn_plan, drawn_table, weighted_sums
 from tests.ranks import executed
 
 #: fp32 sums in another order, relative to the largest value.
@@ -40,6 +40,8 @@ TOLERANCE = 2e-5
 TOUCHED_BATCH = 256
 #: Of so many plans, the first is also executed with communication behind computation.
 PIPELINED_EVERY = 10
+#: Of so many plans, one has weighted lookups.
+WEIGHTED_EVERY = 3
 #: Processes, ranks of the plans, ranks of a node, plans.
 CLUSTERS = [
     (2, 2, 1, 6),
@@ -55,6 +57,7 @@ def written(folder, seeds, cluster, payloads=(DType.FP32,), groups=None, verify_
     requests = []
     for seed, payload in ((seed, payload) for payload in payloads for seed in seeds):
         plan, orders = drawn_plan(seed, world_size, node_size, payload, groups)
+        plan = weighted_sums(plan) if seed % WEIGHTED_EVERY == 2 else plan
         folder.mkdir(exist_ok=True)
         orders = {
             name: write_row_order(folder / f"{seed}.{payload}.{name}.parquet", np.asarray(ids))

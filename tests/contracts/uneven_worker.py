@@ -15,7 +15,7 @@ from autoshard.runtime.engine.holdings import GroupOrder
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.training.reference import ReferenceEmbeddings, moment_blocks
 from studies.engines.host_waits import as_on_a_gpu
-from tests.contracts.drawn_layouts import drawn_plan, with_optimizers, with_sums
+from tests.contracts.drawn_layouts import drawn_plan, weighted_sums, with_optimizers
 
 LEARNING_RATE, EPS, STEPS = 0.1, 1e-3, 4
 
@@ -42,11 +42,11 @@ def drawn_batch(tables, most, seed, step, process, *, is_weighted):
 
 def keyed(batch, names):
     """The batch as a keyed tensor in another order, with a feature that no table looks up."""
-    pieces, size = batch.per_feature()[::-1], batch.batch_size
+    pieces, size = batch.per_feature(batch.ids_L)[::-1], batch.batch_size
     lengths = torch.cat([torch.ones(1, size, dtype=torch.int64), batch.lengths_FB.flip(0)])
     weights = None
     if batch.weights_L is not None:
-        weights = torch.cat([torch.zeros(size), *replace(batch, ids_L=batch.weights_L).per_feature()[::-1]])
+        weights = torch.cat([torch.zeros(size), *batch.per_feature(batch.weights_L)[::-1]])
     return KeyedJaggedTensor(
         keys=["other", *reversed(names)],
         values=torch.cat([torch.full((size,), 10**6), *pieces]),
@@ -85,10 +85,10 @@ def error_of(seed, world_size, node_size, groups, optimizers, *, is_weighted):
     if optimizers:
         plan = with_optimizers(plan, optimizers)
     if is_weighted:
-        plan = with_sums(plan)
+        plan = weighted_sums(plan)
     orders = {name: torch.from_numpy(ids) for name, ids in orders.items()}
     settings = FusedSettings(learning_rate=LEARNING_RATE, eps=EPS, seed=seed)
-    engine = ShardedEmbeddings(plan, settings, row_orders=orders, is_weighted=is_weighted)
+    engine = ShardedEmbeddings(plan, settings, row_orders=orders)
     reference = ReferenceEmbeddings(
         plan.tables, replace(settings, moment_scale=groups.moment_scale), blocks=moment_blocks(plan, orders)
     )

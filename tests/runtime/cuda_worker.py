@@ -1,7 +1,6 @@
 """Trains drawn plans on the CPU and on a pretended GPU, which have to agree to the last bit."""
 
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -15,7 +14,7 @@ from autoshard.runtime.engine.vectors import payload
 from autoshard.runtime.releases import fused_embedding
 from autoshard.runtime.state import free_device_bytes
 from autoshard.runtime.training.synthetic import draw_samples
-from tests.contracts.drawn_layouts import drawn_plan, other_layout, with_sums
+from tests.contracts.drawn_layouts import drawn_plan, other_layout, weighted_sums
 from tests.runtime.pretended_gpu import CUDA, OnGpu, held, pretended
 
 SETTINGS = FusedSettings(learning_rate=0.1, eps=1e-3)
@@ -23,18 +22,15 @@ STEPS = 2
 MODULES = (averaging, participation, payload, replicated)
 
 
-def trained(plan, orders, device, *, is_weighted):
+def trained(plan, orders, device):
     """Embeddings of all steps, and all tables afterwards; on the CPU."""
     found = []
-    embeddings = ShardedEmbeddings(plan, SETTINGS, device=device, row_orders=orders, is_weighted=is_weighted)
+    embeddings = ShardedEmbeddings(plan, SETTINGS, device=device, row_orders=orders)
     for step in range(2 * STEPS):
         if step == STEPS:
             other, row_orders = other_layout(7, plan)
             embeddings.adopt(other, {name: torch.from_numpy(ids_N) for name, ids_N in row_orders.items()})
         batch = draw_samples(plan.tables, 1, embeddings.local_batch_size, (7, step, dist.get_rank())).ids
-        if is_weighted:
-            drawn = torch.Generator().manual_seed(step)
-            batch = replace(batch, weights_L=torch.randn(len(batch.ids_L), generator=drawn))
         embedded = embeddings(batch.to(device))
         outputs = [embedded.pooled_BC, *embedded.sequences.values()]
         sum(one.square().sum() for one in outputs).backward()
@@ -91,10 +87,10 @@ def on_gpu():
 def compared(plan, orders, *, is_weighted):
     """How many tensors an engine on each device gave, and the largest differences of those that differ."""
     orders = {name: torch.from_numpy(ids_N) for name, ids_N in orders.items()}
-    plan = with_sums(plan) if is_weighted else plan
-    expected = trained(plan, orders, torch.device("cpu"), is_weighted=is_weighted)
+    plan = weighted_sums(plan) if is_weighted else plan
+    expected = trained(plan, orders, torch.device("cpu"))
     with on_gpu():
-        actual = trained(plan, orders, CUDA, is_weighted=is_weighted)
+        actual = trained(plan, orders, CUDA)
     pairs = list(zip(actual, expected, strict=True))
     return len(pairs), [float((one - other).abs().max()) for one, other in pairs if not torch.equal(one, other)]
 

@@ -42,13 +42,14 @@ from autoshard.runtime.engine import groups as process_groups
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.torchrec import shard, tables_of
 from tests import builders as make
+from tests.contracts.drawn_layouts import weighted_sums
 
 NAMES, ROWS, B = ["a", "b", "c"], 10, 4
 
 
-def tiered_plan(num_processes, num_groups, *, whole=Pooling.MEAN):
+def tiered_plan(num_processes, num_groups):
     """A table in rows, one that is whole, and a sequence table that all hold."""
-    size, poolings = num_processes // num_groups, (Pooling.SUM, whole, Pooling.SEQUENCE)
+    size, poolings = num_processes // num_groups, (Pooling.SUM, Pooling.MEAN, Pooling.SEQUENCE)
     in_rows, whole, everywhere = (
         make.placed(
             make.table(f"t{name}", ROWS, 8, features=(Feature(name=name, pooling_factor=1.0),), pooling=pooling)
@@ -206,8 +207,8 @@ def main(rank, num_processes, num_groups):
     first = BatchOfIds(lengths(), ids() - 3) if rank == 0 else None
     refused["on all, forward"] = refusal(engine, first)
     refused["the first process's, forward"] = refusal(engine, first if rank == 0 else good())
-    plan = tiered_plan(num_processes, num_groups, whole=Pooling.SUM)
-    weighted = ShardedEmbeddings(plan, FusedSettings(learning_rate=0.1), is_weighted=True)
+    plan = weighted_sums(tiered_plan(num_processes, num_groups))
+    weighted = ShardedEmbeddings(plan, FusedSettings(learning_rate=0.1))
     for name, weights_L in bad_weights():
         of_last = replace(good(), weights_L=weights_L)
         batch = of_last if rank == num_processes - 1 else replace(good(), weights_L=torch.ones(len(NAMES) * B))

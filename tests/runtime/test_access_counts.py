@@ -217,7 +217,7 @@ class TestOfEmbeddings:
         with pytest.raises(InputError):
             embeddings(InputError("is none"))
         found = counter.counted()
-        by_table = [torch.cat([batch.per_feature()[number] for batch in batches]) for number in range(2)]
+        by_table = [torch.cat([batch.per_feature(batch.ids_L)[number] for batch in batches]) for number in range(2)]
         keys = torch.cat([by_table[0], by_table[1] + 40])
         exact = torch.bincount(keys, minlength=80).numpy()
         assert found.keys_N.tolist() == np.flatnonzero(exact).tolist()

@@ -5,7 +5,6 @@ next one that is looked up, and lines of a batch are locked until its backward p
 """
 
 import inspect
-from dataclasses import replace
 
 import pytest
 import torch
@@ -76,12 +75,11 @@ def cached(monkeypatch, request):
         counter -= 1
 
     monkeypatch.setattr(torch.ops.fbgemm, "lxu_cache_locking_counter_decrement", decrement)
-    plan = make.table_wise_plan([make.table("t", 40, 8), make.table("u", 30, 12)], [0, 0], world_size=1, batch_size=6)
-    embeddings = ShardedEmbeddings(plan, SETTINGS, is_weighted=request.param)
+    tables = [make.table("t", 40, 8, weighted=request.param), make.table("u", 30, 12)]
+    plan = make.table_wise_plan(tables, [0, 0], world_size=1, batch_size=6)
+    embeddings = ShardedEmbeddings(plan, SETTINGS)
     [module] = made
     batches = [draw_samples(plan.tables, 1, 6, (number,)).ids for number in range(4)]
-    if request.param:
-        batches = [replace(one, weights_L=torch.rand(len(one.ids_L))) for one in batches]
     return embeddings, module, batches
 
 

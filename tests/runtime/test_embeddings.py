@@ -83,11 +83,12 @@ def test_keyed_jagged_tensors_give_keyed_tensors_and_may_have_another_order(plan
             embeddings(keyed.permute(repeated))
 
 
-WEIGHTED = (
+PLAIN = (
     make.table("t", 40, 8, features=(Feature(name="a", pooling_factor=1.5), Feature(name="b", pooling_factor=2.0))),
     make.table("u", 30, 12, features=(Feature(name="c", pooling_factor=1.0),), optimizer=Optimizer.SGD),
     make.table("s", 20, 4, features=(Feature(name="d", pooling_factor=1.0),), pooling=Pooling.SEQUENCE),
 )
+WEIGHTED = tuple(replace(table, weighted=True) for table in PLAIN)
 
 
 def weighted_batch(plan, number):
@@ -107,7 +108,7 @@ def test_rows_of_weighted_lookups_are_multiplied_and_their_gradients_too(dtype):
     tables = [replace(table, dtype=dtype) for table in WEIGHTED]
     plan = make.table_wise_plan(tables, [0] * 3, world_size=1, batch_size=BATCH_SIZE)
     other = replace(plan, shards=tuple(replace(one, exchange=Exchange.ROWS) for one in plan.shards))
-    embeddings = ShardedEmbeddings(plan, SETTINGS, is_weighted=True)
+    embeddings = ShardedEmbeddings(plan, SETTINGS)
     reference, worst = ReferenceEmbeddings(plan.tables, SETTINGS), 0.0
     batches = [weighted_batch(plan, number) for number in range(4)]
     for number, (batch, lookup) in enumerate(embeddings.pipelined(batches)):
@@ -170,16 +171,16 @@ def one_more(batch):
 )
 def test_weights_that_are_none_are_refused_by_name(change, said):
     plan = make.table_wise_plan(WEIGHTED, [0] * 3, world_size=1, batch_size=BATCH_SIZE)
-    embeddings, batch = ShardedEmbeddings(plan, SETTINGS, is_weighted=True), weighted_batch(plan, 0)
+    embeddings, batch = ShardedEmbeddings(plan, SETTINGS), weighted_batch(plan, 0)
     with pytest.raises(InputError, match=f"^weights: {said}"):
         embeddings(replace(batch, weights_L=change(batch.weights_L.clone())))
     embeddings(batch)
 
 
 def test_weights_are_refused_where_lookups_are_not_weighted():
-    plan = make.table_wise_plan(WEIGHTED, [0] * 3, world_size=1, batch_size=BATCH_SIZE)
+    plan = make.table_wise_plan(PLAIN, [0] * 3, world_size=1, batch_size=BATCH_SIZE)
     with pytest.raises(
-        InputError, match=r"^weights: lookups are not weighted: leave them out, or make the engine with is_w"
+        InputError, match=r"^weights: lookups are not weighted: leave them out, or plan tables that are weighted"
     ):
         ShardedEmbeddings(plan, SETTINGS)(weighted_batch(plan, 0))
 

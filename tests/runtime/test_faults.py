@@ -28,7 +28,7 @@ EXPECTED = {
     "a dict": "batch: must be a BatchOfIds or a KeyedJaggedTensor, got dict",
     "an error of its own": "loader: the file ends here",
     "keyed: missing feature": 'keys: has no feature "c", which the plan\'s tables look up',
-    "keyed: weights": "weights: lookups are not weighted: leave them out, or make the engine with is_weighted=True",
+    "keyed: weights": "weights: lookups are not weighted: leave them out, or plan tables that are weighted",
     "keyed: an id too large": "feature 'b': table 'tb' has rows 0 to 9, got id 10",
     "keyed: ids of floats": "ids: must be one row of whole numbers, got torch.float32 of (12,)",
     "keyed: lengths of fewer ids": "lengths: add up to 12, but there are 24 ids",

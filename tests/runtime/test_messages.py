@@ -1,7 +1,6 @@
 """Ids in the rooms of messages, whose sizes both ends know."""
 
 from contextlib import nullcontext
-from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.training.synthetic import draw_samples
 from studies.engines.host_waits import as_on_a_gpu
 from tests import builders as make
+from tests.contracts.drawn_layouts import weighted_sums
 from tests.ranks import on_ranks
 
 CPU = torch.device("cpu")
@@ -64,10 +64,9 @@ def test_ids_and_the_bits_of_their_weights_come_back():
 def bytes_of_ids(plan):
     """That this process sends for a batch, without weights and with them."""
     sent = []
-    for is_weighted in (False, True):
-        embeddings = ShardedEmbeddings(plan, FusedSettings(learning_rate=0.1), is_weighted=is_weighted)
-        ids = draw_samples(plan.tables, 1, embeddings.local_batch_size, (0,)).ids
-        embeddings(replace(ids, weights_L=torch.ones(len(ids.ids_L)) if is_weighted else None))
+    for one in (plan, weighted_sums(plan)):
+        embeddings = ShardedEmbeddings(one, FusedSettings(learning_rate=0.1))
+        embeddings(draw_samples(one.tables, 1, embeddings.local_batch_size, (0,)).ids)
         sent.append(embeddings.sent_bytes())
         embeddings.close()
     return [one["ids"] for one in sent], [one["lengths"] for one in sent]

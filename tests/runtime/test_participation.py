@@ -11,6 +11,7 @@ from autoshard.formats import read_plan, write_plan
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.participation import Participation
 from tests import builders as make
+from tests.contracts.drawn_layouts import weighted_sums
 from tests.ranks import on_ranks
 
 SETTINGS = FusedSettings(learning_rate=0.1)
@@ -19,16 +20,16 @@ SETTINGS = FusedSettings(learning_rate=0.1)
 def agree_on_both(plans):
     """What each of several attempts to agree ends with; plans are paths."""
     rank, said = dist.get_rank(), []
-    for plan, settings, batch_size, is_weighted in [
-        (plans[0], SETTINGS, 4, False),
-        (plans[0], replace(SETTINGS, learning_rate=0.1 + rank), 4, False),
-        (plans[0], SETTINGS, 4 + rank, False),
-        (plans[rank], SETTINGS, 4, False),
-        (plans[0], SETTINGS, 4, rank == 1),
-        (plans[1], SETTINGS, None, True),
+    for plan, settings, batch_size in [
+        (plans[0], SETTINGS, 4),
+        (plans[0], replace(SETTINGS, learning_rate=0.1 + rank), 4),
+        (plans[0], SETTINGS, 4 + rank),
+        (plans[rank], SETTINGS, 4),
+        (plans[2 * rank], SETTINGS, 4),
+        (plans[2], SETTINGS, None),
     ]:
         try:
-            part = Participation.agree(read_plan(plan), settings, local_batch_size=batch_size, is_weighted=is_weighted)
+            part = Participation.agree(read_plan(plan), settings, local_batch_size=batch_size)
             said.append(f"agreed on {part.local_batch_size}")
         except InputError as error:
             said.append(str(error))
@@ -38,13 +39,13 @@ def agree_on_both(plans):
 def test_processes_that_differ_are_refused_on_both(tmp_path):
     plan = make.table_wise_plan([make.table("a"), make.table("b")], [0, 1])
     moved = replace(plan, shards=make.table_wise_plan(plan.tables.tables, [1, 0]).shards)
-    paths = [str(tmp_path / "plan.json"), str(tmp_path / "moved.json")]
-    for path, written in zip(paths, (plan, moved), strict=True):
+    paths = [str(tmp_path / f"{name}.json") for name in ("plan", "moved", "weighted")]
+    for path, written in zip(paths, (plan, moved, weighted_sums(plan)), strict=True):
         write_plan(written, path)
     for rank, said in enumerate(on_ranks(agree_on_both, 2, paths)):
         refusals = [
             f"process {1 - rank} has another {what} than process {rank}; all must have one"
-            for what in ("settings", "batch size", "plan", "is_weighted")
+            for what in ("settings", "batch size", "plan", "plan")
         ]
         assert said == ["agreed on 4", *refusals, "agreed on 4"]
 
@@ -59,16 +60,23 @@ def test_without_a_process_group_one_line_says_how_to_make_one():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"pooling": Pooling.MEAN}, 'table "b" is averaged: weighted lookups are of sums'),
-        ({"num_embeddings": 2**31 + 1}, 'table "b" has 2147483649 rows: weighted lookups are of at most 2\\^31'),
+        (
+            {"pooling": Pooling.MEAN},
+            "pooling: must be sum or sequence where lookups of any table are weighted, got mean",
+        ),
+        (
+            {"num_embeddings": 2**31 + 1},
+            r"num_embeddings: must be at most 2\^31 where lookups of any table are weighted, got 2147483649",
+        ),
     ],
 )
 def test_tables_without_weighted_lookups_are_refused_by_name(change, said):
-    shards = make.table_wise([make.table("a"), make.table("b", **change)], [0, 0])
-    plan = make.plan(*shards, topology=make.topology(1, hbm=1 << 40))
-    Participation.agree(plan, SETTINGS)
-    with pytest.raises(InputError, match=f"^is_weighted: must be False, since {said}$"):
-        Participation.agree(plan, SETTINGS, is_weighted=True)
+    first, second = make.table("a"), make.table("b", **change)
+    topology = make.topology(1, hbm=1 << 40)
+    Participation.agree(make.plan(*make.table_wise([first, second], [0, 0]), topology=topology), SETTINGS)
+    shards = make.table_wise([replace(first, weighted=True), second], [0, 0])
+    with pytest.raises(InputError, match=rf"^tables\.tables\[1\]\.{said}$"):
+        Participation.agree(make.plan(*shards, topology=topology), SETTINGS)
 
 
 @pytest.mark.usefixtures("one_process")

@@ -45,7 +45,7 @@ def numbers(batches):
     """Numbers of the samples of a global batch; checks that its weights make the mean that over all samples."""
     sizes = [len(one.labels_B) for one in batches]
     assert [one.weight for one in batches] == pytest.approx([len(batches) * size / sum(sizes) for size in sizes])
-    return [number for one in batches for number in one.ids.per_feature()[0].tolist()]
+    return [number for one in batches for number in one.ids.per_feature(one.ids.ids_L)[0].tolist()]
 
 
 def taken(of, steps=None):
@@ -183,7 +183,7 @@ def test_generated_batches_are_repeated_and_keep_their_parts_on_fewer_processes(
 
 def test_hot_rows_change_every_so_many_steps():
     batches = steps_of(generated(0, 1, 512, drift_every=4), 9)
-    hottest = [int(one.ids.per_feature()[0].mode().values) for one in batches]
+    hottest = [int(one.ids.per_feature(one.ids.ids_L)[0].mode().values) for one in batches]
     assert len(set(hottest[:4])) == len(set(hottest[4:8])) == 1
     assert len({hottest[0], hottest[4], hottest[8]}) == 3
     assert same(batches[0], steps_of(generated(0, 1, 512), 1)[0])

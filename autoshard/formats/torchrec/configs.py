@@ -72,8 +72,9 @@ def meta_module(tables: Sequence[EmbeddingTable]) -> torch.nn.Module:
         if table.pooling is Pooling.SEQUENCE:
             sequences.setdefault(table.embedding_dim, []).append(table)
     parts: list[torch.nn.Module] = []
-    if pooled:
-        parts.append(EmbeddingBagCollection(tables=[table_config(table) for table in pooled], device=meta))
+    for weighted in (False, True):
+        if configs := [table_config(table) for table in pooled if table.weighted is weighted]:
+            parts.append(EmbeddingBagCollection(tables=configs, is_weighted=weighted, device=meta))
     for alike in sequences.values():
         parts.append(EmbeddingCollection(tables=[table_config(table) for table in alike], device=meta))
     optimizer_of = {table.name: table.optimizer for table in tables}

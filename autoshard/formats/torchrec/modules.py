@@ -403,6 +403,7 @@ def _table(
         access=AccessProfile.uniform(config.num_embeddings),
         dtype=_DTYPES[config.data_type],
         pooling=_pooling(config, field),
+        weighted=one.is_weighted,
         optimizer=_optimizer(one.module, config, field),
         constraints=_constraints(constraint, config.name),
     )
@@ -471,9 +472,6 @@ def _notes(collections: Sequence[Collection], constraints: Mapping[str, Any]) ->
         for one in collections
         if len(one.paths) > 1
     ]
-    weighted = [one.path or "model" for one in collections if one.is_weighted]
-    if weighted:
-        notes.append(f"weights of lookups are not priced: {', '.join(weighted[:8])}")
     unnamed = sum(
         named_optimizer(one.module, config.name) is None
         for one in collections

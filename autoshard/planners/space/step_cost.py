@@ -32,8 +32,8 @@ from autoshard.evaluation.rank_work import EXCHANGED, SCATTERED, RankWork, neede
 from autoshard.evaluation.stages import scatters_ms
 from autoshard.evaluation.step_price import StepPricer
 from autoshard.evaluation.traffic import (
-    HELD_ID_BYTES,
     Stream,
+    held_id_bytes,
     id_bytes,
     message_bytes,
     pair_bytes,
@@ -101,7 +101,7 @@ class StepPrices:
         self.tables, self.topology, self.costs, self.payload = tables, topology, costs, payload
         self.by_kernels = by_kernels
         self.pricer = StepPricer(tables, topology, costs)
-        self._id_bytes = id_bytes(tables.tables)
+        self._id_bytes, self._held_id_bytes = id_bytes(tables.tables), held_id_bytes(tables.tables)
         self._local_batch = tables.batch_size / topology.world_size
         self._kernels = {kernel: index for index, kernel in enumerate(sorted(set(kernels)))}
         self.columns = Columns(len(self._kernels))
@@ -213,7 +213,7 @@ class StepPrices:
         lengths_U, ids_U, forward_U, _ = peak_UE.T
         num_served_U = np.array([self.topology.world_size, self.topology.local_world_size, 1])[readers_U]
         num_owners_U = [len(placed.replicas[0]) for placed in placed_U]
-        held_ids_U = ids_U * (HELD_ID_BYTES / self._id_bytes)
+        held_ids_U = ids_U * (self._held_id_bytes / self._id_bytes)
         synced_U = row_U["synced_bytes"].sum(axis=1) / num_owners_U
         row_U["input_bytes"] = num_served_U * (lengths_U + held_ids_U) + synced_U
         is_own_U = (readers_U == Readers.ITSELF) & ~is_scattered_U

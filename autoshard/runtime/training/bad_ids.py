@@ -11,7 +11,6 @@ import torch
 
 from autoshard.core import TableSet
 from autoshard.core.choices import BadIds
-from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.training.synthetic import Samples
 
 
@@ -45,16 +44,16 @@ class IdRepair:
         self.num_bad += num_bad
         if self._policy is BadIds.CLIP:
             clipped_L = ids_L.clamp(min=0).minimum((rows_L - 1).to(ids_L.dtype))
-            return replace(samples, ids=BatchOfIds(samples.ids.lengths_FB, clipped_L))
+            return replace(samples, ids=replace(samples.ids, ids_L=clipped_L))
         F, B = lengths_FB.shape
         bags_L = torch.repeat_interleave(torch.arange(F * B, device=ids_L.device), lengths_FB.reshape(-1))
         if self._policy is BadIds.IGNORE:
             left_out = torch.bincount(bags_L[is_bad_L], minlength=F * B).view(F, B)
-            return replace(samples, ids=BatchOfIds(lengths_FB - left_out, ids_L[~is_bad_L]))
+            return replace(samples, ids=samples.ids.changed(lengths_FB - left_out, lambda of_L: of_L[~is_bad_L]))
         keeps_B = torch.ones(B, dtype=torch.bool, device=ids_L.device)
         keeps_B[bags_L[is_bad_L] % B] = False
         return Samples(
-            ids=BatchOfIds(samples.ids.lengths_FB[:, keeps_B], ids_L[keeps_B[bags_L % B]]),
+            ids=samples.ids.changed(samples.ids.lengths_FB[:, keeps_B], lambda of_L: of_L[keeps_B[bags_L % B]]),
             dense_BN=samples.dense_BN[keeps_B],
             labels_B=samples.labels_B[keeps_B],
             # The mean loss is over the samples that are left: those left out count as samples without a loss.

@@ -13,6 +13,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -80,12 +81,9 @@ class ReferenceEmbeddings:
         features = [(table, feature.name) for table in self._tables for feature in table.features]
         limit = self._settings.max_gradient
         pooled, sequences = [torch.empty(ids.batch_size, 0)], {}
-        per_feature = ids.per_feature()
-        weights: Sequence[torch.Tensor | None] = [None] * len(features)
-        if ids.weights_L is not None:
-            weights = torch.split(ids.weights_L, [len(one) for one in per_feature])
+        weights = [None] * len(features) if ids.weights_L is None else ids.per_feature(ids.weights_L)
         for (table, name), feature_ids, lengths, weights_L in zip(
-            features, per_feature, ids.lengths_FB, weights, strict=True
+            features, ids.per_feature(ids.ids_L), ids.lengths_FB, weights, strict=True
         ):
             weights_ND = self.weights[table.name]
             if torch.is_grad_enabled():
@@ -213,15 +211,15 @@ class GroupedReference:
 
 def _local_batches(ids: BatchOfIds, num_parts: int) -> list[BatchOfIds]:
     """The equal parts that a global batch is made of."""
-    per_feature = [
-        torch.split(of_feature, lengths.view(num_parts, -1).sum(1).tolist())
-        for of_feature, lengths in zip(ids.per_feature(), ids.lengths_FB, strict=True)
-    ]
+
+    def of_part(part: int, of_L: torch.Tensor) -> torch.Tensor:
+        pieces = zip(ids.per_feature(of_L), ids.lengths_FB, strict=True)
+        return torch.cat(
+            [torch.split(piece, lengths.view(num_parts, -1).sum(1).tolist())[part] for piece, lengths in pieces]
+        )
+
     lengths = torch.chunk(ids.lengths_FB, num_parts, dim=1)
-    return [
-        BatchOfIds(of_part, torch.cat([feature[part] for feature in per_feature]))
-        for part, of_part in enumerate(lengths)
-    ]
+    return [ids.changed(of, partial(of_part, part)) for part, of in enumerate(lengths)]
 
 
 class Reference:

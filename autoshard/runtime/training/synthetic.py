@@ -15,6 +15,7 @@ import torch
 from autoshard.core import EmbeddingTable, RowsBy, ShardingPlan, TableSet
 from autoshard.core.access import IntArray
 from autoshard.core.batches import coprime_step, draw_bags, scatter_ranks
+from autoshard.evaluation.traffic import is_weighted
 from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.engine.ids.addresses import RowOrderMap
 
@@ -43,7 +44,7 @@ class Samples:
         if device.type != "cuda" or self.labels_B.is_cuda:
             ids, dense_BN, labels_B = self.ids.to(device), self.dense_BN.to(device), self.labels_B.to(device)
         else:
-            pinned = BatchOfIds(self.ids.lengths_FB.pin_memory(), self.ids.ids_L.pin_memory())
+            pinned = self.ids.changed(self.ids.lengths_FB.pin_memory(), torch.Tensor.pin_memory)
             ids = pinned.to(device, non_blocking=True)
             dense_BN = self.dense_BN.pin_memory().to(device, non_blocking=True)
             labels_B = self.labels_B.pin_memory().to(device, non_blocking=True)
@@ -56,11 +57,12 @@ class Samples:
         of = slice(places.start, places.stop)
         ends_FB = self.ids.lengths_FB.cumsum(1)
         starts_FB = ends_FB - self.ids.lengths_FB
-        kept = [
-            ids[starts_B[of.start] : ends_B[of.stop - 1]]
-            for ids, starts_B, ends_B in zip(self.ids.per_feature(), starts_FB, ends_FB, strict=True)
-        ]
-        ids = BatchOfIds(self.ids.lengths_FB[:, of], torch.cat(kept))
+
+        def kept(of_L: torch.Tensor) -> torch.Tensor:
+            pieces = zip(self.ids.per_feature(of_L), starts_FB, ends_FB, strict=True)
+            return torch.cat([piece[starts_B[of.start] : ends_B[of.stop - 1]] for piece, starts_B, ends_B in pieces])
+
+        ids = self.ids.changed(self.ids.lengths_FB[:, of], kept)
         return Samples(ids, self.dense_BN[of], self.labels_B[of])
 
     @property
@@ -77,11 +79,8 @@ class Samples:
 
 def global_samples(parts: Sequence[Samples]) -> Samples:
     """Batches as one, in their order."""
-    lengths = [part.ids.lengths_FB for part in parts]
-    per_feature = [part.ids.per_feature() for part in parts]
-    ids_L = torch.cat([ids for feature in zip(*per_feature, strict=True) for ids in feature])
     return Samples(
-        BatchOfIds(torch.cat(lengths, dim=1), ids_L),
+        BatchOfIds.joined([part.ids for part in parts]),
         torch.cat([part.dense_BN for part in parts]),
         torch.cat([part.labels_B for part in parts]),
     )
@@ -149,4 +148,6 @@ def draw_samples(
     ids_L = torch.from_numpy(np.concatenate([bag.ids_L for bag in bags]))
     dense_BN = torch.from_numpy(rng.standard_normal((batch_size, num_dense), dtype=np.float32))
     labels_B = torch.from_numpy(rng.integers(0, 2, batch_size).astype(np.float32))
-    return Samples(BatchOfIds(lengths_FB, ids_L), dense_BN, labels_B)
+    weighted = is_weighted(tables.tables)
+    weights_L = torch.from_numpy(rng.random(len(ids_L), dtype=np.float32)) if weighted else None
+    return Samples(BatchOfIds(lengths_FB, ids_L, weights_L=weights_L), dense_BN, labels_B)

@@ -134,9 +134,9 @@ def test_a_factory_without_tables_is_told_in_a_line(tmp_path, factory, error):
     assert told["message"].startswith(error["message"])
 
 
-def test_weighted_lookups_are_noted():
-    found = read_model(bags(is_weighted=True))
-    assert "weights of lookups are not priced: model" in found.notes
+def test_tables_of_weighted_modules_are_weighted():
+    both = torch.nn.ModuleDict({"plain": bags(), "weighted": bags(is_weighted=True)})
+    assert [table.weighted for table in read_model(both).tables.tables] == [False, True]
     processor = PositionWeightedModuleCollection({"f": 4}, META)
     processed = read_model(
         torch.nn.ModuleDict({"fp": FeatureProcessedEmbeddingBagCollection(bags(is_weighted=True), processor)})

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.nn.functional import pad
 
 from autoshard.core.errors import InputError
-from autoshard.evaluation.traffic import LENGTH_BYTES, Stream
+from autoshard.evaluation.traffic import LENGTH_BYTES, Stream, is_weighted
 from autoshard.runtime.access_counts import AccessCounter
 from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.engine.groups import JoinedGroups, WeakGroup
@@ -175,7 +175,6 @@ class InputExchange:
         local_batch_size: The usual number of samples of a process's batch.
         groups: The processes; those of other replica groups refuse a bad batch, too.
         device: Where batches are.
-        is_weighted: Whether ids have weights, of all processes: each travels with its id, as one number.
 
     Attributes:
         counter: Counts the ids of batches that were exchanged; None to count none.
@@ -191,10 +190,9 @@ class InputExchange:
         local_batch_size: int,
         groups: JoinedGroups,
         device: torch.device,
-        *,
-        is_weighted: bool = False,
     ) -> None:
-        self._ownership, self._device, self._is_weighted = ownership, device, is_weighted
+        self._ownership, self._device = ownership, device
+        self._is_weighted = is_weighted(ownership.tables.tables)
         self.counter: AccessCounter | None = None
         self._group, self._peers = groups.own, groups.peers
         self._num_groups = len(groups.world_ranks)
@@ -217,7 +215,7 @@ class InputExchange:
         self._nothing = torch.zeros(1, dtype=torch.int32, device=device)
         self._samples = (0, torch.zeros(1, dtype=torch.int64, device=device))
         most_rows = (*(table.num_embeddings for table in tables), ownership.most_replicated_rows)
-        self._id_dtype = torch.int64 if is_weighted else id_dtype(most_rows)
+        self._id_dtype = torch.int64 if self._is_weighted else id_dtype(most_rows)
         cut = _cut_features(ownership, reader, orders, all_of_them=waits(device))
         self.addresses = AddressMap(cut, ownership.holdings, reader, orders, device) if cut else None
         cut = self.addresses.features if self.addresses else []
