@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autoshard.core import CommModel, PlacedShard, RowsBy, ShardingPlan, Split
+from autoshard.core import CommModel, GroupLayout, PlacedShard, RowsBy, ShardingPlan, Split
 from autoshard.core.access import IntArray
 from autoshard.core.access.orders import BY_ID, Reordering
 from autoshard.core.costs import LinkBytes, MsArray
@@ -188,10 +188,12 @@ def migration(
     held_before, held_after = by_table(before), by_table(after)
     levels_RR = link_levels(after.topology)
     num_levels = len(after.topology.levels)
+    # Ranks of layouts are numbered within a group.
+    are_same_ranks = _group_places(before) == _group_places(after)
     links = {}
     for name, held in held_after.items():
         orders = _reordering(name, held_before[name], held, orders_before or {}, orders_after or {})
-        if orders is None and layouts(held_before[name]) == layouts(held):
+        if are_same_ranks and orders is None and layouts(held_before[name]) == layouts(held):
             continue
         kept, wanted = held_pieces(held_before[name], before), held_pieces(held, after)
         found = _table_links(kept, wanted, orders, levels_RR, num_levels)
@@ -203,6 +205,12 @@ def migration(
         num_levels=num_levels,
         num_ranks=after.topology.world_size,
     )
+
+
+def _group_places(plan: ShardingPlan) -> tuple[int, GroupLayout | None]:
+    """What decides which ranks are of a replica group."""
+    groups = plan.replica_groups
+    return groups.num_groups, groups.layout if groups.num_groups > 1 else None
 
 
 def renumbered(

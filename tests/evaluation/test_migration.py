@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autoshard.core import GradSync, Optimizer, ReplicaGroups, RowRange, RowsBy, Shard, Split, Tier
+from autoshard.core import GradSync, GroupLayout, Optimizer, ReplicaGroups, RowRange, RowsBy, Shard, Split, Tier
 from autoshard.core.access.orders import ranks_in
 from autoshard.evaluation import AlphaBetaComm, evaluate
 from autoshard.evaluation.migration import migration, renumbered
@@ -113,6 +113,19 @@ def test_each_group_of_ranks_receives_its_own():
     groups = ReplicaGroups(num_groups=2)
     before, after = (plan(part(0, 24, rank), replica_groups=groups) for rank in (0, 1))
     assert migration(before, after).num_bytes == 2 * 480
+
+
+@pytest.mark.parametrize("layout", [GroupLayout.ACROSS_NODES, GroupLayout.WITHIN_NODES])
+def test_other_groups_are_other_ranks(layout):
+    one, two = (plan(part(0, 24, 0), replica_groups=ReplicaGroups(num_groups=n, layout=layout)) for n in (1, 2))
+    other = {GroupLayout.ACROSS_NODES: 1, GroupLayout.WITHIN_NODES: 2}[layout]
+    assert migration(one, two).links_of["t"].arriving_LR.sum(axis=0).tolist() == [
+        480 * (rank == other) for rank in range(4)
+    ]
+    within, across = (
+        plan(part(0, 24, 0), replica_groups=ReplicaGroups(num_groups=2, layout=each)) for each in GroupLayout
+    )
+    assert migration(within, across).num_bytes == 480
 
 
 def test_other_optimizers_have_other_bytes():
