@@ -233,6 +233,10 @@ def test_replica_groups_are_searched_within():
     alone = search_steps(request, replace(STEPS, with_groups=False))
     assert alone.plan.replica_groups.num_groups == 1
     assert alone.cost_ms > found.cost_ms
+    for names in ({ShardingType.TABLE_WISE, ShardingType.ROW_WISE}, {ShardingType.TABLE_WISE}, {ShardingType.ROW_WISE}):
+        some = search_steps(request, replace(STEPS, names=frozenset(names)))
+        assert some.plan.replica_groups.num_groups > 1
+        assert {placed.tier for placed in some.plan.shards} <= {Tier(name) for name in names}
 
 
 def test_says_what_is_missing():

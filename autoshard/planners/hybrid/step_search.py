@@ -21,6 +21,7 @@ from autoshard.core.errors import (
 from autoshard.evaluation.batch_memory import has_room
 from autoshard.evaluation.evaluate import price_with_kernels
 from autoshard.evaluation.group_sync import with_cheaper_sync
+from autoshard.evaluation.migration import by_table
 from autoshard.planners.comparison import FoundPlan, choose, num_cuts
 from autoshard.planners.hybrid.compiled.library import library
 from autoshard.planners.hybrid.descent import Start
@@ -42,7 +43,7 @@ from autoshard.planners.registry import get_planner, planner_names
 from autoshard.planners.space.caches import with_grown_caches
 from autoshard.planners.space.cost_gradient import FlatOptions
 from autoshard.planners.space.layout import Layout, Limits
-from autoshard.planners.space.options import ShardingType, keeps_width
+from autoshard.planners.space.options import ShardingType, keeps_width, option_of_placed
 from autoshard.planners.space.placement import PlacementProblem
 from autoshard.planners.space.planner_space import PlannerSpace
 from autoshard.planners.warm_start import start_of
@@ -200,7 +201,7 @@ def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
     if not starts and not found:
         raise _why(request, space, limits, search)
     left_s = max(0.0, deadline_s - time.perf_counter())
-    best = min(found, key=lambda one: one.cost_ms, default=None)
+    best = min((*found, *_other_groups(plans, request, search)), key=lambda one: one.cost_ms, default=None)
     if best is not None and best.plan.replica_groups.num_groups > 1 and (not starts or best.cost_ms < starts[0][0]):
         found += _within_groups(best.plan, request, search, _GROUPS_SHARE * left_s)
     if starts:
@@ -338,7 +339,8 @@ def _planners(search: StepSearch) -> list[StartSpec]:
     """Planners whose plans may be starts, but for those of whole tables."""
     planners = [one for one in _PLANNERS if search.with_groups or one.name != _OF_GROUPS]
     if search.names <= _ON_SINGLE_RANKS:
-        planners = [one for one in planners if one.name in _CUT_COLUMNS and search.names == _ON_SINGLE_RANKS]
+        known = {_OF_GROUPS, *(_CUT_COLUMNS if search.names == _ON_SINGLE_RANKS else ())}
+        planners = [one for one in planners if one.name in known]
     return [_with_width(one, search.min_partition) for one in planners]
 
 
@@ -400,7 +402,7 @@ def _read(
 def _as_it_is(name: str, plan: ShardingPlan, request: PlanRequest, search: StepSearch) -> list[FoundPlan]:
     """A plan that the search cannot work on, if it may be the answer as it is and the models have its price."""
     is_of_groups = plan.replica_groups.num_groups > 1
-    if search.names != frozenset(ShardingType) or (is_of_groups and not search.with_groups):
+    if not _is_of(plan, search.names) or (is_of_groups and not search.with_groups):
         return []
     if not has_room(plan, search.reserved_bytes, count_activations=search.count_activations):
         return []
@@ -408,6 +410,25 @@ def _as_it_is(name: str, plan: ShardingPlan, request: PlanRequest, search: StepS
         return [_priced(plan, f"as {name} has it", request, search)] if is_valid(plan) else []
     except ModelError:
         return []
+
+
+def _is_of(plan: ShardingPlan, names: frozenset[ShardingType]) -> bool:
+    """Whether a plan holds all tables in ways that they may be held."""
+    if names == frozenset(ShardingType):
+        return True
+    group = plan.of_one_group()
+    found = [option_of_placed(held, group.topology) for held in by_table(group).values()]
+    return all(one is not None and one[0].name in names for one in found)
+
+
+def _other_groups(plans: Mapping[str, ShardingPlan], request: PlanRequest, search: StepSearch) -> list[FoundPlan]:
+    """Plans of replica groups whose tables may not be held so: groups within which the search may do better."""
+    grouped = [one for one in plans.values() if one.replica_groups.num_groups > 1 and search.with_groups]
+    return [
+        _priced(one, "as it may not be", request, search)
+        for one in grouped
+        if is_valid(one) and not _is_of(one, search.names)
+    ]
 
 
 def _why(request: PlanRequest, space: PlannerSpace, limits: Limits, search: StepSearch) -> AutoshardError:
