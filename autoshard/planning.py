@@ -31,7 +31,7 @@ from autoshard.core.errors import AutoshardError, InvalidOptionError, InvalidPla
 from autoshard.core.machine import KnowsMachine, device_family
 from autoshard.core.quoting import printable, shortened
 from autoshard.evaluation.analytic import AnalyticCostModel
-from autoshard.evaluation.batch_memory import rank_memory
+from autoshard.evaluation.batch_memory import rank_memory, training_bytes
 from autoshard.evaluation.cached_rows import in_device_memory
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.evaluation.evaluate import evaluate
@@ -250,6 +250,8 @@ def refine_plan(
 ) -> tuple[ShardingPlan, str]:
     """A plan corrected by what its ranks are measured to take, see `refine`: checked and priced like any plan.
 
+    It leaves free what the plan was asked to.
+
     Args:
         plan: A plan of `make_plan`, its shards on single ranks.
         costs: What it was planned with.
@@ -262,7 +264,18 @@ def refine_plan(
     Raises:
         InvalidOptionError: If there are no measurements, or a shard is on several ranks.
     """
-    found = refine(plan, costs.kernel, measure, num_measurements=num_measurements)
+    asked = AutoOptions.of_plan(plan)
+    # Plans of other planners may have no room for training: they get no less of it.
+    fits = asked.has_room if asked.has_room(plan) else (lambda _: True)
+    kept_bytes_R = asked.reserved_bytes + asked.counts_activations * training_bytes(plan.of_one_group())
+    found = refine(
+        plan,
+        costs.kernel,
+        measure,
+        num_measurements=num_measurements,
+        kept_bytes_R=kept_bytes_R,
+        has_room=fits,
+    )
     source = plan.provenance or Provenance(planner="unknown", version=__version__)
     provenance = replace(
         source,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import ClassVar
 
@@ -13,6 +13,7 @@ from autoshard.core import Provenance, ShardingPlan
 from autoshard.core.accepted import AT_LEAST_0, check_choice, listed
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.core.quoting import shown
+from autoshard.evaluation.batch_memory import has_room
 from autoshard.evaluation.evaluate import breakdown_of
 from autoshard.planners.comparison import FoundPlan, choose
 from autoshard.planners.hybrid.step_search import StepSearch, search_steps
@@ -117,6 +118,23 @@ class AutoOptions:
     def _listed(self) -> tuple[str, ...]:
         return _NAMES if self.sharding_types == ALL else listed(self.sharding_types)
 
+    @classmethod
+    def of_plan(cls, plan: ShardingPlan) -> AutoOptions:
+        """Those that a plan of this planner was made with; the usual ones for other plans."""
+        made = plan.provenance
+        given = made.options if made is not None and made.planner == AutoPlanner.name else {}
+        known = {one.name for one in fields(cls)}
+        return parse_options(cls, {name: value for name, value in given.items() if name in known})
+
+    @property
+    def counts_activations(self) -> bool:
+        """Whether what training needs has to fit beside the tables."""
+        return self.count_activations and self.objective == AutoObjective.STEP
+
+    def has_room(self, plan: ShardingPlan) -> bool:
+        """Whether a plan leaves free what they ask for."""
+        return has_room(plan, self.reserved_bytes, count_activations=self.counts_activations)
+
     @property
     def types(self) -> frozenset[ShardingType]:
         """Ways that tables may be held."""
@@ -165,7 +183,7 @@ class AutoPlanner:
             names=options.types,
             steps=options.steps,
             reserved_bytes=options.reserved_bytes,
-            count_activations=options.count_activations and not by_kernels,
+            count_activations=options.counts_activations,
             with_policy=options.policy,
             with_groups=options.with_groups and not by_kernels,
             min_partition=options.min_partition,

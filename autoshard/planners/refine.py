@@ -91,6 +91,8 @@ def refine(
     measure: MeasurePlans,
     *,
     num_measurements: int,
+    kept_bytes_R: MsArray | float = 0.0,
+    has_room: Callable[[ShardingPlan], bool] = lambda _: True,
 ) -> Refined:
     """Measures a plan's ranks, corrects the model by what it was wrong by, and levels the ranks, several times.
 
@@ -103,12 +105,15 @@ def refine(
         model: What it was planned with.
         measure: Measures plans.
         num_measurements: Measurements in all, the first included.
+        kept_bytes_R: Device memory of each rank that tables do not get.
+        has_room: Whether a plan fits; one that does not is not measured, and ends the corrections.
 
     Raises:
         InvalidOptionError: If there are no measurements, or a shard is on several ranks, or in several replica groups.
     """
     AT_LEAST_1.check(num_measurements, "replay_refine")
     problem, first_N = _as_problem(plan, model)
+    problem = replace(problem, capacity_R=problem.capacity_R - kept_bytes_R)
     errors = recorded_errors(model) or _UNRECORDED
     best_N = first_N
     best, (best_ms_R,) = plan, measure([plan])
@@ -120,6 +125,8 @@ def refine(
         if (found_N == best_N).all():
             break
         candidate = _placed(plan, problem, found_N)
+        if not has_room(candidate):
+            break
         first_ms_R, best_ms_R, candidate_ms_R = measure([plan, best, candidate])
         seen += [(first_N, first_ms_R), (best_N, best_ms_R), (found_N, candidate_ms_R)]
         done += 1

@@ -15,7 +15,7 @@ from autoshard.whatif.changes import TaskChange, planned, step_ms, with_hbm
 
 _PLANNER = "auto"
 #: Options of a plan of `auto` that its changes keep.
-_KEPT = ("sharding_types", "reserved_bytes", "count_activations")
+_KEPT = ("sharding_types", "reserved_bytes", "count_activations", "min_partition")
 #: Time limit of a trial: it searches from the plan itself, so that it ends at most as slow.
 _TRIAL_LIMIT_S = 0.1
 #: Shortest budget of trials.

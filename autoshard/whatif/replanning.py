@@ -14,10 +14,10 @@ from autoshard.core.access import IntArray
 from autoshard.core.errors import InvalidPlanError
 from autoshard.core.quoting import write_bytes
 from autoshard.evaluation import evaluate, price_step
-from autoshard.evaluation.batch_memory import has_room
 from autoshard.evaluation.drift import AccessedPlan
 from autoshard.evaluation.migration import Migration, migration, renumbered
-from autoshard.planners.planner import PlanRequest
+from autoshard.planners.auto import AutoOptions
+from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.warm_start import start_of
 from autoshard.planning import finished_plan, make_plan
 from autoshard.results.replanned import MovedTable, Replanning
@@ -81,11 +81,12 @@ def replan(accessed: AccessedPlan, request: PlanRequest, *, horizon_steps: float
     deadline_s = request.deadline_s()
     made = make_plan(PLANNER, replace(request, time_limit_s=_SEARCH_SHARE * request.time_limit_s))
     refreshed = start_of(request)
-    targets = [made] if refreshed is None or not has_room(refreshed) else [made, refreshed]
+    asked = parse_options(AutoOptions, request.options)
+    targets = [made] if refreshed is None or not asked.has_room(refreshed) else [made, refreshed]
     orders = _orders_today(accessed)
-    ways = [_Way.of(accessed, stay, target, orders, request.costs, horizon_steps) for target in targets]
+    ways = [_Way.of(accessed, stay, target, orders, request.costs, horizon_steps, asked) for target in targets]
     found = min((way.shortest(deadline_s) for way in ways), key=lambda one: one.objective_ms)
-    figures = _figures(stay, found, request.costs, horizon_steps, least_gain)
+    figures = _figures(stay, found, request.costs, horizon_steps, least_gain, asked)
     if not figures.is_changed:
         listed = {name: rows.order_N for name, rows in accessed.planned.items() if len(rows.order_N)}
         return Replanned(plan=accessed.plan, orders=listed, figures=figures)
@@ -148,6 +149,7 @@ class _Way:
         orders: Row orders of both plans' tables.
         costs: Prices steps and migrations.
         horizon_steps: Steps over which the migration counts.
+        asked: Options, of the memory that stays free among others.
     """
 
     stay: ShardingPlan
@@ -156,6 +158,7 @@ class _Way:
     orders: tuple[Mapping[str, IntArray], Mapping[str, IntArray]]
     costs: CostModels
     horizon_steps: float
+    asked: AutoOptions
 
     @classmethod
     def of(
@@ -166,6 +169,7 @@ class _Way:
         orders: Mapping[str, IntArray],
         costs: CostModels,
         horizon_steps: float,
+        asked: AutoOptions,
     ) -> _Way:
         """The way from a plan to another."""
         planned = {name: rows.order_N for name, rows in accessed.planned.items()}
@@ -180,6 +184,7 @@ class _Way:
             orders=(planned, orders),
             costs=costs,
             horizon_steps=horizon_steps,
+            asked=asked,
         )
 
     def shortest(self, deadline_s: float) -> _Place:
@@ -194,7 +199,7 @@ class _Way:
             if chunk <= best.kept:
                 continue
             place = self._place(best.kept | chunk)
-            if place.objective_ms < best.objective_ms and is_valid(place.plan) and has_room(place.plan):
+            if place.objective_ms < best.objective_ms and is_valid(place.plan) and self.asked.has_room(place.plan):
                 best = place
         return best
 
@@ -230,14 +235,20 @@ def _halves(names: list[str]) -> Iterator[frozenset[str]]:
 
 
 def _figures(
-    stay: ShardingPlan, found: _Place, costs: CostModels, horizon_steps: float, least_gain: float
+    stay: ShardingPlan,
+    found: _Place,
+    costs: CostModels,
+    horizon_steps: float,
+    least_gain: float,
+    asked: AutoOptions,
 ) -> Replanning:
     before, after = evaluate(stay, costs).step_ms, price_step(found.plan, costs).step_ms
     moves, migration_ms = found.migration, found.migration.ms(stay, costs.comm)
     saved_ms = before.value - after.value
     pays_after = migration_ms / saved_ms if saved_ms > 0 else None
     gain = before.value / after.value - 1.0 if after.value else 0.0
-    is_changed, reason = _decision(stay, pays_after, gain, moves, horizon_steps, least_gain)
+    has_room = not asked.reserved_bytes or asked.has_room(stay)
+    is_changed, reason = _decision(stay, pays_after, gain, moves, horizon_steps, least_gain, has_room=has_room)
     by_bytes = sorted(moves.bytes_of.items(), key=lambda one: -one[1])
     return Replanning(
         is_changed=is_changed,
@@ -261,10 +272,14 @@ def _decision(
     moves: Migration,
     horizon_steps: float,
     least_gain: float,
+    *,
+    has_room: bool,
 ) -> tuple[bool, str]:
     """Whether to change, and why."""
     if not is_valid(stay):
         return True, "the older plan does not fit the topology"
+    if not has_room:
+        return True, "the older plan leaves less memory free than it has to"
     if pays_after is None:
         return False, "no plan was found that is faster on today's access"
     if gain <= least_gain:

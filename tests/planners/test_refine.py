@@ -10,6 +10,7 @@ from autoshard.core.errors import InvalidOptionError
 from autoshard.planners.heuristics.greedy import CostGreedyPlanner
 from autoshard.planners.refine import CorrectedKernels, refine
 from autoshard.planners.space.options import placed_shard
+from autoshard.planning import make_plan, refine_plan
 from tests import builders as make
 
 
@@ -56,6 +57,24 @@ def test_a_few_measurements_make_the_slowest_rank_faster(planned):
     assert refined.after_ms < refined.before_ms
     assert refined.num_measurements == len(machine.calls) <= 6
     assert problem.is_feasible(problem.ranks_of(refined.plan))
+
+
+def test_what_a_plan_leaves_free_stays_free():
+    # Of four tables on two ranks, the second is found to be six times as fast; there is room for three on it.
+    of = [make.table(f"t{index}", 90_000, 64, pooling_factor=5.0) for index in range(4)]
+    topology = make.topology(2, hbm=100_000_000)
+    reserved = {"sharding_types": "table_wise", "steps": 50, "policy": False}
+    task = make.request(make.tables(*of, batch_size=4096), topology, time_limit_s=60.0)
+    for reserved_bytes in (0, 40_000_000):
+        plan = make_plan("auto", replace(task, options={**reserved, "reserved_bytes": reserved_bytes}))
+
+        def measure(plans):
+            held = [np.bincount([one.replicas[0][0] for one in each.shards], minlength=2) for each in plans]
+            return [numbers * np.array([3.0, 0.5]) for numbers in held]
+
+        refined, _ = refine_plan(plan, task.costs, measure, num_measurements=3)
+        assert (refined.shards != plan.shards) == (reserved_bytes == 0)
+        assert max(rank.used_bytes for rank in refined.predicted.ranks) <= 100_000_000 - reserved_bytes
 
 
 def test_one_measurement_changes_nothing(planned):

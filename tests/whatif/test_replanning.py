@@ -157,6 +157,18 @@ def test_a_plan_that_no_longer_fits_is_changed_whatever_it_costs():
     validate_plan(found.plan)
 
 
+@pytest.mark.parametrize("horizon_steps", [1e4, 5, 0.5])
+def test_memory_that_has_to_stay_free_does(horizon_steps):
+    plan, task = a_plan(4), request(a_plan(4))
+    one = accessed(plan, **{f"t{number}": np.arange(90_000, 90_100)[::-1] for number in range(4)})
+    # The plan takes 15.2 MB of each rank, one without copies 13.7.
+    reserved = {"reserved_bytes": plan.topology.memory_bytes.hbm - 14_000_000}
+    found = replan(one, replace(task, options=task.options | reserved), horizon_steps=horizon_steps, least_gain=0.0)
+    assert found.figures.is_changed
+    assert found.figures.reason == "the older plan leaves less memory free than it has to"
+    assert max(rank.used_bytes for rank in found.plan.predicted.ranks) <= 14_000_000
+
+
 def test_other_numbers_of_ranks_are_refused(best):
     task = replace(request(best), topology=make.topology(2))
     with pytest.raises(InvalidPlanError, match="topology: must have the plan's 4 ranks, has 2; load a checkpoint"):
