@@ -378,10 +378,13 @@ def _run(simulator: Simulator, name: str, points: Sequence[SweepPoint], output: 
     found = []
     with progress(f"Simulating {len(points)} points", len(points)) as advance:
         for point in points:
-            simulated = record.find(point)
+            simulated = record.find(point, simulator.basis(point))
             if simulated is None:
                 simulated = simulator.simulate(point)
-                record = record.with_points([*record.points, simulated])
+                others = [one for one in record.points if one.point != point]
+                if len(others) < len(record.points):
+                    log(f"{output}: the cluster or the models changed since: simulated {point.label} anew")
+                record = record.with_points([*others, simulated])
                 if output is not None:
                     SIMULATION.write(record, output)
             found.append(simulated)

@@ -200,6 +200,12 @@ class CostBreakdown:
         ),
     ] = field(default_factory=dict)
 
+    @property
+    def overhead_ms(self) -> float:
+        """What the dense part holds beside dense layers and synchronisation; 0 where it is not there."""
+        dense = self.parts.get(StepPart.DENSE)
+        return 0.0 if dense is None else dense.value - (self.dense_ms or 0.0) - (self.sync_ms or 0.0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:

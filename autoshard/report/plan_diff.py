@@ -72,6 +72,7 @@ def _parts(predicted: CostBreakdown | None) -> dict[str, object]:
         **parts,
         "dense_layers": predicted.dense_ms,
         "sync": predicted.sync_ms,
+        "overhead": predicted.overhead_ms,
         "max_kernel": predicted.max_kernel_ms,
     }
 

@@ -29,6 +29,7 @@ _PARTS = (
     ("backward_kernel", "backward kernel"),
     ("all_reduce", "all-reduce"),
     ("group_sync", "group sync"),
+    ("overhead", "overhead"),
 )
 _CURVES_PX = 860
 
@@ -163,9 +164,9 @@ def parts_figure(points: Sequence[PricedPoint]) -> go.Figure:
     """Stacked bars of the parts of each point's step."""
     import plotly.graph_objects as go
 
-    from autoshard.report.figures import BLUE, GREEN, GREY, INK, ORANGE, PINK, SKY, YELLOW, in_house_style
+    from autoshard.report.figures import BLUE, GREEN, GREY, GRID, INK, ORANGE, PINK, SKY, YELLOW, in_house_style
 
-    colours = (GREY, BLUE, ORANGE, GREEN, YELLOW, SKY, PINK, INK)
+    colours = (GREY, BLUE, ORANGE, GREEN, YELLOW, SKY, PINK, INK, GRID)
     figure = go.Figure()
     names = [[html.escape(one.point.label) for one in points], [f"{one.point.num_ranks:,}" for one in points]]
     for (part, label), colour in zip(_PARTS, colours, strict=True):

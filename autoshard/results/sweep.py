@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 from autoshard.core import Estimate
 from autoshard.core.accepted import AT_LEAST_1, MAX_WORLD_SIZE, WHOLE, Range
-from autoshard.core.declared import Meaning
+from autoshard.core.declared import Meaning, Written
 
 #: All ranks of the largest cluster together have more than a double counts exactly.
 BYTES: Final = Range(at_least=0, at_most=MAX_WORLD_SIZE * 2**60, kind=WHOLE)
@@ -81,11 +81,14 @@ class PointMemory:
     static_bytes: Annotated[int, BYTES, Meaning("Weights and optimizer states in device memory.")]
     activation_bytes: Annotated[int, BYTES, Meaning("Inputs and embeddings of the rank at the forward exchange.")]
     limit_bytes: Annotated[int, BYTES, Meaning("Device memory of the rank.")]
+    training_bytes: Annotated[
+        int, BYTES, Meaning("What training needs of the rank beside its tables.", written=Written.ALWAYS)
+    ] = 0
 
     @property
     def used_bytes(self) -> int:
-        """Both together."""
-        return self.static_bytes + self.activation_bytes
+        """Weights and optimizer states, and what a batch or training needs beside them, whichever is more."""
+        return self.static_bytes + max(self.activation_bytes, self.training_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +127,7 @@ class PricedPoint:
         planned_groups: Replica groups of the plan: those of the point, unless the planner chooses them.
         models: Names of the models that price it.
         planning_s: Time that planning and pricing took.
+        basis: Digest of what it was simulated on: the cluster, and the models.
         spread: Over sampled batches; None if none were drawn.
     """
 
@@ -139,6 +143,7 @@ class PricedPoint:
     planned_groups: int
     models: Mapping[str, str]
     planning_s: float
+    basis: str = ""
     spread: StepSpread | None = None
 
     @property
@@ -158,6 +163,7 @@ class UnpricedPoint:
         status: Why it has none: `does not fit` or `impossible`.
         reason: The same with the numbers that decide it.
         planning_s: Time until that was known.
+        basis: As of `PricedPoint`.
     """
 
     point: SweepPoint
@@ -166,6 +172,7 @@ class UnpricedPoint:
     status: PointStatus
     reason: str
     planning_s: float
+    basis: str = ""
 
 
 SimulatedPoint = PricedPoint | UnpricedPoint

@@ -25,6 +25,7 @@ from autoshard.formats.documents.kinds import (
     list_of,
     number_in,
     one_of,
+    optional,
     or_null,
     record,
     whole_number,
@@ -61,9 +62,9 @@ class SweepRecord:
         """What notebooks show; drawn by the reports, by name, which stand above this package."""
         return str(EntryPoint(name="html", value="autoshard.report.notebooks:sweep_html", group="").load()(self))
 
-    def find(self, point: SweepPoint) -> SimulatedPoint | None:
-        """The point, if it has been simulated."""
-        return next((one for one in self.points if one.point == point), None)
+    def find(self, point: SweepPoint, basis: str) -> SimulatedPoint | None:
+        """The point, if it has been simulated on such a cluster with such models."""
+        return next((one for one in self.points if (one.point, one.basis) == (point, basis)), None)
 
     def with_points(self, points: Sequence[SimulatedPoint]) -> SweepRecord:
         """The same settings with these points, and behind them those of earlier requests."""
@@ -75,7 +76,7 @@ class SweepRecord:
 def _priced_or_not(*, status: PointStatus, reason: str, **known: Any) -> tuple[SimulatedPoint, None]:
     point = SweepPoint(**{name: known.pop(name) for name in _POINT})
     if status is not PointStatus.PRICED:
-        shared = {name: known[name] for name in ("needed_bytes", "available_bytes", "planning_s")}
+        shared = {name: known[name] for name in ("needed_bytes", "available_bytes", "planning_s", "basis")}
         return UnpricedPoint(point=point, status=status, reason=reason, **shared), None
     for name in ("step_ms", "imbalance", "exchange_balance", "memory"):
         if known[name] is None:
@@ -87,7 +88,7 @@ def _point_parts(found: tuple[SimulatedPoint, float | None]) -> dict[str, Any]:
     simulated, factor = found
     known = {name: getattr(simulated.point, name) for name in (*_POINT, "global_batch_size")}
     figures = {name: getattr(simulated, name, absent) for name, absent in _ABSENT.items()}
-    return {**known, **figures, "scaling_factor": factor, "planning_s": simulated.planning_s}
+    return {**known, **figures, "scaling_factor": factor, "planning_s": simulated.planning_s, "basis": simulated.basis}
 
 
 #: What is written of a point where it has no such attribute: figures of points without a plan, the status of others.
@@ -139,6 +140,7 @@ _SIMULATED: Final = record(
     Field("spread", or_null(_SPREAD), "The step over sampled batches, in ms; null if none were drawn."),
     Field("models", by_name(TEXT), "Names of the models behind the prediction."),
     Field("planning_s", number_in(), "Seconds of planning and pricing."),
+    optional("basis", ANY_TEXT, "Digest of the cluster and of the names of the models that it was simulated with.", ""),
     parts=_point_parts,
 )
 _SETTINGS: Final = "Tables, planner, models and options that decide what a point costs."

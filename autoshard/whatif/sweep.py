@@ -23,7 +23,8 @@ from autoshard.core.errors import (
 from autoshard.core.plan import GroupLayout
 from autoshard.core.step import Overlap, StepPart
 from autoshard.evaluation.evaluate import evaluate
-from autoshard.formats import digest, load_machine, tables_to_json
+from autoshard.evaluation.step_price import model_names
+from autoshard.formats import digest, load_machine, tables_to_json, topology_to_json
 from autoshard.formats.topology_scaling import scaled_topology
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs, make_plan
@@ -125,6 +126,19 @@ class Simulator:
             "version": __version__,
         }
 
+    def basis(self, point: SweepPoint) -> str:
+        """Digest of the cluster and of the names of the models that a point is simulated with.
+
+        Raises:
+            AutoshardError: As `simulate`.
+        """
+        topology = self._topology(point)
+        try:
+            models = model_names(self._costs(point, topology), self.tables, topology.device)
+        except (InfeasiblePlanError, InputError):  # Such a point has no plan either.
+            models = {}
+        return digest({"topology": topology_to_json(topology), "models": models})
+
     def simulate(self, point: SweepPoint) -> SimulatedPoint:
         """Plans and prices one point.
 
@@ -136,7 +150,7 @@ class Simulator:
             ModelError: If a trained model is damaged.
         """
         started = time.perf_counter()
-        topology = self._topology(point)
+        topology, basis = self._topology(point), self.basis(point)
         needed, available = self.tables.storage_bytes, sum(topology.hbm_bytes) // point.num_groups
         try:
             plan, costs = self._planned(point, topology)
@@ -151,10 +165,11 @@ class Simulator:
                 status=PointStatus.DOES_NOT_FIT if is_large else PointStatus.IMPOSSIBLE,
                 reason=str(error),
                 planning_s=time.perf_counter() - started,
+                basis=basis,
             )
         planning_s = time.perf_counter() - started
         spread = self._spread(plan, costs) if self.num_batches else None
-        return _priced(point, plan, needed, available, planning_s, spread)
+        return replace(_priced(point, plan, needed, available, planning_s, spread), basis=basis)
 
     def _topology(self, point: SweepPoint) -> Topology:
         given = self.machines.get(point.machine)
@@ -173,12 +188,10 @@ class Simulator:
             raise InvalidOptionError(
                 f"must be at least the {point.num_groups} groups, got {point.global_batch_size}", field="batch_size"
             )
-        group_tables = replace(tables, batch_size=point.global_batch_size // point.num_groups)
-        group_topology = groups.group_topology(topology)
-        costs = make_costs(group_tables, group_topology, self.registry, risk=self.risk)
+        costs = self._costs(point, topology)
         request = PlanRequest(
-            tables=group_tables,
-            topology=group_topology,
+            tables=replace(tables, batch_size=point.global_batch_size // point.num_groups),
+            topology=groups.group_topology(topology),
             costs=costs,
             seed=self.seed,
             time_limit_s=self.time_limit_s,
@@ -197,6 +210,12 @@ class Simulator:
         if plan.predicted is None or self.overlap is not None:
             plan = plan.with_predicted(evaluate(plan, costs, overlap=self.overlap))
         return plan, costs
+
+    def _costs(self, point: SweepPoint, topology: Topology) -> CostModels:
+        """What prices plans of one of a point's groups."""
+        tables = replace(self.tables, batch_size=max(1, point.global_batch_size // point.num_groups))
+        groups = ReplicaGroups(num_groups=point.num_groups, layout=self.layout)
+        return make_costs(tables, groups.group_topology(topology), self.registry, risk=self.risk)
 
     def _spread(self, plan: ShardingPlan, costs: CostModels) -> StepSpread:
         return sample_steps(
@@ -220,7 +239,7 @@ def _priced(
     predicted = plan.predicted
     assert predicted is not None
     group = plan.of_one_group().topology
-    fullest = max(predicted.ranks, key=lambda rank: rank.hbm_bytes + rank.activation_bytes)
+    fullest = max(predicted.ranks, key=lambda rank: rank.used_bytes)
     parts = {part.value: estimate.value for part, estimate in predicted.parts.items() if part is not StepPart.DENSE}
     sync_ms, group_ms = predicted.sync_ms or 0.0, predicted.group_sync_ms or 0.0
     return PricedPoint(
@@ -235,12 +254,14 @@ def _priced(
             "dense_layers": predicted.dense_ms or 0.0,
             "all_reduce": sync_ms - group_ms,
             "group_sync": group_ms,
+            "overhead": predicted.overhead_ms,
         },
         imbalance=predicted.imbalance,
         exchange_balance=predicted.exchange_balance,
         memory=PointMemory(
             static_bytes=fullest.hbm_bytes,
             activation_bytes=fullest.activation_bytes,
+            training_bytes=fullest.training_bytes,
             limit_bytes=group.memory_of(fullest.rank).hbm,
         ),
         planned_groups=plan.replica_groups.num_groups,

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from autoshard.core import Estimate
+from autoshard.core import DenseLayers, Estimate, Link
 from autoshard.core.errors import FormatError, InvalidOptionError, InvalidTopologyError
-from autoshard.formats import load_machine, read_json, write_tables
+from autoshard.formats import load_machine, read_json, write_tables, write_topology
 from autoshard.planning import make_costs, make_plan
 from autoshard.results.sweep import PointMemory, PointStatus, PricedPoint, SweepPoint, UnpricedPoint, scaling_factors
 from autoshard.results.sweep_record import SIMULATION, SweepRecord, read_record
@@ -95,10 +95,19 @@ class TestSimulator:
         assert sum(found.parts_ms.values()) == pytest.approx(predicted.step_ms.value)
         assert found.samples_per_s == pytest.approx(4096 / predicted.step_ms.value * 1e3)
         assert found.memory.static_bytes == max(rank.hbm_bytes for rank in predicted.ranks)
+        assert found.memory.used_bytes == max(rank.used_bytes for rank in predicted.ranks)
         assert found.memory.limit_bytes == machine.memory_bytes.hbm
         assert found.num_shards == {"table_wise": 16}
         assert found.models["kernel"] == "analytic:a100 (rows at 1,705 GB/s)"
         assert found.spread is None
+
+    def test_parts_add_up_and_training_takes_memory(self):
+        dense = DenseLayers(num_dense_features=13, bottom_mlp=(1024, 64), top_mlp=(1024, 1))
+        (point,) = sweep_points(machines=["cpu-8"], ranks=[8], batch_sizes=[4096])
+        found = simulator(tables=replace(tables(), dense=dense)).simulate(point)
+        assert sum(found.parts_ms.values()) == pytest.approx(found.step_ms.value)
+        assert found.parts_ms["overhead"] > 1
+        assert found.memory.training_bytes > 4 * 1024 * 1024 > found.memory.activation_bytes / 100
 
     def test_groups_plan_for_a_group_and_synchronise(self):
         whole, halves = (
@@ -185,6 +194,20 @@ class TestCommand:
         points = json.loads(run("simulate", task, "--ranks", "8,16", *self.SMALL, "-o", file, "--json")[0])["points"]
         assert [one["imbalance"] == 77.0 for one in points] == [True, False]
         assert len(read_json(file)["points"]) == 2
+
+    def test_another_cluster_of_the_same_name_is_simulated_anew(self, run, task, tmp_path):
+        file, cluster = tmp_path / "sweep.json", tmp_path / "cluster.json"
+        options = (task, "--topology", cluster, "--ranks", "8", *self.SMALL, "-o", file)
+        machine = load_machine("zionex", 8)
+        write_topology(machine, cluster)
+        (first,) = json.loads(run("simulate", *options, "--json")[0])["points"]
+        slower = [replace(one, all_to_all=Link(bytes_per_s=1e8)) for one in machine.levels]
+        write_topology(replace(machine, levels=tuple(slower)), cluster)
+        out, told = run("simulate", *options, "--json")
+        (second,) = json.loads(out)["points"]
+        assert second["step_ms"]["value"] > 2 * first["step_ms"]["value"]
+        assert "the cluster or the models changed" in told
+        assert len(read_json(file)["points"]) == 1
 
     def test_other_settings_need_another_file(self, run, task, tmp_path):
         file = tmp_path / "sweep.json"
