@@ -128,6 +128,7 @@ class VirtualContestOptions:
     steps: Annotated[int, typer.Option(min=1, help="Measured steps of a turn.")] = 3
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each plan; the median of their steps counts.")] = 5
     limits_every: Annotated[int, typer.Option(min=0, help="Also search 0.1 and 10 s in every so many launches.")] = 2
+    weighted: Annotated[bool, typer.Option("--weighted", help="Weight all lookups, and average none.")] = False
     seed: Annotated[int, typer.Option(min=0, help="Of tasks.")] = 0
     registry: RegistryOption = None
     refresh: Annotated[
@@ -172,10 +173,14 @@ def executed(launch: int, index: int, options: VirtualContestOptions, registry: 
     """A task of a launch, planned by all and executed."""
     cluster, task = CLUSTERS[launch % len(CLUSTERS)], launch * _MOST_TASKS + index
     kind, tables = drawn_task(task, options.seed, most_tables=options.most_tables)
+    if options.weighted:
+        tables = replace(tables, tables=tuple(replace(table, weighted=True) for table in tables.tables))
+    elif index >= _WITHOUT_MEANS:
+        tables = _with_means(tables)
     contest = Contest(
         name=f"{task}",
         group=kind,
-        tables=_for_ranks(_with_means(tables) if index >= _WITHOUT_MEANS else tables, cluster.num_ranks),
+        tables=_for_ranks(tables, cluster.num_ranks),
         entries=entries(with_limits=options.limits_every > 0 and launch % options.limits_every == 0),
         seed=task,
     )
@@ -219,7 +224,7 @@ def main(options: VirtualContestOptions, output: OutputOptions) -> None:
     """
     registry = options.registry or default_registry()
     parts = PartStore(options.parts)
-    kept = ("most_tables", "steps", "rounds", "limits_every", "seed")
+    kept = ("most_tables", "steps", "rounds", "limits_every", "weighted", "seed")
     places = {"registry": str(registry), "refresh": str(options.refresh)}
     parts.check_identity({**{name: getattr(options, name) for name in kept}, **places})
     # All kinds of clusters before the next task of each.
