@@ -151,6 +151,12 @@ def test_features_that_are_concatenated_leave_the_bottom_perceptron_any_width():
     assert import_tables(f"{PYTORCH} --arch-mlp-bot=13-16 --arch-mlp-top 8-1").dense.interaction == "dot"
 
 
+def test_weighted_pooling_weights_all_lookups():
+    plain, weighted = (import_tables(f"{PYTORCH}{option}").tables for option in ("", " --weighted-pooling=fixed"))
+    assert {table.weighted for table in plain} == {False}
+    assert {table.weighted for table in weighted} == {True}
+
+
 def test_tables_of_inference_have_no_optimizer_state():
     found = import_tables(f"{PYTORCH} --optimizer=adagrad --inference-only --quantize-emb-with-bit=8")
     assert {(table.optimizer, table.dtype) for table in found.tables} == {(Optimizer.SGD, DType.INT8)}

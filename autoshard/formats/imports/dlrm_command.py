@@ -235,7 +235,7 @@ def _whole(value: str, option: str, limits: range, accepted: str = "a whole numb
     )
 
 
-def _table(name: str, feature: str, rows: int, dim: int, pooling_factor: float, **values: str) -> dict[str, Any]:
+def _table(name: str, feature: str, rows: int, dim: int, pooling_factor: float, **values: object) -> dict[str, Any]:
     return {
         "name": name,
         "num_embeddings": rows,
@@ -271,14 +271,16 @@ def _read_dlrm_s(command: _Command) -> tuple[TableSet, list[str]]:
         if name in command:
             raise FormatError(f"makes {meaning}, which cannot be imported", field=name)
     is_data_set = word(command.text(_DATA, "random"), _DATA, {"random": False, "dataset": True})
-    if command.text("--weighted-pooling"):
-        command.notes.append("--weighted-pooling: its weight for each row, 4 bytes, is left out of the import")
+    is_weighted = bool(command.text("--weighted-pooling"))
+    if is_weighted:
+        command.notes.append("--weighted-pooling: its weight for each row, 4 bytes, is left out of what tables take")
     if not is_data_set and command.text("--rand-data-dist", "uniform") != "uniform":
         command.notes.append("--rand-data-dist: not read; rows are taken to be looked up alike")
     if command.text(_FIXED).lower() in ("false", "0"):
         command.notes.append(f"{_FIXED}: taken for true, as the program takes any value; leave it out for false")
     is_trained = "--inference-only" not in command
     values = {
+        **({"weighted": True} if is_weighted else {}),
         "optimizer": word(command.text("--optimizer", "sgd"), "--optimizer", _OPTIMIZERS) if is_trained else "sgd",
         "dtype": "fp32" if is_trained else word(command.text(_QUANTIZED, "32"), _QUANTIZED, _BITS),
     }
