@@ -54,6 +54,16 @@ TIERS = {
 }
 
 
+def also_allowed(kinds: Collection[TorchRecType]) -> frozenset[TorchRecType]:
+    """Sharding types that the tiers of some sharding types stand for, too.
+
+    `column_wise` covers `table_column_wise`, whose columns are on one node.
+    """
+    tiers = {TIERS[kind] for kind in kinds}
+    covered = {*kinds, *((TorchRecType.TABLE_COLUMN_WISE,) if TorchRecType.COLUMN_WISE in kinds else ())}
+    return frozenset(kind for kind, tier in TIERS.items() if tier in tiers and kind not in covered)
+
+
 #: Sharding types whose ranks each sum up some rows of a bag; TorchRec divides the sums of means afterwards.
 BY_ROWS = frozenset({TorchRecType.ROW_WISE, TorchRecType.TABLE_ROW_WISE})
 #: FBGEMM's kernels load four numbers at a time.
