@@ -267,14 +267,22 @@ def diff(
 ) -> None:
     """Compares two plans: tasks, predicted times, tables held differently, bytes that would have to move.
 
+    Row orders that lie beside the plans are read; without them, the bytes of tables by two row orders are unknown.
+
     Example:
         autoshard diff plan.json other.json
     """
     from autoshard.formats import read_plan
+    from autoshard.formats.row_orders import row_orders_at_hand
     from autoshard.report.plan_diff import diff_plans
     from autoshard.results.plan_diff import DIFF
 
-    found = diff_plans(read_plan(before), read_plan(after))
+    files = (before, after)
+    plans = [read_plan(file) for file in files]
+    digests = [{name: order.digest for name, order in plan.row_orders.items()} for plan in plans]
+    differing = {name for name, _ in digests[0].items() ^ digests[1].items()}
+    orders = [row_orders_at_hand(plan, file, differing) for plan, file in zip(plans, files, strict=True)]
+    found = diff_plans(plans[0], plans[1], orders[0], orders[1])
     emit(DIFF.to_json(found), _rendered(found), as_json=as_json)
 
 
@@ -307,9 +315,12 @@ def _lines(found: PlanDiff) -> list[str]:
             f"Predicted step {write_ms(first.value)} ms ({write_interval(first)}) before, {write_ms(second.value)} ms "
             f"({write_interval(second)}) after{change}{unsure}"
         )
+    known = [change.received_bytes for change in found.tables if change.received_bytes is not None]
+    num_unknown = len(found.tables) - len(known)
+    unknown = f", and unknown bytes of {num_unknown:,} whose row orders are not at hand" if num_unknown else ""
     lines.append(
         f"Tables that differ: {len(found.tables):,}, held alike: {found.num_alike:,}; ranks would receive "
-        f"{write_bytes(found.received_bytes)}"
+        f"{write_bytes(sum(known))}{unknown}"
     )
     return lines
 
@@ -333,7 +344,10 @@ def _tables(found: PlanDiff) -> RenderableType:
     from autoshard.core.quoting import write_bytes
 
     rows = [
-        (change.table, change.change.value, change.before, change.after, write_bytes(change.received_bytes))
+        (
+            *(change.table, change.change.value, change.before, change.after),
+            "unknown" if change.received_bytes is None else write_bytes(change.received_bytes),
+        )
         for change in found.tables[:_MAX_LINES]
     ]
     table = Table(columns=texts("table", "change", "before", "after", "to receive"), rows=rows)

@@ -352,11 +352,23 @@ def _write_constraints(plan: ShardingPlan, output: Path) -> None:
             "compute_kernels": one.compute_kernels,
             "min_partition": one.min_partition,
             "pooling_factors": one.pooling_factors,
+            "cache_params": _cache_fields(one.cache_params),
             "feature_names": one.feature_names,
         }
         for name, one in parameter_constraints(plan).items()
     }
     atomic_write(output, format_json(document))
+
+
+def _cache_fields(params: Any) -> dict[str, object] | None:
+    """Fields of TorchRec's `CacheParams`, members of enumerations by their names; None without a cache."""
+    if params is None:
+        return None
+    return {
+        "algorithm": params.algorithm.name,
+        "load_factor": params.load_factor,
+        "precision": params.precision.name if params.precision else None,
+    }
 
 
 def _plain(value: object) -> Any:

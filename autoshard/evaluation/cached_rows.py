@@ -194,7 +194,7 @@ def cached_row_bytes(shard: LocalShard) -> int:
 def behind_cache(shard: LocalShard, level: MemoryLevel, num_cached_rows: int, policy: str = LRU) -> MemoryPlacement:
     """A shard's rows on a level, behind a cache of so many of them, or of all if there are fewer."""
     cache_bytes = min(num_cached_rows, shard.num_embeddings) * cached_row_bytes(shard)
-    return MemoryPlacement(level=level, cache_bytes=cache_bytes, policy=policy)
+    return MemoryPlacement(level=level, cache_bytes=cache_bytes, policy=policy, cache_dtype=shard.cache_dtype)
 
 
 def cache_traffic(shard: LocalShard) -> CacheTraffic:

@@ -192,7 +192,7 @@ def migration(
     are_same_ranks = _group_places(before) == _group_places(after)
     links = {}
     for name, held in held_after.items():
-        orders = _reordering(name, held_before[name], held, orders_before or {}, orders_after or {})
+        orders = reordering(name, held_before[name], held, orders_before or {}, orders_after or {})
         if are_same_ranks and orders is None and layouts(held_before[name]) == layouts(held):
             continue
         kept, wanted = held_pieces(held_before[name], before), held_pieces(held, after)
@@ -236,7 +236,7 @@ def renumbered(
         return after
     held_before, stays_RR = by_table(before), np.zeros((topology.world_size, topology.world_size))
     for name, held in by_table(after).items():
-        orders = _reordering(name, held_before[name], held, orders_before, orders_after)
+        orders = reordering(name, held_before[name], held, orders_before, orders_after)
         kept, wanted = _holders(held_pieces(held_before[name], before)), _holders(held_pieces(held, after))
         for piece, new_ranks in wanted.items():
             for earlier, ranks in kept.items():
@@ -306,14 +306,22 @@ def cut(placed: PlacedShard) -> tuple[object, ...]:
     )
 
 
-def _reordering(
+def reordering(
     name: str,
     before: Sequence[PlacedShard],
     after: Sequence[PlacedShard],
     orders_before: Mapping[str, IntArray],
     orders_after: Mapping[str, IntArray],
 ) -> Reordering | None:
-    """From the order in which rows are counted before to that after; None where they are counted alike."""
+    """From the order in which a table's rows are counted before to that after; None where they are counted alike.
+
+    Args:
+        name: The table's name.
+        before: Its shards in a plan.
+        after: Those in another one.
+        orders_before: As `migration` takes them.
+        orders_after: Alike.
+    """
     was_by_rank, is_by_rank = _is_by_rank(before), _is_by_rank(after)
     order_before = orders_before.get(name, BY_ID) if was_by_rank else BY_ID
     order_after = orders_after.get(name, BY_ID) if is_by_rank else BY_ID

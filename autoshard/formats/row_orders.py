@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,24 @@ def read_row_orders(plan: ShardingPlan, plan_path: str | Path) -> Mapping[str, N
         name: _read(folder / order.file, order, name, plan.tables[name].num_embeddings)
         for name, order in plan.row_orders.items()
     }
+
+
+def row_orders_at_hand(
+    plan: ShardingPlan, plan_path: str | Path, names: Collection[str]
+) -> Mapping[str, NDArray[np.int64]]:
+    """As `read_row_orders`, of these tables, without those whose file is not there or is another one.
+
+    Args:
+        plan: The plan.
+        plan_path: Its file.
+        names: Names of tables.
+    """
+    found = {}
+    for name in plan.row_orders.keys() & set(names):
+        order = plan.row_orders[name]
+        with suppress(FormatError):
+            found[name] = _read(Path(plan_path).parent / order.file, order, name, plan.tables[name].num_embeddings)
+    return found
 
 
 def read_counted_rows(tables: TableSet, path: str | Path) -> Mapping[str, CountedRows]:

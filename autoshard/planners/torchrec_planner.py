@@ -12,7 +12,7 @@ from autoshard.core import Collective, ShardingPlan, TableSet, Topology
 from autoshard.core.accepted import AT_LEAST_0, Range, check_choice, listed
 from autoshard.core.errors import InfeasiblePlanError, InvalidTableError, ModelError
 from autoshard.core.machine import device_family
-from autoshard.core.quoting import write_bytes
+from autoshard.core.quoting import shortened, write_bytes
 from autoshard.evaluation.device_memory import DEVICE_MEMORY, device_memory
 from autoshard.formats.torchrec.plans import device_type_of, from_torchrec
 from autoshard.formats.torchrec.sharding import TIERS, ComputeKernel, TorchRecType
@@ -245,16 +245,27 @@ def torchrec_topology(topology: Topology) -> Any:
 
 
 def _constraints(tables: TableSet, options: TorchRecOptions) -> Mapping[str, Any]:
+    """TorchRec's constraints by table.
+
+    Raises:
+        InfeasiblePlanError: If a table forbids all sharding types; TorchRec takes no types for any.
+    """
     from torchrec.distributed.planner.types import ParameterConstraints
 
-    forbidden = {table.name: set(table.constraints.forbidden_tiers) for table in tables.tables}
-    return {
-        table.name: ParameterConstraints(
-            sharding_types=[name for name in options.names if TIERS[TorchRecType(name)] not in forbidden[table.name]],
-            pooling_factors=[feature.pooling_factor for feature in table.features],
+    constraints = {}
+    for table in tables.tables:
+        forbidden = table.constraints.forbidden_tiers
+        names = [name for name in options.names if TIERS[TorchRecType(name)] not in forbidden]
+        if not names:
+            tiers = dict.fromkeys(str(TIERS[TorchRecType(name)]) for name in options.names)
+            raise InfeasiblePlanError(
+                f"{shortened(table.name)}: no sharding type is left: the table forbids tier {', '.join(tiers)} "
+                f"({', '.join(options.names)})"
+            )
+        constraints[table.name] = ParameterConstraints(
+            sharding_types=names, pooling_factors=[feature.pooling_factor for feature in table.features]
         )
-        for table in tables.tables
-    }
+    return constraints
 
 
 @contextlib.contextmanager

@@ -2,34 +2,49 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from autoshard.core import CostBreakdown, Estimate, PlacedShard, ShardingPlan
+from autoshard.core import CostBreakdown, Estimate, ImpliedOrder, PlacedShard, ShardingPlan
+from autoshard.core.access import IntArray
+from autoshard.core.access.orders import BY_ID
 from autoshard.core.declared import Role, values
 from autoshard.core.step import StepPart
-from autoshard.evaluation.migration import by_table, cut, held_pieces, layouts
+from autoshard.evaluation.migration import by_table, cut, held_pieces, layouts, reordering
 from autoshard.report.wording import write_columns, write_ranks, write_rows
 from autoshard.results.plan_diff import Change, PlanDiff, RankChange, TableChange, ValueChange
 
 
-def diff_plans(before: ShardingPlan, after: ShardingPlan) -> PlanDiff:
+def diff_plans(
+    before: ShardingPlan,
+    after: ShardingPlan,
+    orders_before: Mapping[str, IntArray] | None = None,
+    orders_after: Mapping[str, IntArray] | None = None,
+) -> PlanDiff:
     """Compares two plans.
 
     Tables are the same if their names are. Bytes to receive are counted for each rank of the world: a rank receives
     what it holds after and not before. Where rows are dealt in two different ways, the rows that stay are those
-    expected of independent dealing; rows by id and rows by access rank are taken as independent, too.
+    expected of independent dealing; rows by id and rows by an access rank that is not given are taken as independent,
+    too. Between two row orders that are not both given, the bytes are unknown; orders that no plan names are taken as
+    one.
 
     Args:
         before: A valid plan.
         after: Another one.
+        orders_before: Row orders of its tables that list ids, as far as they are at hand.
+        orders_after: Those of the second plan.
     """
+    rows = (_RankedRows.of(before, orders_before or {}), _RankedRows.of(after, orders_after or {}))
     held_before, held_after = by_table(before), by_table(after)
     changes = []
     for name in held_before | held_after:
-        change = _table_change(name, held_before.get(name, ()), held_after.get(name, ()), before, after)
+        change = _table_change(name, held_before.get(name, ()), held_after.get(name, ()), (before, after), rows)
         if change is not None:
             changes.append(change)
-    changes.sort(key=lambda one: -one.received_bytes)
+    changes.sort(key=lambda one: -math.inf if one.received_bytes is None else -one.received_bytes)
+    received = [change.received_bytes for change in changes]
     first, second = before.predicted, after.predicted
     return PlanDiff(
         task=tuple(_differing(_task(before), _task(after))),
@@ -40,7 +55,7 @@ def diff_plans(before: ShardingPlan, after: ShardingPlan) -> PlanDiff:
         tables=tuple(changes),
         num_alike=len(held_before | held_after) - len(changes),
         ranks=tuple(_rank_changes(first, second)),
-        received_bytes=sum(change.received_bytes for change in changes),
+        received_bytes=None if None in received else sum(filter(None, received)),
     )
 
 
@@ -101,28 +116,65 @@ def _rank_changes(before: CostBreakdown | None, after: CostBreakdown | None) -> 
             )
 
 
+@dataclass(frozen=True, slots=True)
+class _RankedRows:
+    """Which tables a plan cuts by access rank, and by which row orders.
+
+    Attributes:
+        named: By table: the digest of the order's file, that it is by id, or None if the plan names none.
+        known: Orders whose ids are known.
+    """
+
+    named: Mapping[str, str | None]
+    known: Mapping[str, IntArray]
+
+    @classmethod
+    def of(cls, plan: ShardingPlan, listed: Mapping[str, IntArray]) -> _RankedRows:
+        """Those of a plan, with the orders that list ids, as far as they are at hand."""
+        named = {name: _order_of(name, plan) for name, num_ordered in plan.ordered_rows().items() if num_ordered}
+        by_id = {name: BY_ID for name, order in named.items() if order is ImpliedOrder.BY_ID}
+        return cls(named, {**by_id, **listed})
+
+
+def _order_of(name: str, plan: ShardingPlan) -> str | None:
+    if name in plan.row_orders:
+        return plan.row_orders[name].digest
+    implied = plan.tables[name].row_order
+    return implied if implied is ImpliedOrder.BY_ID else None
+
+
 def _table_change(
     name: str,
     held_before: Sequence[PlacedShard],
     held_after: Sequence[PlacedShard],
-    before: ShardingPlan,
-    after: ShardingPlan,
+    plans: tuple[ShardingPlan, ShardingPlan],
+    rows: tuple[_RankedRows, _RankedRows],
 ) -> TableChange | None:
     """How a table differs; None if both plans hold it alike."""
-    if _world(before) == _world(after) and layouts(held_before) == layouts(held_after):
-        return None
-    change = _kind(held_before, held_after)
+    before, after = plans
+    change, orders, is_reordered, is_unknown = _kind(held_before, held_after), None, False, False
+    if change in (Change.MOVED, Change.RESHARDED):
+        are_by_rank = all(name in of.named for of in rows)
+        if all(name in of.known or name not in of.named for of in rows):
+            orders = reordering(name, held_before, held_after, rows[0].known, rows[1].known)
+            is_reordered = are_by_rank and orders is not None
+        elif are_by_rank:
+            is_reordered = is_unknown = rows[0].named[name] != rows[1].named[name]
+        if _world(before) == _world(after) and layouts(held_before) == layouts(held_after):
+            if not is_reordered:
+                return None
+            change = Change.REORDERED
     kept = {} if change is Change.RESIZED else held_pieces(held_before, before)
     received = 0.0
     for rank, pieces in held_pieces(held_after, after).items():
-        known = kept.get(rank, ())
-        received += sum(piece.num_bytes - sum(piece.shared_bytes(other) for other in known) for piece in pieces)
+        earlier = kept.get(rank, ())
+        received += sum(piece.num_bytes - sum(piece.shared_bytes(one, orders) for one in earlier) for piece in pieces)
     return TableChange(
         table=name,
         change=change,
         before=_text(held_before),
         after=_text(held_after),
-        received_bytes=round(received),
+        received_bytes=None if is_unknown else round(received),
     )
 
 

@@ -29,6 +29,8 @@ class Change(StrEnum):
     """It is cut or dealt otherwise, or its vectors travel otherwise."""
     MOVED = "moved"
     """It is cut alike, on other ranks."""
+    REORDERED = "reordered"
+    """It is cut alike, on the same ranks, by another row order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +42,11 @@ class TableChange:
     before: Annotated[str, Size(), Meaning("How the first plan holds it, in words; empty without it.")]
     after: Annotated[str, Size(), Meaning("How the second plan holds it, likewise.")]
     received_bytes: Annotated[
-        float,
-        Meaning("Bytes of weights and optimizer states that ranks hold after it and not before, of all replicas."),
+        float | None,
+        Meaning(
+            "Bytes of weights and optimizer states that ranks hold after it and not before, of all replicas; null if "
+            "both plans cut it by access rank and their row orders differ and are not at hand."
+        ),
     ]
 
 
@@ -96,7 +101,11 @@ class PlanDiff:
     num_alike: Annotated[int, Meaning("Tables that both plans hold alike.")]
     ranks: Annotated[tuple[RankChange, ...], Size(), Meaning("Ranks that differ; those of one replica group.")]
     received_bytes: Annotated[
-        float, Meaning("Bytes that ranks would have to receive to get from the first plan to the second.")
+        float | None,
+        Meaning(
+            "Bytes that ranks would have to receive to get from the first plan to the second; null if those of a table "
+            "are unknown."
+        ),
     ]
 
     @property

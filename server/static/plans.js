@@ -123,7 +123,7 @@ async function showDifference(first, second) {
     ["predicted step", found.step_ms_before && found.step_ms_after && `${ms(found.step_ms_before.value)} ms → ${ms(found.step_ms_after.value)} ms`],
     ["more than the models' error", apart],
     ["tables held alike", found.num_alike.toLocaleString("en")],
-    ["to move between ranks", bytes(found.received_bytes)],
+    ["to move between ranks", found.received_bytes === null ? "unknown: row orders differ" : bytes(found.received_bytes)],
     ...found.task.map((one) => [one.name.replaceAll("_", " ").replace(/ bytes$/, ""), `${quantity(one.name, one.before)} → ${quantity(one.name, one.after)}`]),
     ...found.parts.map((one) => [one.name.replaceAll("_", " "), `${ms(one.before)} ms → ${ms(one.after)} ms`]),
   ]);

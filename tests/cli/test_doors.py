@@ -1,11 +1,15 @@
 """Doors to other tools: plans to and from TorchRec, files to start from, what is installed."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from autoshard.formats import load_tables, read_plan, read_tables, read_topology, write_tables
+from autoshard.core import DType, MemoryLevel, MemoryPlacement
+from autoshard.formats import load_tables, read_plan, read_tables, read_topology, write_plan, write_tables
+from autoshard.formats.torchrec import parameter_constraints
+from tests import builders as make
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, on torchrec's own import
 
@@ -39,6 +43,32 @@ def test_constraints_are_fields_of_torchrecs_own(run, files):
     assert "6 tables" in out
     made = {name: ParameterConstraints(**fields) for name, fields in json.loads(output.read_text()).items()}
     assert {one.sharding_types[0] for one in made.values()} == {"table_wise"}
+    assert made == parameter_constraints(read_plan(files / "plan.json"))
+
+
+def test_constraints_of_caches_are_read_as_the_docs_say(run, tmp_path, monkeypatch):
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
+    from torchrec.distributed.types import CacheParams
+    from torchrec.modules.embedding_configs import DataType
+
+    monkeypatch.chdir(tmp_path)
+    caches = {
+        "near": MemoryPlacement(),
+        "wide": MemoryPlacement(level=MemoryLevel.DDR, cache_bytes=4 * 16 * 4, policy="lfu", cache_dtype=DType.FP32),
+        "same": MemoryPlacement(level=MemoryLevel.DDR, cache_bytes=10 * 16 * 2),
+    }
+    shards = [make.placed(make.table(name, 40, 16, dtype=DType.FP16), memory=memory) for name, memory in caches.items()]
+    plan = make.plan(*shards, topology=make.topology(2, device="a100", ddr=1 << 30))
+    write_plan(plan, "plan.json")
+    run("export", "plan.json", "--format", "torchrec-constraints", "-o", "constraints.json")
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "use-with-torchrec.md").read_text()
+    (code,) = re.findall(r"```python\n([^`]*def read_constraint.*?)```", page, re.DOTALL)
+    exec(code, names := {})
+    found = names["constraints"]
+    assert found == parameter_constraints(plan)
+    assert found["wide"].cache_params == CacheParams(CacheAlgorithm.LFU, load_factor=0.1, precision=DataType.FP32)
+    assert found["same"].cache_params == CacheParams(CacheAlgorithm.LRU, load_factor=0.25)
+    assert found["near"].cache_params is None
 
 
 def test_a_plan_that_torchrec_cannot_say_is_refused_with_every_reason(run, files):

@@ -30,7 +30,15 @@ def test_shared_rows_are_those_of_both_ranges(first, second, start, length, star
     strewn, kept = Reordering.of(first, second, NUM_ROWS).shared_rows(before, after)
     ranks, ranks_after = ranks_in(first, ALL), ranks_in(second, ALL)
     is_shared = (ranks >= before[0]) & (ranks < before[1]) & (ranks_after >= after[0]) & (ranks_after < after[1])
-    listed = np.isin(ALL, np.union1d(first, second))
-    assert strewn == (is_shared & listed).sum()
-    # The others are known but for the few whose rank a listed one has.
-    assert abs(kept - (is_shared & ~listed).sum()) <= max(len(first), len(second))
+    first_rest = max(len(first), len(second))
+    moved = np.isin(ALL, np.union1d(first, second)) | (first_rest > ALL)
+    assert strewn == (is_shared & moved).sum()
+    # The others keep their rank; which numbers listed rows leave among these is not kept.
+    assert (ranks == ranks_after)[~moved].all()
+    assert abs(kept - (is_shared & ~moved).sum()) <= (moved & (first_rest <= ALL)).sum()
+
+
+def test_rows_whose_number_a_listed_row_has_as_its_rank_are_elsewhere():
+    # 4 to 7 are the hottest rows, then 0 to 3: the halves are swapped.
+    found = Reordering.of(np.arange(4, 8), np.arange(0), 8)
+    assert [found.shared_rows((4, 8), after) for after in ((0, 4), (4, 8))] == [(4, 0), (0, 0)]

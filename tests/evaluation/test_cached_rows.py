@@ -24,6 +24,7 @@ from autoshard.evaluation.cached_rows import (
     ROW_SHARE_OF_LINK,
     CacheTraffic,
     TransferSpeeds,
+    behind_cache,
     behind_caches,
     cache_traffic,
     transfer_seconds,
@@ -129,7 +130,11 @@ def test_a_cache_of_wider_numbers_holds_fewer_rows():
     # Neo Sec. 5.2: a high-precision cache before a low-precision table.
     half = replace(SHARD, dtype=DType.FP16, cache_bytes=128)
     assert cache_traffic(half).hit_rate == pytest.approx(0.9, rel=1e-6)
-    assert cache_traffic(replace(half, cache_dtype=DType.FP32)).hit_rate == pytest.approx(0.45, rel=1e-6)
+    wide = replace(half, cache_dtype=DType.FP32)
+    assert cache_traffic(wide).hit_rate == pytest.approx(0.45, rel=1e-6)
+    for shard, row_bytes in ((half, 32 * 2), (wide, 32 * 4)):
+        behind = behind_cache(shard, MemoryLevel.DDR, 2)
+        assert (behind.cache_bytes, behind.cache_dtype) == (2 * row_bytes, shard.cache_dtype)
 
 
 def test_a_disk_moves_pages():

@@ -157,12 +157,42 @@ def test_a_mapping_says_what_a_column_is():
 
 
 @pytest.mark.parametrize(
+    ("text", "columns", "features"),
+    [
+        ("table,rows,dim\n0,9,4\n1,9,4\n2,9,4\n", {}, {"0": ["0"], "1": ["1"], "2": ["2"]}),
+        ("slot,rows,dim\n101,9,4\n7,9,4\n", {}, {"101": ["101"], "7": ["7"]}),
+        ("rows,dim,features\n9,4,3\n9,4,1;2\n", {}, {"3": ["3"], "table_1": ["1", "2"]}),
+        ('[{"rows": 9, "dim": 4, "features": ["3"]}]', {}, {"3": ["3"]}),
+        ("rows,dim,features\n9,4,3\n", {"features": "features"}, {"3": ["3"]}),
+        ("num_tables,rows,dim\n8,9,4\n", {"num_tables": "name"}, {"8": ["8"]}),
+    ],
+)
+def test_names_may_be_numbers_where_they_cannot_be_counts(text, columns, features):
+    found = tables_from_list(text, batch_size=64, columns=columns)
+    assert {table.name: [one.name for one in table.features] for table in found.tables} == features
+
+
+@pytest.mark.parametrize(
     ("text", "faults"),
     [
         ("rows,dim,colour\n1,2,x\n", ['column "colour": is no field that is known; say which with --map']),
         ("rows,dim,size\n1,4,4\n", ['column "size": may mean rows or bytes; say which with --map']),
         ("rows,dim,Size (GB)\n1,4,4\n", ['column "Size (GB)": may mean rows or bytes']),
         ("rows,dim,rows in millions\n1,4,4\n", ['column "rows in millions": is no field']),
+        (
+            "num_tables,num_rows,dim\n8,1000,16\n2,10,8\n",
+            ['column "num_tables": may mean a number of tables or a name'],
+        ),
+        ("tables,rows,dim\n8,1000,16\n", ['column "tables": may mean a number of tables or a name; a list has a row']),
+        ("#tables,rows,dim\n8,1000,16\n", ['column "tables": may mean a number of tables or a name']),
+        ("Tables (#),rows,dim\na,1000,16\n", ['column "Tables (#)": may mean a number of tables or a name']),
+        ("rows,dim,num_features\n1,4,3\n", ['column "num_features": may mean a number of features or a name']),
+        ("rows,dim,num_slots\n1,4,3\n", ['column "num_slots": may mean a number of features or a name']),
+        ("rows,dim,features\n1,4,3\n1,4,\n", ['column "features": may mean a number of features or a name; a list']),
+        ('[{"rows": 1, "dim": 4, "slots": 3}]', ['column "slots": may mean a number of features or a name']),
+        ("rows,dim,num_batch\n1,4,9\n", ['column "num_batch": may mean batches or samples of one']),
+        ("rows,dim,num_pooling\n1,4,9\n", ['column "num_pooling": may mean poolings or ids per sample']),
+        ("rows,dim,num_dtype\n1,4,9\n", ['column "num_dtype": is no field that is known']),
         ("embedding_dim\n4\n", ["num_embeddings: must be a column"]),
         ("rows,hash_size,dim\n1,2,3\n", ['column "hash_size": is num_embeddings, and so is "rows"']),
         ("rows,rows,dim\n1,2,3\n", ['column "rows": is num_embeddings, and so is "rows"']),

@@ -113,6 +113,15 @@ def test_counts_memory_as_the_others_do():
         assert sum(shard.memory_bytes for shard in shards) <= topology.memory_bytes.hbm
 
 
+def test_a_table_that_forbids_all_sharding_types_is_named():
+    whole = Constraints(forbidden_tiers=tuple(tier for tier in Tier if tier is not Tier.TABLE_WISE))
+    tables = make.tables(make.table("a"), make.table("b", constraints=whole))
+    with pytest.raises(
+        InfeasiblePlanError, match=r"^b: no sharding type is left: the table forbids tier row_wise \(row_wise\)$"
+    ):
+        TorchRecPlanner().plan(make.request(tables, make.topology(2), options={"sharding_types": "row_wise"}))
+
+
 def test_says_what_does_not_fit():
     tables = tuple(make.table(f"t{index}") for index in range(3))
     size = tables[0].storage_bytes

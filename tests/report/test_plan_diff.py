@@ -1,12 +1,16 @@
 """Differences of plans: which tables, and how many bytes ranks have to receive."""
 
+import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from autoshard.core import (
     DType,
+    ImpliedOrder,
     ReplicaGroups,
+    RowOrder,
     RowRange,
     RowsBy,
     Shard,
@@ -15,6 +19,7 @@ from autoshard.core import (
 )
 from autoshard.evaluation import evaluate
 from autoshard.formats import read_json, write_plan
+from autoshard.formats.row_orders import with_row_orders
 from autoshard.report.plan_diff import diff_plans
 from autoshard.results.plan_diff import DIFF, Change
 from tests import builders as make
@@ -48,9 +53,17 @@ def columns(start, stop, rank):
     return on(rank, shard)
 
 
-def rows(rank, start, stop, by=RowsBy.ACCESS_RANK):
+def rows(rank, start, stop, by=RowsBy.ACCESS_RANK, **fields):
     rows = RowRange(start=start, stop=stop, by=by)
-    return on(rank, Shard(table=table(), rows=rows, columns=(0, 4)))
+    return on(rank, Shard(table=table(**fields), rows=rows, columns=(0, 4)))
+
+
+def halves(digest, ranks=(0, 1), by=RowsBy.ACCESS_RANK):
+    """Half of the rows on each rank, by the row order of that digest, or of the ids, or by one that is unknown."""
+    order = ImpliedOrder.ASSUMED if digest is None else ImpliedOrder.BY_ID
+    listed = {"t0": RowOrder(file="x.parquet", digest=digest, num_ordered=4)} if digest else {}
+    shards = (rows(ranks[half], 4 * half, 4 * half + 4, by, row_order=order) for half in range(2))
+    return plan(*shards, row_orders=listed)
 
 
 @pytest.mark.parametrize(
@@ -68,10 +81,17 @@ def rows(rank, start, stop, by=RowsBy.ACCESS_RANK):
         # Two columns with a moment per row of their own: 8 x (8 + 4) = 96 bytes; those of rank 0 stay.
         ([on(0)], [columns(0, 2, 0), columns(2, 4, 1)], Change.RESHARDED, 96),
         ([rows(0, 0, 2), rows(1, 2, 8)], [rows(0, 0, 4), rows(1, 4, 8)], Change.RESHARDED, 40),
-        # Rows by access rank and by id are taken as independent: of its 4 rows each rank keeps 4 x 4 / 8.
+        # The rows are in the order of their ids: each rank keeps its own.
         (
             [rows(0, 0, 4, RowsBy.INDEX), rows(1, 4, 8, RowsBy.INDEX)],
             [rows(0, 0, 4), rows(1, 4, 8)],
+            Change.RESHARDED,
+            0,
+        ),
+        # Their order is unknown, and taken as independent: of its 4 rows each rank keeps 4 x 4 / 8.
+        (
+            [rows(0, 0, 4, RowsBy.INDEX), rows(1, 4, 8, RowsBy.INDEX)],
+            [rows(0, 0, 4, row_order=ImpliedOrder.ASSUMED), rows(1, 4, 8, row_order=ImpliedOrder.ASSUMED)],
             Change.RESHARDED,
             80,
         ),
@@ -81,6 +101,44 @@ def test_ranks_receive_what_they_do_not_hold_yet(before, after, change, received
     found = diff_plans(plan(*before), plan(*after))
     assert [(one.table, one.change, one.received_bytes) for one in found.tables] == [("t0", change, received)]
     assert (found.received_bytes, found.num_alike) == (received, 0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changed"),
+    [
+        (halves("a"), halves("b"), ("reordered", None)),
+        (halves("a"), halves(""), ("reordered", None)),
+        (halves("a"), halves(None), ("reordered", None)),
+        (halves("a"), halves("b", ranks=(2, 3)), ("moved", None)),
+        (halves("a"), halves("a"), None),
+        (halves(""), halves(""), None),
+        (halves(None), halves(None), None),
+        (halves("a", by=RowsBy.INDEX), halves("b", by=RowsBy.INDEX), None),
+        (plan(rows(0, 0, 8), row_orders=halves("a").row_orders), plan(rows(0, 0, 8)), None),  # all rows, in any order
+    ],
+)
+def test_bytes_between_row_orders_that_are_not_at_hand_are_unknown(before, after, changed):
+    found = diff_plans(before, after)
+    assert [(one.change, one.received_bytes) for one in found.tables] == ([changed] if changed else [])
+    assert found.received_bytes == (None if changed else 0)
+    assert found.is_empty is (changed is None)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changed"),
+    [
+        # Each rank gets two rows for two others: 4 x 20 bytes.
+        ([0, 1, 2, 3], [0, 1, 4, 5], ("reordered", 80)),
+        ([0, 1, 2, 3], [3, 2, 1, 0], ("reordered", 0)),
+        ([4, 5, 6, 7], [0, 1, 2, 3], ("reordered", 160)),
+        ([4, 5, 6, 7], None, ("reordered", 160)),  # by id
+        ([4, 5, 6, 7], [4, 5, 6, 7], None),
+    ],
+)
+def test_row_orders_say_which_rows_ranks_receive(before, after, changed):
+    orders = [{} if ids is None else {"t0": np.array(ids)} for ids in (before, after)]
+    found = diff_plans(halves("a"), halves("" if after is None else "b"), *orders)
+    assert [(one.change, one.received_bytes) for one in found.tables] == ([changed] if changed else [])
 
 
 def test_tables_come_go_and_change_their_size():
@@ -129,3 +187,20 @@ def test_the_command_prints_both_plans_side_by_side(run, tmp_path):
     (tmp_path / "diff.json").write_text(run("diff", *files, "--json")[0])
     assert DIFF.to_json(DIFF.read(tmp_path / "diff.json")) == read_json(tmp_path / "diff.json")
     assert run("diff", files[0], files[0])[0] == "The plans hold all 1 tables alike, at the same price.\n"
+
+
+def test_the_command_reads_row_orders_beside_the_plans(run, tmp_path):
+    files = [tmp_path / "a.json", tmp_path / "b.json"]
+    for file, ids in zip(files, ([0, 1, 2, 3], [0, 1, 4, 5]), strict=True):
+        write_plan(with_row_orders(halves(""), {"t0": np.array(ids)}, file), file)
+    out, _ = run("diff", *files)
+    assert "Tables that differ: 1, held alike: 0; ranks would receive 80 B\n" in out
+    assert "reordered" in out
+    (tmp_path / "b.rows-0.parquet").write_bytes((tmp_path / "a.rows-0.parquet").read_bytes())  # another than planned
+    out, _ = run("diff", *files)
+    assert "ranks would receive 0 B, and unknown bytes of 1 whose row orders are not at hand\n" in out
+    assert re.search(r"t0 +reordered .* unknown", out)
+    (tmp_path / "diff.json").write_text(run("diff", *files, "--json")[0])
+    found = DIFF.read(tmp_path / "diff.json")
+    assert (found.received_bytes, found.tables[0].received_bytes) == (None, None)
+    assert "The plans hold all 1 tables alike" in run("diff", files[0], files[0])[0]

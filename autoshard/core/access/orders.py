@@ -43,7 +43,8 @@ class Reordering:
     """The rows of a table in two orders.
 
     Attributes:
-        before_N: Ranks in the first order of the rows that either lists.
+        before_N: Ranks in the first order of the rows that either lists, and of those whose number a listed row has as
+            its rank.
         after_N: Their ranks in the second one.
         num_rows: Rows of the table.
         first_rest: Rank from which on the other rows lie, each at one rank in both.
@@ -57,8 +58,8 @@ class Reordering:
     @classmethod
     def of(cls, before_N: IntArray, after_N: IntArray, num_rows: int) -> Reordering:
         """From one order to another."""
-        ids = np.union1d(before_N, after_N)
         first_rest = max(len(before_N), len(after_N))
+        ids = np.union1d(np.union1d(before_N, after_N), np.arange(first_rest))
         return cls(
             before_N=ranks_in(before_N, ids), after_N=ranks_in(after_N, ids), num_rows=num_rows, first_rest=first_rest
         )
@@ -67,7 +68,7 @@ class Reordering:
         """Rows of ranks [start, stop) of the first order that are among those of the second.
 
         Returns:
-            Rows that an order lists; and other rows, which keep their rank.
+            Rows of `before_N`; and other rows, which keep their rank.
         """
         (start, stop), (start_after, stop_after) = before, after
         is_before_N = (self.before_N >= start) & (self.before_N < stop)

@@ -83,7 +83,21 @@ _UNCLEAR: Final = {
     "nnz": "ids per sample or in all",
     "type": "a number format or a kind of feature",
     "mode": "pooling or another mode",
+    **dict.fromkeys(
+        ("numtables", "numtable", "ntables", "tablecount"),
+        "a number of tables or a name; a list has a row for each table",
+    ),
+    **dict.fromkeys(
+        ("numfeatures", "numfeature", "nfeatures", "featurecount", "numslots", "numslot", "nslots", "slotcount"),
+        "a number of features or a name; a list names features, with ; between them",
+    ),
+    **dict.fromkeys(("numbatch", "numbatches", "nbatches"), "batches or samples of one"),
+    **dict.fromkeys(("numpooling", "numpoolings"), "poolings or ids per sample"),
 }
+#: Fields that count something, so that `num` or # may stand before what they count.
+_COUNTING: Final = ("num_embeddings", "embedding_dim", "pooling_factor")
+#: Columns of names that hold numbers of things, if all their values are whole numbers.
+_PLURALS: Final = ("tables", "features", "slots")
 _NEEDED: Final = ("num_embeddings", "embedding_dim")
 #: Declared fields that a column holds as they are: of tables, and of their features but for the name.
 _OF_TABLES: Final = {
@@ -551,7 +565,10 @@ def _field_of(column: str) -> tuple[str | None, int]:
             return None, 1
         bare, scale = column[: unit.start()], known
     plain = _plain(bare)
-    return _BY_NAME.get(plain) or _BY_NAME.get(plain.removeprefix("num") or plain), scale
+    name, counted = _BY_NAME.get(plain), _BY_NAME.get(plain.removeprefix("num"))
+    if name in ("name", "features") and unit is not None and unit[1].strip():
+        return None, 1  # names have no unit
+    return name or (counted if counted in _COUNTING else None), scale
 
 
 def _mapped(column: str, columns: Mapping[str, str]) -> str | None:
@@ -596,7 +613,7 @@ def _columns_of(grid: _Grid, chosen: _Chosen, faults: list[FormatError]) -> _Col
             name = mapped
         elif _is_numbering(label, [row[index] for row in grid.rows]):
             name = ""
-        elif known is not None:
+        elif known is not None and not _is_count(label, [row[index] for row in grid.rows]):
             name = known
         else:
             faults.append(_unknown(label, is_first=not faults))
@@ -627,7 +644,8 @@ def _label(column: str) -> str:
 
 def _unknown(label: str, *, is_first: bool) -> FormatError:
     """The fault of a column that says no field; the first one says what to do."""
-    unclear = _UNCLEAR.get(_plain(re.sub(r"[(\[].*", "", label))) or _UNCLEAR.get(_plain(label))
+    bare = _plain(re.sub(r"[(\[].*", "", label))
+    unclear = _UNCLEAR.get(bare) or _UNCLEAR.get(_plain(label)) or _UNCLEAR.get(f"num{bare}")
     reason = f"may mean {unclear}" if unclear else "is no field that is known"
     remedy = (
         "; say which with --map COLUMN=FIELD, or ignore it with --map COLUMN= (in Python and over REST: columns); "
@@ -642,6 +660,12 @@ def _is_numbering(label: str, values: Sequence[object]) -> bool:
         return False
     numbers = [str(value) for value in values]
     return bool(numbers) and any(numbers == [str(start + index) for index in range(len(numbers))] for start in (0, 1))
+
+
+def _is_count(label: str, values: Sequence[object]) -> bool:
+    """Whether a column in the plural holds whole numbers, which may be numbers of things or their names."""
+    given = [str(value).strip() for value in values if not _is_missing(value)]
+    return _plain(label) in _PLURALS and bool(given) and all(map(str.isdecimal, given))
 
 
 def _has_numbers(values: Sequence[object]) -> bool:

@@ -33,7 +33,7 @@ from autoshard.core.errors import InvalidTableError
 from autoshard.core.quoting import shown
 from autoshard.formats.torchrec.configs import DATA_TYPES, OPTIMIZER_CLASSES, POOLING_TYPES
 from autoshard.formats.torchrec.places import Place, Places
-from autoshard.formats.torchrec.sharding import TIERS, TorchRecType
+from autoshard.formats.torchrec.sharding import TIERS, TorchRecType, also_allowed
 
 try:
     from torchrec.modules.pec_embedding_modules import PECEmbeddingCollection
@@ -170,7 +170,8 @@ def read_model(
       modules are told apart by the modules' paths, features that several tables look up by the tables' names.
     - A module that parts of the model share is read once, under the first of its paths.
     - The optimizer is the one that `apply_optimizer_in_backward` or a fused module names, else row-wise AdaGrad.
-    - `pooling_factors` of constraints are the mean ids per sample; `sharding_types` forbid the other tiers.
+    - `pooling_factors` of constraints are the mean ids per sample; `sharding_types` forbid the other tiers;
+      where their tiers stand for more, that is noted.
     - Rows are taken to be looked up alike until traffic is recorded (`autoshard.torchrec.record`).
 
     Args:
@@ -490,7 +491,18 @@ def _notes(collections: Sequence[Collection], constraints: Mapping[str, Any]) ->
         names = [name for name, one in constraints.items() if getattr(one, field, None) is not None]
         if names:
             notes.append(f"constraints.{names[0]}.{field} is not kept: {nearest}")
+    wider = {name: _also_allowed(one) for name, one in constraints.items() if _also_allowed(one)}
+    if wider:
+        notes.append(
+            f"sharding_types of {', '.join([*wider][:8])} are kept as tiers, which allow "
+            f"{', '.join(sorted(frozenset().union(*wider.values())))}, too: autoshard.torchrec.Planner keeps to each "
+            "table's types, --set sharding_types=... to one choice for all tables"
+        )
     return tuple(notes)
+
+
+def _also_allowed(constraint: Any) -> frozenset[TorchRecType]:
+    return also_allowed([TorchRecType(kind) for kind in getattr(constraint, "sharding_types", None) or ()])
 
 
 def _is_quantised(module: torch.nn.Module) -> bool:

@@ -54,6 +54,16 @@ TIERS = {
 }
 
 
+def also_allowed(kinds: Collection[TorchRecType]) -> frozenset[TorchRecType]:
+    """Sharding types that the tiers of some sharding types stand for, too.
+
+    `column_wise` covers `table_column_wise`, whose columns are on one node.
+    """
+    tiers = {TIERS[kind] for kind in kinds}
+    covered = {*kinds, *((TorchRecType.TABLE_COLUMN_WISE,) if TorchRecType.COLUMN_WISE in kinds else ())}
+    return frozenset(kind for kind, tier in TIERS.items() if tier in tiers and kind not in covered)
+
+
 #: Sharding types whose ranks each sum up some rows of a bag; TorchRec divides the sums of means afterwards.
 BY_ROWS = frozenset({TorchRecType.ROW_WISE, TorchRecType.TABLE_ROW_WISE})
 #: FBGEMM's kernels load four numbers at a time.
@@ -263,7 +273,7 @@ def sharding_of(shards: Sequence[PlacedShard], *, world_size: int, node_size: in
     )
     memory, load_factor = ordered[0].memory, None
     if kernel is ComputeKernel.FUSED_UVM_CACHING:
-        load_factor = memory.cache_bytes / _held_bytes(table, blocks)
+        load_factor = memory.cache_bytes / _cacheable_bytes(table, blocks, memory.cache_dtype)
         if load_factor > 1:
             raise refused(f"caches at most all rows of a rank; {shown(table.name)} has more", field)
     return TableSharding(
@@ -415,18 +425,19 @@ def _memory(table: EmbeddingTable, sharding: TableSharding) -> MemoryPlacement:
         return MemoryPlacement()
     if sharding.cache_load_factor is None:
         return MemoryPlacement(level=MemoryLevel.DDR)
+    cache_dtype = DType(sharding.cache_dtype) if sharding.cache_dtype else None
     return MemoryPlacement(
         level=MemoryLevel.DDR,
-        cache_bytes=round(sharding.cache_load_factor * _held_bytes(table, sharding.blocks)),
+        cache_bytes=round(sharding.cache_load_factor * _cacheable_bytes(table, sharding.blocks, cache_dtype)),
         policy=sharding.cache_policy,
-        cache_dtype=type(table.dtype)(sharding.cache_dtype) if sharding.cache_dtype else None,
+        cache_dtype=cache_dtype,
     )
 
 
-def _held_bytes(table: EmbeddingTable, blocks: Sequence[Block]) -> int:
-    """Bytes of weights of the largest block, in the table's number format."""
+def _cacheable_bytes(table: EmbeddingTable, blocks: Sequence[Block], cache_dtype: DType | None) -> int:
+    """Bytes of a cache of all rows of the largest block, in the cache's number format; None for the table's."""
     (start, stop), (first, last) = blocks[0].rows, blocks[0].columns
-    return (stop - start) * weight_row_bytes(table.dtype, table.optimizer, last - first)
+    return (stop - start) * weight_row_bytes(cache_dtype or table.dtype, table.optimizer, last - first)
 
 
 def _check_tiled(table: EmbeddingTable, by_columns: dict[tuple[int, int], list[Block]], field: str) -> None:

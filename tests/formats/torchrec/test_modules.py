@@ -33,6 +33,7 @@ from autoshard.formats.torchrec.modules import (
     read_model,
 )
 from autoshard.formats.torchrec.places import Place
+from autoshard.formats.torchrec.sharding import TorchRecType
 
 META = torch.device("meta")
 
@@ -287,6 +288,45 @@ def test_a_constraint_that_is_not_kept_is_noted_with_what_does_the_same(field):
     assert f"constraints.t.{field} is not kept: {UNKEPT_CONSTRAINTS[field]}" in notes
     usual = read_model(bags(), constraints={"t": ParameterConstraints()}).notes
     assert not any("is not kept" in note for note in usual)
+
+
+@pytest.mark.parametrize(
+    ("types", "others"),
+    [
+        (["table_wise"], "column_wise, table_column_wise"),
+        (["column_wise"], "table_wise"),
+        (["table_column_wise"], "column_wise, table_wise"),
+        (["row_wise", "grid_shard"], "table_row_wise"),
+        (["table_row_wise", "data_parallel"], "grid_shard"),
+        (["table_wise", "column_wise"], None),  # with all columns of table_column_wise
+        (["table_row_wise", "grid_shard"], None),
+        (["row_wise"], None),
+        (["data_parallel"], None),
+        (list(TorchRecType), None),
+        (None, None),
+    ],
+)
+def test_sharding_types_whose_tiers_allow_more_are_noted(types, others):
+    found = read_model(bags(), constraints={"t": ParameterConstraints(sharding_types=types)}).notes
+    notes = [note for note in found if "sharding_types" in note]
+    assert len(notes) == (others is not None)
+    for note in notes:
+        assert note.startswith(f"sharding_types of t are kept as tiers, which allow {others}, too: autoshard.torchrec.")
+
+
+def test_one_note_names_the_first_tables_whose_tiers_allow_more():
+    tables = [
+        EmbeddingBagConfig(name=f"t{index}", num_embeddings=10, embedding_dim=8, feature_names=[f"f{index}"])
+        for index in range(11)
+    ]
+    kinds = ["row_wise", "grid_shard", *["table_wise"] * 9]
+    constraints = {f"t{index}": ParameterConstraints(sharding_types=[kind]) for index, kind in enumerate(kinds)}
+    found = read_model(EmbeddingBagCollection(device=META, tables=tables), constraints=constraints)
+    [note] = [note for note in found.notes if "sharding_types" in note]
+    assert note.startswith(
+        "sharding_types of t1, t2, t3, t4, t5, t6, t7, t8 are kept as tiers, which allow column_wise, "
+        "table_column_wise, table_row_wise, too: "
+    )
 
 
 @pytest.mark.parametrize(("dtype", "row_bytes"), [(torch.qint8, 32), (torch.float16, 48)])

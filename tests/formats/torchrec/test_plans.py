@@ -243,6 +243,27 @@ def test_tables_that_are_missing_or_unknown_are_named():
         from_torchrec(exported, plan.tables, plan.topology)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "cache_dtype", "row_bytes"),
+    [
+        (DType.FP16, DType.FP32, 64 * 4),
+        (DType.FP32, DType.FP16, 64 * 2),
+        (DType.FP16, None, 64 * 2),
+        (DType.FP32, DType.INT8, 64 + 8),  # a scale and an offset of fp32
+    ],
+)
+def test_load_factors_count_rows_in_the_number_format_of_the_cache(dtype, cache_dtype, row_bytes):
+    one = table("t", 1_000_000, 64, dtype=dtype)
+    memory = MemoryPlacement(level=MemoryLevel.DDR, cache_bytes=100_000 * row_bytes, cache_dtype=cache_dtype)
+    plan = make.plan(make.placed(one, memory=memory), topology=machine(1, 2))
+    exported, _, entry = entry_of(plan)
+    assert entry.cache_params.load_factor == 0.1
+    assert from_torchrec(exported, plan.tables, plan.topology).shards[0].memory == memory
+    entry.cache_params.load_factor = 1.0
+    [whole] = from_torchrec(exported, plan.tables, plan.topology).shards
+    assert whole.memory.cache_bytes == 1_000_000 * row_bytes
+
+
 def test_constraints_hold_tables_as_the_plan_does():
     one, other = table("a"), table("b")
     memory = MemoryPlacement(level=MemoryLevel.DDR, cache_bytes=one.weight_bytes // 4)
