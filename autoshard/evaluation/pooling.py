@@ -71,9 +71,9 @@ SUM_SPEED: Final = {
 }
 
 
-#: By device family. Fitted as `INPUT_SPEED` of `input_work`, to the same plans; sequences to those of `cost-greedy` in 15
-#: contests of 5 to 31 sequences on 8 and 16 ranks (`studies virtual-contests`, 28 November 2026). Of GPUs, where nobody
-#: has measured it, the roofline of fused kernels prices what is pooled, and nothing what is placed and scaled.
+#: By device family. Fitted as `INPUT_SPEED` of `input_work`, to the same plans; sequences to those of `cost-greedy` in
+#: 15 contests of 5 to 31 sequences on 8 and 16 ranks (`studies virtual-contests`, 28 November 2026). Of GPUs, where
+#: nobody has measured it, the roofline of fused kernels prices what is pooled, and nothing what is placed and scaled.
 POOLING_SPEED: Final = {
     "cpu": PoolingSpeed(
         lookup_s=(30e-9, 35e-9),
