@@ -79,6 +79,7 @@ class AliasChange(BaseModel):
     action: str
     at: str
     by: str
+    request: str = Field(default="", exclude=True, description="Name of the request that made it, if it has one.")
 
 
 class ModelAnswer(ModelSummary):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 import zlib
 from dataclasses import dataclass, field
@@ -34,6 +35,11 @@ class IdempotentRequest:
     key: str
     fingerprint: str
     owner: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def digest(self) -> str:
+        """Name of the request outside of the database, the same of all attempts."""
+        return hashlib.sha256(f"{self.client}\n{self.key}\n{self.fingerprint}".encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
