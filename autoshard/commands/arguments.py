@@ -211,6 +211,29 @@ class PricingOptions:
 
 
 @command_options()
+class PlanPricingOptions:
+    """Options of the models that price a plan for what it was made for."""
+
+    registry: RegistryOption = None
+    risk: Annotated[
+        Risk | None,
+        typer.Option(
+            help="Price by the mean or the 95th percentile of predicted times.", show_default="as the plan was made"
+        ),
+    ] = None
+
+    def risk_of(self, plan: ShardingPlan) -> Risk:
+        """By what a plan is priced."""
+        return self.risk or plan.risk
+
+    def costs_of(self, plan: ShardingPlan) -> CostModels:
+        """As `PricingOptions.costs_of`."""
+        from autoshard.planning import plan_costs
+
+        return plan_costs(plan, self.registry, risk=self.risk_of(plan))
+
+
+@command_options()
 class SearchOptions:
     """Options of searches, and of the models that price plans."""
 
