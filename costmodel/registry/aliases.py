@@ -223,7 +223,7 @@ def _host(change: AliasChange) -> str:
 
 
 def _says_as_much(entry: AliasChange, change: AliasChange) -> bool:
-    """Whether an entry names the version of a change already, and for all machines that the change would name it for."""
+    """Whether an entry names the version of a change already, for all machines for which that would."""
     is_of_its_host = change.action == Action.PUBLISH and _host(entry) == _host(change)
     return entry.id == change.id and (entry.action != Action.PUBLISH or is_of_its_host)
 
