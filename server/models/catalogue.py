@@ -10,7 +10,7 @@ from autoshard.api import AliasChange, ModelList, ModelState, ModelSummary
 from autoshard.core.choices import Alias
 from autoshard.core.machine import device_family
 from costmodel.registry.listing import History, alias_histories, listed_versions
-from costmodel.registry.versions import AliasChangedError, Registry, shipped_models
+from costmodel.registry.versions import AliasChangedError, Registry, find_registry, shipped_models
 from server.access import Principal
 from server.problems import ModelChangedError, UnknownModelError
 
@@ -131,6 +131,15 @@ class ModelCatalogue:
         with _changes_named():
             models.roll_back(kind, name, alias, seen=self._seen(models, kind, name, alias, expected))
         return self.state(kind, name)
+
+    def used_id(self, name: str) -> str | None:
+        """Id of the cost model that is in use under a name; None where the analytic one is.
+
+        Raises:
+            ModelError: If an alias is damaged.
+        """
+        models = find_registry(COST, name, self._root)
+        return None if models is None else models.production_id(COST, name)
 
     def candidate_of(self, device: str) -> tuple[str, str] | None:
         """Name and id of the cost model that is tried out for a device, if it is not the one in use.

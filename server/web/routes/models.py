@@ -114,8 +114,8 @@ class ModelHandler:
             seen = await run_in_threadpool(self._shadow.summary, name, body.version)
             if seen.num_plans < LEAST_PLANS:
                 raise NotComparedError(
-                    f"its prices were compared with the production model's on {seen.num_plans} plans, of the "
-                    f"{LEAST_PLANS} that are needed: make it the candidate and wait, or send force",
+                    f"its prices were compared with the production model's on {seen.num_plans} different plans, of "
+                    f"the {LEAST_PLANS} that are needed: make it the candidate and wait, or send force",
                     field="version",
                 )
         asked = ModelCheck(kind=kind, name=name, version=body.version).model_dump_json().encode()
