@@ -211,7 +211,12 @@ def make_plan(name: str, request: PlanRequest) -> ShardingPlan:
         _log.warning("%s", printable(note))
         models["unknown_orders"] = note
     provenance = Provenance(
-        planner=name, version=__version__, seed=request.seed, options=asdict(options), models=models
+        planner=name,
+        version=__version__,
+        seed=request.seed,
+        options=asdict(options),
+        risk=request.costs.risk,
+        models=models,
     )
     return finished_plan(planner.plan(request), request.costs, provenance)
 

@@ -64,9 +64,9 @@ class ModelList(BaseModel):
 
 
 class ShadowSummary(BaseModel):
-    """A candidate's prices of plans that the service made, beside those of the production model."""
+    """A candidate's prices of plans that the service made, beside those of the version that is in use now."""
 
-    num_plans: int
+    num_plans: int = Field(description="Different plans that both have priced.")
     median_ratio: float | None = Field(description="Of the candidate's predicted step over the production model's.")
     least_ratio: float | None
     largest_ratio: float | None
@@ -79,6 +79,7 @@ class AliasChange(BaseModel):
     action: str
     at: str
     by: str
+    request: str = Field(default="", exclude=True, description="Name of the request that made it, if it has one.")
 
 
 class ModelAnswer(ModelSummary):

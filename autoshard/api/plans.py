@@ -170,7 +170,8 @@ class RunAnswer(RunFigures):
         "samples and columns."
     )
     drifted_ms: float | None = Field(
-        description="The plan's predicted step with the measured mean ids; null where none were sent."
+        description="The plan's predicted step with the measured mean ids, by how much longer or shorter the service's "
+        "models of now find it with these; null where none were sent."
     )
 
 

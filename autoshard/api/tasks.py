@@ -107,6 +107,13 @@ _Constraints = Annotated[
 _Seed = Annotated[int, Field(ge=0, le=MAX_SEED, description="Same seed, same plan, time limits aside.")]
 # Words of enumerations: a strict model takes their members only.
 _Risk = Annotated[Risk, Field(strict=False, description="Price by the mean or the 95th percentile of predicted times.")]
+_PlansRisk = Annotated[
+    Risk | None,
+    Field(
+        strict=False,
+        description="Price by the mean or the 95th percentile of predicted times; null for what the plan was made for.",
+    ),
+]
 _Overlap = Annotated[
     Overlap | None,
     Field(strict=False, description="Which parts of a step run at the same time; null for that of the step model."),
@@ -195,6 +202,7 @@ class ReplanBody(RequestBody):
     time_limit_s: _TimeLimit = 1.0
     payload: _Payload | None = None
     seed: _Seed | None = None
+    risk: _PlansRisk = None
 
 
 class EvaluationBody(RequestBody):
@@ -248,7 +256,7 @@ class ExplanationBody(RequestBody):
     """What to explain of a plan."""
 
     tables: list[_Name] = Field(default_factory=list, max_length=2048)
-    risk: _Risk = Risk.MEAN
+    risk: _PlansRisk = None
 
 
 class NoBody(RequestBody):

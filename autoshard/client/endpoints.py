@@ -228,16 +228,16 @@ class ServiceEndpoints:
         return self._get(_PLANS, _as(PlanList), limit=limit, cursor=cursor, text=text, **figures)
 
     @Endpoint
-    def explain(self, plan_id: str, *, tables: Sequence[str] = (), risk: Risk = Risk.MEAN) -> Exchange[Explanation]:
-        """Compares the sharding of a stored plan's tables with its alternatives."""
-        return self._get(f"{_PLANS}/{plan_id}/explanation", answers.explanation, table=list(tables), risk=risk.value)
+    def explain(self, plan_id: str, *, tables: Sequence[str] = (), risk: Risk | None = None) -> Exchange[Explanation]:
+        """Compares the sharding of a stored plan's tables with its alternatives; by the plan's own risk if None."""
+        return self._get(f"{_PLANS}/{plan_id}/explanation", answers.explanation, table=list(tables), risk=risk)
 
     @Endpoint
     def improve(
-        self, plan_id: str, *, tables: Sequence[str] = (), risk: Risk = Risk.MEAN
+        self, plan_id: str, *, tables: Sequence[str] = (), risk: Risk | None = None
     ) -> Exchange[tuple[Explanation, tuple[Improvement, ...]]]:
-        """Explains a stored plan, and plans with single changes of its task, most samples per second first."""
-        return self._get(f"{_PLANS}/{plan_id}/improvements", answers.improvements, table=list(tables), risk=risk.value)
+        """As `explain`, and plans with single changes of the plan's task, most samples per second first."""
+        return self._get(f"{_PLANS}/{plan_id}/improvements", answers.improvements, table=list(tables), risk=risk)
 
     @Endpoint
     def diff(self, plan_id: str, other_id: str) -> Exchange[PlanDiff]:

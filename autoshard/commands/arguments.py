@@ -22,6 +22,7 @@ from autoshard.formats.stores.remote_folders import folder_of
 if TYPE_CHECKING:
     from autoshard.client import Client
     from autoshard.core import CostModels, Payload, ShardingPlan, TableSet, Topology
+    from autoshard.formats.row_orders import MovedOrders
     from autoshard.planners.planner import PlanRequest
 
 
@@ -211,6 +212,29 @@ class PricingOptions:
 
 
 @command_options()
+class PlanPricingOptions:
+    """Options of the models that price a plan for what it was made for."""
+
+    registry: RegistryOption = None
+    risk: Annotated[
+        Risk | None,
+        typer.Option(
+            help="Price by the mean or the 95th percentile of predicted times.", show_default="as the plan was made"
+        ),
+    ] = None
+
+    def risk_of(self, plan: ShardingPlan) -> Risk:
+        """By what a plan is priced."""
+        return self.risk or plan.risk
+
+    def costs_of(self, plan: ShardingPlan) -> CostModels:
+        """As `PricingOptions.costs_of`."""
+        from autoshard.planning import plan_costs
+
+        return plan_costs(plan, self.registry, risk=self.risk_of(plan))
+
+
+@command_options()
 class SearchOptions:
     """Options of searches, and of the models that price plans."""
 
@@ -362,15 +386,21 @@ def refuse_local(server: str | None, given: Mapping[str, object]) -> None:
             raise InvalidOptionError("cannot be given with --server", field=option)
 
 
-def tables_to_send(tables: str) -> TableSet | str:
-    """Tables of a file, or the name of bundled ones, which the service has too.
+def tables_to_send(tables: str, target: Path | None) -> tuple[TableSet | str, MovedOrders]:
+    """Tables of a file, or the name of bundled ones, which the service has too; and their row orders.
+
+    Args:
+        tables: The file, or the name.
+        target: The file that the plan is written to, which names copies of the row orders.
 
     Raises:
         InputError: If they are not there, or make no sense.
     """
     from autoshard.formats import bundled_table_sets, load_tables
+    from autoshard.formats.row_orders import MovedOrders
 
-    return tables if tables in bundled_table_sets() else load_tables(tables)
+    orders = MovedOrders(load_tables(tables), Path(tables).parent, target)
+    return tables if tables in bundled_table_sets() else orders.named, orders
 
 
 def topology_to_send(topology: str) -> Topology | str:

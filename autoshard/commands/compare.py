@@ -98,6 +98,11 @@ class CompareOptions:
         return [name.strip() for name in self.planners.split(",") if name.strip()]
 
     @property
+    def orders_target(self) -> Path | None:
+        """The file after which copies of row orders are named that all plans share."""
+        return self.output_dir / "tables.json" if self.output_dir else None
+
+    @property
     def options_by_planner(self) -> dict[str, dict[str, object]]:
         """Options of planners, from `PLANNER.KEY=VALUE` texts."""
         found: dict[str, dict[str, object]] = {}
@@ -154,8 +159,7 @@ def _planned(options: CompareOptions) -> Sequence[ComparedPlan]:
 
     by_planner = options.options_by_planner
     request = options.search.request(options.tables, options.topology)
-    target = options.output_dir / "tables.json" if options.output_dir else None
-    orders = MovedOrders(request.tables, Path(options.tables).parent, target)
+    orders = MovedOrders(request.tables, Path(options.tables).parent, options.orders_target)
     request = replace(request, tables=orders.named)
     with progress("Planning", len(options.names)) as advance:
         rows: Sequence[ComparedPlan] = plan_all(
@@ -173,8 +177,9 @@ def _served(options: CompareOptions, server: str) -> Sequence[ComparedPlan]:
     from autoshard.client import ComparisonTask
 
     search = options.search
+    tables, orders = tables_to_send(options.tables, options.orders_target)
     task = ComparisonTask(
-        tables=tables_to_send(options.tables),
+        tables=tables,
         topology=topology_to_send(options.topology),
         planners=options.names,
         options=options.options_by_planner,
@@ -186,6 +191,7 @@ def _served(options: CompareOptions, server: str) -> Sequence[ComparedPlan]:
     with working(f"Planning at {server}"), open_client(server) as client:
         rows = client.compare(task).rows
     _check_any(rows)
+    orders.copy()
     return rows
 
 

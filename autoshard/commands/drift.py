@@ -10,7 +10,7 @@ import typer
 
 from autoshard.commands.arguments import (
     OutputOption,
-    PricingOptions,
+    PlanPricingOptions,
     SettingsOption,
     check_planner,
     completed_topologies,
@@ -76,7 +76,7 @@ class DriftOptions:
         float | None,
         share_option("Exit with 1 if today's step is longer than the planned one by more than this share."),
     ] = None
-    pricing: PricingOptions
+    pricing: PlanPricingOptions
 
 
 def drift(options: DriftOptions, as_json: JsonOption = False) -> None:
@@ -168,7 +168,7 @@ class ReplanOptions:
     settings: SettingsOption = None
     time_limit: Annotated[float, positive_option("Seconds for the search.")] = 5.0
     seed: Annotated[int, seed_option("Seed of the search.")] = 0
-    pricing: PricingOptions
+    pricing: PlanPricingOptions
     output: OutputOption = None
 
     def __post_init__(self) -> None:
@@ -191,7 +191,7 @@ class ReplanOptions:
         return PlanRequest(
             tables=accessed.now,
             topology=topology,
-            costs=make_costs(accessed.now, topology, self.pricing.registry, risk=self.pricing.risk),
+            costs=make_costs(accessed.now, topology, self.pricing.registry, risk=self.pricing.risk_of(accessed.plan)),
             seed=self.seed,
             time_limit_s=self.time_limit,
             started_s=time.perf_counter(),

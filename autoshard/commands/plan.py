@@ -241,8 +241,9 @@ def _served(options: PlanOptions, server: str) -> ShardingPlan:
     from autoshard.formats import read_plan
 
     search = options.search
+    tables, orders = tables_to_send(options.tables, options.output)
     task = PlanTask(
-        tables=tables_to_send(options.tables),
+        tables=tables,
         topology=topology_to_send(options.topology),
         planner=options.planner,
         options=parse_settings(options.settings),
@@ -254,6 +255,7 @@ def _served(options: PlanOptions, server: str) -> ShardingPlan:
     )
     with until(f"Planning at {server}", search.time_limit), open_client(server) as client:
         made = client.plan(task)
+    orders.copy()
     for warning in made.warnings:
         warn(warning)
     return made.plan
@@ -268,6 +270,7 @@ def evaluate(options: EvaluateOptions, as_json: JsonOption = False) -> None:
     """
     from autoshard.evaluation import evaluate as price
     from autoshard.evaluation.executable import plan_note
+    from autoshard.formats.row_orders import moved_plan
     from autoshard.validator import validate_plan
 
     loaded = options.read()
@@ -280,6 +283,8 @@ def evaluate(options: EvaluateOptions, as_json: JsonOption = False) -> None:
     if options.bound or (options.bound is None and len(priced.tables.tables) <= _MOST_BOUNDED):
         made = priced.provenance
         priced = _bounded(priced, costs, made.planner if made else "", made.options if made else {})
+    if options.output is not None:
+        priced = moved_plan(priced, options.plan, options.output)
     _finish(priced, options.output, as_json)
 
 

@@ -13,7 +13,7 @@ from autoshard.commands.arguments import (
     HtmlOption,
     ImageOption,
     OverlapOption,
-    PricingOptions,
+    PlanPricingOptions,
     SearchOptions,
     ServerOption,
     SettingsOption,
@@ -61,7 +61,7 @@ class ExplainOptions:
             min=0, help="Explains so many of the tables, those of which a batch reads most bytes; 0 explains all."
         ),
     ] = 50
-    pricing: PricingOptions
+    pricing: PlanPricingOptions
     server: ServerOption = None
 
     def __post_init__(self) -> None:
@@ -128,7 +128,7 @@ def _with_improvements(shown: RenderableType, improvements: Sequence[Improvement
 
 def _served(plan: ShardingPlan, options: ExplainOptions, server: str) -> tuple[Explanation, tuple[Improvement, ...]]:
     """What a service explains, which stores the plan for that."""
-    risk = options.pricing.risk
+    risk = options.pricing.risk_of(plan)
     with open_client(server) as client:
         stored = client.evaluate(plan, risk=risk)
         return client.improve(stored.id, tables=options.table or (), risk=risk)

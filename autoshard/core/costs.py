@@ -315,12 +315,14 @@ class CostModels:
         comm: Prices collectives.
         dense: Prices dense layers; None for the analytic model of the plan's device.
         step: What runs of the runtime said about whole steps; None for the parts as they are.
+        risk: Whether the models price at the mean or at the 95th percentile.
     """
 
     kernel: CostModel
     comm: CommModel
     dense: DenseCostModel | None = None
     step: StepModel | None = None
+    risk: Risk = Risk.MEAN
 
 
 def set_costs(model: CostModel, sets: Sequence[Sequence[LocalShard]]) -> KernelCosts:

@@ -8,7 +8,7 @@ from importlib.metadata import EntryPoint
 from typing import Annotated
 
 from autoshard.core.access import IntArray
-from autoshard.core.choices import GroupLayout
+from autoshard.core.choices import GroupLayout, Risk
 from autoshard.core.declared import Meaning, Written
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.held import PlacedArrays
@@ -216,6 +216,9 @@ class Provenance:
         default_factory=dict
     )
     seed: Annotated[int, Meaning("The seed.", written=Written.REQUIRED)] = 0
+    risk: Annotated[
+        Risk, Meaning("What it was planned for: the mean or, with high, the 95th percentile of predicted times.")
+    ] = Risk.MEAN
     models: Annotated[
         Mapping[str, str],
         Meaning("Names of the models, and notes by planners and models.", written=Written.REQUIRED),
@@ -261,6 +264,11 @@ class ShardingPlan:
     predicted: Annotated[CostBreakdown | None, Meaning("What the models predict of a step.")] = None
     provenance: Annotated[Provenance | None, Meaning("How the plan was made.")] = None
     _arrays: PlacedArrays | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def risk(self) -> Risk:
+        """What it was planned for; the mean if it does not say."""
+        return Risk.MEAN if self.provenance is None else self.provenance.risk
 
     @property
     def group_size(self) -> int:

@@ -21,6 +21,7 @@ from autoshard.core.costs import (
     MeasuredRange,
     MsArray,
     OutsideRange,
+    Risk,
     kernel_floor,
 )
 from autoshard.core.dense import DenseShape
@@ -40,7 +41,11 @@ def at_upper_end(costs: CostModels, device: str) -> CostModels:
     """
     dense = costs.dense or AnalyticDenseModel.for_device(device)
     return replace(
-        costs, kernel=UpperEndKernels(costs.kernel), comm=UpperEndComm(costs.comm), dense=UpperEndDense(dense)
+        costs,
+        kernel=UpperEndKernels(costs.kernel),
+        comm=UpperEndComm(costs.comm),
+        dense=UpperEndDense(dense),
+        risk=Risk.HIGH,
     )
 
 

@@ -222,6 +222,31 @@ class MovedOrders:
         return target.parent.resolve() != self.folder.resolve()
 
 
+def moved_plan(plan: ShardingPlan, path: Path, target: Path) -> ShardingPlan:
+    """A plan that another file is going to hold, beside which the row orders that it needs are copied.
+
+    Args:
+        plan: The plan.
+        path: Its file.
+        target: The other file, which the copies are named after.
+
+    Raises:
+        FormatError: As `MovedOrders.copy`.
+    """
+    if not plan.row_orders:
+        return plan
+    needed = (replace(table, row_order=plan.row_orders.get(table.name)) for table in plan.tables.tables)
+    moved = MovedOrders(replace(plan.tables, tables=tuple(needed)), path.parent, target)
+    moved.copy()
+    copies = {moved.tables.tables[index].name: order for index, order in _listed(moved.named)}
+    tables = {
+        table.name: replace(table, row_order=copies.get(table.name, table.row_order)) for table in plan.tables.tables
+    }
+    shards = (replace(one, shard=replace(one.shard, table=tables[one.shard.table.name])) for one in plan.shards)
+    held = replace(plan.tables, tables=tuple(tables.values()))
+    return replace(plan, tables=held, shards=tuple(shards), row_orders=copies)
+
+
 def _listed(tables: TableSet) -> list[tuple[int, RowOrder]]:
     """Numbers of the tables with files of row orders, and what is known of these."""
     orders = ((index, table.row_order) for index, table in enumerate(tables.tables))

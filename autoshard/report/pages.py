@@ -401,6 +401,7 @@ def _provenance(plan: ShardingPlan) -> list[tuple[str, str]]:
         ("Planner", source.planner),
         ("Options", options or "defaults"),
         ("Seed", str(source.seed)),
+        ("Risk", source.risk),
         ("Models", models or "none"),
         ("Version", source.version),
     ]

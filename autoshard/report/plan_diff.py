@@ -72,6 +72,7 @@ def _task(plan: ShardingPlan) -> dict[str, object]:
         "payload": str(plan.payload),
         "planner": source.planner if source else None,
         "seed": source.seed if source else None,
+        "risk": source.risk.value if source else None,
         "version": source.version if source else None,
         **({f"options.{name}": value for name, value in source.options.items()} if source else {}),
         "cost_model": plan.predicted.cost_model if plan.predicted else None,

@@ -170,14 +170,15 @@ class Registry:
     Args:
         root: The folder, which may be the copy of a registry on object storage; the default registry when left out.
         author: Who is named in the history of aliases; user and host when left out.
+        request: Name of the request that asks for a change of an alias, as for `AliasLog.point`.
 
     Raises:
         ModelError: If it is on object storage that does not answer, and there is no copy yet.
     """
 
-    def __init__(self, root: Path | None = None, author: str | None = None) -> None:
+    def __init__(self, root: Path | None = None, author: str | None = None, request: str = "") -> None:
         self.root = root or default_registry()
-        self._author = author
+        self._author, self._request = author, request
         self._objects = RegistryObjects.of(self.root)
         self._objects.refresh()
 
@@ -336,8 +337,8 @@ class Registry:
         """
         log = self._log(kind, name, alias)
         identity = self.load(kind, name, version).id
-        if not log.point(identity, Action.PROMOTE, self._author, seen=seen):
-            raise AliasChangedError(f"the {alias} version was changed meanwhile", source=str(self.root / kind / name))
+        if not log.point(identity, Action.PROMOTE, self._author, seen=seen, request=self._request):
+            raise _changed(log)
         return identity
 
     def replace_production(self, kind: str, name: str, version: str, seen: tuple[AliasChange, ...]) -> bool:
@@ -357,17 +358,46 @@ class Registry:
         """
         return self._log(kind, name, PRODUCTION).point(version, Action.PUBLISH, self._author, seen=seen)
 
-    def roll_back(self, kind: str, name: str, alias: str = PRODUCTION) -> str:
+    def roll_back(
+        self, kind: str, name: str, alias: str = PRODUCTION, *, seen: tuple[AliasChange, ...] | None = None
+    ) -> str:
         """Gives an alias back to the version that had it before, and returns its id.
 
         Before the first production version, the shipped one was in use, if there is one.
 
+        Args:
+            kind: What the model is for.
+            name: Which one of its kind.
+            alias: What names the version from now on.
+            seen: As for `AliasLog.point`.
+
         Raises:
+            AliasChangedError: If others than the seen entries are there by now.
             ModelError: If there is none, or the registry cannot be written.
         """
-        shipped = shipped_models()
+        shipped, log = shipped_models(), self._log(kind, name, alias)
         first = shipped.production_id(kind, name) if alias == PRODUCTION and not self.is_shipped else None
-        return self._log(kind, name, alias).roll_back(self._author, first=first)
+        identity = log.roll_back(self._author, first=first, seen=seen, request=self._request)
+        if identity is None:
+            raise _changed(log)
+        return identity
+
+    def has_changed(self, kind: str, name: str, alias: str) -> bool:
+        """Whether the request that this registry was opened for has changed an alias already.
+
+        Raises:
+            ModelError: If there is no such alias.
+        """
+        return self._log(kind, name, alias).was_changed_by(self._request)
+
+    def pull(self, kind: str, name: str) -> None:
+        """Brings the aliases of a model up to date with what other machines have changed until now.
+
+        Raises:
+            ModelError: If the registry is on object storage that does not answer.
+        """
+        for alias in Alias:
+            self._objects.pull(f"{_model(kind, name)}/{alias}")
 
     def list(self) -> tuple[Version, ...]:
         """All versions by kind, name and time; empty if the folder is not there.
@@ -409,6 +439,12 @@ class Registry:
         if not isinstance(card, dict) or _WEIGHTS_DIGEST not in card:
             raise ModelError(f"needs a field {_WEIGHTS_DIGEST}", source=str(path))
         return card
+
+
+def _changed(log: AliasLog) -> AliasChangedError:
+    return AliasChangedError(
+        f"the {log.alias} version was changed meanwhile", source=str(log.objects.folder / log.model)
+    )
 
 
 def _model(kind: str, name: str) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from autoshard.api import ModelList, ModelState, ModelSummary
+from autoshard.api import AliasChange, ModelList, ModelState, ModelSummary
 from autoshard.core.choices import Alias
 from autoshard.core.machine import device_family
 from costmodel.registry.listing import History, alias_histories, listed_versions
-from costmodel.registry.versions import AliasChangedError, Registry, shipped_models
+from costmodel.registry.versions import AliasChangedError, Registry, find_registry, shipped_models
 from server.access import Principal
 from server.problems import ModelChangedError, UnknownModelError
 
@@ -81,8 +82,25 @@ class ModelCatalogue:
             history={alias.value: list(entries) for alias, entries in histories.items()},
         )
 
+    def has_changed(self, kind: str, name: str, alias: Alias, request: str) -> bool:
+        """Whether a request has changed an alias already, though it was not answered.
+
+        Raises:
+            ModelError: If the registry does not answer.
+        """
+        models = Registry(self._root, request=request)
+        models.pull(kind, name)
+        return models.has_changed(kind, name, alias)
+
     def promote(
-        self, kind: str, name: str, version: str, alias: Alias, actor: Principal, expected: str | None = None
+        self,
+        kind: str,
+        name: str,
+        version: str,
+        alias: Alias,
+        actor: Principal,
+        expected: str | None = None,
+        request: str = "",
     ) -> ModelState:
         """Has an alias name a version.
 
@@ -93,31 +111,35 @@ class ModelCatalogue:
             alias: The alias.
             actor: Who does it.
             expected: ETag of the state that it is decided by; None to take no notice of it.
+            request: Name of the request, which makes one change however often it is sent; empty if it has none.
 
         Raises:
             ModelChangedError: If the aliases name others by now.
             ModelError: If the version is missing or damaged; the alias stays as it was.
         """
-        models = Registry(self._root, author=actor.name)
-        seen = None
-        if expected is not None:
-            seen = models.history(kind, name, alias)
-            self._check(kind, name, expected)
-        try:
-            models.promote(kind, name, version, alias, seen=seen)
-        except AliasChangedError as error:
-            raise ModelChangedError(str(error)) from error
+        models = Registry(self._root, author=actor.name, request=request)
+        with _changes_named():
+            models.promote(kind, name, version, alias, seen=self._seen(models, kind, name, alias, expected))
         return self.state(kind, name)
 
     def roll_back(
-        self, kind: str, name: str, alias: Alias, actor: Principal, expected: str | None = None
+        self, kind: str, name: str, alias: Alias, actor: Principal, expected: str | None = None, request: str = ""
     ) -> ModelState:
         """Gives an alias back to the version that had it before; arguments and errors as of `promote`."""
         self.state(kind, name)
-        if expected is not None:
-            self._check(kind, name, expected)
-        Registry(self._root, author=actor.name).roll_back(kind, name, alias)
+        models = Registry(self._root, author=actor.name, request=request)
+        with _changes_named():
+            models.roll_back(kind, name, alias, seen=self._seen(models, kind, name, alias, expected))
         return self.state(kind, name)
+
+    def used_id(self, name: str) -> str | None:
+        """Id of the cost model that is in use under a name; None where the analytic one is.
+
+        Raises:
+            ModelError: If an alias is damaged.
+        """
+        models = find_registry(COST, name, self._root)
+        return None if models is None else models.production_id(COST, name)
 
     def candidate_of(self, device: str) -> tuple[str, str] | None:
         """Name and id of the cost model that is tried out for a device, if it is not the one in use.
@@ -143,6 +165,28 @@ class ModelCatalogue:
         found = (self.candidate_of(name) for name in sorted(names))
         return [one for one in found if one is not None]
 
-    def _check(self, kind: str, name: str, expected: str) -> None:
+    def _seen(
+        self, models: Registry, kind: str, name: str, alias: Alias, expected: str | None
+    ) -> tuple[AliasChange, ...] | None:
+        """Entries of an alias in the state that a change is decided by; None if these do not matter.
+
+        Raises:
+            ModelChangedError: If it is another state by now.
+        """
+        if expected is None:
+            return None
+        models.pull(kind, name)
+        if models.has_changed(kind, name, alias):
+            return None
+        seen = models.history(kind, name, alias)
         if expected not in ("*", self.state(kind, name).etag):
             raise ModelChangedError(f"the aliases of {kind} {name} name other versions by now", field="If-Match")
+        return seen
+
+
+@contextmanager
+def _changes_named() -> Iterator[None]:
+    try:
+        yield
+    except AliasChangedError as error:
+        raise ModelChangedError(error.message, field="If-Match") from error

@@ -21,7 +21,7 @@ from server.tasks.work import Body, Work, WorkKind
 
 _log = structlog.get_logger()
 
-#: Plans that a cost model is compared on before it becomes the production one.
+#: Different plans that a cost model is compared on before it becomes the production one.
 LEAST_PLANS = 20
 _CLIENT = "shadow"
 
@@ -53,12 +53,13 @@ class ShadowPricer:
             task.add_done_callback(self._tasks.discard)
 
     def summary(self, name: str, candidate: str) -> ShadowSummary:
-        """How a candidate's prices compare with those of the models that were in use.
+        """How a candidate's prices compare with those of the version in use.
 
         Raises:
+            ModelError: If the registry is damaged.
             StorageError: If the database does not answer.
         """
-        ratios = self._storage.shadow.ratios(name, candidate)
+        ratios = self._storage.shadow.ratios(name, candidate, self._catalogue.used_id(name))
         return ShadowSummary(
             num_plans=len(ratios),
             median_ratio=float(np.median(ratios)) if ratios else None,

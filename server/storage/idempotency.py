@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import uuid
 import zlib
 from dataclasses import dataclass, field
@@ -34,6 +35,11 @@ class IdempotentRequest:
     key: str
     fingerprint: str
     owner: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def digest(self) -> str:
+        """Name of the request outside of the database, the same of all attempts."""
+        return hashlib.sha256(f"{self.client}\n{self.key}\n{self.fingerprint}".encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,19 +94,28 @@ class IdempotencyStore:
             connection: A transaction that writes.
             request: The request.
             answer: Its answer.
+
+        Raises:
+            KeyInUseError: If the request was given up, or begun again by another process: the transaction must fail.
         """
         kept = {"status": answer.status, "answer": zlib.compress(answer.body)}
-        connection.execute(update(REQUESTS).where(_named(request), REQUESTS.c.owner == request.owner).values(kept))
+        if connection.execute(update(REQUESTS).where(_is_begun(request)).values(kept)).rowcount == 0:
+            raise KeyInUseError("names a request that was given up or begun again", field="Idempotency-Key")
 
     def give_up(self, request: IdempotentRequest) -> None:
-        """Forgets a request that was begun and not answered, so that it may be sent again.
+        """Forgets a request that was begun and not answered, so that it may be sent again; a kept answer stays.
 
         Raises:
             StorageError: If the database does not answer.
         """
         with self._database.writing(uses_reserve=True) as connection:
-            connection.execute(delete(REQUESTS).where(_named(request), REQUESTS.c.owner == request.owner))
+            connection.execute(delete(REQUESTS).where(_is_begun(request)))
 
 
 def _named(request: IdempotentRequest) -> ColumnElement[bool]:
     return and_(REQUESTS.c.client == request.client, REQUESTS.c.key == request.key)
+
+
+def _is_begun(request: IdempotentRequest) -> ColumnElement[bool]:
+    """That this attempt is being answered."""
+    return and_(_named(request), REQUESTS.c.owner == request.owner, REQUESTS.c.status.is_(None))

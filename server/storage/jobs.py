@@ -14,7 +14,7 @@ from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, inser
 from autoshard.api import JobAnswer, JobKind, JobList, JobState, JobSummary, JobTask, Problem
 from server.problems import BusyError, ClientBusyError, JobStateError, UnknownJobError
 from server.storage.database import Database
-from server.storage.job_queue import JobQueue
+from server.storage.job_queue import Client, JobQueue, holder_of
 from server.storage.paging import cursor_of, position_of
 from server.storage.schema import JOBS, now_us, told
 
@@ -42,7 +42,7 @@ class NewJob:
         kind: What it does.
         request: JSON text of the request.
         task: The request in few words, as JSON of `JobTask`.
-        client: Whose share of the jobs it counts to.
+        client: Whose share of its team's jobs it counts to.
         team: Whose it is.
         priority: Those of a higher one begin first.
     """
@@ -141,7 +141,7 @@ class JobStore:
             ClientBusyError: If the client has as many jobs as one may have.
             BusyError: If there are as many jobs as may be.
         """
-        self._check_room(connection, job.client)
+        self._check_room(connection, (job.team, job.client))
         job_id, now = uuid.uuid4().hex, now_us()
         row = {name: getattr(job, name) for name in ("kind", "client", "team", "priority")}
         row |= {"id": job_id, "state": JobState.QUEUED, "attempt": 1, "num_starts": 0, "task": job.task}
@@ -149,7 +149,7 @@ class JobStore:
         connection.execute(insert(JOBS).values({**row, **empty, "created_us": now, "seen_us": now}))
         return job_id
 
-    def _check_room(self, connection: Connection, client: str) -> None:
+    def _check_room(self, connection: Connection, client: Client) -> None:
         """Checks that one more job of a client may wait; those count that are cancelled and have not ended yet."""
         queue = self._queue(connection)
         most, own = _MAX_UNFINISHED // 2, queue.ends_in_s(client)
@@ -163,8 +163,9 @@ class JobStore:
         columns = (JOBS.c[name] for name in JobQueue.COLUMNS)
         rows = connection.execute(select(*columns).where(JOBS.c.state.in_(_UNFINISHED))).all()
         clients = {row.client for row in rows if row.state == JobState.QUEUED}
-        begun = select(JOBS.c.client, func.max(JOBS.c.started_us)).where(JOBS.c.client.in_(clients))
-        last_us = {client: us or 0 for client, us in connection.execute(begun.group_by(JOBS.c.client))}
+        begun = select(JOBS.c.team, JOBS.c.client, func.max(JOBS.c.started_us)).where(JOBS.c.client.in_(clients))
+        found = connection.execute(begun.group_by(JOBS.c.team, JOBS.c.client))
+        last_us = {(team, client): us or 0 for team, client, us in found}
         return JobQueue(rows, last_us, self._num_places, now_us())
 
     def read(self, job_id: str, team: str) -> JobAnswer:
@@ -398,7 +399,7 @@ class JobStore:
         """
         row = _row(connection, job_id, team)
         if row.state in _AGAIN:
-            self._check_room(connection, row.client)
+            self._check_room(connection, holder_of(row))
         run = JobRun(id=row.id, attempt=row.attempt)
         values = {"state": JobState.QUEUED, "attempt": run.attempt + 1, "seen_us": now_us(), "num_starts": 0}
         cleared = dict.fromkeys(("owner", "problem", "started_us", "finished_us", "cancelled_us", "stopped_us"))
@@ -438,10 +439,10 @@ class JobStore:
         with self._database.reading() as connection:
             return connection.execute(select(JOBS.c.id).where(JOBS.c.id == job_id)).first() is not None
 
-    def num_bytes(self, connection: Connection, clients: Collection[str]) -> int:
+    def num_bytes(self, connection: Connection, clients: Collection[str], team: str) -> int:
         """Bytes that requests, logs and results of jobs take; plans that they made are counted by themselves."""
         parts = (func.coalesce(func.length(JOBS.c[name]), 0) for name in ("request", "log", "result"))
-        query = select(func.coalesce(func.sum(sum(parts)), 0)).where(JOBS.c.client.in_(clients))
+        query = select(func.coalesce(func.sum(sum(parts)), 0)).where(JOBS.c.team == team, JOBS.c.client.in_(clients))
         return int(connection.execute(query).scalar_one())
 
 

@@ -93,19 +93,22 @@ class PlanStore:
         """
         self._change(connection, plan_id, team, deleted_us=now_us())
 
-    def forget_deleted(self, connection: Connection, kept_us: int = KEPT_US, owners: Collection[str] = ()) -> int:
+    def forget_deleted(
+        self, connection: Connection, kept_us: int = KEPT_US, owners: Collection[str] = (), team: str = ""
+    ) -> int:
         """Removes some of the plans for good that were deleted so long ago, those first that were deleted first.
 
         Args:
             connection: A transaction that writes.
             kept_us: Microseconds since they were deleted.
             owners: Only plans of these; empty for those of all.
+            team: Whose owners.
 
         Returns:
             How many.
         """
         which = PLANS.c.deleted_us <= now_us() - kept_us
-        which = and_(which, PLANS.c.owner.in_(owners)) if owners else which
+        which = and_(which, PLANS.c.team == team, PLANS.c.owner.in_(owners)) if owners else which
         return self._database.delete_some(connection, PLANS, which, PLANS.c.deleted_us)
 
     def forget_old(self, connection: Connection, kept_us: int) -> int:
@@ -114,9 +117,10 @@ class PlanStore:
         which = and_(PLANS.c.deleted_us.is_(None), asked_us <= now_us() - kept_us)
         return self._database.delete_some(connection, PLANS, which, asked_us)
 
-    def num_bytes(self, connection: Connection, owners: Collection[str]) -> int:
+    def num_bytes(self, connection: Connection, owners: Collection[str], team: str) -> int:
         """Bytes that plans take, those included that can be restored."""
-        query = select(func.coalesce(func.sum(PLANS.c.num_bytes), 0)).where(PLANS.c.owner.in_(owners))
+        query = select(func.coalesce(func.sum(PLANS.c.num_bytes), 0))
+        query = query.where(PLANS.c.team == team, PLANS.c.owner.in_(owners))
         return int(connection.execute(query).scalar_one())
 
     def restore(self, connection: Connection, plan_id: str, team: str) -> None:

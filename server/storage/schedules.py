@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -23,6 +24,21 @@ from server.storage.schema import SCHEDULES, now_us
 _FIELD = r"(?![HhRr])[0-9A-Za-z*/,?#-]+"
 _CRON = re.compile(rf"{_FIELD}( {_FIELD}){{4,5}}")
 _MAX_SCHEDULES, _LATE_US = 64, 60_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DueSchedule:
+    """A schedule whose job is to be made.
+
+    Attributes:
+        team: Whose it is.
+        at_us: The time that has come, in microseconds since 1970.
+        schedule: As it was before.
+    """
+
+    team: str
+    at_us: int
+    schedule: ScheduleAnswer
 
 
 class ScheduleStore:
@@ -107,8 +123,8 @@ class ScheduleStore:
         with self._database.reading() as connection:
             return connection.execute(select(SCHEDULES.c.name).where(_is_due()).limit(1)).first() is not None
 
-    def take_due(self, connection: Connection) -> Sequence[tuple[str, ScheduleAnswer]]:
-        """Teams and schedules whose jobs the caller is to make in the same transaction; no other one gets these times.
+    def take_due(self, connection: Connection) -> Sequence[DueSchedule]:
+        """Schedules whose jobs the caller is to make in the same transaction; no other one gets these times.
 
         A time that passed more than a minute ago, while no service ran, is left out.
 
@@ -118,12 +134,21 @@ class ScheduleStore:
         taken = []
         for row in connection.execute(select(SCHEDULES).where(_is_due())).all():
             is_as_read = _is(row.name, row.team) & (SCHEDULES.c.next_us == row.next_us)
-            is_late = row.next_us < now_us() - _LATE_US
-            values = {"fired_us": row.fired_us if is_late else row.next_us, "next_us": _next_us(row.cron)}
-            is_taken = connection.execute(update(SCHEDULES).where(is_as_read, _is_due()).values(values)).rowcount == 1
-            if is_taken and not is_late:
-                taken.append((row.team, _answer(row)))
+            moved = update(SCHEDULES).where(is_as_read, _is_due()).values(next_us=_next_us(row.cron))
+            is_taken = connection.execute(moved).rowcount == 1
+            if is_taken and row.next_us >= now_us() - _LATE_US:
+                taken.append(DueSchedule(team=row.team, at_us=row.next_us, schedule=_answer(row)))
         return taken
+
+    def note_fired(self, connection: Connection, due: DueSchedule) -> None:
+        """Notes that the job of a schedule's time was made.
+
+        Args:
+            connection: The transaction that took the schedule.
+            due: The schedule.
+        """
+        named = _is(due.schedule.name, due.team)
+        connection.execute(update(SCHEDULES).where(named).values(fired_us=due.at_us))
 
 
 def _is_due() -> Any:

@@ -196,7 +196,8 @@ SHADOW_PRICES = Table(
     Column("candidate_ms", Float, nullable=False),
     Index("shadow_prices_by_candidate", "name", "candidate"),
 )
-"""Steps of plans that the service made, as predicted by the production model of kernels and by a candidate."""
+"""Steps of plans that the service made, as predicted by the production model of kernels and by a candidate; of a plan
+that was made again, there are several."""
 
 
 RUNS = Table(

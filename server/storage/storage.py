@@ -10,6 +10,7 @@ import structlog
 from sqlalchemy import Connection
 
 from autoshard.api import JOB_BODIES, JobAnswer, JobKind, JobTask, PlanLabels, RunAnswer, ScheduleAnswer, ScheduleBody
+from autoshard.core.errors import InputError
 from autoshard.core.quoting import write_bytes
 from server.access import Principal
 from server.problems import BusyError, ClientBusyError, QuotaError
@@ -56,11 +57,12 @@ class Storage:
         """Closes the connections of the database."""
         self.database.close()
 
-    def check_quota(self, clients: Collection[str]) -> None:
+    def check_quota(self, clients: Collection[str], team: str) -> None:
         """Checks that a client may store more; plans that it has deleted go for good where this makes room.
 
         Args:
             clients: Names under which its plans and jobs are stored.
+            team: Whose these are.
 
         Raises:
             QuotaError: If it may not.
@@ -68,15 +70,15 @@ class Storage:
         """
         if self._max_client_bytes is not None:
             with self.database.writing() as connection:
-                self._check_quota(connection, clients)
+                self._check_quota(connection, clients, team)
 
-    def _check_quota(self, connection: Connection, clients: Collection[str]) -> None:
+    def _check_quota(self, connection: Connection, clients: Collection[str], team: str) -> None:
         most = self._max_client_bytes
         while most is not None:
-            plans, jobs = (store.num_bytes(connection, clients) for store in (self.plans, self.jobs))
+            plans, jobs = (store.num_bytes(connection, clients, team) for store in (self.plans, self.jobs))
             if plans + jobs < most:
                 return
-            if not self.plans.forget_deleted(connection, 0, clients):
+            if not self.plans.forget_deleted(connection, 0, clients, team):
                 taken = f"plans take {write_bytes(plans)} and jobs {write_bytes(jobs)}"
                 raise QuotaError(
                     f"this client's {taken}, at most {write_bytes(most)} are allowed: delete plans or jobs",
@@ -196,7 +198,7 @@ class Storage:
             RetryError: If there are as many jobs as may be, or the database does not answer.
         """
         with self.database.writing() as connection:
-            self._check_quota(connection, {job.client, actor.name})
+            self._check_quota(connection, {job.client, actor.name}, job.team)
             job_id = self.jobs.add(connection, job)
             record(connection, actor, "job.make", job_id)
             answer = KeptAnswer(
@@ -209,7 +211,8 @@ class Storage:
     def fire_schedules(self) -> list[str]:
         """Makes the jobs of schedules that are due, each once; returns the names of these schedules.
 
-        A schedule makes none where there are as many jobs as may be, or those that it made take as much as they may.
+        A schedule makes none where there are as many jobs as may be, those that it made take as much as they may, or
+        this version does not know its body.
 
         Raises:
             StorageError: If the database does not answer.
@@ -218,17 +221,19 @@ class Storage:
             return []
         made = []
         with self.database.writing() as connection:
-            for team, schedule in self.schedules.take_due(connection):
+            for due in self.schedules.take_due(connection):
+                schedule, team = due.schedule, due.team
                 actor, kind = Principal(name=f"schedule {schedule.name}", team=team), JobKind(schedule.kind)
-                task = JobTask.of(JOB_BODIES[kind].parse(schedule.body)).model_dump_json()
                 request = json.dumps(schedule.body).encode()
-                job = NewJob(kind=kind, request=request, task=task, client=actor.name, team=team)
                 try:
-                    self._check_quota(connection, {actor.name})
+                    task = JobTask.of(JOB_BODIES[kind].parse(schedule.body)).model_dump_json()
+                    job = NewJob(kind=kind, request=request, task=task, client=actor.name, team=team)
+                    self._check_quota(connection, {actor.name}, team)
                     job_id = self.jobs.add(connection, job)
-                except (BusyError, ClientBusyError, QuotaError) as error:
-                    _log.warning("schedule made no job", schedule=schedule.name, reason=str(error))
+                except (BusyError, ClientBusyError, InputError) as error:
+                    _log.warning("schedule made no job", schedule=schedule.name, team=team, reason=str(error))
                     continue
+                self.schedules.note_fired(connection, due)
                 record(connection, actor, "job.make", job_id)
                 made.append(schedule.name)
         return made

@@ -84,6 +84,7 @@ def answer_replan(body: ReplanBody, context: TaskContext, stored: bytes) -> Repl
         payload=body.payload or str(before.payload),
         registry=context.registry,
         options=kept if body.options is None else body.options,
+        risk=body.risk or before.risk,
         started_s=context.started_s,
     )
     plan = plan_or_remedies(planner, request, context)

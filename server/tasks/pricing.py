@@ -38,14 +38,14 @@ def answer_evaluate(body: EvaluationBody, context: TaskContext) -> Reply:
 def answer_explain(body: ExplanationBody, context: TaskContext, stored: bytes) -> Reply:
     """Compares the sharding of a stored plan's tables with its alternatives."""
     plan = stored_plan(stored)
-    found = explain(plan, plan_costs(plan, context.registry, risk=body.risk), body.tables)
+    found = explain(plan, plan_costs(plan, context.registry, risk=body.risk or plan.risk), body.tables)
     return Reply(status=200, body=_EXPLANATION.dump_json(found))
 
 
 def answer_improve(body: ExplanationBody, context: TaskContext, stored: bytes) -> Reply:
     """Explains a stored plan, and plans with single changes of its task."""
     plan = stored_plan(stored)
-    costs = plan_costs(plan, context.registry, risk=body.risk)
+    costs = plan_costs(plan, context.registry, risk=body.risk or plan.risk)
     started_s = time.perf_counter()
     found = explain(plan, costs, body.tables)
     improvements = find_improvements(plan, costs, found, budget_s=trials_budget_s(time.perf_counter() - started_s))

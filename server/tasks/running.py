@@ -11,6 +11,7 @@ from autoshard.core import Feature, ShardingPlan, TableSet
 from autoshard.core.errors import InputError
 from autoshard.core.quoting import shown
 from autoshard.evaluation import evaluate
+from autoshard.evaluation.drift import held_of
 from autoshard.planning import plan_costs
 from server.tasks.context import TaskContext
 from server.tasks.inputs import stored_plan
@@ -77,14 +78,12 @@ def _scaled(feature: Feature, pooling_factor: float) -> Feature:
 
 
 def _drifted_ms(plan: ShardingPlan, pooling_factors: Mapping[str, float], context: TaskContext) -> float:
-    """The plan's predicted step with other mean ids per sample."""
-    tables = with_pooling(plan.tables, pooling_factors)
-    changed = {table.name: table for table in tables.tables}
-    shards = tuple(
-        replace(placed, shard=replace(placed.shard, table=changed[placed.shard.table.name])) for placed in plan.shards
-    )
-    drifted = replace(plan, tables=tables, shards=shards, predicted=None)
-    return evaluate(drifted, plan_costs(drifted, context.registry)).step_ms.value
+    """The plan's predicted step, longer or shorter by what today's models say of other mean ids per sample."""
+    assert plan.predicted is not None
+    predicted, costs = plan.predicted, plan_costs(plan, context.registry, risk=plan.risk)
+    plans = (plan, held_of(plan, with_pooling(plan.tables, pooling_factors)))
+    planned_ms, drifted_ms = (evaluate(one, costs, overlap=predicted.overlap).step_ms.value for one in plans)
+    return predicted.step_ms.value * drifted_ms / planned_ms
 
 
 def _drifts(tables: TableSet, pooling_factors: Mapping[str, float]) -> list[FeatureDrift]:

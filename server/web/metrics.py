@@ -144,7 +144,11 @@ class _ShadowCollector(Collector):
     @override
     def collect(self) -> Iterator[GaugeMetricFamily]:
         labels = ("name", "id")
-        plans = GaugeMetricFamily("autoshard_shadow_plans", "Plans that a candidate has priced.", labels=labels)
+        plans = GaugeMetricFamily(
+            "autoshard_shadow_plans",
+            "Different plans that a candidate and the model in use have priced.",
+            labels=labels,
+        )
         ratio = GaugeMetricFamily(
             "autoshard_shadow_ratio", "Median of a candidate's steps over those of the model in use.", labels=labels
         )

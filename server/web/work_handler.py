@@ -102,8 +102,8 @@ class WorkHandler:
             AutoshardError: If it cannot be answered.
         """
         if kind in _STORED:
-            clients = {client_of(request.scope), request.state.actor.name}
-            await run_in_threadpool(self._storage.check_quota, clients)
+            actor = request.state.actor
+            await run_in_threadpool(self._storage.check_quota, {client_of(request.scope), actor.name}, actor.team)
         return await self._done(request, await self._work(request, kind, body, plan_ids), keyed)
 
     async def check(self, received: ReceivedBody[Any], body: Body, kind: WorkKind | None) -> str:

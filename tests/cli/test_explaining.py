@@ -5,7 +5,7 @@ import json
 import pytest
 
 from autoshard.cli import main
-from autoshard.formats import read_plan
+from autoshard.formats import read_plan, write_tables
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +30,30 @@ def test_every_table_has_its_reason(run, plan_file):
     assert "Single changes, each planned" in shown
     assert "next best" in shown
     assert "t1" in shown
+
+
+def test_a_plan_is_priced_for_what_it_was_made_for_unless_told_otherwise(run, tmp_path):
+    file, planned = tmp_path / "plan.json", ("param-a", "--topology", "a100-32", "--planner", "neo")
+    run("plan", *planned, "--risk", "high", "-o", file)
+    high_ms = read_plan(file).predicted.step_ms.value
+    write_tables(read_plan(file).tables, tmp_path / "same.json")
+    steps_ms = {}
+    for risk in ((), ("--risk", "mean")):
+        found = [json.loads(run(*words, *risk, "--json")[0]) for words in of_plans(file, tmp_path)]
+        steps_ms[risk] = {
+            found[0]["step_ms"],
+            found[1]["step_ms_planned"]["value"],
+            found[2]["step_ms_before"]["value"],
+        }
+    assert steps_ms[()] == {high_ms}
+    assert len(steps_ms[("--risk", "mean")]) == 1
+    assert max(steps_ms[("--risk", "mean")]) < 0.9 * high_ms
+
+
+def of_plans(file, folder):
+    yield "explain", file
+    yield "drift", file, "--access", folder / "same.json"
+    yield "replan", file, "--time-limit", "0.5"
 
 
 def test_one_table_has_all_its_alternatives(run, plan_file):

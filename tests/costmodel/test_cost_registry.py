@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +33,8 @@ from costmodel.registry.versions import (
 
 TENSORS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.array([1, 2], dtype=np.int64)}
 CARD = {"schema": "test/1", "text": "größer", "number": 0.1}
+_HERE = this_processor()
+OTHER_MACHINE = MACHINE.write(replace(_HERE, cache_bytes=_HERE.cache_bytes + 2**20))
 
 
 @pytest.fixture
@@ -252,6 +254,35 @@ class TestAliases:
         # Times are cut to milliseconds.
         assert started.timestamp() - 0.001 <= times[3].timestamp() <= datetime.now(UTC).timestamp()
         assert registry.history("cost", "cpu", "candidate") == ()
+
+    def test_what_another_host_published_is_used_once_it_is_promoted_or_published_here(self, registry):
+        elsewhere = Registry(registry.root, author="ann@other")
+        cards = [{**CARD, "number": number, "measured_on": OTHER_MACHINE} for number in range(3)]
+        own = registry.publish("cost", "cpu", TENSORS, CARD)
+        first, second, _ = versions = [elsewhere.publish("cost", "cpu", TENSORS, card) for card in cards]
+        assert registry.production_id("cost", "cpu") == own
+        registry.publish("cost", "cpu", TENSORS, cards[2])
+        assert registry.production_id("cost", "cpu") == versions[2]
+        elsewhere.publish("cost", "cpu", TENSORS, cards[1])
+        registry.promote("cost", "cpu", second)
+        assert registry.production_id("cost", "cpu") == second
+        assert [entry.action for entry in registry.history("cost", "cpu")][-2:] == ["publish", "promote"]
+        assert registry.roll_back("cost", "cpu") == versions[2] == registry.production_id("cost", "cpu")
+        registry.promote("cost", "cpu", versions[2])  # changes nothing: it is used on all machines already
+        assert registry.roll_back("cost", "cpu") == second
+        assert registry.roll_back("cost", "cpu") == first
+
+    def test_a_request_that_is_sent_again_within_a_day_changes_an_alias_once(self, registry, versions, monkeypatch):
+        first, second, _ = versions
+        asked = Registry(registry.root, request="a request")
+        assert not asked.has_changed("cost", "cpu", PRODUCTION)
+        assert [asked.roll_back("cost", "cpu") for _ in range(2)] == [second, second]
+        assert asked.has_changed("cost", "cpu", PRODUCTION)
+        assert not Registry(registry.root).has_changed("cost", "cpu", PRODUCTION)
+        assert len(registry.history("cost", "cpu")) == 4
+        monkeypatch.setattr("costmodel.registry.aliases._SAME_REQUEST", timedelta(0))
+        time.sleep(0.01)
+        assert asked.roll_back("cost", "cpu") == first
 
     def test_only_whole_versions_are_promoted(self, registry, versions):
         (registry.root / "cost" / "cpu" / versions[0] / "weights.safetensors").write_bytes(b"")

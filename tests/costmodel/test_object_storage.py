@@ -72,6 +72,8 @@ def test_aliases_are_changed_by_one_at_a_time(address, machine):
     # The first machine has not looked since, and is told at once.
     with pytest.raises(AliasChangedError, match="was changed meanwhile"):
         first.promote("cost", "cpu", versions[2], seen=seen)
+    with pytest.raises(AliasChangedError, match="was changed meanwhile"):
+        first.roll_back("cost", "cpu", seen=seen)
     assert first.production_id("cost", "cpu") == versions[1]
     assert first.roll_back("cost", "cpu") == versions[0]
     assert registry_at(address).production_id("cost", "cpu") == versions[0]
@@ -95,6 +97,23 @@ def test_who_loses_the_race_for_a_change_adds_the_next_one(address, machine, mon
     first.promote("cost", "cpu", one)
     assert [entry.id for entry in first.history("cost", "cpu")] == [two, one]
     assert registry_at(address).history("cost", "cpu") == first.history("cost", "cpu")
+
+
+def test_a_change_of_which_the_storage_was_not_heard_is_made_once(address, monkeypatch):
+    models = registry_at(address)
+    versions = [models.publish("cost", "cpu", WEIGHTS, {"n": n}) for n in range(3)]
+    create = RegistryObjects.create
+
+    def create_unheard(objects, name, data):
+        create(objects, name, data)
+        monkeypatch.setattr(RegistryObjects, "create", create)
+        return False  # sent again by the storage's client, it is there already
+
+    for change, made in ((models.roll_back, versions[1]), (models.promote, versions[0])):
+        monkeypatch.setattr(RegistryObjects, "create", create_unheard)
+        wanted = () if change == models.roll_back else (made,)
+        assert change("cost", "cpu", *wanted, seen=models.history("cost", "cpu")) == made
+    assert [entry.action for entry in models.history("cost", "cpu")][3:] == ["roll-back", "promote"]
 
 
 def test_a_version_whose_card_is_missing_is_not_there_yet(address, machine):

@@ -28,6 +28,7 @@ from autoshard.core import (
     Split,
     SyncRows,
 )
+from autoshard.core.choices import Risk
 from autoshard.core.errors import FormatError, InputError, InvalidPlanError
 from autoshard.core.step import CollectiveTime, Overlap, StepCollective, StepPart
 from autoshard.formats import (
@@ -128,6 +129,15 @@ def test_a_document_is_written_back_as_it_was_with_all_defaults_told(document):
         assert before.items() <= shard.items()
     for name in ("replica_groups", "payload", "row_orders", "predicted", "provenance"):
         assert written[name] == document[name]
+
+
+def test_what_a_plan_was_made_for_is_told_where_it_is_not_the_mean(document):
+    plan = plan_from_json(document)
+    assert plan.risk is Risk.MEAN
+    assert "risk" not in plan_to_json(plan)["provenance"]
+    document["provenance"]["risk"] = "high"
+    assert plan_from_json(document).risk is Risk.HIGH
+    assert plan_to_json(plan_from_json(document))["provenance"]["risk"] == "high"
 
 
 @pytest.mark.parametrize("name", ["row_orders", "predicted", "provenance"])

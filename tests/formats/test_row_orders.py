@@ -149,6 +149,14 @@ def test_plans_carry_the_orders_of_the_tables_that_they_cut(counted, tmp_path):
     assert cut == set(plan.row_orders)
     orders = read_row_orders(plan, plan_path)
     assert orders["a"].tolist() == list(range(3999, 0, -1))
+    for name in ("plans/again.json", "priced.json"):
+        assert main(["evaluate", str(plan_path), "-o", str(tmp_path / name)]) == 0
+        priced = read_plan(tmp_path / name)
+        found = read_row_orders(priced, tmp_path / name)
+        assert {table: ids.tolist() for table, ids in found.items()} == {
+            table: ids.tolist() for table, ids in orders.items()
+        }
+        assert priced.row_orders == {table: priced.tables[table].row_order for table in cut}
 
 
 @pytest.mark.parametrize("planner", ["oper", "flexshard", "auto"])

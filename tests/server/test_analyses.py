@@ -183,6 +183,20 @@ def test_a_changed_task_is_planned_anew(client):
     assert other["plan"]["provenance"]["planner"] == "auto"
 
 
+def test_a_plan_for_the_upper_ends_stays_one(client):
+    before = made(client, planner="cost-greedy", risk="high")
+    address, step_ms = f"/v1/plans/{before['id']}", before["plan"]["predicted"]["step_ms"]["value"]
+    assert before["plan"]["provenance"]["risk"] == "high"
+    assert client.post(f"{address}/replans", json={}).json()["id"] == before["id"]
+    mean = client.post(f"{address}/replans", json={"risk": "mean"}).json()["plan"]
+    assert "risk" not in mean["provenance"]
+    mean_ms = mean["predicted"]["step_ms"]["value"]
+    assert mean_ms < 0.9 * step_ms
+    for name in ("explanation", "improvements"):
+        found, by_mean = (client.get(f"{address}/{name}", params=risk).json() for risk in ({}, {"risk": "mean"}))
+        assert (found["step_ms"], by_mean["step_ms"]) == pytest.approx((step_ms, mean_ms), rel=1e-9)
+
+
 def test_a_plan_of_nobody_is_planned_anew_by_a_planner_that_is_named(client):
     plan = made(client)["plan"]
     del plan["provenance"]

@@ -4,8 +4,10 @@ import asyncio
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import httpx
+import numpy as np
 import pytest
 
 from autoshard.client import (
@@ -27,7 +29,8 @@ from autoshard.core.errors import (
     InvalidTableError,
     UnknownNameError,
 )
-from autoshard.formats import load_tables, load_topology, read_plan
+from autoshard.formats import load_tables, load_topology, read_plan, write_tables
+from autoshard.formats.row_orders import read_row_orders, write_row_order
 from autoshard.planning import make_costs, make_plan
 from tests import builders as make
 
@@ -228,6 +231,21 @@ def test_commands_let_the_service_do_the_work(run, service, tmp_path):
     for row in (*here["planners"], *there["planners"]):
         row.pop("planning_s")
     assert here == there
+
+
+def test_plans_of_the_service_have_the_row_orders_beside_them(run, service, tmp_path):
+    for name in ("tables", "plan", "plans"):
+        (tmp_path / name).mkdir()
+    ids = np.arange(1000)[::-1].copy()
+    order = write_row_order(tmp_path / "tables" / "hot.parquet", ids)
+    table = replace(make.table("a", 100_000, 64, 3.0, alpha=1.3), row_order=order)
+    tables = tmp_path / "tables" / "tables.json"
+    write_tables(make.tables(table), tables)
+    task = (tables, "--topology", "cpu-8", "--server", service.url)
+    run("plan", *task, "--planner", "oper", "-o", tmp_path / "plan" / "plan.json")
+    run("compare", *task, "--planners", "oper,size-greedy", "-o", tmp_path / "plans")
+    for file in (tmp_path / "plan" / "plan.json", tmp_path / "plans" / "oper.json"):
+        assert read_row_orders(read_plan(file), file)["a"].tolist() == ids.tolist()
 
 
 def test_commands_say_no_plan_fits_as_they_do_here(service, run):

@@ -1,19 +1,37 @@
 """Models over REST: listed, promoted, rolled back, tried in the shadow; damaged ones are refused."""
 
+import contextlib
 import json
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fastapi.testclient import TestClient
 
 import costmodel
+from autoshard.api import AuditSearch
 from autoshard.cli import main
 from autoshard.client import Client
+from autoshard.core.choices import Alias
 from autoshard.formats import load_tables, tables_to_json
-from costmodel.registry.versions import SHIPPED_VARIABLE
+from autoshard.formats.stores.remote_folders import CACHE_VARIABLE, folder_of
+from costmodel.registry.versions import SHIPPED_VARIABLE, Registry
+from server.access import Principal
+from server.models.catalogue import ModelCatalogue
 from server.models.shadow import LEAST_PLANS
+from server.planning.workers import WorkerPool
+from server.problems import ModelChangedError, StorageError
+from server.settings import ServerSettings
+from server.storage.database import Database
+from server.storage.location import parsed_url
+from server.storage.shadow import ShadowRow
+from server.storage.storage import Storage
+from server.storage.upgrading import upgrade
+from server.tasks.reply import Reply
+from server.web.app import create_app
 
 ADDRESS = "/v1/models/cost/cpu"
 BAD = [
@@ -125,7 +143,7 @@ def test_the_command_says_and_does_the_same_at_a_service(client, registry, versi
         assert printed[0] == printed[1]
     refused = said(capsys, "promote", other, *there)
     assert refused[0] == 1
-    assert "compared with the production model's on 0 plans" in refused[1]
+    assert "compared with the production model's on 0 different plans" in refused[1]
     moved = said(capsys, "promote", other, "--force", *there)
     assert (moved["id"], registry.production_id("cost", "cpu")) == (other, other)
     assert moved["history"] == [{**entry} for entry in said(capsys, "show", other, *here)["history"]["production"]]
@@ -173,9 +191,140 @@ def test_a_candidate_prices_plans_in_the_shadow_before_it_is_used(client, versio
     assert (refused.status_code, refused.json()["type"]) == (409, "urn:autoshard:problem:not-compared")
     assert client.post(f"{ADDRESS}/promotions", json={"version": candidate, "alias": "candidate"}).status_code == 200
     deadline = time.monotonic() + 120
-    while (shadow := client.get(f"{ADDRESS}/versions/{candidate}").json()["shadow"])["num_plans"] < LEAST_PLANS:
-        assert time.monotonic() < deadline
-        assert model_of(client, task) == f"learned:cpu@{production}"
+    for seed in range(LEAST_PLANS):
+        while (shadow := client.get(f"{ADDRESS}/versions/{candidate}").json()["shadow"])["num_plans"] <= seed:
+            assert time.monotonic() < deadline
+            assert model_of(client, {**task, "seed": seed}) == f"learned:cpu@{production}"
+        assert shadow["num_plans"] == seed + 1
     assert shadow["least_ratio"] <= shadow["median_ratio"] <= shadow["largest_ratio"]
     assert 1.02 < shadow["median_ratio"] <= 1.1  # kernels are 10% dearer, exchanges as they were
     assert client.post(f"{ADDRESS}/promotions", json={"version": candidate}).json()["production"] == candidate
+
+
+@pytest.fixture
+def unheard(database_address, registry, monkeypatch):
+    """A service in this process, and its storage: it does not hear that the first of its changes was noted."""
+
+    async def answer(*_):
+        return Reply(status=200, body=b"{}")
+
+    monkeypatch.setattr(WorkerPool, "answer", answer)
+    settings = ServerSettings(registry=registry.root)
+    pool = WorkerPool(settings, on_ready=lambda: None, on_failure=lambda _: None)
+    with contextlib.closing(Database(parsed_url(database_address))) as database:
+        upgrade(database)
+        storage = Storage(database)
+        failures = [StorageError("the database does not answer")]
+        keep = storage.keep_change
+
+        def keep_change(*change):
+            if failures:
+                raise failures.pop()
+            keep(*change)
+
+        monkeypatch.setattr(storage, "keep_change", keep_change)
+        yield TestClient(create_app(settings, pool, storage), base_url="http://localhost"), storage
+
+
+def twice(client, change, body):
+    """Answers to a change that is sent again as it was, decided by the state before it."""
+    headers = {"Idempotency-Key": "once", "If-Match": client.get(ADDRESS).headers["etag"]}
+    yield client.post(f"{ADDRESS}/{change}", json=body, headers=headers).status_code
+    yield client.post(f"{ADDRESS}/{change}", json=body, headers=headers)
+
+
+def price_in_shadow(storage, production, candidate, numbers):
+    """Adds prices of plans by a candidate and by the version that was in use."""
+    for number in numbers:
+        prices = {"production_ms": 1.0, "candidate_ms": 1.0 + number / 100}
+        storage.shadow.add(
+            ShadowRow(
+                name="cpu",
+                candidate=candidate,
+                production=f"learned:cpu@{production}",
+                plan_id=f"sha256:{number % LEAST_PLANS:064x}",
+                **prices,
+            )
+        )
+
+
+def test_a_candidate_is_compared_on_different_plans_with_the_version_in_use(unheard, registry, versions):
+    client, storage = unheard
+    production, candidate = versions
+
+    def refused():
+        answer = client.post(f"{ADDRESS}/promotions", json={"version": candidate})
+        assert (answer.status_code, answer.json()["type"]) == (409, "urn:autoshard:problem:not-compared")
+        return client.get(f"{ADDRESS}/versions/{candidate}").json()["shadow"]
+
+    price_in_shadow(storage, production, candidate, [0] * 40)
+    assert refused()["num_plans"] == 1
+    price_in_shadow(storage, "0" * 16, candidate, range(LEAST_PLANS))
+    price_in_shadow(storage, production, candidate, range(1, LEAST_PLANS - 1))
+    assert refused()["num_plans"] == LEAST_PLANS - 1
+    price_in_shadow(storage, production, candidate, range(LEAST_PLANS, 2 * LEAST_PLANS))
+    shadow = client.get(f"{ADDRESS}/versions/{candidate}").json()["shadow"]
+    assert shadow["num_plans"] == LEAST_PLANS
+    assert (shadow["least_ratio"], shadow["largest_ratio"]) == pytest.approx((1.20, 1.39))  # the latest of each plan
+    # Sent again after it was made, it is not compared with itself.
+    assert [getattr(one, "status_code", one) for one in twice(client, "promotions", {"version": candidate})] == [
+        503,
+        200,
+    ]
+    assert registry.production_id("cost", "cpu") == candidate
+
+
+def test_where_no_model_is_in_use_candidates_are_compared_with_the_analytic_one(unheard):
+    _, storage = unheard
+    row = ShadowRow(
+        name="a100", candidate="c" * 16, production="analytic:a100", plan_id="p", production_ms=2.0, candidate_ms=3.0
+    )
+    storage.shadow.add(row)
+    storage.shadow.add(replace(row, production=f"learned:a100@{'0' * 16} and analytic:a100", candidate_ms=4.0))
+    found = {used: storage.shadow.ratios("a100", "c" * 16, used) for used in (None, "0" * 16, "1" * 16)}
+    assert found == {None: [1.5], "0" * 16: [2.0], "1" * 16: []}
+
+
+def test_a_roll_back_that_is_sent_again_goes_one_step_back(unheard, registry, versions):
+    client, storage = unheard
+    first, second = versions
+    for version in (second, first):
+        registry.promote("cost", "cpu", version)
+    refused, again = twice(client, "rollbacks", {})
+    assert (refused, again.status_code, again.json()["production"]) == (503, 200, second)
+    assert [(entry.action, entry.id) for entry in registry.history("cost", "cpu")][-2:] == [
+        ("promote", first),
+        ("roll-back", second),
+    ]
+    (entry,) = storage.audit.list(AuditSearch(), None).entries
+    assert (entry.action, entry.target) == ("model.roll-back", f"cost/cpu production={second} candidate=None")
+    later = client.post(f"{ADDRESS}/rollbacks", json={}, headers={"Idempotency-Key": "another"})
+    assert later.json()["production"] == first
+
+
+def test_a_promotion_that_is_sent_again_leaves_later_changes_alone(unheard, registry, versions):
+    client, storage = unheard
+    first, second = versions
+    sent = twice(client, "promotions", {"version": second, "force": True})
+    assert next(sent) == 503
+    assert registry.production_id("cost", "cpu") == second
+    registry.promote("cost", "cpu", first)
+    assert next(sent).json()["production"] == first
+    assert [entry.id for entry in registry.history("cost", "cpu")] == [first, second, first]
+    assert [entry.action for entry in storage.audit.list(AuditSearch(), None).entries] == ["model.promote"]
+
+
+def test_of_two_roll_backs_decided_by_one_state_one_is_made(tmp_path, monkeypatch):
+    catalogues = []
+    for machine in ("a", "b"):
+        monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / machine))
+        catalogues.append(ModelCatalogue(folder_of("memory://roll-backs/models")))
+    models = Registry(folder_of("memory://roll-backs/models"))
+    ids = [models.publish("cost", "cpu", {"w": np.full(1, number)}, {}) for number in range(3)]
+    asked = ("cost", "cpu", Alias.PRODUCTION, Principal())
+    etags = [catalogue.state("cost", "cpu").etag for catalogue in catalogues]
+    assert etags[0] == etags[1]
+    assert catalogues[0].roll_back(*asked, etags[0]).production == ids[1]
+    with pytest.raises(ModelChangedError):  # by its copy, nothing has changed
+        catalogues[1].roll_back(*asked, etags[1])
+    assert catalogues[1].state("cost", "cpu").production == ids[1]

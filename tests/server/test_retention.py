@@ -133,22 +133,23 @@ def test_services_that_sweep_at_the_same_time_share_the_work(storage, database_a
 def test_a_client_stores_no_more_than_its_share(storage):
     limited = Storage(storage.database, max_client_bytes=100_000)
     for number in range(2):
-        limited.check_quota({"key a"})
+        limited.check_quota({"key a"}, "")
         with storage.database.writing() as connection:
             storage.plans.add(connection, facts(number), os.urandom(40_000), "", "key a")
     job = ended(storage, result=os.urandom(40_000))
     refused = r"plans take 78\.\d KiB and jobs 39\.\d KiB, at most 97\.7 KiB are allowed: delete plans or jobs$"
     with pytest.raises(QuotaError, match=refused):
-        limited.check_quota({"key a"})
+        limited.check_quota({"key a"}, "")
     with pytest.raises(QuotaError, match=refused):
         limited.add_job(NewJob(kind=JobKind.PLAN, request=b"{}", task="{}", client="key a", team=""), None, CLIENT)
-    limited.check_quota({"key b"})
+    limited.check_quota({"key b"}, "")
+    limited.check_quota({"key a"}, "another team")
     limited.delete_plan(facts(0).id, CLIENT)
     assert listed(storage, is_deleted=True) == [facts(0).id]
-    limited.check_quota({"key a"})  # for which the deleted plan has to go
+    limited.check_quota({"key a"}, "")  # for which the deleted plan has to go
     assert listed(storage, is_deleted=True) == []
     limited.delete_job(job, CLIENT)
-    limited.check_quota({"key a"})
+    limited.check_quota({"key a"}, "")
 
 
 @pytest.mark.parametrize(

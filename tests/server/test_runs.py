@@ -1,13 +1,26 @@
 """Runs of plans that training jobs report, and new plans for what has drifted."""
 
+import json
+from pathlib import Path
+
 import pytest
 
+import costmodel
+from autoshard.api import RunAnswer, RunBody
 from autoshard.client import Client, PlanTask, Replan
 from autoshard.core.errors import InputError
+from autoshard.evaluation import evaluate
+from autoshard.evaluation.drift import held_of
+from autoshard.formats import plan_to_json
+from autoshard.planning import plan_costs
+from costmodel.registry.versions import SHIPPED_VARIABLE
+from server.settings import ServerSettings
 from server.storage.database import Database
 from server.storage.location import parsed_url
 from server.storage.schema import PLANS, RUNS
 from server.storage.upgrading import upgrade
+from server.tasks.context import TaskContext
+from server.tasks.running import answer_run, with_pooling
 
 TASK = PlanTask(tables="criteo-kaggle", topology="cpu-8", planner="cost-greedy")
 
@@ -49,6 +62,47 @@ def test_other_mean_ids_are_priced_and_planned_for(served):
     read = {feature.name: feature for table in replanned.plan.tables.tables for feature in table.features}
     assert read[name].pooling_factor == 50 * features[name]
     assert replanned.plan.predicted.step_ms.value <= other.drifted_ms * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("overlap", [None, "pipelined"])
+def test_a_step_as_predicted_is_no_drift_whatever_it_was_priced_for(served, overlap):
+    made = served.plan(task_with(risk="high"))
+    made = made if overlap is None else served.evaluate(made.plan, overlap=overlap)
+    step_ms = made.plan.predicted.step_ms.value
+    run = served.report_run(made.id, [step_ms], pooling_factors=pooling_factors(made.plan))
+    assert run.drifted_ms == pytest.approx(step_ms, rel=1e-9)
+    assert not run.is_drifted
+
+
+def task_with(**changes):
+    return PlanTask(tables="criteo-kaggle", topology="cpu-8", planner="size-greedy", **changes)
+
+
+def pooling_factors(plan, scale=1.0):
+    return {one.name: scale * one.pooling_factor for table in plan.tables.tables for one in table.features}
+
+
+def test_a_plan_that_another_model_priced_has_drifted_by_its_ids_alone(served, tmp_path, monkeypatch):
+    made = served.plan(task_with())
+    assert made.plan.predicted.cost_model == "analytic:cpu"
+    predicted = made.plan.predicted.step_ms
+    stored = json.dumps({"plan": plan_to_json(made.plan)}).encode()
+    monkeypatch.setenv(SHIPPED_VARIABLE, str(Path(costmodel.__file__).parent / "shipped"))
+    context = TaskContext(settings=ServerSettings(registry=tmp_path / "none"), allow_s=lambda _: None)
+    now = evaluate(made.plan, plan_costs(made.plan, tmp_path / "none")).step_ms.value
+    assert abs(now / predicted.value - 1) > 0.05  # else this test shows nothing
+
+    def reported(scale):
+        body = RunBody(steps_ms=[predicted.value], pooling_factors=pooling_factors(made.plan, scale))
+        return RunAnswer.model_validate_json(answer_run(body, context, stored).body)
+
+    assert reported(1.0).drifted_ms == pytest.approx(predicted.value, rel=1e-9)
+    assert not reported(1.0).is_drifted
+    more = held_of(made.plan, with_pooling(made.plan.tables, pooling_factors(made.plan, 30.0)))
+    longer = evaluate(more, plan_costs(more, tmp_path / "none")).step_ms.value / now
+    assert longer > 1.05
+    assert reported(30.0).drifted_ms == pytest.approx(longer * predicted.value, rel=1e-9)
+    assert reported(30.0).is_drifted
 
 
 def test_a_report_that_makes_no_sense_is_refused(served, client):

@@ -3,17 +3,17 @@
 import signal
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pytest
-from sqlalchemy import create_engine, text, update
+from sqlalchemy import create_engine, delete, text, update
 
 from autoshard.api import JobKind, ScheduleBody
 from autoshard.cli import main
 from server.access import Principal
 from server.storage.database import Database
 from server.storage.location import DATABASE_VARIABLE, parsed_url
-from server.storage.schema import SCHEDULES, now_us
+from server.storage.schema import JOBS, SCHEDULES, now_us
 from server.storage.storage import Storage
 from server.storage.upgrading import upgrade
 
@@ -138,9 +138,61 @@ def test_a_time_of_a_schedule_makes_one_job_however_many_processes_fire(database
             thread.start()
         for thread in threads:
             thread.join()
+        if late_s == 59:
+            fired_at = storages[0].schedules.read("nightly", "").last_fired_at
     assert made == ["nightly", "nightly"]
     found = storages[0].jobs.list("", list(JobKind), limit=10, state=None, cursor=None).jobs
     assert [job.kind for job in found] == ["collect", "collect"]
-    assert storages[0].schedules.read("nightly", "").last_fired_at is not None
+    assert storages[0].schedules.read("nightly", "").last_fired_at == fired_at is not None
     for storage in storages:
         storage.close()
+
+
+@pytest.fixture
+def storage(database_address):
+    with closing(Database(parsed_url(database_address))) as database:
+        upgrade(database)
+        yield Storage(database)
+
+
+def fire(storage, team):
+    """Has the schedules of a team be due, and fires; the names of those that made a job."""
+    with storage.database.writing() as connection:
+        connection.execute(update(SCHEDULES).where(SCHEDULES.c.team == team).values(next_us=now_us() - 1_000_000))
+    return storage.fire_schedules()
+
+
+def jobs_of(storage, team):
+    return storage.jobs.list(team, list(JobKind), limit=200, cursor=None, state=None).jobs
+
+
+def test_schedules_of_two_teams_share_nothing_but_their_name(storage, monkeypatch):
+    monkeypatch.setattr("server.storage.jobs._MAX_UNFINISHED", 6)
+    for team in ("ads", "search"):
+        storage.make_schedule(ScheduleBody.parse(NIGHTLY), None, Principal(team=team))
+    assert [fire(storage, "ads") for _ in range(4)] == [["nightly"]] * 3 + [[]]
+    assert fire(storage, "search") == ["nightly"]
+    assert [job.owner for job in jobs_of(storage, "search")] == ["schedule nightly"]
+    turns = [storage.jobs.claim().team for _ in range(3)]
+    assert turns == ["ads", "search", "ads"]
+    limited = Storage(storage.database, max_client_bytes=1)
+    assert fire(limited, "ads") == []
+    with storage.database.writing() as connection:
+        connection.execute(delete(JOBS).where(JOBS.c.team == "search"))
+    assert fire(limited, "search") == ["nightly"]
+
+
+def test_a_schedule_that_makes_no_job_has_not_fired_and_holds_up_no_other(storage, monkeypatch):
+    for name in ("nightly", "unknown"):
+        storage.make_schedule(ScheduleBody.parse(NIGHTLY | {"name": name}), None, Principal())
+    with storage.database.writing() as connection:  # of another version
+        connection.execute(update(SCHEDULES).where(SCHEDULES.c.name == "unknown").values(body='{"hours": 1}'))
+    assert fire(storage, "") == ["nightly"]
+    fired = storage.schedules.read("nightly", "")
+    assert fired.last_fired_at is not None
+    monkeypatch.setattr("server.storage.jobs._MAX_UNFINISHED", 1)
+    time.sleep(1.1)  # a second is the least that the answer tells
+    assert fire(storage, "") == []
+    assert storage.schedules.read("nightly", "") == fired
+    assert storage.schedules.read("unknown", "").last_fired_at is None
+    assert len(jobs_of(storage, "")) == 1

@@ -25,12 +25,13 @@ from sqlalchemy import (
     update,
 )
 
-from autoshard.api import PlanFilter
+from autoshard.api import JobKind, PlanFilter, RunAnswer
 from autoshard.core.errors import FormatError, InvalidOptionError
 from server.access import COMMAND_LINE
 from server.problems import KeyInUseError, KeyReusedError, StorageError, UnknownPlanError
 from server.storage.database import Database
 from server.storage.idempotency import IdempotentRequest, KeptAnswer
+from server.storage.jobs import NewJob
 from server.storage.location import DATABASE_VARIABLE, database_url
 from server.storage.plans import plan_row
 from server.storage.schema import IDEMPOTENT_REQUESTS, METADATA, PLANS, now_us
@@ -265,15 +266,61 @@ def test_a_request_that_failed_or_whose_process_died_can_be_sent_again(storage):
     later = IdempotentRequest(client="a", key="k", fingerprint="f")
     age(storage, 301)
     assert storage.requests.begin(later) is None
-    storage.keep(
-        KeptAnswer(status=200, body=b"late"), None, REQUEST, COMMAND_LINE
-    )  # by the process that was thought dead
+    with pytest.raises(KeyInUseError, match=r"was given up or begun again"):  # by the process that was thought dead
+        storage.keep(KeptAnswer(status=200, body=b"late"), facts(1), REQUEST, COMMAND_LINE)
+    assert listed(storage) == []
     with pytest.raises(KeyInUseError):
         storage.requests.begin(later)
     storage.keep(KeptAnswer(status=422, body=b"first"), None, later, COMMAND_LINE)
     assert storage.requests.begin(REQUEST).body == b"first"
     age(storage, 24 * 3600)
     assert storage.requests.begin(REQUEST) is None
+
+
+def make_job(storage):
+    job = NewJob(kind=JobKind.COLLECT, request=b"{}", task="{}", client="a", team="")
+    return storage.add_job(job, REQUEST, COMMAND_LINE)
+
+
+def report_run(storage):
+    run = RunAnswer(
+        measured_ms=1,
+        predicted_ms=1,
+        low_ms=1,
+        high_ms=1,
+        is_outside=False,
+        features=[],
+        drifted_ms=None,
+        is_drifted=False,
+    )
+    answer = KeptAnswer(status=200, body=run.model_dump_json().encode())
+    storage.keep_run(facts(1).id, run, answer, REQUEST, COMMAND_LINE)
+    return answer
+
+
+def num_made(storage):
+    jobs = storage.jobs.list("", list(JobKind), limit=10, cursor=None, state=None).jobs
+    return len(jobs) + len(storage.runs.list(facts(1).id, "").runs)
+
+
+@pytest.mark.parametrize("make", [make_job, report_run])
+def test_what_was_made_with_its_answer_is_not_given_up(storage, make):
+    add(storage, facts(1))
+    assert storage.requests.begin(REQUEST) is None
+    answer = make(storage)
+    storage.requests.give_up(REQUEST)  # its process was told nothing of the commit, or is being ended
+    assert storage.requests.begin(replace(REQUEST, owner="again")) == answer
+    assert num_made(storage) == 1
+
+
+@pytest.mark.parametrize("make", [make_job, report_run])
+def test_nothing_is_made_for_a_request_that_was_given_up(storage, make):
+    add(storage, facts(1))
+    assert storage.requests.begin(REQUEST) is None
+    storage.requests.give_up(REQUEST)  # cancelled, while a thread of it goes on
+    with pytest.raises(KeyInUseError):
+        make(storage)
+    assert num_made(storage) == 0
 
 
 def age(storage, seconds):

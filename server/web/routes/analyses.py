@@ -41,7 +41,10 @@ _Explained = Annotated[
     list[Annotated[str, Query(min_length=1, max_length=512)]] | None,
     Query(max_length=256, description="Only this table; may be repeated."),
 ]
-_PricedBy = Annotated[Risk, Query(description="Price by the mean or the 95th percentile.")]
+_PricedBy = Annotated[
+    Risk | None,
+    Query(description="Price by the mean or the 95th percentile; left out for what the plan was made for."),
+]
 
 
 def add_analyses(app: FastAPI, handler: WorkHandler) -> None:
@@ -122,9 +125,9 @@ def _add_of_plans(app: FastAPI, handler: WorkHandler) -> None:
     )
     @opened_to(Scope.READ)
     async def explain_plan(
-        request: Request, plan_id: _StoredId, table: _Explained = None, risk: _PricedBy = Risk.MEAN
+        request: Request, plan_id: _StoredId, table: _Explained = None, risk: _PricedBy = None
     ) -> Response:
-        parameters = {"tables": table or [], "risk": risk.value}
+        parameters = {"tables": table or [], "risk": risk}
         return await handler.read(request, WorkKind.EXPLAIN, plan_id, parameters=parameters)
 
     @app.get(
@@ -135,9 +138,9 @@ def _add_of_plans(app: FastAPI, handler: WorkHandler) -> None:
     )
     @opened_to(Scope.PLAN)
     async def improve_plan(
-        request: Request, plan_id: _StoredId, table: _Explained = None, risk: _PricedBy = Risk.MEAN
+        request: Request, plan_id: _StoredId, table: _Explained = None, risk: _PricedBy = None
     ) -> Response:
-        parameters = {"tables": table or [], "risk": risk.value}
+        parameters = {"tables": table or [], "risk": risk}
         return await handler.read(request, WorkKind.IMPROVE, plan_id, parameters=parameters)
 
     @app.get(

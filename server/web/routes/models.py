@@ -86,12 +86,12 @@ class ModelHandler:
         """
         request = received.request
 
-        async def change(body: PromotionBody) -> ModelState:
-            await run_in_threadpool(self.catalogue.find, kind, name, body.version)
-            await self._check(request, kind, name, body)
-            return await run_in_threadpool(
-                self.catalogue.promote, kind, name, body.version, body.alias, request.state.actor, _expected(request)
-            )
+        async def change(body: PromotionBody, named: str) -> ModelState:
+            if not await run_in_threadpool(self.catalogue.has_changed, kind, name, body.alias, named):
+                await run_in_threadpool(self.catalogue.find, kind, name, body.version)
+                await self._check(request, kind, name, body)
+            asked = (kind, name, body.version, body.alias, request.state.actor, _expected(request), named)
+            return await run_in_threadpool(self.catalogue.promote, *asked)
 
         return await self._changed(received, change, "model.promote")
 
@@ -103,10 +103,9 @@ class ModelHandler:
         """
         request = received.request
 
-        async def change(body: RollbackBody) -> ModelState:
-            return await run_in_threadpool(
-                self.catalogue.roll_back, kind, name, body.alias, request.state.actor, _expected(request)
-            )
+        async def change(body: RollbackBody, named: str) -> ModelState:
+            asked = (kind, name, body.alias, request.state.actor, _expected(request), named)
+            return await run_in_threadpool(self.catalogue.roll_back, *asked)
 
         return await self._changed(received, change, "model.roll-back")
 
@@ -115,8 +114,8 @@ class ModelHandler:
             seen = await run_in_threadpool(self._shadow.summary, name, body.version)
             if seen.num_plans < LEAST_PLANS:
                 raise NotComparedError(
-                    f"its prices were compared with the production model's on {seen.num_plans} plans, of the "
-                    f"{LEAST_PLANS} that are needed: make it the candidate and wait, or send force",
+                    f"its prices were compared with the production model's on {seen.num_plans} different plans, of "
+                    f"the {LEAST_PLANS} that are needed: make it the candidate and wait, or send force",
                     field="version",
                 )
         asked = ModelCheck(kind=kind, name=name, version=body.version).model_dump_json().encode()
@@ -126,10 +125,10 @@ class ModelHandler:
             raise RefusedError(reply.status, reply.body)
 
     async def _changed(
-        self, received: ReceivedBody[B], change: Callable[[B], Awaitable[ModelState]], action: str
+        self, received: ReceivedBody[B], change: Callable[[B, str], Awaitable[ModelState]], action: str
     ) -> Response:
         async def do(body: Body, keyed: IdempotentRequest | None) -> KeptAnswer:
-            state = await change(await received.parse(body))
+            state = await change(await received.parse(body), "" if keyed is None else keyed.digest)
             answer = KeptAnswer(status=200, body=state.model_dump_json().encode())
             target = f"{state.kind}/{state.name} production={state.production} candidate={state.candidate}"
             actor = received.request.state.actor
