@@ -173,15 +173,13 @@ class Holding:
     def _parts(self) -> dict[int, tuple[HeldPart, ...]]:
         parts: dict[int, list[HeldPart]] = {}
         for index, one in enumerate(self.ranges):
-            seen: set[tuple[int, int]] = set()
-            for replica in one.replicas:
-                for part, process in enumerate(replica):
-                    rows = one.part_rows(part)
-                    if rows and (part, process) not in seen:
-                        seen.add((part, process))
-                        mine = parts.setdefault(process, [])
-                        offset = mine[-1].offset + mine[-1].num_rows if mine else 0
-                        mine.append(HeldPart(range=index, part=part, offset=offset, num_rows=rows))
+            # Part by part: processes that hold the same rows keep them in one order.
+            for part, holders in enumerate(zip(*one.replicas, strict=True)):
+                rows = one.part_rows(part)
+                for process in dict.fromkeys(holders) if rows else ():
+                    mine = parts.setdefault(process, [])
+                    offset = mine[-1].offset + mine[-1].num_rows if mine else 0
+                    mine.append(HeldPart(range=index, part=part, offset=offset, num_rows=rows))
         return {process: tuple(mine) for process, mine in parts.items()}
 
     def parts_of(self, process: int) -> tuple[HeldPart, ...]:
@@ -390,9 +388,13 @@ class Ownership:
         return tuple(sorted(keys, key=lambda key: key[0] is True))
 
     def of_kernel(self, key: KernelKey, process: int) -> tuple[int, ...]:
-        """Holdings that a kernel of a process has rows of, in the order in which it keeps and answers them."""
+        """Holdings that a kernel of a process has rows of, in the order in which it keeps them.
+
+        Kernels that update their own tables answer in it, too: by owners, as `asked` has it. Processes that hold the
+        same rows of a kernel of replicas have one order.
+        """
         held = [
-            (holding.is_reduced, holding.owners(process), index)
+            (holding.is_reduced, () if holding.is_replicated else holding.owners(process), index)
             for index, holding in enumerate(self.holdings)
             if holding.kernel_key == key and holding.num_rows(process)
         ]
