@@ -30,7 +30,7 @@ from autoshard.runtime.batch import (
     as_keyed,
     unreadable,
 )
-from autoshard.runtime.engine.groups import CLOSED, release_world
+from autoshard.runtime.engine.groups import CLOSED, end_thread, release_world
 from autoshard.runtime.engine.ids.prefetch import Prefetched, Prefetcher
 from autoshard.runtime.engine.ids.requests import DistributedBatch
 from autoshard.runtime.engine.rows.averaging import average
@@ -321,8 +321,9 @@ class ShardedEmbeddings(torch.nn.Module):
         """
         part = self._execution.part
         if self._prefetcher is None:
-            exchange = self._execution.input_exchange.over(part.groups.beside("prefetch"))
-            self._prefetcher = Prefetcher(exchange, part.device, self.timer.clock)
+            groups, number = part.groups.of_thread()
+            exchange = self._execution.input_exchange.over(groups)
+            self._prefetcher = Prefetcher(exchange, part.device, self.timer.clock, partial(end_thread, number))
             self._execution.output_exchange.before_gradients = self._prefetcher.let_send
         prefetched = Prefetched(*self._read(ids), part.device, self.timer)
         self._prefetcher.submit(prefetched)
