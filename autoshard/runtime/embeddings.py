@@ -473,6 +473,9 @@ class ShardedEmbeddings(torch.nn.Module):
     def load_weights(self, name: str, weights_ND: torch.Tensor) -> None:
         """Sets a table's weights, and leaves its moments; otherwise as `load_table_state`.
 
+        Where processes give other ones, each keeps what it holds of its own; copies of rows then differ until
+        `align_copies`.
+
         Args:
             name: The table.
             weights_ND: All its weights, by row id.
@@ -583,6 +586,13 @@ class ShardedEmbeddings(torch.nn.Module):
         found = list(updated_rows(held, self.owners.holdings, part.process, self._execution.orders)) if is_given else []
         forget_updates(held)
         return found
+
+    def align_copies(self) -> None:
+        """Gives all copies of rows the weights of the first: that which process 0 reads, in the first replica group.
+
+        All processes call it, after `load_weights` of weights that differ between them.
+        """
+        self._execution.align_copies()
 
     def _held(self, *, writes: bool) -> HeldTables:
         """The tables as this process and the others of its replica group hold them."""

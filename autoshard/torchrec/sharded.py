@@ -90,6 +90,7 @@ class ShardedCollection(torch.nn.Module):
                 weights_ND = _drawn(config, table, settings.seed)
             if weights_ND is not None:
                 self.embeddings.load_weights(table, weights_ND)
+        self.embeddings.align_copies()
         of = [(feature.name, one) for one in self.embeddings.owners.tables.tables for feature in one.features]
         self._frozen = {name for name, one in of if one.name in frozen}
         pooled = [(name in self._frozen, one.embedding_dim) for name, one in of if one.pooling is not Pooling.SEQUENCE]
@@ -201,8 +202,9 @@ def shard(
     The tables' modules are replaced in the model; what they return has the types that they returned. The optimizer runs
     in the backward pass, by the plan's optimizer of each table. A module at several paths of the model is sharded once,
     and put at all of them; each of its lookups is an update of its own, so that its tables are trained with SGD alone.
-    If `shard` fails, the model is as it was. Weights that are there are kept; those on the meta device are drawn with
-    the seed, by the `init_fn` of their config. Tables with `requires_grad=False` stay as they are. All processes of the
+    If `shard` fails, the model is as it was. Weights that are there are kept: where processes have drawn other ones,
+    each row is that of the process that holds it, and copies of it are as the first. Those on the meta device are drawn
+    with the seed, by the `init_fn` of their config. Tables with `requires_grad=False` stay as they are. All processes of the
     group call it with the same arguments.
 
     Each module looks up and exchanges in its own forward pass: nothing of the next batch is prefetched, and no plan
