@@ -6,7 +6,7 @@ Shape suffixes: B samples of a local batch, C columns of all pooled features, L 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -133,6 +133,7 @@ class ShardedEmbeddings(torch.nn.Module):
         row_orders: For tables that are cut by access rank, row ids in falling access frequency, by table; those that
             are left out are in the order of their ids.
         counter: Counts which rows this process looks up, and is closed by whoever made it; None to count none.
+        frozen: Names of tables that are only looked up: their weights and moments stay as they are.
 
     Attributes:
         optimizer: Holds the learning rate of the tables, for `torch.optim.lr_scheduler`; the same on all processes.
@@ -146,7 +147,7 @@ class ShardedEmbeddings(torch.nn.Module):
     Raises:
         InvalidPlanError: If the plan holds tables in a way that is not executed.
         InputError: If the processes differ in plan, settings or batch size, the plan's batch cannot be shared evenly,
-            or a row order is not one.
+            a row order is not one, or a frozen table is none of the plan.
     """
 
     def __init__(
@@ -160,6 +161,7 @@ class ShardedEmbeddings(torch.nn.Module):
         timer: StepTimer | None = None,
         row_orders: Mapping[str, torch.Tensor] | None = None,
         counter: AccessCounter | None = None,
+        frozen: Collection[str] = (),
     ) -> None:
         super().__init__()
         part = Participation.agree(
@@ -169,6 +171,7 @@ class ShardedEmbeddings(torch.nn.Module):
             group=group,
             device=device,
             row_orders=row_orders,
+            frozen=frozen,
         )
         self.timer = timer or StepTimer(part.device, enabled=False)
         self._counter = counter
@@ -394,8 +397,8 @@ class ShardedEmbeddings(torch.nn.Module):
         """
         if not requires_grad:
             raise InputError(
-                "tables are not frozen here: embed under torch.no_grad(); `autoshard.torchrec.shard` leaves alone "
-                "those whose weights have requires_grad=False when it is called",
+                "tables are not frozen here: embed under torch.no_grad(), or name them as `frozen` when embeddings are "
+                "made; `autoshard.torchrec.shard` does it for those whose weights have requires_grad=False",
                 field="requires_grad",
             )
         return super().requires_grad_(requires_grad)
@@ -436,7 +439,9 @@ class ShardedEmbeddings(torch.nn.Module):
         if peers is None or self.num_steps % self._execution.sync_every:
             return
         with self.timer.measure(Part.SYNC, StepCollective.GROUP_SYNC), torch.no_grad():
-            self._averaged_bytes += average(list(self._execution.row_states(writes=True).values()), peers)
+            states = self._execution.row_states(writes=True).items()
+            trained = [state for index, state in states if self.owners.holdings[index].is_trained]
+            self._averaged_bytes += average(trained, peers)
 
     def table_state(self, name: str, rows: range | None = None) -> TableState:
         """A table's weights and moments in this process's replica group, on every process. All of them call it.

@@ -207,6 +207,7 @@ class PlanExecution:
             group=own.members,
             device=own.device,
             row_orders=row_orders,
+            frozen=own.owners.frozen,
         )
         on_all(partial(self._check, plan, part), own.members, own.device)
         after = PlanExecution.make(plan, self.settings, part, row_orders, timer, self)

@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 import torch.distributed as dist
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
-from autoshard.core import GradSync, ReplicaGroups, Tier
+from autoshard.core import GradSync, Optimizer, ReplicaGroups, Tier
+from autoshard.runtime.batch import BatchOfIds
+from autoshard.runtime.embeddings import ShardedEmbeddings
+from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.torchrec import shard, tables_of
 from tests import builders as make
 from tests.ranks import on_ranks
@@ -72,3 +74,61 @@ def test_copies_of_rows_are_as_the_first_where_processes_have_drawn_other_weight
         expected = torch.stack([drawn[owner][row] for row, owner in enumerate(owners)])
         for of in of_processes:
             assert torch.equal(of[name][1], expected), name
+
+
+def moved_when_frozen():
+    """By layout and optimizer, how far a frozen table and one beside it are off what they are to be; and if trained."""
+    found = {}
+    plain, far = (make.table(name, 6, 4) for name in ("old", "new"))
+    for optimizer in (one for one in Optimizer if one.has_decaying_moments):
+        old, new = (replace(one, optimizer=optimizer) for one in (plain, far))
+        for name, (tier, replicas, fetch, num_groups, _) in LAYOUTS.items():
+            for sync in list(GradSync)[1:] if len(replicas) > 1 else [GradSync.NONE]:
+                placed = make.placed(old, tier, replicas, fetch=fetch, grad_sync=sync)
+                plan = make.plan(
+                    *(placed, make.placed(new, Tier.TABLE_WISE, ((0,),))),
+                    batch_size=4,
+                    topology=make.topology(2),
+                    replica_groups=ReplicaGroups(num_groups=num_groups, sync_every=2, moment_scale=1.0),
+                )
+                settings = FusedSettings(learning_rate=0.1)
+                trained, held = ShardedEmbeddings(plan, settings), ShardedEmbeddings(plan, settings, frozen=["old"])
+                train(trained, 2)
+                held.load_state_dict(trained.state_dict())
+                before = tensors_of(held, "old")
+                for one in (trained, held):
+                    one.adopt(plan)
+                    train(one, 2)
+                pairs = (tensors_of(held, "old"), before), (tensors_of(held, "new"), tensors_of(trained, "new"))
+                found[f"{name} {sync} {optimizer}"] = (
+                    [largest(*pair) for pair in pairs],
+                    largest(tensors_of(trained, "old"), before),
+                )
+                for one in (trained, held):
+                    one.close()
+    return found
+
+
+def train(embeddings, num_steps):
+    for _ in range(num_steps):
+        ids = torch.tensor([0, 1, 2, 3]) + dist.get_rank()
+        found = embeddings(BatchOfIds(torch.ones(2, 2, dtype=torch.int64), ids))
+        found.pooled_BC.square().sum().backward()
+        embeddings.end_step()
+
+
+def tensors_of(embeddings, name):
+    state = embeddings.table_state(name)
+    return [state.weights_ND, *state.moments.values()]
+
+
+def largest(some, others):
+    return max(float((one - other).abs().max()) for one, other in zip(some, others, strict=True))
+
+
+def test_frozen_tables_of_any_layout_stay_with_the_moments_of_training():
+    for found in on_ranks(moved_when_frozen, 2):
+        assert len(found) == 9 * 4
+        for name, (off, moved_by_training) in found.items():
+            assert off == [0.0, 0.0], name
+            assert moved_by_training > 0.01, name

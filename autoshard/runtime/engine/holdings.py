@@ -124,6 +124,7 @@ class Holding:
         grad_sync: How gradients of replicas meet; none where there is one replica, which the kernel updates itself.
         memory: Where rows live, and the cache that a rank has before its part of a range.
         ranges: The rows, by rising position.
+        is_trained: Whether rows are updated; else they are only looked up.
     """
 
     table: int
@@ -135,6 +136,7 @@ class Holding:
     grad_sync: GradSync
     memory: MemoryPlacement
     ranges: tuple[HeldRange, ...]
+    is_trained: bool = True
 
     @property
     def embedding_dim(self) -> int:
@@ -164,7 +166,8 @@ class Holding:
         gradients meet in the same collectives. Behind a cache are all tables of a kernel or none.
         """
         cache = self.memory.policy if self.memory.cache_bytes else None
-        key: KernelKey = (self.is_replicated, self.output, *values(self.of, Role.KERNEL), self.memory.level, cache)
+        memory = (self.memory.level, cache)
+        key: KernelKey = (self.is_replicated, self.is_trained, self.output, *values(self.of, Role.KERNEL), *memory)
         if self.is_replicated:
             return (*key, self.embedding_dim, self.grad_sync, self.ranges[0].replicas, self.ranges[0].read_by)
         return key if self.output is Exchange.PARTIAL_SUMS else (*key, self.embedding_dim)
@@ -462,7 +465,7 @@ class Ownership:
         found = []
         for key, (one, holders) in self._replicas.items():
             held = one.ranges[0]
-            if one.grad_sync is not GradSync.DENSE:
+            if one.is_trained and one.grad_sync is not GradSync.DENSE:
                 owners = sorted(set(held.replicas[held.read_by[reader]]))
                 found += [(key, owner) for owner in owners if holder in holders.get(owner, ())]
         return tuple(found)
@@ -513,6 +516,11 @@ class Ownership:
         return tuple(slot for slot in asked.sums if not self.holdings[slot.holding].is_reduced)
 
     @property
+    def frozen(self) -> tuple[str, ...]:
+        """Names of tables that are only looked up."""
+        return tuple(dict.fromkeys(one.of.name for one in self.holdings if not one.is_trained))
+
+    @property
     def is_folded(self) -> bool:
         """Whether a process runs several ranks of the plan."""
         return self.num_processes != self.plan_world_size
@@ -525,7 +533,7 @@ class Ownership:
             (one.table, one.columns, one.output, one.collective, one.deduplicate, one.memory, one.ranges)
             for one in self.holdings
         )
-        return tables, held, self.num_processes
+        return tables, held, self.frozen, self.num_processes
 
     def tables_of(self, process: int) -> tuple[EmbeddingTable, ...]:
         """Tables that a process holds some of, in the plan's order."""
