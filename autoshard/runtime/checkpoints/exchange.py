@@ -180,7 +180,9 @@ def _found(name: str, ends: list[str], stored: Mapping[str, TensorInFiles]) -> T
 def _zeros(table: EmbeddingTable, moment: Moment) -> TensorInFiles:
     inner = () if moment.is_per_row else (table.embedding_dim,)
     return TensorInFiles(
-        (table.num_embeddings, *inner), torch.float32, lambda start, stop: torch.zeros(stop - start, *inner)
+        (table.num_embeddings, *inner),
+        torch.float32,
+        lambda start, stop: torch.zeros(stop - start, *inner, dtype=torch.float32),
     )
 
 
