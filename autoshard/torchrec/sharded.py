@@ -33,6 +33,7 @@ from autoshard.formats.torchrec.modules import (
 )
 from autoshard.runtime.batch import BatchOfIds, Embedded, KeyedEmbeddings, as_batch, as_keyed
 from autoshard.runtime.embeddings import ShardedEmbeddings
+from autoshard.runtime.engine.groups import group_beside
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.state import TableState
 
@@ -165,8 +166,9 @@ class ShardedModel(torch.nn.Module):
         for one in self.collections.values():
             one.embeddings.close()
         if isinstance(self.module, torch.nn.parallel.DistributedDataParallel):
-            self.module = self.module.module
+            group, self.module = self.module.process_group, self.module.module
             gc.collect()  # The first one that a process makes lies in a cycle of torch's.
+            dist.destroy_process_group(group)
 
 
 def shard(
@@ -225,6 +227,7 @@ def shard(
     )
     sharded: dict[str, ShardedCollection] = {}
     replaced: list[tuple[str, torch.nn.Module]] = []
+    dense: dist.ProcessGroup | None = None
     try:
         for one in found.collections:
             own = {name: ids for name, ids in (row_orders or {}).items() if name in one.tables}
@@ -236,8 +239,10 @@ def shard(
                 _replace(model, path, sharded[one.path])
         whole = sharded.get("", model)
         if dist.get_world_size(group) > 1 and any(parameter.requires_grad for parameter in whole.parameters()):
+            # Its all-reduces come in another order among those of tables where processes use other layers.
+            dense = group_beside(group)
             whole = torch.nn.parallel.DistributedDataParallel(
-                whole, process_group=group, find_unused_parameters=find_unused_parameters
+                whole, process_group=dense, find_unused_parameters=find_unused_parameters
             )
     except BaseException:  # the model is as it was
         for path, module in replaced:
@@ -245,6 +250,8 @@ def shard(
                 model.set_submodule(path, module)
         for collection in sharded.values():
             collection.embeddings.close()
+        if dense is not None:
+            dist.destroy_process_group(dense)
         raise
     return ShardedModel(whole, sharded)
 

@@ -132,3 +132,29 @@ def test_frozen_tables_of_any_layout_stay_with_the_moments_of_training():
         for name, (off, moved_by_training) in found.items():
             assert off == [0.0, 0.0], name
             assert moved_by_training > 0.01, name
+
+
+def gradients_of_other_layers():
+    """By step, gradients of two layers, of which process 0 alone uses one; rows that moved; weights of the other."""
+    model = Model(seed=0)
+    table = sharded(model, find_unused_parameters=True)
+    before = table.table_state("t").weights_ND
+    found = []
+    for _ in range(3):
+        table.zero_grad()
+        table(batch(0, 1), torch.ones(2, 4) if dist.get_rank() == 0 else None).backward()
+        table.end_step()
+        found.append([model.bottom.weight.grad.clone(), model.top.weight.grad.clone()])
+    moved = (before - table.table_state("t").weights_ND).abs().sum(dim=1)
+    top = model.top.weight.detach().clone()
+    table.close()
+    return found, (moved > 0).tolist(), top
+
+
+def test_layers_that_some_processes_leave_out_get_the_mean_of_the_gradients_of_those_that_use_them():
+    for found, moved, top in on_ranks(gradients_of_other_layers, 2):
+        assert moved == [True] * 2 + [False] * 4
+        for bottom_grad, top_grad in found:
+            # Two samples of ones on one process of two.
+            assert torch.allclose(bottom_grad, top.T.expand(4, 4))
+            assert top_grad.any()

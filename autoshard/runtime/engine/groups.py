@@ -141,6 +141,18 @@ def group_of_ranks(ranks: Sequence[int], purpose: str = "") -> dist.ProcessGroup
     return None if known is None else known()
 
 
+def group_beside(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """A new group of the same processes, None for all, whose collectives come in an order of their own.
+
+    All of the processes have to call it, and to destroy it.
+    """
+    ranks = None if group is None else dist.get_process_group_ranks(group)
+    group = group or dist.distributed_c10d._get_default_group()
+    timeout = group._get_backend(device_of(group)).options._timeout
+    made: dist.ProcessGroup = dist.new_group(ranks, timeout, use_local_synchronization=ranks is not None)
+    return made
+
+
 def end_thread(number: int) -> None:
     """Lets another thread use the groups of a thread that has ended.
 
