@@ -135,7 +135,12 @@ class ImportCheckpointOptions:
     ]
     plan: PlanOption
     output: Annotated[Path, typer.Option("--output", "-o", help="Folder of checkpoints to write it into.")]
-    step: Annotated[int, typer.Option(min=0, help="Steps that were made.")] = 0
+    step: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Steps that were made; left out, those that a state dict of this project tells, or 0."
+        ),
+    ] = None
     fresh_moments: Annotated[
         bool, typer.Option("--fresh-moments", help="Moments that are missing begin at 0, and are not refused.")
     ] = False

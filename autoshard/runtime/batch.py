@@ -137,7 +137,7 @@ class BatchOfIds:
             return torch.cat([piece for feature in zip(*per_feature, strict=True) for piece in feature])
 
         lengths_FB = torch.cat([part.lengths_FB for part in parts], dim=1)
-        weights = [torch.empty(0) if part.weights_L is None else part.weights_L for part in parts]
+        weights = [torch.empty(0, dtype=torch.float32) if part.weights_L is None else part.weights_L for part in parts]
         is_weighted = any(part.weights_L is not None for part in parts)
         return cls(
             lengths_FB,

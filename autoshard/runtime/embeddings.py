@@ -6,7 +6,7 @@ Shape suffixes: B samples of a local batch, C columns of all pooled features, L 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -30,7 +30,7 @@ from autoshard.runtime.batch import (
     as_keyed,
     unreadable,
 )
-from autoshard.runtime.engine.groups import CLOSED, release_world
+from autoshard.runtime.engine.groups import CLOSED, end_thread, release_world
 from autoshard.runtime.engine.ids.prefetch import Prefetched, Prefetcher
 from autoshard.runtime.engine.ids.requests import DistributedBatch
 from autoshard.runtime.engine.rows.averaging import average
@@ -133,6 +133,7 @@ class ShardedEmbeddings(torch.nn.Module):
         row_orders: For tables that are cut by access rank, row ids in falling access frequency, by table; those that
             are left out are in the order of their ids.
         counter: Counts which rows this process looks up, and is closed by whoever made it; None to count none.
+        frozen: Names of tables that are only looked up: their weights and moments stay as they are.
 
     Attributes:
         optimizer: Holds the learning rate of the tables, for `torch.optim.lr_scheduler`; the same on all processes.
@@ -146,7 +147,7 @@ class ShardedEmbeddings(torch.nn.Module):
     Raises:
         InvalidPlanError: If the plan holds tables in a way that is not executed.
         InputError: If the processes differ in plan, settings or batch size, the plan's batch cannot be shared evenly,
-            or a row order is not one.
+            a row order is not one, or a frozen table is none of the plan.
     """
 
     def __init__(
@@ -160,6 +161,7 @@ class ShardedEmbeddings(torch.nn.Module):
         timer: StepTimer | None = None,
         row_orders: Mapping[str, torch.Tensor] | None = None,
         counter: AccessCounter | None = None,
+        frozen: Collection[str] = (),
     ) -> None:
         super().__init__()
         part = Participation.agree(
@@ -169,6 +171,7 @@ class ShardedEmbeddings(torch.nn.Module):
             group=group,
             device=device,
             row_orders=row_orders,
+            frozen=frozen,
         )
         self.timer = timer or StepTimer(part.device, enabled=False)
         self._counter = counter
@@ -321,8 +324,9 @@ class ShardedEmbeddings(torch.nn.Module):
         """
         part = self._execution.part
         if self._prefetcher is None:
-            exchange = self._execution.input_exchange.over(part.groups.beside("prefetch"))
-            self._prefetcher = Prefetcher(exchange, part.device, self.timer.clock)
+            groups, number = part.groups.of_thread()
+            exchange = self._execution.input_exchange.over(groups)
+            self._prefetcher = Prefetcher(exchange, part.device, self.timer.clock, partial(end_thread, number))
             self._execution.output_exchange.before_gradients = self._prefetcher.let_send
         prefetched = Prefetched(*self._read(ids), part.device, self.timer)
         self._prefetcher.submit(prefetched)
@@ -393,8 +397,8 @@ class ShardedEmbeddings(torch.nn.Module):
         """
         if not requires_grad:
             raise InputError(
-                "tables are not frozen here: embed under torch.no_grad(); `autoshard.torchrec.shard` leaves alone "
-                "those whose weights have requires_grad=False when it is called",
+                "tables are not frozen here: embed under torch.no_grad(), or name them as `frozen` when embeddings are "
+                "made; `autoshard.torchrec.shard` does it for those whose weights have requires_grad=False",
                 field="requires_grad",
             )
         return super().requires_grad_(requires_grad)
@@ -435,7 +439,9 @@ class ShardedEmbeddings(torch.nn.Module):
         if peers is None or self.num_steps % self._execution.sync_every:
             return
         with self.timer.measure(Part.SYNC, StepCollective.GROUP_SYNC), torch.no_grad():
-            self._averaged_bytes += average(list(self._execution.row_states(writes=True).values()), peers)
+            states = self._execution.row_states(writes=True).items()
+            trained = [state for index, state in states if self.owners.holdings[index].is_trained]
+            self._averaged_bytes += average(trained, peers)
 
     def table_state(self, name: str, rows: range | None = None) -> TableState:
         """A table's weights and moments in this process's replica group, on every process. All of them call it.
@@ -471,6 +477,9 @@ class ShardedEmbeddings(torch.nn.Module):
 
     def load_weights(self, name: str, weights_ND: torch.Tensor) -> None:
         """Sets a table's weights, and leaves its moments; otherwise as `load_table_state`.
+
+        Where processes give other ones, each keeps what it holds of its own; copies of rows then differ until
+        `align_copies`.
 
         Args:
             name: The table.
@@ -582,6 +591,13 @@ class ShardedEmbeddings(torch.nn.Module):
         found = list(updated_rows(held, self.owners.holdings, part.process, self._execution.orders)) if is_given else []
         forget_updates(held)
         return found
+
+    def align_copies(self) -> None:
+        """Gives all copies of rows the weights of the first: that which process 0 reads, in the first replica group.
+
+        All processes call it, after `load_weights` of weights that differ between them.
+        """
+        self._execution.align_copies()
 
     def _held(self, *, writes: bool) -> HeldTables:
         """The tables as this process and the others of its replica group hold them."""

@@ -150,6 +150,17 @@ class PlanExecution:
             order, groups = self.orders.get(table.name), self.part.groups.order.groups
             yield table, held_layout(table, self.part.owners, states, order, groups)
 
+    def align_copies(self) -> None:
+        """Gives all copies of rows, also in other replica groups, the weights of the first; all processes call it."""
+        moves = []
+        for table, layout in self._layouts(writes=True):
+            copied = [block for block in layout.blocks if block.rows.is_replicated]
+            first = [replace(block, rows=replace(block.rows, replicas=block.rows.replicas[:1])) for block in copied]
+            source, target = (TableLayout(tuple(of), layout.order) for of in (first, copied))
+            if copied:
+                moves.append(table_move(table, range(table.num_embeddings), source, target, ()))
+        move(moves, self.part.members, self.part.device, self.part.nodes_of(self.part.members))
+
     def _kept(self, part: Participation, settings: FusedSettings, member: int) -> set[KernelContent]:
         """What kernels of a process have under this plan and under another one, whose memory both use.
 
@@ -196,6 +207,7 @@ class PlanExecution:
             group=own.members,
             device=own.device,
             row_orders=row_orders,
+            frozen=own.owners.frozen,
         )
         on_all(partial(self._check, plan, part), own.members, own.device)
         after = PlanExecution.make(plan, self.settings, part, row_orders, timer, self)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autoshard.core import ShardingPlan, TableSet
-from autoshard.core.errors import InvalidOptionError
+from autoshard.core.errors import InputError, InvalidOptionError
 from autoshard.core.optimizers import BadGradients, UpdateSettings
 from autoshard.core.quoting import shown
 from autoshard.evaluation.executable import is_fused_on_gpu, level_fault, plan_faults
@@ -17,16 +18,18 @@ if TYPE_CHECKING:
     import torch
 
 
-def ownership_of(plan: ShardingPlan, num_processes: int) -> Ownership:
+def ownership_of(plan: ShardingPlan, num_processes: int, frozen: Collection[str] = ()) -> Ownership:
     """Who holds what of a plan in each of its replica groups, ranks folded onto the processes.
 
     Args:
         plan: The plan; rank r of a group runs on process `r % n` of its n processes.
         num_processes: All processes that execute it.
+        frozen: Names of tables that are only looked up.
 
     Raises:
         InvalidPlanError: If the plan is not valid, or holds a table in a way that is not executed.
         InvalidOptionError: If there are more processes than ranks, or none.
+        InputError: If a frozen table is none of the plan.
     """
     world_size = plan.topology.world_size
     if not 1 <= num_processes <= world_size:
@@ -35,8 +38,12 @@ def ownership_of(plan: ShardingPlan, num_processes: int) -> Ownership:
     group_size = len(GroupOrder.of(plan.replica_groups, num_processes).groups[0])
     for fault in plan_faults(plan):
         raise fault.error
+    names = [table.name for table in plan.tables.tables]
+    for name in frozen:
+        if name not in names:
+            raise InputError(f"must be tables of the plan, got {shown(name)}", field="frozen")
     group = plan.of_one_group()
-    holdings = holdings_of(group, group_size)
+    holdings = tuple(replace(one, is_trained=one.of.name not in frozen) for one in holdings_of(group, group_size))
     _check_folding(holdings, group_size, world_size)
     return Ownership(
         tables=plan.tables,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -53,6 +53,7 @@ class Participation:
         group: dist.ProcessGroup | None = None,
         device: torch.device | None = None,
         row_orders: Mapping[str, torch.Tensor] | None = None,
+        frozen: Collection[str] = (),
     ) -> Participation:
         """Reads the plan and checks that all processes mean the same; all of them have to call it.
 
@@ -63,6 +64,7 @@ class Participation:
             group: The processes; None for all.
             device: Where tables and batches are; None for the group's, see `device_of`.
             row_orders: Row ids in falling access frequency, by table.
+            frozen: Names of tables that are only looked up.
 
         Raises:
             InvalidPlanError: If the plan holds tables in a way that is not executed.
@@ -74,7 +76,7 @@ class Participation:
         device = device or device_of(members)
 
         def read() -> tuple[Ownership, int]:
-            owners = ownership_of(plan, members.size())
+            owners = ownership_of(plan, members.size(), frozen)
             check_updates(plan.tables, settings)
             check_levels(owners, device)
             return owners, local_batch_size or even_share(plan.tables.batch_size, members.size())

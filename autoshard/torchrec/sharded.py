@@ -19,7 +19,7 @@ from torchrec import KeyedJaggedTensor
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from typing_extensions import override
 
-from autoshard.core import Constraints, Optimizer, Pooling, ShardingPlan
+from autoshard.core import Constraints, Optimizer, ShardingPlan
 from autoshard.core.errors import InputError, InvalidPlanError
 from autoshard.core.quoting import shown
 from autoshard.formats.torchrec.modules import (
@@ -33,6 +33,7 @@ from autoshard.formats.torchrec.modules import (
 )
 from autoshard.runtime.batch import BatchOfIds, Embedded, KeyedEmbeddings, as_batch, as_keyed
 from autoshard.runtime.embeddings import ShardedEmbeddings
+from autoshard.runtime.engine.groups import group_beside
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.state import TableState
 
@@ -77,23 +78,21 @@ class ShardedCollection(torch.nn.Module):
         for config in collection.configs:
             _check_executed(collection.module, config.name, f"{field}.{config.name}")
         self._is_weighted = collection.is_weighted
-        self.embeddings = ShardedEmbeddings(plan, settings, **options)
+        weights = {
+            table: weight_of(collection.module, config.name)
+            for table, config in zip(collection.tables, collection.configs, strict=True)
+        }
+        frozen = [table for table, of in weights.items() if of is not None and not of.requires_grad]
+        self.embeddings = ShardedEmbeddings(plan, settings, frozen=frozen, **options)
         self._wanted = [name for config in collection.configs for name in config.feature_names]
         given = [name for names in collection.embedding_names for name in names]
         self._names = dict(zip(self.embeddings.feature_names, given, strict=True))
-        frozen = set()
-        for table, config in zip(collection.tables, collection.configs, strict=True):
-            weights_ND = weight_of(collection.module, config.name)
-            if weights_ND is not None and not weights_ND.requires_grad:
-                frozen.add(table)
+        for (table, weights_ND), config in zip(weights.items(), collection.configs, strict=True):
             if weights_ND is None or weights_ND.is_meta:
                 weights_ND = _drawn(config, table, settings.seed)
             if weights_ND is not None:
                 self.embeddings.load_weights(table, weights_ND)
-        of = [(feature.name, one) for one in self.embeddings.owners.tables.tables for feature in one.features]
-        self._frozen = {name for name, one in of if one.name in frozen}
-        pooled = [(name in self._frozen, one.embedding_dim) for name, one in of if one.pooling is not Pooling.SEQUENCE]
-        self._frozen_C = torch.tensor([is_frozen for is_frozen, dim in pooled for _ in range(dim)], dtype=torch.bool)
+        self.embeddings.align_copies()
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedEmbeddings:
         """Embeddings of the local batch, as the module returns them; where it is not weighted, weights are left aside.
@@ -105,20 +104,7 @@ class ShardedCollection(torch.nn.Module):
         embedded = self.embeddings(batch)
         assert isinstance(batch, BatchOfIds)
         assert isinstance(embedded, Embedded)
-        if self._frozen:
-            embedded = self._without_frozen(embedded)
         return as_keyed(embedded, batch, self.embeddings.owners.tables, self._names)
-
-    def _without_frozen(self, embedded: Embedded) -> Embedded:
-        """The embeddings, whose gradients of frozen tables are left out: rows whose gradient is 0 stay as they are."""
-        pooled_BC = embedded.pooled_BC
-        if pooled_BC.requires_grad and bool(self._frozen_C.any()):
-            frozen_C = self._frozen_C.to(pooled_BC.device)
-            pooled_BC.register_hook(  # type: ignore[no-untyped-call]
-                lambda gradient_BC: gradient_BC.masked_fill(frozen_C, 0.0)
-            )
-        rows = {name: one.detach() if name in self._frozen else one for name, one in embedded.sequences.items()}
-        return Embedded(pooled_BC, rows)
 
 
 class ShardedModel(torch.nn.Module):
@@ -180,8 +166,9 @@ class ShardedModel(torch.nn.Module):
         for one in self.collections.values():
             one.embeddings.close()
         if isinstance(self.module, torch.nn.parallel.DistributedDataParallel):
-            self.module = self.module.module
+            group, self.module = self.module.process_group, self.module.module
             gc.collect()  # The first one that a process makes lies in a cycle of torch's.
+            dist.destroy_process_group(group)
 
 
 def shard(
@@ -201,9 +188,10 @@ def shard(
     The tables' modules are replaced in the model; what they return has the types that they returned. The optimizer runs
     in the backward pass, by the plan's optimizer of each table. A module at several paths of the model is sharded once,
     and put at all of them; each of its lookups is an update of its own, so that its tables are trained with SGD alone.
-    If `shard` fails, the model is as it was. Weights that are there are kept; those on the meta device are drawn with
-    the seed, by the `init_fn` of their config. Tables with `requires_grad=False` stay as they are. All processes of the
-    group call it with the same arguments.
+    If `shard` fails, the model is as it was. Weights that are there are kept: where processes have drawn other ones,
+    each row is that of the process that holds it, and copies of it are as the first. Those on the meta device are drawn
+    with the seed, by the `init_fn` of their config. Tables with `requires_grad=False` stay as they are, weights and
+    moments. All processes of the group call it with the same arguments.
 
     Each module looks up and exchanges in its own forward pass: nothing of the next batch is prefetched, and no plan
     follows the first one. A trainer that wants `pipelined` or `adopt` takes `ShardedEmbeddings`; a checkpoint of the
@@ -239,6 +227,7 @@ def shard(
     )
     sharded: dict[str, ShardedCollection] = {}
     replaced: list[tuple[str, torch.nn.Module]] = []
+    dense: dist.ProcessGroup | None = None
     try:
         for one in found.collections:
             own = {name: ids for name, ids in (row_orders or {}).items() if name in one.tables}
@@ -250,8 +239,10 @@ def shard(
                 _replace(model, path, sharded[one.path])
         whole = sharded.get("", model)
         if dist.get_world_size(group) > 1 and any(parameter.requires_grad for parameter in whole.parameters()):
+            # Its all-reduces come in another order among those of tables where processes use other layers.
+            dense = group_beside(group)
             whole = torch.nn.parallel.DistributedDataParallel(
-                whole, process_group=group, find_unused_parameters=find_unused_parameters
+                whole, process_group=dense, find_unused_parameters=find_unused_parameters
             )
     except BaseException:  # the model is as it was
         for path, module in replaced:
@@ -259,6 +250,8 @@ def shard(
                 model.set_submodule(path, module)
         for collection in sharded.values():
             collection.embeddings.close()
+        if dense is not None:
+            dist.destroy_process_group(dense)
         raise
     return ShardedModel(whole, sharded)
 

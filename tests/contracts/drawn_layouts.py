@@ -146,7 +146,8 @@ def drawn_placed(rng, shard, world_size, node_size, can_reduce=True):
 
 
 def drawn_replicas(rng, world_size, node_size):
-    ranks = range(world_size)
+    """A tier, its replicas, whose ranks do not rise where that is accepted, and what each rank reads."""
+    ranks, order = range(world_size), rng.spawn(1)[0]
     nodes = [tuple(ranks[start : start + node_size]) for start in range(0, world_size, node_size)]
     kind = rng.integers(6)
     if kind == 0 or world_size == 1:
@@ -156,10 +157,14 @@ def drawn_replicas(rng, world_size, node_size):
     if kind == 2 and len(nodes) > 1 and node_size > 1:
         return Tier.TABLE_ROW_WISE, (nodes[rng.integers(len(nodes))],), None
     if kind == 3 and len(nodes) > 1 and node_size > 1:
-        return Tier.FLEX, tuple(nodes), None
+        return Tier.FLEX, permuted(order, [permuted(order, node) for node in nodes]), None
     if kind == 4:
-        holders = sorted(int(rank) for rank in rng.choice(world_size, rng.integers(1, world_size + 1), replace=False))
+        holders = [int(rank) for rank in rng.choice(world_size, rng.integers(1, world_size + 1), replace=False)]
         if len(holders) > 1:
             fetch = tuple(holders.index(rank) if rank in holders else int(rng.integers(len(holders))) for rank in ranks)
             return Tier.REPLICATED, tuple((rank,) for rank in holders), fetch
     return Tier.DATA_PARALLEL, tuple((rank,) for rank in ranks), None
+
+
+def permuted(rng, of):
+    return tuple(of[place] for place in rng.permutation(len(of)))

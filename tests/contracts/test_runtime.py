@@ -195,6 +195,22 @@ for way in ("dense", "sparse", "all_gather"):
         4,
         node_size=2,
     )
+#: The second copy lies on ranks that do not rise, and some tables have rows in the first part alone. On two processes,
+#: each holds both parts.
+RENUMBERED = {
+    way: [table(f"{way}.{rows}", rows, dim, features=features) for rows, features in ((40, 1), (1, 2), (3, 1))]
+    for way, dim in (("dense", 4), ("sparse", 8), ("all_gather", 16))
+}
+PLANS["nodes renumbered"] = plan(
+    [item for items in RENUMBERED.values() for item in items],
+    [
+        [shard | {"fetch": [0, 1, 1, 1]} for shard in replicas(item, way, "flex", ((0, 1), (3, 2)))]
+        for way, items in RENUMBERED.items()
+        for item in items
+    ],
+    4,
+    node_size=2,
+)
 
 
 @dataclass(frozen=True)
@@ -225,6 +241,7 @@ PATHS = [
         for engine in ("thin", "torchrec")
     ),
     *(Path(name, 4, "thin") for name in PLANS if name.startswith("gradients")),
+    *(Path("nodes renumbered", num_processes, "thin") for num_processes in (4, 2)),
 ]
 
 

@@ -5,9 +5,10 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from autoshard.core import Collective, GradSync, Pooling, ReplicaGroups, Tier
+from autoshard.core import Collective, GradSync, Optimizer, Pooling, ReplicaGroups, Tier
 from autoshard.core.errors import ExecutionError
 from autoshard.core.step import Overlap
+from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.training.dense import DenseModel, default_layers
@@ -85,6 +86,22 @@ def trained(optimizer, policy, overlap, value, num_groups):
     found = any(changed), all(bool(one.isfinite().all()) for one in after), embeddings.guard.num_bad, said
     embeddings.close()
     return found
+
+
+def clipped_by_infinite_gradients():
+    """Gradients of layers and tables, of which all processes have infinite ones, NaN, and others above the limit."""
+    plan = make.table_wise_plan([make.table("t", 4, 4, optimizer=Optimizer.SGD)], [0], batch_size=2)
+    embeddings = ShardedEmbeddings(plan, FusedSettings(learning_rate=1.0, on_bad_gradients="clip", max_gradient=0.5))
+    row = dist.get_rank()
+    before = embeddings.table_state("t").weights_ND[row].clone()
+    bad = torch.tensor([[torch.inf, -torch.inf, torch.nan, 3.0]])
+    embeddings(BatchOfIds(torch.ones(1, 1, dtype=torch.int64), torch.tensor([row]))).pooled_BC.backward(bad)
+    layer = torch.nn.Linear(4, 1, bias=False)
+    layer.weight.grad = bad.clone()
+    embeddings.guard.keep_from_layers(embeddings.verdict, layer)
+    moved = before - embeddings.table_state("t").weights_ND[row]
+    embeddings.close()
+    return layer.weight.grad[0].tolist(), moved.tolist()
 
 
 def every_way(optimizers, value, num_groups):

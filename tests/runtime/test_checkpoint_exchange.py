@@ -132,6 +132,45 @@ def test_what_does_not_fit_is_refused_by_name(bags, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("kind", ["state.pt", "state.safetensors", "dcp"])
+def test_steps_by_which_moments_are_corrected_are_those_of_the_source(kind, tmp_path):
+    def written(state):
+        source = tmp_path / str(len(list(tmp_path.iterdir()))) / kind
+        source.parent.mkdir()
+        if kind == "state.pt":
+            torch.save({"model": state}, source)
+        elif kind == "dcp":
+            with warnings.catch_warnings(action="ignore"):
+                dcp.save(state, checkpoint_id=source, no_dist=True)
+        else:
+            save_file(state, source)
+        return source
+
+    def imported(source, **options):
+        return import_checkpoint(source, plan, source.parent / "out", **options).step
+
+    plan = plan_of([make.table("a", 5, 8, optimizer=Optimizer.ADAM), make.table("b", 5, 8, optimizer=Optimizer.SGD)])
+    a, b = ({f"{module}.tables.{module}.weights": torch.ones(5, 8)} for module in "ab")
+    moments = {f"a.tables.a.{name}": torch.ones(5, 8) for name in ("moments", "second_moments")}
+    steps = {"a.num_steps": torch.tensor(50)}
+    assert imported(written(a | b | moments | steps)) == 50
+    with pytest.raises(
+        InputError, match=r'^step: must be 50, as in the source: adam corrects the moments of table "a" by'
+    ):
+        imported(written(a | b | moments | steps), step=49)
+    for step in (None, 0):
+        with pytest.raises(
+            InputError, match=r"^step: must be given \(--step\), and above 0: adam corrects the moments of"
+        ):
+            imported(written(a | b | moments), step=step)
+    assert imported(written(a | b | moments), step=7) == 7
+    # Of moments that begin at 0, so does the number.
+    assert imported(written(a | b), fresh_moments=True) == 0
+    with pytest.raises(InputError, match=r"^step: must be given \(--step\): the source tells 40 and 50"):
+        imported(written(a | b | moments | steps | {"b.num_steps": torch.tensor(40)}))
+    assert imported(written(a | b | moments | steps | {"b.num_steps": torch.tensor(40)}), step=50) == 50
+
+
 def test_moments_of_uneven_parts_keep_their_columns(tmp_path):
     table = make.table("a", 5, 8, optimizer=Optimizer.ROWWISE_ADAGRAD)
     state = {

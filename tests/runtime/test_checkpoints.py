@@ -8,7 +8,14 @@ import subprocess
 import time
 
 import pytest
+import torch
 
+from autoshard.core.errors import InputError
+from autoshard.runtime.checkpoints import Checkpoints
+from autoshard.runtime.checkpoints.exchange import export_weights
+from autoshard.runtime.embeddings import ShardedEmbeddings
+from autoshard.runtime.engine.rows.fused import FusedSettings
+from tests import builders as make
 from tests.ranks import on_ranks, started
 from tests.runtime.checkpoint_worker import (
     LAYOUTS,
@@ -68,6 +75,35 @@ DELTA_LAYOUTS = [
 @pytest.mark.parametrize("layouts", DELTA_LAYOUTS, ids=len)
 def test_deltas_hold_the_rows_that_were_updated(tmp_path, layouts):
     on_ranks(check_deltas, 4, tmp_path, layouts)
+
+
+@pytest.mark.usefixtures("one_process")
+def test_tables_of_one_name_are_saved_and_loaded_whole_and_refused_in_deltas_and_exports(tmp_path, monkeypatch):
+    plan = make.table_wise_plan([make.table("t", 6, 4)], [0], world_size=1)
+
+    def opened():
+        return {name: ShardedEmbeddings(plan, settings) for name in ("online", "target")}
+
+    settings = FusedSettings(learning_rate=0.1, marks_rows=True)
+    saved, loaded = opened(), opened()
+    for value, one in enumerate(saved.values()):
+        one.load_weights("t", torch.full((6, 4), float(value)))
+    told = r"^t: is there twice, as online\.tables\.t and target\.tables\.t, which deltas and exported weights do not"
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, saved, plan=plan)
+        with pytest.raises(InputError, match=told):
+            checkpoints.save(2, saved, plan=plan, delta=True)
+        checkpoints.latest().load(loaded)
+        assert [one.table_state("t").weights_ND.unique().tolist() for one in loaded.values()] == [[0.0], [1.0]]
+        with pytest.raises(InputError, match=told):
+            export_weights(checkpoints.latest(), tmp_path / "weights.safetensors")
+        # One that was written all the same is not read.
+        monkeypatch.setattr("autoshard.runtime.checkpoints.checkpoints.check_told_apart", lambda _: None)
+        for step in (2, 3):
+            checkpoints.save(step, saved, plan=plan, delta=True)
+        checkpoints.wait()
+        with pytest.raises(InputError, match=told):
+            checkpoints.latest().load(loaded)
 
 
 @pytest.fixture

@@ -295,11 +295,16 @@ def test_the_tables_have_no_parameters_of_the_module(plan):
 def test_the_trainers_default_dtype_changes_nothing(plan, dtype):
     def trained():
         embeddings = ShardedEmbeddings(plan, SETTINGS)
+        state = embeddings.table_state("t")
+        # Of a plan that cut the columns: each row's is the mean of the two.
+        of_parts_NK = torch.full((40, 2), 1.2345678, dtype=torch.float32)
+        embeddings.load_table_state("t", replace(state, moments={"moments": of_parts_NK}))
         batch = draw_samples(plan.tables, 1, BATCH_SIZE, (0,)).ids
         for _ in range(2):
             output_BC = embeddings(batch).pooled_BC
             output_BC.pow(2).sum().backward()
-        return [output_BC, *(embeddings.table_state(name).weights_ND for name in "tuv")]
+        states = [embeddings.table_state(name) for name in "tuv"]
+        return [output_BC, *(one for state in states for one in (state.weights_ND, *state.moments.values()))]
 
     usual = trained()
     torch.set_default_dtype(dtype)

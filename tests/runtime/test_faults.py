@@ -73,5 +73,5 @@ def test_a_fault_of_one_process_is_the_same_error_on_all(tmp_path, num_groups):
     assert first["refused"] == expected
     assert last["refused"] == expected
     assert first["wrong"] == last["wrong"] == []
-    # The world, and the groups that were made for prefetching and for replicas.
-    assert first["groups"] == (2 if num_groups == 1 else 5)
+    # The world, and the groups that were made for replicas, for the prefetching of two engines and for layers.
+    assert first["groups"] == (4 if num_groups == 1 else 8)

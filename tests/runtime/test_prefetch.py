@@ -16,6 +16,7 @@ from autoshard.runtime import RunRequest
 from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.ids.prefetch import Prefetcher
+from autoshard.runtime.engine.ids.requests import InputExchange
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.processes.launch import running_workers
 from autoshard.runtime.timing import Part, Span, StepTimer
@@ -24,6 +25,7 @@ from autoshard.runtime.training.gradients import GradientBuckets
 from autoshard.runtime.training.step import distributed_step
 from autoshard.runtime.training.synthetic import draw_samples
 from tests import builders as make
+from tests.ranks import on_ranks
 
 SETTINGS = FusedSettings(learning_rate=0.05)
 BATCH_SIZE = 6
@@ -129,6 +131,46 @@ class TestPrefetching:
         time = timings.collectives[StepCollective.INPUT]
         assert time.serialised_ms > 0
         assert 0 < time.exposed_ms <= timings.parts[Part.INPUT]
+
+
+def rows_beside_each_other():
+    """Rows that two embeddings look up whose threads run in another order on process 1; and groups of those after."""
+    plan = make.table_wise_plan([make.table("t", 40, 4)], [0], batch_size=4)
+    one, two = (ShardedEmbeddings(plan, SETTINGS) for _ in range(2))
+    weights_ND = one.table_state("t").weights_ND
+
+    def batch(first):
+        return BatchOfIds(torch.ones(1, 2, dtype=torch.int64), torch.tensor([first, first + 1]))
+
+    for _ in range(2):  # messages have room for a batch then
+        for embeddings in (one, two):
+            embeddings(embeddings.prefetch(batch(0)))
+    exchange, is_late = InputExchange.__call__, dist.get_rank() == 1
+
+    def delayed(self, *arguments):
+        if is_late and self is one._prefetcher.exchange:
+            time.sleep(0.3)
+        return exchange(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(InputExchange, "__call__", delayed)
+        under_way = one.prefetch(batch(4)), two.prefetch(batch(20))
+        found = [embeddings(of).pooled_BC for embeddings, of in zip((one, two), under_way, strict=True)]
+    rows = [[(weights_ND - row_D).abs().sum(dim=1).argmin().item() for row_D in of] for of in found]
+    for embeddings in (one, two):
+        embeddings.close()
+    for thread in threading.enumerate():
+        if thread.name == "autoshard-prefetch":
+            thread.join(timeout=30)
+    dist.barrier()
+    num_groups = len(dist.distributed_c10d._world.pg_names)
+    following = ShardedEmbeddings(plan, SETTINGS)
+    following(following.prefetch(batch(0)))
+    return rows, len(dist.distributed_c10d._world.pg_names) - num_groups
+
+
+def test_embeddings_beside_each_other_get_their_own_rows_and_later_ones_the_groups_of_closed_ones():
+    assert on_ranks(rows_beside_each_other, 2) == [([[4, 5], [20, 21]], 0)] * 2
 
 
 def test_time_of_collectives_beside_each_other_counts_once():

@@ -84,32 +84,50 @@ def test_adam_in_the_backward_pass_is_that_of_torch():
     sharded.close()
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad, RowWiseAdagrad])
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad, RowWiseAdagrad, torch.optim.Adam])
 @pytest.mark.parametrize("kind", ["bags", "rows"])
-def test_frozen_tables_stay_as_they_are_and_others_are_trained(optimizer, kind):
-    if kind == "bags":
-        model = bags(names=("old", "new"))
-        holders = model.embedding_bags
-    else:
-        configs = [
-            EmbeddingConfig(name=name, num_embeddings=10, embedding_dim=8, feature_names=[feature])
-            for name, feature in (("old", "f"), ("new", "g"))
-        ]
-        model = EmbeddingCollection(tables=configs)
-        holders = model.embeddings
-    apply_optimizer_in_backward(optimizer, model.parameters(), {"lr": 0.1})
-    holders["old"].weight.requires_grad_(False)
-    before = {name: holder.weight.detach().clone() for name, holder in holders.items()}
-    sharded = shard(model, plan_of(model))
-    for _ in range(2):
-        output = sharded(BATCH)
-        output = output.values() if kind == "bags" else torch.cat([rows.values() for rows in output.values()])
-        output.pow(2).sum().backward()
-        sharded.end_step()
-    assert torch.equal(sharded.table_state("old").weights_ND, before["old"])
-    assert not torch.equal(sharded.table_state("new").weights_ND, before["new"])
+def test_frozen_tables_stay_as_they_are_with_moments_of_training_too_and_others_are_trained(optimizer, kind):
+    def opened(frozen):
+        if kind == "bags":
+            model = bags(names=("old", "new"))
+            holders = model.embedding_bags
+        else:
+            configs = [
+                EmbeddingConfig(name=name, num_embeddings=10, embedding_dim=8, feature_names=[feature])
+                for name, feature in (("old", "f"), ("new", "g"))
+            ]
+            model = EmbeddingCollection(tables=configs)
+            holders = model.embeddings
+        apply_optimizer_in_backward(optimizer, model.parameters(), {"lr": 0.1})
+        for name in frozen:
+            holders[name].weight.requires_grad_(False)
+        return shard(model, plan_of(model))
+
+    def train(sharded):
+        for _ in range(2):
+            output = sharded(BATCH)
+            output = output.values() if kind == "bags" else torch.cat([rows.values() for rows in output.values()])
+            output.pow(2).sum().backward()
+            sharded.end_step()
+
+    trained, sharded = opened(frozen=()), opened(frozen=["old"])
+    train(trained)
+    sharded.load_state_dict(trained.state_dict())
+    before = state_of(sharded, "old")
+    for one in (trained, sharded):
+        train(one)
+    for name, of in state_of(sharded, "old").items():
+        assert torch.equal(of, before[name]), name
+    for name, of in state_of(sharded, "new").items():
+        assert torch.equal(of, state_of(trained, "new")[name]), name
     with torch.no_grad():
         sharded(BATCH)
+    train(opened(frozen=["old", "new"]))
+
+
+def state_of(sharded, name):
+    state = sharded.table_state(name)
+    return {"weights": state.weights_ND, **state.moments}
 
 
 @pytest.mark.parametrize(

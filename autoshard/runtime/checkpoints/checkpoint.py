@@ -35,6 +35,7 @@ from autoshard.runtime.checkpoints.manifest import (
     Manifest,
     altered,
     check_files,
+    check_told_apart,
     committed_name,
     damaged_files,
 )
@@ -137,6 +138,8 @@ class Checkpoint:
         tables = job_tables(state)
         self._check_names(state, partial=partial)
         chain = self.chain()
+        if len(chain) > 1:
+            self.check_told_apart()
         chain[0].check_tables({one.key: one.table for one in tables}, state)
         members = group or dist.distributed_c10d._get_default_group()
         self._check_all_alike(chain, members)
@@ -241,6 +244,10 @@ class Checkpoint:
         for key, one in saved.items():
             if key not in running:
                 raise InputError("is a table of the checkpoint, and not in the plan", field=one.name)
+
+    def check_told_apart(self) -> None:
+        """Refuses tables of one name, see `manifest.check_told_apart`."""
+        check_told_apart((one.name, one.key) for one in self.manifest.tables)
 
     def _check_all_alike(self, chain: Sequence[Checkpoint], group: dist.ProcessGroup) -> None:
         """Refuses files that differ in size or, of what says how to read the others, in a byte; on all processes."""

@@ -18,7 +18,7 @@ from autoshard.core.accepted import check_choice
 from autoshard.core.errors import AutoshardError, ExecutionError, InputError
 from autoshard.runtime.checkpoints.checkpoint import Checkpoint
 from autoshard.runtime.checkpoints.contents import check_names, job_tables, saved_tables, staged
-from autoshard.runtime.checkpoints.manifest import committed_folders, remove, sweep
+from autoshard.runtime.checkpoints.manifest import check_told_apart, committed_folders, remove, sweep
 from autoshard.runtime.checkpoints.together import cause, from_all, host_group
 from autoshard.runtime.checkpoints.writing import StagedState, write_checkpoint
 from autoshard.runtime.engine.groups import WeakGroup
@@ -102,7 +102,8 @@ class Checkpoints:
 
         Raises:
             InputError: If the step is not after the last checkpoint's, a name has a dot or no state, the plan is of
-                other tables, replica groups differ at this step, or a delta is asked for and rows are not marked.
+                other tables, or replica groups differ at this step. Of a delta, if rows are not marked, or two tables
+                have one name.
             ExecutionError: If the checkpoint before could not be written, unless `on_error` is `warn`.
         """
         self.wait()
@@ -116,6 +117,8 @@ class Checkpoints:
         embeddings = list({id(one.embeddings): one.embeddings for one in tables}.values())
         if delta and not all(one.marks_rows for one in embeddings):
             raise InputError("must be True in the settings of the embeddings, for deltas", field="marks_rows")
+        if delta:
+            check_told_apart((one.table.name, one.key) for one in tables)
         base = self._base[0] if delta and self._base is not None and self._base[1] == plan else None
         self._base, updates = None, []
         with contextlib.ExitStack() as stack:

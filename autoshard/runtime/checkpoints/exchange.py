@@ -17,9 +17,10 @@ import torch
 from torch.distributed.checkpoint.planner import WriteItem
 from typing_extensions import override
 
-from autoshard.core import EmbeddingTable, Pooling, ShardingPlan
+from autoshard.core import EmbeddingTable, Pooling, ShardingPlan, TableSet
 from autoshard.core.errors import FormatError, InputError
 from autoshard.core.optimizers import Moment
+from autoshard.core.quoting import shown
 from autoshard.runtime.checkpoints.checkpoint import Checkpoint
 from autoshard.runtime.checkpoints.contents import PIECE_BYTES, PiecePlanner, StoredTensor
 from autoshard.runtime.checkpoints.manifest import SavedTable, committed_name
@@ -42,7 +43,7 @@ _SAFETENSORS_DTYPES = {torch.int64: "I64", torch.float32: "F32", torch.float16: 
 
 
 def import_checkpoint(
-    source: str | Path, plan: ShardingPlan, folder: str | Path, *, step: int = 0, fresh_moments: bool = False
+    source: str | Path, plan: ShardingPlan, folder: str | Path, *, step: int | None = None, fresh_moments: bool = False
 ) -> Checkpoint:
     """Makes a checkpoint of tables that TorchRec, PyTorch or this project saved; reads and writes it in pieces.
 
@@ -54,7 +55,7 @@ def import_checkpoint(
         source: A folder that `torch.distributed.checkpoint` wrote, a file of `torch.save`, or one of safetensors.
         plan: A plan of the tables; keys of other tables or layers are left alone.
         folder: Folder of checkpoints that it is written into.
-        step: Steps that were made.
+        step: Steps that were made; None for those that this project's modules tell in the source, or 0.
         fresh_moments: Whether moments that are missing begin at 0; else they are refused.
 
     Returns:
@@ -62,12 +63,14 @@ def import_checkpoint(
 
     Raises:
         InputError: If there is a checkpoint of the step, files cannot be read, or a table is missing, there twice, of
-            another shape or dtype, or without moments; the field is the table.
+            another shape or dtype, or without moments; the field is the table. If there are moments that Adam or LAMB
+            correct by the number of steps, and the source tells none or another than is given; the field is `step`.
         ExecutionError: If it cannot be written.
     """
+    stored = stored_tensors(Path(source))
+    step = _num_steps(plan.tables, stored, step)
     if (Path(folder) / committed_name(step)).exists():
         raise InputError(f"must be one without a checkpoint in {folder}, got {step}", field="step")
-    stored = stored_tensors(Path(source))
     imported = {table.name: _imported(table, stored, fresh_moments=fresh_moments) for table in plan.tables.tables}
     structure: OrderedDict[str, object] = OrderedDict(num_steps=StoredTensor(f"{EMBEDDINGS}.num_steps"))
     flat: dict[str, object] = {EMBEDDINGS: structure, f"{EMBEDDINGS}.num_steps": torch.tensor(step)}
@@ -131,6 +134,41 @@ def _imported(
     return tensors
 
 
+def _num_steps(tables: TableSet, stored: Mapping[str, TensorInFiles], step: int | None) -> int:
+    """Steps after which tables were saved.
+
+    Args:
+        tables: The tables.
+        stored: What the source has.
+        step: The number that is given, if it is.
+
+    Raises:
+        InputError: If moments are corrected by it, and it is neither given nor told, or told otherwise.
+    """
+    keys = {
+        key.removesuffix(end) + "num_steps"
+        for end in (f"tables.{table.name}.weights" for table in tables.tables)
+        for key in stored
+        if f".{key}".endswith(f".{end}")
+    }
+    told = sorted({int(stored[key].read(0, 1)) for key in keys & stored.keys()})
+    if step is None and len(told) > 1:
+        raise InputError(f"must be given (--step): the source tells {' and '.join(map(str, told))}", field="step")
+    number = told[0] if step is None and told else step or 0
+    if number in told or (number and not told):
+        return number
+    for table in tables.tables:
+        ends = [end.format(table.name) for moment in table.optimizer.moments for end in _MOMENTS[moment.name]]
+        has_moments = any(f".{key}".endswith(f".{end}") for key in stored for end in ends)
+        if table.optimizer.has_decaying_moments and has_moments:
+            accepted = f"{told[0]}, as in the source" if told else "given (--step), and above 0"
+            raise InputError(
+                f"must be {accepted}: {table.optimizer} corrects the moments of table {shown(table.name)} by it",
+                field="step",
+            )
+    return number
+
+
 def _found(name: str, ends: list[str], stored: Mapping[str, TensorInFiles]) -> TensorInFiles | None:
     """The tensor whose key is, or ends after a dot with, one of these."""
     keys = [key for key in stored if any(f".{key}".endswith(f".{end}") for end in ends)]
@@ -142,7 +180,9 @@ def _found(name: str, ends: list[str], stored: Mapping[str, TensorInFiles]) -> T
 def _zeros(table: EmbeddingTable, moment: Moment) -> TensorInFiles:
     inner = () if moment.is_per_row else (table.embedding_dim,)
     return TensorInFiles(
-        (table.num_embeddings, *inner), torch.float32, lambda start, stop: torch.zeros(stop - start, *inner)
+        (table.num_embeddings, *inner),
+        torch.float32,
+        lambda start, stop: torch.zeros(stop - start, *inner, dtype=torch.float32),
     )
 
 
@@ -189,8 +229,10 @@ def export_weights(checkpoint: Checkpoint, path: str | Path, *, prefix: str = ""
         Bytes that were written.
 
     Raises:
+        InputError: If two tables have one name.
         FormatError: If files of the checkpoint cannot be read, or the file cannot be written.
     """
+    checkpoint.check_told_apart()
     tables = checkpoint.plan.tables
     if checkpoint.manifest.base is not None:
         return write_safetensors(Path(path), _updated(checkpoint, prefix))

@@ -21,7 +21,7 @@ from typing import Annotated, Final
 
 from autoshard.core.accepted import WHOLE_AT_LEAST_0, WHOLE_AT_LEAST_1
 from autoshard.core.declared import Meaning, Size
-from autoshard.core.errors import FormatError
+from autoshard.core.errors import FormatError, InputError
 from autoshard.formats.documents.document import Document
 from autoshard.formats.documents.kinds import fields_of
 from autoshard.runtime.checkpoints.blocks import hash_blocks
@@ -92,6 +92,26 @@ MANIFEST: Final = Document(
     make=Manifest,
     fields=lambda _: fields_of(Manifest),
 )
+
+
+def check_told_apart(tables: Iterable[tuple[str, str]]) -> None:
+    """Refuses tables of one name where rows are known by the names of their tables: in deltas and exported weights.
+
+    Args:
+        tables: Name of each, and what the names of its tensors begin with.
+
+    Raises:
+        InputError: If two have one name, which is the field.
+    """
+    known: dict[str, str] = {}
+    for name, key in tables:
+        if name in known:
+            raise InputError(
+                f"is there twice, as {known[name]} and {key}, which deltas and exported weights do not tell apart: "
+                "save all rows, or give tables names of their own",
+                field=name,
+            )
+        known[name] = key
 
 
 def committed_folders(folder: Path) -> list[Path]:

@@ -35,7 +35,7 @@ class TensorInFiles:
     Attributes:
         shape: Its shape.
         dtype: Its numbers.
-        read: Gives its rows [start, stop).
+        read: Gives its rows [start, stop); a number without a shape is row 0.
     """
 
     shape: tuple[int, ...]
@@ -69,7 +69,7 @@ def stored_tensors(path: Path) -> dict[str, TensorInFiles]:
         ) from error
     leaves, _ = tree_flatten_with_path(state)
     return {
-        key_of(place): TensorInFiles(tuple(one.shape), one.dtype, partial(rows_of, one))
+        key_of(place): TensorInFiles(tuple(one.shape), one.dtype, partial(rows_of, one if one.dim() else one[None]))
         for place, one in leaves
         if isinstance(one, torch.Tensor)
     }
@@ -80,8 +80,10 @@ def _of_safetensors(path: Path) -> dict[str, TensorInFiles]:
     found = {}
     for key in list(file.keys()):
         rows = file.get_slice(key)
-        if shape := tuple(rows.get_shape()):
-            found[key] = TensorInFiles(shape, rows[:0].dtype, partial(rows_of, rows))
+        shape = tuple(rows.get_shape())
+        if not shape:
+            rows = file.get_tensor(key)[None]
+        found[key] = TensorInFiles(shape, rows[:0].dtype, partial(rows_of, rows))
     return found
 
 
@@ -105,11 +107,12 @@ def _of_checkpoint(folder: Path) -> dict[str, TensorInFiles]:
 
 
 def _stored_rows(folder: Path, key: str, stored: TensorStorageMetadata, start: int, stop: int) -> torch.Tensor:
-    rows_LD = torch.empty((stop - start, *stored.size[1:]), dtype=stored.properties.dtype)
+    shape = (stop - start, *stored.size[1:]) if stored.size else ()
+    rows_LD = torch.empty(shape, dtype=stored.properties.dtype)
     with alone():
         planner = _RowPlanner(key, start, rows_LD)
         load_state({key: rows_LD}, storage_reader=FileSystemReader(folder), planner=planner, no_dist=True)
-    return rows_LD
+    return rows_LD if stored.size else rows_LD[None]
 
 
 class _RowPlanner(DefaultLoadPlanner):
@@ -125,7 +128,7 @@ class _RowPlanner(DefaultLoadPlanner):
         assert metadata is not None
         stored = metadata.state_dict_metadata[self._key]
         assert isinstance(stored, TensorStorageMetadata)
-        offsets = torch.Size((self._start, *(0 for _ in stored.size[1:])))
+        offsets = torch.Size((self._start, *(0 for _ in stored.size[1:]))[: len(stored.size)])
         box = ChunkStorageMetadata(offsets=offsets, sizes=self._rows_LD.shape)
         return LoadPlan(create_read_items_for_chunk_list(self._key, stored, [box]))
 

@@ -59,16 +59,22 @@ class JoinedGroups:
         peers = own_group(list(zip(*world_ranks, strict=True)))
         return cls(order, own, peers, world_ranks)
 
-    def beside(self, purpose: str) -> JoinedGroups:
-        """The same processes in groups for another purpose; all processes have to call it.
+    def of_thread(self) -> tuple[JoinedGroups, int]:
+        """The same processes in groups that no other thread uses; all processes have to call it.
 
-        Args:
-            purpose: As `group_of_ranks` has it.
+        Returns:
+            The groups, and their number: when its thread has ended, each process gives it to `end_thread`.
         """
+        number = torch.tensor(max([*_of_threads], default=-1) + 1, device=device_of(self.own))
+        for group in (self.own, self.peers):
+            if group is not None:  # elsewhere threads of closed embeddings may not have ended yet
+                dist.all_reduce(number, op=dist.ReduceOp.MAX, group=group)
+        purpose = f"thread {int(number)}"
         own, peers = own_group(self.world_ranks, purpose), self.peers
         if peers is not None:
             peers = own_group(list(zip(*self.world_ranks, strict=True)), purpose)
-        return replace(self, own=own, peers=peers)
+        _of_threads.add(int(number))
+        return replace(self, own=own, peers=peers), int(number)
 
 
 class WeakGroup(Generic[GroupT]):
@@ -101,6 +107,8 @@ class WeakGroup(Generic[GroupT]):
         return group
 
 
+#: Numbers of the groups that threads of this process use.
+_of_threads: set[int] = set()
 #: Process groups that were made, with the world that they are of: making one takes gloo tens of milliseconds.
 _made: dict[tuple[str, tuple[int, ...]], tuple[weakref.ref[dist.ProcessGroup], weakref.ref[dist.ProcessGroup] | None]]
 _made = {}
@@ -131,6 +139,27 @@ def group_of_ranks(ranks: Sequence[int], purpose: str = "") -> dist.ProcessGroup
         _made[key] = (weakref.ref(world), weakref.ref(made) if isinstance(made, dist.ProcessGroup) else None)
     known = _made[key][1]
     return None if known is None else known()
+
+
+def group_beside(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """A new group of the same processes, None for all, whose collectives come in an order of their own.
+
+    All of the processes have to call it, and to destroy it.
+    """
+    ranks = None if group is None else dist.get_process_group_ranks(group)
+    group = group or dist.distributed_c10d._get_default_group()
+    timeout = group._get_backend(device_of(group)).options._timeout
+    made: dist.ProcessGroup = dist.new_group(ranks, timeout, use_local_synchronization=ranks is not None)
+    return made
+
+
+def end_thread(number: int) -> None:
+    """Lets another thread use the groups of a thread that has ended.
+
+    Args:
+        number: As `JoinedGroups.of_thread` gives it.
+    """
+    _of_threads.discard(number)
 
 
 def release_world() -> None:

@@ -124,6 +124,7 @@ class Holding:
         grad_sync: How gradients of replicas meet; none where there is one replica, which the kernel updates itself.
         memory: Where rows live, and the cache that a rank has before its part of a range.
         ranges: The rows, by rising position.
+        is_trained: Whether rows are updated; else they are only looked up.
     """
 
     table: int
@@ -135,6 +136,7 @@ class Holding:
     grad_sync: GradSync
     memory: MemoryPlacement
     ranges: tuple[HeldRange, ...]
+    is_trained: bool = True
 
     @property
     def embedding_dim(self) -> int:
@@ -164,7 +166,8 @@ class Holding:
         gradients meet in the same collectives. Behind a cache are all tables of a kernel or none.
         """
         cache = self.memory.policy if self.memory.cache_bytes else None
-        key: KernelKey = (self.is_replicated, self.output, *values(self.of, Role.KERNEL), self.memory.level, cache)
+        memory = (self.memory.level, cache)
+        key: KernelKey = (self.is_replicated, self.is_trained, self.output, *values(self.of, Role.KERNEL), *memory)
         if self.is_replicated:
             return (*key, self.embedding_dim, self.grad_sync, self.ranges[0].replicas, self.ranges[0].read_by)
         return key if self.output is Exchange.PARTIAL_SUMS else (*key, self.embedding_dim)
@@ -173,15 +176,13 @@ class Holding:
     def _parts(self) -> dict[int, tuple[HeldPart, ...]]:
         parts: dict[int, list[HeldPart]] = {}
         for index, one in enumerate(self.ranges):
-            seen: set[tuple[int, int]] = set()
-            for replica in one.replicas:
-                for part, process in enumerate(replica):
-                    rows = one.part_rows(part)
-                    if rows and (part, process) not in seen:
-                        seen.add((part, process))
-                        mine = parts.setdefault(process, [])
-                        offset = mine[-1].offset + mine[-1].num_rows if mine else 0
-                        mine.append(HeldPart(range=index, part=part, offset=offset, num_rows=rows))
+            # Part by part: processes that hold the same rows keep them in one order.
+            for part, holders in enumerate(zip(*one.replicas, strict=True)):
+                rows = one.part_rows(part)
+                for process in dict.fromkeys(holders) if rows else ():
+                    mine = parts.setdefault(process, [])
+                    offset = mine[-1].offset + mine[-1].num_rows if mine else 0
+                    mine.append(HeldPart(range=index, part=part, offset=offset, num_rows=rows))
         return {process: tuple(mine) for process, mine in parts.items()}
 
     def parts_of(self, process: int) -> tuple[HeldPart, ...]:
@@ -390,9 +391,13 @@ class Ownership:
         return tuple(sorted(keys, key=lambda key: key[0] is True))
 
     def of_kernel(self, key: KernelKey, process: int) -> tuple[int, ...]:
-        """Holdings that a kernel of a process has rows of, in the order in which it keeps and answers them."""
+        """Holdings that a kernel of a process has rows of, in the order in which it keeps them.
+
+        Kernels that update their own tables answer in it, too: by owners, as `asked` has it. Processes that hold the
+        same rows of a kernel of replicas have one order.
+        """
         held = [
-            (holding.is_reduced, holding.owners(process), index)
+            (holding.is_reduced, () if holding.is_replicated else holding.owners(process), index)
             for index, holding in enumerate(self.holdings)
             if holding.kernel_key == key and holding.num_rows(process)
         ]
@@ -460,7 +465,7 @@ class Ownership:
         found = []
         for key, (one, holders) in self._replicas.items():
             held = one.ranges[0]
-            if one.grad_sync is not GradSync.DENSE:
+            if one.is_trained and one.grad_sync is not GradSync.DENSE:
                 owners = sorted(set(held.replicas[held.read_by[reader]]))
                 found += [(key, owner) for owner in owners if holder in holders.get(owner, ())]
         return tuple(found)
@@ -511,6 +516,11 @@ class Ownership:
         return tuple(slot for slot in asked.sums if not self.holdings[slot.holding].is_reduced)
 
     @property
+    def frozen(self) -> tuple[str, ...]:
+        """Names of tables that are only looked up."""
+        return tuple(dict.fromkeys(one.of.name for one in self.holdings if not one.is_trained))
+
+    @property
     def is_folded(self) -> bool:
         """Whether a process runs several ranks of the plan."""
         return self.num_processes != self.plan_world_size
@@ -523,7 +533,7 @@ class Ownership:
             (one.table, one.columns, one.output, one.collective, one.deduplicate, one.memory, one.ranges)
             for one in self.holdings
         )
-        return tables, held, self.num_processes
+        return tables, held, self.frozen, self.num_processes
 
     def tables_of(self, process: int) -> tuple[EmbeddingTable, ...]:
         """Tables that a process holds some of, in the plan's order."""

@@ -431,7 +431,7 @@ class Session:
         counted: deque[tuple[Span, Timings]] = deque(maxlen=_MAX_MEASURED)
         # A loss that is kept where the step left it, between its activations, keeps their memory from being one block
         # again: each further step then takes memory anew, for as long as losses are kept.
-        losses_M, num_counted = torch.empty(_MAX_MEASURED, device=self._device), 0
+        losses_M, num_counted = torch.empty(_MAX_MEASURED, dtype=torch.float32, device=self._device), 0
         for turn in range(self._rounds):
             if turn:
                 loop.go_on(request.last_step)

@@ -123,7 +123,7 @@ class TrainingLoop:
             return
         event = None
         if asked.device.type == "cuda":
-            asked = torch.empty(1, pin_memory=True).copy_(asked, non_blocking=True)
+            asked = torch.empty(1, dtype=asked.dtype, pin_memory=True).copy_(asked, non_blocking=True)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
         self._asked.append((asked, event))

@@ -71,7 +71,7 @@ class ReferenceEmbeddings:
         self.moments: dict[str, dict[str, torch.Tensor]] = {}
         self._hits = {one.name: torch.zeros(one.num_embeddings, dtype=torch.bool) for one in tables.tables}
         for table in self._tables:
-            weights_ND = torch.empty(table.num_embeddings, table.embedding_dim)
+            weights_ND = torch.empty(table.num_embeddings, table.embedding_dim, dtype=torch.float32)
             initialise(weights_ND, table, settings.seed)
             self.weights[table.name] = weights_ND.requires_grad_()
             self.moments[table.name] = {one.name: torch.zeros_like(weights_ND) for one in table.optimizer.moments}
@@ -80,7 +80,7 @@ class ReferenceEmbeddings:
         """Embeddings of all samples."""
         features = [(table, feature.name) for table in self._tables for feature in table.features]
         limit = self._settings.max_gradient
-        pooled, sequences = [torch.empty(ids.batch_size, 0)], {}
+        pooled, sequences = [torch.empty(ids.batch_size, 0, dtype=torch.float32)], {}
         weights = [None] * len(features) if ids.weights_L is None else ids.per_feature(ids.weights_L)
         for (table, name), feature_ids, lengths, weights_L in zip(
             features, ids.per_feature(ids.ids_L), ids.lengths_FB, weights, strict=True

@@ -74,7 +74,8 @@ class Samples:
     def none(cls, num_features: int, num_dense: int) -> Samples:
         """A batch of no samples."""
         ids = BatchOfIds(torch.zeros(num_features, 0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
-        return cls(ids, torch.zeros(0, num_dense), torch.zeros(0), weight=0.0)
+        dense_BN, labels_B = (torch.zeros(shape, dtype=torch.float32) for shape in ((0, num_dense), (0,)))
+        return cls(ids, dense_BN, labels_B, weight=0.0)
 
 
 def global_samples(parts: Sequence[Samples]) -> Samples:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, is_dataclass
@@ -112,10 +112,13 @@ class Prefetcher:
         exchange: Over a process group that nobody else uses: collectives of a group come in the same order everywhere.
         device: Where batches are.
         clock: Of the threads.
+        on_end: What the thread does last.
     """
 
-    def __init__(self, exchange: InputExchange, device: torch.device, clock: StepClock) -> None:
-        self.exchange, self._device = exchange, device
+    def __init__(
+        self, exchange: InputExchange, device: torch.device, clock: StepClock, on_end: Callable[[], None]
+    ) -> None:
+        self.exchange, self._device, self._on_end = exchange, device, on_end
         #: Whether collectives are launched at fixed places of the training thread.
         self.is_ordered = device.type == "cuda"
         self._under_way: deque[Prefetched] = deque()
@@ -164,6 +167,7 @@ class Prefetcher:
         while (prefetched := self._waiting.get()) is not None:
             prefetched.distribute(self.exchange, stream)
             del prefetched  # or the last batch would stay in memory
+        self._on_end()
 
 
 def _event(device: torch.device) -> torch.cuda.Event | None:

@@ -364,7 +364,7 @@ class _Means:
         assert len(block.bounds[name]) == 2, "blocks of plans have one number for their columns, or one for each"
         self._first, last = block.columns
         self._tensor_NK = _as_matrix(block.tensors[name])
-        self._values_UD = torch.empty(len(unit.ids), last - self._first)
+        self._values_UD = torch.empty(len(unit.ids), last - self._first, dtype=torch.float32)
         self._places_U = torch.full((len(unit.ids),), -1)
 
     def add(self, leg: _Leg, came: tuple[int, ...], values_LK: torch.Tensor) -> None:

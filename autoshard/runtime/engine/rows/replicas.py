@@ -141,13 +141,14 @@ class Replicas:
                 storage = TorchRows(rows, first.embedding_dim, table.dtype, table.optimizer, settings, device)
             self.by_content[content] = storage
             self._kernels[key] = _Kernel(rows=storage, base=ownership.first_rows(key, process))
-            synced = SyncedRows(rows, first.embedding_dim)
-            together.setdefault(processes, {})[key] = synced
+            if first.is_trained:
+                together.setdefault(processes, {})[key] = SyncedRows(rows, first.embedding_dim)
         #: What each process asks this one for, and last what this one reads itself.
         self._slots = [
             replica_slots(of, ownership, process, device)
             for of in (*(ownership.asked(other, process) for other in range(group.size())), ownership.local(process))
         ]
+        self._trained = {key for of in together.values() for key in of}
         self._syncs = [
             (tuple(of), GradientSync(groups[processes], tuple(of.values()))) for processes, of in together.items()
         ]
@@ -213,6 +214,8 @@ class Replicas:
             self._add(key, rows_L, torch.arange(len(rows_L), device=self._device), gradients_LD)
 
     def _add(self, key: KernelKey, rows_L: torch.Tensor, sources_L: torch.Tensor, gradients_XD: torch.Tensor) -> None:
+        if key not in self._trained:
+            return
         kernel = self._kernels[key]
         kernel.lookups.append(rows_L)
         kernel.sources.append(sources_L + kernel.num_gradients)

@@ -41,6 +41,7 @@ class _Rows:
     """A kernel that gives out rows: all of its holdings are one table."""
 
     kernel: FusedKernel | TorchKernel
+    is_trained: bool
     holdings: tuple[int, ...]
     base: dict[int, int]
     """First row of each holding."""
@@ -51,8 +52,14 @@ class _Sums:
     """A kernel that gives out sums."""
 
     kernel: FusedKernel | TorchKernel
+    is_trained: bool
     holdings: tuple[int, ...]
     num_features: int
+
+
+def _fills_ahead(one: _Sums | _Rows) -> bool:
+    """Whether rows of the next batch are brought into its cache, where they stay until a backward pass."""
+    return one.is_trained and one.kernel.fills_ahead
 
 
 class FusedKernels:
@@ -88,20 +95,21 @@ class FusedKernels:
             indices = ownership.of_kernel(key, process)
             if not indices or self._holdings[indices[0]].is_replicated:
                 continue
-            is_rows, content = self._holdings[indices[0]].output is Exchange.ROWS, ownership.content(key, process)
+            first, content = self._holdings[indices[0]], ownership.content(key, process)
+            is_rows = first.output is Exchange.ROWS
             kernel = known.get(content)
             if kernel is None:
                 kernel = self._kernel(indices, settings, is_rows=is_rows)
             self.by_content[content] = kernel
             if is_rows:
                 base = ownership.first_rows(key, process)
-                self._rows.append(_Rows(kernel, tuple(base), base))
+                self._rows.append(_Rows(kernel, first.is_trained, tuple(base), base))
             else:
                 num_features = sum(len(self._holdings[index].of.features) for index in indices)
-                self._sums.append(_Sums(kernel, indices, num_features))
+                self._sums.append(_Sums(kernel, first.is_trained, indices, num_features))
         self._num_sums = sum(one.num_features for one in self._sums)
         self._asked = [ownership.asked(other, process).rows for other in range(ownership.num_processes)]
-        self.fills_ahead = any(one.fills_ahead for one in self._kernels)
+        self.fills_ahead = any(_fills_ahead(one) for one in (*self._sums, *self._rows))
         self._filled: DistributedBatch | None = None
         #: Where caches are filled, beside the stream that trains.
         self._beside: torch.cuda.Stream | None = None
@@ -176,9 +184,9 @@ class FusedKernels:
             if batch is None:
                 return
             inputs = (*self._sum_inputs(batch), *((self._row_ids(batch, one), None, None) for one in self._rows))
-            for kernel, (ids_L, lengths_FG, _) in zip(self._kernels, inputs, strict=True):
-                if isinstance(kernel, FusedKernel) and kernel.fills_ahead:
-                    kernel.fill(ids_L, lengths_FG, here)
+            for one, (ids_L, lengths_FG, _) in zip((*self._sums, *self._rows), inputs, strict=True):
+                if _fills_ahead(one):
+                    one.kernel.fill(ids_L, lengths_FG, here)
         self._filled = batch
 
     def _follow_fill(self, batch: DistributedBatch | None) -> None:
@@ -192,12 +200,14 @@ class FusedKernels:
     def look_up(self, batch: DistributedBatch) -> LookupOutput:
         """Looks up what all processes ask for."""
         self._follow_fill(batch)
-        sums = [self._timed(one.kernel, *of) for one, of in zip(self._sums, self._sum_inputs(batch), strict=True)]
-        rows = [self._timed(one.kernel, self._row_ids(batch, one)) for one in self._rows]
+        sums = [self._timed(one, *of) for one, of in zip(self._sums, self._sum_inputs(batch), strict=True)]
+        rows = [self._timed(one, self._row_ids(batch, one)) for one in self._rows]
         if not sums and not rows:  # nothing here; the empty output still has to be in the graph of every process
             num_samples = batch.batch_size * len(batch.served)
             nothing = torch.zeros(num_samples, 0, dtype=torch.float32, device=self._device, requires_grad=True)
             return LookupOutput(nothing, ())
+        if torch.is_grad_enabled() and not any(one.requires_grad for one in (*sums, *rows)):
+            (*sums, *rows)[0].requires_grad_()  # what is frozen, too: gradients go from process to process
         return LookupOutput(torch.cat(sums, dim=1) if len(sums) > 1 else sums[0] if sums else None, tuple(rows))
 
     def _sum_inputs(self, batch: DistributedBatch) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]:
@@ -236,15 +246,17 @@ class FusedKernels:
 
     def _timed(
         self,
-        kernel: FusedKernel | TorchKernel,
+        one: _Sums | _Rows,
         ids_L: torch.Tensor,
         lengths_FG: torch.Tensor | None = None,
         weights_L: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        kernel = one.kernel
         if isinstance(kernel, FusedKernel) and kernel.shares_rows:
             with self._timer.clock.uncounted():
                 ids_L = kernel.shared(ids_L, lengths_FG)
-        with self._timer.measure(Part.FORWARD_KERNEL):
+        is_trained = one.is_trained and torch.is_grad_enabled()
+        with self._timer.measure(Part.FORWARD_KERNEL), torch.set_grad_enabled(is_trained):
             output = kernel.rows(ids_L) if lengths_FG is None else kernel.sums(ids_L, lengths_FG, weights_L)
         self._timer.measure_backward(output, Part.BACKWARD_KERNEL)
         return output

@@ -61,7 +61,8 @@ class TakenApart:
 
 
 #: Of a batch that has not been trained on.
-NOT_TAKEN = TakenApart(torch.empty(0), (), torch.empty(0), torch.empty(0), {})
+_NOTHING = torch.empty(0, dtype=torch.float32)
+NOT_TAKEN = TakenApart(_NOTHING, (), _NOTHING, _NOTHING, {})
 #: Of a batch that has not come.
 NOT_ASSEMBLED = Assembled((), None)
 

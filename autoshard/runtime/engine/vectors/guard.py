@@ -79,16 +79,17 @@ class GradientGuard:
             self._num_bad += is_bad
             if self._policy is not BadGradients.CLIP:
                 verdict.is_bad = is_bad
-        return self._kept_out(verdict, gradients)
+        kept = self._kept_out(verdict, gradients, self._limit)
+        return kept if self._limit is None else [one.clamp(-self._limit, self._limit) for one in kept]
 
     def keep_from_layers(self, verdict: Verdict, layers: torch.nn.Module) -> None:
-        """Does with the gradients of dense layers, which are alike on all processes, what was done with the tables'."""
+        """Does with bad gradients of dense layers, whose means over all processes these are, as with the tables'."""
         gradients = [one.grad for one in layers.parameters() if one.grad is not None]
         if self._policy is BadGradients.IGNORE or not gradients:
             return
         if verdict.is_bad is not None:
             verdict.is_bad |= _is_bad(gradients)
-        for own, kept in zip(gradients, self._kept_out(verdict, gradients, is_limited=False), strict=True):
+        for own, kept in zip(gradients, self._kept_out(verdict, gradients, self._settings.max_gradient), strict=True):
             own.copy_(kept)
 
     def end_step(self, number: int) -> None:
@@ -118,17 +119,14 @@ class GradientGuard:
             )
 
     def _kept_out(
-        self, verdict: Verdict, gradients: Sequence[torch.Tensor], *, is_limited: bool = True
+        self, verdict: Verdict, gradients: Sequence[torch.Tensor], limit: float | None
     ) -> Sequence[torch.Tensor]:
-        """Gradients within the limit, or zeros for those of a step that is kept out."""
+        """Gradients whose bad numbers are replaced, by the limit where infinite; zeros for a step that is kept out."""
         if verdict.is_bad is not None:
             gradients = [torch.where(verdict.is_bad, torch.zeros_like(one), one) for one in gradients]
-        limit = self._limit
-        if limit is None:
-            return gradients
-        if self._policy is BadGradients.CLIP:
+        if limit is not None and self._policy is BadGradients.CLIP:
             gradients = [one.nan_to_num(0.0, limit, -limit) for one in gradients]
-        return [one.clamp(-limit, limit) for one in gradients] if is_limited else gradients
+        return gradients
 
     def _first_bad(self, is_bad: torch.Tensor) -> torch.Tensor:
         """The first of all processes with bad gradients, counted back from the number of them; 0 if none has."""
