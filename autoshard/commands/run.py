@@ -613,6 +613,8 @@ def _of_job(result: RunResult) -> list[str]:
         )
     if job.resumed_plan is not None:
         lines.append(_RESUMED[job.resumed_plan])
+    if job.resumed_learning_rate is not None:
+        lines.append(f"Went on with the checkpoint's learning rate, {job.resumed_learning_rate:g}, not the command's.")
     for one in job.plan_changes:
         what = "changed the plan" if one.is_changed else "kept the plan"
         took = "" if one.adopt_ms is None else f", which took {one.adopt_ms:,.0f} ms"

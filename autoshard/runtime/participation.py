@@ -87,6 +87,7 @@ class Participation:
             "plan": (owners.identity, plan.payload, plan.replica_groups),
             "topology": plan.topology,
             "settings": settings,
+            "frozen tables": owners.frozen,
             "batch size": local_batch_size,
             "row order": orders,
         }

@@ -314,6 +314,9 @@ class JobReport:
             "because the job was begun with another (`plan_changed`) or on other processes (`processes_changed`)."
         ),
     ] = None
+    resumed_learning_rate: Annotated[
+        float | None, Meaning("Learning rate that it went on with, its checkpoint's, where the command's is another.")
+    ] = None
 
     @property
     def has_adopted(self) -> bool:

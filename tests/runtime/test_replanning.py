@@ -317,6 +317,9 @@ def test_the_report_tells_each_decision():
         "Trained 20 steps, from the checkpoint of step 8 on.",
         "Went on under the plan that the job had adopted.",
     ]
+    assert _of_job(SimpleNamespace(job=replace(job, resumed_from=8, resumed_learning_rate=0.05)))[1] == (
+        "Went on with the checkpoint's learning rate, 0.05, not the command's."
+    )
     assert _of_job(SimpleNamespace(job=job))[-2:] == [
         "Step 12: changed the plan, which took 3 ms (it pays).",
         "Step 18: kept the plan (no plan was found).",

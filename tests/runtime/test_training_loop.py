@@ -93,8 +93,10 @@ def test_a_job_that_goes_on_ends_with_the_same_bits_as_one_in_one_go(job, tmp_pa
     assert rest.last_loss == whole.last_loss
     assert last_files(tmp_path / "job") == last_files(tmp_path / "whole")
     assert len(list((tmp_path / "job").glob("step-*"))) == 3
-    again = trained(job, 2)
+    assert rest.job.resumed_learning_rate is None
+    again = trained(replace(job, learning_rate=0.01), 2)
     assert (again.job.trained_steps, again.steps, again.step_ms) == (32, 0, 0.0)
+    assert again.job.resumed_learning_rate == job.learning_rate == 0.05
 
 
 @pytest.mark.slow

@@ -533,7 +533,7 @@ class Ownership:
             (one.table, one.columns, one.output, one.collective, one.deduplicate, one.memory, one.ranges)
             for one in self.holdings
         )
-        return tables, held, self.frozen, self.num_processes
+        return tables, held, self.num_processes
 
     def tables_of(self, process: int) -> tuple[EmbeddingTable, ...]:
         """Tables that a process holds some of, in the plan's order."""

@@ -244,16 +244,20 @@ class Session:
             _trace(request.trace_path, training, loop.last_samples)
         job = None
         if request.is_job:
+            resumed_from = None if saved is None else saved.resumed_from
+            learning_rate = training.optimizer.param_groups[0]["lr"]
+            is_resumed_rate = resumed_from is not None and learning_rate != request.learning_rate
             skipped, first_skipped = samples.skipped if isinstance(samples, FileSamples) else (0, None)
             job = JobReport(
                 trained_steps=loop.number,
-                resumed_from=None if saved is None else saved.resumed_from,
+                resumed_from=resumed_from,
                 restarts=0,
                 is_stopped=loop.is_stopped,
                 skipped_lines=skipped,
                 first_skipped=first_skipped,
                 plan_changes=() if replanning is None else tuple(replanning.changes),
                 resumed_plan=sharding.resumed,
+                resumed_learning_rate=learning_rate if is_resumed_rate else None,
             )
         executed = sharding.plan if replanning is None else replanning.plan
         result = _summary(

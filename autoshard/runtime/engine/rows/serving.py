@@ -109,7 +109,7 @@ class FusedKernels:
                 self._sums.append(_Sums(kernel, first.is_trained, indices, num_features))
         self._num_sums = sum(one.num_features for one in self._sums)
         self._asked = [ownership.asked(other, process).rows for other in range(ownership.num_processes)]
-        self.fills_ahead = any(_fills_ahead(one) for one in (*self._sums, *self._rows))
+        self.fills_ahead = any(_fills_ahead(one) for one in self._served)
         self._filled: DistributedBatch | None = None
         #: Where caches are filled, beside the stream that trains.
         self._beside: torch.cuda.Stream | None = None
@@ -142,9 +142,12 @@ class FusedKernels:
         return replace(held[0].memory, cache_bytes=sum(one.cache_bytes(self._process) for one in held))
 
     @property
+    def _served(self) -> list[_Sums | _Rows]:
+        return [*self._sums, *self._rows]
+
+    @property
     def _kernels(self) -> Iterator[FusedKernel | TorchKernel]:
-        yield from (one.kernel for one in self._sums)
-        yield from (one.kernel for one in self._rows)
+        yield from (one.kernel for one in self._served)
 
     def set_step(self, step: UpdateStep) -> None:
         """Sets the step of lookups from now on; those that were made keep theirs."""
@@ -184,8 +187,8 @@ class FusedKernels:
             if batch is None:
                 return
             inputs = (*self._sum_inputs(batch), *((self._row_ids(batch, one), None, None) for one in self._rows))
-            for one, (ids_L, lengths_FG, _) in zip((*self._sums, *self._rows), inputs, strict=True):
-                if _fills_ahead(one):
+            for one, (ids_L, lengths_FG, _) in zip(self._served, inputs, strict=True):
+                if _fills_ahead(one) and isinstance(one.kernel, FusedKernel):
                     one.kernel.fill(ids_L, lengths_FG, here)
         self._filled = batch
 
