@@ -110,6 +110,7 @@ class PlanSearch(BaseModel):
     )
     is_deleted: bool = Field(default=False, description="Only plans that were deleted within a day, and no others.")
     owner: _Text | None = Field(default=None, description="Only plans that this key or subject made.")
+    id: PlanId | None = Field(default=None, description="Only this plan.")
 
     @property
     def figures(self) -> dict[str, str | int]:

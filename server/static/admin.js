@@ -7,6 +7,8 @@ import { ask, find, guarded } from "./service.js";
 
 let audited = [];
 let before = null;
+/* Times that the log was asked for: of two answers, the one that was asked for last is shown. */
+let asked = 0;
 
 export async function showKeys(columns) {
   const found = await ask("GET", "/v1/keys");
@@ -33,7 +35,9 @@ export async function showAudit(columns, again) {
   const query = new URLSearchParams({ limit: "50" });
   for (const name of ["actor", "action", "target"]) if (find(`audit-${name}`).value) query.set(name, find(`audit-${name}`).value.trim());
   if (!again && before) query.set("before", before);
+  const number = ++asked;
   const page = await ask("GET", `/v1/audit?${query}`);
+  if (number !== asked) return;
   audited = again ? page.entries : [...audited, ...page.entries];
   before = page.next;
   find("more-audit").hidden = !before;

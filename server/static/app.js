@@ -7,7 +7,7 @@ import { makeSchedule, showJobs, showModels, showSchedules, unwatch, watch } fro
 import * as one from "./one.js";
 import * as planning from "./planning.js";
 import * as plans from "./plans.js";
-import { ask, find, guarded, look } from "./service.js";
+import { ask, enter, find, guarded, here, look } from "./service.js";
 
 /* Columns of the lists: fields of what they hold. */
 let columns = null;
@@ -19,8 +19,9 @@ const VIEWS = {
   compare: (ids) => plans.showCompared(ids),
   one: ([id]) => one.showOne(id),
   jobs: async ([id]) => {
+    const isHere = here();
     await showJobs(columns.jobs);
-    watch(id, columns.jobs);
+    if (isHere()) watch(id, columns.jobs);
   },
   models: () => showModels(columns.models),
   schedules: () => showSchedules(columns.schedules),
@@ -40,6 +41,7 @@ async function catalogue() {
 }
 
 const go = guarded(async () => {
+  const isHere = enter();
   const [name, ...rest] = (location.hash.slice(1) || "plan").split("/");
   const ids = rest.filter(Boolean);
   const needed = { one: 1, compare: 2 }[name] || 0;
@@ -51,8 +53,12 @@ const go = guarded(async () => {
     if (tab.getAttribute("href") === `#${shown}`) tab.setAttribute("aria-current", "page");
     else tab.removeAttribute("aria-current");
   }
-  if (view !== "sign-in") await catalogue();
-  await VIEWS[view](ids);
+  try {
+    if (view !== "sign-in") await catalogue();
+    if (isHere()) await VIEWS[view](ids);
+  } catch (error) {
+    if (isHere()) throw error;  // what was asked for another address is nothing to this one
+  }
 });
 
 addEventListener("hashchange", () => { go(); find("main").focus(); });

@@ -3,8 +3,8 @@
 /* One stored plan: its report, what its step waits for, and what would help. */
 
 import { bytes, fill, link, ms, percent, several, short, state } from "./drawing.js";
-import { offerOthers } from "./plans.js";
-import { ask, find, guarded } from "./service.js";
+import { offerLabels, offerNothing, offerOthers } from "./plans.js";
+import { ask, find, guarded, here } from "./service.js";
 
 /* Tables that are listed as those for which the step waits. */
 const MOST_BINDING = 10;
@@ -19,6 +19,7 @@ const words = (name) => name.replaceAll("_", " ");
 const isHardware = (one) => one.field.startsWith("topology.");
 
 export async function showOne(id) {
+  const isHere = here();
   find("drawn").removeAttribute("src");
   find("one-title").textContent = `Plan ${short(id)}`;
   find("download").href = `/v1/plans/${id}`;
@@ -27,19 +28,23 @@ export async function showOne(id) {
   for (const part of ["explained", "trying", "improved"]) find(part).hidden = true;
   find("made-by").textContent = "";
   find("improve").disabled = false;
+  fill("runs", [], []);
+  offerNothing();
   const address = `${location.origin}/v1/plans/${id}`;
   copies("copy-id", id);
   copies("copy-curl", `curl -H "Authorization: Bearer $AUTOSHARD_API_KEY" ${address}`);
   copies("copy-python", `from autoshard.client import open_client\n\nwith open_client("${location.origin}") as client:\n    plan = client.read_plan("${id}")\n`);
   const { runs } = await ask("GET", `/v1/plans/${id}/runs`);  // no report of a plan that is not there
-  if (!isShown(id)) return;
+  if (!isHere()) return;
   find("drawn").src = find("report").href;
   fill("runs", [["reported, UTC"], ["measured step, ms", "number"], ["predicted step, ms", "number"], ["plan anew"]],
     runs.map((one) => [one.reported_at.slice(0, 19).replace("T", " "), ms(one.measured_ms), ms(one.predicted_ms), one.is_drifted ? "yes: it has drifted" : ""]),
     "No run is reported yet: training jobs send theirs to POST /v1/plans/{id}/runs.");
   const { jobs } = await ask("GET", `/v1/jobs?plan_id=${id}&limit=5`);
+  if (!isHere()) return;
   find("made-by").replaceChildren(...(jobs.length ? ["Made by job ", several(jobs.map((job) => link(short(job.id), `#jobs/${job.id}`)))] : []));
-  await offerOthers(id);
+  await offerLabels(id);
+  if (isHere()) await offerOthers(id);
 }
 
 /* Copies a text; where a browser does not let pages do that, shows it to be copied. */
@@ -64,7 +69,7 @@ export function listen() {
     const id = shownId();
     if (!confirm(`Delete the plan ${short(id)}? For a day, Plans, Filters brings it back.`)) return;
     await ask("DELETE", `/v1/plans/${id}`);
-    location.hash = "#plans";
+    if (isShown(id)) location.hash = "#plans";
   }));
 }
 
@@ -119,7 +124,7 @@ function ranks(held) {
 async function improve(id) {
   const started = performance.now();
   const clock = setInterval(() => {
-    find("elapsed").textContent = `${Math.floor((performance.now() - started) / 1000)} s`;
+    if (isShown(id)) find("elapsed").textContent = `${Math.floor((performance.now() - started) / 1000)} s`;
   }, 1000);
   find("elapsed").textContent = "";
   find("improve").disabled = true;

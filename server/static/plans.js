@@ -3,7 +3,7 @@
 /* Stored plans: the list, and several beside each other. */
 
 import { bytes, button, cell, cells, fill, headings, inOrder, link, ms, percent, printable, share, short, state } from "./drawing.js";
-import { ask, find, guarded } from "./service.js";
+import { ask, find, guarded, here } from "./service.js";
 
 const NONE = "No plan is stored that fits. Make one under Plan, or search for less.";
 
@@ -13,6 +13,8 @@ const ORDER = ["id", "step_ms", "name", "planner", "num_tables", "topology", "nu
 let columns = [];
 let listed = [];
 let next = null;
+/* Times that the list was asked for: of two answers, the one that was asked for last is shown. */
+let asked = 0;
 /* The column by which the list is sorted, and 1 or -1. */
 let order = { name: "created_at", sign: -1 };
 
@@ -40,7 +42,9 @@ async function list(again) {
   for (const one of [find("text"), ...find("filters").querySelectorAll("input")]) if (one.value.trim()) query.set(one.name, one.value.trim());
   if (find("deleted").checked) query.set("is_deleted", "true");
   if (!again && next) query.set("cursor", next);
+  const number = ++asked;
   const page = await ask("GET", `/v1/plans?${query}`);
+  if (number !== asked) return;
   listed = again ? page.plans : [...listed, ...page.plans];
   next = page.next;
   find("more").hidden = !next;
@@ -86,9 +90,11 @@ const chosen = () => [...find("listed").querySelectorAll("input:checked")].map((
 
 /* Plans beside each other, the shortest step first, and what differs between two. */
 export async function showCompared(ids) {
+  const isHere = here();
   find("difference").hidden = true;
   fill("side-by-side", [], [], "Reading the plans");
   const plans = await Promise.all(ids.map(async (id) => ({ id, plan: (await ask("GET", `/v1/plans/${id}`)).plan })));
+  if (!isHere()) return;
   const step = (one) => (one.plan.predicted ? one.plan.predicted.step_ms.value : Infinity);
   const best = Math.min(...plans.map(step));
   const rows = [...plans].sort((one, other) => step(one) - step(other) || 0).map(({ id, plan }) => {
@@ -117,7 +123,9 @@ function quantity(name, value) {
 }
 
 async function showDifference(first, second) {
+  const isHere = here();
   const found = await ask("GET", `/v1/plans/${first}/diff/${second}`);
+  if (!isHere()) return;
   const apart = found.is_within_intervals === null ? null : found.is_within_intervals ? "no: the 90% intervals of both steps overlap" : "yes: the 90% intervals do not overlap";
   state("changes", [
     ["predicted step", found.step_ms_before && found.step_ms_after && `${ms(found.step_ms_before.value)} ms → ${ms(found.step_ms_after.value)} ms`],
@@ -132,18 +140,41 @@ async function showDifference(first, second) {
   find("difference").hidden = false;
 }
 
-/* Plans that one may be compared with, the latest first; and what it is called itself. */
-export async function offerOthers(id) {
-  const page = await ask("GET", "/v1/plans?limit=50");
-  const own = page.plans.find((one) => one.id === id) || { name: "", tags: "" };
-  const inputs = { name: find("plan-name"), tags: find("plan-tags") };
-  for (const [name, input] of Object.entries(inputs)) input.value = input.defaultValue = own[name];
+const inputs = () => Object.entries({ name: find("plan-name"), tags: find("plan-tags") });
+
+/* Shows what a plan is called, and lets it be changed; null while that is not known. */
+function label(own) {
+  for (const [name, input] of inputs()) input.value = input.defaultValue = own ? own[name] : "";
+  for (const part of find("labels").elements) part.disabled = !own;
+  find("labelled").textContent = "";
+}
+
+/* Leaves nothing of the plan before where one's labels and others are offered. */
+export function offerNothing() {
+  label(null);
+  find("other").replaceChildren(new Option("another plan", ""));
+}
+
+/* What a plan is called, to be changed. */
+export async function offerLabels(id) {
+  const isHere = here();
+  const [own] = (await ask("GET", `/v1/plans?id=${id}`)).plans;
+  if (!isHere()) return;
+  label(own || null);
   find("labels").onsubmit = guarded(async () => {
-    const changed = Object.entries(inputs).filter(([, input]) => input.value !== input.defaultValue);
-    await ask("PATCH", `/v1/plans/${id}`, Object.fromEntries(changed.map(([name, input]) => [name, input.value.trim()])));
+    const changed = inputs().map(([name, input]) => [name, input, input.value]).filter(([, input, value]) => value !== input.defaultValue);
+    await ask("PATCH", `/v1/plans/${id}`, Object.fromEntries(changed.map(([name, , value]) => [name, value.trim()])));
+    if (!isHere()) return;
+    for (const [, input, value] of changed) input.defaultValue = value;
     find("labelled").textContent = "Kept.";
   });
-  find("labelled").textContent = "";
+}
+
+/* Plans that one may be compared with, the latest first. */
+export async function offerOthers(id) {
+  const isHere = here();
+  const page = await ask("GET", "/v1/plans?limit=50");
+  if (!isHere()) return;
   const others = page.plans.filter((one) => one.id !== id);
   const text = (one) => `${one.created_at.slice(0, 16).replace("T", " ")} ${printable(one.name)} ${one.planner}, ${one.num_tables} tables, ${one.num_ranks} ranks of ${one.device}, ${ms(one.step_ms)} ms`;
   find("other").replaceChildren(new Option("another plan", ""), ...others.map((one) => new Option(text(one), one.id)));

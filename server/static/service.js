@@ -7,6 +7,20 @@ const LOOK_MS = 1300;
 
 export const find = (id) => document.getElementById(id);
 
+let visits = 0;
+
+/* Tells, after a wait, whether the page still shows what it shows now: answers may come when the address has changed. */
+export function here() {
+  const visit = visits;
+  return () => visit === visits;
+}
+
+/* The same, of what is shown from now on. */
+export function enter() {
+  visits += 1;
+  return here();
+}
+
 /* What went wrong, and the field of the request that it is about, if it is one's. */
 class Failure extends Error {
   constructor(message, field) {

@@ -154,8 +154,8 @@ class PlanStore:
         query = select(*_LISTED).where(PLANS.c.team == team, _is_deleted(search.is_deleted)).limit(search.limit + 1)
         for name, value in search.figures.items():
             query = query.where(PLANS.c[name] == value)
-        if search.owner is not None:
-            query = query.where(PLANS.c.owner == search.owner)
+        for column, wanted in ((PLANS.c.owner, search.owner), (PLANS.c.id, search.id)):
+            query = query if wanted is None else query.where(column == wanted)
         if search.text:
             labels = (PLANS.c[name].contains(search.text, autoescape=True) for name in ("name", "tags"))
             words = PLANS.c.search_text.contains(search.text.casefold(), autoescape=True)

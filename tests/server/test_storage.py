@@ -241,6 +241,8 @@ def test_lists_are_searched(storage):
     assert found(text="ÄPFEL") == {2}
     assert found(text="100%") == {1, 3}
     assert found(text="a_00") == set()  # no pattern
+    assert listed(storage, id=facts(1).id) == [facts(1).id]
+    assert listed(storage, id=facts(9).id) == []
 
 
 REQUEST = IdempotentRequest(client="a", key="k", fingerprint="f")

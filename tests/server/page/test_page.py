@@ -129,6 +129,7 @@ def test_a_search_is_stopped_and_its_best_plan_kept(own_service):
             assert await page.value("location.hash") == f"#one/{job['plan_id']}"
             await page.go("plan")
             await page.click("#make")
+            await page.shown("search")
             await page.until("/^[0-9.]+ ms$/.test(document.getElementById('best').textContent)")
             await page.go("jobs")
             buttons = "[...document.querySelectorAll('#worked button')]"
@@ -518,3 +519,97 @@ def test_constraints_and_a_start_are_checked_as_typed_and_kept_to(own_service):
         plan, before = (client.get(f"/v1/plans/{one}").json()["plan"] for one in (plan_id, start))
     assert [one["replicas"] for one in plan["shards"] if one["table"] == "t3"] == [[[5]]]
     assert plan["predicted"]["step_ms"]["value"] <= before["predicted"]["step_ms"]["value"]
+
+
+#: Has answers to requests whose address holds a text come a second and a half later.
+SLOW = """
+((real) => {
+  window.fetch = async (path, options) => {
+    const answer = await real(path, options);
+    if (String(path).includes(%s)) await new Promise((done) => setTimeout(done, 1500));
+    return answer;
+  };
+})(window.fetch);
+"""
+
+
+@pytest.mark.slow
+@needs_browser
+def test_an_old_plan_keeps_the_labels_that_are_not_changed(own_service):
+    service = own_service("--workers", "1")
+    task = {"tables": "criteo-kaggle", "topology": "cpu-8", "planner": "size-greedy"}
+    with service.client() as client:
+        ids = [client.post("/v1/plans", json={**task, "seed": seed}).json()["id"] for seed in range(52)]
+        labels = {"name": "ranker", "tags": "nightly ads"}
+        assert client.patch(f"/v1/plans/{ids[0]}", json=labels).status_code == 204
+
+        def kept():
+            (plan,) = client.get("/v1/plans", params={"id": ids[0]}).json()["plans"]
+            return {name: plan[name] for name in labels}
+
+        async def play(page):
+            values = "[document.getElementById('plan-name').value, document.getElementById('plan-tags').value]"
+            await page.open(f"{service.url}/#one/{ids[0]}")
+            await page.until("document.getElementById('plan-name').value === 'ranker'")
+            assert await page.value(values) == ["ranker", "nightly ads"]
+            for name in ("ranker, second week", "ranker"):  # what was kept is what the next change is told from
+                await page.fill("#plan-name", name)
+                await page.click("#labels button")
+                await page.until("document.getElementById('labelled').textContent === 'Kept.'")
+                assert kept() == {**labels, "name": name}
+                await page.value("document.getElementById('labelled').textContent = ''")
+            # Until one plan's labels are known, nothing is kept, and least of all another one's.
+            await page.value(SLOW % json.dumps("/v1/plans?id="))
+            await page.go(f"one/{ids[1]}")
+            await page.until(f"document.getElementById('one-title').textContent === 'Plan {ids[1][7:19]}'")
+            assert await page.value("document.querySelector('#labels button').disabled")
+            assert await page.value(values) == ["", ""]
+            await page.until("!document.querySelector('#labels button').disabled")
+            assert await page.value(values) == ["", ""]
+            assert page.problems == []
+
+        browse(play)
+
+
+@pytest.mark.slow
+@needs_browser
+def test_answers_that_come_late_leave_what_is_shown_by_then(own_service):
+    service = own_service("--workers", "1")
+    task = {"tables": "criteo-kaggle", "topology": "cpu-8"}
+    with service.client() as client:
+        planners = ("size-greedy", "lookup-greedy", "random")
+        first, second, third = [
+            client.post("/v1/plans", json={**task, "planner": one}).json()["id"] for one in planners
+        ]
+        step_ms = client.get(f"/v1/plans/{first}").json()["plan"]["predicted"]["step_ms"]["value"]
+        for plan_id, name in ((first, "the first"), (second, "the second")):
+            client.patch(f"/v1/plans/{plan_id}", json={"name": name})
+        client.post(f"/v1/plans/{first}/runs", json={"steps_ms": [step_ms]})
+
+    async def play(page):
+        name = "document.getElementById('plan-name').value"
+        await page.open(f"{service.url}/#plans")
+        await page.until("document.querySelectorAll('#listed tbody tr').length === 3")
+        await page.value(SLOW % json.dumps(first))
+        await page.go(f"one/{first}")
+        await page.go(f"one/{second}")
+        await page.until(f"{name} === 'the second'")
+        await asyncio.sleep(2)
+        assert await page.value(name) == "the second"
+        assert "No run is reported yet" in await page.text("runs")
+        assert second[7:19] in await page.text("one-title")
+        await page.go(f"compare/{first}/{second}")
+        await page.go(f"compare/{second}/{third}")
+        await page.shown("difference")
+        await asyncio.sleep(2)
+        assert first[7:19] not in await page.text("side-by-side")
+        missing = f"sha256:{first[7:15]}{'0' * 56}"
+        await page.value(SLOW % json.dumps(missing))
+        await page.go(f"one/{missing}")  # whose refusal comes when another plan is shown
+        await page.go(f"one/{second}")
+        await page.until(f"{name} === 'the second'")
+        await asyncio.sleep(2)
+        assert await page.text("message") == ""
+        assert page.problems == []
+
+    browse(play)
