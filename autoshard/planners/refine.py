@@ -113,7 +113,7 @@ def refine(
     """
     AT_LEAST_1.check(num_measurements, "replay_refine")
     problem, first_N = _as_problem(plan, model)
-    problem = replace(problem, capacity_R=problem.capacity_R - kept_bytes_R)
+    problem = replace(problem, capacity_R=(problem.capacity_R - kept_bytes_R).astype(np.int64))
     errors = recorded_errors(model) or _UNRECORDED
     best_N = first_N
     best, (best_ms_R,) = plan, measure([plan])

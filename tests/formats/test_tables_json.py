@@ -157,7 +157,7 @@ def test_whole_documents_are_read_field_by_field(documents):
         (
             {"embeding_dim": 4},
             "embeding_dim: is not known (did you mean embedding_dim?); accepted: name, num_embeddings, embedding_dim, "
-            "dtype, pooling, features, access, optimizer, constraints",
+            "dtype, pooling, features, access, optimizer, weighted, constraints",
         ),
         ({"bad\nname": 1}, "bad\\nname: is not known"),
         ({"constraints": {"pinned_ranks": [0, 0.5]}}, "constraints.pinned_ranks[1]: must be a whole number"),

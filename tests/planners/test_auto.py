@@ -333,6 +333,8 @@ def test_a_world_too_large_to_be_searched_gets_the_best_plan_of_other_planners(m
     assert "worlds of more than 7 ranks are not searched" in caplog.text
     others = [make_plan(name, replace(request, options={})) for name in ("cost-greedy", "neo", "flexshard")]
     assert plan.predicted.step_ms.value <= min(other.predicted.step_ms.value for other in others)
-    limited = replace(request, options={"policy": False, "sharding_types": "row_wise"})
+    rows = make_plan("auto", replace(request, options={"policy": False, "sharding_types": "row_wise"}))
+    assert {placed.tier for placed in rows.shards} == {Tier.ROW_WISE}
+    limited = replace(request, options={"policy": False, "sharding_types": "table_column_wise"})
     with pytest.raises(InvalidTopologyError, match="world_size: must be at most 7 for a search by the planner auto"):
         make_plan("auto", limited)
