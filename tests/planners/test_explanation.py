@@ -121,7 +121,9 @@ def test_ways_that_leave_no_room_for_training_or_the_reserve_are_ruled_out(plan,
         assert not has_room(replace(plan, shards=shards), reserved_bytes)
         if one.option != "data_parallel" and one.table != "t1":  # t1 is pinned
             assert others["data_parallel"].step_ms is None
-            assert others["data_parallel"].ruled_out.endswith(" of a rank beside what training needs, more than is free")
+            assert others["data_parallel"].ruled_out.endswith(
+                " of a rank beside what training needs, more than is free"
+            )
 
 
 def test_says_what_a_table_binds(plan):

@@ -141,7 +141,9 @@ class _Explainer:
     def _alternative(self, option: ItemOption, step_ms: float | None) -> Alternative:
         hbm_bytes = self._bytes(option)
         beside = " beside what training needs" if self.layout.limits.with_activations else ""
-        ruled_out = "" if step_ms is not None else f"takes {write_bytes(hbm_bytes)} of a rank{beside}, more than is free"
+        ruled_out = (
+            "" if step_ms is not None else f"takes {write_bytes(hbm_bytes)} of a rank{beside}, more than is free"
+        )
         return Alternative(option=option.label, step_ms=step_ms, hbm_bytes=hbm_bytes, ruled_out=ruled_out)
 
     def _changes(self, index: int, number: int) -> list[Change]:

@@ -190,7 +190,7 @@ class Session:
             if counter is not None and request.access_path is not None:
                 counts = merged_counts(counter, _ROWS_OF_A_FILE)
                 if counts is not None:
-                    counts.write(Path(request.access_path), plan.tables)
+                    counts.write(Path(request.access_path), plan.tables, Path(request.plan_path).parent)
             return result
         finally:
             engine.close()
