@@ -183,7 +183,7 @@ def test_metrics_are_those_of_all_samples_and_go_on_where_the_job_does(job, tmp_
     assert list(folder.glob("events.out.tfevents.*"))
 
 
-def predict_and_measure(folder):
+def predict_and_measure(folder, mean_logit):
     """AUC of predictions that are made on two processes."""
     from autoshard.runtime.training.metrics import JobMetrics  # torchmetrics warns of what itself imports
 
@@ -194,15 +194,16 @@ def predict_and_measure(folder):
     labels = (logits + torch.from_numpy(rng.standard_normal(len(logits))) > 0).float()
     ids = BatchOfIds(torch.zeros(1, len(labels), dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
     samples = Samples(ids, torch.zeros(len(labels), 1), labels)
-    outcome = StepOutcome(torch.tensor(0.5), logits, torch.zeros(1))
+    outcome = StepOutcome(torch.tensor(0.5), logits + mean_logit, torch.zeros(1))
     timings = Timings([], [])
     metrics(TrainedStep(1, samples, outcome, Span(0.0, 1.0), 0.0, timings))
     metrics.close()
     return logits.tolist(), labels.tolist()
 
 
-def test_the_area_under_the_curve_is_that_of_all_processes(tmp_path):
-    found = on_ranks(predict_and_measure, 2, str(tmp_path))
+@pytest.mark.parametrize("mean_logit", [0.0, -7.0, 7.0])  # of labels that are even, rare and common
+def test_the_area_under_the_curve_is_that_of_all_processes(tmp_path, mean_logit):
+    found = on_ranks(predict_and_measure, 2, str(tmp_path), mean_logit)
     logits, labels = (np.concatenate(of) for of in zip(*found, strict=True))
     order = np.argsort(np.argsort(logits)) + 1
     positives = labels.sum()
