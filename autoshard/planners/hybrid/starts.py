@@ -35,6 +35,8 @@ _WHOLE_LUMPS = (0.5, 0.25, 1.0)
 #: 1% better (metasyn, 80 tables on 8 A100, 200 on 16, 800 on 80 A100 and on 80 CPU ranks); one takes 35 us for each
 #: table.
 _NUM_MADE = 2
+#: Placements around the one before of items that leave no room for training.
+_NUM_ANEW = 2
 #: Of more tables than this, one is made: it takes a tenth of a second.
 _MOST_MADE = 2_000
 #: Of few tables more starts are made whatever the time, as many as place so many tables in all: the likeliest two of
@@ -283,6 +285,7 @@ def _with_room(
     """Items with their options placed, where the memory leaves room for what training needs; None if it does not.
 
     What that is depends on where items are: it is taken from ranks' memory once it is known, and items placed anew.
+    Where that does not do, shards are placed by what each needs for it, as linear around where they were.
     """
     of_tables = replace(limits, with_activations=False)
     layout = placed_options(space, flat, rates, of_tables, numbers, with_uneven=with_uneven)
@@ -294,11 +297,18 @@ def _with_room(
     less_RM = limits.capacity_RM.copy()
     less_RM[:, 0] -= space.prices.training_bytes(layout.moved_RC[None])[0]
     less = replace(of_tables, capacity_RM=less_RM)
-    layout = placed_options(space, flat, rates, less, numbers, with_uneven=with_uneven)
-    if layout is None:
-        return None
-    placed = Layout(space, limits, layout.chosen, layout.sums_RX)
-    return placed if placed.fits() else None
+    anew = placed_options(space, flat, rates, less, numbers, with_uneven=with_uneven)
+    for count in range(_NUM_ANEW + 1):
+        if count:
+            anew = placed_options(space, flat, rates, of_tables, numbers, with_uneven=with_uneven, around=layout)
+        if anew is not None:
+            placed = Layout(space, limits, anew.chosen, anew.sums_RX)
+            if placed.fits():
+                return placed
+            layout = anew
+        elif count:
+            break
+    return None
 
 
 def no_room(space: PlannerSpace, limits: Limits) -> InfeasiblePlanError:
