@@ -35,8 +35,6 @@ _WHOLE_LUMPS = (0.5, 0.25, 1.0)
 #: 1% better (metasyn, 80 tables on 8 A100, 200 on 16, 800 on 80 A100 and on 80 CPU ranks); one takes 35 us for each
 #: table.
 _NUM_MADE = 2
-#: Placements around the one before of items that leave no room for training.
-_NUM_ANEW = 2
 #: Of more tables than this, one is made: it takes a tenth of a second.
 _MOST_MADE = 2_000
 #: Of few tables more starts are made whatever the time, as many as place so many tables in all: the likeliest two of
@@ -48,6 +46,8 @@ _NUM_PLACED = 640
 #: 0.56% shorter, 0.15% and 0.22% longer, with 2 level (CPU time, one core of an EPYC, November 2026). And the share of
 #: the time left that making them may take.
 _GROWN, _GROWN_SHARE = 1.5, 0.1
+#: Placements, each around the one before, of options that leave no room for training.
+_NUM_ANEW = 2
 #: Tiers that balanced starts may use, besides all: where kernels are short, each further kind of them counts.
 FEW_TIERS = (
     (Tier.TABLE_WISE,),
