@@ -398,7 +398,7 @@ _TOLD_SHARE: Final = 0.05
 
 
 def _predicted(plan: ShardingPlan, result: RunResult, *, is_random: bool) -> RunPrediction | None:
-    """What the plan predicted for the run, and how the run differs from that; None without prices.
+    """What the plan predicted for the run, and how the run differs from that; None without prices or measured steps.
 
     Args:
         plan: The plan.
@@ -410,7 +410,7 @@ def _predicted(plan: ShardingPlan, result: RunResult, *, is_random: bool) -> Run
     from autoshard.runtime.results import RunPrediction
 
     predicted = plan.predicted
-    if predicted is None:
+    if predicted is None or not result.steps:
         return None
     num_cores = len(os.sched_getaffinity(0))
     load = os.getloadavg()[0]
@@ -569,9 +569,12 @@ def _headline(result: RunResult) -> list[str]:
         f"({result.engine}, {result.backend}, {result.device})"
         + (f", {result.overlap}" if result.overlap is not Overlap.NONE else "")
         + (f", which ran the plan's {result.plan_world_size} ranks" if result.folded else ""),
-        f"Step {write_ms(result.step_ms)} ms{_interval(result)}, {result.samples_per_s:,.0f} samples/s, "
-        f"kernel balance {write_percent(result.balance)}, loss {result.first_loss:.4f} to {result.last_loss:.4f}",
     ]
+    if result.first_loss is not None:
+        lines.append(
+            f"Step {write_ms(result.step_ms)} ms{_interval(result)}, {result.samples_per_s:,.0f} samples/s, "
+            f"kernel balance {write_percent(result.balance)}, loss {result.first_loss:.4f} to {result.last_loss:.4f}"
+        )
     if (virtual := result.virtual) is not None:
         shares = f"; {write_percent(virtual.row_share)} of the rows of large tables have memory of their own"
         lines.append(

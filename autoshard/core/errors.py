@@ -13,6 +13,7 @@ AutoshardError
 ├── SampleStoreError                    a store of samples that cannot be read or written
 ├── DeviceError                         a device that is missing, busy or out of memory
 └── ExecutionError                      a plan that could not be executed to its end
+    └── DivergedError                   training whose numbers are not finite; it fails again if it is repeated
 """
 
 from __future__ import annotations
@@ -150,3 +151,9 @@ class ExecutionError(AutoshardError):
     """A plan whose execution failed."""
 
     kind = "execution"
+
+
+class DivergedError(ExecutionError):
+    """Training whose losses, gradients or weights are not finite: repeating it would fail again."""
+
+    kind = "diverged"

@@ -121,7 +121,7 @@ def distance(
         return float(np.abs(gaps).sum() / 2)
     sides = (rows_before, rows_after)
     # A row that would be known on either side if it had this share.
-    least = max((float(one.shares_N[one.num_known - 1]) if one.num_known else 1.0) for one in sides)
+    least = max(one.known_from for one in sides)
     ids_L = np.union1d(*(one.ids_N[one.shares_N >= least] for one in sides))
     then_L, now_L = (one.shares_of(ids_L) for one in sides)
     return float((np.abs(then_L - now_L).sum() + abs(then_L.sum() - now_L.sum())) / 2)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,8 +26,9 @@ from autoshard.formats.files import atomic_write, read_bytes
 
 #: The column of the ids.
 COLUMN = "row"
-#: The column of their shares of the lookups, and the entry of the file's metadata that says how many are known.
-_SHARES, _NUM_KNOWN = "share", "autoshard.num_known"
+#: The column of their shares of the lookups, and entries of the file's metadata: how many are known, and from which
+#: share on.
+_SHARES, _NUM_KNOWN, _LEAST_SHARE = "share", "autoshard.num_known", "autoshard.least_share"
 #: Of the sum of shares.
 _ROUNDING = 1e-6
 #: 8 bytes for each of a billion rows.
@@ -44,8 +46,11 @@ def write_row_order(path: str | Path, ids_N: NDArray[np.int64]) -> RowOrder:
 
 
 def write_counted_rows(path: str | Path, rows: CountedRows) -> RowOrder:
-    """As `write_row_order`, with the share of the lookups that each row gets in a column, and how many are known."""
-    return _written(path, {COLUMN: rows.ids_N, _SHARES: rows.shares_N}, {_NUM_KNOWN: str(rows.num_known)})
+    """As `write_row_order`, with the share of the lookups that each row gets in a column, and which are known."""
+    metadata = {_NUM_KNOWN: str(rows.num_known)}
+    if rows.least_share is not None:
+        metadata[_LEAST_SHARE] = repr(rows.least_share)
+    return _written(path, {COLUMN: rows.ids_N, _SHARES: rows.shares_N}, metadata)
 
 
 def _written(
@@ -59,6 +64,25 @@ def _written(
     atomic_write(path, content.getvalue())
     num_ordered = len(columns[COLUMN])
     return RowOrder(file=Path(path).name, digest=_digest(content.getvalue()), num_ordered=num_ordered)
+
+
+def copied_row_order(order: RowOrder, folder: Path, path: Path) -> RowOrder | None:
+    """A file of row ids copied, and what is said of the copy; None where the file is not there or is another one.
+
+    Args:
+        order: What is said of the file.
+        folder: Where it lies.
+        path: The copy.
+
+    Raises:
+        FormatError: If the copy cannot be written.
+    """
+    try:
+        content = _content(folder / order.file, order, "row_order")
+    except FormatError:
+        return None
+    atomic_write(path, content)
+    return replace(order, file=path.name)
 
 
 def described_row_order(path: Path, num_rows: int) -> RowOrder:
@@ -143,15 +167,35 @@ def _with_shares(rows: CountedRows, file: Path, field: str) -> CountedRows:
     if _SHARES not in found.column_names:
         return rows
     shares_N = found[_SHARES].to_numpy()
-    known = (found.schema.metadata or {}).get(_NUM_KNOWN.encode(), b"")
+    metadata = found.schema.metadata or {}
+    known, least = metadata.get(_NUM_KNOWN.encode(), b""), metadata.get(_LEAST_SHARE.encode())
     is_right = shares_N.dtype.kind == "f" and np.isfinite(shares_N).all() and (np.diff(shares_N) <= 0).all()
-    if not is_right or shares_N[-1] < 0 or shares_N.sum() > 1 + _ROUNDING or not known.isdigit():
+    if (
+        not is_right
+        or shares_N[-1] < 0
+        or shares_N.sum() > 1 + _ROUNDING
+        or not known.isdigit()
+        or not _is_share(least)
+    ):
         raise FormatError(
             f"must have falling shares of the lookups in its column {_SHARES}, and how many are known",
             source=str(file),
             field=field,
         )
-    return replace(rows, shares_N=shares_N, num_known=min(int(known), len(shares_N)))
+    return replace(
+        rows,
+        shares_N=shares_N,
+        num_known=min(int(known), len(shares_N)),
+        least_share=None if least is None else float(least),
+    )
+
+
+def _is_share(entry: bytes | None) -> bool:
+    """Whether an entry of the metadata is a number above 0, or left out."""
+    try:
+        return entry is None or 0.0 < float(entry) < math.inf
+    except ValueError:
+        return False
 
 
 def with_row_orders(plan: ShardingPlan, orders: Mapping[str, NDArray[np.int64]], path: Path) -> ShardingPlan:

@@ -15,13 +15,13 @@ from typing import Final
 import numpy as np
 import torch
 
-from autoshard.core import EmbeddingTable, TableSet
+from autoshard.core import AccessProfile, RowOrder, TableSet
 from autoshard.core.accepted import FINITE_ABOVE_0, SEED, WHOLE_AT_LEAST_1, Range
 from autoshard.core.access import FloatArray, IntArray
 from autoshard.core.access.counted import CountedRows, profile_of_known
 from autoshard.core.errors import InputError
 from autoshard.formats import write_tables
-from autoshard.formats.row_orders import write_counted_rows
+from autoshard.formats.row_orders import copied_row_order, write_counted_rows
 
 #: Bytes for each row that is held: its key, its lookups, and what finding a threshold takes besides.
 _ROW_BYTES: Final = 46
@@ -33,6 +33,8 @@ _KEPT_SHARE: Final = 0.8
 _LEAST_HITS: Final = 16
 #: And thresholds: below, much of a row's lookups may be those of others.
 _LEAST_THRESHOLDS: Final = 4
+#: Over that share, a row would be known for sure: of 32 expected hits, fewer than 16 come in one of 1,000 cases.
+_SURELY_KNOWN: Final = 2.0
 #: Hits of a table from which on its curve is taken from the sample.
 _LEAST_TABLE_HITS: Final = 1_000
 MAX_BYTES: Final = 64 << 20
@@ -120,7 +122,9 @@ class AccessCounts:
         """The tables as they are looked up, and the rows that were counted.
 
         Rows that were hit often enough are known one by one. All others share what is left of their table's lookups,
-        as a power law that goes on from the last row that is known. A table that was hit too seldom stays as it is.
+        as a power law that goes on from the last row that is known. A table that was hit too seldom stays as it is. One
+        of which no row is known keeps its access and its row order, too, unless some rows would be known by that
+        access: then all of its rows are alike.
 
         Args:
             tables: Those that were counted.
@@ -132,8 +136,15 @@ class AccessCounts:
             part = slice(*np.searchsorted(self.keys_N, [first, first + table.num_embeddings]).tolist())
             held = self._rows(self.keys_N[part] - first, self.lookups_N[part], table.num_embeddings)
             if held is not None:
-                rows[table.name] = held
-                table = self._table(table, held, lookups_F)
+                factors_F = (lookups_F / self.num_samples).tolist()
+                features = tuple(
+                    replace(one, pooling_factor=factor) for one, factor in zip(table.features, factors_F, strict=True)
+                )
+                table = replace(table, features=features)
+                if held.num_known or _is_flatter(held, table.access):
+                    rows[table.name] = held
+                    known_S = held.shares_N[: held.num_known]
+                    table = replace(table, access=profile_of_known(known_S, 1.0, table.num_embeddings))
             counted.append(table)
         return replace(tables, tables=tuple(counted)), rows
 
@@ -152,22 +163,17 @@ class AccessCounts:
             shares_N=lookups_N / total,
             num_known=int(np.count_nonzero(lookups_N >= least)),
             num_rows=num_rows,
+            least_share=least / total,
         )
 
-    def _table(self, table: EmbeddingTable, rows: CountedRows, lookups_F: FloatArray) -> EmbeddingTable:
-        factors_F = (lookups_F / self.num_samples).tolist()
-        features = tuple(
-            replace(one, pooling_factor=factor) for one, factor in zip(table.features, factors_F, strict=True)
-        )
-        access = profile_of_known(rows.shares_N[: rows.num_known], 1.0, table.num_embeddings)
-        return replace(table, access=access, features=features)
-
-    def write(self, path: Path, tables: TableSet) -> TableSet:
+    def write(self, path: Path, tables: TableSet, folder: Path | None = None) -> TableSet:
         """Writes the tables as they are looked up as a tables.json, and beside it the rows that were counted.
 
         Args:
             path: The file; row orders are named after it.
             tables: Those that were counted.
+            folder: Where files of their own row orders lie, of which those of tables that keep theirs are copied; None
+                to leave these out.
 
         Returns:
             What the file says.
@@ -180,9 +186,11 @@ class AccessCounts:
         now, rows = self.tables(tables)
         written = []
         for number, table in enumerate(now.tables):
-            order = table.row_order
+            order, file = table.row_order, path.parent / f"{path.stem}.rows-{number}.parquet"
             if table.name in rows:
-                order = write_counted_rows(path.parent / f"{path.stem}.rows-{number}.parquet", rows[table.name])
+                order = write_counted_rows(file, rows[table.name])
+            elif isinstance(order, RowOrder):
+                order = None if folder is None else copied_row_order(order, folder, file)
             written.append(replace(table, row_order=order))
         now = replace(now, tables=tuple(written))
         write_tables(now, path)
@@ -337,6 +345,11 @@ class AccessCounter:
         places_L = batch.first + batch.every * np.arange(len(ids_L))
         feature_L = np.searchsorted(np.cumsum(counts_F), places_L, side="right")
         return np.asarray(self._first_F[feature_L] + ids_L)
+
+
+def _is_flatter(rows: CountedRows, access: AccessProfile) -> bool:
+    """Whether rows of which none is known are more alike than an access has it, by which some would be."""
+    return float(access.probability_at(np.zeros(1))[0]) >= _SURELY_KNOWN * rows.known_from
 
 
 def _first_keys(tables: TableSet) -> IntArray:

@@ -198,7 +198,7 @@ class ShardedEmbeddings(torch.nn.Module):
         self.batches_ahead = 2 if execution.kernels.fills_ahead else 1
         execution.input_exchange.counter = self._counter
         self._prefetcher: Prefetcher | None = None
-        self._averaged_bytes = 0
+        self._averaged_bytes, self._groups_differ = 0, False
 
     def adopt(self, plan: ShardingPlan, row_orders: Mapping[str, torch.Tensor] | None = None) -> int:
         """Goes over to another plan of the same tables, between two steps; all processes call it, with the same.
@@ -241,11 +241,10 @@ class ShardedEmbeddings(torch.nn.Module):
 
     def _check_averaged(self, method: str) -> None:
         """Refuses what takes one state of all replica groups while theirs differ."""
-        sync_every = self._execution.sync_every
-        if self._execution.part.groups.peers is not None and self.num_steps % sync_every:
+        if self._groups_differ:
             raise InputError(
-                f"replica groups differ until step {self.num_steps + -self.num_steps % sync_every}, when they are "
-                f"averaged: call {method} then, or table_state in each group",
+                f"replica groups differ until step {self.num_steps + -self.num_steps % self._execution.sync_every}, "
+                f"when they are averaged: call {method} then, or after average_groups, or table_state in each group",
                 field=method,
             )
 
@@ -433,15 +432,22 @@ class ShardedEmbeddings(torch.nn.Module):
             ExecutionError: If gradients were not finite and that is an error: on all processes.
         """
         self.num_steps += 1
+        self._groups_differ = self._execution.part.groups.peers is not None
         self.guard.end_step(self.num_steps)
         self.optimizer.step()
+        if self.num_steps % self._execution.sync_every == 0:
+            self.average_groups()
+
+    def average_groups(self) -> None:
+        """Averages replica groups that differ, also between two steps of `sync_every`. All processes call it."""
         peers = self._execution.part.groups.peers
-        if peers is None or self.num_steps % self._execution.sync_every:
+        if peers is None or not self._groups_differ:
             return
         with self.timer.measure(Part.SYNC, StepCollective.GROUP_SYNC), torch.no_grad():
             states = self._execution.row_states(writes=True).items()
             trained = [state for index, state in states if self.owners.holdings[index].is_trained]
             self._averaged_bytes += average(trained, peers)
+        self._groups_differ = False
 
     def table_state(self, name: str, rows: range | None = None) -> TableState:
         """A table's weights and moments in this process's replica group, on every process. All of them call it.
@@ -540,6 +546,7 @@ class ShardedEmbeddings(torch.nn.Module):
         if errors:
             return
         self._held(writes=True).write(states)
+        self._groups_differ = False
         self.num_steps = int(own.get("num_steps", self.num_steps))
 
     def close(self) -> None:

@@ -102,7 +102,7 @@ class Replanner:
     def __init__(self, plan: ShardingPlan, row_orders: Mapping[str, torch.Tensor], settings: ReplanSettings) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="autoshard-replan-")
         self._settings = settings
-        self._child: subprocess.Popen[str] | None = None
+        self._child: subprocess.Popen[bytes] | None = None
         self._told: PlanDecision | None = None
         self._step = 0
         self._plan = plan
@@ -145,7 +145,9 @@ class Replanner:
             return
         try:
             counts.write(self._path("access.json"), self._plan.tables)
-            self._child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            # Files: nobody reads a pipe while it plans, and it would wait once that is full.
+            with self._path("out").open("wb") as out, self._path("err").open("wb") as err:
+                self._child = subprocess.Popen(command, stdout=out, stderr=err)
         except (InputError, OSError) as error:  # nothing was looked up, the disk is full, or there is no memory
             self._told = PlanDecision(step=step, reason=f"planning failed: {error}", row_orders={})
 
@@ -161,12 +163,13 @@ class Replanner:
         assert self._child is not None, "it was begun"
         if not waits and self._child.poll() is None:
             return None
-        out, err = self._child.communicate()
-        code, self._child = self._child.returncode, None
+        code, self._child = self._child.wait(), None
         if code:
-            said = err.strip().splitlines()[-1:] or [f"ended by signal {-code}" if code < 0 else f"ended with {code}"]
+            said = self._path("err").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:] or [
+                f"ended by signal {-code}" if code < 0 else f"ended with {code}"
+            ]
             return PlanDecision(step=self._step, reason=f"planning failed: {shortened(said[0])}", row_orders={})
-        figures = REPLAN.from_json(json.loads(out))
+        figures = REPLAN.from_json(json.loads(self._path("out").read_text(encoding="utf-8")))
         if not figures.is_changed:
             return PlanDecision(step=self._step, figures=figures, row_orders={})
         file = self._path(f"plan-{self._step}.json")
@@ -184,7 +187,7 @@ class Replanner:
         """Ends what is under way."""
         if self._child is not None:
             self._child.kill()
-            self._child.communicate()
+            self._child.wait()
             self._child = None
         self._folder.cleanup()
 

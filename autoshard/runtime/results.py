@@ -352,8 +352,8 @@ class RunResult:
     step_ms: Annotated[float, Meaning("Time of a step at the slowest process, median over steps, in ms.")]
     samples_per_s: Annotated[float, Meaning("Throughput: batch_size over that step.")]
     balance: Annotated[float, Range(at_least=0, at_most=1), Meaning("Least over most kernel time of a process.")]
-    first_loss: Annotated[float, Meaning("Mean loss over the batch of the first measured step.")]
-    last_loss: Annotated[float, Meaning("The same of the last step.")]
+    first_loss: Annotated[float | None, Meaning("Mean loss over the batch of the first measured step; null without.")]
+    last_loss: Annotated[float | None, Meaning("The same of the last step.")]
     ranks: Annotated[tuple[RankTiming, ...], Meaning("One entry per process: medians over the measured steps, in ms.")]
     verification: Annotated[
         Verification | None,

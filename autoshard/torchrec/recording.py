@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,22 +10,28 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torchrec import KeyedJaggedTensor
 
 from autoshard.core import EmbeddingTable, Feature, TableSet
 from autoshard.core.accepted import WHOLE_AT_LEAST_1
-from autoshard.core.access import mixture
-from autoshard.core.errors import InputError
+from autoshard.core.errors import FormatError, InputError
+from autoshard.core.quoting import shown
 from autoshard.formats import write_tables
 from autoshard.formats.imports.id_batches import FeatureCounts
 from autoshard.formats.torchrec.modules import read_model
 
 #: Steps between two that are counted: counting a step's ids takes longer than the step's own lookups.
 _EVERY = 100
+_NONE = np.zeros(0, dtype=np.int64)
+
+_log = logging.getLogger(__name__)
 
 
 class Recorder:
-    """Counts the ids that a model looks up; made by `record`.
+    """Counts the ids that a model looks up, by table, and bag lengths by feature; made by `record`.
+
+    A table with too many distinct ids has those of its next batches left out, with a warning.
 
     Args:
         tables: The model's tables.
@@ -35,7 +42,14 @@ class Recorder:
     def __init__(self, tables: TableSet, features: Mapping[str, str], every: int) -> None:
         WHOLE_AT_LEAST_1.check(every, "every")
         self._tables, self._features, self._every = tables, dict(features), every
-        self._counts: dict[str, FeatureCounts] = {}
+        #: Bag lengths, by the features' names in batches; and ids, by table.
+        self._lengths: dict[str, FeatureCounts] = {}
+        self._rows: dict[str, FeatureCounts] = {}
+        self._tables_of: dict[str, list[str]] = {}
+        for table in tables.tables:
+            for feature in table.features:
+                self._tables_of.setdefault(self._features[feature.name], []).append(table.name)
+        self._full: set[str] = set()
         self._num_calls: dict[int, int] = {}
         self._calls_per_pass: dict[int, int] = {}
         self._handles: list[Any] = []
@@ -68,7 +82,7 @@ class Recorder:
             InputError: If nothing was counted.
             FormatError: If no file can be written there.
         """
-        if not self._counts:
+        if not self._lengths:
             raise InputError("has counted no batch: nothing that it watches was called", field="recorder")
         write_tables(self.tables(), path)
 
@@ -90,30 +104,35 @@ class Recorder:
     def _count(self, batch: KeyedJaggedTensor) -> None:
         """Counts a batch: its ids are copied to the host here."""
         self._num_counted += 1
-        wanted = set(self._features.values())
         for name, bags in batch.to_dict().items():
-            if name in wanted:
+            if name in self._tables_of:
                 ids_L = bags.values().detach().cpu().numpy().astype(np.int64)
                 lengths_B = bags.lengths().detach().cpu().numpy().astype(np.int64)
                 if len(lengths_B):
-                    self._counts.setdefault(name, FeatureCounts()).add(ids_L, lengths_B)
+                    self._lengths.setdefault(name, FeatureCounts()).add(_NONE, lengths_B)
+                    self._count_rows(name, ids_L)
+
+    def _count_rows(self, name: str, ids_L: NDArray[np.int64]) -> None:
+        for table in self._tables_of[name]:
+            if table in self._full:
+                continue
+            try:
+                self._rows.setdefault(table, FeatureCounts()).add(ids_L, _NONE)
+            except FormatError:
+                self._full.add(table)
+                _log.warning("table %s has too many distinct ids: it is counted no more", shown(table))
 
     def _recorded(self, table: EmbeddingTable) -> EmbeddingTable:
-        seen: dict[str, EmbeddingTable] = {}
-        for feature in table.features:
-            counts = self._counts.get(self._features[feature.name])
-            if counts is not None:
-                seen[feature.name] = counts.table(feature.name, table.embedding_dim, table.num_embeddings)
-        if not seen:
-            return table
-        features = tuple(self._feature(feature, seen.get(feature.name)) for feature in table.features)
-        weighted = [(one.access, one.pooling_factor) for one in seen.values() if one.pooling_factor > 0]
-        access = table.access if not weighted else weighted[0][0] if len(weighted) == 1 else mixture(weighted)
-        return replace(table, features=features, access=access)
+        rows = self._rows.get(table.name)
+        access = None if rows is None else rows.access(table.num_embeddings)
+        features = tuple(self._feature(feature, table) for feature in table.features)
+        return replace(table, features=features, access=access or table.access)
 
-    @staticmethod
-    def _feature(feature: Feature, counted: EmbeddingTable | None) -> Feature:
-        return feature if counted is None else replace(counted.features[0], name=feature.name)
+    def _feature(self, feature: Feature, table: EmbeddingTable) -> Feature:
+        counted = self._lengths.get(self._features[feature.name])
+        if counted is None:
+            return feature
+        return counted.table(feature.name, table.embedding_dim, table.num_embeddings).features[0]
 
 
 def record(model: torch.nn.Module, *, every: int = _EVERY, **settings: Any) -> Recorder:

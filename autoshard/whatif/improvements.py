@@ -9,13 +9,12 @@ from functools import partial
 from autoshard.core import CostModels, Link, ShardingPlan
 from autoshard.core.accepted import MAX_WORLD_SIZE
 from autoshard.formats.topology_scaling import scaled_topology
+from autoshard.planners.auto import AutoOptions
 from autoshard.planners.planner import PlanRequest
 from autoshard.results.explanation import Explanation, Improvement
 from autoshard.whatif.changes import TaskChange, planned, step_ms, with_hbm
 
 _PLANNER = "auto"
-#: Options of a plan of `auto` that its changes keep.
-_KEPT = ("sharding_types", "reserved_bytes", "count_activations", "min_partition")
 #: Time limit of a trial: it searches from the plan itself, so that it ends at most as slow.
 _TRIAL_LIMIT_S = 0.1
 #: Shortest budget of trials.
@@ -58,14 +57,19 @@ def find_improvements(
 
 def _request(plan: ShardingPlan, costs: CostModels) -> PlanRequest:
     made = plan.provenance
-    options = made.options if made is not None and made.planner == _PLANNER else {}
+    asked = AutoOptions.of_plan(plan)
     return PlanRequest(
         tables=plan.tables,
         topology=plan.topology,
         costs=costs,
         seed=made.seed if made is not None else 0,
         time_limit_s=_TRIAL_LIMIT_S,
-        options={name: options[name] for name in _KEPT if name in options},
+        options={
+            "sharding_types": asked.sharding_types,
+            "reserved_bytes": asked.reserved_bytes,
+            "count_activations": asked.counts_activations,
+            "min_partition": asked.min_partition,
+        },
         payload=plan.payload,
         start=plan,
     )

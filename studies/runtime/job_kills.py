@@ -370,6 +370,7 @@ def run_part(options: JobKillOptions, number: int) -> JobPart:
         (whole,) = run_requests(
             [replace(request, checkpoints_path=str(undisturbed))], _NUM_PROCESSES, timeout_s=math.inf, launcher=FORKED
         )
+        assert whole.last_loss is not None, "it is not resumed"
         faults = list(killer.faults)
         found, expected = _tables(killed), _tables(undisturbed)
         differences, shares = [0.0], [0.0]
@@ -390,7 +391,8 @@ def run_part(options: JobKillOptions, number: int) -> JobPart:
             faults=(),
             weight_difference=max(differences),
             moment_difference=max(shares),
-            loss_difference=abs(ended.last_loss - whole.last_loss),
+            # A job that was killed after its last checkpoint has no step left to measure.
+            loss_difference=0.0 if ended.last_loss is None else abs(ended.last_loss - whole.last_loss),
         )
         if not options.changing and _last_state(killed) != _last_state(undisturbed):
             faults.append("the job ended with another state than the undisturbed one")

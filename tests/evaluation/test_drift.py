@@ -115,6 +115,25 @@ class TestDistance:
         seen = CountedRows(order_N=ids, ids_N=ids, shares_N=shares, num_known=known, num_rows=NUM_ROWS)
         assert distance(self.ACCESS, self.ACCESS, rows(BY_ID), seen) < 0.05
 
+    @pytest.mark.parametrize(("hottest", "moved"), [(0.0, 1.0), (0.5, 0.5)])
+    def test_lookups_that_become_flat_are_told(self, hottest, moved):
+        """Half of the lookups, or all, go evenly to all rows, of which none is known one by one."""
+        shares = np.full(NUM_ROWS, (1 - hottest) / NUM_ROWS)
+        shares[0] += hottest
+        seen = CountedRows(
+            order_N=np.arange(NUM_ROWS),
+            ids_N=np.arange(NUM_ROWS),
+            shares_N=shares,
+            num_known=int(hottest > 0),
+            num_rows=NUM_ROWS,
+            least_share=2 / NUM_ROWS,
+        )
+        ten = AccessProfile.from_counts(np.concatenate([[0.5], np.full(9, 0.5 / 9), np.zeros(NUM_ROWS - 10)]) * 1e9)
+        planned = rows(BY_ID, ten)
+        assert distance(ten, self.ACCESS, planned, seen) == pytest.approx(moved, abs=0.01)
+        # Without the share from which on rows are known, that of the last known row is taken.
+        assert replace(seen, least_share=None).known_from == (shares[0] if hottest else 1.0)
+
     def test_without_orders_curves_are_compared(self):
         flat = AccessProfile.uniform(NUM_ROWS)
         assert distance(self.ACCESS, self.ACCESS, None, rows(ROTATED)) == 0

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from autoshard.core import AccessProfile, Constraints, Tier
+from autoshard.core import AccessProfile, Constraints, MemoryBytes, Provenance, Tier
 from autoshard.core.errors import InvalidPlanError, InvalidTableError
 from autoshard.evaluation import evaluate
+from autoshard.evaluation.batch_memory import has_room, rank_memory
 from autoshard.planners.hybrid.explanation import explain
 from autoshard.planners.registry import get_planner
 from autoshard.planners.space.options import ShardingType, enumerate_options, placed_shard
@@ -101,6 +102,28 @@ def test_constraints_and_memory_rule_ways_out(plan):
     short = {one.table: one for one in explain(replace(tight, shards=moved), COSTS).tables}
     reasons = {other.option: other.ruled_out for other in short["t4"].alternatives}
     assert reasons["data_parallel"].endswith("iB of a rank, more than is free")
+
+
+@pytest.mark.parametrize("reserved_bytes", [0, 1 << 20])
+def test_ways_that_leave_no_room_for_training_or_the_reserve_are_ruled_out(plan, reserved_bytes):
+    asked = Provenance(planner="auto", version="0", options={"reserved_bytes": reserved_bytes})
+    used_bytes = max(one.used_bytes for one in rank_memory(plan, evaluate(plan, COSTS)))
+    memory_bytes = MemoryBytes(hbm=used_bytes + reserved_bytes)
+    plan = replace(plan, topology=replace(plan.topology, memory_bytes=memory_bytes, overrides=()), provenance=asked)
+    for one in explain(plan, COSTS).tables:
+        others = {other.option: other for other in one.alternatives}
+        shards = tuple(
+            placed_shard(placed.shard, Tier.DATA_PARALLEL, plan.topology)
+            if placed.shard.table.name == one.table
+            else placed
+            for placed in plan.shards
+        )
+        assert not has_room(replace(plan, shards=shards), reserved_bytes)
+        if one.option != "data_parallel" and one.table != "t1":  # t1 is pinned
+            assert others["data_parallel"].step_ms is None
+            assert others["data_parallel"].ruled_out.endswith(
+                " of a rank beside what training needs, more than is free"
+            )
 
 
 def test_says_what_a_table_binds(plan):

@@ -19,6 +19,7 @@ from autoshard.core import (
 from autoshard.core.errors import InfeasiblePlanError, InvalidPlanError
 from autoshard.core.step import EMBEDDING_PARTS
 from autoshard.evaluation import activation_bytes, evaluate, price_step
+from autoshard.formats import load_topology
 from autoshard.planners.comparison import num_cuts
 from autoshard.planners.hybrid.descent import Start
 from autoshard.planners.hybrid.option_offers import OfferedOptions, space_of
@@ -279,6 +280,29 @@ def test_balanced_starts_know_that_a_table_alone_decides():
     whole = Layout(space, Limits.of(space), [(0, (index % 4,)) for index in range(len(space.items))])
     assert math.isfinite(best)
     assert best < 0.5 * whole.step_ms()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_more_memory_takes_no_start_away(seed):
+    """Where training needs as much as the tables do, ranks have their limits by what each shard needs of both."""
+    rng, topology = np.random.default_rng(seed), load_topology("a100-8")
+    drawn = [(rng.integers(10_000, 300_000), rng.choice([32, 64, 128]), rng.choice([1, 5, 30])) for _ in range(11)]
+    tables = [
+        make.table(f"t{index}", int(num_rows), int(dim), pooling_factor=float(lookups), row_order=None)
+        for index, (num_rows, dim, lookups) in enumerate(drawn)
+    ]
+    space = space_of(make.request(make.tables(*tables, batch_size=65_536), topology))
+    roomy = Limits(capacity_RM=np.full((8, 3), np.inf), with_activations=True)
+    best = min(balanced_starts(space, roomy), key=lambda one: one.layout.step_ms()).layout
+    used = (best.bytes_RM[:, 0] + space.prices.training_bytes(best.moved_RC[None])[0]).max()
+    found = []
+    for share in np.linspace(0.7, 1.3, 25):
+        limits = replace(roomy, capacity_RM=np.column_stack([np.full(8, share * used), np.zeros((8, 2))]))
+        starts = balanced_starts(space, limits)
+        assert all(one.layout.fits() for one in starts)
+        found.append(bool(starts))
+    assert found[-1]
+    assert found == sorted(found)
 
 
 def offered(space):

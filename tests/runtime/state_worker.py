@@ -231,6 +231,10 @@ def check_replica_groups(plan):
         for one in (straight, later):
             step(one, 5)
         assert_same(straight, later)
+        step(straight, 6)
+        straight.average_groups()
+        restored.load_state_dict(straight.state_dict())
+        assert_same(straight, restored)
 
 
 def check_averages():

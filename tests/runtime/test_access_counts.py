@@ -11,7 +11,7 @@ from autoshard.core import AccessProfile, Pooling
 from autoshard.core.batches import coprime_step, scatter_ranks
 from autoshard.core.errors import InputError, InvalidOptionError
 from autoshard.formats import read_plan, read_tables, write_plan
-from autoshard.formats.row_orders import read_counted_rows, read_row_orders
+from autoshard.formats.row_orders import read_counted_rows, read_row_orders, write_row_order
 from autoshard.runtime.access_counts import AccessCounter, AccessCounts
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.rows.fused import FusedSettings
@@ -178,6 +178,30 @@ class TestTables:
         counts = counted(tables, [(torch.arange(0, 1_000_000, 50), (20_000,), 100)], sampled_ids=20_000)
         now, rows = counts.tables(tables)
         assert (now.tables[0].access, rows["a"].num_known) == (AccessProfile.uniform(1_000_000), 0)
+        assert rows["a"].least_share == 16 / 20_000
+
+    def test_a_table_of_which_no_row_can_be_known_keeps_its_access(self):
+        access = AccessProfile.zipf(1_000_000, 0.7)  # its first row gets 12 of 2,500 lookups
+        tables = make.tables(replace(make.table("a", 1_000_000), access=access))
+        counts = counted(tables, [(drawn(access, 2_500), (2_500,), 100)], sampled_ids=2_500)
+        now, rows = counts.tables(tables)
+        assert (now.tables[0].access, rows) == (access, {})
+        assert now.tables[0].pooling_factor == 25
+
+    @pytest.mark.parametrize("is_there", [True, False])
+    def test_a_table_that_keeps_its_row_order_has_a_copy_of_the_file(self, tmp_path, is_there):
+        (tmp_path / "of_plan").mkdir()
+        file = tmp_path / "of_plan" / "plan.rows-1.parquet"
+        order = write_row_order(file, np.array([4, 2]))
+        tables = make.tables(make.table("a", 1_000), replace(make.table("b", 10), row_order=order))
+        counts = counted(tables, [(torch.arange(1_000), (1_000, 0), 100)])
+        if not is_there:
+            file.write_bytes(b"another")
+        written = counts.write(tmp_path / "now.json", tables, file.parent)
+        copy = replace(order, file="now.rows-1.parquet")
+        assert written.tables[1].row_order == (copy if is_there else None)
+        assert ("b" in read_counted_rows(read_tables(tmp_path / "now.json"), tmp_path / "now.json")) == is_there
+        assert counts.write(tmp_path / "now.json", tables).tables[1].row_order is None
 
     def test_what_is_written_is_read_by_plans(self, found, tmp_path):
         tables, counts = found
@@ -192,7 +216,7 @@ class TestTables:
         assert np.array_equal(orders["a"], rows.ids_N)
         counted_rows = read_counted_rows(read, tmp_path / "now.json")["a"]
         assert np.array_equal(counted_rows.shares_N, rows.shares_N)
-        assert counted_rows.num_known == rows.num_known
+        assert (counted_rows.num_known, counted_rows.least_share) == (rows.num_known, rows.least_share)
 
     def test_nothing_counted_is_not_written(self, tmp_path):
         with pytest.raises(InputError, match="access: no lookup was counted"):

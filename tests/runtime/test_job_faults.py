@@ -9,9 +9,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from autoshard.core.errors import ExecutionError, InvalidOptionError
+from autoshard.core.errors import DivergedError, ExecutionError, InvalidOptionError
 from autoshard.runtime import run_requests
 from tests.runtime.test_launch import processes_of, worker
 from tests.runtime.test_training_loop import job, last_files
@@ -99,6 +101,18 @@ def test_a_job_that_is_to_stop_saves_and_goes_on_later(job, tmp_path, run_folder
     assert result.job.is_stopped
     assert last_files(tmp_path / "job")[0] == result.job.trained_steps > 7
     assert processes_of(run_folder) == []
+
+
+def test_a_job_that_diverges_keeps_its_good_checkpoints_and_is_not_restarted(job, tmp_path):
+    table = pq.read_table(job.data_path)
+    dense = table["int_0"].to_numpy().copy()
+    dense[700] = float("nan")  # in step 11
+    pq.write_table(table.set_column(table.column_names.index("int_0"), "int_0", pa.array(dense)), job.data_path)
+    restarts = []
+    with pytest.raises(DivergedError, match=r"^training diverged by step 15: the loss or the dense layers are not"):
+        run_requests([replace(job, shuffle=0, keep=1)], 2, max_restarts=2, on_restart=restarts.append)
+    assert restarts == []
+    assert [path.name[-2:] for path in (tmp_path / "job").glob("step-*")] == ["10"]
 
 
 def test_processes_that_cannot_run_the_plan_are_refused_before_the_first_start(job):

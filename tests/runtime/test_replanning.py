@@ -19,7 +19,7 @@ from autoshard.commands.run import _of_job
 from autoshard.core import Exchange, GradSync, RowRange, RowsBy, Shard, Split, Tier
 from autoshard.core.errors import DeviceError
 from autoshard.formats import digest, plan_to_json, read_plan, write_plan
-from autoshard.formats.row_orders import read_row_orders, with_row_orders
+from autoshard.formats.row_orders import read_row_orders, with_row_orders, write_row_order
 from autoshard.runtime import RunRequest, replanning
 from autoshard.runtime.access_counts import AccessCounter, AccessCounts
 from autoshard.runtime.batch import BatchOfIds
@@ -57,7 +57,7 @@ def counts_of(plan, order):
     counter, access = AccessCounter(plan.tables), plan.tables.tables[0].access
     for key in range(20):
         ids = order[torch.from_numpy(access.sample_ranks(4096, np.random.default_rng(key)))]
-        counter.observe(ids, (4096,), 512)
+        counter.observe(ids, (4096, *(0 for _ in plan.tables.tables[1:])), 512)
     counter.close()
     return counter.counted()
 
@@ -105,6 +105,28 @@ def test_planning_that_fails_is_told_and_the_job_goes_on(planner):
     assert (found.figures, found.plan) == (None, None)
     assert "ended by signal 9" in found.reason
     assert not planner.is_planning
+
+
+def test_a_child_that_says_much_ends_nevertheless(planner, monkeypatch):
+    monkeypatch.setattr(replanning, "_COMMAND", "import sys; print('x' * 1_000_000); sys.exit('it failed')")
+    planner.begin(10, counts_of(a_plan(), ORDER.flip(0)), 1_000)
+    found = []
+    assert becomes_so(lambda: found.append(planner.decision()) or found[-1])
+    assert found[-1].reason == "planning failed: it failed"
+
+
+def test_a_table_that_is_seldom_looked_up_keeps_its_row_order(tmp_path):
+    plan = a_plan()
+    ids = np.random.default_rng(1).permutation(NUM_ROWS)
+    seldom = replace(make.table("u", NUM_ROWS, 32, 0.01), row_order=write_row_order(tmp_path / "u.parquet", ids))
+    tables = replace(plan.tables, tables=(*plan.tables.tables, seldom))
+    plan = replace(
+        plan, tables=tables, shards=(*plan.shards, make.placed(Shard.whole(seldom), Tier.TABLE_WISE, ((0,),)))
+    )
+    settings = ReplanSettings(every=10, horizon=1e4, time_limit_s=1.0)
+    with closing(Replanner(plan, {"t": ORDER}, settings)) as planner:
+        planner.begin(10, counts_of(plan, ORDER.flip(0)), 1_000)
+        assert planner.decision(waits=True).figures is not None
 
 
 PLANNING = """

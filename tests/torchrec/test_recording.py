@@ -6,6 +6,7 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 
 from autoshard.core.errors import InputError, InvalidOptionError
 from autoshard.formats import read_tables
+from autoshard.formats.imports import id_batches
 from autoshard.torchrec import record, tables_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, on torchrec's own import
@@ -69,6 +70,28 @@ def test_all_calls_of_a_module_at_several_paths_are_counted_in_a_pass(model):
     counted = recorder.tables().tables[0]
     assert counted.access.coverage(4) == pytest.approx(1.0)
     assert counted.access.coverage(2) == pytest.approx(0.5)
+
+
+def test_features_that_share_a_table_are_counted_by_its_rows(model):
+    recorder = record(model, every=1)
+    model(batch({"a": [1, 1, 1, 2], "b": [2, 2, 2, 3], "c": []}))
+    access = recorder.tables().tables[0].access
+    # Each feature looks up one row in three of four lookups, but not the same: row 2 gets four of eight.
+    assert access.coverage(1) == pytest.approx(4 / 8)
+    assert access.coverage(2) == pytest.approx(7 / 8)
+
+
+def test_tables_with_too_many_ids_are_counted_no_more_and_training_goes_on(model, monkeypatch, caplog):
+    monkeypatch.setattr(id_batches, "MAX_DISTINCT_IDS", 2)
+    monkeypatch.setattr(id_batches, "_MIN_PENDING", 1)
+    recorder = record(model, every=1)
+    for ids in ([1, 1], [2, 3, 4], [5]):
+        model(batch({"a": ids, "b": [], "c": [0]}))
+    (warning,) = caplog.records
+    assert warning.message == 'table "t" has too many distinct ids: it is counted no more'
+    table, other = recorder.tables().tables
+    assert table.access.coverage(1) == pytest.approx(2 / 5)
+    assert [feature.pooling_factor for feature in (*table.features, *other.features)] == [1.0, 0.0, 0.5]
 
 
 def test_nothing_is_written_that_was_not_counted(model, tmp_path):

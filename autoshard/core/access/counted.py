@@ -32,6 +32,7 @@ class CountedRows:
         shares_N: Share of the table's lookups that each gets, falling.
         num_known: How many of the first have shares of their own; others are right in sum alone.
         num_rows: Rows of the table.
+        least_share: Share from which on a row is known; None where that of the last known row is all that is known.
     """
 
     order_N: IntArray
@@ -39,6 +40,7 @@ class CountedRows:
     shares_N: FloatArray
     num_known: int
     num_rows: int
+    least_share: float | None = None
 
     @classmethod
     def of_order(cls, access: AccessProfile, order_N: IntArray) -> CountedRows:
@@ -46,6 +48,13 @@ class CountedRows:
         ids_N = order_N if len(order_N) else np.arange(min(access.num_rows, _NUM_BY_ID))
         shares_N = access.probability_at(np.arange(len(ids_N), dtype=np.float64))
         return cls(order_N=order_N, ids_N=ids_N, shares_N=shares_N, num_known=len(ids_N), num_rows=access.num_rows)
+
+    @property
+    def known_from(self) -> float:
+        """Share from which on a row would be known."""
+        if self.least_share is not None:
+            return self.least_share
+        return float(self.shares_N[self.num_known - 1]) if self.num_known else 1.0
 
     @property
     def other_share(self) -> float:

@@ -125,7 +125,11 @@ class FeatureCounts:
         self._lengths: Counter[int] = Counter()
 
     def add(self, ids_L: IntArray, lengths_B: IntArray) -> None:
-        """Counts the bags of some samples; the ids are kept, and must not change."""
+        """Counts the bags of some samples; the ids are kept, and must not change.
+
+        Raises:
+            FormatError: If there are too many distinct ids.
+        """
         values_N, counts_N = np.unique(lengths_B, return_counts=True)
         self._lengths.update(dict(zip(values_N.tolist(), counts_N.tolist(), strict=True)))
         self._pending.append(ids_L)
@@ -140,6 +144,11 @@ class FeatureCounts:
     def num_distinct(self) -> int:
         """Distinct ids that were counted; those that wait for it left out."""
         return len(self._rows_R)
+
+    def access(self, num_rows: int) -> AccessProfile | None:
+        """The profile of a table's rows; None where no id was counted."""
+        self._merge()
+        return _access(self._counts_R, num_rows) if len(self._counts_R) else None
 
     def table(self, name: str, embedding_dim: int, num_embeddings: int | None) -> EmbeddingTable:
         """The table of what was counted."""
@@ -156,7 +165,7 @@ class FeatureCounts:
             pooling_variance=float(np.average((lengths_N - mean) ** 2, weights=counts_N)),
             pooling_p99=float(lengths_N[place]),
         )
-        access = _access(self._counts_R, num_rows)
+        access = self.access(num_rows) or AccessProfile.uniform(num_rows)
         return EmbeddingTable(
             name=name, num_embeddings=num_rows, embedding_dim=embedding_dim, features=(feature,), access=access
         )
@@ -197,8 +206,6 @@ def _check_bags(lengths_B: IntArray, column: str, first_row: int) -> None:
 
 def _access(counts_R: IntArray, num_rows: int) -> AccessProfile:
     """Profile of the rows that were met, those met once spread over all rows that were not met more often."""
-    if len(counts_R) == 0:
-        return AccessProfile.uniform(num_rows)
     repeated_R = np.sort(counts_R[counts_R > 1])[::-1]
     num_once = len(counts_R) - len(repeated_R)
     ranks = log_spaced_ranks(len(repeated_R)) if len(repeated_R) else np.zeros(1, dtype=np.int64)

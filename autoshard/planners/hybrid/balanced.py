@@ -119,6 +119,7 @@ def placed_options(
     chosen: IndexArray,
     *,
     with_uneven: bool = True,
+    around: Layout | None = None,
 ) -> Layout | None:
     """Items with their options placed, largest shards first, where the slowest rank grows least.
 
@@ -131,6 +132,7 @@ def placed_options(
         limits: Memory.
         chosen: The number of the option that each item is to get.
         with_uneven: Whether other options may have rows in uneven shares.
+        around: What training needs for a batch counts, as linear around this layout; None for tables alone.
 
     Returns:
         None if some item finds no room at all.
@@ -139,7 +141,7 @@ def placed_options(
     may_O = np.ones(len(flat.item_O), dtype=np.bool_) if with_uneven else ~flat.is_uneven_O
     for size_V in (rates.served_VP.sum(axis=1), space.kinds.bytes_VM.sum(axis=1)):
         order_I = _order(flat, option_I, size_V)
-        layout = placed(space, flat, rates, limits, option_I=option_I, order_I=order_I, may_O=may_O)
+        layout = placed(space, flat, rates, limits, option_I=option_I, order_I=order_I, may_O=may_O, around=around)
         if layout is not None:
             return layout if layout.fits() else None
     return None

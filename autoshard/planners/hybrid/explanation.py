@@ -5,6 +5,7 @@ Shape suffixes: S sites.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
@@ -15,6 +16,7 @@ from autoshard.core.quoting import shown, write_bytes
 from autoshard.core.step import EMBEDDING_PARTS
 from autoshard.evaluation.batch_memory import rank_memory
 from autoshard.evaluation.evaluate import evaluate
+from autoshard.planners.auto import AutoOptions
 from autoshard.planners.hybrid.neighbours import Neighbourhood
 from autoshard.planners.hybrid.option_offers import looked_up_bytes, space_of
 from autoshard.planners.hybrid.starts import layout_of
@@ -43,6 +45,9 @@ def explain(
 ) -> Explanation:
     """Prices every other way to hold each table, at its best place and with all other tables as they are.
 
+    Ways that fit the memory leave free what the plan was asked to. A plan that does not, as of planners that count
+    tables alone, is explained by what its tables take.
+
     Args:
         plan: A valid plan.
         costs: Models that price steps.
@@ -62,7 +67,10 @@ def explain(
     request = PlanRequest(tables=group.tables, topology=group.topology, costs=costs, payload=group.payload)
     chosen = set(names) or _costliest(group.tables, most)
     space = space_of(request, only=None if len(chosen) == len(known) else _shared_with(chosen, group.tables))
+    asked = AutoOptions.of_plan(plan)
     limits = Limits.of(space)
+    if asked.has_room(plan):
+        limits = Limits.of(space, asked.reserved_bytes, with_activations=asked.counts_activations)
     layout = layout_of(space, limits, group)
     if layout is None:
         raise InvalidPlanError(
@@ -110,7 +118,7 @@ class _Explainer:
     def explained(self, index: int) -> ExplainedTable:
         item, (chosen, _) = self.space.items[index], self.layout.choice(index)
         changes = {number: self._changes(index, number) for number in range(len(item.options)) if number != chosen}
-        without_ms, *steps_ms = self._steps_ms([[((index, NOTHING, ()),)], *filter(None, changes.values())])
+        without_ms, steps_ms = self._steps_ms(index, list(filter(None, changes.values())))
         priced = iter(steps_ms)
         others = [
             self._alternative(item.options[number], next(priced) if changed else None)
@@ -132,7 +140,10 @@ class _Explainer:
 
     def _alternative(self, option: ItemOption, step_ms: float | None) -> Alternative:
         hbm_bytes = self._bytes(option)
-        ruled_out = "" if step_ms is not None else f"takes {write_bytes(hbm_bytes)} of a rank, more than is free"
+        beside = " beside what training needs" if self.layout.limits.with_activations else ""
+        ruled_out = (
+            "" if step_ms is not None else f"takes {write_bytes(hbm_bytes)} of a rank{beside}, more than is free"
+        )
         return Alternative(option=option.label, step_ms=step_ms, hbm_bytes=hbm_bytes, ruled_out=ruled_out)
 
     def _changes(self, index: int, number: int) -> list[Change]:
@@ -150,17 +161,15 @@ class _Explainer:
         best = allowed[np.argsort(self.near.site_costs(first)[allowed], kind="stable")[:_NUM_SITES]]
         return list(dict.fromkeys([sites, *((site,) for site in best.tolist())]))
 
-    def _steps_ms(self, groups: Sequence[Sequence[Change]]) -> list[float]:
-        """The shortest step of each group of changes, all priced at once: of those that fit, if any do."""
-        priced = self.layout.price([change for group in groups for change in group], _EXPONENT)
-        step_ms_B = np.where(np.isfinite(priced.energy_ms_B), priced.step_ms_B, np.inf)
-        ends = np.cumsum([len(group) for group in groups])
-        found = []
-        for end, group in zip(ends.tolist(), groups, strict=True):
-            mine = slice(end - len(group), end)
-            best_ms = float(step_ms_B[mine].min())
-            found.append((best_ms if np.isfinite(best_ms) else float(priced.step_ms_B[mine].min())) + self.more_ms)
-        return found
+    def _steps_ms(self, index: int, groups: Sequence[Sequence[Change]]) -> tuple[float, list[float | None]]:
+        """The step without an item, and the shortest of each group of changes: None where none of them fits."""
+        without: Change = ((index, NOTHING, ()),)
+        priced = self.layout.price([without, *(change for group in groups for change in group)], _EXPONENT)
+        fits_B = np.isfinite(priced.energy_ms_B)
+        fits_B[0] = True
+        firsts = np.cumsum([0, 1, *(len(group) for group in groups)])[: len(groups) + 1]
+        best_ms = np.minimum.reduceat(np.where(fits_B, priced.step_ms_B, np.inf) + self.more_ms, firsts).tolist()
+        return best_ms[0], [one if math.isfinite(one) else None for one in best_ms[1:]]
 
     def _ruled_out(self, item: Item) -> list[Alternative]:
         """Ways that the item has no option for."""

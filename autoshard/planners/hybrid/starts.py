@@ -46,6 +46,8 @@ _NUM_PLACED = 640
 #: 0.56% shorter, 0.15% and 0.22% longer, with 2 level (CPU time, one core of an EPYC, November 2026). And the share of
 #: the time left that making them may take.
 _GROWN, _GROWN_SHARE = 1.5, 0.1
+#: Placements, each around the one before, of options that leave no room for training.
+_NUM_ANEW = 2
 #: Tiers that balanced starts may use, besides all: where kernels are short, each further kind of them counts.
 FEW_TIERS = (
     (Tier.TABLE_WISE,),
@@ -283,6 +285,7 @@ def _with_room(
     """Items with their options placed, where the memory leaves room for what training needs; None if it does not.
 
     What that is depends on where items are: it is taken from ranks' memory once it is known, and items placed anew.
+    Where that does not do, shards are placed by what each needs for it, as linear around where they were.
     """
     of_tables = replace(limits, with_activations=False)
     layout = placed_options(space, flat, rates, of_tables, numbers, with_uneven=with_uneven)
@@ -294,11 +297,18 @@ def _with_room(
     less_RM = limits.capacity_RM.copy()
     less_RM[:, 0] -= space.prices.training_bytes(layout.moved_RC[None])[0]
     less = replace(of_tables, capacity_RM=less_RM)
-    layout = placed_options(space, flat, rates, less, numbers, with_uneven=with_uneven)
-    if layout is None:
-        return None
-    placed = Layout(space, limits, layout.chosen, layout.sums_RX)
-    return placed if placed.fits() else None
+    anew = placed_options(space, flat, rates, less, numbers, with_uneven=with_uneven)
+    for count in range(_NUM_ANEW + 1):
+        if count:
+            anew = placed_options(space, flat, rates, of_tables, numbers, with_uneven=with_uneven, around=layout)
+        if anew is not None:
+            placed = Layout(space, limits, anew.chosen, anew.sums_RX)
+            if placed.fits():
+                return placed
+            layout = anew
+        elif count:
+            break
+    return None
 
 
 def no_room(space: PlannerSpace, limits: Limits) -> InfeasiblePlanError:

@@ -32,7 +32,7 @@ from typing import IO, Any, Final, Protocol
 
 from autoshard.core.accepted import WHOLE, WHOLE_AT_LEAST_1, Range
 from autoshard.core.choices import Device
-from autoshard.core.errors import AutoshardError, DeviceError, ExecutionError, InvalidOptionError
+from autoshard.core.errors import AutoshardError, DeviceError, DivergedError, ExecutionError, InvalidOptionError
 from autoshard.core.quoting import shown
 from autoshard.formats import atomic_write, load_topology, read_plan
 from autoshard.runtime.ownership import check_updates, even_share, ownership_of
@@ -243,7 +243,8 @@ def run_requests(
         on_progress: Called in this process after every step.
         launcher: Starts the processes, on nodes other than this machine if it likes; left out, processes of this
             machine's CPU are forked from one that has imported what they need.
-        max_restarts: How often processes are started again after one failed; errors of input are final.
+        max_restarts: How often processes are started again after one failed; errors of input, and training that has
+            diverged, are final.
         least_nproc: Each restart has one process less, down to so many; None for as many as before.
         on_restart: Called before a restart.
         stop: Once it is set, requests with checkpoints are saved and all of them end.
@@ -283,6 +284,8 @@ def run_requests(
                 file = folder / RESULTS_FILE
                 results = json.loads(file.read_text(encoding="utf-8"))["results"] if file.exists() else []
                 break
+        except DivergedError:
+            raise
         except ExecutionError as error:
             timeout_s = deadline - time.monotonic()
             if restarts == max_restarts or timeout_s <= 0 or (stop is not None and stop.is_set()):

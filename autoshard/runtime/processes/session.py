@@ -25,7 +25,7 @@ from torch.profiler import profile
 
 from autoshard.core import DenseLayers, ShardingPlan, TableSet
 from autoshard.core.choices import Device, Engine
-from autoshard.core.errors import ExecutionError, InvalidOptionError
+from autoshard.core.errors import DivergedError, InvalidOptionError
 from autoshard.core.machine import device_family
 from autoshard.core.optimizers import BadGradients
 from autoshard.core.step import CollectiveTime, StepCollective, StepPart
@@ -147,7 +147,7 @@ class Session:
         Raises:
             InputError: If a plan or request cannot be executed.
             DeviceError: If the device cannot hold the tables.
-            ExecutionError: If training diverges.
+            DivergedError: If training diverges.
         """
         runs = [self._run(request) for request in self._requests]
         results: list[RunResult] = []
@@ -190,7 +190,7 @@ class Session:
             if counter is not None and request.access_path is not None:
                 counts = merged_counts(counter, _ROWS_OF_A_FILE)
                 if counts is not None:
-                    counts.write(Path(request.access_path), plan.tables)
+                    counts.write(Path(request.access_path), plan.tables, Path(request.plan_path).parent)
             return result
         finally:
             engine.close()
@@ -360,7 +360,7 @@ class Session:
             "random": RandomState(),
         }
         with Checkpoints(request.checkpoints_path, keep=request.keep) as checkpoints:
-            saved = SavedJob(checkpoints, request.checkpoint_every, state, plan)
+            saved = SavedJob(checkpoints, request.checkpoint_every, state, plan, engine, training.dense)
             if sharding.resumed is ResumedPlan.ADOPTED:
                 saved.adopt(sharding.plan, sharding.row_orders)
             yield saved
@@ -646,8 +646,8 @@ def _summary(
     losses_S = measured_PSM[:, :, 1].mean(dim=0)
     good_S = losses_S[losses_S.isfinite()]
     is_met = request.on_bad_gradients in (BadGradients.SKIP, BadGradients.CLIP)
-    if len(good_S) < (1 if is_met else len(losses_S)):
-        raise ExecutionError(f"training diverged: the loss became {float(losses_S[-1])}")
+    if num_measured and len(good_S) < (1 if is_met else len(losses_S)):
+        raise DivergedError(f"training diverged: the loss became {float(losses_S[-1])}")
     order = GroupOrder.of(plan.replica_groups, dist.get_world_size())
     places = {process: place for group in order.groups for place, process in enumerate(group)}
     first = 2 + len(Part)
@@ -688,8 +688,8 @@ def _summary(
         step_ms=step_ms,
         samples_per_s=batch_size / step_ms * 1e3 if step_ms else 0.0,
         balance=min(kernel_ms) / max(kernel_ms) if num_measured else 0.0,
-        first_loss=float(good_S[0]),
-        last_loss=float(good_S[-1]),
+        first_loss=float(good_S[0]) if num_measured else None,
+        last_loss=float(good_S[-1]) if num_measured else None,
         ranks=ranks,
         verification=verification,
         overlap=request.overlap,

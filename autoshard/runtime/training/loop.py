@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.stateful import Stateful
 
     from autoshard.runtime.checkpoints import Checkpoints
+    from autoshard.runtime.embeddings import ShardedEmbeddings
 
 #: Steps after which the answer to what a process asked is read: a GPU has come to it by then.
 _ANSWER_STEPS = 2
@@ -78,6 +79,7 @@ class TrainingLoop:
         self._training, self._feed, self._timer, self._last = training, feed, timer, last
         self._wants_stop, self._saved = wants_stop, saved
         self._asked: deque[tuple[torch.Tensor, Any]] = deque()
+        self._loss: torch.Tensor | None = None
         self.number, self.is_stopped = 0, False
         self.last_samples: Samples | None = None
         if saved is not None:
@@ -100,14 +102,14 @@ class TrainingLoop:
             begun = self._timer.mark()
             self._training.asks = self._wants_stop()
             outcome = self._training(samples, following)
-            self.number += 1
+            self.number, self._loss = self.number + 1, outcome.loss
             ended = self._timer.mark()
             self._hear(outcome.asked)
             yield TrainedStep(self.number, samples, outcome, Span(begun, ended), data_ms, self._timer.take())
             if self._saved is not None:
-                self._saved.after(self.number)
+                self._saved.after(self.number, outcome.loss)
         if self._saved is not None:
-            self._saved.finish(self.number)
+            self._saved.finish(self.number, self._loss)
 
     def go_on(self, steps: int | None) -> None:
         """Lets it, at its end, make so many more steps when it is asked for steps anew; None for all that there are."""
@@ -142,14 +144,25 @@ class SavedJob:
         every: Steps from one to the next; where replica groups differ, the next step at which they are averaged.
         state: What is saved, by name, beside what the loop adds.
         plan: The plan that the job was begun with.
+        embeddings: Its tables.
+        dense: Its dense layers.
 
     Attributes:
         resumed_from: Step of the checkpoint that the job went on from; None if there was none.
         plan: The plan that is trained.
     """
 
-    def __init__(self, checkpoints: Checkpoints, every: int, state: Mapping[str, Stateful], plan: ShardingPlan) -> None:
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        every: int,
+        state: Mapping[str, Stateful],
+        plan: ShardingPlan,
+        embeddings: ShardedEmbeddings,
+        dense: torch.nn.Module,
+    ) -> None:
         self._checkpoints, self._every, self._state, self.plan = checkpoints, every, dict(state), plan
+        self._embeddings, self._dense = embeddings, dense
         self._begun_with: str | None = None
         self._row_orders: Mapping[str, torch.Tensor] | None = None
         self._saved_at = 0
@@ -181,24 +194,40 @@ class SavedJob:
             self._begun_with = digest(plan_to_json(self.plan))
         self.plan, self._row_orders = plan, row_orders
 
-    def after(self, step: int) -> None:
-        """Saves after a step if it is time."""
+    def after(self, step: int, loss: torch.Tensor) -> None:
+        """Saves after a step if it is time.
+
+        Args:
+            step: Steps that the job has made.
+            loss: Of the last one.
+
+        Raises:
+            DivergedError: If the state is not finite; it is not saved.
+        """
         self._is_due |= step % self._every == 0
         groups = self.plan.replica_groups
         if self._is_due and (groups.num_groups == 1 or step % groups.sync_every == 0):
-            self._save(step)
+            self._save(step, loss)
 
-    def finish(self, step: int) -> None:
-        """Saves what was not yet saved, and waits until it is there.
+    def finish(self, step: int, loss: torch.Tensor | None) -> None:
+        """Saves what was not yet saved, and waits until it is there. Replica groups that differ are averaged before.
 
-        A job whose replica groups differ at its end keeps the checkpoint before.
+        Args:
+            step: Steps that the job has made.
+            loss: Of the last one; None where it was resumed at its end.
+
+        Raises:
+            DivergedError: As `after`, also if what was loaded is not finite.
         """
-        groups = self.plan.replica_groups
-        if step > self._saved_at and (groups.num_groups == 1 or step % groups.sync_every == 0):
-            self._save(step)
+        if step > self._saved_at:
+            self._embeddings.average_groups()
+            self._save(step, loss)
+        elif loss is None:
+            self._embeddings.guard.check_finite(step, loss, self._dense)
         self._checkpoints.wait()
 
-    def _save(self, step: int) -> None:
+    def _save(self, step: int, loss: torch.Tensor | None) -> None:
+        self._embeddings.guard.check_finite(step, loss, self._dense)
         self._checkpoints.save(
             step, self._state, plan=self.plan, row_orders=self._row_orders, begun_with=self._begun_with
         )

@@ -24,8 +24,9 @@ from autoshard.runtime.results import SENT
 from autoshard.runtime.timing import Part, Span, StepTimer, Timings
 from autoshard.runtime.training.loop import TrainedStep
 
-#: Thresholds that the area under the curve is computed with, so that its memory does not grow with the samples.
-_NUM_THRESHOLDS = 1000
+#: Thresholds that the area under the curve is computed with, so that its memory does not grow with the samples: evenly
+#: in logits up to this on both sides, since predictions of rare labels are all close to 0; and what all and none reach.
+_NUM_THRESHOLDS, _LARGEST_LOGIT = 1000, 16.0
 _FILE = "metrics.jsonl"
 
 #: Columns of what each process adds: sums, largest values, and the times of collectives as serialised and exposed ms.
@@ -82,7 +83,9 @@ class JobMetrics:
                 self._writer = SummaryWriter(str(folder), purge_step=number + 1)
             except OSError as error:
                 raise FormatError(f"cannot be written: {error.strerror or error}", source=str(folder)) from error
-        self._auc = BinaryAUROC(thresholds=_NUM_THRESHOLDS, validate_args=False).to(device)
+        thresholds = torch.linspace(-_LARGEST_LOGIT, _LARGEST_LOGIT, _NUM_THRESHOLDS - 2).sigmoid()
+        thresholds = torch.cat([thresholds.new_zeros(1), thresholds, thresholds.new_full((1,), math.inf)])
+        self._auc = BinaryAUROC(thresholds=thresholds, validate_args=False).to(device)
         self._sent_before = dict(sent_bytes())
         self._steps: list[tuple[Span, float, Timings]] = []
         self._learned = torch.zeros(3, dtype=torch.float64, device=device)

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.nn.functional import embedding, embedding_bag
 
 from autoshard.core import DType, EmbeddingTable, Pooling, RowsBy, ShardingPlan, TableSet
-from autoshard.core.errors import ExecutionError, InvalidOptionError
+from autoshard.core.errors import DivergedError, InvalidOptionError
 from autoshard.core.optimizers import WeightDecayMode
 from autoshard.core.quoting import write_bytes
 from autoshard.runtime.batch import BatchOfIds, Embedded
@@ -362,5 +362,5 @@ def _rounding(tables: TableSet, reference: Reference, steps: int, device: torch.
 def _error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     difference = (actual.cpu().float() - expected).abs().max().item()
     if not math.isfinite(difference):
-        raise ExecutionError("the plan and the unsharded reference differ by more than any number: training diverged")
+        raise DivergedError("the plan and the unsharded reference differ by more than any number: training diverged")
     return difference

@@ -126,7 +126,10 @@ class LinearSearch:
     def relinearise(self, around: Layout) -> None:
         """Takes what shards add as linear around another layout."""
         self.rates, self.launches = CostGradient.of(self.space, around), Launches.of(self.space, around)
-        self._linear = _rate_arrays(self.rates, self._bytes(around), self.launches.count_VK, self.launches.added_KP)
+        bytes_VM = self.space.kinds.bytes_VM
+        if self.limits.with_activations:
+            bytes_VM, _ = _bytes_in_training(self.space, around)
+        self._linear = _rate_arrays(self.rates, bytes_VM, self.launches.count_VK, self.launches.added_KP)
 
     def improved(
         self, layout: Layout, effort: LinearEffort, *, may_O: BoolArray, seed: int, deadline_s: float
@@ -206,13 +209,20 @@ class LinearSearch:
         step_ms_B = self.space.prices.compose(slowest_PB, first_rank_B1C)
         return np.asarray(np.maximum((step_ms_B[1:] - step_ms_B[0]) / bump_P, 0.0))
 
-    def _bytes(self, around: Layout) -> FloatArray:
-        """Bytes of a shard of each kind on a rank by memory level, with what training needs for it; shape (V, M)."""
-        bytes_VM = self.space.kinds.bytes_VM.copy()
-        if self.limits.with_activations:
-            rate_C = self.space.prices.training_rates(around.moved_RC)
-            bytes_VM[:, 0] += np.ceil(np.maximum(self.space.kinds.moved_VC @ rate_C, 0.0))
-        return bytes_VM
+
+def _bytes_in_training(space: PlannerSpace, around: Layout) -> tuple[FloatArray, FloatArray]:
+    """Bytes of a shard of each kind on a rank by memory level, with what training needs for it, taken as linear.
+
+    Args:
+        space: The space.
+        around: The layout around which it is.
+
+    Returns:
+        The bytes, shape (V, M); and those that training needs for one more of each column of what is moved, (C,).
+    """
+    bytes_VM, rate_C = space.kinds.bytes_VM.copy(), space.prices.training_rates(around.moved_RC)
+    bytes_VM[:, 0] += np.ceil(np.maximum(space.kinds.moved_VC @ rate_C, 0.0))
+    return bytes_VM, rate_C
 
 
 def placed(
@@ -224,6 +234,7 @@ def placed(
     option_I: IndexArray,
     order_I: IndexArray,
     may_O: BoolArray,
+    around: Layout | None = None,
 ) -> Layout | None:
     """All items at their cheapest sites, one after the other, where the slowest ranks grow least.
 
@@ -233,10 +244,11 @@ def placed(
         space: The space.
         flat: Its options.
         rates: What shards add.
-        limits: Memory; what training needs for a batch does not count.
+        limits: Memory.
         option_I: The option that each item is to get.
         order_I: The items in their order.
         may_O: Options that may be taken instead.
+        around: What training needs for a batch counts, as linear around this layout; None for tables alone.
 
     Returns:
         None if some item finds no room.
@@ -245,6 +257,11 @@ def placed(
         MemoryError: If there is none left.
     """
     fixed, num_ranks = _option_arrays(flat), space.topology.world_size
+    bytes_VM, free_RM = space.kinds.bytes_VM, limits.capacity_RM
+    if around is not None:
+        bytes_VM, rate_C = _bytes_in_training(space, around)
+        free_RM = free_RM.copy()
+        free_RM[:, 0] -= space.prices.training_bytes(around.moved_RC[None])[0] - around.moved_RC @ rate_C
     _, _, shard_X = flat.shards_of(option_I)
     kind_X, is_shared_X = flat.kind_E[shard_X], flat.is_shared_E[shard_X]
     even_X = np.where(is_shared_X, 1.0, flat.holders_E[shard_X] / num_ranks)[:, None]
@@ -253,14 +270,14 @@ def placed(
         "option_i": option_I.astype(np.int32),
         "site": np.zeros(max(1, int(fixed["first_site_i"][-1])), dtype=np.int32),
         "load_pr": over_ranks(np.zeros((len(mean_P), num_ranks))),
-        "free_mr": over_ranks(limits.capacity_RM.T),
+        "free_mr": over_ranks(free_RM.T),
         "count_kr": over_ranks(np.zeros((1, num_ranks), dtype=np.int32)),
         "weight_p": np.ones(len(mean_P)),
         "won_o": np.zeros(len(flat.item_O), dtype=np.int32),
         "may_o": np.ascontiguousarray(may_O, dtype=np.uint8),
     }
     no_launches = np.zeros((1, 1), dtype=np.int32), np.zeros((1, len(mean_P)))
-    arrays = {**fixed, **_rate_arrays(rates, space.kinds.bytes_VM, *no_launches), **state}
+    arrays = {**fixed, **_rate_arrays(rates, bytes_VM, *no_launches), **state}
     task = Task.of(
         arrays,
         num_items=len(option_I),

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-from autoshard.core.errors import ExecutionError
+from autoshard.core.errors import DivergedError
 from autoshard.core.optimizers import BadGradients, UpdateSettings
 from autoshard.runtime.engine.groups import JoinedGroups, WeakGroup
 from autoshard.runtime.engine.rows.fused import Verdict
@@ -99,7 +99,7 @@ class GradientGuard:
             number: Of the step that ends, from 1.
 
         Raises:
-            ExecutionError: Naming the process and the step.
+            DivergedError: Naming the process and the step.
         """
         if self._policy is not BadGradients.ERROR:
             return
@@ -113,7 +113,7 @@ class GradientGuard:
             assert told.event is not None
             told.event.synchronize()
         if first := int(told.first):
-            raise ExecutionError(
+            raise DivergedError(
                 f"step {number}: gradients of the batch of process {dist.get_world_size() - first} are not finite; no "
                 "table was changed by them"
             )
@@ -127,6 +127,25 @@ class GradientGuard:
         if limit is not None and self._policy is BadGradients.CLIP:
             gradients = [one.nan_to_num(0.0, limit, -limit) for one in gradients]
         return gradients
+
+    def check_finite(self, step: int, loss: torch.Tensor | None, layers: torch.nn.Module) -> None:
+        """Refuses a job's state that has diverged; all processes call it, and the host waits for the device.
+
+        Losses do not tell where bad gradients are skipped or clipped: one may be of a bad batch.
+
+        Args:
+            step: Steps that the job has made.
+            loss: Of the last one; None where none was made.
+            layers: Dense layers, which are alike on all processes.
+
+        Raises:
+            DivergedError: On all processes.
+        """
+        numbers = [one.detach() for one in layers.parameters()]
+        if loss is not None and self._policy not in (BadGradients.SKIP, BadGradients.CLIP):
+            numbers.append(loss)
+        if int(self._first_bad(_is_bad(numbers))):
+            raise DivergedError(f"training diverged by step {step}: the loss or the dense layers are not finite")
 
     def _first_bad(self, is_bad: torch.Tensor) -> torch.Tensor:
         """The first of all processes with bad gradients, counted back from the number of them; 0 if none has."""
