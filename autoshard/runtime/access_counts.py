@@ -130,9 +130,9 @@ class AccessCounts:
             tables: Those that were counted.
         """
         firsts_T = _first_keys(tables)
-        features = np.split(self.lookups_F, np.cumsum([len(one.features) for one in tables.tables])[:-1])
+        of_features = np.split(self.lookups_F, np.cumsum([len(one.features) for one in tables.tables])[:-1])
         counted, rows = [], {}
-        for table, first, lookups_F in zip(tables.tables, firsts_T.tolist(), features, strict=True):
+        for table, first, lookups_F in zip(tables.tables, firsts_T.tolist(), of_features, strict=True):
             part = slice(*np.searchsorted(self.keys_N, [first, first + table.num_embeddings]).tolist())
             held = self._rows(self.keys_N[part] - first, self.lookups_N[part], table.num_embeddings)
             if held is not None:

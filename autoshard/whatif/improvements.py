@@ -9,7 +9,7 @@ from functools import partial
 from autoshard.core import CostModels, Link, ShardingPlan
 from autoshard.core.accepted import MAX_WORLD_SIZE
 from autoshard.formats.topology_scaling import scaled_topology
-from autoshard.planners.auto import AutoOptions
+from autoshard.planners.auto_options import AutoOptions
 from autoshard.planners.planner import PlanRequest
 from autoshard.results.explanation import Explanation, Improvement
 from autoshard.whatif.changes import TaskChange, planned, step_ms, with_hbm

@@ -16,7 +16,7 @@ from autoshard.core.quoting import write_bytes
 from autoshard.evaluation import evaluate, price_step
 from autoshard.evaluation.drift import AccessedPlan
 from autoshard.evaluation.migration import Migration, migration, renumbered
-from autoshard.planners.auto import AutoOptions
+from autoshard.planners.auto_options import AutoOptions
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.warm_start import start_of
 from autoshard.planning import finished_plan, make_plan

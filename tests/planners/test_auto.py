@@ -10,7 +10,8 @@ from autoshard.core.step import Overlap, plain_coefficients
 from autoshard.evaluation import evaluate
 from autoshard.formats import load_tables, load_topology
 from autoshard.formats.metasyn import metasyn
-from autoshard.planners.auto import AutoOptions, AutoPlanner
+from autoshard.planners.auto import AutoPlanner
+from autoshard.planners.auto_options import AutoOptions
 from autoshard.planners.comparison import num_cuts
 from autoshard.planners.heuristics.greedy import (
     CostGreedyPlanner,

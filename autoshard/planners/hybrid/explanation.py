@@ -16,7 +16,7 @@ from autoshard.core.quoting import shown, write_bytes
 from autoshard.core.step import EMBEDDING_PARTS
 from autoshard.evaluation.batch_memory import rank_memory
 from autoshard.evaluation.evaluate import evaluate
-from autoshard.planners.auto import AutoOptions
+from autoshard.planners.auto_options import AutoOptions
 from autoshard.planners.hybrid.neighbours import Neighbourhood
 from autoshard.planners.hybrid.option_offers import looked_up_bytes, space_of
 from autoshard.planners.hybrid.starts import layout_of
