@@ -116,6 +116,7 @@ def _train(store: Path, device: str | None, models: Registry, publishing: Publis
     from autoshard.core.errors import SampleStoreError
     from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES
     from autoshard.formats.stores.dense_samples import DENSE_SAMPLES
+    from costmodel.machines import of_one_machine, stored_key
     from costmodel.step.collective_training import train_collective_model
     from costmodel.step.comparison import collective_version, dense_version
     from costmodel.step.dense_training import train_dense_model
@@ -127,11 +128,12 @@ def _train(store: Path, device: str | None, models: Registry, publishing: Publis
             "holds no samples of collectives or dense layers; `autoshard collect --kinds dense,collectives` adds some",
             source=str(store),
         )
-    if has_collectives and (device is None or device in has_collectives):
-        moved = COLLECTIVE_SAMPLES.read(store, device)
+    key = stored_key((*has_collectives, *has_dense), device)
+    if has_collectives and (key is None or key in has_collectives):
+        moved = of_one_machine(COLLECTIVE_SAMPLES.read(store, key), device, store)
         found.append(_publish(models, collective_version(train_collective_model(moved), moved), publishing))
-    if has_dense and (device is None or device in has_dense):
-        layers = DENSE_SAMPLES.read(store, device)
+    if has_dense and (key is None or key in has_dense):
+        layers = of_one_machine(DENSE_SAMPLES.read(store, key), device, store)
         found.append(_publish(models, dense_version(train_dense_model(layers), layers), publishing))
     if not found:
         held = ", ".join(sorted({*has_collectives, *has_dense}))
