@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from costmodel.registry.versions import Registry
     from costmodel.step.calibration import CalibrationRun
 
-#: Runs that a calibration needs.
+#: Plans that a calibration needs runs of; each of `--calibrate` is of a plan of its own.
 _FEWEST_RUNS = 4
 #: Trials of all runs are drawn before the first one, and a launch holds a request for each repeat.
 _MOST_RUNS, _MOST_REPEATS, _MOST_PROCESSES = 10_000, 1_000, 1_024
@@ -90,7 +90,7 @@ def train_step(options: TrainStepOptions, publishing: PublishOptions, as_json: c
 
     A model becomes the production version unless it is worse than that: its mean relative error is higher by more than
     the standard error of the difference, and by more than 0.1 points. Fits are compared on all samples, a calibration
-    on its runs. What is worse goes to the registry without an alias, and the exit code is 0.
+    on the plans of its runs. What is worse goes to the registry without an alias, and the exit code is 0.
 
     Example:
         autoshard train step --store samples --calibrate 20

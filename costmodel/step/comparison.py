@@ -36,11 +36,11 @@ def dense_version(model: LearnedDense, samples: Sequence[DenseSample]) -> Traine
 
 
 def step_version(model: CalibratedStep, runs: Sequence[CalibrationRun]) -> TrainedVersion:
-    """A calibration of steps, compared on its runs.
+    """A calibration of steps, compared on the plans of its runs.
 
-    The other one was fitted to earlier runs; this one's errors are those of calibrations that each leave one run out.
+    The other one was fitted to earlier runs; this one's errors are those of calibrations that each leave one plan out.
     """
     device = model.card.device
     return TrainedVersion.by_errors(
-        model, lambda other: step_errors(runs, device) - step_errors(runs, device, other), "runs"
+        model, lambda other: step_errors(runs, device) - step_errors(runs, device, other), "plans"
     )
