@@ -63,6 +63,11 @@ class CalibrationRun:
     costs: CostModels
     measured: MeasuredStep
 
+    @property
+    def is_virtual(self) -> bool:
+        """Whether ranks were timed in virtual time, so that each says what all its parts take."""
+        return self.measured.work_ms_R[0].keys() >= set(_JOINT_PARTS)
+
 
 def calibrate_step(runs: Sequence[CalibrationRun], device: str) -> CalibratedStep:
     """Fits the weights of every part's features to runs, near the models as they are.
@@ -71,8 +76,11 @@ def calibrate_step(runs: Sequence[CalibrationRun], device: str) -> CalibratedSte
     from the models alike.
 
     Raises:
-        ModelError: If they are of fewer than `MIN_PLANS` plans, or a time is not finite.
+        ModelError: If they are of fewer than `MIN_PLANS` plans, in real time and in virtual time, or a time is not
+            finite.
     """
+    if len({run.is_virtual for run in runs}) > 1:
+        raise ModelError("must all be in real time, or all in virtual time", field="runs")
     plan_S = _plans_of(runs)
     num_plans = len(np.unique(plan_S))
     if num_plans < MIN_PLANS:
@@ -211,7 +219,7 @@ def _fit_all(runs: Sequence[CalibrationRun], prices: Sequence[StepPrice], device
     fitted = _fit_alone(runs, prices)
     alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for index, price in enumerate(prices):
-        if not runs[index].measured.work_ms_R[0].keys() >= set(_JOINT_PARTS):
+        if not runs[index].is_virtual:
             alike[tuple(price.bases[part] for part in _JOINT_PARTS)].append(index)
     # Runs that were priced by other models are other equations; of parts that two have in common the larger decides.
     for indices in sorted(alike.values(), key=len):

@@ -153,6 +153,11 @@ def _calibrate(
         runs = recorded_runs(options.runs, device, models.root)
         console.log(f"{options.runs} holds {len(runs)} runs of {device} that predictions can be compared with")
     if pool is not None:
+        if any(run.is_virtual for run in runs):
+            raise InvalidOptionError(
+                f"runs plans in real time, and {options.runs} holds runs in virtual time: calibrate on either",
+                field="--calibrate",
+            )
         trials = draw_trials(options.calibrate, seed=options.seed)
         topology = local_topology(device, options.nproc, _RUN_BYTES)
         with console.progress("Running plans", len(trials)) as advance:
