@@ -64,7 +64,7 @@ def train_collective_model(samples: Sequence[CollectiveSample]) -> LearnedCollec
                 held[name].append(_cross_validated(name, known))
     if not curves:
         raise ModelError(f"needs at least {MIN_SAMPLES} samples of one collective, got {len(samples)}", field="samples")
-    alongside: dict[str, float] = {name: _alongside(name, samples, curves) for name in COLLECTIVES}
+    alongside: dict[str, float] = {name: _alongside(name, samples, curves, both_ways) for name in COLLECTIVES}
     together = {name: _joined(parts) for name, parts in held.items()}
     card = CollectiveCard(
         device=samples[0].device,
@@ -183,7 +183,9 @@ def _bounds(held: _Held) -> tuple[tuple[float, float, float], ...]:
     return tuple(rows)
 
 
-def _alongside(name: CollectiveName, samples: Sequence[CollectiveSample], curves: Curves) -> float:
+def _alongside(
+    name: CollectiveName, samples: Sequence[CollectiveSample], curves: Curves, both_ways: dict[str, float]
+) -> float:
     """The share of the shorter time that adds to the longer one, from collectives of whole worlds."""
     fallback = _DEFAULT_ALONGSIDE[name]
     worlds = [
@@ -199,6 +201,7 @@ def _alongside(name: CollectiveName, samples: Sequence[CollectiveSample], curves
             device="",
             backend="",
             alongside=dict.fromkeys(COLLECTIVES, float(share)),
+            both_ways=both_ways,
             bounds={},
             metrics={},
             training={},

@@ -111,6 +111,35 @@ class TestKnownTruth:
         assert model.card.alongside["all_to_all"] == 0.0
         assert one_after_the_other.card.alongside["all_to_all"] >= 0.8
 
+    def test_links_one_after_the_other_are_found_where_each_takes_turns_both_ways(self):
+        """Two nodes of two ranks; bytes back take as long as bytes away, on both links."""
+
+        def measured(level, splits, size):
+            is_both = splits is Splits.EQUAL
+            parts = {GroupLevel.NODE: (1, 0), GroupLevel.ACROSS_NODES: (0, 1), GroupLevel.WORLD: (1, 2)}[level]
+            # What the busiest rank sends to each peer; where all send, it receives as much.
+            each = size / (sum(parts) + 1) if is_both else size
+            times = [
+                latency * peers + byte * each * peers * (1 + is_both)
+                for (latency, byte), peers in zip(((0.05, 6e-6), (0.1, 6e-6)), parts, strict=True)
+            ]
+            sent = each * sum(parts)
+            of = make.collective(Operator.ALL_TO_ALL, level, size, splits=splits)
+            busiest = {"max_sent_bytes": int(sent), "max_received_bytes": int(sent if is_both else size)}
+            mean = sent if is_both else sent / (sum(parts) + 1)
+            return make.collective_sample(of, mean_sent_bytes=mean, latency_ms=sum(times), **busiest)
+
+        found = train_collective_model(
+            [
+                measured(level, splits, 4**power)
+                for level in GroupLevel
+                for splits in (Splits.EQUAL, Splits.ONE_WAY)
+                for power in range(6, 13)
+            ]
+        )
+        assert found.card.both_ways == {"node": 1.0, "across_nodes": 1.0}
+        assert found.card.alongside["all_to_all"] >= 0.9
+
     @pytest.mark.parametrize("one_after_the_other", [False, True])
     def test_both_ways_at_once_cost_what_measured_ones_do(self, one_after_the_other):
         # Two ranks, of which one sends all or each as much; both ways take twice as long where they take turns.
