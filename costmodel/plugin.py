@@ -29,7 +29,7 @@ def train_learned_model(store: Path, device: str, registry: Path) -> TrainingRou
     from autoshard.formats.stores.samples import SampleTable, read_samples
     from costmodel.kernel.dataset import CostDataset
     from costmodel.kernel.training import train_cost_model
-    from costmodel.machines import of_one_machine
+    from costmodel.samples import of_one_machine
 
     table = SampleTable(samples=of_one_machine(read_samples(store, device).samples, device, store))
     trained = train_cost_model(CostDataset.from_samples(table), device=device)

@@ -71,7 +71,7 @@ def train_cost(options: TrainCostOptions, publishing: PublishOptions, as_json: c
         torchrun --nproc-per-node 4 --no-python autoshard train cost --store samples --accelerator cuda
     """
     from autoshard.formats.stores.samples import SampleTable, devices_in, read_samples
-    from costmodel.machines import of_one_machine, stored_key
+    from costmodel.samples import of_one_machine, stored_key
 
     # What is wrong with the samples is told before torch is imported, which takes seconds.
     read = read_samples(options.store, stored_key(devices_in(options.store), options.device))

@@ -47,7 +47,7 @@ def samples():
 
 @pytest.fixture(scope="module")
 def model(samples):
-    return train_collective_model(samples)
+    return train_collective_model(samples).model
 
 
 def even(world_size, num_bytes):
@@ -107,7 +107,7 @@ class TestKnownTruth:
             )
             for size in SIZES
         ]
-        one_after_the_other = train_collective_model([*samples, *worlds])
+        one_after_the_other = train_collective_model([*samples, *worlds]).model
         assert model.card.alongside["all_to_all"] == 0.0
         assert one_after_the_other.card.alongside["all_to_all"] >= 0.8
 
@@ -136,7 +136,7 @@ class TestKnownTruth:
                 for splits in (Splits.EQUAL, Splits.ONE_WAY)
                 for power in range(6, 13)
             ]
-        )
+        ).model
         assert found.card.both_ways == {"node": 1.0, "across_nodes": 1.0}
         assert found.card.alongside["all_to_all"] >= 0.9
 
@@ -154,7 +154,7 @@ class TestKnownTruth:
         sizes = [2**power for power in range(12, 24)]
         found = train_collective_model(
             [measured(splits, size) for splits in (Splits.EQUAL, Splits.ONE_WAY) for size in sizes]
-        )
+        ).model
         assert found.card.both_ways == {"node": 0.0, "across_nodes": 1.0 if one_after_the_other else 0.0}
         sent = np.array([[0.0, 1e6], [0.0, 0.0]])
         expected = FAR_LATENCY + FAR_BYTE * 1e6
@@ -179,7 +179,7 @@ class TestKnownTruth:
         disturbed = [
             replace(one, latency_ms=one.latency_ms * 5) if n % 12 == 0 else one for n, one in enumerate(samples)
         ]
-        predicted = train_collective_model(disturbed).all_to_all_ms(even(6, 1e6), topology(6))
+        predicted = train_collective_model(disturbed).model.all_to_all_ms(even(6, 1e6), topology(6))
         np.testing.assert_allclose(predicted, NODE_LATENCY * 5 + NODE_BYTE * 1e6, rtol=0.25)
 
 
@@ -236,7 +236,7 @@ class TestPromises:
         assert model.all_reduce_ms(0.0, topology(4)) == 0.0
 
     def test_links_that_nobody_measured_are_the_topologys(self, samples):
-        known = train_collective_model([one for one in samples if one.collective.level is GroupLevel.NODE])
+        known = train_collective_model([one for one in samples if one.collective.level is GroupLevel.NODE]).model
         # 1 MB leaves every node at 1 GB/s behind 0.1 ms.
         matrix = np.array([[0.0, 1e6], [1e6, 0.0]])
         np.testing.assert_allclose(known.all_to_all_ms(matrix, topology(1, 2)), 1.1)

@@ -201,7 +201,7 @@ class TestCalibration:
     def test_refuses_what_cannot_be_fitted(self, runs):
         with pytest.raises(ModelError, match="runs of at least 4 plans to calibrate on, got 6 of 3"):
             calibrate_step([*runs[:3], *runs[:3]], "cpu")
-        in_virtual_time = replace(runs[0].measured, work_ms_R=({part: 1.0 for part in StepPart},) * 2)
+        in_virtual_time = replace(runs[0].measured, work_ms_R=(dict.fromkeys(StepPart, 1.0),) * 2)
         with pytest.raises(ModelError, match="all be in real time, or all in virtual time"):
             calibrate_step([replace(runs[0], measured=in_virtual_time), *runs[1:]], "cpu")
         broken = replace(runs[0], measured=replace(runs[0].measured, step_ms=float("nan")))

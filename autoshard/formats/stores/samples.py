@@ -290,7 +290,12 @@ class SampleTable:
 
 
 class MachineSample(Protocol):
-    """A sample that says where it was measured."""
+    """A sample that says where and when it was measured."""
+
+    @property
+    def collected_at(self) -> datetime:
+        """When the measurement ended."""
+        ...
 
     @property
     def device(self) -> str:

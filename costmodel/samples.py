@@ -1,14 +1,21 @@
-"""Which samples of a store a model is trained on: those of one machine."""
+"""Which samples of a store a model is trained on, those of one machine, and which ones a model has not seen.
+
+Shape suffixes: S samples.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from autoshard import console
 from autoshard.core.errors import SampleStoreError
-from autoshard.core.machine import device_family
+from autoshard.core.machine import MeasuredMachine, device_family
 from autoshard.formats.stores.samples import MachineSample, machine_of
 from autoshard.hardware import is_of_device
 
@@ -48,3 +55,28 @@ def of_one_machine(samples: Sequence[SampleT], device: str | None, store: Path) 
     if others := len(samples) - len(kept):
         console.log(f"{store}: {others:,} of {len(samples):,} samples are left out, which other machines measured")
     return kept
+
+
+def newest(samples: Sequence[MachineSample]) -> str:
+    """When the newest of some samples was measured, as cards have it (`samples_until`): later times sort behind."""
+    return max(_stamp(one.collected_at) for one in samples)
+
+
+def are_unseen(
+    samples: Sequence[MachineSample], training: Mapping[str, Any], measured_on: MeasuredMachine | None
+) -> NDArray[np.bool_]:
+    """Which samples a model was not trained on, shape (S,): those of other machines, and those newer than its newest.
+
+    Args:
+        samples: Of one machine, at least one.
+        training: The model's `training`; where it does not say `samples_until`, the model has seen none.
+        measured_on: The model's machine.
+    """
+    until = training.get("samples_until")
+    if not isinstance(until, str) or not (measured_on is None or measured_on.is_like(machine_of(samples))):
+        return np.ones(len(samples), dtype=np.bool_)
+    return np.array([_stamp(one.collected_at) > until for one in samples])
+
+
+def _stamp(time: datetime) -> str:
+    return time.astimezone(UTC).isoformat(timespec="microseconds")
