@@ -58,8 +58,8 @@ def of_one_machine(samples: Sequence[SampleT], device: str | None, store: Path) 
 
 
 def newest(samples: Sequence[MachineSample]) -> str:
-    """When the newest of some samples was measured, as cards have it (`samples_until`): later times sort behind."""
-    return max(_stamp(one.collected_at) for one in samples)
+    """When the newest of some samples was measured: `samples_until` of cards."""
+    return max(stamp(one.collected_at) for one in samples)
 
 
 def are_unseen(
@@ -75,8 +75,9 @@ def are_unseen(
     until = training.get("samples_until")
     if not isinstance(until, str) or not (measured_on is None or measured_on.is_like(machine_of(samples))):
         return np.ones(len(samples), dtype=np.bool_)
-    return np.array([_stamp(one.collected_at) > until for one in samples])
+    return np.array([stamp(one.collected_at) > until for one in samples])
 
 
-def _stamp(time: datetime) -> str:
+def stamp(time: datetime) -> str:
+    """A time as cards have it; later ones sort behind."""
     return time.astimezone(UTC).isoformat(timespec="microseconds")
