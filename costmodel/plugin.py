@@ -16,7 +16,7 @@ def load_learned_model(registry: Path | None, device: str) -> CostModel | None:
 
 
 def train_learned_model(store: Path, device: str, registry: Path) -> TrainingRound:
-    """Trains a model from the samples of a device, and makes it the production version of a registry.
+    """Trains a model from one machine's samples of a device, and makes it the production version of a registry.
 
     Args:
         store: Folder of samples.
@@ -24,13 +24,15 @@ def train_learned_model(store: Path, device: str, registry: Path) -> TrainingRou
         registry: Folder of the registry; made when missing.
 
     Raises:
-        SampleStoreError: If there are too few samples.
+        SampleStoreError: If there are too few samples, or of several machines and none of the one at hand.
     """
-    from autoshard.formats.stores.samples import read_samples
+    from autoshard.formats.stores.samples import SampleTable, read_samples
     from costmodel.kernel.dataset import CostDataset
     from costmodel.kernel.training import train_cost_model
+    from costmodel.samples import of_one_machine
 
-    trained = train_cost_model(CostDataset.from_samples(read_samples(store, device)), device=device)
+    table = SampleTable(samples=of_one_machine(read_samples(store, device).samples, device, store))
+    trained = train_cost_model(CostDataset.from_samples(table), device=device)
     card = trained.model.card
     trained.model.publish(Registry(registry))
     return TrainingRound(num_samples=int(card.training["num_samples"]), relative_error=card.metrics.relative_error)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from types import ModuleType
@@ -24,7 +24,7 @@ from bench.collecting.options import CollectOptions, SampleKind
 from bench.collecting.run import check_names, check_store, set_source
 from bench.collecting.sample_log import Advance, SampleLog
 from bench.collecting.set_queue import Queued, SetQueue, StreamPosition
-from bench.collecting.store_lock import CollectorLock
+from bench.collecting.store_lock import CollectorBusyError, CollectorLock, Measuring, device_claimed
 from bench.kernels.harness import Harness, Settings
 from bench.measuring.devices import find_device
 from bench.measuring.provenance import Machine
@@ -62,11 +62,17 @@ class KernelWorker:
 
     def __init__(self, device: str, settings: Settings | None = None, num_rounds: int | None = None) -> None:
         found = find_device(device)
+        self._device, self._claims = found, ExitStack()
         self._harness = Harness(found, Settings.for_collecting(found, num_rounds) if settings is None else settings)
         self._kind = KernelKind(self._harness.machine)
 
     def machine(self) -> Machine:
-        """Where this measures."""
+        """Where this measures; from now on, `collect` on this host does not measure there.
+
+        Raises:
+            CollectorBusyError: If it does.
+        """
+        self._claims.enter_context(device_claimed(self._device, Measuring.RAY))
         return self._kind.machine
 
     def measure(self, batch: list[Queued[ChosenSet]]) -> WorkerResult:
@@ -99,7 +105,8 @@ def collect_on_ray(
     Raises:
         InvalidOptionError: If Ray is not installed.
         ExecutionError: If there is no cluster at the address, or workers keep dying.
-        DeviceError: If the cluster has no GPU and `device` is `cuda`, or another collector feeds this store from Ray.
+        DeviceError: If the cluster has no GPU and `device` is `cuda`, another collector feeds this store from
+            Ray, or `collect` measures on the hosts of all workers.
         SampleStoreError: If the store cannot be read or written.
         FormatError: If the store is of another version.
     """
@@ -147,6 +154,7 @@ class _Driver:
         self._devices: dict[str, None] = {}
         self._seats = [_Seat(index, self._actor()) for index in range(num_workers)]
         self._running: dict[Any, _Seat] = {}
+        self._busy: CollectorBusyError | None = None
 
     def run(self) -> CollectedSamples:
         """Until there are enough samples, or time is up."""
@@ -155,6 +163,8 @@ class _Driver:
             for seat in self._seats:
                 self._running[seat.actor.machine.remote()] = seat
             self._gather()
+        if self._busy is not None and not self._devices:
+            raise self._busy
         queues = [seat.queue for seat in self._seats if seat.queue is not None]
         skipped = sum((queue.skipped for queue in queues), Counter[str]())
         return self._log.collection(SampleKind.KERNELS, ", ".join(self._devices), skipped=skipped)
@@ -190,6 +200,10 @@ class _Driver:
                     self._replace(seat)
                     continue
                 except self._ray.exceptions.RayTaskError as error:
+                    if isinstance(error.cause, CollectorBusyError):
+                        self._busy = error.cause
+                        console.log(f"A worker is left out: {error.cause}")
+                        continue
                     raise error.cause if isinstance(error.cause, Exception) else ExecutionError(str(error)) from error
                 if isinstance(answer, Machine):
                     self._admit(seat, answer)

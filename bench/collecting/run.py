@@ -21,7 +21,7 @@ from bench.collecting.options import GIB, CollectOptions, SampleKind, seconds_un
 from bench.collecting.retraining import collect_and_train
 from bench.collecting.sample_log import Advance
 from bench.collecting.set_queue import StreamPosition
-from bench.collecting.store_lock import CollectorLock, device_lock_name
+from bench.collecting.store_lock import CollectorLock, Measuring, device_claimed, device_lock_name
 from bench.collecting.termination import Terminated
 from bench.collectives.sampling import Processes
 from bench.kernels.harness import Harness, Settings
@@ -51,7 +51,7 @@ def run_collection(options: CollectOptions, advance: Advance = lambda *_: None) 
     check_names(options)
     device = find_device(options.device)
     found: list[CollectedSamples] = []
-    with CollectorLock(options.store, device_lock_name(device)):
+    with CollectorLock(options.store, device_lock_name(device)), device_claimed(device, Measuring.COLLECT):
         check_store(options.store)
         for index, kind in enumerate(options.sample_kinds):
             deadline = options.deadline_of_part(len(options.sample_kinds) - index)

@@ -1,4 +1,7 @@
-"""One collector per store, device and host: two on one device would spoil each other's latencies."""
+"""One collector per store, device and host: two on one device would spoil each other's latencies.
+
+Ray's workers have no store: of the device, `collect` and they keep each other away by files of the host.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,11 @@ import fcntl
 import os
 import re
 import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -17,6 +25,8 @@ if TYPE_CHECKING:  # this module does without torch
     from bench.measuring.devices import BenchDevice
 
 _FOLDER = "locks"
+#: Times that a file is tried that another process may have locked for a moment, to look; and the time between them.
+_NUM_LOOKS, _LOOK_S = 10, 0.02
 
 
 class CollectorBusyError(DeviceError):
@@ -76,6 +86,55 @@ class CollectorLock:
     def _release(self) -> None:
         os.close(self._descriptor)
         self._descriptor = -1
+
+
+class Measuring(StrEnum):
+    """Who measures on a device."""
+
+    COLLECT = "collect"
+    RAY = "ray"
+
+
+@contextmanager
+def device_claimed(device: BenchDevice, who: Measuring) -> Iterator[None]:
+    """Keeps others than one's own kind from a device of this host, whatever their stores, until the process dies.
+
+    Several of one kind share it: collectors of several stores, and Ray's workers on the cores of a host.
+
+    Raises:
+        CollectorBusyError: If another kind measures on it.
+    """
+    with ExitStack() as opened:
+        files = {kind: _host_file(f"{device_lock_name(device)}.{kind}", opened) for kind in Measuring}
+        fcntl.flock(files[who], fcntl.LOCK_SH)
+        for other, descriptor in files.items():
+            if other is not who and not _is_free(descriptor):
+                raise CollectorBusyError(f"another collector (of {other}) is measuring on {device.key} of this host")
+        yield
+
+
+def _host_file(name: str, opened: ExitStack) -> int:
+    """A file of this host that any user may lock."""
+    folder = Path(tempfile.gettempdir()) / "autoshard-locks"
+    file = folder / f"{_as_file_name(name)}.lock"
+    if not file.exists():
+        folder.mkdir(exist_ok=True)
+        with suppress(PermissionError):  # of another user, who has made it so
+            folder.chmod(0o1777)
+        file.touch()
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    opened.callback(os.close, descriptor)
+    return descriptor
+
+
+def _is_free(descriptor: int) -> bool:
+    for _ in range(_NUM_LOOKS):
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            return True
+        time.sleep(_LOOK_S)
+    return False
 
 
 def device_lock_name(device: BenchDevice) -> str:

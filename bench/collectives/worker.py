@@ -48,9 +48,11 @@ _NUM_REPEATED = 20
 #: gloo's all-to-all takes longer then: who comes last sends its data ahead of the word that it may be sent some. Two
 #: ranks with links of 200 Mbit/s send 512 KiB to each other in 42 ms then, and in 22 or 42 where they come at once.
 _APART_S = 1e-3
-#: What the clocks of sleeping ranks tell apart.
+#: What the ranks' clocks tell apart.
 _LEAST_MS = 1e-3
 _HEARTBEAT_S = 0.5
+#: Of the running kernel; alike in all containers of a machine.
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _TIME_IS_UP = "the time given was up, or would have been before they were measured"
 
 
@@ -82,6 +84,13 @@ class CollectiveWorker:
         self._heard = 0.0
         self._clock: Clock = WallClock()
         self._aligned = torch.zeros(1, device=device)
+        self._has_one_clock = self._ranks_share_a_clock()
+
+    def _ranks_share_a_clock(self) -> bool:
+        """Whether all ranks read the monotonic clock of one running kernel."""
+        boots: list[str] = [""] * dist.get_world_size()
+        dist.all_gather_object(boots, _BOOT_ID.read_text() if _BOOT_ID.exists() else "", group=self._control)
+        return bool(boots[0]) and len(set(boots)) == 1
 
     def run(self) -> None:
         """Measures all chunks once, or again and again while there is time.
@@ -144,7 +153,7 @@ class CollectiveWorker:
         """Measures one chunk; false if there is no time for it."""
         collectives = [*[self._reference] * _REFERENCE_COPIES, *chosen]
         bound = self._bind(collectives)
-        elapsed_ms_SR = np.zeros((len(collectives), self._rounds.num_rounds))
+        start_ms_SR, end_ms_SR = np.zeros((2, len(collectives), self._rounds.num_rounds))
         self._clock = CudaClock() if self._device.type == "cuda" else WallClock()
         begun = time.monotonic()
         with collector_paused():
@@ -153,12 +162,22 @@ class CollectiveWorker:
                     self._warm(bound[index])
                     if not self._agree(self._has_time(begun, round_, position)):
                         return False
-                    elapsed_ms_SR[index, round_] = self._time(bound[index], index)
+                    start_ms_SR[index, round_], end_ms_SR[index, round_] = self._time(bound[index], index)
                     self._heartbeat()
-        slowest_SR = torch.from_numpy(elapsed_ms_SR)
-        dist.all_reduce(slowest_SR, op=dist.ReduceOp.MAX, group=self._control)
+        slowest_SR = self._slowest_ms(collectives, torch.from_numpy(start_ms_SR), torch.from_numpy(end_ms_SR))
         self._report_measured(chosen, slowest_SR.numpy()[:, self._rounds.num_warmup :])
         return True
+
+    def _slowest_ms(
+        self, collectives: Sequence[MeasuredCollective], start_ms_SR: torch.Tensor, end_ms_SR: torch.Tensor
+    ) -> torch.Tensor:
+        """From the start of a group's last rank to the end of its last one, of the slowest group; shape (S, rounds)."""
+        if self._device.type == "cpu" and self._has_one_clock:
+            for one, start_ms_R in zip(collectives, start_ms_SR, strict=True):
+                dist.all_reduce(start_ms_R, op=dist.ReduceOp.MAX, group=self._groups[one.level])
+        slowest_SR = (end_ms_SR - start_ms_SR).clamp(min=_LEAST_MS)
+        dist.all_reduce(slowest_SR, op=dist.ReduceOp.MAX, group=self._control)
+        return slowest_SR
 
     def _has_time(self, begun: float, round_: int, position: int) -> bool:
         """Whether to go on: after the warm-up it is known what the rest takes, and then it is finished or left."""
@@ -186,10 +205,11 @@ class CollectiveWorker:
             bound.run()
             bound.prepare()
 
-    def _time(self, bound: BoundCollective, key: int) -> float:
-        """Milliseconds of one collective on this rank's clock, until the result is there.
+    def _time(self, bound: BoundCollective, key: int) -> tuple[float, float]:
+        """When one collective began on this rank, and when its result was there, in ms.
 
-        On a CPU ranks come to it one after the other, in an order of chance, and it counts from the last one on.
+        On a CPU ranks come to it one after the other, in an order of chance, and it counts from the last one on. Where
+        ranks have no clock in common, the last one is taken to come `_APART_S` after the first.
 
         On a GPU it is queued behind a lead, as kernels are, and behind an all-reduce of one number, for ranks to begin
         together: otherwise the host's launch and the ranks' distance would count, which take longer than a small
@@ -202,7 +222,7 @@ class CollectiveWorker:
         """
         if self._device.type == "cuda":
             times = _NUM_REPEATED if _largest_buffer(bound.movement) <= _REPEATED_BYTES else 1
-            return led_ms(
+            return 0.0, led_ms(
                 bound.run,
                 self._clock,
                 key=key,
@@ -211,11 +231,12 @@ class CollectiveWorker:
                 again=bound.prepare,
                 agree=self._agree,
             )
-        start = self._clock.mark()
+        agreed_s = time.perf_counter()
         turn_R = self._rng.permutation(dist.get_world_size())
         time.sleep(_APART_S * int(turn_R[dist.get_rank()]) / max(1, len(turn_R) - 1))
+        came_s = time.perf_counter() if self._has_one_clock else agreed_s + _APART_S * (len(turn_R) > 1)
         bound.run()
-        return max(_LEAST_MS, self._clock.elapsed_ms(start, self._clock.mark()) - 1e3 * _APART_S * (len(turn_R) > 1))
+        return 1e3 * came_s, 1e3 * time.perf_counter()
 
     def _agree(self, vote: bool) -> bool:
         """A barrier that tells whether every rank votes for it."""

@@ -151,14 +151,18 @@ def calibrate(options: CalibrateOptions, publishing: PublishOptions, as_json: co
 
 
 def calibrated_version(calibration: Calibration) -> TrainedVersion:
-    """A calibrated model; it is compared on its samples, each predicted by a calibration without it."""
-    from costmodel.kernel.comparison import kernel_errors
+    """A calibrated model, compared on samples that the other one was not trained on.
+
+    Each is predicted by a calibration without it.
+    """
+    from costmodel.kernel.comparison import kernel_errors, unseen_by
     from costmodel.registry.promotion import TrainedVersion
 
     def difference(other: LearnedCostModel) -> Any:
         if "calibrated_from" in other.card.training:
             raise ModelError("it was calibrated, too, maybe on the same samples")
-        return calibration.errors_S - kernel_errors(other, calibration.dataset)
+        unseen_U = unseen_by(other, calibration.dataset)
+        return calibration.errors_S[unseen_U] - kernel_errors(other, calibration.dataset.take(unseen_U))
 
     return TrainedVersion.by_errors(calibration.model, difference, "samples that each was predicted without")
 
@@ -239,6 +243,8 @@ def refresh_in_use(
 ) -> tuple[LearnedCostModel, TrainedVersion]:
     """Scales the model in use to what was measured since a time; it is compared on these samples.
 
+    Each is predicted by a model that was scaled to the others.
+
     Args:
         store: Folder of samples.
         device: Key of the device.
@@ -250,7 +256,7 @@ def refresh_in_use(
         ModelError: If the model in use is not of this machine.
     """
     from autoshard.hardware import is_of_device, this_processor
-    from costmodel.kernel.calibration import refreshed
+    from costmodel.kernel.calibration import refreshed, scaled_to
     from costmodel.kernel.comparison import kernel_errors
     from costmodel.kernel.learned import LearnedCostModel
     from costmodel.kernel.metrics import predict
@@ -267,7 +273,9 @@ def refresh_in_use(
             source=str(store),
         )
     model = refreshed(in_use, now)
-    errors_S = np.abs(predict(model.predictor, now).sum(axis=1) / now.kernel_ms - 1)
+    scaled = [scaled_to(in_use, now.take(np.delete(np.arange(len(now)), one))) for one in range(len(now))]
+    predicted_ms = [float(predict(by.predictor, now.take(np.array([one]))).sum()) for one, by in enumerate(scaled)]
+    errors_S = np.abs(np.array(predicted_ms) / now.kernel_ms - 1)
     version = TrainedVersion.by_errors(model, lambda other: errors_S - kernel_errors(other, now), "samples of now")
     return model, version
 

@@ -222,6 +222,7 @@ def _training_of(
         "calibrated_from": base.version_id,
         "base_machine": "" if base.measured_on is None else base.measured_on.device_name,
         "num_samples": len(dataset),
+        "samples_until": max(dataset.collected_at_S.tolist()),
         "seed": seed,
         "schedule": training.schedule,
         "batch_size": training.batch_size,

@@ -59,6 +59,9 @@ def train_cost(options: TrainCostOptions, publishing: PublishOptions, as_json: c
     error is higher by more than the standard error of the difference, and by more than 0.1 points, it goes to the
     registry without an alias, and the exit code is 0. --force promotes it anyway, as `autoshard models promote` does.
 
+    Samples of one machine train it. Of a store with samples of several, those of the machine at hand do, or of the one
+    that --device names by its full key (`autoshard doctor` prints that of the machine at hand).
+
     Under torchrun, all its processes train the model together, each on its share of every batch; the first publishes.
 
     Example:
@@ -67,10 +70,12 @@ def train_cost(options: TrainCostOptions, publishing: PublishOptions, as_json: c
         autoshard train cost --store samples --force
         torchrun --nproc-per-node 4 --no-python autoshard train cost --store samples --accelerator cuda
     """
-    from autoshard.formats.stores.samples import read_samples
+    from autoshard.formats.stores.samples import SampleTable, devices_in, read_samples
+    from costmodel.samples import of_one_machine, stored_key
 
     # What is wrong with the samples is told before torch is imported, which takes seconds.
-    table = read_samples(options.store, options.device)
+    read = read_samples(options.store, stored_key(devices_in(options.store), options.device))
+    table = SampleTable(samples=of_one_machine(read.samples, options.device, options.store))
 
     from autoshard.runtime.processes.learners import joined_learners
     from costmodel.kernel.comparison import kernel_version

@@ -10,7 +10,7 @@ import numpy as np
 from autoshard.core import KernelCosts
 from autoshard.core.costs import CodeArray, MsArray
 from autoshard.core.errors import ModelError
-from costmodel.kernel.dataset import CostDataset
+from costmodel.kernel.dataset import CostDataset, IndexArray
 from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.metrics import sum_codes
 from costmodel.kernel.training import TrainedCostModel
@@ -18,6 +18,8 @@ from costmodel.registry.promotion import TrainedVersion
 
 #: With fewer samples that neither model was trained on, a difference says nothing.
 _FEWEST = 10
+#: Later than any sample.
+_ALWAYS = "9"
 
 
 def kernel_version(trained: TrainedCostModel) -> TrainedVersion:
@@ -31,21 +33,33 @@ def kernel_version(trained: TrainedCostModel) -> TrainedVersion:
     model = trained.model
 
     def difference(other: LearnedCostModel) -> MsArray:
-        dataset = unseen_by(other, trained.held_out)
-        if len(dataset) < _FEWEST:
-            raise ModelError(f"only {len(dataset)} samples were kept from its training too, {_FEWEST} are needed")
+        dataset = trained.held_out.take(unseen_by(other, trained.held_out))
         return kernel_errors(model, dataset) - kernel_errors(other, dataset)
 
     return TrainedVersion.by_errors(model, difference, "held-out samples")
 
 
-def unseen_by(model: LearnedCostModel, dataset: CostDataset) -> CostDataset:
-    """The samples that a model would have kept from its training; all if it does not say how it chose them."""
-    training = model.card.training
+def unseen_by(model: LearnedCostModel, dataset: CostDataset) -> IndexArray:
+    """Indices of the samples that a model was not trained on; of all if it does not say how it chose its own.
+
+    A model of another machine has seen none; one that was calibrated has seen every set that was measured before its
+    newest sample.
+
+    Raises:
+        ModelError: If they are fewer than a comparison needs.
+    """
+    training, found_S = model.card.training, np.ones(len(dataset), dtype=np.bool_)
     seed, share = training.get("seed"), training.get("held_out_share")
-    if not isinstance(seed, int) or not isinstance(share, float):
-        return dataset
-    return dataset.split(share, seed)[1]
+    own, its = dataset.machine, model.measured_on
+    if own is None or its is None or its.is_like(own):
+        if "calibrated_from" in training:
+            is_before_S = dataset.collected_at_S <= str(training.get("samples_until", _ALWAYS))
+            found_S = ~np.isin(dataset.set_S, dataset.set_S[is_before_S])
+        elif isinstance(seed, int) and isinstance(share, float):
+            found_S = dataset.are_held_out(share, seed)
+    if (count := int(found_S.sum())) < _FEWEST:
+        raise ModelError(f"only {count} samples were kept from its training too, {_FEWEST} are needed")
+    return np.flatnonzero(found_S)
 
 
 def kernel_errors(model: LearnedCostModel, dataset: CostDataset) -> MsArray:

@@ -21,6 +21,7 @@ from autoshard.formats.stores.drift import corrected_ms
 from autoshard.formats.stores.samples import Sample, SampleTable
 from costmodel.kernel.card import TrainedCoverage
 from costmodel.kernel.features import NUM_INPUTS, FeatureArray, shard_features
+from costmodel.samples import stamp
 
 IndexArray = NDArray[np.int64]
 
@@ -41,6 +42,7 @@ class CostDataset:
         num_shards_S: Shards of each sample, so that they can be told apart.
         set_S: Which set each sample measured; alike for samples of the same set, in any store.
         latency_ms_SO: Forward and backward latency, the machine's drift divided out.
+        collected_at_S: When each was measured, see `costmodel.samples.stamp`; empty if that is not known.
         machine: Where they were measured; None if that is not known.
         speed_spread: How far apart the machine's speeds of one minute were: the standard deviation of the logarithm of
             the reference, of which each group of samples has one; of several minutes, that of the median one. 0 where
@@ -53,6 +55,7 @@ class CostDataset:
     num_shards_S: IndexArray
     set_S: IndexArray
     latency_ms_SO: NDArray[np.float64]
+    collected_at_S: NDArray[np.str_]
     machine: MeasuredMachine | None = None
     speed_spread: float = 0.0
 
@@ -77,6 +80,7 @@ class CostDataset:
             num_shards_S=np.array([len(sample.shards) for sample in kept]),
             set_S=np.array([_number_of(sample.set_id) for sample in kept]),
             latency_ms_SO=np.stack(corrected_ms(kept), axis=1),
+            collected_at_S=np.array([stamp(sample.collected_at) for sample in kept]),
             machine=table.machine,
             speed_spread=_speed_spread(kept),
         )
@@ -126,6 +130,7 @@ class CostDataset:
             num_shards_S=self.num_shards_S[samples_B],
             set_S=self.set_S[samples_B],
             latency_ms_SO=self.latency_ms_SO[samples_B],
+            collected_at_S=self.collected_at_S[samples_B],
         )
 
     def split(self, held_out_share: float, seed: int) -> tuple[CostDataset, CostDataset]:
@@ -134,9 +139,13 @@ class CostDataset:
         A set's part depends on the set, the share and the seed alone. So what a model was not trained on stays known
         when its store grows, and later models can be compared with it there.
         """
-        draw_S = _draws(self.set_S, seed)
-        is_held_out_S = draw_S < max(held_out_share, np.nextafter(draw_S.min(), 1))
+        is_held_out_S = self.are_held_out(held_out_share, seed)
         return self.take(np.flatnonzero(~is_held_out_S)), self.take(np.flatnonzero(is_held_out_S))
+
+    def are_held_out(self, held_out_share: float, seed: int) -> NDArray[np.bool_]:
+        """Which samples `split` holds out, shape (S,)."""
+        draw_S = _draws(self.set_S, seed)
+        return np.asarray(draw_S < max(held_out_share, np.nextafter(draw_S.min(), 1)))
 
     def with_features_of(self, shards: Iterable[LocalShard]) -> CostDataset:
         """The same measurements, said to be of other shards: one for each of `shards_U`."""

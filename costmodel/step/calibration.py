@@ -1,6 +1,6 @@
 """Calibrates predicted steps on runs of the runtime.
 
-Shape suffixes: R ranks, S rows of a fit, F features of a part.
+Shape suffixes: R ranks, S rows of a fit, or runs, P plans, F features of a part.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from autoshard.core.step import (
 )
 from autoshard.evaluation.evaluate import price_step
 from autoshard.evaluation.step_price import StepPrice
+from autoshard.formats import plan_to_json
+from autoshard.formats.documents.digest import digest
 from autoshard.planning import plan_costs
 from autoshard.runtime.processes.launch import LOCAL, Launcher
 from autoshard.runtime.run_store import read_runs
@@ -36,8 +38,8 @@ from autoshard.whatif.trials import MeasuredStep, run_trials
 from costmodel.step.model import CalibratedStep, StepCard
 from costmodel.step.regression import FloatArray, fit_nonnegative
 
-#: Runs that a calibration needs; a part has at most five coefficients, all drawn to their priors.
-MIN_RUNS = 4
+#: Plans that a calibration needs runs of; a part has at most seven coefficients, all drawn to their priors.
+MIN_PLANS = 4
 #: Pull to the models as they are, as `fit_nonnegative` takes it: a little, and as much as a run out of so many.
 _PULL, _PULL_RUNS = 0.005, 0.1
 #: What the runtime's thin engine overlaps.
@@ -61,15 +63,30 @@ class CalibrationRun:
     costs: CostModels
     measured: MeasuredStep
 
+    @property
+    def is_virtual(self) -> bool:
+        """Whether ranks were timed in virtual time, so that each says what all its parts take."""
+        return self.measured.work_ms_R[0].keys() >= set(_JOINT_PARTS)
+
 
 def calibrate_step(runs: Sequence[CalibrationRun], device: str) -> CalibratedStep:
     """Fits the weights of every part's features to runs, near the models as they are.
 
+    Errors and the interval are of plans that the fit has not seen: runs of one plan, at whatever batch size, differ
+    from the models alike.
+
     Raises:
-        ModelError: If there are fewer than `MIN_RUNS`, or a time is not finite.
+        ModelError: If they are of fewer than `MIN_PLANS` plans, in real time and in virtual time, or a time is not
+            finite.
     """
-    if len(runs) < MIN_RUNS:
-        raise ModelError(f"needs at least {MIN_RUNS} runs to calibrate on, got {len(runs)}", field="runs")
+    if len({run.is_virtual for run in runs}) > 1:
+        raise ModelError("must all be in real time, or all in virtual time", field="runs")
+    plan_S = _plans_of(runs)
+    num_plans = len(np.unique(plan_S))
+    if num_plans < MIN_PLANS:
+        raise ModelError(
+            f"needs runs of at least {MIN_PLANS} plans to calibrate on, got {len(runs)} of {num_plans}", field="runs"
+        )
     if not all(0 < run.measured.step_ms < math.inf for run in runs):
         raise ModelError("must be finite and above 0 in every run", field="step_ms")
     plain = [replace(run, costs=replace(run.costs, step=None)) for run in runs]
@@ -80,36 +97,60 @@ def calibrate_step(runs: Sequence[CalibrationRun], device: str) -> CalibratedSte
         error_ms = run.measured.step_ms - step.value
         width = step.high - step.value if error_ms > 0 else step.value - step.low
         offsets.append(abs(error_ms) / max(width, _SMALLEST_HALF_WIDTH))
-    error_S = _errors(runs, steps)
+    error_P = _by_plan(_errors(runs, steps), plan_S)
     card = replace(
         whole.card,
-        interval_scale=_interval_scale(np.array(offsets)),
+        interval_scale=_interval_scale(np.array(offsets), plan_S),
         metrics={
             "num_runs": float(len(runs)),
-            "median_error": float(np.median(error_S)),
-            "mean_error": float(error_S.mean()),
-            "share_within_15_percent": float(np.mean(error_S <= 0.15)),
+            "num_plans": float(num_plans),
+            "median_error": float(np.median(error_P)),
+            "mean_error": float(error_P.mean()),
+            "share_within_15_percent": float(np.mean(error_P <= 0.15)),
         },
     )
     return CalibratedStep(whole.fitted, card)
 
 
 def step_errors(runs: Sequence[CalibrationRun], device: str, model: CalibratedStep | None = None) -> FloatArray:
-    """Relative errors of steps of runs, shape (S,): priced by a model, else each by a calibration on the other runs."""
+    """Mean relative errors of the steps of each plan, shape (P,): by a model, else by a calibration on the others."""
     if model is not None:
-        return _errors(runs, [price_step(run.plan, replace(run.costs, step=model)).step_ms for run in runs])
-    plain = [replace(run, costs=replace(run.costs, step=None)) for run in runs]
-    return _errors(runs, _held_out(plain, [price_step(run.plan, run.costs) for run in plain], device))
+        steps = [price_step(run.plan, replace(run.costs, step=model)).step_ms for run in runs]
+    else:
+        plain = [replace(run, costs=replace(run.costs, step=None)) for run in runs]
+        steps = _held_out(plain, [price_step(run.plan, run.costs) for run in plain], device)
+    return _by_plan(_errors(runs, steps), _plans_of(runs))
 
 
 def _held_out(runs: Sequence[CalibrationRun], prices: Sequence[StepPrice], device: str) -> list[Estimate]:
-    """The step of each run, calibrated on the others."""
-    steps = []
-    for out, run in enumerate(runs):
-        kept = [index for index in range(len(runs)) if index != out]
-        model = _fit_all([runs[index] for index in kept], [prices[index] for index in kept], device)
-        steps.append(price_step(run.plan, replace(run.costs, step=model)).step_ms)
-    return steps
+    """The step of each run, calibrated on those of other plans."""
+    plan_S = _plans_of(runs)
+    models = {}
+    for plan in np.unique(plan_S).tolist():
+        kept = np.flatnonzero(plan_S != plan).tolist()
+        models[plan] = _fit_all([runs[index] for index in kept], [prices[index] for index in kept], device)
+    return [
+        price_step(run.plan, replace(run.costs, step=models[plan])).step_ms
+        for run, plan in zip(runs, plan_S.tolist(), strict=True)
+    ]
+
+
+def _plans_of(runs: Sequence[CalibrationRun]) -> NDArray[np.int64]:
+    """A number of each run's plan, alike for runs of one plan, shape (S,)."""
+    number_of: dict[str, int] = {}
+    return np.array([number_of.setdefault(_plan_digest(run.plan), len(number_of)) for run in runs], dtype=np.int64)
+
+
+def _plan_digest(plan: ShardingPlan) -> str:
+    """What is held where; batch size, prediction and provenance do not count."""
+    document = plan_to_json(replace(plan, predicted=None, provenance=None))
+    return digest({**document, "tables": {**document["tables"], "batch_size": None}})
+
+
+def _by_plan(value_S: FloatArray, plan_S: NDArray[np.int64]) -> FloatArray:
+    """Means over the runs of each plan, shape (P,)."""
+    means_P: FloatArray = np.bincount(plan_S, value_S) / np.bincount(plan_S)
+    return means_P
 
 
 def _errors(runs: Sequence[CalibrationRun], steps: Sequence[Estimate]) -> FloatArray:
@@ -178,7 +219,7 @@ def _fit_all(runs: Sequence[CalibrationRun], prices: Sequence[StepPrice], device
     fitted = _fit_alone(runs, prices)
     alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
     for index, price in enumerate(prices):
-        if not runs[index].measured.work_ms_R[0].keys() >= set(_JOINT_PARTS):
+        if not runs[index].is_virtual:
             alike[tuple(price.bases[part] for part in _JOINT_PARTS)].append(index)
     # Runs that were priced by other models are other equations; of parts that two have in common the larger decides.
     for indices in sorted(alike.values(), key=len):
@@ -268,7 +309,17 @@ def _names(costs: CostModels) -> tuple[str, ...]:
     return (costs.kernel.name, costs.comm.name, *dense)
 
 
-def _interval_scale(offset_S: FloatArray) -> float:
-    """What nine of ten offsets are below, the next one counted in: with few runs, all of them."""
-    rank = math.ceil(0.9 * (len(offset_S) + 1))
-    return float(np.sort(offset_S)[min(rank, len(offset_S)) - 1])
+def _interval_scale(offset_S: FloatArray, plan_S: NDArray[np.int64]) -> float:
+    """What nine of ten plans' offsets are below, the next one counted in: with few plans, all of them.
+
+    A plan counts once, each of its runs an equal part.
+
+    Source:
+        Dunn, Wasserman, Ramdas, "Distribution-Free Prediction Sets for Two-Layer Hierarchical Models" (2022): pooled
+        empirical distributions of groups.
+    """
+    order_S = np.argsort(offset_S)
+    count_P = np.bincount(plan_S)
+    below_S = np.cumsum(1.0 / count_P[plan_S[order_S]])
+    rank = int(np.searchsorted(below_S, math.ceil(0.9 * (len(count_P) + 1)) - 1e-9))
+    return float(offset_S[order_S][min(rank, len(offset_S) - 1)])

@@ -6,7 +6,7 @@ Shape suffixes: R ranks; [i, j] is what rank i sends to rank j.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, ClassVar, Final, get_args
 
@@ -15,6 +15,7 @@ import numpy as np
 from autoshard.core import Link, Topology
 from autoshard.core.costs import CollectiveName, LinkBytes, MsArray
 from autoshard.core.errors import FormatError, ModelError
+from autoshard.core.machine import MeasuredMachine
 from autoshard.evaluation.communication import link_bytes, over_shared_links
 from autoshard.formats.documents.kinds import (
     ANY_OBJECT,
@@ -27,7 +28,7 @@ from autoshard.formats.documents.kinds import (
     record,
     tuple_of,
 )
-from costmodel.registry.card_fields import MAX_BOUND, MAX_METRIC, METRICS, ModelCard
+from costmodel.registry.card_fields import MACHINE, MAX_BOUND, MAX_METRIC, METRICS, ModelCard
 from costmodel.registry.models import LearnedModel
 from costmodel.registry.versions import StoredModel
 from costmodel.step.collective_curve import CollectiveCurve, passing_bytes
@@ -42,6 +43,7 @@ LINKS: Final = ("node", "across_nodes")
 Curves = Mapping[tuple[str, CollectiveName], CollectiveCurve]
 
 
+_Bounds = tuple[tuple[float, float, float], ...]
 #: Up to so many milliseconds: ends of an interval over the prediction.
 _BOUNDS_ROW: Final = tuple_of(number_in(0, MAX_METRIC), number_in(0, 1), number_in(1, MAX_BOUND))
 
@@ -65,7 +67,8 @@ class CollectiveCard(ModelCard):
         bounds: For each collective, (up to ms, low, high): ends of the 90% interval over the predicted time, for times
             up to so many milliseconds, rising.
         metrics: Accuracy on held-out samples, for information.
-        training: Counts and options, for information.
+        training: Counts and options, and `samples_until`, the time of the newest sample.
+        measured_on: The machine of the samples, as far as they say; None on older cards.
     """
 
     schema: ClassVar[str] = "autoshard.collective-model/1"
@@ -77,15 +80,17 @@ class CollectiveCard(ModelCard):
         Field("bounds", _by_collective(list_of(_BOUNDS_ROW, 1, _MAX_BOUNDS))),
         Field("metrics", METRICS, "Accuracy, by the name of the measure."),
         Field("training", ANY_OBJECT, "Options, seeds and counts of the training."),
+        optional("measured_on", MACHINE, "The machine of the samples.", default=None),
     )
 
     device: str
     backend: str
     alongside: dict[str, float]
-    bounds: dict[str, tuple[tuple[float, float, float], ...]]
+    bounds: dict[str, _Bounds]
     metrics: dict[str, float]
     training: dict[str, Any]
     both_ways: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LINKS, 0.0))
+    measured_on: MeasuredMachine | None = None
 
     def __post_init__(self) -> None:
         for name, rows in self.bounds.items():
@@ -130,6 +135,32 @@ class LearnedCollectives(LearnedModel[CollectiveCard]):
             for (link, name), curve in self._curves.items()
             for key, value in curve.tensors().items()
         }
+
+    def completed_by(self, other: LearnedCollectives) -> LearnedCollectives:
+        """The model with another one's curves of the links and collectives that it has none of itself.
+
+        Of such a collective, the other one knows how far links overlap. Intervals of one that both have a curve of are
+        the wider ones.
+        """
+        lacking = sorted(other._curves.keys() - self._curves.keys())
+        if not lacking or other.card.backend != self.card.backend:
+            return self
+        own, its = self.card, other.card
+        names, known = {name for _, name in lacking}, {name for _, name in self._curves}
+        card = replace(
+            own,
+            alongside={**own.alongside, **{name: its.alongside[name] for name in names}},
+            both_ways={
+                link: (its if (link, "all_to_all") in lacking else own).both_ways[link] for link in own.both_ways
+            },
+            bounds={
+                **own.bounds,
+                **{name: its.bounds[name] for name in names - known},
+                **{name: _widened(own.bounds[name], its.bounds[name]) for name in names & known},
+            },
+            training={**own.training, "carried_over": [f"{link}.{name}" for link, name in lacking]},
+        )
+        return LearnedCollectives({**other._curves, **self._curves}, card)
 
     def curve(self, link: str, collective: CollectiveName) -> CollectiveCurve:
         """What prices a collective within a node or across nodes.
@@ -212,3 +243,9 @@ class LearnedCollectives(LearnedModel[CollectiveCard]):
         doubled = 0.5 if collective == "all_reduce" else 1.0
         seconds = published.latency_s + doubled * num_bytes / published.bytes_per_s
         return np.where(num_bytes > 0, seconds * 1e3, 0.0)
+
+
+def _widened(rows: _Bounds, others: _Bounds) -> _Bounds:
+    """Bounds that hold what either of two collectives' do, whichever time of the other."""
+    low, high = min(row[1] for row in others), max(row[2] for row in others)
+    return tuple((upto_ms, min(low, own_low), max(high, own_high)) for upto_ms, own_low, own_high in rows)

@@ -16,6 +16,8 @@ from autoshard.core.costs import CollectiveName
 from autoshard.core.errors import ModelError
 from autoshard.formats.stores.collective_samples import CollectiveSample, GroupLevel, Splits
 from autoshard.formats.stores.drift import divide_out_drift
+from autoshard.formats.stores.samples import machine_of
+from costmodel.samples import newest
 from costmodel.step.collective_curve import CollectiveCurve, CurvePoints, passing_bytes
 from costmodel.step.collective_model import COLLECTIVES, LINKS, CollectiveCard, Curves, LearnedCollectives
 from costmodel.step.regression import NUM_FOLDS, FloatArray, check_samples, error_metrics, folds_of, quantile_bounds
@@ -34,6 +36,10 @@ _DEFAULT_ALONGSIDE = {"all_to_all": 0.0, "reduce_scatter": 1.0, "all_gather": 1.
 _UNMEASURED = (0.0, 0.4, 4.0)
 
 
+#: A link and a collective: what has a curve of its own.
+_Key = tuple[str, CollectiveName]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Held:
     """Predictions of samples that the curve was not fitted to."""
@@ -43,7 +49,41 @@ class _Held:
     """Measured over predicted."""
 
 
-def train_collective_model(samples: Sequence[CollectiveSample]) -> LearnedCollectives:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainedCollectives:
+    """A fitted model, ready to be published or used.
+
+    Attributes:
+        model: The model.
+        measured: All samples.
+        keys: Link and collective of each curve.
+        held_out_errors_S: Relative errors of curves that were fitted to other samples, of `samples`.
+    """
+
+    model: LearnedCollectives
+    measured: tuple[CollectiveSample, ...]
+    keys: tuple[_Key, ...]
+    held_out_errors_S: FloatArray
+
+    @property
+    def samples(self) -> tuple[CollectiveSample, ...]:
+        """Those that curves were fitted to, curve after curve."""
+        places = _places(self.measured)
+        return tuple(self.measured[place] for key in self.keys for place in places[key])
+
+    def errors_S(self, model: LearnedCollectives) -> FloatArray:  # noqa: N802 - a shape suffix
+        """Relative errors of a model's prices of `samples`, shape (S,).
+
+        Raises:
+            ModelError: If the model has no curve of a link and collective.
+        """
+        points = _points(self.measured, model.card.both_ways)
+        return np.concatenate(
+            [np.abs(model.curve(*key).predict(points[key]) / points[key].measured_ms_S - 1) for key in self.keys]
+        )
+
+
+def train_collective_model(samples: Sequence[CollectiveSample]) -> TrainedCollectives:
     """Fits curves to samples of one device; intervals come from samples held out, a fifth at a time.
 
     Latencies are divided by those of the reference collective in the same rounds.
@@ -54,45 +94,40 @@ def train_collective_model(samples: Sequence[CollectiveSample]) -> LearnedCollec
     check_samples(samples, alike=("device", "backend"), positive=("latency_ms", "reference_ms"))
     both_ways = {link: _both_ways(link, samples) for link in LINKS}
     points = _points(samples, both_ways)
-    curves: dict[tuple[str, CollectiveName], CollectiveCurve] = {}
-    held: dict[CollectiveName, list[_Held]] = defaultdict(list)
+    curves: dict[_Key, CollectiveCurve] = {}
+    held: dict[_Key, _Held] = {}
     for link in LINKS:
         for name in COLLECTIVES:
             known = points.get((link, name))
             if known is not None and len(known) >= MIN_SAMPLES:
                 curves[link, name] = CollectiveCurve.fit(name, known)
-                held[name].append(_cross_validated(name, known))
+                held[link, name] = _cross_validated(name, known)
     if not curves:
         raise ModelError(f"needs at least {MIN_SAMPLES} samples of one collective, got {len(samples)}", field="samples")
-    alongside: dict[str, float] = {name: _alongside(name, samples, curves) for name in COLLECTIVES}
-    together = {name: _joined(parts) for name, parts in held.items()}
+    alongside: dict[str, float] = {name: _alongside(name, samples, curves, both_ways) for name in COLLECTIVES}
+    together = {name: _joined([held[key] for key in curves if key[1] == name]) for _, name in curves}
+    held_out_errors_S = np.abs(1.0 / _joined(list(held.values())).ratio_S - 1.0)
     card = CollectiveCard(
         device=samples[0].device,
         backend=samples[0].backend,
         alongside=alongside,
         both_ways=both_ways,
         bounds={name: _bounds(together[name]) if name in together else (_UNMEASURED,) for name in COLLECTIVES},
-        metrics=error_metrics(np.abs(1.0 / _joined(list(together.values())).ratio_S - 1.0)),
+        metrics=error_metrics(held_out_errors_S),
         training={
             "num_samples": len(samples),
+            "samples_until": newest(samples),
             "num_ranks": sorted({sample.group_size for sample in samples}),
             "num_folds": NUM_FOLDS,
         },
+        measured_on=machine_of(samples),
     )
-    return LearnedCollectives(curves, card)
-
-
-def collective_errors(model: LearnedCollectives, samples: Sequence[CollectiveSample]) -> FloatArray:
-    """Relative errors of a model's prices of all samples that curves are fitted to.
-
-    Raises:
-        ModelError: If the model has no curve of a link and collective that was measured often enough for one.
-    """
-    known = {
-        key: points for key, points in _points(samples, model.card.both_ways).items() if len(points) >= MIN_SAMPLES
-    }
-    priced = [np.abs(model.curve(*key).predict(points) / points.measured_ms_S - 1) for key, points in known.items()]
-    return np.concatenate(priced)
+    return TrainedCollectives(
+        model=LearnedCollectives(curves, card),
+        measured=tuple(samples),
+        keys=tuple(curves),
+        held_out_errors_S=held_out_errors_S,
+    )
 
 
 def _corrected_ms(samples: Sequence[CollectiveSample]) -> FloatArray:
@@ -106,20 +141,29 @@ def _corrected_ms(samples: Sequence[CollectiveSample]) -> FloatArray:
     return latency_ms_S
 
 
-def _points(
-    samples: Sequence[CollectiveSample], both_ways: Mapping[str, float]
-) -> dict[tuple[str, CollectiveName], CurvePoints]:
+def _places(samples: Sequence[CollectiveSample]) -> dict[_Key, list[int]]:
+    """Places of the samples of each link and collective; none of whole worlds, nor of no bytes."""
+    places: dict[_Key, list[int]] = defaultdict(list)
+    for place, sample in enumerate(samples):
+        level = sample.collective.level
+        if level is not GroupLevel.WORLD and max(sample.max_sent_bytes, sample.max_received_bytes) > 0:
+            places[level.value, _name(sample)].append(place)
+    return places
+
+
+def _points(samples: Sequence[CollectiveSample], both_ways: Mapping[str, float]) -> dict[_Key, CurvePoints]:
     corrected_S = _corrected_ms(samples)
-    rows: dict[tuple[str, CollectiveName], list[tuple[float, ...]]] = defaultdict(list)
-    for sample, measured_ms in zip(samples, corrected_S, strict=True):
-        level, busiest = sample.collective.level, float(max(sample.max_sent_bytes, sample.max_received_bytes))
-        if level is not GroupLevel.WORLD and busiest > 0:
-            name = _name(sample)
-            passing = busiest
+    found = {}
+    for (link, name), places in _places(samples).items():
+        rows = []
+        for place in places:
+            sample = samples[place]
+            passing = float(max(sample.max_sent_bytes, sample.max_received_bytes))
             if name == "all_to_all":
-                passing = float(passing_bytes(np.array(busiest), np.array(_bytes_back(sample)), both_ways[level.value]))
-            rows[level.value, name].append((passing, sample.group_size, sample.nproc, measured_ms))
-    return {key: _curve_points(np.array(values, dtype=np.float64)) for key, values in rows.items()}
+                passing = float(passing_bytes(np.array(passing), np.array(_bytes_back(sample)), both_ways[link]))
+            rows.append((passing, sample.group_size, sample.nproc, corrected_S[place]))
+        found[link, name] = _curve_points(np.array(rows, dtype=np.float64))
+    return found
 
 
 def _bytes_back(sample: CollectiveSample) -> float:
@@ -183,7 +227,9 @@ def _bounds(held: _Held) -> tuple[tuple[float, float, float], ...]:
     return tuple(rows)
 
 
-def _alongside(name: CollectiveName, samples: Sequence[CollectiveSample], curves: Curves) -> float:
+def _alongside(
+    name: CollectiveName, samples: Sequence[CollectiveSample], curves: Curves, both_ways: dict[str, float]
+) -> float:
     """The share of the shorter time that adds to the longer one, from collectives of whole worlds."""
     fallback = _DEFAULT_ALONGSIDE[name]
     worlds = [
@@ -199,6 +245,7 @@ def _alongside(name: CollectiveName, samples: Sequence[CollectiveSample], curves
             device="",
             backend="",
             alongside=dict.fromkeys(COLLECTIVES, float(share)),
+            both_ways=both_ways,
             bounds={},
             metrics={},
             training={},

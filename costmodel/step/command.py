@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from autoshard import console
 from autoshard.commands.arguments import seed_option
 from autoshard.commands.options import Needs, command_options
-from autoshard.core.errors import InvalidOptionError
+from autoshard.core.errors import InvalidOptionError, ModelError
 from autoshard.core.quoting import shown
 from autoshard.table import Column, Table
 from costmodel.registry.promotion import publish_version, report_published
@@ -22,8 +23,12 @@ if TYPE_CHECKING:
     from costmodel.registry.promotion import TrainedVersion
     from costmodel.registry.versions import Registry
     from costmodel.step.calibration import CalibrationRun
+    from costmodel.step.collective_model import LearnedCollectives
+    from costmodel.step.dense_model import LearnedDense
 
-#: Runs that a calibration needs.
+    FittedT = TypeVar("FittedT", LearnedCollectives, LearnedDense)
+
+#: Plans that a calibration needs runs of; each of `--calibrate` is of a plan of its own.
 _FEWEST_RUNS = 4
 #: Trials of all runs are drawn before the first one, and a launch holds a request for each repeat.
 _MOST_RUNS, _MOST_REPEATS, _MOST_PROCESSES = 10_000, 1_000, 1_024
@@ -89,8 +94,10 @@ def train_step(options: TrainStepOptions, publishing: PublishOptions, as_json: c
     uses the production models, those of kernels included, so train these first.
 
     A model becomes the production version unless it is worse than that: its mean relative error is higher by more than
-    the standard error of the difference, and by more than 0.1 points. Fits are compared on all samples, a calibration
-    on its runs. What is worse goes to the registry without an alias, and the exit code is 0.
+    the standard error of the difference, and by more than 0.1 points. Samples that
+    the production model was not fitted to are priced by fits to others, plans of a calibration's runs likewise. What is
+    worse goes to the registry without an alias, and the exit code is 0. Of what the store has too few samples of, the
+    fits of the model in use stay.
 
     Example:
         autoshard train step --store samples --calibrate 20
@@ -116,6 +123,7 @@ def _train(store: Path, device: str | None, models: Registry, publishing: Publis
     from autoshard.core.errors import SampleStoreError
     from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES
     from autoshard.formats.stores.dense_samples import DENSE_SAMPLES
+    from costmodel.samples import of_one_machine, stored_key
     from costmodel.step.collective_training import train_collective_model
     from costmodel.step.comparison import collective_version, dense_version
     from costmodel.step.dense_training import train_dense_model
@@ -127,16 +135,38 @@ def _train(store: Path, device: str | None, models: Registry, publishing: Publis
             "holds no samples of collectives or dense layers; `autoshard collect --kinds dense,collectives` adds some",
             source=str(store),
         )
-    if has_collectives and (device is None or device in has_collectives):
-        moved = COLLECTIVE_SAMPLES.read(store, device)
-        found.append(_publish(models, collective_version(train_collective_model(moved), moved), publishing))
-    if has_dense and (device is None or device in has_dense):
-        layers = DENSE_SAMPLES.read(store, device)
-        found.append(_publish(models, dense_version(train_dense_model(layers), layers), publishing))
+    key = stored_key((*has_collectives, *has_dense), device)
+    if has_collectives and (key is None or key in has_collectives):
+        moved = of_one_machine(COLLECTIVE_SAMPLES.read(store, key), device, store)
+        collectives = train_collective_model(moved)
+        collectives = replace(collectives, model=_completed(collectives.model, models))
+        found.append(_publish(models, collective_version(collectives), publishing))
+    if has_dense and (key is None or key in has_dense):
+        layers = of_one_machine(DENSE_SAMPLES.read(store, key), device, store)
+        dense = train_dense_model(layers)
+        dense = replace(dense, model=_completed(dense.model, models))
+        found.append(_publish(models, dense_version(dense), publishing))
     if not found:
         held = ", ".join(sorted({*has_collectives, *has_dense}))
         raise SampleStoreError(f"holds no samples of device {shown(device)}; it holds: {held}", source=str(store))
     return found
+
+
+def _completed(model: FittedT, models: Registry) -> FittedT:
+    """A model with the fits of the one in use that it has none of itself, unless that is of another machine."""
+    try:
+        before = type(model).in_use(models.root, model.card.device)
+    except ModelError:  # which publishing says
+        return model
+    own = model.card.measured_on
+    its = None if before is None else before.card.measured_on
+    if before is None or not (own is None or its is None or its.is_like(own)):
+        return model
+    completed = model.completed_by(before)
+    if carried := completed.card.training.get("carried_over"):
+        listed = ", ".join(carried)
+        console.log(f"{model.kind} {model.card.device}: too few samples of {listed}; the fits of {before.name} stay")
+    return completed
 
 
 def _calibrate(
@@ -151,6 +181,11 @@ def _calibrate(
         runs = recorded_runs(options.runs, device, models.root)
         console.log(f"{options.runs} holds {len(runs)} runs of {device} that predictions can be compared with")
     if pool is not None:
+        if any(run.is_virtual for run in runs):
+            raise InvalidOptionError(
+                f"runs plans in real time, and {options.runs} holds runs in virtual time: calibrate on either",
+                field="--calibrate",
+            )
         trials = draw_trials(options.calibrate, seed=options.seed)
         topology = local_topology(device, options.nproc, _RUN_BYTES)
         with console.progress("Running plans", len(trials)) as advance:

@@ -6,41 +6,45 @@ Shape suffixes: S samples.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
 
 from costmodel.registry.promotion import TrainedVersion
+from costmodel.samples import are_unseen
 from costmodel.step.calibration import CalibrationRun, step_errors
-from costmodel.step.collective_model import LearnedCollectives
-from costmodel.step.collective_training import collective_errors
-from costmodel.step.dense_model import LearnedDense
-from costmodel.step.dense_training import dense_errors
+from costmodel.step.collective_training import TrainedCollectives
+from costmodel.step.dense_training import TrainedDense
 from costmodel.step.model import CalibratedStep
-
-if TYPE_CHECKING:
-    from autoshard.formats.stores.collective_samples import CollectiveSample
-    from autoshard.formats.stores.dense_samples import DenseSample
+from costmodel.step.regression import FloatArray
 
 
-def collective_version(model: LearnedCollectives, samples: Sequence[CollectiveSample]) -> TrainedVersion:
-    """A model of collectives, compared on all samples: curves have a handful of coefficients."""
-    return TrainedVersion.by_errors(
-        model, lambda other: collective_errors(model, samples) - collective_errors(other, samples), "samples"
-    )
+def collective_version(trained: TrainedCollectives) -> TrainedVersion:
+    """A model of collectives, compared on all samples that it was fitted to, see `_difference`."""
+    return TrainedVersion.by_errors(trained.model, lambda other: _difference(trained, other), "samples")
 
 
-def dense_version(model: LearnedDense, samples: Sequence[DenseSample]) -> TrainedVersion:
-    """A model of dense layers, compared on all samples: fits have a handful of coefficients."""
-    return TrainedVersion.by_errors(
-        model, lambda other: dense_errors(model, samples) - dense_errors(other, samples), "samples"
-    )
+def dense_version(trained: TrainedDense) -> TrainedVersion:
+    """A model of dense layers, compared on all samples that it was fitted to, see `_difference`."""
+    return TrainedVersion.by_errors(trained.model, lambda other: _difference(trained, other), "samples")
+
+
+def _difference(trained: TrainedCollectives | TrainedDense, other: Any) -> FloatArray:
+    """Errors of a model less those of another one, shape (S,).
+
+    On samples that the other one was fitted to as well, both are errors of fits; on all others, both are held out.
+    """
+    is_unseen_S = are_unseen(trained.samples, other.card.training, other.card.measured_on)
+    own_S = np.where(is_unseen_S, trained.held_out_errors_S, trained.errors_S(trained.model))
+    return np.asarray(own_S - trained.errors_S(other))
 
 
 def step_version(model: CalibratedStep, runs: Sequence[CalibrationRun]) -> TrainedVersion:
-    """A calibration of steps, compared on its runs.
+    """A calibration of steps, compared on the plans of its runs.
 
-    The other one was fitted to earlier runs; this one's errors are those of calibrations that each leave one run out.
+    The other one was fitted to earlier runs; this one's errors are those of calibrations that each leave one plan out.
     """
     device = model.card.device
     return TrainedVersion.by_errors(
-        model, lambda other: step_errors(runs, device) - step_errors(runs, device, other), "runs"
+        model, lambda other: step_errors(runs, device) - step_errors(runs, device, other), "plans"
     )

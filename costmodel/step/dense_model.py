@@ -6,7 +6,7 @@ Shape suffixes: N parts, F terms of the roofline, Q numbers that its residual se
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -14,9 +14,10 @@ import numpy as np
 from autoshard.core.costs import DenseCosts
 from autoshard.core.dense import DENSE_DTYPES, DenseKind, DenseShape
 from autoshard.core.errors import ModelError
+from autoshard.core.machine import MeasuredMachine
 from autoshard.evaluation.dense_time import AnalyticDenseModel
 from autoshard.formats.documents.kinds import ANY_OBJECT, TEXT, Field, number_in, optional, record, tuple_of
-from costmodel.registry.card_fields import MAX_BOUND, METRICS, ModelCard, check_tensor
+from costmodel.registry.card_fields import MACHINE, MAX_BOUND, METRICS, ModelCard, check_tensor
 from costmodel.registry.models import LearnedModel
 from costmodel.registry.versions import StoredModel, Tensors
 from costmodel.step.dense_features import RESIDUAL_NAMES, TERM_NAMES, residual_features, term_features
@@ -108,7 +109,8 @@ class DenseCard(ModelCard):
         bounds: For each kind and number format (`dot.fp32`), ends of the 90% interval of forward plus backward over
             the prediction.
         metrics: Accuracy on held-out samples, for information.
-        training: Counts and options, for information.
+        training: Counts and options, and `samples_until`, the time of the newest sample.
+        measured_on: The machine of the samples, as far as they say; None on older cards.
     """
 
     schema: ClassVar[str] = "autoshard.dense-model/1"
@@ -118,12 +120,14 @@ class DenseCard(ModelCard):
         Field("bounds", record(dict, *(optional(key, _BOUNDS) for key in _FIT_KEYS), parts=dict)),
         Field("metrics", METRICS, "Accuracy, by the name of the measure."),
         Field("training", ANY_OBJECT, "Options, seeds and counts of the training."),
+        optional("measured_on", MACHINE, "The machine of the samples.", default=None),
     )
 
     device: str
     bounds: dict[str, tuple[float, float]]
     metrics: dict[str, float]
     training: dict[str, Any]
+    measured_on: MeasuredMachine | None = None
 
 
 class LearnedDense(LearnedModel[DenseCard]):
@@ -152,6 +156,18 @@ class LearnedDense(LearnedModel[DenseCard]):
     def tensors(self) -> dict[str, FloatArray]:
         """What is stored of the fits."""
         return {f"{key}.{name}": getattr(fit, name) for key, fit in self._fits.items() for name in DenseFit.__slots__}
+
+    def completed_by(self, other: LearnedDense) -> LearnedDense:
+        """The model with another one's fits of the kinds and number formats that it has none of itself."""
+        lacking = sorted(other.card.bounds.keys() - self.card.bounds.keys())
+        if not lacking:
+            return self
+        card = replace(
+            self.card,
+            bounds={**self.card.bounds, **{key: other.card.bounds[key] for key in lacking}},
+            training={**self.card.training, "carried_over": lacking},
+        )
+        return LearnedDense({**other._fits, **self._fits}, card)
 
     def predict_parts(self, shapes: Sequence[DenseShape]) -> DenseCosts:
         """Forward and backward of each part."""

@@ -5,8 +5,9 @@ Shape suffixes: S samples, Q numbers that the residual sees.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from autoshard.core.dense import DenseShape
 from autoshard.core.errors import ModelError
 from autoshard.formats.stores.dense_samples import DenseSample
 from autoshard.formats.stores.drift import corrected_ms
+from autoshard.formats.stores.samples import machine_of
+from costmodel.samples import newest
 from costmodel.step.dense_features import RESIDUAL_NAMES, residual_features, term_features
 from costmodel.step.dense_model import PASSES, DenseCard, DenseFit, LearnedDense, fit_key, residual_columns
 from costmodel.step.regression import (
@@ -32,7 +35,41 @@ MIN_SAMPLES = 10
 _RESIDUAL_PULL = 3.0
 
 
-def train_dense_model(samples: Sequence[DenseSample]) -> LearnedDense:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainedDense:
+    """A fitted model, ready to be published or used.
+
+    Attributes:
+        model: The model.
+        samples: What it was fitted to: samples of kinds and number formats that were measured often enough.
+        measured_ms_S: Forward plus backward, the machine's drift divided out.
+        held_out_ms_S: The same, predicted by fits to other samples.
+    """
+
+    model: LearnedDense
+    samples: tuple[DenseSample, ...]
+    measured_ms_S: FloatArray
+    held_out_ms_S: FloatArray
+
+    def errors_S(self, model: LearnedDense) -> FloatArray:  # noqa: N802 - a shape suffix
+        """Relative errors of a model's prices of the samples, forward plus backward, shape (S,).
+
+        Raises:
+            ModelError: If the model was fitted to none of a kind.
+        """
+        if missing := sorted({fit_key(one.shape) for one in self.samples} - model.card.bounds.keys()):
+            raise ModelError(f"was not fitted to any {', '.join(missing)}", field="kind")
+        costs = model.predict_parts([one.shape for one in self.samples])
+        errors_S: FloatArray = np.abs((costs.forward_ms_N + costs.backward_ms_N) / self.measured_ms_S - 1)
+        return errors_S
+
+    @property
+    def held_out_errors_S(self) -> FloatArray:  # noqa: N802 - a shape suffix
+        """Relative errors of the predictions by fits to other samples, shape (S,)."""
+        return np.asarray(np.abs(self.held_out_ms_S / self.measured_ms_S - 1))
+
+
+def train_dense_model(samples: Sequence[DenseSample]) -> TrainedDense:
     """Fits a roofline to every kind and number format of one device's samples, with a residual where that helps.
 
     Latencies are divided by those of the reference perceptron in the same rounds. A residual is kept only if it lowers
@@ -49,7 +86,8 @@ def train_dense_model(samples: Sequence[DenseSample]) -> LearnedDense:
         members[fit_key(sample.shape)].append(index)
     fits: dict[str, DenseFit] = {}
     bounds: dict[str, tuple[float, float]] = {}
-    errors: list[FloatArray] = []
+    fitted: list[int] = []
+    held_out: list[FloatArray] = []
     for key, indices in sorted(members.items()):
         if len(indices) < MIN_SAMPLES:
             continue
@@ -61,36 +99,31 @@ def train_dense_model(samples: Sequence[DenseSample]) -> LearnedDense:
             held_S += predicted_S
         ratio_S = sum(measured[name][indices] for name in PASSES) / held_S
         bounds[key] = quantile_bounds(np.asarray(ratio_S))
-        errors.append(np.abs(1.0 / np.asarray(ratio_S) - 1.0))
+        fitted += indices
+        held_out.append(held_S)
     if not fits:
         most = max(len(indices) for indices in members.values())
         raise ModelError(f"needs at least {MIN_SAMPLES} samples of one kind and dtype, got {most}", field="samples")
+    held_out_ms_S = np.concatenate(held_out)
+    measured_ms_S = np.asarray(sum(measured[name][fitted] for name in PASSES))
     card = DenseCard(
         device=samples[0].device,
         bounds=bounds,
-        metrics=error_metrics(np.concatenate(errors)),
+        metrics=error_metrics(np.abs(held_out_ms_S / measured_ms_S - 1.0)),
         training={
             "num_samples": len(samples),
+            "samples_until": newest(samples),
             "num_folds": NUM_FOLDS,
             "with_residual": sorted(key for key, fit in fits.items() if fit.residual_C.any()),
         },
+        measured_on=machine_of(samples),
     )
-    return LearnedDense(fits, card)
-
-
-def dense_errors(model: LearnedDense, samples: Sequence[DenseSample]) -> FloatArray:
-    """Relative errors of a model's prices of all samples, forward plus backward.
-
-    Raises:
-        ModelError: If the model was fitted to none of a kind that was measured often enough for a fit.
-    """
-    counts = Counter(fit_key(sample.shape) for sample in samples)
-    if missing := sorted(key for key, count in counts.items() if count >= MIN_SAMPLES and key not in model.card.bounds):
-        raise ModelError(f"was not fitted to any {', '.join(missing)}", field="kind")
-    costs = model.predict_parts([sample.shape for sample in samples])
-    measured_S = sum(corrected_ms(samples))
-    errors_S: FloatArray = np.abs((costs.forward_ms_N + costs.backward_ms_N) / measured_S - 1)
-    return errors_S
+    return TrainedDense(
+        model=LearnedDense(fits, card),
+        samples=tuple(samples[index] for index in fitted),
+        measured_ms_S=measured_ms_S,
+        held_out_ms_S=held_out_ms_S,
+    )
 
 
 def _fit_checked(

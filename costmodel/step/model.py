@@ -31,8 +31,8 @@ class StepCard(ModelCard):
         device: Key of the device kind that plans ran on.
         engine: What executed them.
         overlap: What that engine overlaps.
-        interval_scale: The parts' combined intervals times this hold nine of ten held-out runs.
-        metrics: Accuracy on held-out runs, for information.
+        interval_scale: The parts' combined intervals times this hold runs of nine in ten held-out plans.
+        metrics: Accuracy on held-out plans, for information.
         training: Counts and options, for information.
     """
 
@@ -110,7 +110,7 @@ class CalibratedStep(LearnedModel[StepCard]):
 
     @property
     def relative_error(self) -> float:
-        """Median relative error of its runs, each predicted by a calibration on the others."""
+        """Median over its plans of the relative error, each predicted by a calibration on the others."""
         return self.card.metrics.get("median_error", 0.0)
 
     def coefficients(self, part: StepPart, basis: str) -> Coefficients | None:

@@ -385,7 +385,7 @@ def _measured_links(spec: ClusterSpec, launcher: Launcher, registry: Path) -> Li
         raise DeviceError("measuring the links was ended by a signal")
     samples = [sample for file in collection.files for sample in COLLECTIVE_SAMPLES.read_file(file)]
     publishing = PublishOptions(registry=registry, force=True)
-    publish_version(Registry(registry), collective_version(train_collective_model(samples), samples), publishing)
+    publish_version(Registry(registry), collective_version(train_collective_model(samples)), publishing)
     return Links(topology=topology_to_json(measured_topology(spec.topology(), fit_links(samples))))
 
 

@@ -16,8 +16,16 @@ from autoshard.core.shard import PlacedShard, Shard
 from autoshard.formats import load_tables, load_topology, write_plan, write_tables
 from autoshard.formats.stores.samples import KERNEL_SAMPLES, read_sample_file, read_samples, write_samples
 from bench.collecting.options import CollectOptions
+from bench.collecting.ray_collector import KernelWorker
 from bench.collecting.run import set_source
-from bench.collecting.store_lock import CollectorLock, device_lock_name
+from bench.collecting.store_lock import (
+    CollectorBusyError,
+    CollectorLock,
+    Measuring,
+    device_claimed,
+    device_lock_name,
+)
+from bench.kernels.harness import Settings
 from bench.measuring.devices import find_device
 from tests import builders as make
 
@@ -132,6 +140,24 @@ def test_only_one_collector_measures_on_a_device(run, tmp_path, published):
         skipped = published("collected", run(*arguments, "--if-busy", "skip", "--json")[0])
         assert skipped == {"schema": skipped["schema"], "store": str(tmp_path), "is_busy": True, "num_samples": 0}
     assert not list(tmp_path.rglob("*.parquet"))
+
+
+def test_collect_and_workers_of_ray_keep_each_other_from_a_device(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    device = find_device("cpu")
+    arguments = ["collect", "--store", tmp_path / "store", "--device", "cpu", "--num-samples", "1"]
+    with device_claimed(device, Measuring.RAY), device_claimed(device, Measuring.RAY):
+        assert "another collector (of ray) is measuring on cpu of this host" in run(*arguments, code=1)[1]
+    settings = Settings.for_collecting(device)
+    busy = pytest.raises(CollectorBusyError, match=r"another collector \(of collect\) is measuring on cpu")
+    with device_claimed(device, Measuring.COLLECT), device_claimed(device, Measuring.COLLECT), busy:
+        KernelWorker("cpu", settings).machine()
+    worker = KernelWorker("cpu", settings)
+    assert worker.machine().device.key == "cpu"
+    with pytest.raises(CollectorBusyError, match="of ray"), device_claimed(device, Measuring.COLLECT):
+        pass
+    del worker
+    assert list((tmp_path / "autoshard-locks").iterdir())
 
 
 @pytest.mark.slow

@@ -39,6 +39,7 @@ from bench.collectives.sampling import (
 from bench.collectives.worker import CollectiveWorker
 from bench.measuring.timing import RoundSettings
 from tests import builders as make
+from tests.ranks import on_ranks
 
 ROOT = Path(__file__).parents[2]
 TWO, FOUR = Processes(nproc=2, node_size=2), Processes(nproc=4, node_size=2)
@@ -238,6 +239,46 @@ def test_all_is_measured_anew_with_other_splits_while_there_is_time(capsys):
     assert len(seeds) > 1
     assert seeds == [[7 + sweep, 0] for sweep in range(len(seeds))]
     assert all(row["latency_ms"] > 0 for rows in measured for row in rows)
+
+
+JOB = {"rounds": asdict(QUICK), "seed": 0, "reference_bytes": 1024, "seconds": None, "chunks": []}
+
+
+def latencies_of(told):
+    """What ranks of one node make of the starts and ends that each noted of a collective of every level."""
+    levels = (GroupLevel.WORLD, GroupLevel.NODE, GroupLevel.ACROSS_NODES)
+    worker = CollectiveWorker({**JOB, "node_size": 2}, torch.device("cpu"))
+    start_ms_SR, end_ms_SR = (torch.tensor([ms_R] * len(levels)) for ms_R in told[torch.distributed.get_rank()])
+    return worker._slowest_ms([collective_of(level=level) for level in levels], start_ms_SR, end_ms_SR).tolist()
+
+
+def test_a_collective_counts_from_the_last_rank_that_comes():
+    """The second rank comes last to one round, the first rank to the other."""
+    told = [([2000.0, 4000.0], [5020.0, 4010.0]), ([5000.0, 1000.0], [5030.0, 4040.0])]
+    # Across nodes each rank is alone: its own time counts.
+    assert on_ranks(latencies_of, 2, told) == [[[30.0, 40.0], [30.0, 40.0], [3020.0, 3040.0]]] * 2
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("has_one_clock", [True, False])
+def test_a_rank_notes_when_it_comes_to_a_collective_and_when_it_leaves(has_one_clock, monkeypatch):
+    now = [100.0]
+
+    class Slept(CollectiveWorker):
+        _ranks_share_a_clock = staticmethod(lambda: has_one_clock)
+
+    def sleep(seconds):
+        now[0] += seconds + 0.5  # late, as on a busy machine
+
+    class Bound:
+        def run(self):
+            now[0] += 0.25
+
+    worker = Slept({**JOB, "node_size": 1}, torch.device("cpu"))
+    monkeypatch.setattr("bench.collectives.worker.time.sleep", sleep)
+    monkeypatch.setattr("bench.collectives.worker.time.perf_counter", lambda: now[0])
+    start_ms, end_ms = worker._time(Bound(), 0)
+    assert end_ms - start_ms == pytest.approx(250.0 if has_one_clock else 750.0)
 
 
 @pytest.mark.slow

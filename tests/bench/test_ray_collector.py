@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -59,7 +60,9 @@ print("COLLECTED", outcome.num_samples, sum(outcome.failed.values()))
 
 def run(store, mode):
     command = [sys.executable, "-W", "ignore", "-c", ON_RAY, str(store), mode]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # Other tests collect on this host meanwhile: locks of its own. Ray's sockets need short paths.
+    environment = {**os.environ, "TMPDIR": str(store.parent), "RAY_TMPDIR": "/tmp"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     (result,) = [line for line in done.stdout.splitlines() if line.startswith("COLLECTED ")]  # Ray prints there too
     num_samples, num_failed = map(int, result.split()[1:])

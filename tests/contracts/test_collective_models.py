@@ -37,7 +37,7 @@ def learned(*levels: GroupLevel) -> CommModel:
             for num_bytes in (4**power for power in range(5, 14))
             for nproc in (4, 8, 16)
         ]
-    )
+    ).model
 
 
 def _sample(operator: Operator, level: GroupLevel, num_bytes: int, nproc: int, noise: float) -> CollectiveSample:

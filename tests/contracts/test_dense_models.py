@@ -25,7 +25,7 @@ TIMES = ("forward_ms_N", "backward_ms_N", "low_ms_N", "high_ms_N")
 def learned() -> DenseCostModel:
     """Trained on noisy times of 160 small parts in fp32; all else is priced analytically."""
     rng = np.random.default_rng(0)
-    return train_dense_model([_sample(_small_shape(number, rng), rng) for number in range(160)])
+    return train_dense_model([_sample(_small_shape(number, rng), rng) for number in range(160)]).model
 
 
 def _small_shape(number: int, rng: np.random.Generator) -> DenseShape:

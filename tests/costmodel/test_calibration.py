@@ -24,6 +24,7 @@ from costmodel.kernel.calibration import (
     scaled_to,
     uncalibrated,
 )
+from costmodel.kernel.comparison import kernel_errors
 from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.metrics import predict, set_codes
 from costmodel.registry.listing import listed_versions
@@ -246,6 +247,19 @@ class TestRegistries:
         )
         assert "it was calibrated, too" in again.notes[0]
         assert models.production_id("cost", "cpu") == again.id
+
+    def test_it_is_compared_on_samples_that_neither_was_trained_on(self, trained, dataset, tmp_path):
+        models = Registry(tmp_path / "registry")
+        version = trained.model.publish(models)
+        start = LearnedCostModel.load(models, "cpu", version)
+        calibration = calibrate(start, dataset, options=FEWEST)
+        (comparison,) = publish_version(
+            models, calibrated_version(calibration), PublishOptions(registry=models.root)
+        ).comparisons
+        is_held_out_S = np.isin(dataset.set_S, trained.held_out.set_S)
+        expected_S = (calibration.errors_S - kernel_errors(start, dataset))[is_held_out_S]
+        assert comparison.num_pairs == len(trained.held_out)
+        assert comparison.difference == pytest.approx(expected_S.mean())
 
     def test_a_refresh_scales_what_is_in_use(self, base, own_samples, shipped, tmp_path):
         models = Registry(tmp_path / "registry")

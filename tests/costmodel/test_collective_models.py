@@ -47,7 +47,7 @@ def samples():
 
 @pytest.fixture(scope="module")
 def model(samples):
-    return train_collective_model(samples)
+    return train_collective_model(samples).model
 
 
 def even(world_size, num_bytes):
@@ -107,9 +107,38 @@ class TestKnownTruth:
             )
             for size in SIZES
         ]
-        one_after_the_other = train_collective_model([*samples, *worlds])
+        one_after_the_other = train_collective_model([*samples, *worlds]).model
         assert model.card.alongside["all_to_all"] == 0.0
         assert one_after_the_other.card.alongside["all_to_all"] >= 0.8
+
+    def test_links_one_after_the_other_are_found_where_each_takes_turns_both_ways(self):
+        """Two nodes of two ranks; bytes back take as long as bytes away, on both links."""
+
+        def measured(level, splits, size):
+            is_both = splits is Splits.EQUAL
+            parts = {GroupLevel.NODE: (1, 0), GroupLevel.ACROSS_NODES: (0, 1), GroupLevel.WORLD: (1, 2)}[level]
+            # What the busiest rank sends to each peer; where all send, it receives as much.
+            each = size / (sum(parts) + 1) if is_both else size
+            times = [
+                latency * peers + byte * each * peers * (1 + is_both)
+                for (latency, byte), peers in zip(((0.05, 6e-6), (0.1, 6e-6)), parts, strict=True)
+            ]
+            sent = each * sum(parts)
+            of = make.collective(Operator.ALL_TO_ALL, level, size, splits=splits)
+            busiest = {"max_sent_bytes": int(sent), "max_received_bytes": int(sent if is_both else size)}
+            mean = sent if is_both else sent / (sum(parts) + 1)
+            return make.collective_sample(of, mean_sent_bytes=mean, latency_ms=sum(times), **busiest)
+
+        found = train_collective_model(
+            [
+                measured(level, splits, 4**power)
+                for level in GroupLevel
+                for splits in (Splits.EQUAL, Splits.ONE_WAY)
+                for power in range(6, 13)
+            ]
+        ).model
+        assert found.card.both_ways == {"node": 1.0, "across_nodes": 1.0}
+        assert found.card.alongside["all_to_all"] >= 0.9
 
     @pytest.mark.parametrize("one_after_the_other", [False, True])
     def test_both_ways_at_once_cost_what_measured_ones_do(self, one_after_the_other):
@@ -125,7 +154,7 @@ class TestKnownTruth:
         sizes = [2**power for power in range(12, 24)]
         found = train_collective_model(
             [measured(splits, size) for splits in (Splits.EQUAL, Splits.ONE_WAY) for size in sizes]
-        )
+        ).model
         assert found.card.both_ways == {"node": 0.0, "across_nodes": 1.0 if one_after_the_other else 0.0}
         sent = np.array([[0.0, 1e6], [0.0, 0.0]])
         expected = FAR_LATENCY + FAR_BYTE * 1e6
@@ -150,7 +179,7 @@ class TestKnownTruth:
         disturbed = [
             replace(one, latency_ms=one.latency_ms * 5) if n % 12 == 0 else one for n, one in enumerate(samples)
         ]
-        predicted = train_collective_model(disturbed).all_to_all_ms(even(6, 1e6), topology(6))
+        predicted = train_collective_model(disturbed).model.all_to_all_ms(even(6, 1e6), topology(6))
         np.testing.assert_allclose(predicted, NODE_LATENCY * 5 + NODE_BYTE * 1e6, rtol=0.25)
 
 
@@ -207,7 +236,7 @@ class TestPromises:
         assert model.all_reduce_ms(0.0, topology(4)) == 0.0
 
     def test_links_that_nobody_measured_are_the_topologys(self, samples):
-        known = train_collective_model([one for one in samples if one.collective.level is GroupLevel.NODE])
+        known = train_collective_model([one for one in samples if one.collective.level is GroupLevel.NODE]).model
         # 1 MB leaves every node at 1 GB/s behind 0.1 ms.
         matrix = np.array([[0.0, 1e6], [1e6, 0.0]])
         np.testing.assert_allclose(known.all_to_all_ms(matrix, topology(1, 2)), 1.1)

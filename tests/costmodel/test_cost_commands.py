@@ -1,15 +1,19 @@
 import json
 import re
 import shutil
+from dataclasses import fields, replace
 
 import pyarrow.parquet as pq
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from autoshard.cli import main
+from autoshard.core.machine import MeasuredMachine
 from autoshard.formats.stores.sample_store import damaged_samples
 from autoshard.formats.stores.samples import read_samples, write_samples
+from autoshard.hardware import this_processor
 from costmodel.kernel.learned import LearnedCostModel
+from costmodel.plugin import train_learned_model
 from costmodel.registry.versions import SHIPPED_VARIABLE, Registry
 
 
@@ -47,6 +51,41 @@ def test_train_cost_publishes_a_model(store, registry, capsys, published):
 
     assert train(store, registry, "--json", "--seed", "3") == 0
     assert json.loads(capsys.readouterr().out)["id"] == result["id"]
+
+
+def of_machine(samples, machine):
+    """Samples that were measured on a machine."""
+    facts = {item.name: getattr(machine, item.name) for item in fields(machine)}
+    return [replace(one, **facts) for one in samples]
+
+
+def test_samples_of_other_machines_train_no_model(samples, registry, tmp_path, capsys):
+    here, abacus = this_processor(), MeasuredMachine(device_name="Abacus")
+    mixed = tmp_path / "mixed"
+    write_samples(mixed, of_machine(samples.samples[:90], abacus))
+    write_samples(mixed, of_machine(samples.samples[90:170], here))
+    for arguments, count, machine in (([], 80, here), (["--device", "cpu:abacus"], 90, abacus)):
+        assert train(mixed, registry, "--json", "--force", *arguments) == 0
+        out, err = capsys.readouterr()
+        metrics, training = (json.loads(out)[name] for name in ("metrics", "training"))
+        assert metrics["num_samples"] + training["num_samples"] == count
+        assert f"{170 - count} of 170 samples are left out, which other machines measured" in err
+        assert LearnedCostModel.load(Registry(registry), "cpu").measured_on == machine
+    train_learned_model(mixed, "cpu", registry)
+    assert LearnedCostModel.load(Registry(registry), "cpu").measured_on == here
+
+
+def test_samples_of_one_other_machine_do_and_of_several_do_not(samples, registry, tmp_path, capsys):
+    elsewhere = tmp_path / "elsewhere"
+    write_samples(elsewhere, of_machine(samples.samples[:90], MeasuredMachine(device_name="Abacus")))
+    assert train(elsewhere, registry) == 0
+    write_samples(elsewhere, of_machine(samples.samples[90:95], MeasuredMachine(device_name="Babbage")))
+    capsys.readouterr()
+    assert train(elsewhere, registry) == 1
+    said = "none of its 95 samples was measured on the machine at hand; --device names one of: cpu:abacus, cpu:babbage"
+    assert said in capsys.readouterr().err
+    assert train(elsewhere, registry, "--device", "cpu:napier") == 1
+    assert "was measured on cpu:napier;" in capsys.readouterr().err
 
 
 def test_train_cost_shows_metrics(store, registry, capsys):

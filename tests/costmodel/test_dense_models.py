@@ -62,7 +62,7 @@ def samples():
 
 @pytest.fixture(scope="module")
 def model(samples):
-    return train_dense_model(samples)
+    return train_dense_model(samples).model
 
 
 shapes = st.one_of(

@@ -8,6 +8,7 @@ import pytest
 
 from autoshard.cli import main
 from autoshard.core.errors import ModelError
+from autoshard.core.machine import MeasuredMachine
 from costmodel.kernel.comparison import kernel_version, unseen_by
 from costmodel.kernel.learned import LearnedCostModel
 from costmodel.registry.promotion import LEAST_TOLERANCE, HeldOutComparison, TrainedVersion, publish_version
@@ -203,12 +204,28 @@ class TestKernelModels:
     def test_only_samples_that_neither_was_trained_on_count(self, trained, dataset):
         training = {**trained.model.card.training, "seed": 1}
         other = LearnedCostModel(trained.model.tensors(), replace(trained.model.card, training=training))
-        common = set(unseen_by(other, trained.held_out).set_S.tolist())
+        common = set(trained.held_out.set_S[unseen_by(other, trained.held_out)].tolist())
         assert common == {
             number for number in dataset.split(0.2, 1)[1].set_S.tolist() if number in set(trained.held_out.set_S)
         }
         silent = LearnedCostModel(trained.model.tensors(), replace(trained.model.card, training={}))
         assert len(unseen_by(silent, trained.held_out)) == len(trained.held_out)
+        elsewhere = replace(trained.model.card, measured_on=MeasuredMachine(device_name="Abacus"))
+        assert len(unseen_by(LearnedCostModel(trained.model.tensors(), elsewhere), dataset)) == len(dataset)
+
+    def test_a_calibrated_one_has_seen_what_was_measured_before_its_newest_sample(self, trained, dataset, registry):
+        at_S = np.sort(dataset.collected_at_S)
+        training = {"calibrated_from": "0" * 16, "samples_until": str(at_S[-41])}
+        other = self.with_card(trained, training=training).model
+        assert unseen_by(other, dataset).tolist() == np.flatnonzero(dataset.collected_at_S > at_S[-41]).tolist()
+        twice = replace(dataset, set_S=np.zeros(len(dataset), dtype=np.int64))
+        with pytest.raises(ModelError, match="only 0 samples were kept"):
+            unseen_by(other, twice)
+        # One that does not say until when has seen all.
+        registry.publish("cost", "cpu", other.tensors(), {**other.card.to_json(), "training": {"calibrated_from": "0"}})
+        published = publish(registry, kernel_version(self.spoilt(trained, 1.5)))
+        assert published.alias == "production"
+        assert "only 0 samples were kept from its training too, 10 are needed" in published.notes[0]
 
     def test_too_few_samples_in_common_compare_nothing(self, trained, registry):
         publish(registry, kernel_version(trained))

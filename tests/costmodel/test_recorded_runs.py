@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from autoshard.core.errors import SampleStoreError
-from autoshard.core.step import Overlap
+from autoshard.core.errors import InvalidOptionError, SampleStoreError
+from autoshard.core.step import Overlap, StepPart
 from autoshard.formats import write_plan
 from autoshard.formats.metasyn import metasyn
 from autoshard.runtime import RunRequest
@@ -61,6 +61,16 @@ def test_steps_are_calibrated_on_a_store(runs, tmp_path):
     assert outcome.exit_code == 0, outcome.output
     (model,) = json.loads(outcome.stdout[outcome.stdout.index("{") :])["models"]
     assert (model["kind"], model["training"]["num_runs"]) == ("step", 4)
+
+
+def test_runs_in_real_time_do_not_add_to_those_in_virtual_time(runs, tmp_path):
+    record = next(one for one in read_runs(runs) if one.is_comparable)
+    virtual = VirtualRun(wire="alpha-beta", num_cores=2, row_share=1.0)
+    ranks = [replace(rank, work_ms=dict.fromkeys(StepPart, 1.0)) for rank in record.result.ranks]
+    append_run(tmp_path / "store", record.plan, replace(record.result, virtual=virtual, ranks=tuple(ranks)))
+    outcome = train("--runs", tmp_path / "store", "--calibrate", "4", "--registry", tmp_path / "registry")
+    assert isinstance(outcome.exception, InvalidOptionError)
+    assert "holds runs in virtual time: calibrate on either" in str(outcome.exception)
 
 
 def test_a_store_that_cannot_be_read_is_named(tmp_path):

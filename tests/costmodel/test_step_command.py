@@ -2,7 +2,10 @@
 
 import json
 import shutil
+from dataclasses import replace
+from datetime import timedelta
 
+import numpy as np
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -13,19 +16,20 @@ from autoshard.core.dense import DenseKind, DenseShape
 from autoshard.core.errors import InvalidOptionError, SampleStoreError
 from autoshard.evaluation import evaluate
 from autoshard.formats.metasyn import metasyn
-from autoshard.formats.stores.collective_samples import (
-    COLLECTIVE_SAMPLES,
-)
+from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES, GroupLevel, Operator
 from autoshard.formats.stores.dense_samples import DENSE_SAMPLES
+from autoshard.hardware import this_processor
 from autoshard.planning import Risk, make_costs, make_plan
 from autoshard.whatif.trials import draw_trials, local_topology, plan_trial
 from costmodel.registry.promotion import publish_version
 from costmodel.registry.publish_options import PublishOptions
 from costmodel.registry.versions import Registry
 from costmodel.step.collective_model import LearnedCollectives
+from costmodel.step.collective_training import train_collective_model
 from costmodel.step.command import train_step
 from costmodel.step.comparison import collective_version, dense_version
 from costmodel.step.dense_model import LearnedDense
+from costmodel.step.dense_training import train_dense_model
 from tests import builders as make
 
 
@@ -83,8 +87,12 @@ SCALES = {"collective": "coefficients", "dense": "terms_F"}
 def spoil(models, kind):
     """Has production name a model that predicts twice as long times as it did."""
     stored = models.load(kind, "cpu")
-    tensors = {key: value * 2 if key.endswith(SCALES[kind]) else value for key, value in stored.tensors.items()}
-    return models.publish(kind, "cpu", tensors, stored.card)
+    return models.publish(kind, "cpu", doubled(stored.tensors, kind), stored.card)
+
+
+def doubled(tensors, kind):
+    """Fits of twice as long times."""
+    return {key: value * 2 if key.endswith(SCALES[kind]) else value for key, value in tensors.items()}
 
 
 @pytest.mark.parametrize("kind", SCALES)
@@ -107,9 +115,11 @@ def test_a_worse_model_is_not_promoted(registry, store, tmp_path, kind):
     bad = models.load(kind, "cpu", spoil(models, kind))
     models.roll_back(kind, "cpu")
     if kind == "dense":
-        version = dense_version(LearnedDense.from_stored(bad), DENSE_SAMPLES.read(store, "cpu"))
+        layers = train_dense_model(DENSE_SAMPLES.read(store, "cpu"))
+        version = dense_version(replace(layers, model=LearnedDense.from_stored(bad)))
     else:
-        version = collective_version(LearnedCollectives.from_stored(bad), COLLECTIVE_SAMPLES.read(store, "cpu"))
+        moved = train_collective_model(COLLECTIVE_SAMPLES.read(store, "cpu"))
+        version = collective_version(replace(moved, model=LearnedCollectives.from_stored(bad)))
     published = publish_version(models, version, PublishOptions())
     assert [one.against for one in published.refused] == [f"version {good}"]
     assert models.production_id(kind, "cpu") == good
@@ -124,6 +134,82 @@ def test_a_model_that_lacks_what_was_measured_is_replaced(registry, store, tmp_p
     assert (found["id"], found["promoted"], found["comparisons"]) == (stored.id, True, [])
     assert "was not fitted to any bottom_mlp" in found["notes"][0]
     assert "was not fitted to any bottom_mlp" in outcome.stderr
+
+
+def noisy(samples, names, seed, later):
+    """The samples some days later, off by a tenth either way."""
+    rng = np.random.default_rng(seed)
+    return [
+        replace(
+            one,
+            collected_at=one.collected_at + timedelta(days=later),
+            **{name: getattr(one, name) * float(np.exp(rng.normal(0, 0.1))) for name in names},
+        )
+        for one in samples
+    ]
+
+
+@pytest.mark.parametrize("kind", SCALES)
+def test_errors_are_of_samples_that_a_fit_has_not_seen_but_where_the_other_has(store, tmp_path, kind):
+    """Against a model of earlier samples fits count held out, against one of the same samples as they are."""
+    if kind == "dense":
+        made, train_on, version = DENSE_SAMPLES.read(store), train_dense_model, dense_version
+        names = ("forward_ms", "backward_ms")
+    else:
+        made, train_on, version = COLLECTIVE_SAMPLES.read(store), train_collective_model, collective_version
+        names = ("latency_ms",)
+    earlier, now = (train_on(noisy(made, names, seed, later=seed)) for seed in (0, 1))
+    for other, expected_S in ((earlier, now.held_out_errors_S), (now, now.errors_S(now.model))):
+        models = Registry(tmp_path / str(other is now))
+        tensors = doubled(other.model.tensors(), kind)
+        stored = models.load(kind, "cpu", models.publish(kind, "cpu", tensors, other.model.card.to_json()))
+        spoilt = type(now.model).from_stored(stored)
+        expected = float(np.mean(expected_S - now.errors_S(spoilt)))
+        assert version(now).compare(stored).difference == pytest.approx(expected)
+    assert now.held_out_errors_S.mean() > now.errors_S(now.model).mean()
+    assert now.held_out_errors_S.mean() == pytest.approx(now.model.card.metrics["relative_error"])
+
+
+def test_what_is_not_measured_again_keeps_its_fits(registry, tmp_path):
+    models = copied(registry, tmp_path)
+    store = tmp_path / "store"
+    layer = DenseShape(kind=DenseKind.TOP_MLP, batch_size=64, widths=(32, 1))
+    DENSE_SAMPLES.write(store, [make.dense_sample(replace(layer, batch_size=64 * size)) for size in range(1, 20)])
+    gather = make.collective(Operator.ALL_GATHER, GroupLevel.ACROSS_NODES)
+    COLLECTIVE_SAMPLES.write(
+        store, [make.collective_sample(replace(gather, bytes_per_rank=2**size)) for size in range(10, 26)]
+    )
+    before = LearnedDense.load(models, "cpu"), LearnedCollectives.load(models, "cpu")
+    outcome = train("--store", store, "--registry", models.root, "--force")
+    assert f"dense cpu: too few samples of bottom_mlp.fp32; the fits of {before[0].name} stay" in outcome.stderr
+    layers, collectives = LearnedDense.load(models, "cpu"), LearnedCollectives.load(models, "cpu")
+    assert layers.card.training["carried_over"] == ["bottom_mlp.fp32"]
+    assert layers.card.bounds.keys() == {"bottom_mlp.fp32", "top_mlp.fp32"}
+    shapes = [one.shape for one in map(dense, (64, 512))]
+    assert layers.predict_parts(shapes).forward_ms_N.tolist() == before[0].predict_parts(shapes).forward_ms_N.tolist()
+    assert collectives.card.training["carried_over"] == ["node.all_to_all"]
+    assert collectives.card.bounds["all_to_all"] == before[1].card.bounds["all_to_all"]
+    sent, topology = np.array([[0.0, 1e6], [1e6, 0.0]]), make.topology(2)
+    assert collectives.all_to_all_ms(sent, topology).tolist() == before[1].all_to_all_ms(sent, topology).tolist()
+    # Trained again on the same samples, it is the same version.
+    found = json.loads(train("--store", store, "--registry", models.root).stdout)["models"]
+    assert [one["id"] for one in found] == [collectives.version_id, layers.version_id]
+
+
+def test_samples_of_other_machines_train_no_model(store, tmp_path):
+    here, mixed = this_processor(), tmp_path / "mixed"
+    for samples in (COLLECTIVE_SAMPLES, DENSE_SAMPLES):
+        made = samples.read(store)
+        samples.write(mixed, [replace(one, device_name=here.device_name, sample_id="") for one in made])
+        samples.write(mixed, [replace(one, device_name="Abacus", sample_id="") for one in made[:15]])
+    for key, name, count in (("cpu", here.device_name, (16, 19)), ("cpu:abacus", "Abacus", (15, 15))):
+        outcome = train("--store", mixed, "--registry", tmp_path / key, "--device", key)
+        assert outcome.exit_code == 0, outcome.output
+        found = json.loads(outcome.stdout[outcome.stdout.index("{") :])["models"]
+        assert tuple(one["training"]["num_samples"] for one in found) == count
+        assert "samples are left out, which other machines measured" in outcome.stderr
+        for model in (LearnedCollectives, LearnedDense):
+            assert model.load(Registry(tmp_path / key), "cpu").card.measured_on.device_name == name
 
 
 def test_nothing_is_published_if_so_asked(store, tmp_path):

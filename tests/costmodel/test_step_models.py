@@ -16,7 +16,15 @@ from autoshard.whatif.trials import LOPSIDED, MeasuredStep, draw_trials, local_t
 from costmodel.registry.promotion import publish_version
 from costmodel.registry.publish_options import PublishOptions
 from costmodel.registry.versions import Registry
-from costmodel.step.calibration import MIN_RUNS, CalibrationRun, _is_wire, calibrate_step, run_calibration
+from costmodel.step.calibration import (
+    MIN_PLANS,
+    CalibrationRun,
+    _interval_scale,
+    _is_wire,
+    calibrate_step,
+    run_calibration,
+    step_errors,
+)
 from costmodel.step.comparison import step_version
 from costmodel.step.model import CalibratedStep, StepCard
 from costmodel.step.regression import fit_nonnegative, quantile_bounds
@@ -116,21 +124,41 @@ class TestCalibration:
 
     def test_kernels_of_all_replica_groups_count(self, pool):
         topology = local_topology("cpu", 4, 1 << 30)
-        tables = replace(pool.sample(8, 0), batch_size=64)
-        plan = plan_task("cost-greedy", tables, local_topology("cpu", 2, 1 << 30), 0)
         groups = ReplicaGroups(num_groups=2, layout=GroupLayout.WITHIN_NODES, sync_every=2)
-        plan = replace(plan, topology=topology, replica_groups=groups, predicted=None)
-        price = price_step(plan, COSTS)
-        kernels = np.stack([price.work[part][:, 0] for part in KERNEL_PARTS], axis=1)
-        # Kernels of the first group were not timed, those of the second take twice what the model says.
-        measured_R2 = np.concatenate([0 * kernels, 2 * kernels])
-        parts = {part: price.part_ms(part) for part in StepPart}
-        times = dict(zip(KERNEL_PARTS, measured_R2.T, strict=True))
-        measured = MeasuredStep(step_ms=sum(parts.values()), part_ms=parts, work_ms_R=kernels_of(times))
-        model = calibrate_step([CalibrationRun(plan=plan, costs=COSTS, measured=measured)] * MIN_RUNS, "cpu")
-        weights = model.coefficients(StepPart.BACKWARD_KERNEL, "analytic:cpu")
+        runs = []
+        for seed in range(MIN_PLANS):
+            tables = replace(pool.sample(8, seed), batch_size=64)
+            plan = plan_task("cost-greedy", tables, local_topology("cpu", 2, 1 << 30), 0)
+            plan = replace(plan, topology=topology, replica_groups=groups, predicted=None)
+            price = price_step(plan, COSTS)
+            kernels = np.stack([price.work[part][:, 0] for part in KERNEL_PARTS], axis=1)
+            # Kernels of the first group were not timed, those of the second take twice what the model says.
+            measured_R2 = np.concatenate([0 * kernels, 2 * kernels])
+            parts = {part: price.part_ms(part) for part in StepPart}
+            times = dict(zip(KERNEL_PARTS, measured_R2.T, strict=True))
+            measured = MeasuredStep(step_ms=sum(parts.values()), part_ms=parts, work_ms_R=kernels_of(times))
+            runs.append(CalibrationRun(plan=plan, costs=COSTS, measured=measured))
+        weights = calibrate_step(runs, "cpu").coefficients(StepPart.BACKWARD_KERNEL, "analytic:cpu")
         predicted_R = price.work[StepPart.BACKWARD_KERNEL] @ weights
         np.testing.assert_allclose(predicted_R, 2 * kernels[:, 1], rtol=0.1)
+
+    def test_runs_of_one_plan_are_held_out_together(self, plans):
+        """Each plan takes a factor of its own: its other runs do not tell how far off a new plan's price is."""
+        factors = np.exp(np.random.default_rng(2).normal(0, 0.3, 6))
+        once = [synthetic(plan, factor) for plan, factor in zip(plans[:6], factors, strict=True)]
+        smaller = [replace(run.plan, tables=replace(run.plan.tables, batch_size=64)) for run in once]
+        often = [*once, *(synthetic(plan, factor) for plan, factor in zip(smaller, factors, strict=True)), *once, *once]
+        single, several = (calibrate_step(runs, "cpu") for runs in (once, often))
+        assert (several.card.metrics["num_runs"], several.card.metrics["num_plans"]) == (24, 6)
+        assert several.card.metrics["median_error"] > 0.7 * single.card.metrics["median_error"]
+        assert several.card.interval_scale > 0.7 * single.card.interval_scale
+        assert step_errors(often, "cpu").shape == step_errors(often, "cpu", single).shape == (6,)
+
+    def test_intervals_count_plans_and_the_next_one_in(self):
+        # Of 19 plans the 18th; four more runs of the quickest plan move nothing.
+        offsets, plans_S = np.arange(19.0), np.arange(19)
+        assert _interval_scale(offsets, plans_S) == 17.0
+        assert _interval_scale(np.append(offsets, [0.0] * 4), np.append(plans_S, [0] * 4)) == 17.0
 
     def test_without_evidence_models_stay_as_they_are(self, plans):
         # Runs that take exactly what the models say.
@@ -171,8 +199,11 @@ class TestCalibration:
             assert np.array(weights)[_is_wire(part)] == pytest.approx(1.0)
 
     def test_refuses_what_cannot_be_fitted(self, runs):
-        with pytest.raises(ModelError, match="at least 4 runs"):
-            calibrate_step(runs[:3], "cpu")
+        with pytest.raises(ModelError, match="runs of at least 4 plans to calibrate on, got 6 of 3"):
+            calibrate_step([*runs[:3], *runs[:3]], "cpu")
+        in_virtual_time = replace(runs[0].measured, work_ms_R=(dict.fromkeys(StepPart, 1.0),) * 2)
+        with pytest.raises(ModelError, match="all be in real time, or all in virtual time"):
+            calibrate_step([replace(runs[0], measured=in_virtual_time), *runs[1:]], "cpu")
         broken = replace(runs[0], measured=replace(runs[0].measured, step_ms=float("nan")))
         with pytest.raises(ModelError, match="step_ms: must be finite"):
             calibrate_step([broken, *runs[1:]], "cpu")
@@ -189,7 +220,7 @@ class TestPromotion:
         fresh = [synthetic(plan, float(np.exp(rng.normal(0, 0.02)))) for plan in plans[:16]]
         published = self.compare(model, calibrate_step(fresh, "cpu"), fresh, tmp_path)
         (comparison,) = published.comparisons
-        assert (comparison.num_pairs, comparison.of, published.alias) == (16, "runs", "production")
+        assert (comparison.num_pairs, comparison.of, published.alias) == (16, "plans", "production")
         errors = [
             abs(price_step(run.plan, replace(COSTS, step=model)).step_ms.value / run.measured.step_ms - 1)
             for run in fresh
@@ -277,12 +308,12 @@ class TestRegression:
 def test_real_runs_calibrate(pool, tmp_path):
     """Plans of two processes: parts add up, and the model that is fitted to them prices them."""
     topology = local_topology("cpu", 2, 1 << 30)
-    trials = draw_trials(MIN_RUNS, seed=3, planners=["random", LOPSIDED], num_tables=(8, 16), batch_sizes=[64, 128])
+    trials = draw_trials(MIN_PLANS, seed=3, planners=["random", LOPSIDED], num_tables=(8, 16), batch_sizes=[64, 128])
     done = []
     planned = (plan_trial(trial, pool, topology, tmp_path) for trial in trials)
     seeds = [trial.seed for trial in trials]
     runs = run_calibration(planned, seeds, registry=tmp_path, steps=5, advance=done.append)
-    assert sum(done) == len(runs) == MIN_RUNS
+    assert sum(done) == len(runs) == MIN_PLANS
     for run in runs:
         assert sum(run.measured.part_ms.values()) == pytest.approx(run.measured.step_ms, rel=1e-6)
         assert set(run.measured.part_ms) == set(PART_FEATURES)

@@ -274,9 +274,9 @@ def _collective_sample(operator, level, num_bytes, nproc):
 
 def _write_registry(folder, store):
     registry = Registry(folder, author="test")
-    collectives = train_collective_model(COLLECTIVE_SAMPLES.read(store))
+    collectives = train_collective_model(COLLECTIVE_SAMPLES.read(store)).model
     collectives.publish(registry)
-    dense = train_dense_model(DENSE_SAMPLES.read(store))
+    dense = train_dense_model(DENSE_SAMPLES.read(store)).model
     dense.publish(registry)
     rng = np.random.default_rng(0)
     hidden = (8,)

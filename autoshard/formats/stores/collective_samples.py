@@ -10,6 +10,7 @@ from typing import Annotated
 from autoshard.core import DType
 from autoshard.core.accepted import ABOVE_0, AT_LEAST_0
 from autoshard.core.errors import FormatError, InvalidOptionError
+from autoshard.core.machine import MeasuredMachine
 from autoshard.formats.stores.sample_columns import Amount, Milliseconds
 from autoshard.formats.stores.sample_store import SampleStore
 
@@ -147,6 +148,11 @@ class CollectiveSample:
             raise FormatError(
                 f"is below the mean of {self.mean_sent_bytes:g}, got {self.max_sent_bytes}", field="max_sent_bytes"
             )
+
+    @property
+    def machine(self) -> MeasuredMachine:
+        """Where it was measured, as far as it says."""
+        return MeasuredMachine(device_name=self.device_name, torch_version=self.torch_version)
 
     def identified(self) -> CollectiveSample:
         """The same sample with its id filled in."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from autoshard.core.dense import DenseShape
+from autoshard.core.machine import MeasuredMachine
 from autoshard.formats.stores.sample_columns import Amount, Count, Milliseconds
 from autoshard.formats.stores.sample_store import SampleStore
 
@@ -57,6 +58,13 @@ class DenseSample:
     is_noisy: bool = False
     sm_clock_mhz: Amount = 0.0
     throttle_reasons: str = ""
+
+    @property
+    def machine(self) -> MeasuredMachine:
+        """Where it was measured, as far as it says."""
+        return MeasuredMachine(
+            device_name=self.device_name, torch_version=self.torch_version, fbgemm_version=self.fbgemm_version
+        )
 
     @property
     def forward_flops_per_s(self) -> float:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -275,10 +275,8 @@ class SampleTable:
 
     @property
     def machine(self) -> MeasuredMachine:
-        """The machine of most samples, with the median of their bandwidths of its memory."""
-        machine = Counter(sample.machine for sample in self.samples).most_common(1)[0][0]
-        found = [one.memory_bytes_per_s for one in self.samples if one.memory_bytes_per_s and one.machine == machine]
-        return replace(machine, memory_bytes_per_s=float(np.median(found)) if found else 0.0)
+        """The machine of most samples, see `machine_of`."""
+        return machine_of(self.samples)
 
     @property
     def reference_forward_ms(self) -> float:
@@ -289,6 +287,33 @@ class SampleTable:
     def reference_backward_ms(self) -> float:
         """Median over samples of the reference set's backward latency."""
         return float(np.median([sample.reference_backward_ms for sample in self.samples]))
+
+
+class MachineSample(Protocol):
+    """A sample that says where and when it was measured."""
+
+    @property
+    def collected_at(self) -> datetime:
+        """When the measurement ended."""
+        ...
+
+    @property
+    def device(self) -> str:
+        """Key of the kind of device."""
+        ...
+
+    @property
+    def machine(self) -> MeasuredMachine:
+        """Where it was measured."""
+        ...
+
+
+def machine_of(samples: Sequence[MachineSample]) -> MeasuredMachine:
+    """The machine of most samples, of at least one, with the median of their bandwidths of its memory."""
+    machines = [sample.machine for sample in samples]
+    usual = Counter(machines).most_common(1)[0][0]
+    found = [one.memory_bytes_per_s for one in machines if one.memory_bytes_per_s and one == usual]
+    return replace(usual, memory_bytes_per_s=float(np.median(found)) if found else 0.0)
 
 
 def devices_in(store: str | Path) -> tuple[str, ...]:

@@ -164,7 +164,7 @@ def train_cluster(
         raise DeviceError("measuring the links was ended by a signal")
     samples = [sample for file in collection.files for sample in COLLECTIVE_SAMPLES.read_file(file)]
     topology = measured_topology(spec.topology(), fit_links(samples))
-    collectives = _published(collective_version(train_collective_model(samples), samples), registry)
+    collectives = _published(collective_version(train_collective_model(samples)), registry)
     drawn = [_calibration_task(number, settings) for number in range(settings.calibration_runs)]
     planned = (plan_task(planner, tables, topology, seed, registry) for planner, tables, seed in drawn)
     seeds = [seed for *_, seed in drawn]

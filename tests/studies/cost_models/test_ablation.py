@@ -28,6 +28,7 @@ def pair():
             num_shards_S=np.array([1, 1]),
             set_S=np.array([0, 1]),
             latency_ms_SO=np.array([[1.0, 2.0], [3.0, 4.0]]),
+            collected_at_S=np.full(2, ""),
         )
 
     return pair

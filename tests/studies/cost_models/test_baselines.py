@@ -44,6 +44,7 @@ def make_dataset():
             num_shards_S=np.array([len(members) for members in sets]),
             set_S=np.arange(len(sets)),
             latency_ms_SO=np.stack([latency / 3, 2 * latency / 3], axis=1),
+            collected_at_S=np.full(len(sets), ""),
         )
 
     return make_one
