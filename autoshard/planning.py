@@ -178,7 +178,7 @@ def machine_notes(costs: CostModels, device: str) -> list[str]:
         costs: The models.
         device: Key of the topology's device; which machines it means, see `is_of_device`.
     """
-    fitted = [(costs.kernel, "`autoshard calibrate`", "in a minute")]
+    fitted: list[tuple[object, str, str]] = [(costs.kernel, "`autoshard calibrate`", "in a minute")]
     if device == device_family(device):
         fitted += [(model, "`autoshard train step`", "to samples") for model in (costs.comm, costs.dense)]
     return [note for model, command, how in fitted if (note := machine_note(model, device, command, how))]

@@ -88,7 +88,7 @@ class Measurement(Timing):
 
     shards: tuple[MeasuredShard, ...]
     group: int
-    num_updated_S: tuple[int, ...]
+    num_updated_S: tuple[int, ...] = ()
 
     @property
     def kernel_ms(self) -> float:

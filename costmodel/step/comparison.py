@@ -38,7 +38,7 @@ def _difference(trained: TrainedCollectives | TrainedDense, other: Any) -> Float
     is_unseen_S = are_unseen(trained.samples, other.card.training, other.card.measured_on)
     if other.card.training.get("num_samples", 0) > trained.model.card.training["num_samples"]:
         is_unseen_S[:] = True
-    own_S = np.where(is_unseen_S, trained.held_out_errors_S, trained.errors_S(trained.model))
+    own_S = np.where(is_unseen_S, trained.held_out_errors_S, trained.fitted_errors_S)
     return np.asarray(own_S - trained.errors_S(other))
 
 
