@@ -61,6 +61,7 @@ __all__ = [
     "get_planner",
     "kernel_model",
     "machine_note",
+    "machine_notes",
     "make_costs",
     "make_plan",
     "plan_costs",
@@ -147,10 +148,10 @@ def _costs_of(
             _log.warning("%s", _unseen_warning(alone, trained.name, analytic.name))
         if isinstance(model, MeasuredRange) and (notes := model.notes(shards)):
             _log.warning("%s: %s", model.name, _range_warning(notes))
-    if note := machine_note(model, topology.device):
-        _log.warning("%s", note)
     others = step_models(topology.device, registry)
     costs = CostModels(kernel=model, comm=others.comm or AlphaBetaComm(), dense=others.dense, step=others.step)
+    for note in machine_notes(costs, topology.device):
+        _log.warning("%s", note)
     return at_upper_end(costs, topology.device) if risk is Risk.HIGH else costs
 
 
@@ -168,21 +169,40 @@ def _unseen_warning(unseen: Sequence[LocalShard], trained: str, analytic: str) -
     return f"{trained} has not measured kernels of {tables} ({kinds}): {analytic} prices these"
 
 
-def machine_note(model: CostModel, device: str) -> str:
-    """Says that prices of kernels are of another machine than a topology's; empty if they are not, or nobody knows.
+def machine_notes(costs: CostModels, device: str) -> list[str]:
+    """Says of which models the prices are of another machine than a topology's.
+
+    Models of collectives and dense layers know their machine by its name, which keys of single machines do not have.
 
     Args:
-        model: Prices kernels.
+        costs: The models.
         device: Key of the topology's device; which machines it means, see `is_of_device`.
     """
-    measured_on = model.measured_on if isinstance(model, KnowsMachine) else None
+    fitted: list[tuple[object, str, str]] = [(costs.kernel, "`autoshard calibrate`", "in a minute")]
+    if device == device_family(device):
+        fitted += [(model, "`autoshard train step`", "to samples") for model in (costs.comm, costs.dense)]
+    return [note for model, command, how in fitted if (note := machine_note(model, device, command, how))]
+
+
+def machine_note(model: object, device: str, command: str = "`autoshard calibrate`", how: str = "in a minute") -> str:
+    """Says that a model's prices are of another machine than a topology's; empty if they are not, or nobody knows.
+
+    Args:
+        model: Prices kernels, collectives or dense layers.
+        device: Key of the topology's device; which machines it means, see `is_of_device`.
+        command: What fits such a model.
+        how: How it does.
+    """
+    if not isinstance(model, KnowsMachine):
+        return ""
+    measured_on = model.measured_on
     if measured_on is None or is_of_device(measured_on, device):
         return ""
     if device == device_family(device):
         other, where = f"this machine is {this_processor()}", ""
     else:
         other, where = f"the topology's devices are {device}", " there"
-    return f"{model.name}: prices are of {measured_on}, {other}; `autoshard calibrate`{where} fits them in a minute"
+    return f"{model.name}: prices are of {measured_on}, {other}; {command}{where} fits them {how}"
 
 
 def _range_warning(notes: Sequence[OutsideRange]) -> str:
@@ -312,8 +332,8 @@ def finished_plan(plan: ShardingPlan, costs: CostModels, provenance: Provenance)
         models["kernel_notes"] = _notes_text(notes, plan.tables)
     if isinstance(costs.kernel, KnowsMachine) and costs.kernel.measured_on is not None:
         models["kernel_machine"] = str(costs.kernel.measured_on)
-    if note := machine_note(costs.kernel, plan.topology.device):
-        models["machine_notes"] = shortened(note, _MAX_CHARACTERS)
+    if of_others := machine_notes(costs, plan.topology.device):
+        models["machine_notes"] = shortened("; ".join(of_others), _MAX_CHARACTERS)
     if note := plan_note(plan):
         _log.warning("%s", note)
         models["execution_notes"] = shortened(note, _MAX_CHARACTERS)

@@ -132,6 +132,11 @@ class KnowsMachine(Protocol):
     """A cost model that knows the machine of its samples."""
 
     @property
+    def name(self) -> str:
+        """What answers call it."""
+        ...
+
+    @property
     def measured_on(self) -> MeasuredMachine | None:
         """The machine; None for a model whose samples did not say."""
         ...

@@ -44,4 +44,10 @@ class KernelKind(CollectedKind[ChosenSet, Sequence[LocalShard], Measurement, Sam
     def sample(self, result: Measurement, source: str) -> Sample:
         """The record of a measurement."""
         hardware = {name: getattr(self.machine.hardware, name) for name in HARDWARE_FIELDS}
-        return Sample(**self.recorded(result, source), **hardware, shards=result.shards, sums_hit_rows=True)
+        return Sample(
+            **self.recorded(result, source),
+            **hardware,
+            shards=result.shards,
+            sums_hit_rows=True,
+            updated_rows=result.num_updated_S,
+        )

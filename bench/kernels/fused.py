@@ -17,7 +17,7 @@ from autoshard.core import LocalShard, MemoryPlacement, Pooling, Update
 from autoshard.runtime.engine.rows.fused import FusedKernel, FusedSettings, UpdateStep
 from autoshard.runtime.engine.rows.replicated import places_of
 from autoshard.runtime.engine.rows.torch_rows import TorchRows, one_below_the_other, side_by_side, summed_by_place
-from bench.kernels.inputs import FusedInput, ShardBatch, fuse
+from bench.kernels.inputs import FusedInput, ShardBatch, fuse, in_one_table
 from bench.measuring.arena import Arenas
 
 LEARNING_RATE = 0.01
@@ -115,7 +115,7 @@ class ReplicaKernel:
         self._sources = torch.arange(len(self._lengths_X if kind.is_pooled else self._rows_L), device=device)
         self._sources_L = self._sources
         # Processes tell each other with the ids of a batch, ahead of the lookup.
-        self._hit_U = torch.unique(self._rows_L)
+        self._updated_U = in_one_table(batches, [batch.updated_U for batch in batches])
 
     def forward(self) -> torch.Tensor:
         """Looks all bags up; fp32, of shape (B, D) where they are pooled, else (L, D)."""
@@ -126,13 +126,13 @@ class ReplicaKernel:
         return sums_BD
 
     def backward(self, _output: torch.Tensor) -> None:
-        """Sums a gradient row by row, and updates the rows."""
+        """Sums a gradient row by row, and updates the rows; those that only other ranks hit, by 0."""
         gradients_XD = self._gradient
         if self._is_pooled:
             gradients_XD = one_below_the_other(gradients_XD, self._num_shards)
-        places_L = places_of(self._rows_L, self._hit_U, len(self.rows.weights_ND))
-        gradients_UD = summed_by_place(places_L, len(self._hit_U), self._sources_L, gradients_XD)
-        self.rows.update(self._hit_U, gradients_UD, _STEP)
+        places_L = places_of(self._rows_L, self._updated_U, len(self.rows.weights_ND))
+        gradients_UD = summed_by_place(places_L, len(self._updated_U), self._sources_L, gradients_XD)
+        self.rows.update(self._updated_U, gradients_UD, _STEP)
 
 
 #: Shards of one kind that run together.
@@ -151,6 +151,7 @@ class ShardSet:
             device: Where to run.
         """
         self.measured = tuple(batches[0].measured for batches in draws)
+        self.num_updated_S = tuple(len(batches[0].updated_U) for batches in draws)
         ordered = sorted(draws, key=lambda batches: fusable(batches[0].measured.shard))
         self._kernels: list[Kernel] = [
             _build(list(group), arenas, device)

@@ -83,10 +83,12 @@ class Measurement(Timing):
     Attributes:
         shards: The set, with what the measured batches held.
         group: Sets with the same number were measured in the same rounds.
+        num_updated_S: Of each shard, rows of a replica that any of its ranks hits; 0 of others.
     """
 
     shards: tuple[MeasuredShard, ...]
     group: int
+    num_updated_S: tuple[int, ...] = ()
 
     @property
     def kernel_ms(self) -> float:
@@ -146,7 +148,9 @@ class Harness(GroupHarness[Sequence[LocalShard], ShardSet, Measurement]):
         return ShardSet(draws, self._arenas, self.device.device)
 
     def _result(self, kernel: ShardSet, timing: Timing) -> Measurement:
-        return Measurement(**asdict(timing), shards=kernel.measured, group=self.num_groups)
+        return Measurement(
+            **asdict(timing), shards=kernel.measured, group=self.num_groups, num_updated_S=kernel.num_updated_S
+        )
 
 
 def reference_set(num_bags: int) -> tuple[LocalShard, ...]:

@@ -15,11 +15,15 @@ from itertools import accumulate
 import numpy as np
 import torch
 
-from autoshard.core import NUM_REUSE_BINS, REUSE_BIN_EDGES, AccessProfile, LocalShard
+from autoshard.core import NUM_REUSE_BINS, REUSE_BIN_EDGES, AccessProfile, LocalShard, Update
 from autoshard.core.batches import coprime_step, draw_bags, draw_lengths
+from autoshard.core.shard import UPDATE_WRITES
 from autoshard.formats.stores.samples import MeasuredShard
 
 _CPU = torch.device("cpu")
+#: Of the rows that all ranks of a replica hit: by how many the expected ones may be missed, the most lookups that are
+#: drawn for them, and how often what lies between too few lookups and enough is halved.
+_ROWS_APART, _MOST_LOOKUPS, _HALVINGS = 0.5, 2.0**24, 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +34,13 @@ class ShardBatch:
         ids_L: Ids in bag order, int64.
         lengths_B: Bag lengths, int32.
         measured: The shard, and what the batch holds of it.
+        updated_U: Rising rows of a replica that any of its ranks hits, which all of them update; none of other shards.
     """
 
     ids_L: torch.Tensor
     lengths_B: torch.Tensor
     measured: MeasuredShard
+    updated_U: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,18 +119,45 @@ def draw_batch(shard: LocalShard, draw: int = 0, device: torch.device = _CPU) ->
     digest.update(shard.access.ranks_K.tobytes() + shard.access.cumulative_K.tobytes())
     seed = int.from_bytes(digest.digest()[:8], "little")
     rng = np.random.default_rng(seed)
+    num_others = _lookups_of_others(shard)
     if device.type == "cpu":
         bags = draw_bags(shard.access, shard.pooling_factor, shard.num_bags, rng)
         ids_L, lengths_B = torch.from_numpy(bags.ids_L), bags.lengths_B
+        others_L = torch.from_numpy(draw_bags(shard.access, num_others, 1, rng).ids_L)
     else:
         lengths_B = draw_lengths(shard.pooling_factor, shard.num_bags, rng)
         generator = torch.Generator(device).manual_seed(seed >> 1)
         ids_L = draw_ids(shard.access, int(lengths_B.sum()), generator)
-    counts = torch.unique(ids_L, return_counts=True)[1]
+        others_L = draw_ids(shard.access, num_others, generator)
+    distinct_U, counts = torch.unique(ids_L, return_counts=True)
     measured = MeasuredShard(
         shard=shard, num_lookups=len(ids_L), num_distinct=len(counts), reuse_bins=reuse_bins_of(counts)
     )
-    return ShardBatch(ids_L=ids_L, lengths_B=torch.from_numpy(lengths_B.astype(np.int32)).to(device), measured=measured)
+    updated_U = distinct_U[:0]
+    if shard.update is Update.ALL_REDUCED:
+        updated_U = torch.unique(torch.cat([distinct_U, others_L]))
+    return ShardBatch(
+        ids_L=ids_L,
+        lengths_B=torch.from_numpy(lengths_B.astype(np.int32)).to(device),
+        measured=measured,
+        updated_U=updated_U,
+    )
+
+
+def _lookups_of_others(shard: LocalShard) -> int:
+    """Lookups of the other ranks of a replica, by which as many rows are hit as its `written_rows` say."""
+    if shard.update is not Update.ALL_REDUCED or shard.written_rows is None:
+        return 0
+    own = shard.access.expected_distinct(shard.num_lookups)
+    # Each rank writes the sums of what it hits; of what any rank hits, sums over the ranks, and the update.
+    hit = min((shard.written_rows - own) / (1 + UPDATE_WRITES), shard.num_embeddings) - _ROWS_APART
+    least = most = max(1.0, shard.num_lookups)
+    while shard.access.expected_distinct(most) < hit and most < _MOST_LOOKUPS:
+        most *= 2
+    for _ in range(_HALVINGS):
+        middle = (least + most) / 2
+        least, most = (middle, most) if shard.access.expected_distinct(middle) < hit else (least, middle)
+    return max(0, round(most - shard.num_lookups))
 
 
 def draw_ids(access: AccessProfile, number: int, generator: torch.Generator) -> torch.Tensor:
@@ -156,11 +189,15 @@ def reuse_bins_of(counts: torch.Tensor) -> tuple[float, ...]:
 def fuse(batches: Sequence[ShardBatch], *, as_one_table: bool = False) -> FusedInput:
     """Joins the batches of a set of shards, in order; their ids as rows of one table, if it is to be so."""
     ids = [batch.ids_L for batch in batches]
-    if as_one_table:
-        first_rows = accumulate((batch.measured.shard.num_embeddings for batch in batches), initial=0)
-        ids = [ids_L + first for ids_L, first in zip(ids, first_rows, strict=False)]
-    return FusedInput(ids_L=torch.cat(ids), lengths_SB=torch.stack([batch.lengths_B for batch in batches]))
+    rows_L = in_one_table(batches, ids) if as_one_table else torch.cat(ids)
+    return FusedInput(ids_L=rows_L, lengths_SB=torch.stack([batch.lengths_B for batch in batches]))
+
+
+def in_one_table(batches: Sequence[ShardBatch], ids: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Ids of each shard as rows of one table that has those of all shards, one below the other."""
+    first_rows = accumulate((batch.measured.shard.num_embeddings for batch in batches), initial=0)
+    return torch.cat([ids_L + first for ids_L, first in zip(ids, first_rows, strict=False)])
 
 
 def _num_bytes(batch: ShardBatch) -> int:
-    return batch.ids_L.nbytes + batch.lengths_B.nbytes
+    return batch.ids_L.nbytes + batch.lengths_B.nbytes + batch.updated_U.nbytes

@@ -15,6 +15,7 @@ import numpy as np
 from autoshard.core import (
     EmbeddingTable,
     Exchange,
+    GradSync,
     LocalShard,
     PlacedShard,
     RowRange,
@@ -240,8 +241,9 @@ def _held(shard: Shard, batch_size: int, tier: Tier, replicas: tuple[tuple[int, 
     alone = PlacedShard.table_wise(shard, 0)
     # Blocks of rows in falling access frequency would overload the first rank.
     split = Split.CYCLIC if shard.rows.by is RowsBy.ACCESS_RANK else Split.BLOCK
-    # Kernels of replicas are measured by themselves, without the sum of their gradients.
-    placed = replace(alone, tier=tier, replicas=replicas, split=split)
+    # Kernels of replicas are measured by themselves, without the sum of their gradients, but update all rows of it.
+    grad_sync = GradSync.SPARSE if len(replicas) > 1 else GradSync.NONE
+    placed = replace(alone, tier=tier, replicas=replicas, split=split, grad_sync=grad_sync)
     return Piece(placed=placed, group_batch_size=batch_size)
 
 

@@ -81,8 +81,8 @@ def calibrate_step(runs: Sequence[CalibrationRun], device: str) -> CalibratedSte
     """
     if len({run.is_virtual for run in runs}) > 1:
         raise ModelError("must all be in real time, or all in virtual time", field="runs")
-    plan_S = _plans_of(runs)
-    num_plans = len(np.unique(plan_S))
+    plans, plan_S = plans_of(runs)
+    num_plans = len(plans)
     if num_plans < MIN_PLANS:
         raise ModelError(
             f"needs runs of at least {MIN_PLANS} plans to calibrate on, got {len(runs)} of {num_plans}", field="runs"
@@ -101,6 +101,7 @@ def calibrate_step(runs: Sequence[CalibrationRun], device: str) -> CalibratedSte
     card = replace(
         whole.card,
         interval_scale=_interval_scale(np.array(offsets), plan_S),
+        training={**whole.card.training, "plans": list(plans)},
         metrics={
             "num_runs": float(len(runs)),
             "num_plans": float(num_plans),
@@ -119,12 +120,12 @@ def step_errors(runs: Sequence[CalibrationRun], device: str, model: CalibratedSt
     else:
         plain = [replace(run, costs=replace(run.costs, step=None)) for run in runs]
         steps = _held_out(plain, [price_step(run.plan, run.costs) for run in plain], device)
-    return _by_plan(_errors(runs, steps), _plans_of(runs))
+    return _by_plan(_errors(runs, steps), plans_of(runs)[1])
 
 
 def _held_out(runs: Sequence[CalibrationRun], prices: Sequence[StepPrice], device: str) -> list[Estimate]:
     """The step of each run, calibrated on those of other plans."""
-    plan_S = _plans_of(runs)
+    plan_S = plans_of(runs)[1]
     models = {}
     for plan in np.unique(plan_S).tolist():
         kept = np.flatnonzero(plan_S != plan).tolist()
@@ -135,16 +136,17 @@ def _held_out(runs: Sequence[CalibrationRun], prices: Sequence[StepPrice], devic
     ]
 
 
-def _plans_of(runs: Sequence[CalibrationRun]) -> NDArray[np.int64]:
-    """A number of each run's plan, alike for runs of one plan, shape (S,)."""
+def plans_of(runs: Sequence[CalibrationRun]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+    """What tells the plans of some runs apart, as cards have it (`plans`), length P, and the plan of each run, (S,)."""
     number_of: dict[str, int] = {}
-    return np.array([number_of.setdefault(_plan_digest(run.plan), len(number_of)) for run in runs], dtype=np.int64)
+    plan_S = [number_of.setdefault(_plan_digest(run.plan), len(number_of)) for run in runs]
+    return tuple(number_of), np.array(plan_S, dtype=np.int64)
 
 
 def _plan_digest(plan: ShardingPlan) -> str:
     """What is held where; batch size, prediction and provenance do not count."""
     document = plan_to_json(replace(plan, predicted=None, provenance=None))
-    return digest({**document, "tables": {**document["tables"], "batch_size": None}})
+    return digest({**document, "tables": {**document["tables"], "batch_size": None}}).removeprefix("sha256:")[:16]
 
 
 def _by_plan(value_S: FloatArray, plan_S: NDArray[np.int64]) -> FloatArray:

@@ -71,6 +71,11 @@ class TrainedCollectives:
         places = _places(self.measured)
         return tuple(self.measured[place] for key in self.keys for place in places[key])
 
+    @property
+    def fitted_errors_S(self) -> FloatArray:  # noqa: N802 - a shape suffix
+        """Relative errors of the model itself, shape (S,)."""
+        return self.errors_S(self.model)
+
     def errors_S(self, model: LearnedCollectives) -> FloatArray:  # noqa: N802 - a shape suffix
         """Relative errors of a model's prices of `samples`, shape (S,).
 

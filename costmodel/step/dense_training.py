@@ -51,6 +51,11 @@ class TrainedDense:
     measured_ms_S: FloatArray
     held_out_ms_S: FloatArray
 
+    @property
+    def fitted_errors_S(self) -> FloatArray:  # noqa: N802 - a shape suffix
+        """Relative errors of the model itself, shape (S,)."""
+        return self.errors_S(self.model)
+
     def errors_S(self, model: LearnedDense) -> FloatArray:  # noqa: N802 - a shape suffix
         """Relative errors of a model's prices of the samples, forward plus backward, shape (S,).
 

@@ -33,7 +33,7 @@ class StepCard(ModelCard):
         overlap: What that engine overlaps.
         interval_scale: The parts' combined intervals times this hold runs of nine in ten held-out plans.
         metrics: Accuracy on held-out plans, for information.
-        training: Counts and options, for information.
+        training: Counts and options, and `plans`, digests of the plans that were run.
     """
 
     schema: ClassVar[str] = "autoshard.step-model/1"

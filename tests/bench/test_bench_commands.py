@@ -205,7 +205,7 @@ def test_collect_refuses_a_store_of_another_version(run, store, tmp_path):
     changed = pq.read_table(file).replace_schema_metadata({b"autoshard.schema": b"autoshard.samples/1"})
     pq.write_table(changed, folder / "part-old.parquet")
     _, err = run("collect", "--store", tmp_path / "store", "--device", "cpu", "--num-samples", 1, code=2)
-    assert "must be autoshard.samples/5, got autoshard.samples/1; collect into another folder" in err
+    assert "must be autoshard.samples/6, got autoshard.samples/1; collect into another folder" in err
     assert not (tmp_path / "store" / "device=cpu").exists()
 
 
@@ -233,7 +233,7 @@ def test_samples_shows_coverage_and_quality(run, store, tmp_path, published):
     assert device["num_throttled"] == 1
     assert device["num_noisy"] == 1 + sum(sample.is_noisy for sample in held)
     assert device["num_measured_again"] == 1 + sum(sample.num_attempts > 1 for sample in held)
-    assert device["schema"] == "autoshard.samples/5"
+    assert device["schema"] == "autoshard.samples/6"
     assert "<html" in html.read_text()
 
 

@@ -179,7 +179,7 @@ def test_a_store_of_another_version_is_refused_before_anything_is_measured(harne
     file = KernelKind.collect(harness, stream(pool), tmp_path, num_samples=1).files[0]
     pq.write_table(pq.read_table(file).replace_schema_metadata({b"autoshard.schema": b"autoshard.samples/1"}), file)
     advanced = []
-    with pytest.raises(FormatError, match=r"must be autoshard\.samples/5, got autoshard\.samples/1; collect"):
+    with pytest.raises(FormatError, match=r"must be autoshard\.samples/6, got autoshard\.samples/1; collect"):
         KernelKind.collect(harness, stream(pool), tmp_path, num_samples=1, advance=lambda *_: advanced.append(1))
     assert advanced == []
 

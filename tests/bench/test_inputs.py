@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoshard.core import AccessProfile
+from autoshard.core import AccessProfile, GradSync, PlacedShard, Shard, Tier, Update, local_shard
 from autoshard.core.batches import scatter_ranks
 from bench.kernels.inputs import BatchCache, draw_batch, draw_ids, reuse_bins_of
 from tests import builders as make
@@ -25,6 +25,33 @@ def test_a_batch_counts_what_it_holds():
     assert batch.measured.num_lookups == len(batch.ids_L) == 150
     assert batch.measured.num_distinct == len(set(batch.ids_L.tolist()))
     assert sum(batch.measured.reuse_bins) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 16])
+def test_replicas_update_the_rows_that_all_ranks_hit(num_ranks):
+    """As a plan has them: each of its ranks reads a part of 2,048 samples, all hit some 7,000 of 20,000 rows."""
+    table = make.table("t", num_embeddings=20_000, pooling_factor=10.0, access=AccessProfile.zipf(20_000, 1.05))
+    placed = replace(
+        PlacedShard.table_wise(Shard.whole(table), 0),
+        tier=Tier.DATA_PARALLEL,
+        replicas=tuple((rank,) for rank in range(num_ranks)),
+        grad_sync=GradSync.SPARSE,
+    )
+    shard = local_shard(placed, group_batch_size=2048, bags_share=1 / num_ranks)
+    shard = replace(shard, update=Update.ALL_REDUCED)
+    batch, alone = draw_batch(shard), draw_batch(replace(shard, written_rows=None))
+    assert torch.equal(batch.ids_L, alone.ids_L)
+    own = set(alone.ids_L.tolist())
+    assert set(alone.updated_U.tolist()) == own < {*range(20_000)}
+    assert own <= set(batch.updated_U.tolist())
+    assert torch.equal(batch.updated_U, batch.updated_U.unique())
+    assert len(batch.updated_U) == pytest.approx(shard.access.expected_distinct(2048 * 10), rel=0.03)
+    assert not len(draw_batch(replace(shard, update=Update.FUSED)).updated_U)
+
+
+def test_rows_that_are_all_hit_take_few_draws():
+    shard = make.held(num_embeddings=50, update=Update.ALL_REDUCED, written_rows=10_000.0)
+    assert len(draw_batch(shard).updated_U) >= 48
 
 
 @given(st.lists(st.integers(1, 2**20), min_size=1, max_size=50))

@@ -157,6 +157,27 @@ def test_replicas_are_looked_up_and_updated_as_plain_tables(pooling, optimizer, 
     assert not torch.equal(expected, torch.cat(tables))
 
 
+def test_replicas_update_rows_that_other_ranks_hit_as_well(monkeypatch):
+    shards = [
+        small(name, 200, pooling_factor=1.0, update=Update.ALL_REDUCED, written_rows=rows)
+        for name, rows in (("a", 700.0), ("b", 14 * 8.0))
+    ]
+    draws = [[draw_batch(shard)] for shard in shards]
+    running = ShardSet(draws, Arenas(100_000, CPU), CPU)
+    (kernel,) = running.kernels
+    updated = {}
+    monkeypatch.setattr(
+        kernel.rows, "update", lambda rows_U, gradients_UD, _: updated.update(all=(rows_U, gradients_UD))
+    )
+    running.backward(running.forward())
+    rows_U, gradients_UD = updated["all"]
+    own_U = torch.cat([batch.ids_L.unique() + 200 * place for place, (batch,) in enumerate(draws)])
+    assert running.num_updated_S[0] == pytest.approx((700 - 15) / 7, rel=0.15)
+    assert running.num_updated_S[0] > 5 * draws[0][0].measured.num_distinct
+    assert len(rows_U) == len(gradients_UD) == sum(running.num_updated_S)
+    assert torch.equal(rows_U[gradients_UD.any(dim=1)], own_U)
+
+
 def test_replicas_and_fused_tables_of_one_arena_run_side_by_side():
     draws = in_kernel_order([small("a"), small("b", update=Update.ALL_REDUCED)])
     running = ShardSet(draws, Arenas(100_000, CPU), CPU)

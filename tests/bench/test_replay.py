@@ -5,9 +5,10 @@ from dataclasses import fields, replace
 import pytest
 from rich.console import Console
 
-from autoshard.core import CostBreakdown, Estimate, RankCost
+from autoshard.core import CostBreakdown, Estimate, GradSync, RankCost, Tier
 from autoshard.formats import load_tables, load_topology
 from autoshard.report.replay_json import REPLAY
+from bench.kernels.harness import Harness
 from bench.kernels.replay import num_replayed, replay_plans
 from bench.kernels.replay_report import replay_result, replay_table
 from tests import builders as make
@@ -52,6 +53,23 @@ def test_all_ranks_of_all_plans_share_their_rounds(plans, quick_settings):
     assert [ms > 0 for ms in large.kernel_ms_per_rank] == [True] * 4 + [False] * 4
     assert len(replay.ceiling.kernel_ms_per_rank) == 8
     assert 0 < replay.ceiling.balance < 1  # identical shards, measured apart
+
+
+def test_copies_are_replayed_with_the_rows_that_other_ranks_hit(plans, quick_settings, monkeypatch):
+    """Four ranks hold the first table, and update what all four hit."""
+    first, *others = plans[0].shards
+    copies = replace(first, tier=Tier.DATA_PARALLEL, replicas=((0,), (1,), (2,), (3,)), grad_sync=GradSync.SPARSE)
+    plan = replace(plans[0], shards=(copies, *others))
+    measured = []
+    original = Harness.measure
+    monkeypatch.setattr(Harness, "measure", lambda *args: measured.extend(original(*args)) or measured)
+    replay_plans([plan], device="cpu", settings=quick_settings)
+    profile, local = first.shard.access()[0], plan.local_shards()[0][0]
+    for rank in range(4):
+        (place,) = [index for index, one in enumerate(measured[rank].shards) if one.shard.table == local.table]
+        expected = profile.expected_distinct(4 * local.num_lookups)
+        assert measured[rank].num_updated_S[place] == pytest.approx(expected, rel=0.1)
+        assert measured[rank].shards[place].num_distinct < 0.9 * expected
 
 
 def test_ranks_are_measured_in_several_groups_where_memory_is_short(plans, quick_settings):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from autoshard.core import Update
 from autoshard.core.errors import InvalidOptionError
+from autoshard.core.shard import UPDATE_WRITES
 from autoshard.formats import load_tables
 from bench.sampling.stream import DEFAULT_WEIGHTS, STRATEGIES, SetSource, choose_sets, stream_sets
 from tests import builders as make
@@ -102,6 +103,15 @@ def test_copies_outnumber_the_tables_of_other_sets(source):
     assert max(map(len, copies)) > 2 * source.max_tables
     assert any(len(of) < len(shards) for of, shards in zip(copies, sets, strict=True))
     # Each sees a rank's share of the batch.
+    # Others hit rows as well: more than the rank's own, by as much as there are ranks.
+    shares = [
+        (shard.written_rows - own) / (1 + UPDATE_WRITES) / own
+        for of in copies
+        for shard in of
+        if (own := shard.access.expected_distinct(shard.num_lookups)) > 20
+    ]
+    assert min(shares) >= 1
+    assert max(shares) > 2
     assert {shard.num_bags for of in copies for shard in of} <= {
         source.tables.batch_size >> power for power in range(1, 6)
     }

@@ -1,6 +1,7 @@
 """`autoshard train step`: what the store holds is trained, and planning finds it."""
 
 import json
+import logging
 import shutil
 from dataclasses import replace
 from datetime import timedelta
@@ -19,7 +20,7 @@ from autoshard.formats.metasyn import metasyn
 from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES, GroupLevel, Operator
 from autoshard.formats.stores.dense_samples import DENSE_SAMPLES
 from autoshard.hardware import this_processor
-from autoshard.planning import Risk, make_costs, make_plan
+from autoshard.planning import Risk, machine_notes, make_costs, make_plan
 from autoshard.whatif.trials import draw_trials, local_topology, plan_trial
 from costmodel.registry.promotion import publish_version
 from costmodel.registry.publish_options import PublishOptions
@@ -225,6 +226,33 @@ def test_planning_finds_them_and_says_so(registry, task):
     assert models["communication"].startswith("learned:cpu@")
     assert models["dense"].startswith("learned:cpu@")
     assert "step" not in models
+
+
+def test_planning_says_which_prices_are_of_another_machine(registry, task, tmp_path, caplog):
+    pool, topology, trial = task
+    models, here = copied(registry, tmp_path), this_processor()
+    for model in (LearnedDense.load(models, "cpu"), LearnedCollectives.load(models, "cpu")):
+        machine = replace(model.card.measured_on, device_name="Abacus" if model.kind == "dense" else here.device_name)
+        models.publish(model.kind, "cpu", model.tensors(), replace(model.card, measured_on=machine).to_json())
+    with caplog.at_level(logging.WARNING):
+        plan = plan_trial(trial, pool, topology, models.root)
+    note = f"{LearnedDense.load(models, 'cpu').name}: prices are of Abacus, this machine is {here}; "
+    note += "`autoshard train step` fits them to samples"
+    assert note in caplog.text
+    assert note in plan.provenance.models["machine_notes"]
+    assert "collective" not in plan.provenance.models["machine_notes"]
+    # Keys of single machines have no names.
+    costs = make_costs(plan.tables, topology, models.root)
+    assert not [one for one in machine_notes(costs, "cpu:amd-25-17-avx512") if "Abacus" in one]
+
+
+def test_cards_of_before_know_no_machine(registry, tmp_path):
+    models = copied(registry, tmp_path)
+    for kind in (LearnedDense, LearnedCollectives):
+        stored = models.load(kind.kind, "cpu")
+        card = {name: value for name, value in stored.card.items() if name != "measured_on"}
+        models.publish(kind.kind, "cpu", stored.tensors, card)
+        assert kind.load(models, "cpu").measured_on is None
 
 
 def test_planners_can_ask_for_the_upper_end(registry, task):

@@ -215,18 +215,19 @@ class TestPromotion:
         old.publish(registry)
         return publish_version(registry, step_version(new, runs), PublishOptions())
 
-    def test_runs_are_those_that_neither_side_was_fitted_to(self, model, plans, tmp_path):
+    @pytest.mark.parametrize("num_seen", [0, 8])
+    def test_plans_that_the_other_side_was_not_fitted_to_are_held_out(self, plans, num_seen, tmp_path):
         rng = np.random.default_rng(7)
         fresh = [synthetic(plan, float(np.exp(rng.normal(0, 0.02)))) for plan in plans[:16]]
-        published = self.compare(model, calibrate_step(fresh, "cpu"), fresh, tmp_path)
+        # Of plans of its own alone, or of some of these.
+        old = calibrate_step(fresh[:num_seen] or [synthetic(plan, 1.1) for plan in plans[16:]], "cpu")
+        new = calibrate_step(fresh, "cpu")
+        published = self.compare(old, new, fresh, tmp_path)
         (comparison,) = published.comparisons
         assert (comparison.num_pairs, comparison.of, published.alias) == (16, "plans", "production")
-        errors = [
-            abs(price_step(run.plan, replace(COSTS, step=model)).step_ms.value / run.measured.step_ms - 1)
-            for run in fresh
-        ]
-        expected = calibrate_step(fresh, "cpu").card.metrics["mean_error"] - np.mean(errors)
-        assert comparison.difference == pytest.approx(expected)
+        own_P = [*step_errors(fresh, "cpu", new)[:num_seen], *step_errors(fresh, "cpu")[num_seen:]]
+        assert comparison.difference == pytest.approx(np.mean(own_P - step_errors(fresh, "cpu", old)))
+        assert new.card.metrics["mean_error"] == pytest.approx(step_errors(fresh, "cpu").mean())
 
     def test_a_calibration_on_few_disturbed_runs_is_refused(self, model, plans, tmp_path):
         few = [synthetic(plan, noise) for plan, noise in zip(plans[:6], (1.0, 1.0, 1.0, 1.0, 1.0, 1.5), strict=True)]

@@ -192,7 +192,7 @@ def as_text(name, table):
         (lambda table: with_column("shards", [[None]])(table), "shards: must not be null"),
         (
             lambda table: table.replace_schema_metadata({b"autoshard.schema": b"autoshard.samples/9"}),
-            "schema: must be autoshard.samples/5, got autoshard.samples/9; collect into another folder",
+            "schema: must be autoshard.samples/6, got autoshard.samples/9; collect into another folder",
         ),
         (lambda table: table.replace_schema_metadata(None), "got none"),
         (with_column("forward_ms", [float("nan")]), "forward_ms: must be a number of at least 0, got "),
@@ -354,8 +354,19 @@ def test_replicas_write_the_rows_that_were_hit_in_samples_that_say_so(tmp_path):
     assert [one.num_gradient_rows for one in old.local_shards] == [replica.num_embeddings, 0.0]
     assert new.set_id == old.set_id
     assert new.sample_id != old.sample_id
-    path = write_samples(tmp_path, [old, new])
-    assert [one.sums_hit_rows for one in read_sample_file(path)] == [False, True]
+    # Three distinct rows of its own, and 40 that any rank hits: those of all are summed and updated.
+    shared = sample_of(*shards, sums_hit_rows=True, updated_rows=(40, 0)).identified()
+    assert [one.num_gradient_rows for one in shared.local_shards] == [3 + 7 * 40.0, 0.0]
+    assert shared.set_id == old.set_id
+    path = write_samples(tmp_path, [old, new, shared])
+    assert [one.sums_hit_rows for one in read_sample_file(path)] == [False, True, True]
+    assert [one.updated_rows for one in read_sample_file(path)] == [(), (), (40, 0)]
+    for rows, message in (
+        ((40,), "one for each of 2 shards, got 1"),
+        ((10**9, 0), "rows of the shard, got 1000000000"),
+    ):
+        with pytest.raises(FormatError, match=message):
+            sample_of(*shards, updated_rows=rows)
 
 
 def test_samples_of_earlier_versions_are_read():

@@ -166,6 +166,8 @@ class Sample:
         memory_bytes_per_s: Bandwidth of a copy from memory to memory by one thread, measured when a run begins.
         sums_hit_rows: Whether gradients of replicas were summed for the rows that the batch hits, and these updated, as
             the runtime does; before the fourth version of the columns, they were summed for all rows of a table.
+        updated_rows: Of each shard, rows of a replica that any of its ranks hits, which all of them update; 0 of other
+            shards. Empty before the sixth version, where replicas updated the rows that they hit themselves.
     """
 
     sample_id: str = ""
@@ -201,6 +203,20 @@ class Sample:
     cache_threads: Annotated[int, AT_LEAST_0] = 0
     memory_bytes_per_s: Amount = 0.0
     sums_hit_rows: bool = False
+    updated_rows: tuple[Annotated[int, AT_LEAST_0], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.updated_rows and len(self.updated_rows) != len(self.shards):
+            raise FormatError(
+                f"must be none, or one for each of {len(self.shards)} shards, got {len(self.updated_rows)}",
+                field="updated_rows",
+            )
+        for measured, rows in zip(self.shards, self.updated_rows, strict=False):
+            if not 0 <= rows <= measured.shard.num_embeddings:
+                raise FormatError(
+                    f"must be within the {measured.shard.num_embeddings} rows of the shard, got {rows}",
+                    field="updated_rows",
+                )
 
     @property
     def kernel_ms(self) -> float:
@@ -215,11 +231,15 @@ class Sample:
     @property
     def local_shards(self) -> tuple[LocalShard, ...]:
         """The set, without what was measured of it but the rows that replicas wrote."""
+        if not self.sums_hit_rows:
+            return tuple(one.shard for one in self.shards)
+        written = [(1 + UPDATE_WRITES) * one.num_distinct for one in self.shards]
+        if self.updated_rows:
+            pairs = zip(self.shards, self.updated_rows, strict=True)
+            written = [one.num_distinct + (1 + UPDATE_WRITES) * rows for one, rows in pairs]
         return tuple(
-            replace(one.shard, written_rows=float((1 + UPDATE_WRITES) * one.num_distinct))
-            if self.sums_hit_rows and one.shard.update is Update.ALL_REDUCED
-            else one.shard
-            for one in self.shards
+            replace(one.shard, written_rows=float(rows)) if one.shard.update is Update.ALL_REDUCED else one.shard
+            for one, rows in zip(self.shards, written, strict=True)
         )
 
     def identified(self) -> Sample:
@@ -234,11 +254,12 @@ _SINCE_FIFTH = ("core", "core_threads", "cache_threads", "memory_bytes_per_s")
 HARDWARE_FIELDS = (*_SINCE_THIRD, *_SINCE_FIFTH)
 KERNEL_SAMPLES = SampleStore(
     Sample,
-    schema="autoshard.samples/5",
+    schema="autoshard.samples/6",
     earlier={
-        "autoshard.samples/2": (*HARDWARE_FIELDS, "sums_hit_rows"),
-        "autoshard.samples/3": (*_SINCE_FIFTH, "sums_hit_rows"),
-        "autoshard.samples/4": _SINCE_FIFTH,
+        "autoshard.samples/2": (*HARDWARE_FIELDS, "sums_hit_rows", "updated_rows"),
+        "autoshard.samples/3": (*_SINCE_FIFTH, "sums_hit_rows", "updated_rows"),
+        "autoshard.samples/4": (*_SINCE_FIFTH, "updated_rows"),
+        "autoshard.samples/5": ("updated_rows",),
     },
     folder="",
     kind="samples",
