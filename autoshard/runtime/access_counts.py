@@ -137,10 +137,10 @@ class AccessCounts:
             held = self._rows(self.keys_N[part] - first, self.lookups_N[part], table.num_embeddings)
             if held is not None:
                 factors_F = (lookups_F / self.num_samples).tolist()
-                features = tuple(
+                looked_up = tuple(
                     replace(one, pooling_factor=factor) for one, factor in zip(table.features, factors_F, strict=True)
                 )
-                table = replace(table, features=features)
+                table = replace(table, features=looked_up)
                 if held.num_known or _is_flatter(held, table.access):
                     rows[table.name] = held
                     known_S = held.shares_N[: held.num_known]
