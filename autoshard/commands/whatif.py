@@ -92,7 +92,7 @@ def explain(options: ExplainOptions, as_json: JsonOption = False) -> None:
 
 
 def _explained(plan: ShardingPlan, options: ExplainOptions) -> tuple[Explanation, tuple[Improvement, ...]]:
-    from autoshard.planners.hybrid.explanation import explain as explained
+    from autoshard.planners.explanation import explain as explained
     from autoshard.whatif.improvements import find_improvements, trials_budget_s
 
     costs = options.pricing.costs_of(plan)

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from autoshard.api import EvaluationBody, ExplanationBody, NoBody
 from autoshard.evaluation import evaluate
-from autoshard.planners.hybrid.explanation import explain
+from autoshard.planners.explanation import explain
 from autoshard.planning import plan_costs
 from autoshard.report import plan_page
 from autoshard.report.plan_diff import diff_plans

@@ -8,7 +8,7 @@ from autoshard.core import AccessProfile, Constraints, MemoryBytes, Provenance, 
 from autoshard.core.errors import InvalidPlanError, InvalidTableError
 from autoshard.evaluation import evaluate
 from autoshard.evaluation.batch_memory import has_room, rank_memory
-from autoshard.planners.hybrid.explanation import explain
+from autoshard.planners.explanation import explain
 from autoshard.planners.registry import get_planner
 from autoshard.planners.space.options import ShardingType, enumerate_options, placed_shard
 from tests import builders as make

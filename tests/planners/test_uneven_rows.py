@@ -18,7 +18,7 @@ from autoshard.core import (
 )
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.evaluation import evaluate
-from autoshard.planners.hybrid.explanation import explain
+from autoshard.planners.explanation import explain
 from autoshard.planners.hybrid.option_offers import space_of
 from autoshard.planners.hybrid.starts import balanced_starts, layout_of
 from autoshard.planners.registry import get_planner

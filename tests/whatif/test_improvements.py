@@ -6,7 +6,7 @@ import pytest
 
 from autoshard.core import ReplicaGroups
 from autoshard.formats import load_topology
-from autoshard.planners.hybrid.explanation import explain
+from autoshard.planners.explanation import explain
 from autoshard.planning import make_plan
 from autoshard.results.explanation import EXPLANATION
 from autoshard.whatif.improvements import find_improvements
