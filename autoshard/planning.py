@@ -172,15 +172,18 @@ def _unseen_warning(unseen: Sequence[LocalShard], trained: str, analytic: str) -
 def machine_notes(costs: CostModels, device: str) -> list[str]:
     """Says of which models the prices are of another machine than a topology's.
 
-    Models of collectives and dense layers know their machine by its name, which keys of single machines do not have.
+    Those of collectives and dense layers from older samples know their machine by its name alone, which keys of single
+    machines do not have.
 
     Args:
         costs: The models.
         device: Key of the topology's device; which machines it means, see `is_of_device`.
     """
     fitted: list[tuple[object, str, str]] = [(costs.kernel, "`autoshard calibrate`", "in a minute")]
-    if device == device_family(device):
-        fitted += [(model, "`autoshard train step`", "to samples") for model in (costs.comm, costs.dense)]
+    for model in (costs.comm, costs.dense):
+        machine = model.measured_on if isinstance(model, KnowsMachine) else None
+        if device == device_family(device) or (machine is not None and machine.core):
+            fitted.append((model, "`autoshard train step`", "to samples"))
     return [note for model, command, how in fitted if (note := machine_note(model, device, command, how))]
 
 

@@ -399,10 +399,11 @@ def _attributes(kind: type) -> str:
 
 def _meanings(kind: type) -> dict[str, str]:
     """Descriptions in a docstring's section `Attributes`, by attribute."""
-    section = re.search(r"Attributes:\n(.*?)(?:\n\s*\n|$)", kind.__doc__ or "", re.DOTALL)
+    docs = (of.__doc__ or "" for of in reversed(kind.__mro__))
+    sections = (re.search(r"Attributes:\n(.*?)(?:\n\s*\n|$)", doc, re.DOTALL) for doc in docs)
     found = dict(_PLAIN)
     name = ""
-    for line in section[1].splitlines() if section else ():
+    for line in (line for section in sections if section for line in section[1].splitlines()):
         if match := re.match(r" {8}(\w+): (.*)", line):
             name, found[match[1]] = match[1], match[2]
         elif name:

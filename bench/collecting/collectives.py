@@ -13,6 +13,7 @@ import torch
 from autoshard.core.accepted import FINITE_ABOVE_0
 from autoshard.core.errors import DeviceError
 from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES, CollectiveSample
+from autoshard.formats.stores.sample_columns import MachineColumns
 from autoshard.runtime.processes.launch import LOCAL, START_S, Launcher, running_workers
 from bench.collecting.collection import CollectedSamples
 from bench.collecting.options import SampleKind
@@ -20,7 +21,7 @@ from bench.collecting.sample_log import Advance, SampleLog
 from bench.collectives.operators import collective_from_json, refusal
 from bench.collectives.sampling import CollectiveSettings, Processes, choose_collectives, chunks_of, fewest_first
 from bench.measuring.devices import BenchDevice, find_device
-from bench.measuring.provenance import installed_software
+from bench.measuring.provenance import described_hardware, installed_software
 
 _WORKER = "bench.collectives.worker"
 #: `bench` is a generic name: the one beside this file has to come first where the processes look for it.
@@ -111,6 +112,7 @@ def _fixed_fields(device: BenchDevice, processes: Processes) -> dict[str, Any]:
         "autoshard_version": software.autoshard_version,
         "git_commit": software.git_commit,
         "num_hosts": 1,
+        **MachineColumns.of(described_hardware(device)),
         **asdict(processes),
     }
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from autoshard.core import LocalShard
 from autoshard.core.machine import MeasuredMachine
-from autoshard.formats.stores.samples import HARDWARE_FIELDS, KERNEL_SAMPLES, Sample, measured_sets, set_id_of
+from autoshard.formats.stores.sample_columns import MachineColumns
+from autoshard.formats.stores.samples import KERNEL_SAMPLES, Sample, measured_sets, set_id_of
 from bench.collecting.collector import CollectedKind
 from bench.collecting.options import SampleKind
 from bench.kernels.harness import Measurement
@@ -43,7 +44,7 @@ class KernelKind(CollectedKind[ChosenSet, Sequence[LocalShard], Measurement, Sam
 
     def sample(self, result: Measurement, source: str) -> Sample:
         """The record of a measurement."""
-        hardware = {name: getattr(self.machine.hardware, name) for name in HARDWARE_FIELDS}
+        hardware = MachineColumns.of(self.machine.hardware)
         return Sample(
             **self.recorded(result, source),
             **hardware,

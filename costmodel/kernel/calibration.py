@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 
 import autoshard
 from autoshard.core.accepted import AT_LEAST_1, FINITE_AT_LEAST_0
+from autoshard.core.errors import ModelError
 from autoshard.runtime.processes.threads import intra_op_threads
 from costmodel.kernel.card import Interval, TrainedCoverage
+from costmodel.kernel.comparison import unseen_by
 from costmodel.kernel.dataset import CostDataset, IndexArray
 from costmodel.kernel.errors import fitted_errors, half_widths_of, measurement_noise
 from costmodel.kernel.learned import LearnedCostModel
@@ -128,20 +130,31 @@ def calibrate(
     with intra_op_threads(1):
         predicted_ms_S, spread_S = _out_of_fold(base, dataset, options, seed, advance)
         fitted = _fitted(base, dataset, options.training(len(dataset)), options.pull, seed, advance)
-    interval = calibrated_interval(predicted_ms_S, spread_S, dataset.kernel_ms, farthest=FARTHEST)
+    # A base that was trained on some of the samples itself knows these, calibrated with them or without.
+    judged_U = _unseen_by(base, dataset)
+    judged_ms = predicted_ms_S[judged_U], dataset.kernel_ms[judged_U]
+    interval = calibrated_interval(judged_ms[0], spread_S[judged_U], judged_ms[1], farthest=FARTHEST)
     interval = replace(interval, drift=drift_of(dataset))
     noise = measurement_noise(dataset, half_widths_of(interval, spread_S))
     card = replace(
         fitted.card,
         device=device or base.card.device,
         coverage=_joined(base.card.coverage, dataset.coverage),
-        metrics=held_out_metrics(predicted_ms_S, dataset.kernel_ms),
+        metrics=held_out_metrics(*judged_ms),
         interval=interval,
         training=_training_of(base, dataset, options, seed),
         measured_on=dataset.machine,
         errors=fitted_errors(fitted.predictor, interval, dataset, predicted_ms_S, spread_S, noise),
     )
     return Calibration(model=LearnedCostModel(fitted.tensors(), card), dataset=dataset, predicted_ms_S=predicted_ms_S)
+
+
+def _unseen_by(base: LearnedCostModel, dataset: CostDataset) -> IndexArray:
+    """Indices of the samples that a base was not trained on; of all where these are too few to judge by."""
+    try:
+        return unseen_by(base, dataset)
+    except ModelError:
+        return np.arange(len(dataset))
 
 
 def uncalibrated(base: LearnedCostModel) -> LearnedCostModel:

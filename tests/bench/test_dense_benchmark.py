@@ -19,6 +19,7 @@ from autoshard.core.dense import DENSE_DTYPES, DenseKind, DenseShape, dense_shap
 from autoshard.core.errors import DeviceError, FormatError, InvalidOptionError
 from autoshard.formats.stores.dense_samples import DENSE_SAMPLES
 from autoshard.formats.stores.sample_store import damaged_samples
+from autoshard.hardware import this_processor
 from autoshard.runtime.engine.staging import TORCH_DTYPES
 from autoshard.runtime.training.dense import DenseModel
 from bench.collecting.dense import DenseLayersKind
@@ -259,6 +260,7 @@ def test_collected_samples_are_read_back(harness, tmp_path):
     assert damaged_samples(samples) == ()
     assert all(sample.forward_flops_per_s > 0 for sample in samples if sample.shape.kind != DenseKind.CONCAT)
     assert {(sample.device, sample.source, sample.num_threads) for sample in samples} == {("cpu", "model", 1)}
+    assert all(sample.machine.is_like(this_processor()) and sample.memory_bytes_per_s > 0 for sample in samples)
 
 
 def test_a_second_run_adds_what_is_new_and_repeats_when_told(harness, tmp_path):

@@ -259,6 +259,11 @@ class TestRegistries:
         is_held_out_S = np.isin(dataset.set_S, trained.held_out.set_S)
         expected_S = (calibration.errors_S - kernel_errors(start, dataset))[is_held_out_S]
         assert comparison.num_pairs == len(trained.held_out)
+        # So are its error and its interval.
+        assert calibration.model.card.metrics.num_samples == len(trained.held_out)
+        assert calibration.model.card.metrics.relative_error == pytest.approx(
+            calibration.errors_S[is_held_out_S].mean()
+        )
         assert comparison.difference == pytest.approx(expected_S.mean())
 
     def test_a_refresh_scales_what_is_in_use(self, base, own_samples, shipped, tmp_path):

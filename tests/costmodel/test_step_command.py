@@ -241,7 +241,7 @@ def test_planning_says_which_prices_are_of_another_machine(registry, task, tmp_p
     assert note in caplog.text
     assert note in plan.provenance.models["machine_notes"]
     assert "collective" not in plan.provenance.models["machine_notes"]
-    # Keys of single machines have no names.
+    # Keys of single machines have no names, which is all that older samples say.
     costs = make_costs(plan.tables, topology, models.root)
     assert not [one for one in machine_notes(costs, "cpu:amd-25-17-avx512") if "Abacus" in one]
 

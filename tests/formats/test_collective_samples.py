@@ -9,12 +9,15 @@ from hypothesis import strategies as st
 
 from autoshard.core import DType
 from autoshard.core.errors import FormatError, InvalidOptionError, SampleStoreError
+from autoshard.core.machine import MeasuredMachine
 from autoshard.formats.stores.collective_samples import (
     COLLECTIVE_SAMPLES,
     GroupLevel,
     Operator,
     Splits,
 )
+from autoshard.formats.stores.sample_columns import MACHINE_COLUMNS
+from autoshard.formats.stores.sample_store import damaged_samples
 from tests import builders as make
 
 NOON = make.collective_sample().collected_at
@@ -174,3 +177,19 @@ def test_a_store_that_cannot_be_written_is_an_error(tmp_path):
     blocked.write_text("not a folder")
     with pytest.raises(SampleStoreError, match="cannot be written"):
         COLLECTIVE_SAMPLES.write(blocked, [sample_of()])
+
+
+def test_samples_of_the_first_version_know_their_machine_by_its_name(tmp_path):
+    told = make.collective_sample(core="amd-25-17-avx512", cache_bytes=2**25)
+    assert (told.machine.core, told.machine.cache_bytes) == ("amd-25-17-avx512", 2**25)
+    file = COLLECTIVE_SAMPLES.write(tmp_path, [make.collective_sample()])
+    (new,) = COLLECTIVE_SAMPLES.read_file(file)
+    table = pq.read_table(file, partitioning=None).drop_columns(list(MACHINE_COLUMNS))
+    pq.write_table(table.replace_schema_metadata({b"autoshard.schema": b"autoshard.collective-samples/1"}), file)
+    assert COLLECTIVE_SAMPLES.read_file(file) == (new,)
+    assert damaged_samples([new]) == ()
+    assert new.machine == MeasuredMachine(
+        device_name=new.device_name,
+        torch_version=new.torch_version,
+        fbgemm_version=getattr(new, "fbgemm_version", ""),
+    )

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from autoshard.core import DenseLayers, DType
 from autoshard.core.dense import DENSE_DTYPES, DenseKind, DenseShape, dense_shapes
 from autoshard.core.errors import FormatError, InvalidOptionError, SampleStoreError
+from autoshard.core.machine import MeasuredMachine
 from autoshard.formats.stores.dense_samples import DENSE_SAMPLES
 from autoshard.formats.stores.drift import corrected_ms
+from autoshard.formats.stores.sample_columns import MACHINE_COLUMNS
 from autoshard.formats.stores.sample_store import damaged_samples
 from autoshard.formats.stores.samples import devices_in
 from tests import builders as make
@@ -132,7 +134,7 @@ def with_column(name, value):
         (lambda table: table.select(table.schema.names[::-1]), "schema: column is missing, misplaced or not"),
         (
             lambda table: table.replace_schema_metadata({b"autoshard.schema": b"autoshard.dense-samples/9"}),
-            "schema: must be autoshard.dense-samples/1, got autoshard.dense-samples/9",
+            "schema: must be autoshard.dense-samples/2, got autoshard.dense-samples/9",
         ),
         (lambda table: table.replace_schema_metadata(None), "got none"),
         (with_column("forward_ms", float("nan")), "forward_ms: must be a number in [1e-06, 1e+08], got "),
@@ -219,3 +221,19 @@ def test_shapes_that_cannot_be_run_are_refused(changed, field):
     with pytest.raises(InvalidOptionError) as raised:
         replace(TOP, **changed)
     assert raised.value.field == field
+
+
+def test_samples_of_the_first_version_know_their_machine_by_its_name(tmp_path):
+    told = sample_of(core="amd-25-17-avx512", cache_bytes=2**25)
+    assert (told.machine.core, told.machine.cache_bytes) == ("amd-25-17-avx512", 2**25)
+    file = DENSE_SAMPLES.write(tmp_path, [sample_of()])
+    (new,) = DENSE_SAMPLES.read_file(file)
+    table = pq.read_table(file, partitioning=None).drop_columns(list(MACHINE_COLUMNS))
+    pq.write_table(table.replace_schema_metadata({b"autoshard.schema": b"autoshard.dense-samples/1"}), file)
+    assert DENSE_SAMPLES.read_file(file) == (new,)
+    assert damaged_samples([new]) == ()
+    assert new.machine == MeasuredMachine(
+        device_name=new.device_name,
+        torch_version=new.torch_version,
+        fbgemm_version=getattr(new, "fbgemm_version", ""),
+    )

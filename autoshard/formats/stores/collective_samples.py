@@ -11,7 +11,7 @@ from autoshard.core import DType
 from autoshard.core.accepted import ABOVE_0, AT_LEAST_0
 from autoshard.core.errors import FormatError, InvalidOptionError
 from autoshard.core.machine import MeasuredMachine
-from autoshard.formats.stores.sample_columns import Amount, Milliseconds
+from autoshard.formats.stores.sample_columns import MACHINE_COLUMNS, Amount, MachineColumns, Milliseconds
 from autoshard.formats.stores.sample_store import SampleStore
 
 _Number = Annotated[int, ABOVE_0]
@@ -89,7 +89,7 @@ class MeasuredCollective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveSample:
+class CollectiveSample(MachineColumns):
     """Measured latency of one collective.
 
     Attributes:
@@ -152,7 +152,7 @@ class CollectiveSample:
     @property
     def machine(self) -> MeasuredMachine:
         """Where it was measured, as far as it says."""
-        return MeasuredMachine(device_name=self.device_name, torch_version=self.torch_version)
+        return self.on(device_name=self.device_name, torch_version=self.torch_version)
 
     def identified(self) -> CollectiveSample:
         """The same sample with its id filled in."""
@@ -161,7 +161,8 @@ class CollectiveSample:
 
 COLLECTIVE_SAMPLES = SampleStore(
     CollectiveSample,
-    schema="autoshard.collective-samples/1",
+    schema="autoshard.collective-samples/2",
+    earlier={"autoshard.collective-samples/1": MACHINE_COLUMNS},
     folder="collectives",
     kind="samples of collectives",
     command="autoshard collect --kinds collectives",

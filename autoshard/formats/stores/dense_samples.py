@@ -7,12 +7,12 @@ from datetime import datetime
 
 from autoshard.core.dense import DenseShape
 from autoshard.core.machine import MeasuredMachine
-from autoshard.formats.stores.sample_columns import Amount, Count, Milliseconds
+from autoshard.formats.stores.sample_columns import MACHINE_COLUMNS, Amount, Count, MachineColumns, Milliseconds
 from autoshard.formats.stores.sample_store import SampleStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DenseSample:
+class DenseSample(MachineColumns):
     """Measured latency of one part of a dense model. No optimizer step is part of it.
 
     Attributes:
@@ -62,7 +62,7 @@ class DenseSample:
     @property
     def machine(self) -> MeasuredMachine:
         """Where it was measured, as far as it says."""
-        return MeasuredMachine(
+        return self.on(
             device_name=self.device_name, torch_version=self.torch_version, fbgemm_version=self.fbgemm_version
         )
 
@@ -83,7 +83,8 @@ class DenseSample:
 
 DENSE_SAMPLES = SampleStore(
     DenseSample,
-    schema="autoshard.dense-samples/1",
+    schema="autoshard.dense-samples/2",
+    earlier={"autoshard.dense-samples/1": MACHINE_COLUMNS},
     folder="dense",
     kind="samples of dense layers",
     command="autoshard collect --kinds dense",
