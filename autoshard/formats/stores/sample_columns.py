@@ -79,7 +79,7 @@ class MachineColumns:
         """The columns of a machine."""
         return {name: getattr(hardware, name) for name in MACHINE_COLUMNS}
 
-    def on(self, **named: str) -> MeasuredMachine:
+    def on(self, **named: Any) -> MeasuredMachine:
         """The machine of these columns, with its name and versions."""
         return MeasuredMachine(**named, **{name: getattr(self, name) for name in MACHINE_COLUMNS})
 
