@@ -254,7 +254,7 @@ def with_bounds(plan: ShardingPlan, costs: CostModels, names: frozenset[Sharding
     """
     if plan.predicted is None:
         return plan
-    return plan.with_predicted(replace(plan.predicted, bounds=plan_bounds(plan, costs, names)))
+    return plan.with_predicted(replace(plan.predicted, bounds=plan_bounds(plan, costs, names, plan.predicted.overlap)))
 
 
 def searched_types(planner: str, options: Mapping[str, Any]) -> frozenset[ShardingType]:

@@ -51,7 +51,7 @@ _MOST_BOUNDED = 200
 _BOUND_S, _BOUND_TABLE_S, _BOUND_SHARE = 0.05, 3e-3, 0.3
 #: Plans of a run-off, all of which are in memory.
 _MOST_CONTENDERS = 8
-_BOUND_HELP = "Say how far the step is above a lower bound of all plans"
+_BOUND_HELP = "Say how far the step is above a lower bound of plans by these sharding types"
 
 
 def _bound_option(help: str, default: str) -> typer.models.OptionInfo:

@@ -62,7 +62,8 @@ class AutoPlanner:
             min_partition=options.min_partition,
             by_kernels=by_kernels,
         )
-        is_preferred = options.prefer_whole and not by_kernels
+        # From a given plan, the next one is no slower.
+        is_preferred = options.prefer_whole and not by_kernels and request.start is None
         found = _preferred(request, search) if is_preferred else search_steps(request, search)
         _log.info("auto: %s", found.status)
         provenance = Provenance(

@@ -290,9 +290,9 @@ class Calibrated:
 
 
 def test_tables_are_cut_only_for_more_than_a_calibrated_model_can_tell():
-    def planned(relative_error, **options):
+    def planned(relative_error, start=None, **options):
         request = make.request(*make.draw_task(3, 4, seed=5), time_limit_s=UNHURRIED_S, options={**STEP, **options})
-        costs = replace(request.costs, step=Calibrated(relative_error))
+        request, costs = replace(request, start=start), replace(request.costs, step=Calibrated(relative_error))
         plan = AutoPlanner().plan(replace(request, costs=costs))
         return plan, evaluate(plan, costs).step_ms.value
 
@@ -312,6 +312,8 @@ def test_tables_are_cut_only_for_more_than_a_calibrated_model_can_tell():
         found, step_ms = planned(relative_error, **options)
         assert is_cut(found)
         assert step_ms < whole_ms
+    _, from_cut_ms = planned(0.9, start=cut)
+    assert from_cut_ms <= cut_ms
 
 
 def test_ends_at_its_time_limit():

@@ -16,12 +16,15 @@ from autoshard.core import (
     DType,
     KernelCosts,
     LowerBound,
+    MemoryBytes,
+    MemoryLevel,
+    MemoryPlacement,
     Payload,
     Pooling,
     ReplicaGroups,
 )
 from autoshard.core.costs import KernelFloor
-from autoshard.core.step import EMBEDDING_PARTS, ENGINE_WORK, StepPart
+from autoshard.core.step import EMBEDDING_PARTS, ENGINE_WORK, Overlap, StepPart
 from autoshard.evaluation import AlphaBetaComm, AnalyticCostModel, evaluate, stages
 from autoshard.planners.bounds.kernel_relaxation import KernelRelaxation
 from autoshard.planners.bounds.step_relaxation import StepRelaxation
@@ -270,9 +273,15 @@ class Fused:
         )
 
 
+def unordered(num_tables, num_ranks, seed):
+    """A task whose rows are not cut by how often they are looked up: nobody knows their order."""
+    tables, topology = make.draw_task(num_tables, num_ranks, seed=seed)
+    return replace(tables, tables=tuple(replace(one, row_order=None) for one in tables.tables)), topology
+
+
 class TestPlans:
     def test_every_part_and_the_step_have_a_bound(self):
-        task = make.draw_task(20, 4, seed=1)
+        task = unordered(20, 4, seed=1)
         for planner in (CostGreedyPlanner(), NeoPlanner(), NeuroShardPlanner()):
             plan = planner.plan(make.request(*task))
             predicted = evaluate(plan, COSTS)
@@ -286,12 +295,36 @@ class TestPlans:
 
     def test_fewer_sharding_types_have_a_higher_bound(self):
         # Fewer tables than ranks, so that the largest whole one decides.
-        plan = CostGreedyPlanner().plan(make.request(*make.draw_task(3, 4, seed=5)))
+        plan = CostGreedyPlanner().plan(make.request(*unordered(3, 4, seed=5)))
         every, whole = (plan_bounds(plan, COSTS, names)[STEP].proven_ms for names in (tuple(ShardingType), TABLE_WISE))
         assert every < whole
 
+    def test_where_rows_may_be_cut_anywhere_bounds_are_estimates(self):
+        plan = CostGreedyPlanner().plan(make.request(*make.draw_task(20, 4, seed=1)))
+        cut, whole = (plan_bounds(plan, COSTS, names)[STEP] for names in (tuple(ShardingType), TABLE_WISE))
+        assert cut.proven_ms is None
+        assert 0 < cut.estimated_ms <= whole.proven_ms
+
+    def test_a_step_of_another_overlap_has_none(self):
+        plan = CostGreedyPlanner().plan(make.request(*unordered(20, 4, seed=1)))
+        usual = plan_bounds(plan, COSTS)
+        assert plan_bounds(plan, COSTS, overlap=Overlap.NONE) == usual
+        assert plan_bounds(plan, COSTS, overlap=Overlap.NEO) == {
+            name: bound for name, bound in usual.items() if name != STEP
+        }
+
+    def test_kernels_of_tables_behind_caches_are_above_their_bound(self):
+        tables, _ = unordered(4, 2, seed=1)
+        largest = max(one.storage_bytes for one in tables.tables)
+        small = MemoryBytes(hbm=largest // 4, ddr=8 * largest)
+        topology = make.topology(2, hbm=largest, ddr=8 * largest, overrides=((1, small),))
+        behind = MemoryPlacement(level=MemoryLevel.DDR, cache_bytes=largest // 16)
+        shards = [replace(one, memory=behind) for one in make.table_wise(tables.tables, [0, 1, 0, 1])]
+        plan = make.plan(*shards, topology=topology, batch_size=tables.batch_size)
+        assert 0 < plan_bounds(plan, COSTS)[MAX_KERNEL].proven_ms <= evaluate(plan, COSTS).max_kernel_ms
+
     def test_prices_that_do_not_add_up_have_an_estimate_beside(self):
-        tables, topology = make.draw_task(20, 4, seed=1)
+        tables, topology = unordered(20, 4, seed=1)
         fused = replace(COSTS, kernel=Fused())
         plan = CostGreedyPlanner().plan(make.request(tables, topology, costs=fused))
         predicted, bounds = evaluate(plan, fused), plan_bounds(plan, fused)

@@ -278,6 +278,8 @@ def _to_beat(
     whole_ms = {start.name: start.layout.step_ms() for start in starts if num_cuts(plans[start.name]) == 0}
     if any(start.name == _GIVEN for start in starts):
         name = _GIVEN
+    elif _GIVEN in plans and (given := _as_it_is(_GIVEN, plans[_GIVEN], request, search)):
+        return given
     elif whole_ms:
         name = _PLAINEST if _PLAINEST in whole_ms else min(whole_ms, key=lambda name: whole_ms[name])
     else:
