@@ -435,18 +435,32 @@ def _reduced_bytes_per_s(topology: Topology, ranks: tuple[int, ...]) -> float:
     return part_of(topology, ranks).levels[-1].all_reduce.bytes_per_s
 
 
-def sync_bytes(placed_N: Sequence[PlacedShard], group_batch_size: int) -> MsArray:
-    """`SyncBytes` of many shards as they sum their gradients: reduced and gathered, shape (N, 2)."""
+def sync_bytes(placed_N: Sequence[PlacedShard], group_batch_size: int, width: int | None = None) -> MsArray:
+    """`SyncBytes` of many shards as they sum their gradients: reduced and gathered, shape (N, 2).
+
+    Args:
+        placed_N: The shards.
+        group_batch_size: Samples per step of the replica group.
+        width: Bytes of a row's number in plans of theirs; None for what each table needs by itself.
+    """
     bytes_N2 = np.zeros((len(placed_N), 2))
     synced = [index for index, placed in enumerate(placed_N) if placed.grad_sync is not GradSync.NONE]
-    by_way = sync_bytes_by_way([placed_N[index] for index in synced], group_batch_size)
+    by_way = sync_bytes_by_way([placed_N[index] for index in synced], group_batch_size, width)
     for position, index in enumerate(synced):
         bytes_N2[index] = by_way[placed_N[index].grad_sync][position]
     return bytes_N2
 
 
-def sync_bytes_by_way(placed_N: Sequence[PlacedShard], group_batch_size: int) -> dict[GradSync, MsArray]:
-    """Bytes that are reduced and gathered, shape (N, 2), by each way in which replicas of shards may sum gradients."""
+def sync_bytes_by_way(
+    placed_N: Sequence[PlacedShard], group_batch_size: int, width: int | None = None
+) -> dict[GradSync, MsArray]:
+    """Bytes that are reduced and gathered, shape (N, 2), by each way in which replicas of shards may sum gradients.
+
+    Args:
+        placed_N: The shards.
+        group_batch_size: Samples per step of the replica group.
+        width: As `sync_bytes` takes it.
+    """
     cut = [placed.shard.access() for placed in placed_N]
     tables = [placed.shard.table for placed in placed_N]
     profiles = ProfileBatch.of([profile for profile, _ in cut])
@@ -460,7 +474,7 @@ def sync_bytes_by_way(placed_N: Sequence[PlacedShard], group_batch_size: int) ->
     counts_N = np.array([REDUCED_BYTES * table.optimizer.has_decaying_moments for table in tables])
     all_bytes_N = (row_bytes_N + counts_N) * [float(placed.shard.num_embeddings) for placed in placed_N]
     hit_bytes_N = profiles.expected_distinct(lookups_N) * row_bytes_N
-    id_bytes_N = np.array([id_bytes([table]) for table in tables])
+    id_bytes_N = np.array([width or id_bytes([table]) for table in tables])
     nothing_N = np.zeros(len(placed_N))
     return {
         GradSync.DENSE: np.column_stack([all_bytes_N, nothing_N]),
@@ -504,7 +518,7 @@ def plan_traffic(plan: ShardingPlan, lookups_factor: LookupsFactor | None = None
         id_bytes=id_bytes(plan.tables.tables),
         lookups_factor_N=factors,
     )
-    synced_K2 = sync_bytes(arrays.first_K, plan.group_batch_size)
+    synced_K2 = sync_bytes(arrays.first_K, plan.group_batch_size, id_bytes(plan.tables.tables))
     scattered_K = np.array([one.collective is Collective.REDUCE_SCATTER for one in arrays.first_K])
     num_layouts = len(arrays.first_L)
     # Those of a layout together, and apart from them those whose sums travel by reduce-scatter.

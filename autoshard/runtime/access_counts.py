@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 import torch
 
-from autoshard.core import AccessProfile, RowOrder, TableSet
-from autoshard.core.accepted import FINITE_ABOVE_0, SEED, WHOLE_AT_LEAST_1, Range
+from autoshard.core import AccessProfile, Feature, RowOrder, TableSet
+from autoshard.core.accepted import FINITE_ABOVE_0, MAX_POOLING_FACTOR, SEED, WHOLE_AT_LEAST_1, Range
 from autoshard.core.access import FloatArray, IntArray
 from autoshard.core.access.counted import CountedRows, profile_of_known
 from autoshard.core.errors import InputError
@@ -137,9 +137,7 @@ class AccessCounts:
             held = self._rows(self.keys_N[part] - first, self.lookups_N[part], table.num_embeddings)
             if held is not None:
                 factors_F = (lookups_F / self.num_samples).tolist()
-                features = tuple(
-                    replace(one, pooling_factor=factor) for one, factor in zip(table.features, factors_F, strict=True)
-                )
+                features = tuple(map(_with_mean, table.features, factors_F))
                 table = replace(table, features=features)
                 if held.num_known or _is_flatter(held, table.access):
                     rows[table.name] = held
@@ -350,6 +348,18 @@ class AccessCounter:
 def _is_flatter(rows: CountedRows, access: AccessProfile) -> bool:
     """Whether rows of which none is known are more alike than an access has it, by which some would be."""
     return float(access.probability_at(np.zeros(1))[0]) >= _SURELY_KNOWN * rows.known_from
+
+
+def _with_mean(feature: Feature, pooling_factor: float) -> Feature:
+    """The feature with another mean, and lengths that are spread around it as they were around its own."""
+    ratio = pooling_factor / feature.pooling_factor if feature.pooling_factor else 1.0
+    p99 = feature.pooling_p99
+    return replace(
+        feature,
+        pooling_factor=pooling_factor,
+        pooling_variance=min(feature.pooling_variance * ratio**2, MAX_POOLING_FACTOR**2),
+        pooling_p99=None if p99 is None else min(p99 * ratio, MAX_POOLING_FACTOR),
+    )
 
 
 def _first_keys(tables: TableSet) -> IntArray:

@@ -86,7 +86,8 @@ def replan(accessed: AccessedPlan, request: PlanRequest, *, horizon_steps: float
     orders = _orders_today(accessed)
     ways = [_Way.of(accessed, stay, target, orders, request.costs, horizon_steps, asked) for target in targets]
     found = min((way.shortest(deadline_s) for way in ways), key=lambda one: one.objective_ms)
-    figures = _figures(stay, found, request.costs, horizon_steps, least_gain, asked)
+    had_room = asked.has_room(accessed.plan)
+    figures = _figures(stay, found, request.costs, horizon_steps, least_gain, asked, had_room=had_room)
     if not figures.is_changed:
         listed = {name: rows.order_N for name, rows in accessed.planned.items() if len(rows.order_N)}
         return Replanned(plan=accessed.plan, orders=listed, figures=figures)
@@ -241,13 +242,16 @@ def _figures(
     horizon_steps: float,
     least_gain: float,
     asked: AutoOptions,
+    *,
+    had_room: bool,
 ) -> Replanning:
     before, after = evaluate(stay, costs).step_ms, price_step(found.plan, costs).step_ms
     moves, migration_ms = found.migration, found.migration.ms(stay, costs.comm)
     saved_ms = before.value - after.value
     pays_after = migration_ms / saved_ms if saved_ms > 0 else None
     gain = before.value / after.value - 1.0 if after.value else 0.0
-    has_room = not asked.reserved_bytes or asked.has_room(stay)
+    # Plans that never had room by the model stay, unless a reserve was asked for.
+    has_room = asked.has_room(stay) or not (asked.reserved_bytes or had_room)
     is_changed, reason = _decision(stay, pays_after, gain, moves, horizon_steps, least_gain, has_room=has_room)
     by_bytes = sorted(moves.bytes_of.items(), key=lambda one: -one[1])
     return Replanning(
@@ -282,8 +286,9 @@ def _decision(
         return True, "the older plan leaves less memory free than it has to"
     if pays_after is None:
         return False, "no plan was found that is faster on today's access"
-    if gain <= least_gain:
-        return False, f"the step would be {gain:.1%} shorter, and has to be more than {least_gain:.1%}"
+    shorter = gain / (1.0 + gain)
+    if shorter <= least_gain:
+        return False, f"the step would be {shorter:.1%} shorter, and has to be more than {least_gain:.1%}"
     after = f"moving {write_bytes(moves.num_bytes)} pays off after {pays_after:,.0f} steps"
     if pays_after >= horizon_steps:
         return False, f"{after}, and has to within {horizon_steps:,.0f}"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoshard.core import AccessProfile, Optimizer, Payload
+from autoshard.core import AccessProfile, DType, Optimizer, Payload
 from autoshard.core.errors import InvalidTableError, InvalidTopologyError
 from autoshard.evaluation import AlphaBetaComm
 from autoshard.planners.flexshard.equations import (
@@ -65,6 +65,13 @@ class TestEquations:
         assert dynamic_communication_s(strategy, ROWS, PAPER) == pytest.approx(dynamic_s)
         assert static_communication_s(strategy, ROWS, PAPER) == pytest.approx(static_s)
         assert communication_s(strategy, ROWS, PAPER) == pytest.approx(2 * dynamic_s + static_s)
+
+    def test_gradients_are_summed_in_fp32_whatever_is_sent(self):
+        plain, narrow = (RowSet.of(make.table(), Payload(forward=of, backward=of)) for of in (DType.FP32, DType.INT8))
+        for strategy in (FLEX, DP):
+            static_s = static_communication_s(strategy, plain, PAPER)
+            assert static_communication_s(strategy, narrow, PAPER) == static_s > 0
+        assert dynamic_communication_s(RW, narrow, PAPER) < dynamic_communication_s(RW, plain, PAPER)
 
     @given(
         strategy=st.sampled_from(TierStrategy),

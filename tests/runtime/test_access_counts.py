@@ -182,11 +182,14 @@ class TestTables:
 
     def test_a_table_of_which_no_row_can_be_known_keeps_its_access(self):
         access = AccessProfile.zipf(1_000_000, 0.7)  # its first row gets 12 of 2,500 lookups
-        tables = make.tables(replace(make.table("a", 1_000_000), access=access))
+        spread = {"pooling_factor": 10.0, "pooling_variance": 16.0, "pooling_p99": 20.0}
+        tables = make.tables(replace(make.table("a", 1_000_000, **spread), access=access))
         counts = counted(tables, [(drawn(access, 2_500), (2_500,), 100)], sampled_ids=2_500)
         now, rows = counts.tables(tables)
         assert (now.tables[0].access, rows) == (access, {})
-        assert now.tables[0].pooling_factor == 25
+        # Lengths are spread around the mean that was counted as they were around the one before.
+        (feature,) = now.tables[0].features
+        assert (feature.pooling_factor, feature.pooling_variance, feature.pooling_p99) == (25, 100, 50)
 
     @pytest.mark.parametrize("is_there", [True, False])
     def test_a_table_that_keeps_its_row_order_has_a_copy_of_the_file(self, tmp_path, is_there):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autoshard.core import Exchange, GradSync, RowRange, RowsBy, Shard, Split, Tier
+from autoshard.core import Exchange, GradSync, Pooling, RowRange, RowsBy, Shard, Split, Tier
 from autoshard.core.access.counted import CountedRows
 from autoshard.core.access.orders import BY_ID
 from autoshard.core.errors import InvalidOptionError, InvalidPlanError
@@ -167,6 +167,31 @@ def test_memory_that_has_to_stay_free_does(horizon_steps):
     assert found.figures.is_changed
     assert found.figures.reason == "the older plan leaves less memory free than it has to"
     assert max(rank.used_bytes for rank in found.plan.predicted.ranks) <= 14_000_000
+
+
+def test_a_plan_that_has_no_room_left_for_training_is_changed_whatever_it_costs():
+    tables = [replace(table(f"t{number}"), pooling=Pooling.SEQUENCE) for number in range(4)]
+    topology = make.topology(NUM_RANKS, hbm=50_000_000, **SLOW)
+    plan = make.plan(*make.table_wise(tables, [0, 0, 1, 1]), batch_size=1024, topology=topology)
+    longer = [replace(one, features=(replace(one.features[0], pooling_factor=50.0),)) for one in tables]
+    now = replace(plan.tables, tables=tuple(longer))
+    one = AccessedPlan(plan=plan, now=now, planned=planned_rows(plan, {}), rows_now={})
+    found = replan(one, replace(request(plan), tables=now), horizon_steps=1e-3, least_gain=0.5)
+    assert found.figures.reason == "the older plan leaves less memory free than it has to"
+    assert max(rank.used_bytes for rank in found.plan.predicted.ranks) <= 50_000_000
+    # One that never had room by the model stays.
+    before = replace(one, plan=one.today)
+    assert not replan(before, replace(request(plan), tables=now), horizon_steps=1e-3, least_gain=0.5).figures.is_changed
+
+
+def test_the_least_gain_is_a_share_of_the_step():
+    one = accessed(a_plan(1), t0=ROTATED)
+    gain = replanned(one, least_gain=0.0).figures.gain
+    shorter = gain / (1 + gain)
+    assert replanned(one, least_gain=0.99 * shorter).figures.is_changed
+    stays = replanned(one, least_gain=1.01 * shorter).figures
+    assert not stays.is_changed
+    assert stays.reason.startswith(f"the step would be {shorter:.1%} shorter")
 
 
 def test_other_numbers_of_ranks_are_refused(best):

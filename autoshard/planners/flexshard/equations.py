@@ -137,6 +137,7 @@ class RowSet:
         embedding_dim: D.
         weight_bytes: Bytes per number in memory.
         payload_bytes: Bytes per number on the wire and in its buffers; the paper has one dtype for both.
+        gradient_bytes: Bytes per number of gradients that replicas sum, whatever the payload.
         replica_multiplier: Bytes held per byte of weights that are replicated: weights, optimizer state, gradients.
         sharded_multiplier: The same of weights that are not; the paper takes 1.
     """
@@ -146,13 +147,16 @@ class RowSet:
     embedding_dim: int
     weight_bytes: float = 4.0
     payload_bytes: float = 4.0
+    gradient_bytes: float = float(REDUCED_BYTES)
     replica_multiplier: float = PAPER_MEMORY_MULTIPLIER
     sharded_multiplier: float = 1.0
 
     def __post_init__(self) -> None:
         FINITE_AT_LEAST_0.check_fields(self, "num_rows", "lookups_per_sample")
         FINITE_ABOVE_0.check_fields(
-            self, "embedding_dim", "weight_bytes", "payload_bytes", "replica_multiplier", "sharded_multiplier"
+            self,
+            *("embedding_dim", "weight_bytes", "payload_bytes", "gradient_bytes"),
+            *("replica_multiplier", "sharded_multiplier"),
         )
 
     @classmethod
@@ -227,7 +231,7 @@ def static_communication_s(strategy: TierStrategy, rows: RowSet, machine: FlexMa
     Source:
         FlexShard, Table 3.
     """
-    num_bytes = rows.num_rows * rows.embedding_dim * rows.payload_bytes
+    num_bytes = rows.num_rows * rows.embedding_dim * rows.gradient_bytes
     if strategy is TierStrategy.DATA_PARALLEL:
         return num_bytes / machine.bandwidths.all_reduce_global
     if strategy is TierStrategy.FLEX:

@@ -164,7 +164,7 @@ class StepPrices:
         row_U["scattered_bytes"] = mean_UE[:, _SCATTERED_INDICES] * is_scattered_U[:, None]
         row_U["pair_bytes"][all_U, readers_U] = mean_UE
         row_U["pair_bytes"][..., _SCATTERED_INDICES] *= ~is_scattered_U[:, None, None]
-        row_U["synced_bytes"] = sync_bytes(placed_U, self.tables.batch_size)
+        row_U["synced_bytes"] = sync_bytes(placed_U, self.tables.batch_size, self._id_bytes)
         row_U["reading_ns"][all_U, readers_U] = self._reading_ns(placed_U)
         peaks = [peak_factor(table, self._local_batch) for table in tables]
         peak_UE = self._pair_bytes(placed_U, peaks) if any(peak != 1.0 for peak in peaks) else mean_UE

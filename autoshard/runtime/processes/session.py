@@ -158,6 +158,19 @@ class Session:
                 gc.freeze()  # what libraries have made by now stays: later collections need not look at it
         return results
 
+    def _on_wire(self, rounds: Generator[None, None, RunResult]) -> Generator[None, None, RunResult]:
+        """Rounds over the links that the machine has now, whatever others have that run between two of them."""
+        wire = None if self._machine is None else self._machine.wire
+        while True:
+            if self._machine is not None:
+                self._machine.wire = wire
+            try:
+                next(rounds)
+            except StopIteration as end:
+                result: RunResult = end.value
+                return result
+            yield
+
     def _run(self, request: RunRequest) -> Generator[None, None, RunResult]:
         """Executes a request, with a break after each round."""
         plan = read_plan(request.plan_path)
@@ -181,7 +194,7 @@ class Session:
             counter = AccessCounter(plan.tables, half_life=half_life, seed=(request.seed, dist.get_rank()))
         engine = make_engine(request, sharding, self._device, timer, counter, row_share)
         try:
-            result = yield from self._measured(request, plan, sharding, engine, timer, counter)
+            result = yield from self._on_wire(self._measured(request, plan, sharding, engine, timer, counter))
             if self._machine is not None and self._machine.wire is not None:
                 virtual = VirtualRun(
                     wire=self._machine.wire.comm.name, num_cores=self._machine.num_cores, row_share=row_share
