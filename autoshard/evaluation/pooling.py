@@ -30,6 +30,7 @@ class PoolingSpeed:
         bag_s: Of a byte of the sums that are made of such rows.
         placed_s: Of a byte of rows of a sequence, which are put where their lookups are.
         sequence_s: Of a shard of a sequence.
+        split_s: Of one whose rows are on several ranks, beside that.
         scaled_s: Of a byte of means: sums come, and are divided by the lengths of bags.
     """
 
@@ -37,6 +38,7 @@ class PoolingSpeed:
     bag_s: tuple[float, float]
     placed_s: tuple[float, float]
     sequence_s: tuple[float, float]
+    split_s: tuple[float, float]
     scaled_s: tuple[float, float]
 
 
@@ -71,15 +73,17 @@ SUM_SPEED: Final = {
 }
 
 
-#: By device family. Fitted as `INPUT_SPEED` of `input_work`, to the same plans; sequences to those of `cost-greedy` in
-#: 15 contests of 5 to 31 sequences on 8 and 16 ranks (`studies virtual-contests`, 28 November 2026). Of GPUs, where
-#: nobody has measured it, the roofline of fused kernels prices what is pooled, and nothing what is placed and scaled.
+#: By device family. Fitted as `INPUT_SPEED` of `input_work`, to the same plans; sequences that are whole to those of
+#: `cost-greedy` in 15 contests of 5 to 31 sequences on 8 and 16 ranks (`studies virtual-contests`, 28 November 2026).
+#: Of GPUs, where nobody has measured it, the roofline of fused kernels prices what is pooled, and nothing what is
+#: placed and scaled.
 POOLING_SPEED: Final = {
     "cpu": PoolingSpeed(
         lookup_s=(30e-9, 35e-9),
         bag_s=(0.9e-9, 0.1e-9),
         placed_s=(0.39e-9, 0.41e-9),
         sequence_s=(56e-6, 24e-6),
+        split_s=(89e-6, 24e-6),
         scaled_s=(0.9e-9, 0.27e-9),
     )
 }
@@ -106,16 +110,18 @@ def pooling_ms(placed_N: Sequence[PlacedShard], local_batch: float, topology: To
     speed = POOLING_SPEED.get(device_family(topology.device))
     if speed is None:
         return _roofline_ms(np.array(amounts, dtype=np.float64).reshape(-1, 4), topology)
-    seconds_52 = np.array([speed.lookup_s, speed.bag_s, speed.placed_s, speed.sequence_s, speed.scaled_s])
-    done_N5 = np.zeros((len(placed_N), len(seconds_52)))
-    for done_5, placed, (num_lookups, _, num_bags, dim) in zip(done_N5, placed_N, amounts, strict=True):
+    of_sequences = (speed.placed_s, speed.sequence_s, speed.split_s)
+    seconds_62 = np.array([speed.lookup_s, speed.bag_s, *of_sequences, speed.scaled_s])
+    done_N6 = np.zeros((len(placed_N), len(seconds_62)))
+    for done_6, placed, (num_lookups, _, num_bags, dim) in zip(done_N6, placed_N, amounts, strict=True):
         table, share, vector_bytes = placed.shard.table, placed.shard.access()[1], dim * _VALUE_BYTES
-        done_5[:2] = num_lookups, num_bags * vector_bytes
+        done_6[:2] = num_lookups, num_bags * vector_bytes
         if table.pooling is Pooling.SEQUENCE:
-            done_5[2:4] = local_batch * table.pooling_factor * share * vector_bytes, 1.0
+            is_split = len(placed.replicas[0]) > 1
+            done_6[2:5] = local_batch * table.pooling_factor * share * vector_bytes, 1.0, is_split
         if table.pooling is Pooling.MEAN:
-            done_5[4] = local_batch * len(table.features) * share * vector_bytes
-    return np.asarray(done_N5 @ seconds_52 * 1e3)
+            done_6[5] = local_batch * len(table.features) * share * vector_bytes
+    return np.asarray(done_N6 @ seconds_62 * 1e3)
 
 
 def sequence_sums_ms(tables: TableSet, local_batch: float, device: str) -> MsArray:
