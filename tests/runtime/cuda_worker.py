@@ -59,11 +59,11 @@ class FusedOnGpu:
         self.kernel = fused_embedding(sizes, **options, output_dtype=SparseType.FP32, device=torch.device("cpu"))
         self.dtype = output_dtype.as_dtype()
 
-    def __call__(self, ids_L, offsets, weights_L=None):
+    def __call__(self, ids_L, offsets, weights_L=None, without_gradients_F=None):
         assert isinstance(ids_L, OnGpu)
         assert isinstance(offsets, OnGpu)
         assert weights_L is None or isinstance(weights_L, OnGpu)
-        return OnGpu(self.kernel(*held((ids_L, offsets, weights_L))).to(self.dtype))
+        return OnGpu(self.kernel(*held((ids_L, offsets, weights_L, without_gradients_F))).to(self.dtype))
 
     def split_embedding_weights(self):
         return [OnGpu(one) for one in self.kernel.split_embedding_weights()]

@@ -42,7 +42,7 @@ class Cached(torch.nn.Module):
         self.lxu_cache_locations_list.append((indices.clone(), offsets.clone()))
         self.lxu_cache_locking_counter += 1
 
-    def forward(self, indices, offsets, per_sample_weights=None):
+    def forward(self, indices, offsets, *weights):
         if self.timesteps_prefetched:
             self.timesteps_prefetched.pop(0)
             filled_L, filled_offsets = self.lxu_cache_locations_list.pop(0)
@@ -52,7 +52,7 @@ class Cached(torch.nn.Module):
         else:
             self.calls.append("miss")
             self.lxu_cache_locking_counter += int(self.lock_cache_line)
-        output = self.module(indices, offsets, per_sample_weights)
+        output = self.module(indices, offsets, *weights)
         if output.requires_grad:
             output.register_hook(self._trained)
         return output

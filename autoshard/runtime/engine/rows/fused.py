@@ -169,6 +169,7 @@ class FusedKernel:
         if self.shares_rows:
             self._kept_F = torch.tensor([kept[table][0] for table in table_of_feature or [0]], device=device)
         sizes = kept
+        self._num_features = len(table_of_feature or [0])
         on_gpu = device.type == "cuda"
         location = _location(memory) if on_gpu else EmbeddingLocation.HOST
         compute = ComputeDevice.CUDA if on_gpu else ComputeDevice.CPU
@@ -262,12 +263,17 @@ class FusedKernel:
             # FBGEMM counts lookups, also those that are not trained on; the second number is read where the first is 0.
             self.module.iter_cpu.fill_(self._step.number - 1)
             self.module.iter.fill_(self._step.number - 1)
+        weights: tuple[torch.Tensor, ...] = ()
+        if weights_L is not None:
+            # Weights get no gradients: FBGEMM's backward pass makes some of all features that do not say so, in four
+            # times the time on a CPU.
+            weights = weights_L, weights_L.new_zeros(self._num_features, dtype=torch.int32)
         if not torch.is_inference_mode_enabled():
-            output: torch.Tensor = self.module(ids_L, offsets, weights_L)
+            output: torch.Tensor = self.module(ids_L, offsets, *weights)
             return output
         # FBGEMM's kernels of CPUs are found by way of autograd, which inference mode leaves out.
         with torch.inference_mode(mode=False), torch.no_grad():
-            output = self.module(ids_L, offsets, weights_L)
+            output = self.module(ids_L, offsets, *weights)
         return output
 
     def set_step(self, step: UpdateStep) -> None:
