@@ -40,7 +40,7 @@ from autoshard.evaluation.step_price import model_names
 from autoshard.evaluation.unseen_kernels import UnseenKernelsModel, kernels_of, pricing
 from autoshard.evaluation.upper_end import UpperEndKernels, at_upper_end
 from autoshard.hardware import is_of_device, this_processor
-from autoshard.planners.auto_options import AutoOptions
+from autoshard.planners.auto_options import AUTO, AutoOptions
 from autoshard.planners.plan_bounds import plan_bounds
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.refine import MeasurePlans, refine
@@ -254,7 +254,7 @@ def with_bounds(plan: ShardingPlan, costs: CostModels, names: frozenset[Sharding
     """
     if plan.predicted is None:
         return plan
-    return plan.with_predicted(replace(plan.predicted, bounds=plan_bounds(plan, costs, names, plan.predicted.overlap)))
+    return plan.with_predicted(replace(plan.predicted, bounds=plan_bounds(plan, costs, names)))
 
 
 def searched_types(planner: str, options: Mapping[str, Any]) -> frozenset[ShardingType]:
@@ -264,7 +264,7 @@ def searched_types(planner: str, options: Mapping[str, Any]) -> frozenset[Shardi
         planner: Its name.
         options: Its options; those of another version, or written by hand, count as none.
     """
-    if planner != "auto":
+    if planner != AUTO:
         return frozenset(ShardingType)
     known = {item.name for item in fields(AutoOptions)}
     try:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from autoshard.core import CostModels, LowerBound, MemoryBytes, ShardingPlan, Topology
-from autoshard.core.step import EMBEDDING_PARTS, Overlap
+from autoshard.core.step import EMBEDDING_PARTS
 from autoshard.planners.bounds.kernel_relaxation import KernelRelaxation
 from autoshard.planners.bounds.step_relaxation import StepBounds, StepRelaxation
 from autoshard.planners.hybrid.option_offers import space_of
@@ -25,10 +25,7 @@ STEP, MAX_KERNEL = "step", "max_kernel"
 
 
 def plan_bounds(
-    plan: ShardingPlan,
-    costs: CostModels,
-    names: Collection[ShardingType] = tuple(ShardingType),
-    overlap: Overlap | None = None,
+    plan: ShardingPlan, costs: CostModels, names: Collection[ShardingType] = tuple(ShardingType)
 ) -> dict[str, LowerBound]:
     """What no plan of a space takes less than, by name: the step, its parts, and kernels of whole tables.
 
@@ -40,12 +37,11 @@ def plan_bounds(
         plan: A valid plan.
         costs: Models that price steps.
         names: Sharding types that the plan was chosen from.
-        overlap: What the plan's step was priced with; None for what the models say.
 
     Returns:
-        No step where it was priced with another overlap than the models say. Nothing for plans with several replica
-        groups, with copies on some of the ranks only or with very many shards, which the space lacks, and for worlds of
-        more than 4,096 ranks.
+        No step where the plan's was priced with another overlap than the models say. Nothing for plans with several
+        replica groups, with copies on some of the ranks only or with very many shards, which the space lacks, and for
+        worlds of more than 4,096 ranks.
     """
     if plan.topology.world_size > _MAX_RANKS or plan.replica_groups.num_groups > 1 or not is_searchable(plan):
         return {}
@@ -59,7 +55,7 @@ def plan_bounds(
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         has_cuts = not set(BY_ACCESS_RANK).isdisjoint(names) and any(one.row_order for one in plan.tables.tables)
         bounds = _of_step(StepRelaxation(space, limits.capacity_RM), layout, has_cuts=has_cuts)
-        if overlap not in (None, space.prices.overlap):
+        if plan.predicted and plan.predicted.overlap not in (None, space.prices.overlap):
             del bounds[STEP]
         if is_table_wise(plan):
             bounds[MAX_KERNEL] = _of_kernels(plan, costs)

@@ -9,12 +9,11 @@ from functools import partial
 from autoshard.core import CostModels, Link, ShardingPlan
 from autoshard.core.accepted import MAX_WORLD_SIZE
 from autoshard.formats.topology_scaling import scaled_topology
-from autoshard.planners.auto_options import AutoOptions
+from autoshard.planners.auto_options import AUTO, AutoOptions
 from autoshard.planners.planner import PlanRequest
 from autoshard.results.explanation import Explanation, Improvement
 from autoshard.whatif.changes import TaskChange, planned, step_ms, with_hbm
 
-_PLANNER = "auto"
 #: Time limit of a trial: it searches from the plan itself, so that it ends at most as slow.
 _TRIAL_LIMIT_S = 0.1
 #: Shortest budget of trials.
@@ -105,7 +104,7 @@ def _per_s(batch_size: int, step_ms: float) -> float:
 
 def _changes(request: PlanRequest) -> Iterator[TaskChange]:
     tables, topology = request.tables, request.topology
-    change = partial(TaskChange, planner=_PLANNER)
+    change = partial(TaskChange, planner=AUTO)
     yield change(field="plan", text="another plan, nothing else changed", make=lambda: request)
     for number, level in enumerate(topology.levels):
         yield change(

@@ -16,15 +16,13 @@ from autoshard.core.quoting import write_bytes
 from autoshard.evaluation import evaluate, price_step
 from autoshard.evaluation.drift import AccessedPlan
 from autoshard.evaluation.migration import Migration, migration, renumbered
-from autoshard.planners.auto_options import AutoOptions
+from autoshard.planners.auto_options import AUTO, AutoOptions
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.warm_start import start_of
 from autoshard.planning import finished_plan, make_plan
 from autoshard.results.replanned import MovedTable, Replanning
 from autoshard.validator import is_valid
 
-#: The planner: it searches from the older plan.
-PLANNER = "auto"
 #: Share of the time limit that the search has; what is left decides, table by table, what stays.
 _SEARCH_SHARE = 0.6
 
@@ -79,7 +77,7 @@ def replan(accessed: AccessedPlan, request: PlanRequest, *, horizon_steps: float
         started_s=time.perf_counter() if request.started_s is None else request.started_s,
     )
     deadline_s = request.deadline_s()
-    made = make_plan(PLANNER, replace(request, time_limit_s=_SEARCH_SHARE * request.time_limit_s))
+    made = make_plan(AUTO, replace(request, time_limit_s=_SEARCH_SHARE * request.time_limit_s))
     refreshed = start_of(request)
     asked = parse_options(AutoOptions, request.options)
     targets = [made] if refreshed is None or not asked.has_room(refreshed) else [made, refreshed]

@@ -189,3 +189,12 @@ def test_messages_of_int8_have_whole_blocks():
     traffic = plan_traffic(plan)
     assert traffic.pairs_RR(Stream.FORWARD).tolist() == [[0, 0], [2 * 72, 2 * 72]]
     assert traffic.pairs_RR(Stream.BACKWARD).tolist() == [[0, 96 * 2], [0, 96 * 2]]
+
+
+def test_numbers_of_rows_with_copies_travel_as_wide_as_those_of_the_plan():
+    copied = placed(table("a"), Tier.DATA_PARALLEL, each(4), grad_sync=GradSync.SPARSE)
+    plain, weighted = (
+        plan_traffic(plan_of(copied, placed(table("b", weighted=of)), topology=topology(4))) for of in (False, True)
+    )
+    assert weighted.gathered_R.tolist() == (2 * plain.gathered_R).tolist()
+    assert plain.gathered_R.min() > 0

@@ -4,9 +4,11 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from autoshard.commands.run import NodeOptions, RunOptions, VirtualOptions
 from autoshard.core import Collective, GroupLayout, Pooling, ReplicaGroups, Tier
@@ -17,6 +19,7 @@ from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.formats import write_plan, write_topology
 from autoshard.runtime import RunRequest, run_requests
 from autoshard.runtime.clock import WALL
+from autoshard.runtime.processes.session import Session, _in_turn
 from autoshard.runtime.result_json import RUN
 from autoshard.runtime.run_store import append_run, read_runs
 from autoshard.runtime.virtual import Operation, Wire
@@ -466,3 +469,22 @@ def test_rows_may_share_memory():
     )
     assert (whole.virtual.row_share, shared.virtual.row_share) == (1.0, 0.1)
     assert shared.ranks[1].sent_bytes == whole.ranks[1].sent_bytes
+
+
+def test_runs_in_turn_have_each_their_own_links():
+    machine, links = SimpleNamespace(clock=WALL, wire=None), []
+    session = Session([], torch.device("cpu"), lambda *_: None, machine=machine, rounds=3)
+
+    def rounds(name):
+        for turn in range(3):
+            links.append((name, machine.wire))
+            if turn < 2:
+                yield
+        return name
+
+    def run(name):
+        machine.wire = name
+        return (yield from session._on_wire(rounds(name)))
+
+    assert _in_turn([run("one"), run("other")]) == ["one", "other"]
+    assert links == [("one", "one"), ("other", "other")] * 3

@@ -265,8 +265,8 @@ class FusedKernel:
             self.module.iter.fill_(self._step.number - 1)
         weights: tuple[torch.Tensor, ...] = ()
         if weights_L is not None:
-            # Weights get no gradients: FBGEMM's backward pass makes some of all features that do not say so, in four
-            # times the time on a CPU.
+            # Weights get no gradients: FBGEMM's backward pass makes some of all features that do not say so, in three
+            # to four times the time on a CPU.
             weights = weights_L, weights_L.new_zeros(self._num_features, dtype=torch.int32)
         if not torch.is_inference_mode_enabled():
             output: torch.Tensor = self.module(ids_L, offsets, *weights)
