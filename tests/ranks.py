@@ -44,6 +44,7 @@ def executed(requests, num_processes):
 
 def _do(rank, work, num_processes, folder, arguments):
     dist.init_process_group("gloo", init_method=f"file://{folder}/met", rank=rank, world_size=num_processes)
+    dist.barrier()  # one that ends at once would close connections which others are still making
     found = work(*arguments)
     dist.destroy_process_group()
     Path(folder, str(rank)).write_bytes(pickle.dumps(found))
