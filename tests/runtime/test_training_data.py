@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
+from autoshard.core import AccessProfile
 from autoshard.core.errors import InputError
 from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.training.data import Feed, GeneratedSamples, Share, file_samples
@@ -164,6 +165,15 @@ def steps_of(samples, count):
 
 def same(one, other):
     return torch.equal(one.ids.ids_L, other.ids.ids_L) and torch.equal(one.labels_B, other.labels_B)
+
+
+def test_hottest_rows_of_tables_are_in_different_blocks_of_them():
+    tables = make.tables(*(make.table(f"t{n}", 1_600, access=AccessProfile.zipf(1_600, 1.3)) for n in range(32)))
+    ids = draw_samples(tables, 1, 256, (0, 0, 0)).ids
+    hottest = [int(of.bincount().argmax()) for of in ids.per_feature(ids.ids_L)]
+    blocks = np.bincount([row // 100 for row in hottest], minlength=16)
+    # Of 32 tables cut into 16 blocks, at random; all 32 would be in the first block if rows began at 0 in each.
+    assert blocks.max() <= 7 and np.count_nonzero(blocks) >= 10
 
 
 def test_generated_batches_are_repeated_and_keep_their_parts_on_fewer_processes():

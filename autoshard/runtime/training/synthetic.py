@@ -5,6 +5,7 @@ Shape suffixes: B samples of a local batch, N dense features.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -105,14 +106,26 @@ def _ids_of_ranks(ids_N: torch.Tensor | None, num_rows: int) -> IdsOfRanks:
     return lambda ranks_L: order.ids(torch.from_numpy(ranks_L)).numpy()
 
 
-def _rotated(table: EmbeddingTable, ids_of_ranks: IdsOfRanks | None, phase: int) -> IdsOfRanks:
-    """Row ids of access ranks after some turns: each by a golden section of the rows, so that hot ones fall apart."""
+def _ids_of(table: EmbeddingTable, ids_of_ranks: IdsOfRanks | None, phase: int) -> IdsOfRanks:
+    """Row ids of a table's access ranks.
+
+    Rows without a known order are strewn over the table from a place of its own, as hashing does: the hottest rows of
+    all tables would be in the same part of each else, and on the same rank where tables are cut into blocks of rows.
+
+    Args:
+        table: The table.
+        ids_of_ranks: Its order of rows; None without.
+        phase: Turns of the access ranks, each by a golden section of the rows, so that hot ones fall apart.
+    """
     num_rows = table.num_embeddings
     shift = phase * coprime_step(num_rows) % num_rows
+    first = zlib.crc32(table.name.encode()) * num_rows >> 32
 
     def ids(ranks_L: IntArray) -> IntArray:
         turned_L = (ranks_L + shift) % num_rows
-        return scatter_ranks(turned_L, num_rows) if ids_of_ranks is None else ids_of_ranks(turned_L)
+        if ids_of_ranks is not None:
+            return ids_of_ranks(turned_L)
+        return (scatter_ranks(turned_L, num_rows) + first) % num_rows
 
     return ids
 
@@ -137,11 +150,9 @@ def draw_samples(
             access ranks.
     """
     rng = np.random.default_rng(list(key))
-    ids_of = dict(ranked or {})
-    if phase:
-        ids_of = {table.name: _rotated(table, ids_of.get(table.name), phase) for table in tables.tables}
+    ids_of = {table.name: _ids_of(table, (ranked or {}).get(table.name), phase) for table in tables.tables}
     bags = [
-        draw_bags(table.access, feature.pooling_factor, batch_size, rng, ids_of.get(table.name))
+        draw_bags(table.access, feature.pooling_factor, batch_size, rng, ids_of[table.name])
         for table in tables.tables
         for feature in table.features
     ]
