@@ -12,9 +12,11 @@ from typing import Final
 
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import AutoshardError, SampleStoreError
-from autoshard.core.machine import device_family
+from autoshard.core.machine import MeasuredMachine, device_family
 from autoshard.core.step import Overlap
 from autoshard.formats import atomic_write, plan_from_json, plan_to_json
+from autoshard.formats.documents.machine_json import MACHINE
+from autoshard.hardware import this_processor
 from autoshard.runtime.result_json import RUN
 from autoshard.runtime.results import RunResult
 
@@ -29,10 +31,12 @@ class RunRecord:
     Attributes:
         plan: What was executed, with the batch size of the run.
         result: What was measured.
+        machine: Whose processors ran it; None of runs on GPUs, whose models the plan names, and of older records.
     """
 
     plan: ShardingPlan
     result: RunResult
+    machine: MeasuredMachine | None = None
 
     @property
     def is_comparable(self) -> bool:
@@ -48,13 +52,15 @@ class RunRecord:
 
 
 def append_run(store: Path, plan: ShardingPlan, result: RunResult) -> Path:
-    """Adds a run to a store, which is made if it is not there; returns its file.
+    """Adds a run of this machine to a store, which is made if it is not there; returns its file.
 
     Raises:
         SampleStoreError: If it cannot be written.
     """
     plan = replace(plan, tables=replace(plan.tables, batch_size=result.batch_size))
     document = {"schema": _SCHEMA, "plan": plan_to_json(plan), "run": RUN.to_json(result)}
+    if result.device == "cpu":
+        document["machine"] = MACHINE.write(this_processor())
     file = store / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}{_SUFFIX}"
     try:
         atomic_write(file, json.dumps(document, allow_nan=False))
@@ -76,6 +82,8 @@ def read_runs(store: Path) -> Iterator[RunRecord]:
             document = json.loads(file.read_text(encoding="utf-8"))
             if document.get("schema") != _SCHEMA:
                 raise SampleStoreError(f"must be of schema {_SCHEMA}", source=str(file))
-            yield RunRecord(plan=plan_from_json(document["plan"]), result=RUN.from_json(document["run"]))
+            machine = MACHINE.read(document["machine"], "machine") if "machine" in document else None
+            plan, result = plan_from_json(document["plan"]), RUN.from_json(document["run"])
+            yield RunRecord(plan=plan, result=result, machine=machine)
         except (OSError, ValueError, KeyError, AttributeError) as error:
             raise SampleStoreError(f"cannot be read: {str(error).splitlines()[0]}", source=str(file)) from error

@@ -26,8 +26,9 @@ from autoshard.formats.documents.kinds import (
     tuple_of,
     whole_number,
 )
+from autoshard.formats.documents.machine_json import MACHINE
 from costmodel.kernel.features import FEATURE_NAMES, SCALING, FeatureScaling
-from costmodel.registry.card_fields import MACHINE, MAX_METRIC, ModelCard
+from costmodel.registry.card_fields import MAX_METRIC, ModelCard
 
 #: Fields of a shard whose trained range is remembered.
 _RANGED = ("num_bags", "embedding_dim", "num_embeddings", "pooling_factor")

@@ -8,18 +8,8 @@ from typing import Any, ClassVar, Final, Self
 import numpy as np
 
 from autoshard.core.errors import InputError, ModelError
-from autoshard.core.machine import MeasuredMachine
 from autoshard.core.quoting import shown
-from autoshard.formats.documents.kinds import (
-    ANY_TEXT,
-    Field,
-    Kind,
-    by_name,
-    number_in,
-    optional,
-    record,
-    whole_number,
-)
+from autoshard.formats.documents.kinds import Field, Kind, by_name, number_in, record
 
 #: Largest number of a model's tensors: trained ones have some tens at most, and their products stay finite.
 MAX_WEIGHT = 1e4
@@ -28,25 +18,6 @@ MAX_METRIC = 1e12
 #: Upper end of an interval over the prediction.
 MAX_BOUND = 1e4
 
-#: Bytes per second.
-_MAX_BANDWIDTH = 1e15
-
-#: The machine of a model's samples, as cards have it.
-MACHINE: Final = record(
-    MeasuredMachine,
-    Field("device_name", ANY_TEXT, "Full name of the device."),
-    Field("core_cache_bytes", whole_number(), "Cache of one core."),
-    Field("cache_bytes", whole_number(), "Largest cache."),
-    Field("memory_bytes", whole_number(), "Memory."),
-    Field("clock_mhz", number_in(0, MAX_METRIC), "Clock; 0 if it is not known."),
-    Field("driver_version", ANY_TEXT, "Version of the driver; empty on a CPU."),
-    Field("torch_version", ANY_TEXT, "Version of torch."),
-    Field("fbgemm_version", ANY_TEXT, "Version of FBGEMM."),
-    optional("core", ANY_TEXT, "Design of a core.", default=""),
-    optional("core_threads", whole_number(), "Hardware threads of a core.", default=0),
-    optional("cache_threads", whole_number(), "Hardware threads that share the largest cache.", default=0),
-    optional("memory_bytes_per_s", number_in(0, _MAX_BANDWIDTH), "Bandwidth of a copy by one thread.", default=0.0),
-)
 #: What a card says of accuracy, under names of its own.
 METRICS: Final = by_name(number_in(-MAX_METRIC, MAX_METRIC))
 

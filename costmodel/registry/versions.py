@@ -34,11 +34,11 @@ from autoshard.core.quoting import shown
 from autoshard.core.topology import DEVICE_KEY
 from autoshard.formats.documents.fields import check_writable
 from autoshard.formats.documents.json_document import parse_json
+from autoshard.formats.documents.machine_json import MACHINE
 from autoshard.formats.files import read_bytes
 from autoshard.formats.stores.remote_folders import folder_of
 from autoshard.hardware import is_of_device
 from costmodel.registry.aliases import PRODUCTION, Action, Alias, AliasLog, is_of_this_host
-from costmodel.registry.card_fields import MACHINE
 from costmodel.registry.objects import CARD, MAX_BYTES, VERSION_ID, WEIGHTS, RegistryObjects, model_errors
 
 if TYPE_CHECKING:

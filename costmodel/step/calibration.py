@@ -15,9 +15,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from autoshard import console
 from autoshard.core import CostModels, Estimate, ShardingPlan
 from autoshard.core.errors import ModelError
-from autoshard.core.machine import device_family
+from autoshard.core.machine import MeasuredMachine, device_family
 from autoshard.core.step import (
     EXCHANGE_PARTS,
     KERNEL_PARTS,
@@ -31,6 +32,7 @@ from autoshard.evaluation.evaluate import price_step
 from autoshard.evaluation.step_price import StepPrice
 from autoshard.formats import plan_to_json
 from autoshard.formats.documents.digest import digest
+from autoshard.hardware import is_of_device, this_processor
 from autoshard.planning import plan_costs
 from autoshard.runtime.processes.launch import LOCAL, Launcher
 from autoshard.runtime.run_store import read_runs
@@ -57,11 +59,12 @@ _SMALLEST_HALF_WIDTH = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationRun:
-    """A plan, the models that price it, and what it took."""
+    """A plan, the models that price it, what it took, and on whose processors, where that is known."""
 
     plan: ShardingPlan
     costs: CostModels
     measured: MeasuredStep
+    machine: MeasuredMachine | None = None
 
     @property
     def is_virtual(self) -> bool:
@@ -190,8 +193,10 @@ def run_calibration(
         device = "cpu" if device_family(chunk[0][0].topology.device) == "cpu" else "cuda"
         chosen, drawn = zip(*chunk, strict=True)
         measured = run_trials(chosen, drawn, steps=steps, repeats=repeats, device=device, launcher=launcher)
+        machine = this_processor() if device == "cpu" else None
         for plan, one in zip(chosen, measured, strict=True):
-            runs.append(CalibrationRun(plan=plan, costs=plan_costs(plan, registry), measured=one))
+            costs = plan_costs(plan, registry)
+            runs.append(CalibrationRun(plan=plan, costs=costs, measured=one, machine=machine))
         advance(len(chunk))
     return tuple(runs)
 
@@ -199,7 +204,8 @@ def run_calibration(
 def recorded_runs(store: Path, device: str, registry: Path | None = None) -> tuple[CalibrationRun, ...]:
     """Runs of a store that predictions are of, see `RunRecord.is_comparable`, priced by the models that there are now.
 
-    Where some are in virtual time, the others are left out: processes that share cores take longer.
+    Those of another machine than the device's key means are left out, which a line on standard error counts; see
+    `is_of_device`. Where some are in virtual time, the others are left out: processes that share cores take longer.
 
     Args:
         store: Folder that `append_run` fills.
@@ -209,10 +215,18 @@ def recorded_runs(store: Path, device: str, registry: Path | None = None) -> tup
     Raises:
         SampleStoreError: If the store cannot be read.
     """
-    found = [one for one in read_runs(store) if one.is_comparable and one.plan.topology.device == device]
+    runs = [one for one in read_runs(store) if one.is_comparable and one.plan.topology.device == device]
+    found = [one for one in runs if one.machine is None or is_of_device(one.machine, device)]
+    if others := len(runs) - len(found):
+        console.log(f"{store}: {others:,} of {len(runs):,} runs are left out, which other machines made")
     in_virtual_time = [one for one in found if one.result.virtual is not None]
     return tuple(
-        CalibrationRun(plan=one.plan, costs=plan_costs(one.plan, registry), measured=MeasuredStep.of(one.result))
+        CalibrationRun(
+            plan=one.plan,
+            costs=plan_costs(one.plan, registry),
+            measured=MeasuredStep.of(one.result),
+            machine=one.machine,
+        )
         for one in in_virtual_time or found
     )
 
@@ -237,6 +251,7 @@ def _fit_all(runs: Sequence[CalibrationRun], prices: Sequence[StepPrice], device
             "num_ranks": sorted({run.plan.topology.world_size for run in runs}),
             "models": sorted({name for run in runs for name in _names(run.costs)}),
         },
+        measured_on=next((run.machine for run in runs if run.machine is not None), None),
     )
     return CalibratedStep(fitted, card)
 

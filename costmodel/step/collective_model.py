@@ -28,7 +28,8 @@ from autoshard.formats.documents.kinds import (
     record,
     tuple_of,
 )
-from costmodel.registry.card_fields import MACHINE, MAX_BOUND, MAX_METRIC, METRICS, ModelCard
+from autoshard.formats.documents.machine_json import MACHINE
+from costmodel.registry.card_fields import MAX_BOUND, MAX_METRIC, METRICS, ModelCard
 from costmodel.registry.models import LearnedModel
 from costmodel.registry.versions import StoredModel
 from costmodel.step.collective_curve import CollectiveCurve, passing_bytes

@@ -17,7 +17,8 @@ from autoshard.core.errors import ModelError
 from autoshard.core.machine import MeasuredMachine
 from autoshard.evaluation.dense_time import AnalyticDenseModel
 from autoshard.formats.documents.kinds import ANY_OBJECT, TEXT, Field, number_in, optional, record, tuple_of
-from costmodel.registry.card_fields import MACHINE, MAX_BOUND, METRICS, ModelCard, check_tensor
+from autoshard.formats.documents.machine_json import MACHINE
+from costmodel.registry.card_fields import MAX_BOUND, METRICS, ModelCard, check_tensor
 from costmodel.registry.models import LearnedModel
 from costmodel.registry.versions import StoredModel, Tensors
 from costmodel.step.dense_features import RESIDUAL_NAMES, TERM_NAMES, residual_features, term_features

@@ -9,8 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from autoshard.core.errors import ModelError
+from autoshard.core.machine import MeasuredMachine
 from autoshard.core.step import PART_FEATURES, Coefficients, Overlap, StepPart
-from autoshard.formats.documents.kinds import ANY_OBJECT, TEXT, Field, number_in, one_of
+from autoshard.formats.documents.kinds import ANY_OBJECT, TEXT, Field, number_in, one_of, optional
+from autoshard.formats.documents.machine_json import MACHINE
 from costmodel.registry.card_fields import METRICS, ModelCard, check_tensor
 from costmodel.registry.models import LearnedModel
 from costmodel.registry.versions import StoredModel
@@ -34,6 +36,7 @@ class StepCard(ModelCard):
         interval_scale: The parts' combined intervals times this hold runs of nine in ten held-out plans.
         metrics: Accuracy on held-out plans, for information.
         training: Counts and options, and `plans`, digests of the plans that were run.
+        measured_on: The machine of the runs; None on older cards, and of GPUs.
     """
 
     schema: ClassVar[str] = "autoshard.step-model/1"
@@ -47,6 +50,7 @@ class StepCard(ModelCard):
         Field("interval_scale", number_in(0, 1e6)),
         Field("metrics", METRICS, "Accuracy, by the name of the measure."),
         Field("training", ANY_OBJECT, "Options, seeds and counts of the training."),
+        optional("measured_on", MACHINE, "The machine of the runs.", default=None),
     )
 
     device: str
@@ -55,6 +59,7 @@ class StepCard(ModelCard):
     interval_scale: float
     metrics: dict[str, float]
     training: dict[str, Any]
+    measured_on: MeasuredMachine | None = None
 
 
 class CalibratedStep(LearnedModel[StepCard]):

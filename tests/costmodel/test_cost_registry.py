@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from autoshard.core.errors import ModelError
+from autoshard.formats.documents.machine_json import MACHINE
 from autoshard.hardware import this_processor
 from costmodel.registry.aliases import Action, AliasLog
-from costmodel.registry.card_fields import MACHINE
 from costmodel.registry.listing import listed_versions
 from costmodel.registry.objects import RegistryObjects
 from costmodel.registry.versions import (

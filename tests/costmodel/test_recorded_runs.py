@@ -1,6 +1,7 @@
 """Runs that `autoshard run --append-to` recorded, and steps that are calibrated on them."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,9 @@ import pytest
 from autoshard.core.errors import InvalidOptionError, SampleStoreError
 from autoshard.core.step import Overlap, StepPart
 from autoshard.formats import write_plan
+from autoshard.formats.documents.machine_json import MACHINE
 from autoshard.formats.metasyn import metasyn
+from autoshard.hardware import this_processor
 from autoshard.runtime import RunRequest
 from autoshard.runtime.results import VirtualRun
 from autoshard.runtime.run_store import append_run, read_runs
@@ -56,11 +59,29 @@ def test_runs_in_virtual_time_are_not_mixed_with_others(runs, tmp_path):
     assert sorted(run.measured.step_ms for run in found) == [100.0, 101.0]
 
 
+def test_runs_of_another_machine_are_left_out(runs, tmp_path, capsys):
+    shutil.copytree(runs, tmp_path / "store")
+    pairs = zip(sorted((tmp_path / "store").iterdir()), read_runs(runs), strict=True)
+    files = [file for file, one in pairs if one.is_comparable]
+    for file, change in zip(files, ({"core": "other-1-1"}, None), strict=False):
+        document = json.loads(file.read_text(encoding="utf-8"))
+        machine = document.pop("machine")
+        assert MACHINE.read(machine, "machine") == this_processor()
+        if change:  # the second one is a record of before, which says no machine
+            document["machine"] = machine | change
+        file.write_text(json.dumps(document), encoding="utf-8")
+    found = recorded_runs(tmp_path / "store", "cpu")
+    assert sorted(one.machine == this_processor() for one in found) == [False, True, True]
+    assert "1 of 4 runs are left out, which other machines made" in capsys.readouterr().err
+
+
 def test_steps_are_calibrated_on_a_store(runs, tmp_path):
     outcome = train("--runs", runs, "--registry", tmp_path / "registry", "--device", "cpu")
     assert outcome.exit_code == 0, outcome.output
     (model,) = json.loads(outcome.stdout[outcome.stdout.index("{") :])["models"]
     assert (model["kind"], model["training"]["num_runs"]) == ("step", 4)
+    (card,) = (tmp_path / "registry").rglob("card.json")
+    assert MACHINE.read(json.loads(card.read_text(encoding="utf-8"))["measured_on"], "measured_on") == this_processor()
 
 
 def test_runs_in_real_time_do_not_add_to_those_in_virtual_time(runs, tmp_path):

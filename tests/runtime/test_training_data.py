@@ -173,7 +173,8 @@ def test_hottest_rows_of_tables_are_in_different_blocks_of_them():
     hottest = [int(of.bincount().argmax()) for of in ids.per_feature(ids.ids_L)]
     blocks = np.bincount([row // 100 for row in hottest], minlength=16)
     # Of 32 tables cut into 16 blocks, at random; all 32 would be in the first block if rows began at 0 in each.
-    assert blocks.max() <= 7 and np.count_nonzero(blocks) >= 10
+    assert blocks.max() <= 7
+    assert np.count_nonzero(blocks) >= 10
 
 
 def test_generated_batches_are_repeated_and_keep_their_parts_on_fewer_processes():
