@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import AutoshardError, SampleStoreError
@@ -58,7 +58,7 @@ def append_run(store: Path, plan: ShardingPlan, result: RunResult) -> Path:
         SampleStoreError: If it cannot be written.
     """
     plan = replace(plan, tables=replace(plan.tables, batch_size=result.batch_size))
-    document = {"schema": _SCHEMA, "plan": plan_to_json(plan), "run": RUN.to_json(result)}
+    document: dict[str, Any] = {"schema": _SCHEMA, "plan": plan_to_json(plan), "run": RUN.to_json(result)}
     if result.device == "cpu":
         document["machine"] = MACHINE.write(this_processor())
     file = store / f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}{_SUFFIX}"
