@@ -188,6 +188,16 @@ def test_configs_of_torchrec_are_read_with_all_their_fields(tmp_path):
     assert "need_pos is left out: it says how weights begin or kernels run" in told[0].notes
 
 
+def test_configs_without_pooling_are_of_sequences():
+    told = []
+    sequence = {field: value for field, value in CONFIG.items() if field != "pooling"} | {"name": "t2"}
+    (table,) = tables_from_list([sequence], told=told.append).tables
+    assert table.pooling is Pooling.SEQUENCE
+    assert "the list has no columns for these: pooling_factor is 1, pooling is sequence, " in told[0].notes[1]
+    both = tables_from_list([CONFIG | {"feature_names": ["f2"]}, sequence])
+    assert [one.pooling for one in both.tables] == [Pooling.MEAN, Pooling.SEQUENCE]
+
+
 def test_members_of_torchrecs_enumerations_are_read():
     words = Enum("words", ["FP16", "MEAN"])
     (table,) = tables_from_list([CONFIG | {"data_type": words.FP16, "pooling": words.MEAN}]).tables

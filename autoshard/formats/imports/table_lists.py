@@ -792,6 +792,7 @@ class _Reader:
     columns: Mapping[str, _Column]
     faults: list[FormatError]
     are_features_shared: bool
+    defaults: Mapping[str, str]
     empty: dict[str, list[str]] = field(default_factory=dict)
     batch_sizes: dict[int, str] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
@@ -817,7 +818,7 @@ class _Reader:
             self.batch_sizes.setdefault(values["batch_size"], place)
         if len(self.faults) > num_before or any(name not in values for name in _NEEDED):
             return None
-        return self._checked(_document(number, values), where, place)
+        return self._checked(_document(number, values, self.defaults), where, place)
 
     def _name_of(self, row: Sequence[object]) -> str:
         """What a message calls the table: its name, else its feature."""
@@ -855,12 +856,12 @@ class _Reader:
 
     def notes(self) -> Iterator[str]:
         """What the rows leave open."""
-        absent = [f"{name} is {default}" for name, default in _DEFAULTS.items() if name not in self.columns]
+        absent = [f"{name} is {default}" for name, default in self.defaults.items() if name not in self.columns]
         absent += [] if "zipf_alpha" in self.columns else ["all rows of a table are looked up alike"]
         if absent:
             yield f"the list has no columns for these: {', '.join(absent)}"
         for name, places in self.empty.items():
-            default = _DEFAULTS.get(name) or {"zipf_alpha": "rows are looked up alike"}.get(name)
+            default = self.defaults.get(name) or {"zipf_alpha": "rows are looked up alike"}.get(name)
             if default is not None:
                 more = f" and {len(places) - _MOST_NAMED} more" if len(places) > _MOST_NAMED else ""
                 yield f"{name} is empty in {', '.join(places[:_MOST_NAMED])}{more}: {default} is taken"
@@ -881,7 +882,10 @@ def _read(grid: _Grid, chosen: _Chosen) -> TableList:
     faults: list[FormatError] = []
     columns = _columns_of(grid, chosen, faults)
     faults += grid.faults
-    reader = _Reader(columns.by_field, faults, columns.is_torchrec)
+    has_all_fields = columns.is_torchrec and any(label in grid.columns for label in LEFT_CONFIG)
+    # Of TorchRec's configs, those of sequences alone have no pooling.
+    defaults = _DEFAULTS | ({"pooling": str(Pooling.SEQUENCE)} if has_all_fields else {})
+    reader = _Reader(columns.by_field, faults, columns.is_torchrec, defaults)
     tables = [reader.table(index, grid.places[index], row) for index, row in enumerate(grid.rows)]
     batch_size, notes = _batch_size(grid, chosen, reader, faults)
     if not grid.rows and not faults:
@@ -948,14 +952,14 @@ def _batch_size(
         return DEFAULT_BATCH_SIZE, ()
 
 
-def _document(number: int, values: Mapping[str, Any]) -> dict[str, Any]:
+def _document(number: int, values: Mapping[str, Any], defaults: Mapping[str, str]) -> dict[str, Any]:
     """A row as an object of tables.json."""
     features = values.get("features")
     name = values.get("name") or (features[0] if features and len(features) == 1 else f"table_{number}")
     looked_up = {"pooling_factor": 1.0, **{key: values[key] for key in _OF_FEATURES if key in values}}
     alpha = values.get("zipf_alpha")
     return {
-        **{key: default for key, default in _DEFAULTS.items() if key in _OF_TABLES},
+        **{key: default for key, default in defaults.items() if key in _OF_TABLES},
         **{key: values[key] for key in _OF_TABLES if key in values},
         "name": name,
         "features": [{"name": feature, **looked_up} for feature in features or [name]],
