@@ -88,12 +88,47 @@ def test_options_that_are_left_out_are_those_of_the_programs(caplog):
         ("WORLD_SIZE=16 LOCAL_RANK=0 python", 32768),
         ("mpirun -np 4 python", 8192),
         ("srun -N 2 --ntasks-per-node=8 python -u", 32768),
+        ("srun --nodes=4 --ntasks-per-node=1 torchrun --nnodes=4 --nproc_per_node=8", 65536),
+        ("srun -N4 --ntasks-per-node=1 torchrun --nproc-per-node 8", 65536),
+        ("srun --ntasks=32 --ntasks-per-node=8 python", 65536),
+        ("srun -n 32 --ntasks-per-node 8 python", 65536),
+        ("salloc -N 4 srun -n16 python", 32768),
+        ("/usr/bin/mpirun --np 8 python", 16384),
+        ("mpiexec -n 8 nice -n 10 python", 16384),
+        ("srun --ntasks-per-node=8 numactl -N 0 -m 0 python", 16384),
+        ("numactl -N 1 torchrun --nnodes=2 --nproc_per_node=4", 16384),
+        ("numactl -N 0 -m 0 torchrun --nproc_per_node=4", 8192),
+        ("conda run -n dlrm torchrun --nproc_per_node=4", 8192),
+        ("conda run -n dlrm python", 2048),
+        ("nice -n 10 python", 2048),
         ("python", 2048),
     ],
 )
 def test_the_batch_of_dlrm_main_is_that_of_one_process(launcher, batch):
     assert import_tables(f"{launcher} {MAIN}").batch_size == batch
     assert import_tables(f"{launcher} {MAIN}", batch_size=5).batch_size == 5
+
+
+@pytest.mark.parametrize(
+    ("lines", "launcher", "batch"),
+    [
+        ("#SBATCH --nodes=4", "srun --ntasks-per-node=8 python", 65536),
+        ("#SBATCH --job-name=a -N 2\n#SBATCH --ntasks-per-node 8", "srun python", 32768),
+        ("#SBATCH -n 16", "srun python", 32768),
+        ("#SBATCH --nodes=4", "srun --nodes=1 --ntasks-per-node=8 python", 16384),
+        ("#SBATCH --nodes=4", "torchrun --nproc_per_node=8", 16384),
+        ("#SBATCH --nodes=4 --ntasks=4", "srun torchrun --nproc_per_node=8", 65536),
+    ],
+)
+def test_a_job_of_slurm_says_what_srun_leaves_out(lines, launcher, batch, tmp_path):
+    path = tmp_path / "job.sh"
+    path.write_text(f"#!/bin/bash\n{lines}\n{launcher} {MAIN}\n")
+    assert import_tables(path).batch_size == batch
+
+
+def test_one_node_is_taken_with_a_note(caplog):
+    assert import_tables(f"srun --ntasks-per-node=8 python {MAIN}").batch_size == 16384
+    assert "--nodes: left out, so that 1 is taken" in caplog.text
 
 
 def test_a_component_of_torchx_starts_dlrm_main():
@@ -112,6 +147,13 @@ def test_features_of_dlrm_main_have_the_ids_that_it_makes():
     assert set(factors(import_tables(f"python {MAIN} --in_memory_binary_criteo_path=/data"))) == {1.0}
     three = import_tables("dlrm_main.py --num_embeddings_per_feature=5,6,7 --multi-hot-sizes 1,20,3 --embedding_dim=16")
     assert (rows(three), factors(three)) == ([5, 6, 7], [1.0, 20.0, 3.0])
+
+
+def test_the_program_of_2022_has_one_number_of_ids_for_large_tables():
+    three = "dlrm_main.py --num_embeddings_per_feature=199,200,6000 --embedding_dim=16"
+    assert factors(import_tables(f"{three} --multi_hot_size 20")) == [1.0, 20.0, 20.0]
+    assert factors(import_tables(f"{three} --multi_hot_size=20 --multi_hot_min_table_size=1000")) == [1.0, 1.0, 20.0]
+    assert factors(import_tables(f"{three} --multi_hot_size=1,20,3")) == [1.0, 20.0, 3.0]
 
 
 @pytest.mark.parametrize(
@@ -149,6 +191,14 @@ def test_features_that_are_concatenated_leave_the_bottom_perceptron_any_width():
     assert (rows(found), found.dense.bottom_mlp) == ([1461, 584, 10131227, 27], (24,))
     assert (found.dense.top_mlp, found.dense.interaction) == ((8, 1), "concat")
     assert import_tables(f"{PYTORCH} --arch-mlp-bot=13-16 --arch-mlp-top 8-1").dense.interaction == "dot"
+
+
+def test_a_perceptron_that_is_left_out_is_the_programs():
+    bottom = import_tables(f"{PYTORCH} --arch-mlp-bot=13-16").dense
+    assert (bottom.bottom_mlp, bottom.top_mlp) == ((16,), (4, 2, 1))
+    top = import_tables("dlrm_s_pytorch.py --arch-embedding-size=5-6 --arch-mlp-top=8-1").dense
+    assert (top.num_dense_features, top.bottom_mlp, top.top_mlp) == (4, (3, 2), (8, 1))
+    assert import_tables(PYTORCH).dense is None
 
 
 def test_weighted_pooling_weights_all_lookups():
@@ -204,6 +254,32 @@ def test_a_script_is_read_with_its_variables(tmp_path, caplog):
     assert import_tables(path, batch_size=8).batch_size == 8
 
 
+def test_a_script_is_read_with_its_arrays(tmp_path):
+    path = tmp_path / "run.sh"
+    options = "--embedding_dim 128  # of all\n  --num_embeddings_per_feature 5,6,7\n"
+    started = 'torchrun --nproc_per_node=8 dlrm_main.py "${ARGS[@]}"'
+    path.write_text(f'ARGS=(\n  {options})\nARGS+=( --batch_size "2048" )\n{started}\n')
+    found = import_tables(path)
+    assert (rows(found), found.tables[0].embedding_dim, found.batch_size) == ([5, 6, 7], 128, 16384)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python main.py --arch-embedding-size=5-6",
+        "$PROGRAM --num-embeddings-per-feature=5,6 --embedding_dim=64",
+        "python -m torch.distributed.run $PROGRAM --num_embeddings_per_feature 5,6 --embedding_dim 64",
+    ],
+)
+def test_a_command_without_the_programs_name_is_known_by_its_options(command):
+    assert rows(import_tables(command)) == [5, 6]
+
+
+def test_a_launcher_counts_processes_of_a_program_that_is_not_named():
+    command = "torchrun --nproc_per_node=4 $PROGRAM --num_embeddings_per_feature=5,6 --embedding_dim=64 --batch_size=16"
+    assert import_tables(command).batch_size == 64
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [
@@ -229,6 +305,20 @@ def test_a_script_is_read_with_its_variables(tmp_path, caplog):
             "--nproc_per_node: must be a whole number, or the option batch_size has to say",
         ),
         ("torchrun materialize.py --num_embeddings_per_feature=1,2", "holds no command of"),
+        ("python my_dlrm_main.py --num_embeddings_per_feature=1,2", "holds no command of"),
+        ("python -m trainer --num_embeddings 5 --over_arch_layer_sizes=8,1", "holds no command of"),
+        ("python train.py --embedding_dim 64 --batch_size 4096 --learning_rate 0.01", "holds no command of"),
+        (
+            'CMD="python3.6 -m dlrm.scripts.main --batch_size 32768 --embedding_dim 128"\n$CMD',
+            "holds no command of dlrm_s_pytorch.py or dlrm_main.py",
+        ),
+        (
+            "dlrm_main.py --embedding_dim 64 $ARGS",
+            "--num_embeddings: must be given: it may stand in $ARGS, which the script does not set",
+        ),
+        ('dlrm_main.py --num_embeddings=5 "${ARGS[@]}"', "--embedding_dim: must be given: it may stand in ${ARGS[@]}"),
+        ("dlrm_s_pytorch.py --arch-embedding-size=5-6 `cat options`", "--arch-sparse-feature-size: must be given"),
+        ("dlrm_s_pytorch.py --arch-sparse-feature-size=2 $@", "--arch-embedding-size: must be given"),
     ],
 )
 def test_what_cannot_be_imported_is_refused_in_the_commands_words(command, message, tmp_path):

@@ -44,6 +44,13 @@ def test_bins_are_those_of_the_batch(tmp_path):
     assert found.tables[0].access == AccessProfile.from_reuse_bins(1_000_000, BINS, of="rows", num_lookups=512 * 12)
 
 
+def test_what_is_taken_for_granted_is_told(tmp_path, caplog):
+    imported(tmp_path, [table(0, 100, 16, 1)], batch_size=65536)
+    assert caplog.messages == ["dtype, optimizer: taken for fp32 and sgd, as in NeuroShard's benchmarks"]
+    imported(tmp_path, [table(0, 100, 16, 1)])
+    assert "batch_size: taken for 65536, also for the bins, as the file does not say it" in caplog.messages
+
+
 def test_tables_without_reuse_are_looked_up_alike(tmp_path):
     empty = [table(0, 100, 16, 0, [0.0] * 17), table(1, 100, 16, 2, []), table(2, 100, 16, 2, [0.0] * 17)]
     for one in imported(tmp_path, empty).tables:

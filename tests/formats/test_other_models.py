@@ -93,6 +93,19 @@ def test_one_of_nvidias_models_is_parsed_not_run(tmp_path):
     assert shape(import_tables(one, batch_size=8)) == [(5, 4, [1.0])]
 
 
+def test_what_nvidias_lists_do_not_say_is_told(tmp_path, caplog):
+    path = write(tmp_path, "models.py", MODELS)
+    import_tables(f"{path}:tiny", batch_size=8)
+    told = [
+        "dtype, optimizer, access: taken for fp32, adagrad and zipf with alpha 1.05, as in the published benchmark",
+        "mlp_sizes: the dense layers are left out of the import",
+    ]
+    assert caplog.messages == told
+    caplog.clear()
+    import_tables(f"{path}:tiny")
+    assert caplog.messages == ["batch_size: taken for 65536, as the file does not say it", *told]
+
+
 def test_a_published_list_is_the_bundled_one(tmp_path):
     """Tiny V3 of config_v3.py has the tables of the bundled nvidia-tiny."""
     groups = ["1, [1, 10], 10000, 8, True", "1, [1, 10], 1000000, 16, True", "1, [1, 10], 25000000, 16, True"]

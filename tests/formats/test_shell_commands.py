@@ -34,6 +34,14 @@ from autoshard.formats.imports.shell_commands import shell_commands
         ("N=4; docker run image bash -lc \"cd /d && a --x=$N 'b c'\" > log", [["cd", "/d"], ["a", "--x=4", "b c"]]),
         ("n=9\nfor n in 1 2; do a $n; done", [["a", "$n"]]),
         ("n=$(seq 3); m=`date`; a $n $m $(pwd)", [["a", "$n", "$m", "$(pwd)"]]),
+        ("A=( --x 1 # note\n  --y=2\n 'b c' )\na \"${A[@]}\" d", [["a", "--x", "1", "--y=2", "b c", "d"]]),
+        ("A=(b 'c d'); a ${A[@]} \"${A[*]}\" x${A[@]}y $A", [["a", "b", "c", "d", "b c d", "xb", "c", "dy", "b"]]),
+        ('A=(); a "${A[@]}" b; A+=(c d); A+=($E); a "${A[@]}"', [["a", "b"], ["a", "c", "d", "$E"]]),
+        ('declare -a A=(b $E); B=("${A[@]}" d); C="${B[@]}"; a $C', [["a", "b", "$E", "d"]]),
+        ('if b; then A=(1); else A=(2); fi; a "${A[@]}"; (c d)', [["b"], ["a", "${A[@]}"], ["c", "d"]]),
+        ('a "--x=1 \\\n--y=2" "\\$N \\\\\\"" b\\\n  c', [["a", "--x=1 --y=2", '$N \\"', "b", "c"]]),
+        ('N=3; c="a \\\n --x \\$N"\n$c; eval $c', [["a", "--x", "$N"], ["a", "--x", "3"]]),
+        ("a ${1:-2048} ${2-x} ${3} $4", [["a", "2048", "x", "${3}", "$4"]]),
     ],
 )
 def test_commands_have_the_words_that_a_shell_gives_them(text, commands):
@@ -45,6 +53,7 @@ def test_commands_have_the_words_that_a_shell_gives_them(text, commands):
     [
         ("a 'open", "no closing quotation"),
         ('a "open', "no closing quotation"),
+        ("a=(b c\nd", "no closing parenthesis"),
         ("a=xxxxxxxxxx\n" + "a=$a$a\n" * 40, "must have at most 1,000,000 characters"),
     ],
 )

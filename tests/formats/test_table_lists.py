@@ -3,6 +3,7 @@
 import base64
 import json
 import logging
+from enum import Enum
 
 import pandas as pd
 import pyarrow as pa
@@ -11,8 +12,9 @@ import pytest
 
 from autoshard.core import DType, Optimizer, Pooling
 from autoshard.core.errors import FormatError, InputError
-from autoshard.formats import import_tables, load_tables, tables_from_list
+from autoshard.formats import import_tables, load_tables, tables_from_list, write_tables
 from autoshard.formats.imports.list_numbers import read_number, read_whole
+from tests import builders as make
 
 CSV = """name,num_embeddings,embedding_dim,pooling,dtype,optimizer,features,pooling_factor,zipf_alpha
 user,1000,64,mean,fp16,sgd,user; friend,2.5,1.1
@@ -74,6 +76,17 @@ LISTS = {
 }
 
 
+LISTS |= dict.fromkeys(
+    (
+        "batch_size: 8192\ntables:\n- name: user\n  rows: 1000\n  dim: 64\n",
+        "# of a model\nuser:\n  rows: 1000\n  dim: 64\n",
+        "user: {rows: 1000, dim: 64}",
+        '"user": { rows: 1000, dim: 64 }\nad: {rows: 5, dim: 4}',
+    ),
+    ("user", 1000, 64, 1, "sum", "fp32"),
+)
+
+
 @pytest.mark.parametrize("text", LISTS)
 def test_lists_as_people_have_them_are_read(text):
     table = tables_from_list(text, batch_size=256).tables[0]
@@ -112,6 +125,103 @@ def test_a_list_says_the_same_in_every_syntax(tmp_path):
         *({"text": texts["a.tsv"]}, {"base64": parquet}),
     ):
         assert tables_from_list(given) == found
+
+
+def test_a_name_of_yaml_may_have_any_characters():
+    assert tables_from_list("user-id:\n  rows: 1000\n  dim: 16\n").tables[0].name == "user-id"
+
+
+def test_the_text_of_a_tables_json_is_read(tmp_path):
+    tables = make.tables(make.table("a"), batch_size=64)
+    told = []
+    for name in ("tables.json", "tables.yaml"):
+        write_tables(tables, tmp_path / name)
+        text = (tmp_path / name).read_text()
+        assert tables_from_list({"text": text}, told=told.append) == tables
+        assert tables_from_list(text, batch_size=8).batch_size == 8
+        with pytest.raises(FormatError, match="columns: must be left out: a text with a schema has no columns to map"):
+            tables_from_list(text, columns={"a": "name"})
+    assert told == []
+
+
+@pytest.mark.parametrize("column", ["weighted", "Is Weighted"])
+def test_a_column_says_which_tables_are_weighted(column, tmp_path):
+    def weighted(given):
+        return [table.weighted for table in tables_from_list(given).tables]
+
+    for flags in ("true,False,,yes", "1,0,,YES", "TRUE,no,,1"):
+        rows = "".join(f"9,4,{flag}\n" for flag in flags.split(","))
+        assert weighted(f"rows,dim,{column}\n{rows}") == [True, False, False, True], flags
+    for flags in ([True, False, None, True], [1, 0, None, 1], ["true", "0", "", "yes"]):
+        listed = [{"rows": 9, "dim": 4, column: flag} for flag in flags]
+        assert weighted(listed) == weighted(pd.DataFrame(listed)) == [True, False, False, True], flags
+    pd.DataFrame([{"rows": 9, "dim": 4, column: True}]).to_parquet(tmp_path / "a.parquet")
+    assert load_tables(tmp_path / "a.parquet").tables[0].weighted
+    assert weighted(f"- rows: 9\n  dim: 4\n  {column}: true\n") == [True]
+
+
+#: A config of TorchRec with all its fields, as `dataclasses.asdict` gives it, and Python then writes it to JSON.
+CONFIG = {
+    "name": "t1",
+    "num_embeddings": 4096,
+    "embedding_dim": 8,
+    "feature_names": ["f1"],
+    "data_type": "DataType.FP16",
+    "pooling": "PoolingType.MEAN",
+    **dict.fromkeys(("weight_init_max", "weight_init_min", "num_embeddings_post_pruning", "init_fn", "input_dim")),
+    **dict.fromkeys(("total_num_buckets", "virtual_table_eviction_policy")),
+    **dict.fromkeys(("need_pos", "use_virtual_table", "enable_embedding_update"), False),
+}
+
+
+def test_configs_of_torchrec_are_read_with_all_their_fields(tmp_path):
+    told = []
+    (table,) = tables_from_list(json.dumps([CONFIG]), told=told.append).tables
+    assert (table.name, table.num_embeddings, table.embedding_dim) == ("t1", 4096, 8)
+    assert ([one.name for one in table.features], table.dtype, table.pooling) == (["f1"], DType.FP16, Pooling.MEAN)
+    assert [note for note in told[0].notes if "left out" in note] == []
+    as_csv = pd.DataFrame([CONFIG]).assign(feature_names="f1").to_csv(index=False)
+    assert tables_from_list(as_csv).tables == (table,)
+    told.clear()
+    pd.DataFrame([CONFIG | {"need_pos": True}]).to_parquet(tmp_path / "a.parquet")
+    assert import_tables(tmp_path / "a.parquet", told=told.append).tables == (table,)
+    assert "need_pos is left out: it says how weights begin or kernels run" in told[0].notes
+
+
+def test_configs_without_pooling_are_of_sequences():
+    told = []
+    sequence = {field: value for field, value in CONFIG.items() if field != "pooling"} | {"name": "t2"}
+    (table,) = tables_from_list([sequence], told=told.append).tables
+    assert table.pooling is Pooling.SEQUENCE
+    assert "the list has no columns for these: pooling_factor is 1, pooling is sequence, " in told[0].notes[1]
+    both = tables_from_list([CONFIG | {"feature_names": ["f2"]}, sequence])
+    assert [one.pooling for one in both.tables] == [Pooling.MEAN, Pooling.SEQUENCE]
+
+
+def test_members_of_torchrecs_enumerations_are_read():
+    words = Enum("words", ["FP16", "MEAN"])
+    (table,) = tables_from_list([CONFIG | {"data_type": words.FP16, "pooling": words.MEAN}]).tables
+    assert (table.dtype, table.pooling) == (DType.FP16, Pooling.MEAN)
+
+
+def test_what_configs_of_torchrec_hold_and_tables_do_not_is_refused():
+    with pytest.raises(FormatError) as raised:
+        tables_from_list([CONFIG, CONFIG | {"name": "t2", "input_dim": 10**6, "use_virtual_table": True}])
+    assert sorted(map(str, raised.value.faults)) == [
+        'column "input_dim": is set: plans do not hold ids that are hashed to rows; leave it out',
+        'column "use_virtual_table": is set: plans do not hold a virtual table; give num_embeddings the rows that are '
+        "in use",
+    ]
+    (table,) = tables_from_list("input_dim,output_dim,data_type\n9,4,fp32\n").tables
+    assert table.num_embeddings == 9
+
+
+def test_features_that_several_tables_of_torchrec_look_up_are_named_after_these():
+    told = []
+    configs = [CONFIG | {"name": "a", "feature_names": ["f", "g"]}, CONFIG | {"name": "b", "feature_names": ["f"]}]
+    found = tables_from_list(configs, told=told.append)
+    assert [[one.name for one in table.features] for table in found.tables] == [["f@a", "g"], ["f@b"]]
+    assert told[0].notes[-1] == "features that several tables look up are named FEATURE@TABLE: f"
 
 
 def test_what_a_list_leaves_open_is_told():
@@ -225,6 +335,7 @@ def test_names_may_be_numbers_where_they_cannot_be_counts(text, columns, feature
         ("name,rows,dim\na,1e99999999,4\n", ['line 2, table a, column "rows": must be a whole number of at most']),
         ("name,rows,dim\na,1,4\na,2,4\n", ['line 3, table a: must have table names of its own, got "a": line 2']),
         ("name,feature,rows,dim\na,f,1,4\nb,f,2,4\n", ['line 3, table b: must have feature names of its own, got "f"']),
+        ("rows,dim,weighted\n1,4,maybe\n1,4,2\n", ['line 2, column "weighted": must be true or false (or yes or no']),
         ("rows,dim,pooling\n1,4,sqrtn\n", ['line 2, column "pooling": must be one of sum, mean, sequence, got']),
         ("rows,dim,dtype\n1,4,fp64\n", ['line 2, column "dtype": must be one of fp32, fp16, bf16, int8, got "fp64"']),
         ("rows,dim,batch\n1,4,8\n1,4,9\n", ['column "batch": must be the same in all rows']),

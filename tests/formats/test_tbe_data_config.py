@@ -83,6 +83,11 @@ class TestFiles:
             [1 / np.sum(np.arange(1.0, 11) ** -0.5), 0.5, 0.2]
         )
 
+    @pytest.mark.parametrize("weighted", [False, True])
+    def test_tables_of_weighted_lookups_are_weighted(self, weighted, tmp_path):
+        tables = import_tables(written(tmp_path / "a.json", weighted=weighted)).tables
+        assert {table.weighted for table in tables} == {weighted}
+
     def test_a_folder_holds_the_tables_of_all_its_files(self, tmp_path):
         written(tmp_path / "b.json", T=1, E=7)
         written(tmp_path / "a.json", T=12)

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -30,6 +31,19 @@ _NO_STARTS: Final = frozenset(
 _ROWS, _DIMS, _WIDTHS = range(1, MAX_ROWS + 1), range(1, MAX_EMBEDDING_DIM + 1), range(1, 2**20 + 1)
 _BATCHES, _FACTORS, _PROCESSES = range(1, MAX_BATCH_SIZE + 1), range(int(MAX_POOLING_FACTOR) + 1), range(1, 2**20 + 1)
 _LIMITS: Final = range(-(2**53), 2**53)
+#: Short options of launchers that count processes or nodes, and their long names, by launcher. Programs that start
+#: others and have such options for other things have none.
+_SLURM: Final = {"-n": "--ntasks", "-N": "--nodes"}
+_MPI: Final = dict.fromkeys(("-n", "-np", "--n"), "--np")
+_SHORT_COUNTS: Final[Mapping[str, Mapping[str, str]]] = {
+    **dict.fromkeys(("srun", "salloc"), _SLURM),
+    **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "horovodrun"), _MPI),
+    "torchx": {"-j": "--j"},
+    **{name: {} for name in ("conda", "ionice", "mamba", "micromamba", "nice", "numactl")},
+}
+#: Options and variables that count the processes of all nodes, and all that count processes or nodes.
+_EVERY_PROCESS: Final = ("--ntasks", "--np", "--num-proc", "--num-trainers", "WORLD_SIZE")
+_COUNTS: Final = (*_EVERY_PROCESS, "--j", "--nproc-per-node", "--nnodes", "--ntasks-per-node", "--nodes")
 #: Value of an option that stands alone.
 _SET: Final = "True"
 _NO_LAYERS: Final = "the dense layers are left out of the import"
@@ -49,7 +63,7 @@ def read_dlrm_command(source: str | Path, *, batch_size: int | None = None) -> T
     `--num-indices-per-lookup-fixed`, a number drawn evenly up to that.
 
     `dlrm_main.py` of `torchrec_dlrm`: features have the ids per sample of `--multi_hot_sizes`, or one. `--batch_size`
-    is that of one process, and the launcher says how many there are.
+    is that of one process, and the launcher says how many there are, with lines `#SBATCH` where it is `srun`.
 
     Options that are left out have the programs' own defaults. Those that change tables or layers in a way that cannot
     be imported are refused or logged as warnings, as are options that the programs do not have. Rows are taken to be
@@ -63,8 +77,10 @@ def read_dlrm_command(source: str | Path, *, batch_size: int | None = None) -> T
         FormatError: If there is no such command, several describe different tables, or a value is not accepted.
     """
     found: dict[TableSet, list[str]] = {}
-    for program, words in _started(_text(str(source))):
-        tables, notes = program.read(_Command(program, words, batch_size))
+    text = _text(str(source))
+    allocation = " ".join(re.findall(r"^#SBATCH\s(.*)", text, re.MULTILINE)).split()
+    for program, words in _started(text):
+        tables, notes = program.read(_Command(program, words, allocation, batch_size))
         found.setdefault(tables, notes)
     if not found:
         raise FormatError(f"holds no command of {' or '.join(program.files[0] for program in _PROGRAMS)}")
@@ -89,12 +105,15 @@ def _started(text: str) -> Iterator[tuple[_Program, list[str]]]:
     """Commands that start one of the programs, or, where none does, that have their options."""
     commands = [words for words in shell_commands(text) if _NO_STARTS.isdisjoint(words[:1])]
     named = [(one, words) for words in commands for one in _PROGRAMS if any(map(one.is_file, words))]
-    others = [(one, words) for words in commands for one in _PROGRAMS if one.described_by in _names(words)]
+    others = [(one, words) for words in commands for one in _PROGRAMS if one.is_described_by(words)]
     yield from named or others
 
 
-def _names(words: Sequence[str]) -> list[str]:
-    return [item.partition("=")[0] for item in words]
+def _is_other_program(words: Sequence[str]) -> bool:
+    """Whether a command names a file of Python, or a module that is no launcher."""
+    modules = [name for option, name in pairwise(words) if option == "-m" and name[:1].isalpha()]
+    named = [*modules, *(item for item in words if item.endswith(".py"))]
+    return any(not name.startswith("torch.distributed.") for name in named)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +122,8 @@ class _Program:
 
     Attributes:
         files: Files and functions that start it.
-        described_by: The option that tells its command lines from others.
+        described_by: Sets of options, each of which tells its command lines from others.
+        is_copied: Whether these options tell it although a command names another file, which then is a copy of it.
         separator: Between the words of an option's name.
         comma: Between the numbers of a list.
         batch: Option of the batch.
@@ -114,7 +134,8 @@ class _Program:
     """
 
     files: tuple[str, ...]
-    described_by: str
+    described_by: tuple[frozenset[str], ...]
+    is_copied: bool
     separator: str
     comma: str
     batch: str
@@ -135,8 +156,22 @@ class _Program:
         return words.index("--", after) if "--" in words[after:] else after
 
     def is_named_in(self, text: str) -> bool:
-        """Whether a text names the program or its tables."""
-        return self.described_by in text or any(name.removesuffix(".py") in text for name in self.files)
+        """Whether a text names the program or one of its options."""
+        names = [*(name.removesuffix(".py") for name in self.files), *(f"--{name}" for name in self.valued.split())]
+        return any(name in text for name in names)
+
+    def is_described_by(self, words: Sequence[str]) -> bool:
+        """Whether a command has options by which the program is known."""
+        given = {self.spelled(item).partition("=")[0] for item in words}
+        is_described = any(options <= given for options in self.described_by)
+        return is_described and (self.is_copied or not _is_other_program(words))
+
+    def spelled(self, item: str) -> str:
+        """An option in the program's own spelling, be it with `-` or with `_`."""
+        name, equals, value = item.partition("=")
+        if not name.startswith("--"):
+            return item
+        return "--" + re.sub("[-_]", self.separator, name[2:]) + equals + value
 
 
 class _Parser(argparse.ArgumentParser):
@@ -147,11 +182,13 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Command:
-    """Options of one command, and how many processes its launcher starts."""
+    """Options of one command, and how many processes its launcher starts; `allocation` are options of Slurm's job."""
 
-    def __init__(self, program: _Program, words: list[str], batch_size: int | None) -> None:
+    def __init__(
+        self, program: _Program, words: Sequence[str], allocation: Sequence[str], batch_size: int | None
+    ) -> None:
         self.notes: list[str] = []
-        self._program, self._batch_size = program, batch_size
+        self._program, self._allocation, self._batch_size = program, allocation, batch_size
         parser = _Parser(prog=program.files[0], add_help=False)
         for name in program.valued.split():
             alone: dict[str, Any] = {"nargs": "?", "const": _SET} if f"--{name}" == _FIXED else {}
@@ -160,28 +197,25 @@ class _Command:
         for name in program.flags.split():
             parser.add_argument(f"--{name}", dest=f"--{name}", **flag)
         start = program.start(words)
-        self._launcher = " ".join(words[:start])
-        given, unread = parser.parse_known_args([self._spelled(item) for item in words[start:] if item != "--"])
+        self._launcher = words[:start] or words
+        given, unread = parser.parse_known_args([program.spelled(item) for item in words[start:] if item != "--"])
         self._given: dict[str, str] = vars(given)
+        self._unset = [one for one in unread if one.startswith(("$", "`"))]
         for reason, items in (
-            ("the script does not set it, and options in it are not read", [one for one in unread if one[:1] == "$"]),
-            (f"not read, for {program.files[0]} has no such option", [one for one in unread if one[:1] != "$"]),
+            ("the script does not set it, and options in it are not read", self._unset),
+            (f"not read, for {program.files[0]} has no such option", [one for one in unread if one not in self._unset]),
         ):
             if items:
                 self.notes.append(f"{shortened(' '.join(items), 200)}: {reason}")
-
-    def _spelled(self, item: str) -> str:
-        """An option in the program's own spelling, be it with `-` or with `_`."""
-        name, equals, value = item.partition("=")
-        if not name.startswith("--"):
-            return item
-        return "--" + re.sub("[-_]", self._program.separator, name[2:]) + equals + value
 
     def __contains__(self, option: str) -> bool:
         return option in self._given
 
     def text(self, option: str, default: str = "") -> str:
         """An option's value."""
+        if option in _TABLE_SIZES and option not in self and self._unset:
+            unset = shortened(" ".join(self._unset), 200)
+            raise FormatError(f"must be given: it may stand in {unset}, which the script does not set", field=option)
         return self._given.get(option, default)
 
     def whole(self, option: str, default: int, limits: range) -> int:
@@ -196,16 +230,27 @@ class _Command:
 
     def num_processes(self) -> int:
         """Processes that the launcher starts; 1 without one."""
-        launcher, accepted = self._launcher, "a whole number, or the option batch_size has to say the batch,"
-        if both := re.search(r"(?:^|\s)(?:-j[=\s]*|--j[=\s]+)([^\sa-z]\S*)", launcher):
-            nodes, _, each = both[1].rpartition("x")
-            return _whole(nodes or "1", "-j", _PROCESSES, accepted) * _whole(each, "-j", _PROCESSES, accepted)
-        if each_node := re.search(r"--(nproc[_-]per[_-]node|ntasks-per-node)[=\s]+(\S+)", launcher):
-            of_nodes = re.search(r"(?:^|\s)(--nnodes|--nodes|-N)[=\s]*(\S+)", launcher)
-            num_nodes = _whole(of_nodes[2], of_nodes[1], _PROCESSES, accepted) if of_nodes else 1
-            return num_nodes * _whole(each_node[2], f"--{each_node[1]}", _PROCESSES, accepted)
-        if every := re.search(r"(?:^|\s)(WORLD_SIZE=|--num_trainers[=\s]|-np?\s|--ntasks[=\s])\s*(\S+)", launcher):
-            return _whole(every[2], every[1].strip(" ="), _PROCESSES, accepted)
+        accepted = "a whole number, or the option batch_size has to say the batch,"
+        found = _launch_counts(self._launcher)
+        if any(item.rpartition("/")[2] == "srun" for item in self._launcher):
+            found = _launch_counts(["srun", *self._allocation]) | found
+
+        def count(*options: str) -> int | None:
+            spelled, value = next((found[one] for one in options if one in found), ("", None))
+            return None if value is None else _whole(value, spelled, _PROCESSES, accepted)
+
+        if "--j" in found:
+            spelled, value = found["--j"]
+            nodes, _, each = value.rpartition("x")
+            return _whole(nodes or "1", spelled, _PROCESSES, accepted) * _whole(each, spelled, _PROCESSES, accepted)
+        if (each_node := count("--nproc-per-node")) is not None:
+            return each_node * (count("--nnodes", "--nodes") or 1)
+        if (every := count(*_EVERY_PROCESS)) is not None:
+            return every
+        if (each_node := count("--ntasks-per-node")) is not None:
+            if (num_nodes := count("--nodes")) is None:
+                self.notes.append("--nodes: left out, so that 1 is taken")
+            return each_node * (num_nodes or 1)
         batch = self._program.batch
         self.notes.append(
             f"{batch}: taken for the global batch, for the command does not say how many processes it has"
@@ -223,6 +268,24 @@ class _Command:
         if batch > MAX_BATCH_SIZE:
             raise FormatError(f"must make a global batch of at most {MAX_BATCH_SIZE}, got {batch}", field=option)
         return batch
+
+
+def _launch_counts(words: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Options of launchers that count processes or nodes, each as it is spelled, with its value, by its long name.
+
+    Of an option that is there twice the first one counts: the second one is of a program that the launcher starts.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    short: Mapping[str, str] = {}
+    for item, following in pairwise([*words, ""]):
+        short = _SHORT_COUNTS.get(item.rpartition("/")[2], short)
+        spelled, equals, value = item.partition("=")
+        if attached := re.fullmatch(r"(-[A-Za-z])([\d$].*)", item):
+            spelled, equals, value = attached[1], "=", attached[2]
+        name = short.get(spelled, spelled.replace("_", "-") if spelled.startswith("--") else spelled)
+        if name in _COUNTS:
+            found.setdefault(name, (spelled, value if equals else following))
+    return found
 
 
 def _whole(value: str, option: str, limits: range, accepted: str = "a whole number", said: str | None = None) -> int:
@@ -330,25 +393,28 @@ def _lookups(rows: int, is_data_set: bool, command: _Command) -> float:
 
 
 def _dense_of_dlrm_s(command: _Command, dim: int) -> dict[str, object] | None:
-    """The dense layers, if the command describes both perceptrons and they can be priced."""
+    """The dense layers, if the command describes a perceptron and they can be priced."""
     interaction = word(command.text(_OPERATION, "dot"), _OPERATION, {"dot": "dot", "cat": "concat"})
-    if _BOTTOM not in command or _TOP not in command:
+    if _BOTTOM not in command and _TOP not in command:
         return None
-    inputs, *bottom = command.wholes(_BOTTOM, "", _WIDTHS)
+    inputs, *bottom = command.wholes(_BOTTOM, "4-3-2", _WIDTHS)
     if interaction == "dot" and bottom[-1:] != [dim]:
         command.notes.append(f"{_BOTTOM}: {_NO_LAYERS}, for it does not end in {dim}, as {_DIM}")
         return None
     if "--arch-interaction-itself" in command:
         command.notes.append("--arch-interaction-itself: not read; each feature's product with itself is not priced")
-    top = command.wholes(_TOP, "", _WIDTHS)
+    top = command.wholes(_TOP, "4-2-1", _WIDTHS)
     return {"num_dense_features": inputs, "bottom_mlp": bottom, "top_mlp": top, "interaction": interaction}
 
 
 #: Features of the Criteo data sets, the only ones of `dlrm_main.py`.
 _NUM_FEATURES, _NUM_DENSE_FEATURES = 26, 13
 _EACH_SIZE, _ONE_SIZE, _HOT_SIZES = "--num_embeddings_per_feature", "--num_embeddings", "--multi_hot_sizes"
+_HOT_SIZE, _HOT_ROWS = "--multi_hot_size", "--multi_hot_min_table_size"
 _MULTI_HOT_FILES: Final = "--synthetic_multi_hot_criteo_path"
-_BOTTOM_SIZES, _WIDTH = "--dense_arch_layer_sizes", "--embedding_dim"
+_BOTTOM_SIZES, _TOP_SIZES, _WIDTH = "--dense_arch_layer_sizes", "--over_arch_layer_sizes", "--embedding_dim"
+#: Options of both programs whose defaults are not taken where an unset variable may hold them.
+_TABLE_SIZES: Final = frozenset((_SIZES, _DIM, _ONE_SIZE, _WIDTH))
 
 
 def _read_dlrm_main(command: _Command) -> tuple[TableSet, list[str]]:
@@ -357,10 +423,8 @@ def _read_dlrm_main(command: _Command) -> tuple[TableSet, list[str]]:
     rows = rows or [command.whole(_ONE_SIZE, 100_000, _ROWS)] * _NUM_FEATURES
     if len(rows) != _NUM_FEATURES:
         command.notes.append(f"{_EACH_SIZE}: the program expects {_NUM_FEATURES} numbers, got {len(rows)}")
-    hot = command.wholes(_HOT_SIZES, "", _FACTORS) if _HOT_SIZES in command else [1] * len(rows)
-    if len(hot) != len(rows):
-        raise FormatError(f"must be {len(rows)} numbers, one for each table, got {len(hot)}", field=_HOT_SIZES)
-    if _MULTI_HOT_FILES in command and _HOT_SIZES not in command:
+    hot = _hot_sizes(command, rows)
+    if _MULTI_HOT_FILES in command and _HOT_SIZES not in command and _HOT_SIZE not in command:
         command.notes.append(
             f"{_MULTI_HOT_FILES}: ids per sample stand in these files, and 1 is taken; {_HOT_SIZES} says them"
         )
@@ -376,11 +440,23 @@ def _read_dlrm_main(command: _Command) -> tuple[TableSet, list[str]]:
     return made, command.notes
 
 
+def _hot_sizes(command: _Command, rows: Sequence[int]) -> list[int]:
+    """Ids per sample of each table: those that are listed, or, in the program of 2022, one number for large tables."""
+    if _HOT_SIZE in command and "," not in command.text(_HOT_SIZE):
+        size, least_rows = command.whole(_HOT_SIZE, 1, _FACTORS), command.whole(_HOT_ROWS, 200, _LIMITS)
+        return [size if one >= least_rows else 1 for one in rows]
+    listed = next((option for option in (_HOT_SIZES, _HOT_SIZE) if option in command), None)
+    hot = [1] * len(rows) if listed is None else command.wholes(listed, "", _FACTORS)
+    if len(hot) != len(rows):
+        raise FormatError(f"must be {len(rows)} numbers, one for each table, got {len(hot)}", field=_HOT_SIZES)
+    return hot
+
+
 def _dense_of_dlrm_main(command: _Command, dim: int) -> dict[str, object] | None:
     interactions = {"original": True, "dcn": False, "projection": False}
     interaction = word(command.text("--interaction_type", "original"), "--interaction_type", interactions)
     bottom = command.wholes(_BOTTOM_SIZES, "512,256,64", _WIDTHS)
-    top = command.wholes("--over_arch_layer_sizes", "512,512,256,1", _WIDTHS)
+    top = command.wholes(_TOP_SIZES, "512,512,256,1", _WIDTHS)
     if not interaction:
         command.notes.append(f"--interaction_type: {_NO_LAYERS}, for only original can be priced")
         return None
@@ -392,7 +468,8 @@ def _dense_of_dlrm_main(command: _Command, dim: int) -> dict[str, object] | None
 
 _DLRM_S: Final = _Program(
     files=("dlrm_s_pytorch.py", "dlrm_s_caffe2.py"),
-    described_by=_SIZES,
+    described_by=(frozenset([_SIZES]),),
+    is_copied=True,
     separator="-",
     comma="-",
     batch="--mini-batch-size",
@@ -414,7 +491,8 @@ _DLRM_S: Final = _Program(
 )
 _DLRM_MAIN: Final = _Program(
     files=("dlrm_main.py", "run_dlrm_main"),
-    described_by=_WIDTH,
+    described_by=(frozenset([_EACH_SIZE]), frozenset([_ONE_SIZE, _TOP_SIZES])),
+    is_copied=False,
     separator="_",
     comma=",",
     batch="--batch_size",
@@ -422,9 +500,9 @@ _DLRM_MAIN: Final = _Program(
     valued="""batch_size dataset_name dcn_low_rank_dim dcn_num_layers dense_arch_layer_sizes embedding_dim epochs eps
         in_memory_binary_criteo_path interaction_branch1_layer_sizes interaction_branch2_layer_sizes interaction_type
         learning_rate limit_test_batches limit_train_batches limit_val_batches lr_decay_start lr_decay_steps
-        lr_warmup_steps multi_hot_distribution_type multi_hot_sizes num_embeddings num_embeddings_per_feature
-        over_arch_layer_sizes seed synthetic_multi_hot_criteo_path test_batch_size undersampling_rate
-        validation_freq_within_epoch""",
+        lr_warmup_steps multi_hot_distribution_type multi_hot_min_table_size multi_hot_size multi_hot_sizes
+        num_embeddings num_embeddings_per_feature over_arch_layer_sizes seed synthetic_multi_hot_criteo_path
+        test_batch_size undersampling_rate validation_freq_within_epoch""",
     flags="""adagrad allow_tf32 collect_multi_hot_freqs_stats drop_last_training_batch mmap_mode pin_memory print_lr
         print_sharding_plan shuffle_batches shuffle_training_set""",
     read=_read_dlrm_main,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -13,6 +14,8 @@ from autoshard.formats.documents.fields import at_path, check_names, items, numb
 from autoshard.formats.documents.json_document import read_json
 from autoshard.formats.documents.tables_json import tables_from_json
 from autoshard.formats.imports.table_lists import DEFAULT_BATCH_SIZE
+
+_log = logging.getLogger(__name__)
 
 _TABLES: Final = "tables"
 _NEEDED: Final = ("row", "dim", "pooling_factor")
@@ -29,7 +32,7 @@ def is_dreamshard(document: object) -> bool:
     return isinstance(first, dict) and set(_NEEDED) <= first.keys() <= set(_KNOWN)
 
 
-def read_dreamshard(path: str | Path, *, batch_size: int = DEFAULT_BATCH_SIZE) -> TableSet:
+def read_dreamshard(path: str | Path, *, batch_size: int | None = None) -> TableSet:
     """Tables of a `table_configs.json`: an object with a list of tables, or the list itself.
 
     A table has `row`, `dim`, `pooling_factor`, and may have an `index` and all of `bin_0` to `bin_16`, the shares of
@@ -38,7 +41,7 @@ def read_dreamshard(path: str | Path, *, batch_size: int = DEFAULT_BATCH_SIZE) -
 
     Args:
         path: The file.
-        batch_size: Global batch, and that of the bins; 65,536 in the data sets that the tools were made for.
+        batch_size: Global batch, and that of the bins; None for 65,536, that of the data sets which the tools are for.
 
     Raises:
         FormatError: If the file is none, or a value is not accepted.
@@ -51,6 +54,10 @@ def read_dreamshard(path: str | Path, *, batch_size: int = DEFAULT_BATCH_SIZE) -
     listed = document
     if isinstance(document, dict):
         listed = check_names(document, "", [_TABLES], [])[_TABLES]
+    if batch_size is None:
+        batch_size = DEFAULT_BATCH_SIZE
+        _log.warning("batch_size: taken for %d, also for the bins, as the file does not say it", batch_size)
+    _log.warning("dtype, optimizer: taken for %s and %s, as in NeuroShard's benchmarks", _DTYPE, _OPTIMIZER)
     tables = [
         at_path(f"{field}[{n}]", partial(_table, n, one, batch_size))
         for n, one in enumerate(items(listed, field, maximum=MAX_TABLES))

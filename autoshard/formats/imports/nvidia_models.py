@@ -7,6 +7,7 @@ read.
 from __future__ import annotations
 
 import ast
+import logging
 import warnings
 from collections.abc import Mapping
 from functools import partial
@@ -22,6 +23,8 @@ from autoshard.formats.documents.tables_json import tables_from_json
 from autoshard.formats.files import read_bytes
 from autoshard.formats.imports.table_lists import DEFAULT_BATCH_SIZE
 
+_log = logging.getLogger(__name__)
+
 _SUFFIX: Final = ".py"
 _MODEL, _EMBEDDING = "ModelConfig", "EmbeddingConfig"
 _MODEL_FIELDS: Final = ("name", "embedding_configs", "mlp_sizes", "num_numerical_features", "interact_stride")
@@ -36,7 +39,7 @@ def is_nvidia_models(source: str) -> bool:
     return source.rpartition(":")[0].endswith(_SUFFIX) or source.endswith(_SUFFIX)
 
 
-def read_nvidia_models(source: str | Path, *, batch_size: int = DEFAULT_BATCH_SIZE) -> TableSet:
+def read_nvidia_models(source: str | Path, *, batch_size: int | None = None) -> TableSet:
     """Tables of one of NVIDIA's synthetic models.
 
     Each number of `nnz` is a feature with so many ids per sample. Features of a shared configuration look up one table,
@@ -45,7 +48,7 @@ def read_nvidia_models(source: str | Path, *, batch_size: int = DEFAULT_BATCH_SI
     Args:
         source: `FILE.py:MODEL` with the model's variable, or its key in the file's dictionary of models; `FILE.py`
             where the file holds one model.
-        batch_size: Global batch.
+        batch_size: Global batch; None for 65,536.
 
     Raises:
         UnknownNameError: If the file holds no such model, or several and none is named.
@@ -61,6 +64,14 @@ def read_nvidia_models(source: str | Path, *, batch_size: int = DEFAULT_BATCH_SI
         )
     model = _chosen(_models(tree), name)
     tables = at_path(shortened(name) or _MODEL, lambda: _tables(model))
+    if batch_size is None:
+        batch_size = DEFAULT_BATCH_SIZE
+        _log.warning("batch_size: taken for %d, as the file does not say it", batch_size)
+    _log.warning(
+        "dtype, optimizer, access: taken for fp32, %s and zipf with alpha %s, as in the published benchmark",
+        *(_OPTIMIZER, _ACCESS["alpha"]),
+    )
+    _log.warning("mlp_sizes: the dense layers are left out of the import")
     return tables_from_json({"schema": "autoshard.tables/1", "batch_size": batch_size, "tables": tables})
 
 

@@ -10,11 +10,14 @@ from typing import Final
 
 from autoshard.core.errors import FormatError
 
-#: Variables by name; None for one whose value depends on a condition, a loop or a program.
+#: Variables by name; None for one whose value depends on a condition, a loop or a program. An array is a text with
+#: `_BETWEEN` before each word.
 _Variables = dict[str, str | None]
+_BETWEEN: Final = "\0"
 
 _EXPANSION = r"\$\(\((?:[^()]|\([^()]*\))*\)\)|\$\{[^{}]*\}|\$(?:[A-Za-z_]\w*|[0-9@*#?$!])"
-_EXPANSIONS: Final = re.compile(_EXPANSION)
+#: What a shell replaces between double quotes.
+_IN_QUOTES: Final = re.compile(rf"\\(?P<escaped>\r?\n|[$`\"\\])|{_EXPANSION}")
 #: A line that starts with an option continues the one before, as in commands that were pasted.
 _TOKENS: Final = re.compile(
     rf"""(?P<joint>\\\r?\n)
@@ -31,7 +34,11 @@ _TOKENS: Final = re.compile(
     |(?P<odd>.)""",
     re.VERBOSE | re.DOTALL,
 )
-_NAMED: Final = re.compile(r"\$(?:(?P<name>[A-Za-z_]\w*)|\{(?P<braced>[A-Za-z_]\w*)(?::?[-=](?P<default>[^}]*))?\})")
+_NAMED: Final = re.compile(
+    r"\$(?:(?P<name>[A-Za-z_]\w*)|\{(?P<braced>\w+)(?:\[(?P<words>[@*])\])?(?::?[-=](?P<default>[^}]*))?\})"
+)
+#: What an array's words in parentheses follow.
+_ARRAY: Final = re.compile(r"[A-Za-z_]\w*\+?=")
 _ASSIGNMENT: Final = re.compile(r"(?P<name>[A-Za-z_]\w*)(?P<more>\+?)=(?P<value>.*)", re.DOTALL)
 _KEYWORDS: Final = frozenset(re.findall(r"\S+", "if then elif else fi case esac while until do done { } ! time"))
 _DECLARATIONS: Final = ("export", "declare", "local", "readonly")
@@ -76,16 +83,24 @@ class _Script:
         words: list[str] = []
         word: str | None = None
         names_file = False
+        #: The name of an array that is open, with its =, and the words of the command before it.
+        array: tuple[str, list[str]] | None = None
         for token in _TOKENS.finditer(text + "\n"):
             kind, found = str(token.lastgroup), token[token.lastgroup or 0]
             if kind == "odd":
                 raise FormatError("is no command line: no closing quotation")
+            if (kind, found) == ("end", "(") and word is not None and _ARRAY.fullmatch(word):
+                array, words, word = (word, words), [], None
+                continue
             if kind in ("blank", "comment", "redirection", "end"):
                 if word is not None and not names_file:
-                    words.append(word)
+                    words += _apart(word)
                 names_file = found[-1] not in "0123456789-" if kind == "redirection" else names_file and word is None
                 word = None
-                if kind == "end":
+                if array is not None:
+                    if (kind, found) == ("end", ")"):
+                        word, words, array = f"{array[0]}{_BETWEEN}{_BETWEEN.join(words)}", array[1], None
+                elif kind == "end":
                     self._finish(words, depth)
                     self._branch(found)
                     words, names_file = [], False
@@ -98,18 +113,24 @@ class _Script:
             first, *others = re.split(r"\s+", value) if is_split else [value]
             word = (word or "") + first if first or not (is_split or kind == "joint") else word
             for other in others:
-                words += [word] if word else []
+                words += _apart(word) if word else []
                 word = other or None
+        if array is not None:
+            raise FormatError("is no command line: no closing parenthesis")
 
     def _value(self, kind: str, found: str) -> str:
         if kind == "expansion":
             return self._expanded(found)
         if kind == "double":
-            return re.sub(r'\\([$`"\\])', r"\1", _EXPANSIONS.sub(lambda one: self._expanded(one.group()), found))
+            return _IN_QUOTES.sub(self._replaced, found)
         return found
 
+    def _replaced(self, found: re.Match[str]) -> str:
+        """What an escaped character or a variable between double quotes stands for."""
+        return self._expanded(found[0]) if found["escaped"] is None else found["escaped"].strip("\r\n")
+
     def _expanded(self, reference: str) -> str:
-        """The value of `$NAME`, `${NAME:-default}` or `$((sum))`; what is not known stays as it is."""
+        """The value of `$NAME`, `${NAME:-default}`, `${NAME[@]}` or `$((sum))`; what is not known stays as it is."""
         if reference.startswith("$(("):
             result = self._calculated(reference[3:-2])
             return reference if result is None else str(result)
@@ -118,9 +139,14 @@ class _Script:
             return reference
         name = named["name"] or named["braced"]
         value = self._variables.get(name, "" if named["default"] is not None else None)
-        if value == "" and named["default"] is not None:
+        if value in ("", _BETWEEN) and named["default"] is not None:
             return self._value("double", named["default"].strip("\"'"))
-        return reference if value is None else value
+        if value is None or not value.startswith(_BETWEEN):
+            return reference if value is None else value
+        if named["words"] == "@":
+            return value[1:] or value
+        words = value[1:].split(_BETWEEN)
+        return " ".join(words) if named["words"] else words[0]
 
     def _calculated(self, formula: str) -> int | None:
         replaced = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", lambda name: self._variables.get(name[1]) or name[0], formula)
@@ -139,7 +165,8 @@ class _Script:
         if words[:1] == ["for"]:
             self._variables |= dict.fromkeys(words[1:2])
             return
-        declared = words[1:] if words[:1] and words[0] in _DECLARATIONS else words
+        is_declaration = bool(words) and words[0] in _DECLARATIONS
+        declared = [one for one in words[1:] if not one.startswith("-")] if is_declaration else words
         settings = [one for one in map(_ASSIGNMENT.fullmatch, declared) if one]
         if declared and len(settings) == len(declared):
             for setting in settings:
@@ -153,8 +180,10 @@ class _Script:
 
     def _set(self, name: str, more: str, value: str) -> None:
         before = self._variables.get(name, "") if more else ""
-        unknown = before is None or "$(" in value or "`" in value
-        self._variables[name] = None if unknown else f"{before}{value}"
+        is_array = value.startswith(_BETWEEN)
+        unknown = before is None or (not is_array and ("$(" in value or "`" in value))
+        joined = value if is_array else value.replace(_BETWEEN, " ")
+        self._variables[name] = None if unknown else f"{before}{joined}"
 
     def _branch(self, keyword: str) -> None:
         """Starts or ends a condition or one of its branches."""
@@ -170,6 +199,13 @@ class _Script:
         elif keyword in ("fi", "esac") and self._conditions:
             _, outcomes = self._conditions.pop()
             self._variables = _merged([*outcomes, self._variables])
+
+
+def _apart(word: str) -> list[str]:
+    """The words that a word is: several or none where it holds an array's."""
+    if _BETWEEN not in word or _ASSIGNMENT.match(word):
+        return [word]
+    return [part for part in word.split(_BETWEEN) if part]
 
 
 def _inner_script(words: list[str]) -> str | None:

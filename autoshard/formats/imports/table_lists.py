@@ -11,9 +11,10 @@ import logging
 import math
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, replace
-from enum import StrEnum
+from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -25,9 +26,10 @@ from autoshard.core.quoting import shortened, shown
 from autoshard.formats.documents.access_json import ALPHA
 from autoshard.formats.documents.json_document import YAML_SUFFIXES, parse_json
 from autoshard.formats.documents.kinds import kind_of
-from autoshard.formats.documents.tables_json import BATCH_SIZE, TABLE
+from autoshard.formats.documents.tables_json import BATCH_SIZE, TABLE, tables_from_json
 from autoshard.formats.files import open_file, read_bytes
 from autoshard.formats.imports.list_numbers import read_number, read_whole
+from autoshard.formats.torchrec.config_fields import LEFT_CONFIG, REFUSED_CONFIG
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +65,7 @@ _NAMES: Final[Mapping[str, str]] = {
     "dtype": "datatype precision weightsprecision weightprecision weighttype weightstype weightdtype weightsdtype "
     "embeddingdtype paramdtype numberformat",
     "optimizer": "optim opt optimiser optimizertype",
+    "weighted": "isweighted",
     "features": "feature featurename featurenames featureids slot slots slotname",
     "zipf_alpha": "alpha zipf zipfexponent zipfs zipfparameter",
     "batch_size": "batch globalbatchsize globalbatch b",
@@ -111,6 +114,9 @@ _KINDS: Final = {name: kind_of(one.type, one.marks) for name, one in _DECLARED.i
 _WHOLE: Final = {name: _KINDS[name] for name, one in _DECLARED.items() if one.type is int}
 _NUMBERS: Final = {name: _KINDS[name] for name, one in _DECLARED.items() if float in (one.type, *get_args(one.type))}
 _NUMBERS["zipf_alpha"] = ALPHA
+_FLAGS: Final = frozenset(name for name, one in _DECLARED.items() if one.type is bool)
+#: Words for flags; data frames write flags as 1.0 and 0.0 where some rows have none.
+_TRUE, _FALSE = ("true", "yes", "1", "1.0"), ("false", "no", "0", "0.0")
 #: What fields are where a list has no value, as messages show it.
 _DEFAULTS: Final = {
     "pooling_factor": "1",
@@ -154,6 +160,10 @@ _UNITS: Final = {
     **dict.fromkeys(("m", "mn", "million", "millions", "in millions", "mio", "1e6", "10^6"), 10**6),
     **dict.fromkeys(("b", "bn", "billion", "billions", "in billions", "1e9", "10^9"), 10**9),
 }
+#: Columns by which a list is known as one of TorchRec's configs.
+_TORCHREC: Final = ("feature_names", "data_type")
+#: How a text begins that is YAML: with a list, or with a field whose value is no row of cells.
+_YAML_START: Final = re.compile(r"- *\S+:|-$|---$|[^,;:\t|]+:(\s+[\[{]|(\s[^,;\t|]*)?$)")
 _PARQUET_START: Final = b"PAR1"
 _ZIP_START: Final = b"PK\x03\x04"
 _LINE: Final = re.compile(r"[^\r\n]*(?:\r\n?|\n)|[^\r\n]+")
@@ -220,14 +230,13 @@ def read_table_list(
     with open_file(path) as file:
         is_parquet = file.read(len(_PARQUET_START)) == _PARQUET_START
     chosen = _Chosen(batch_size=batch_size, columns=columns or {})
+    grid: _Grid | TableSet
     if is_parquet:
         with open_file(path) as file:
             grid = _parquet_grid(file, chosen)
     else:
         grid = _text_grid(_decoded(read_bytes(path)), is_yaml=Path(path).suffix in YAML_SUFFIXES)
-    found = _read(grid, chosen)
-    told(found)
-    return found.tables
+    return _tables(grid, chosen, told)
 
 
 def tables_from_list(
@@ -238,7 +247,8 @@ def tables_from_list(
     Args:
         given: A data frame (of pandas or polars, or an Arrow table), a list of mappings, the text of a file, or a
             mapping: with `tables` or `rows` (a list of mappings), `text` (of a file) or `base64` (of a file's bytes),
-            and beside it `batch_size` and `columns` where they are not given here; or of tables by name.
+            and beside it `batch_size` and `columns` where they are not given here; or of tables by name. A text may be
+            a `tables.json`, too, of whose columns nothing is told.
         batch_size: As of `read_table_list`.
         columns: Likewise.
         told: Likewise.
@@ -256,9 +266,7 @@ def tables_from_list(
         grid = _text_grid(given)
     else:
         grid = _grid_of(given)
-    found = _read(grid, chosen)
-    told(found)
-    return found.tables
+    return _tables(grid, chosen, told)
 
 
 def is_table_list(document: object) -> bool:
@@ -351,13 +359,13 @@ def _decoded(data: bytes) -> str:
         raise FormatError("is not UTF-8 text") from None
 
 
-def _text_grid(text: str, *, is_yaml: bool = False) -> _Grid:
-    """Rows of a text, whose syntax is told from how it begins."""
+def _text_grid(text: str, *, is_yaml: bool = False) -> _Grid | TableSet:
+    """Rows of a text, whose syntax is told from how it begins, or the tables of a `tables.json`."""
     text = text.removeprefix("\ufeff")
     start = next((line for line in map(str.strip, _lines(text)) if line and not line.startswith("#")), "")
     if not is_yaml and start.startswith(("[", "{")):
         return _lines_grid(text) if _is_lines(text, start) else _document_grid(parse_json(text))
-    if is_yaml or re.match(r"(- *\S+:|-$|---$|[\w ]+:$)", start):
+    if is_yaml or _YAML_START.match(start):
         from autoshard.formats.yaml_text import parse_yaml
 
         return _document_grid(parse_yaml(text))
@@ -392,9 +400,11 @@ def _lines_grid(text: str) -> _Grid:
     return replace(_mappings_grid(rows, places), faults=faults)
 
 
-def _document_grid(document: object) -> _Grid:
-    """Rows of a parsed document: a list of them, an object that holds one, or tables by name."""
+def _document_grid(document: object) -> _Grid | TableSet:
+    """Rows of a parsed document: a list of them, an object that holds one, tables by name; or a `tables.json`."""
     if isinstance(document, dict):
+        if "schema" in document:
+            return tables_from_json(document)
         key = next((key for key in _AROUND if key in document), None)
         if key is not None:
             for name in document:
@@ -535,7 +545,11 @@ def _parquet_grid(file: Any, chosen: _Chosen) -> _Grid:
             _check_count(parquet.metadata.num_rows)
             columns = [name for name in parquet.schema_arrow.names if not name.startswith("__index")]
             # Columns that are no fields are faults; their values may be large.
-            read = [name for name in columns if _field_of(name)[0] or _mapped(name, chosen.columns)]
+            read = [
+                name
+                for name in columns
+                if _field_of(name)[0] or _mapped(name, chosen.columns) or name in (*LEFT_CONFIG, *REFUSED_CONFIG)
+            ]
             rows = [
                 [row.get(name) for name in columns]
                 for batch in parquet.iter_batches(_CHUNK_ROWS, columns=read, use_threads=False)
@@ -591,15 +605,26 @@ class _Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Columns:
-    """Columns by field, with what the list's columns were read as."""
+    """Columns by field, with what the list's columns were read as.
+
+    Attributes:
+        by_field: Columns by field.
+        read_as: Fields by column; empty for those that are ignored.
+        is_torchrec: Whether the list is one of TorchRec's configs, whose features may look up several tables.
+        left: Columns of such configs that have values which tables do not hold.
+    """
 
     by_field: Mapping[str, _Column]
     read_as: Mapping[str, str]
+    is_torchrec: bool
+    left: Sequence[str]
 
 
 def _columns_of(grid: _Grid, chosen: _Chosen, faults: list[FormatError]) -> _Columns:
     by_field: dict[str, _Column] = {}
     read_as: dict[str, str] = {}
+    left: list[str] = []
+    is_torchrec = set(_TORCHREC) <= set(grid.columns)
     for key, chosen_field in chosen.columns.items():
         if chosen_field and chosen_field not in FIELDS:
             raise FormatError(f"{shown(chosen_field)} is no field; these are: {', '.join(FIELDS)}", field=_label(key))
@@ -609,16 +634,21 @@ def _columns_of(grid: _Grid, chosen: _Chosen, faults: list[FormatError]) -> _Col
     for index, label in enumerate(grid.columns):
         mapped = _mapped(label, chosen.columns)
         known, scale = _field_of(label)
+        values = [row[index] for row in grid.rows]
         if mapped is not None:
             name = mapped
-        elif _is_numbering(label, [row[index] for row in grid.rows]):
+        elif is_torchrec and label in (*LEFT_CONFIG, *REFUSED_CONFIG):
             name = ""
-        elif known is not None and not _is_count(label, [row[index] for row in grid.rows]):
+            if not all(map(_is_unset, values)):
+                left.append(label)
+        elif _is_numbering(label, values):
+            name = ""
+        elif known is not None and not _is_count(label, values):
             name = known
         else:
             faults.append(_unknown(label, is_first=not faults))
             continue
-        if name == "pooling" and mapped is None and _has_numbers([row[index] for row in grid.rows]):
+        if name == "pooling" and mapped is None and _has_numbers(values):
             name = "pooling_factor"
         if name and name in by_field:
             faults.append(
@@ -635,7 +665,12 @@ def _columns_of(grid: _Grid, chosen: _Chosen, faults: list[FormatError]) -> _Col
     for name in _NEEDED:
         if name not in by_field:
             faults.append(FormatError(f"must be a column; there are {', '.join(map(shown, grid.columns))}", field=name))
-    return _Columns(by_field=by_field, read_as=read_as)
+    faults += [
+        FormatError(f"is set: plans do not hold {meaning}", field=_label(label))
+        for label, meaning in REFUSED_CONFIG.items()
+        if label in left
+    ]
+    return _Columns(by_field=by_field, read_as=read_as, is_torchrec=is_torchrec, left=left)
 
 
 def _label(column: str) -> str:
@@ -672,7 +707,7 @@ def _has_numbers(values: Sequence[object]) -> bool:
     """Whether all values are numbers, or texts that begin as numbers do."""
     given = [value for value in values if not _is_missing(value)]
     return bool(given) and all(
-        re.match(r"[-+]?[\d.]", value) if isinstance(value, str) else not isinstance(value, bool | list)
+        re.match(r"[-+]?[\d.]", value) if isinstance(value, str) else not isinstance(value, bool | list | Enum)
         for value in given
     )
 
@@ -689,6 +724,11 @@ def _is_missing(value: object) -> bool:
     return value is None or type(value).__name__ in ("NAType", "NaTType")
 
 
+def _is_unset(value: object) -> bool:
+    """Whether there is no value, or it is false, as TorchRec's configs have it where nothing is set."""
+    return _is_missing(value) or str(value).strip().casefold() in ("false", "none")
+
+
 def _value(name: str, value: object, scale: int) -> Any:
     """A value of a column as the field's.
 
@@ -700,6 +740,8 @@ def _value(name: str, value: object, scale: int) -> Any:
         return _WHOLE[name].read(read_whole(value, scale, may_have_suffix=name == "num_embeddings"), "")
     if name in _NUMBERS:
         return _NUMBERS[name].read(read_number(value, scale), "")
+    if name in _FLAGS:
+        return _flag(value)
     if name in _WORDS:
         return _word(name, value)
     if name == "features":
@@ -711,8 +753,16 @@ def _value(name: str, value: object, scale: int) -> Any:
     return value.strip()
 
 
+def _flag(value: object) -> bool:
+    word = str(value).strip().casefold()
+    if word not in (*_TRUE, *_FALSE):
+        raise FormatError(f"must be true or false (or yes or no, 1 or 0), got {shown(value)}")
+    return word in _TRUE
+
+
 def _word(name: str, value: object) -> str:
     known = _WORDS[name]
+    value = value.name if isinstance(value, Enum) and not isinstance(value, str) else value  # of TorchRec
     text = str(value) if type(value).__module__ == "torch" or isinstance(value, str) else ""
     plain = _plain(text.rpartition(".")[2])
     if plain not in known:
@@ -741,6 +791,8 @@ class _Reader:
 
     columns: Mapping[str, _Column]
     faults: list[FormatError]
+    are_features_shared: bool
+    defaults: Mapping[str, str]
     empty: dict[str, list[str]] = field(default_factory=dict)
     batch_sizes: dict[int, str] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
@@ -766,7 +818,7 @@ class _Reader:
             self.batch_sizes.setdefault(values["batch_size"], place)
         if len(self.faults) > num_before or any(name not in values for name in _NEEDED):
             return None
-        return self._checked(_document(number, values), where, place)
+        return self._checked(_document(number, values, self.defaults), where, place)
 
     def _name_of(self, row: Sequence[object]) -> str:
         """What a message calls the table: its name, else its feature."""
@@ -787,7 +839,8 @@ class _Reader:
             self._fault(where, self.columns[name].label if name in self.columns else name, error.message)
             return None
         names = [("table", table.name, self.names)]
-        names += [("feature", feature.name, self.features) for feature in table.features]
+        if not self.are_features_shared:
+            names += [("feature", feature.name, self.features) for feature in table.features]
         for kind, name, seen in names:
             if name in seen:
                 other = f"{seen[name]} has it, too" if seen[name] != place else "it is there twice"
@@ -803,35 +856,67 @@ class _Reader:
 
     def notes(self) -> Iterator[str]:
         """What the rows leave open."""
-        absent = [f"{name} is {default}" for name, default in _DEFAULTS.items() if name not in self.columns]
+        absent = [f"{name} is {default}" for name, default in self.defaults.items() if name not in self.columns]
         absent += [] if "zipf_alpha" in self.columns else ["all rows of a table are looked up alike"]
         if absent:
             yield f"the list has no columns for these: {', '.join(absent)}"
         for name, places in self.empty.items():
-            default = _DEFAULTS.get(name) or {"zipf_alpha": "rows are looked up alike"}.get(name)
+            default = self.defaults.get(name) or {"zipf_alpha": "rows are looked up alike"}.get(name)
             if default is not None:
                 more = f" and {len(places) - _MOST_NAMED} more" if len(places) > _MOST_NAMED else ""
                 yield f"{name} is empty in {', '.join(places[:_MOST_NAMED])}{more}: {default} is taken"
+
+
+def _tables(grid: _Grid | TableSet, chosen: _Chosen, told: Told) -> TableSet:
+    """The tables of a list, or those of a `tables.json`, with the caller's batch."""
+    if isinstance(grid, TableSet):
+        if chosen.columns:
+            raise FormatError("must be left out: a text with a schema has no columns to map", field="columns")
+        return grid if chosen.batch_size is None else replace(grid, batch_size=chosen.batch_size)
+    found = _read(grid, chosen)
+    told(found)
+    return found.tables
 
 
 def _read(grid: _Grid, chosen: _Chosen) -> TableList:
     faults: list[FormatError] = []
     columns = _columns_of(grid, chosen, faults)
     faults += grid.faults
-    reader = _Reader(columns.by_field, faults)
+    has_all_fields = columns.is_torchrec and any(label in grid.columns for label in LEFT_CONFIG)
+    # Of TorchRec's configs, those of sequences alone have no pooling.
+    defaults = _DEFAULTS | ({"pooling": str(Pooling.SEQUENCE)} if has_all_fields else {})
+    reader = _Reader(columns.by_field, faults, columns.is_torchrec, defaults)
     tables = [reader.table(index, grid.places[index], row) for index, row in enumerate(grid.rows)]
     batch_size, notes = _batch_size(grid, chosen, reader, faults)
     if not grid.rows and not faults:
         faults.append(FormatError("must hold at least one table", field="tables"))
     if faults:
         raise _all_of(faults)
-    read = tuple(table for table in tables if table is not None)
+    read, of_features = _told_apart([table for table in tables if table is not None])
+    left_out = [f"{label} is left out: it says how weights begin or kernels run" for label in columns.left]
     return TableList(
         tables=TableSet(batch_size=batch_size, tables=read),
         columns=columns.read_as,
-        notes=(*notes, *reader.notes(), *grid.notes),
+        notes=(*notes, *reader.notes(), *of_features, *left_out, *grid.notes),
         is_default_batch=bool(notes),
     )
+
+
+def _told_apart(tables: Sequence[EmbeddingTable]) -> tuple[tuple[EmbeddingTable, ...], tuple[str, ...]]:
+    """Tables whose features have names of their own, as those of TorchRec's models get them; a note of new names."""
+    num_tables = Counter(one.name for table in tables for one in table.features)
+    shared = [name for name, number in num_tables.items() if number > 1]
+    if not shared:
+        return tuple(tables), ()
+    renamed = [
+        tuple(
+            replace(one, name=f"{one.name}@{table.name}") if num_tables[one.name] > 1 else one for one in table.features
+        )
+        for table in tables
+    ]
+    more = f" and {len(shared) - _MOST_NAMED} more" if len(shared) > _MOST_NAMED else ""
+    note = f"features that several tables look up are named FEATURE@TABLE: {', '.join(shared[:_MOST_NAMED])}{more}"
+    return tuple(replace(table, features=features) for table, features in zip(tables, renamed, strict=True)), (note,)
 
 
 def _all_of(faults: Sequence[FormatError]) -> FormatError:
@@ -867,14 +952,14 @@ def _batch_size(
         return DEFAULT_BATCH_SIZE, ()
 
 
-def _document(number: int, values: Mapping[str, Any]) -> dict[str, Any]:
+def _document(number: int, values: Mapping[str, Any], defaults: Mapping[str, str]) -> dict[str, Any]:
     """A row as an object of tables.json."""
     features = values.get("features")
     name = values.get("name") or (features[0] if features and len(features) == 1 else f"table_{number}")
     looked_up = {"pooling_factor": 1.0, **{key: values[key] for key in _OF_FEATURES if key in values}}
     alpha = values.get("zipf_alpha")
     return {
-        **{key: default for key, default in _DEFAULTS.items() if key in _OF_TABLES},
+        **{key: default for key, default in defaults.items() if key in _OF_TABLES},
         **{key: values[key] for key in _OF_TABLES if key in values},
         "name": name,
         "features": [{"name": feature, **looked_up} for feature in features or [name]],

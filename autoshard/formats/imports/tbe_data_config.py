@@ -71,9 +71,10 @@ def read_tbe_data_config(
     - Access profile: of `indices_params_list`, else `indices_params`; see `tbe_access`. Features that share a table
       are taken to agree on the order of its rows.
     - `mixed_dim` without `Ds`: dimensions are drawn as the generator draws them, multiples of 4 around `D`.
+    - `weighted`: every lookup of its tables has a weight.
 
-    Not carried over: per-sample weights (`weighted`), `use_cpu`, `index_dtype`, `offset_dtype`, `max_indices`. What the
-    file does not say: weights are fp32, pooling is a sum, the optimizer row-wise AdaGrad.
+    Not carried over: `use_cpu`, `index_dtype`, `offset_dtype`, `max_indices`. What the file does not say: weights are
+    fp32, pooling is a sum, the optimizer row-wise AdaGrad.
 
     A folder's files are read in the order of their names. Of the iterations that FBGEMM's reporter writes of one
     operator (`tbe-<operator>-config-estimation-<iteration>.json`) the last is read, since all describe the same tables.
@@ -204,6 +205,7 @@ class _Config:
     rows_T: _Sizes
     dim: int
     dims_T: _Sizes | None
+    is_weighted: bool
     lengths_T: tuple[_Lengths, ...]
     indices_T: tuple[_Indices, ...]
     tables_T: _Sizes
@@ -295,6 +297,7 @@ def _config(
     indices_params: _Indices,
     pooling_params: dict[str, Any],
     mixed_dim: bool,
+    weighted: bool,
     feature_table_map: _Sizes = (),
     indices_params_list: tuple[_Indices, ...] = (),
     **sizes: object,
@@ -307,6 +310,7 @@ def _config(
         rows_T=_sizes(sizes, "E", T, NUM_ROWS),
         dim=dims_T[0],
         dims_T=None if mixed_dim and "Ds" not in sizes and not isinstance(sizes["D"], list) else dims_T,
+        is_weighted=weighted,
         lengths_T=at_path("pooling_params", lambda: _lengths(batches_T, **pooling_params)),
         indices_T=indices_params_list or (indices_params,) * T,
         tables_T=feature_table_map or tuple(range(T)),
@@ -420,6 +424,7 @@ def _tables_of(config: _Config, prefix: str, rng: np.random.Generator) -> list[E
                 embedding_dim=_drawn_dim(config.dim, rng) if config.dims_T is None else config.dims_T[members[0]],
                 features=features,
                 access=mixture(weighted) if used and len(access) > 1 else access[0],
+                weighted=config.is_weighted,
             )
         )
     return made

@@ -31,6 +31,7 @@ from autoshard.core import AccessProfile, Constraints, EmbeddingTable, Feature, 
 from autoshard.core.accepted import FINITE_AT_LEAST_0, WHOLE_AT_LEAST_1
 from autoshard.core.errors import InvalidTableError
 from autoshard.core.quoting import shown
+from autoshard.formats.torchrec.config_fields import REFUSED_CONFIG
 from autoshard.formats.torchrec.configs import DATA_TYPES, OPTIMIZER_CLASSES, POOLING_TYPES
 from autoshard.formats.torchrec.places import Place, Places
 from autoshard.formats.torchrec.sharding import TIERS, TorchRecType, also_allowed
@@ -86,16 +87,6 @@ REFUSED_CONSTRAINTS: Mapping[str, str] = {
     "batch_sizes": "give the largest as batch size, and scale pooling_factors",
     "key_value_params": "leave it out, and plan with --planner neo --set memory=ssd",
     "use_virtual_table": "leave it out, and give num_embeddings the rows that are in use",
-}
-#: Fields of TorchRec's configs that tables take over, and those that say how weights begin or kernels run.
-READ_CONFIG = ("num_embeddings", "embedding_dim", "name", "data_type", "feature_names", "pooling")
-LEFT_CONFIG = ("weight_init_max", "weight_init_min", "init_fn", "need_pos", "enable_embedding_update", "stash_weights")
-REFUSED_CONFIG: Mapping[str, str] = {
-    "use_virtual_table": "a virtual table; give num_embeddings the rows that are in use",
-    "virtual_table_eviction_policy": "a virtual table; give num_embeddings the rows that are in use",
-    "total_num_buckets": "buckets of managed collisions; leave it out",
-    "input_dim": "ids that are hashed to rows; leave it out",
-    "num_embeddings_post_pruning": "rows pruned after training; give it as num_embeddings",
 }
 #: The nearest of the number formats that plans have.
 _NEAREST_FORMATS = {"FP64": DataType.FP32, "INT64": DataType.FP32, "INT32": DataType.FP32, "UINT32": DataType.FP32}

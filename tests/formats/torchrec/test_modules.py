@@ -23,15 +23,8 @@ from autoshard.core import DType, Optimizer, Pooling, Tier
 from autoshard.core.errors import FormatError, InvalidTableError
 from autoshard.formats import import_tables
 from autoshard.formats.torchrec.child import main
-from autoshard.formats.torchrec.modules import (
-    LEFT_CONFIG,
-    READ_CONFIG,
-    READ_CONSTRAINTS,
-    REFUSED_CONFIG,
-    REFUSED_CONSTRAINTS,
-    UNKEPT_CONSTRAINTS,
-    read_model,
-)
+from autoshard.formats.torchrec.config_fields import LEFT_CONFIG, READ_CONFIG, REFUSED_CONFIG
+from autoshard.formats.torchrec.modules import READ_CONSTRAINTS, REFUSED_CONSTRAINTS, UNKEPT_CONSTRAINTS, read_model
 from autoshard.formats.torchrec.places import Place
 from autoshard.formats.torchrec.sharding import TorchRecType
 
