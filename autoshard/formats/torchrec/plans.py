@@ -365,7 +365,7 @@ def _found_places(entries: Mapping[Place, Any], tables: TableSet) -> Places:
 
 def _notes(entries: Mapping[Place, Any], payload: Payload | None) -> Iterator[str]:
     """What of TorchRec's plan a plan does not hold, or takes as TorchRec's default."""
-    unsized = [place.name for place, entry in entries.items() if unsized_cache(entry)]
+    unsized = [_field(place) for place, entry in entries.items() if unsized_cache(entry)]
     if unsized:
         yield (
             f"caches of {', '.join(unsized[:8])} have no load factor: they are taken to hold TorchRec's default, "
@@ -374,7 +374,7 @@ def _notes(entries: Mapping[Place, Any], payload: Payload | None) -> Iterator[st
     for setting in KERNEL_SETTINGS:
         if setting == "output_dtype" and payload is not None:
             continue
-        names = [place.name for place, entry in entries.items() if getattr(entry, setting, None) is not None]
+        names = [_field(place) for place, entry in entries.items() if getattr(entry, setting, None) is not None]
         if names:
             yield f"{setting} of {', '.join(names[:8])} is left out, which plans do not hold"
 

@@ -65,7 +65,8 @@ def test_caches_of_torchrecs_default_size_are_read(plan, tmp_path, caplog, param
     row_bytes = cached.shard.embedding_dim * 4
     assert cached.memory == MemoryPlacement(level=MemoryLevel.DDR, cache_bytes=num_cached * row_bytes)
     told = {record.message for record in caplog.records}
-    note = "caches of a have no load factor: they are taken to hold TorchRec's default, 20% of the rows"
+    table = "embedding_bag_collection.a"
+    note = f"caches of {table} have no load factor: they are taken to hold TorchRec's default, 20% of the rows"
     assert told == ({note} if num_notes else set())
 
 
@@ -85,7 +86,7 @@ def test_output_formats_are_carried_where_they_are_one_and_other_settings_noted(
     settings = {"output_dtype": DataType.FP16, "enforce_hbm": True, "stochastic_rounding": False}
     assert read_changed(plan, path, **settings).payload == Payload()
     assert {record.message for record in caplog.records} == {
-        f"{setting} of a is left out, which plans do not hold" for setting in settings
+        f"{setting} of embedding_bag_collection.a is left out, which plans do not hold" for setting in settings
     }
 
 
