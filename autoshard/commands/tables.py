@@ -293,7 +293,6 @@ class ExportOptions:
             help="The model that the tables were imported from, which says where they are in it. Left out: pooled "
             "tables are in `embedding_bag_collection`, sequence tables in `embedding_collection`.",
         ),
-        Needs("--format torchrec", lambda options: options.format is ExportFormat.TORCHREC),
     ] = None
 
 
@@ -308,6 +307,7 @@ def export(options: ExportOptions, as_json: JsonOption = False) -> None:
         autoshard export plan.json --format torchrec-constraints -o constraints.json
     """
     from autoshard.formats import read_plan
+    from autoshard.formats.documents.fields import from_source
     from autoshard.formats.torchrec import changes, refusals
     from autoshard.formats.torchrec.child import read_factory
 
@@ -319,7 +319,7 @@ def export(options: ExportOptions, as_json: JsonOption = False) -> None:
     if refused:
         raise refused[0].in_source(str(options.plan))
     if options.format is ExportFormat.CONSTRAINTS:
-        _write_constraints(plan, options.output)
+        from_source(str(options.plan), lambda: _write_constraints(plan, places, options.output))
     else:
         _write_plan(plan, places, options.output)
     found = changes(plan)
@@ -342,7 +342,7 @@ def _write_plan(plan: ShardingPlan, places: Places | None, output: Path) -> None
     write_stored_plan(to_torchrec(plan, places), output)
 
 
-def _write_constraints(plan: ShardingPlan, output: Path) -> None:
+def _write_constraints(plan: ShardingPlan, places: Places | None, output: Path) -> None:
     from autoshard.formats import atomic_write, format_json
     from autoshard.formats.torchrec import parameter_constraints
 
@@ -355,7 +355,7 @@ def _write_constraints(plan: ShardingPlan, output: Path) -> None:
             "cache_params": _cache_fields(one.cache_params),
             "feature_names": one.feature_names,
         }
-        for name, one in parameter_constraints(plan).items()
+        for name, one in parameter_constraints(plan, places).items()
     }
     atomic_write(output, format_json(document))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,25 +15,30 @@ from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 from torchrec.distributed.types import ShardingPlanner
 
-from autoshard.core import CostModels, EmbeddingTable, Pooling, ShardingPlan, TableSet, Tier, Topology
+from autoshard.core import CostModels, EmbeddingTable, Payload, Pooling, ShardingPlan, TableSet, Tier, Topology
 from autoshard.core.errors import AutoshardError, InfeasiblePlanError, InvalidTableError
 from autoshard.core.quoting import shown
 from autoshard.evaluation import evaluate
 from autoshard.formats import load_topology
-from autoshard.formats.torchrec.modules import KERNEL_SETTINGS, ModelTables, fused_optimizer, read_model, weight_of
 from autoshard.formats.torchrec.modules import Collection as Module
+from autoshard.formats.torchrec.modules import ModelTables, fused_optimizer, read_model, sharder_of, weight_of
+from autoshard.formats.torchrec.objects import KERNEL_SETTINGS, payload_of
 from autoshard.formats.torchrec.plans import as_executed, device_type_of, shardings_of, to_torchrec
 from autoshard.formats.torchrec.sharding import (
     BY_ROWS,
     TIERS,
+    ComputeKernel,
     TableSharding,
     TorchRecType,
     fault_of,
     fault_of_means,
 )
 from autoshard.planners.planner import PlanRequest
+from autoshard.planners.torchrec_planner import torchrec_topology
 from autoshard.planning import make_costs, make_plan
 from autoshard.torchrec.topologies import topology_of, usual_topology
+
+_log = logging.getLogger(__name__)
 
 #: Planners whose plans are compared; the time limit is shared between them.
 _PLANNERS = ("auto", "neo", "cost-greedy")
@@ -48,14 +54,18 @@ class _Task:
         found: The model's tables.
         tables: The same, tiers forbidden that TorchRec would not execute.
         allowed: Sharding types by table.
+        kernels: Compute kernels by table and sharding type.
         topology: The ranks.
+        payload: Number formats of embeddings on the wire.
         costs: What prices plans.
     """
 
     found: ModelTables
     tables: TableSet
     allowed: Mapping[str, frozenset[TorchRecType]]
+    kernels: Mapping[str, Mapping[TorchRecType, frozenset[ComputeKernel]]]
     topology: Topology
+    payload: Payload
     costs: CostModels
 
 
@@ -72,7 +82,8 @@ class Planner(ShardingPlanner):  # type: ignore[misc]
             the default group with TorchRec's constants.
         batch_size: Samples per rank and step, as TorchRec counts them.
         constraints: TorchRec's `ParameterConstraints` by table.
-        storage_reservation: Takes what TorchRec reserves from a topology of TorchRec; None for nothing.
+        storage_reservation: TorchRec's; what it reserves on each rank's device is taken from the topology. None for
+            nothing.
         timeout_seconds: Time of a plan, in seconds.
         seed: Same seed, same plan, time limits aside.
         registry: Folder of trained cost models; None for the default.
@@ -103,9 +114,12 @@ class Planner(ShardingPlanner):  # type: ignore[misc]
     def plan(self, module: torch.nn.Module, sharders: Sequence[Any] | None = None) -> TorchRecPlan:
         """TorchRec's plan of a model.
 
+        What of the model the planners do not know goes to the log, a warning each.
+
         Args:
             module: The model.
-            sharders: Sharders of its modules; None for TorchRec's own.
+            sharders: Sharders of its modules, of which each module gets the last one of its very type; None for
+                TorchRec's own. `fused_params` may name the optimizer of tables whose parameters name none.
 
         Raises:
             InvalidTableError: If the model has what plans cannot hold, or a module without a sharder.
@@ -122,7 +136,8 @@ class Planner(ShardingPlanner):  # type: ignore[misc]
             if plans:
                 # The earliest of equals.
                 self.chosen = min(plans, key=lambda plan: plan.predicted.step_ms.value if plan.predicted else 0.0)
-                made = to_torchrec(self.chosen, task.found.places, sharding_types=task.allowed)
+                bare = replace(self.chosen, payload=Payload())  # The entries have `output_dtype` in its place.
+                made = to_torchrec(bare, task.found.places, sharding_types=task.allowed)
                 return self._carry(made, task)
         raise InfeasiblePlanError(f"no planner found a plan for TorchRec: {'; '.join(failures)}")
 
@@ -156,7 +171,18 @@ class Planner(ShardingPlanner):  # type: ignore[misc]
     def _tasks(self, module: torch.nn.Module, sharders: Sequence[Any]) -> Iterator[_Task]:
         """The task, with the sharding types of modules of means in each of the ways that `_with_means` has."""
         topology = self._ranks(module, sharders)
-        found = read_model(module, batch_size=self._batch_size * topology.world_size, constraints=self._constraints)
+        found = read_model(
+            module,
+            batch_size=self._batch_size * topology.world_size,
+            world_size=topology.world_size,
+            constraints=self._constraints,
+            sharders=sharders,
+        )
+        for note in found.model_notes:
+            _log.warning("%s", note)
+        cached = [name for name, one in self._constraints.items() if getattr(one, "cache_params", None) is not None]
+        if cached:
+            _log.warning("constraints.%s.cache_params is not kept: planners choose the sizes of caches", cached[0])
         for one in found.collections:
             if len(one.paths) > 1:
                 raise InvalidTableError(
@@ -164,44 +190,60 @@ class Planner(ShardingPlanner):  # type: ignore[misc]
                     "use autoshard.torchrec.shard",
                     field=one.path,
                 )
-        for allowed in _with_means(found, dict(self._allowed_types(found, sharders, topology))):
+        kernels = dict(self._allowed_kernels(found, sharders, topology))
+        payload = payload_of(self._constraints.get(place.name) for place in found.places.values())
+        if payload is None:
+            _log.warning(
+                "output_dtype of constraints is handed on, and embeddings are priced in fp32: tables have several, or "
+                "one that is not priced"
+            )
+        for allowed in _with_means(found, {name: frozenset(kinds) for name, kinds in kernels.items()}):
             tables = tuple(_with_tiers(table, allowed[table.name], topology) for table in found.tables.tables)
             of_types = replace(found.tables, tables=tables)
             yield _Task(
                 found=found,
                 tables=of_types,
                 allowed=allowed,
+                kernels=kernels,
                 topology=topology,
+                payload=payload or Payload(),
                 costs=make_costs(of_types, topology, self._registry),
             )
 
     def _ranks(self, module: torch.nn.Module, sharders: Sequence[Any]) -> Topology:
         given = self._topology if self._topology is not None else usual_topology()
-        if isinstance(given, Topology):
-            return given
         if isinstance(given, str | Path):
-            return load_topology(str(given))
-        if self._storage_reservation is not None:
-            given = self._storage_reservation.reserve(
-                topology=given,
+            given = load_topology(str(given))
+        own = given if isinstance(given, Topology) else None
+        if self._storage_reservation is None:
+            return own or topology_of(given)
+        left = topology_of(
+            self._storage_reservation.reserve(
+                topology=given if own is None else torchrec_topology(own),
                 batch_size=self._batch_size,
                 module=module,
                 sharders=sharders,
                 constraints=self._constraints,
             )
-        return topology_of(given)
+        )
+        if own is None:
+            return left
+        memory = [replace(own.memory_of(rank), hbm=left.memory_of(rank).hbm) for rank in range(own.world_size)]
+        others = tuple((rank, one) for rank, one in enumerate(memory) if one != memory[0])
+        return replace(own, memory_bytes=memory[0], overrides=others)
 
-    def _allowed_types(
+    def _allowed_kernels(
         self, found: ModelTables, sharders: Sequence[Any], topology: Topology
-    ) -> Iterator[tuple[str, frozenset[TorchRecType]]]:
-        """Sharding types that each table may have.
+    ) -> Iterator[tuple[str, Mapping[TorchRecType, frozenset[ComputeKernel]]]]:
+        """Sharding types that each table may have, with their compute kernels.
 
         Raises:
             InvalidTableError: If there are none for a table.
         """
         device_type = device_type_of(topology)
         for collection in found.collections:
-            offered = _offered(collection, sharders, device_type)
+            sharder = sharder_of(collection.module, sharders)
+            offered = _offered(collection, sharder, device_type)
             for name, config in zip(collection.tables, collection.configs, strict=True):
                 constraint = self._constraints.get(config.name)
                 wanted = getattr(constraint, "sharding_types", None) or list(TorchRecType)
@@ -236,7 +278,7 @@ class Planner(ShardingPlanner):  # type: ignore[misc]
                     others = [str(kind) for kind in sorted(offered) if faults[kind] is None]
                     hint = f"; {', '.join(others)} would do" if others else ""
                     raise InvalidTableError(f"TorchRec {faults[min(allowed)]}{hint}", field=field if others else name)
-                yield name, right
+                yield name, _with_kernels(right, sharder, constraint, device_type, config.name)
 
     def _planned(self, name: str, task: _Task) -> ShardingPlan:
         """A planner's plan as TorchRec carries it out, priced anew.
@@ -251,13 +293,15 @@ class Planner(ShardingPlanner):  # type: ignore[misc]
             costs=task.costs,
             seed=self._seed,
             time_limit_s=self._timeout_seconds / len(self._planners),
+            payload=task.payload,
             options=options,
             registry=self._registry,
         )
         made = make_plan(name, request)
-        executed = as_executed(made)
+        executed = as_executed(replace(made, payload=Payload()))
         self._check_kept(task, shardings_of(executed, sharding_types=task.allowed))
-        return executed.with_predicted(evaluate(executed, task.costs))
+        sent = replace(executed, payload=task.payload)
+        return sent.with_predicted(evaluate(sent, task.costs))
 
     def _options(self, name: str, task: _Task) -> dict[str, object]:
         """Options by which a planner keeps to sharding types and `min_partition`, as far as it has them."""
@@ -284,11 +328,10 @@ class Planner(ShardingPlanner):  # type: ignore[misc]
         """Refuses a plan that does not keep to `min_partition` and `compute_kernels`."""
         for name, place in task.found.places.items():
             constraint, sharding = self._constraints.get(place.name), shardings[name]
-            kernels = getattr(constraint, "compute_kernels", None)
-            if kernels and sharding.kernel not in kernels:
+            kernels = task.kernels[name][sharding.sharding_type]
+            if sharding.kernel not in kernels:
                 raise InvalidTableError(
-                    f"allows {', '.join(kernels)}; the plan has {sharding.kernel}, as does each of this planner for "
-                    f"{sharding.sharding_type}",
+                    f"{' or '.join(sorted(kernels))} is what it and the sharder allow; the plan has {sharding.kernel}",
                     field=f"constraints.{place.name}.compute_kernels",
                 )
             least = min(getattr(constraint, "min_partition", None) or 0, task.found.tables[name].embedding_dim)
@@ -317,13 +360,12 @@ def _own_name(kind: TorchRecType) -> str:
     return "grid" if kind is TorchRecType.GRID_SHARD else kind.value
 
 
-def _offered(collection: Module, sharders: Sequence[Any], device_type: str) -> frozenset[TorchRecType]:
+def _offered(collection: Module, sharder: Any, device_type: str) -> frozenset[TorchRecType]:
     """Sharding types that a module's sharder offers, as far as plans can say them.
 
     Raises:
         InvalidTableError: If it has none.
     """
-    sharder = next((one for one in sharders if isinstance(collection.module, one.module_type)), None)
     if sharder is None:
         raise InvalidTableError(
             f"has no sharder: {type(collection.module).__name__} is not among the sharders' modules",
@@ -342,6 +384,28 @@ def _offered(collection: Module, sharders: Sequence[Any], device_type: str) -> f
             TorchRecType.GRID_SHARD,
         }
     return frozenset(offered)
+
+
+def _with_kernels(
+    kinds: Collection[TorchRecType], sharder: Any, constraint: Any, device_type: str, name: str
+) -> Mapping[TorchRecType, frozenset[ComputeKernel]]:
+    """The compute kernels of a table's sharding types, as far as sharder and constraint allow them and plans say them.
+
+    Raises:
+        InvalidTableError: If no sharding type has one.
+    """
+    dense = frozenset({ComputeKernel.DENSE})
+    said = {kind: dense if kind is TorchRecType.DATA_PARALLEL else frozenset(ComputeKernel) - dense for kind in kinds}
+    offered = {kind: of.intersection(sharder.compute_kernels(kind.value, device_type)) for kind, of in said.items()}
+    given = getattr(constraint, "compute_kernels", None) or list(ComputeKernel)
+    kept = {kind: of.intersection(given) for kind, of in offered.items() if of.intersection(given)}
+    if not kept:
+        there = ", ".join(sorted(frozenset().union(*offered.values())))
+        raise InvalidTableError(
+            f"allows {', '.join(given)}; its sharding types, {', '.join(sorted(kinds))}, have {there or 'no other'}",
+            field=f"constraints.{name}.compute_kernels",
+        )
+    return kept
 
 
 def _with_means(

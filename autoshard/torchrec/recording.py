@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -19,11 +20,14 @@ from autoshard.core.errors import FormatError, InputError
 from autoshard.core.quoting import shown
 from autoshard.formats import write_tables
 from autoshard.formats.imports.id_batches import FeatureCounts
-from autoshard.formats.torchrec.modules import read_model
+from autoshard.formats.torchrec.modules import Collection, ModelTables, read_model
+from autoshard.torchrec.sharded import ShardedCollection
 
 #: Steps between two that are counted: counting a step's ids takes longer than the step's own lookups.
 _EVERY = 100
 _NONE = np.zeros(0, dtype=np.int64)
+#: By the features' names in batches: modules and tables that look them up, and the features' names there.
+_LookedUp: TypeAlias = Mapping[str, Sequence[tuple[Collection, str, str]]]
 
 _log = logging.getLogger(__name__)
 
@@ -34,24 +38,18 @@ class Recorder:
     A table with too many distinct ids has those of its next batches left out, with a warning.
 
     Args:
-        tables: The model's tables.
-        features: For each feature of the tables, its name in the model's batches.
+        found: The model's tables, and where they are.
         every: A forward pass in this many is counted, the first one included.
     """
 
-    def __init__(self, tables: TableSet, features: Mapping[str, str], every: int) -> None:
+    def __init__(self, found: ModelTables, every: int) -> None:
         WHOLE_AT_LEAST_1.check(every, "every")
-        self._tables, self._features, self._every = tables, dict(features), every
-        #: Bag lengths, by the features' names in batches; and ids, by table.
+        self._found, self._every = found, every
+        #: Bag lengths by feature, and ids by table.
         self._lengths: dict[str, FeatureCounts] = {}
         self._rows: dict[str, FeatureCounts] = {}
-        self._tables_of: dict[str, list[str]] = {}
-        for table in tables.tables:
-            for feature in table.features:
-                self._tables_of.setdefault(self._features[feature.name], []).append(table.name)
         self._full: set[str] = set()
         self._num_calls: dict[int, int] = {}
-        self._calls_per_pass: dict[int, int] = {}
         self._handles: list[Any] = []
         self._num_counted = 0
 
@@ -60,20 +58,41 @@ class Recorder:
         """Batches that were counted."""
         return self._num_counted
 
-    def watch(self, module: torch.nn.Module, *, calls_per_pass: int = 1) -> None:
+    def watch(self, module: torch.nn.Module, *, path: str | None = None, calls_per_pass: int | None = None) -> None:
         """Counts the ids that a module is given from now on.
 
         Args:
             module: The module.
-            calls_per_pass: Calls of it in a forward pass of the model, which are counted together.
+            path: A path of the model's module whose place it takes. None for that of a module which `shard` made; of
+                others it may be left out if no feature is looked up in several modules.
+            calls_per_pass: Calls of it in a forward pass of the model, which are counted together; None for one at each
+                path of the model's module, or for one where the path is left out.
+
+        Raises:
+            InputError: If there is no module of tables at the path, or the path must be given.
         """
-        self._calls_per_pass[id(module)] = calls_per_pass
+        if path is None and isinstance(module, ShardedCollection):
+            path = module.paths[0]
+        known = self._found.collections
+        accepted = ", ".join(shown(one.path) for one in known)
+        places = [one for one in known if path is None or path in one.paths]
+        if not places:
+            raise InputError(f"must be one of {accepted}, got {shown(path)}", field="path")
+        looked_up = _looked_up(self._found, places)
+        for name, features in looked_up.items():
+            if len({one.path for one, _, _ in features}) > 1:
+                raise InputError(
+                    f"must be given, one of {accepted}, since several look up feature {shown(name)}", field="path"
+                )
+        usual = 1 if path is None else len(places[0].paths)
+        see = partial(self._see, looked_up, calls_per_pass or usual)
         # After the pass: a batch that is refused is not counted, and nothing fails here that other processes wait for.
-        self._handles.append(module.register_forward_hook(self._see, with_kwargs=True))
+        self._handles.append(module.register_forward_hook(see, with_kwargs=True))
 
     def tables(self) -> TableSet:
         """The tables with the access profiles and bag lengths of what was counted; others stay as they were."""
-        return replace(self._tables, tables=tuple(self._recorded(table) for table in self._tables.tables))
+        tables = self._found.tables
+        return replace(tables, tables=tuple(self._recorded(table) for table in tables.tables))
 
     def write(self, path: str | Path) -> None:
         """Writes `tables` as a tables.json.
@@ -92,35 +111,45 @@ class Recorder:
             handle.remove()
         self._handles = []
 
-    def _see(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: object) -> None:
+    def _see(
+        self,
+        looked_up: _LookedUp,
+        calls_per_pass: int,
+        module: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        _: object,
+    ) -> None:
         call = self._num_calls.get(id(module), 0)
         self._num_calls[id(module)] = call + 1
-        if call // self._calls_per_pass[id(module)] % self._every:
+        if call // calls_per_pass % self._every:
             return
         for value in (*args, *kwargs.values()):
             if isinstance(value, KeyedJaggedTensor):
-                self._count(value)
+                self._count(value, looked_up)
 
-    def _count(self, batch: KeyedJaggedTensor) -> None:
+    def _count(self, batch: KeyedJaggedTensor, looked_up: _LookedUp) -> None:
         """Counts a batch: its ids are copied to the host here."""
         self._num_counted += 1
         for name, bags in batch.to_dict().items():
-            if name in self._tables_of:
-                ids_L = bags.values().detach().cpu().numpy().astype(np.int64)
-                lengths_B = bags.lengths().detach().cpu().numpy().astype(np.int64)
-                if len(lengths_B):
-                    self._lengths.setdefault(name, FeatureCounts()).add(_NONE, lengths_B)
-                    self._count_rows(name, ids_L)
-
-    def _count_rows(self, name: str, ids_L: NDArray[np.int64]) -> None:
-        for table in self._tables_of[name]:
-            if table in self._full:
+            if name not in looked_up:
                 continue
-            try:
-                self._rows.setdefault(table, FeatureCounts()).add(ids_L, _NONE)
-            except FormatError:
-                self._full.add(table)
-                _log.warning("table %s has too many distinct ids: it is counted no more", shown(table))
+            ids_L = bags.values().detach().cpu().numpy().astype(np.int64)
+            lengths_B = bags.lengths().detach().cpu().numpy().astype(np.int64)
+            if not len(lengths_B):
+                continue
+            for _, table, feature in looked_up[name]:
+                self._lengths.setdefault(feature, FeatureCounts()).add(_NONE, lengths_B)
+                self._count_rows(table, ids_L)
+
+    def _count_rows(self, table: str, ids_L: NDArray[np.int64]) -> None:
+        if table in self._full:
+            return
+        try:
+            self._rows.setdefault(table, FeatureCounts()).add(ids_L, _NONE)
+        except FormatError:
+            self._full.add(table)
+            _log.warning("table %s has too many distinct ids: it is counted no more", shown(table))
 
     def _recorded(self, table: EmbeddingTable) -> EmbeddingTable:
         rows = self._rows.get(table.name)
@@ -129,7 +158,7 @@ class Recorder:
         return replace(table, features=features, access=access or table.access)
 
     def _feature(self, feature: Feature, table: EmbeddingTable) -> Feature:
-        counted = self._lengths.get(self._features[feature.name])
+        counted = self._lengths.get(feature.name)
         if counted is None:
             return feature
         return counted.table(feature.name, table.embedding_dim, table.num_embeddings).features[0]
@@ -150,9 +179,16 @@ def record(model: torch.nn.Module, *, every: int = _EVERY, **settings: Any) -> R
         InvalidTableError: As `tables_of`.
     """
     found = read_model(model, **settings)
-    names = (name for one in found.collections for config in one.configs for name in config.feature_names)
-    own = (feature.name for table in found.tables.tables for feature in table.features)
-    recorder = Recorder(found.tables, dict(zip(own, names, strict=True)), every)
+    recorder = Recorder(found, every)
     for one in found.collections:
-        recorder.watch(one.module, calls_per_pass=len(one.paths))
+        recorder.watch(one.module, path=one.path)
     return recorder
+
+
+def _looked_up(found: ModelTables, places: Sequence[Collection]) -> _LookedUp:
+    looked_up: dict[str, list[tuple[Collection, str, str]]] = {}
+    for one in places:
+        for table, config in zip(one.tables, one.configs, strict=True):
+            for name, feature in zip(config.feature_names, found.tables[table].features, strict=True):
+                looked_up.setdefault(name, []).append((one, table, feature.name))
+    return looked_up

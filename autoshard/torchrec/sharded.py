@@ -54,6 +54,9 @@ class ShardedCollection(torch.nn.Module):
         settings: Learning rate, epsilon and seed.
         options: Of `ShardedEmbeddings`.
 
+    Attributes:
+        paths: Its paths in the model.
+
     Raises:
         InputError: If it has feature processors, its lookups are weighted and a table is averaged, it returns ids with
             the embeddings, several paths share it and an optimizer has moments, or a table or its optimizer has what is
@@ -62,6 +65,7 @@ class ShardedCollection(torch.nn.Module):
 
     def __init__(self, collection: Collection, plan: ShardingPlan, settings: FusedSettings, **options: Any) -> None:
         super().__init__()
+        self.paths = collection.paths
         field = collection.path or "model"
         adaptive = [table for table in plan.tables.tables if table.optimizer is not Optimizer.SGD]
         if adaptive and len(collection.paths) > 1:

@@ -20,8 +20,8 @@ def tables_of(model: torch.nn.Module, **settings: Any) -> TableSet:
 
     Args:
         model: The model; its weights may be on the meta device.
-        settings: `batch_size` over all ranks, `pooling_factor` of features without constraints, and TorchRec's
-            `constraints` by table; see `read_model`.
+        settings: `batch_size` over all ranks, `pooling_factor` of features without constraints, TorchRec's
+            `constraints` by table and its `sharders`; see `read_model`.
 
     Raises:
         InvalidTableError: If there are no tables, or the model has what plans cannot hold; the field names it.

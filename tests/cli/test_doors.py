@@ -46,6 +46,27 @@ def test_constraints_are_fields_of_torchrecs_own(run, files):
     assert made == parameter_constraints(read_plan(files / "plan.json"))
 
 
+@pytest.mark.slow
+def test_the_tables_of_two_towers_go_to_torchrec_and_back(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "formats" / "torchrec"))
+    factory, task = "models:make_towers", ("--topology", "cpu-4")
+    run("import", factory, "--format", "torchrec", "-o", "tables.json")
+    run("plan", "tables.json", *task, "--planner", "cost-greedy", "-o", "plan.json")
+    run("export", "plan.json", "--model", factory, "-o", "plan.pt")
+    run("evaluate", "plan.pt", "--tables", "tables.json", *task, "-o", "back.json")
+    assert read_plan("back.json").shards == read_plan("plan.json").shards
+    run("export", "plan.json", "--format", "torchrec-constraints", "--model", factory, "-o", "constraints.json")
+    assert list(json.loads(Path("constraints.json").read_text())) == ["t"]
+    other = ("--model", "models:make", "-o", "other.pt")
+    assert "tables.user.t: is no table of the model" in run("export", "plan.json", *other, code=2)[1]
+
+
+def test_constraints_are_exported_with_a_model(run, files):
+    command = ("export", files / "plan.json", "--format", "torchrec-constraints", "-o", files / "x.json")
+    assert 'must be MODULE:FACTORY, got "models"' in run(*command, "--model", "models", code=2)[1]
+
+
 def test_constraints_of_caches_are_read_as_the_docs_say(run, tmp_path, monkeypatch):
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import CacheAlgorithm
     from torchrec.distributed.types import CacheParams

@@ -1,9 +1,11 @@
 """The planner in TorchRec's planner's place."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
@@ -15,9 +17,11 @@ from torchrec.distributed.planner.types import (
     TopologyFactory,
     TrainerConfig,
 )
+from torchrec.distributed.types import CacheParams
 from torchrec.modules.embedding_configs import DataType, PoolingType
 from torchrec.optim import RowWiseAdagrad
 
+from autoshard.core import DType, MemoryBytes, Optimizer, Payload
 from autoshard.core.errors import InfeasiblePlanError, InvalidTableError
 from autoshard.torchrec import Planner
 from autoshard.torchrec.topologies import topology_of
@@ -89,12 +93,59 @@ def test_sharders_are_kept_to():
         planner(topology("cpu"), constraints=constraints).plan(model())
 
 
-def test_reserved_memory_is_not_planned_with():
+class RowWiseSharder(EmbeddingBagCollectionSharder):
+    def sharding_types(self, *_):
+        return ["row_wise"]
+
+
+class FusedSharder(EmbeddingBagCollectionSharder):
+    def compute_kernels(self, *_):
+        return ["fused"]
+
+
+class OwnCollection(EmbeddingBagCollection):
+    """Of a type of its own, which TorchRec's sharders leave aside."""
+
+
+def test_a_module_gets_the_last_sharder_of_its_very_type():
+    sharders = [EmbeddingBagCollectionSharder(), RowWiseSharder()]
+    assert set(types_of(planner().plan(model(2), sharders))) == {"row_wise"}
+    config = EmbeddingBagConfig(name="t0", num_embeddings=1000, embedding_dim=16, feature_names=["f0"])
+    own = torch.nn.ModuleDict({"bags": OwnCollection(device=torch.device("meta"), tables=[config])})
+    with pytest.raises(InvalidTableError, match=r"^bags: has no sharder: OwnCollection is not among"):
+        planner().plan(own)
+
+
+def test_sharders_name_the_optimizer_of_tables_whose_parameters_name_none(caplog):
+    sharder = EmbeddingBagCollectionSharder(fused_params={"optimizer": EmbOptimType.ADAM})
+    for fused, optimizer in ((False, Optimizer.ADAM), (True, Optimizer.ROWWISE_ADAGRAD)):
+        ours = planner(planners=["cost-greedy"])
+        ours.plan(model(2, fused=fused), [sharder])
+        assert {table.optimizer for table in ours.chosen.tables.tables} == {optimizer}
+    assert "looked up alike" in caplog.text
+    assert "no optimizer" not in caplog.text
+    planner(planners=["cost-greedy"]).plan(model(2, fused=False))
+    assert "2 tables have no optimizer in their backward pass: taken as rowwise_adagrad" in caplog.text
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_reserved_memory_is_not_planned_with(is_own):
     table_bytes = 1000 * (16 * 4 + 4)
     machine = topology(memory=2 * table_bytes)
+    if is_own:
+        machine = topology_of(machine, device="a100")
     planner(machine).plan(model())
     with pytest.raises(InfeasiblePlanError, match=r"^no planner found a plan for TorchRec: auto: "):
         planner(machine, storage_reservation=FixedPercentageStorageReservation(0.8)).plan(model())
+
+
+def test_a_topology_of_autoshards_keeps_all_but_what_is_reserved():
+    machine = topology_of(topology(memory=1 << 30), device="a100")
+    machine = replace(machine, overrides=((1, MemoryBytes(hbm=1 << 29, ddr=7)),))
+    ours = planner(machine, storage_reservation=FixedPercentageStorageReservation(0.5), planners=["cost-greedy"])
+    ours.plan(model())
+    halves = MemoryBytes(hbm=1 << 29), (1, MemoryBytes(hbm=1 << 28, ddr=7))
+    assert ours.chosen.topology == replace(machine, memory_bytes=halves[0], overrides=halves[1:])
 
 
 def test_torchrecs_topology_is_carried():
@@ -174,7 +225,48 @@ def test_settings_of_kernels_are_handed_on_and_others_kept():
     assert (entries["t0"].enforce_hbm, entries["t0"].output_dtype) == (False, None)
     assert (entries["t1"].stochastic_rounding, entries["t1"].output_dtype) == (True, DataType.FP16)
     assert min(shard.shard_sizes[1] for shard in entries["t0"].sharding_spec.shards) >= 32
-    with pytest.raises(InfeasiblePlanError, match=r"constraints\.t0\.compute_kernels: allows key_value; the plan has"):
-        planner(constraints={"t0": ParameterConstraints(compute_kernels=["key_value"])}).plan(mean_model())
     with pytest.raises(InvalidTableError, match=r"^constraints\.t0\.device_group: must be cuda as the"):
         planner(constraints={"t0": ParameterConstraints(device_group="cpu")}).plan(mean_model())
+
+
+def of_all(**fields):
+    return {f"t{n}": ParameterConstraints(**fields) for n in range(2)}
+
+
+def test_compute_kernels_decide_which_sharding_types_are_planned():
+    tables = model(2, fused=False, num_embeddings=10)
+    assert types_of(planner(constraints=of_all(compute_kernels=["dense"])).plan(tables)) == ["data_parallel"] * 2
+    # Tables of this size are otherwise data-parallel.
+    auto = {"planners": ["auto"]}
+    assert set(types_of(planner(**auto).plan(tables))) == {"data_parallel"}
+    fused = planner(constraints=of_all(compute_kernels=["fused"]), **auto).plan(tables)
+    of_sharder = planner(**auto).plan(tables, [FusedSharder()])
+    for plan in (fused, of_sharder):
+        assert {entry.compute_kernel for entry in plan.plan["bags"].values()} == {"fused"}
+
+
+@pytest.mark.parametrize("kernel", ["dense", "key_value"])
+def test_compute_kernels_of_no_sharding_type_are_refused(kernel):
+    message = rf"^constraints\.t0\.compute_kernels: allows {kernel}; its sharding types, column_wise, .* have fused"
+    with pytest.raises(InvalidTableError, match=message):
+        planner(constraints=of_all(compute_kernels=[kernel])).plan(model(2))
+
+
+def test_output_formats_of_all_tables_are_priced(caplog):
+    half = planner(constraints=of_all(output_dtype=DataType.FP16), planners=["cost-greedy"])
+    entries = half.plan(model(2)).plan["bags"]
+    assert {entry.output_dtype for entry in entries.values()} == {DataType.FP16}
+    assert half.chosen.payload == Payload(forward=DType.FP16, backward=DType.FP16)
+    mixed = planner(constraints={"t0": ParameterConstraints(output_dtype=DataType.FP16)}, planners=["cost-greedy"])
+    assert "priced in fp32" not in caplog.text
+    mixed.plan(model(2))
+    assert mixed.chosen.payload == Payload()
+    assert "embeddings are priced in fp32" in caplog.text
+
+
+def test_constraints_that_repeat_what_is_so_are_accepted(caplog):
+    same = of_all(num_poolings=[1.0], batch_sizes=[64], cache_params=CacheParams(load_factor=0.1))
+    planner(constraints=same, planners=["cost-greedy"]).plan(model(2))
+    assert "constraints.t0.cache_params is not kept" in caplog.text
+    with pytest.raises(InvalidTableError, match=r"^constraints\.t0\.batch_sizes: is set, and plans do not hold it"):
+        planner(constraints=of_all(batch_sizes=[32])).plan(model(2))

@@ -7,7 +7,8 @@ from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTens
 from autoshard.core.errors import InputError, InvalidOptionError
 from autoshard.formats import read_tables
 from autoshard.formats.imports import id_batches
-from autoshard.torchrec import record, tables_of
+from autoshard.torchrec import record, shard, tables_of
+from tests import builders as make
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, on torchrec's own import
 
@@ -70,6 +71,52 @@ def test_all_calls_of_a_module_at_several_paths_are_counted_in_a_pass(model):
     counted = recorder.tables().tables[0]
     assert counted.access.coverage(4) == pytest.approx(1.0)
     assert counted.access.coverage(2) == pytest.approx(0.5)
+
+
+@pytest.mark.usefixtures("one_process")
+def test_all_calls_of_a_sharded_module_at_several_paths_are_counted_in_a_pass(model):
+    for parameter in model.parameters():
+        parameter._optimizer_classes = [torch.optim.SGD]
+    both = torch.nn.ModuleList([model, model])
+    tables = tables_of(both, batch_size=2)
+    plan = make.plan(*make.table_wise(tables.tables, [0, 0]), tables=tables, topology=make.topology(1))
+    recorder = record(both, every=2)
+    sharded = shard(both, plan, learning_rate=0.1)
+    for collection in sharded.collections.values():
+        recorder.watch(collection)
+    for _ in range(3):
+        for tower, ids in zip(both, ([1, 1, 1, 1], [2, 2]), strict=True):
+            tower(batch({"a": ids, "b": [], "c": []}))
+    assert recorder.num_counted == 4
+    counted = recorder.tables().tables[0]
+    # Bags of 4, 0, 2 and 0 ids, twice.
+    assert counted.features[0].pooling_factor == 1.5
+    assert counted.access.coverage(1) == pytest.approx(2 / 3)
+    sharded.close()
+
+
+def one_table():
+    return EmbeddingBagCollection(
+        tables=[EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=4, feature_names=["id"])]
+    )
+
+
+def test_modules_whose_features_share_a_name_are_counted_apart():
+    model = torch.nn.ModuleDict({"user": one_table(), "item": one_table()})
+    recorder = record(model, every=1)
+    model["user"](batch({"id": [1, 1, 1, 1]}))
+    model["item"](batch({"id": [2, 3]}))
+    other = one_table()
+    recorder.watch(other, path="item")
+    other(batch({"id": [2, 3]}))
+    user, item = recorder.tables().tables
+    assert (user.name, item.name) == ("user.t", "item.t")
+    assert [user.features[0].pooling_factor, item.features[0].pooling_factor] == [2.0, 1.0]
+    assert [user.access.coverage(1), item.access.coverage(1)] == pytest.approx([1.0, 0.5])
+    with pytest.raises(InputError, match=r'^path: must be given, one of "user", "item", since several look up feature'):
+        recorder.watch(other)
+    with pytest.raises(InputError, match=r'^path: must be one of "user", "item", got "shop"'):
+        recorder.watch(other, path="shop")
 
 
 def test_features_that_share_a_table_are_counted_by_its_rows(model):

@@ -14,6 +14,7 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.modules.embedding_configs import BaseEmbeddingConfig, DataType, EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import (
     EmbeddingBagCollectionInterface,
@@ -33,6 +34,7 @@ from autoshard.core.errors import InvalidTableError
 from autoshard.core.quoting import shown
 from autoshard.formats.torchrec.config_fields import REFUSED_CONFIG
 from autoshard.formats.torchrec.configs import DATA_TYPES, OPTIMIZER_CLASSES, POOLING_TYPES
+from autoshard.formats.torchrec.objects import KERNEL_SETTINGS
 from autoshard.formats.torchrec.places import Place, Places
 from autoshard.formats.torchrec.sharding import TIERS, TorchRecType, also_allowed
 
@@ -43,7 +45,7 @@ except ModuleNotFoundError:  # TorchRec 1.6 has none
 
 #: Global batch of models that do not say it.
 DEFAULT_BATCH_SIZE = 65_536
-#: Optimizer of tables whose parameters name none.
+#: Optimizer of tables whose parameters and sharders name none.
 DEFAULT_OPTIMIZER = Optimizer.ROWWISE_ADAGRAD
 
 _DTYPES = {data_type: dtype for dtype, data_type in DATA_TYPES.items()}
@@ -53,6 +55,18 @@ _OPTIMIZERS: Mapping[type, Optimizer] = {
     torch.optim.SGD: Optimizer.SGD,
     torch.optim.Adagrad: Optimizer.ADAGRAD,
     torch.optim.Adam: Optimizer.ADAM,
+}
+#: Optimizers that sharders name in `fused_params`.
+_SHARDER_OPTIMIZERS: Mapping[EmbOptimType, Optimizer] = {
+    EmbOptimType.SGD: Optimizer.SGD,
+    EmbOptimType.EXACT_SGD: Optimizer.SGD,
+    EmbOptimType.ROWWISE_ADAGRAD: Optimizer.ROWWISE_ADAGRAD,
+    EmbOptimType.EXACT_ROWWISE_ADAGRAD: Optimizer.ROWWISE_ADAGRAD,
+    EmbOptimType.EXACT_ADAGRAD: Optimizer.ADAGRAD,
+    EmbOptimType.ADAM: Optimizer.ADAM,
+    EmbOptimType.PARTIAL_ROWWISE_ADAM: Optimizer.PARTIAL_ROWWISE_ADAM,
+    EmbOptimType.LAMB: Optimizer.LAMB,
+    EmbOptimType.PARTIAL_ROWWISE_LAMB: Optimizer.PARTIAL_ROWWISE_LAMB,
 }
 #: Modules of tables.
 _COLLECTIONS = (
@@ -71,8 +85,6 @@ _REFUSED: Mapping[type, str] = {
 }
 #: Fields of TorchRec's constraints that become the tables' own, and those that repeat what the model says.
 READ_CONSTRAINTS = ("sharding_types", "pooling_factors", "feature_names", "is_weighted")
-#: Settings of kernels, which `autoshard.torchrec.Planner` hands on to TorchRec's plan.
-KERNEL_SETTINGS = ("enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_dtype")
 #: Fields that tables do not hold, and what does the same.
 UNKEPT_CONSTRAINTS: Mapping[str, str] = {
     "min_partition": "plan with --set min_partition=N",
@@ -81,7 +93,7 @@ UNKEPT_CONSTRAINTS: Mapping[str, str] = {
     "device_group": "take a topology of that device",
     **dict.fromkeys(KERNEL_SETTINGS, "set it in the exported ParameterSharding"),
 }
-#: Fields that change what a table is, and the nearest that plans hold.
+#: Fields that change what a table is, unless they repeat what is so anyway, and the nearest that plans hold.
 REFUSED_CONSTRAINTS: Mapping[str, str] = {
     "num_poolings": "multiply pooling_factors by it",
     "batch_sizes": "give the largest as batch size, and scale pooling_factors",
@@ -91,7 +103,7 @@ REFUSED_CONSTRAINTS: Mapping[str, str] = {
 #: The nearest of the number formats that plans have.
 _NEAREST_FORMATS = {"FP64": DataType.FP32, "INT64": DataType.FP32, "INT32": DataType.FP32, "UINT32": DataType.FP32}
 #: Optimizers whose state takes as much memory as that of others; Adam takes the most.
-_NEAREST_OPTIMIZERS = {"LarsSGD": "Adagrad"}
+_NEAREST_OPTIMIZERS = {"LarsSGD": "Adagrad", "LARS_SGD": "EXACT_ADAGRAD"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,12 +143,19 @@ class ModelTables:
     Attributes:
         tables: The tables, module by module.
         collections: The modules.
-        notes: What of the model the tables do not say, one sentence each.
+        model_notes: What of the model the tables do not say, one sentence each.
+        constraint_notes: What of the constraints they do not say, likewise.
     """
 
     tables: TableSet
     collections: tuple[Collection, ...]
-    notes: tuple[str, ...]
+    model_notes: tuple[str, ...]
+    constraint_notes: tuple[str, ...]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the tables do not say, one sentence each."""
+        return self.model_notes + self.constraint_notes
 
     @property
     def places(self) -> Places:
@@ -152,28 +171,34 @@ def read_model(
     model: torch.nn.Module,
     *,
     batch_size: int = DEFAULT_BATCH_SIZE,
+    world_size: int | None = None,
     pooling_factor: float = 1.0,
     constraints: Mapping[str, Any] | None = None,
+    sharders: Sequence[Any] = (),
 ) -> ModelTables:
     """The tables of a model, and where they are.
 
     - Rows, dimension, number format, pooling and features are those of the configs. Tables of one name in several
       modules are told apart by the modules' paths, features that several tables look up by the tables' names.
     - A module that parts of the model share is read once, under the first of its paths.
-    - The optimizer is the one that `apply_optimizer_in_backward` or a fused module names, else row-wise AdaGrad.
-    - `pooling_factors` of constraints are the mean ids per sample; `sharding_types` forbid the other tiers;
-      where their tiers stand for more, that is noted.
+    - The optimizer is the one that `apply_optimizer_in_backward` or a fused module names, else the one in
+      `fused_params` of the module's sharder, else row-wise AdaGrad.
+    - `pooling_factors` of constraints are the mean ids per sample, but for TorchRec's default, `[1.0]`;
+      `sharding_types` forbid the other tiers; where their tiers stand for more, that is noted.
     - Rows are taken to be looked up alike until traffic is recorded (`autoshard.torchrec.record`).
 
     Args:
         model: A module, a model with such modules, or one of a single collection; its weights may be on meta.
         batch_size: Samples per step over all ranks.
-        pooling_factor: Mean ids per sample of features without constraints.
+        world_size: Ranks that share the batch, by which `batch_sizes` of constraints are compared with it; None where
+            they are not known.
+        pooling_factor: Mean ids per sample of features whose constraints do not say it.
         constraints: TorchRec's `ParameterConstraints` by table.
+        sharders: TorchRec's sharders of the modules; none where they are not known.
 
     Raises:
-        InvalidTableError: If there are no tables, or a module, a config or a constraint asks for what plans cannot
-            hold; the field names it.
+        InvalidTableError: If there are no tables, or a module, a config, a constraint or an optimizer asks for what
+            plans cannot hold; the field names it.
     """
     WHOLE_AT_LEAST_1.check(batch_size, "batch_size", InvalidTableError)
     FINITE_AT_LEAST_0.check(pooling_factor, "pooling_factor", InvalidTableError)
@@ -182,8 +207,11 @@ def read_model(
     for name in known.keys() - {config.name for one in found for config in one.configs}:
         raise InvalidTableError("is no table of the model", field=f"constraints.{name}")
     feature_names = Counter(name for one in found for config in one.configs for name in config.feature_names)
+    # What constraints may repeat.
+    usual = {"num_poolings": 1, "batch_sizes": batch_size / world_size if world_size else None}
     tables = []
     for one in found:
+        of_sharder = _sharder_optimizer(sharder_of(one.module, sharders))
         for name, config in zip(one.tables, one.configs, strict=True):
             constraint = known.get(config.name)
             factors = _pooling_factors(config, constraint, pooling_factor)
@@ -191,16 +219,23 @@ def read_model(
                 Feature(name=feature if feature_names[feature] == 1 else f"{feature}@{name}", pooling_factor=factor)
                 for feature, factor in zip(config.feature_names, factors, strict=True)
             )
-            tables.append(_table(one, config, name, features, constraint))
+            kept = _constraints(constraint, config.name, usual)
+            tables.append(_table(one, config, name, features, kept, of_sharder))
     return ModelTables(
         tables=TableSet(batch_size=batch_size, tables=tuple(tables)),
         collections=tuple(found),
-        notes=_notes(found, known),
+        model_notes=_model_notes(found, sharders),
+        constraint_notes=_constraint_notes(known),
     )
 
 
+def sharder_of(module: torch.nn.Module, sharders: Sequence[Any]) -> Any:
+    """The sharder that TorchRec takes for a module: the last one of its very type; None if there is none."""
+    return {sharder.module_type: sharder for sharder in sharders}.get(type(module))
+
+
 def fused_optimizer(parameter: Any) -> type | None:
-    """The optimizer class that `apply_optimizer_in_backward` gave a parameter; None if it gave none."""
+    """The one optimizer class that `apply_optimizer_in_backward` gave a parameter; None if it gave none."""
     classes = getattr(parameter, "_optimizer_classes", [None])
     kind: type | None = classes[0]
     return kind
@@ -374,7 +409,12 @@ def _named(found: Sequence[Collection]) -> list[Collection]:
 
 
 def _table(
-    one: Collection, config: BaseEmbeddingConfig, name: str, features: tuple[Feature, ...], constraint: Any
+    one: Collection,
+    config: BaseEmbeddingConfig,
+    name: str,
+    features: tuple[Feature, ...],
+    constraints: Constraints,
+    of_sharder: EmbOptimType | None,
 ) -> EmbeddingTable:
     field = f"{one.path}.{config.name}" if one.path else config.name
     for setting, meaning in REFUSED_CONFIG.items():
@@ -396,8 +436,8 @@ def _table(
         dtype=_DTYPES[config.data_type],
         pooling=_pooling(config, field),
         weighted=one.is_weighted,
-        optimizer=_optimizer(one.module, config, field),
-        constraints=_constraints(constraint, config.name),
+        optimizer=_optimizer(one.module, config, f"{field}.optimizer", of_sharder),
+        constraints=constraints,
     )
 
 
@@ -410,26 +450,40 @@ def _pooling(config: BaseEmbeddingConfig, field: str) -> Pooling:
     return _POOLINGS[config.pooling]
 
 
-def _optimizer(module: Any, config: BaseEmbeddingConfig, field: str) -> Optimizer:
+def _optimizer(module: Any, config: BaseEmbeddingConfig, field: str, of_sharder: EmbOptimType | None) -> Optimizer:
     if _is_quantised(module):
         return Optimizer.NONE
-    kind = named_optimizer(module, config.name)
+    weights = weight_of(module, config.name)
+    for attribute in ("_optimizer_classes", "_optimizer_kwargs"):
+        num_given = len(getattr(weights, attribute, [None]))
+        if num_given != 1:
+            raise InvalidTableError(f"must be one, as TorchRec trains a table by one, got {num_given}", field=field)
+    kind: type | EmbOptimType | None = named_optimizer(module, config.name) or of_sharder
     if kind is None:
         return DEFAULT_OPTIMIZER
-    if kind not in _OPTIMIZERS:
-        accepted = ", ".join(dict.fromkeys(known.__name__ for known in _OPTIMIZERS))
-        nearest = _NEAREST_OPTIMIZERS.get(kind.__name__, "Adam")
-        raise InvalidTableError(
-            f"must be one of {accepted}, got {kind.__name__}; {nearest} has the nearest state",
-            field=f"{field}.optimizer",
-        )
-    return _OPTIMIZERS[kind]
+    known: Mapping[Any, Optimizer] = _OPTIMIZERS if isinstance(kind, type) else _SHARDER_OPTIMIZERS
+    if kind not in known:
+        accepted = ", ".join(dict.fromkeys(_optimizer_name(one) for one in known))
+        got = _optimizer_name(kind)
+        nearest = _NEAREST_OPTIMIZERS.get(got, "Adam" if isinstance(kind, type) else "ADAM")
+        raise InvalidTableError(f"must be one of {accepted}, got {got}; {nearest} has the nearest state", field=field)
+    return known[kind]
+
+
+def _optimizer_name(kind: type | EmbOptimType) -> str:
+    return kind.__name__ if isinstance(kind, type) else str(kind.name)
+
+
+def _sharder_optimizer(sharder: Any) -> EmbOptimType | None:
+    """What the `fused_params` of a sharder name; None if they name none."""
+    kind: EmbOptimType | None = (getattr(sharder, "fused_params", None) or {}).get("optimizer")
+    return kind
 
 
 def _pooling_factors(config: BaseEmbeddingConfig, constraint: Any, usual: float) -> Sequence[float]:
     given = getattr(constraint, "pooling_factors", None)
     num_features = len(config.feature_names)
-    if given is None or (len(given) != num_features and list(given) == [1.0]):  # TorchRec's own default
+    if given is None or list(given) == [1.0]:  # TorchRec's own default
         return [usual] * num_features
     if len(given) != num_features:
         raise InvalidTableError(
@@ -439,9 +493,11 @@ def _pooling_factors(config: BaseEmbeddingConfig, constraint: Any, usual: float)
     return [float(factor) for factor in given]
 
 
-def _constraints(constraint: Any, name: str) -> Constraints:
+def _constraints(constraint: Any, name: str, usual: Mapping[str, float | None]) -> Constraints:
+    """What tables hold of a constraint; `usual` are the values, by field, that only repeat what is so anyway."""
     for field, nearest in REFUSED_CONSTRAINTS.items():
-        if getattr(constraint, field, None):
+        given = getattr(constraint, field, None)
+        if given and not (field in usual and all(one == usual[field] for one in given)):
             raise InvalidTableError(f"is set, and plans do not hold it: {nearest}", field=f"constraints.{name}.{field}")
     types = getattr(constraint, "sharding_types", None)
     if not types:
@@ -456,7 +512,7 @@ def _constraints(constraint: Any, name: str) -> Constraints:
     return Constraints(forbidden_tiers=tuple(tier for tier in Tier if tier not in allowed))
 
 
-def _notes(collections: Sequence[Collection], constraints: Mapping[str, Any]) -> tuple[str, ...]:
+def _model_notes(collections: Sequence[Collection], sharders: Sequence[Any]) -> tuple[str, ...]:
     notes = ["rows are taken to be looked up alike: record traffic with autoshard.torchrec.record"]
     notes += [
         f"{one.path} stands at {', '.join(one.paths[1:])}, too: TorchRec shards each path for itself, "
@@ -467,7 +523,7 @@ def _notes(collections: Sequence[Collection], constraints: Mapping[str, Any]) ->
     unnamed = sum(
         named_optimizer(one.module, config.name) is None
         for one in collections
-        if not _is_quantised(one.module)
+        if not _is_quantised(one.module) and _sharder_optimizer(sharder_of(one.module, sharders)) is None
         for config in one.configs
     )
     if unnamed:
@@ -478,6 +534,11 @@ def _notes(collections: Sequence[Collection], constraints: Mapping[str, Any]) ->
             "quantised tables have no optimizer; steps are priced as if they were trained without state: "
             f"{', '.join(quantised[:8])}"
         )
+    return tuple(notes)
+
+
+def _constraint_notes(constraints: Mapping[str, Any]) -> tuple[str, ...]:
+    notes = []
     for field, nearest in UNKEPT_CONSTRAINTS.items():
         names = [name for name, one in constraints.items() if getattr(one, field, None) is not None]
         if names:

@@ -6,18 +6,23 @@ that records of a file (`stored_plans`) do as well as TorchRec's objects.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-from autoshard.core import DType
+from autoshard.core import DType, Payload
 from autoshard.core.errors import InvalidPlanError
 from autoshard.core.quoting import shown
 from autoshard.formats.torchrec.sharding import Block, ComputeKernel, TableSharding, TorchRecType, refused
 
+#: Settings of kernels, which entries of TorchRec's plans have from constraints as they are.
+KERNEL_SETTINGS = ("enforce_hbm", "stochastic_rounding", "bounds_check_mode", "output_dtype")
+#: Rows of a cache over those of a rank where nobody says it (`UVM_CACHING_RATIO` of TorchRec, and FBGEMM's default).
+CACHE_LOAD_FACTOR = 0.2
 #: Values of FBGEMM's `CacheAlgorithm`.
 _CACHE_ALGORITHMS = {"lru": 0, "lfu": 1}
 #: Values of TorchRec's `DataType`.
-_CACHE_DTYPES = {DType.FP32: "FP32", DType.FP16: "FP16", DType.BF16: "BF16", DType.INT8: "INT8"}
+_DATA_TYPES = {DType.FP32: "FP32", DType.FP16: "FP16", DType.BF16: "BF16", DType.INT8: "INT8"}
 
 
 def parameter_sharding(sharding: TableSharding, *, device_type: str, node_size: int) -> Any:
@@ -72,7 +77,7 @@ def cache_params(sharding: TableSharding) -> Any:
     from torchrec.distributed.types import CacheParams
     from torchrec.modules.embedding_configs import DataType
 
-    precision = _CACHE_DTYPES[DType(sharding.cache_dtype)] if sharding.cache_dtype else None
+    precision = _DATA_TYPES[DType(sharding.cache_dtype)] if sharding.cache_dtype else None
     return CacheParams(
         algorithm=CacheAlgorithm(_CACHE_ALGORITHMS[sharding.cache_policy]),
         load_factor=sharding.cache_load_factor,
@@ -82,6 +87,8 @@ def cache_params(sharding: TableSharding) -> Any:
 
 def table_sharding(entry: Any, num_rows: int, embedding_dim: int, *, world_size: int, field: str) -> TableSharding:
     """What a `ParameterSharding` says.
+
+    Of caches, what is left out is TorchRec's and FBGEMM's default.
 
     Args:
         entry: The entry.
@@ -113,6 +120,28 @@ def table_sharding(entry: Any, num_rows: int, embedding_dim: int, *, world_size:
     )
 
 
+def unsized_cache(entry: Any) -> bool:
+    """Whether the kernel of a `ParameterSharding` has a cache whose load factor is left out."""
+    is_cached = entry.compute_kernel == ComputeKernel.FUSED_UVM_CACHING
+    return is_cached and getattr(entry.cache_params, "load_factor", None) is None
+
+
+def payload_of(settings: Iterable[Any]) -> Payload | None:
+    """The number format of all embeddings on the wire, by entries or constraints of their tables.
+
+    Args:
+        settings: What has an `output_dtype`; fp32 where it is left out.
+
+    Returns:
+        None if there are several, or one that is not summed on the wire.
+    """
+    usual = _DATA_TYPES[DType.FP32]
+    given = [getattr(getattr(one, "output_dtype", None), "value", usual) for one in settings]
+    same = (dtype for dtype, name in _DATA_TYPES.items() if all(one == name for one in given))
+    payloads = (Payload(forward=dtype, backward=dtype) for dtype in same)
+    return next((payload for payload in payloads if payload.can_be_summed), None)
+
+
 def _named(kinds: Any, value: object, field: str) -> Any:
     accepted = [str(kind) for kind in kinds]
     if value not in accepted:
@@ -141,14 +170,16 @@ def _blocks(entry: Any, world_size: int, field: str) -> tuple[Block, ...]:
 
 
 def _cache(params: Any, field: str) -> tuple[float, str, str | None]:
-    """Load factor, policy and number format; those left out are FBGEMM's defaults."""
+    """Load factor, policy and number format; those left out are the defaults."""
     load_factor = getattr(params, "load_factor", None)
-    if load_factor is None or not 0 < load_factor <= 1:
+    if load_factor is None:
+        load_factor = CACHE_LOAD_FACTOR
+    if not 0 < load_factor <= 1:
         raise refused(f"plans are read with a load factor of the cache in (0, 1]; got {shown(load_factor)}", field)
-    algorithm = getattr(params.algorithm, "value", _CACHE_ALGORITHMS["lru"])
+    algorithm = getattr(getattr(params, "algorithm", None), "value", _CACHE_ALGORITHMS["lru"])
     policy = next(name for name, value in _CACHE_ALGORITHMS.items() if value == algorithm)
-    precision = getattr(params.precision, "value", None)
-    dtypes = {name: str(dtype) for dtype, name in _CACHE_DTYPES.items()}
+    precision = getattr(getattr(params, "precision", None), "value", None)
+    dtypes = {name: str(dtype) for dtype, name in _DATA_TYPES.items()}
     if precision is not None and precision not in dtypes:
         raise refused(f"plans are read with caches of {', '.join(dtypes)}; got {shown(precision)}", field)
     return float(load_factor), policy, dtypes[precision] if precision is not None else None

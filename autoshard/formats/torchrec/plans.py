@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
@@ -11,7 +12,15 @@ from autoshard.core import EmbeddingTable, Payload, PlacedShard, ShardingPlan, T
 from autoshard.core.errors import InvalidPlanError
 from autoshard.core.machine import device_family
 from autoshard.core.quoting import shown
-from autoshard.formats.torchrec.objects import cache_params, parameter_sharding, table_sharding
+from autoshard.formats.torchrec.objects import (
+    CACHE_LOAD_FACTOR,
+    KERNEL_SETTINGS,
+    cache_params,
+    parameter_sharding,
+    payload_of,
+    table_sharding,
+    unsized_cache,
+)
 from autoshard.formats.torchrec.places import Place, Places, usual_places
 from autoshard.formats.torchrec.sharding import (
     NotInTorchRecError,
@@ -19,11 +28,14 @@ from autoshard.formats.torchrec.sharding import (
     TorchRecType,
     fault_of,
     fault_of_means,
+    feature_name,
     refused,
     renamed,
     sharding_of,
     shards_of,
 )
+
+_log = logging.getLogger(__name__)
 
 #: Kinds of devices whose shards TorchRec places on the host.
 _HOST_DEVICES = ("cpu",)
@@ -85,6 +97,9 @@ def refusals(plan: ShardingPlan, places: Places | None = None) -> tuple[NotInTor
     Args:
         plan: The plan.
         places: Where its tables are in the model; None for `usual_places`.
+
+    Raises:
+        InvalidPlanError: If a table has no place in the model.
     """
     found = []
     checks: list[Callable[[], object]] = [partial(check_whole, plan)]
@@ -96,7 +111,7 @@ def refusals(plan: ShardingPlan, places: Places | None = None) -> tuple[NotInTor
             found.append(error)
     if not found:
         try:
-            _check_modules(plan, shardings_of(plan), usual_places(plan.tables) if places is None else places)
+            _check_modules(plan, shardings_of(plan), _places_of(plan.tables, places))
         except NotInTorchRecError as error:
             found.append(error)
     return tuple(found)
@@ -121,11 +136,12 @@ def to_torchrec(
 
     Raises:
         NotInTorchRecError: At the first part of the plan that TorchRec cannot say, or would not compute rightly.
+        InvalidPlanError: If a table has no place in the model.
     """
     from torchrec.distributed.types import EmbeddingModuleShardingPlan
     from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 
-    found = usual_places(plan.tables) if places is None else places
+    found = _places_of(plan.tables, places)
     shardings = shardings_of(plan, device_type=device_type, sharding_types=sharding_types)
     _check_modules(plan, shardings, found)
     modules: dict[str, Any] = {}
@@ -144,11 +160,15 @@ def from_torchrec(
 ) -> ShardingPlan:
     """A plan that says what TorchRec's `ShardingPlan` says; without prediction or provenance.
 
+    Embeddings that are all given out in one number format travel in it. Settings of kernels that plans do not hold, and
+    caches whose size is TorchRec's default, go to the log, a warning each.
+
     Args:
         torchrec_plan: TorchRec's plan: of its planner, of `to_torchrec`, or of a file (`read_stored_plan`).
         tables: The tables that it is for.
         topology: The ranks that it is for.
-        places: Where the tables are in the model; None to find them by their names.
+        places: Where the tables are in the model; None to find them by their names, which have the path of the module
+            before them or are used once.
 
     Raises:
         NotInTorchRecError: If it holds a table as plans cannot say, or in a way that TorchRec trains wrongly.
@@ -158,19 +178,23 @@ def from_torchrec(
         Place(path, name): entry for path, module in torchrec_plan.plan.items() for name, entry in module.items()
     }
     found = _found_places(entries, tables) if places is None else places
+    left = dict(entries)
     shards: list[PlacedShard] = []
     for table in tables.tables:
         place = found[table.name]
-        entry = entries.pop(place, None)
+        entry = left.pop(place, None)
         if entry is None:
             raise InvalidPlanError(f"has no table {shown(table.name)}", field=_field(place))
         sharding = table_sharding(
             entry, table.num_embeddings, table.embedding_dim, world_size=topology.world_size, field=_field(place)
         )
         shards += shards_of(table, sharding, world_size=topology.world_size, field=_field(place))
-    if entries:
-        raise InvalidPlanError("is none of the tables", field=_field(min(entries)))
-    return ShardingPlan(tables=tables, topology=topology, shards=tuple(shards))
+    if left:
+        raise InvalidPlanError("is none of the tables", field=_field(min(left)))
+    payload = payload_of(one for one in entries.values() if one.sharding_type != TorchRecType.DATA_PARALLEL)
+    for note in _notes(entries, payload):
+        _log.warning("%s", note)
+    return ShardingPlan(tables=tables, topology=topology, shards=tuple(shards), payload=payload or Payload())
 
 
 def as_executed(plan: ShardingPlan) -> ShardingPlan:
@@ -214,29 +238,48 @@ def changes(plan: ShardingPlan) -> tuple[ExportedDifference, ...]:
     return tuple(found)
 
 
-def parameter_constraints(plan: ShardingPlan) -> dict[str, Any]:
+def parameter_constraints(plan: ShardingPlan, places: Places | None = None) -> dict[str, Any]:
     """`ParameterConstraints` by which TorchRec's planner holds every table as a plan does, ranks left to it.
 
+    They are by the tables' names in their modules, as TorchRec's planner looks them up.
+
+    Args:
+        plan: The plan.
+        places: Where its tables are in the model; None for `usual_places`.
+
     Raises:
-        NotInTorchRecError: At the first part of the plan that TorchRec cannot say, or would not compute rightly.
+        NotInTorchRecError: At the first part of the plan that TorchRec cannot say, or would not compute rightly; or if
+            tables of one name are held differently.
+        InvalidPlanError: If a table has no place in the model.
     """
     from torchrec.distributed.planner.types import ParameterConstraints
 
     shardings = shardings_of(plan)
-    _check_modules(plan, shardings, usual_places(plan.tables))
-    made = {}
+    found = _places_of(plan.tables, places)
+    _check_modules(plan, shardings, found)
+    made: dict[str, Any] = {}
     for table in plan.tables.tables:
         sharding = shardings[table.name]
         first, last = sharding.blocks[0].columns
         is_cut = sharding.sharding_type in (TorchRecType.COLUMN_WISE, TorchRecType.GRID_SHARD)
-        made[table.name] = ParameterConstraints(
+        one = ParameterConstraints(
             sharding_types=[sharding.sharding_type.value],
             compute_kernels=[sharding.kernel.value],
             min_partition=last - first if is_cut else None,
             pooling_factors=[feature.pooling_factor for feature in table.features],
             cache_params=cache_params(sharding),
-            feature_names=[feature.name for feature in table.features],
+            feature_names=[feature_name(table, feature.name) for feature in table.features],
         )
+        # Names in TorchRec have no dots: without places, a dot is behind the path that `read_model` puts before a name.
+        name = found[table.name].name.rpartition(".")[2]
+        other = made.setdefault(name, one)
+        if other.feature_names != one.feature_names:  # which TorchRec's planner does not read
+            other.feature_names = one.feature_names = None
+        if other != one:
+            raise refused(
+                f"has the same constraints for all tables of a name; those of {shown(name)} would differ",
+                f"tables.{table.name}",
+            )
     return made
 
 
@@ -293,16 +336,47 @@ def _check_modules(plan: ShardingPlan, shardings: Mapping[str, TableSharding], p
             raise refused(reason, f"shards[{_held(plan)[table.name][0]}]")
 
 
+def _places_of(tables: TableSet, places: Places | None) -> Places:
+    """The places, each table's among them; `usual_places` for None."""
+    found = usual_places(tables) if places is None else places
+    for table in tables.tables:
+        if table.name not in found:
+            raise InvalidPlanError("is no table of the model", field=f"tables.{table.name}")
+    return found
+
+
 def _found_places(entries: Mapping[Place, Any], tables: TableSet) -> Places:
-    found: dict[str, Place] = {}
+    """Where tables are by their names: with the path of the module before it, as `read_model` has it, or alone."""
+    by_path = {_field(place): place for place in entries}
+    by_name: dict[str, list[Place]] = {}
     for place in entries:
-        if place.name in found:
+        by_name.setdefault(place.name, []).append(place)
+    found = {}
+    for table in tables.tables:
+        named = [by_path[table.name]] if table.name in by_path else by_name.get(table.name, [Place("", table.name)])
+        if len(named) > 1:
             raise InvalidPlanError(
-                f"has two tables {shown(place.name)}, in {shown(found[place.name].path)} and {shown(place.path)}; give "
-                "the model that it is for"
+                f"has two tables {shown(table.name)}, in {shown(named[0].path)} and {shown(named[1].path)}; give them "
+                f"the names {_field(named[0])} and {_field(named[1])}, as an import of the model does"
             )
-        found[place.name] = place
-    return {table.name: found.get(table.name, Place("", table.name)) for table in tables.tables}
+        [found[table.name]] = named
+    return found
+
+
+def _notes(entries: Mapping[Place, Any], payload: Payload | None) -> Iterator[str]:
+    """What of TorchRec's plan a plan does not hold, or takes as TorchRec's default."""
+    unsized = [_field(place) for place, entry in entries.items() if unsized_cache(entry)]
+    if unsized:
+        yield (
+            f"caches of {', '.join(unsized[:8])} have no load factor: they are taken to hold TorchRec's default, "
+            f"{CACHE_LOAD_FACTOR:.0%} of the rows"
+        )
+    for setting in KERNEL_SETTINGS:
+        if setting == "output_dtype" and payload is not None:
+            continue
+        names = [_field(place) for place, entry in entries.items() if getattr(entry, setting, None) is not None]
+        if names:
+            yield f"{setting} of {', '.join(names[:8])} is left out, which plans do not hold"
 
 
 def _field(place: Place) -> str:

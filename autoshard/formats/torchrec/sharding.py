@@ -201,16 +201,16 @@ def fault_of_means(kinds: Mapping[EmbeddingTable, TorchRecType]) -> tuple[Embedd
                 f"splits means by rows only where it splits all tables of their module by rows; {shown(table.name)} is "
                 f"{kind}, {shown(means[0].name)} is {kinds[means[0]]}"
             )
-    features = {_feature_name(table, feature.name) for table in means for feature in table.features}
+    features = {feature_name(table, feature.name) for table in means for feature in table.features}
     for table in kinds:
-        if table.pooling is Pooling.SUM and any(_feature_name(table, one.name) in features for one in table.features):
+        if table.pooling is Pooling.SUM and any(feature_name(table, one.name) in features for one in table.features):
             return means[0], (
                 f"computes wrong means by rows of features that sums by rows look up, too, as {shown(table.name)} does"
             )
     return None
 
 
-def _feature_name(table: EmbeddingTable, name: str) -> str:
+def feature_name(table: EmbeddingTable, name: str) -> str:
     """A feature's name in the model: where several tables look it up, `read_model` adds theirs."""
     return name.removesuffix(f"@{table.name}")
 

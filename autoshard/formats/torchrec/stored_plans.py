@@ -17,6 +17,7 @@ from autoshard.formats.archives.pickle_walk import OBJECT_OPCODES, Global, Recor
 from autoshard.formats.archives.torch_archive import read_program
 from autoshard.formats.documents.fields import from_source
 from autoshard.formats.files import atomic_write, open_file
+from autoshard.formats.torchrec.objects import KERNEL_SETTINGS
 
 #: Bytes of a plan's pickle: 5,000 tables on 128 ranks, all row-wise, take 60 MB.
 _MAX_BYTES = 1 << 27
@@ -99,12 +100,15 @@ def _entry(value: object) -> SimpleNamespace:
     shards = None if spec is None else _attributes(spec, "EnumerableShardingSpec").get("shards")
     if shards is not None and not isinstance(shards, list):
         raise FormatError(f"must have lists of shards, got {shown(shards)}")
+    settings = {name: given.get(name) for name in KERNEL_SETTINGS}
+    settings["output_dtype"] = _enumerated(settings["output_dtype"])
     return SimpleNamespace(
         sharding_type=given.get("sharding_type"),
         compute_kernel=given.get("compute_kernel"),
         ranks=ranks,
         sharding_spec=SimpleNamespace(shards=[_shard(one) for one in shards]) if shards is not None else None,
         cache_params=None if cache is None else _cache(_attributes(cache, "CacheParams")),
+        **settings,
     )
 
 
@@ -118,7 +122,7 @@ def _shard(value: object) -> SimpleNamespace:
 
 def _cache(given: dict[str, object]) -> SimpleNamespace:
     load_factor = given.get("load_factor")
-    if load_factor is not None and not isinstance(load_factor, float):
+    if load_factor is not None and type(load_factor) not in (int, float):
         raise FormatError(f"must have load factors that are numbers, got {shown(load_factor)}")
     return SimpleNamespace(
         load_factor=load_factor,

@@ -50,6 +50,15 @@ def make_constrained():
     }
 
 
+def make_towers():
+    """Two modules, each with a table of the same name and a feature of the same name."""
+    config = {"name": "t", "num_embeddings": 1000, "embedding_dim": 16, "feature_names": ["id"]}
+    modules = {
+        path: EmbeddingBagCollection(device=META, tables=[EmbeddingBagConfig(**config)]) for path in ("user", "item")
+    }
+    return torch.nn.ModuleDict(modules)
+
+
 def make_nothing():
     return torch.nn.Linear(2, 2)
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.inference.modules import quantize_embeddings
 from torchrec.modules.embedding_configs import DataType
@@ -17,6 +19,7 @@ from torchrec.modules.embedding_tower import EmbeddingTower
 from torchrec.modules.feature_processor_ import PositionWeightedModuleCollection
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.optim import LAMB, LarsSGD, PartialRowWiseAdam
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.quant.embedding_modules import EmbeddingCollection as QuantEmbeddingCollection
 
 from autoshard.core import DType, Optimizer, Pooling, Tier
@@ -253,6 +256,8 @@ def test_what_plans_do_not_hold_is_refused_by_name(message):
     ("constraint", "message"),
     [
         ({"t": ParameterConstraints(batch_sizes=[4])}, r"constraints\.t\.batch_sizes: is set"),
+        ({"t": ParameterConstraints(batch_sizes=[32, 16])}, r"constraints\.t\.batch_sizes: is set"),
+        ({"t": ParameterConstraints(num_poolings=[1.0, 2.0])}, r"constraints\.t\.num_poolings: is set"),
         ({"t": ParameterConstraints(pooling_factors=[1.0, 2.0])}, r"constraints\.t\.pooling_factors: must be one for"),
         ({"t": ParameterConstraints(sharding_types=["by_magic"])}, r"constraints\.t\.sharding_types: must be of"),
         ({"u": ParameterConstraints()}, r"constraints\.u: is no table of the model"),
@@ -260,7 +265,23 @@ def test_what_plans_do_not_hold_is_refused_by_name(message):
 )
 def test_constraints_that_are_not_kept_are_refused_by_name(constraint, message):
     with pytest.raises(InvalidTableError, match=f"^{message}"):
-        read_model(bags(), constraints=constraint)
+        read_model(bags(), batch_size=64, world_size=2, constraints=constraint)
+
+
+def test_constraints_that_repeat_torchrecs_defaults_change_nothing():
+    constraint = ParameterConstraints(num_poolings=[1.0, 1], batch_sizes=[32, 32])
+    two = bags(feature_names=["f", "g"])
+    same = read_model(two, batch_size=64, world_size=2, constraints={"t": constraint}).tables
+    assert same == read_model(two, batch_size=64).tables
+    with pytest.raises(InvalidTableError, match=r"^constraints\.t\.batch_sizes: is set"):
+        read_model(two, batch_size=64, constraints={"t": constraint})  # by how many ranks is not known
+
+
+@pytest.mark.parametrize(("given", "factor"), [({}, 5.0), ({"pooling_factors": [2.0]}, 2.0)])
+def test_a_pooling_factor_is_that_of_all_features_whose_constraints_do_not_say_it(given, factor):
+    constraint = ParameterConstraints(min_partition=4, **given)
+    [table] = read_model(bags(), pooling_factor=5.0, constraints={"t": constraint}).tables.tables
+    assert table.features[0].pooling_factor == factor
 
 
 @pytest.mark.parametrize(
@@ -376,3 +397,31 @@ def test_an_optimizer_that_is_not_known_is_refused():
     next(module.parameters())._optimizer_classes = [torch.optim.Rprop]
     with pytest.raises(InvalidTableError, match=r"^t\.optimizer: must be one of SGD, .*, got Rprop"):
         read_model(module)
+
+
+def test_two_optimizers_of_a_table_are_refused():
+    module = EmbeddingBagCollection(
+        tables=[EmbeddingBagConfig(name="t", num_embeddings=10, embedding_dim=8, feature_names=["f"])]
+    )
+    for kind in (torch.optim.SGD, torch.optim.Adam):
+        apply_optimizer_in_backward(kind, module.parameters(), {"lr": 0.1})
+    with pytest.raises(InvalidTableError, match=r"^bags\.t\.optimizer: must be one, as TorchRec trains .* got 2"):
+        read_model(torch.nn.ModuleDict({"bags": module}))
+
+
+@pytest.mark.parametrize(
+    ("given", "optimizer"),
+    [("ADAM", Optimizer.ADAM), ("EXACT_SGD", Optimizer.SGD), ("PARTIAL_ROWWISE_LAMB", Optimizer.PARTIAL_ROWWISE_LAMB)],
+)
+def test_optimizers_of_sharders_are_read(given, optimizer):
+    sharder = EmbeddingBagCollectionSharder(fused_params={"optimizer": EmbOptimType[given]})
+    found = read_model(bags(), sharders=[sharder])
+    assert found.tables.tables[0].optimizer is optimizer
+    assert not any("have no optimizer" in note for note in found.notes)
+
+
+def test_an_optimizer_of_sharders_that_is_not_known_is_refused():
+    sharder = EmbeddingBagCollectionSharder(fused_params={"optimizer": EmbOptimType.LARS_SGD})
+    message = r"^t\.optimizer: must be one of SGD, EXACT_SGD, .* got LARS_SGD; EXACT_ADAGRAD has the nearest state"
+    with pytest.raises(InvalidTableError, match=message):
+        read_model(bags(), sharders=[sharder])

@@ -13,6 +13,7 @@ from autoshard.core import (
     Collective,
     DType,
     Exchange,
+    Feature,
     GradSync,
     MemoryLevel,
     MemoryPlacement,
@@ -28,6 +29,7 @@ from autoshard.core import (
 from autoshard.core.errors import InvalidPlanError
 from autoshard.formats.torchrec import (
     NotInTorchRecError,
+    Place,
     TorchRecType,
     as_executed,
     changes,
@@ -241,6 +243,65 @@ def test_tables_that_are_missing_or_unknown_are_named():
     del module["other"], module["t"]
     with pytest.raises(InvalidPlanError, match=r'^t: has no table "t"'):
         from_torchrec(exported, plan.tables, plan.topology)
+
+
+TOWERS = {"user.t": Place("user", "t"), "item.t": Place("item", "t")}
+
+
+def towers(*ranks, features=("id@user.t", "id@item.t"), **fields):
+    """A plan of two modules' tables of one name, each on a rank."""
+    shards = [
+        make.on(rank, name, features=(Feature(name=feature, pooling_factor=1.0),), **fields)
+        for rank, name, feature in zip(ranks, TOWERS, features, strict=True)
+    ]
+    return make.plan(*shards, topology=machine(1, 2))
+
+
+@pytest.mark.parametrize("places", [TOWERS, None])
+def test_tables_of_one_name_in_two_modules_go_to_torchrec_and_back(places):
+    plan = towers(0, 1)
+    assert from_torchrec(to_torchrec(plan, places), plan.tables, plan.topology) == as_executed(plan)
+
+
+def test_names_that_stand_for_two_tables_are_refused():
+    exported = to_torchrec(towers(0, 1), TOWERS)
+    plan = make.plan(make.on(0, "t"), topology=machine(1, 2))
+    with pytest.raises(
+        InvalidPlanError, match=r'^has two tables "t", in "user" and "item"; give them the names user\.t'
+    ):
+        from_torchrec(exported, plan.tables, plan.topology)
+
+
+@pytest.mark.parametrize("make_of", [to_torchrec, parameter_constraints, refusals])
+def test_places_that_lack_a_table_are_refused(make_of):
+    with pytest.raises(InvalidPlanError, match=r"^tables\.item\.t: is no table of the model"):
+        make_of(towers(0, 1), {"user.t": TOWERS["user.t"]})
+
+
+@pytest.mark.parametrize("places", [TOWERS, None])
+def test_constraints_are_by_the_names_that_tables_have_in_their_modules(places):
+    [(name, one)] = parameter_constraints(towers(0, 1), places).items()
+    assert (name, one.sharding_types, one.feature_names) == ("t", ["table_wise"], ["id"])
+    [one] = parameter_constraints(towers(0, 1, features=("uid", "iid")), places).values()
+    assert one.feature_names is None
+    whole, split = table("user.t"), over(table("item.t"), [0, 1], Tier.ROW_WISE)
+    plan = make.plan(make.placed(whole), split, topology=machine(1, 2))
+    with pytest.raises(
+        NotInTorchRecError, match=r'^tables\.item\.t: TorchRec has the same .* those of "t" would differ'
+    ):
+        parameter_constraints(plan, places)
+
+
+def test_constraints_of_means_are_checked_module_by_module():
+    split = over(table("a", pooling=Pooling.MEAN), [0, 1], Tier.ROW_WISE)
+    plan = make.plan(split, make.on(0, "b"), topology=machine(1, 2))
+    apart = {"a": Place("user", "a"), "b": Place("item", "b")}
+    assert {name: one.sharding_types for name, one in parameter_constraints(plan, apart).items()} == {
+        "a": ["row_wise"],
+        "b": ["table_wise"],
+    }
+    with pytest.raises(NotInTorchRecError, match="splits means by rows only where"):
+        parameter_constraints(plan)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ import zipfile
 
 import pytest
 import torch
+from torchrec.distributed.types import CacheParams
+from torchrec.modules.embedding_configs import DataType
 
-from autoshard.core import MemoryLevel, MemoryPlacement, Tier
+from autoshard.core import DType, MemoryLevel, MemoryPlacement, Payload, Tier
 from autoshard.core.errors import FormatError, InputError
 from autoshard.formats.torchrec import as_executed, from_torchrec, to_torchrec
 from autoshard.formats.torchrec.stored_plans import read_stored_plan, write_stored_plan
@@ -34,6 +36,64 @@ def test_a_stored_plan_is_read_as_it_was(plan, tmp_path, protocol):
     path = tmp_path / "plan.pt"
     torch.save(to_torchrec(plan), path, pickle_protocol=protocol)
     assert from_torchrec(read_stored_plan(path), plan.tables, plan.topology) == as_executed(plan)
+
+
+def read_changed(plan, path, *, all_of=None, **changes):
+    """The plan with attributes of the entry of `a`, or of all entries, changed: its objects and its file, read."""
+    exported = to_torchrec(plan)
+    (module,) = exported.plan.values()
+    for entry in module.values() if all_of else [module["a"]]:
+        for name, value in changes.items():
+            setattr(entry, name, value)
+    write_stored_plan(exported, path)
+    found = from_torchrec(exported, plan.tables, plan.topology)
+    assert from_torchrec(read_stored_plan(path), plan.tables, plan.topology) == found
+    return found
+
+
+@pytest.mark.parametrize(
+    ("params", "num_cached", "num_notes"),
+    [
+        (None, 20, 1),
+        (CacheParams(), 20, 1),
+        (CacheParams(load_factor=1), 100, 0),
+        (CacheParams(load_factor=0.5), 50, 0),
+    ],
+)
+def test_caches_of_torchrecs_default_size_are_read(plan, tmp_path, caplog, params, num_cached, num_notes):
+    cached = read_changed(plan, tmp_path / "plan.pt", cache_params=params).shards[0]
+    row_bytes = cached.shard.embedding_dim * 4
+    assert cached.memory == MemoryPlacement(level=MemoryLevel.DDR, cache_bytes=num_cached * row_bytes)
+    told = {record.message for record in caplog.records}
+    table = "embedding_bag_collection.a"
+    note = f"caches of {table} have no load factor: they are taken to hold TorchRec's default, 20% of the rows"
+    assert told == ({note} if num_notes else set())
+
+
+def test_load_factors_that_are_no_numbers_are_refused(plan, tmp_path):
+    exported = to_torchrec(plan)
+    exported.plan["embedding_bag_collection"]["a"].cache_params = CacheParams(load_factor=True)
+    write_stored_plan(exported, tmp_path / "plan.pt")
+    with pytest.raises(FormatError, match="must have load factors that are numbers, got true"):
+        read_stored_plan(tmp_path / "plan.pt")
+
+
+def test_output_formats_are_carried_where_they_are_one_and_other_settings_noted(plan, tmp_path, caplog):
+    path = tmp_path / "plan.pt"
+    found = read_changed(plan, path, all_of=True, output_dtype=DataType.FP16)
+    assert found.payload == Payload(forward=DType.FP16, backward=DType.FP16)
+    assert not caplog.records
+    settings = {"output_dtype": DataType.FP16, "enforce_hbm": True, "stochastic_rounding": False}
+    assert read_changed(plan, path, **settings).payload == Payload()
+    assert {record.message for record in caplog.records} == {
+        f"{setting} of embedding_bag_collection.a is left out, which plans do not hold" for setting in settings
+    }
+
+
+def test_data_parallel_tables_send_no_embeddings(plan, tmp_path):
+    [last] = [placed for placed in plan.shards if placed.shard.table.name == "c"]
+    alone = make.plan(last, topology=plan.topology)
+    assert read_changed(alone, tmp_path / "plan.pt", all_of=True, output_dtype=DataType.INT8).payload == Payload()
 
 
 def test_torch_reads_what_is_written(plan, tmp_path):
