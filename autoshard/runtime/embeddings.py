@@ -112,11 +112,12 @@ class ShardedEmbeddings(torch.nn.Module):
     TorchRec; in a plan with several replica groups, by those of the group, whose mean the group's tables are trained
     on. After each backward pass, `end_step` is called, and `close` before the process group is destroyed.
 
-    The learning rate is that of `optimizer` when a batch is looked up. `state_dict` holds all weights and moments on
-    the host, whatever the plan: on several processes as `DTensor`s, of which each process has an even share of the
-    rows, so that `torch.distributed.checkpoint` saves them, and loads them under any plan of the same tables, on any
-    number of processes. `load_state_dict` takes them, and whole tensors; every process calls both. `table_state` and
-    `load_table_state` do it table by table, or in pieces.
+    The learning rate is that of `optimizer` when a batch is looked up; where it has become a bad one since the ids of
+    that batch were sent, it is the one before, and the next batch is refused. `state_dict` holds all weights and
+    moments on the host, whatever the plan: on several processes as `DTensor`s, of which each process has an even share
+    of the rows, so that `torch.distributed.checkpoint` saves them, and loads them under any plan of the same tables, on
+    any number of processes. `load_state_dict` takes them, and whole tensors; every process calls both. `table_state`
+    and `load_table_state` do it table by table, or in pieces.
 
     Communication can hide behind computation, with the same results: `prefetch` distributes the ids of the next batch
     while this one is trained on, and what is computed between `start` and its `wait` is computed while embeddings
@@ -125,7 +126,8 @@ class ShardedEmbeddings(torch.nn.Module):
     Args:
         plan: The plan.
         settings: Of the updates, and the seed.
-        local_batch_size: The usual number of samples of a process's batch; None for an even share of the plan's batch.
+        local_batch_size: The usual number of samples of a process's batch; None for its share of the plan's batch, the
+            largest where these are not even.
         group: The processes, over gloo (CPU) or NCCL (CUDA); None for all. With fewer processes than the plan has
             ranks, rank r runs on process `r % processes`.
         device: Where tables and batches are; None for the CPU or, over NCCL, the current CUDA device.
@@ -146,8 +148,8 @@ class ShardedEmbeddings(torch.nn.Module):
 
     Raises:
         InvalidPlanError: If the plan holds tables in a way that is not executed.
-        InputError: If the processes differ in plan, settings or batch size, the plan's batch cannot be shared evenly,
-            a row order is not one, or a frozen table is none of the plan.
+        InputError: If the processes differ in plan, settings or batch size, a row order is not one, or a frozen table
+            is none of the plan.
     """
 
     def __init__(
@@ -180,6 +182,7 @@ class ShardedEmbeddings(torch.nn.Module):
         self.feature_names, self.feature_dims = part.feature_names, part.feature_dims
         self.verdict = Verdict()
         self.optimizer = TableOptimizer(settings.learning_rate)
+        self._learning_rate = settings.learning_rate
         self.tables = _places_of_keys(plan.tables)
         self.num_steps, self._leaves_out_tables = 0, False
         #: What was sent under plans before this one.
@@ -267,8 +270,8 @@ class ShardedEmbeddings(torch.nn.Module):
 
         Raises:
             InputError: If the batch of a process lacks a feature, has wrong lengths or weights, or an id that is no row
-                of its table, or is none: the same error on all processes, before any row is looked up. They can go on
-                with the next batch.
+                of its table, or is none, or its learning rate is negative or no number: the same error on all
+                processes, before any row is looked up. They can go on with the next batch.
             ExecutionError: If the process group has been destroyed.
         """
         return self.start(ids).wait()
@@ -277,7 +280,8 @@ class ShardedEmbeddings(torch.nn.Module):
         """Looks up a batch and sends its embeddings on their way; as `forward`, which waits for them."""
         keyed: BatchOfIds | None = None
         self.verdict = Verdict()
-        step = UpdateStep(self.optimizer.learning_rate, self.num_steps + 1, self.verdict)
+        self._rate_fault()
+        step = UpdateStep(self._learning_rate, self.num_steps + 1, self.verdict)
         self._execution.kernels.set_step(step)
         self._execution.replicas.step = step
         if isinstance(ids, DistributedBatch):
@@ -379,8 +383,18 @@ class ShardedEmbeddings(torch.nn.Module):
 
     def _read(self, ids: BatchOfIds | KeyedJagged | InputError) -> tuple[BatchOfIds | InputError, BatchOfIds | None]:
         """The batch or what is wrong with it, and the batch again if its embeddings are returned as keyed tensors."""
+        if (fault := self._rate_fault()) is not None:
+            return fault, None
         batch = as_batch(ids, self.feature_names)
         return batch, None if batch is ids or isinstance(batch, InputError) else batch
+
+    def _rate_fault(self) -> InputError | None:
+        """What is wrong with the learning rate, for all processes in place of a batch; the last good one stays."""
+        try:
+            self._learning_rate = self.optimizer.learning_rate
+        except InputError as error:
+            return error
+        return None
 
     @property
     def group(self) -> dist.ProcessGroup:

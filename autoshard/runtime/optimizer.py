@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from autoshard.core.accepted import FINITE_AT_LEAST_0
 from autoshard.core.errors import InputError
+from autoshard.core.quoting import shown
 
 
 class TableOptimizer(torch.optim.Optimizer):
@@ -32,7 +33,11 @@ class TableOptimizer(torch.optim.Optimizer):
         Raises:
             InputError: If it is negative or no number.
         """
-        value = float(self.param_groups[0]["lr"])
+        given = self.param_groups[0]["lr"]
+        try:
+            value = float(given)
+        except (TypeError, ValueError):
+            raise InputError(f"must be {FINITE_AT_LEAST_0}, got {shown(given)}", field="learning_rate") from None
         FINITE_AT_LEAST_0.check(value, "learning_rate", InputError)
         return value
 
@@ -40,6 +45,14 @@ class TableOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Nothing: the backward pass has updated the tables. Returns what the closure does."""
         return None if closure is None else closure()
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, into the same group: optimizers of TorchRec around this one set the learning rate there."""
+        groups = self.param_groups
+        super().load_state_dict(state_dict)
+        groups[0] |= self.param_groups[0]
+        self.param_groups = groups
 
     @override
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from autoshard.core.optimizers import UpdateSettings
 from autoshard.runtime.engine.agreement import on_all
 from autoshard.runtime.engine.groups import JoinedGroups, device_of
 from autoshard.runtime.engine.holdings import Ownership
-from autoshard.runtime.ownership import check_levels, check_updates, even_share, ownership_of
+from autoshard.runtime.ownership import check_levels, check_updates, ownership_of
 from autoshard.runtime.releases import all_gather
 
 
@@ -29,7 +29,7 @@ class Participation:
         group: The processes of its replica group.
         groups: All replica groups.
         device: Where this one has its tables and batches.
-        local_batch_size: Samples per process and step.
+        local_batch_size: Usual samples per process and step, which messages have room for.
         order_digests: By table, what its row order is known by.
         node_size: Processes of a node, by the plan's topology; those of a node follow each other.
     """
@@ -60,7 +60,7 @@ class Participation:
         Args:
             plan: The plan.
             settings: Of the updates, the same everywhere.
-            local_batch_size: Samples per process and step; None for an even share of the plan's batch.
+            local_batch_size: Usual samples per process and step; None for the largest share of the plan's batch.
             group: The processes; None for all.
             device: Where tables and batches are; None for the group's, see `device_of`.
             row_orders: Row ids in falling access frequency, by table.
@@ -69,19 +69,19 @@ class Participation:
         Raises:
             InvalidPlanError: If the plan holds tables in a way that is not executed.
             InvalidOptionError: If the optimizer of a table does not have a setting.
-            InputError: If there is no process group, this process is not in it, the processes do not agree, or the
-                plan's batch cannot be shared evenly.
+            InputError: If there is no process group, this process is not in it, or the processes do not agree.
         """
         members = _members(group)
         device = device or device_of(members)
 
-        def read() -> tuple[Ownership, int]:
+        def read() -> Ownership:
             owners = ownership_of(plan, members.size(), frozen)
             check_updates(plan.tables, settings)
             check_levels(owners, device)
-            return owners, local_batch_size or even_share(plan.tables.batch_size, members.size())
+            return owners
 
-        owners, local_batch_size = on_all(read, members, device)
+        owners = on_all(read, members, device)
+        local_batch_size = local_batch_size or -(-plan.tables.batch_size // members.size())
         orders = {name: _digest(ids.cpu().numpy().tobytes()) for name, ids in sorted((row_orders or {}).items())}
         statements = {
             "plan": (owners.identity, plan.payload, plan.replica_groups),

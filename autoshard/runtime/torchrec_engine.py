@@ -56,6 +56,7 @@ from autoshard.runtime.engine.ids.messages import id_dtype
 from autoshard.runtime.engine.rows.averaging import RowStates
 from autoshard.runtime.engine.rows.fused import FUSED_OPTIMIZERS, FusedSettings, is_fused, update_options
 from autoshard.runtime.engine.rows.places import initialise_held
+from autoshard.runtime.ownership import even_share
 from autoshard.runtime.participation import Participation
 from autoshard.runtime.state import Held, HeldTables, TableState
 from autoshard.runtime.timing import Part, StepTimer
@@ -123,6 +124,8 @@ class TorchRecEmbeddings:
         timer: StepTimer | None = None,
     ) -> None:
         part = Participation.agree(plan, settings, local_batch_size=local_batch_size, device=device)
+        if local_batch_size is None:
+            even_share(plan.tables.batch_size, part.members.size())
         self._part = part
         self._layouts = layouts_of(plan, part.owners, device_type=part.device.type)
         _check_settings(plan.tables, settings, part.device)

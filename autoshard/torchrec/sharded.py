@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torchrec import KeyedJaggedTensor
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+from torchrec.optim.fused import EmptyFusedOptimizer
 from typing_extensions import override
 
 from autoshard.core import Constraints, Optimizer, ShardingPlan
@@ -98,6 +99,12 @@ class ShardedCollection(torch.nn.Module):
                 self.embeddings.load_weights(table, weights_ND)
         self.embeddings.align_copies()
 
+    @override
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """As `ShardedEmbeddings.requires_grad_`."""
+        self.embeddings.requires_grad_(requires_grad)
+        return self
+
     def forward(self, features: KeyedJaggedTensor) -> KeyedEmbeddings:
         """Embeddings of the local batch, as the module returns them; where it is not weighted, weights are left aside.
 
@@ -114,24 +121,41 @@ class ShardedCollection(torch.nn.Module):
 class ShardedModel(torch.nn.Module):
     """A model whose tables are sharded; made by `shard`.
 
+    Args:
+        module: The model.
+        collections: Its modules of tables by path.
+        parallel: The model in `DistributedDataParallel`; None where it is called as it is.
+
     Attributes:
-        module: The model; in `DistributedDataParallel` where it has parameters of its own and there are several
-            processes.
+        module: The model, whose names of parameters and states are the same on any number of processes.
+        parallel: What is called of it: `DistributedDataParallel` where it has parameters of its own to train and there
+            are several processes, else the model itself. It is no submodule.
         collections: Its modules of tables by path; those at several paths by the first.
         optimizer: Holds the learning rate of all tables, for `torch.optim.lr_scheduler`; the same on all processes.
+        fused_optimizer: The same learning rate for TorchRec's `CombinedOptimizer` and `WarmupOptimizer`.
     """
 
-    def __init__(self, module: torch.nn.Module, collections: Mapping[str, ShardedCollection]) -> None:
+    parallel: torch.nn.Module
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        collections: Mapping[str, ShardedCollection],
+        parallel: torch.nn.Module | None = None,
+    ) -> None:
         super().__init__()
         self.module = module
+        self._call(module if parallel is None else parallel)
         self.collections = dict(collections)
         self.optimizer = next(iter(collections.values())).embeddings.optimizer
         for one in collections.values():
             one.embeddings.optimizer = self.optimizer
+        self.fused_optimizer = EmptyFusedOptimizer()
+        self.fused_optimizer.param_groups = self.optimizer.param_groups
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns."""
-        return self.module(*args, **kwargs)
+        return self.parallel(*args, **kwargs)
 
     @override
     def requires_grad_(self, requires_grad: bool = True) -> Self:
@@ -141,8 +165,12 @@ class ShardedModel(torch.nn.Module):
             InputError: If it is to freeze the tables.
         """
         for one in self.collections.values():
-            one.embeddings.requires_grad_(requires_grad)
+            one.requires_grad_(requires_grad)
         return super().requires_grad_(requires_grad)
+
+    def _call(self, parallel: torch.nn.Module) -> None:
+        # As a submodule it would be in the names of all states.
+        object.__setattr__(self, "parallel", parallel)
 
     def end_step(self) -> None:
         """Ends a training step: replica groups are averaged, Adam and LAMB count it. All processes call it."""
@@ -169,8 +197,9 @@ class ShardedModel(torch.nn.Module):
         """Lets go of the tables and of process groups, before these are destroyed."""
         for one in self.collections.values():
             one.embeddings.close()
-        if isinstance(self.module, torch.nn.parallel.DistributedDataParallel):
-            group, self.module = self.module.process_group, self.module.module
+        if isinstance(self.parallel, torch.nn.parallel.DistributedDataParallel):
+            group = self.parallel.process_group
+            self._call(self.module)
             gc.collect()  # The first one that a process makes lies in a cycle of torch's.
             dist.destroy_process_group(group)
 
@@ -221,10 +250,10 @@ def shard(
             `padding_idx`; means where lookups are weighted).
     """
     found = read_model(model, batch_size=plan.tables.batch_size)
-    beta1, beta2 = _agreed(found.collections, "betas", None, _BETAS)
+    beta1, beta2 = _agreed(found, "betas", None, _BETAS)
     settings = FusedSettings(
-        learning_rate=float(_agreed(found.collections, "lr", learning_rate, None)),
-        eps=float(_agreed(found.collections, "eps", eps, _EPS)),
+        learning_rate=float(_agreed(found, "lr", learning_rate, None)),
+        eps=float(_agreed(found, "eps", eps, _EPS)),
         beta1=beta1,
         beta2=beta2,
         seed=seed,
@@ -232,6 +261,7 @@ def shard(
     sharded: dict[str, ShardedCollection] = {}
     replaced: list[tuple[str, torch.nn.Module]] = []
     dense: dist.ProcessGroup | None = None
+    parallel: torch.nn.Module | None = None
     try:
         for one in found.collections:
             own = {name: ids for name, ids in (row_orders or {}).items() if name in one.tables}
@@ -245,7 +275,7 @@ def shard(
         if dist.get_world_size(group) > 1 and any(parameter.requires_grad for parameter in whole.parameters()):
             # Its all-reduces come in another order among those of tables where processes use other layers.
             dense = group_beside(group)
-            whole = torch.nn.parallel.DistributedDataParallel(
+            parallel = torch.nn.parallel.DistributedDataParallel(
                 whole, process_group=dense, find_unused_parameters=find_unused_parameters
             )
     except BaseException:  # the model is as it was
@@ -257,7 +287,7 @@ def shard(
         if dense is not None:
             dist.destroy_process_group(dense)
         raise
-    return ShardedModel(whole, sharded)
+    return ShardedModel(whole, sharded, parallel)
 
 
 def _replace(model: torch.nn.Module, path: str, module: torch.nn.Module) -> None:
@@ -281,7 +311,7 @@ def _check_executed(module: Any, table: str, field: str) -> None:
     Raises:
         InputError: If it asks for anything else; the field names it.
     """
-    for name, value in optimizer_arguments(module, table).items():
+    for name, value in _arguments(module, table).items():
         if value and name not in _ARGUMENTS:
             raise InputError(
                 f"is not executed: must be left out, got {shown(value)}", field=f"{field}.optimizer.{name}"
@@ -362,22 +392,44 @@ def _part_of(plan: ShardingPlan, collection: Collection, found: ModelTables) -> 
     )
 
 
-def _agreed(collections: tuple[Collection, ...], key: str, given: Any, usual: Any) -> Any:
-    """A setting of all tables' optimizers.
+def _arguments(module: Any, table: str) -> dict[str, Any]:
+    """What a table's optimizer was given, by torch's names; TorchRec takes those of FBGEMM as well."""
+    given = dict(optimizer_arguments(module, table))
+    if "learning_rate" in given:
+        given.setdefault("lr", given.pop("learning_rate"))
+    beta1, beta2 = given.get("betas", _BETAS)
+    given["betas"] = given.pop("beta1", beta1), given.pop("beta2", beta2)
+    return given
+
+
+def _agreed(found: ModelTables, key: str, given: Any, usual: Any) -> Any:
+    """A setting of the optimizers of all tables that have it; of frozen tables only where no other has it.
+
+    Args:
+        found: The model's tables.
+        key: `lr`, `eps` or `betas`.
+        given: What `shard` was given; None for what the optimizers were.
+        usual: Of an optimizer that was given none; None if it has to be given.
 
     Raises:
         InputError: If they have several, or none and there is no usual one.
     """
     if given is not None:
         return given
-    values = {
-        settings.get(key, usual)
-        for one in collections
-        for config in one.configs
-        if (settings := optimizer_arguments(one.module, config.name))
-    } or {usual}
-    value = values.pop()
-    if values or value is None:
-        field = "learning_rate" if key == "lr" else key
-        raise InputError("must be given where tables have none of their own, or several", field=field)
-    return value
+    trained: set[Any] = set()
+    frozen: set[Any] = set()
+    for one in found.collections:
+        for name, config in zip(one.tables, one.configs, strict=True):
+            optimizer = found.tables[name].optimizer
+            has = {"lr": True, "eps": bool(optimizer.moments), "betas": optimizer.has_decaying_moments}[key]
+            if has and named_optimizer(one.module, config.name) is not None:
+                weights = weight_of(one.module, config.name)
+                is_trained = weights is None or weights.requires_grad
+                (trained if is_trained else frozen).add(_arguments(one.module, config.name).get(key, usual))
+    values = trained or frozen or {usual}
+    if len(values) == 1 and None not in values:
+        return values.pop()
+    if key == "betas":
+        raise InputError(f"must be the same for all tables, got {' and '.join(map(str, sorted(values)))}", field=key)
+    field = "learning_rate" if key == "lr" else key
+    raise InputError("must be given where tables have none of their own, or several", field=field)

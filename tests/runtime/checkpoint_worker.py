@@ -377,16 +377,56 @@ class Position:
 
 
 def check_states_that_differ(checkpoints, of):
-    """What only one process has would be lost: it is refused, and the last checkpoint stays."""
-    checkpoints.save(4, of.state | {"loader": Position(dist.get_rank())}, plan=of.plan)
-    with pytest.raises(
-        ExecutionError, match=r"^checkpoint of step 4 was not written: loader: differs between .* 0 and 1"
-    ):
+    """What only one process has would be lost: it is refused, and the last checkpoint stays. Buffers may differ."""
+    rank = dist.get_rank()
+    one_of_many = np.arange(2_000)
+    one_of_many[1_000] += rank
+    for differing in (rank, torch.tensor(rank), torch.full((2, 3), rank, dtype=torch.bfloat16), one_of_many):
+        checkpoints.save(4, of.state | {"loader": Position({"at": [differing]})}, plan=of.plan)
+        with pytest.raises(
+            ExecutionError, match=r"^checkpoint of step 4 was not written: loader: differs between .* 0 and 1"
+        ):
+            checkpoints.wait()
         checkpoints.wait()
+        assert checkpoints.latest().step == 3
+    norm = torch.nn.BatchNorm1d(2)
+    norm.running_mean.fill_(rank)
+    same = Position([torch.ones(2), torch.ones(0), one_of_many[:9], None])
+    checkpoints.save(4, of.state | {"dense": norm, "loader": same}, plan=of.plan)
     checkpoints.wait()
-    assert checkpoints.latest().step == 3
+    assert checkpoints.latest().step == 4
     with pytest.raises(InputError, match=r"^plan: must be that of the embeddings: it has other tables"):
         checkpoints.save(5, of.state, plan=laid_out("row_wise", 2, TABLES[1:])[0])
+
+
+def shared(seed):
+    """A plan, and a model two parts of which share its embeddings and a layer; another layer has the same weights."""
+    plan, orders = laid_out("row_wise", dist.get_world_size(), TABLES[:3])
+    torch.manual_seed(seed)
+    part = torch.nn.ModuleDict({"tables": opened(plan, orders, marks_rows=True), "dense": torch.nn.Linear(4, 2)})
+    tied = torch.nn.Linear(4, 2)
+    tied.weight = part["dense"].weight
+    return plan, torch.nn.ModuleDict({"first": part, "second": part, "tied": tied})
+
+
+def check_shared(folder):
+    """Embeddings at two paths of a model are stored under the first, and load at both, of deltas too."""
+    (plan, saved), (_, loaded) = shared(seed=0), shared(seed=1)
+    with Checkpoints(folder / "shared") as checkpoints:
+        for number in (1, 2):
+            step(saved["first"]["tables"], number)
+            checkpoints.save(number, {"model": saved}, plan=plan, delta=True)
+            expected = whole(saved["first"]["tables"])
+            checkpoints.wait()
+            latest = checkpoints.latest()
+            assert latest.manifest.base == (1 if number == 2 else None)
+            assert {one.key for one in latest.manifest.tables} == {
+                f"model.first.tables.tables.{table.name}" for table in TABLES[:3]
+            }
+            latest.load({"model": loaded})
+            check_states(loaded["second"]["tables"], plan, expected)
+            assert loaded["second"]["tables"].num_steps == number
+            assert torch.equal(loaded["tied"].weight, saved["first"]["dense"].weight)
 
 
 def fill_disk(folder, on_error):

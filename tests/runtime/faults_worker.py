@@ -207,6 +207,18 @@ def main(rank, num_processes, num_groups):
     first = BatchOfIds(lengths(), ids() - 3) if rank == 0 else None
     refused["on all, forward"] = refusal(engine, first)
     refused["the first process's, forward"] = refusal(engine, first if rank == 0 else good())
+    rates = engine.optimizer.param_groups[0]
+    usual, bad = rates["lr"], float("nan") if rank == num_processes - 1 else rates["lr"]
+    for way, look_up in ways.items():
+        rates["lr"] = bad
+        refused[f"a bad learning rate, {way}"] = refusal(look_up, good())
+        rates["lr"] = usual
+    under_way = engine.prefetch(good())
+    rates["lr"] = bad
+    if not torch.equal(engine(under_way).pooled_BC, expected.pooled_BC):
+        wrong.append("a batch that was prefetched before the learning rate was bad")
+    refused["a bad learning rate, later"] = refusal(engine, good())
+    rates["lr"] = usual
     plan = weighted_sums(tiered_plan(num_processes, num_groups))
     weighted = ShardedEmbeddings(plan, FusedSettings(learning_rate=0.1))
     for name, weights_L in bad_weights():

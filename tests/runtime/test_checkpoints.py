@@ -22,6 +22,7 @@ from tests.runtime.checkpoint_worker import (
     check_a_job,
     check_against_undisturbed,
     check_deltas,
+    check_shared,
     fill_disk,
     load_layouts,
     save_each_step,
@@ -59,6 +60,11 @@ def test_all_pairs_of_layouts(both, saving, loading):
 
 def test_a_job_goes_on_as_if_it_had_not_been_interrupted(tmp_path):
     on_ranks(check_a_job, 2, tmp_path)
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_embeddings_and_layers_that_parts_of_a_model_share_are_saved_and_loaded(tmp_path, num_processes):
+    on_ranks(check_shared, num_processes, tmp_path)
 
 
 #: What is held once, in parts of rows and columns, several times, by access rank, in groups that average all rows or

@@ -66,6 +66,9 @@ def test_a_fault_of_one_process_is_the_same_error_on_all(tmp_path, num_groups):
         for name, message in EXPECTED_OF_WEIGHTS.items()
         for way in ("forward", "prefetch")
     }
+    bad_rate = "learning_rate: must be a number of at least 0, got nan"
+    ways = ("forward", "start", "distribute", "prefetch", "later")
+    expected |= {f"a bad learning rate, {way}": bad_rate + by_last for way in ways}
     of_first = "feature 'a': table 'ta' has rows 0 to 9, got id -3 (in the batch of process 0)"
     expected |= {"on all, forward": of_first, "the first process's, forward": of_first}
     expected |= {f"model: {name}": EXPECTED[name] + by_last for name in ("keyed: missing feature", "nothing")}

@@ -27,6 +27,7 @@ def agree_on_both(plans):
         (plans[rank], SETTINGS, 4),
         (plans[2 * rank], SETTINGS, 4),
         (plans[2], SETTINGS, None),
+        (plans[3], SETTINGS, None),
     ]:
         try:
             part = Participation.agree(read_plan(plan), settings, local_batch_size=batch_size)
@@ -39,15 +40,16 @@ def agree_on_both(plans):
 def test_processes_that_differ_are_refused_on_both(tmp_path):
     plan = make.table_wise_plan([make.table("a"), make.table("b")], [0, 1])
     moved = replace(plan, shards=make.table_wise_plan(plan.tables.tables, [1, 0]).shards)
-    paths = [str(tmp_path / f"{name}.json") for name in ("plan", "moved", "weighted")]
-    for path, written in zip(paths, (plan, moved, weighted_sums(plan)), strict=True):
+    paths = [str(tmp_path / f"{name}.json") for name in ("plan", "moved", "weighted", "uneven")]
+    uneven = replace(plan, tables=replace(plan.tables, batch_size=plan.tables.batch_size + 1))
+    for path, written in zip(paths, (plan, moved, weighted_sums(plan), uneven), strict=True):
         write_plan(written, path)
     for rank, said in enumerate(on_ranks(agree_on_both, 2, paths)):
         refusals = [
             f"process {1 - rank} has another {what} than process {rank}; all must have one"
             for what in ("settings", "batch size", "plan", "plan")
         ]
-        assert said == ["agreed on 4", *refusals, "agreed on 4"]
+        assert said == ["agreed on 4", *refusals, "agreed on 4", "agreed on 5"]
 
 
 def test_without_a_process_group_one_line_says_how_to_make_one():

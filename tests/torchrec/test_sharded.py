@@ -1,14 +1,17 @@
 """What a model, its configs and their optimizers say is executed by `shard`, or refused by name; in a group of one."""
 
 import copy
+import re
 
 import pytest
 import torch
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
 from torchrec.modules.embedding_configs import DataType, PoolingType
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
-from torchrec.optim import RowWiseAdagrad
+from torchrec.optim import SGD, Adam, RowWiseAdagrad
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 from autoshard.core.errors import InputError, InvalidPlanError
 from autoshard.torchrec import shard, tables_of
@@ -67,21 +70,91 @@ def test_arguments_that_change_nothing_are_taken_and_fused_modules_name_theirs()
         shard(decayed, plan_of(decayed))
 
 
-def test_adam_in_the_backward_pass_is_that_of_torch():
-    model, options = bags(), {"lr": 0.1, "betas": (0.5, 0.8), "eps": 1e-3}
-    weights = model.embedding_bags["t"].weight.detach().clone().requires_grad_()
-    plain = torch.optim.Adam([weights], **options)
-    apply_optimizer_in_backward(torch.optim.Adam, model.parameters(), options)
-    sharded = shard(model, plan_of(model))
+ADAM = {"lr": 0.1, "betas": (0.5, 0.8), "eps": 1e-3}
+#: The same by FBGEMM's names, which optimizers of TorchRec take.
+BY_FBGEMM = {"learning_rate": 0.1, "beta1": 0.5, "beta2": 0.8, "eps": 1e-3}
+
+
+def of_two_tables(*optimizers, frozen=()):
+    """A model of two tables, each with an optimizer and its arguments."""
+    model = bags(names=("t", "u"))
+    for holder, (optimizer, arguments) in zip(model.embedding_bags.values(), optimizers, strict=True):
+        apply_optimizer_in_backward(optimizer, holder.parameters(), arguments)
+    for name in frozen:
+        model.embedding_bags[name].weight.requires_grad_(False)
+    return model
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: of_two_tables((torch.optim.Adam, ADAM), (torch.optim.SGD, {"lr": 0.1})),
+        lambda: of_two_tables((torch.optim.Adam, ADAM | {"betas": [0.5, 0.8]}), (torch.optim.Adam, ADAM)),
+        lambda: of_two_tables((torch.optim.Adam, ADAM), (torch.optim.Adam, {"lr": 0.2}), frozen=["u"]),
+        lambda: of_two_tables((Adam, BY_FBGEMM), (SGD, {"learning_rate": 0.1})),
+    ],
+    ids=["beside sgd", "betas in a list", "beside a frozen table", "names of FBGEMM"],
+)
+def test_adam_in_the_backward_pass_is_that_of_torch(made):
+    sharded = shard(model := made(), plan_of(model))
+    weights = sharded.table_state("t").weights_ND.clone().requires_grad_()
+    plain = torch.optim.Adam([weights], **ADAM)
     every = KeyedJaggedTensor(keys=["f", "g"], values=torch.arange(10), lengths=torch.tensor([3, 2, 4, 1]))
     for _ in range(3):
-        sharded(every).values().pow(2).sum().backward()
+        sharded(every).values()[:, :16].pow(2).sum().backward()
         sharded.end_step()
         plain.zero_grad()
         torch.stack([one.sum(dim=0) for one in weights.split([3, 2, 4, 1])]).pow(2).sum().backward()
         plain.step()
     torch.testing.assert_close(sharded.table_state("t").weights_ND, weights.detach(), rtol=1e-5, atol=1e-6)
     sharded.close()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        (
+            (torch.optim.SGD, {"lr": 0.1}),
+            (torch.optim.Adagrad, {}),
+            "learning_rate: must be given where tables have none",
+        ),
+        (
+            (torch.optim.SGD, {"lr": 0.1}),
+            (torch.optim.SGD, {"lr": 0.2}),
+            "learning_rate: must be given where tables have",
+        ),
+        (
+            (torch.optim.Adagrad, {"lr": 0.1, "eps": 1e-3}),
+            (torch.optim.Adagrad, {"lr": 0.1}),
+            "eps: must be given where",
+        ),
+        (
+            (torch.optim.Adam, {"lr": 0.1, "betas": (0.9, 0.99)}),
+            (torch.optim.Adam, {"lr": 0.1}),
+            "betas: must be the same for all tables, got (0.9, 0.99) and (0.9, 0.999)",
+        ),
+    ],
+)
+def test_arguments_that_differ_between_tables_are_refused_by_name(one, other, said):
+    model = of_two_tables(one, other)
+    with pytest.raises(InputError, match="^" + re.escape(said)):
+        shard(model, plan_of(model))
+
+
+def test_optimizers_of_torchrec_set_the_learning_rate():
+    model = bags()
+    sharded = shard(model, plan_of(model), learning_rate=1.0)
+    dense = KeyedOptimizerWrapper({"w": torch.nn.Parameter(torch.ones(1))}, lambda of: torch.optim.SGD(of, lr=1.0))
+    stages = [WarmupStage(WarmupPolicy.LINEAR, max_iters=4, value=0.0)]
+    warmed = WarmupOptimizer(CombinedOptimizer([sharded.fused_optimizer, dense]), stages, lr=0.4)
+    rates = []
+    for _ in range(4):
+        rates.append(sharded.optimizer.learning_rate)
+        sharded.optimizer.load_state_dict(sharded.optimizer.state_dict())
+        warmed.zero_grad()
+        warmed.step()
+    assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3])
+    assert warmed.param_groups[1]["lr"] == sharded.optimizer.learning_rate
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adagrad, RowWiseAdagrad, torch.optim.Adam])
@@ -198,4 +271,6 @@ def test_sharded_models_are_neither_copied_nor_frozen():
         copy.deepcopy(sharded)
     with pytest.raises(InputError, match="not frozen"):
         sharded.requires_grad_(False)
+    with pytest.raises(InputError, match="not frozen"):
+        sharded.collections[""].requires_grad_(False)
     sharded.requires_grad_()

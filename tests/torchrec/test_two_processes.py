@@ -2,12 +2,17 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.tensor import DTensor
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 from autoshard.core import GradSync, Optimizer, ReplicaGroups, Tier
 from autoshard.runtime.batch import BatchOfIds
+from autoshard.runtime.checkpoints import Checkpoint, Checkpoints
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.torchrec import shard, tables_of
@@ -39,15 +44,18 @@ class Model(torch.nn.Module):
         return self.top(found if dense is None else found + self.bottom(dense)).sum()
 
 
-def sharded(model, tier=Tier.TABLE_WISE, replicas=((0,),), fetch=None, num_groups=1, **options):
+def plan_of(model, tier=Tier.TABLE_WISE, replicas=((0,),), fetch=None, num_groups=1):
     tables = tables_of(model, batch_size=4)
-    plan = make.plan(
+    return make.plan(
         make.placed(tables.tables[0], tier, replicas, fetch=fetch),
         tables=tables,
         topology=make.topology(2),
         replica_groups=ReplicaGroups(num_groups=num_groups),
     )
-    return shard(model, plan, learning_rate=0.1, **options)
+
+
+def sharded(model, *layout, **options):
+    return shard(model, plan_of(model, *layout), learning_rate=0.1, **options)
 
 
 def batch(*ids):
@@ -158,3 +166,55 @@ def test_layers_that_some_processes_leave_out_get_the_mean_of_the_gradients_of_t
             # Two samples of ones on one process of two.
             assert torch.allclose(bottom_grad, top.T.expand(4, 4))
             assert top_grad.any()
+
+
+def state_of(model):
+    """Its state, whole on each process."""
+    return {
+        key: one.full_tensor() if isinstance(one, DTensor) else one.clone() for key, one in model.state_dict().items()
+    }
+
+
+def save_model(folder):
+    """The state of a model, saved by torch and by `Checkpoints`."""
+    model = Model(seed=1)
+    plan = plan_of(model, Tier.ROW_WISE, ((0, 1),))
+    one = shard(model, plan, learning_rate=0.1)
+    is_parallel = isinstance(one.parallel, torch.nn.parallel.DistributedDataParallel)
+    assert is_parallel == (dist.get_world_size() > 1)
+    dcp.save(one.state_dict(), checkpoint_id=folder / "torch")
+    with Checkpoints(folder / "own") as checkpoints:
+        checkpoints.save(1, {"model": one}, plan=plan)
+    assert (
+        get_model_state_dict(one).keys()
+        == one.state_dict().keys()
+        == {*(f"module.{name}" for name in model.state_dict())}
+    )
+    state = state_of(one)
+    one.close()
+    return state
+
+
+def load_model(folder):
+    """The states of two models that were loaded from these."""
+    by_torch, by_checkpoints = sharded(Model(seed=2)), sharded(Model(seed=2))
+    state = by_torch.state_dict()
+    dcp.load(state, checkpoint_id=folder / "torch")
+    by_torch.load_state_dict(state)
+    [checkpoint] = (folder / "own").glob("step-*")
+    Checkpoint(checkpoint).load({"model": by_checkpoints})
+    found = [state_of(one) for one in (by_torch, by_checkpoints)]
+    for one in (by_torch, by_checkpoints):
+        one.close()
+    return found
+
+
+@pytest.mark.parametrize(("saving", "loading"), [(2, 1), (1, 2)])
+def test_states_of_models_load_on_another_number_of_processes(tmp_path, saving, loading):
+    expected, *_ = on_ranks(save_model, saving, tmp_path)
+    assert "module.bottom.weight" in expected
+    for of_process in on_ranks(load_model, loading, tmp_path):
+        for found in of_process:
+            assert found.keys() == expected.keys()
+            for name, tensor in expected.items():
+                assert torch.equal(found[name], tensor), name

@@ -131,7 +131,7 @@ def trained(kind, machine, layout, schedule):
 
 
 def paths_are_replaced(sharded):
-    model = getattr(sharded.module, "module", sharded.module)
+    model = sharded.module
     held = {id(tower.inner["tables"]) for tower in model.towers} | {id(model.again)}
     return list(sharded.collections) == ["towers.0.inner.tables"] and held == {
         id(one) for one in sharded.collections.values()

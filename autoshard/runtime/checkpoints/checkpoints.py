@@ -85,7 +85,7 @@ class Checkpoints:
         """Saves a job's state; returns when it has been copied, and writes it while training goes on.
 
         Waits for the checkpoint before. What is no tensor of a table has to be the same on all processes: it is
-        written once.
+        written once. Only layers of modules are not compared: their buffers may differ, and one process's are kept.
 
         Args:
             step: Steps that were made; above that of the last checkpoint.
@@ -132,6 +132,7 @@ class Checkpoints:
             step=step,
             flat=flat,
             states=tuple(state),
+            same=tuple(name for name, one in state.items() if not isinstance(one, torch.nn.Module)),
             tables=saved_tables(flat, tables),
             plan=plan,
             row_orders=row_orders,

@@ -61,11 +61,13 @@ class JobTable:
         module: What the keys of its embeddings begin with: `embeddings.`, `model.sparse.`.
         table: The table.
         embeddings: The embeddings that it is a part of.
+        aliases: What they begin with, too, where parts of a model share the embeddings: nothing is stored under those.
     """
 
     module: str
     table: EmbeddingTable
     embeddings: ShardedEmbeddings
+    aliases: tuple[str, ...] = ()
 
     @property
     def group(self) -> dist.ProcessGroup:
@@ -95,10 +97,13 @@ def job_tables(state: Mapping[str, Stateful]) -> list[JobTable]:
     """Tables of all sharded embeddings in a job's state, also of those that are a part of a model."""
     found = []
     for name, stateful in state.items():
-        for path, module in stateful.named_modules() if isinstance(stateful, torch.nn.Module) else ():
+        prefixes: dict[ShardedEmbeddings, list[str]] = {}
+        modules = stateful.named_modules(remove_duplicate=False) if isinstance(stateful, torch.nn.Module) else ()
+        for path, module in modules:
             if isinstance(module, ShardedEmbeddings):
-                prefix = f"{name}.{path}." if path else f"{name}."
-                found += [JobTable(prefix, table, module) for table in module.owners.tables.tables]
+                prefixes.setdefault(module, []).append(f"{name}.{path}." if path else f"{name}.")
+        for module, (first, *aliases) in prefixes.items():
+            found += [JobTable(first, table, module, tuple(aliases)) for table in module.owners.tables.tables]
     return found
 
 
@@ -112,12 +117,16 @@ def staged(state: Mapping[str, Stateful], tables: Sequence[JobTable]) -> dict[st
     """
     flat: dict[str, Any] = {}
     of_tables = tuple(f"{one.key}." for one in tables)
+    aliases = {alias: one.module for one in tables for alias in one.aliases}
     for name, stateful in state.items():
 
         def stored(path: tuple[Any, ...], leaf: object, name: str = name) -> object:
             if not isinstance(leaf, torch.Tensor):
                 return deepcopy(leaf)
             key = f"{name}.{key_of(path)}"
+            for alias, module in aliases.items():
+                if key.startswith(alias):
+                    return StoredTensor(module + key.removeprefix(alias))
             while key in flat:  # names with dots in them
                 key += "'"
             if not key.startswith(of_tables):
@@ -241,9 +250,9 @@ def restored(flat: Mapping[str, Any], name: str, tables: Sequence[JobTable]) -> 
     """
     found = tree_map(lambda leaf: flat[leaf.key] if isinstance(leaf, StoredTensor) else leaf, flat[name])
     for one in tables:
-        if one.module.startswith(f"{name}."):
-            keys = [key for key in flat if key.startswith(f"{one.key}.")]
-            found |= {key.removeprefix(f"{name}."): flat[key] for key in keys}
+        keys = [key for key in flat if key.startswith(f"{one.key}.")] if one.module.startswith(f"{name}.") else []
+        for module in (one.module, *one.aliases):
+            found |= {f"{module}{key.removeprefix(one.module)}".removeprefix(f"{name}."): flat[key] for key in keys}
     return found
 
 
@@ -253,7 +262,7 @@ def check_modules(metadata: Metadata, state: Mapping[str, Stateful], tables: Seq
     Raises:
         InputError: If a parameter or buffer is missing, unknown, or of another shape; the field names it.
     """
-    of_embeddings = tuple({one.module for one in tables})
+    of_embeddings = tuple({module for one in tables for module in (one.module, *one.aliases)})
     for name, stateful in state.items():
         if not isinstance(stateful, torch.nn.Module):
             continue
@@ -263,8 +272,11 @@ def check_modules(metadata: Metadata, state: Mapping[str, Stateful], tables: Seq
             if key.startswith(f"{name}.") and not key.startswith(of_embeddings) and not key.endswith("._extra_state")
             if isinstance(stored, TensorStorageMetadata)
         }
-        required = {f"{name}.{key}": tuple(one.shape) for key, one in stateful.named_parameters()}
-        known = required | {f"{name}.{key}": tuple(one.shape) for key, one in stateful.named_buffers()}
+        required, buffers = (
+            {f"{name}.{key}": tuple(one.shape) for key, one in named(remove_duplicate=False)}
+            for named in (stateful.named_parameters, stateful.named_buffers)
+        )
+        known = required | buffers
         for key in sorted(required.keys() - saved.keys()):
             raise InputError("is a parameter of the model, and not in the checkpoint", field=key)
         for key, shape in saved.items():

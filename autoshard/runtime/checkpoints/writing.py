@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,18 +12,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save as save_state
 from torch.serialization import get_crc32_options, set_crc32_options
+from torch.utils._pytree import tree_map
 
 from autoshard import __version__
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import AutoshardError, ExecutionError, InputError
 from autoshard.formats import digest, plan_to_json, write_plan
 from autoshard.formats.row_orders import with_row_orders
-from autoshard.runtime.checkpoints.contents import PiecePlanner
+from autoshard.runtime.checkpoints.contents import PiecePlanner, StoredTensor
 from autoshard.runtime.checkpoints.deltas import write_updates
 from autoshard.runtime.checkpoints.manifest import (
     PLAN_NAME,
@@ -50,6 +53,7 @@ class StagedState:
         step: Steps that were made.
         flat: The state, as `contents.staged` gives it.
         states: Names of what it is the state of.
+        same: Names of those whose tensors have to be the same on all processes, too.
         tables: Tables among that.
         plan: The plan that the tables are sharded by.
         row_orders: Its row orders, to be saved with it, by table; None to leave it as it is.
@@ -61,6 +65,7 @@ class StagedState:
     step: int
     flat: dict[str, Any]
     states: tuple[str, ...]
+    same: tuple[str, ...] = ()
     tables: tuple[SavedTable, ...]
     plan: ShardingPlan
     row_orders: Mapping[str, torch.Tensor] | None = None
@@ -101,7 +106,7 @@ def _write(root: Path, job: StagedState, group: dist.ProcessGroup | None, rank: 
     def begin() -> dict[str, str]:
         if rank == 0:
             folder.mkdir(parents=True)
-        return {name: _ADDRESS.sub("", repr(job.flat[name])) for name in job.states}
+        return {name: _compared(job, name) for name in job.states}
 
     _check_alike(from_all(group, begin))
     writer = HashedFilesWriter(folder)
@@ -165,11 +170,29 @@ def _no_checksums() -> Iterator[None]:
         set_crc32_options(usual)
 
 
+def _compared(job: StagedState, name: str) -> str:
+    """What of a state has to be the same on all processes: all that is no tensor and, of some, digests of tensors."""
+
+    def shown(leaf: object) -> object:
+        if isinstance(leaf, StoredTensor) and name in job.same:
+            tensor = job.flat[leaf.key]
+            return tensor.dtype, tensor.shape, _digest(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:  # `repr` leaves out the middle of large ones
+            return leaf.dtype, leaf.shape, _digest(leaf.tobytes())
+        return leaf
+
+    return _ADDRESS.sub("", repr(tree_map(shown, job.flat[name])))
+
+
+def _digest(content: bytes | memoryview) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
 def _check_alike(structures: list[dict[str, str]]) -> None:
-    """Refuses a state that differs between processes beside its tensors: only one process's would be kept.
+    """Refuses a state that differs between processes: only one process's would be kept.
 
     Args:
-        structures: What is no tensor, of each process, by name.
+        structures: What has to be the same, of each process, by name.
 
     Raises:
         InputError: If it does; the field is its name.

@@ -592,7 +592,6 @@ def make_engine(
     return ShardedEmbeddings(
         plan,
         settings,
-        local_batch_size=-(-plan.tables.batch_size // dist.get_world_size()),
         device=device,
         timer=timer,
         row_orders=sharding.row_orders,
