@@ -117,8 +117,9 @@ def test_rows_behind_a_cache_take_a_kernel_of_their_own():
     plan = replace(plan, topology=replace(plan.topology, memory_bytes=memory), shards=shards)
     owners = ownership_of(plan, 2)
     assert [owners.of_kernel(key, 0) for key in owners.kernels] == [(0,), (1,), (2,)]
-    # Weights and a moment for each row; the cache lies in the device's memory, with 4 bytes of index for each row.
-    assert owners.storage_bytes(0) == {MemoryLevel.HBM: 78_400, MemoryLevel.DDR: 136_000, MemoryLevel.SSD: 0}
+    # Weights; in the device's memory a moment for each row, and the cache, with 4 bytes for each row and 20 a slot.
+    hbm_bytes = 1000 * 64 + 3 * 1000 * 4 + 6_400 + 1000 * 4 + 100 * 20
+    assert owners.storage_bytes(0) == {MemoryLevel.HBM: hbm_bytes, MemoryLevel.DDR: 128_000, MemoryLevel.SSD: 0}
     for device in ("cpu", "cuda"):
         check_levels(owners, torch.device(device))
 

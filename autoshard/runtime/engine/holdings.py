@@ -195,12 +195,9 @@ class Holding:
         return parts[-1].offset + parts[-1].num_rows if parts else 0
 
     def num_bytes(self, process: int) -> dict[MemoryLevel, int]:
-        """Bytes that a process holds in each level: weights and optimizer state; of a cache, with its index."""
-        held = dict.fromkeys(MemoryLevel, 0)
-        held[self.memory.level] += self.num_rows(process) * self.of.row_bytes(self.embedding_dim)
-        for one in self.parts_of(process):
-            held[MemoryLevel.HBM] += self.memory.cache_device_bytes(one.num_rows)
-        return held
+        """Bytes that a process holds in each level, see `MemoryPlacement.held_bytes`."""
+        held = [self.memory.held_bytes(self.of, one.num_rows, self.embedding_dim) for one in self.parts_of(process)]
+        return {level: sum(one[level] for one in held) for level in MemoryLevel}
 
     def cache_bytes(self, process: int) -> int:
         """Device memory that caches what a process holds."""
