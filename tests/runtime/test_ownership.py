@@ -124,6 +124,18 @@ def test_rows_behind_a_cache_take_a_kernel_of_their_own():
         check_levels(owners, torch.device(device))
 
 
+def test_caches_of_tables_of_several_widths_are_apart():
+    # Lines of a cache are as wide as its widest table: one for all would hold fewer rows than were planned.
+    tables = [make.table(name, 1000, dim) for name, dim in (("a", 16), ("b", 64), ("c", 16))]
+    plan = make.table_wise_plan(tables, [0, 0, 0])
+    assert len(ownership_of(plan, 2).kernels) == 1
+    cached = MemoryPlacement(level=MemoryLevel.DDR, cache_bytes=6_400)
+    memory = replace(plan.topology.memory_bytes, ddr=1 << 30)
+    shards = tuple(replace(shard, memory=cached) for shard in plan.shards)
+    owners = ownership_of(replace(plan, topology=replace(plan.topology, memory_bytes=memory), shards=shards), 2)
+    assert [owners.of_kernel(key, 0) for key in owners.kernels] == [(0, 2), (1,)]
+
+
 def test_plans_that_are_not_valid_are_refused():
     tables = [make.table("a"), make.table("b")]
     plan = make.table_wise_plan(tables, [0, 1])
