@@ -246,9 +246,10 @@ class _Search:
         return min(least_sync_ms(tables, replace(groups, sync_rows=rows), topology, comm) for rows in ways)
 
     def _check_room(self, group: Topology) -> None:
-        room = sum(group.memory_of(rank)[level] for rank in range(group.world_size) for level in MemoryLevel)
-        if self.total_bytes > room:
-            raise exceeds_total(self.total_bytes, room, group.world_size)
+        ranks = range(group.world_size)
+        room_M = {level: sum(group.memory_of(rank)[level] for rank in ranks) for level in MemoryLevel}
+        if self.total_bytes > sum(room_M.values()):
+            raise exceeds_total(self.total_bytes, room_M, group.world_size)
 
     def _fastest(self, groups: ReplicaGroups, group: Topology, time_limit_s: float) -> _Trial:
         """The base planner's plan, or one whose ranks hold more alike, since the fullest synchronises the longest."""

@@ -309,8 +309,14 @@ class TestMemoryLevels:
         assert levels == sorted(levels, key=order.index)
         assert levels.count(MemoryLevel.DDR) == 2
         assert MemoryLevel.SSD in levels
-        with pytest.raises(InfeasiblePlanError, match=r"B more than the 1 ranks have together"):
-            plan_of(tables, machine(1, 1, hbm=3 * size, ddr=2 * size, ssd=9 * size), memory="ddr")
+        small = machine(1, 1, hbm=3 * size, ddr=2 * size, ssd=9 * size)
+        for options, memory in (
+            ({"memory": "ddr"}, "device memory and host memory of the rank"),
+            ({"memory": "hbm"}, "device memory of the rank"),
+            ({"memory": "hbm", "memory_share": 0.5}, "device memory of the rank less memory_share"),
+        ):
+            with pytest.raises(InfeasiblePlanError, match=rf"B more than the {memory} \([\d.]+ MiB\)$"):
+                plan_of(tables, small, **options)
 
     def test_a_share_of_the_device_memory_can_be_kept_free(self):
         tables = [table(f"t{index}") for index in range(6)]
