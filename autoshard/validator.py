@@ -304,10 +304,9 @@ def _check_memory(plan: ShardingPlan, group: _Group) -> None:
     world_ranks = np.array(group.world_ranks)
     held_by: dict[tuple[_Holders, MemoryLevel], int] = defaultdict(int)
     for placed in plan.shards:
-        holders, placement = group.holders(placed.replicas), placed.memory
-        held_by[holders, placement.level] += _bytes_per_rank(placed)
-        if placement.cache_bytes:
-            held_by[holders, MemoryLevel.HBM] += placement.cache_device_bytes(_rows_per_rank(placed))
+        holders = group.holders(placed.replicas)
+        for level, num_bytes in _bytes_per_rank(placed).items():
+            held_by[holders, level] += num_bytes
     for (holders, level), num_bytes in held_by.items():
         held_R[level][holders.ranks] += float(num_bytes)
     for level, held in held_R.items():
@@ -317,8 +316,8 @@ def _check_memory(plan: ShardingPlan, group: _Group) -> None:
         limits_R = limit_of_world[world_ranks].min(axis=1)
         for rank in np.flatnonzero(held > limits_R).tolist():
             largest = max(
-                (index for index, placed in enumerate(plan.shards) if _holds(placed, rank, level)),
-                key=lambda index: _bytes_per_rank(plan.shards[index]),
+                (index for index, placed in enumerate(plan.shards) if _is_held_by(placed, rank)),
+                key=lambda index: _bytes_per_rank(plan.shards[index])[level],
             )
             _fail(
                 largest,
@@ -329,19 +328,14 @@ def _check_memory(plan: ShardingPlan, group: _Group) -> None:
             )
 
 
-def _bytes_per_rank(placed: PlacedShard) -> int:
-    """Weights and optimizer state on each rank of a replica; the last rank may hold fewer rows than that."""
-    table, (start, stop) = placed.shard.table, placed.shard.columns
-    return _rows_per_rank(placed) * table.row_bytes(stop - start)
+def _bytes_per_rank(placed: PlacedShard) -> dict[MemoryLevel, int]:
+    """Bytes by memory level on each rank of a replica; the last rank may hold fewer rows than that."""
+    num_rows = -(-placed.shard.rows.num_rows // len(placed.replicas[0]))
+    return placed.memory.held_bytes(placed.shard.table, num_rows, placed.shard.embedding_dim)
 
 
-def _rows_per_rank(placed: PlacedShard) -> int:
-    return -(-placed.shard.rows.num_rows // len(placed.replicas[0]))
-
-
-def _holds(placed: PlacedShard, rank: int, level: MemoryLevel) -> bool:
-    on_level = placed.memory.level is level or (level is MemoryLevel.HBM and placed.memory.cache_bytes > 0)
-    return on_level and any(rank in replica for replica in placed.replicas)
+def _is_held_by(placed: PlacedShard, rank: int) -> bool:
+    return any(rank in replica for replica in placed.replicas)
 
 
 def _ranks(shards: Sequence[_Numbered]) -> set[int]:

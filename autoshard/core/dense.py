@@ -107,6 +107,17 @@ class DenseShape:
         return sum(self.widths) if self.kind == DenseKind.CONCAT else self.widths[-1]
 
     @property
+    def num_outputs(self) -> int:
+        """Numbers that it computes of a sample.
+
+        All layers' outputs; of dot products the vectors side by side, the products of all pairs, and the output.
+        """
+        if self.kind.is_mlp:
+            return sum(self.widths[1:])
+        between = self.num_vectors * (self.widths[0] + self.num_vectors) if self.kind == DenseKind.DOT else 0
+        return between + self.output_width
+
+    @property
     def num_parameters(self) -> int:
         """Weights and biases."""
         return sum((inputs + 1) * outputs for inputs, outputs in pairwise(self.widths)) if self.kind.is_mlp else 0

@@ -63,6 +63,11 @@ class Optimizer(StrEnum):
         """Bytes of fp32 optimizer state held for one row."""
         return 4 * sum([one.width(embedding_dim) for one in self.moments])
 
+    @property
+    def row_moment_bytes(self) -> int:
+        """Bytes of those of its moments of which a row has one number."""
+        return 4 * sum([one.is_per_row for one in self.moments])
+
 
 _FIRST, _FIRST_OF_ROWS = Moment("moments", is_per_row=False), Moment("moments", is_per_row=True)
 _SECOND, _SECOND_OF_ROWS = Moment("second_moments", is_per_row=False), Moment("second_moments", is_per_row=True)

@@ -36,6 +36,9 @@ UPDATE_WRITES = 6
 #: Bytes of a device's memory for each row of the host's that is behind a cache: where it is in the cache, and with LFU
 #: how often it was looked up (FBGEMM's `cache_index_table_map` and `lxu_state`).
 _CACHE_INDEX_BYTES = {"lru": 4, "lfu": 12}
+#: And for each row that the cache has room for: which row is there (`lxu_cache_state`), and with LRU when it was looked
+#: up last (`lxu_state`) and how many batches it waits for (`lxu_cache_locking_counter`).
+_CACHE_SLOT_BYTES = {"lru": 20, "lfu": 8}
 #: Access curves of parts of tables that are kept, about a kilobyte each: 800 tables have 3,000 of either kind.
 _NUM_CURVES = 1 << 14
 
@@ -119,11 +122,46 @@ class MemoryPlacement:
     policy: str = "lru"
     cache_dtype: DType | None = None
 
-    def cache_device_bytes(self, num_rows: int) -> int:
-        """Bytes of a rank's device memory for the cache before so many rows of it, and for the index of that cache."""
-        if not self.cache_bytes or self.level is not MemoryLevel.DDR:
-            return self.cache_bytes
-        return self.cache_bytes + num_rows * _CACHE_INDEX_BYTES[self.policy]
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the device's memory beside each row that the cache has room for."""
+        return _CACHE_SLOT_BYTES[self.policy] if self.level is MemoryLevel.DDR else 0
+
+    def cached_row_bytes(self, of: KernelTraits, embedding_dim: int) -> int:
+        """Bytes that a row takes in the cache: its weights, in the cache's number format.
+
+        Args:
+            of: The table, or what is held of it.
+            embedding_dim: Columns of the row.
+        """
+        return weight_row_bytes(self.cache_dtype or of.dtype, of.optimizer, embedding_dim)
+
+    def held_bytes(self, of: KernelTraits, num_rows: int, embedding_dim: int) -> dict[MemoryLevel, int]:
+        """Bytes that a rank holds for so many rows by memory level: weights, optimizer state, and a cache before them.
+
+        For rows in host memory, the device's holds the moments of which each row has one number, and what a cache
+        knows of rows and of its slots.
+
+        Args:
+            of: The table, or what is held of it.
+            num_rows: Rows that the rank holds.
+            embedding_dim: Columns of them.
+
+        Source:
+            FBGEMM 1.8, `construct_split_state` and `_apply_cache_state` of its training kernels, on a GPU.
+        """
+        weights = weight_row_bytes(of.dtype, of.optimizer, embedding_dim)
+        near, far, num_slots = 0, weights + of.optimizer.state_bytes_per_row(embedding_dim), 0
+        if self.level is MemoryLevel.DDR:
+            near = of.optimizer.row_moment_bytes
+            far -= near
+            if self.cache_bytes:
+                near += _CACHE_INDEX_BYTES[self.policy]
+                num_slots = self.cache_bytes // self.cached_row_bytes(of, embedding_dim)
+        held = _NO_BYTES.copy()
+        held[self.level] += num_rows * far
+        held[MemoryLevel.HBM] += num_rows * near + num_slots * self.slot_bytes + self.cache_bytes
+        return held
 
 
 #: Where rows are unless it is said otherwise; one object, since thousands of shards share it.
@@ -303,19 +341,16 @@ class LocalShard(KernelTraits):
         return self.weight_bytes + self.num_embeddings * self.optimizer.state_bytes_per_row(self.embedding_dim)
 
     @property
-    def cache_device_bytes(self) -> int:
-        """Bytes of the device's memory for the cache and its index."""
-        memory = MemoryPlacement(level=self.level, cache_bytes=self.cache_bytes, policy=self.cache_policy)
-        return memory.cache_device_bytes(self.num_embeddings)
+    def memory(self) -> MemoryPlacement:
+        """Where its rows live, and the cache before them."""
+        return MemoryPlacement(
+            level=self.level, cache_bytes=self.cache_bytes, policy=self.cache_policy, cache_dtype=self.cache_dtype
+        )
 
     @property
     def held_bytes(self) -> dict[MemoryLevel, int]:
-        """Bytes by memory level: weights and optimizer state on the shard's own, cache and index in the device's."""
-        held = _NO_BYTES.copy()
-        held[self.level] += self.memory_bytes
-        if self.cache_bytes:
-            held[MemoryLevel.HBM] += self.cache_device_bytes
-        return held
+        """Bytes by memory level, see `MemoryPlacement.held_bytes`."""
+        return self.memory.held_bytes(self, self.num_embeddings, self.embedding_dim)
 
 
 # A shard is asked for the same curve by traffic, kernels and memory, and with it its columns and its replicas.

@@ -163,7 +163,8 @@ def dense_bytes(tables: TableSet, local_batch: float) -> float:
     """Bytes that the dense layers take of every rank while they train; 0 where the tables describe none.
 
     Parameters with their gradients, in fp32, updated by stochastic gradient descent, which keeps no state; and of the
-    local batch the inputs, and all layers' outputs with their gradients.
+    local batch the inputs, and with their gradients all layers' outputs and what dot products are computed of
+    (`DenseShape.num_outputs`).
 
     Raises:
         InvalidPlanError: If the layers make no model.
@@ -173,11 +174,11 @@ def dense_bytes(tables: TableSet, local_batch: float) -> float:
     batch_size = max(1, round(local_batch))
     dims = [table.embedding_dim for table in tables.tables for _ in table.features]
     try:
-        bottom, interaction, top = dense_shapes(tables.dense, dims, batch_size)
+        shapes = dense_shapes(tables.dense, dims, batch_size)
     except InvalidOptionError as error:
         raise InvalidPlanError(error.message, field="tables.dense") from error
-    outputs = sum(bottom.widths[1:]) + interaction.output_width + sum(top.widths[1:])
-    numbers = 2 * (bottom.num_parameters + top.num_parameters) + batch_size * (bottom.widths[0] + 2 * outputs)
+    outputs, num_parameters = sum(one.num_outputs for one in shapes), sum(one.num_parameters for one in shapes)
+    numbers = 2 * num_parameters + batch_size * (tables.dense.num_dense_features + 2 * outputs)
     return float(_DENSE_BYTES * numbers)
 
 

@@ -188,7 +188,7 @@ def _disk_of(bytes_per_s: float) -> SolidStateDisk:
 
 def cached_row_bytes(shard: LocalShard) -> int:
     """Bytes that a row takes in the cache: its weights, in the cache's number format."""
-    return weight_row_bytes(shard.cache_dtype or shard.dtype, shard.optimizer, shard.embedding_dim)
+    return shard.memory.cached_row_bytes(shard, shard.embedding_dim)
 
 
 def behind_cache(shard: LocalShard, level: MemoryLevel, num_cached_rows: int, policy: str = LRU) -> MemoryPlacement:
@@ -217,8 +217,9 @@ def transfer_seconds(shard: LocalShard, speeds: TransferSpeeds) -> tuple[float, 
     """Seconds that a shard's rows are on their way to the device before the forward kernel, and back after the update.
 
     Missing rows are read before the lookup; the rows that they push out, changed by training, are written back.
-    Optimizer state of cached rows stays in host memory (as FBGEMM keeps it), so that every distinct row's crosses the
-    link both ways; on a disk it lies beside its row.
+    Moments of which each row has one number are in the device's memory, as FBGEMM keeps them. Those of each weight stay
+    in host memory, cached or not, so that every distinct row's cross the link both ways. On a disk all lie beside
+    their row.
 
     Args:
         shard: Of any level; one in the device's memory transfers nothing.
@@ -232,7 +233,8 @@ def transfer_seconds(shard: LocalShard, speeds: TransferSpeeds) -> tuple[float, 
     if shard.level is MemoryLevel.SSD:
         forward_s = found.num_missed * speeds.fetch_s(shard.level, row_bytes + state_bytes)
         return forward_s, found.num_missed * speeds.store_s(shard.level, row_bytes + state_bytes)
-    accesses = -(-state_bytes // speeds.access_bytes) * speeds.access_bytes
+    far_bytes = state_bytes - shard.optimizer.row_moment_bytes
+    accesses = -(-far_bytes // speeds.access_bytes) * speeds.access_bytes
     state_s = found.num_distinct * 2 * speeds.fetch_s(shard.level, accesses)
     return (
         found.num_missed * speeds.fetch_s(shard.level, row_bytes),

@@ -176,13 +176,13 @@ def _price_kernels(group: ShardingPlan, model: CostModel) -> KernelPrices:
 
 
 def _held_bytes(held: PlacedArrays, num_ranks: int) -> dict[MemoryLevel, list[int]]:
-    """Weights and optimizer states of each rank by level, exact to the byte."""
-    bytes_U = [local.memory_bytes for local in held.locals_U]
-    # Sums of absurd sizes would wrap around in 64-bit integers.
-    is_small = max(bytes_U) * len(held.ranks_M) < 2**62
+    """Weights, optimizer states and caches of each rank by level, exact to the byte."""
+    bytes_U = [local.held_bytes for local in held.locals_U]
     found = {}
     for level in MemoryLevel:
-        of_level = [size if local.level is level else 0 for local, size in zip(held.locals_U, bytes_U, strict=True)]
+        of_level = [one[level] for one in bytes_U]
+        # Sums of absurd sizes would wrap around in 64-bit integers.
+        is_small = max(of_level) * len(held.ranks_M) < 2**62
         bytes_M = np.array(of_level, dtype=np.int64 if is_small else object)[held.local_M]
         found[level] = sums_by_rank(bytes_M, held.ranks_M, num_ranks).tolist()
     return found
@@ -192,10 +192,6 @@ def _rank_costs(priced: PricedPlan, memory: BatchMemory) -> tuple[RankCost, ...]
     kernels, step = priced.kernels, priced.step
     num_ranks = len(memory.activation_R)
     costs, held = kernels.costs, _held_bytes(kernels.held, num_ranks)
-    caches_R = [0] * num_ranks
-    if any(held[MemoryLevel.DDR]) or any(held[MemoryLevel.SSD]):
-        caches_U = np.array([local.cache_device_bytes for local in kernels.held.locals_U], dtype=object)
-        caches_R = sums_by_rank(caches_U[kernels.held.local_M], kernels.held.ranks_M, num_ranks).tolist()
     input_ms_R, forward_ms_R, backward_ms_R = (step.parts_ms_PR[PART_INDEX[part]] for part in EXCHANGE_PARTS)
     # Lists, since worlds may have 100,000 ranks: arrays are a hundred times slower to read number by number.
     times_R = [
@@ -220,7 +216,7 @@ def _rank_costs(priced: PricedPlan, memory: BatchMemory) -> tuple[RankCost, ...]
             backward_kernel_ms=backward_kernel_ms,
             kernel_ms=kernel_ms,
             sync_ms=sync_ms,
-            hbm_bytes=held[MemoryLevel.HBM][rank] + caches_R[rank],
+            hbm_bytes=held[MemoryLevel.HBM][rank],
             ddr_bytes=held[MemoryLevel.DDR][rank],
             ssd_bytes=held[MemoryLevel.SSD][rank],
             activation_bytes=round(activation_bytes),

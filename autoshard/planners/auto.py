@@ -58,7 +58,7 @@ class AutoPlanner:
             reserved_bytes=options.reserved_bytes,
             count_activations=options.counts_activations,
             with_policy=options.policy,
-            with_groups=options.with_groups and not by_kernels,
+            with_groups=options.with_groups,
             min_partition=options.min_partition,
             by_kernels=by_kernels,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 
 from autoshard.core import ShardingPlan
@@ -137,4 +137,11 @@ class AutoOptions:
     @property
     def with_groups(self) -> bool:
         """Whether there may be several replica groups."""
-        return _GROUPS in self._listed
+        return _GROUPS in self._listed and self.objective == AutoObjective.STEP
+
+    def in_one_group(self) -> AutoOptions:
+        """The same for plans of one replica group."""
+        if not self.with_groups:
+            return self
+        names = [name for name in self._listed if name != _GROUPS] or list(ShardingType)
+        return replace(self, sharding_types=",".join(names))

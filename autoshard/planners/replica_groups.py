@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -24,12 +25,13 @@ from autoshard.core import (
     SyncRows,
     Topology,
 )
-from autoshard.core.accepted import AT_LEAST_0, AT_LEAST_1, check_choice, listed
+from autoshard.core.accepted import AT_LEAST_0, AT_LEAST_1, check_choice
 from autoshard.core.access import FloatArray
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidPlanError
 from autoshard.core.quoting import shown, write_bytes
 from autoshard.evaluation.evaluate import evaluate
 from autoshard.evaluation.group_sync import least_sync_ms, with_cheaper_sync
+from autoshard.planners.auto_options import AUTO, AutoOptions
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.registry import get_planner
 from autoshard.planners.space.placement import exceeds_total
@@ -52,7 +54,10 @@ class ReplicaGroupsOptions:
     """Options of the `replica-groups` planner."""
 
     base: str = field(default="cost-greedy", metadata={"help": "Planner that shards the tables over one group."})
-    base_options: str = field(default="", metadata={"help": "Its options: KEY=VALUE, several parted by commas."})
+    base_options: str = field(
+        default="",
+        metadata={"help": "Its options: KEY=VALUE, several parted by commas; a value may have commas, too."},
+    )
     num_groups: int = field(default=0, metadata={"help": "Groups; 0 for the fastest number that fits the memory."})
     layout: str = field(
         default=_ANY,
@@ -93,10 +98,12 @@ class ReplicaGroupsOptions:
 
     def of_base(self) -> dict[str, object]:
         """The base planner's options by name."""
-        pairs = [pair.partition("=") for pair in listed(self.base_options) if pair]
+        texts = [text.strip(" ,") for text in re.split(r",(?=[^,=]*=)", self.base_options)]
+        pairs = [text.partition("=") for text in texts if text]
         if bad := [key for key, equals, _ in pairs if not equals]:
             raise InvalidOptionError(f"must be KEY=VALUE, got {shown(bad[0])}", field="options.base_options")
-        return {key.strip(): value.strip() for key, _, value in pairs}
+        given: dict[str, object] = {key.strip(): value.strip() for key, _, value in pairs}
+        return asdict(parse_options(AutoOptions, given).in_one_group()) if self.base == AUTO else given
 
 
 class ReplicaGroupsPlanner:
@@ -246,9 +253,10 @@ class _Search:
         return min(least_sync_ms(tables, replace(groups, sync_rows=rows), topology, comm) for rows in ways)
 
     def _check_room(self, group: Topology) -> None:
-        room = sum(group.memory_of(rank)[level] for rank in range(group.world_size) for level in MemoryLevel)
-        if self.total_bytes > room:
-            raise exceeds_total(self.total_bytes, room, group.world_size)
+        ranks = range(group.world_size)
+        room_M = {level: sum(group.memory_of(rank)[level] for rank in ranks) for level in MemoryLevel}
+        if self.total_bytes > sum(room_M.values()):
+            raise exceeds_total(self.total_bytes, room_M, group.world_size)
 
     def _fastest(self, groups: ReplicaGroups, group: Topology, time_limit_s: float) -> _Trial:
         """The base planner's plan, or one whose ranks hold more alike, since the fullest synchronises the longest."""
@@ -300,6 +308,10 @@ class _Search:
                 made = self.base.plan(replace(request, topology=_with_memory(group, room_R)))
             except InfeasiblePlanError as error:
                 raise failure or error from None
+            if (num_groups := made.replica_groups.num_groups) > 1:
+                raise InvalidOptionError(
+                    f"must shard the tables over one group, {self.base.name} made {num_groups}", field="options.base"
+                )
             whole = ShardingPlan(
                 tables=self.request.tables,
                 topology=self.request.topology,

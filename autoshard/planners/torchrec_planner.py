@@ -104,7 +104,7 @@ def _infeasible(request: PlanRequest, options: TorchRecOptions, reason: str) -> 
     limit = f" within {options.timeout_s} s" if options.timeout_s else ""
     return InfeasiblePlanError(
         f"TorchRec's planner found no rank for some table{limit}: all need {write_bytes(sum(sizes))} of the "
-        f"{write_bytes(there)} that the {num_ranks} ranks have together{reserved}, the largest "
+        f"{write_bytes(there)} of device memory that the {num_ranks} ranks have together{reserved}, the largest "
         f"{write_bytes(max(sizes))}; {reason}"
     )
 

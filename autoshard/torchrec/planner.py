@@ -305,16 +305,11 @@ class Planner(ShardingPlanner):  # type: ignore[misc]
 
     def _options(self, name: str, task: _Task) -> dict[str, object]:
         """Options by which a planner keeps to sharding types and `min_partition`, as far as it has them."""
-        kinds: set[TorchRecType] = set()
+        held, kinds = [_held_as(allowed, task.topology) for allowed in task.allowed.values()], frozenset[TorchRecType]()
         if name == "auto":
-            kinds |= frozenset.union(*task.allowed.values())
-            # Other names of the same shards, see `renamed`.
-            if kinds & {TorchRecType.COLUMN_WISE, TorchRecType.TABLE_COLUMN_WISE}:
-                kinds.add(TorchRecType.TABLE_WISE)
-            if kinds & {TorchRecType.TABLE_ROW_WISE, TorchRecType.GRID_SHARD} and _has_one_node(task.topology):
-                kinds.add(TorchRecType.ROW_WISE)
+            kinds = frozenset.union(*held)
         elif name == "neo":
-            kinds |= frozenset.intersection(*task.allowed.values())
+            kinds = frozenset.intersection(*held)
         names = [_own_name(kind) for kind in TorchRecType if kind in kinds]
         options: dict[str, object] = {"sharding_types": ",".join(names)} if names else {}
         if name == "neo" and names:
@@ -351,8 +346,16 @@ class Planner(ShardingPlanner):  # type: ignore[misc]
         return plan
 
 
-def _has_one_node(topology: Topology) -> bool:
-    return topology.local_world_size == topology.world_size
+def _held_as(kinds: Collection[TorchRecType], topology: Topology) -> frozenset[TorchRecType]:
+    """Sharding types with the other names of the same shards, which plans have instead, see `renamed`."""
+    found, node_size = set(kinds), topology.local_world_size
+    is_over_node = not found.isdisjoint({TorchRecType.TABLE_ROW_WISE, TorchRecType.GRID_SHARD})
+    if is_over_node and node_size == topology.world_size:
+        found.add(TorchRecType.ROW_WISE)
+    is_by_columns = not found.isdisjoint({TorchRecType.COLUMN_WISE, TorchRecType.TABLE_COLUMN_WISE})
+    if is_by_columns or topology.world_size == 1 or (is_over_node and node_size == 1):
+        found.add(TorchRecType.TABLE_WISE)
+    return frozenset(found)
 
 
 def _own_name(kind: TorchRecType) -> str:
@@ -438,8 +441,6 @@ def _with_means(
 
 def _with_tiers(table: EmbeddingTable, allowed: Collection[TorchRecType], topology: Topology) -> EmbeddingTable:
     """The table, tiers forbidden that none of its sharding types has."""
-    tiers = {TIERS[kind] for kind in allowed}
-    if Tier.TABLE_ROW_WISE in tiers and _has_one_node(topology):
-        tiers.add(Tier.ROW_WISE)  # The ranks of the only node are all ranks.
+    tiers = {TIERS[kind] for kind in _held_as(allowed, topology)}
     forbidden = tuple(tier for tier in Tier if tier not in tiers)
     return replace(table, constraints=replace(table.constraints, forbidden_tiers=forbidden))

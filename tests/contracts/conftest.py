@@ -85,7 +85,7 @@ def _check_prediction(plan, predicted):
 
 
 def _recounted_bytes(plan, level):
-    """Weights, optimizer state and caches with their indices of each rank, from the plan's plain data."""
+    """Weights, optimizer state and caches with what they know of rows, of each rank, from the plan's plain data."""
     state = {
         Optimizer.SGD: (0, 0),
         Optimizer.ROWWISE_ADAGRAD: (4, 0),
@@ -101,13 +101,17 @@ def _recounted_bytes(plan, level):
         table, columns = placed.shard.table, placed.shard.columns[1] - placed.shard.columns[0]
         per_row, per_value = state[table.optimizer]
         scale_and_offset = 8 if table.dtype is DType.INT8 else 0
-        row_bytes = columns * (width[table.dtype] + per_value) + scale_and_offset + per_row
+        weight_bytes = columns * width[table.dtype] + scale_and_offset
+        memory, is_in_host = placed.memory, placed.memory.level is MemoryLevel.DDR
+        row_bytes = weight_bytes + columns * per_value + (0 if is_in_host else per_row)
         for replica in placed.replicas:
             num_rows = math.ceil((placed.shard.rows.stop - placed.shard.rows.start) / len(replica))
             for rank in replica:
-                held_R[rank] += num_rows * row_bytes if placed.memory.level is level else 0
-                if level is MemoryLevel.HBM and placed.memory.cache_bytes:
-                    index_bytes = {"lru": 4, "lfu": 12}[placed.memory.policy] * num_rows
-                    is_in_host = placed.memory.level is MemoryLevel.DDR
-                    held_R[rank] += placed.memory.cache_bytes + (index_bytes if is_in_host else 0)
+                held_R[rank] += num_rows * row_bytes if memory.level is level else 0
+                if level is not MemoryLevel.HBM:
+                    continue
+                held_R[rank] += memory.cache_bytes + (per_row * num_rows if is_in_host else 0)
+                if memory.cache_bytes and is_in_host:
+                    index_bytes, slot_bytes = {"lru": (4, 8 + 8 + 4), "lfu": (4 + 8, 8)}[memory.policy]
+                    held_R[rank] += index_bytes * num_rows + slot_bytes * (memory.cache_bytes // weight_bytes)
     return held_R

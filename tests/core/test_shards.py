@@ -13,6 +13,7 @@ from autoshard.core import (
     GradSync,
     MemoryLevel,
     MemoryPlacement,
+    Optimizer,
     PlacedShard,
     Pooling,
     RowRange,
@@ -111,15 +112,44 @@ def test_the_kind_of_kernel_says_what_runs_together():
     assert not held(output=Exchange.ROWS).is_pooled
 
 
-def test_what_a_rank_holds_is_on_the_shard_s_level_and_its_cache_in_the_device_s():
-    whole = placed()
-    near = local_shard(whole, group_batch_size=64)
+def held_in_host(cache_bytes, policy="lru", **fields):
+    """Bytes of host and device memory of a thousand rows of 16 numbers in host memory."""
+    memory = MemoryPlacement(level=MemoryLevel.DDR, cache_bytes=cache_bytes, policy=policy)
+    held = local_shard(placed(table(**fields), memory=memory), group_batch_size=64).held_bytes
+    assert held[MemoryLevel.SSD] == 0
+    return held[MemoryLevel.DDR], held[MemoryLevel.HBM]
+
+
+def test_rows_in_device_memory_have_their_state_there():
+    near = local_shard(placed(), group_batch_size=64)
     assert near.held_bytes == {MemoryLevel.HBM: near.memory_bytes, MemoryLevel.DDR: 0, MemoryLevel.SSD: 0}
-    for policy, index_bytes in {"lru": 4, "lfu": 12}.items():
-        memory = MemoryPlacement(level=MemoryLevel.DDR, cache_bytes=640, policy=policy)
-        far = local_shard(replace(whole, memory=memory), group_batch_size=64)
-        cache_bytes = 640 + index_bytes * far.num_embeddings
-        assert far.held_bytes == {MemoryLevel.HBM: cache_bytes, MemoryLevel.DDR: near.memory_bytes, MemoryLevel.SSD: 0}
+
+
+@pytest.mark.parametrize(("policy", "index_bytes", "slot_bytes"), [("lru", 4, 20), ("lfu", 12, 8)])
+def test_caches_know_of_rows_and_of_their_slots(policy, index_bytes, slot_bytes):
+    # Ten rows of 64 bytes fit the cache; 50 bytes of it hold none.
+    for cache_bytes in (640, 690):
+        in_host, in_device = held_in_host(cache_bytes, policy, optimizer=Optimizer.SGD)
+        assert in_host == 1000 * 64
+        assert in_device == cache_bytes + 10 * slot_bytes + 1000 * index_bytes
+    half = held_in_host(640, policy, optimizer=Optimizer.SGD, dtype=DType.FP16)
+    assert half == (1000 * 32, 640 + 20 * slot_bytes + 1000 * index_bytes)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "of_weights", "of_rows"),
+    [
+        (Optimizer.SGD, 0, 0),
+        (Optimizer.ROWWISE_ADAGRAD, 0, 4),
+        (Optimizer.ADAGRAD, 64, 0),
+        (Optimizer.ADAM, 128, 0),
+        (Optimizer.PARTIAL_ROWWISE_ADAM, 64, 4),
+    ],
+)
+def test_moments_of_rows_in_host_memory_are_in_the_device_s_where_a_row_has_one_number(optimizer, of_weights, of_rows):
+    assert held_in_host(0, optimizer=optimizer) == (1000 * (64 + of_weights), 1000 * of_rows)
+    cache_bytes = 640 + 10 * 20 + 1000 * 4
+    assert held_in_host(640, optimizer=optimizer) == (1000 * (64 + of_weights), 1000 * of_rows + cache_bytes)
 
 
 def test_shards_are_fused_by_what_their_tables_are_and_where_the_optimizer_runs():

@@ -158,7 +158,7 @@ def test_what_is_seen_does_not_depend_on_how_fast_the_machine_is(task):
 
 def test_a_task_without_room_says_what_is_missing():
     request = make.request(make.tables(make.table("t0", 10_000, 64)), make.topology(2, hbm=1000))
-    with pytest.raises(AutoshardError, match="2 ranks have together"):
+    with pytest.raises(AutoshardError, match="more than the device memory of the 2 ranks"):
         game_task(request)
 
 

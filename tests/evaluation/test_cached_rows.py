@@ -107,14 +107,20 @@ def test_larger_caches_and_better_policies_never_miss_more(alpha, num_rows, num_
     assert by_frequency.num_missed <= by_age.num_missed * (1 + 1e-6) + 1e-9
 
 
-def test_missing_rows_cross_the_link_before_and_after_and_states_both_ways():
+def test_missing_rows_cross_the_link_before_and_after():
     found = cache_traffic(SHARD)
     forward_s, backward_s = transfer_seconds(SHARD, SPEEDS)
-    assert forward_s == pytest.approx(found.num_missed * 128 * 4e-9)
-    # The states of rows that hit lie in host memory too: 4 bytes, an access of 32, read and written.
-    assert backward_s == pytest.approx((found.num_missed * 128 + found.num_distinct * 2 * 32) * 4e-9)
-    stateless = replace(SHARD, optimizer=Optimizer.SGD)
-    assert transfer_seconds(stateless, SPEEDS)[1] == pytest.approx(forward_s)
+    assert forward_s == backward_s == pytest.approx(found.num_missed * 128 * 4e-9)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "state_bytes"),
+    [(Optimizer.SGD, 0), (Optimizer.ADAGRAD, 128), (Optimizer.ADAM, 256), (Optimizer.PARTIAL_ROWWISE_ADAM, 128)],
+)
+def test_states_of_all_rows_of_a_batch_cross_the_link_both_ways_but_for_one_number_a_row(optimizer, state_bytes):
+    forward_s, backward_s = transfer_seconds(replace(SHARD, optimizer=optimizer), SPEEDS)
+    state_s = cache_traffic(SHARD).num_distinct * 2 * state_bytes * 4e-9
+    assert backward_s - forward_s == pytest.approx(state_s)
 
 
 def test_everything_is_fetched_without_a_cache_and_nothing_with_a_large_one():
@@ -180,10 +186,9 @@ def test_evaluate_prices_transfers_and_counts_caches_as_device_memory():
     assert cached.step_ms.value - near.step_ms.value == pytest.approx(transfers_ms, rel=1e-4)
     assert cached.step_ms.high > near.step_ms.high
     assert (near.ranks[0].hbm_bytes, near.ranks[0].ddr_bytes) == (one.storage_bytes, 0)
-    assert (cached.ranks[0].hbm_bytes, cached.ranks[0].ddr_bytes) == (
-        256 + 12 * one.num_embeddings,
-        one.storage_bytes,
-    )
+    # Two slots of the cache; for each row an LFU cache's index, and a moment.
+    in_device = 256 + 2 * 8 + (12 + 4) * one.num_embeddings
+    assert (cached.ranks[0].hbm_bytes, cached.ranks[0].ddr_bytes) == (in_device, one.weight_bytes)
     assert cached.cost_model == near.cost_model == "analytic:a100"
 
 

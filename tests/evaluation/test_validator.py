@@ -406,12 +406,13 @@ class TestMemory:
     def test_levels_have_limits_of_their_own_and_caches_count_as_hbm(self):
         of = table()
         lower = MemoryPlacement(level=MemoryLevel.DDR, cache_bytes=500)
-        shard, hbm = placed(part(of), memory=lower), 500 + 4 * of.num_embeddings  # with the cache's index
-        assert fault_of(plan(shard, topology=topology(NODE, WORLD, hbm=hbm, ddr=of.storage_bytes))) is None
+        # With the cache's index and 7 slots, and a moment for each row.
+        shard, hbm = placed(part(of), memory=lower), 500 + 7 * 20 + (4 + 4) * of.num_embeddings
+        assert fault_of(plan(shard, topology=topology(NODE, WORLD, hbm=hbm, ddr=of.weight_bytes))) is None
         assert "of ddr, 1 B more" in fault_of(
-            plan(shard, topology=topology(NODE, WORLD, hbm=hbm, ddr=of.storage_bytes - 1))
+            plan(shard, topology=topology(NODE, WORLD, hbm=hbm, ddr=of.weight_bytes - 1))
         )
-        less = topology(NODE, WORLD, hbm=hbm - 1, ddr=of.storage_bytes)
+        less = topology(NODE, WORLD, hbm=hbm - 1, ddr=of.weight_bytes)
         assert "of hbm, 1 B more" in fault_of(plan(shard, topology=less))
 
     def test_absurd_sizes_do_not_wrap_around(self):

@@ -178,6 +178,9 @@ def test_operations_are_counted_as_stated():
     assert TOP.backward_flops == 2 * TOP.forward_flops == 4 * 512 * (479 * 1024 + 1024)
     dot = DenseShape.interaction(10, 26, 128)
     assert dot.output_width == 128 + 27 * 26 // 2 == 479
+    # The vectors side by side, products of all pairs, and the output.
+    assert dot.num_outputs == 27 * 128 + 27**2 + 479
+    assert (bottom.num_outputs, TOP.num_outputs) == (512 + 256 + 128, 1024 + 1)
     assert (dot.forward_flops, dot.backward_flops) == (10 * 2 * 27 * 27 * 128, 10 * 4 * 27 * 27 * 128)
     concat = DenseShape.interaction(10, 26, 128, kind=DenseKind.CONCAT)
     assert (concat.forward_flops, concat.backward_flops, concat.output_width) == (0, 0, 27 * 128)

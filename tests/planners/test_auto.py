@@ -179,7 +179,7 @@ def test_does_without_a_policy(tmp_path, options):
 def test_says_what_does_not_fit(options):
     tables = tuple(make.table(f"t{index}") for index in range(3))
     task = (make.tables(*tables, batch_size=8), make.topology(2, hbm=int(tables[0].storage_bytes / 0.6)))
-    with pytest.raises(InfeasiblePlanError, match=r"[\d.]+ [KM]iB of the"):
+    with pytest.raises(InfeasiblePlanError, match=r"[\d.]+ [KM]iB in the device memory of the 2 ranks \("):
         AutoPlanner().plan(make.request(*task, options=options))
 
 

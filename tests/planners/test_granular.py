@@ -219,6 +219,26 @@ def test_tables_that_fit_no_device_go_behind_caches():
     assert found.cost_ms <= evaluate(neo, COSTS).step_ms.value
 
 
+def test_tables_go_behind_caches_where_the_reserve_leaves_devices_little():
+    one = make.table("t", 100_000, 64)
+    hbm, left = 3 * one.storage_bytes, one.storage_bytes // 4
+    request = make.request(make.tables(one), make.topology(1, hbm=hbm, ddr=hbm), time_limit_s=SECONDS)
+    found = search_steps(request, replace(STEPS, reserved_bytes=hbm - left))
+    validate_plan(found.plan)
+    assert {placed.memory.level for placed in found.plan.shards} == {MemoryLevel.DDR}
+    assert evaluate(found.plan, COSTS).ranks[0].used_bytes <= left
+
+
+def test_a_table_that_fits_no_device_goes_behind_a_cache_although_all_devices_have_room_for_it():
+    small, large = make.table("small", 1_000, 64), make.table("large", 100_000, 64)
+    machine = make.topology(4, hbm=7 * large.storage_bytes // 10, ddr=large.storage_bytes)
+    request = make.request(make.tables(small, large), machine, time_limit_s=SECONDS)
+    found = search_steps(request, replace(STEPS, names=frozenset({ShardingType.TABLE_WISE})))
+    validate_plan(found.plan)
+    levels = {placed.shard.table.name: placed.memory.level for placed in found.plan.shards}
+    assert levels["large"] is MemoryLevel.DDR
+
+
 def test_replica_groups_are_searched_within():
     # So slow between nodes, and so many samples, that several copies of all tables are worth their synchronisation.
     tables, _ = make.draw_task(12, 8, seed=6, batch_size=16_384)
@@ -244,10 +264,13 @@ def test_says_what_is_missing():
     tables, _ = make.draw_task(6, 4, seed=0)
     total = tables.storage_bytes
     request = make.request(tables, make.topology(4, hbm=total // 5))
-    with pytest.raises(
-        InfeasiblePlanError, match=r"all tables need [\d.]+ [KMGTP]?i?B, [\d.]+ [KMGTP]?i?B more than the 4 ranks"
-    ):
+    amount = r"[\d.]+ [KMGTP]?i?B"
+    with pytest.raises(InfeasiblePlanError, match=f"all tables need {amount}, {amount} more than the device memory"):
         search_steps(request, STEPS)
+    roomy = make.request(tables, make.topology(4, hbm=total))
+    kept = rf"{amount} more than the device memory of the 4 ranks less reserved_bytes \({amount}\)$"
+    with pytest.raises(InfeasiblePlanError, match=kept):
+        search_steps(roomy, replace(STEPS, reserved_bytes=total - total // 5))
     with pytest.raises(InfeasiblePlanError, match=r"iB on one rank"):
         search_steps(request, replace(STEPS, names=frozenset({ShardingType.TABLE_WISE})))
 

@@ -248,7 +248,8 @@ class TestMemoryLevels:
     @pytest.mark.parametrize("policy", ["lru", "lfu"])
     def test_the_coldest_tables_go_behind_caches_that_fill_what_is_left(self, policy):
         hot, cold = table("hot", 50_000, pooling_factor=50.0), table("cold", 400_000, pooling_factor=1.0)
-        index_bytes = 400_000 * {"lru": 4, "lfu": 12}[policy]
+        # Of each row a moment, beside its place in the cache.
+        index_bytes, slot_bytes = 400_000 * (4 + {"lru": 4, "lfu": 12}[policy]), {"lru": 20, "lfu": 8}[policy]
         hbm = hot.storage_bytes + cold.storage_bytes // 20 + index_bytes
         plan = plan_of([cold, hot], machine(1, 1, hbm=hbm, ddr=TERA), cache_policy=policy)
         placed = {one.shard.table.name: one for one in plan.shards}
@@ -257,9 +258,9 @@ class TestMemoryLevels:
         assert (memory.level, memory.policy) == (MemoryLevel.DDR, policy)
         row_bytes = 64 * 4
         room = hbm - hot.storage_bytes - index_bytes
-        assert room - row_bytes < memory.cache_bytes <= room
-        local = plan.local_shards()[0][0]
         cached = memory.cache_bytes // row_bytes
+        assert cached == room // (row_bytes + slot_bytes)
+        local = plan.local_shards()[0][0]
         if policy == "lfu":
             assert cache_traffic(local).hit_rate == pytest.approx(float(cold.access.coverage(cached)))
         assert 0.5 < cache_traffic(local).hit_rate < 1
@@ -267,10 +268,10 @@ class TestMemoryLevels:
     def test_caches_share_a_rank_by_what_they_save(self):
         # Alike but for how often they are looked up: a row of the busier one is worth more bytes.
         tables = [table("slow", 10**6, pooling_factor=1.0), table("fast", 10**6, pooling_factor=30.0)]
-        # 12 bytes of each row for LFU's index.
-        plan = plan_of(tables, machine(1, 1, hbm=10**7 + 2 * 12 * 10**6, ddr=TERA), cache_policy="lfu")
+        # Of each row 12 bytes of LFU's index and a moment, of each slot 8 bytes.
+        plan = plan_of(tables, machine(1, 1, hbm=10**7 + 2 * (12 + 4) * 10**6, ddr=TERA), cache_policy="lfu")
         slow, fast = (one.memory.cache_bytes for one in plan.shards)
-        assert slow + fast == pytest.approx(10**7, abs=2 * 256)
+        assert slow + fast == pytest.approx(10**7 * 256 / (256 + 8), abs=2 * 256)
         assert fast > 2 * slow
         by_hand = evaluate(plan, COSTS).max_kernel_ms
         for moved in (-256 * 2000, 256 * 2000):
@@ -286,16 +287,17 @@ class TestMemoryLevels:
         tables = [table(f"t{index}") for index in range(3)]
         topology = machine(1, 2, hbm=3 * tables[0].storage_bytes // 2, ddr=TERA)
         plan = plan_of(tables, topology, sharding_types="table_wise")
-        assert sorted(placed.memory.level for placed in plan.shards) == sorted(
-            [MemoryLevel.HBM] * 2 + [MemoryLevel.DDR]
-        )
+        assert {placed.memory.level for placed in plan.shards} == {MemoryLevel.HBM, MemoryLevel.DDR}
+        # With its index and slots, a cache of all rows takes more than they do.
+        cached = [local for held in plan.local_shards() for local in held if local.level is MemoryLevel.DDR]
+        assert all(local.held_bytes[MemoryLevel.HBM] < local.memory_bytes for local in cached)
 
     def test_a_cache_on_several_ranks_is_as_large_as_the_tightest_has_room_for(self):
         one = table("t", 10**6)
-        tight, index = 12_000_000, 4 * 10**6 // 2
+        tight, index = 12_000_000, (4 + 4) * 10**6 // 2
         topology = machine(1, 2, hbm=2 * tight, ddr=TERA, overrides=((1, MemoryBytes(hbm=tight, ddr=TERA)),))
         (placed,) = plan_of([one], topology, sharding_types="row_wise").shards
-        assert tight - index - 64 * 4 < placed.memory.cache_bytes <= tight - index
+        assert placed.memory.cache_bytes == (tight - index) // (64 * 4 + 20) * 64 * 4
 
     def test_disks_come_after_host_memory(self):
         tables = [table(f"t{index}", pooling_factor=float(index + 1)) for index in range(6)]
@@ -307,8 +309,14 @@ class TestMemoryLevels:
         assert levels == sorted(levels, key=order.index)
         assert levels.count(MemoryLevel.DDR) == 2
         assert MemoryLevel.SSD in levels
-        with pytest.raises(InfeasiblePlanError, match=r"B more than the 1 ranks have together"):
-            plan_of(tables, machine(1, 1, hbm=3 * size, ddr=2 * size, ssd=9 * size), memory="ddr")
+        small = machine(1, 1, hbm=3 * size, ddr=2 * size, ssd=9 * size)
+        for options, memory in (
+            ({"memory": "ddr"}, "device memory and host memory of the rank"),
+            ({"memory": "hbm"}, "device memory of the rank"),
+            ({"memory": "hbm", "memory_share": 0.5}, "device memory of the rank less memory_share"),
+        ):
+            with pytest.raises(InfeasiblePlanError, match=rf"B more than the {memory} \([\d.]+ MiB\)$"):
+                plan_of(tables, small, **options)
 
     def test_a_share_of_the_device_memory_can_be_kept_free(self):
         tables = [table(f"t{index}") for index in range(6)]
@@ -330,7 +338,7 @@ class TestMemoryLevels:
     def test_a_cached_table_takes_longer_by_its_transfers(self):
         one = table("t", 10**6)
         near = plan_of([one], machine(1, 1, hbm=one.storage_bytes))
-        cached = plan_of([one], machine(1, 1, hbm=one.storage_bytes // 50, ddr=TERA))
+        cached = plan_of([one], machine(1, 1, hbm=one.storage_bytes // 20, ddr=TERA))
         assert evaluate(cached, COSTS).max_kernel_ms > 1.05 * evaluate(near, COSTS).max_kernel_ms
 
 

@@ -265,7 +265,8 @@ def test_whole_tables_are_placed_where_row_groups_find_no_room():
 def test_says_what_is_missing():
     tables = task(table())
     total = tables["t"].storage_bytes
-    with pytest.raises(InfeasiblePlanError, match=f"all tables need {write_bytes(total)}, 4 B more than the 4 ranks"):
+    needed = f"all tables need {write_bytes(total)}, 4 B more than the device memory of the 4 ranks"
+    with pytest.raises(InfeasiblePlanError, match=needed):
         make_plan(tables, topology(hbm=total // 4 - 1))
     pinned = replace(tables["t"], constraints=Constraints(pinned_ranks=(1,)))
     with pytest.raises(InfeasiblePlanError, match=r"t needs 68 B for a row, \d+ B more than are free on rank 1"):

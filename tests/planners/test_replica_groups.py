@@ -9,6 +9,7 @@ from autoshard.core import (
     AccessProfile,
     Constraints,
     GroupLayout,
+    Link,
     Optimizer,
     SyncRows,
     Tier,
@@ -18,7 +19,10 @@ from autoshard.core.quoting import write_bytes
 from autoshard.evaluation import evaluate
 from autoshard.evaluation.executable import plan_note
 from autoshard.formats.documents.plan_json import read_plan, write_plan
-from autoshard.planners.replica_groups import ReplicaGroupsPlanner
+from autoshard.planners.auto_options import AutoOptions
+from autoshard.planners.registry import get_planner
+from autoshard.planners.replica_groups import ReplicaGroupsOptions, ReplicaGroupsPlanner
+from autoshard.planners.space.options import ShardingType
 from autoshard.planning import make_plan
 from autoshard.validator import validate_plan
 from tests import builders as make
@@ -238,6 +242,54 @@ def test_groups_without_an_equal_share_of_the_nodes():
 def test_an_unknown_planner_for_the_groups():
     with pytest.raises(UnknownNameError, match='no planner is named "nobody"'):
         planned(base="nobody")
+
+
+def test_values_of_the_base_s_options_may_have_commas():
+    options = ReplicaGroupsOptions(base="neo", base_options="sharding_types=table_wise, row_wise,placement=greedy,")
+    assert options.of_base() == {"sharding_types": "table_wise, row_wise", "placement": "greedy"}
+
+
+@pytest.mark.parametrize(
+    ("given", "types"),
+    [
+        ("", ",".join(ShardingType)),
+        ("sharding_types=table_wise,replica_groups,row_wise", "table_wise,row_wise"),
+        ("sharding_types=replica_groups", ",".join(ShardingType)),
+        ("objective=kernel", "all"),
+    ],
+)
+def test_auto_as_the_base_has_no_groups_of_its_own(given, types):
+    options = ReplicaGroupsOptions(base="auto", base_options=given).of_base()
+    assert options["sharding_types"] == types
+    assert not AutoOptions(**options).with_groups
+
+
+def test_auto_holds_tables_on_all_ranks_of_a_group():
+    # So slow between nodes, and so many samples, that it would take several groups.
+    of_tables, _ = make.draw_task(12, 8, seed=6, batch_size=16_384)
+    topology = make.two_nodes()
+    slow = replace(topology.levels[1], all_to_all=Link(bytes_per_s=1e6), all_reduce=Link(bytes_per_s=4e8))
+    options = {"base": "auto", "base_options": "steps=1,policy=false", "num_groups": 1}
+    topology = replace(topology, levels=(topology.levels[0], slow))
+    plan = ReplicaGroupsPlanner().plan(make.request(of_tables, topology, time_limit_s=60.0, options=options))
+    validate_plan(plan)
+    assert {rank for placed in plan.shards for ranks in placed.replicas for rank in ranks} == set(range(8))
+
+
+def test_a_base_that_makes_groups_of_its_own_is_refused(monkeypatch):
+    class Grouping(ReplicaGroupsPlanner):
+        name = "grouping"
+
+        def plan(self, request):
+            return super().plan(replace(request, options={"num_groups": 2}))
+
+    monkeypatch.setattr(
+        "autoshard.planners.replica_groups.get_planner",
+        lambda name: Grouping() if name == "grouping" else get_planner(name),
+    )
+    with pytest.raises(InvalidOptionError, match="must shard the tables over one group, grouping made 2") as caught:
+        planned(base="grouping", num_groups=2)
+    assert caught.value.field == "options.base"
 
 
 def test_a_budget_that_nothing_fits():

@@ -5,7 +5,9 @@ import torch
 
 from autoshard.core import DenseLayers
 from autoshard.core.errors import InvalidPlanError
+from autoshard.evaluation.batch_memory import dense_bytes
 from autoshard.runtime.training.dense import DenseModel, default_layers
+from tests import builders as make
 
 LAYERS = DenseLayers(num_dense_features=3, bottom_mlp=(5, 4), top_mlp=(6, 1))
 
@@ -39,6 +41,28 @@ def test_everything_else_is_concatenated(layers, dims):
 def test_plans_without_dense_layers_get_small_ones():
     assert DenseModel(default_layers([16, 16]), [16, 16], seed=0).interaction == "dot"
     assert DenseModel(default_layers([16, 32]), [16, 32], seed=0).interaction == "concat"
+
+
+def test_what_is_kept_for_the_backward_pass_is_counted():
+    layers = DenseLayers(num_dense_features=3, bottom_mlp=(16, 32), top_mlp=(8, 1))
+    kept: dict[int, int] = {}
+
+    def pack(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    batch_size, dims = 256, [32] * 20
+    model = DenseModel(layers, dims, seed=0)
+    parameters = {one.untyped_storage().data_ptr() for one in model.parameters()}
+    dense_BN, pooled_BC = torch.rand(batch_size, 3), torch.rand(batch_size, sum(dims), requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        logits_B = model(model.bottom(dense_BN), pooled_BC)
+    assert logits_B.requires_grad
+    kept_bytes = sum(num_bytes for pointer, num_bytes in kept.items() if pointer not in parameters)
+    tables = make.tables(*(make.table(f"t{n}", embedding_dim=dim) for n, dim in enumerate(dims)), dense=layers)
+    of_batch = dense_bytes(tables, 2 * batch_size) - dense_bytes(tables, batch_size)
+    # As much again for gradients, and the products of all pairs, which are there for a while.
+    assert kept_bytes < of_batch < 3 * kept_bytes
 
 
 def test_the_seed_decides_the_weights_and_leaves_torch_alone():

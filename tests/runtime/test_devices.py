@@ -99,10 +99,12 @@ def test_a_gpu_holds_caches_with_their_indices_row_orders_and_communicators(monk
 
     [shard] = plan.shards
     topology = replace(plan.topology, memory_bytes=MemoryBytes(hbm=1 << 30, ddr=1 << 30))
-    for policy, index_bytes in (("lru", 4), ("lfu", 12)):
+    for policy, index_bytes, slot_bytes in (("lru", 4, 20), ("lfu", 12, 8)):
         memory = MemoryPlacement(level=MemoryLevel.DDR, cache_bytes=6400, policy=policy)
         cached = replace(plan, topology=topology, shards=(replace(shard, memory=memory),))
-        assert needed(cached, 0, 2, "cuda", monkeypatch) == [gpu - 68_000 + 6400 + 1000 * index_bytes, 68_000]
+        # A moment for each row stays on the GPU.
+        cache_bytes = 6400 + 100 * slot_bytes + 1000 * index_bytes
+        assert needed(cached, 0, 2, "cuda", monkeypatch) == [gpu - 64_000 + cache_bytes, 64_000]
 
     halves = [
         PlacedShard.table_wise(Shard(table=table, rows=rows, columns=(0, 16)), rank)

@@ -117,10 +117,23 @@ def test_rows_behind_a_cache_take_a_kernel_of_their_own():
     plan = replace(plan, topology=replace(plan.topology, memory_bytes=memory), shards=shards)
     owners = ownership_of(plan, 2)
     assert [owners.of_kernel(key, 0) for key in owners.kernels] == [(0,), (1,), (2,)]
-    # Weights and a moment for each row; the cache lies in the device's memory, with 4 bytes of index for each row.
-    assert owners.storage_bytes(0) == {MemoryLevel.HBM: 78_400, MemoryLevel.DDR: 136_000, MemoryLevel.SSD: 0}
+    # Weights; in the device's memory a moment for each row, and the cache, with 4 bytes for each row and 20 a slot.
+    hbm_bytes = 1000 * 64 + 3 * 1000 * 4 + 6_400 + 1000 * 4 + 100 * 20
+    assert owners.storage_bytes(0) == {MemoryLevel.HBM: hbm_bytes, MemoryLevel.DDR: 128_000, MemoryLevel.SSD: 0}
     for device in ("cpu", "cuda"):
         check_levels(owners, torch.device(device))
+
+
+def test_caches_of_tables_of_several_widths_are_apart():
+    # Lines of a cache are as wide as its widest table: one for all would hold fewer rows than were planned.
+    tables = [make.table(name, 1000, dim) for name, dim in (("a", 16), ("b", 64), ("c", 16))]
+    plan = make.table_wise_plan(tables, [0, 0, 0])
+    assert len(ownership_of(plan, 2).kernels) == 1
+    cached = MemoryPlacement(level=MemoryLevel.DDR, cache_bytes=6_400)
+    memory = replace(plan.topology.memory_bytes, ddr=1 << 30)
+    shards = tuple(replace(shard, memory=cached) for shard in plan.shards)
+    owners = ownership_of(replace(plan, topology=replace(plan.topology, memory_bytes=memory), shards=shards), 2)
+    assert [owners.of_kernel(key, 0) for key in owners.kernels] == [(0, 2), (1,)]
 
 
 def test_plans_that_are_not_valid_are_refused():

@@ -25,6 +25,7 @@ from autoshard.core import DType, MemoryBytes, Optimizer, Payload
 from autoshard.core.errors import InfeasiblePlanError, InvalidTableError
 from autoshard.torchrec import Planner
 from autoshard.torchrec.topologies import topology_of
+from tests import builders as make
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, on torchrec's own import
 
@@ -214,6 +215,36 @@ def test_a_table_too_narrow_to_cut_is_one_column_shard(kind):
     constraints = {"t0": ParameterConstraints(sharding_types=[kind])}
     entry = planner(constraints=constraints).plan(mean_model(poolings=["SUM"], embedding_dim=4)).plan["bags"]["t0"]
     assert (entry.sharding_type, [shard.shard_sizes for shard in entry.sharding_spec.shards]) == (kind, [[1000, 4]])
+
+
+def one_rank_a_node(num_nodes):
+    return make.topology(1, num_nodes, device="a100", hbm=1 << 34)
+
+
+@pytest.mark.parametrize(
+    "kind", ["column_wise", "table_column_wise", "row_wise", "table_row_wise", "grid_shard", "data_parallel"]
+)
+def test_one_process_holds_whole_tables_by_any_sharding_type(kind):
+    constraints = {"t0": ParameterConstraints(sharding_types=[kind])}
+    entry = planner(one_rank_a_node(1), constraints=constraints).plan(model(2, fused=False)).plan["bags"]["t0"]
+    assert (entry.sharding_type, entry.ranks) == (kind, [0])
+    if kind == "data_parallel":
+        assert (entry.compute_kernel, entry.sharding_spec) == ("dense", None)
+    else:
+        assert [shard.shard_sizes for shard in entry.sharding_spec.shards] == [[1000, 16]]
+
+
+def test_rows_are_split_over_nodes_of_one_rank():
+    constraints = {"t0": ParameterConstraints(sharding_types=["table_row_wise"])}
+    plan = planner(one_rank_a_node(2), constraints=constraints).plan(model(2)).plan["bags"]
+    assert plan["t0"].sharding_type == "table_row_wise"
+    assert [shard.shard_sizes for shard in plan["t0"].sharding_spec.shards] == [[1000, 16]]
+
+
+def test_means_of_one_process_are_split_by_rows_as_asked():
+    by_rows = {"t0": ParameterConstraints(sharding_types=["row_wise"])}
+    plan = planner(one_rank_a_node(1), constraints=by_rows).plan(mean_model())
+    assert set(types_of(plan)) <= {"row_wise", "table_row_wise"}
 
 
 def test_settings_of_kernels_are_handed_on_and_others_kept():

@@ -220,8 +220,9 @@ def renamed(
 ) -> TableSharding | None:
     """The entry under the first of its sharding types that is accepted; None if none is.
 
-    A whole table is also one column shard, and rows split over all ranks are also split over those of a node if there
-    is only one.
+    A whole table is also one column shard; where nodes have one rank, its rows are also split over a node, and where
+    there is one rank in all, over all of them, each of which has a copy. Rows split over all ranks are also split over
+    those of a node if there is only one.
 
     Args:
         sharding: The entry.
@@ -231,15 +232,22 @@ def renamed(
     """
     in_one_node = len({block.rank // node_size for block in sharding.blocks}) == 1
     over_node = (TorchRecType.TABLE_ROW_WISE, TorchRecType.GRID_SHARD)
+    # Dense kernels train rows in device memory.
+    copies = (TorchRecType.DATA_PARALLEL,) if sharding.kernel is ComputeKernel.FUSED else ()
     others = {
-        TorchRecType.TABLE_WISE: (TorchRecType.COLUMN_WISE, TorchRecType.TABLE_COLUMN_WISE),
+        TorchRecType.TABLE_WISE: (
+            *(TorchRecType.COLUMN_WISE, TorchRecType.TABLE_COLUMN_WISE),
+            *(over_node if node_size == 1 else ()),
+            *((TorchRecType.ROW_WISE, *copies) if world_size == 1 else ()),
+        ),
         TorchRecType.COLUMN_WISE: (TorchRecType.TABLE_COLUMN_WISE,) if in_one_node else (),
         TorchRecType.ROW_WISE: over_node if node_size == world_size else (),
         TorchRecType.TABLE_ROW_WISE: (TorchRecType.GRID_SHARD,),
     }
     for kind in (sharding.sharding_type, *others.get(sharding.sharding_type, ())):
         if kind in kinds:
-            return replace(sharding, sharding_type=kind)
+            kernel = ComputeKernel.DENSE if kind is TorchRecType.DATA_PARALLEL else sharding.kernel
+            return replace(sharding, sharding_type=kind, kernel=kernel)
     return None
 
 

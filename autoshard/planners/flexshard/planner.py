@@ -165,6 +165,8 @@ class _Tiers:
 
         self._space = PlannerSpace(request.tables, request.topology, request.costs, options_of, request.payload)
         self._limits = Limits.of(self._space, with_activations=options.count_activations)
+        # Nothing goes behind caches.
+        self._limits.capacity_RM[:, 1:] = 0.0
         are_whole = [item.tables[0].name in whole for item in self._space.items]
         self._whole, self._tiered = np.flatnonzero(are_whole).tolist(), np.flatnonzero(~np.array(are_whole)).tolist()
         self._sweep = TierSweep(self._space, offers, self._tiered, options.memory_multiplier)

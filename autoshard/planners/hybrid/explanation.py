@@ -66,8 +66,9 @@ def explain(
     group = plan.of_one_group()
     request = PlanRequest(tables=group.tables, topology=group.topology, costs=costs, payload=group.payload)
     chosen = set(names) or _costliest(group.tables, most)
-    space = space_of(request, only=None if len(chosen) == len(known) else _shared_with(chosen, group.tables))
     asked = AutoOptions.of_plan(plan)
+    only = None if len(chosen) == len(known) else _shared_with(chosen, group.tables)
+    space = space_of(request, only=only, reserved_bytes=asked.reserved_bytes)
     limits = Limits.of(space)
     if asked.has_room(plan):
         limits = Limits.of(space, asked.reserved_bytes, with_activations=asked.counts_activations)

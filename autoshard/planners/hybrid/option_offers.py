@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
 
-from autoshard.core import EmbeddingTable, MemoryLevel, Pooling, TableSet, Tier, Topology
+from autoshard.core import EmbeddingTable, MemoryLevel, Pooling, Tier, Topology
 from autoshard.core.costs import MsArray
 from autoshard.core.errors import InfeasiblePlanError
 from autoshard.core.shard import fused_kernel
@@ -87,6 +87,7 @@ class OfferedOptions:
         names: Ways that tables may be held.
         min_partition: Least columns of a column shard; 0 for 32 bytes of a row.
         by_kernels: Whether a step is the kernels of its slowest rank alone.
+        reserved_bytes: Of every device, to stay free of tables.
 
     Attributes:
         space: What there is to choose from now.
@@ -102,8 +103,9 @@ class OfferedOptions:
         min_partition: int = 0,
         *,
         by_kernels: bool = False,
+        reserved_bytes: int = 0,
     ) -> None:
-        self._ways = _Ways.of(request, names, min_partition)
+        self._ways = _Ways.of(request, names, min_partition, reserved_bytes)
         self.space = PlannerSpace(
             request.tables,
             request.topology,
@@ -222,6 +224,19 @@ class OfferedOptions:
         """Offers all options to all tables."""
         self._offer_all(range(len(self.space.items)), math.inf)
 
+    def offer_caches(self) -> bool:
+        """Offers all options to all tables, also with rows in lower memory levels; whether that is anything new.
+
+        Where tables fit the devices' memory together, some of them may fit no rank.
+        """
+        levels = _lower_levels(self._ways.request.topology)
+        if self._ways.levels == levels:
+            return False
+        self._ways = replace(self._ways, levels=levels)
+        self._with_all.clear()
+        self.complete()
+        return True
+
     def grow(self, flat: FlatOptions, around: Layout, num_steps: int, deadline_s: float) -> bool:
         """Offers more around a layout of the search; whether there is anything new.
 
@@ -301,7 +316,10 @@ class OfferedOptions:
 
 
 def space_of(
-    request: PlanRequest, names: Collection[ShardingType] = tuple(ShardingType), only: Collection[str] | None = None
+    request: PlanRequest,
+    names: Collection[ShardingType] = tuple(ShardingType),
+    only: Collection[str] | None = None,
+    reserved_bytes: int = 0,
 ) -> PlannerSpace:
     """All sharding options of the tables of a task, with rows behind caches where device memory is scarce.
 
@@ -309,11 +327,12 @@ def space_of(
         request: The task.
         names: Ways that tables may be held.
         only: Names of the tables that have all options, where the others may only be whole; None for all tables.
+        reserved_bytes: Of every device, to stay free of tables.
 
     Raises:
         InfeasiblePlanError: If a table cannot be held as any of the names.
     """
-    ways = _Ways.of(request, names, 0)
+    ways = _Ways.of(request, names, 0, reserved_bytes)
 
     def options_of(table: EmbeddingTable) -> list[ShardingOption]:
         return ways.every(table) if only is None or table.name in only else ways.simplest(table)
@@ -330,7 +349,7 @@ class _Ways:
         names: Sharding types.
         min_partition: Least columns of a column shard; 0 for 32 bytes of a row.
         levels: Memory levels below the devices', where the devices' memory is scarce.
-        room_R: Bytes of each rank.
+        room_R: Bytes of each rank that are not reserved.
     """
 
     request: PlanRequest
@@ -340,14 +359,17 @@ class _Ways:
     room_R: FloatArray
 
     @classmethod
-    def of(cls, request: PlanRequest, names: Collection[ShardingType], min_partition: int) -> _Ways:
+    def of(
+        cls, request: PlanRequest, names: Collection[ShardingType], min_partition: int, reserved_bytes: int
+    ) -> _Ways:
         tables, topology = request.tables, request.topology
+        there = sum(max(0, hbm_bytes - reserved_bytes) for hbm_bytes in topology.hbm_bytes)
         return cls(
             request=request,
             names=frozenset(names),
             min_partition=min_partition,
-            levels=_spare_levels(tables, topology),
-            room_R=room_of_ranks(tables, topology),
+            levels=_lower_levels(topology) if tables.storage_bytes > _SCARCE_SHARE * there else (),
+            room_R=np.maximum(room_of_ranks(tables, topology) - reserved_bytes, 0.0),
         )
 
     def every(self, table: EmbeddingTable) -> list[ShardingOption]:
@@ -448,10 +470,7 @@ def looked_up_bytes(table: EmbeddingTable) -> float:
     return table.pooling_factor * table.embedding_dim * table.dtype.num_bytes
 
 
-def _spare_levels(tables: TableSet, topology: Topology) -> list[MemoryLevel]:
-    """Memory levels below the devices' that there are, if the devices' memory is scarce; the fastest first."""
+def _lower_levels(topology: Topology) -> tuple[MemoryLevel, ...]:
+    """Memory levels below the devices' that there are; the fastest first."""
     memories = [topology.memory_of(rank) for rank in range(topology.world_size)]
-    held = tables.storage_bytes
-    if held <= _SCARCE_SHARE * sum(memory.hbm for memory in memories):
-        return []
-    return [level for level in (MemoryLevel.DDR, MemoryLevel.SSD) if any(memory[level] for memory in memories)]
+    return tuple(level for level in (MemoryLevel.DDR, MemoryLevel.SSD) if any(memory[level] for memory in memories))

@@ -18,9 +18,10 @@ from autoshard.planners.hybrid.descent import Start
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.registry import get_planner, planner_names
 from autoshard.planners.space.cost_gradient import CostGradient, FlatOptions
+from autoshard.planners.space.kinds import LEVELS
 from autoshard.planners.space.layout import Layout, Limits
 from autoshard.planners.space.options import ShardingType, option_of_placed
-from autoshard.planners.space.placement import exceeds_total
+from autoshard.planners.space.placement import exceeds_total, write_memory
 from autoshard.planners.space.planner_space import IndexArray, ItemOption, PlannerSpace
 
 #: Largest shard on one rank, over the mean of what ranks have, for which balanced starts are made: of all tiers, and
@@ -313,24 +314,24 @@ def _with_room(
 
 def no_room(space: PlannerSpace, limits: Limits) -> InfeasiblePlanError:
     """The error for tables that no start found room for."""
-    needed = space.tables.storage_bytes
-    room = int(sum(max(0.0, free) for free in limits.capacity_RM.sum(axis=1).tolist()))
-    if needed > room:
-        return exceeds_total(needed, room, len(limits.capacity_RM))
-    most = int(limits.capacity_RM.sum(axis=1).max())
+    needed, room_RM = space.tables.storage_bytes, np.maximum(limits.capacity_RM, 0.0)
+    room_M = dict(zip(LEVELS, map(int, room_RM.sum(axis=0).tolist()), strict=True))
+    if needed > sum(room_M.values()):
+        return exceeds_total(needed, room_M, len(room_RM), limits.less)
+    most, memory = int(room_RM.sum(axis=1).max()), write_memory(room_M, len(room_RM), limits.less)
     for item in space.items:
         option = min(item.options, key=lambda one: _largest_bytes(space, one))
         if (least := _largest_bytes(space, option)) > most:
             return InfeasiblePlanError(
                 f"{item.label} needs {write_bytes(least)} of a rank as {option.label}, the sharding type that needs "
-                f"least there, and no rank has more than {write_bytes(most)}"
+                f"least there, and {memory} is at most {write_bytes(most)} a rank"
             )
     bytes_of = {item.label: sum(table.storage_bytes for table in item.tables) for item in space.items}
     largest = max(bytes_of, key=bytes_of.__getitem__)
     beside = ", and leave room for training on a batch" if limits.with_activations else ""
     return InfeasiblePlanError(
-        f"no way was found to hold all tables{beside}, {write_bytes(needed)} of the {write_bytes(room)} that the "
-        f"ranks have; the largest is {largest} with {write_bytes(bytes_of[largest])}"
+        f"no way was found to hold all tables{beside}, {write_bytes(needed)} in {memory}; "
+        f"the largest is {largest} with {write_bytes(bytes_of[largest])}"
     )
 
 

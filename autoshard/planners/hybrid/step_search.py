@@ -151,7 +151,13 @@ def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
     finish_s = _FINISH_S + _FINISH_TABLE_S * len(request.tables.tables)
     start_s = _START_TABLE_S * len(request.tables.tables)
     began_s, space_s = request.deadline_s() - request.time_limit_s, time.perf_counter()
-    offers = OfferedOptions(request, search.names, search.min_partition, by_kernels=search.by_kernels)
+    offers = OfferedOptions(
+        request,
+        search.names,
+        search.min_partition,
+        by_kernels=search.by_kernels,
+        reserved_bytes=search.reserved_bytes,
+    )
     if offers.is_large:
         # A processor that is busy with others takes longer for everything.
         space_s = time.perf_counter() - space_s
@@ -177,6 +183,8 @@ def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
     own = balanced_starts(space, limits, _share_of_time(_OWN_SHARE, until_s), lumps)
     if not own and not offers.is_complete:
         offers.complete()
+        own = balanced_starts(space, limits, _share_of_time(_OWN_SHARE, until_s))
+    if not own and offers.offer_caches():
         own = balanced_starts(space, limits, _share_of_time(_OWN_SHARE, until_s))
     own_s = time.perf_counter() - own_s
     starts_s = _share_of_time(_STARTS_SHARE, until_s)
@@ -434,8 +442,8 @@ def _other_groups(plans: Mapping[str, ShardingPlan], request: PlanRequest, searc
 
 
 def _why(request: PlanRequest, space: PlannerSpace, limits: Limits, search: StepSearch) -> AutoshardError:
-    """Why there is no start: what whole tables lack if they have to be whole, else the memory of all ranks."""
-    if search.names == {ShardingType.TABLE_WISE}:
+    """Why there is no start: what whole tables lack if they have to be in devices, whole, else all ranks' memory."""
+    if search.names == {ShardingType.TABLE_WISE} and not limits.capacity_RM[:, 1:].any():
         try:
             PlacementProblem.table_wise(request.tables, request.topology, request.costs.kernel)
         except InfeasiblePlanError as error:

@@ -229,4 +229,4 @@ def _limits(space: PlannerSpace, options: NeoOptions) -> Limits:
     capacity_RM[:, LEVELS.index(MemoryLevel(options.memory)) + 1 :] = 0
     if options.memory_share < 1:
         capacity_RM[:, 0] = np.floor(options.memory_share * capacity_RM[:, 0])
-    return Limits(capacity_RM=capacity_RM)
+    return Limits(capacity_RM=capacity_RM, less=("memory_share",) if options.memory_share < 1 else ())

@@ -17,6 +17,7 @@ from autoshard.core import (
     CostBreakdown,
     Exchange,
     GradSync,
+    MemoryLevel,
     PlacedShard,
     Pooling,
     Shard,
@@ -206,7 +207,7 @@ class _Search:
         self.capacity_R: IntArray = np.array([min(room, MAX_BYTES) for room in topology.hbm_bytes], dtype=np.int64)
         total_bytes, room = tables.storage_bytes, sum(self.capacity_R.tolist())
         if total_bytes > room:
-            raise exceeds_total(total_bytes, room, self.num_ranks)
+            raise exceeds_total(total_bytes, {MemoryLevel.HBM: room}, self.num_ranks)
         #: Bytes of copies that all ranks may hold together.
         self.extra_bytes = min(options.extra_memory_ratio * total_bytes, float(MAX_BYTES))
         self.free_bytes = room - total_bytes

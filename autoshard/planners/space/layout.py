@@ -34,10 +34,12 @@ class Limits:
     Attributes:
         capacity_RM: Bytes of each rank by memory level.
         with_activations: Whether what training needs for a batch counts beside the tables.
+        less: Names of the options that keep device memory free, for errors.
     """
 
     capacity_RM: FloatArray
     with_activations: bool = False
+    less: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, space: PlannerSpace, reserved_bytes: int = 0, *, with_activations: bool = False) -> Limits:
@@ -46,7 +48,8 @@ class Limits:
         memories = [topology.memory_of(rank) for rank in range(topology.world_size)]
         capacity_RM = np.array([[memory[level] for level in LEVELS] for memory in memories], dtype=np.float64)
         capacity_RM[:, 0] -= reserved_bytes
-        return cls(capacity_RM=capacity_RM, with_activations=with_activations)
+        less = ("reserved_bytes",) if reserved_bytes else ()
+        return cls(capacity_RM=capacity_RM, with_activations=with_activations, less=less)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

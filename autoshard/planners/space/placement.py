@@ -5,7 +5,7 @@ Shape suffixes: U shards, N items, R ranks, H width of a code, X of any row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from autoshard.core import (
     CostModel,
     LocalShard,
+    MemoryLevel,
     Payload,
     RowRange,
     Shard,
@@ -32,6 +33,7 @@ from autoshard.planners.space.options import locals_of, placed_shard
 
 RankArray = NDArray[np.int64]
 _Number = TypeVar("_Number", bound=np.generic)
+_MEMORY = {MemoryLevel.HBM: "device memory", MemoryLevel.DDR: "host memory", MemoryLevel.SSD: "disks"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,12 +212,12 @@ class PlacementProblem(Packing):
             missing = int(self.bytes_N[item]) - room
             raise InfeasiblePlanError(
                 f"{self.label(item)} needs {write_bytes(self.bytes_N[item])} on one rank, {write_bytes(missing)} more "
-                f"than the largest rank that may hold it has ({write_bytes(room)})"
+                f"than the device memory of the largest rank that may hold it ({write_bytes(room)})"
             )
         # Sums of any size, as arrays cannot have them.
         needed, there = sum(self.bytes_N.tolist()), sum(self.capacity_R.tolist())
         if needed > there:
-            raise exceeds_total(needed, there, self.num_ranks)
+            raise exceeds_total(needed, {MemoryLevel.HBM: there}, self.num_ranks)
 
 
 def _key(shard: Shard) -> tuple[str, RowRange, tuple[int, int]]:
@@ -229,12 +231,28 @@ def is_table_wise(plan: ShardingPlan) -> bool:
     return is_whole and all(placed.tier is Tier.TABLE_WISE for placed in plan.shards)
 
 
-def exceeds_total(needed: int, room: int, num_ranks: int) -> InfeasiblePlanError:
-    """The error for tables that need more bytes than all ranks have."""
-    return InfeasiblePlanError(
-        f"all tables need {write_bytes(needed)}, {write_bytes(needed - room)} more than the {num_ranks} ranks have "
-        "together"
-    )
+def write_memory(room_M: Mapping[MemoryLevel, int], num_ranks: int, less: Sequence[str] = ()) -> str:
+    """Words for the memory that tables may take.
+
+    Args:
+        room_M: Bytes of all ranks by level; other levels than the devices' are left out where there are none.
+        num_ranks: All ranks.
+        less: Names of options that keep device memory free.
+    """
+    *others, last = [word for level, word in _MEMORY.items() if level is MemoryLevel.HBM or room_M.get(level)]
+    memory = f"{', '.join(others)} and {last}" if others else last
+    ranks = "the rank" if num_ranks == 1 else f"the {num_ranks} ranks"
+    kept = f" less {' and '.join(less)}" if less else ""
+    return f"the {memory} of {ranks}{kept} ({write_bytes(sum(room_M.values()))})"
+
+
+def exceeds_total(
+    needed: int, room_M: Mapping[MemoryLevel, int], num_ranks: int, less: Sequence[str] = ()
+) -> InfeasiblePlanError:
+    """The error for tables that need more bytes than there are, all of them together; see `write_memory`."""
+    over = needed - sum(room_M.values())
+    memory = write_memory(room_M, num_ranks, less)
+    return InfeasiblePlanError(f"all tables need {write_bytes(needed)}, {write_bytes(over)} more than {memory}")
 
 
 def _rank_sums(rows_NX: NDArray[_Number], ranks_N: RankArray, num_ranks: int) -> NDArray[_Number]:

@@ -162,15 +162,17 @@ class Holding:
     def kernel_key(self) -> KernelKey:
         """Holdings with the same key are served by one kernel of a process.
 
-        Sums of any widths share a kernel that updates its tables; rows are of one width, and so are replicas, whose
-        gradients meet in the same collectives. Behind a cache are all tables of a kernel or none.
+        Sums of any widths share a kernel that updates its tables. Rows are of one width, and so are replicas, whose
+        gradients meet in the same collectives, and what is behind a cache, all of whose lines are as wide as the widest
+        table. Behind a cache are all tables of a kernel or none.
         """
         cache = self.memory.policy if self.memory.cache_bytes else None
         memory = (self.memory.level, cache)
         key: KernelKey = (self.is_replicated, self.is_trained, self.output, *values(self.of, Role.KERNEL), *memory)
         if self.is_replicated:
             return (*key, self.embedding_dim, self.grad_sync, self.ranges[0].replicas, self.ranges[0].read_by)
-        return key if self.output is Exchange.PARTIAL_SUMS else (*key, self.embedding_dim)
+        is_any_width = self.output is Exchange.PARTIAL_SUMS and cache is None
+        return key if is_any_width else (*key, self.embedding_dim)
 
     @cached_property
     def _parts(self) -> dict[int, tuple[HeldPart, ...]]:
@@ -195,12 +197,9 @@ class Holding:
         return parts[-1].offset + parts[-1].num_rows if parts else 0
 
     def num_bytes(self, process: int) -> dict[MemoryLevel, int]:
-        """Bytes that a process holds in each level: weights and optimizer state; of a cache, with its index."""
-        held = dict.fromkeys(MemoryLevel, 0)
-        held[self.memory.level] += self.num_rows(process) * self.of.row_bytes(self.embedding_dim)
-        for one in self.parts_of(process):
-            held[MemoryLevel.HBM] += self.memory.cache_device_bytes(one.num_rows)
-        return held
+        """Bytes that a process holds in each level, see `MemoryPlacement.held_bytes`."""
+        held = [self.memory.held_bytes(self.of, one.num_rows, self.embedding_dim) for one in self.parts_of(process)]
+        return {level: sum(one[level] for one in held) for level in MemoryLevel}
 
     def cache_bytes(self, process: int) -> int:
         """Device memory that caches what a process holds."""

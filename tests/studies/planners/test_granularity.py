@@ -30,7 +30,7 @@ def test_planners_that_cannot_do_a_task_say_why():
     )
     greedy, auto = found.runs
     assert greedy.step_ms is None
-    assert "more than the largest rank" in greedy.remark
+    assert "more than the device memory of the largest rank" in greedy.remark
     assert auto.step_ms > 0
     assert found.ratio is None
     assert "no other planner has a plan" in found.line
