@@ -287,6 +287,16 @@ class TableSet:
         return sum(table.storage_bytes for table in self.tables)
 
     @property
+    def shared_features(self) -> dict[str, str]:
+        """The name `f` of ids that several tables look up, for each of their features `f@table`."""
+        return {
+            feature.name: feature.name.removesuffix(f"@{table.name}")
+            for table in self.tables
+            for feature in table.features
+            if feature.name.endswith(f"@{table.name}")
+        }
+
+    @property
     def first_alike(self) -> Mapping[str, int]:
         """For each table, by name, the index of the first that is like it in all that prices and bytes depend on."""
         if self._alike is None:

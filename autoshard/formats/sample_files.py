@@ -8,7 +8,8 @@ from __future__ import annotations
 import gzip
 import io
 import re
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from autoshard.core.quoting import shown
 #: Column of labels, 0 or 1; dense features are `int_0`, `int_1` and so on, as TorchRec names those of Criteo.
 LABEL: Final = "label"
 _DENSE: Final = "int_{}"
+_NAMED_DENSE = re.compile(r"int_\d+")
 #: Columns of Criteo's files, without names: the label, counts, and hashed categories in hexadecimal digits.
 CRITEO_DENSE, CRITEO_CATEGORIES = 13, 26
 #: Text that is read at once.
@@ -53,8 +55,8 @@ class SampleBlock:
     """Samples that follow each other in a file.
 
     Attributes:
-        rows: Columns `label`, `int_0` and so on, and the features: whole numbers or lists of these, null where a sample
-            has none.
+        rows: Columns `label`, `int_0` and so on, of float32, and the features: int64, null where a sample has none, or
+            large lists of int64.
         num_bad: Lines or rows that are none, and are left out.
         first_bad: Which one is the first of these, and what is wrong with it.
         after: Where the next block begins.
@@ -70,6 +72,15 @@ class SampleFiles(Protocol):
     """Files of samples, in their order."""
 
     paths: Sequence[Path]
+
+    @property
+    def num_dense(self) -> int:
+        """Dense features that the first file has, at least 1.
+
+        Raises:
+            FormatError: If it cannot be read.
+        """
+        ...
 
     def check(self, tables: TableSet, num_dense: int) -> None:
         """Checks that there is a column for each feature, without reading samples.
@@ -149,33 +160,39 @@ class ParquetFiles:
         self.paths = paths
         self._rows: list[int] = []
 
+    @property
+    def num_dense(self) -> int:
+        """As `SampleFiles`."""
+        schema = _reading(self.paths[0], partial(pq.read_schema, self.paths[0]))
+        return max(1, sum(_NAMED_DENSE.fullmatch(name) is not None for name in schema.names))
+
     def check(self, tables: TableSet, num_dense: int) -> None:
         """As `SampleFiles`."""
         _check_unweighted(tables)
         for path in self.paths:
-            schema = _reading(path, lambda path=path: pq.read_schema(path))
-            for name in _columns(tables, num_dense):
-                if name not in schema.names:
+            schema = _reading(path, partial(pq.read_schema, path))
+            for name, column in _columns(tables, num_dense, schema.names).items():
+                if column not in schema.names:
                     raise InputError(f"has no column {shown(name)}", field="data", source=str(path))
                 accepts, wanted = _ACCEPTED[_role(name, num_dense)]
-                if not accepts(schema.field(name).type):
+                if not accepts(schema.field(column).type):
                     raise InputError(
-                        f"column {shown(name)} must be {wanted}, got {schema.field(name).type}",
+                        f"column {shown(column)} must be {wanted}, got {schema.field(column).type}",
                         field="data",
                         source=str(path),
                     )
 
     def blocks(self, tables: TableSet, num_dense: int, begin: FilePlace) -> Iterator[SampleBlock]:
         """As `SampleFiles`."""
-        columns = _columns(tables, num_dense)
         file, group, row = begin
         for number in range(file, len(self.paths)):
             path = self.paths[number]
             with _reading(path, partial(pq.ParquetFile, path)) as parquet:
+                columns = _columns(tables, num_dense, parquet.schema_arrow.names)
                 for index in range(group, parquet.num_row_groups):
-                    rows = _reading(path, partial(parquet.read_row_group, index, columns=columns))
+                    rows = _reading(path, partial(parquet.read_row_group, index, columns=[*set(columns.values())]))
                     after = FilePlace(number, index + 1, row + len(rows))
-                    yield _parquet_block(path, rows, num_dense, row, after)
+                    yield _reading(path, partial(_parquet_block, path, rows, columns, num_dense, row, after))
                     row = after.row
             group = row = 0
 
@@ -185,7 +202,10 @@ class ParquetFiles:
         return min(1.0, (sum(rows[: place.file]) + place.row) / max(1, sum(rows)))
 
 
-def _parquet_block(path: Path, rows: pa.Table, num_dense: int, first_row: int, after: FilePlace) -> SampleBlock:
+def _parquet_block(
+    path: Path, rows: pa.Table, columns: Mapping[str, str], num_dense: int, first_row: int, after: FilePlace
+) -> SampleBlock:
+    """Samples of a row group; columns have one order and, but for numbers and lists, one type in all files."""
     label = rows[LABEL].cast(pa.float32(), safe=False)
     is_good = pc.is_in(label, value_set=pa.array([0.0, 1.0], pa.float32()))
     bad = np.flatnonzero(~is_good.to_numpy().astype(bool))
@@ -193,11 +213,31 @@ def _parquet_block(path: Path, rows: pa.Table, num_dense: int, first_row: int, a
     if len(bad):
         first = f"{path}: row {first_row + int(bad[0])}: {LABEL} must be 0 or 1, got {label[int(bad[0])].as_py()}"
         rows, label = rows.filter(is_good), label.filter(is_good)
-    rows = rows.set_column(rows.schema.get_field_index(LABEL), LABEL, label)
-    for name in map(_DENSE.format, range(num_dense)):
-        dense = pc.fill_null(rows[name].cast(pa.float32(), safe=False), 0.0)
-        rows = rows.set_column(rows.schema.get_field_index(name), name, dense)
-    return SampleBlock(rows=rows, num_bad=len(bad), first_bad=first, after=after)
+    found, dense = {LABEL: label}, {*map(_DENSE.format, range(num_dense))}
+    for name, column in columns.items():
+        if name in dense:
+            found[name] = pc.fill_null(rows[column].cast(pa.float32(), safe=False), 0.0)
+        elif name != LABEL:
+            ids = rows[column].combine_chunks()
+            found[name] = ids.cast(pa.int64(), safe=False) if _is_whole(ids.type) else _as_lists(ids)
+    return SampleBlock(rows=pa.table(found), num_bad=len(bad), first_bad=first, after=after)
+
+
+def _as_lists(column: pa.Array) -> pa.LargeListArray:
+    """Whole numbers, or lists of these, as large lists of int64, without those that are missing."""
+    ids, bounds_N = column, np.arange(len(column) + 1)
+    if not _is_whole(column.type):
+        ids, bounds_N = column.flatten(), np.append(0, np.cumsum(pc.fill_null(pc.list_value_length(column), 0)))
+    if ids.null_count:
+        bounds_N = np.append(0, np.cumsum(ids.is_valid()))[bounds_N]
+        ids = ids.drop_null()
+    return pa.LargeListArray.from_arrays(bounds_N.astype(np.int64), ids.cast(pa.int64(), safe=False))
+
+
+def with_lists(rows: pa.Table) -> pa.Table:
+    """Samples of a block whose ids are lists in all columns of features."""
+    columns = {name: rows[name].combine_chunks() for name in rows.column_names}
+    return pa.table({name: _as_lists(of) if _is_whole(of.type) else of for name, of in columns.items()})
 
 
 class CriteoFiles:
@@ -216,6 +256,11 @@ class CriteoFiles:
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths = paths
+
+    @property
+    def num_dense(self) -> int:
+        """As `SampleFiles`."""
+        return CRITEO_DENSE
 
     def check(self, tables: TableSet, num_dense: int) -> None:
         """As `SampleFiles`."""
@@ -243,7 +288,7 @@ class CriteoFiles:
                 _reading(path, partial(text.seek, offset))
                 while block := _reading(path, partial(_whole_lines, text)):
                     after = FilePlace(number, offset + len(block), line + block.count(b"\n") + (block[-1:] != b"\n"))
-                    yield _criteo_block(path, block, rows_F, line, after)
+                    yield _reading(path, partial(_criteo_block, path, block, rows_F, line, after))
                     offset, line = after.offset, after.row
             offset = line = 0
 
@@ -317,9 +362,11 @@ def _check_unweighted(tables: TableSet) -> None:
             raise InputError(f"has no weights, and lookups of table {shown(table.name)} are weighted", field="data")
 
 
-def _columns(tables: TableSet, num_dense: int) -> list[str]:
+def _columns(tables: TableSet, num_dense: int, known: Sequence[str]) -> dict[str, str]:
+    """Columns of a file, by what they are of; ids of several tables may be in one."""
     features = [feature.name for table in tables.tables for feature in table.features]
-    return [LABEL, *map(_DENSE.format, range(num_dense)), *features]
+    names, shared = [LABEL, *map(_DENSE.format, range(num_dense)), *features], tables.shared_features
+    return {name: shared[name] if name not in known and shared.get(name) in known else name for name in names}
 
 
 def _role(name: str, num_dense: int) -> str:
@@ -337,7 +384,7 @@ def _is_number(dtype: pa.DataType) -> bool:
 
 
 def _is_whole_or_list(dtype: pa.DataType) -> bool:
-    is_list = pa.types.is_list(dtype) or pa.types.is_large_list(dtype)
+    is_list = pa.types.is_list(dtype) or pa.types.is_large_list(dtype) or pa.types.is_fixed_size_list(dtype)
     return _is_whole(dtype.value_type if is_list else dtype)
 
 
@@ -363,5 +410,5 @@ def _reading(path: Path, read: Any) -> Any:
     """
     try:
         return read()
-    except (OSError, EOFError, pa.ArrowException) as error:
+    except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
         raise FormatError(f"cannot be read: {str(error).splitlines()[0]}", source=str(path)) from error

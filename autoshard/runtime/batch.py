@@ -40,9 +40,11 @@ class BatchOfIds:
         order: Which rows of the lengths are those of the plan's features, each once; None where they are in its order.
         sizes_F: Samples of each of the plan's features, at most B, where they have several numbers of them: behind
             these, a feature has bags without ids.
-        inverse_FB: For each of the plan's features and sample of the result, the sample of the feature that it gets.
+        inverse_FB: For each of the plan's features and sample of the result, the sample of the feature that it gets,
+            int32 or int64; None where each gets its own.
         weights_L: By which each id's row is multiplied before a bag is summed up, float32; None where lookups are not
             weighted. Sequences are of rows as they are, whatever the weights of their ids.
+        is_keyed: Whether its embeddings are returned as TorchRec's modules return them, see `as_keyed`.
     """
 
     lengths_FB: torch.Tensor
@@ -51,6 +53,7 @@ class BatchOfIds:
     sizes_F: tuple[int, ...] | None = None
     inverse_FB: torch.Tensor | None = None
     weights_L: torch.Tensor | None = None
+    is_keyed: bool = False
 
     def fault(self, num_features: int, device: torch.device, *, is_weighted: bool) -> InputError | None:
         """What is wrong with shapes, dtypes or devices, if anything is; no value is read.
@@ -64,8 +67,9 @@ class BatchOfIds:
             ("lengths", self.lengths_FB, 2, _ID_DTYPES),
             ("ids", self.ids_L, 1, _ID_DTYPES),
             ("weights", self.weights_L, 1, (torch.float32,)),
+            ("inverse_indices", self.inverse_FB, 2, _ID_DTYPES),
         ):
-            if field == "weights" and tensor is None:
+            if field in ("weights", "inverse_indices") and tensor is None:
                 continue
             if not isinstance(tensor, torch.Tensor):
                 return InputError(f"must be a tensor, got {type(tensor).__name__}", field=field)
@@ -77,14 +81,24 @@ class BatchOfIds:
                 return InputError(f"must be {wanted}, got {tensor.dtype} of {tuple(tensor.shape)}", field=field)
             if tensor.device.type != device.type or device.index not in (None, tensor.device.index):
                 return InputError(f"must be on {device}, got {tensor.device}", field=field)
-        if len(self.lengths_FB) != num_features:
-            return InputError(
-                f"must have one row per feature, {num_features}, got {len(self.lengths_FB)}", field="lengths"
-            )
-        weights_fault = self._weights_fault(is_weighted=is_weighted)
-        if weights_fault is not None or self.batch_size:
-            return weights_fault
+        for field, rows in (("lengths", self.lengths_FB), ("inverse_indices", self.inverse_FB)):
+            if rows is not None and len(rows) != num_features:
+                return InputError(f"must have one row per feature, {num_features}, got {len(rows)}", field=field)
+        fault = self._order_fault() or self._weights_fault(is_weighted=is_weighted)
+        if fault is not None or self.batch_size:
+            return fault
         return self.lengths_fault((), has_negative=False)
+
+    def _order_fault(self) -> InputError | None:
+        """What is wrong with the order of the features, or with their numbers of samples."""
+        num_features, sizes = len(self.lengths_FB), self.sizes_F
+        if self.order is not None and sorted(self.order) != list(range(num_features)):
+            return InputError(f"must have each of the {num_features} rows of the lengths once", field="order")
+        if sizes is not None and (len(sizes) != num_features or not 0 <= min(sizes) <= max(sizes) <= self.batch_size):
+            return InputError(
+                f"must be {num_features} numbers of samples, at most {self.batch_size} each", field="sizes"
+            )
+        return None
 
     def _weights_fault(self, *, is_weighted: bool) -> InputError | None:
         """What is wrong with weights that are a row of numbers, or with there being some or none."""
@@ -114,10 +128,33 @@ class BatchOfIds:
             return InputError(f"add up to {sum(counts_F)}, but there are {len(self.ids_L)} ids", field="lengths")
         return None
 
+    def id_fault(self, tables: TableSet) -> InputError | None:
+        """What is wrong with the first id that is no row of its table, if there is one; the lengths must be right.
+
+        Args:
+            tables: Tables of the features.
+        """
+        looked_up = [(table, feature.name) for table in tables.tables for feature in table.features]
+        order = range(len(looked_up)) if self.order is None else self.order
+        ids_F = self.per_feature(self.ids_L)
+        for row, (table, name) in zip(order, looked_up, strict=True):
+            is_bad_L = (ids_F[row] < 0) | (ids_F[row] >= table.num_embeddings)
+            for bad in ids_F[row][is_bad_L][:1].tolist():
+                return InputError(
+                    f"table {table.name!r} has rows 0 to {table.num_embeddings - 1}, got id {bad}",
+                    field=f"feature {name!r}",
+                )
+        return None
+
     @property
     def batch_size(self) -> int:
         """B."""
         return self.lengths_FB.shape[1]
+
+    def lengths_of(self, feature: int) -> torch.Tensor:
+        """Bag lengths of one of the plan's features, for the samples that it has."""
+        lengths_B = self.lengths_FB[feature if self.order is None else self.order[feature]]
+        return lengths_B if self.sizes_F is None else lengths_B[: self.sizes_F[feature]]
 
     def per_feature(self, of_L: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Ids of each feature, or their weights."""
@@ -203,12 +240,15 @@ class KeyedJagged(Protocol):
         ...
 
 
-def as_batch(ids: object, features: Sequence[str], *, leaves_weights: bool = False) -> BatchOfIds | InputError:
+def as_batch(
+    ids: object, features: Sequence[str], shared: Mapping[str, str] | None = None, *, leaves_weights: bool = False
+) -> BatchOfIds | InputError:
     """The batch in the order of `features`, or what is wrong with it.
 
     Args:
         ids: A `BatchOfIds` or a `KeyedJaggedTensor`.
         features: Names of its features that are looked up.
+        shared: As `TableSet.shared_features` has them; None for none.
         leaves_weights: Whether weights of lookups are left aside.
     """
     if isinstance(ids, (BatchOfIds, InputError)):
@@ -216,7 +256,7 @@ def as_batch(ids: object, features: Sequence[str], *, leaves_weights: bool = Fal
     if not isinstance(ids, KeyedJagged):
         return InputError(f"must be a BatchOfIds or a KeyedJaggedTensor, got {type(ids).__name__}", field="batch")
     try:
-        return _of_keyed(ids, features, leaves_weights=leaves_weights)
+        return _of_keyed(ids, features, shared or {}, leaves_weights=leaves_weights)
     except InputError as error:
         return error
     except Exception as error:  # noqa: BLE001 - raised again by all processes, which wait for this one else
@@ -230,7 +270,9 @@ def unreadable(error: Exception) -> InputError:
     return fault
 
 
-def _of_keyed(ids: KeyedJagged, features: Sequence[str], *, leaves_weights: bool) -> BatchOfIds:
+def _of_keyed(
+    ids: KeyedJagged, features: Sequence[str], shared: Mapping[str, str], *, leaves_weights: bool
+) -> BatchOfIds:
     """The features of a keyed tensor.
 
     Raises:
@@ -238,28 +280,36 @@ def _of_keyed(ids: KeyedJagged, features: Sequence[str], *, leaves_weights: bool
     """
     keys = list(ids.keys())
     place = {name: index for index, name in enumerate(keys)}
-    missing = [name for name in features if name not in place]
+    wanted = [name if name in place else shared.get(name, name) for name in features]
+    missing = [name for name, key in zip(features, wanted, strict=True) if key not in place]
     if missing:
         raise InputError(f"has no feature {shown(missing[0])}, which the plan's tables look up", field="keys")
     if len(place) < len(keys):
         twice = next(name for name in keys if keys.count(name) > 1)
         raise InputError(f"has feature {shown(twice)} more than once", field="keys")
-    sizes, lengths, order = ids.stride_per_key(), ids.lengths(), tuple(place[name] for name in features)
+    sizes, lengths, order = ids.stride_per_key(), ids.lengths(), tuple(place[key] for key in wanted)
     is_even = len(set(sizes)) == 1
     if lengths.numel() != sum(sizes):
-        wanted = "as many for each feature" if is_even else f"{sum(sizes)}, one for each sample of each feature"
-        raise InputError(f"must be {wanted}, got {lengths.numel()} for {len(keys)} features", field="lengths")
+        as_many = "as many for each feature" if is_even else f"{sum(sizes)}, one for each sample of each feature"
+        raise InputError(f"must be {as_many}, got {lengths.numel()} for {len(keys)} features", field="lengths")
     batch = BatchOfIds(
         lengths.view(len(keys), sizes[0])
         if is_even
         else pad_sequence(list(torch.split(lengths, list(sizes))), batch_first=True),
         ids.values(),
-        order=None if keys == list(features) else order,
-        sizes_F=None if is_even else tuple(sizes[row] for row in order),
-        inverse_FB=_inverse(ids.inverse_indices_or_none(), features),
         weights_L=None if leaves_weights else ids.weights_or_none(),
+        is_keyed=True,
     )
-    return batch if sorted(order) == list(range(len(keys))) else _chosen(batch, order)
+    sizes_F = tuple(sizes[row] for row in order)
+    if sorted(order) != list(range(len(keys))):
+        batch = _chosen(batch, order, max(sizes_F))
+    elif keys != wanted:
+        batch = replace(batch, order=order)
+    return replace(
+        batch,
+        sizes_F=sizes_F if len(set(sizes_F)) > 1 else None,
+        inverse_FB=_inverse(ids.inverse_indices_or_none(), wanted),
+    )
 
 
 def _inverse(inverse: tuple[list[str], torch.Tensor] | None, features: Sequence[str]) -> torch.Tensor | None:
@@ -279,8 +329,13 @@ def _inverse(inverse: tuple[list[str], torch.Tensor] | None, features: Sequence[
     return torch.stack([inverse_KB[names.index(name)] for name in features])
 
 
-def _chosen(batch: BatchOfIds, order: Sequence[int]) -> BatchOfIds:
+def _chosen(batch: BatchOfIds, order: Sequence[int], num_samples: int) -> BatchOfIds:
     """Some of a batch's features, or some of them twice; on a GPU, the host waits for how many ids they have.
+
+    Args:
+        batch: The batch.
+        order: Rows of the features.
+        num_samples: The most samples that one of these features has.
 
     Raises:
         InputError: If the batch is a bad one.
@@ -297,7 +352,31 @@ def _chosen(batch: BatchOfIds, order: Sequence[int]) -> BatchOfIds:
         pieces = torch.split(of_L, counts)
         return torch.cat([pieces[row] for row in order])
 
-    return replace(batch.changed(torch.stack([batch.lengths_FB[row] for row in order]), chosen), order=None)
+    return batch.changed(torch.stack([batch.lengths_FB[row, :num_samples] for row in order]), chosen)
+
+
+def of_result(embedded: Embedded, batch: BatchOfIds, tables: TableSet) -> Embedded:
+    """Embeddings of the samples of the result: those that inverse indices name, where a batch has some.
+
+    On a GPU, the host then waits for how many rows sequences have.
+
+    Args:
+        embedded: The embeddings of the batch's own samples.
+        batch: The batch that was looked up.
+        tables: The plan's tables.
+    """
+    if batch.inverse_FB is None:
+        return embedded
+    features = [(table, feature.name) for table in tables.tables for feature in table.features]
+    dims = [table.embedding_dim for table, _ in features if table.pooling is not Pooling.SEQUENCE]
+    pieces, sequences = iter(torch.split(embedded.pooled_BC, dims, dim=1)), dict[str, torch.Tensor]()
+    pooled = [embedded.pooled_BC.new_empty(batch.inverse_FB.shape[1], 0)]
+    for feature, ((table, name), inverse_B) in enumerate(zip(features, batch.inverse_FB, strict=True)):
+        if table.pooling is Pooling.SEQUENCE:
+            sequences[name] = _repeated(batch.lengths_of(feature), embedded.sequences[name], inverse_B)
+        else:
+            pooled.append(next(pieces).index_select(0, inverse_B))
+    return Embedded(torch.cat(pooled, dim=1), sequences)
 
 
 def as_keyed(
@@ -306,7 +385,7 @@ def as_keyed(
     """The embeddings as TorchRec's modules return them, features in the plan's order.
 
     Args:
-        embedded: The embeddings.
+        embedded: The embeddings of the samples of the result, see `of_result`.
         batch: The batch that was looked up.
         tables: The plan's tables.
         names: Names that features have in the result; None for their own.
@@ -327,39 +406,25 @@ def as_keyed(
     sequences = {}
     for feature, (name, key) in enumerate(zip(own, given, strict=True)):
         if name in embedded.sequences:
-            lengths_B = batch.lengths_FB[feature if batch.order is None else batch.order[feature]]
-            rows_LD = embedded.sequences[name]
-            if batch.sizes_F is not None:
-                lengths_B = lengths_B[: batch.sizes_F[feature]]
+            lengths_B = batch.lengths_of(feature)
             if batch.inverse_FB is not None:
-                lengths_B, rows_LD = _repeated(lengths_B, rows_LD, batch.inverse_FB[feature])
-            sequences[key] = JaggedTensor(values=rows_LD, lengths=lengths_B)
+                lengths_B = lengths_B.index_select(0, batch.inverse_FB[feature])
+            sequences[key] = JaggedTensor(values=embedded.sequences[name], lengths=lengths_B)
     pooled = {key: dim for key, dim, of in zip(given, dims, is_pooled, strict=True) if of}
-    pooled_BC: torch.Tensor | None = embedded.pooled_BC
-    by_name: dict[str, torch.Tensor] = {}
-    if batch.sizes_F is not None or batch.inverse_FB is not None:
-        features = [feature for feature, of in enumerate(is_pooled) if of]
-        pieces = torch.split(embedded.pooled_BC, list(pooled.values()), dim=1)
-        for key, feature, piece in zip(pooled, features, pieces, strict=True):
-            own_BD = piece if batch.sizes_F is None else piece[: batch.sizes_F[feature]]
-            by_name[key] = own_BD if batch.inverse_FB is None else own_BD.index_select(0, batch.inverse_FB[feature])
-        if batch.inverse_FB is not None:
-            pooled_BC = torch.cat(list(by_name.values()), dim=1) if by_name else embedded.pooled_BC
-        else:
-            pooled_BC = None
-    if pooled_BC is None:
-        keyed: KeyedPooled = by_name
+    keyed: KeyedPooled
+    if batch.sizes_F is None or batch.inverse_FB is not None:
+        keyed = KeyedTensor(keys=list(pooled), length_per_key=list(pooled.values()), values=embedded.pooled_BC)
     else:
-        keyed = KeyedTensor(keys=list(pooled), length_per_key=list(pooled.values()), values=pooled_BC)
+        sizes = [size for size, of in zip(batch.sizes_F, is_pooled, strict=True) if of]
+        pieces = torch.split(embedded.pooled_BC, list(pooled.values()), dim=1)
+        keyed = {key: piece[:size] for key, piece, size in zip(pooled, pieces, sizes, strict=True)}
     if not sequences:
         return keyed
     return (keyed, sequences) if pooled else sequences
 
 
-def _repeated(
-    lengths_B: torch.Tensor, rows_LD: torch.Tensor, inverse_B: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sequences of the samples that inverse indices name; on a GPU, the host waits for how many rows they have."""
+def _repeated(lengths_B: torch.Tensor, rows_LD: torch.Tensor, inverse_B: torch.Tensor) -> torch.Tensor:
+    """Rows of the sequences of the samples that inverse indices name."""
     lookups_L = torch.arange(len(rows_LD), device=rows_LD.device)
-    lengths, lookups, _ = torch.ops.fbgemm.permute_1D_sparse_data(inverse_B.int(), lengths_B, lookups_L)
-    return lengths, rows_LD.index_select(0, lookups)
+    _, lookups, _ = torch.ops.fbgemm.permute_1D_sparse_data(inverse_B.int(), lengths_B, lookups_L)
+    return rows_LD.index_select(0, lookups)

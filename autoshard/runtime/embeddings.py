@@ -28,6 +28,7 @@ from autoshard.runtime.batch import (
     KeyedJagged,
     as_batch,
     as_keyed,
+    of_result,
     unreadable,
 )
 from autoshard.runtime.engine.groups import CLOSED, end_thread, release_world
@@ -76,7 +77,7 @@ class StartedLookup:
     Args:
         exchange: The embeddings' exchange.
         sequences: Names of sequence features.
-        keyed: The batch, if its embeddings are to be returned as keyed tensors.
+        batch: The batch.
         tables: The plan's tables.
         watch: What looks at their gradients; None for nothing.
     """
@@ -85,11 +86,11 @@ class StartedLookup:
         self,
         exchange: StartedExchange,
         sequences: list[str],
-        keyed: BatchOfIds | None,
+        batch: BatchOfIds,
         tables: TableSet,
         watch: Callable[[Iterable[torch.Tensor]], tuple[torch.Tensor, ...]] | None = None,
     ) -> None:
-        self._exchange, self._sequences, self._keyed, self._tables = exchange, sequences, keyed, tables
+        self._exchange, self._sequences, self._batch, self._tables = exchange, sequences, batch, tables
         self._watch = watch
 
     def wait(self) -> Embedded | KeyedEmbeddings:
@@ -97,7 +98,8 @@ class StartedLookup:
         came = self._exchange.wait()
         pooled_BC, *sequences = came if self._watch is None else self._watch(came)
         embedded = Embedded(pooled_BC, dict(zip(self._sequences, sequences, strict=True)))
-        return embedded if self._keyed is None else as_keyed(embedded, self._keyed, self._tables)
+        embedded = of_result(embedded, self._batch, self._tables)
+        return as_keyed(embedded, self._batch, self._tables) if self._batch.is_keyed else embedded
 
 
 class ShardedEmbeddings(torch.nn.Module):
@@ -180,6 +182,7 @@ class ShardedEmbeddings(torch.nn.Module):
         self._use(PlanExecution.make(plan, settings, part, row_orders or {}, self.timer))
         self.local_batch_size = part.local_batch_size
         self.feature_names, self.feature_dims = part.feature_names, part.feature_dims
+        self._shared_features = plan.tables.shared_features
         self.verdict = Verdict()
         self.optimizer = TableOptimizer(settings.learning_rate)
         self._learning_rate = settings.learning_rate
@@ -257,16 +260,17 @@ class ShardedEmbeddings(torch.nn.Module):
         """Embeddings of the local batch.
 
         Args:
-            ids: Ids of all features, in the order of `feature_names`; keyed tensors may have another order. Or what
-                `distribute` or `prefetch` made of them; or an error, if this process has no batch, to end the step on
-                all processes.
+            ids: Ids of all features, in the order of `feature_names`; keyed tensors may have another order, and the ids
+                of features `f@table` of several tables once, as `f`. Or what `distribute` or `prefetch` made of it; or
+                an error to end the step on all processes, if this one has no batch.
 
         Returns:
             Of a `KeyedJaggedTensor`, what TorchRec's modules return: a `KeyedTensor` if all tables are pooled, a
             dict with a `JaggedTensor` for each feature if all are sequence tables, and the pair of both for plans with
             tables of both kinds. Features may have samples of their own (VBE): with inverse indices they are repeated
-            for the samples of the result; without, pooled features are a dict of (samples, D) by name. `Embedded` of
-            all else. Features are in the order of `feature_names`.
+            for the samples of the result; without, pooled features are a dict of (samples, D) by name. Of a
+            `BatchOfIds`, `Embedded`, repeated for the samples of the result where it has inverse indices. Features are
+            in the order of `feature_names`.
 
         Raises:
             InputError: If the batch of a process lacks a feature, has wrong lengths or weights, or an id that is no row
@@ -278,7 +282,6 @@ class ShardedEmbeddings(torch.nn.Module):
 
     def start(self, ids: BatchOfIds | KeyedJagged | InputError | DistributedBatch | Prefetched) -> StartedLookup:
         """Looks up a batch and sends its embeddings on their way; as `forward`, which waits for them."""
-        keyed: BatchOfIds | None = None
         self.verdict = Verdict()
         self._rate_fault()
         step = UpdateStep(self._learning_rate, self.num_steps + 1, self.verdict)
@@ -289,19 +292,18 @@ class ShardedEmbeddings(torch.nn.Module):
             if distributed.ownership is not self.owners:
                 raise InputError("was distributed under the plan before this one: distribute it again", field="batch")
         elif isinstance(ids, Prefetched):
-            distributed, keyed = ids.wait(), ids.keyed
+            distributed = ids.wait()
             if distributed.ownership is not self.owners:
                 distributed = self.distribute(ids.batch)
         else:
-            batch, keyed = self._read(ids)
-            distributed = self.distribute(batch)
+            distributed = self.distribute(ids)
         exchange = self._execution.output_exchange.start(self._execution.kernels.look_up(distributed), distributed)
         following = None if self._prefetcher is None else self._prefetcher.following
         if following is not None and self._execution.kernels.fills_ahead and torch.is_grad_enabled():
             self._execution.kernels.fill(following)
         sequences = [self.feature_names[feature] for feature in self._execution.output_exchange.reading.sequences]
         watch = None if self.guard.is_idle else partial(self.guard.watch, self.verdict)
-        return StartedLookup(exchange, sequences, keyed, self.owners.tables, watch)
+        return StartedLookup(exchange, sequences, distributed.batch, self.owners.tables, watch)
 
     def distribute(self, ids: BatchOfIds | KeyedJagged | InputError) -> DistributedBatch:
         """Sends the ids of a batch to where their rows are, ahead of their lookup if that is wanted.
@@ -309,7 +311,7 @@ class ShardedEmbeddings(torch.nn.Module):
         Raises:
             InputError: As `forward`.
         """
-        batch, _ = self._read(ids)
+        batch = self._read(ids)
         with self.timer.measure(Part.INPUT, StepCollective.INPUT):
             return self._execution.input_exchange(batch)
 
@@ -331,7 +333,7 @@ class ShardedEmbeddings(torch.nn.Module):
             exchange = self._execution.input_exchange.over(groups)
             self._prefetcher = Prefetcher(exchange, part.device, self.timer.clock, partial(end_thread, number))
             self._execution.output_exchange.before_gradients = self._prefetcher.let_send
-        prefetched = Prefetched(*self._read(ids), part.device, self.timer)
+        prefetched = Prefetched(self._read(ids), part.device, self.timer)
         self._prefetcher.submit(prefetched)
         return prefetched
 
@@ -381,12 +383,10 @@ class ShardedEmbeddings(torch.nn.Module):
             send()
             yield cast(BatchT, batch), started
 
-    def _read(self, ids: BatchOfIds | KeyedJagged | InputError) -> tuple[BatchOfIds | InputError, BatchOfIds | None]:
-        """The batch or what is wrong with it, and the batch again if its embeddings are returned as keyed tensors."""
-        if (fault := self._rate_fault()) is not None:
-            return fault, None
-        batch = as_batch(ids, self.feature_names)
-        return batch, None if batch is ids or isinstance(batch, InputError) else batch
+    def _read(self, ids: BatchOfIds | KeyedJagged | InputError) -> BatchOfIds | InputError:
+        """The batch, or what is wrong with it or with the learning rate."""
+        fault = self._rate_fault()
+        return as_batch(ids, self.feature_names, self._shared_features) if fault is None else fault
 
     def _rate_fault(self) -> InputError | None:
         """What is wrong with the learning rate, for all processes in place of a batch; the last good one stays."""

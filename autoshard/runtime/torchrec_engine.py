@@ -133,6 +133,9 @@ class TorchRecEmbeddings:
         self.local_batch_size, self.feature_dims = part.local_batch_size, part.feature_dims
         self._id_dtype = id_dtype(table.num_embeddings for table in self.owners.tables.tables)
         self._is_weighted = is_weighted(plan.tables.tables)
+        self._last_F = torch.tensor(
+            [table.num_embeddings - 1 for table in plan.tables.tables for _ in table.features], device=part.device
+        )
         self._features = [f"feature_{index}" for index in range(len(self.feature_dims))]
         self._timer = timer or StepTimer(part.device, enabled=False)
         # By process.
@@ -150,9 +153,14 @@ class TorchRecEmbeddings:
         """Pooled embeddings of the local batch.
 
         Raises:
-            InputError: If it is no batch of the plan, or has weights where lookups are not weighted, or none.
+            InputError: If it is no batch of the plan, an id is no row of its table, or it has weights where lookups are
+                not weighted, or none.
         """
         fault = ids.fault(len(self._features), self._part.device, is_weighted=self._is_weighted)
+        if fault is None:
+            last_L = self._last_F.repeat_interleave(ids.lengths_FB.sum(1))
+            # FBGEMM would look at ids that are int32 by then, which larger ones wrap around to.
+            fault = ids.id_fault(self.owners.tables) if ((ids.ids_L < 0) | (ids.ids_L > last_L)).any() else None
         if fault is not None:
             raise fault
         context = self._sharded.create_context()

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torchrec import KeyedJaggedTensor
 from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.optim.fused import EmptyFusedOptimizer
+from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 from typing_extensions import override
 
 from autoshard.core import Constraints, Optimizer, ShardingPlan
@@ -32,7 +33,7 @@ from autoshard.formats.torchrec.modules import (
     read_model,
     weight_of,
 )
-from autoshard.runtime.batch import BatchOfIds, Embedded, KeyedEmbeddings, as_batch, as_keyed
+from autoshard.runtime.batch import BatchOfIds, Embedded, KeyedEmbeddings, as_batch, as_keyed, unreadable
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.groups import group_beside
 from autoshard.runtime.engine.rows.fused import FusedSettings
@@ -108,11 +109,19 @@ class ShardedCollection(torch.nn.Module):
     def forward(self, features: KeyedJaggedTensor) -> KeyedEmbeddings:
         """Embeddings of the local batch, as the module returns them; where it is not weighted, weights are left aside.
 
+        Args:
+            features: The batch; as the module, it takes a `TensorDict` of jagged tensors, too.
+
         Raises:
             InputError: As `ShardedEmbeddings.forward`: on all processes.
         """
-        batch = as_batch(features, self._wanted, leaves_weights=not self._is_weighted)
-        embedded = self.embeddings(batch)
+        try:
+            keyed: object = maybe_td_to_kjt(features, None)
+        except Exception as error:  # noqa: BLE001 - raised again by all processes, which wait for this one else
+            keyed = unreadable(error)
+        batch = as_batch(keyed, self._wanted, leaves_weights=not self._is_weighted)
+        # Features have other names in the plan.
+        embedded = self.embeddings(replace(batch, is_keyed=False) if isinstance(batch, BatchOfIds) else batch)
         assert isinstance(batch, BatchOfIds)
         assert isinstance(embedded, Embedded)
         return as_keyed(embedded, batch, self.embeddings.owners.tables, self._names)

@@ -29,6 +29,7 @@ from autoshard.core import (
     Tier,
 )
 from autoshard.evaluation.pooling import pooling_ms
+from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.engine.ids.messages import Jagged, Request
 from autoshard.runtime.engine.ids.requests import DistributedBatch, RowLookups
 from autoshard.runtime.engine.rows.replicas import NO_LOOKUPS
@@ -162,10 +163,12 @@ def _batch(
     owner_L = torch.randint(_OWNERS, (num_lookups,), generator=torch.Generator().manual_seed(0))
     counts = torch.bincount(owner_L, minlength=_OWNERS).tolist()
     nothing = torch.empty(0, dtype=torch.int64)
+    lengths_FB = torch.full((1, num_bags), per_bag, dtype=torch.int32)
     batch = DistributedBatch(
+        batch=BatchOfIds(lengths_FB, torch.arange(num_lookups)),
         batch_size=num_bags,
         num_samples=num_bags,
-        lengths_FB=torch.full((1, num_bags), per_bag, dtype=torch.int32),
+        lengths_FB=lengths_FB,
         counts_F=(num_lookups,),
         served=(),
         local=Request(Jagged(nothing, (), nothing), (), nothing),

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from autoshard.core import Feature
 from autoshard.core.errors import FormatError, InputError
 from autoshard.formats import sample_files
 from autoshard.formats.sample_files import FilePlace, open_samples
@@ -104,6 +105,47 @@ def test_parquet_has_ids_and_lists_of_ids_in_row_groups(tmp_path):
     assert open_samples(path).share_before(first.after) == pytest.approx(2 / 3)
 
 
+WHOLE = pa.int64()
+
+
+@pytest.mark.parametrize(
+    ("ids", "found"),
+    [
+        (pa.array([1, None, 3], pa.uint8()), [1, None, 3]),
+        (pa.array([[1, None, 3], None, [None]], pa.list_(pa.int32())), [[1, 3], [], []]),
+        (pa.array([[1, 2], [], [2**40]], pa.large_list(WHOLE)), [[1, 2], [], [2**40]]),
+        (pa.array([[1, 2], [3, None], None], pa.list_(WHOLE, 2)), [[1, 2], [3], []]),
+    ],
+)
+def test_ids_are_numbers_or_lists_without_those_that_are_missing(tmp_path, ids, found):
+    first, second = read(write_parquet(tmp_path / "clicks.parquet", a_f=ids), TABLES, 1)
+    rows = pa.concat_tables([first.rows, second.rows])
+    assert rows["a_f"].type == (WHOLE if found[0] == 1 else pa.large_list(WHOLE))
+    assert rows["a_f"].to_pylist() == found
+
+
+def test_a_column_is_the_ids_of_all_tables_that_share_it(tmp_path):
+    tables = make.tables(
+        *(make.table(name, 50, features=(Feature(name=f"a_f@{name}", pooling_factor=1.0),)) for name in "tu")
+    )
+    path = write_parquet(tmp_path / "clicks.parquet")
+    first, _ = read(path, tables, 1)
+    assert first.rows.column_names == ["label", "int_0", "a_f@t", "a_f@u"]
+    assert first.rows["a_f@t"].to_pylist() == first.rows["a_f@u"].to_pylist() == [1, None]
+    both, _ = read(write_parquet(path, **{"a_f@t": [7, 8, 9]}), tables, 1)
+    assert (both.rows["a_f@t"].to_pylist(), both.rows["a_f@u"].to_pylist()) == ([7, 8], [1, None])
+    with pytest.raises(InputError, match=r'has no column "a_f@t"'):
+        read(write_parquet(path, a_f=None), tables, 1)
+
+
+def test_dense_features_are_as_many_as_a_file_has(tmp_path):
+    path = write_parquet(tmp_path / "clicks.parquet", int_1=[0.0] * 3, int_2=[1] * 3, int_x=[1] * 3)
+    assert open_samples(path).num_dense == 3
+    assert open_samples(write_parquet(path, int_0=None)).num_dense == 1  # which is missing, and is named then
+    (tmp_path / "day_0").write_text(criteo_line(), encoding="utf-8")
+    assert open_samples(tmp_path / "day_0").num_dense == 13
+
+
 def test_rows_without_a_label_are_left_out(tmp_path):
     path = write_parquet(tmp_path / "clicks.parquet", label=[0, 7, None])
     first, second = read(path, TABLES, 1)
@@ -145,4 +187,9 @@ def test_paths_without_samples_are_refused(tmp_path):
         open_samples(tmp_path / "day_0").check(CRITEO_TABLES, 4)
     (tmp_path / "torn.tsv.gz").write_bytes(gzip.compress(b"1\t2\n" * 1000)[:-20])
     with pytest.raises(FormatError, match=r"torn.tsv.gz: cannot be read"):
+        read(tmp_path / "torn.tsv.gz")
+    whole = bytearray(gzip.compress(criteo_line().encode()))
+    whole[10] = 0xFF  # of no kind of block
+    (tmp_path / "torn.tsv.gz").write_bytes(whole)
+    with pytest.raises(FormatError, match=r"torn.tsv.gz: cannot be read: Error -3 while decompressing data"):
         read(tmp_path / "torn.tsv.gz")

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from autoshard.core import DenseLayers, Feature
-from autoshard.core.choices import BadIds
+from autoshard.core.choices import BadIds, Engine
 from autoshard.core.errors import InputError
 from autoshard.core.optimizers import BadGradients
 from autoshard.formats import write_plan
@@ -99,3 +99,12 @@ def test_a_job_ends_with_the_name_of_the_feature_or_of_the_process(job):
     assert InputError.__name__ in str(ended.value)
     with pytest.raises(Exception, match=r"step 2: gradients of the batch of process 0 are not finite"):
         executed([replace(job, on_bad_gradients=BadGradients.ERROR, on_bad_ids=BadIds.CLIP)], 2)
+
+
+def test_an_id_beyond_32_bits_is_not_another_row_on_torchrecs_engine(job):
+    table = pq.read_table(job.data_path)
+    ids = [5, 2**32 + 5, *table["b_f"].to_pylist()[2:]]
+    pq.write_table(table.set_column(table.column_names.index("b_f"), "b_f", [ids]), job.data_path)
+    torchrecs = replace(job, engine=Engine.TORCHREC, on_bad_gradients=BadGradients.IGNORE)
+    with pytest.raises(Exception, match=r"feature 'b_f': table 'b' has rows 0 to 99, got id 4294967301"):
+        executed([torchrecs], 2)

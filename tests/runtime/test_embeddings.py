@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 from dataclasses import replace
 
 import pytest
@@ -81,6 +82,91 @@ def test_keyed_jagged_tensors_give_keyed_tensors_and_may_have_another_order(plan
     for repeated, name in (([0, 1, 2, 3, 1], "b"), ([3, 3, 0, 1, 2], "v_f"), ([2, 1, 2, 3, 0, 0], "u_f")):
         with pytest.raises(InputError, match=rf'^keys: has feature "{name}" more than once'):
             embeddings(keyed.permute(repeated))
+
+
+@pytest.mark.parametrize("num_samples", [0, BATCH_SIZE])
+def test_a_first_batch_without_ids_may_have_another_order(plan, num_samples):
+    embeddings = ShardedEmbeddings(plan, SETTINGS)
+    empty = BatchOfIds(torch.zeros(4, num_samples, dtype=torch.int64), torch.empty(0, dtype=torch.int64))
+    keyed = as_keyed_jagged(empty, embeddings.feature_names[::-1])
+    outputs = [embeddings(embeddings.prefetch(keyed)), embeddings(keyed)]
+    embeddings.adopt(replace(plan, shards=tuple(replace(one, exchange=Exchange.ROWS) for one in plan.shards)))
+    outputs += [embeddings(keyed), embeddings(embeddings.prefetch(keyed))]
+    for output in outputs:
+        assert torch.equal(output.values(), torch.zeros(num_samples, 32))
+
+
+def test_one_key_is_the_ids_of_all_tables_that_share_it():
+    from torchrec import KeyedJaggedTensor
+
+    one, two = (
+        make.table(name, 40, 8, features=(Feature(name=f"f@{name}", pooling_factor=1.0),)) for name in ("t1", "t2")
+    )
+    other = make.table("u", 30, 4, features=(Feature(name="x@t1", pooling_factor=1.0),))
+    embeddings = ShardedEmbeddings(make.table_wise_plan([one, two, other], [0] * 3, 1, 2), SETTINGS)
+    ids_L = torch.tensor([7, 1, 2, 3, 4, 5])
+    keyed = KeyedJaggedTensor(keys=["x@t1", "f"], values=ids_L, lengths=torch.tensor([1, 0, 2, 3]))
+    output = embeddings(keyed)
+    assert output.keys() == ["f@t1", "f@t2", "x@t1"]
+    expected = BatchOfIds(torch.tensor([[2, 3], [2, 3], [1, 0]]), torch.cat([ids_L[1:], ids_L[1:], ids_L[:1]]))
+    assert torch.equal(output.values(), embeddings(expected).pooled_BC)
+    with pytest.raises(InputError, match=r'^keys: has no feature "f@t1"'):
+        embeddings(KeyedJaggedTensor(keys=["x@t1"], values=ids_L[:1], lengths=torch.tensor([1, 0])))
+    with pytest.raises(InputError, match=r'^keys: has no feature "x@t1"'):
+        embeddings(KeyedJaggedTensor(keys=["x", "f"], values=ids_L, lengths=torch.tensor([1, 0, 2, 3])))
+
+
+@pytest.fixture
+def with_inverse():
+    """Two samples of a pooled feature and three of a sequence, for four samples of the result."""
+    tables = [make.table("p", 40, 8), make.table("s", 30, 4, pooling=Pooling.SEQUENCE)]
+    inverse = torch.tensor([[0, 1, 1, 0], [2, 1, 0, 2]])
+    batch = BatchOfIds(
+        torch.tensor([[1, 1, 0], [1, 0, 2]]), torch.tensor([3, 5, 7, 8, 9]), sizes_F=(2, 3), inverse_FB=inverse
+    )
+    return make.table_wise_plan(tables, [0, 0], world_size=1, batch_size=3), batch
+
+
+def test_inverse_indices_are_heeded_whatever_way_a_batch_is_looked_up(with_inverse):
+    from torchrec import KeyedJaggedTensor
+
+    plan, batch = with_inverse
+    embeddings = ShardedEmbeddings(plan, SETTINGS)
+    keyed = KeyedJaggedTensor(
+        keys=["p_f", "s_f"],
+        values=batch.ids_L,
+        lengths=torch.tensor([1, 1, 1, 0, 2]),
+        stride_per_key_per_rank=[[2], [3]],
+        inverse_indices=(["p_f", "s_f"], batch.inverse_FB),
+    )
+    pooled_BC = embeddings.table_state("p").weights_ND[[3, 5, 5, 3]]
+    rows_LD = embeddings.table_state("s").weights_ND[[8, 9, 7, 8, 9]]
+    for made_of in (lambda ids: ids, embeddings.distribute, embeddings.prefetch):
+        embedded = embeddings(made_of(batch))
+        assert torch.equal(embedded.pooled_BC, pooled_BC)
+        assert torch.equal(embedded.sequences["s_f"], rows_LD)
+        pooled, sequences = embeddings(made_of(keyed))
+        assert torch.equal(pooled["p_f"], pooled_BC)
+        assert torch.equal(sequences["s_f"].values(), rows_LD)
+        assert sequences["s_f"].lengths().tolist() == [2, 0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"inverse_FB": torch.zeros(2, 4)}, "inverse_indices: must be whole numbers of shape (features, batch), got "),
+        ({"inverse_FB": torch.zeros(1, 4).int()}, "inverse_indices: must have one row per feature, 2, got 1"),
+        ({"inverse_FB": [[0], [0]]}, "inverse_indices: must be a tensor, got list"),
+        ({"sizes_F": (2,)}, "sizes: must be 2 numbers of samples, at most 3 each"),
+        ({"sizes_F": (2, 4)}, "sizes: must be 2 numbers of samples, at most 3 each"),
+        ({"order": (1, 1)}, "order: must have each of the 2 rows of the lengths once"),
+        ({"order": (0,)}, "order: must have each of the 2 rows of the lengths once"),
+    ],
+)
+def test_what_a_batch_says_of_its_samples_and_features_is_checked_by_name(with_inverse, changes, said):
+    plan, batch = with_inverse
+    with pytest.raises(InputError, match=f"^{re.escape(said)}"):
+        ShardedEmbeddings(plan, SETTINGS)(replace(batch, **changes))
 
 
 PLAIN = (

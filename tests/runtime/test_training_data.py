@@ -1,5 +1,7 @@
 """Batches of training data: which samples each process takes, and how a job goes on in them."""
 
+import gzip
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -8,7 +10,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from autoshard.core import AccessProfile
-from autoshard.core.errors import InputError
+from autoshard.core.errors import FormatError, InputError
 from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.training.data import Feed, GeneratedSamples, Share, file_samples
 from autoshard.runtime.training.synthetic import Samples, draw_samples, global_samples
@@ -149,9 +151,47 @@ def test_a_position_in_other_data_is_refused(path, options, text):
 def test_files_without_samples_are_refused(tmp_path):
     empty = {"label": pa.array([], pa.int64()), "int_0": pa.array([], pa.float32()), "a_f": pa.array([], pa.int64())}
     pq.write_table(pa.table({**empty, "b_f": empty["a_f"]}), tmp_path / "none.parquet")
+    of = f"{tmp_path}/none.parquet"
     (feed,) = feeds(tmp_path, 1)
-    with pytest.raises(InputError, match=r"data: holds no samples"):
+    with pytest.raises(InputError, match=f"^{of}: data: holds no samples$"):
         feed.take()
+    pq.write_table(pa.table({"label": [2], "int_0": [0.0], "a_f": [0], "b_f": [0]}), of)
+    (feed,) = feeds(tmp_path, 1)
+    why = "row 0: label must be 0 or 1, got 2.0"
+    with pytest.raises(InputError, match=f"^{of}: data: holds no samples: {of}: {why}$"):
+        feed.take()
+
+
+@pytest.mark.parametrize("in_thread", [True, False])
+def test_what_is_wrong_with_a_file_is_told_as_it_was_found(tmp_path, in_thread):
+    tables = make.tables(*(make.table(f"c{index}", 1000) for index in range(26)))
+    line = "\t".join(["1"] * 14 + ["2a"] * 26) + "\n"
+    (tmp_path / "day_0.gz").write_bytes(gzip.compress(line.encode() * 1000)[:-20])
+    share = Share(batch_size=64, process=0, num_processes=1)
+    feed = Feed(file_samples(tmp_path / "day_0.gz", tables, 13, share), CPU, in_thread=in_thread)
+    with pytest.raises(FormatError, match=f"^{tmp_path}/day_0.gz: cannot be read: Compressed file ended before "):
+        feed.take()
+
+
+def test_files_may_differ_in_the_types_and_the_order_of_their_columns(tmp_path):
+    count = np.arange(6)
+    narrow = {"label": count % 2, "int_0": count / 2, "a_f": count, "b_f": [[1, None, 3]] * 6}
+    pq.write_table(pa.table(narrow), tmp_path / "part_0.parquet")
+    wide = {
+        "b_f": pa.array([[4, 5]] * 6, pa.list_(pa.int32(), 2)),
+        "a_f": pa.array(count + 6, pa.int32()),
+        "int_0": pa.array(count, pa.int8()),
+        "label": pa.array(count % 2 == 1),
+    }
+    schema = pa.schema([pa.field(name, of.type, nullable=False) for name, of in wide.items()])
+    pq.write_table(pa.table(wide, schema=schema), tmp_path / "part_1.parquet")
+    for shuffle in (0, 12):
+        (feed,) = feeds(tmp_path, 1, batch_size=8, buffer=shuffle)
+        batches = [feed.take()[0] for _ in range(2)]
+        assert sorted(joined([numbers([one]) for one in batches])) == list(range(12))
+        bags = [ids for one in batches for ids in torch.split(one.ids.per_feature(one.ids.ids_L)[1], 2)]
+        assert sorted(ids.tolist() for ids in bags) == [[1, 3]] * 6 + [[4, 5]] * 6
+        assert all(one.dense_BN.dtype == torch.float32 for one in batches)
 
 
 def generated(rank, num_processes, batch_size=8, **options):

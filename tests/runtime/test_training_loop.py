@@ -1,6 +1,7 @@
 """Training jobs: files of samples, checkpoints, and going on from them."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -152,6 +153,18 @@ def test_a_missing_column_is_refused_before_a_process_starts(job, tmp_path):
     with pytest.raises(InputError, match=r'^.*clicks.parquet: data: has no column "t3_f"$'):
         run_requests([job], 2)
     assert not (tmp_path / "job").exists()
+
+
+def test_a_plan_without_dense_layers_takes_the_dense_features_of_its_files(job):
+    plan = read_plan(job.plan_path)
+    write_plan(replace(plan, tables=replace(plan.tables, dense=None)), job.plan_path)
+    job = replace(job, checkpoints_path=None, shuffle=0, epochs=1, batch_size=256)
+    assert math.isfinite(trained(job, 1).last_loss)
+    table = pq.read_table(job.data_path)
+    for missing, changed in (("int_1", table.rename_columns({"int_1": "int_2"})), ("t3_f", table.drop_columns("t3_f"))):
+        pq.write_table(changed, job.data_path)
+        with pytest.raises(InputError, match=f'clicks.parquet: data: has no column "{missing}"$'):
+            run_requests([job], 1)
 
 
 def test_generated_samples_are_gone_on_with(job, tmp_path):

@@ -5,7 +5,15 @@ import re
 
 import pytest
 import torch
-from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingCollection, EmbeddingConfig, KeyedJaggedTensor
+from tensordict import TensorDict
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    KeyedJaggedTensor,
+    KeyedTensor,
+)
 from torchrec.modules.embedding_configs import DataType, PoolingType
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.optim import SGD, Adam, RowWiseAdagrad
@@ -201,6 +209,41 @@ def test_frozen_tables_stay_as_they_are_with_moments_of_training_too_and_others_
 def state_of(sharded, name):
     state = sharded.table_state(name)
     return {"weights": state.weights_ND, **state.moments}
+
+
+def test_features_that_a_module_does_not_look_up_do_not_change_what_it_returns():
+    towers = torch.nn.ModuleDict({"user": bags(), "item": bags(names=("i",), feature_names=["i"])})
+    ids, lengths = torch.tensor([1, 2, 3, 4, 5]), torch.tensor([2, 1, 0, 2])
+    alone = KeyedJaggedTensor(keys=["f", "g"], values=ids, lengths=lengths)
+    expected = towers["user"](alone).values().detach()
+    sharded = shard(towers, plan_of(towers), learning_rate=0.1)
+    batch = KeyedJaggedTensor(
+        keys=["f", "g", "i"],
+        values=torch.cat([ids, torch.arange(3)]),
+        lengths=torch.cat([lengths, torch.tensor([0, 1, 2, 0, 0, 0])]),
+        stride_per_key_per_rank=[[2], [2], [6]],
+    )
+    found = sharded.module["user"](batch)
+    assert isinstance(found, KeyedTensor)
+    assert found.values().shape == (2, 16)
+    torch.testing.assert_close(found.values(), expected)
+    assert sharded.module["item"](batch).values().shape == (6, 8)
+    sharded.close()
+
+
+def test_dicts_of_jagged_tensors_are_taken_as_by_the_module():
+    model = bags()
+    jagged = {
+        name: torch.nested.nested_tensor_from_jagged(torch.tensor(ids), lengths=None, offsets=torch.tensor(offsets))
+        for name, ids, offsets in (("f", [1, 2, 3], [0, 2, 3]), ("g", [4, 5, 1], [0, 1, 3]))
+    }
+    features = TensorDict(jagged, batch_size=[2])
+    expected = model(features).values().detach()
+    sharded = shard(model, plan_of(model), learning_rate=0.1)
+    torch.testing.assert_close(sharded(features).values(), expected)
+    with pytest.raises(InputError, match=r"^batch: cannot be read: TypeError: "):
+        sharded(TensorDict({"f": torch.ones(2), "g": torch.ones(2)}, batch_size=[2]))
+    sharded.close()
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ from autoshard.runtime.ownership import check_updates, even_share, ownership_of
 from autoshard.runtime.processes.heap import KEPT_BYTES
 from autoshard.runtime.processes.job import ERROR_FILE, JOB_FILE, RESULTS_FILE, STOP_FILE, ErrorRecord, worker_pids
 from autoshard.runtime.result_json import RUN
-from autoshard.runtime.results import DEFAULT_DENSE_FEATURES, RunRequest, RunResult
+from autoshard.runtime.results import RunRequest, RunResult
 
 DEFAULT_TIMEOUT_S = 3600.0
 #: Processes import torch and find each other before their first document; on a busy machine that takes a minute, and
@@ -374,9 +374,8 @@ def _check(request: RunRequest, nproc: int) -> None:
     if request.data_path is not None:
         from autoshard.formats.sample_files import open_samples  # pyarrow is for those who read files
 
-        dense = plan.tables.dense
-        num_dense = DEFAULT_DENSE_FEATURES if dense is None else dense.num_dense_features
-        open_samples(Path(request.data_path)).check(plan.tables, num_dense)
+        files, dense = open_samples(Path(request.data_path)), plan.tables.dense
+        files.check(plan.tables, files.num_dense if dense is None else dense.num_dense_features)
 
 
 def _check_virtual(request: RunRequest, world_size: int, nproc: int) -> None:

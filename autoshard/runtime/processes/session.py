@@ -32,6 +32,7 @@ from autoshard.core.step import CollectiveTime, StepCollective, StepPart
 from autoshard.evaluation.communication import AlphaBetaComm
 from autoshard.formats import atomic_write, digest, load_topology, plan_to_json, read_plan
 from autoshard.formats.row_orders import read_row_orders
+from autoshard.formats.sample_files import open_samples
 from autoshard.formats.stores.remote_folders import folder_of
 from autoshard.plugins import step_models
 from autoshard.runtime.access_counts import HALF_LIFE, AccessCounter
@@ -52,6 +53,7 @@ from autoshard.runtime.processes.heap import make_heap_ready
 from autoshard.runtime.releases import all_gather
 from autoshard.runtime.replanning import JobReplanning, ReplanSettings, merged_counts
 from autoshard.runtime.results import (
+    DEFAULT_DENSE_FEATURES,
     SENT,
     JobReport,
     RankTiming,
@@ -221,7 +223,9 @@ class Session:
         counter: AccessCounter | None,
     ) -> Generator[None, None, RunResult]:
         """Trains, with a break after each round; batches are those of the request's plan, whatever the sharding."""
-        layers = plan.tables.dense or default_layers(engine.feature_dims)
+        layers = plan.tables.dense or default_layers(engine.feature_dims, _num_dense(request))
+        ranked = ranked_rows(plan, _row_orders(plan, request.plan_path))
+        samples = self._samples(request, plan.tables, layers.num_dense_features, ranked)
         smooth = request.verify_steps > 0
         dense = DenseModel(layers, engine.feature_dims, request.seed, smooth=smooth).to(self._device)
         training = distributed_step(
@@ -230,8 +234,6 @@ class Session:
         verification = None
         if request.verify_steps:
             verification = self._verified(request, plan, engine, training, layers)
-        ranked = ranked_rows(plan, _row_orders(plan, request.plan_path))
-        samples = self._samples(request, plan.tables, layers.num_dense_features, ranked)
         repair = IdRepair(plan.tables, request.on_bad_ids)
         in_files = isinstance(samples, FileSamples)
         feed = Feed(
@@ -628,6 +630,11 @@ def resumed_sharding(request: RunRequest, plan: ShardingPlan, num_processes: int
         return replace(own, resumed=ResumedPlan.PROCESSES_CHANGED)
     orders = _row_orders(last.plan, last.folder / PLAN_NAME)
     return Sharding(plan=last.plan, row_orders=orders, resumed=ResumedPlan.ADOPTED)
+
+
+def _num_dense(request: RunRequest) -> int:
+    """Dense features of a sample, for plans that describe no dense layers."""
+    return DEFAULT_DENSE_FEATURES if request.data_path is None else open_samples(Path(request.data_path)).num_dense
 
 
 def _row_orders(plan: ShardingPlan, path: str | Path) -> dict[str, torch.Tensor]:

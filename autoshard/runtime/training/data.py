@@ -24,10 +24,11 @@ import pyarrow.compute as pc
 import torch
 import torch.distributed as dist
 from torchdata.nodes import IterableWrapper, Loader, Prefetcher
+from typing_extensions import override
 
 from autoshard.core import TableSet
 from autoshard.core.errors import InputError
-from autoshard.formats.sample_files import LABEL, FilePlace, SampleBlock, SampleFiles, open_samples
+from autoshard.formats.sample_files import LABEL, FilePlace, SampleBlock, SampleFiles, open_samples, with_lists
 from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.releases import all_gather
 from autoshard.runtime.training.synthetic import IdsOfRanks, Samples, draw_samples, global_samples
@@ -189,6 +190,10 @@ class FileSamples:
         seed: Seed of the order.
         is_balanced: Whether samples of a global batch are dealt to processes by falling lookups, there and back, so
             that all have about as many lookups; it has the same samples.
+
+    Attributes:
+        identity: What has to be the same where a position is used: names and sizes of the files, and how they are
+            shuffled.
     """
 
     def __init__(
@@ -206,15 +211,11 @@ class FileSamples:
         self._is_balanced = is_balanced
         self._files, self._tables, self._num_dense, self._share = files, tables, num_dense, share
         self._epochs, self._buffer, self._seed = epochs, buffer, seed
+        self.identity: list[object] = [[[path.name, path.stat().st_size] for path in files.paths], buffer, seed]
         self._epoch, self._begin, self._taken, self._num_samples = 0, FilePlace(), 0, 0
         self._skipped = 0
         self._first_skipped: str | None = None
         self._window: _Window | None = None
-
-    @property
-    def identity(self) -> list[object]:
-        """What has to be the same where a position is used: names and sizes of the files, and how they are shuffled."""
-        return [[[path.name, path.stat().st_size] for path in self._files.paths], self._buffer, self._seed]
 
     @property
     def skipped(self) -> tuple[int, str | None]:
@@ -238,7 +239,10 @@ class FileSamples:
         while self._epoch < self._epochs:
             yield from self._rest_of_epoch()
             if not self._num_samples:
-                raise InputError("holds no samples", field="data", source=str(self._files.paths[0].parent))
+                paths, (_, first_bad) = self._files.paths, self.skipped
+                why = "" if first_bad is None else f": {first_bad}"
+                of = paths[0] if len(paths) == 1 else paths[0].parent
+                raise InputError(f"holds no samples{why}", field="data", source=str(of))
 
     def state_dict(self) -> dict[str, Any]:
         """Epoch, window, samples taken of it, and what was skipped before it."""
@@ -294,7 +298,7 @@ class FileSamples:
             yield self._shuffled(begin, blocks)
 
     def _shuffled(self, begin: FilePlace, blocks: Sequence[SampleBlock]) -> _Window:
-        rows = pa.concat_tables([block.rows for block in blocks]).combine_chunks()
+        rows = _joined([block.rows for block in blocks])
         order_W = np.arange(len(rows))
         if self._buffer:
             np.random.default_rng([self._seed, self._epoch, begin.file, begin.offset]).shuffle(order_W)
@@ -314,7 +318,7 @@ class FileSamples:
             within_B = places_B[(places_B >= before) & (places_B < before + stop - start)] - before
             tables.append(window.rows.take(window.order_W[start + within_B]))
             before += stop - start
-        rows = pa.concat_tables(tables).combine_chunks()
+        rows = _joined(tables)
         bags = [_bags(rows[feature.name]) for table in self._tables.tables for feature in table.features]
         dense = [rows[f"int_{index}"].to_numpy() for index in range(self._num_dense)]
         return Samples(
@@ -364,12 +368,17 @@ class _Window:
 
 def _bags(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
     """Lengths and ids of a feature's bags."""
-    array = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
-        lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False).astype(np.int64)
-        return lengths, array.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
-    lengths = array.is_valid().to_numpy(zero_copy_only=False).astype(np.int64)
-    return lengths, array.drop_null().to_numpy(zero_copy_only=False).astype(np.int64)
+    array = column.combine_chunks()
+    if pa.types.is_integer(array.type):
+        return array.is_valid().to_numpy(zero_copy_only=False).astype(np.int64), array.drop_null().to_numpy()
+    return pc.list_value_length(array).to_numpy(), array.flatten().to_numpy()
+
+
+def _joined(parts: Sequence[pa.Table]) -> pa.Table:
+    """Samples of several blocks; where one has lists of a feature's ids and another numbers, ids of all are lists."""
+    if any(part.schema != parts[0].schema for part in parts):
+        parts = [with_lists(part) for part in parts]
+    return pa.concat_tables(parts).combine_chunks()
 
 
 def _check_same(name: str, saved: object, own: object) -> None:
@@ -388,6 +397,19 @@ def file_samples(path: Path, tables: TableSet, num_dense: int, share: Share, **o
     files = open_samples(path)
     files.check(tables, num_dense)
     return FileSamples(files, tables, num_dense, share, **options)
+
+
+class _Reader(IterableWrapper[Any]):  # type: ignore[misc]
+    """Gives an error as the last item: a thread that reads ahead would raise the text of its traceback."""
+
+    @override
+    def next(self) -> Any:
+        try:
+            return super().next()
+        except StopIteration:
+            raise
+        except Exception as error:  # noqa: BLE001 - raised again by `Feed`
+            return error
 
 
 class Feed:
@@ -417,11 +439,11 @@ class Feed:
         is_common: bool = True,
     ) -> None:
         self._repair = repair
-        node = IterableWrapper(samples)
+        node = _Reader(samples)
         self._loader = Loader(Prefetcher(node, _READ_AHEAD) if in_thread else node, restart_on_stop_iteration=False)
         self._device, self._ahead, self._is_common = device, ahead, is_common
         self._following: deque[tuple[Samples, Any]] = deque()
-        self._batches: Iterator[Samples] | None = None
+        self._batches: Iterator[Samples | Exception] | None = None
         self._state: Any = None
 
     def take(self, num_left: int | None = None) -> tuple[Samples, tuple[Samples, ...]] | None:
@@ -445,6 +467,8 @@ class Feed:
         if self._batches is None:
             self._batches = iter(self._loader)
         samples = next(self._batches, None)
+        if isinstance(samples, Exception):
+            raise samples
         if samples is not None and self._repair is not None:
             samples = self._repair(samples)
         if self._is_common:

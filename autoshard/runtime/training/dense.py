@@ -18,10 +18,10 @@ from autoshard.runtime.results import DEFAULT_DENSE_FEATURES
 _DEFAULT_HIDDEN = 64
 
 
-def default_layers(feature_dims: Sequence[int]) -> DenseLayers:
+def default_layers(feature_dims: Sequence[int], num_dense: int = DEFAULT_DENSE_FEATURES) -> DenseLayers:
     """Small layers for plans that describe none."""
     return DenseLayers(
-        num_dense_features=DEFAULT_DENSE_FEATURES,
+        num_dense_features=num_dense,
         bottom_mlp=(_DEFAULT_HIDDEN, max(feature_dims)),
         top_mlp=(_DEFAULT_HIDDEN, 1),
     )

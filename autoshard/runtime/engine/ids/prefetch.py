@@ -34,15 +34,12 @@ class Prefetched:
 
     Args:
         batch: The batch, or why there is none.
-        keyed: The batch, if its embeddings are to be returned as keyed tensors.
         device: Where batches are.
         timer: Where to count the time.
     """
 
-    def __init__(
-        self, batch: BatchOfIds | InputError, keyed: BatchOfIds | None, device: torch.device, timer: StepTimer
-    ) -> None:
-        self.batch, self.keyed, self._device, self._timer = batch, keyed, device, timer
+    def __init__(self, batch: BatchOfIds | InputError, device: torch.device, timer: StepTimer) -> None:
+        self.batch, self._device, self._timer = batch, device, timer
         #: Set when it is submitted.
         self.turn, self.under_way = AT_ONCE, deque[Prefetched]()
         #: On a GPU, the work before it: it may be what makes the batch.

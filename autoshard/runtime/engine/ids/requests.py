@@ -64,6 +64,7 @@ class DistributedBatch:
     """A batch whose ids are where they are looked up.
 
     Attributes:
+        batch: This process's batch.
         batch_size: B, the same on all processes.
         num_samples: Samples of this process's batch, at most B; the others have no ids.
         lengths_FB: Bag lengths of this process's batch.
@@ -78,6 +79,7 @@ class DistributedBatch:
         ownership: That of the plan it was distributed under.
     """
 
+    batch: BatchOfIds
     batch_size: int
     num_samples: int
     lengths_FB: torch.Tensor
@@ -210,7 +212,7 @@ class InputExchange:
         #: 1 for the first bag of a batch, of as many samples as the last one had.
         self._first_bag_FB = self._is_first_F[:, None].int()
         #: The last order of a batch's features that was not the plan's, and what it takes.
-        self._known_order: tuple[tuple[int, ...], torch.Tensor, JaggedOrder] | tuple[None] = (None,)
+        self._last_order: tuple[tuple[int, ...], torch.Tensor, JaggedOrder] | None = None
         self._zero = torch.zeros((), dtype=torch.int64, device=device)
         self._nothing = torch.zeros(1, dtype=torch.int32, device=device)
         self._samples = (0, torch.zeros(1, dtype=torch.int64, device=device))
@@ -354,9 +356,10 @@ class InputExchange:
             came = self._sent(asked, turn, agree=False)
         batch_size = self._batch_size
         self._adapt(came)
-        if self.counter is not None and isinstance(batch, BatchOfIds):
+        assert isinstance(batch, BatchOfIds), "else the step was refused"
+        if self.counter is not None:
             self.counter.observe(asked.given_L, came.counts_F, batch.batch_size)
-        return self._distributed(asked, came, batch_size)
+        return self._distributed(batch, asked, came, batch_size)
 
     def _asks(self, batch: BatchOfIds | InputError, fault: InputError | None) -> _Asked:
         """What is asked for, and told, on the device."""
@@ -457,20 +460,21 @@ class InputExchange:
 
     def _last_of(self, order: tuple[int, ...] | None) -> torch.Tensor:
         """The last row of the table that each row of the lengths looks up."""
-        if order is None:
-            return self._last_F
-        if self._known_order[0] != order:
+        return self._last_F if order is None else self._known(order)[0]
+
+    def _known(self, order: tuple[int, ...]) -> tuple[torch.Tensor, JaggedOrder]:
+        """Last rows of tables in an order of features that is not the plan's, and what puts it in the plan's."""
+        if self._last_order is None or self._last_order[0] != order:
             order_F = staged(order, self._device)
             last_F = torch.empty_like(self._last_F).index_copy_(0, order_F, self._last_F)
-            self._known_order = (order, last_F, JaggedOrder(order, self._num_features, self._device))
-        return self._known_order[1]
+            self._last_order = (order, last_F, JaggedOrder(order, self._num_features, self._device))
+        return self._last_order[1:]
 
     def _in_order(
         self, order: tuple[int, ...], lengths_FB: torch.Tensor, ids_L: torch.Tensor, counts_F: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Lengths, ids and ids of each feature in the plan's order."""
-        assert self._known_order[0] == order, "its rows were checked"
-        in_order = self._known_order[2]
+        _, in_order = self._known(order)
         return *in_order(lengths_FB, ids_L, len(ids_L)), in_order.of(counts_F)
 
     def _samples_of(self, batch: BatchOfIds) -> torch.Tensor | int:
@@ -599,36 +603,23 @@ class InputExchange:
 
     def _fault(self, batch: BatchOfIds) -> InputError:
         """What is wrong with a batch that was found to be bad on the device."""
-        counts_F = batch.lengths_FB.sum(1).tolist()
+        counts_F, tables = batch.lengths_FB.sum(1).tolist(), self._ownership.tables
         fault = batch.lengths_fault(counts_F, has_negative=bool((batch.lengths_FB < 0).any()))
+        fault = fault or batch.id_fault(tables)
         if fault is not None:
             return fault
-        names = [(table.name, one.name) for table in self._ownership.tables.tables for one in table.features]
-        ends_F = list(accumulate(counts_F))
-
-        def feature_of(lookup: int) -> int:
-            row = bisect_right(ends_F, lookup)
-            return row if batch.order is None else batch.order.index(row)
-
-        last_L = torch.repeat_interleave(self._last_of(batch.order), batch.lengths_FB.sum(1))
-        for first in ((batch.ids_L < 0) | (batch.ids_L > last_L)).nonzero().view(-1)[:1].tolist():
-            feature = feature_of(first)
-            table, name = names[feature]
-            return InputError(
-                f"table {table!r} has rows 0 to {int(self._last_F[feature])}, got id {int(batch.ids_L[first])}",
-                field=f"feature {name!r}",
-            )
+        names = [feature.name for table in tables.tables for feature in table.features]
         if batch.weights_L is not None:
             for first in (~batch.weights_L.isfinite()).nonzero().view(-1)[:1].tolist():
-                of = names[feature_of(first)][1]
+                row = bisect_right(list(accumulate(counts_F)), first)
+                of = names[row if batch.order is None else batch.order.index(row)]
                 return InputError(f"must be finite, got {batch.weights_L[first]:g} of feature {of!r}", field="weights")
         assert batch.inverse_FB is not None, "nothing else is checked"
         is_wrong_FB = (batch.inverse_FB < 0) | (batch.inverse_FB >= self._samples_of(batch))
         feature, sample = is_wrong_FB.nonzero()[0].tolist()
         samples = batch.batch_size if batch.sizes_F is None else batch.sizes_F[feature]
         return InputError(
-            f"feature {names[feature][1]!r} has samples 0 to {samples - 1}, got "
-            f"{int(batch.inverse_FB[feature, sample])}",
+            f"feature {names[feature]!r} has samples 0 to {samples - 1}, got {int(batch.inverse_FB[feature, sample])}",
             field="inverse_indices",
         )
 
@@ -652,7 +643,7 @@ class InputExchange:
             yield came.own[sums.start : sums.stop] + of_rows, came.own[told : told + len(kernels)]
             holding, told = holding + len(rows), told + len(kernels)
 
-    def _distributed(self, asked: _Asked, came: _Came, batch_size: int) -> DistributedBatch:
+    def _distributed(self, batch: BatchOfIds, asked: _Asked, came: _Came, batch_size: int) -> DistributedBatch:
         """The batch where it is looked up, of numbers that the host knows now."""
         for owner, ((numbers, _), of) in enumerate(zip(self._own_numbers(came), self._asked, strict=True)):
             self.sent_bytes[Stream.LENGTHS][owner] += (len(of.sums) * batch_size + len(of.rows)) * LENGTH_BYTES
@@ -670,6 +661,7 @@ class InputExchange:
             )
         ]
         return DistributedBatch(
+            batch=batch,
             batch_size=batch_size,
             num_samples=asked.num_samples,
             lengths_FB=asked.lengths_FB,
