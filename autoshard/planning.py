@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ from autoshard.evaluation.upper_end import UpperEndKernels, at_upper_end
 from autoshard.hardware import is_of_device, this_processor
 from autoshard.planners.auto_options import AUTO, AutoOptions
 from autoshard.planners.plan_bounds import plan_bounds
-from autoshard.planners.planner import PlanRequest, parse_options
+from autoshard.planners.planner import PlanRequest, options_kept, parse_options
 from autoshard.planners.refine import MeasurePlans, refine
 from autoshard.planners.registry import OptionHelp, PlannerHelp, describe_planners, get_planner, planner_names
 from autoshard.planners.space.options import ShardingType
@@ -266,9 +266,8 @@ def searched_types(planner: str, options: Mapping[str, Any]) -> frozenset[Shardi
     """
     if planner != AUTO:
         return frozenset(ShardingType)
-    known = {item.name for item in fields(AutoOptions)}
     try:
-        return parse_options(AutoOptions, {name: value for name, value in options.items() if name in known}).types
+        return parse_options(AutoOptions, options_kept(AutoOptions, options)).types
     except InvalidOptionError:
         return frozenset(ShardingType)
 
