@@ -40,7 +40,7 @@ from autoshard.core.errors import FormatError, InvalidOptionError
 if TYPE_CHECKING:
     from autoshard.core import CostModels, ShardingPlan
     from autoshard.planners.planner import PlanRequest
-    from autoshard.report import MeasuredPlan
+    from autoshard.report.replay_json import ReplayResult
 
 _log = logging.getLogger(__name__)
 #: Tables up to which plans have lower bounds unless told otherwise: bounds of 80 tables on 8 ranks take 0.07 to 0.3 s
@@ -330,13 +330,16 @@ def show(
     """
     from autoshard.formats import atomic_write, plan_to_json, read_plan
     from autoshard.report import plan_figures, plan_page, plan_summary, plan_warnings
+    from autoshard.report.caveats import device_warnings
 
     loaded = read_plan(plan)
-    measured = None if replayed is None else _read_replay(replayed, loaded.group_size)
+    replay = None if replayed is None else _read_replay(replayed, loaded)
+    measured = None if replay is None else replay.measured
     if html is not None:
         atomic_write(html, plan_page(loaded, measured, title=f"Sharding plan {plan.name}"))
         log(f"Wrote {html}")
-    for warning in plan_warnings(loaded):
+    of_replay = () if replay is None else device_warnings(replay.device, loaded)
+    for warning in (*plan_warnings(loaded), *of_replay):
         warn(warning)
     emit(plan_to_json(loaded), plan_summary(loaded, measured), as_json=as_json)
     if image is not None:
@@ -354,11 +357,16 @@ def draw(figures: Mapping[str, Any], image: Path) -> None:
         log(f"Wrote {file}")
 
 
-def _read_replay(path: Path, num_ranks: int) -> MeasuredPlan:
+def _read_replay(path: Path, plan: ShardingPlan) -> ReplayResult:
     from autoshard.report.replay_json import REPLAY
 
     found = REPLAY.read(path)
-    if len(found.ranks) != num_ranks:
-        message = f"must hold {num_ranks} values, one per rank of the plan, got {len(found.ranks)}"
+    nums_shards = [len(shards) for shards in plan.local_shards()]
+    if len(found.ranks) != len(nums_shards):
+        message = f"must hold {len(nums_shards)} values, one per rank of the plan, got {len(found.ranks)}"
         raise FormatError(message, field="ranks", source=str(path))
-    return found.measured
+    for number, (rank, num_shards) in enumerate(zip(found.ranks, nums_shards, strict=True)):
+        if rank.num_shards != num_shards:
+            message = f"must be {num_shards:,}, as in the plan, got {rank.num_shards:,}: it is of another plan"
+            raise FormatError(message, field=f"ranks[{number}].num_shards", source=str(path))
+    return found

@@ -712,6 +712,7 @@ def refined(plan: ShardingPlan, costs: CostModels, num_measurements: int, device
 
     from autoshard.planning import refine_plan
     from autoshard.plugins import find_replay
+    from autoshard.report.caveats import device_warnings
 
     replay_plans = find_replay("--replay-refine")
     measured_on: list[str] = []
@@ -724,6 +725,6 @@ def refined(plan: ShardingPlan, costs: CostModels, num_measurements: int, device
 
     plan, status = refine_plan(plan, costs, measure, num_measurements=num_measurements)
     log(status)
-    if measured_on[0] != device_family(plan.topology.device):
-        warn(f"measured on {measured_on[0]}, but the plan is for {plan.topology.device}")
+    for warning in device_warnings(measured_on[0], plan):
+        warn(warning)
     return plan
