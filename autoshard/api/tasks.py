@@ -212,7 +212,7 @@ class EvaluationBody(RequestBody):
 
     plan: _Plan
     overlap: _Overlap = None
-    risk: _Risk = Risk.MEAN
+    risk: _PlansRisk = None
 
 
 class ComparisonBody(RequestBody):

@@ -167,9 +167,9 @@ class ServiceEndpoints:
 
     @Endpoint
     def evaluate(
-        self, plan: ShardingPlan, *, overlap: Overlap | None = None, risk: Risk = Risk.MEAN
+        self, plan: ShardingPlan, *, overlap: Overlap | None = None, risk: Risk | None = None
     ) -> Exchange[StoredPlan]:
-        """Prices a plan; the service stores it."""
+        """Prices a plan, for what it was made for if `risk` is None; the service stores it."""
         body = as_body(EvaluationBody, plan=plan, overlap=overlap, risk=risk)
         return self._post("/v1/evaluations", answers.stored_plan, body)
 

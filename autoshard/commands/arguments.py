@@ -200,16 +200,6 @@ class PricingOptions:
     registry: RegistryOption = None
     risk: Annotated[Risk, typer.Option(help="Plan for the mean or the 95th percentile of predicted times.")] = Risk.MEAN
 
-    def costs_of(self, plan: ShardingPlan) -> CostModels:
-        """The models that price a plan.
-
-        Raises:
-            ModelError: If one is there but damaged.
-        """
-        from autoshard.planning import plan_costs
-
-        return plan_costs(plan, self.registry, risk=self.risk)
-
 
 @command_options()
 class PlanPricingOptions:
@@ -228,7 +218,11 @@ class PlanPricingOptions:
         return self.risk or plan.risk
 
     def costs_of(self, plan: ShardingPlan) -> CostModels:
-        """As `PricingOptions.costs_of`."""
+        """The models that price a plan.
+
+        Raises:
+            ModelError: If one is there but damaged.
+        """
         from autoshard.planning import plan_costs
 
         return plan_costs(plan, self.registry, risk=self.risk_of(plan))

@@ -17,7 +17,7 @@ from autoshard.commands.arguments import (
     OutputOption,
     OverlapOption,
     PageOption,
-    PricingOptions,
+    PlanPricingOptions,
     SearchOptions,
     ServerOption,
     SettingsOption,
@@ -124,7 +124,7 @@ class EvaluateOptions:
         typer.Option(help="The ranks of a TorchRec plan, a topology.json or a bundled one.", show_default=False),
         Needs("a .pt file", lambda options: options.is_torchrec),
     ] = None
-    pricing: PricingOptions
+    pricing: PlanPricingOptions
     overlap: OverlapOption = None
     bound: Annotated[bool | None, _bound_option(f"{_BOUND_HELP}.", f"--bound up to {_MOST_BOUNDED} tables")] = None
     output: OutputOption = None
@@ -268,9 +268,9 @@ def evaluate(options: EvaluateOptions, as_json: JsonOption = False) -> None:
         autoshard evaluate plan.json --registry registry -o priced.json
         autoshard evaluate torchrec_plan.pt --tables tables.json --topology cpu-8 -o plan.json
     """
-    from autoshard.evaluation import evaluate as price
     from autoshard.evaluation.executable import plan_note
     from autoshard.formats.row_orders import moved_plan
+    from autoshard.planning import repriced
     from autoshard.validator import validate_plan
 
     loaded = options.read()
@@ -279,7 +279,7 @@ def evaluate(options: EvaluateOptions, as_json: JsonOption = False) -> None:
     if note := plan_note(loaded):
         _log.warning("%s", note)
     costs = options.pricing.costs_of(loaded)
-    priced = loaded.with_predicted(price(loaded, costs, overlap=options.overlap))
+    priced = repriced(loaded, costs, overlap=options.overlap)
     if options.bound or (options.bound is None and len(priced.tables.tables) <= _MOST_BOUNDED):
         made = priced.provenance
         priced = _bounded(priced, costs, made.planner if made else "", made.options if made else {})

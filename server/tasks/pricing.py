@@ -9,9 +9,8 @@ from dataclasses import replace
 from pydantic import TypeAdapter
 
 from autoshard.api import EvaluationBody, ExplanationBody, NoBody
-from autoshard.evaluation import evaluate
 from autoshard.planners.hybrid.explanation import explain
-from autoshard.planning import plan_costs
+from autoshard.planning import plan_costs, repriced
 from autoshard.report import plan_page
 from autoshard.report.plan_diff import diff_plans
 from autoshard.results.explanation import EXPLANATION, Explanation
@@ -29,8 +28,8 @@ _EXPLANATION = TypeAdapter(Explanation)
 def answer_evaluate(body: EvaluationBody, context: TaskContext) -> Reply:
     """Prices a plan that the client sends."""
     plan = plan_of(body.plan, context.settings)
-    costs = plan_costs(plan, context.registry, risk=body.risk)
-    priced = plan.with_predicted(evaluate(plan, costs, overlap=body.overlap))
+    costs = plan_costs(plan, context.registry, risk=body.risk or plan.risk)
+    priced = repriced(plan, costs, overlap=body.overlap)
     reply = plan_reply(priced, plan.provenance.planner if plan.provenance else UNKNOWN_PLANNER)
     return replace(reply, planner="", floor_gap=None)  # nothing was planned
 
