@@ -29,7 +29,7 @@ from autoshard.commands.arguments import (
 from autoshard.commands.options import Needs, command_options
 from autoshard.commands.plan import draw
 from autoshard.console import JsonOption, emit, log, progress, until, working
-from autoshard.core.choices import GroupLayout, Lengths
+from autoshard.core.choices import MOST_EXPLAINED, GroupLayout, Lengths
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.core.quoting import shown, write_bytes
 from autoshard.table import Column, Table
@@ -60,7 +60,8 @@ class ExplainOptions:
         typer.Option(
             min=0, help="Explains so many of the tables, those of which a batch reads most bytes; 0 explains all."
         ),
-    ] = 50
+        Needs("--table left out", lambda options: not options.table),
+    ] = MOST_EXPLAINED
     pricing: PlanPricingOptions
     server: ServerOption = None
 
@@ -131,7 +132,7 @@ def _served(plan: ShardingPlan, options: ExplainOptions, server: str) -> tuple[E
     risk = options.pricing.risk_of(plan)
     with open_client(server) as client:
         stored = client.evaluate(plan, risk=risk)
-        return client.improve(stored.id, tables=options.table or (), risk=risk)
+        return client.improve(stored.id, tables=options.table or (), most=options.most, risk=risk)
 
 
 def _overview(found: Explanation, num_tables: int) -> Table:

@@ -37,7 +37,8 @@ def answer_evaluate(body: EvaluationBody, context: TaskContext) -> Reply:
 def answer_explain(body: ExplanationBody, context: TaskContext, stored: bytes) -> Reply:
     """Compares the sharding of a stored plan's tables with its alternatives."""
     plan = stored_plan(stored)
-    found = explain(plan, plan_costs(plan, context.registry, risk=body.risk or plan.risk), body.tables)
+    costs = plan_costs(plan, context.registry, risk=body.risk or plan.risk)
+    found = explain(plan, costs, body.tables, most=body.most)
     return Reply(status=200, body=_EXPLANATION.dump_json(found))
 
 
@@ -46,7 +47,7 @@ def answer_improve(body: ExplanationBody, context: TaskContext, stored: bytes) -
     plan = stored_plan(stored)
     costs = plan_costs(plan, context.registry, risk=body.risk or plan.risk)
     started_s = time.perf_counter()
-    found = explain(plan, costs, body.tables)
+    found = explain(plan, costs, body.tables, most=body.most)
     improvements = find_improvements(plan, costs, found, budget_s=trials_budget_s(time.perf_counter() - started_s))
     document = EXPLANATION.to_json((found, improvements))
     return Reply(status=200, body=json.dumps(document, allow_nan=False).encode())
