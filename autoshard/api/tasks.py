@@ -289,7 +289,9 @@ class SimulationBody(RequestBody):
     seed: _Seed = 0
     overlap: _Overlap = None
     risk: _Risk = Risk.MEAN
-    num_batches: int = Field(default=0, ge=0, le=1000, description="Batches to draw per point, for the spread.")
+    num_batches: int = Field(
+        default=0, ge=0, le=1000, description="Batches to draw per point, for the spread, at least 2; 0 for none."
+    )
     lengths: Annotated[Lengths, Field(strict=False)] = Lengths.DECLARED
 
 

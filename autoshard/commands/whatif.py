@@ -274,7 +274,8 @@ class SimulateOptions:
     ] = 1
     overlap: OverlapOption = None
     batches: Annotated[
-        int, typer.Option(min=0, max=1_000_000, help="Batches to draw per point, for the spread; 0 for none.")
+        int,
+        typer.Option(min=0, max=1_000_000, help="Batches to draw per point, for the spread, at least 2; 0 for none."),
     ] = 100
     lengths: Annotated[
         Lengths,
@@ -295,6 +296,8 @@ class SimulateOptions:
             raise InvalidOptionError("cannot be given with --group-size", field="--groups")
         if self.batch_size is not None and self.batch_per_rank is not None:
             raise InvalidOptionError("cannot be given with --batch-per-rank", field="--batch-size")
+        if self.batches == 1:
+            raise InvalidOptionError("must be 0, or at least 2, got 1", field="--batches")
         check_planner(self.planner, parse_settings(self.settings), None)
         self.points(1)
 
