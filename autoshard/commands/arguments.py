@@ -94,7 +94,12 @@ def registry_folder(value: str | Path) -> Path:
     return folder
 
 
-def _folder_that_exists(value: str | Path) -> Path:
+def existing_registry(value: str | Path) -> Path:
+    """Reads the folder or address of a registry that is read.
+
+    Raises:
+        typer.BadParameter: If it is neither, or the folder is not there.
+    """
     folder = registry_folder(value)
     if not folder.exists():
         raise typer.BadParameter(f"Directory {str(value)!r} does not exist.")
@@ -120,7 +125,7 @@ TopologyOption = Annotated[
 RegistryOption = Annotated[
     Path | None,
     typer.Option(
-        parser=_folder_that_exists,
+        parser=existing_registry,
         metavar="<path or address>",
         show_default="$AUTOSHARD_REGISTRY or ~/.local/share/autoshard/registry",
         help="Folder of trained models, here or on object storage (`s3://bucket/models`). "
