@@ -268,6 +268,13 @@ def test_compare_plans_replays_and_writes(succeeds, tmp_path):
     assert "Ceiling" in page.read_text(encoding="utf-8")
 
 
+def test_compare_says_that_it_measured_on_another_device_than_plans_are_for(run, tmp_path):
+    run("import", "metasyn", "--num-tables", 2, "--scale", 16384, "-o", tmp_path / "tables.json")
+    task = ("compare", tmp_path / "tables.json", "--topology", "a100-8", "--planners", "random")
+    said = run(*task, "--replay", "--device", "cpu")[1]
+    assert said.count("warning: measured on cpu, but the plan is for a100\n") == 1
+
+
 def test_compare_goes_on_when_one_planner_cannot_do_the_task(succeeds, tmp_path):
     # An empty registry has no policy.
     task = ("compare", "criteo-kaggle", "--topology", "cpu-4", "--registry", tmp_path)
