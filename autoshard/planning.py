@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from autoshard.core.costs import MeasuredRange, OutsideRange, Risk
 from autoshard.core.errors import AutoshardError, InvalidOptionError, InvalidPlanError
 from autoshard.core.machine import KnowsMachine, device_family
 from autoshard.core.quoting import printable, shortened
+from autoshard.core.step import Overlap
 from autoshard.evaluation.analytic import AnalyticCostModel
 from autoshard.evaluation.batch_memory import rank_memory, training_bytes
 from autoshard.evaluation.cached_rows import in_device_memory
@@ -42,7 +43,7 @@ from autoshard.evaluation.upper_end import UpperEndKernels, at_upper_end
 from autoshard.hardware import is_of_device, this_processor
 from autoshard.planners.auto_options import AUTO, AutoOptions
 from autoshard.planners.plan_bounds import plan_bounds
-from autoshard.planners.planner import PlanRequest, parse_options
+from autoshard.planners.planner import PlanRequest, options_kept, parse_options
 from autoshard.planners.refine import MeasurePlans, refine
 from autoshard.planners.registry import OptionHelp, PlannerHelp, describe_planners, get_planner, planner_names
 from autoshard.planners.space.options import ShardingType
@@ -67,6 +68,7 @@ __all__ = [
     "plan_costs",
     "planner_names",
     "refine_plan",
+    "repriced",
     "with_bounds",
 ]
 
@@ -266,9 +268,8 @@ def searched_types(planner: str, options: Mapping[str, Any]) -> frozenset[Shardi
     """
     if planner != AUTO:
         return frozenset(ShardingType)
-    known = {item.name for item in fields(AutoOptions)}
     try:
-        return parse_options(AutoOptions, {name: value for name, value in options.items() if name in known}).types
+        return parse_options(AutoOptions, options_kept(AutoOptions, options)).types
     except InvalidOptionError:
         return frozenset(ShardingType)
 
@@ -325,18 +326,10 @@ def finished_plan(plan: ShardingPlan, costs: CostModels, provenance: Provenance)
         # The planner's fault, not that of whoever asked for a plan.
         raise AutoshardError(f"made an invalid plan: {error}", source=f"planner {provenance.planner}") from error
     orders = _orders_of_cut(plan)
-    held: list[LocalShard] = []
-    if not isinstance(costs.kernel, AnalyticCostModel):
-        held = [in_device_memory(shard.local) for shard in plan.of_one_group().held_shards()]
+    held = _priced_shards(plan, costs)
     _warn_of_unseen(plan.tables, held, costs.kernel)
     costs = replace(costs, kernel=pricing(costs.kernel, held))
-    models = {**provenance.models, **_order_notes(orders), **model_names(costs, plan.tables, plan.topology.device)}
-    if isinstance(costs.kernel, MeasuredRange) and (notes := costs.kernel.notes(held)):
-        models["kernel_notes"] = _notes_text(notes, plan.tables)
-    if isinstance(costs.kernel, KnowsMachine) and costs.kernel.measured_on is not None:
-        models["kernel_machine"] = str(costs.kernel.measured_on)
-    if of_others := machine_notes(costs, plan.topology.device):
-        models["machine_notes"] = shortened("; ".join(of_others), _MAX_CHARACTERS)
+    models = {**provenance.models, **_order_notes(orders), **_price_entries(plan, costs, held)}
     if note := plan_note(plan):
         _log.warning("%s", note)
         models["execution_notes"] = shortened(note, _MAX_CHARACTERS)
@@ -350,6 +343,47 @@ def finished_plan(plan: ShardingPlan, costs: CostModels, provenance: Provenance)
         predicted=predicted,
         provenance=replace(provenance, models=models),
     )
+
+
+def repriced(plan: ShardingPlan, costs: CostModels, *, overlap: Overlap | None = None) -> ShardingPlan:
+    """A plan with other prices; its provenance, where it has one, names what these are and come from.
+
+    Args:
+        plan: A valid plan.
+        costs: What prices it, see `plan_costs`.
+        overlap: Which parts of the step are taken to run at the same time; None as in `evaluate`.
+    """
+    held = _priced_shards(plan, costs)
+    costs = replace(costs, kernel=pricing(costs.kernel, held))
+    priced = plan.with_predicted(evaluate(plan, costs, overlap=overlap))
+    if plan.provenance is None:
+        return priced
+    kept = {name: text for name, text in plan.provenance.models.items() if name not in _PRICE_ENTRIES}
+    models = {**kept, **_price_entries(plan, costs, held)}
+    return replace(priced, provenance=replace(plan.provenance, risk=costs.risk, models=models))
+
+
+def _priced_shards(plan: ShardingPlan, costs: CostModels) -> list[LocalShard]:
+    """The shards that a model of kernels is chosen and asked by; none for the analytic one, which prices any."""
+    if isinstance(costs.kernel, AnalyticCostModel):
+        return []
+    return [in_device_memory(shard.local) for shard in plan.of_one_group().held_shards()]
+
+
+#: Entries of a provenance's `models` that say what a plan's prices come from.
+_PRICE_ENTRIES = ("kernel", "communication", "dense", "step", "kernel_notes", "kernel_machine", "machine_notes")
+
+
+def _price_entries(plan: ShardingPlan, costs: CostModels, held: Sequence[LocalShard]) -> dict[str, str]:
+    """Of `_PRICE_ENTRIES`, those of a plan that is priced by these models; `held` are its `_priced_shards`."""
+    entries = model_names(costs, plan.tables, plan.topology.device)
+    if isinstance(costs.kernel, MeasuredRange) and (notes := costs.kernel.notes(held)):
+        entries["kernel_notes"] = _notes_text(notes, plan.tables)
+    if isinstance(costs.kernel, KnowsMachine) and costs.kernel.measured_on is not None:
+        entries["kernel_machine"] = str(costs.kernel.measured_on)
+    if of_others := machine_notes(costs, plan.topology.device):
+        entries["machine_notes"] = shortened("; ".join(of_others), _MAX_CHARACTERS)
+    return entries
 
 
 def _warn_of_unseen(tables: TableSet, held: Sequence[LocalShard], model: CostModel) -> None:

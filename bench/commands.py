@@ -29,6 +29,7 @@ def replay(
         autoshard replay plan.json
     """
     from autoshard.formats import read_plan
+    from autoshard.report.caveats import device_warnings
     from autoshard.report.replay_json import REPLAY
     from bench.kernels.replay import num_replayed, replay_plans
     from bench.kernels.replay_report import replay_result, replay_table
@@ -37,4 +38,6 @@ def replay(
     with console.progress("Measuring ranks", num_replayed(plans)) as advance:
         measured = replay_plans(plans, device=device, advance=advance)
     found = replay_result(plans[0], measured)
+    for warning in device_warnings(found.device, plans[0]):
+        console.warn(warning)
     console.emit(REPLAY.to_json(found), replay_table(found), as_json=as_json)

@@ -37,7 +37,16 @@ from autoshard.formats.metasyn import metasyn
 from autoshard.formats.stores.samples import read_samples
 from autoshard.hardware import this_processor
 from autoshard.planners.heuristics.greedy import RandomPlanner
-from autoshard.planning import compare, kernel_model, machine_note, make_costs, make_plan, plan_costs, searched_types
+from autoshard.planning import (
+    compare,
+    kernel_model,
+    machine_note,
+    make_costs,
+    make_plan,
+    plan_costs,
+    repriced,
+    searched_types,
+)
 from autoshard.report import speedups_over
 from autoshard.validator import validate_plan
 from costmodel import Registry
@@ -130,6 +139,15 @@ class TestModels:
         made = make_plan("cost-greedy", make.request(tables, topology, costs=costs))
         assert made.provenance.models["kernel_machine"] == "Abacus"
         assert "prices are of Abacus" in made.provenance.models["machine_notes"]
+        # Prices of other models come with what is said of these, in place of what was said of the former.
+        notes = {**made.provenance.models, "search": "stays"}
+        noted = replace(made, provenance=replace(made.provenance, models=notes))
+        analytic = repriced(noted, plan_costs(noted, tmp_path / "none", risk=Risk.HIGH))
+        models = analytic.provenance.models
+        assert (models["kernel"], models["search"]) == ("analytic:cpu (upper end)", "stays")
+        assert models.keys().isdisjoint({"kernel_machine", "machine_notes", "kernel_notes"})
+        assert analytic.risk is Risk.HIGH
+        assert repriced(analytic, plan_costs(analytic, own)) == noted
 
     def test_a_model_of_a_device_falls_back_on_its_family(self, topology, registry, tmp_path):
         named = replace(topology, device="cpu:abacus")

@@ -10,7 +10,7 @@ from pydantic_core import CoreSchema
 
 from autoshard.api.problems import MAX_FEATURES, RequestBody, examples
 from autoshard.core.accepted import MAX_SEED
-from autoshard.core.choices import GroupLayout, Lengths, Overlap, Risk
+from autoshard.core.choices import MOST_EXPLAINED, GroupLayout, Lengths, Overlap, Risk
 
 #: Seconds that a request may plan; a job has more.
 MAX_TIME_LIMIT_S: Final = 60.0
@@ -212,7 +212,7 @@ class EvaluationBody(RequestBody):
 
     plan: _Plan
     overlap: _Overlap = None
-    risk: _Risk = Risk.MEAN
+    risk: _PlansRisk = None
 
 
 class ComparisonBody(RequestBody):
@@ -256,6 +256,7 @@ class ExplanationBody(RequestBody):
     """What to explain of a plan."""
 
     tables: list[_Name] = Field(default_factory=list, max_length=2048)
+    most: int = Field(default=MOST_EXPLAINED, ge=0, le=1 << 31)
     risk: _PlansRisk = None
 
 
@@ -288,7 +289,9 @@ class SimulationBody(RequestBody):
     seed: _Seed = 0
     overlap: _Overlap = None
     risk: _Risk = Risk.MEAN
-    num_batches: int = Field(default=0, ge=0, le=1000, description="Batches to draw per point, for the spread.")
+    num_batches: int = Field(
+        default=0, ge=0, le=1000, description="Batches to draw per point, for the spread, at least 2; 0 for none."
+    )
     lengths: Annotated[Lengths, Field(strict=False)] = Lengths.DECLARED
 
 

@@ -48,7 +48,7 @@ from autoshard.client.answers import Job, ServedComparison, StoredPlan
 from autoshard.client.problems import ServiceError, error_of
 from autoshard.client.retries import Retries
 from autoshard.client.tasks import as_body
-from autoshard.core.choices import Alias, Overlap, Risk
+from autoshard.core.choices import MOST_EXPLAINED, Alias, Overlap, Risk
 from autoshard.core.errors import AutoshardError, InvalidOptionError
 from autoshard.core.quoting import shown
 
@@ -167,9 +167,9 @@ class ServiceEndpoints:
 
     @Endpoint
     def evaluate(
-        self, plan: ShardingPlan, *, overlap: Overlap | None = None, risk: Risk = Risk.MEAN
+        self, plan: ShardingPlan, *, overlap: Overlap | None = None, risk: Risk | None = None
     ) -> Exchange[StoredPlan]:
-        """Prices a plan; the service stores it."""
+        """Prices a plan, for what it was made for if `risk` is None; the service stores it."""
         body = as_body(EvaluationBody, plan=plan, overlap=overlap, risk=risk)
         return self._post("/v1/evaluations", answers.stored_plan, body)
 
@@ -228,16 +228,27 @@ class ServiceEndpoints:
         return self._get(_PLANS, _as(PlanList), limit=limit, cursor=cursor, text=text, **figures)
 
     @Endpoint
-    def explain(self, plan_id: str, *, tables: Sequence[str] = (), risk: Risk | None = None) -> Exchange[Explanation]:
-        """Compares the sharding of a stored plan's tables with its alternatives; by the plan's own risk if None."""
-        return self._get(f"{_PLANS}/{plan_id}/explanation", answers.explanation, table=list(tables), risk=risk)
+    def explain(
+        self, plan_id: str, *, tables: Sequence[str] = (), most: int = MOST_EXPLAINED, risk: Risk | None = None
+    ) -> Exchange[Explanation]:
+        """Compares the sharding of a stored plan's tables with its alternatives.
+
+        Args:
+            plan_id: The plan's id.
+            tables: Tables to explain; without any, those of which a batch reads most bytes.
+            most: How many of these; 0 for all.
+            risk: The predicted time that prices; None for what the plan was made for.
+        """
+        path = f"{_PLANS}/{plan_id}/explanation"
+        return self._get(path, answers.explanation, table=list(tables), most=most, risk=risk)
 
     @Endpoint
     def improve(
-        self, plan_id: str, *, tables: Sequence[str] = (), risk: Risk | None = None
+        self, plan_id: str, *, tables: Sequence[str] = (), most: int = MOST_EXPLAINED, risk: Risk | None = None
     ) -> Exchange[tuple[Explanation, tuple[Improvement, ...]]]:
         """As `explain`, and plans with single changes of the plan's task, most samples per second first."""
-        return self._get(f"{_PLANS}/{plan_id}/improvements", answers.improvements, table=list(tables), risk=risk)
+        path = f"{_PLANS}/{plan_id}/improvements"
+        return self._get(path, answers.improvements, table=list(tables), most=most, risk=risk)
 
     @Endpoint
     def diff(self, plan_id: str, other_id: str) -> Exchange[PlanDiff]:

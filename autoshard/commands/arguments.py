@@ -94,7 +94,12 @@ def registry_folder(value: str | Path) -> Path:
     return folder
 
 
-def _folder_that_exists(value: str | Path) -> Path:
+def existing_registry(value: str | Path) -> Path:
+    """Reads the folder or address of a registry that is read.
+
+    Raises:
+        typer.BadParameter: If it is neither, or the folder is not there.
+    """
     folder = registry_folder(value)
     if not folder.exists():
         raise typer.BadParameter(f"Directory {str(value)!r} does not exist.")
@@ -120,7 +125,7 @@ TopologyOption = Annotated[
 RegistryOption = Annotated[
     Path | None,
     typer.Option(
-        parser=_folder_that_exists,
+        parser=existing_registry,
         metavar="<path or address>",
         show_default="$AUTOSHARD_REGISTRY or ~/.local/share/autoshard/registry",
         help="Folder of trained models, here or on object storage (`s3://bucket/models`). "
@@ -200,16 +205,6 @@ class PricingOptions:
     registry: RegistryOption = None
     risk: Annotated[Risk, typer.Option(help="Plan for the mean or the 95th percentile of predicted times.")] = Risk.MEAN
 
-    def costs_of(self, plan: ShardingPlan) -> CostModels:
-        """The models that price a plan.
-
-        Raises:
-            ModelError: If one is there but damaged.
-        """
-        from autoshard.planning import plan_costs
-
-        return plan_costs(plan, self.registry, risk=self.risk)
-
 
 @command_options()
 class PlanPricingOptions:
@@ -228,7 +223,11 @@ class PlanPricingOptions:
         return self.risk or plan.risk
 
     def costs_of(self, plan: ShardingPlan) -> CostModels:
-        """As `PricingOptions.costs_of`."""
+        """The models that price a plan.
+
+        Raises:
+            ModelError: If one is there but damaged.
+        """
         from autoshard.planning import plan_costs
 
         return plan_costs(plan, self.registry, risk=self.risk_of(plan))

@@ -227,9 +227,13 @@ def _with_refined(
 
 def _replay(rows: Sequence[ComparedPlan], device: str) -> ReplayProtocol:
     from autoshard.plugins import find_replay
+    from autoshard.report.caveats import device_warnings
 
     plans = [row.plan for row in rows if row.plan is not None]
-    return replay_all(find_replay("--replay"), plans, device, "Measuring ranks")
+    found = replay_all(find_replay("--replay"), plans, device, "Measuring ranks")
+    for warning in device_warnings(found.device, plans[0]):
+        warn(warning)
+    return found
 
 
 def _warnings(rows: Sequence[ComparedPlan], *, is_served: bool) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -182,12 +183,11 @@ class ReplanOptions:
             ModelError: If a trained model is there but damaged.
         """
         from autoshard.formats import load_topology
+        from autoshard.planners.auto_options import AutoOptions
         from autoshard.planners.planner import PlanRequest
         from autoshard.planning import make_costs
 
         topology = accessed.plan.topology if self.topology is None else load_topology(self.topology)
-        made = accessed.plan.provenance
-        known = made.options if made is not None and made.planner == "auto" else {}
         return PlanRequest(
             tables=accessed.now,
             topology=topology,
@@ -195,7 +195,7 @@ class ReplanOptions:
             seed=self.seed,
             time_limit_s=self.time_limit,
             started_s=time.perf_counter(),
-            options={**known, **parse_settings(self.settings)},
+            options={**asdict(AutoOptions.of_plan(accessed.plan)), **parse_settings(self.settings)},
             registry=self.pricing.registry,
         )
 

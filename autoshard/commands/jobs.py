@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _DEFAULT_SERVER = "http://localhost:8000"
 _FAILED = 1
+#: Jobs that are asked for at a time, and printed.
+_MAX_LINES = 200
 
 
 class JobAction(StrEnum):
@@ -87,7 +89,7 @@ def jobs(options: JobsOptions, as_json: JsonOption = False) -> None:
     """
     with open_client(options.server) as client:
         if options.action is JobAction.LIST:
-            found = client.list_jobs(kind=options.kind, state=options.state, limit=200).jobs
+            found = _all_jobs(client, options)
             emit({"jobs": [one.model_dump(mode="json") for one in found]}, _listed(found), as_json=as_json, kind="jobs")
             return
         assert options.job is not None
@@ -95,6 +97,15 @@ def jobs(options: JobsOptions, as_json: JsonOption = False) -> None:
     emit(job.model_dump(mode="json"), _details(job), as_json=as_json, kind="job")
     if options.action is JobAction.WAIT and job.state != "succeeded":
         raise typer.Exit(_FAILED)
+
+
+def _all_jobs(client: Client, options: JobsOptions) -> list[JobSummary]:
+    page = client.list_jobs(kind=options.kind, state=options.state, limit=_MAX_LINES)
+    found = page.jobs
+    while page.next is not None:
+        page = client.list_jobs(kind=options.kind, state=options.state, limit=_MAX_LINES, cursor=page.next)
+        found = found + page.jobs
+    return found
 
 
 def _done(client: Client, options: JobsOptions, job_id: str) -> Job:
@@ -125,8 +136,9 @@ def _done(client: Client, options: JobsOptions, job_id: str) -> Job:
 def _listed(found: Sequence[JobSummary]) -> RenderableType:
     if not found:
         return "No jobs."
+    left = len(found) - _MAX_LINES
     return Table.of(
-        found,
+        found[:_MAX_LINES],
         [
             ("job", lambda job: job.id),
             (Column("kind"), lambda job: job.kind),
@@ -135,6 +147,7 @@ def _listed(found: Sequence[JobSummary]) -> RenderableType:
             (Column("asked for"), lambda job: job.created_at),
             (Column("progress"), lambda job: job.progress),
         ],
+        caption=f"{left:,} older jobs; --json lists all" if left > 0 else "",
         is_boxed=True,
     )
 

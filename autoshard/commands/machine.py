@@ -101,11 +101,12 @@ def infiniband_ports(folder: Path = Path("/sys/class/infiniband")) -> Iterator[f
 
 
 def _network_card(folder: Path = Path("/sys/class/net")) -> tuple[float, str]:
-    """Bytes per second of the fastest network card, and where that is from."""
+    """Bytes per second of the fastest network card or bond of cards, and where that is from."""
     fastest, name = 0, ""
     for card in sorted(folder.iterdir()) if folder.is_dir() else ():
         try:
-            speed = int((card / "speed").read_text())
+            # Interfaces of containers, bridges and tunnels state a speed, too.
+            speed = int((card / "speed").read_text()) if _is_card(card) else 0
         except (OSError, ValueError):  # the loopback and cards without a cable say nothing
             continue
         if speed > fastest:
@@ -113,6 +114,13 @@ def _network_card(folder: Path = Path("/sys/class/net")) -> tuple[float, str]:
     if not fastest:
         return _USUAL_CARD, "10 Gbit/s, since the system does not say"
     return fastest * _MEGA / _BITS_PER_BYTE, f"{fastest:,} Mbit/s of {name}"
+
+
+def _is_card(interface: Path) -> bool:
+    """Whether a network interface has a device of its own or, as a bond, members that have one."""
+    members = interface / "bonding" / "slaves"
+    names = members.read_text().split() if members.exists() else [interface.name]
+    return any((interface.parent / name / "device").exists() for name in names)
 
 
 #: PCIe sends 128 bits in 130.

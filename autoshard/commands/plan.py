@@ -17,7 +17,7 @@ from autoshard.commands.arguments import (
     OutputOption,
     OverlapOption,
     PageOption,
-    PricingOptions,
+    PlanPricingOptions,
     SearchOptions,
     ServerOption,
     SettingsOption,
@@ -40,7 +40,7 @@ from autoshard.core.errors import FormatError, InvalidOptionError
 if TYPE_CHECKING:
     from autoshard.core import CostModels, ShardingPlan
     from autoshard.planners.planner import PlanRequest
-    from autoshard.report import MeasuredPlan
+    from autoshard.report.replay_json import ReplayResult
 
 _log = logging.getLogger(__name__)
 #: Tables up to which plans have lower bounds unless told otherwise: bounds of 80 tables on 8 ranks take 0.07 to 0.3 s
@@ -124,7 +124,7 @@ class EvaluateOptions:
         typer.Option(help="The ranks of a TorchRec plan, a topology.json or a bundled one.", show_default=False),
         Needs("a .pt file", lambda options: options.is_torchrec),
     ] = None
-    pricing: PricingOptions
+    pricing: PlanPricingOptions
     overlap: OverlapOption = None
     bound: Annotated[bool | None, _bound_option(f"{_BOUND_HELP}.", f"--bound up to {_MOST_BOUNDED} tables")] = None
     output: OutputOption = None
@@ -268,9 +268,9 @@ def evaluate(options: EvaluateOptions, as_json: JsonOption = False) -> None:
         autoshard evaluate plan.json --registry registry -o priced.json
         autoshard evaluate torchrec_plan.pt --tables tables.json --topology cpu-8 -o plan.json
     """
-    from autoshard.evaluation import evaluate as price
     from autoshard.evaluation.executable import plan_note
     from autoshard.formats.row_orders import moved_plan
+    from autoshard.planning import repriced
     from autoshard.validator import validate_plan
 
     loaded = options.read()
@@ -279,7 +279,7 @@ def evaluate(options: EvaluateOptions, as_json: JsonOption = False) -> None:
     if note := plan_note(loaded):
         _log.warning("%s", note)
     costs = options.pricing.costs_of(loaded)
-    priced = loaded.with_predicted(price(loaded, costs, overlap=options.overlap))
+    priced = repriced(loaded, costs, overlap=options.overlap)
     if options.bound or (options.bound is None and len(priced.tables.tables) <= _MOST_BOUNDED):
         made = priced.provenance
         priced = _bounded(priced, costs, made.planner if made else "", made.options if made else {})
@@ -330,13 +330,16 @@ def show(
     """
     from autoshard.formats import atomic_write, plan_to_json, read_plan
     from autoshard.report import plan_figures, plan_page, plan_summary, plan_warnings
+    from autoshard.report.caveats import device_warnings
 
     loaded = read_plan(plan)
-    measured = None if replayed is None else _read_replay(replayed, loaded.group_size)
+    replay = None if replayed is None else _read_replay(replayed, loaded)
+    measured = None if replay is None else replay.measured
     if html is not None:
         atomic_write(html, plan_page(loaded, measured, title=f"Sharding plan {plan.name}"))
         log(f"Wrote {html}")
-    for warning in plan_warnings(loaded):
+    of_replay = () if replay is None else device_warnings(replay.device, loaded)
+    for warning in (*plan_warnings(loaded), *of_replay):
         warn(warning)
     emit(plan_to_json(loaded), plan_summary(loaded, measured), as_json=as_json)
     if image is not None:
@@ -354,11 +357,16 @@ def draw(figures: Mapping[str, Any], image: Path) -> None:
         log(f"Wrote {file}")
 
 
-def _read_replay(path: Path, num_ranks: int) -> MeasuredPlan:
+def _read_replay(path: Path, plan: ShardingPlan) -> ReplayResult:
     from autoshard.report.replay_json import REPLAY
 
     found = REPLAY.read(path)
-    if len(found.ranks) != num_ranks:
-        message = f"must hold {num_ranks} values, one per rank of the plan, got {len(found.ranks)}"
+    nums_shards = [len(shards) for shards in plan.local_shards()]
+    if len(found.ranks) != len(nums_shards):
+        message = f"must hold {len(nums_shards)} values, one per rank of the plan, got {len(found.ranks)}"
         raise FormatError(message, field="ranks", source=str(path))
-    return found.measured
+    for number, (rank, num_shards) in enumerate(zip(found.ranks, nums_shards, strict=True)):
+        if rank.num_shards != num_shards:
+            message = f"must be {num_shards:,}, as in the plan, got {rank.num_shards:,}: it is of another plan"
+            raise FormatError(message, field=f"ranks[{number}].num_shards", source=str(path))
+    return found

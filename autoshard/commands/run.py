@@ -496,12 +496,23 @@ def run_on(launcher: Launcher, options: RunOptions, num_processes: int, as_json:
         from autoshard.report import run_page
 
         atomic_write(options.html, run_page(plan, result.ranks, _headline(result), title=f"Run of {options.plan.name}"))
-    for written in (options.trace, options.profile, options.html, options.write_access):
-        if written is not None:
-            log(f"Wrote {written}")
+    for written in _written(options, result):
+        log(f"Wrote {written}")
     emit(RUN.to_json(result), _rendered(result), as_json=as_json)
     if result.job is not None and result.job.is_stopped:
         raise typer.Exit(_TERMINATED_EXIT_CODE)
+
+
+def _written(options: RunOptions, result: RunResult) -> list[Path]:
+    """The files that a run wrote; one without steps leaves older ones as they are, and one that is stopped no trace."""
+    is_stopped = result.job is not None and result.job.is_stopped
+    files = (
+        (options.trace, result.has_trained and not is_stopped),
+        (options.profile, result.steps > 0),
+        (options.html, True),
+        (options.write_access, result.has_trained),
+    )
+    return [file for file, is_written in files if file is not None and is_written]
 
 
 #: That of a process which SIGTERM ended, so that a scheduler starts the job again.
@@ -701,6 +712,7 @@ def refined(plan: ShardingPlan, costs: CostModels, num_measurements: int, device
 
     from autoshard.planning import refine_plan
     from autoshard.plugins import find_replay
+    from autoshard.report.caveats import device_warnings
 
     replay_plans = find_replay("--replay-refine")
     measured_on: list[str] = []
@@ -713,6 +725,6 @@ def refined(plan: ShardingPlan, costs: CostModels, num_measurements: int, device
 
     plan, status = refine_plan(plan, costs, measure, num_measurements=num_measurements)
     log(status)
-    if measured_on[0] != device_family(plan.topology.device):
-        warn(f"measured on {measured_on[0]}, but the plan is for {plan.topology.device}")
+    for warning in device_warnings(measured_on[0], plan):
+        warn(warning)
     return plan

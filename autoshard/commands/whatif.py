@@ -29,7 +29,7 @@ from autoshard.commands.arguments import (
 from autoshard.commands.options import Needs, command_options
 from autoshard.commands.plan import draw
 from autoshard.console import JsonOption, emit, log, progress, until, working
-from autoshard.core.choices import GroupLayout, Lengths
+from autoshard.core.choices import MOST_EXPLAINED, GroupLayout, Lengths
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError
 from autoshard.core.quoting import shown, write_bytes
 from autoshard.table import Column, Table
@@ -60,7 +60,8 @@ class ExplainOptions:
         typer.Option(
             min=0, help="Explains so many of the tables, those of which a batch reads most bytes; 0 explains all."
         ),
-    ] = 50
+        Needs("--table left out", lambda options: not options.table),
+    ] = MOST_EXPLAINED
     pricing: PlanPricingOptions
     server: ServerOption = None
 
@@ -131,7 +132,7 @@ def _served(plan: ShardingPlan, options: ExplainOptions, server: str) -> tuple[E
     risk = options.pricing.risk_of(plan)
     with open_client(server) as client:
         stored = client.evaluate(plan, risk=risk)
-        return client.improve(stored.id, tables=options.table or (), risk=risk)
+        return client.improve(stored.id, tables=options.table or (), most=options.most, risk=risk)
 
 
 def _overview(found: Explanation, num_tables: int) -> Table:
@@ -273,7 +274,8 @@ class SimulateOptions:
     ] = 1
     overlap: OverlapOption = None
     batches: Annotated[
-        int, typer.Option(min=0, max=1_000_000, help="Batches to draw per point, for the spread; 0 for none.")
+        int,
+        typer.Option(min=0, max=1_000_000, help="Batches to draw per point, for the spread, at least 2; 0 for none."),
     ] = 100
     lengths: Annotated[
         Lengths,
@@ -294,6 +296,8 @@ class SimulateOptions:
             raise InvalidOptionError("cannot be given with --group-size", field="--groups")
         if self.batch_size is not None and self.batch_per_rank is not None:
             raise InvalidOptionError("cannot be given with --batch-per-rank", field="--batch-size")
+        if self.batches == 1:
+            raise InvalidOptionError("must be 0, or at least 2, got 1", field="--batches")
         check_planner(self.planner, parse_settings(self.settings), None)
         self.points(1)
 

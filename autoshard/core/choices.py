@@ -1,6 +1,10 @@
 """What users choose of plans and prices: the words, without what is computed by them."""
 
 from enum import StrEnum
+from typing import Final
+
+#: Tables that are explained unless told otherwise: those of which a batch reads most bytes.
+MOST_EXPLAINED: Final = 50
 
 
 class Overlap(StrEnum):

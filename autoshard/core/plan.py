@@ -217,7 +217,8 @@ class Provenance:
     )
     seed: Annotated[int, Meaning("The seed.", written=Written.REQUIRED)] = 0
     risk: Annotated[
-        Risk, Meaning("What it was planned for: the mean or, with high, the 95th percentile of predicted times.")
+        Risk,
+        Meaning("What it is planned and priced for: the mean or, with high, the 95th percentile of predicted times."),
     ] = Risk.MEAN
     models: Annotated[
         Mapping[str, str],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from autoshard.core import ShardingPlan
@@ -10,7 +10,7 @@ from autoshard.core.accepted import AT_LEAST_0, check_choice, listed
 from autoshard.core.errors import InvalidOptionError
 from autoshard.core.quoting import shown
 from autoshard.evaluation.batch_memory import has_room
-from autoshard.planners.planner import parse_options
+from autoshard.planners.planner import options_kept, parse_options
 from autoshard.planners.space.options import BY_ACCESS_RANK, ShardingType
 
 #: The planner's name.
@@ -111,8 +111,7 @@ class AutoOptions:
         """Those that a plan of this planner was made with; the usual ones for other plans."""
         made = plan.provenance
         given = made.options if made is not None and made.planner == AUTO else {}
-        known = {one.name for one in fields(cls)}
-        return parse_options(cls, {name: value for name, value in given.items() if name in known})
+        return parse_options(cls, options_kept(cls, given))
 
     @property
     def counts_activations(self) -> bool:

@@ -117,6 +117,15 @@ def parse_options(options_type: type[OptionsT], values: Mapping[str, object]) ->
     return options_type(**parsed)
 
 
+def options_kept(options_type: type, made_with: Mapping[str, object]) -> dict[str, object]:
+    """Of the options that a plan was made with, those that its planner takes.
+
+    Plans of another version may have others, and refined ones say besides how often they were measured.
+    """
+    known = {item.name for item in fields(options_type)}
+    return {name: value for name, value in made_with.items() if name in known}
+
+
 _ACCEPTED = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 

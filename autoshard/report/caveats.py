@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autoshard.core import ShardingPlan
+from autoshard.core.machine import device_family
 from autoshard.core.quoting import write_bytes
 from autoshard.evaluation.batch_memory import rank_memory
 from autoshard.report.comparison import within_noise
@@ -40,6 +41,17 @@ def noise_warnings(rows: Sequence[ComparedPlan]) -> tuple[str, ...]:
     """Says which planners cannot be told from the best one; nothing where one has won."""
     level = within_noise(rows)
     return (f"Within noise: {', '.join(level)}.",) if len(level) > 1 else ()
+
+
+def device_warnings(measured_on: str, plan: ShardingPlan) -> tuple[str, ...]:
+    """Says that a plan's kernels were measured on another device than it is for; nothing where they were not.
+
+    Args:
+        measured_on: Key of the device, such as `cpu`.
+        plan: The plan.
+    """
+    device = plan.topology.device
+    return (f"measured on {measured_on}, but the plan is for {device}",) if measured_on != device_family(device) else ()
 
 
 def memory_warnings(plan: ShardingPlan) -> tuple[str, ...]:

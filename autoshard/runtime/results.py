@@ -377,6 +377,11 @@ class RunResult:
         VirtualRun | None, Meaning("Of runs in virtual time: what their times are made of; left out for others.")
     ] = None
 
+    @property
+    def has_trained(self) -> bool:
+        """Whether it made a step; a job that was resumed at its end makes none."""
+        return self.job is None or self.job.trained_steps > (self.job.resumed_from or 0)
+
     def part_ms(self, part: StepPart) -> float:
         """A part at its slowest process; `dense` is what the step has beyond the longest sum of others."""
         others = [one for one in StepPart if one is not StepPart.DENSE]

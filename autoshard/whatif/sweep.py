@@ -106,6 +106,10 @@ class Simulator:
     payload: Payload = field(default_factory=Payload)
     machines: Mapping[str, Topology] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.num_batches == 1:
+            raise InvalidOptionError("must be 0, or at least 2, got 1", field="num_batches")
+
     def settings(self, name: str) -> dict[str, object]:
         """All that decides what a point costs, as JSON values; `name` is what the user calls the tables."""
         return {
@@ -184,6 +188,11 @@ class Simulator:
         """A priced plan for the point, made for one of its groups."""
         tables = replace(self.tables, batch_size=point.global_batch_size)
         groups = ReplicaGroups(num_groups=point.num_groups, layout=self.layout, sync_every=self.sync_every)
+        # Fewer ranks than a group has are one group.
+        if point.group_size is not None and point.num_groups * point.group_size < point.num_ranks:
+            raise InvalidOptionError(
+                f"must divide the {point.num_ranks} ranks, got {point.group_size}", field="group_size"
+            )
         if point.global_batch_size < point.num_groups:
             raise InvalidOptionError(
                 f"must be at least the {point.num_groups} groups, got {point.global_batch_size}", field="batch_size"

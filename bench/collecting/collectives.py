@@ -34,6 +34,7 @@ def collect_collectives(
     settings: CollectiveSettings | None = None,
     *,
     device: str = "auto",
+    num_samples: int | None = None,
     seconds: float | None = None,
     seed: int = 0,
     advance: Advance = lambda *_: None,
@@ -49,6 +50,7 @@ def collect_collectives(
         processes: What runs them.
         settings: What and how.
         device: `cpu` (gloo), `cuda` (NCCL), or `auto`: CUDA where every process gets a GPU.
+        num_samples: Samples to add at most; None for no limit.
         seconds: Time to measure, without the start of the processes; what does not fit is skipped and counted, and
             what is left over goes into measuring all again. None for measuring all once.
         seed: Of unequal splits and of the order of runs.
@@ -74,6 +76,7 @@ def collect_collectives(
         "node_size": processes.node_size,
         "rounds": asdict(settings.rounds),
         "reference_bytes": settings.reference_bytes,
+        "num_samples": num_samples,
         "seconds": seconds,
         "seed": seed,
         "timeout_s": START_S + settings.stall_timeout_s,  # this process looks after hanging ones

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from autoshard.commands.arguments import DeviceOption, positive_option, seed_option
+from autoshard.commands.arguments import DeviceOption, existing_registry, positive_option, seed_option
 from autoshard.commands.options import Needs, command_options
 from autoshard.core.accepted import listed
 from autoshard.core.choices import Device
@@ -83,13 +83,16 @@ class CollectOptions:
         _KERNELS,
     ] = None
     tables: Annotated[
-        str, typer.Option(help="Tables to measure: a file, or the name of bundled ones.", rich_help_panel=_SETS)
+        str,
+        typer.Option(help="Tables to measure: a file, or the name of bundled ones.", rich_help_panel=_SETS),
+        _KERNELS,
     ] = "metasyn"
     scale: Annotated[
         int,
         typer.Option(
             min=1, help="Divide rows and batch by this, so that a machine can hold them.", rich_help_panel=_SETS
         ),
+        _KERNELS,
     ] = 64
     max_tables: Annotated[
         int, typer.Option(min=1, help="Largest number of tables in a set.", rich_help_panel=_SETS), _KERNELS
@@ -114,7 +117,10 @@ class CollectOptions:
     registry: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of trained models: measures sets that they place or are least certain about.",
+            parser=existing_registry,
+            metavar="<path or address>",
+            help="Folder of trained models, here or on object storage (`s3://bucket/models`): measures sets that they "
+            "place or are least certain about.",
             rich_help_panel=_SETS,
         ),
         _KERNELS,
@@ -168,6 +174,10 @@ class CollectOptions:
             raise InvalidOptionError("needs --seconds, and kernels among what is collected", field="retrain")
         if self.ray and self.retrain:
             raise InvalidOptionError("cannot be used with --ray", field="retrain")
+        if self.registry is not None and self.retrain:
+            raise InvalidOptionError(
+                "cannot be used with --registry: the models that it trains say where to measure", field="retrain"
+            )
         if self.ray and kinds != (SampleKind.KERNELS,):
             raise InvalidOptionError(f"must be kernels with --ray, got {shown(self.kinds)}", field="kinds")
         check_folder(self.store)

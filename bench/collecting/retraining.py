@@ -34,10 +34,11 @@ def collect_and_train(
         train: Trains the model.
     """
     registry = options.store / f"models-{device}"
+    stretch = replace(options, retrain=0)
     stretches: list[CollectedSamples] = []
     try:
         for left in range(options.retrain, -1, -1):
-            asked = replace(options, registry=registry) if registry.is_dir() else options
+            asked = replace(stretch, registry=registry) if registry.is_dir() else stretch
             stretches.append(collect(asked, time.monotonic() + (deadline - time.monotonic()) / (left + 1)))
             if stretches[-1].is_terminated:
                 break

@@ -195,6 +195,7 @@ def _collect_collectives(
         options.store,
         _processes(options),
         device=options.device,
+        num_samples=options.num_samples,
         seconds=seconds_until(deadline),
         seed=options.set_seed,
         advance=advance,

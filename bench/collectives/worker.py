@@ -75,6 +75,7 @@ class CollectiveWorker:
             dtype=DType.FP32,
             bytes_per_rank=job["reference_bytes"],
         )
+        self._num_left: int | None = job["num_samples"]
         self._seconds: float | None = job["seconds"]
         self._control = dist.new_group(backend="gloo")
         self._groups = _groups(job["node_size"])
@@ -93,7 +94,7 @@ class CollectiveWorker:
         return bool(boots[0]) and len(set(boots)) == 1
 
     def run(self) -> None:
-        """Measures all chunks once, or again and again while there is time.
+        """Measures all chunks once, or again and again while there is time, until there are enough samples.
 
         Raises:
             DeviceError: If the device runs out of memory.
@@ -107,10 +108,15 @@ class CollectiveWorker:
         while some:
             some = False
             for chunk in self._chunks:
+                if self._num_left == 0:
+                    return
                 chosen = [one for one in (_in_sweep(one, sweep) for one in chunk) if self._can_run(one, sweep)]
+                chosen = chosen[: self._num_left]
                 measured = bool(chosen) and self._measure(chosen)
                 if chosen and not measured and sweep == 0:
                     self._report(event="skipped", reason=_TIME_IS_UP, count=len(chosen))
+                if measured and self._num_left is not None:
+                    self._num_left -= len(chosen)
                 some = some or measured
             if self._seconds is None:
                 return

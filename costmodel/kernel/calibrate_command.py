@@ -301,11 +301,12 @@ def _usual_scale(options: CalibrateOptions, models: Registry) -> int:
     """What rows and batch are divided by: as little as leaves a minute room for enough sets."""
     from autoshard.formats import load_tables
     from autoshard.hardware import CPU
+    from autoshard.runtime.processes.devices import choose_device
 
     if options.tables == _BUNDLED_TABLES:
         return _BUNDLED_SCALE
     tables = load_tables(options.tables)
-    if options.device == Device.CUDA:
+    if choose_device({options.device}, "--device").type == "cuda":
         return 1
     scale = scale_for(tables, known_models(models, CPU))
     if scale > 1:

@@ -10,6 +10,8 @@ from autoshard.api import MAX_TIME_LIMIT_S, JobTask, PlanAnswer, PlanBody, PlanJ
 from autoshard.core import ShardingPlan
 from autoshard.core.errors import InputError
 from autoshard.formats import TableList, bundled_name, digest, plan_to_json
+from autoshard.planners.planner import options_kept
+from autoshard.planning import get_planner
 from server.tasks.context import TaskContext
 from server.tasks.infeasible import plan_or_remedies
 from server.tasks.inputs import plan_of, request_of, stored_plan, task_of, topology_of
@@ -75,7 +77,8 @@ def answer_replan(body: ReplanBody, context: TaskContext, stored: bytes) -> Repl
     planner = body.planner or (source.planner if source else UNKNOWN_PLANNER)
     if planner == UNKNOWN_PLANNER:
         raise InputError("must be given, for the plan does not say what planner made it", field="planner")
-    kept = source.options if source and body.planner is None else {}
+    made_with = source.options if source and body.planner is None else {}
+    kept = options_kept(get_planner(planner).options_type, made_with)
     request = request_of(
         tables,
         topology,

@@ -9,9 +9,8 @@ from dataclasses import replace
 from pydantic import TypeAdapter
 
 from autoshard.api import EvaluationBody, ExplanationBody, NoBody
-from autoshard.evaluation import evaluate
 from autoshard.planners.hybrid.explanation import explain
-from autoshard.planning import plan_costs
+from autoshard.planning import plan_costs, repriced
 from autoshard.report import plan_page
 from autoshard.report.plan_diff import diff_plans
 from autoshard.results.explanation import EXPLANATION, Explanation
@@ -29,8 +28,8 @@ _EXPLANATION = TypeAdapter(Explanation)
 def answer_evaluate(body: EvaluationBody, context: TaskContext) -> Reply:
     """Prices a plan that the client sends."""
     plan = plan_of(body.plan, context.settings)
-    costs = plan_costs(plan, context.registry, risk=body.risk)
-    priced = plan.with_predicted(evaluate(plan, costs, overlap=body.overlap))
+    costs = plan_costs(plan, context.registry, risk=body.risk or plan.risk)
+    priced = repriced(plan, costs, overlap=body.overlap)
     reply = plan_reply(priced, plan.provenance.planner if plan.provenance else UNKNOWN_PLANNER)
     return replace(reply, planner="", floor_gap=None)  # nothing was planned
 
@@ -38,7 +37,8 @@ def answer_evaluate(body: EvaluationBody, context: TaskContext) -> Reply:
 def answer_explain(body: ExplanationBody, context: TaskContext, stored: bytes) -> Reply:
     """Compares the sharding of a stored plan's tables with its alternatives."""
     plan = stored_plan(stored)
-    found = explain(plan, plan_costs(plan, context.registry, risk=body.risk or plan.risk), body.tables)
+    costs = plan_costs(plan, context.registry, risk=body.risk or plan.risk)
+    found = explain(plan, costs, body.tables, most=body.most)
     return Reply(status=200, body=_EXPLANATION.dump_json(found))
 
 
@@ -47,7 +47,7 @@ def answer_improve(body: ExplanationBody, context: TaskContext, stored: bytes) -
     plan = stored_plan(stored)
     costs = plan_costs(plan, context.registry, risk=body.risk or plan.risk)
     started_s = time.perf_counter()
-    found = explain(plan, costs, body.tables)
+    found = explain(plan, costs, body.tables, most=body.most)
     improvements = find_improvements(plan, costs, found, budget_s=trials_budget_s(time.perf_counter() - started_s))
     document = EXPLANATION.to_json((found, improvements))
     return Reply(status=200, body=json.dumps(document, allow_nan=False).encode())

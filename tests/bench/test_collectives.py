@@ -210,11 +210,12 @@ def test_wrong_data_is_noticed(operator, one_process):
         verify(one, one_process, device, moves_and_breaks_one)
 
 
-def reports_of(capsys, seconds, *chunks):
+def reports_of(capsys, seconds, *chunks, num_samples=None):
     job = {
         "rounds": asdict(QUICK),
         "seed": 0,
         "reference_bytes": 1024,
+        "num_samples": num_samples,
         "seconds": seconds,
         "node_size": 1,
         "chunks": [[asdict(one) for one in chunk] for chunk in chunks],
@@ -243,7 +244,18 @@ def test_all_is_measured_anew_with_other_splits_while_there_is_time(capsys):
     assert all(row["latency_ms"] > 0 for rows in measured for row in rows)
 
 
-JOB = {"rounds": asdict(QUICK), "seed": 0, "reference_bytes": 1024, "seconds": None, "chunks": []}
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize(
+    ("num_samples", "seconds", "counts"), [(3, None, [2, 1]), (2, 60.0, [2]), (7, 60.0, [2, 3, 2])]
+)
+def test_no_more_is_measured_than_samples_are_asked_for(capsys, num_samples, seconds, counts):
+    chunks = [[collective_of(), unequal_of()], [collective_of(bytes_per_rank=size) for size in (1024, 2048, 8192)]]
+    reports = reports_of(capsys, seconds, *chunks, num_samples=num_samples)
+    assert [len(report["measured"]) for report in reports if report["event"] == "measured"] == counts
+    assert not [report for report in reports if report["event"] == "skipped"]
+
+
+JOB = {"rounds": asdict(QUICK), "seed": 0, "reference_bytes": 1024, "num_samples": None, "seconds": None, "chunks": []}
 
 
 def latencies_of(told):

@@ -90,6 +90,7 @@ def test_too_few_samples_leave_the_model_as_it_is(options, capsys):
         ({"seconds": None, "num_samples": 5}, "retrain: needs --seconds"),
         ({"kinds": "dense"}, "retrain: needs --seconds, and kernels"),
         ({"ray": True}, "retrain: cannot be used with --ray"),
+        ({"registry": Path("models")}, "retrain: cannot be used with --registry"),
         ({"retrain": 0, "ray": True, "kinds": "kernels,dense"}, "kinds: must be kernels with --ray, got"),
         ({"kinds": "kernels,kernels"}, "kinds: must be some of kernels, dense, collectives, each once"),
         ({"strategies": "random=0"}, "strategies: must be names of strategies"),

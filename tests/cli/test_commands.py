@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections import Counter
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pytest
 from autoshard import cli
 from autoshard.cli import main
 from autoshard.formats import load_tables, read_plan, read_tables
+from autoshard.report.replay_json import REPLAY, ReplayedRank, ReplayResult
 from autoshard.validator import validate_plan
 
 COMMANDS = (
@@ -218,6 +220,30 @@ def test_show_takes_what_replay_printed(run, succeeds, tmp_path):
         assert str(replayed) in run("show", plan, "--replayed", replayed, code=2)[1]
 
 
+def test_show_takes_no_other_plans_replay_and_says_where_it_was_measured(run, plan_file, tmp_path):
+    plan, file = read_plan(plan_file), tmp_path / "replay.json"
+    ranks = [
+        ReplayedRank(rank=rank, num_shards=len(shards), forward_ms=0.5, backward_ms=1.0, predicted_ms=None)
+        for rank, shards in enumerate(plan.local_shards())
+    ]
+    usual = {"num_rounds": 3, "num_groups": 1, "ceiling_balance": 0.9}
+    found = ReplayResult(
+        device="h200",
+        device_name="NVIDIA H200",
+        predicted_max_kernel_ms=None,
+        cost_model=None,
+        ranks=tuple(ranks),
+        **usual,
+    )
+    REPLAY.write(found, file)
+    shown = ("show", plan_file, "--replayed", file)
+    assert f"warning: measured on h200, but the plan is for {plan.topology.device}" in run(*shown)[1]
+    count = ranks[1].num_shards
+    REPLAY.write(replace(found, ranks=(ranks[0], replace(ranks[1], num_shards=count + 1), *ranks[2:])), file)
+    said = f"replay.json: ranks[1].num_shards: must be {count}, as in the plan, got {count + 1}"
+    assert said in run(*shown, code=2)[1]
+
+
 def test_compare_plans_replays_and_writes(succeeds, tmp_path):
     tables, page, folder = tmp_path / "tables.json", tmp_path / "page.html", tmp_path / "plans"
     succeeds("import", "metasyn", "--num-tables", 6, "--seed", 1, "--scale", 2048, "-o", tables)
@@ -240,6 +266,13 @@ def test_compare_plans_replays_and_writes(succeeds, tmp_path):
     assert set(document["within_noise"]) <= {"random", "cost-greedy"}
     assert document["floor_kernel_ms"] > 0
     assert "Ceiling" in page.read_text(encoding="utf-8")
+
+
+def test_compare_says_that_it_measured_on_another_device_than_plans_are_for(run, tmp_path):
+    run("import", "metasyn", "--num-tables", 2, "--scale", 16384, "-o", tmp_path / "tables.json")
+    task = ("compare", tmp_path / "tables.json", "--topology", "a100-8", "--planners", "random")
+    said = run(*task, "--replay", "--device", "cpu")[1]
+    assert said.count("warning: measured on cpu, but the plan is for a100\n") == 1
 
 
 def test_compare_goes_on_when_one_planner_cannot_do_the_task(succeeds, tmp_path):

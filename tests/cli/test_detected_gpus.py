@@ -115,3 +115,27 @@ def test_infiniband_ports_link_machines(driver, tmp_path, run, monkeypatch):
     found, err = detected(run, "--nodes", "2")
     assert "800 Gbit/s of 2 InfiniBand ports, shared by 8 ranks" in err
     assert found["levels"][1]["all_to_all"]["bytes_per_s"] == 800e9 / 8 / 8
+
+
+def interface(folder, name, speed, *, is_device=False, members=None):
+    (folder / name).mkdir()
+    (folder / name / "speed").write_text(f"{speed}\n")
+    if is_device:
+        (folder / name / "device").mkdir()
+    if members is not None:
+        (folder / name / "bonding").mkdir()
+        (folder / name / "bonding" / "slaves").write_text(members)
+
+
+def test_network_cards_count_and_what_the_system_makes_up_does_not(tmp_path):
+    for name in ("docker0", "veth3f21", "tun0"):
+        interface(tmp_path, name, 10_000)
+    interface(tmp_path, "bond1", 20_000, members="veth3f21\n")
+    assert machine._network_card(tmp_path) == (1.25e9, "10 Gbit/s, since the system does not say")
+    interface(tmp_path, "eth0", 1_000, is_device=True)
+    interface(tmp_path, "eth1", -1, is_device=True)  # without a cable
+    assert machine._network_card(tmp_path) == (125e6, "1,000 Mbit/s of eth0")
+    interface(tmp_path, "bond0", 2_000, members="eth0 eth1\n")
+    assert machine._network_card(tmp_path) == (250e6, "2,000 Mbit/s of bond0")
+    interface(tmp_path, "bond2", 0, members="")
+    assert machine._network_card(tmp_path) == (250e6, "2,000 Mbit/s of bond0")

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autoshard.core import Exchange, RowRange, RowsBy, Shard, Tier
+from autoshard.core import Exchange, Provenance, RowRange, RowsBy, Shard, Tier
 from autoshard.formats import read_json, read_plan, write_plan, write_tables
 from autoshard.formats.row_orders import read_row_orders, write_row_order
 from autoshard.results.plan_drift import DRIFT
@@ -118,6 +118,17 @@ def test_a_plan_for_today_is_written_with_its_row_orders(run, folder, tmp_path):
     drift = DRIFT.from_json(json.loads(run("drift", new, "--access", folder / "today.json", "--json")[0]))
     assert drift.step_ms_now.value == pytest.approx(plan.predicted.step_ms.value, rel=0.01)
     assert drift.tables[0].distance < 0.01
+
+
+def test_a_plan_that_was_refined_or_made_by_another_version_is_planned_anew_with_the_options_that_remain(
+    run, folder, tmp_path
+):
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    options = {"replay_refine": 2, "of_another_version": 7, "sharding_types": "table_wise,row_wise"}
+    made = Provenance(planner="auto", version="0.1.0", options=options)
+    write_plan(replace(read_plan(folder / "plan.json"), provenance=made), old)
+    assert run("replan", old, "--access", folder / "today.json", "-o", new, *SEARCH)[0].startswith("Changed: ")
+    assert read_plan(new).provenance.options["sharding_types"] == "table_wise,row_wise"
 
 
 def test_what_does_not_pay_is_told_and_the_older_plan_written(run, folder, tmp_path):

@@ -44,6 +44,7 @@ def test_a_plan_is_priced_for_what_it_was_made_for_unless_told_otherwise(run, tm
             found[0]["step_ms"],
             found[1]["step_ms_planned"]["value"],
             found[2]["step_ms_before"]["value"],
+            found[3]["predicted"]["step_ms"]["value"],
         }
     assert steps_ms[()] == {high_ms}
     assert len(steps_ms[("--risk", "mean")]) == 1
@@ -54,6 +55,17 @@ def of_plans(file, folder):
     yield "explain", file
     yield "drift", file, "--access", folder / "same.json"
     yield "replan", file, "--time-limit", "0.5"
+    yield "evaluate", file
+
+
+def test_a_plan_that_is_evaluated_says_what_its_prices_are_of(run, plan_file, tmp_path):
+    high, mean = tmp_path / "high.json", tmp_path / "mean.json"
+    run("evaluate", plan_file, "--risk", "high", "-o", high)
+    assert read_plan(high).risk == "high"
+    assert run("evaluate", high, "--json") == run("evaluate", plan_file, "--risk", "high", "--json")
+    run("evaluate", high, "--risk", "mean", "-o", mean)
+    assert read_plan(mean).provenance == read_plan(plan_file).provenance
+    assert read_plan(mean).predicted.step_ms == read_plan(plan_file).predicted.step_ms
 
 
 def test_one_table_has_all_its_alternatives(run, plan_file):

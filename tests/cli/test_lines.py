@@ -45,6 +45,8 @@ LINES = [
     ("plan criteo-kaggle --topology cpu", 2, "cpu-8"),
     (f"{PLAN} --planner nobody", 2, "cost-greedy"),
     (f"{PLAN} --registry /nowhere", 2, "/nowhere"),
+    (f"{COLLECT} --registry /nowhere", 2, "/nowhere"),
+    (f"{COLLECT} --registry http://x/y", 2, MISSING),
     (f"{COMPARE} --planners random,nobody", 2, "nobody"),
     ("show /nowhere/plan.json", 2, "/nowhere/plan.json"),
     ("show /", 2, "/"),
@@ -162,10 +164,15 @@ LINES = [
             ("simulate", "--ranks 8,x", "--ranks: must be different whole numbers above 0"),
             ("simulate", "--batch-size x", "--batch-size: must be different whole numbers above 0"),
             ("simulate", "--topology dgx-b300", "dgx-b300: is neither a file nor bundled topology"),
+            ("simulate", "--batches 1", "error: --batches: must be 0, or at least 2, got 1"),
             ("simulate", "--ranks 12", "dgx-a100-12: ranks: must be a multiple of the 8 ranks of a node"),
             ("import", "--part 5/4", "--part: must be K/N with 1 <= K <= N, got"),
             ("collect", "--tables nothing --strategies nonesuch", "strategies: must be one of random, placements"),
-            ("collect", "--tables nothing --kinds collectives --nproc 3", "node_size: must divide the 3 processes"),
+            (
+                "collect",
+                "--tables nothing --kinds kernels,collectives --nproc 3",
+                "node_size: must divide the 3 processes",
+            ),
             ("samples", "--html x.html --tables nonesuch", "nonesuch: is neither a file nor bundled tables"),
             ("train step", "--store nothing --calibrate 4 --tables nonesuch", "nonesuch: is neither a file nor"),
         ]
@@ -275,6 +282,8 @@ LINES = [
             ("collect", "--strategies random --kinds dense", "--kinds kernels"),
             ("collect", "--max-tables 3 --kinds dense", "--kinds kernels"),
             ("collect", "--memory-gib 3 --kinds dense", "--kinds kernels"),
+            ("collect", "--tables metasyn --kinds dense", "--kinds kernels"),
+            ("collect", "--scale 3 --kinds dense,collectives", "--kinds kernels"),
             ("samples", "--tables metasyn", "--html or --image"),
             ("samples", "--scale 2 --html x.html", "--tables"),
             ("train cost", "--alias candidate --no-publish", "--publish"),
@@ -296,6 +305,7 @@ LINES = [
             ("simulate", "--lengths poisson --batches 0", "--batches above 0"),
         ]
     ),
+    ("explain nothing --most 3 --table t0", 2, "error: --most: needs --table left out\n"),
     ("models list --alias candidate", 2, "error: --alias: needs promote or roll-back\n"),
     *(
         (f"train {what} --force {other}", 2, "--force: goes with --alias production only")

@@ -3,17 +3,26 @@
 import shutil
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from autoshard.core.choices import Device
 from autoshard.core.errors import ModelError, SampleStoreError
 from autoshard.core.machine import MeasuredMachine
 from autoshard.formats import load_tables
 from autoshard.formats.stores.samples import HARDWARE_FIELDS, read_samples, write_samples
 from autoshard.hardware import this_processor
 from autoshard.planning import machine_note
-from costmodel.kernel.calibrate_command import calibrated_version, known_models, refresh_in_use, scale_for
+from costmodel.kernel.calibrate_command import (
+    CalibrateOptions,
+    _usual_scale,
+    calibrated_version,
+    known_models,
+    refresh_in_use,
+    scale_for,
+)
 from costmodel.kernel.calibration import (
     FARTHEST,
     CalibrationOptions,
@@ -177,6 +186,16 @@ def test_long_sets_are_divided_so_that_a_minute_holds_enough(tables, scale, base
     found = scale_for(load_tables(tables), (base,))
     assert found in (scale if isinstance(scale, range) else (scale,))
     assert found.bit_count() == 1
+
+
+@pytest.mark.parametrize(
+    ("device", "num_gpus", "is_divided"), [("auto", 0, True), ("auto", 1, False), ("cpu", 1, True), ("cuda", 1, False)]
+)
+def test_nothing_is_divided_where_a_gpu_measures(device, num_gpus, is_divided, base, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: num_gpus)
+    monkeypatch.setattr("costmodel.kernel.calibrate_command.known_models", lambda *_: (base,))
+    options = CalibrateOptions(tables="mlperf-dlrm-v2", device=Device(device))
+    assert (_usual_scale(options, Registry(Path("nowhere"))) > 1) == is_divided
 
 
 class TestRegistries:

@@ -50,6 +50,8 @@ def test_a_file_is_described_by_its_digest(tmp_path):
     order = write_row_order(tmp_path / "hot.parquet", np.array([7, 3, 99]))
     tables = read(tmp_path, {"file": "hot.parquet"})
     assert tables.tables[0].row_order == order == RowOrder(file="hot.parquet", digest=order.digest, num_ordered=3)
+    for known in ({"digest": order.digest}, {"num_ordered": 3}):
+        assert read(tmp_path, {"file": "hot.parquet", **known}) == tables
     write_tables(tables, tmp_path / "again.json")
     assert read_tables(tmp_path / "again.json") == tables
     assert tables.scaled(2).tables[0].row_order is None
@@ -61,7 +63,7 @@ def test_a_file_is_described_by_its_digest(tmp_path):
         ("by-id", r'^tables\[0\].row_order: must be one of by_id, assumed, got "by-id"'),
         ({"file": "none.parquet"}, r"^tables\[0\].row_order.file: none.parquet cannot be read: no such file"),
         ({"file": "../x"}, r"^tables\[0\].row_order.file: must be the name of a file in the same folder"),
-        ({"file": "x", "digest": "md5"}, r"^tables\[0\].row_order.num_ordered: is missing"),
+        ({"file": "x", "digest": "md5"}, r"^tables\[0\].row_order.file: x cannot be read: no such file"),
         (
             {"file": "x", "digest": "sha256:" + "0" * 64, "num_ordered": 101},
             r"^tables\[0\].row_order.num_ordered: must be in \[1, 100\], got 101",
@@ -72,6 +74,20 @@ def test_what_is_no_order_is_refused(tmp_path, row_order, message):
     with pytest.raises(InputError) as error:
         read(tmp_path, row_order)
     assert re.search(message, str(error.value).split("tables.json: ", 1)[-1])
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        ({"num_ordered": 4}, "row_order.num_ordered: must be 3, as hot.parquet has it, got 4"),
+        ({"digest": "sha256:" + "0" * 64}, 'row_order.digest: must be "sha256:'),
+        ({"digest": "md5"}, 'as hot.parquet has it, got "md5"'),
+    ],
+)
+def test_what_is_said_of_a_file_has_to_be_so(tmp_path, stated, message):
+    write_row_order(tmp_path / "hot.parquet", np.array([7, 3, 99]))
+    with pytest.raises(InputError, match=message):
+        read(tmp_path, {"file": "hot.parquet", **stated})
 
 
 @pytest.mark.parametrize(

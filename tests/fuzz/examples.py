@@ -17,6 +17,7 @@ from autoshard.cli import main
 from autoshard.core import DType, MemoryLevel, Optimizer, Pooling, Update
 from autoshard.core.dense import DenseKind, DenseShape
 from autoshard.core.step import PART_FEATURES, Overlap
+from autoshard.formats import read_plan
 from autoshard.formats.stores.collective_samples import (
     COLLECTIVE_SAMPLES,
     CollectiveSample,
@@ -193,10 +194,10 @@ def write_examples(folder):
     _write_registry(folder / "registry", folder / "store")
     for name, planner in PLANS.items():
         _write_plan(folder, name, planner)
-    REPLAY.write(_replayed(TOPOLOGY["world_size"]), folder / "replay.json")
+    REPLAY.write(_replayed(read_plan(folder / "plan.json")), folder / "replay.json")
 
 
-def _replayed(num_ranks):
+def _replayed(plan):
     return ReplayResult(
         device="cpu",
         device_name="a processor",
@@ -206,8 +207,8 @@ def _replayed(num_ranks):
         predicted_max_kernel_ms=1.25,
         cost_model="analytic:cpu",
         ranks=tuple(
-            ReplayedRank(rank=rank, num_shards=1, forward_ms=0.5, backward_ms=1.0, predicted_ms=1.25)
-            for rank in range(num_ranks)
+            ReplayedRank(rank=rank, num_shards=len(shards), forward_ms=0.5, backward_ms=1.0, predicted_ms=1.25)
+            for rank, shards in enumerate(plan.local_shards())
         ),
     )
 

@@ -10,6 +10,7 @@ from autoshard.formats import load_topology
 from autoshard.formats.topology_scaling import scaled_topology
 from autoshard.planning import make_plan
 from autoshard.report import comparison_warnings, plan_figures, plan_warnings
+from autoshard.report.caveats import device_warnings
 from autoshard.report.pictures import (
     access_figure,
     accuracy_figure,
@@ -116,6 +117,14 @@ def test_predictions_stand_over_measurements_with_their_intervals(whole):
         found = predicted_interval(rank, predicted)
         assert found.low < found.value < found.high
     assert [one.name for one in plan_figures(whole, measured)] == ["time", "accuracy", "memory", "map", "access"]
+
+
+def test_what_was_measured_on_another_device_is_said_to_be(whole):
+    assert whole.topology.device == "a100"
+    assert device_warnings("a100", whole) == ()
+    assert device_warnings("cpu", whole) == ("measured on cpu, but the plan is for a100",)
+    machine = replace(whole, topology=replace(whole.topology, device="cpu:amd-25-17-avx512"))
+    assert device_warnings("cpu", machine) == ()
 
 
 def test_what_limits_trust_comes_as_warnings(whole):

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.multiprocessing import ProcessRaisedException
 
 from autoshard.cli import main
-from autoshard.commands.run import _headline, _predicted
+from autoshard.commands.run import RunOptions, _headline, _predicted, _written
 from autoshard.core import DenseLayers, Feature, ReplicaGroups
 from autoshard.core.errors import InputError, InvalidOptionError
 from autoshard.evaluation import evaluate
@@ -100,6 +100,27 @@ def test_a_job_that_goes_on_ends_with_the_same_bits_as_one_in_one_go(job, tmp_pa
     assert again.job.resumed_learning_rate == job.learning_rate == 0.05
     assert (again.first_loss, again.last_loss) == (None, None)
     assert "loss" not in " ".join(_headline(again))
+
+
+def test_a_job_at_its_end_leaves_the_files_of_the_steps_before_and_names_none(job, tmp_path):
+    job = replace(job, steps=3)
+    whole = trained(job, 2)
+    options = RunOptions(
+        plan=Path(job.plan_path),
+        html=tmp_path / "page.html",
+        **{name: tmp_path / f"{name}.json" for name in ("trace", "profile", "write_access")},
+    )
+    files = [options.trace, options.profile, options.write_access]
+    for file in files:
+        file.write_text("of the steps before", encoding="utf-8")
+    trace, profile, access = map(str, files)
+    again = trained(replace(job, trace_path=trace, profile_path=profile, access_path=access), 2)
+    assert (again.job.trained_steps, again.steps) == (3, 0)
+    assert {file.read_text(encoding="utf-8") for file in files} == {"of the steps before"}
+    assert _written(options, again) == [options.html]
+    assert set(_written(options, whole)) == {options.html, *files}
+    stopped = replace(whole, job=replace(whole.job, is_stopped=True))
+    assert set(_written(options, stopped)) == {options.html, options.profile, options.write_access}
 
 
 @pytest.mark.slow

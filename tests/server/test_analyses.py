@@ -183,6 +183,31 @@ def test_a_changed_task_is_planned_anew(client):
     assert other["plan"]["provenance"]["planner"] == "auto"
 
 
+def test_a_plan_that_was_refined_or_made_by_another_version_is_planned_anew_with_the_options_that_remain(client):
+    plan = made(client, planner="flexshard", options={"tiers": 2})["plan"]
+    plan["provenance"]["options"] |= {"replay_refine": 2, "of_another_version": True}
+    plan_id = client.post("/v1/evaluations", json={"plan": plan}).json()["id"]
+    options = client.post(f"/v1/plans/{plan_id}/replans", json={}).json()["plan"]["provenance"]["options"]
+    assert options["tiers"] == 2
+    assert options.keys().isdisjoint({"replay_refine", "of_another_version"})
+    asked = {"options": {"replay_refine": 2}}
+    refused(client.post(f"/v1/plans/{plan_id}/replans", json=asked), 422, "invalid-option", "options.replay_refine")
+
+
+def test_as_many_tables_are_explained_as_the_command_explains_unless_told_otherwise(client):
+    tables = json.loads(json.dumps(made(client)["plan"]["tables"]))
+    first, *_ = tables["tables"]
+    tables["tables"] = [
+        {**first, "name": f"t{number}", "features": [{"name": f"f{number}", "pooling_factor": 1.0 + number}]}
+        for number in range(60)
+    ]
+    address = f"/v1/plans/{made(client, tables=tables)['id']}"
+    for most, count in (({}, 50), ({"most": 2}, 2), ({"most": 0}, 60), ({"most": 2, "table": ["t0", "t1", "t2"]}, 3)):
+        for name in ("explanation", "improvements"):
+            assert len(client.get(f"{address}/{name}", params=most).json()["tables"]) == count
+    refused(client.get(f"{address}/explanation", params={"most": -1}), 400, "invalid-format", "most")
+
+
 def test_a_plan_for_the_upper_ends_stays_one(client):
     before = made(client, planner="cost-greedy", risk="high")
     address, step_ms = f"/v1/plans/{before['id']}", before["plan"]["predicted"]["step_ms"]["value"]
@@ -192,6 +217,8 @@ def test_a_plan_for_the_upper_ends_stays_one(client):
     assert "risk" not in mean["provenance"]
     mean_ms = mean["predicted"]["step_ms"]["value"]
     assert mean_ms < 0.9 * step_ms
+    for asked, priced in (({}, before["plan"]), ({"risk": "mean"}, mean)):
+        assert client.post("/v1/evaluations", json={"plan": before["plan"], **asked}).json()["plan"] == priced
     for name in ("explanation", "improvements"):
         found, by_mean = (client.get(f"{address}/{name}", params=risk).json() for risk in ({}, {"risk": "mean"}))
         assert (found["step_ms"], by_mean["step_ms"]) == pytest.approx((step_ms, mean_ms), rel=1e-9)

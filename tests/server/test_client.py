@@ -226,6 +226,9 @@ def test_commands_let_the_service_do_the_work(run, service, tmp_path):
     assert there.pop("improvements")
     assert here.pop("improvements")
     assert there == here
+    there, here = (printed("explain", plan, "--most", 2, *where)["tables"] for where in (server, ()))
+    assert there == here
+    assert len(there) == 2
     compare = ("compare", *task, "--planners", "random,cost-greedy", "--output-dir", str(tmp_path / "plans"))
     here, there = printed(*compare), printed(*compare, *server)
     for row in (*here["planners"], *there["planners"]):
@@ -270,6 +273,18 @@ def test_a_long_task_is_a_job_that_the_client_waits_for(served, service):
 async def planned(url, task):
     async with AsyncClient(url) as client:
         return await client.plan(task)
+
+
+def test_all_jobs_are_listed_and_as_many_are_printed_as_people_read(served, service, run, monkeypatch):
+    wanted = [
+        served.make_job("plan", {**TASK.model_dump(include={"tables", "topology"}), "seed": seed}) for seed in (1, 2)
+    ]
+    monkeypatch.setattr("autoshard.commands.jobs._MAX_LINES", 1)
+    listed = ("jobs", "--kind", "plan", "--server", service.url)
+    found = json.loads(run(*listed, "--json")[0])["jobs"]
+    assert {one.id for one in wanted} <= {one["id"] for one in found}
+    assert found == sorted(found, key=lambda one: one["created_at"], reverse=True)
+    assert f"{len(found) - 1:,} older job" in run(*listed)[0]
 
 
 @pytest.mark.slow

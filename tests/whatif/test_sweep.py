@@ -148,6 +148,19 @@ class TestSimulator:
         assert found.status is PointStatus.IMPOSSIBLE
         assert reason in found.reason
 
+    def test_groups_of_another_size_are_not_simulated_in_place_of_those_asked_for(self):
+        points = sweep_points(ranks=[8, 16, 24, 32, 40], group_sizes=[16], **GROUP_SIZE_POINTS)
+        found = [simulator().simulate(one) for one in points]
+        reasons = [one.reason if isinstance(one, UnpricedPoint) else None for one in found]
+        refused = [f"group_size: must divide the {num_ranks} ranks, got 16" for num_ranks in (24, 40)]
+        assert reasons == [None, None, refused[0], None, refused[1]]
+        assert {one.status for one in found if isinstance(one, UnpricedPoint)} == {PointStatus.IMPOSSIBLE}
+        assert [one.planned_groups for one in found if isinstance(one, PricedPoint)] == [1, 1, 2]
+
+    def test_a_spread_of_one_batch_is_refused_before_any_point(self):
+        with pytest.raises(InvalidOptionError, match="num_batches: must be 0, or at least 2, got 1"):
+            simulator(num_batches=1)
+
     def test_a_machine_that_cannot_be_is_an_error(self):
         with pytest.raises(InvalidTopologyError, match="must be a multiple of the 8 ranks"):
             simulator().simulate(SweepPoint(machine="dgx-a100", num_ranks=12, batch_size=64))

@@ -114,18 +114,24 @@ _ROW_ORDER: Final = named(
 
 
 def _row_order(value: object, folder: Path | None, num_rows: int) -> RowOrder | ImpliedOrder | None:
-    """The order that a table's field names; a file without a digest is read."""
+    """The order that a table's field names; a file without its digest or number of ids is read."""
     if not isinstance(value, dict):
         return None if value is None else _IMPLIED_ORDER.read(value, "row_order")
     given = _NAMED_ORDER.read(value, "row_order")
-    if len(given) > 1:
+    if {"digest", "num_ordered"} <= given.keys():
         return LISTED_ORDER.read(value, "row_order")
     if folder is None:
         raise FormatError("can only be read from a file that lies beside tables.json", field="row_order.file")
     try:
-        return described_row_order(folder / given["file"], num_rows)
+        found = described_row_order(folder / given["file"], num_rows)
     except FormatError as error:
         raise FormatError(f"{given['file']} {error.message}", field="row_order.file") from None
+    for name, stated in given.items():
+        if stated != (held := getattr(found, name)):
+            raise FormatError(
+                f"must be {shown(held)}, as {found.file} has it, got {shown(stated)}", field=f"row_order.{name}"
+            )
+    return found
 
 
 #: How fields of a table are called and ordered at the beginning of its object.

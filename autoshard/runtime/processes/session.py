@@ -202,7 +202,7 @@ class Session:
                     wire=self._machine.wire.comm.name, num_cores=self._machine.num_cores, row_share=row_share
                 )
                 result = replace(result, virtual=virtual)
-            if counter is not None and request.access_path is not None:
+            if counter is not None and request.access_path is not None and result.has_trained:
                 counts = merged_counts(counter, _ROWS_OF_A_FILE)
                 if counts is not None:
                     counts.write(Path(request.access_path), plan.tables, Path(request.plan_path).parent)
@@ -477,7 +477,7 @@ class Session:
         if metrics is not None:
             metrics.write(loop.number)
         loop.wait()
-        if request.profile_path is not None:
+        if request.profile_path is not None and counted:
             last = list(counted)[-_PROFILED_STEPS:]
             if (everybody := gather_steps(rank_steps(last))) is not None:
                 atomic_write(Path(request.profile_path), json.dumps(chrome_trace(everybody)))

@@ -18,6 +18,7 @@ from autoshard.api import (
     ValidationAnswer,
     ValidationBody,
 )
+from autoshard.core.choices import MOST_EXPLAINED
 from autoshard.core.costs import Risk
 from autoshard.results.explanation import EXPLANATION, Explanation
 from autoshard.results.plan_diff import DIFF
@@ -40,6 +41,14 @@ _StoredId = Annotated[PlanId, Path(description="The plan's id.")]
 _Explained = Annotated[
     list[Annotated[str, Query(min_length=1, max_length=512)]] | None,
     Query(max_length=256, description="Only this table; may be repeated."),
+]
+_MostExplained = Annotated[
+    int,
+    Query(
+        ge=0,
+        le=1 << 31,
+        description="Without `table`: so many of the tables, those of which a batch reads most bytes; 0 for all.",
+    ),
 ]
 _PricedBy = Annotated[
     Risk | None,
@@ -125,9 +134,13 @@ def _add_of_plans(app: FastAPI, handler: WorkHandler) -> None:
     )
     @opened_to(Scope.READ)
     async def explain_plan(
-        request: Request, plan_id: _StoredId, table: _Explained = None, risk: _PricedBy = None
+        request: Request,
+        plan_id: _StoredId,
+        table: _Explained = None,
+        most: _MostExplained = MOST_EXPLAINED,
+        risk: _PricedBy = None,
     ) -> Response:
-        parameters = {"tables": table or [], "risk": risk}
+        parameters = {"tables": table or [], "most": most, "risk": risk}
         return await handler.read(request, WorkKind.EXPLAIN, plan_id, parameters=parameters)
 
     @app.get(
@@ -138,9 +151,13 @@ def _add_of_plans(app: FastAPI, handler: WorkHandler) -> None:
     )
     @opened_to(Scope.PLAN)
     async def improve_plan(
-        request: Request, plan_id: _StoredId, table: _Explained = None, risk: _PricedBy = None
+        request: Request,
+        plan_id: _StoredId,
+        table: _Explained = None,
+        most: _MostExplained = MOST_EXPLAINED,
+        risk: _PricedBy = None,
     ) -> Response:
-        parameters = {"tables": table or [], "risk": risk}
+        parameters = {"tables": table or [], "most": most, "risk": risk}
         return await handler.read(request, WorkKind.IMPROVE, plan_id, parameters=parameters)
 
     @app.get(
