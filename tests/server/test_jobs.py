@@ -420,7 +420,8 @@ def test_a_fault_ends_no_thread_of_jobs(stored, tmp_path, monkeypatch):
     monkeypatch.setattr(JobStore, "claim", faulty)
     (tmp_path / "jobs").touch()
     job_id, engine = add(stored), JobEngine(stored, ServerSettings(data=tmp_path), retry_s=0.0)
-    engine.start()
+    told = []
+    engine.start(told.append)
     try:
         deadline = time.monotonic() + 60
         while not stored.jobs.read(job_id, "").state.is_final:
@@ -429,6 +430,7 @@ def test_a_fault_ends_no_thread_of_jobs(stored, tmp_path, monkeypatch):
     finally:
         engine.stop()
     assert faults == []
+    assert [reply.status for reply in told] == [500]
 
 
 @pytest.mark.slow
