@@ -1,7 +1,9 @@
 """Jobs: done once, also where processes are killed; on SQLite and on PostgreSQL."""
 
+import contextlib
 import json
 import re
+import shutil
 import signal
 import threading
 import time
@@ -14,6 +16,7 @@ import costmodel
 from autoshard.api import JobKind, JobState, JobTask
 from autoshard.cli import main
 from autoshard.client import Client
+from autoshard.core.choices import Alias
 from costmodel.registry.versions import SHIPPED_VARIABLE, Registry
 from server.access import Principal
 from server.jobs.engine import JobEngine
@@ -31,6 +34,7 @@ from tests.server.test_service_lifecycle import LONG
 TASK = {"tables": "criteo-kaggle", "topology": "cpu-8", "planner": "cost-greedy"}
 WAIT_S = 120
 SHIPPED = Path(costmodel.__file__).parent / "shipped"
+SAMPLES = Path(__file__).parents[1] / "data" / "samples"
 
 
 def until(client, job, *states, wait_s=WAIT_S):
@@ -185,6 +189,30 @@ def test_a_calibrated_model_becomes_the_candidate(own_service, tmp_path, monkeyp
         client.post(f"/v1/jobs/{long}/cancel")
         assert until(client, long, "cancelled", "succeeded", "failed")["state"] == "cancelled"
         assert client.get(f"/v1/models/cost/{result['name']}").json()["candidate"] == result["id"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "body", "model"),
+    [
+        (JobKind.TRAIN_COST, {"updates": 20}, ("cost", "cpu")),
+        (JobKind.TRAIN_POLICY, {"num_tasks": 2, "search_seconds": 0.2, "updates": 2}, ("policy", "any")),
+    ],
+)
+def test_what_a_team_trains_becomes_the_candidate(tmp_path, kind, body, model):
+    shutil.copytree(SAMPLES, tmp_path / "data" / "teams" / "ads" / "samples")
+    settings = ServerSettings(registry=tmp_path / "registry", data=tmp_path / "data")
+    with contextlib.closing(Database(parsed_url(f"sqlite:///{tmp_path}/service.sqlite"))) as database:
+        upgrade(database)
+        storage = Storage(database)
+        job = NewJob(kind=kind, request=json.dumps(body).encode(), task="{}", client="key of ads", team="ads")
+        storage.add_job(job, None, Principal(team="ads"))
+        reply = JobRunner(storage, settings).do(storage.jobs.claim())
+    result = json.loads(reply.body)
+    assert (reply.status, result.get("alias"), result.get("promoted")) == (200, "candidate", False), result
+    models = Registry(settings.registry)
+    assert [change.id for change in models.history(*model, Alias.CANDIDATE)] == [result["id"]]
+    assert models.history(*model) == ()
 
 
 @pytest.mark.parametrize(
