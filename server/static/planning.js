@@ -83,8 +83,8 @@ async function givenTables() {
   try {
     const document = JSON.parse(text);
     if (document && document.schema) return document;
-  } catch (error) {
-    if (/^[{[]/.test(text)) throw failure({ detail: `The tables begin like JSON, but the text is not JSON: ${error.message}`, field: "tables" });
+  } catch {
+    // a list in another syntax, JSON lines too, which the service reads
   }
   const content = file ? { base64: await encoded(file) } : { text };
   const batch = find("batch").value;
