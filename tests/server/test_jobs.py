@@ -32,6 +32,7 @@ from server.storage.upgrading import upgrade
 from tests.server.test_service_lifecycle import LONG
 
 TASK = {"tables": "criteo-kaggle", "topology": "cpu-8", "planner": "cost-greedy"}
+COMPARED = {"tables": "criteo-kaggle", "topology": "cpu-8", "planners": ["random"]}
 WAIT_S = 120
 SHIPPED = Path(costmodel.__file__).parent / "shipped"
 SAMPLES = Path(__file__).parents[1] / "data" / "samples"
@@ -217,10 +218,25 @@ def test_what_a_team_trains_becomes_the_candidate(tmp_path, kind, body, model):
 
 @pytest.mark.parametrize(
     ("kind", "body"),
-    [("plan", {}), ("calibrate", {"seconds": -1}), ("collect", {"seconds": 0}), ("train-cost", {"x": 1})],
+    [
+        ("plan", {}),
+        ("calibrate", {"seconds": -1}),
+        ("collect", {"seconds": 0}),
+        ("train-cost", {"x": 1}),
+        ("compare", {**COMPARED, "planners": ["auto", "auto"]}),
+        ("compare", {**COMPARED, "options": {"neo": {}}}),
+    ],
 )
 def test_a_job_with_a_wrong_body_is_refused(client, kind, body):
     assert client.post(f"/v1/jobs/{kind}", json=body).status_code == 400
+
+
+def test_planners_that_a_job_compares_have_their_time_each(client):
+    job = made(client, "compare", {**COMPARED, "planners": ["random", "size-greedy", "dim-greedy"], "time_limit_s": 30})
+    found = until(client, job, "succeeded", "failed")
+    assert (found["state"], found["limit_s"]) == ("succeeded", 90)
+    compared = client.get(f"/v1/jobs/{job}/result").json()["comparison"]["planners"]
+    assert [row["failure"] for row in compared] == [None] * 3
 
 
 def test_a_job_that_is_not_there_is_not_found(client):
