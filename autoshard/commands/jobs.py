@@ -87,7 +87,10 @@ def jobs(options: JobsOptions, as_json: JsonOption = False) -> None:
     """
     with open_client(options.server) as client:
         if options.action is JobAction.LIST:
-            found = client.list_jobs(kind=options.kind, state=options.state, limit=200).jobs
+            page = client.list_jobs(kind=options.kind, state=options.state, limit=200)
+            if page.next is not None:
+                log(f"These are the latest {len(page.jobs)} jobs: --state and --kind choose among all.")
+            found = page.jobs
             emit({"jobs": [one.model_dump(mode="json") for one in found]}, _listed(found), as_json=as_json, kind="jobs")
             return
         assert options.job is not None

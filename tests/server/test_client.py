@@ -313,6 +313,13 @@ def test_jobs_are_made_followed_and_cancelled(served, service, run, published):
     assert "needs the id of a job" in run("jobs", "show", "--server", service.url, code=2)[1]
 
 
+def test_the_command_says_that_there_are_more_jobs(run, monkeypatch):
+    page = Answers(httpx.Response(200, json={"jobs": [], "next": "1-0"}))
+    client = Client("http://service", transport=httpx.MockTransport(page))
+    monkeypatch.setattr("autoshard.commands.jobs.open_client", lambda _: client)
+    assert "These are the latest 0 jobs: --state and --kind choose among all." in run("jobs")[1]
+
+
 def test_schedules_are_made_paused_and_deleted(service):
     with Client(service.url) as client:
         made = client.make_schedule("of-the-client", "0 3 29 2 *", "collect", {"seconds": 600.0})
