@@ -49,7 +49,7 @@ class JobEngine:
         self._storage, self._retry_s = storage, retry_s
         self._sweep, self._on_swept = Sweep(storage, settings), on_swept
         self._runner = JobRunner(storage, settings)
-        self._on_made: Callable[[Reply], None] = lambda _: None
+        self._on_made: Callable[[Reply], object] = lambda _: None
         self._stopping = threading.Event()
         self._woken = threading.Event()
         self._claiming, self._num_free = threading.Lock(), settings.num_jobs
@@ -59,7 +59,7 @@ class JobEngine:
             threading.Thread(target=self._repeat, args=(self._sweep_once,), name="sweep"),
         ]
 
-    def start(self, on_made: Callable[[Reply], None] = lambda _: None) -> None:
+    def start(self, on_made: Callable[[Reply], object] = lambda _: None) -> None:
         """Begins to do jobs.
 
         Args:
