@@ -179,7 +179,7 @@ class CalibrateBody(_SettingsBody):
 
 
 class TrainCostBody(_SettingsBody):
-    """Training of a device's cost model from the service's samples."""
+    """Training of a device's cost model from the service's samples; the model becomes the candidate."""
 
     device: _Device | None = Field(default=None, description="Null where there are samples of one device only.")
     updates: _Updates | None = None
@@ -187,7 +187,7 @@ class TrainCostBody(_SettingsBody):
 
 
 class TrainPolicyBody(_SettingsBody):
-    """Training of the policy of any device, or of one."""
+    """Training of the policy of any device, or of one, which becomes the candidate."""
 
     device: _Device = Field(default="any", description="`any` for one policy that serves all devices.")
     updates: _Updates | None = None

@@ -24,7 +24,9 @@ class ValidationAnswer(BaseModel):
     """Whether a task can be planned for, and its size."""
 
     is_valid: bool
-    faults: list[Fault] = Field(description="The first fault of each document, and all those of a table list.")
+    faults: list[Fault] = Field(
+        description="The first fault of each document and of the constraints, and all those of a table list."
+    )
     columns: dict[str, str] | None = Field(
         default=None, description="Fields that a table list's columns were read as, empty for ignored ones."
     )

@@ -19,6 +19,7 @@ class PlannerSummary(BaseModel):
 
     name: str
     summary: str
+    options: list[str] = Field(description="Names of its options.")
     is_compared: bool = Field(description="Whether the page plans with it when planners are compared.")
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Final
 
-from pydantic import Field, GetCoreSchemaHandler, WithJsonSchema
-from pydantic_core import CoreSchema
+from pydantic import Field, GetCoreSchemaHandler, ValidationInfo, WithJsonSchema, field_validator
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from autoshard.api.problems import MAX_FEATURES, RequestBody, examples
 from autoshard.core.accepted import MAX_SEED
 from autoshard.core.choices import MOST_EXPLAINED, GroupLayout, Lengths, Overlap, Risk
+from autoshard.core.quoting import shown
 
 #: Seconds that a request may plan; a job has more.
 MAX_TIME_LIMIT_S: Final = 60.0
@@ -226,10 +227,28 @@ class ComparisonBody(RequestBody):
         fail_fast=True, min_length=1, max_length=32, description="Names of planners, each once."
     )
     options: dict[str, _Options] = Field(default_factory=dict, description="Options by planner.")
-    time_limit_s: _TimeLimit = Field(default=1.0, description="Seconds of each planner; all together have 60.")
+    time_limit_s: _TimeLimit = Field(
+        default=1.0, description="Seconds of each planner; all together have 60, but where they are a job."
+    )
     payload: _Payload = "fp32"
     seed: _Seed = 0
     risk: _Risk = Risk.MEAN
+
+    @field_validator("planners")
+    @classmethod
+    def _check_planners(cls, planners: list[str]) -> list[str]:
+        for name in planners:
+            if planners.count(name) > 1:
+                raise PydanticCustomError("twice", "{name} is given twice", {"name": shown(name)})
+        return planners
+
+    @field_validator("options")
+    @classmethod
+    def _check_options(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        for name in options:
+            if name not in info.data.get("planners", options):
+                raise PydanticCustomError("unknown", "{name} is none of the planners", {"name": shown(name)})
+        return options
 
 
 #: Largest number of measured steps of one report.

@@ -20,19 +20,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredPlan:
-    """A plan with the id under which the service has it, and what its search did not have of its time."""
+    """A plan with the id under which the service has it.
+
+    Attributes:
+        id: Digest of the plan.
+        plan: The plan.
+        notes: How a table list was read, and what was taken for what it leaves open, such as its batch size.
+        warnings: What its search did not have of its time.
+    """
 
     id: str
     plan: ShardingPlan
+    notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedComparison:
-    """Planners side by side; the first is the service's own document (`autoshard.comparison/1`)."""
+    """Planners side by side.
+
+    Attributes:
+        document: The service's own document (`autoshard.comparison/1`).
+        rows: A row for each planner.
+        notes: As of `StoredPlan`.
+    """
 
     document: Mapping[str, Any]
     rows: tuple[ComparedPlan, ...]
+    notes: tuple[str, ...] = ()
 
 
 class Job(JobAnswer):
@@ -49,7 +64,12 @@ def stored_plan(found: httpx.Response) -> StoredPlan:
     from autoshard.formats import plan_from_json
 
     answer = PlanAnswer.model_validate_json(found.content)
-    return StoredPlan(id=answer.id, plan=plan_from_json(answer.plan, "plan"), warnings=tuple(answer.warnings))
+    return StoredPlan(
+        id=answer.id,
+        plan=plan_from_json(answer.plan, "plan"),
+        notes=tuple(answer.notes),
+        warnings=tuple(answer.warnings),
+    )
 
 
 def comparison(found: httpx.Response) -> ServedComparison:
@@ -70,7 +90,7 @@ def comparison(found: httpx.Response) -> ServedComparison:
                 failure=None if fault is None else error_of_fault(fault),
             )
         )
-    return ServedComparison(document=answer.comparison, rows=tuple(rows))
+    return ServedComparison(document=answer.comparison, rows=tuple(rows), notes=tuple(answer.notes))
 
 
 def explanation(found: httpx.Response) -> Explanation:

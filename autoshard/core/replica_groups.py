@@ -113,6 +113,12 @@ class ReplicaGroups:
             return range(rank * self.num_groups, (rank + 1) * self.num_groups)
         return range(rank, topology.world_size, self.group_size(topology))
 
+    def group_rank(self, world_rank: int, topology: Topology) -> int:
+        """Number in its group of a rank of the world: the inverse of `world_ranks`."""
+        if self.layout is GroupLayout.ACROSS_NODES:
+            return world_rank // self.num_groups
+        return world_rank % self.group_size(topology)
+
     def group_topology(self, topology: Topology) -> Topology:
         """The ranks of one group, as a cluster of their own: what the group's exchanges travel over.
 

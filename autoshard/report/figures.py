@@ -64,22 +64,21 @@ def rank_time_figure(predicted: CostBreakdown, measured: MeasuredPlan | None) ->
     return _styled(figure, "rank", "ms per step", barmode="stack")
 
 
-def executed_figure(predicted: Sequence[RankCost], executed: Sequence[Any]) -> go.Figure:
-    """Stacked bars of the parts of each rank's step, predicted beside executed.
+def executed_figure(predicted: Sequence[RankCost | None], executed: Sequence[Any]) -> go.Figure:
+    """Stacked bars of the parts of each process's step, predicted beside executed.
 
     Args:
-        predicted: By rank; empty where nothing was predicted.
+        predicted: By process; None where nothing was predicted for one.
         executed: By process, with the same attributes. Parts hold what a process waits for others.
     """
-    bars = [("plan", one) for one in predicted], [("run", one) for one in executed]
+    kinds = [("plan", predicted), ("run", executed)]
+    bars = [(str(index), kind, of[index]) for index in range(len(executed)) for kind, of in kinds if of[index]]
+    places = [[index for index, _, _ in bars], [kind for _, kind, _ in bars]]
     figure = go.Figure()
     for label, attribute, colour in RANK_PARTS:
-        found = [(str(rank), what, getattr(one, attribute)) for of in bars for rank, (what, one) in enumerate(of)]
-        ranks, kinds, values = zip(*sorted(found, key=lambda one: (int(one[0]), one[1] == "run")), strict=True)
+        values = [getattr(one, attribute) for _, _, one in bars]
         if any(values):
-            figure.add_bar(
-                name=label, x=[ranks, kinds], y=values, marker_color=colour, hovertemplate=_hover("rank %{x}")
-            )
+            figure.add_bar(name=label, x=places, y=values, marker_color=colour, hovertemplate=_hover("rank %{x}"))
     _styled(figure, "rank", "ms per step", barmode="stack")
     return figure.update_xaxes(type="multicategory", nticks=2 * len(executed), tickfont_size=11)
 

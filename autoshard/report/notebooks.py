@@ -36,7 +36,10 @@ def plan_html(plan: ShardingPlan) -> str:
         return _fragment(task_line(plan), (), note="No prediction: `autoshard evaluate` prices the plan.")
     parts = replace(part_table(predicted), caption="Parts of the step.")
     facts = plan_facts(plan, predicted, None)
-    return _fragment(task_line(plan), plan_warnings(plan), facts=facts, bars=_rank_bars(predicted), tables=(parts,))
+    bars = _rank_bars(predicted)
+    num_ranks = len(predicted.ranks)
+    of_ranks = "each rank" if num_ranks <= _MOST_RANKS else f"each of the first {_MOST_RANKS:,} of {num_ranks:,} ranks"
+    return _fragment(task_line(plan), plan_warnings(plan), facts=facts, bars=bars, of_ranks=of_ranks, tables=(parts,))
 
 
 def comparison_html(rows: Sequence[ComparedPlan]) -> str:
@@ -60,10 +63,18 @@ def _fragment(
     note: str = "",
     facts: Sequence[dict[str, str]] = (),
     bars: Markup | None = None,
+    of_ranks: str = "",
     tables: Sequence[Table] = (),
 ) -> str:
     return render_template(
-        "notebook.html.j2", title=title, warnings=warnings, note=note, facts=facts, bars=bars, tables=tables
+        "notebook.html.j2",
+        title=title,
+        warnings=warnings,
+        note=note,
+        facts=facts,
+        bars=bars,
+        of_ranks=of_ranks,
+        tables=tables,
     )
 
 

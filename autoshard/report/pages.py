@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autoshard.core import CostBreakdown, ShardingPlan, SyncRows
+from autoshard.core import CostBreakdown, RankCost, ShardingPlan, SyncRows
 from autoshard.core.quoting import write_bytes
 from autoshard.evaluation.batch_memory import rank_memory
 from autoshard.report.caveats import comparison_warnings, plan_warnings
@@ -90,7 +90,14 @@ def plan_figures(plan: ShardingPlan, measured: MeasuredPlan | None = None) -> tu
         plan: The plan.
         measured: Kernel times of its ranks, to be shown beside the predicted ones.
     """
-    from autoshard.report.pictures import access_figure, pareto_figure, placement_figure
+    from autoshard.report.pictures import (
+        MOST_CURVES,
+        MOST_FRONTIERS,
+        access_figure,
+        curved_tables,
+        pareto_figure,
+        placement_figure,
+    )
 
     found = [*_cost_pictures(plan, plan.predicted, measured)] if plan.predicted is not None else []
     found.append(
@@ -108,7 +115,8 @@ def plan_figures(plan: ShardingPlan, measured: MeasuredPlan | None = None) -> tu
             Picture(
                 name="access",
                 title="Access curves",
-                caption="Share of the lookups that go to the hottest rows of a table; a diamond is the end of a tier.",
+                caption="Share of the lookups that go to the hottest rows of a table; a diamond is the end of a tier."
+                + _left_out(len(curved_tables(plan)), MOST_CURVES, "those of the tables with most lookups"),
                 label="Curves of the share of lookups over the share of rows, a curve for each table.",
                 figure=access,
             )
@@ -118,13 +126,21 @@ def plan_figures(plan: ShardingPlan, measured: MeasuredPlan | None = None) -> tu
             Picture(
                 name="pareto",
                 title="Memory against communication",
-                caption="FlexShard's curves of the largest tables: from no row to ever more replicated rows. Diamonds "
-                "are what the plan replicates; at circles, memory is as if no row was replicated.",
+                caption="FlexShard's curves of tables: from no row to ever more replicated rows. Diamonds are what the "
+                "plan replicates; at circles, memory is as if no row was replicated."
+                + _left_out(
+                    len(plan.tables.tables), MOST_FRONTIERS, "those of tables with replicated rows, then of the largest"
+                ),
                 label="Curves of memory over communication as rows are replicated, a curve for each table.",
                 figure=pareto,
             )
         )
     return tuple(found)
+
+
+def _left_out(num_curves: int, most: int, which: str) -> str:
+    """Sentence on which curves a picture shows; empty where it shows all."""
+    return f" {most} of {num_curves:,} are shown: {which}." if num_curves > most else ""
 
 
 def _cost_pictures(plan: ShardingPlan, predicted: CostBreakdown, measured: MeasuredPlan | None) -> Iterator[Picture]:
@@ -175,17 +191,18 @@ def run_page(plan: ShardingPlan, executed: Sequence[Any], lines: Sequence[str], 
 
     Args:
         plan: The plan.
-        executed: By process, with the parts of `RankCost`.
+        executed: `RankTiming` by process.
         lines: Sentences about the run, for below the title.
         title: Heading of the page.
     """
     from autoshard.report.figures import RANK_PARTS, executed_figure
     from autoshard.report.images import FigureReport, Section, figure_page
 
-    predicted = plan.predicted.ranks if plan.predicted else ()
+    predicted = [_predicted_of(one, plan) for one in executed]
     kinds = [("predicted", predicted), ("executed", executed)]
+    is_folded = any(len(one.plan_ranks) > 1 for one in executed)
     table = Table.of(
-        [(index, name, one) for index in range(len(executed)) for name, of in kinds for one in of[index : index + 1]],
+        [(index, name, of[index]) for index in range(len(executed)) for name, of in kinds if of[index]],
         [
             ("Rank", lambda row: row[0]),
             ("", lambda row: row[1]),
@@ -199,11 +216,19 @@ def run_page(plan: ShardingPlan, executed: Sequence[Any], lines: Sequence[str], 
     section = Section(
         title="Predicted beside executed",
         caption="Parts of each rank's step, which may overlap in time. What was executed holds what a rank waits for "
-        "others: a rank with little work of its own has long exchanges.",
+        "others: a rank with little work of its own has long exchanges."
+        + (" Processes that run several ranks of the plan have no prediction." if is_folded else ""),
         figure=executed_figure(predicted, executed),
         tables=(table,),
     )
     return figure_page(FigureReport(title=title, subtitle=" ".join(lines), sections=(section,)))
+
+
+def _predicted_of(executed: Any, plan: ShardingPlan) -> RankCost | None:
+    """What was predicted for a process; None without prices, and for one that runs several ranks of the plan."""
+    if plan.predicted is None or not plan.predicted.ranks or len(executed.plan_ranks) > 1:
+        return None
+    return plan.predicted.ranks[plan.replica_groups.group_rank(executed.plan_ranks[0], plan.topology)]
 
 
 def comparison_page(rows: Sequence[ComparedPlan], notes: Sequence[str], *, title: str = "Planners compared") -> str:

@@ -131,7 +131,10 @@ def _reply(work: ChildWork, stop: threading.Event) -> Reply:
 def _command(body: CollectBody | CalibrateBody | TrainCostBody | TrainPolicyBody, work: ChildWork) -> list[str]:
     """The command line of a job that is a command of autoshard."""
     store = ["--store", str(work.settings.samples_folder)]
-    registry = [] if work.settings.registry is None else ["--registry", str(work.settings.registry)]
+    # The operator alone changes which models are used, by a promotion.
+    publishing = ["--alias", Alias.CANDIDATE]
+    if work.settings.registry is not None:
+        publishing += ["--registry", str(work.settings.registry)]
     values = {name: value for name, value in body.model_dump().items() if value is not None}
     options = [text for name, value in values.items() for text in (f"--{name.replace('_', '-')}", str(value))]
     # The seed of the job: measuring anew goes on after what is stored, and no set of tables is measured twice.
@@ -140,11 +143,11 @@ def _command(body: CollectBody | CalibrateBody | TrainCostBody | TrainPolicyBody
         return ["collect", *store, *options, *seed]
     if isinstance(body, CalibrateBody):
         # A store of its own: a model that was trained from the samples would be fitted to them a second time.
-        own = ["--store", str(work.settings.calibration_folder), "--alias", Alias.CANDIDATE]
-        return ["calibrate", *own, *registry, *options, *seed]
+        own = ["--store", str(work.settings.calibration_folder)]
+        return ["calibrate", *own, *publishing, *options, *seed]
     if isinstance(body, TrainCostBody):
-        return ["train", "cost", *store, *registry, *options]
-    return ["train", "policy", *registry, *options, "--checkpoint", str(work.folder / "checkpoint")]
+        return ["train", "cost", *store, *publishing, *options]
+    return ["train", "policy", *publishing, *options, "--checkpoint", str(work.folder / "checkpoint")]
 
 
 def _of_command(arguments: list[str], work: ChildWork) -> Reply:

@@ -19,6 +19,7 @@ from server.jobs.sweep import Sweep
 from server.problems import StorageError
 from server.settings import ServerSettings
 from server.storage.storage import Storage
+from server.tasks.reply import Reply
 
 #: Seconds between two looks for a job that waits, or a schedule that is due.
 _LOOK_S = 0.5
@@ -48,6 +49,7 @@ class JobEngine:
         self._storage, self._retry_s = storage, retry_s
         self._sweep, self._on_swept = Sweep(storage, settings), on_swept
         self._runner = JobRunner(storage, settings)
+        self._on_made: Callable[[Reply], object] = lambda _: None
         self._stopping = threading.Event()
         self._woken = threading.Event()
         self._claiming, self._num_free = threading.Lock(), settings.num_jobs
@@ -57,8 +59,13 @@ class JobEngine:
             threading.Thread(target=self._repeat, args=(self._sweep_once,), name="sweep"),
         ]
 
-    def start(self) -> None:
-        """Begins to do jobs."""
+    def start(self, on_made: Callable[[Reply], object] = lambda _: None) -> None:
+        """Begins to do jobs.
+
+        Args:
+            on_made: Is told what a job made, in the job's thread, after it is stored.
+        """
+        self._on_made = on_made
         for thread in self._threads:
             thread.start()
 
@@ -96,7 +103,8 @@ class JobEngine:
             self._num_free -= job is not None
         if job is not None:
             try:
-                self._runner.do(job)
+                if (made := self._runner.do(job)) is not None:
+                    self._on_made(made)
             finally:
                 with self._claiming:
                     self._num_free += 1

@@ -54,8 +54,12 @@ class JobRunner:
     def _folder(self, job_id: str) -> Path:
         return self._settings.jobs_folder / job_id
 
-    def do(self, job: ClaimedJob) -> None:
-        """Does a job and stores what it made; leaves it if the service stops, or another process has it."""
+    def do(self, job: ClaimedJob) -> Reply | None:
+        """Does a job and stores what it made; leaves it if the service stops, or another process has it.
+
+        Returns:
+            What it made; None where it was left, cancelled, or ended by another process.
+        """
         with structlog.contextvars.bound_contextvars(job=job.run.id):
             _log.info("job begun", kind=job.kind, attempt=job.run.attempt, start=job.num_starts)
             try:
@@ -63,12 +67,15 @@ class JobRunner:
             except _CancelledError:
                 self._finish(job, JobEnd(state=JobState.CANCELLED))
             except _AbandonedError:
-                return
+                pass
             else:
-                self._finish(job, _end_of(reply), None if reply.facts is None else (reply.facts, reply.body))
+                plan = None if reply.facts is None else (reply.facts, reply.body)
+                if self._finish(job, _end_of(reply), plan):
+                    return reply
+        return None
 
-    def _finish(self, job: ClaimedJob, end: JobEnd, plan: tuple[PlanFacts, bytes] | None = None) -> None:
-        """Ends a job, as soon as the database answers."""
+    def _finish(self, job: ClaimedJob, end: JobEnd, plan: tuple[PlanFacts, bytes] | None = None) -> bool:
+        """Ends a job, as soon as the database answers; whether it was unfinished."""
         while True:
             try:
                 is_ended = self._storage.finish_job(job, end, plan)
@@ -76,11 +83,12 @@ class JobRunner:
             except StorageError as error:
                 _log.warning("job not stored yet", reason=str(error))
                 if self._stopping.wait(LOOK_S):
-                    return
+                    return False
         if is_ended:
             _log.info("job ended", attempt=job.run.attempt, state=end.state)
         if end.state is JobState.SUCCEEDED:
             self.forget(job.run.id)
+        return is_ended
 
     def _reply(self, job: ClaimedJob) -> Reply:
         """What a process makes of a job.

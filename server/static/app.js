@@ -74,6 +74,7 @@ addEventListener("DOMContentLoaded", () => {
   find("new-key").addEventListener("submit", makeKey(() => columns));
   find("find-audit").addEventListener("submit", guarded(() => showAudit(columns, true)));
   find("more-audit").addEventListener("click", guarded(() => showAudit(columns, false)));
+  find("more-jobs").addEventListener("click", guarded(() => showJobs(columns.jobs, false)));
   find("sign-in").addEventListener("submit", guarded(async () => {
     await ask("POST", "/page/session", undefined, { Authorization: `Bearer ${find("key").value.trim()}` });
     find("key").value = "";

@@ -18,17 +18,31 @@ const changes = ({ kind, state }) =>
     : state === "succeeded" ? [] : [["Try again", "retry"]];
 
 let watched = null;
+let listed = [];
+let next = null;
+/* Times that the list was asked for: of two answers, the one that was asked for last is shown. */
+let asked = 0;
 
-export async function showJobs(columns) {
-  const page = await ask("GET", "/v1/jobs?limit=50");
-  const again = (id, change) => async () => {
+/* Jobs that run and wait, then the latest of all others, from the first page on or one page more. */
+export async function showJobs(columns, again = true) {
+  const query = new URLSearchParams({ limit: "50" });
+  if (!again && next) query.set("cursor", next);
+  const number = ++asked;
+  const [page, ...unfinished] = await Promise.all([ask("GET", `/v1/jobs?${query}`), ...["running", "queued"].map((state) => ask("GET", `/v1/jobs?limit=200&state=${state}`))]);
+  if (number !== asked) return;
+  listed = again ? page.jobs : [...listed, ...page.jobs];
+  next = page.next;
+  find("more-jobs").hidden = !next;
+  const first = unfinished.flatMap((one) => one.jobs);
+  const shown = [...first, ...listed.filter((one) => !first.some((other) => other.id === one.id))];
+  const act = (id, change) => async () => {
     await ask("POST", `/v1/jobs/${id}/${change}`);
     await showJobs(columns);
   };
   const ordered = inOrder(columns, ORDER);
-  const rows = page.jobs.map((job) => cells(ordered, job, {
+  const rows = shown.map((job) => cells(ordered, job, {
     id: () => link(short(job.id), `#jobs/${job.id}`),
-    state: () => several([job.state, ...changes(job).map(([text, change]) => button(text, again(job.id, change)))]),
+    state: () => several([job.state, ...changes(job).map(([text, change]) => button(text, act(job.id, change)))]),
     progress: () => (job.state === "succeeded" ? "" : job.progress.split(";")[0]),
   }));
   fill("worked", headings(ordered), rows, "There are no jobs yet. A search under Plan is one; schedules make others.");

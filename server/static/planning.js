@@ -22,7 +22,7 @@ let checks = 0;
 
 export function offer(found) {
   listFields = found.table_fields;
-  planners = found.planners.filter((one) => one.is_compared).map((one) => one.name);
+  planners = found.planners.filter((one) => one.is_compared);
   for (const [id, names, usual] of [["tables", found.tables, "criteo-kaggle"], ["topology", found.topologies, "a100-8"],
     ["planner", found.planners.map((one) => one.name), "auto"]]) {
     find(id).replaceChildren(...names.map((name) => new Option(name, name, name === usual, name === usual)));
@@ -83,8 +83,8 @@ async function givenTables() {
   try {
     const document = JSON.parse(text);
     if (document && document.schema) return document;
-  } catch (error) {
-    if (/^[{[]/.test(text)) throw failure({ detail: `The tables begin like JSON, but the text is not JSON: ${error.message}`, field: "tables" });
+  } catch {
+    // a list in another syntax, JSON lines too, which the service reads
   }
   const content = file ? { base64: await encoded(file) } : { text };
   const batch = find("batch").value;
@@ -217,12 +217,17 @@ const makePlan = guarded(async () => {
   find("search").scrollIntoView({ block: "nearest" });
 });
 
-/* Each planner's plan is a job of its own, and stored. */
+/* Each planner's plan is a job of its own, and stored; options go to the planners that have them. */
 const comparePlanners = guarded(async () => {
   keep();
+  const options = Object.entries(givenOptions());
   find("compare").disabled = true;
   try {
-    const rows = planners.map((planner) => ({ planner, remark: "asked for" }));
+    const rows = planners.map((planner) => {
+      const isOwn = ([name]) => planner.options.includes(name);
+      const others = options.filter((one) => !isOwn(one)).map(([name]) => name);
+      return { planner: planner.name, options: Object.fromEntries(options.filter(isOwn)), remark: "asked for", lacks: others.length ? `has no option ${others.join(", ")}` : "" };
+    });
     find("comparison").hidden = false;
     find("all-compared").replaceChildren();
     showPlanners(rows);
@@ -235,7 +240,7 @@ const comparePlanners = guarded(async () => {
 });
 
 async function planned(row, rows) {
-  const job = await make({ planner: row.planner });
+  const job = await make({ planner: row.planner, options: row.options });
   await new Promise((done) => states(job.id, async (found, isOver) => {
     row.remark = isOver ? reason(found.problem, "") : found.progress || found.state;
     if (isOver && found.plan_id) Object.assign(row, { id: found.plan_id, predicted: (await ask("GET", `/v1/plans/${found.plan_id}`)).plan.predicted });
@@ -248,10 +253,11 @@ function showPlanners(rows) {
   const step = (one) => (one.predicted ? one.predicted.step_ms.value : Infinity);
   const ranked = [...rows].sort((one, other) => step(one) - step(other) || 0);
   const best = step(ranked[0]);
+  const remark = (one) => [step(one) === best && one.predicted ? "★ shortest step" : one.remark, one.lacks].filter(Boolean).join("; ");
   fill("compared", [["planner"], ["predicted step, ms", "number"], ["remark", "name"], ["plan"], ["slowest kernel, ms", "number"], ["balance", "number"]],
     ranked.map((one) => Object.assign(one.predicted
-      ? [one.planner, ms(step(one)), step(one) === best ? "★ shortest step" : one.remark, link(short(one.id), `#one/${one.id}`), ms(one.predicted.max_kernel_ms), share(one.predicted.balance)]
-      : [one.planner, "", one.remark, "", "", ""], { isBest: step(one) === best && best < Infinity })));
+      ? [one.planner, ms(step(one)), remark(one), link(short(one.id), `#one/${one.id}`), ms(one.predicted.max_kernel_ms), share(one.predicted.balance)]
+      : [one.planner, "", remark(one), "", "", ""], { isBest: step(one) === best && best < Infinity })));
 }
 
 export function listen() {

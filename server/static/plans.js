@@ -177,7 +177,9 @@ export async function offerOthers(id) {
   if (!isHere()) return;
   const others = page.plans.filter((one) => one.id !== id);
   const text = (one) => `${one.created_at.slice(0, 16).replace("T", " ")} ${printable(one.name)} ${one.planner}, ${one.num_tables} tables, ${one.num_ranks} ranks of ${one.device}, ${ms(one.step_ms)} ms`;
-  find("other").replaceChildren(new Option("another plan", ""), ...others.map((one) => new Option(text(one), one.id)));
+  const older = new Option("older ones: choose them under Plans", "");
+  older.disabled = true;
+  find("other").replaceChildren(new Option("another plan", ""), ...others.map((one) => new Option(text(one), one.id)), ...(page.next ? [older] : []));
   find("other").onchange = () => { if (find("other").value) location.hash = `#compare/${find("other").value}/${id}`; };
 }
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, or_, select, tuple_, update
 
 from autoshard.api import PlanFigures, PlanLabels, PlanList, PlanSearch, PlanSummary
-from server.problems import UnknownPlanError
+from server.problems import StorageError, UnknownPlanError
 from server.storage.database import Database
 from server.storage.paging import cursor_of, position_of
 from server.storage.schema import PLAN_DOCUMENTS, PLANS, now_us, told
@@ -17,6 +18,8 @@ from server.tasks.reply import PlanFacts
 
 #: How long a deleted plan can be restored.
 KEPT_US: Final = 24 * 3600 * 1_000_000
+#: For so long after a plan was asked for, that it is asked for again is not noted: reading seldom writes.
+_NOTED_US: Final = 3600 * 1_000_000
 _IDS = "sha256:[0-9a-f]{64}"
 _LISTED = [PLANS.c[name] for name in ("id", "created_us", "owner", "name", "tags", *PlanFigures.model_fields)]
 
@@ -60,14 +63,15 @@ class PlanStore:
         """
         with self._database.reading() as connection:
             columns = PLAN_DOCUMENTS.c
-            query = select(columns.answer).join(
+            query = select(columns.answer, _asked_us().label("asked_us")).join(
                 PLANS, and_(PLANS.c.team == columns.team, PLANS.c.id == columns.plan_id)
             )
             query = query.where(_named(plan_id, team))
-            found = connection.execute(query).scalar()
+            found = connection.execute(query).first()
         if found is None:
             raise _unknown(plan_id)
-        return zlib.decompress(found)
+        self._note_asked(plan_id, team, found.asked_us)
+        return zlib.decompress(found.answer)
 
     def check(self, plan_id: str, team: str) -> None:
         """Checks that a plan of a team is there.
@@ -77,8 +81,16 @@ class PlanStore:
             StorageError: If the database does not answer.
         """
         with self._database.reading() as connection:
-            if connection.execute(select(PLANS.c.id).where(_named(plan_id, team))).scalar() is None:
-                raise _unknown(plan_id)
+            asked_us = connection.execute(select(_asked_us()).where(_named(plan_id, team))).scalar()
+        if asked_us is None:
+            raise _unknown(plan_id)
+        self._note_asked(plan_id, team, asked_us)
+
+    def _note_asked(self, plan_id: str, team: str, asked_us: int) -> None:
+        """Notes that a plan is asked for, at most once an hour, and not while nothing can be written."""
+        if asked_us <= now_us() - _NOTED_US:
+            with suppress(StorageError), self._database.writing() as connection:
+                connection.execute(update(PLANS).where(_named(plan_id, team)).values(asked_us=now_us()))
 
     def delete(self, connection: Connection, plan_id: str, team: str) -> None:
         """Deletes a plan, which can be restored for a day as long as it is not forgotten.
@@ -112,10 +124,9 @@ class PlanStore:
         return self._database.delete_some(connection, PLANS, which, PLANS.c.deleted_us)
 
     def forget_old(self, connection: Connection, kept_us: int) -> int:
-        """As `forget_deleted`, of plans that are there, by when they were last asked for."""
-        asked_us = func.coalesce(PLANS.c.asked_us, PLANS.c.created_us)
-        which = and_(PLANS.c.deleted_us.is_(None), asked_us <= now_us() - kept_us)
-        return self._database.delete_some(connection, PLANS, which, asked_us)
+        """As `forget_deleted`, of plans that are there, by when they were last asked for, known to the hour."""
+        which = and_(PLANS.c.deleted_us.is_(None), _asked_us() <= now_us() - kept_us - _NOTED_US)
+        return self._database.delete_some(connection, PLANS, which, _asked_us())
 
     def num_bytes(self, connection: Connection, owners: Collection[str], team: str) -> int:
         """Bytes that plans take, those included that can be restored."""
@@ -125,11 +136,11 @@ class PlanStore:
 
     def restore(self, connection: Connection, plan_id: str, team: str) -> None:
         """Brings a deleted plan back; arguments and errors as of `delete`."""
-        self._change(connection, plan_id, team, is_deleted=True, deleted_us=None)
+        self._change(connection, plan_id, team, is_deleted=True, deleted_us=None, asked_us=now_us())
 
     def label(self, connection: Connection, plan_id: str, team: str, labels: PlanLabels) -> None:
         """Changes what a plan is called; arguments and errors as of `delete`."""
-        self._change(connection, plan_id, team, **labels.model_dump(exclude_none=True))
+        self._change(connection, plan_id, team, asked_us=now_us(), **labels.model_dump(exclude_none=True))
 
     def _change(
         self, connection: Connection, plan_id: str, team: str, *, is_deleted: bool = False, **values: Any
@@ -137,8 +148,7 @@ class PlanStore:
         found = connection.execute(select(PLANS.c.id).where(_named(plan_id, team, is_deleted=is_deleted))).first()
         if found is None:
             raise _unknown(plan_id)
-        if values:
-            connection.execute(update(PLANS).where(PLANS.c.team == team, PLANS.c.id == plan_id).values(values))
+        connection.execute(update(PLANS).where(PLANS.c.team == team, PLANS.c.id == plan_id).values(values))
 
     def list(self, search: PlanSearch, team: str) -> PlanList:
         """One page of plans, the latest first.
@@ -172,6 +182,11 @@ class PlanStore:
 def plan_row(facts: PlanFacts, created_us: int, team: str = "", owner: str = "") -> dict[str, Any]:
     """The row of a plan."""
     return {**facts.model_dump(), "created_us": created_us, "team": team, "owner": owner}
+
+
+def _asked_us() -> ColumnElement[int]:
+    """When plans were last asked for."""
+    return func.coalesce(PLANS.c.asked_us, PLANS.c.created_us)
 
 
 def _named(plan_id: str, team: str, *, is_deleted: bool = False) -> ColumnElement[bool]:

@@ -68,8 +68,8 @@ PLANS = Table(
     *(Index(f"plans_by_{name}", "team", name, "created_us", "id") for name in PLAN_FILTERS),
 )
 """What lists of plans show and are searched by; documents are kept apart, so that lists stay fast. Figures are those of
-`autoshard.api`: an upgrade adds what the table lacks of them. `asked_us` is when a plan was last made again, and
-`num_bytes` is the size of its document."""
+`autoshard.api`: an upgrade adds what the table lacks of them. `asked_us` is when a plan was last made again, read,
+named or restored, known to the hour, and `num_bytes` is the size of its document."""
 
 PLAN_DOCUMENTS = Table(
     "plan_documents",

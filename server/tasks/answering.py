@@ -7,7 +7,7 @@ from typing import Final, get_type_hints
 
 from autoshard.api import RequestBody
 from autoshard.formats import parse_json
-from server.tasks.comparing import answer_check_comparison, answer_compare
+from server.tasks.comparing import answer_check_comparison, answer_short_comparison
 from server.tasks.context import TaskContext
 from server.tasks.models import answer_check_model, answer_shadow
 from server.tasks.planning import answer_check_plan, answer_plan_or_accept, answer_replan
@@ -24,7 +24,7 @@ _ANSWERS: Final[Mapping[WorkKind, Callable[..., Reply]]] = {
     WorkKind.PLAN: answer_plan_or_accept,
     WorkKind.REPLAN: answer_replan,
     WorkKind.EVALUATE: answer_evaluate,
-    WorkKind.COMPARE: answer_compare,
+    WorkKind.COMPARE: answer_short_comparison,
     WorkKind.EXPLAIN: answer_explain,
     WorkKind.IMPROVE: answer_improve,
     WorkKind.SIMULATE: answer_simulate,

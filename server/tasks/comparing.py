@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autoshard.api import ComparisonAnswer, ComparisonBody, JobTask
-from autoshard.core.errors import FormatError
-from autoshard.core.quoting import shown
 from autoshard.formats import TableList, plan_to_json
 from autoshard.planning import compare
 from autoshard.report.comparison_json import COMPARISON
@@ -17,9 +15,14 @@ from server.tasks.reply import ACCEPTED, Reply
 from server.tasks.size import check_total_time
 
 
+def answer_short_comparison(body: ComparisonBody, context: TaskContext) -> Reply:
+    """As `answer_compare`, of a request: all planners together have as much time as one may have."""
+    check_total_time(len(body.planners), "planners", body.time_limit_s)
+    return answer_compare(body, context)
+
+
 def answer_compare(body: ComparisonBody, context: TaskContext) -> Reply:
     """Plans with each planner; one that finds no plan has a row with the reason."""
-    _check_names(body)
     context.allow_s(len(body.planners) * body.time_limit_s)
     lists: list[TableList] = []
     tables, topology = task_of(body.tables, body.topology, context.settings, lists.append)
@@ -46,13 +49,3 @@ def answer_check_comparison(body: ComparisonBody, context: TaskContext) -> Reply
     """Checks a task that a job is to compare planners on; the answer is a `JobTask`."""
     task_of(body.tables, body.topology, context.settings, lambda _: None)
     return Reply(status=ACCEPTED, body=JobTask.of(body).model_dump_json().encode())
-
-
-def _check_names(body: ComparisonBody) -> None:
-    for name in body.planners:
-        if body.planners.count(name) > 1:
-            raise FormatError(f"{shown(name)} is given twice", field="planners")
-    for name in body.options:
-        if name not in body.planners:
-            raise FormatError(f"{shown(name)} is none of the planners", field="options")
-    check_total_time(len(body.planners), "planners", body.time_limit_s)

@@ -28,7 +28,7 @@ from autoshard.formats.documents.json_document import join
 from autoshard.formats.documents.tables_json import CONSTRAINTS
 from autoshard.formats.imports.table_lists import LIST_KEYS
 from autoshard.planners.planner import PlanRequest
-from autoshard.planners.space.constraints import check_constraints, place_in_tables
+from autoshard.planners.space.constraints import check_constraints, colocated, place_in_tables
 from autoshard.planning import make_costs
 from autoshard.validator import validate_plan
 from server.settings import ServerSettings
@@ -105,27 +105,34 @@ def task_of(
     return constrained(*read, constraints or {}), read[1]
 
 
-def constrained(tables: TableSet, topology: Topology, given: Mapping[str, object]) -> TableSet:
+def constrained(tables: TableSet, topology: Topology | None, given: Mapping[str, object]) -> TableSet:
     """The tables with a body's `constraints`, by table, in place of their own.
+
+    Args:
+        tables: The tables, whose own constraints are checked, too.
+        topology: The ranks; None to leave it open which there are.
+        given: The constraints.
 
     Raises:
         InputError: If one is none, or names a table or rank that is not there.
     """
-    if not given:
-        return tables
     field = "constraints"
     if unknown := given.keys() - {table.name for table in tables.tables}:
         raise UnknownNameError(f"{shown(min(unknown))} is none of the tables", field=field)
     read = {name: CONSTRAINTS.read(value, join(field, name)) for name, value in given.items()}
-    made = (replace(table, constraints=read.get(table.name, table.constraints)) for table in tables.tables)
 
     def place_of(index: int) -> str:
         name = tables.tables[index].name
         return join(field, name) if name in read else place_in_tables(index)
 
-    found = replace(tables, tables=tuple(made))
-    check_constraints(found, topology, place_of)
-    return found
+    if read:
+        made = (replace(table, constraints=read.get(table.name, table.constraints)) for table in tables.tables)
+        tables = replace(tables, tables=tuple(made))
+    if topology is None:
+        colocated(tables, place_of)
+    else:
+        check_constraints(tables, topology, place_of)
+    return tables
 
 
 def plan_of(document: Mapping[str, Any], settings: ServerSettings, field: str = "plan") -> ShardingPlan:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def answer_validate(body: ValidationBody, context: TaskContext) -> Reply:
-    """Names the first fault of each document, all of a table list; with both, of their size and the constraints too."""
+    """The first fault of each document and of the constraints, all of a table list; with both, of their size, too."""
     if body.tables is None and body.topology is None:
         raise FormatError("must hold tables, a topology or both", field="body")
     faults: list[Fault] = []
@@ -28,6 +28,7 @@ def answer_validate(body: ValidationBody, context: TaskContext) -> Reply:
     topology = _checked(lambda: _topology(body, context), faults)
     if tables is not None and topology is not None:
         _checked(lambda: check_task(tables, topology, context.settings), faults)
+    if tables is not None:
         _checked(lambda: constrained(tables, topology, body.constraints), faults)
     return Reply(status=200, body=_answer(faults, tables, topology, lists).model_dump_json().encode())
 

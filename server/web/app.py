@@ -72,13 +72,17 @@ def make_routes(
     """The routes of the service; arguments as of `create_app`."""
     metrics = Metrics(pool, settings)
     engine = JobEngine(storage, settings, metrics.count_swept)
+    catalogue = ModelCatalogue(settings.registry)
+    shadow = ShadowPricer(pool, storage, catalogue, settings.shadow)
+    metrics.show_shadow(shadow)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         pool.start()
+        loop = asyncio.get_running_loop()
         following = asyncio.create_task(follow(registry)) if registry.address is not None else None
         try:
-            await run_in_threadpool(engine.start)
+            await run_in_threadpool(engine.start, lambda made: loop.call_soon_threadsafe(shadow.consider, made))
             yield
         finally:
             if following is not None:
@@ -102,9 +106,6 @@ def make_routes(
     add_health(app, pool, storage, is_draining)
     app.state.metrics = metrics
     add_metrics(app, metrics)
-    catalogue = ModelCatalogue(settings.registry)
-    shadow = ShadowPricer(pool, storage, catalogue, settings.shadow)
-    metrics.show_shadow(shadow)
     handler = WorkHandler(pool, storage, settings, metrics, on_plan=shadow.consider)
     jobs = JobHandler(handler, engine, storage)
     add_plans(app, jobs, handler, storage)

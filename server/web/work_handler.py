@@ -224,7 +224,7 @@ class WorkHandler:
             await run_in_threadpool(self._give_up, keyed)
         elif reply.facts is not None or (keyed is not None and reply.status != ACCEPTED):
             await run_in_threadpool(self._storage.keep, answer, reply.facts, keyed, request.state.actor)
-        if work.kind is WorkKind.PLAN:
+        if work.kind in (WorkKind.PLAN, WorkKind.REPLAN):
             self._on_plan(reply)
         return answer
 

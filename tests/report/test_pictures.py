@@ -75,6 +75,14 @@ def test_the_map_of_tables_of_one_size_has_one_colour():
     assert set(heat.z.ravel().tolist()) == {0, 255}
 
 
+def test_tables_whose_names_begin_alike_stay_apart_in_the_map():
+    names = [f"{'a' * 70}\u202e{number}" for number in range(3)]
+    tables = [make.table(name, 50_000, 64, alpha=1.1) for name in names]
+    (heat,) = placement_figure(a_plan("cost-greedy", *tables)).data
+    assert sorted(heat.meta) == [f"{'a' * 70}\\u202e{number}" for number in range(3)]
+    assert len({label.split(":")[0] for label in heat.y}) == 3
+
+
 def test_access_curves_are_marked_where_tiers_end(tiered, whole):
     cut = {
         placed.shard.rows.stop
@@ -85,6 +93,14 @@ def test_access_curves_are_marked_where_tiers_end(tiered, whole):
     marks = [trace for trace in access_figure(tiered).data if trace.mode == "markers"]
     assert {round(x * _rows(tiered, mark)) for mark in marks for x in mark.x} == cut
     assert all(trace.mode == "lines" for trace in access_figure(whole).data)
+
+
+def test_captions_count_the_curves_that_are_left_out(tiered, whole):
+    captions = {picture.name: picture.caption for plan in (tiered, whole) for picture in plan_figures(plan)}
+    assert len(access_figure(whole).data) == 8
+    assert "8 of 16 are shown: those of the tables with most lookups" in captions["access"]
+    assert "4 of 6 are shown: those of tables with replicated rows" in captions["pareto"]
+    assert "are shown" not in next(one.caption for one in plan_figures(tiered) if one.name == "access")
 
 
 def _rows(plan, mark):

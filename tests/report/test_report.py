@@ -9,6 +9,7 @@ from rich.console import Console
 
 from autoshard.core import (
     Estimate,
+    GroupLayout,
     MemoryBytes,
     PlacedShard,
     Provenance,
@@ -33,9 +34,10 @@ from autoshard.report import (
     within_noise,
 )
 from autoshard.report.comparison import comparison_columns, comparison_lines
-from autoshard.report.figures import executed_figure, memory_figure, rank_time_figure
+from autoshard.report.figures import RANK_PARTS, executed_figure, memory_figure, rank_time_figure
 from autoshard.report.wording import write_columns, write_ms, write_percent, write_ranks, write_rows
 from autoshard.results.comparison import Comparison
+from autoshard.runtime.results import RankTiming
 from tests import builders as make
 
 EVIL = "<img src=x onerror=\"document.title='taken'\"></script><script>document.title='taken'</script>[bold]"
@@ -344,9 +346,23 @@ def test_notebooks_show_plans_and_comparisons_without_scripts(plan):
     assert {"random", "auto", "broken"} <= set(rows)
 
 
+def test_notebooks_say_how_many_ranks_have_bars(plan, monkeypatch):
+    assert "ms of each rank</p>" in plan._repr_html_()
+    monkeypatch.setattr("autoshard.report.notebooks._MOST_RANKS", 3)
+    assert "ms of each of the first 3 of 4 ranks</p>" in plan._repr_html_()
+
+
+def timings(plan_ranks):
+    """What processes took that run these ranks of a plan: the forward kernel of process 0 takes 1 ms, of 1 2 ms."""
+    others = {attribute: 0.0 for _, attribute, _ in RANK_PARTS} | {"num_tables": 1}
+    return [
+        RankTiming(process=process, plan_ranks=ranks, **{**others, "forward_kernel_ms": process + 1.0})
+        for process, ranks in enumerate(plan_ranks)
+    ]
+
+
 def test_the_page_of_a_run_has_each_rank_predicted_and_executed(plan):
-    ranks = plan.predicted.ranks
-    executed = [replace(one, forward_kernel_ms=2 * one.forward_kernel_ms + 1) for one in ranks]
+    ranks, executed = plan.predicted.ranks, timings([(0,), (1,), (2,), (3,)])
     figure = executed_figure(ranks, executed)
     kernel = next(bar for bar in figure.data if bar.name == "forward kernel")
     places, kinds = kernel.x
@@ -360,6 +376,34 @@ def test_the_page_of_a_run_has_each_rank_predicted_and_executed(plan):
 
 
 def test_the_page_of_a_run_without_prices_has_what_was_executed(plan):
-    page = run_page(replace(plan, predicted=None), plan.predicted.ranks, ["20 steps."])
+    page = run_page(replace(plan, predicted=None), timings([(0,), (1,), (2,), (3,)]), ["20 steps."])
     assert ">predicted<" not in page
     assert page.count(">executed<") == len(plan.predicted.ranks)
+
+
+def predicted_kernels(page):
+    """Of the page of a run: the predicted forward kernels by process, as texts."""
+    cells = ["".join(texts) for tag, _, texts in Page(page).elements if tag in ("th", "td")]
+    return {cells[at - 1]: cells[at + 1] for at, cell in enumerate(cells) if cell == "predicted"}
+
+
+@pytest.mark.parametrize(
+    ("layout", "places"),
+    [(GroupLayout.ACROSS_NODES, (0, 0, 1, 1)), (GroupLayout.WITHIN_NODES, (0, 1, 0, 1))],
+)
+def test_the_page_of_a_run_in_groups_has_the_prediction_of_each_processs_place(layout, places):
+    tables = make.tables(table(0), table(1), batch_size=1024)
+    topology = make.topology(4, hbm=1 << 30, latency_s=1e-5)
+    groups = ReplicaGroups(num_groups=2, layout=layout)
+    plan = make.plan(*make.table_wise(tables.tables, (0, 1)), tables=tables, topology=topology, replica_groups=groups)
+    plan = plan.with_predicted(evaluate(plan, make.costs()))
+    kernels = [write_ms(rank.forward_kernel_ms) for rank in plan.predicted.ranks]
+    assert kernels[0] != kernels[1]
+    page = run_page(plan, timings([(0,), (1,), (2,), (3,)]), ["20 steps."])
+    assert predicted_kernels(page) == {str(process): kernels[place] for process, place in enumerate(places)}
+
+
+def test_the_page_of_a_folded_run_predicts_nothing_for_several_ranks(plan):
+    page = run_page(plan, timings([(0, 3), (1,), (2,)]), ["20 steps."])
+    assert predicted_kernels(page).keys() == {"1", "2"}
+    assert "Processes that run several ranks of the plan have no prediction." in page

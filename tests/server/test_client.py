@@ -86,6 +86,17 @@ def test_planners_are_compared_and_clusters_simulated(served):
     assert served.validate(topology="nothing").faults
 
 
+def test_answers_say_how_a_table_list_was_read(served):
+    listed = {"text": "name,rows,dim\nuser,120000,64\nitem,5000,32\n"}
+    task = {"tables": listed, "topology": "cpu-8"}
+    made = served.plan(PlanTask(planner="size-greedy", **task))
+    assert served.read_plan(made.id).notes == made.notes
+    compared = served.compare(ComparisonTask(planners=["size-greedy"], **task))
+    for notes in (made.notes, compared.notes):
+        assert notes[0].startswith('columns: "name" is name')
+        assert notes[1].startswith("the list says no batch size: 65,536 samples")
+
+
 def test_errors_are_those_of_this_package(served):
     with pytest.raises(UnknownNameError, match=r"^planner: "):
         served.plan(PlanTask(tables="criteo-kaggle", topology="cpu-8", planner="nobody"))

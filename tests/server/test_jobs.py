@@ -1,7 +1,9 @@
 """Jobs: done once, also where processes are killed; on SQLite and on PostgreSQL."""
 
+import contextlib
 import json
 import re
+import shutil
 import signal
 import threading
 import time
@@ -14,6 +16,7 @@ import costmodel
 from autoshard.api import JobKind, JobState, JobTask
 from autoshard.cli import main
 from autoshard.client import Client
+from autoshard.core.choices import Alias
 from costmodel.registry.versions import SHIPPED_VARIABLE, Registry
 from server.access import Principal
 from server.jobs.engine import JobEngine
@@ -29,8 +32,10 @@ from server.storage.upgrading import upgrade
 from tests.server.test_service_lifecycle import LONG
 
 TASK = {"tables": "criteo-kaggle", "topology": "cpu-8", "planner": "cost-greedy"}
+COMPARED = {"tables": "criteo-kaggle", "topology": "cpu-8", "planners": ["random"]}
 WAIT_S = 120
 SHIPPED = Path(costmodel.__file__).parent / "shipped"
+SAMPLES = Path(__file__).parents[1] / "data" / "samples"
 
 
 def until(client, job, *states, wait_s=WAIT_S):
@@ -187,12 +192,51 @@ def test_a_calibrated_model_becomes_the_candidate(own_service, tmp_path, monkeyp
         assert client.get(f"/v1/models/cost/{result['name']}").json()["candidate"] == result["id"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "body", "model"),
+    [
+        (JobKind.TRAIN_COST, {"updates": 20}, ("cost", "cpu")),
+        (JobKind.TRAIN_POLICY, {"num_tasks": 2, "search_seconds": 0.2, "updates": 2}, ("policy", "any")),
+    ],
+)
+def test_what_a_team_trains_becomes_the_candidate(tmp_path, kind, body, model):
+    shutil.copytree(SAMPLES, tmp_path / "data" / "teams" / "ads" / "samples")
+    settings = ServerSettings(registry=tmp_path / "registry", data=tmp_path / "data")
+    with contextlib.closing(Database(parsed_url(f"sqlite:///{tmp_path}/service.sqlite"))) as database:
+        upgrade(database)
+        storage = Storage(database)
+        job = NewJob(kind=kind, request=json.dumps(body).encode(), task="{}", client="key of ads", team="ads")
+        storage.add_job(job, None, Principal(team="ads"))
+        reply = JobRunner(storage, settings).do(storage.jobs.claim())
+    result = json.loads(reply.body)
+    assert (reply.status, result.get("alias"), result.get("promoted")) == (200, "candidate", False), result
+    models = Registry(settings.registry)
+    assert [change.id for change in models.history(*model, Alias.CANDIDATE)] == [result["id"]]
+    assert models.history(*model) == ()
+
+
 @pytest.mark.parametrize(
     ("kind", "body"),
-    [("plan", {}), ("calibrate", {"seconds": -1}), ("collect", {"seconds": 0}), ("train-cost", {"x": 1})],
+    [
+        ("plan", {}),
+        ("calibrate", {"seconds": -1}),
+        ("collect", {"seconds": 0}),
+        ("train-cost", {"x": 1}),
+        ("compare", {**COMPARED, "planners": ["auto", "auto"]}),
+        ("compare", {**COMPARED, "options": {"neo": {}}}),
+    ],
 )
 def test_a_job_with_a_wrong_body_is_refused(client, kind, body):
     assert client.post(f"/v1/jobs/{kind}", json=body).status_code == 400
+
+
+def test_planners_that_a_job_compares_have_their_time_each(client):
+    job = made(client, "compare", {**COMPARED, "planners": ["random", "size-greedy", "dim-greedy"], "time_limit_s": 30})
+    found = until(client, job, "succeeded", "failed")
+    assert (found["state"], found["limit_s"]) == ("succeeded", 90)
+    compared = client.get(f"/v1/jobs/{job}/result").json()["comparison"]["planners"]
+    assert [row["failure"] for row in compared] == [None] * 3
 
 
 def test_a_job_that_is_not_there_is_not_found(client):
@@ -420,7 +464,8 @@ def test_a_fault_ends_no_thread_of_jobs(stored, tmp_path, monkeypatch):
     monkeypatch.setattr(JobStore, "claim", faulty)
     (tmp_path / "jobs").touch()
     job_id, engine = add(stored), JobEngine(stored, ServerSettings(data=tmp_path), retry_s=0.0)
-    engine.start()
+    told = []
+    engine.start(told.append)
     try:
         deadline = time.monotonic() + 60
         while not stored.jobs.read(job_id, "").state.is_final:
@@ -429,6 +474,7 @@ def test_a_fault_ends_no_thread_of_jobs(stored, tmp_path, monkeypatch):
     finally:
         engine.stop()
     assert faults == []
+    assert [reply.status for reply in told] == [500]
 
 
 @pytest.mark.slow

@@ -201,6 +201,24 @@ def test_a_candidate_prices_plans_in_the_shadow_before_it_is_used(client, versio
     assert client.post(f"{ADDRESS}/promotions", json={"version": candidate}).json()["production"] == candidate
 
 
+@pytest.mark.slow
+def test_plans_that_jobs_make_and_plans_made_anew_are_priced_in_the_shadow_too(client, versions, task):
+    _, candidate = versions
+    assert client.post(f"{ADDRESS}/promotions", json={"version": candidate, "alias": "candidate"}).status_code == 200
+
+    def priced(count):
+        deadline = time.monotonic() + 60
+        while client.get(f"{ADDRESS}/versions/{candidate}").json()["shadow"]["num_plans"] < count:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+
+    job = client.post("/v1/plans", json=task, headers={"Prefer": "respond-async"}).json()["id"]
+    priced(1)
+    plan_id = client.get(f"/v1/jobs/{job}").json()["plan_id"]
+    assert client.post(f"/v1/plans/{plan_id}/replans", json={"batch_size": 512}).status_code == 200
+    priced(2)
+
+
 @pytest.fixture
 def unheard(database_address, registry, monkeypatch):
     """A service in this process, and its storage: it does not hear that the first of its changes was noted."""

@@ -179,6 +179,25 @@ def test_constraints_that_make_no_sense_are_told_at_once(client, constraints, fi
         assert (answer.status_code in (400, 422), answer.json().get("field")) == (True, field), answer.text
 
 
+def test_constraints_of_tables_and_bodies_are_checked_without_a_topology_too(client):
+    def fields(**task):
+        answer = client.post("/v1/validations", json=task).json()
+        assert answer["is_valid"] == (not answer["faults"])
+        return [fault["field"] for fault in answer["faults"]]
+
+    tables = make(client, seed=104).json()["plan"]["tables"]
+    tables["tables"][2]["constraints"] = {"pinned_ranks": [9]}
+    assert fields(tables=tables) == []
+    assert fields(tables=tables, topology="cpu-8") == ["tables[2].constraints.pinned_ranks"]
+    assert fields(tables=tables, topology="cpu-8", constraints={"t2": {}}) == []
+    tables["tables"][2]["constraints"] = {"colocate_with": ["t99"]}
+    assert fields(tables=tables) == ["tables[2].constraints.colocate_with"]
+    assert fields(tables="criteo-kaggle", constraints={"clicks": {}}) == ["constraints"]
+    assert fields(tables="criteo-kaggle", constraints={"t3": {"colocate_with": ["t99"]}}) == [
+        "constraints.t3.colocate_with"
+    ]
+
+
 def test_a_start_that_is_no_plan_is_told_before_a_job_is_made(client):
     task = {"tables": "criteo-kaggle", "topology": "cpu-8", "start": {"schema": "autoshard.plan/1"}, "time_limit_s": 61}
     answer = client.post("/v1/plans", json=task)

@@ -9,12 +9,12 @@ from collections import Counter
 import pytest
 from sqlalchemy import insert, select, update
 
-from autoshard.api import JobKind
+from autoshard.api import JobKind, PlanLabels
 from autoshard.client import Client
 from autoshard.core.errors import InvalidOptionError
 from server.access import COMMAND_LINE, Principal
 from server.jobs.sweep import Sweep
-from server.problems import QuotaError
+from server.problems import QuotaError, StorageError
 from server.settings import ServerSettings
 from server.storage.database import Database
 from server.storage.jobs import JobEnd, JobState, NewJob
@@ -80,6 +80,32 @@ def test_plans_that_nobody_asks_for_are_removed(storage, tmp_path):
     assert swept(storage, tmp_path) == {}
     age(storage, PLANS, 2, "deleted_us")
     assert swept(storage, tmp_path) == {"deleted plans": 1}
+
+
+def test_plans_that_are_read_named_or_restored_are_kept(storage, tmp_path, monkeypatch):
+    for number in range(6):
+        add(storage, facts(number))
+    storage.delete_plan(facts(3).id, COMMAND_LINE)
+    age(storage, PLANS, 31, "created_us")
+    storage.plans.read(facts(0).id, "")
+    storage.plans.check(facts(1).id, "")
+    storage.label_plan(facts(2).id, PlanLabels(name="ranker"), COMMAND_LINE)
+    storage.restore_plan(facts(3).id, COMMAND_LINE)
+
+    def unwritable(**_):
+        raise StorageError("the disk of the database is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(storage.database, "writing", unwritable)
+        assert storage.plans.read(facts(4).id, "") == b"{}"
+    assert swept(storage, tmp_path, keep_plans="30d") == {"plans": 2}
+    assert set(listed(storage)) == {facts(number).id for number in range(4)}
+
+
+def test_reading_a_plan_again_within_the_hour_writes_nothing(storage, monkeypatch):
+    add(storage, facts(0))
+    monkeypatch.setattr(storage.database, "writing", None)
+    assert [storage.plans.read(facts(0).id, "") for _ in range(2)] == [b"{}"] * 2
 
 
 def test_jobs_go_with_their_folders_and_refused_samples(storage, tmp_path):

@@ -13,28 +13,38 @@ from autoshard.core.quoting import printable, shortened
 from autoshard.report.figures import BLUE, GREEN, GREY, INK, ORANGE, PINK, SKY, YELLOW, in_house_style
 
 _COLOURS = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, GREY, INK)
+#: Tables that are drawn.
+MOST_CURVES = len(_COLOURS)
 #: Knots that are drawn of each curve.
 _MOST_POINTS = 80
 _NAME_ROOM = 24
 
 
-def access_figure(plan: ShardingPlan) -> go.Figure | None:
-    """The share of lookups that go to the hottest rows: of the tables that are cut by access, those most looked up.
+def curved_tables(plan: ShardingPlan) -> list[EmbeddingTable]:
+    """Tables with an access curve to show, those with most lookups first.
 
-    A mark on a curve is the end of a tier. Without a cut, the tables with most lookups are shown.
-
-    Returns:
-        The figure; None if no row of any table is hotter than another.
+    These are the tables that are cut by access; without a cut, those of which some rows are hotter than others.
     """
     cuts = _cuts(plan)
     tables = [table for table in plan.tables.tables if table.name in cuts] or [
         table for table in plan.tables.tables if _is_skewed(table)
     ]
+    return sorted(tables, key=lambda table: -table.pooling_factor)
+
+
+def access_figure(plan: ShardingPlan) -> go.Figure | None:
+    """The share of lookups that go to the hottest rows, of the first `MOST_CURVES` of `curved_tables`.
+
+    A mark on a curve is the end of a tier.
+
+    Returns:
+        The figure; None if no row of any table is hotter than another.
+    """
+    cuts, tables = _cuts(plan), curved_tables(plan)
     if not tables:
         return None
     figure = in_house_style(go.Figure())
-    most = sorted(tables, key=lambda table: -table.pooling_factor)[: len(_COLOURS)]
-    for table, colour in zip(most, _COLOURS, strict=False):
+    for table, colour in zip(tables, _COLOURS, strict=False):
         _add_curve(figure, table, colour)
         if table.name in cuts:
             _add_cuts(figure, table, cuts[table.name], colour)

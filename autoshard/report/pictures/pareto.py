@@ -14,12 +14,16 @@ from autoshard.planners.flexshard.equations import FlexMachine, ParetoFrontier, 
 from autoshard.report.figures import BLUE, GREEN, INK, ORANGE, PINK, in_house_style
 
 _COLOURS = (BLUE, ORANGE, GREEN, PINK)
+#: Tables that are drawn.
+MOST_FRONTIERS = len(_COLOURS)
 _NAME_ROOM = 24
 _MIB = 1 << 20
 
 
 def pareto_figure(plan: ShardingPlan) -> go.Figure | None:
-    """Costs of replicating the hottest rows of the largest tables over splitting all rows, per rank.
+    """Costs of replicating the hottest rows over splitting all rows, per rank, of up to `MOST_FRONTIERS` tables.
+
+    Those with replicated rows come first, then the largest.
 
     Priced by the scaling equations with the links of the topology. A diamond is the number of rows that the plan
     replicates, a circle the number at which memory is that of splitting (the paper's point B).

@@ -28,6 +28,8 @@ _MOST_NAMES = 40
 #: Kinds of sharding whose middles are closer than this share of the axis would overlap.
 _LEAST_GAP = 1 / 30
 _NAME_ROOM = 20
+#: Characters of a line of a longer name, where the pointer is.
+_LINE = 60
 #: Above the map, where narrow screens have room.
 _SCALE = {
     "orientation": "h",
@@ -62,7 +64,7 @@ def placement_figure(plan: ShardingPlan) -> go.Figure:
         colorbar={**_SCALE, "tickvals": list(ticks), "ticktext": list(ticks.values())},
         hovertemplate="%{y}<br>rank %{x}<extra></extra>",
         hoverongaps=False,
-        meta=[shortened(printable(row.name)) for row in rows],
+        meta=[printable(row.name) for row in rows],
     )
     low, high = _HEIGHTS
     row_px = _NAMED_PX if len(rows) <= _MOST_NAMES else _ROW_PX
@@ -111,7 +113,9 @@ class _Row:
     def label(self) -> str:
         held = self.bytes_R[self.bytes_R > 0]
         size = write_bytes(held.max()) if len(held) else "nothing"
-        return f"{_shown(self.name, 60)}: {self.tier.value}, {size} on {len(held):,} rank{'s' * (len(held) != 1)}"
+        parts = (self.name[start : start + _LINE] for start in range(0, len(self.name), _LINE))
+        name = "<br>".join(html.escape(printable(part), quote=False) for part in parts)
+        return f"{name}: {self.tier.value}, {size} on {len(held):,} rank{'s' * (len(held) != 1)}"
 
 
 def _rows(plan: ShardingPlan) -> list[_Row]:

@@ -141,7 +141,12 @@ def _add_catalogue(app: FastAPI) -> None:
             tables=list(bundled_table_sets()),
             topologies=list(bundled_topologies()),
             planners=[
-                PlannerSummary(name=one.name, summary=one.summary, is_compared=one.is_compared)
+                PlannerSummary(
+                    name=one.name,
+                    summary=one.summary,
+                    options=[option.name for option in one.options],
+                    is_compared=one.is_compared,
+                )
                 for one in describe_planners()
             ],
             table_fields=list(FIELDS),

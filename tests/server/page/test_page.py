@@ -1,12 +1,20 @@
 """The page at `/` in a real browser: plans made and watched, listed, compared, explained; keys; names that are HTML."""
 
 import asyncio
+import contextlib
 import json
 
 import pytest
+from sqlalchemy import update
 
+from autoshard.api import JobKind, JobState
 from autoshard.cli import main
 from autoshard.formats import load_tables, load_topology, tables_to_json, topology_to_json
+from server.access import Principal
+from server.storage.jobs import JobEnd, NewJob
+from server.storage.location import DATABASE_VARIABLE
+from server.storage.schema import JOBS, now_us
+from server.storage.storage import open_storage
 from server.web.routes.page import PAGE_FILES
 from tests.server.page.browser import browse, needs_browser
 
@@ -313,6 +321,74 @@ def test_names_that_are_html_are_texts_everywhere(own_service):
     assert {element: text[:300] for element, text in shown.items() if EVIL not in text} == {}
     assert [element for element, text in shown.items() if BACKWARDS in text] == []
     assert {"binding", "alternatives", "moved"} <= {element for element, text in shown.items() if "\\u{202e}" in text}
+
+
+@pytest.mark.slow
+@needs_browser
+def test_json_lines_are_a_list_and_options_go_to_the_planners_that_have_them(own_service, tmp_path):
+    service = own_service("--workers", "1")
+    lines = "".join(json.dumps({"name": name, "rows": 120_000, "dim": 64}) + "\n" for name in ("user", "item"))
+    file = tmp_path / "list.jsonl"
+    file.write_text(lines)
+    remarks = {}
+
+    async def play(page):
+        await page.open(service.url)
+        await page.until("document.getElementById('planner').options.length > 3")
+        notes = "document.getElementById('tables-notes').textContent"
+        await page.fill("#tables-text", lines)
+        await page.until(f"/^2 tables/.test({notes})")
+        await page.fill("#tables-text", "")
+        await page.until(f"/^26 tables/.test({notes})")
+        await page.upload("#tables-file", file)
+        await page.until(f"/^2 tables/.test({notes})")
+        await page.fill("#topology", "cpu-4")
+        await page.fill("#limit", "0.2")
+        await page.fill("#options", "sharding_types=table_wise")
+        await page.click("#compare")
+        await page.until("document.getElementById('all-compared').textContent")
+        rows = "[...document.querySelectorAll('#compared tbody tr')]"
+        cells = f"{rows}.map((row) => [row.cells[0].textContent, row.cells[2].textContent])"
+        remarks.update(await page.value(f"Object.fromEntries({cells})"))
+        assert page.problems == []
+
+    browse(play)
+    with service.client() as client:
+        known = {one["name"]: one["options"] for one in client.get("/v1/catalogue").json()["planners"]}
+        plans = [client.get(f"/v1/plans/{one['id']}").json()["plan"] for one in client.get("/v1/plans").json()["plans"]]
+    given = {one["provenance"]["planner"]: one["provenance"]["options"].get("sharding_types") for one in plans}
+    for planner, remark in remarks.items():
+        assert ("has no option sharding_types" in remark) == ("sharding_types" not in known[planner])
+    assert {planner for planner, types in given.items() if types == "table_wise"} == {"auto", "neo"}
+
+
+@pytest.mark.slow
+@needs_browser
+def test_jobs_that_run_stand_before_those_that_ended_and_more_follow(own_service, tmp_path, monkeypatch):
+    monkeypatch.setenv(DATABASE_VARIABLE, f"sqlite:///{tmp_path}/service.sqlite")
+    with contextlib.closing(open_storage()) as storage:
+        for number in range(61):
+            job = NewJob(kind=JobKind.PLAN, request=b"{}", task="{}", client="anybody", team="")
+            storage.add_job(job, None, Principal())
+            claimed = storage.jobs.claim()
+            if number > 0:
+                storage.finish_job(claimed, JobEnd(state=JobState.SUCCEEDED), None)
+        with storage.database.writing() as connection:  # no service takes the first for lost
+            connection.execute(update(JOBS).where(JOBS.c.state == "running").values(seen_us=2 * now_us()))
+    service = own_service("--workers", "1")
+
+    async def play(page):
+        await page.open(f"{service.url}/#jobs")
+        rows = "document.querySelectorAll('#worked tbody tr')"
+        await page.until(f"{rows}.length === 51")
+        assert "running" in await page.value(f"{rows}[0].textContent")
+        await page.click("#more-jobs")
+        await page.until(f"{rows}.length === 61")
+        assert await page.value("document.getElementById('more-jobs').hidden")
+        assert await page.value(f"[...{rows}].filter((one) => /running/.test(one.textContent)).length") == 1
+        assert page.problems == []
+
+    browse(play)
 
 
 @pytest.mark.slow
