@@ -119,8 +119,8 @@ MUTANTS = (
     Mutant("autoshard/evaluation/group_sync.py", "return ms_R / groups.sync_every", "return ms_R", "tests/evaluation"),
     Mutant(
         "autoshard/validator.py",
-        "return -(-placed.shard.rows.num_rows // len(placed.replicas[0]))",
-        "return placed.shard.rows.num_rows // len(placed.replicas[0])",
+        "num_rows = -(-placed.shard.rows.num_rows // len(placed.replicas[0]))",
+        "num_rows = placed.shard.rows.num_rows // len(placed.replicas[0])",
         "tests/evaluation tests/contracts/test_random_plans.py",
     ),
     Mutant(
