@@ -6,6 +6,8 @@ import shutil
 import subprocess
 import sys
 
+import pytest
+
 from tests.test_doc_blocks import ROOT
 
 
@@ -16,6 +18,7 @@ def declared_in_contributing():
     return section.partition("```python\n")[2].partition("```")[0]
 
 
+@pytest.mark.slow
 def test_a_new_field_of_a_table_is_declared_once(tmp_path):
     copy = tmp_path / "package"
     shutil.copytree(ROOT / "autoshard", copy / "autoshard")

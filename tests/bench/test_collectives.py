@@ -266,6 +266,7 @@ def latencies_of(told):
     return worker._slowest_ms([collective_of(level=level) for level in levels], start_ms_SR, end_ms_SR).tolist()
 
 
+@pytest.mark.slow
 def test_a_collective_counts_from_the_last_rank_that_comes():
     """The second rank comes last to one round, the first rank to the other."""
     told = [([2000.0, 4000.0], [5020.0, 4010.0]), ([5000.0, 1000.0], [5030.0, 4040.0])]

@@ -329,6 +329,7 @@ def test_the_report_groups_by_part_and_format(harness, tmp_path):
     assert len(dense_table(samples).rows) == 3
 
 
+@pytest.mark.slow
 def test_a_device_runs_all_its_formats(tmp_path, any_device):
     harness = DenseHarness(find_device(any_device))
     on_cuda = any_device == "cuda"

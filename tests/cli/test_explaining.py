@@ -32,6 +32,7 @@ def test_every_table_has_its_reason(run, plan_file):
     assert "t1" in shown
 
 
+@pytest.mark.slow
 def test_a_plan_is_priced_for_what_it_was_made_for_unless_told_otherwise(run, tmp_path):
     file, planned = tmp_path / "plan.json", ("param-a", "--topology", "a100-32", "--planner", "neo")
     run("plan", *planned, "--risk", "high", "-o", file)

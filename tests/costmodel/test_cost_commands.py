@@ -59,6 +59,7 @@ def of_machine(samples, machine):
     return [replace(one, **facts) for one in samples]
 
 
+@pytest.mark.slow
 def test_samples_of_other_machines_train_no_model(samples, registry, tmp_path, capsys):
     here, abacus = this_processor(), MeasuredMachine(device_name="Abacus")
     mixed = tmp_path / "mixed"

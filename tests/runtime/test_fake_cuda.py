@@ -97,6 +97,7 @@ def test_kernels_give_out_what_travels_where_that_changes_no_number():
         assert kernel_output(one_way, gpu) is kernel_output(both, cpu) is DType.FP32
 
 
+@pytest.mark.slow
 def test_all_that_a_gpu_computes_is_what_a_cpu_does():
     for compared in on_ranks(compare_all, 2, PLANS):
         for count, differences in compared:

@@ -6,6 +6,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 
 import autoshard
@@ -13,6 +14,7 @@ import autoshard
 ROOT = Path(autoshard.__file__).parents[1]
 
 
+@pytest.mark.slow
 def test_a_step_needs_none_of_the_names_that_newer_releases_have_added(tmp_path):
     command = [sys.executable, "-m", "tests.runtime.releases_worker", str(tmp_path / "rendezvous")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)

@@ -59,6 +59,7 @@ def fill(file):
             writer.write(bytes(4096))
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_named_and_no_job_is_lost(own_service, small_disk):
     file = small_disk / "service.sqlite"
     service = own_service("--workers", "1", database=f"sqlite:///{file}")

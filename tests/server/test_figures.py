@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 TASK = {"tables": "criteo-kaggle", "topology": "cpu-8", "planner": "cost-greedy"}
 #: Files of the recipe, and the lines of the figure before.
@@ -31,6 +33,7 @@ def changed_copy(folder):
         (folder / file).write_text("".join([*lines[:at], line, *lines[at:]]), encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_new_figure_takes_two_places(own_service, tmp_path, monkeypatch):
     before = own_service("--workers", "1")
     with before.client() as client:

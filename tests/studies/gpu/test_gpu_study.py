@@ -77,6 +77,7 @@ def test_what_a_killed_stage_kept_is_there(run, tmp_path):
     assert found.numbers("b") == {"sets": 5}
 
 
+@pytest.mark.slow
 def test_a_stage_that_goes_on_when_its_time_is_up_is_ended_and_the_page_says_so(run):
     numbers = {"rows": [], "topology": "h100", "cost_model": "analytic"}
 
