@@ -103,5 +103,6 @@ def _seconds(placed: PlacedShard, local_batch: float, num_ranks: int, speed: Inp
         apart_s = speed.request_s * num_owners
         lookup_s += speed.row_s + speed.repeat_s * run.deduplicate
     if placed.grad_sync in (GradSync.SPARSE, GradSync.ALL_GATHER):
-        apart_s += speed.told_s * num_ranks * float(profile.expected_distinct(num_lookups))
+        # Each holder of a part of the rows hears of all ranks' rows in it.
+        apart_s += speed.told_s * num_ranks / num_owners * float(profile.expected_distinct(num_lookups))
     return apart_s + lookup_s * num_lookups

@@ -77,6 +77,13 @@ def test_copies_of_hot_rows_are_ranges_whose_sums_are_read_in_place():
     assert seconds(replace(copies, grad_sync=GradSync.DENSE)) == pytest.approx(alone_s)
 
 
+def test_holders_of_a_part_of_copied_rows_hear_of_that_part():
+    apart = replace(BLOCKS, tier=Tier.FLEX, replicas=((0, 1), (2, 3)), exchange=Exchange.ROWS, grad_sync=GradSync.DENSE)
+    told_s = seconds(replace(apart, grad_sync=GradSync.ALL_GATHER)) - seconds(apart)
+    # Two ranks hold each half of the rows, of which all four ranks look up half of theirs.
+    assert told_s == pytest.approx(SPEED.told_s * 4 / 2 * TABLE.access.expected_distinct(LOOKUPS))
+
+
 def test_what_nobody_measured_takes_nothing():
     assert seconds(IN_TURN, "a100") == 0
     assert input_speed("a100").told_s == 0 < SPEED.told_s
