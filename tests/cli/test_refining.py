@@ -34,7 +34,8 @@ def test_plan_says_what_measuring_changed(run, tables, tmp_path):
     assert "warning: measured on cpu, but the plan is for a100" in said
     assert json.loads(out)["predicted"]["ranks"]
     evaluated = evaluate(plan, plan_costs(plan))
-    assert plan.predicted.bounds["step"].proven_ms <= evaluated.step_ms.value
+    # Row orders could cut these tables, so that no bound is proven.
+    assert plan.predicted.bounds["step"].estimated_ms <= evaluated.step_ms.value
     assert replace(plan.predicted, bounds=evaluated.bounds) == evaluated
 
 
