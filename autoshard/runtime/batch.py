@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 import fbgemm_gpu  # noqa: F401 - registers the operators of torch.ops.fbgemm
@@ -92,9 +93,11 @@ class BatchOfIds:
     def _order_fault(self) -> InputError | None:
         """What is wrong with the order of the features, or with their numbers of samples."""
         num_features, sizes = len(self.lengths_FB), self.sizes_F
-        if self.order is not None and sorted(self.order) != list(range(num_features)):
+        if self.order is not None and (not _are_whole(self.order) or sorted(self.order) != list(range(num_features))):
             return InputError(f"must have each of the {num_features} rows of the lengths once", field="order")
-        if sizes is not None and (len(sizes) != num_features or not 0 <= min(sizes) <= max(sizes) <= self.batch_size):
+        if sizes is not None and (
+            not _are_whole(sizes) or len(sizes) != num_features or not 0 <= min(sizes) <= max(sizes) <= self.batch_size
+        ):
             return InputError(
                 f"must be {num_features} numbers of samples, at most {self.batch_size} each", field="sizes"
             )
@@ -238,6 +241,11 @@ class KeyedJagged(Protocol):
     def inverse_indices_or_none(self) -> tuple[list[str], torch.Tensor] | None:
         """For each feature, the sample whose embedding each sample of the batch gets."""
         ...
+
+
+def _are_whole(numbers: object) -> bool:
+    """Whether they are a row of whole numbers, whatever a caller gave."""
+    return isinstance(numbers, (tuple, list)) and all(isinstance(one, Integral) for one in numbers)
 
 
 def as_batch(
