@@ -487,11 +487,13 @@ def run_on(launcher: Launcher, options: RunOptions, num_processes: int, as_json:
     if options.append_to is not None:
         from autoshard.runtime.run_store import append_run
 
-        if result.job is not None and result.job.has_adopted:
+        if not result.steps:
+            log(f"Added nothing to {options.append_to}: no step was measured.")
+        elif result.job is not None and result.job.has_adopted:
             log(f"Added nothing to {options.append_to}: the plan was changed on the way.")
         else:
             log(f"Wrote {append_run(options.append_to, plan, result)}")
-    if options.html is not None:
+    if options.html is not None and result.steps:
         from autoshard.formats import atomic_write
         from autoshard.report import run_page
 
@@ -509,7 +511,7 @@ def _written(options: RunOptions, result: RunResult) -> list[Path]:
     files = (
         (options.trace, result.has_trained and not is_stopped),
         (options.profile, result.steps > 0),
-        (options.html, True),
+        (options.html, result.steps > 0),
         (options.write_access, result.has_trained),
     )
     return [file for file, is_written in files if file is not None and is_written]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 import fbgemm_gpu  # noqa: F401 - registers the operators of torch.ops.fbgemm
@@ -44,7 +45,8 @@ class BatchOfIds:
             int32 or int64; None where each gets its own.
         weights_L: By which each id's row is multiplied before a bag is summed up, float32; None where lookups are not
             weighted. Sequences are of rows as they are, whatever the weights of their ids.
-        is_keyed: Whether its embeddings are returned as TorchRec's modules return them, see `as_keyed`.
+        names: Names of the plan's features in embeddings as TorchRec's modules return them, see `as_keyed`; None for
+            embeddings as `Embedded`.
     """
 
     lengths_FB: torch.Tensor
@@ -53,7 +55,7 @@ class BatchOfIds:
     sizes_F: tuple[int, ...] | None = None
     inverse_FB: torch.Tensor | None = None
     weights_L: torch.Tensor | None = None
-    is_keyed: bool = False
+    names: tuple[str, ...] | None = None
 
     def fault(self, num_features: int, device: torch.device, *, is_weighted: bool) -> InputError | None:
         """What is wrong with shapes, dtypes or devices, if anything is; no value is read.
@@ -92,9 +94,11 @@ class BatchOfIds:
     def _order_fault(self) -> InputError | None:
         """What is wrong with the order of the features, or with their numbers of samples."""
         num_features, sizes = len(self.lengths_FB), self.sizes_F
-        if self.order is not None and sorted(self.order) != list(range(num_features)):
+        if self.order is not None and (not _are_whole(self.order) or sorted(self.order) != list(range(num_features))):
             return InputError(f"must have each of the {num_features} rows of the lengths once", field="order")
-        if sizes is not None and (len(sizes) != num_features or not 0 <= min(sizes) <= max(sizes) <= self.batch_size):
+        if sizes is not None and (
+            not _are_whole(sizes) or len(sizes) != num_features or not 0 <= min(sizes) <= max(sizes) <= self.batch_size
+        ):
             return InputError(
                 f"must be {num_features} numbers of samples, at most {self.batch_size} each", field="sizes"
             )
@@ -240,8 +244,18 @@ class KeyedJagged(Protocol):
         ...
 
 
+def _are_whole(numbers: object) -> bool:
+    """Whether they are a row of whole numbers, whatever a caller gave."""
+    return isinstance(numbers, (tuple, list)) and all(isinstance(one, Integral) for one in numbers)
+
+
 def as_batch(
-    ids: object, features: Sequence[str], shared: Mapping[str, str] | None = None, *, leaves_weights: bool = False
+    ids: object,
+    features: Sequence[str],
+    shared: Mapping[str, str] | None = None,
+    *,
+    names: Sequence[str] | None = None,
+    leaves_weights: bool = False,
 ) -> BatchOfIds | InputError:
     """The batch in the order of `features`, or what is wrong with it.
 
@@ -249,6 +263,7 @@ def as_batch(
         ids: A `BatchOfIds` or a `KeyedJaggedTensor`.
         features: Names of its features that are looked up.
         shared: As `TableSet.shared_features` has them; None for none.
+        names: Names of the same features in the embeddings of a `KeyedJaggedTensor`; None for their own.
         leaves_weights: Whether weights of lookups are left aside.
     """
     if isinstance(ids, (BatchOfIds, InputError)):
@@ -256,7 +271,8 @@ def as_batch(
     if not isinstance(ids, KeyedJagged):
         return InputError(f"must be a BatchOfIds or a KeyedJaggedTensor, got {type(ids).__name__}", field="batch")
     try:
-        return _of_keyed(ids, features, shared or {}, leaves_weights=leaves_weights)
+        batch = _of_keyed(ids, features, shared or {}, leaves_weights=leaves_weights)
+        return replace(batch, names=tuple(features if names is None else names))
     except InputError as error:
         return error
     except Exception as error:  # noqa: BLE001 - raised again by all processes, which wait for this one else
@@ -298,7 +314,6 @@ def _of_keyed(
         else pad_sequence(list(torch.split(lengths, list(sizes))), batch_first=True),
         ids.values(),
         weights_L=None if leaves_weights else ids.weights_or_none(),
-        is_keyed=True,
     )
     sizes_F = tuple(sizes[row] for row in order)
     if sorted(order) != list(range(len(keys))):
@@ -379,16 +394,13 @@ def of_result(embedded: Embedded, batch: BatchOfIds, tables: TableSet) -> Embedd
     return Embedded(torch.cat(pooled, dim=1), sequences)
 
 
-def as_keyed(
-    embedded: Embedded, batch: BatchOfIds, tables: TableSet, names: Mapping[str, str] | None = None
-) -> KeyedEmbeddings:
+def as_keyed(embedded: Embedded, batch: BatchOfIds, tables: TableSet) -> KeyedEmbeddings:
     """The embeddings as TorchRec's modules return them, features in the plan's order.
 
     Args:
         embedded: The embeddings of the samples of the result, see `of_result`.
-        batch: The batch that was looked up.
+        batch: The batch that was looked up, with names for the result.
         tables: The plan's tables.
-        names: Names that features have in the result; None for their own.
 
     Returns:
         A `KeyedTensor` of pooled features, as from an `EmbeddingBagCollection`; a `JaggedTensor` of rows for each
@@ -399,18 +411,18 @@ def as_keyed(
     # A trainer without TorchRec has no keyed batches.
     from torchrec import JaggedTensor, KeyedTensor
 
+    assert batch.names is not None, "it is of a keyed tensor"
     own = [feature.name for table in tables.tables for feature in table.features]
-    given = own if names is None else [names[name] for name in own]
     dims = [table.embedding_dim for table in tables.tables for _ in table.features]
     is_pooled = [table.pooling is not Pooling.SEQUENCE for table in tables.tables for _ in table.features]
     sequences = {}
-    for feature, (name, key) in enumerate(zip(own, given, strict=True)):
+    for feature, (name, key) in enumerate(zip(own, batch.names, strict=True)):
         if name in embedded.sequences:
             lengths_B = batch.lengths_of(feature)
             if batch.inverse_FB is not None:
                 lengths_B = lengths_B.index_select(0, batch.inverse_FB[feature])
             sequences[key] = JaggedTensor(values=embedded.sequences[name], lengths=lengths_B)
-    pooled = {key: dim for key, dim, of in zip(given, dims, is_pooled, strict=True) if of}
+    pooled = {key: dim for key, dim, of in zip(batch.names, dims, is_pooled, strict=True) if of}
     keyed: KeyedPooled
     if batch.sizes_F is None or batch.inverse_FB is not None:
         keyed = KeyedTensor(keys=list(pooled), length_per_key=list(pooled.values()), values=embedded.pooled_BC)

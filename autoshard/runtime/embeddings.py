@@ -99,7 +99,7 @@ class StartedLookup:
         pooled_BC, *sequences = came if self._watch is None else self._watch(came)
         embedded = Embedded(pooled_BC, dict(zip(self._sequences, sequences, strict=True)))
         embedded = of_result(embedded, self._batch, self._tables)
-        return as_keyed(embedded, self._batch, self._tables) if self._batch.is_keyed else embedded
+        return embedded if self._batch.names is None else as_keyed(embedded, self._batch, self._tables)
 
 
 class ShardedEmbeddings(torch.nn.Module):

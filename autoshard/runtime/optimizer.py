@@ -36,7 +36,7 @@ class TableOptimizer(torch.optim.Optimizer):
         given = self.param_groups[0]["lr"]
         try:
             value = float(given)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: torch's, of tensors
             raise InputError(f"must be {FINITE_AT_LEAST_0}, got {shown(given)}", field="learning_rate") from None
         FINITE_AT_LEAST_0.check(value, "learning_rate", InputError)
         return value

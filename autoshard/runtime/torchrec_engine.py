@@ -133,9 +133,6 @@ class TorchRecEmbeddings:
         self.local_batch_size, self.feature_dims = part.local_batch_size, part.feature_dims
         self._id_dtype = id_dtype(table.num_embeddings for table in self.owners.tables.tables)
         self._is_weighted = is_weighted(plan.tables.tables)
-        self._last_F = torch.tensor(
-            [table.num_embeddings - 1 for table in plan.tables.tables for _ in table.features], device=part.device
-        )
         self._features = [f"feature_{index}" for index in range(len(self.feature_dims))]
         self._timer = timer or StepTimer(part.device, enabled=False)
         # By process.
@@ -153,14 +150,11 @@ class TorchRecEmbeddings:
         """Pooled embeddings of the local batch.
 
         Raises:
-            InputError: If it is no batch of the plan, an id is no row of its table, or it has weights where lookups are
-                not weighted, or none.
+            InputError: If it is no batch of the plan, an id of more than 32 bits is no row of its table, or it has
+                weights where lookups are not weighted, or none.
+            RuntimeError: If another id is no row of its table, for which FBGEMM looks.
         """
         fault = ids.fault(len(self._features), self._part.device, is_weighted=self._is_weighted)
-        if fault is None:
-            last_L = self._last_F.repeat_interleave(ids.lengths_FB.sum(1))
-            # FBGEMM would look at ids that are int32 by then, which larger ones wrap around to.
-            fault = ids.id_fault(self.owners.tables) if ((ids.ids_L < 0) | (ids.ids_L > last_L)).any() else None
         if fault is not None:
             raise fault
         context = self._sharded.create_context()
@@ -297,11 +291,21 @@ class TorchRecEmbeddings:
         self._timer.measure_backward(output, Part.BACKWARD_KERNEL, instead_of=Part.BACKWARD_EXCHANGE)
 
     def _keyed(self, ids: BatchOfIds) -> KeyedJaggedTensor:
+        """The batch as TorchRec takes it.
+
+        Raises:
+            InputError: If an id does not fit the bits in which ids travel.
+        """
         empty = [placeholder.name for placeholder in self._placeholders.values()]
         lengths_FB = ids.lengths_FB
         if empty:
             lengths_FB = torch.cat([lengths_FB, lengths_FB.new_zeros(len(empty), ids.batch_size)])
         ids_L = ids.ids_L.to(self._id_dtype)
+        # FBGEMM looks whether ids are rows, but longer ones have wrapped around to others by then.
+        if ids_L.itemsize < ids.ids_L.itemsize and (ids_L != ids.ids_L).any():
+            fault = ids.id_fault(self.owners.tables)
+            assert fault is not None, "all rows have ids of these bits"
+            raise fault
         keys = self._features + empty
         return KeyedJaggedTensor(keys=keys, values=ids_L, weights=ids.weights_L, lengths=lengths_FB.reshape(-1))
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torchrec import KeyedJaggedTensor
+from torchrec.sparse.tensor_dict import maybe_td_to_kjt
 
 from autoshard.core import EmbeddingTable, Feature, TableSet
 from autoshard.core.accepted import WHOLE_AT_LEAST_1
@@ -125,8 +126,9 @@ class Recorder:
         if call // calls_per_pass % self._every:
             return
         for value in (*args, *kwargs.values()):
-            if isinstance(value, KeyedJaggedTensor):
-                self._count(value, looked_up)
+            batch = maybe_td_to_kjt(value, None)
+            if isinstance(batch, KeyedJaggedTensor):
+                self._count(batch, looked_up)
 
     def _count(self, batch: KeyedJaggedTensor, looked_up: _LookedUp) -> None:
         """Counts a batch: its ids are copied to the host here."""

@@ -33,7 +33,7 @@ from autoshard.formats.torchrec.modules import (
     read_model,
     weight_of,
 )
-from autoshard.runtime.batch import BatchOfIds, Embedded, KeyedEmbeddings, as_batch, as_keyed, unreadable
+from autoshard.runtime.batch import KeyedEmbeddings, as_batch, unreadable
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.groups import group_beside
 from autoshard.runtime.engine.rows.fused import FusedSettings
@@ -91,8 +91,8 @@ class ShardedCollection(torch.nn.Module):
         frozen = [table for table, of in weights.items() if of is not None and not of.requires_grad]
         self.embeddings = ShardedEmbeddings(plan, settings, frozen=frozen, **options)
         self._wanted = [name for config in collection.configs for name in config.feature_names]
-        given = [name for names in collection.embedding_names for name in names]
-        self._names = dict(zip(self.embeddings.feature_names, given, strict=True))
+        #: Of the same features in the result.
+        self._names = [name for names in collection.embedding_names for name in names]
         for (table, weights_ND), config in zip(weights.items(), collection.configs, strict=True):
             if weights_ND is None or weights_ND.is_meta:
                 weights_ND = _drawn(config, table, settings.seed)
@@ -119,12 +119,9 @@ class ShardedCollection(torch.nn.Module):
             keyed: object = maybe_td_to_kjt(features, None)
         except Exception as error:  # noqa: BLE001 - raised again by all processes, which wait for this one else
             keyed = unreadable(error)
-        batch = as_batch(keyed, self._wanted, leaves_weights=not self._is_weighted)
-        # Features have other names in the plan.
-        embedded = self.embeddings(replace(batch, is_keyed=False) if isinstance(batch, BatchOfIds) else batch)
-        assert isinstance(batch, BatchOfIds)
-        assert isinstance(embedded, Embedded)
-        return as_keyed(embedded, batch, self.embeddings.owners.tables, self._names)
+        batch = as_batch(keyed, self._wanted, names=self._names, leaves_weights=not self._is_weighted)
+        embedded: KeyedEmbeddings = self.embeddings(batch)
+        return embedded
 
 
 class ShardedModel(torch.nn.Module):
@@ -136,7 +133,8 @@ class ShardedModel(torch.nn.Module):
         parallel: The model in `DistributedDataParallel`; None where it is called as it is.
 
     Attributes:
-        module: The model, whose names of parameters and states are the same on any number of processes.
+        module: The model, whose names of parameters and states are the same on any number of processes. Where it is
+            called, its other layers get each process's own gradients: call the `ShardedModel`, or `parallel`.
         parallel: What is called of it: `DistributedDataParallel` where it has parameters of its own to train and there
             are several processes, else the model itself. It is no submodule.
         collections: Its modules of tables by path; those at several paths by the first.

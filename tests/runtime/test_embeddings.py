@@ -159,14 +159,30 @@ def test_inverse_indices_are_heeded_whatever_way_a_batch_is_looked_up(with_inver
         ({"inverse_FB": [[0], [0]]}, "inverse_indices: must be a tensor, got list"),
         ({"sizes_F": (2,)}, "sizes: must be 2 numbers of samples, at most 3 each"),
         ({"sizes_F": (2, 4)}, "sizes: must be 2 numbers of samples, at most 3 each"),
+        ({"sizes_F": (None, 3)}, "sizes: must be 2 numbers of samples, at most 3 each"),
+        ({"sizes_F": 3}, "sizes: must be 2 numbers of samples, at most 3 each"),
         ({"order": (1, 1)}, "order: must have each of the 2 rows of the lengths once"),
         ({"order": (0,)}, "order: must have each of the 2 rows of the lengths once"),
+        ({"order": (None, 0)}, "order: must have each of the 2 rows of the lengths once"),
+        ({"order": 1}, "order: must have each of the 2 rows of the lengths once"),
     ],
 )
 def test_what_a_batch_says_of_its_samples_and_features_is_checked_by_name(with_inverse, changes, said):
     plan, batch = with_inverse
     with pytest.raises(InputError, match=f"^{re.escape(said)}"):
         ShardedEmbeddings(plan, SETTINGS)(replace(batch, **changes))
+
+
+@pytest.mark.parametrize(
+    "rate",
+    [None, "fast", -0.1, torch.inf, torch.tensor([0.1, 0.2]), torch.tensor(1j), pytest.param(10**400, id="1e400")],
+)
+def test_a_learning_rate_that_is_none_is_the_error_of_the_batch(plan, rate):
+    embeddings = ShardedEmbeddings(plan, SETTINGS)
+    batch = draw_samples(plan.tables, 1, BATCH_SIZE, (0,)).ids
+    embeddings.optimizer.param_groups[0]["lr"] = rate
+    with pytest.raises(InputError, match=r"^learning_rate: must be a number of at least 0, got .* \(in the batch of "):
+        embeddings(batch)
 
 
 PLAIN = (

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 
 from autoshard.core import (
     DType,
@@ -18,9 +19,11 @@ from autoshard.core import (
     Split,
     Tier,
 )
-from autoshard.core.errors import InvalidPlanError
+from autoshard.core.errors import InputError, InvalidPlanError
+from autoshard.runtime.batch import BatchOfIds
+from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.ownership import ownership_of
-from autoshard.runtime.torchrec_engine import layouts_of
+from autoshard.runtime.torchrec_engine import TorchRecEmbeddings, layouts_of
 from tests import builders as make
 
 
@@ -139,3 +142,20 @@ def test_what_the_whole_plan_asks_for_is_refused_by_name(change, message):
     plan = replace(make.table_wise_plan([make.table("t")], [0], world_size=2), **change)
     with pytest.raises(InvalidPlanError, match=re.escape(message)):
         layouts_of(plan, ownership_of(plan, 2), device_type="cpu")
+
+
+@pytest.mark.usefixtures("one_process")
+def test_fbgemm_looks_at_ids_and_the_engine_at_those_beyond_32_bits_alone():
+    plan = make.table_wise_plan([make.table("t", 10)], [0], world_size=1, batch_size=2)
+    embeddings = TorchRecEmbeddings(plan, FusedSettings(learning_rate=0.1))
+
+    def look_up(*ids):
+        return embeddings(BatchOfIds(torch.ones(1, 2, dtype=torch.int64), torch.tensor(ids)))
+
+    assert look_up(0, 9).pooled_BC.shape == (2, 16)
+    for bad in (2**32 + 5, 5 - 2**32):
+        with pytest.raises(InputError, match=rf"^feature 't_f': table 't' has rows 0 to 9, got id {bad}$"):
+            look_up(0, bad)
+    with pytest.raises(RuntimeError, match="idx < num_rows"):
+        look_up(0, 10)
+    embeddings.close()

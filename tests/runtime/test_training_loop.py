@@ -117,7 +117,7 @@ def test_a_job_at_its_end_leaves_the_files_of_the_steps_before_and_names_none(jo
     again = trained(replace(job, trace_path=trace, profile_path=profile, access_path=access), 2)
     assert (again.job.trained_steps, again.steps) == (3, 0)
     assert {file.read_text(encoding="utf-8") for file in files} == {"of the steps before"}
-    assert _written(options, again) == [options.html]
+    assert _written(options, again) == []
     assert set(_written(options, whole)) == {options.html, *files}
     stopped = replace(whole, job=replace(whole.job, is_stopped=True))
     assert set(_written(options, stopped)) == {options.html, options.profile, options.write_access}
@@ -279,10 +279,18 @@ def test_the_command_trains_on_files_and_keeps_the_run(job, tmp_path, capsys):
     labels = table["label"].to_pylist()
     pq.write_table(table.set_column(0, "label", [[*labels[:-1], 7]]), job.data_path)
     words = ["run", job.plan_path, "--data", job.data_path, "--nproc", "1", "--device", "cpu", "--balance"]
-    assert main([*words, "--checkpoints", str(tmp_path / "job"), "--append-to", str(tmp_path / "runs")]) == 0
+    page = tmp_path / "page.html"
+    words += ["--checkpoints", str(tmp_path / "job"), "--append-to", str(tmp_path / "runs"), "--html", str(page)]
+    assert main(words) == 0
+    assert page.exists()
     said = " ".join(capsys.readouterr().out.split())
     assert said.startswith("Trained 16 steps. Lines that are no samples and were left out: 1; the first: /")
     assert "clicks.parquet: row 1002: label must be 0 or 1, got 7.0 13 steps of 64 samples" in said
+    page.write_text("of the steps before", encoding="utf-8")
+    assert main(words) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.endswith("runs: no step was measured.")
+    assert page.read_text(encoding="utf-8") == "of the steps before"
     (record,) = read_runs(tmp_path / "runs")
     assert (record.result.job.trained_steps, record.result.steps) == (16, 13)
     with pytest.raises(

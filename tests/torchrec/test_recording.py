@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tensordict import TensorDict
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 
 from autoshard.core.errors import InputError, InvalidOptionError
@@ -47,6 +48,19 @@ def test_what_was_looked_up_is_written(model, tmp_path):
     assert table.access.coverage(2) == pytest.approx(1.0)
     assert unseen.features[0].pooling_factor == 0
     assert recorder.tables().batch_size == 64
+
+
+def test_dicts_of_jagged_tensors_are_counted(model):
+    recorder = record(model, every=1)
+    jagged = {
+        name: torch.nested.nested_tensor_from_jagged(torch.tensor(ids), offsets=torch.tensor([0, len(ids), len(ids)]))
+        for name, ids in (("a", [3, 3, 3, 7]), ("b", [7, 7]), ("c", [0]))
+    }
+    model(TensorDict(jagged, batch_size=[2]))
+    assert recorder.num_counted == 1
+    table, other = recorder.tables().tables
+    assert [feature.pooling_factor for feature in (*table.features, *other.features)] == [2.0, 1.0, 0.5]
+    assert table.access.coverage(1) == pytest.approx(1 / 2)
 
 
 def test_one_pass_in_so_many_is_counted_until_it_is_closed(model):

@@ -45,7 +45,7 @@ class Model(torch.nn.Module):
 
 
 def plan_of(model, tier=Tier.TABLE_WISE, replicas=((0,),), fetch=None, num_groups=1):
-    tables = tables_of(model, batch_size=4)
+    tables = tables_of(model, batch_size=5)  # no multiple of the processes
     return make.plan(
         make.placed(tables.tables[0], tier, replicas, fetch=fetch),
         tables=tables,
