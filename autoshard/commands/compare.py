@@ -141,9 +141,10 @@ def compare(options: CompareOptions, as_json: JsonOption = False) -> None:
         noise = 1 - measured.ceiling.balance
         rows = [row if row.plan is None else replace(row, measured=next(results), measured_noise=noise) for row in rows]
     notes = _notes(rows, measured)
+    of_replay = _replay_warnings(rows, measured)
     if options.html is not None:
-        atomic_write(options.html, comparison_page(rows, notes))
-    for warning in dict.fromkeys(_warnings(rows, is_served=options.server is not None)):
+        atomic_write(options.html, comparison_page(rows, [*notes, *of_replay]))
+    for warning in dict.fromkeys([*of_replay, *_warnings(rows, is_served=options.server is not None)]):
         warn(warning)
     emit(COMPARISON.to_json((rows, measured)), comparison_table(rows, notes), as_json=as_json)
     for written in (options.output_dir, options.html):
@@ -227,13 +228,17 @@ def _with_refined(
 
 def _replay(rows: Sequence[ComparedPlan], device: str) -> ReplayProtocol:
     from autoshard.plugins import find_replay
+
+    plans = [row.plan for row in rows if row.plan is not None]
+    return replay_all(find_replay("--replay"), plans, device, "Measuring ranks")
+
+
+def _replay_warnings(rows: Sequence[ComparedPlan], measured: ReplayProtocol | None) -> tuple[str, ...]:
+    """Sentences about the device that the plans, all for one topology, were measured on."""
     from autoshard.report.caveats import device_warnings
 
     plans = [row.plan for row in rows if row.plan is not None]
-    found = replay_all(find_replay("--replay"), plans, device, "Measuring ranks")
-    for warning in device_warnings(found.device, plans[0]):
-        warn(warning)
-    return found
+    return () if measured is None else device_warnings(measured.device, plans[0])
 
 
 def _warnings(rows: Sequence[ComparedPlan], *, is_served: bool) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -195,7 +194,7 @@ class ReplanOptions:
             seed=self.seed,
             time_limit_s=self.time_limit,
             started_s=time.perf_counter(),
-            options={**asdict(AutoOptions.of_plan(accessed.plan)), **parse_settings(self.settings)},
+            options={**AutoOptions.kept_of(accessed.plan), **parse_settings(self.settings)},
             registry=self.pricing.registry,
         )
 

@@ -335,10 +335,11 @@ def show(
     loaded = read_plan(plan)
     replay = None if replayed is None else _read_replay(replayed, loaded)
     measured = None if replay is None else replay.measured
-    if html is not None:
-        atomic_write(html, plan_page(loaded, measured, title=f"Sharding plan {plan.name}"))
-        log(f"Wrote {html}")
     of_replay = () if replay is None else device_warnings(replay.device, loaded)
+    if html is not None:
+        title = f"Sharding plan {plan.name}"
+        atomic_write(html, plan_page(loaded, measured, title=title, measured_notes=of_replay))
+        log(f"Wrote {html}")
     for warning in (*plan_warnings(loaded), *of_replay):
         warn(warning)
     emit(plan_to_json(loaded), plan_summary(loaded, measured), as_json=as_json)

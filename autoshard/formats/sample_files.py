@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +29,6 @@ from autoshard.core.quoting import shown
 #: Column of labels, 0 or 1; dense features are `int_0`, `int_1` and so on, as TorchRec names those of Criteo.
 LABEL: Final = "label"
 _DENSE: Final = "int_{}"
-_NAMED_DENSE = re.compile(r"int_\d+")
 #: Columns of Criteo's files, without names: the label, counts, and hashed categories in hexadecimal digits.
 CRITEO_DENSE, CRITEO_CATEGORIES = 13, 26
 #: Text that is read at once.
@@ -75,10 +75,10 @@ class SampleFiles(Protocol):
 
     @property
     def num_dense(self) -> int:
-        """Dense features that the first file has, at least 1.
+        """Dense features that every file has, numbered from 0 on; at least 1.
 
         Raises:
-            FormatError: If it cannot be read.
+            FormatError: If a file cannot be read.
         """
         ...
 
@@ -163,8 +163,7 @@ class ParquetFiles:
     @property
     def num_dense(self) -> int:
         """As `SampleFiles`."""
-        schema = _reading(self.paths[0], partial(pq.read_schema, self.paths[0]))
-        return max(1, sum(_NAMED_DENSE.fullmatch(name) is not None for name in schema.names))
+        return max(1, min(map(_num_dense, self.paths)))
 
     def check(self, tables: TableSet, num_dense: int) -> None:
         """As `SampleFiles`."""
@@ -200,6 +199,12 @@ class ParquetFiles:
         """As `SampleFiles`."""
         rows = self._rows = self._rows or [pq.read_metadata(path).num_rows for path in self.paths]
         return min(1.0, (sum(rows[: place.file]) + place.row) / max(1, sum(rows)))
+
+
+def _num_dense(path: Path) -> int:
+    """Columns `int_0`, `int_1` and so on of a file, up to the first one that it lacks."""
+    names = set(_reading(path, partial(pq.read_schema, path)).names)
+    return next(number for number in itertools.count() if _DENSE.format(number) not in names)
 
 
 def _parquet_block(

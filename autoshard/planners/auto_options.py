@@ -107,11 +107,19 @@ class AutoOptions:
         return _NAMES if self.sharding_types == ALL else listed(self.sharding_types)
 
     @classmethod
-    def of_plan(cls, plan: ShardingPlan) -> AutoOptions:
-        """Those that a plan of this planner was made with; the usual ones for other plans."""
+    def kept_of(cls, plan: ShardingPlan) -> dict[str, object]:
+        """Those that a plan of this planner was made with, as it says them; none for other plans."""
         made = plan.provenance
-        given = made.options if made is not None and made.planner == AUTO else {}
-        return parse_options(cls, options_kept(cls, given))
+        return options_kept(cls, made.options) if made is not None and made.planner == AUTO else {}
+
+    @classmethod
+    def of_plan(cls, plan: ShardingPlan) -> AutoOptions:
+        """Those that a plan of this planner was made with; the usual ones for other plans.
+
+        Raises:
+            InvalidOptionError: If one is not accepted.
+        """
+        return parse_options(cls, cls.kept_of(plan))
 
     @property
     def counts_activations(self) -> bool:

@@ -51,7 +51,8 @@ def device_warnings(measured_on: str, plan: ShardingPlan) -> tuple[str, ...]:
         plan: The plan.
     """
     device = plan.topology.device
-    return (f"measured on {measured_on}, but the plan is for {device}",) if measured_on != device_family(device) else ()
+    is_alike = measured_on == device_family(device)
+    return () if is_alike else (f"Measured on {measured_on}, but the plan is for {device}.",)
 
 
 def memory_warnings(plan: ShardingPlan) -> tuple[str, ...]:

@@ -30,20 +30,27 @@ from autoshard.table import Column, Table
 _MOST_SHARDS = 1500
 
 
-def plan_page(plan: ShardingPlan, measured: MeasuredPlan | None = None, *, title: str = "Sharding plan") -> str:
+def plan_page(
+    plan: ShardingPlan,
+    measured: MeasuredPlan | None = None,
+    *,
+    title: str = "Sharding plan",
+    measured_notes: Sequence[str] = (),
+) -> str:
     """The HTML report of a plan.
 
     Args:
         plan: The plan; without a prediction the page shows its placement only.
         measured: Kernel times of its ranks, to be shown beside the predicted ones.
         title: Heading of the page.
+        measured_notes: Sentences about the measured times, after the warnings of the plan.
     """
     predicted = plan.predicted
     return render_page(
         "plan.html.j2",
         title=title,
         subtitle=_headline(plan),
-        warnings=plan_warnings(plan),
+        warnings=[*plan_warnings(plan), *measured_notes],
         facts=plan_facts(plan, predicted, measured) if predicted else [],
         pictures=_pictures(plan_figures(plan, measured)),
         parts=_part_table(predicted) if predicted and predicted.parts else None,

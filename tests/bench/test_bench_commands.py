@@ -273,7 +273,7 @@ def test_samples_finds_what_was_tampered_with(run, store, tmp_path, monkeypatch)
 def test_replay_measures_every_rank(run, plan, tmp_path):
     write_plan(plan, tmp_path / "plan.json")
     out, said = run("replay", tmp_path / "plan.json", "--device", "cpu", "--json")
-    assert "warning: measured on cpu, but the plan is for a100" in said
+    assert "warning: Measured on cpu, but the plan is for a100." in said
     result = json.loads(out)
     kernel_ms = [rank["kernel_ms"] for rank in result["ranks"]]
     assert [rank["num_shards"] for rank in result["ranks"]] == [2, 2, 2, 2, 2, 1, 1, 0]

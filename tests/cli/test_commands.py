@@ -236,8 +236,10 @@ def test_show_takes_no_other_plans_replay_and_says_where_it_was_measured(run, pl
         **usual,
     )
     REPLAY.write(found, file)
-    shown = ("show", plan_file, "--replayed", file)
-    assert f"warning: measured on h200, but the plan is for {plan.topology.device}" in run(*shown)[1]
+    shown, page = ("show", plan_file, "--replayed", file), tmp_path / "plan.html"
+    said = f"Measured on h200, but the plan is for {plan.topology.device}."
+    assert f"warning: {said}" in run(*shown, "--html", page)[1]
+    assert said in page.read_text(encoding="utf-8")
     count = ranks[1].num_shards
     REPLAY.write(replace(found, ranks=(ranks[0], replace(ranks[1], num_shards=count + 1), *ranks[2:])), file)
     said = f"replay.json: ranks[1].num_shards: must be {count}, as in the plan, got {count + 1}"
@@ -271,8 +273,10 @@ def test_compare_plans_replays_and_writes(succeeds, tmp_path):
 def test_compare_says_that_it_measured_on_another_device_than_plans_are_for(run, tmp_path):
     run("import", "metasyn", "--num-tables", 2, "--scale", 16384, "-o", tmp_path / "tables.json")
     task = ("compare", tmp_path / "tables.json", "--topology", "a100-8", "--planners", "random")
-    said = run(*task, "--replay", "--device", "cpu")[1]
-    assert said.count("warning: measured on cpu, but the plan is for a100\n") == 1
+    page, note = tmp_path / "page.html", "Measured on cpu, but the plan is for a100."
+    said = run(*task, "--replay", "--device", "cpu", "--html", page)[1]
+    assert said.count(f"warning: {note}\n") == 1
+    assert note in page.read_text(encoding="utf-8")
 
 
 def test_compare_goes_on_when_one_planner_cannot_do_the_task(succeeds, tmp_path):

@@ -131,6 +131,14 @@ def test_a_plan_that_was_refined_or_made_by_another_version_is_planned_anew_with
     assert read_plan(new).provenance.options["sharding_types"] == "table_wise,row_wise"
 
 
+def test_an_option_of_the_plan_that_is_not_accepted_is_named_and_can_be_set(run, folder, tmp_path):
+    old = tmp_path / "old.json"
+    made = Provenance(planner="auto", version="0.1.0", options={"sharding_types": "of_another_version"})
+    write_plan(replace(read_plan(folder / "plan.json"), provenance=made), old)
+    assert "options.sharding_types: must be one of" in run("replan", old, *SEARCH, code=2)[1]
+    assert "Predicted step" in run("replan", old, *SEARCH, "--set", "sharding_types=table_wise")[0]
+
+
 def test_what_does_not_pay_is_told_and_the_older_plan_written(run, folder, tmp_path):
     best, again = tmp_path / "best.json", tmp_path / "again.json"
     run("replan", folder / "plan.json", "--access", folder / "today.json", "-o", best, *SEARCH)

@@ -31,7 +31,7 @@ def test_plan_says_what_measuring_changed(run, tables, tmp_path):
     assert made.options["replay_refine"] == 2
     assert made.models["refined"].startswith("measured slowest rank ")
     assert made.models["refined"] in said
-    assert "warning: measured on cpu, but the plan is for a100" in said
+    assert "warning: Measured on cpu, but the plan is for a100." in said
     assert json.loads(out)["predicted"]["ranks"]
     evaluated = evaluate(plan, plan_costs(plan))
     # Row orders could cut these tables, so that no bound is proven.

@@ -98,6 +98,15 @@ def test_options_that_are_left_out_are_those_of_the_programs(caplog):
         ("srun --ntasks-per-node=8 numactl -N 0 -m 0 python", 16384),
         ("numactl -N 1 torchrun --nnodes=2 --nproc_per_node=4", 16384),
         ("numactl -N 0 -m 0 torchrun --nproc_per_node=4", 8192),
+        ("srun -N 4 torchrun --nnodes=$SLURM_NNODES --nproc_per_node=8", 65536),
+        ("jsrun -n 8 python", 16384),
+        ("jsrun -n2 -a4 -g4 python", 16384),
+        ("jsrun --np 16 python", 32768),
+        ("aprun -n 8 -N 4 python", 16384),
+        ("mpirun_rsh -np 8 host1 host2 python", 16384),
+        ("orterun -n 8 python", 16384),
+        ("mpiexec.openmpi -n 8 python", 16384),
+        ("a_launcher -np 8 python", 16384),
         ("conda run -n dlrm torchrun --nproc_per_node=4", 8192),
         ("conda run -n dlrm python", 2048),
         ("nice -n 10 python", 2048),
@@ -118,6 +127,9 @@ def test_the_batch_of_dlrm_main_is_that_of_one_process(launcher, batch):
         ("#SBATCH --nodes=4", "srun --nodes=1 --ntasks-per-node=8 python", 16384),
         ("#SBATCH --nodes=4", "torchrun --nproc_per_node=8", 16384),
         ("#SBATCH --nodes=4 --ntasks=4", "srun torchrun --nproc_per_node=8", 65536),
+        ("#SBATCH --nodes=4", "srun torchrun --nnodes=$SLURM_NNODES --nproc_per_node=8", 65536),
+        ("#SBATCH -N 4", "srun -N $SLURM_NNODES --ntasks-per-node=8 python", 65536),
+        ("#SBATCH -N 4 --ntasks=32", "srun --ntasks=${SLURM_NTASKS} python", 65536),
     ],
 )
 def test_a_job_of_slurm_says_what_srun_leaves_out(lines, launcher, batch, tmp_path):
@@ -162,6 +174,12 @@ def test_the_program_of_2022_has_one_number_of_ids_for_large_tables():
         (f"{PYTORCH} --fancy-option 3", "--fancy-option 3: not read, for dlrm_s_pytorch.py has no such option"),
         (f"{PYTORCH} $extra", "$extra: the script does not set it, and options in it are not read"),
         (f"{PYTORCH} --max-ind-range=500", "--max-ind-range: without effect"),
+        (f"{PYTORCH} --data-generation=dataset", "--data-generation: rows are taken to be looked up alike"),
+        (f"{MAIN} --in_memory_binary_criteo_path=/data", "--in_memory_binary_criteo_path: not read; rows are taken to"),
+        (
+            "dlrm_s_pytorch.py --arch-sparse-feature-size=16 --data-generation=dataset --data-set=kaggle $extra",
+            "--arch-embedding-size: left out, so that rows are those of --data-set=kaggle",
+        ),
         (f"{PYTORCH} --weighted-pooling=learned", "--weighted-pooling: its weight for each row"),
         (f"{PYTORCH} --rand-data-dist=gaussian", "--rand-data-dist: not read"),
         (f"{PYTORCH} --num-indices-per-lookup-fixed=False", "--num-indices-per-lookup-fixed: taken for true"),
@@ -301,6 +319,14 @@ def test_a_launcher_counts_processes_of_a_program_that_is_not_named():
         (f"{MAIN} --multi_hot_sizes=1,2", "--multi_hot_sizes: must be 26 numbers, one for each table, got 2"),
         (f"{MAIN} --interaction_type=cat", "--interaction_type: must be one of original, dcn, projection"),
         (
+            f"torchrun --nnodes=$N --nproc_per_node=8 {MAIN}",
+            "--nnodes: must be a whole number, or the option batch_size has to say",
+        ),
+        (
+            f"srun -N $N --ntasks-per-node=8 {MAIN}\n#SBATCH --nodes=4",
+            "-N: must be a whole number, or the option batch_size has to say",
+        ),
+        (
             f"torchrun --nproc_per_node=gpu {MAIN}",
             "--nproc_per_node: must be a whole number, or the option batch_size has to say",
         ),
@@ -319,6 +345,10 @@ def test_a_launcher_counts_processes_of_a_program_that_is_not_named():
         ('dlrm_main.py --num_embeddings=5 "${ARGS[@]}"', "--embedding_dim: must be given: it may stand in ${ARGS[@]}"),
         ("dlrm_s_pytorch.py --arch-embedding-size=5-6 `cat options`", "--arch-sparse-feature-size: must be given"),
         ("dlrm_s_pytorch.py --arch-sparse-feature-size=2 $@", "--arch-embedding-size: must be given"),
+        (
+            "dlrm_s_pytorch.py --arch-sparse-feature-size=2 --data-generation=dataset $ARGS",
+            "--data-set: must be given: it may stand in $ARGS, which the script does not set",
+        ),
     ],
 )
 def test_what_cannot_be_imported_is_refused_in_the_commands_words(command, message, tmp_path):

@@ -145,6 +145,10 @@ def test_a_model_of_inference_has_the_batch_of_inference_and_no_optimizer_state(
             model([sparse("x", 2)], embedding("x", slot_size_array=[4, 5])) | {"optimizer": None},
             "optimizer: is missing; the tables are taken to have no optimizer state",
         ),
+        (
+            model([sparse("x", 2)], embedding("x", slot_size_array=[4, 5]), {"type": "InnerProduct"}),
+            "layers: the dense layers are left out of the import",
+        ),
     ],
 )
 def test_what_is_assumed_is_told(document, note, tmp_path, caplog):
@@ -152,9 +156,10 @@ def test_what_is_assumed_is_told(document, note, tmp_path, caplog):
     assert note in caplog.text
 
 
-def test_a_model_that_says_all_is_read_without_a_word(tmp_path, caplog):
+def test_a_model_of_embeddings_alone_says_all_but_its_access(tmp_path, caplog):
     imported(tmp_path, model([sparse("x", 2)], embedding("x", slot_size_array=[4, 5])))
-    assert caplog.text == ""
+    told = "dtype, access: taken for fp32, as HugeCTR holds weights, and for rows that are looked up alike"
+    assert caplog.messages == [told]
 
 
 @pytest.mark.parametrize(

@@ -138,9 +138,13 @@ def test_a_column_is_the_ids_of_all_tables_that_share_it(tmp_path):
         read(write_parquet(path, a_f=None), tables, 1)
 
 
-def test_dense_features_are_as_many_as_a_file_has(tmp_path):
-    path = write_parquet(tmp_path / "clicks.parquet", int_1=[0.0] * 3, int_2=[1] * 3, int_x=[1] * 3)
+def test_dense_features_are_as_many_as_all_files_have_without_a_gap(tmp_path):
+    path = write_parquet(tmp_path / "clicks.parquet", int_1=[0.0] * 3, int_2=[1] * 3, int_x=[1] * 3, int_99=[1] * 3)
     assert open_samples(path).num_dense == 3
+    (tmp_path / "clicks").mkdir()
+    for number, columns in enumerate(({"int_1": [1] * 3, "int_2": [1] * 3}, {"int_1": [1] * 3})):
+        write_parquet(tmp_path / f"clicks/{number}.parquet", **columns)
+    assert open_samples(tmp_path / "clicks").num_dense == 2
     assert open_samples(write_parquet(path, int_0=None)).num_dense == 1  # which is missing, and is named then
     (tmp_path / "day_0").write_text(criteo_line(), encoding="utf-8")
     assert open_samples(tmp_path / "day_0").num_dense == 13

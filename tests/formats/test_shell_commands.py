@@ -38,6 +38,8 @@ from autoshard.formats.imports.shell_commands import shell_commands
         ("A=(b 'c d'); a ${A[@]} \"${A[*]}\" x${A[@]}y $A", [["a", "b", "c", "d", "b c d", "xb", "c", "dy", "b"]]),
         ('A=(); a "${A[@]}" b; A+=(c d); A+=($E); a "${A[@]}"', [["a", "b"], ["a", "c", "d", "$E"]]),
         ('declare -a A=(b $E); B=("${A[@]}" d); C="${B[@]}"; a $C', [["a", "b", "$E", "d"]]),
+        ('E=(W=8 P=2); env "${E[@]}" a X="${E[@]}" b', [["env", "W=8", "P=2", "a", "X=W=8", "P=2", "b"]]),
+        ('E=(W=8 P=2); export "${E[@]}"; F=("${E[@]}" Q=3); a $W "${F[@]}"', [["a", "8", "W=8", "P=2", "Q=3"]]),
         ('if b; then A=(1); else A=(2); fi; a "${A[@]}"; (c d)', [["b"], ["a", "${A[@]}"], ["c", "d"]]),
         ('a "--x=1 \\\n--y=2" "\\$N \\\\\\"" b\\\n  c', [["a", "--x=1 --y=2", '$N \\"', "b", "c"]]),
         ('N=3; c="a \\\n --x \\$N"\n$c; eval $c', [["a", "--x", "$N"], ["a", "--x", "3"]]),

@@ -138,7 +138,7 @@ def test_predictions_stand_over_measurements_with_their_intervals(whole):
 def test_what_was_measured_on_another_device_is_said_to_be(whole):
     assert whole.topology.device == "a100"
     assert device_warnings("a100", whole) == ()
-    assert device_warnings("cpu", whole) == ("measured on cpu, but the plan is for a100",)
+    assert device_warnings("cpu", whole) == ("Measured on cpu, but the plan is for a100.",)
     machine = replace(whole, topology=replace(whole.topology, device="cpu:amd-25-17-avx512"))
     assert device_warnings("cpu", machine) == ()
 

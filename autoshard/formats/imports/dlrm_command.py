@@ -32,21 +32,30 @@ _ROWS, _DIMS, _WIDTHS = range(1, MAX_ROWS + 1), range(1, MAX_EMBEDDING_DIM + 1),
 _BATCHES, _FACTORS, _PROCESSES = range(1, MAX_BATCH_SIZE + 1), range(int(MAX_POOLING_FACTOR) + 1), range(1, 2**20 + 1)
 _LIMITS: Final = range(-(2**53), 2**53)
 #: Short options of launchers that count processes or nodes, and their long names, by launcher. Programs that start
-#: others and have such options for other things have none.
+#: others and have such options for other things have none; `-np` counts processes wherever it stands.
 _SLURM: Final = {"-n": "--ntasks", "-N": "--nodes"}
-_MPI: Final = dict.fromkeys(("-n", "-np", "--n"), "--np")
+_MPI: Final = dict.fromkeys(("-n", "--n"), "--np")
 _SHORT_COUNTS: Final[Mapping[str, Mapping[str, str]]] = {
     **dict.fromkeys(("srun", "salloc"), _SLURM),
-    **dict.fromkeys(("mpirun", "mpiexec", "mpiexec.hydra", "horovodrun"), _MPI),
+    **dict.fromkeys(("mpirun", "mpiexec", "orterun", "aprun", "horovodrun"), _MPI),
+    "jsrun": {"-n": "--nrs", "-a": "--tasks-per-rs", "-p": "--np"},
     "torchx": {"-j": "--j"},
     **{name: {} for name in ("conda", "ionice", "mamba", "micromamba", "nice", "numactl")},
 }
 #: Options and variables that count the processes of all nodes, and all that count processes or nodes.
-_EVERY_PROCESS: Final = ("--ntasks", "--np", "--num-proc", "--num-trainers", "WORLD_SIZE")
-_COUNTS: Final = (*_EVERY_PROCESS, "--j", "--nproc-per-node", "--nnodes", "--ntasks-per-node", "--nodes")
+_EVERY_PROCESS: Final = ("--ntasks", "--np", "-np", "--num-proc", "--num-trainers", "WORLD_SIZE")
+_COUNTS: Final = (
+    *_EVERY_PROCESS,
+    *("--j", "--nproc-per-node", "--nnodes", "--ntasks-per-node", "--nodes", "--nrs", "--tasks-per-rs"),
+)
+#: A launcher of one of the implementations of MPI, such as `mpiexec.hydra` and `mpirun_rsh`.
+_OF_ONE_MPI: Final = re.compile(r"(mpirun|mpiexec)[._-].+")
+#: Variables that Slurm sets within a job.
+_OF_SLURM: Final = re.compile(r"\$\{?SLURM_")
 #: Value of an option that stands alone.
 _SET: Final = "True"
 _NO_LAYERS: Final = "the dense layers are left out of the import"
+_ALIKE: Final = "rows are taken to be looked up alike"
 
 
 def is_dlrm_command(source: str) -> bool:
@@ -233,11 +242,16 @@ class _Command:
         accepted = "a whole number, or the option batch_size has to say the batch,"
         found = _launch_counts(self._launcher)
         if any(item.rpartition("/")[2] == "srun" for item in self._launcher):
-            found = _launch_counts(["srun", *self._allocation]) | found
+            # A variable of Slurm stands for what the job says.
+            said = {name: one for name, one in found.items() if not _OF_SLURM.match(one[1])}
+            found |= _launch_counts(["srun", *self._allocation]) | said
 
         def count(*options: str) -> int | None:
-            spelled, value = next((found[one] for one in options if one in found), ("", None))
-            return None if value is None else _whole(value, spelled, _PROCESSES, accepted)
+            given = [found[one] for one in options if one in found]
+            if not given:
+                return None
+            spelled, value = next((one for one in given if "$" not in one[1]), given[0])
+            return _whole(value, spelled, _PROCESSES, accepted)
 
         if "--j" in found:
             spelled, value = found["--j"]
@@ -247,6 +261,8 @@ class _Command:
             return each_node * (count("--nnodes", "--nodes") or 1)
         if (every := count(*_EVERY_PROCESS)) is not None:
             return every
+        if (num_sets := count("--nrs")) is not None:
+            return num_sets * (count("--tasks-per-rs") or 1)
         if (each_node := count("--ntasks-per-node")) is not None:
             if (num_nodes := count("--nodes")) is None:
                 self.notes.append("--nodes: left out, so that 1 is taken")
@@ -278,7 +294,8 @@ def _launch_counts(words: Sequence[str]) -> dict[str, tuple[str, str]]:
     found: dict[str, tuple[str, str]] = {}
     short: Mapping[str, str] = {}
     for item, following in pairwise([*words, ""]):
-        short = _SHORT_COUNTS.get(item.rpartition("/")[2], short)
+        launcher = _OF_ONE_MPI.sub(r"\1", item.rpartition("/")[2])
+        short = _SHORT_COUNTS.get(launcher, short)
         spelled, equals, value = item.partition("=")
         if attached := re.fullmatch(r"(-[A-Za-z])([\d$].*)", item):
             spelled, equals, value = attached[1], "=", attached[2]
@@ -337,8 +354,10 @@ def _read_dlrm_s(command: _Command) -> tuple[TableSet, list[str]]:
     is_weighted = bool(command.text("--weighted-pooling"))
     if is_weighted:
         command.notes.append("--weighted-pooling: its weight for each row, 4 bytes, is left out of what tables take")
+    if is_data_set:
+        command.notes.append(f"{_DATA}: {_ALIKE}")
     if not is_data_set and command.text("--rand-data-dist", "uniform") != "uniform":
-        command.notes.append("--rand-data-dist: not read; rows are taken to be looked up alike")
+        command.notes.append(f"--rand-data-dist: not read; {_ALIKE}")
     if command.text(_FIXED).lower() in ("false", "0"):
         command.notes.append(f"{_FIXED}: taken for true, as the program takes any value; leave it out for false")
     is_trained = "--inference-only" not in command
@@ -411,10 +430,11 @@ def _dense_of_dlrm_s(command: _Command, dim: int) -> dict[str, object] | None:
 _NUM_FEATURES, _NUM_DENSE_FEATURES = 26, 13
 _EACH_SIZE, _ONE_SIZE, _HOT_SIZES = "--num_embeddings_per_feature", "--num_embeddings", "--multi_hot_sizes"
 _HOT_SIZE, _HOT_ROWS = "--multi_hot_size", "--multi_hot_min_table_size"
+_BINARY_FILES: Final = "--in_memory_binary_criteo_path"
 _MULTI_HOT_FILES: Final = "--synthetic_multi_hot_criteo_path"
 _BOTTOM_SIZES, _TOP_SIZES, _WIDTH = "--dense_arch_layer_sizes", "--over_arch_layer_sizes", "--embedding_dim"
 #: Options of both programs whose defaults are not taken where an unset variable may hold them.
-_TABLE_SIZES: Final = frozenset((_SIZES, _DIM, _ONE_SIZE, _WIDTH))
+_TABLE_SIZES: Final = frozenset((_SIZES, _DIM, _DATA_SET, _ONE_SIZE, _WIDTH))
 
 
 def _read_dlrm_main(command: _Command) -> tuple[TableSet, list[str]]:
@@ -428,8 +448,9 @@ def _read_dlrm_main(command: _Command) -> tuple[TableSet, list[str]]:
         command.notes.append(
             f"{_MULTI_HOT_FILES}: ids per sample stand in these files, and 1 is taken; {_HOT_SIZES} says them"
         )
+    command.notes += [f"{name}: not read; {_ALIKE}" for name in (_BINARY_FILES, _MULTI_HOT_FILES) if name in command]
     if command.text("--multi_hot_distribution_type") == "pareto":
-        command.notes.append("--multi_hot_distribution_type: not read; rows are taken to be looked up alike")
+        command.notes.append(f"--multi_hot_distribution_type: not read; {_ALIKE}")
     dim = command.whole(_WIDTH, 64, _DIMS)
     optimizer = "adagrad" if "--adagrad" in command else "sgd"
     tables = [

@@ -114,6 +114,9 @@ def read_hugectr(path: str | Path, *, batch_size: int | None = None) -> TableSet
     if not tables:
         raise FormatError(f"must hold an embedding: {', '.join(_EMBEDDINGS)}", field="layers")
     batch = batch_size or _batch_size(document, solver)
+    _log.warning("dtype, access: taken for fp32, as HugeCTR holds weights, and for rows that are looked up alike")
+    if any(not _is_embedding(layer) and layer.get("type") != _DATA for layer in layers):
+        _log.warning("layers: the dense layers are left out of the import")
     return tables_from_json({"schema": "autoshard.tables/1", "batch_size": batch, "tables": tables})
 
 

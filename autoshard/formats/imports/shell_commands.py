@@ -83,6 +83,8 @@ class _Script:
         words: list[str] = []
         word: str | None = None
         names_file = False
+        #: Whether the word begins with NAME= as the text has it: what follows is its value, be it of several words.
+        is_setting = False
         #: The name of an array that is open, with its =, and the words of the command before it.
         array: tuple[str, list[str]] | None = None
         for token in _TOKENS.finditer(text + "\n"):
@@ -94,12 +96,13 @@ class _Script:
                 continue
             if kind in ("blank", "comment", "redirection", "end"):
                 if word is not None and not names_file:
-                    words += _apart(word)
+                    words += [word] if is_setting else _apart(word)
                 names_file = found[-1] not in "0123456789-" if kind == "redirection" else names_file and word is None
                 word = None
                 if array is not None:
                     if (kind, found) == ("end", ")"):
                         word, words, array = f"{array[0]}{_BETWEEN}{_BETWEEN.join(words)}", array[1], None
+                        is_setting = True
                 elif kind == "end":
                     self._finish(words, depth)
                     self._branch(found)
@@ -109,7 +112,9 @@ class _Script:
             self._num_characters += len(value)
             if self._num_characters > _MAX_CHARACTERS:
                 raise FormatError(f"must have at most {_MAX_CHARACTERS:,} characters with its variables replaced")
-            is_split = kind == "expansion" and value != found and not _ASSIGNMENT.match(word or "")
+            if word is None:
+                is_setting = kind == "plain" and _ASSIGNMENT.match(value) is not None
+            is_split = kind == "expansion" and value != found and not is_setting
             first, *others = re.split(r"\s+", value) if is_split else [value]
             word = (word or "") + first if first or not (is_split or kind == "joint") else word
             for other in others:
@@ -176,7 +181,7 @@ class _Script:
         elif (inner := _inner_script(words)) and depth < _MAX_DEPTH:
             self.read(inner, depth + 1)
         elif words:
-            self.commands.append(words)
+            self.commands.append([part for word in words for part in _apart(word)])
 
     def _set(self, name: str, more: str, value: str) -> None:
         before = self._variables.get(name, "") if more else ""
@@ -203,9 +208,7 @@ class _Script:
 
 def _apart(word: str) -> list[str]:
     """The words that a word is: several or none where it holds an array's."""
-    if _BETWEEN not in word or _ASSIGNMENT.match(word):
-        return [word]
-    return [part for part in word.split(_BETWEEN) if part]
+    return [part for part in word.split(_BETWEEN) if part] if _BETWEEN in word else [word]
 
 
 def _inner_script(words: list[str]) -> str | None:
