@@ -28,7 +28,6 @@ from autoshard.formats.torchrec.sharding import (
     TorchRecType,
     fault_of,
     fault_of_means,
-    feature_name,
     refused,
     renamed,
     sharding_of,
@@ -268,7 +267,7 @@ def parameter_constraints(plan: ShardingPlan, places: Places | None = None) -> d
             min_partition=last - first if is_cut else None,
             pooling_factors=[feature.pooling_factor for feature in table.features],
             cache_params=cache_params(sharding),
-            feature_names=[feature_name(table, feature.name) for feature in table.features],
+            feature_names=[table.name_in_batches(feature.name) for feature in table.features],
         )
         # Names in TorchRec have no dots: without places, a dot is behind the path that `read_model` puts before a name.
         name = found[table.name].name.rpartition(".")[2]
