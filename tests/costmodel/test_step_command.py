@@ -244,6 +244,8 @@ def test_planning_says_which_prices_are_of_another_machine(registry, task, tmp_p
     # Keys of single machines have no names, which is all that older samples say.
     costs = make_costs(plan.tables, topology, models.root)
     assert not [one for one in machine_notes(costs, "cpu:amd-25-17-avx512") if "Abacus" in one]
+    upper = make_costs(plan.tables, topology, models.root, risk=Risk.HIGH)
+    assert note.replace(": prices", " (upper end): prices") in machine_notes(upper, "cpu")
 
 
 def test_cards_of_before_know_no_machine(registry, tmp_path):
