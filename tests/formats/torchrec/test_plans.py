@@ -201,7 +201,9 @@ def test_whole_plans_that_torchrec_cannot_say_are_refused_by_name():
             to_torchrec(replace(plan, **change))
 
 
-@pytest.mark.parametrize(("payload", "output_dtype"), [("fp32", None), ("fp16", DataType.FP16), ("bf16", DataType.BF16)])
+@pytest.mark.parametrize(
+    ("payload", "output_dtype"), [("fp32", None), ("fp16", DataType.FP16), ("bf16", DataType.BF16)]
+)
 def test_one_number_format_on_the_wire_is_the_output_format_of_all_tables(payload, output_dtype):
     shards = make.on(0, "a"), make.on(1, "b"), make.placed(table("c"), Tier.DATA_PARALLEL, make.each(2))
     plan = replace(make.plan(*shards, topology=machine(1, 2)), payload=Payload.parse(payload, "payload"))
