@@ -174,18 +174,23 @@ def _unseen_warning(unseen: Sequence[LocalShard], trained: str, analytic: str) -
 def machine_notes(costs: CostModels, device: str) -> list[str]:
     """Says of which models the prices are of another machine than a topology's.
 
-    Those of collectives and dense layers from older samples know their machine by its name alone, which keys of single
-    machines do not have.
+    Those of collectives, dense layers and steps from older samples know their machine by its name alone, which keys of
+    single machines do not have.
 
     Args:
         costs: The models.
         device: Key of the topology's device; which machines it means, see `is_of_device`.
     """
     fitted: list[tuple[object, str, str]] = [(costs.kernel, "`autoshard calibrate`", "in a minute")]
-    for model in (costs.comm, costs.dense):
+    others = (
+        (costs.comm, "`autoshard train step`", "to samples"),
+        (costs.dense, "`autoshard train step`", "to samples"),
+        (costs.step, "`autoshard train step --calibrate N`", "to runs"),
+    )
+    for model, command, how in others:
         machine = model.measured_on if isinstance(model, KnowsMachine) else None
         if device == device_family(device) or (machine is not None and machine.core):
-            fitted.append((model, "`autoshard train step`", "to samples"))
+            fitted.append((model, command, how))
     return [note for model, command, how in fitted if (note := machine_note(model, device, command, how))]
 
 
@@ -193,7 +198,7 @@ def machine_note(model: object, device: str, command: str = "`autoshard calibrat
     """Says that a model's prices are of another machine than a topology's; empty if they are not, or nobody knows.
 
     Args:
-        model: Prices kernels, collectives or dense layers.
+        model: Prices kernels, collectives, dense layers or steps.
         device: Key of the topology's device; which machines it means, see `is_of_device`.
         command: What fits such a model.
         how: How it does.

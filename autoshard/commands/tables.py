@@ -354,6 +354,7 @@ def _write_constraints(plan: ShardingPlan, places: Places | None, output: Path) 
             "pooling_factors": one.pooling_factors,
             "cache_params": _cache_fields(one.cache_params),
             "feature_names": one.feature_names,
+            "output_dtype": one.output_dtype.name if one.output_dtype else None,
         }
         for name, one in parameter_constraints(plan, places).items()
     }

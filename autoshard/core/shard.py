@@ -352,6 +352,11 @@ class LocalShard(KernelTraits):
         """Bytes by memory level, see `MemoryPlacement.held_bytes`."""
         return self.memory.held_bytes(self, self.num_embeddings, self.embedding_dim)
 
+    @property
+    def cached_row_bytes(self) -> int:
+        """Bytes that a row takes in the cache, see `MemoryPlacement.cached_row_bytes`."""
+        return self.memory.cached_row_bytes(self, self.embedding_dim)
+
 
 # A shard is asked for the same curve by traffic, kernels and memory, and with it its columns and its replicas.
 @lru_cache(maxsize=_NUM_CURVES)

@@ -242,6 +242,10 @@ class EmbeddingTable(KernelTraits):
         weights = weight_row_bytes(self.dtype, self.optimizer, embedding_dim)
         return weights + self.optimizer.state_bytes_per_row(embedding_dim)
 
+    def name_in_batches(self, feature: str) -> str:
+        """Name of the ids that a feature looks up: `f` of `f@table`, whose ids other tables look up, too."""
+        return feature.removesuffix(f"@{self.name}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DenseLayers:
@@ -289,12 +293,10 @@ class TableSet:
     @property
     def shared_features(self) -> dict[str, str]:
         """The name `f` of ids that several tables look up, for each of their features `f@table`."""
-        return {
-            feature.name: feature.name.removesuffix(f"@{table.name}")
-            for table in self.tables
-            for feature in table.features
-            if feature.name.endswith(f"@{table.name}")
+        names = {
+            feature.name: table.name_in_batches(feature.name) for table in self.tables for feature in table.features
         }
+        return {name: ids for name, ids in names.items() if ids != name}
 
     @property
     def first_alike(self) -> Mapping[str, int]:

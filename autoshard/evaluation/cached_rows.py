@@ -186,14 +186,9 @@ def _disk_of(bytes_per_s: float) -> SolidStateDisk:
     )
 
 
-def cached_row_bytes(shard: LocalShard) -> int:
-    """Bytes that a row takes in the cache: its weights, in the cache's number format."""
-    return shard.memory.cached_row_bytes(shard, shard.embedding_dim)
-
-
 def behind_cache(shard: LocalShard, level: MemoryLevel, num_cached_rows: int, policy: str = LRU) -> MemoryPlacement:
     """A shard's rows on a level, behind a cache of so many of them, or of all if there are fewer."""
-    cache_bytes = min(num_cached_rows, shard.num_embeddings) * cached_row_bytes(shard)
+    cache_bytes = min(num_cached_rows, shard.num_embeddings) * shard.cached_row_bytes
     return MemoryPlacement(level=level, cache_bytes=cache_bytes, policy=policy, cache_dtype=shard.cache_dtype)
 
 
@@ -203,7 +198,7 @@ def cache_traffic(shard: LocalShard) -> CacheTraffic:
     return _known_traffic(
         shard.access,
         shard.num_lookups,
-        math.inf if is_near else shard.cache_bytes // cached_row_bytes(shard),
+        math.inf if is_near else shard.cache_bytes // shard.cached_row_bytes,
         shard.cache_policy,
     )
 

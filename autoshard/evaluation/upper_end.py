@@ -49,25 +49,30 @@ def at_upper_end(costs: CostModels, device: str) -> CostModels:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class UpperEndKernels:
-    """95th percentiles of kernel times, if the model's intervals hold."""
-
-    model: CostModel
+class _UpperEnd:
+    __slots__ = ()
+    model: CostModel | CommModel | DenseCostModel
 
     @property
     def name(self) -> str:
         """What answers say."""
         return self.model.name + UPPER_END
 
-    def notes(self, shards: Sequence[LocalShard]) -> tuple[OutsideRange, ...]:
-        """Those of the model, if it has any."""
-        return self.model.notes(shards) if isinstance(self.model, MeasuredRange) else ()
-
     @property
     def measured_on(self) -> MeasuredMachine | None:
         """That of the model, if it knows it."""
         return self.model.measured_on if isinstance(self.model, KnowsMachine) else None
+
+
+@dataclass(frozen=True, slots=True)
+class UpperEndKernels(_UpperEnd):
+    """95th percentiles of kernel times, if the model's intervals hold."""
+
+    model: CostModel
+
+    def notes(self, shards: Sequence[LocalShard]) -> tuple[OutsideRange, ...]:
+        """Those of the model, if it has any."""
+        return self.model.notes(shards) if isinstance(self.model, MeasuredRange) else ()
 
     def encode(self, shards: Sequence[LocalShard]) -> CodeArray:
         """Codes of single shards, shape (N, H)."""
@@ -95,15 +100,10 @@ class UpperEndKernels:
 
 
 @dataclass(frozen=True, slots=True)
-class UpperEndComm:
+class UpperEndComm(_UpperEnd):
     """95th percentiles of the times of collectives, if the model's intervals hold."""
 
     model: CommModel
-
-    @property
-    def name(self) -> str:
-        """What answers say."""
-        return self.model.name + UPPER_END
 
     def all_to_all_ms(self, sent_bytes_RR: MsArray, topology: Topology) -> MsArray:
         """Upper end per rank, shape (R,)."""
@@ -136,15 +136,10 @@ class UpperEndComm:
 
 
 @dataclass(frozen=True, slots=True)
-class UpperEndDense:
+class UpperEndDense(_UpperEnd):
     """95th percentiles of the times of dense layers, if the model's intervals hold."""
 
     model: DenseCostModel
-
-    @property
-    def name(self) -> str:
-        """What answers say."""
-        return self.model.name + UPPER_END
 
     def predict_parts(self, shapes: Sequence[DenseShape]) -> DenseCosts:
         """Forward and backward grow alike."""

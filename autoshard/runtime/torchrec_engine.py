@@ -24,6 +24,7 @@ from autoshard.core import (
     Exchange,
     MemoryLevel,
     Optimizer,
+    Payload,
     PlacedShard,
     Pooling,
     RowRange,
@@ -213,7 +214,10 @@ class TorchRecEmbeddings:
         module_plan = EmbeddingModuleShardingPlan()
         for name, sharding in sharded.items():
             module_plan[name] = parameter_sharding(
-                sharding, device_type=self._part.device.type, node_size=node_size or self._part.group.size()
+                sharding,
+                device_type=self._part.device.type,
+                node_size=node_size or self._part.group.size(),
+                payload=Payload(),
             )
         model = DistributedModelParallel(
             collection,
@@ -343,6 +347,8 @@ def layouts_of(plan: ShardingPlan, ownership: Ownership, *, device_type: str) ->
     """
     layouts: list[TorchRecLayout] = []
     try:
+        if plan.payload != Payload():
+            raise refused(f"sends fp32, not {plan.payload}", "payload")
         check_whole(plan)
         for index, table in enumerate(plan.tables.tables):
             held = [one for one in ownership.holdings if one.table == index]

@@ -136,8 +136,7 @@ class Planner(ShardingPlanner):  # type: ignore[misc]
             if plans:
                 # The earliest of equals.
                 self.chosen = min(plans, key=lambda plan: plan.predicted.step_ms.value if plan.predicted else 0.0)
-                bare = replace(self.chosen, payload=Payload())  # The entries have `output_dtype` in its place.
-                made = to_torchrec(bare, task.found.places, sharding_types=task.allowed)
+                made = to_torchrec(self.chosen, task.found.places, sharding_types=task.allowed)
                 return self._carry(made, task)
         raise InfeasiblePlanError(f"no planner found a plan for TorchRec: {'; '.join(failures)}")
 
@@ -298,10 +297,9 @@ class Planner(ShardingPlanner):  # type: ignore[misc]
             registry=self._registry,
         )
         made = make_plan(name, request)
-        executed = as_executed(replace(made, payload=Payload()))
+        executed = as_executed(made, sharding_types=task.allowed)
         self._check_kept(task, shardings_of(executed, sharding_types=task.allowed))
-        sent = replace(executed, payload=task.payload)
-        return sent.with_predicted(evaluate(sent, task.costs))
+        return executed.with_predicted(evaluate(executed, task.costs))
 
     def _options(self, name: str, task: _Task) -> dict[str, object]:
         """Options by which a planner keeps to sharding types and `min_partition`, as far as it has them."""

@@ -27,8 +27,8 @@ from autoshard.torchrec.sharded import ShardedCollection
 #: Steps between two that are counted: counting a step's ids takes longer than the step's own lookups.
 _EVERY = 100
 _NONE = np.zeros(0, dtype=np.int64)
-#: By the features' names in batches: modules and tables that look them up, and the features' names there.
-_LookedUp: TypeAlias = Mapping[str, Sequence[tuple[Collection, str, str]]]
+#: By the features' names in batches: tables that look them up, and the features' names there.
+_LookedUp: TypeAlias = Mapping[str, Sequence[tuple[str, str]]]
 
 _log = logging.getLogger(__name__)
 
@@ -45,12 +45,15 @@ class Recorder:
 
     def __init__(self, found: ModelTables, every: int) -> None:
         WHOLE_AT_LEAST_1.check(every, "every")
-        self._found, self._every = found, every
+        self._tables, self._every = found.tables, every
+        #: By the paths of each module. Modules themselves are not kept: others may take their places.
+        self._looked_up = {one.paths: _looked_up(one, found.tables) for one in found.collections}
         #: Bag lengths by feature, and ids by table.
         self._lengths: dict[str, FeatureCounts] = {}
         self._rows: dict[str, FeatureCounts] = {}
         self._full: set[str] = set()
-        self._num_calls: dict[int, int] = {}
+        #: By watched place.
+        self._num_calls: list[int] = []
         self._handles: list[Any] = []
         self._num_counted = 0
 
@@ -74,26 +77,27 @@ class Recorder:
         """
         if path is None and isinstance(module, ShardedCollection):
             path = module.paths[0]
-        known = self._found.collections
-        accepted = ", ".join(shown(one.path) for one in known)
-        places = [one for one in known if path is None or path in one.paths]
+        accepted = ", ".join(shown(paths[0]) for paths in self._looked_up)
+        places = [paths for paths in self._looked_up if path is None or path in paths]
         if not places:
             raise InputError(f"must be one of {accepted}, got {shown(path)}", field="path")
-        looked_up = _looked_up(self._found, places)
-        for name, features in looked_up.items():
-            if len({one.path for one, _, _ in features}) > 1:
-                raise InputError(
-                    f"must be given, one of {accepted}, since several look up feature {shown(name)}", field="path"
-                )
-        usual = 1 if path is None else len(places[0].paths)
-        see = partial(self._see, looked_up, calls_per_pass or usual)
+        looked_up: dict[str, Sequence[tuple[str, str]]] = {}
+        for paths in places:
+            for name, features in self._looked_up[paths].items():
+                if name in looked_up:
+                    raise InputError(
+                        f"must be given, one of {accepted}, since several look up feature {shown(name)}", field="path"
+                    )
+                looked_up[name] = features
+        usual = 1 if path is None else len(places[0])
+        see = partial(self._see, looked_up, calls_per_pass or usual, len(self._num_calls))
+        self._num_calls.append(0)
         # After the pass: a batch that is refused is not counted, and nothing fails here that other processes wait for.
         self._handles.append(module.register_forward_hook(see, with_kwargs=True))
 
     def tables(self) -> TableSet:
         """The tables with the access profiles and bag lengths of what was counted; others stay as they were."""
-        tables = self._found.tables
-        return replace(tables, tables=tuple(self._recorded(table) for table in tables.tables))
+        return replace(self._tables, tables=tuple(self._recorded(table) for table in self._tables.tables))
 
     def write(self, path: str | Path) -> None:
         """Writes `tables` as a tables.json.
@@ -116,13 +120,14 @@ class Recorder:
         self,
         looked_up: _LookedUp,
         calls_per_pass: int,
-        module: torch.nn.Module,
+        watch: int,
+        _module: torch.nn.Module,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        _: object,
+        _output: object,
     ) -> None:
-        call = self._num_calls.get(id(module), 0)
-        self._num_calls[id(module)] = call + 1
+        call = self._num_calls[watch]
+        self._num_calls[watch] += 1
         if call // calls_per_pass % self._every:
             return
         for value in (*args, *kwargs.values()):
@@ -140,7 +145,7 @@ class Recorder:
             lengths_B = bags.lengths().detach().cpu().numpy().astype(np.int64)
             if not len(lengths_B):
                 continue
-            for _, table, feature in looked_up[name]:
+            for table, feature in looked_up[name]:
                 self._lengths.setdefault(feature, FeatureCounts()).add(_NONE, lengths_B)
                 self._count_rows(table, ids_L)
 
@@ -187,10 +192,9 @@ def record(model: torch.nn.Module, *, every: int = _EVERY, **settings: Any) -> R
     return recorder
 
 
-def _looked_up(found: ModelTables, places: Sequence[Collection]) -> _LookedUp:
-    looked_up: dict[str, list[tuple[Collection, str, str]]] = {}
-    for one in places:
-        for table, config in zip(one.tables, one.configs, strict=True):
-            for name, feature in zip(config.feature_names, found.tables[table].features, strict=True):
-                looked_up.setdefault(name, []).append((one, table, feature.name))
+def _looked_up(collection: Collection, tables: TableSet) -> _LookedUp:
+    looked_up: dict[str, list[tuple[str, str]]] = {}
+    for table, config in zip(collection.tables, collection.configs, strict=True):
+        for name, feature in zip(config.feature_names, tables[table].features, strict=True):
+            looked_up.setdefault(name, []).append((table, feature.name))
     return looked_up

@@ -20,7 +20,7 @@ def tables_of(model: torch.nn.Module, **settings: Any) -> TableSet:
 
     Args:
         model: The model; its weights may be on the meta device.
-        settings: `batch_size` over all ranks, `pooling_factor` of features without constraints, TorchRec's
+        settings: `batch_size` over all ranks, `pooling_factor` of features whose constraints do not say it, TorchRec's
             `constraints` by table and its `sharders`; see `read_model`.
 
     Raises:

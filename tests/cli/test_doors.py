@@ -2,11 +2,12 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from autoshard.core import DType, MemoryLevel, MemoryPlacement
+from autoshard.core import DType, MemoryLevel, MemoryPlacement, Payload
 from autoshard.formats import load_tables, read_plan, read_tables, read_topology, write_plan, write_tables
 from autoshard.formats.torchrec import parameter_constraints
 from tests import builders as make
@@ -80,6 +81,7 @@ def test_constraints_of_caches_are_read_as_the_docs_say(run, tmp_path, monkeypat
     }
     shards = [make.placed(make.table(name, 40, 16, dtype=DType.FP16), memory=memory) for name, memory in caches.items()]
     plan = make.plan(*shards, topology=make.topology(2, device="a100", ddr=1 << 30))
+    plan = replace(plan, payload=Payload(forward=DType.BF16, backward=DType.BF16))
     write_plan(plan, "plan.json")
     run("export", "plan.json", "--format", "torchrec-constraints", "-o", "constraints.json")
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "use-with-torchrec.md").read_text()
@@ -90,6 +92,7 @@ def test_constraints_of_caches_are_read_as_the_docs_say(run, tmp_path, monkeypat
     assert found["wide"].cache_params == CacheParams(CacheAlgorithm.LFU, load_factor=0.1, precision=DataType.FP32)
     assert found["same"].cache_params == CacheParams(CacheAlgorithm.LRU, load_factor=0.25)
     assert found["near"].cache_params is None
+    assert {one.output_dtype for one in found.values()} == {DataType.BF16}
 
 
 def test_a_plan_that_torchrec_cannot_say_is_refused_with_every_reason(run, files):

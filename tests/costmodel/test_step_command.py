@@ -244,6 +244,8 @@ def test_planning_says_which_prices_are_of_another_machine(registry, task, tmp_p
     # Keys of single machines have no names, which is all that older samples say.
     costs = make_costs(plan.tables, topology, models.root)
     assert not [one for one in machine_notes(costs, "cpu:amd-25-17-avx512") if "Abacus" in one]
+    upper = make_costs(plan.tables, topology, models.root, risk=Risk.HIGH)
+    assert note.replace(": prices", " (upper end): prices") in machine_notes(upper, "cpu")
 
 
 def test_cards_of_before_know_no_machine(registry, tmp_path):
@@ -261,7 +263,7 @@ def test_planners_can_ask_for_the_upper_end(registry, task):
     assert isinstance(tables.dense, DenseLayers)
     usual, upper = (make_costs(tables, topology, registry, risk=risk) for risk in (Risk.MEAN, Risk.HIGH))
     plan = make_plan("cost-greedy", make.request(tables, topology, costs=upper, registry=registry))
-    assert all(name.endswith("(upper end)") for name in plan.provenance.models.values())
+    assert all(plan.provenance.models[kind].endswith("(upper end)") for kind in ("kernel", "communication", "dense"))
     assert plan.predicted.step_ms.value > evaluate(plan, usual).step_ms.value
 
 

@@ -8,10 +8,11 @@ import pytest
 
 from autoshard.core import GroupLayout, ReplicaGroups
 from autoshard.core.errors import ModelError
+from autoshard.core.machine import MeasuredMachine
 from autoshard.core.step import KERNEL_PARTS, PART_FEATURES, Overlap, StepPart, plain_coefficients
 from autoshard.evaluation import price_step
 from autoshard.formats.metasyn import metasyn
-from autoshard.planning import plan_costs
+from autoshard.planning import machine_notes, plan_costs
 from autoshard.whatif.trials import LOPSIDED, MeasuredStep, draw_trials, local_topology, plan_task, plan_trial
 from costmodel.registry.promotion import publish_version
 from costmodel.registry.publish_options import PublishOptions
@@ -245,6 +246,16 @@ class TestRegistry:
         assert loaded.name == f"calibrated:cpu@{version} (overlap: none)"
         # What planning finds.
         assert plan_costs(runs[0].plan, tmp_path).step.name == loaded.name
+
+    def test_planning_says_that_runs_are_of_another_machine(self, model, runs, tmp_path):
+        card = replace(model.card, measured_on=MeasuredMachine(device_name="Abacus"))
+        CalibratedStep(model.fitted, card).publish(Registry(tmp_path))
+        costs = plan_costs(runs[0].plan, tmp_path)
+        [note] = [one for one in machine_notes(costs, "cpu") if one.startswith("calibrated:cpu@")]
+        assert note.startswith(f"{costs.step.name}: prices are of Abacus, this machine is ")
+        assert note.endswith("; `autoshard train step --calibrate N` fits them to runs")
+        # Keys of single machines have no names.
+        assert "Abacus" not in str(machine_notes(costs, "cpu:amd-25-17-avx512"))
 
     @pytest.mark.parametrize(
         ("change", "message"),

@@ -135,7 +135,11 @@ def test_tables_without_rows_in_every_block_are_refused():
     ("change", "message"),
     [
         ({"replica_groups": ReplicaGroups(num_groups=2)}, "replica_groups: the torchrec engine has one replica group"),
-        ({"payload": Payload(forward=DType.FP16)}, "payload: the torchrec engine sends fp32, not fp16 and fp32"),
+        ({"payload": Payload(forward=DType.FP16)}, "payload: the torchrec engine sends fp32, not fp16/fp32"),
+        (
+            {"payload": Payload(forward=DType.FP16, backward=DType.FP16)},
+            "payload: the torchrec engine sends fp32, not fp16: use the thin engine",
+        ),
     ],
 )
 def test_what_the_whole_plan_asks_for_is_refused_by_name(change, message):

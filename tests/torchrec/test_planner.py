@@ -234,6 +234,11 @@ def test_one_process_holds_whole_tables_by_any_sharding_type(kind):
         assert [shard.shard_sizes for shard in entry.sharding_spec.shards] == [[1000, 16]]
 
 
+def test_one_process_has_copies_of_tables_that_no_other_way_trains():
+    plan = planner(one_rank_a_node(1)).plan(mean_model(poolings=["SUM"], embedding_dim=10)).plan["bags"]
+    assert [(one.sharding_type, one.compute_kernel) for one in plan.values()] == [("data_parallel", "dense")]
+
+
 def test_rows_are_split_over_nodes_of_one_rank():
     constraints = {"t0": ParameterConstraints(sharding_types=["table_row_wise"])}
     plan = planner(one_rank_a_node(2), constraints=constraints).plan(model(2)).plan["bags"]

@@ -1,5 +1,8 @@
 """Traffic counted while a model is used: the profiles of what was looked up."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from tensordict import TensorDict
@@ -131,6 +134,34 @@ def test_modules_whose_features_share_a_name_are_counted_apart():
         recorder.watch(other)
     with pytest.raises(InputError, match=r'^path: must be one of "user", "item", got "shop"'):
         recorder.watch(other, path="shop")
+
+
+def test_a_module_in_two_places_is_counted_in_both():
+    model = torch.nn.ModuleDict({"user": one_table(), "item": one_table()})
+    recorder = record(model, every=2)
+    both = one_table()
+    for path in model:
+        recorder.watch(both, path=path)
+    for ids in ([1, 1], [2, 2]):
+        both(batch({"id": ids}))
+    assert recorder.num_counted == 2
+    assert [one.features[0].pooling_factor for one in recorder.tables().tables] == [1.0, 1.0]
+    assert [one.access.coverage(1) for one in recorder.tables().tables] == pytest.approx([1.0, 1.0])
+
+
+@pytest.mark.usefixtures("one_process")
+def test_modules_that_were_replaced_are_let_go_of():
+    model = torch.nn.ModuleDict({"bags": one_table()})
+    tables, replaced = tables_of(model, batch_size=2), weakref.ref(model["bags"])
+    plan = make.plan(*make.table_wise(tables.tables, [0]), tables=tables, topology=make.topology(1))
+    recorder = record(model, every=1)
+    sharded = shard(model, plan, learning_rate=0.1)
+    gc.collect()
+    assert replaced() is None
+    recorder.watch(sharded.collections["bags"])
+    sharded.collections["bags"](batch({"id": [1, 1]}))
+    assert recorder.num_counted == 1
+    sharded.close()
 
 
 def test_features_that_share_a_table_are_counted_by_its_rows(model):

@@ -253,7 +253,7 @@ FORMATS: Mapping[str, ImportFormat] = {
             read=_read_torchrec,
             options={
                 "batch_size": (f"Global batch; left out, {DEFAULT_BATCH_SIZE:,}", _BATCH_SIZES),
-                "pooling_factor": ("Ids per sample of features without constraints; left out, 1", _POOLING_FACTORS),
+                "pooling_factor": ("Ids per sample where constraints do not say it; left out, 1", _POOLING_FACTORS),
             },
         ),
         ImportFormat(

@@ -92,6 +92,7 @@ UNKEPT_CONSTRAINTS: Mapping[str, str] = {
     "cache_params": "plan with --planner neo --set memory=ddr",
     "device_group": "take a topology of that device",
     **dict.fromkeys(KERNEL_SETTINGS, "set it in the exported ParameterSharding"),
+    "output_dtype": "plan with --payload",
 }
 #: Fields that change what a table is, unless they repeat what is so anyway, and the nearest that plans hold.
 REFUSED_CONSTRAINTS: Mapping[str, str] = {

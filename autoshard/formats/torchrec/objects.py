@@ -23,15 +23,20 @@ CACHE_LOAD_FACTOR = 0.2
 _CACHE_ALGORITHMS = {"lru": 0, "lfu": 1}
 #: Values of TorchRec's `DataType`.
 _DATA_TYPES = {DType.FP32: "FP32", DType.FP16: "FP16", DType.BF16: "BF16", DType.INT8: "INT8"}
+#: What travels by the `output_dtype` of all tables: embeddings, and their gradients in the same number format.
+PAYLOADS = tuple(
+    payload for payload in (Payload(forward=dtype, backward=dtype) for dtype in _DATA_TYPES) if payload.can_be_summed
+)
 
 
-def parameter_sharding(sharding: TableSharding, *, device_type: str, node_size: int) -> Any:
+def parameter_sharding(sharding: TableSharding, *, device_type: str, node_size: int, payload: Payload) -> Any:
     """A table's `ParameterSharding`.
 
     Args:
         sharding: What it says.
         device_type: `cuda` or `cpu`: where shards are placed.
         node_size: Ranks of a node.
+        payload: Number formats on the wire, one of `PAYLOADS`.
     """
     from torch.distributed._shard.metadata import ShardMetadata
     from torch.distributed._shard.sharding_spec.api import EnumerableShardingSpec
@@ -55,6 +60,7 @@ def parameter_sharding(sharding: TableSharding, *, device_type: str, node_size: 
         ranks=[block.rank for block in sharding.blocks],
         sharding_spec=spec,
         cache_params=cache_params(sharding),
+        output_dtype=output_dtype(payload),
     )
 
 
@@ -83,6 +89,13 @@ def cache_params(sharding: TableSharding) -> Any:
         load_factor=sharding.cache_load_factor,
         precision=DataType(precision) if precision else None,
     )
+
+
+def output_dtype(payload: Payload) -> Any:
+    """TorchRec's `DataType` of embeddings by which a plan's payload, one of `PAYLOADS`, travels; None for fp32."""
+    from torchrec.modules.embedding_configs import DataType
+
+    return None if payload.forward is DType.FP32 else DataType(_DATA_TYPES[payload.forward])
 
 
 def table_sharding(entry: Any, num_rows: int, embedding_dim: int, *, world_size: int, field: str) -> TableSharding:
@@ -137,9 +150,7 @@ def payload_of(settings: Iterable[Any]) -> Payload | None:
     """
     usual = _DATA_TYPES[DType.FP32]
     given = [getattr(getattr(one, "output_dtype", None), "value", usual) for one in settings]
-    same = (dtype for dtype, name in _DATA_TYPES.items() if all(one == name for one in given))
-    payloads = (Payload(forward=dtype, backward=dtype) for dtype in same)
-    return next((payload for payload in payloads if payload.can_be_summed), None)
+    return next((one for one in PAYLOADS if all(name == _DATA_TYPES[one.forward] for name in given)), None)
 
 
 def _named(kinds: Any, value: object, field: str) -> Any:

@@ -15,7 +15,9 @@ from autoshard.core.quoting import shown
 from autoshard.formats.torchrec.objects import (
     CACHE_LOAD_FACTOR,
     KERNEL_SETTINGS,
+    PAYLOADS,
     cache_params,
+    output_dtype,
     parameter_sharding,
     payload_of,
     table_sharding,
@@ -28,7 +30,6 @@ from autoshard.formats.torchrec.sharding import (
     TorchRecType,
     fault_of,
     fault_of_means,
-    feature_name,
     refused,
     renamed,
     sharding_of,
@@ -80,15 +81,16 @@ def shardings_of(
 
 
 def check_whole(plan: ShardingPlan) -> None:
-    """Refuses what concerns all tables of a plan: replica groups, and number formats on the wire.
+    """Refuses what concerns all tables of a plan: replica groups, and number formats on the wire other than `PAYLOADS`.
 
     Raises:
         NotInTorchRecError: If TorchRec's plans do not have it.
     """
     if plan.replica_groups.num_groups > 1 or plan.replica_groups.moment_scale != 1:
         raise refused("has one replica group and moments as they are", "replica_groups")
-    if plan.payload != Payload():
-        raise refused(f"sends fp32, not {plan.payload.forward} and {plan.payload.backward}", "payload")
+    if plan.payload not in PAYLOADS:
+        sent = ", ".join(map(str, PAYLOADS))
+        raise refused(f"sends embeddings and gradients alike, in {sent}; not in {plan.payload}", "payload")
 
 
 def refusals(plan: ShardingPlan, places: Places | None = None) -> tuple[NotInTorchRecError, ...]:
@@ -126,7 +128,8 @@ def to_torchrec(
 ) -> Any:
     """TorchRec's `ShardingPlan` of a plan, for `DistributedModelParallel`.
 
-    TorchRec carries out some things otherwise than the plan has them, see `changes`.
+    TorchRec carries out some things otherwise than the plan has them, see `changes`. All tables have the number format
+    on the wire as `output_dtype`.
 
     Args:
         plan: The plan.
@@ -151,6 +154,7 @@ def to_torchrec(
             shardings[table.name],
             device_type=device_type or device_type_of(plan.topology),
             node_size=plan.topology.local_world_size,
+            payload=plan.payload,
         )
     return TorchRecPlan(plan=modules)
 
@@ -197,13 +201,19 @@ def from_torchrec(
     return ShardingPlan(tables=tables, topology=topology, shards=tuple(shards), payload=payload or Payload())
 
 
-def as_executed(plan: ShardingPlan) -> ShardingPlan:
+def as_executed(
+    plan: ShardingPlan, *, sharding_types: Mapping[str, Collection[TorchRecType]] | None = None
+) -> ShardingPlan:
     """The plan as TorchRec carries it out: rows in blocks, sums of rows that all ranks hold by reduce-scatter.
+
+    Args:
+        plan: The plan.
+        sharding_types: Sharding types by table that its entry may have; None for any.
 
     Raises:
         NotInTorchRecError: At the first part of the plan that TorchRec cannot say, or would not compute rightly.
     """
-    shardings = shardings_of(plan)
+    shardings = shardings_of(plan, sharding_types=sharding_types)
     shards: list[PlacedShard] = []
     for table in plan.tables.tables:
         shards += shards_of(
@@ -268,7 +278,8 @@ def parameter_constraints(plan: ShardingPlan, places: Places | None = None) -> d
             min_partition=last - first if is_cut else None,
             pooling_factors=[feature.pooling_factor for feature in table.features],
             cache_params=cache_params(sharding),
-            feature_names=[feature_name(table, feature.name) for feature in table.features],
+            feature_names=[table.name_in_batches(feature.name) for feature in table.features],
+            output_dtype=output_dtype(plan.payload),
         )
         # Names in TorchRec have no dots: without places, a dot is behind the path that `read_model` puts before a name.
         name = found[table.name].name.rpartition(".")[2]

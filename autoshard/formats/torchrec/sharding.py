@@ -24,7 +24,6 @@ from autoshard.core import (
     RowRange,
     Shard,
     Tier,
-    weight_row_bytes,
 )
 from autoshard.core.errors import InvalidPlanError
 from autoshard.core.quoting import shown
@@ -201,18 +200,13 @@ def fault_of_means(kinds: Mapping[EmbeddingTable, TorchRecType]) -> tuple[Embedd
                 f"splits means by rows only where it splits all tables of their module by rows; {shown(table.name)} is "
                 f"{kind}, {shown(means[0].name)} is {kinds[means[0]]}"
             )
-    features = {feature_name(table, feature.name) for table in means for feature in table.features}
+    features = {table.name_in_batches(feature.name) for table in means for feature in table.features}
     for table in kinds:
-        if table.pooling is Pooling.SUM and any(feature_name(table, one.name) in features for one in table.features):
+        if table.pooling is Pooling.SUM and any(table.name_in_batches(one.name) in features for one in table.features):
             return means[0], (
                 f"computes wrong means by rows of features that sums by rows look up, too, as {shown(table.name)} does"
             )
     return None
-
-
-def feature_name(table: EmbeddingTable, name: str) -> str:
-    """A feature's name in the model: where several tables look it up, `read_model` adds theirs."""
-    return name.removesuffix(f"@{table.name}")
 
 
 def renamed(
@@ -281,7 +275,7 @@ def sharding_of(shards: Sequence[PlacedShard], *, world_size: int, node_size: in
     )
     memory, load_factor = ordered[0].memory, None
     if kernel is ComputeKernel.FUSED_UVM_CACHING:
-        load_factor = memory.cache_bytes / _cacheable_bytes(table, blocks, memory.cache_dtype)
+        load_factor = memory.cache_bytes / _cacheable_bytes(table, blocks, memory)
         if load_factor > 1:
             raise refused(f"caches at most all rows of a rank; {shown(table.name)} has more", field)
     return TableSharding(
@@ -433,19 +427,19 @@ def _memory(table: EmbeddingTable, sharding: TableSharding) -> MemoryPlacement:
         return MemoryPlacement()
     if sharding.cache_load_factor is None:
         return MemoryPlacement(level=MemoryLevel.DDR)
-    cache_dtype = DType(sharding.cache_dtype) if sharding.cache_dtype else None
-    return MemoryPlacement(
+    memory = MemoryPlacement(
         level=MemoryLevel.DDR,
-        cache_bytes=round(sharding.cache_load_factor * _cacheable_bytes(table, sharding.blocks, cache_dtype)),
         policy=sharding.cache_policy,
-        cache_dtype=cache_dtype,
+        cache_dtype=DType(sharding.cache_dtype) if sharding.cache_dtype else None,
     )
+    cache_bytes = round(sharding.cache_load_factor * _cacheable_bytes(table, sharding.blocks, memory))
+    return replace(memory, cache_bytes=cache_bytes)
 
 
-def _cacheable_bytes(table: EmbeddingTable, blocks: Sequence[Block], cache_dtype: DType | None) -> int:
-    """Bytes of a cache of all rows of the largest block, in the cache's number format; None for the table's."""
+def _cacheable_bytes(table: EmbeddingTable, blocks: Sequence[Block], memory: MemoryPlacement) -> int:
+    """Bytes of a cache of all rows of the largest block, in the number format of the memory's cache."""
     (start, stop), (first, last) = blocks[0].rows, blocks[0].columns
-    return (stop - start) * weight_row_bytes(cache_dtype or table.dtype, table.optimizer, last - first)
+    return (stop - start) * memory.cached_row_bytes(table, last - first)
 
 
 def _check_tiled(table: EmbeddingTable, by_columns: dict[tuple[int, int], list[Block]], field: str) -> None:

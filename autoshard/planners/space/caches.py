@@ -15,7 +15,7 @@ import numpy as np
 
 from autoshard.core import LocalShard, MemoryLevel, MemoryPlacement, ShardingPlan, Topology, weight_row_bytes
 from autoshard.core.shard import IN_DEVICE_MEMORY
-from autoshard.evaluation.cached_rows import TransferSpeeds, behind_cache, cached_row_bytes, in_device_memory
+from autoshard.evaluation.cached_rows import TransferSpeeds, behind_cache, in_device_memory
 from autoshard.planners.space.layout import Layout
 from autoshard.planners.space.options import ShardingOption, locals_of
 
@@ -93,7 +93,7 @@ def _grants(locals_: Sequence[LocalShard], free_bytes: int, speeds: TransferSpee
     if not locals_ or free_bytes <= 0:
         return [0] * len(locals_)
     rows, worth = zip(*(_rows_by_worth(local, speeds) for local in locals_), strict=True)
-    lines, sizes = [cached_row_bytes(local) for local in locals_], [_taken_bytes(local) for local in locals_]
+    lines, sizes = [local.cached_row_bytes for local in locals_], [_taken_bytes(local) for local in locals_]
     owner_I = np.repeat(np.arange(len(locals_)), [len(rows_I) for rows_I in rows])
     order_I = np.argsort(-np.concatenate(worth), kind="stable")
     bytes_I = (np.concatenate(rows) * np.array(sizes)[owner_I])[order_I]
@@ -105,7 +105,7 @@ def _grants(locals_: Sequence[LocalShard], free_bytes: int, speeds: TransferSpee
 def _rows_by_worth(local: LocalShard, speeds: TransferSpeeds) -> tuple[np.ndarray, np.ndarray]:
     """Rows that are not cached yet, by falling probability, and the seconds per byte that caching one saves."""
     access = local.access
-    ends_I = np.clip(access.ranks_K - local.cache_bytes // cached_row_bytes(local), 0.0, None)
+    ends_I = np.clip(access.ranks_K - local.cache_bytes // local.cached_row_bytes, 0.0, None)
     chance_I = np.diff(access.cumulative_K) / np.diff(access.ranks_K)
     stored = weight_row_bytes(local.dtype, local.optimizer, local.embedding_dim)
     both_ways_s = speeds.fetch_s(local.level, stored) + speeds.store_s(local.level, stored)
@@ -114,4 +114,4 @@ def _rows_by_worth(local: LocalShard, speeds: TransferSpeeds) -> tuple[np.ndarra
 
 def _taken_bytes(local: LocalShard) -> int:
     """Bytes of device memory that a cached row takes."""
-    return cached_row_bytes(local) + local.memory.slot_bytes
+    return local.cached_row_bytes + local.memory.slot_bytes

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.sharding_plan import column_wise, construct_module_sharding_plan, row_wise, table_wise
+from torchrec.modules.embedding_configs import DataType
 
 from autoshard.core import (
     Collective,
@@ -194,9 +195,25 @@ def test_whole_plans_that_torchrec_cannot_say_are_refused_by_name():
     for field, change in (
         ("replica_groups", {"replica_groups": ReplicaGroups(num_groups=2)}),
         ("payload", {"payload": Payload(forward=DType.BF16)}),
+        ("payload", {"payload": Payload(forward=DType.INT8, backward=DType.INT8)}),
     ):
         with pytest.raises(NotInTorchRecError, match=f"^{field}: TorchRec "):
             to_torchrec(replace(plan, **change))
+
+
+@pytest.mark.parametrize(
+    ("payload", "output_dtype"), [("fp32", None), ("fp16", DataType.FP16), ("bf16", DataType.BF16)]
+)
+def test_one_number_format_on_the_wire_is_the_output_format_of_all_tables(payload, output_dtype):
+    shards = make.on(0, "a"), make.on(1, "b"), make.placed(table("c"), Tier.DATA_PARALLEL, make.each(2))
+    plan = replace(make.plan(*shards, topology=machine(1, 2)), payload=Payload.parse(payload, "payload"))
+    assert refusals(plan) == ()
+    exported = to_torchrec(plan)
+    (module,) = exported.plan.values()
+    assert [one.output_dtype for one in module.values()] == [output_dtype] * 3
+    assert [one.output_dtype for one in parameter_constraints(plan).values()] == [output_dtype] * 3
+    back = from_torchrec(exported, plan.tables, plan.topology)
+    assert (back, back.payload) == (as_executed(plan), plan.payload)
 
 
 def entry_of(plan):

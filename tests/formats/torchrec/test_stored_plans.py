@@ -82,6 +82,7 @@ def test_output_formats_are_carried_where_they_are_one_and_other_settings_noted(
     path = tmp_path / "plan.pt"
     found = read_changed(plan, path, all_of=True, output_dtype=DataType.FP16)
     assert found.payload == Payload(forward=DType.FP16, backward=DType.FP16)
+    assert from_torchrec(to_torchrec(found), plan.tables, plan.topology) == found
     assert not caplog.records
     settings = {"output_dtype": DataType.FP16, "enforce_hbm": True, "stochastic_rounding": False}
     assert read_changed(plan, path, **settings).payload == Payload()
