@@ -76,7 +76,7 @@ def test_one_table_has_all_its_alternatives(run, plan_file):
     assert "At the slowest rank of" in shown
 
 
-def test_tables_that_are_left_out_are_counted(run, plan_file):
+def test_a_table_that_is_left_out_is_counted(run, plan_file):
     num_tables = len(read_plan(plan_file).tables.tables)
-    for left, said in ((1, "1 more table: --most 0"), (2, "2 more tables: --most 0")):
-        assert said in " ".join(run("explain", plan_file, "--most", num_tables - left)[0].split())
+    shown = run("explain", plan_file, "--most", num_tables - 1)[0]
+    assert "1 more table: --most 0" in " ".join(shown.split())
