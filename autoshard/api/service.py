@@ -20,6 +20,7 @@ class PlannerSummary(BaseModel):
     name: str
     summary: str
     options: list[str] = Field(description="Names of its options.")
+    takes_start: bool = Field(description="Whether it searches from a request's start.")
     is_compared: bool = Field(description="Whether the page plans with it when planners are compared.")
 
 

@@ -366,7 +366,7 @@ def _tables(found: PlanDiff) -> RenderableType:
         for change in found.tables[:_MAX_LINES]
     ]
     table = Table(columns=texts("table", "change", "before", "after", "to receive"), rows=rows)
-    return Group(table, *_left_out(len(found.tables), "tables"))
+    return Group(table, *_left_out(len(found.tables), "table"))
 
 
 def _ranks(found: PlanDiff) -> RenderableType:
@@ -383,9 +383,9 @@ def _ranks(found: PlanDiff) -> RenderableType:
         (one.rank, one.kernel_ms_before, one.kernel_ms_after, one.hbm_bytes_before, one.hbm_bytes_after)
         for one in found.ranks[:_MAX_LINES]
     ]
-    return Group(Table(columns=columns, rows=rows), *_left_out(len(found.ranks), "ranks"))
+    return Group(Table(columns=columns, rows=rows), *_left_out(len(found.ranks), "rank"))
 
 
 def _left_out(count: int, what: str) -> list[str]:
     left = count - _MAX_LINES
-    return [f"{left:,} more {what}; --json lists all"] if left > 0 else []
+    return [f"{left:,} more {what}{'s' if left > 1 else ''}; --json lists all"] if left > 0 else []

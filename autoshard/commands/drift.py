@@ -125,7 +125,7 @@ def _rendered(found: PlanDrift) -> RenderableType:
 
 def _left_out(num_tables: int) -> list[str]:
     left = num_tables - _MAX_LINES
-    return [f"{left:,} more tables; --json lists all"] if left > 0 else []
+    return [f"{left:,} more table{'s' if left > 1 else ''}; --json lists all"] if left > 0 else []
 
 
 def _tables(tables: tuple[DriftedTable, ...]) -> Table:

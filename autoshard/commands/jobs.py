@@ -147,7 +147,7 @@ def _listed(found: Sequence[JobSummary]) -> RenderableType:
             (Column("asked for"), lambda job: job.created_at),
             (Column("progress"), lambda job: job.progress),
         ],
-        caption=f"{left:,} older jobs; --json lists all" if left > 0 else "",
+        caption=f"{left:,} older job{'s' if left > 1 else ''}; --json lists all" if left > 0 else "",
         is_boxed=True,
     )
 

@@ -137,7 +137,7 @@ def _served(plan: ShardingPlan, options: ExplainOptions, server: str) -> tuple[E
 
 def _overview(found: Explanation, num_tables: int) -> Table:
     left = num_tables - len(found.tables)
-    others = f" {left:,} more tables: --most 0 explains all." if left > 0 else ""
+    others = f" {left:,} more table{'s' if left > 1 else ''}: --most 0 explains all." if left > 0 else ""
     return Table.of(
         found.tables,
         [

@@ -38,6 +38,7 @@ class PlannerHelp:
     summary: str
     options: tuple[OptionHelp, ...]
     when: str = ""
+    takes_start: bool = False
     is_compared: bool = False
 
 
@@ -97,6 +98,7 @@ def describe_planner(name: str) -> PlannerHelp:
         summary=planner.summary,
         options=options,
         when=getattr(planner, "when", ""),
+        takes_start=getattr(planner, "takes_start", False),
         is_compared=getattr(planner, "is_compared", False),
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -158,9 +158,9 @@ class Published:
     notes: tuple[str, ...] = ()
 
     @property
-    def refused(self) -> tuple[HeldOutComparison, ...]:
-        """The comparisons that kept it from production."""
-        return () if self.alias else tuple(one for one in self.comparisons if one.is_worse)
+    def worse(self) -> tuple[HeldOutComparison, ...]:
+        """The comparisons in which it is worse: if it has no alias, these kept it from production."""
+        return tuple(one for one in self.comparisons if one.is_worse)
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -179,6 +179,7 @@ def publish_version(models: Registry, trained: TrainedVersion, options: PublishO
 
     The version that is refused stays in the registry, and `Registry.promote` may still make it the production one.
     If another process changes the production version meanwhile, the comparison is made again, with the new one.
+    A candidate is compared alike, and becomes the candidate whatever comes of it.
 
     Args:
         models: The registry; where it has no production version, the shipped one is what is replaced.
@@ -190,18 +191,20 @@ def publish_version(models: Registry, trained: TrainedVersion, options: PublishO
     """
     if not options.publish:
         return Published()
-    is_compared = options.alias == PRODUCTION and not options.force
-    alias = None if is_compared else options.alias
+    is_decided = options.alias == PRODUCTION and not options.force
+    alias = None if is_decided else options.alias
     kind, name = trained.kind, trained.name
     version = models.publish(kind, name, trained.tensors, trained.card, alias=alias)
-    if not is_compared:
-        return Published(id=version, alias=alias, registry=models.root)
+    published = Published(id=version, alias=alias, registry=models.root)
+    if options.force:
+        return published
     while True:
         seen, comparisons, notes = _compare(models, trained, version)
-        is_worse = any(one.is_worse for one in comparisons)
-        if is_worse or models.replace_production(kind, name, version, seen):
-            alias = None if is_worse else PRODUCTION
-            return Published(id=version, alias=alias, registry=models.root, comparisons=comparisons, notes=notes)
+        published = replace(published, comparisons=comparisons, notes=notes)
+        if not is_decided or published.worse:
+            return published
+        if models.replace_production(kind, name, version, seen):
+            return replace(published, alias=PRODUCTION)
 
 
 def _compare(
@@ -224,13 +227,17 @@ def _compare(
 
 
 def report_published(published: Published, kind: str, name: str) -> None:
-    """Prints on standard error why a version was not promoted, or not compared; nothing if all went as usual."""
+    """Prints on standard error that a version is worse, or why it was not compared; nothing if all went as usual."""
     for note in published.notes:
         console.log(f"{kind} {name}: {note}")
-    if published.refused:
-        reasons = "; ".join(map(str, published.refused))
-        command = f"autoshard models promote {published.id} --registry {shlex.quote(str(published.registry))}"
-        console.log(f"{kind} {name}: {published.id} is not promoted: {reasons}. To promote it anyway: {command}")
+    if not published.worse:
+        return
+    reasons = "; ".join(map(str, published.worse))
+    if published.alias is not None:
+        console.log(f"{kind} {name}: {published.id} is the {published.alias}, and worse: {reasons}")
+        return
+    command = f"autoshard models promote {published.id} --registry {shlex.quote(str(published.registry))}"
+    console.log(f"{kind} {name}: {published.id} is not promoted: {reasons}. To promote it anyway: {command}")
 
 
 def status_of(published: Published) -> str:

@@ -33,9 +33,7 @@ class PublishOptions:
     registry: Annotated[Path | None, _registry_option("--registry", "--output", "-o")] = None
     alias: Annotated[
         Alias,
-        typer.Option(
-            help="`production` is used by default; `candidate` is to be tried out, and compared with nothing."
-        ),
+        typer.Option(help="`production` is used by default; `candidate` is to be tried out, also if it is worse."),
         Needs("--publish", lambda options: options.publish),
     ] = Alias.PRODUCTION
     publish: Annotated[bool, typer.Option(help="Whether the model goes to the registry.")] = True

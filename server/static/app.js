@@ -3,7 +3,7 @@
 /* Getting about: which view is shown, and who is signed in. */
 
 import { makeKey, showAudit, showKeys } from "./admin.js";
-import { makeSchedule, showJobs, showModels, showSchedules, unwatch, watch } from "./jobs.js";
+import { makeSchedule, showJobs, showModels, showMoreJobs, showSchedules, unwatch, watch } from "./jobs.js";
 import * as one from "./one.js";
 import * as planning from "./planning.js";
 import * as plans from "./plans.js";
@@ -74,7 +74,7 @@ addEventListener("DOMContentLoaded", () => {
   find("new-key").addEventListener("submit", makeKey(() => columns));
   find("find-audit").addEventListener("submit", guarded(() => showAudit(columns, true)));
   find("more-audit").addEventListener("click", guarded(() => showAudit(columns, false)));
-  find("more-jobs").addEventListener("click", guarded(() => showJobs(columns.jobs, false)));
+  find("more-jobs").addEventListener("click", guarded(() => showMoreJobs(columns.jobs)));
   find("sign-in").addEventListener("submit", guarded(async () => {
     await ask("POST", "/page/session", undefined, { Authorization: `Bearer ${find("key").value.trim()}` });
     find("key").value = "";

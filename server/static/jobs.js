@@ -10,6 +10,9 @@ const ORDER = ["id", "state", "progress", "kind", "tables", "topology", "planner
 const UNFINISHED = ["queued", "running"];
 /* Kinds of jobs that can end early with what they have found. */
 const SEARCHING = ["plan", "compare"];
+/* Jobs that are listed at first, and by More; and most that the service lists at once. */
+const PAGE = 50;
+const LARGEST_PAGE = 200;
 
 /* What one may do with a job, in words and as the service names it. */
 const changes = ({ kind, state }) =>
@@ -18,23 +21,32 @@ const changes = ({ kind, state }) =>
     : state === "succeeded" ? [] : [["Try again", "retry"]];
 
 let watched = null;
-let listed = [];
-let next = null;
+let numListed = 0;
 /* Times that the list was asked for: of two answers, the one that was asked for last is shown. */
 let asked = 0;
 
-/* Jobs that run and wait, then the latest of all others, from the first page on or one page more. */
-export async function showJobs(columns, again = true) {
-  const query = new URLSearchParams({ limit: "50" });
-  if (!again && next) query.set("cursor", next);
+/* The latest jobs, so many if there are, and whether there are others. */
+async function latest(count) {
+  const jobs = [];
+  let next = null;
+  do {
+    const query = new URLSearchParams({ limit: Math.min(LARGEST_PAGE, count - jobs.length), ...(next ? { cursor: next } : {}) });
+    const page = await ask("GET", `/v1/jobs?${query}`);
+    jobs.push(...page.jobs);
+    next = page.next;
+  } while (next && jobs.length < count);
+  return { jobs, hasMore: next !== null };
+}
+
+/* Jobs that run and wait, then the latest of all others, as they are now. */
+export async function showJobs(columns, count = PAGE) {
   const number = ++asked;
-  const [page, ...unfinished] = await Promise.all([ask("GET", `/v1/jobs?${query}`), ...["running", "queued"].map((state) => ask("GET", `/v1/jobs?limit=200&state=${state}`))]);
+  const [listed, ...unfinished] = await Promise.all([latest(count), ...["running", "queued"].map((state) => ask("GET", `/v1/jobs?limit=${LARGEST_PAGE}&state=${state}`))]);
   if (number !== asked) return;
-  listed = again ? page.jobs : [...listed, ...page.jobs];
-  next = page.next;
-  find("more-jobs").hidden = !next;
+  numListed = listed.jobs.length;
+  find("more-jobs").hidden = !listed.hasMore;
   const first = unfinished.flatMap((one) => one.jobs);
-  const shown = [...first, ...listed.filter((one) => !first.some((other) => other.id === one.id))];
+  const shown = [...first, ...listed.jobs.filter((one) => !first.some((other) => other.id === one.id))];
   const act = (id, change) => async () => {
     await ask("POST", `/v1/jobs/${id}/${change}`);
     await showJobs(columns);
@@ -47,6 +59,8 @@ export async function showJobs(columns, again = true) {
   }));
   fill("worked", headings(ordered), rows, "There are no jobs yet. A search under Plan is one; schedules make others.");
 }
+
+export const showMoreJobs = (columns) => showJobs(columns, numListed + PAGE);
 
 export function watch(id, columns) {
   if (watched) watched.close();

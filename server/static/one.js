@@ -74,7 +74,7 @@ export function listen() {
 }
 
 async function explain(id) {
-  const found = await ask("GET", `/v1/plans/${id}/explanation`);
+  const found = await ask("GET", `/v1/plans/${id}/explanation?most=0`);
   if (!isShown(id)) return;
   showBounds(found);
   const rows = found.tables.map((one) => {
@@ -131,7 +131,7 @@ async function improve(id) {
   find("improved").hidden = true;
   find("trying").hidden = false;
   try {
-    const found = await ask("GET", `/v1/plans/${id}/improvements`);
+    const found = await ask("GET", `/v1/plans/${id}/improvements?most=0`);
     if (isShown(id)) showImprovements(found);
   } finally {
     clearInterval(clock);

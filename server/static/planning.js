@@ -217,16 +217,19 @@ const makePlan = guarded(async () => {
   find("search").scrollIntoView({ block: "nearest" });
 });
 
-/* Each planner's plan is a job of its own, and stored; options go to the planners that have them. */
+/* Each planner's plan is a job of its own, and stored; options and the start go to the planners that take them. */
 const comparePlanners = guarded(async () => {
   keep();
   const options = Object.entries(givenOptions());
+  const hasStart = find("start").value.trim() !== "";
   find("compare").disabled = true;
   try {
-    const rows = planners.map((planner) => {
-      const isOwn = ([name]) => planner.options.includes(name);
-      const others = options.filter((one) => !isOwn(one)).map(([name]) => name);
-      return { planner: planner.name, options: Object.fromEntries(options.filter(isOwn)), remark: "asked for", lacks: others.length ? `has no option ${others.join(", ")}` : "" };
+    const rows = planners.map(({ name, options: known, takes_start: takesStart }) => {
+      const isOwn = ([option]) => known.includes(option);
+      const others = options.filter((one) => !isOwn(one)).map(([option]) => option);
+      const lacks = [others.length && `has no option ${others.join(", ")}`, hasStart && !takesStart && "takes no start"];
+      const request = { planner: name, options: Object.fromEntries(options.filter(isOwn)), ...(takesStart ? {} : { start: null }) };
+      return { planner: name, request, remark: "asked for", lacks: lacks.filter(Boolean).join("; ") };
     });
     find("comparison").hidden = false;
     find("all-compared").replaceChildren();
@@ -240,7 +243,7 @@ const comparePlanners = guarded(async () => {
 });
 
 async function planned(row, rows) {
-  const job = await make({ planner: row.planner, options: row.options });
+  const job = await make(row.request);
   await new Promise((done) => states(job.id, async (found, isOver) => {
     row.remark = isOver ? reason(found.problem, "") : found.progress || found.state;
     if (isOver && found.plan_id) Object.assign(row, { id: found.plan_id, predicted: (await ask("GET", `/v1/plans/${found.plan_id}`)).plan.predicted });

@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 from sqlalchemy import URL, ColumnElement, Connection, Engine, Table, create_engine, delete, insert, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import InterfaceError, InternalError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from server.problems import StorageError
@@ -74,12 +74,13 @@ class Database:
             yield connection
 
     @contextmanager
-    def writing(self, *, uses_reserve: bool = False) -> Iterator[Connection]:
+    def writing(self, *, uses_reserve: bool = False, is_needed: bool = True) -> Iterator[Connection]:
         """A transaction that writes: all of it is kept when it ends, or nothing.
 
         Args:
             uses_reserve: Whether it may use the room on SQLite's disk that is kept for this: it deletes, or changes
                 little without which nobody could delete.
+            is_needed: Whether a service that cannot do so is not ready.
 
         Raises:
             StorageError: If the database does not answer, or its disk takes no more.
@@ -92,7 +93,7 @@ class Database:
                     self._reserve.take()
                 yield connection
         except StorageError:
-            self._has_failed = True
+            self._has_failed |= is_needed
             raise
         finally:
             if uses_reserve:
@@ -138,7 +139,7 @@ class Database:
     def _errors_named(self) -> Iterator[None]:
         try:
             yield
-        except (OperationalError, InterfaceError, PoolTimeoutError, OSError) as error:
+        except (OperationalError, InterfaceError, InternalError, PoolTimeoutError, OSError) as error:
             cause = str(getattr(error, "orig", None) or error)
             folder = Path(self.url.database or "").parent
             if self.is_sqlite and folder.is_dir() and not os.access(folder, os.W_OK):

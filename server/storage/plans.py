@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, or_, select, tuple_, update
+from sqlalchemy.exc import SQLAlchemyError
 
 from autoshard.api import PlanFigures, PlanLabels, PlanList, PlanSearch, PlanSummary
 from server.problems import StorageError, UnknownPlanError
@@ -87,9 +88,9 @@ class PlanStore:
         self._note_asked(plan_id, team, asked_us)
 
     def _note_asked(self, plan_id: str, team: str, asked_us: int) -> None:
-        """Notes that a plan is asked for, at most once an hour, and not while nothing can be written."""
+        """Notes that a plan is asked for, at most once an hour, and not while that cannot be written."""
         if asked_us <= now_us() - _NOTED_US:
-            with suppress(StorageError), self._database.writing() as connection:
+            with suppress(StorageError, SQLAlchemyError), self._database.writing(is_needed=False) as connection:
                 connection.execute(update(PLANS).where(_named(plan_id, team)).values(asked_us=now_us()))
 
     def delete(self, connection: Connection, plan_id: str, team: str) -> None:

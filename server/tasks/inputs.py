@@ -24,6 +24,7 @@ from autoshard.formats import (
     tables_from_list,
     topology_from_json,
 )
+from autoshard.formats.documents.fields import at_path
 from autoshard.formats.documents.json_document import join
 from autoshard.formats.documents.tables_json import CONSTRAINTS
 from autoshard.formats.imports.table_lists import LIST_KEYS
@@ -56,21 +57,12 @@ def tables_of(given: Listed, field: str = "tables", told: Callable[[TableList], 
         return load_tables(given)
     if isinstance(given, dict) and ("schema" in given or not given.keys() & LIST_KEYS):
         return tables_from_json(given, field)
-    try:
-        return tables_from_list(given, told=told or _refuse_default)
-    except FormatError as error:
-        raise _within(error, field) from None
+    return at_path(field, lambda: tables_from_list(given, told=told or _refuse_default))
 
 
 def _refuse_default(found: TableList) -> None:
     if found.is_default_batch:
         raise FormatError("must be there, as the list says none", field="batch_size")
-
-
-def _within(error: FormatError, field: str) -> FormatError:
-    """The error of a part of a body, whose field is within `field`."""
-    faults = [_within(fault, field) for fault in error.faults]
-    return FormatError(error.message, field=join(field, error.field) if error.field else field, faults=faults)
 
 
 def topology_of(given: Named, field: str = "topology") -> Topology:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from autoshard.api import MAX_TIME_LIMIT_S
 from autoshard.core import TableSet, Topology
@@ -20,25 +19,35 @@ def check_documents(tables: object, topology: object, settings: ServerSettings) 
         settings: Limits.
 
     Raises:
-        InputError: If there are more tables, ranks or knots than planned for.
+        InputError: If there are more tables or ranks than planned for.
     """
     listed = tables.get("tables", tables.get("rows")) if isinstance(tables, Mapping) else tables
     if isinstance(listed, list):
         _check_count(len(listed), settings.max_tables, "tables", "tables.tables")
-        _check_count(sum(map(_num_knots, listed)), settings.max_knots, "knots of access curves", "tables.tables")
     ranks = topology.get("world_size") if isinstance(topology, Mapping) else None
     if isinstance(ranks, int):
         _check_count(ranks, settings.max_ranks, "ranks", "topology.world_size")
+
+
+def check_tables(tables: TableSet, settings: ServerSettings) -> None:
+    """Checks the size of tables, however they were given: bundled, as a document, as a text or as a list.
+
+    Raises:
+        InputError: If there are more tables, or more knots, than planned for.
+    """
+    num_knots = sum(len(table.access.ranks_K) for table in tables.tables)
+    _check_count(len(tables.tables), settings.max_tables, "tables", "tables")
+    _check_count(num_knots, settings.max_knots, "knots of access curves", "tables")
 
 
 def check_task(tables: TableSet, topology: Topology, settings: ServerSettings) -> None:
     """Checks the size of a task, of bundled tables and topologies too.
 
     Raises:
-        InputError: If there are more tables or ranks than planned for, or more of both together.
+        InputError: If there are more tables, knots or ranks than planned for, or more tables and ranks together.
     """
     num_tables, num_ranks = len(tables.tables), topology.world_size
-    _check_count(num_tables, settings.max_tables, "tables", "tables")
+    check_tables(tables, settings)
     _check_count(num_ranks, settings.max_ranks, "ranks", "topology")
     if num_tables * num_ranks > settings.max_placements:
         raise InputError(
@@ -77,10 +86,10 @@ def check_points(tables: TableSet, ranks: Sequence[int], points_per_rank: int, s
         settings: Limits.
 
     Raises:
-        InputError: If there are more points, tables or ranks than planned for, or more of all together.
+        InputError: If there are more points, tables, knots or ranks than planned for, or more of all together.
     """
     _check_count(len(ranks) * points_per_rank, settings.max_points, "points", "ranks")
-    _check_count(len(tables.tables), settings.max_tables, "tables", "tables")
+    check_tables(tables, settings)
     _check_count(max(ranks), settings.max_ranks, "ranks", "ranks")
     placements = len(tables.tables) * sum(ranks) * points_per_rank
     if placements > settings.max_placements:
@@ -106,9 +115,3 @@ def check_total_time(count: int, what: str, time_limit_s: float) -> None:
 def _check_count(count: int, most: int, what: str, field: str) -> None:
     if count > most:
         raise InputError(f"must have at most {most:,} {what}, got {count:,}", field=field)
-
-
-def _num_knots(table: Any) -> int:
-    access = table.get("access") if isinstance(table, dict) else None
-    knots = access.get("knots") if isinstance(access, dict) else None
-    return len(knots) if isinstance(knots, list) else 0

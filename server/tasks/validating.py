@@ -13,7 +13,7 @@ from server.problems import fault_of
 from server.tasks.context import TaskContext
 from server.tasks.inputs import constrained, tables_of, topology_of
 from server.tasks.reply import Reply
-from server.tasks.size import check_documents, check_task
+from server.tasks.size import check_documents, check_tables, check_task
 
 T = TypeVar("T")
 
@@ -35,7 +35,11 @@ def answer_validate(body: ValidationBody, context: TaskContext) -> Reply:
 
 def _tables(body: ValidationBody, context: TaskContext, lists: list[TableList]) -> TableSet | None:
     check_documents(body.tables, None, context.settings)
-    return None if body.tables is None else tables_of(body.tables, told=lists.append)
+    if body.tables is None:
+        return None
+    tables = tables_of(body.tables, told=lists.append)
+    check_tables(tables, context.settings)
+    return tables
 
 
 def _topology(body: ValidationBody, context: TaskContext) -> Topology | None:

@@ -74,3 +74,9 @@ def test_one_table_has_all_its_alternatives(run, plan_file):
     assert "alternative" in shown
     assert "column_wise x8" in shown
     assert "At the slowest rank of" in shown
+
+
+def test_a_table_that_is_left_out_is_counted(run, plan_file):
+    num_tables = len(read_plan(plan_file).tables.tables)
+    shown = run("explain", plan_file, "--most", num_tables - 1)[0]
+    assert "1 more table: --most 0" in " ".join(shown.split())

@@ -11,7 +11,13 @@ from autoshard.core.errors import ModelError
 from autoshard.core.machine import MeasuredMachine
 from costmodel.kernel.comparison import kernel_version, unseen_by
 from costmodel.kernel.learned import LearnedCostModel
-from costmodel.registry.promotion import LEAST_TOLERANCE, HeldOutComparison, TrainedVersion, publish_version
+from costmodel.registry.promotion import (
+    LEAST_TOLERANCE,
+    HeldOutComparison,
+    TrainedVersion,
+    publish_version,
+    report_published,
+)
 from costmodel.registry.publish_options import PublishOptions
 from costmodel.registry.versions import SHIPPED_VARIABLE, Registry
 
@@ -79,7 +85,7 @@ class TestPublishing:
     def test_the_first_version_has_only_baselines_to_pass(self, registry):
         refused = publish(registry, version(1, baselines=(against("cost-greedy", 0.01),)))
         assert refused.alias is None
-        assert [one.against for one in refused.refused] == ["cost-greedy"]
+        assert [one.against for one in refused.worse] == ["cost-greedy"]
         assert registry.production_id("cost", "cpu") is None
         assert registry.load("cost", "cpu", refused.id).card["number"] == 1
         taken = publish(registry, version(2, baselines=(against("cost-greedy", 0.0),)))
@@ -111,9 +117,14 @@ class TestPublishing:
         assert (forced.alias, forced.comparisons) == ("production", ())
         assert registry.production_id("cost", "cpu") == forced.id
 
-    def test_a_candidate_compares_nothing(self, registry):
+    def test_a_candidate_is_compared_and_stays_one_if_it_is_worse(self, registry, capsys):
         first = publish(registry, version(1))
-        candidate = publish(registry, version(2), alias="candidate")
+        candidate = publish(registry, version(2, baselines=(against("cost-greedy", 0.0),)), alias="candidate")
+        assert [one.against for one in candidate.comparisons] == ["cost-greedy", first.id]
+        assert [one["worse"] for one in candidate.to_json()["comparisons"]] == [False, True]
+        report_published(candidate, "cost", "cpu")
+        said = f"{candidate.id} is the candidate, and worse: error 100.00% above that of {first.id}"
+        assert said in capsys.readouterr().err
         assert (candidate.alias, candidate.to_json()["promoted"]) == ("candidate", False)
         assert registry.load("cost", "cpu", "candidate").id == candidate.id
         assert registry.production_id("cost", "cpu") == first.id
@@ -132,12 +143,12 @@ class TestPublishing:
     def test_the_shipped_version_is_replaced_where_the_registry_has_none(self, registry, shipped):
         came = shipped.publish("cost", "cpu", TENSORS, {"number": 1})
         worse = publish(registry, version(2))
-        assert [one.against for one in worse.refused] == [f"{came} (shipped)"]
+        assert [one.against for one in worse.worse] == [f"{came} (shipped)"]
         assert registry.production_id("cost", "cpu") is None
         registry.promote("cost", "cpu", worse.id)
         assert publish(registry, version(1.5)).alias == "production"
         registry.promote("cost", "cpu", came)
-        assert publish(registry, version(1.4)).refused[0].against == f"{came} (shipped)"
+        assert publish(registry, version(1.4)).worse[0].against == f"{came} (shipped)"
 
     @pytest.mark.parametrize("damaged", ["weights.safetensors", "production/00000001"])
     def test_a_damaged_production_version_is_replaced(self, registry, damaged):
@@ -172,7 +183,7 @@ class TestPublishing:
             return against(stored.id, 0.5 - stored.card["number"])
 
         late = publish(registry, version(0.5, compare=compare))
-        assert [one.against for one in late.refused] == [other.id]
+        assert [one.against for one in late.worse] == [other.id]
         assert registry.production_id("cost", "cpu") == other.id
         assert len(registry.history("cost", "cpu")) == 2
 
@@ -192,7 +203,7 @@ class TestKernelModels:
     def test_a_worse_one_is_refused_and_an_equal_one_is_not(self, trained, registry):
         first = publish(registry, kernel_version(trained))
         worse = publish(registry, kernel_version(self.spoilt(trained, 1.5)))
-        (comparison,) = worse.refused
+        (comparison,) = worse.worse
         assert comparison.num_pairs == len(trained.held_out)
         assert comparison.difference > 0.2
         assert registry.production_id("cost", "cpu") == first.id

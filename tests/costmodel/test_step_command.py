@@ -122,7 +122,7 @@ def test_a_worse_model_is_not_promoted(registry, store, tmp_path, kind):
         moved = train_collective_model(COLLECTIVE_SAMPLES.read(store, "cpu"))
         version = collective_version(replace(moved, model=LearnedCollectives.from_stored(bad)))
     published = publish_version(models, version, PublishOptions())
-    assert [one.against for one in published.refused] == [f"version {good}"]
+    assert [one.against for one in published.worse] == [f"version {good}"]
     assert models.production_id(kind, "cpu") == good
 
 

@@ -233,7 +233,7 @@ class TestPromotion:
     def test_a_calibration_on_few_disturbed_runs_is_refused(self, model, plans, tmp_path):
         few = [synthetic(plan, noise) for plan, noise in zip(plans[:6], (1.0, 1.0, 1.0, 1.0, 1.0, 1.5), strict=True)]
         published = self.compare(model, calibrate_step(few, "cpu"), few, tmp_path)
-        assert published.refused
+        assert published.worse
         assert Registry(tmp_path).production_id(CalibratedStep.kind, "cpu") != published.id
 
 

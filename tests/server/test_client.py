@@ -295,7 +295,10 @@ def test_all_jobs_are_listed_and_as_many_are_printed_as_people_read(served, serv
     found = json.loads(run(*listed, "--json")[0])["jobs"]
     assert {one.id for one in wanted} <= {one["id"] for one in found}
     assert found == sorted(found, key=lambda one: one["created_at"], reverse=True)
-    assert f"{len(found) - 1:,} older job" in run(*listed)[0]
+    left = len(found) - 1
+    assert f"{left:,} older job{'s' if left > 1 else ''}; --json" in run(*listed)[0]
+    monkeypatch.setattr("autoshard.commands.jobs._MAX_LINES", left)
+    assert "1 older job; --json" in run(*listed)[0]
 
 
 @pytest.mark.slow

@@ -211,6 +211,8 @@ def test_what_a_team_trains_becomes_the_candidate(tmp_path, kind, body, model):
         reply = JobRunner(storage, settings).do(storage.jobs.claim())
     result = json.loads(reply.body)
     assert (reply.status, result.get("alias"), result.get("promoted")) == (200, "candidate", False), result
+    against = {one["against"] for one in result["comparisons"]}
+    assert ("cost-greedy" in against) == (kind is JobKind.TRAIN_POLICY)
     models = Registry(settings.registry)
     assert [change.id for change in models.history(*model, Alias.CANDIDATE)] == [result["id"]]
     assert models.history(*model) == ()

@@ -56,10 +56,11 @@ def test_the_page_of_planners_has_a_new_planner():
 def test_the_service_has_a_new_planner(own_service):
     with own_service("--workers", "1").client() as client:
         known = {one["name"]: one for one in client.get("/v1/catalogue").json()["planners"]}
-        turns = {"name": "turns", "summary": "Deals tables to ranks in turns.", "options": [], "is_compared": False}
-        assert known["turns"] == turns
+        turns = {"name": "turns", "summary": "Deals tables to ranks in turns.", "options": []}
+        assert known["turns"] == {**turns, "takes_start": False, "is_compared": False}
         assert "sharding_types" in known["auto"]["options"]
         assert known["auto"]["is_compared"]
+        assert [name for name, one in known.items() if one["takes_start"]] == ["auto"]
         made = client.post("/v1/plans", json={**TASK, "planner": "turns"})
         assert made.status_code == 200
         assert made.json()["plan"]["provenance"]["planner"] == "turns"

@@ -18,6 +18,7 @@ from sqlalchemy import (
     Integer,
     MetaData,
     Table,
+    event,
     insert,
     inspect,
     select,
@@ -195,6 +196,46 @@ def test_a_plan_is_stored_once_and_read_as_it_was(storage):
             use(facts(1).id)
     add(storage, facts(1), b"again")  # its document has gone with it
     assert storage.plans.read(facts(1).id, "") == b"again"
+
+
+def make_read_only(database):
+    """Has the connections of a database do nothing but read, as those of a server that follows another one."""
+    if database.is_sqlite:
+        event.listen(database._engine, "connect", lambda connection, _: connection.execute("PRAGMA query_only=ON"))
+    else:
+        with database.writing() as connection:
+            named = f'ALTER DATABASE "{database.url.database}"'
+            connection.execute(text(f"{named} SET default_transaction_read_only = on"))
+    database.close()
+
+
+def add_asked_for_long_ago(storage):
+    add(storage, facts(1))
+    with storage.database.writing() as connection:
+        connection.execute(update(PLANS).values(asked_us=now_us() - 2 * 3600 * 1_000_000))
+
+
+def test_plans_are_read_where_nothing_can_be_written(storage):
+    add_asked_for_long_ago(storage)
+    make_read_only(storage.database)
+    for _ in range(2):
+        assert storage.plans.read(facts(1).id, "") == b"{}"
+        storage.plans.check(facts(1).id, "")
+    storage.database.check()
+    for write in (lambda: add(storage, facts(2)), storage.database.check):
+        with pytest.raises(StorageError, match=r"^the database is read-only$"):
+            write()
+
+
+@pytest.mark.parametrize("database_address", ["sqlite"], indirect=True)
+def test_plans_are_read_where_they_may_not_be_changed(storage):
+    add_asked_for_long_ago(storage)
+    with storage.database.writing() as connection:
+        refuses = "CREATE TRIGGER refuses BEFORE UPDATE ON plans BEGIN SELECT RAISE(ABORT, 'may not be changed'); END"
+        connection.execute(text(refuses))
+    assert storage.plans.read(facts(1).id, "") == b"{}"
+    storage.plans.check(facts(1).id, "")
+    storage.database.check()
 
 
 def delete(storage, plan_id):

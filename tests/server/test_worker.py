@@ -132,7 +132,8 @@ CURVE = {"kind": "curve", "knots": [[0, 0], [5, 0.5], [10, 1]]}
         ({"topology": "cpu-host-131072"}, {}, "topology", "must have at most 16,384 ranks, got 131,072"),
         ({"topology": {**topology(1e9), "world_size": 70_000}}, {}, "topology.world_size", "16,384 ranks"),
         ({"tables": tables(2_049)}, {}, "tables.tables", "must have at most 2,048 tables, got 2,049"),
-        ({"tables": tables(2, CURVE)}, {"max_knots": 5}, "tables.tables", "at most 5 knots of access curves, got 6"),
+        ({"tables": tables(2, CURVE)}, {"max_knots": 5}, "tables", "at most 5 knots of access curves, got 6"),
+        ({"tables": {"text": json.dumps(tables(2, CURVE))}}, {"max_knots": 5}, "tables", "at most 5 knots"),
         ({"tables": "metasyn"}, {"max_tables": 855}, "tables", "must have at most 855 tables, got 856"),
         (
             {"tables": "metasyn", "topology": "dgx-a100-512"},
@@ -148,6 +149,27 @@ def test_a_task_larger_than_can_be_planned_in_time_is_refused(changes, limits, f
     )
     assert (status, problem["field"]) == (422, field)
     assert text in problem["detail"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [(WorkKind.VALIDATE, {}), (WorkKind.SIMULATE, {"topologies": ["cpu-8"], "ranks": [8], "planner": "random"})],
+)
+def test_knots_of_a_text_count_where_no_plan_is_made_too(kind, body):
+    sent = json.dumps({**body, "tables": {"text": json.dumps(tables(2, CURVE))}}).encode()
+    reply = answered(Work(kind=kind, body=Body(sent)), ServerSettings(max_knots=5))
+    assert "must have at most 5 knots of access curves, got 6" in reply.body.decode()
+
+
+def test_a_fault_of_tables_is_where_it_is_also_if_they_are_sent_as_a_text():
+    convex = tables(2, {"kind": "curve", "knots": [[0, 0], [5, 0.1], [10, 1]]})
+    twice = tables(2)
+    twice["tables"][1]["name"] = "t0"
+    for document, field in ((convex, "tables.tables[0].access"), (twice, "tables.tables.name")):
+        for given in (document, {"text": json.dumps(document)}):
+            status, problem = answer({"tables": given, "topology": "cpu-8", "planner": "cost-greedy"})
+            assert (status, problem["type"]) == (422, "urn:autoshard:problem:invalid-table")
+            assert problem["field"].startswith(field)
 
 
 def test_overtime_grows_with_the_time_limit_up_to_its_own():

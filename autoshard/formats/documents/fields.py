@@ -19,6 +19,7 @@ MAX_ITEMS = 1_000_000
 MAX_TEXT = 512
 
 T = TypeVar("T")
+ErrorT = TypeVar("ErrorT", bound=InputError)
 
 
 def at_path(path: str, make: Callable[[], T]) -> T:
@@ -30,7 +31,15 @@ def at_path(path: str, make: Callable[[], T]) -> T:
     try:
         return make()
     except InputError as error:
-        raise type(error)(error.message, field=join(path, error.field) if error.field else path) from None
+        raise _within(path, error) from None
+
+
+def _within(path: str, error: ErrorT) -> ErrorT:
+    """The error, and all faults of one that has several, with `path` before the field."""
+    found = type(error)(error.message, field=join(path, error.field) if error.field else path)
+    if isinstance(error, FormatError) and isinstance(found, FormatError):
+        found.faults = tuple(_within(path, fault) for fault in error.faults)
+    return found
 
 
 def from_source(source: str, make: Callable[[], T]) -> T:

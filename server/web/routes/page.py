@@ -145,6 +145,7 @@ def _add_catalogue(app: FastAPI) -> None:
                     name=one.name,
                     summary=one.summary,
                     options=[option.name for option in one.options],
+                    takes_start=one.takes_start,
                     is_compared=one.is_compared,
                 )
                 for one in describe_planners()

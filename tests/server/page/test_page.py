@@ -325,12 +325,15 @@ def test_names_that_are_html_are_texts_everywhere(own_service):
 
 @pytest.mark.slow
 @needs_browser
-def test_json_lines_are_a_list_and_options_go_to_the_planners_that_have_them(own_service, tmp_path):
+def test_json_lines_are_a_list_and_options_and_the_start_go_to_the_planners_that_take_them(own_service, tmp_path):
     service = own_service("--workers", "1")
     lines = "".join(json.dumps({"name": name, "rows": 120_000, "dim": 64}) + "\n" for name in ("user", "item"))
     file = tmp_path / "list.jsonl"
     file.write_text(lines)
     remarks = {}
+    with service.client() as client:
+        task = {"tables": {"text": lines}, "topology": "cpu-4", "planner": "size-greedy"}
+        start = client.post("/v1/plans", json=task).json()["id"]
 
     async def play(page):
         await page.open(service.url)
@@ -345,6 +348,7 @@ def test_json_lines_are_a_list_and_options_go_to_the_planners_that_have_them(own
         await page.fill("#topology", "cpu-4")
         await page.fill("#limit", "0.2")
         await page.fill("#options", "sharding_types=table_wise")
+        await page.fill("#start", start)
         await page.click("#compare")
         await page.until("document.getElementById('all-compared').textContent")
         rows = "[...document.querySelectorAll('#compared tbody tr')]"
@@ -359,6 +363,8 @@ def test_json_lines_are_a_list_and_options_go_to_the_planners_that_have_them(own
     given = {one["provenance"]["planner"]: one["provenance"]["options"].get("sharding_types") for one in plans}
     for planner, remark in remarks.items():
         assert ("has no option sharding_types" in remark) == ("sharding_types" not in known[planner])
+        assert ("takes no start" in remark) == (planner != "auto")
+    assert given.keys() == remarks.keys() | {"size-greedy"}
     assert {planner for planner, types in given.items() if types == "table_wise"} == {"auto", "neo"}
 
 
@@ -370,22 +376,28 @@ def test_jobs_that_run_stand_before_those_that_ended_and_more_follow(own_service
         for number in range(61):
             job = NewJob(kind=JobKind.PLAN, request=b"{}", task="{}", client="anybody", team="")
             storage.add_job(job, None, Principal())
-            claimed = storage.jobs.claim()
-            if number > 0:
+            if number < 60:  # the last one waits: its client has a job, and the service one place
+                claimed = storage.jobs.claim()
+            if 0 < number < 60:
                 storage.finish_job(claimed, JobEnd(state=JobState.SUCCEEDED), None)
         with storage.database.writing() as connection:  # no service takes the first for lost
             connection.execute(update(JOBS).where(JOBS.c.state == "running").values(seen_us=2 * now_us()))
-    service = own_service("--workers", "1")
+    service = own_service("--workers", "1", "--jobs", "1")
 
     async def play(page):
         await page.open(f"{service.url}/#jobs")
         rows = "document.querySelectorAll('#worked tbody tr')"
         await page.until(f"{rows}.length === 51")
         assert "running" in await page.value(f"{rows}[0].textContent")
+        assert "queued" in await page.value(f"{rows}[1].textContent")
+        with service.client() as client:
+            (waiting,) = client.get("/v1/jobs?state=queued").json()["jobs"]
+            client.post(f"/v1/jobs/{waiting['id']}/cancel")
         await page.click("#more-jobs")
         await page.until(f"{rows}.length === 61")
         assert await page.value("document.getElementById('more-jobs').hidden")
         assert await page.value(f"[...{rows}].filter((one) => /running/.test(one.textContent)).length") == 1
+        assert not await page.value(f"[...{rows}].some((one) => /queued/.test(one.textContent))")
         assert page.problems == []
 
     browse(play)
