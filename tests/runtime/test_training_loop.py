@@ -182,10 +182,11 @@ def test_a_plan_without_dense_layers_takes_the_dense_features_of_its_files(job):
     job = replace(job, checkpoints_path=None, shuffle=0, epochs=1, batch_size=256)
     assert math.isfinite(trained(job, 1).last_loss)
     table = pq.read_table(job.data_path)
-    for missing, changed in (("int_1", table.rename_columns({"int_1": "int_2"})), ("t3_f", table.drop_columns("t3_f"))):
-        pq.write_table(changed, job.data_path)
-        with pytest.raises(InputError, match=f'clicks.parquet: data: has no column "{missing}"$'):
-            run_requests([job], 1)
+    pq.write_table(table.rename_columns({"int_1": "int_2"}), job.data_path)
+    assert math.isfinite(trained(job, 1).last_loss)  # on what comes before the gap
+    pq.write_table(table.drop_columns("t3_f"), job.data_path)
+    with pytest.raises(InputError, match='clicks.parquet: data: has no column "t3_f"$'):
+        run_requests([job], 1)
 
 
 def test_generated_samples_are_gone_on_with(job, tmp_path):
