@@ -185,7 +185,7 @@ def test_a_plan_without_dense_layers_takes_the_dense_features_of_its_files(job):
     pq.write_table(table.rename_columns({"int_1": "int_2"}), job.data_path)
     assert math.isfinite(trained(job, 1).last_loss)  # on what comes before the gap
     pq.write_table(table.drop_columns("t3_f"), job.data_path)
-    with pytest.raises(InputError, match='clicks.parquet: data: has no column "t3_f"$'):
+    with pytest.raises(InputError, match=r'clicks\.parquet: data: has no column "t3_f"$'):
         run_requests([job], 1)
 
 
