@@ -204,8 +204,9 @@ def run_calibration(
 def recorded_runs(store: Path, device: str, registry: Path | None = None) -> tuple[CalibrationRun, ...]:
     """Runs of a store that predictions are of, see `RunRecord.is_comparable`, priced by the models that there are now.
 
-    Those of another machine than the device's key means are left out, which a line on standard error counts; see
-    `is_of_device`. Where some are in virtual time, the others are left out: processes that share cores take longer.
+    Where they are of several machines, those of others than the device's key means are left out, which a line on
+    standard error counts, as `of_one_machine` does with samples. Where some are in virtual time, the others are left
+    out: processes that share cores take longer.
 
     Args:
         store: Folder that `append_run` fills.
@@ -216,7 +217,9 @@ def recorded_runs(store: Path, device: str, registry: Path | None = None) -> tup
         SampleStoreError: If the store cannot be read.
     """
     runs = [one for one in read_runs(store) if one.is_comparable and one.plan.topology.device == device]
-    found = [one for one in runs if one.machine is None or is_of_device(one.machine, device)]
+    machines = [one.machine for one in runs if one.machine is not None]
+    is_one = all(one.is_like(machines[0]) for one in machines)
+    found = [one for one in runs if one.machine is None or is_one or is_of_device(one.machine, device)]
     if others := len(runs) - len(found):
         console.log(f"{store}: {others:,} of {len(runs):,} runs are left out, which other machines made")
     in_virtual_time = [one for one in found if one.result.virtual is not None]
