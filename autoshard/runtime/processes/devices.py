@@ -1,13 +1,16 @@
-"""The device of a process, and whether it holds what a plan puts there."""
+"""The device of a process, whether it holds what a plan puts there, and the group of processes on such devices."""
 
 from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Set
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from autoshard.core import MemoryLevel, ShardingPlan
 from autoshard.core.choices import Device
@@ -45,6 +48,24 @@ def choose_device(wanted: Set[Device], field: str | None = None) -> torch.device
         need = "one process needs a GPU" if num_local == 1 else f"{num_local} processes need a GPU each"
         raise DeviceError(f"{need}, this machine has {num_gpus}", field=field)
     return torch.device("cuda", local_rank)
+
+
+@contextmanager
+def joined(device: torch.device, timeout: timedelta | None = None) -> Iterator[None]:
+    """Joins the process group that torchrun's environment describes, and leaves it at the end.
+
+    Args:
+        device: This process's device: groups are over NCCL on a GPU, over gloo on a CPU.
+        timeout: How long a collective waits for a process that is silent but not dead; None for torch's own.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", timeout=timeout, device_id=device)
+    else:
+        dist.init_process_group("gloo", timeout=timeout)
+    yield
+    # Not after an error: a group whose peers are gone would wait for them.
+    dist.destroy_process_group()
 
 
 def check_memory(

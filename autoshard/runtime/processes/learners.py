@@ -11,7 +11,7 @@ import torch
 from torch import distributed
 
 from autoshard.core.choices import Device
-from autoshard.runtime.processes.devices import choose_device
+from autoshard.runtime.processes.devices import choose_device, joined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,18 +64,11 @@ def joined_learners(accelerator: Device) -> Iterator[Learners]:
         DeviceError: If CUDA is asked for and there is no GPU for each process.
     """
     device = choose_device({accelerator}, field="--accelerator")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size == 1:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
         yield Learners(device=device)
         return
-    if device.type == "cuda":
-        distributed.init_process_group("nccl", device_id=device)
-    else:
-        distributed.init_process_group("gloo")
-    try:
-        rank = distributed.get_rank()
-        yield Learners(device=device, rank=rank, world_size=world_size)
-    finally:
-        distributed.destroy_process_group()
+    with joined(device):
+        yield Learners(device=device, rank=distributed.get_rank(), world_size=world_size)

@@ -45,6 +45,7 @@ from autoshard.runtime.processes.devices import (
     check_memory,
     choose_device,
     fitting_row_share,
+    joined,
     needed_bytes,
     peak_bytes,
     resident_bytes,
@@ -564,15 +565,10 @@ def open_session(
         return
     device = choose_device({request.device for request in requests})
     if device.type == "cuda":
-        torch.cuda.set_device(device)
         # Collectives are launched in one order on all processes, in which NCCL runs them then (`Turn`).
         os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
-        dist.init_process_group("nccl", timeout=_COLLECTIVE_TIMEOUT, device_id=device)
-    else:
-        dist.init_process_group("gloo", timeout=_COLLECTIVE_TIMEOUT)
-    yield Session(requests, device, on_step, wants_stop, rounds=rounds)
-    # Not after an error: a group whose peers are gone would wait for them.
-    dist.destroy_process_group()
+    with joined(device, _COLLECTIVE_TIMEOUT):
+        yield Session(requests, device, on_step, wants_stop, rounds=rounds)
 
 
 def make_engine(
