@@ -34,12 +34,14 @@ from autoshard.formats import atomic_write, digest, load_topology, plan_to_json,
 from autoshard.formats.row_orders import read_row_orders
 from autoshard.formats.sample_files import open_samples
 from autoshard.formats.stores.remote_folders import folder_of
+from autoshard.hardware import free_host_bytes
 from autoshard.plugins import step_models
 from autoshard.runtime.access_counts import HALF_LIFE, AccessCounter
 from autoshard.runtime.checkpoints.manifest import PLAN_NAME, committed_folders
 from autoshard.runtime.clock import WALL
 from autoshard.runtime.engine.holdings import GroupOrder, Ownership
 from autoshard.runtime.engine.rows.fused import FusedSettings
+from autoshard.runtime.memory import processes_here
 from autoshard.runtime.participation import check_alike
 from autoshard.runtime.processes.devices import (
     check_memory,
@@ -64,7 +66,6 @@ from autoshard.runtime.results import (
     Verification,
     VirtualRun,
 )
-from autoshard.runtime.state import free_host_bytes, processes_here
 from autoshard.runtime.timeline import chrome_trace, gather_steps, rank_steps
 from autoshard.runtime.timing import Part, Span, StepTimer, Timings
 from autoshard.runtime.training.bad_ids import IdRepair
