@@ -255,9 +255,7 @@ class PlanExecution:
         made_bytes = partial(self._made_bytes, part, _kernel_settings(plan, self.settings, part.device))
         check_room(made_bytes, part.members.rank(), part.members.size(), part.device, _REFUSAL)
 
-    def _made_bytes(
-        self, part: Participation, settings: FusedSettings, member: int, levels: Set[MemoryLevel]
-    ) -> int:
+    def _made_bytes(self, part: Participation, settings: FusedSettings, member: int, levels: Set[MemoryLevel]) -> int:
         """Bytes of kernels that a process makes on some levels for another plan."""
         place, kept = part.place_of(member), self._kept(part, settings, member)
         held = [
