@@ -17,6 +17,11 @@ SYSFS_CPU: Final = Path("/sys/devices/system/cpu/cpu0")
 SYSFS_CACHES: Final = SYSFS_CPU / "cache"
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
+_MEMINFO: Final = Path("/proc/meminfo")
+#: Limits of the container that this runs in, if it does.
+_CGROUP: Final = Path("/sys/fs/cgroup")
+#: Memory of a container that holds what was read of files: Linux takes it back where processes need it.
+_OF_FILES = ("active_file", "inactive_file")
 _SIZE = re.compile(r"(\d+)([KMG]?)")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _CORE_CACHE_LEVEL = 2
@@ -37,7 +42,7 @@ def this_processor() -> MeasuredMachine:
         core_cache_bytes=caches.get(_CORE_CACHE_LEVEL, 0),
         cache_bytes=caches[max(caches)] if caches else 0,
         cache_threads=_last_cache_threads(),
-        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        memory_bytes=_memory_bytes(),
         clock_mhz=_highest_mhz() or float(_of_cpuinfo("cpu MHz") or 0),
     )
 
@@ -91,6 +96,35 @@ def cache_bytes_by_level(sysfs: Path = SYSFS_CACHES) -> Mapping[int, int]:
         if size is not None:
             found[level] = max(found.get(level, 0), int(size[1]) * _UNITS[size[2]])
     return found
+
+
+def free_host_bytes(meminfo: Path = _MEMINFO, cgroup: Path = _CGROUP) -> int:
+    """Memory that processes can still take, also inside a container with a limit.
+
+    Args:
+        meminfo: What Linux says of its memory; all memory counts as free where it does not say what is.
+        cgroup: Folder with the files `memory.max`, `memory.current` and `memory.stat` of a container.
+    """
+    free = 1024 * _stated("MemAvailable:", meminfo) or _memory_bytes()
+    try:
+        limit, used = (int((cgroup / name).read_text()) for name in ("memory.max", "memory.current"))
+    except (OSError, ValueError):  # no container, or "max"
+        return free
+    of_files = sum(_stated(name, cgroup / "memory.stat") for name in _OF_FILES)
+    return max(0, min(free, limit - used + of_files))
+
+
+def _stated(name: str, file: Path) -> int:
+    """A number that Linux states in a line of its own, after its name; 0 if it does not."""
+    try:
+        found = re.search(rf"^{re.escape(name)}\s+(\d+)", file.read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return int(found[1]) if found else 0
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _last_cache_threads(sysfs: Path = SYSFS_CACHES) -> int:

@@ -285,6 +285,12 @@ class ShardingPlan:
         """What notebooks show; drawn by the reports, by name, since this package imports none of the others."""
         return str(EntryPoint(name="html", value="autoshard.report.notebooks:plan_html", group="").load()(self))
 
+    @property
+    def prices(self) -> CostBreakdown:
+        """The prediction of a plan that is known to have one, as those that `make_plan` gives have."""
+        assert self.predicted is not None, "the plan is priced"
+        return self.predicted
+
     def of_one_group(self) -> ShardingPlan:
         """What one replica group does, as a plan of its own: its ranks, its links and its share of the batch.
 

@@ -109,8 +109,7 @@ def _noise_factor(row: ComparedPlan) -> float:
     if row.measured is not None:
         return 1 / (1 - row.measured_noise) if row.measured_noise < 1 else math.inf
     assert row.plan is not None
-    assert row.plan.predicted is not None
-    estimate = row.plan.predicted.step_ms
+    estimate = row.plan.prices.step_ms
     return estimate.high / estimate.value if estimate.value else 1.0
 
 

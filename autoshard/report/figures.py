@@ -142,11 +142,10 @@ def planner_ranks_figure(row: ComparedPlan, highest_ms: float) -> go.Figure:
         highest_ms: Upper end of the axis, so that several such charts can be compared by eye.
     """
     assert row.plan is not None
-    assert row.plan.predicted is not None
     if row.measured is not None:
         parts = (("forward", row.measured.forward_ms_R, BLUE), ("backward", row.measured.backward_ms_R, SKY))
     else:
-        ranks_ = row.plan.predicted.ranks
+        ranks_ = row.plan.prices.ranks
         parts = (
             ("forward", tuple(rank.forward_kernel_ms for rank in ranks_), BLUE),
             ("backward", tuple(rank.backward_kernel_ms for rank in ranks_), SKY),

@@ -318,8 +318,7 @@ def _kernel_ms_per_rank(row: ComparedPlan) -> tuple[float, ...]:
     if row.measured is not None:
         return row.measured.kernel_ms_per_rank
     assert row.plan is not None
-    assert row.plan.predicted is not None
-    return tuple(rank.kernel_ms for rank in row.plan.predicted.ranks)
+    return tuple(rank.kernel_ms for rank in row.plan.prices.ranks)
 
 
 def plan_facts(plan: ShardingPlan, predicted: CostBreakdown, measured: MeasuredPlan | None) -> list[dict[str, str]]:

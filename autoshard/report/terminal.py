@@ -105,8 +105,7 @@ def part_table(predicted: CostBreakdown) -> Table:
 
 
 def _rank_table(plan: ShardingPlan, measured: MeasuredPlan | None) -> Table:
-    predicted = plan.predicted
-    assert predicted is not None
+    predicted = plan.prices
     longest = max(predicted.max_kernel_ms, *(measured.kernel_ms_per_rank if measured else (0.0,)), 1e-12)
     counts, memory = plan.arrays.counts(plan.group_size).tolist(), rank_memory(plan)
     longest_first = sorted(range(len(predicted.ranks)), key=lambda index: -predicted.ranks[index].kernel_ms)

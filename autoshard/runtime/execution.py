@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
@@ -11,8 +11,8 @@ import torch
 
 from autoshard.core import EmbeddingTable, MemoryLevel, ShardingPlan, SyncRows
 from autoshard.core.declared import Role, values
-from autoshard.core.errors import DeviceError, InputError
-from autoshard.core.quoting import shown, write_bytes
+from autoshard.core.errors import InputError
+from autoshard.core.quoting import shown
 from autoshard.runtime.engine.agreement import on_all
 from autoshard.runtime.engine.holdings import KernelContent
 from autoshard.runtime.engine.ids.addresses import RowOrderMap
@@ -26,10 +26,16 @@ from autoshard.runtime.engine.rows.serving import FusedKernels
 from autoshard.runtime.engine.vectors.exchange import OutputExchange
 from autoshard.runtime.engine.vectors.guard import GradientGuard
 from autoshard.runtime.engine.vectors.reading import Reading
+from autoshard.runtime.memory import check_room
 from autoshard.runtime.ownership import check_skipping
 from autoshard.runtime.participation import Participation
-from autoshard.runtime.state import free_device_bytes, free_host_bytes, held_layout, processes_here, table_move
+from autoshard.runtime.state import held_layout, table_move
 from autoshard.runtime.timing import StepTimer
+
+_REFUSAL = (
+    "the plan's tables need {needed} on this {where} beside those of the plan before, {free} are free: "
+    "adopt a plan that moves less, or restart under it from a checkpoint"
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -246,24 +252,11 @@ class PlanExecution:
                 f"must be that of the plan that is executed, {tables.batch_size}, got {others.batch_size}",
                 field="plan.batch_size",
             )
-        self._check_memory(part, _kernel_settings(plan, self.settings, part.device))
+        made_bytes = partial(self._made_bytes, part, _kernel_settings(plan, self.settings, part.device))
+        check_room(made_bytes, part.members.rank(), part.members.size(), part.device, _REFUSAL)
 
-    def _check_memory(self, part: Participation, settings: FusedSettings) -> None:
-        """Refuses a plan where this host or GPU has no room for what it holds beside this plan.
-
-        Raises:
-            DeviceError: If that is so.
-        """
-        member, device, on_host = part.members.rank(), part.device, set(MemoryLevel)
-        if device.type == "cuda":
-            on_host = {MemoryLevel.DDR}
-            made = self._made_bytes(part, settings, member)[MemoryLevel.HBM]
-            _check_free(made, device.type, free_device_bytes(device))
-        here = [self._made_bytes(part, settings, one) for one in processes_here(member, part.members.size())]
-        _check_free(sum(made[level] for made in here for level in on_host), "cpu", free_host_bytes())
-
-    def _made_bytes(self, part: Participation, settings: FusedSettings, member: int) -> dict[MemoryLevel, int]:
-        """Bytes of kernels that a process makes for another plan, by memory level."""
+    def _made_bytes(self, part: Participation, settings: FusedSettings, member: int, levels: Set[MemoryLevel]) -> int:
+        """Bytes of kernels that a process makes on some levels for another plan."""
         place, kept = part.place_of(member), self._kept(part, settings, member)
         held = [
             part.owners.holdings[index].num_bytes(place)
@@ -271,7 +264,7 @@ class PlanExecution:
             if content not in kept
             for index in indices
         ]
-        return {level: sum(one[level] for one in held) for level in MemoryLevel}
+        return sum(one[level] for one in held for level in levels)
 
 
 def _kernel_settings(plan: ShardingPlan, settings: FusedSettings, device: torch.device) -> FusedSettings:
@@ -280,11 +273,3 @@ def _kernel_settings(plan: ShardingPlan, settings: FusedSettings, device: torch.
     marks_rows = settings.marks_rows or (groups.num_groups > 1 and groups.sync_rows is SyncRows.TOUCHED)
     output = kernel_output(plan.payload, device)
     return replace(settings, moment_scale=groups.moment_scale, marks_rows=marks_rows, output=output)
-
-
-def _check_free(needed_bytes: int, where: str, free_bytes: int) -> None:
-    if needed_bytes > free_bytes:
-        raise DeviceError(
-            f"the plan's tables need {write_bytes(needed_bytes)} on this {where} beside those of the plan before, "
-            f"{write_bytes(free_bytes)} are free: adopt a plan that moves less, or restart under it from a checkpoint"
-        )

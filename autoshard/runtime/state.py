@@ -5,12 +5,10 @@ Shape suffixes: N rows, D embedding dim, K parts of the columns.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -21,6 +19,7 @@ from autoshard.core import EmbeddingTable, Split, TableSet
 from autoshard.core.errors import DeviceError, InputError
 from autoshard.core.quoting import write_bytes
 from autoshard.core.shard import Replicas
+from autoshard.hardware import free_host_bytes
 from autoshard.runtime.engine.agreement import on_all
 from autoshard.runtime.engine.holdings import HeldRange, Ownership
 from autoshard.runtime.engine.ids.addresses import RowOrderMap
@@ -386,35 +385,6 @@ def check_host_memory(tables: TableSet, part: Participation) -> None:
             )
 
     on_all(check, part.group, part.device)
-
-
-def processes_here(process: int, num_processes: int) -> range:
-    """Which of some processes torchrun started on this host; without it, all of them.
-
-    Args:
-        process: This process.
-        num_processes: All of them.
-    """
-    if "LOCAL_WORLD_SIZE" not in os.environ:
-        return range(num_processes)
-    first = process - int(os.environ["LOCAL_RANK"])
-    return range(first, first + int(os.environ["LOCAL_WORLD_SIZE"]))
-
-
-def free_device_bytes(device: torch.device) -> int:
-    """Memory of a GPU that this process can still take, or has taken and does not use."""
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return torch.cuda.mem_get_info(device)[0] + unused
-
-
-def free_host_bytes() -> int:
-    """Memory of this host that nobody uses."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except FileNotFoundError:  # not Linux: all of the memory, since nothing says what is free
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    fields = dict(line.split(":", 1) for line in lines)
-    return int(fields["MemAvailable"].split()[0]) * 1024
 
 
 def _checked_rows(table: EmbeddingTable, rows: range | None) -> range:

@@ -135,7 +135,7 @@ class Planner(ShardingPlanner):  # type: ignore[misc]
                     failures.append(f"{name}: {error}")
             if plans:
                 # The earliest of equals.
-                self.chosen = min(plans, key=lambda plan: plan.predicted.step_ms.value if plan.predicted else 0.0)
+                self.chosen = min(plans, key=lambda plan: plan.prices.step_ms.value)
                 made = to_torchrec(self.chosen, task.found.places, sharding_types=task.allowed)
                 return self._carry(made, task)
         raise InfeasiblePlanError(f"no planner found a plan for TorchRec: {'; '.join(failures)}")

@@ -64,12 +64,6 @@ def planned(
             yield change, plan
 
 
-def step_ms(plan: ShardingPlan) -> float:
-    """Predicted step of a priced plan, in ms."""
-    assert plan.predicted is not None
-    return plan.predicted.step_ms.value
-
-
 def with_hbm(topology: Topology, hbm: Callable[[int], int]) -> Topology:
     """The topology, the device memory of every rank made of what it is."""
 

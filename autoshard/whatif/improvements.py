@@ -12,7 +12,7 @@ from autoshard.formats.topology_scaling import scaled_topology
 from autoshard.planners.auto_options import AUTO, AutoOptions
 from autoshard.planners.planner import PlanRequest
 from autoshard.results.explanation import Explanation, Improvement
-from autoshard.whatif.changes import TaskChange, planned, step_ms, with_hbm
+from autoshard.whatif.changes import TaskChange, planned, with_hbm
 
 #: Time limit of a trial: it searches from the plan itself, so that it ends at most as slow.
 _TRIAL_LIMIT_S = 0.1
@@ -48,9 +48,8 @@ def find_improvements(
         return ()
     found = list(_one_table(plan, explanation))
     for change, other in planned(_changes(_request(plan, costs)), budget_s=budget_s):
-        found.append(
-            _improvement(change.field, change.text, step_ms(other), other.tables.batch_size, plan, explanation)
-        )
+        step_ms, batch_size = other.prices.step_ms.value, other.tables.batch_size
+        found.append(_improvement(change.field, change.text, step_ms, batch_size, plan, explanation))
     return tuple(sorted(found, key=lambda one: -one.gain))
 
 

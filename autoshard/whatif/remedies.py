@@ -16,7 +16,7 @@ from autoshard.core.quoting import write_bytes
 from autoshard.formats.topology_scaling import scaled_topology
 from autoshard.planners.planner import PlanRequest
 from autoshard.planners.space.constraints import allowed_ranks, colocated
-from autoshard.whatif.changes import TaskChange, planned, step_ms, with_hbm
+from autoshard.whatif.changes import TaskChange, planned, with_hbm
 
 #: Planner that cuts tables and holds them in all ways, so that it finds plans where others find none.
 _ALL_WAYS = "auto"
@@ -109,7 +109,8 @@ def find_remedies(
     )
     open_changes = (change for change in changes if change.field not in found)
     for change, plan in planned(open_changes, budget_s=budget_s, trial_s=trial_s):
-        found[change.field] = Remedy(field=change.field, value=change.value, text=change.text, step_ms=step_ms(plan))
+        step_ms = plan.prices.step_ms.value
+        found[change.field] = Remedy(field=change.field, value=change.value, text=change.text, step_ms=step_ms)
     return tuple(found.values())
 
 

@@ -55,7 +55,7 @@ class Contender:
     @property
     def predicted_ms(self) -> float:
         """Its predicted step."""
-        return _predicted_ms(self.plan)
+        return self.plan.prices.step_ms.value
 
 
 def contenders(planner: str, request: PlanRequest, count: int) -> list[tuple[str, ShardingPlan]]:
@@ -85,7 +85,7 @@ def contenders(planner: str, request: PlanRequest, count: int) -> list[tuple[str
         if not plan_note(one) and not any(_is_alike(one, other) for _, other in found):
             found.append((label, one))
     first, *more = found
-    return [first, *sorted(more, key=lambda one: _predicted_ms(one[1]))[: count - 1]]
+    return [first, *sorted(more, key=lambda one: one[1].prices.step_ms.value)[: count - 1]]
 
 
 def run_off(
@@ -144,12 +144,7 @@ def _within(request: PlanRequest, deadline_s: float, share: float) -> PlanReques
     return replace(request, started_s=now_s, time_limit_s=max(1e-3, share * (deadline_s - now_s)))
 
 
-def _predicted_ms(plan: ShardingPlan) -> float:
-    assert plan.predicted is not None, "plans are priced when they are made"
-    return plan.predicted.step_ms.value
-
-
 def _is_alike(one: ShardingPlan, other: ShardingPlan) -> bool:
     """Whether two plans are the same, but for the names of ranks that are alike."""
     is_same = set(one.shards) == set(other.shards) and one.replica_groups == other.replica_groups
-    return is_same or abs(_predicted_ms(one) / _predicted_ms(other) - 1) < 1e-9
+    return is_same or abs(one.prices.step_ms.value / other.prices.step_ms.value - 1) < 1e-9

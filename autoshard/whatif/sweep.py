@@ -245,8 +245,7 @@ def _priced(
     planning_s: float,
     spread: StepSpread | None,
 ) -> PricedPoint:
-    predicted = plan.predicted
-    assert predicted is not None
+    predicted = plan.prices
     group = plan.of_one_group().topology
     fullest = max(predicted.ranks, key=lambda rank: rank.used_bytes)
     parts = {part.value: estimate.value for part, estimate in predicted.parts.items() if part is not StepPart.DENSE}

@@ -7,8 +7,6 @@ The folder holds `job.json`, written by `bench.collecting.collectives`; a proces
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -26,8 +24,7 @@ from autoshard.core.choices import Device
 from autoshard.core.collector import collector_paused
 from autoshard.core.errors import DeviceError
 from autoshard.formats.stores.collective_samples import GroupLevel, MeasuredCollective, Operator, Splits
-from autoshard.runtime.processes.devices import choose_device
-from autoshard.runtime.processes.job import JOB_FILE
+from autoshard.runtime.processes.devices import choose_device, joined
 from autoshard.runtime.processes.worker import run_worker
 from bench.collectives.operators import BoundCollective, Buffers, Movement, collective_from_json, verify
 from bench.measuring.arena import free_bytes
@@ -307,24 +304,16 @@ def _largest_buffer(movement: Movement) -> int:
 
 def main() -> None:
     """Measures what the job in the folder that the command line names asks for."""
-    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
-    run_worker(lambda: _measure(folder), folder, rank)
+    run_worker(_measure)
 
 
-def _measure(folder: Path) -> None:
-    job = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
+def _measure(job: dict[str, Any], _folder: Path, _rank: int) -> None:
     device = choose_device({Device(job["device"])})
-    timeout = timedelta(seconds=job["timeout_s"])
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        dist.init_process_group("nccl", timeout=timeout, device_id=device)
-    else:
-        dist.init_process_group("gloo", timeout=timeout)
-    try:
-        CollectiveWorker(job, device).run()
-    except torch.OutOfMemoryError as error:
-        raise DeviceError(f"{device} ran out of memory; others may be using it") from error
-    dist.destroy_process_group()
+    with joined(device, timedelta(seconds=job["timeout_s"])):
+        try:
+            CollectiveWorker(job, device).run()
+        except torch.OutOfMemoryError as error:
+            raise DeviceError(f"{device} ran out of memory; others may be using it") from error
 
 
 if __name__ == "__main__":

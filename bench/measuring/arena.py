@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from autoshard.core import DType
 from autoshard.core.errors import DeviceError
+from autoshard.hardware import free_host_bytes
 from autoshard.runtime.engine.rows.huge_pages import advise_huge_pages
 from autoshard.runtime.engine.staging import TORCH_DTYPES
+from autoshard.runtime.memory import free_device_bytes
 
 #: What every number starts as: not zero, so that pages exist and no denormal slows the arithmetic.
 _INITIAL = 0.01
@@ -105,24 +105,5 @@ class Arenas:
 def free_bytes(device: torch.device) -> int:
     """Memory of a device that sets of shards may fill at once."""
     if device.type == "cuda":
-        # What torch's allocator holds and nobody uses is free, too.
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int((torch.cuda.mem_get_info(device)[0] + unused) * _SHARE_OF_FREE_CUDA)
-    return int(available_bytes() * _SHARE_OF_FREE)
-
-
-def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Memory that a process can still take, also inside a container with a limit."""
-    available = 4 * 2**30
-    try:
-        lines = meminfo.read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
-    try:
-        limit, used = (cgroup / "memory.max").read_text(), (cgroup / "memory.current").read_text()
-        return max(0, min(available, int(limit) - int(used)))
-    except (OSError, ValueError):  # no such file, or the limit is "max"
-        return available
+        return int(free_device_bytes(device) * _SHARE_OF_FREE_CUDA)
+    return int(free_host_bytes() * _SHARE_OF_FREE)

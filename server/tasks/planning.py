@@ -124,7 +124,6 @@ def plan_reply(plan: ShardingPlan, planner: str, notes: Sequence[str] = (), warn
 
 
 def _facts(plan_id: str, planner: str, plan: ShardingPlan) -> PlanFacts:
-    assert plan.predicted is not None
     tables, topology = plan.tables.tables, plan.topology
     words = [planner, topology.device, *(level.name for level in topology.levels), *(table.name for table in tables)]
     return PlanFacts(
@@ -134,7 +133,7 @@ def _facts(plan_id: str, planner: str, plan: ShardingPlan) -> PlanFacts:
         num_tables=len(tables),
         num_ranks=topology.world_size,
         topology=bundled_name(topology),
-        step_ms=plan.predicted.step_ms.value,
+        step_ms=plan.prices.step_ms.value,
         # PostgreSQL holds every character but this one.
         search_text=" ".join(words)[:_SEARCHED_CHARACTERS].casefold().replace("\0", " "),
     )

@@ -24,8 +24,7 @@ _FEATURE_SHARE, _STEP_SHARE = 0.1, 0.05
 def answer_run(body: RunBody, context: TaskContext, stored: bytes) -> Reply:
     """Compares a run with its plan."""
     plan = stored_plan(stored)
-    assert plan.predicted is not None
-    predicted, measured_ms = plan.predicted.step_ms, median(body.steps_ms)
+    predicted, measured_ms = plan.prices.step_ms, median(body.steps_ms)
     is_outside = not predicted.low <= measured_ms <= predicted.high
     drifted_ms = _drifted_ms(plan, body.pooling_factors, context) if body.pooling_factors else None
     is_longer = drifted_ms is not None and abs(drifted_ms / predicted.value - 1) > _STEP_SHARE
@@ -79,8 +78,7 @@ def _scaled(feature: Feature, pooling_factor: float) -> Feature:
 
 def _drifted_ms(plan: ShardingPlan, pooling_factors: Mapping[str, float], context: TaskContext) -> float:
     """The plan's predicted step, longer or shorter by what today's models say of other mean ids per sample."""
-    assert plan.predicted is not None
-    predicted, costs = plan.predicted, plan_costs(plan, context.registry, risk=plan.risk)
+    predicted, costs = plan.prices, plan_costs(plan, context.registry, risk=plan.risk)
     plans = (plan, held_of(plan, with_pooling(plan.tables, pooling_factors)))
     planned_ms, drifted_ms = (evaluate(one, costs, overlap=predicted.overlap).step_ms.value for one in plans)
     return predicted.step_ms.value * drifted_ms / planned_ms

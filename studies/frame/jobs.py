@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import torch
-import torch.distributed as dist
 
 from autoshard.core import ShardingPlan
 from autoshard.formats import write_plan
-from autoshard.formats.files import atomic_write
-from autoshard.runtime.processes.job import JOB_FILE, RESULTS_FILE
+from autoshard.runtime.processes.devices import joined
+from autoshard.runtime.processes.job import RESULTS_FILE
 from autoshard.runtime.processes.launch import LOCAL, Launcher, running_workers
 from autoshard.runtime.processes.worker import run_worker
 
@@ -63,15 +60,10 @@ def do_job(measure: Callable[[Mapping[str, Any]], object]) -> None:
     Args:
         measure: Given the job, returns what can be written as JSON; all processes call it, and process 0 writes.
     """
-    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
 
-    def work() -> None:
-        job = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
+    def work(job: Any, _folder: Path, _rank: int) -> object:
         torch.set_num_threads(1)
-        dist.init_process_group("gloo")
-        results = measure(job)
-        dist.destroy_process_group()
-        if rank == 0:
-            atomic_write(folder / RESULTS_FILE, json.dumps(results, allow_nan=False))
+        with joined(torch.device("cpu")):
+            return measure(job)
 
-    run_worker(work, folder, rank)
+    run_worker(work)

@@ -230,11 +230,8 @@ def run_search(task: str, seed: int, number: int, best_s: float, registry: Path 
 
 
 def _timed(plan: ShardingPlan, took_s: float) -> TimedPlan:
-    assert plan.predicted is not None, "plans are priced"
     assert plan.provenance is not None, "plans name their planner"
-    return TimedPlan(
-        step_ms=plan.predicted.step_ms.value, took_s=took_s, search=plan.provenance.models.get("search", "")
-    )
+    return TimedPlan(step_ms=plan.prices.step_ms.value, took_s=took_s, search=plan.provenance.models.get("search", ""))
 
 
 @command_options()

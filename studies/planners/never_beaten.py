@@ -173,8 +173,7 @@ def _step_ms(name: str, request: PlanRequest) -> float | None:
         plan = make_plan(name, request)
     except AutoshardError:
         return None
-    assert plan.predicted is not None, "make_plan prices"
-    return plan.predicted.step_ms.value if has_room(plan) else None
+    return plan.prices.step_ms.value if has_room(plan) else None
 
 
 @command_options()

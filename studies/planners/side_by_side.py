@@ -97,9 +97,8 @@ class PlannerNumbers:
     def of(cls, row: ComparedPlan) -> PlannerNumbers:
         """The numbers of a plan that was priced and replayed."""
         assert row.plan is not None, "planners without a plan have ended the comparison"
-        assert row.plan.predicted is not None, "planners price their plans"
         assert row.measured is not None, "all plans are replayed"
-        predicted = row.plan.predicted
+        predicted = row.plan.prices
         return cls(
             planner=row.planner,
             predicted_max_ms=predicted.max_kernel_ms,

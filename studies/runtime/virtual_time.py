@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -40,13 +39,13 @@ from autoshard.core import (
 )
 from autoshard.core.errors import AutoshardError, DeviceError, InvalidOptionError
 from autoshard.core.step import KERNEL_PARTS, Overlap, StepPart
-from autoshard.formats import atomic_write, topology_from_json, topology_to_json, write_plan
+from autoshard.formats import topology_from_json, topology_to_json, write_plan
 from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs
 from autoshard.report.figures import BLUE, GREY, ORANGE, in_house_style
 from autoshard.runtime import RunRequest, RunResult
-from autoshard.runtime.processes.job import JOB_FILE, RESULTS_FILE
+from autoshard.runtime.processes.job import RESULTS_FILE
 from autoshard.runtime.processes.launch import FORKED, LOCAL, Launcher, Torchrun, running_workers
 from autoshard.runtime.processes.worker import run_worker
 from autoshard.runtime.result_json import RUN
@@ -522,30 +521,22 @@ def _slowed(options: VirtualTimeOptions) -> Repeated:
     return Repeated(runs=runs, labels=("as it is", "slowed") * pairs)
 
 
-def _work() -> None:
-    """A process of `_slowed`."""
-    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+def _work(job: Any, folder: Path, rank: int) -> object:
+    """What a process of `_slowed` does."""
+    from autoshard.runtime.processes.session import open_session
 
-    def work() -> None:
-        from autoshard.runtime.processes.session import open_session
+    requests = [RunRequest(**one) for one in job["requests"]]
+    steps = requests[0].last_step or 1
 
-        job = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
-        requests = [RunRequest(**one) for one in job["requests"]]
-        steps = requests[0].last_step or 1
+    def burn(done: int, _: int) -> None:
+        if rank == job["slowed_rank"] and (done - 1) // steps % 2:
+            until_s = time.thread_time() + job["slowed_ms"] / 1e3
+            while time.thread_time() < until_s:
+                pass
 
-        def burn(done: int, _: int) -> None:
-            if rank == job["slowed_rank"] and (done - 1) // steps % 2:
-                until_s = time.thread_time() + job["slowed_ms"] / 1e3
-                while time.thread_time() < until_s:
-                    pass
-
-        with open_session(requests, folder, burn) as session:
-            results = session.run_all()
-        if rank == 0:
-            document = {"results": [RUN.to_json(one) for one in results]}
-            atomic_write(folder / RESULTS_FILE, json.dumps(document, allow_nan=False))
-
-    run_worker(work, folder, rank)
+    with open_session(requests, folder, burn) as session:
+        results = session.run_all()
+    return {"results": [RUN.to_json(one) for one in results]}
 
 
 @contextmanager
@@ -713,4 +704,4 @@ def _figure(compared: Sequence[Compared]) -> go.Figure:
 
 
 if __name__ == "__main__":
-    _work()
+    run_worker(_work)

@@ -6,7 +6,7 @@ from autoshard.core import DType
 from autoshard.core.errors import DeviceError
 from bench.kernels.harness import Settings, reference_set
 from bench.kernels.measurable import set_bytes
-from bench.measuring.arena import Arena, Arenas, available_bytes, free_bytes
+from bench.measuring.arena import Arena, Arenas, free_bytes
 from bench.measuring.caches import FALLBACK_CPU_BYTES, CacheFlush, device_cache_bytes, last_level_cache_bytes
 from bench.measuring.devices import BenchDevice
 
@@ -87,17 +87,6 @@ def test_an_arena_says_what_does_not_fit():
 def test_memory_that_the_system_does_not_grant_is_an_error():
     with pytest.raises(DeviceError, match="bytes of memory cannot be reserved"):
         Arena(2**57, CPU)
-
-
-def test_a_container_limits_the_memory(tmp_path):
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal:  32000000 kB\nMemAvailable:  16000000 kB\n")
-    assert available_bytes(meminfo, tmp_path) == 16_000_000 * 1024
-    (tmp_path / "memory.max").write_text("8000000000\n")
-    (tmp_path / "memory.current").write_text("3000000000\n")
-    assert available_bytes(meminfo, tmp_path) == 5_000_000_000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert available_bytes(meminfo, tmp_path) == 16_000_000 * 1024
 
 
 def test_a_rank_of_60_gb_fits_on_a_gpu_of_80_beside_its_reference(monkeypatch):

@@ -27,7 +27,7 @@ from autoshard.core import (
     Tier,
 )
 from autoshard.core.errors import DeviceError, ExecutionError, InputError, InvalidPlanError
-from autoshard.runtime import execution
+from autoshard.runtime import execution, memory
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.rows import moving
 from autoshard.runtime.engine.rows.fused import FusedSettings
@@ -272,7 +272,7 @@ def check_failures():
         ),
         ((moving, "_legs"), lacking, 3, DeviceError, "out of memory: CUDA"),
         ((moving._Round, "write"), lacking, 1, DeviceError, "out of memory: CUDA"),
-        ((execution, "free_host_bytes"), DeviceError("gone", field="memory"), 0, DeviceError, "memory: gone"),
+        ((memory, "free_host_bytes"), DeviceError("gone", field="memory"), 0, DeviceError, "memory: gone"),
     ):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(moving, "ROUND_BYTES", 1024)
@@ -304,7 +304,7 @@ def check_refusals(embeddings):
         with pytest.raises(expected, match=text):
             embeddings.adopt(given, orders)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(execution, "free_host_bytes", lambda: 1000 if is_last else 1 << 40)
+        patch.setattr(memory, "free_host_bytes", lambda: 1000 if is_last else 1 << 40)
         with pytest.raises(DeviceError, match=r"^the plan's tables need .* on this cpu beside .*, 1000 B are free"):
             embeddings.adopt(plan)
 

@@ -6,13 +6,13 @@ import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_embedding_configs import SparseType
 
-from autoshard.runtime import execution, participation
+from autoshard.runtime import memory, participation
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.rows import averaging, fused, replicated
 from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.engine.vectors import payload
+from autoshard.runtime.memory import free_device_bytes
 from autoshard.runtime.releases import fused_embedding
-from autoshard.runtime.state import free_device_bytes
 from autoshard.runtime.training.synthetic import draw_samples
 from tests.contracts.drawn_layouts import drawn_plan, other_layout, weighted_sums
 from tests.runtime.pretended_gpu import CUDA, OnGpu, held, pretended
@@ -79,9 +79,9 @@ class FusedOnGpu:
 def on_gpu():
     with pretended(MODULES):
         fused.fused_embedding = FusedOnGpu
-        execution.free_device_bytes = lambda _: 1 << 40
+        memory.free_device_bytes = lambda _: 1 << 40
         yield
-        fused.fused_embedding, execution.free_device_bytes = fused_embedding, free_device_bytes
+        fused.fused_embedding, memory.free_device_bytes = fused_embedding, free_device_bytes
 
 
 def compared(plan, orders, *, is_weighted):

@@ -21,9 +21,9 @@ from autoshard.core.choices import Device
 from autoshard.core.errors import DeviceError
 from autoshard.core.quoting import write_bytes
 from autoshard.evaluation.batch_memory import row_order_bytes, training_bytes
+from autoshard.hardware import free_host_bytes
 from autoshard.runtime.engine.ids import addresses
 from autoshard.runtime.processes.devices import check_memory, choose_device
-from autoshard.runtime.state import free_host_bytes
 from tests import builders as make
 
 CPU = torch.device("cpu")
@@ -48,7 +48,7 @@ def needed(plan, process, num_processes, device, monkeypatch):
 
     def is_enough(gpu_bytes, host_bytes):
         monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (gpu_bytes, gpu_bytes))
-        monkeypatch.setattr("autoshard.runtime.processes.devices.free_host_bytes", lambda: host_bytes)
+        monkeypatch.setattr("autoshard.runtime.memory.free_host_bytes", lambda: host_bytes)
         try:
             check_memory(plan, process, num_processes, torch.device(device))
         except DeviceError:
@@ -65,7 +65,7 @@ def test_tables_that_do_not_fit_are_refused(monkeypatch):
     check_memory(plan, 0, 2, CPU)
     # Weights, a moment for each row, and a batch.
     free = 1000 * (16 * 4 + 4) + round(training_bytes(plan).sum()) - 1
-    monkeypatch.setattr("autoshard.runtime.processes.devices.free_host_bytes", lambda: free)
+    monkeypatch.setattr("autoshard.runtime.memory.free_host_bytes", lambda: free)
     needed, left = write_bytes(free + 1), write_bytes(free)
     with pytest.raises(DeviceError, match=rf"need {needed} on this cpu, {left} are free: scale the tables"):
         check_memory(plan, 0, 2, CPU)
@@ -115,6 +115,14 @@ def test_a_gpu_holds_caches_with_their_indices_row_orders_and_communicators(monk
     # 100 rows, all of them beyond the list: 32 bytes each, and 256 slots of 16, with 16 behind them.
     more = needed(listed, 1, 2, "cuda", monkeypatch)[0] - needed(cut, 1, 2, "cuda", monkeypatch)[0]
     assert more == row_order_bytes(listed) == 100 * 32 + (256 + 16) * 16
+
+
+def test_memory_that_torch_keeps_of_an_earlier_request_is_free(monkeypatch):
+    plan = make.table_wise_plan([make.table("t", 1000, 16)], [0])
+    first, _ = needed(plan, 0, 2, "cuda", monkeypatch)
+    monkeypatch.setattr("torch.cuda.memory_reserved", lambda _: 50_000)
+    monkeypatch.setattr("torch.cuda.memory_allocated", lambda _: 20_000)
+    assert needed(plan, 0, 2, "cuda", monkeypatch)[0] == first - 30_000
 
 
 @pytest.mark.parametrize("first_id", [0, 300, 900])

@@ -119,7 +119,8 @@ def test_rows_behind_a_cache_take_a_kernel_of_their_own():
     assert [owners.of_kernel(key, 0) for key in owners.kernels] == [(0,), (1,), (2,)]
     # Weights; in the device's memory a moment for each row, and the cache, with 4 bytes for each row and 20 a slot.
     hbm_bytes = 1000 * 64 + 3 * 1000 * 4 + 6_400 + 1000 * 4 + 100 * 20
-    assert owners.storage_bytes(0) == {MemoryLevel.HBM: hbm_bytes, MemoryLevel.DDR: 128_000, MemoryLevel.SSD: 0}
+    held = [one.num_bytes(0) for one in owners.holdings]
+    assert [sum(one[level] for one in held) for level in MemoryLevel] == [hbm_bytes, 128_000, 0]
     for device in ("cpu", "cuda"):
         check_levels(owners, torch.device(device))
 

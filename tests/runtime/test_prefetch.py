@@ -327,11 +327,6 @@ class TestGradientBuckets:
 
 
 WORKER = """
-import json
-import os
-import sys
-from pathlib import Path
-
 import torch.distributed as dist
 
 from autoshard.core.errors import InvalidOptionError
@@ -343,9 +338,9 @@ from autoshard.runtime.processes.worker import run_worker
 from autoshard.runtime.training.synthetic import draw_samples
 
 
-def work():
+def work(plan_path, _folder, rank):
     dist.init_process_group("gloo")
-    plan = read_plan(json.loads((folder / "job.json").read_text()))
+    plan = read_plan(plan_path)
     embeddings = ShardedEmbeddings(plan, FusedSettings(learning_rate=0.1))
     batches = [draw_samples(plan.tables, 1, embeddings.local_batch_size, (n, rank)).ids for n in range(2)]
     first = embeddings.prefetch(batches[0])
@@ -357,8 +352,7 @@ def work():
     embeddings(second).pooled_BC.sum().backward()  # process 1 does not look it up
 
 
-folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
-run_worker(work, folder, rank)
+run_worker(work)
 """
 
 

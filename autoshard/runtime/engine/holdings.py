@@ -323,10 +323,6 @@ class GroupOrder:
         """The group of a process."""
         return next(number for number, group in enumerate(self.groups) if process in group)
 
-    def peers(self, place: int) -> tuple[int, ...]:
-        """Processes that have the same place in their groups, and hold copies of the same rows."""
-        return tuple(group[place] for group in self.groups)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumSlot:
@@ -538,11 +534,6 @@ class Ownership:
         """Tables that a process holds some of, in the plan's order."""
         held = {one.table for one in self.holdings if one.num_rows(process)}
         return tuple(self.tables.tables[index] for index in sorted(held))
-
-    def storage_bytes(self, process: int) -> dict[MemoryLevel, int]:
-        """Weights, optimizer state and caches of a process, by memory level."""
-        held = [one.num_bytes(process) for one in self.holdings]
-        return {level: sum(one[level] for one in held) for level in MemoryLevel}
 
     def plan_ranks_of(self, process: int) -> tuple[int, ...]:
         """Ranks of the plan that a process runs."""

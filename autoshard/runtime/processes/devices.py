@@ -1,23 +1,26 @@
-"""The device of a process, and whether it holds what a plan puts there."""
+"""The device of a process, whether it holds what a plan puts there, and the group of processes on such devices."""
 
 from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Set
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from autoshard.core import MemoryLevel, ShardingPlan
 from autoshard.core.choices import Device
 from autoshard.core.errors import DeviceError
-from autoshard.core.quoting import write_bytes
 from autoshard.evaluation.batch_memory import dense_bytes, row_order_bytes, training_bytes
+from autoshard.hardware import free_host_bytes
 from autoshard.runtime.engine.holdings import GroupOrder, Holding
 from autoshard.runtime.engine.rows.fused import kept_rows
+from autoshard.runtime.memory import check_room, processes_here
 from autoshard.runtime.ownership import ownership_of
-from autoshard.runtime.state import free_host_bytes, processes_here
 
 #: Of each GPU, for NCCL: four communicators (vectors, batches that are prefetched, dense layers, replicas) of 256 MiB.
 #: Assumed from its buffers of 4 MiB per channel and peer; nothing here has measured it.
@@ -25,6 +28,9 @@ _COMMUNICATORS_BYTES = 1 << 30
 #: Of the memory that is free, what tables may take where their rows may share it: batches that are drawn ahead, gloo
 #: and the allocator take as much again with many processes. And how often rows are halved.
 _SPARED, _MOST_HALVINGS = 0.4, 20
+_REFUSAL = (
+    "tables and training need {needed} on this {where}, {free} are free: scale the tables down, or use more machines"
+)
 
 
 def choose_device(wanted: Set[Device], field: str | None = None) -> torch.device:
@@ -47,6 +53,24 @@ def choose_device(wanted: Set[Device], field: str | None = None) -> torch.device
     return torch.device("cuda", local_rank)
 
 
+@contextmanager
+def joined(device: torch.device, timeout: timedelta | None = None) -> Iterator[None]:
+    """Joins the process group that torchrun's environment describes, and leaves it at the end.
+
+    Args:
+        device: This process's device: groups are over NCCL on a GPU, over gloo on a CPU.
+        timeout: How long a collective waits for a process that is silent but not dead; None for torch's own.
+    """
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", timeout=timeout, device_id=device)
+    else:
+        dist.init_process_group("gloo", timeout=timeout)
+    yield
+    # Not after an error: a group whose peers are gone would wait for them.
+    dist.destroy_process_group()
+
+
 def check_memory(
     plan: ShardingPlan, process: int, num_processes: int, device: torch.device, row_share: float = 1.0
 ) -> None:
@@ -66,14 +90,8 @@ def check_memory(
         DeviceError: If more is needed than is free.
     """
     need = _Need(plan, num_processes, row_share)
-    here = processes_here(process, num_processes)
-    on_host = set(MemoryLevel)
-    if device.type == "cuda":
-        on_host = {MemoryLevel.DDR}
-        communicators = _COMMUNICATORS_BYTES if num_processes > 1 else 0
-        needed = need.bytes_of(process, {MemoryLevel.HBM}) + communicators
-        _check_free(needed, device.type, torch.cuda.mem_get_info(device)[0])
-    _check_free(sum(need.bytes_of(one, on_host) for one in here), "cpu", free_host_bytes())
+    communicators = _COMMUNICATORS_BYTES if num_processes > 1 else 0
+    check_room(need.bytes_of, process, num_processes, device, _REFUSAL, communicators)
 
 
 def fitting_row_share(plan: ShardingPlan, process: int, num_processes: int) -> float:
@@ -141,11 +159,3 @@ class _Need:
         held, rows = holding.num_bytes(place), holding.num_rows(place)
         share = 1.0 if holding.is_replicated or not rows else kept_rows(rows, self._row_share) / rows
         return round(share * sum(held[level] for level in levels))
-
-
-def _check_free(needed_bytes: int, where: str, free_bytes: int) -> None:
-    if needed_bytes > free_bytes:
-        raise DeviceError(
-            f"tables and training need {write_bytes(needed_bytes)} on this {where}, {write_bytes(free_bytes)} are "
-            "free: scale the tables down, or use more machines"
-        )

@@ -1,6 +1,6 @@
 """A set of processes that executes requests: devices, the process group, measured steps.
 
-Shape suffixes: S measured steps, P processes, M measured quantities.
+Shape suffixes: S measured steps, M steps whose times are kept.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import json
 import os
 import random
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import median_low
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,23 +35,25 @@ from autoshard.formats import atomic_write, digest, load_topology, plan_to_json,
 from autoshard.formats.row_orders import read_row_orders
 from autoshard.formats.sample_files import open_samples
 from autoshard.formats.stores.remote_folders import folder_of
+from autoshard.hardware import free_host_bytes
 from autoshard.plugins import step_models
 from autoshard.runtime.access_counts import HALF_LIFE, AccessCounter
 from autoshard.runtime.checkpoints.manifest import PLAN_NAME, committed_folders
 from autoshard.runtime.clock import WALL
 from autoshard.runtime.engine.holdings import GroupOrder, Ownership
 from autoshard.runtime.engine.rows.fused import FusedSettings
+from autoshard.runtime.memory import processes_here
 from autoshard.runtime.participation import check_alike
 from autoshard.runtime.processes.devices import (
     check_memory,
     choose_device,
     fitting_row_share,
+    joined,
     needed_bytes,
     peak_bytes,
     resident_bytes,
 )
 from autoshard.runtime.processes.heap import make_heap_ready
-from autoshard.runtime.releases import all_gather
 from autoshard.runtime.replanning import JobReplanning, ReplanSettings, merged_counts
 from autoshard.runtime.results import (
     DEFAULT_DENSE_FEATURES,
@@ -63,7 +66,6 @@ from autoshard.runtime.results import (
     Verification,
     VirtualRun,
 )
-from autoshard.runtime.state import free_host_bytes, processes_here
 from autoshard.runtime.timeline import chrome_trace, gather_steps, rank_steps
 from autoshard.runtime.timing import Part, Span, StepTimer, Timings
 from autoshard.runtime.training.bad_ids import IdRepair
@@ -112,6 +114,14 @@ class Sharding:
     plan: ShardingPlan
     row_orders: Mapping[str, torch.Tensor]
     resumed: ResumedPlan | None = None
+
+
+class _Measured(NamedTuple):
+    """What a process tells the others of its measured steps."""
+
+    timing: RankTiming
+    steps_ms: list[float]
+    losses: list[float]
 
 
 class Session:
@@ -247,14 +257,15 @@ class Session:
             begun_at = loop.number
             self._done += begun_at
             with self._metrics(request, sharding.plan, engine, timer, begun_at) as metrics:
-                measured_SM = yield from self._steps(request, loop, samples, saved, replanning, metrics)
+                steps, losses = yield from self._steps(request, loop, samples, saved, replanning, metrics)
         num_steps = request.verify_steps + loop.number - begun_at
         sent = engine.sent_bytes()
-        sent_E = measured_SM.new_tensor([sent[name] / max(1, num_steps) for name in SENT] if sent else [])
-        amounts_E = torch.cat([sent_E.new_tensor([self._peak_bytes()]), sent_E])
-        measured_SM = torch.cat([measured_SM, amounts_E.expand(len(measured_SM), -1)], dim=1)
-        measured_PSM = measured_SM.new_empty(dist.get_world_size(), *measured_SM.shape)
-        all_gather(measured_PSM.view(-1, measured_SM.shape[1]), measured_SM)
+        sent_bytes = {name: sent[name] / max(1, num_steps) for name in SENT} if sent else {}
+        executed = sharding.plan if replanning is None else replanning.plan
+        timings = [timings for _, timings in steps]
+        timing = _rank_timing(executed, engine.owners, self._device, timings, self._peak_bytes(), sent_bytes)
+        everybody: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everybody, _Measured(timing, [span.ms for span, _ in steps], losses))
         if request.trace_path is not None and loop.last_samples is not None and not loop.is_stopped:
             _trace(request.trace_path, training, loop.last_samples)
         job = None
@@ -274,9 +285,8 @@ class Session:
                 resumed_plan=sharding.resumed,
                 resumed_learning_rate=learning_rate if is_resumed_rate else None,
             )
-        executed = sharding.plan if replanning is None else replanning.plan
         result = _summary(
-            request, executed, engine.owners, dense.interaction, self._device, measured_PSM.cpu(), verification, job
+            request, executed, engine.owners, dense.interaction, self._device, everybody, verification, job
         )
         bad_ids = torch.tensor(repair.num_bad, device=self._device)
         dist.all_reduce(bad_ids)
@@ -441,11 +451,11 @@ class Session:
         saved: SavedJob | None,
         replanning: JobReplanning | None,
         metrics: JobMetrics | None,
-    ) -> Generator[None, None, torch.Tensor]:
+    ) -> Generator[None, None, tuple[list[tuple[Span, Timings]], list[float]]]:
         """Trains, with a break after each round.
 
         Returns:
-            Step time, loss and parts of the last measured steps, shape (S, M).
+            The last measured steps, and the loss of each.
         """
         counted: deque[tuple[Span, Timings]] = deque(maxlen=_MAX_MEASURED)
         # A loss that is kept where the step left it, between its activations, keeps their memory from being one block
@@ -482,17 +492,7 @@ class Session:
             if (everybody := gather_steps(rank_steps(last))) is not None:
                 atomic_write(Path(request.profile_path), json.dumps(chrome_trace(everybody)))
         losses = losses_M.roll(-num_counted).tolist()[_MAX_MEASURED - len(counted) :]
-        measured = [
-            [
-                *(span.ms, loss),
-                *timings.parts.values(),
-                *_flat(timings.collectives.values()),
-                *timings.work_ms.values(),
-            ]
-            for (span, timings), loss in zip(counted, losses, strict=True)
-        ]
-        num_columns = 2 + len(Part) + 2 * len(StepCollective) + len(StepPart)
-        return torch.tensor(measured, dtype=torch.float64, device=self._device).view(-1, num_columns)
+        return list(counted), losses
 
 
 def _in_turn(runs: Sequence[Generator[None, None, RunResult]]) -> list[RunResult]:
@@ -564,15 +564,10 @@ def open_session(
         return
     device = choose_device({request.device for request in requests})
     if device.type == "cuda":
-        torch.cuda.set_device(device)
         # Collectives are launched in one order on all processes, in which NCCL runs them then (`Turn`).
         os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
-        dist.init_process_group("nccl", timeout=_COLLECTIVE_TIMEOUT, device_id=device)
-    else:
-        dist.init_process_group("gloo", timeout=_COLLECTIVE_TIMEOUT)
-    yield Session(requests, device, on_step, wants_stop, rounds=rounds)
-    # Not after an error: a group whose peers are gone would wait for them.
-    dist.destroy_process_group()
+    with joined(device, _COLLECTIVE_TIMEOUT):
+        yield Session(requests, device, on_step, wants_stop, rounds=rounds)
 
 
 def make_engine(
@@ -651,44 +646,20 @@ def _summary(
     owners: Ownership,
     interaction: str,
     device: torch.device,
-    measured_PSM: torch.Tensor,
+    everybody: Sequence[_Measured],
     verification: Verification | None,
     job: JobReport | None,
 ) -> RunResult:
-    num_measured = measured_PSM.shape[1]
-    if not num_measured:  # resumed at its end
-        measured_PSM = measured_PSM.new_zeros(len(measured_PSM), 1, measured_PSM.shape[2])
-    steps_S = np.sort(measured_PSM[:, :, 0].max(dim=0).values.numpy())
-    step_ms = float(np.median(steps_S))
+    steps_S = np.sort(np.array([one.steps_ms for one in everybody]).max(axis=0))
+    num_measured = len(steps_S)  # none where a job is resumed at its end
+    step_ms = float(np.median(steps_S)) if num_measured else 0.0
     low_ms, high_ms = _median_interval(steps_S) if num_measured else (None, None)
-    medians_PM = measured_PSM.median(dim=1).values
-    losses_S = measured_PSM[:, :, 1].mean(dim=0)
+    losses_S = torch.tensor([one.losses for one in everybody], dtype=torch.float64).mean(dim=0)
     good_S = losses_S[losses_S.isfinite()]
     is_met = request.on_bad_gradients in (BadGradients.SKIP, BadGradients.CLIP)
     if num_measured and len(good_S) < (1 if is_met else len(losses_S)):
         raise DivergedError(f"training diverged: the loss became {float(losses_S[-1])}")
-    order = GroupOrder.of(plan.replica_groups, dist.get_world_size())
-    places = {process: place for group in order.groups for place, process in enumerate(group)}
-    first = 2 + len(Part)
-    work = first + 2 * len(StepCollective)
-    amounts = work + len(StepPart)
-    times_PC = medians_PM[:, first:work]
-    ranks = tuple(
-        RankTiming(
-            process=process,
-            plan_ranks=tuple(
-                plan.replica_groups.world_ranks(rank, plan.topology)[order.group_of(process)]
-                for rank in owners.plan_ranks_of(places[process])
-            ),
-            num_tables=len(owners.tables_of(places[process])),
-            **dict(zip(Part, medians_M[2 : 2 + len(Part)].tolist(), strict=True)),
-            memory_bytes=int(medians_M[amounts]),
-            sent_bytes=dict(zip(SENT, medians_M[amounts + 1 :].tolist(), strict=False)),
-            collectives=_collective_times(times_PC[process].tolist()),
-            work_ms=dict(zip(StepPart, medians_M[work:amounts].tolist(), strict=True)) if device.type == "cpu" else {},
-        )
-        for process, medians_M in enumerate(medians_PM)
-    )
+    ranks = tuple(one.timing for one in everybody)
     kernel_ms = [rank.kernel_ms for rank in ranks]
     batch_size = plan.tables.batch_size
     return RunResult(
@@ -718,23 +689,59 @@ def _summary(
     )
 
 
+def _rank_timing(
+    plan: ShardingPlan,
+    owners: Ownership,
+    device: torch.device,
+    steps: Sequence[Timings],
+    memory_bytes: int,
+    sent_bytes: Mapping[str, float],
+) -> RankTiming:
+    """What this process took, medians over the measured steps; 0 where there are none.
+
+    Args:
+        plan: The plan that was executed last.
+        owners: Who holds what in a replica group.
+        device: This process's device.
+        steps: What was counted in each.
+        memory_bytes: As `RankTiming` has it.
+        sent_bytes: The same.
+    """
+    process, order = dist.get_rank(), GroupOrder.of(plan.replica_groups, dist.get_world_size())
+    group = order.group_of(process)
+    place = order.groups[group].index(process)
+    parts, collectives = [one.parts for one in steps], [one.collectives for one in steps]
+    part_ms: dict[str, Any] = {part: _median([one[part] for one in parts]) for part in Part}
+    medians = {
+        kind: CollectiveTime(
+            serialised_ms=_median([one[kind].serialised_ms for one in collectives]),
+            exposed_ms=_median([one[kind].exposed_ms for one in collectives]),
+        )
+        for kind in StepCollective
+    }
+    work_ms = {part: _median([one.work_ms[part] for one in steps]) for part in StepPart}
+    return RankTiming(
+        process=process,
+        plan_ranks=tuple(
+            plan.replica_groups.world_ranks(rank, plan.topology)[group] for rank in owners.plan_ranks_of(place)
+        ),
+        num_tables=len(owners.tables_of(place)),
+        **part_ms,
+        memory_bytes=memory_bytes,
+        sent_bytes=sent_bytes,
+        collectives={kind: one for kind, one in medians.items() if one.serialised_ms > 0},
+        work_ms=work_ms if device.type == "cpu" else {},
+    )
+
+
+def _median(values: Sequence[float]) -> float:
+    """The lower median; 0 of no values."""
+    return median_low(values) if values else 0.0
+
+
 def _median_interval(sorted_S: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[float, float]:
     """The 95% interval of the median, whatever the distribution of the values: as many of them as lie beside it."""
     count = len(sorted_S)
     aside = _95_PERCENT * count**0.5 / 2
     low, high = int(max(0, np.floor(count / 2 - aside))), int(min(count - 1, np.ceil(count / 2 + aside)))
     return float(sorted_S[low]), float(sorted_S[high])
-
-
-def _flat(times: Iterable[CollectiveTime]) -> list[float]:
-    """Pairs of serialised and exposed milliseconds."""
-    return [ms for one in times for ms in (one.serialised_ms, one.exposed_ms)]
-
-
-def _collective_times(times: Sequence[float]) -> dict[StepCollective, CollectiveTime]:
-    """Of pairs of serialised and exposed milliseconds; without collectives that took no time."""
-    return {
-        one: CollectiveTime(serialised_ms=serialised_ms, exposed_ms=exposed_ms)
-        for one, serialised_ms, exposed_ms in zip(StepCollective, times[::2], times[1::2], strict=True)
-        if serialised_ms > 0
-    }

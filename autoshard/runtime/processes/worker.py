@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from autoshard.core.errors import AutoshardError
 from autoshard.formats import atomic_write
@@ -25,38 +25,28 @@ from autoshard.runtime.results import RunRequest
 
 
 def main() -> None:
-    """Executes the job in the folder that the command line names."""
-    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    """Executes the requests of the job."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # for the thread of `Watch`
-
-    def work() -> None:
-        # Imported here: torch and FBGEMM take a second, in which a broken import should still leave an error file.
-        from autoshard.runtime.processes.watch import Watch
-
-        job = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
-        watch = Watch(folder, rank, int(os.environ["WORLD_SIZE"]), lambda error: _fail(error, folder, rank))
-        try:
-            requests = [RunRequest(**request) for request in job["requests"]]
-            _execute(requests, job["rounds"], folder, rank, lambda: watch.wants_stop)
-        except Exception as error:
-            raise watch.explained(error) from error
-        watch.close()
-
-    run_worker(work, folder, rank)
+    run_worker(_work)
 
 
-def run_worker(work: Callable[[], None], folder: Path, rank: int) -> NoReturn:
-    """Does a process's work and ends the process; the folder gets its id, and the error if there is one.
+def run_worker(work: Callable[[Any, Path, int], object]) -> NoReturn:
+    """Does this process's work and ends the process.
+
+    The folder that the command line names holds the job. It gets this process's id, the results of the process of rank
+    0 if there are some, and the error if there is one.
 
     Args:
-        work: What to do; what it writes must be closed when it returns.
-        folder: Of the job.
-        rank: Of the process.
+        work: What to do, given the job, the folder and the rank of this process; gives results that can be written as
+            JSON, or None. What it writes itself must be closed when it returns.
     """
+    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
     atomic_write(folder / PID_FILE.format(rank=rank), str(os.getpid()))
     try:
         threading.Thread(target=_exit_with_launcher, daemon=True).start()
-        work()
+        results = work(json.loads((folder / JOB_FILE).read_text(encoding="utf-8")), folder, rank)
+        if results is not None and rank == 0:
+            atomic_write(folder / RESULTS_FILE, json.dumps(results, allow_nan=False))
     except BaseException as error:  # noqa: BLE001 - the process ends
         traceback.print_exc()
         _fail(error, folder, rank)
@@ -74,9 +64,21 @@ def _fail(error: BaseException, folder: Path, rank: int) -> NoReturn:
     os._exit(1)
 
 
-def _execute(
-    requests: Sequence[RunRequest], rounds: int, folder: Path, rank: int, wants_stop: Callable[[], bool]
-) -> None:
+def _work(job: Any, folder: Path, rank: int) -> object:
+    # Imported here: torch and FBGEMM take a second, in which a broken import should still leave an error file.
+    from autoshard.runtime.processes.watch import Watch
+
+    watch = Watch(folder, rank, int(os.environ["WORLD_SIZE"]), lambda error: _fail(error, folder, rank))
+    try:
+        requests = [RunRequest(**request) for request in job["requests"]]
+        results = _execute(requests, job["rounds"], folder, lambda: watch.wants_stop)
+    except Exception as error:
+        raise watch.explained(error) from error
+    watch.close()
+    return results
+
+
+def _execute(requests: Sequence[RunRequest], rounds: int, folder: Path, wants_stop: Callable[[], bool]) -> object:
     from autoshard.runtime.processes.session import open_session
 
     def advance(done: int, total: int) -> None:
@@ -85,9 +87,7 @@ def _execute(
 
     with open_session(requests, folder, advance, wants_stop, rounds) as session:
         results = session.run_all()
-    if rank == 0:
-        document = {"results": [RUN.to_json(result) for result in results]}
-        atomic_write(folder / RESULTS_FILE, json.dumps(document, allow_nan=False))
+    return {"results": [RUN.to_json(result) for result in results]}
 
 
 def _exit_with_launcher() -> None:

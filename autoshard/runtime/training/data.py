@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -35,31 +35,6 @@ from autoshard.runtime.training.synthetic import IdsOfRanks, Samples, draw_sampl
 
 #: Batches that are read ahead of training.
 _READ_AHEAD = 4
-
-
-@runtime_checkable
-class SampleStream(Protocol):
-    """Local batches of one process, and the position in them.
-
-    Every process has one, and they end together, or a process whose stream has ended goes on with empty batches. A
-    state is JSON, is that after the last batch that was given, and belongs to all processes.
-    """
-
-    def __iter__(self) -> Iterator[Samples]:
-        """Batches from the position on."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """The position."""
-        ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes to a position.
-
-        Raises:
-            InputError: If it is one of other data.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -416,8 +391,9 @@ class Feed:
     """Gives training its batches, with those that follow, and knows the position after each.
 
     Args:
-        samples: This process's batches: a `SampleStream`, or any iterable of `Samples` such as a
-            `torch.utils.data.IterableDataset`. Without `state_dict`, a resumed job goes forward in it batch by batch.
+        samples: This process's batches, any iterable of `Samples` such as a `torch.utils.data.IterableDataset`. Its
+            `state_dict`, JSON, is the position after the last batch that it gave, and `load_state_dict` goes there.
+            Without the two, a resumed job goes forward in it batch by batch.
         device: Where batches go.
         ahead: Batches that training wants to know ahead.
         in_thread: Whether a thread reads ahead.

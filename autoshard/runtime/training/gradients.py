@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from autoshard.core.step import StepCollective
+from autoshard.runtime.engine.pieces import within
 from autoshard.runtime.pending import Pending
 from autoshard.runtime.timing import StepTimer
 
@@ -101,13 +102,6 @@ class GradientBuckets:
 
 def _buckets(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
     """Parameters in buckets, the last first: gradients come in about that order."""
-    buckets: list[list[nn.Parameter]] = []
-    free_bytes = 0
-    for parameter in reversed(parameters):
-        if not buckets or parameter.nbytes > free_bytes:
-            buckets.append([])
-            free_bytes = bucket_bytes
-        # In the model's order within a bucket.
-        buckets[-1].insert(0, parameter)
-        free_bytes -= parameter.nbytes
-    return buckets
+    buckets = within(((parameter, parameter.nbytes) for parameter in reversed(parameters)), bucket_bytes)
+    # In the model's order within a bucket.
+    return [bucket[::-1] for bucket in buckets]

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,6 +24,7 @@ from autoshard.core import ShardingPlan
 from autoshard.runtime.batch import Embedded
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.rows.fused import FusedSettings
+from autoshard.runtime.processes.devices import joined
 from autoshard.runtime.processes.job import JOB_FILE
 from autoshard.runtime.processes.worker import run_worker
 from autoshard.runtime.releases import all_gather
@@ -40,22 +40,19 @@ _HEARTBEAT_S = 1.0
 
 def main() -> None:
     """Does what the job in the folder that the command line names asks for."""
-    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
-    run_worker(lambda: _work(folder), folder, rank)
+    run_worker(_work)
 
 
-def _work(folder: Path) -> None:
-    job = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
-    dist.init_process_group("gloo")
-    if "noise" in job:
-        noise = read_as(NoiseJob, job["noise"], JOB_FILE)
-        for num_groups in noise.groups:
-            _report(result=asdict(noise_result(noise, num_groups)))
-    else:
-        training = read_as(TrainingJob, job["training"], JOB_FILE)
-        for run in training.runs:
-            _report(result=asdict(train(training.setting, run)))
-    dist.destroy_process_group()
+def _work(job: Any, _folder: Path, _rank: int) -> None:
+    with joined(torch.device("cpu")):
+        if "noise" in job:
+            noise = read_as(NoiseJob, job["noise"], JOB_FILE)
+            for num_groups in noise.groups:
+                _report(result=asdict(noise_result(noise, num_groups)))
+        else:
+            training = read_as(TrainingJob, job["training"], JOB_FILE)
+            for run in training.runs:
+                _report(result=asdict(train(training.setting, run)))
 
 
 @contextmanager

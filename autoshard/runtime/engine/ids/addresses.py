@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TypeAlias
 
 import fbgemm_gpu  # noqa: F401 - registers the operators of torch.ops.fbgemm
@@ -145,8 +146,8 @@ class _JoinedOrders:
     def __init__(self, orders: Sequence[RowOrderMap | None], rows: Sequence[int], device: torch.device) -> None:
         own = list(dict.fromkeys(one for one in orders if one is not None))
         rows_of = dict(zip(orders, rows, strict=True))
-        first_keys = dict(zip(own, _sums([rows_of[one] for one in own]), strict=False))
-        starts = dict(zip(own, _sums([one.num_ordered for one in own]), strict=False))
+        first_keys = dict(zip(own, accumulate((rows_of[one] for one in own), initial=0), strict=False))
+        starts = dict(zip(own, accumulate((one.num_ordered for one in own), initial=0), strict=False))
         self._low_N = torch.cat([one._low_N for one in own])
         items = [(keys + first_keys[one], values) for one in own if one._high for keys, values in [one._high.items()]]
         self._high = _HashMap(*map(torch.cat, zip(*items, strict=True))) if items else None
@@ -261,7 +262,7 @@ class AddressMap:
         of_features, rows = [layout.order for layout in mapped], [layout.num_rows for layout in mapped]
         self._orders = _JoinedOrders(of_features, rows, device) if any(of_features) else None
         spans = [span for layout in mapped for span in layout.spans]
-        before_F = _sums([layout.num_rows for layout in mapped])[:-1]
+        before_F = [0, *accumulate(layout.num_rows for layout in mapped)][:-1]
         starts = [before + span.start for before, layout in zip(before_F, mapped, strict=True) for span in layout.spans]
         parts = [address for span in spans for address in span.addresses]
         #: Rows of the mapped features before each, and the first of each range among all of them.
@@ -269,7 +270,7 @@ class AddressMap:
         self._is_cut_once = len(spans) == len(mapped)
         self._features_F = torch.arange(len(mapped), device=device)
         self._parts_K = torch.tensor(parts, dtype=torch.int64, device=device)
-        self._first_part = _Column(_sums([len(span.addresses) for span in spans])[:-1], device)
+        self._first_part = _Column([0, *accumulate(len(span.addresses) for span in spans)][:-1], device)
         #: Rows of a full part in blocks, parts where rows are dealt in turn.
         self._divisor = _Column([span.block if span.kind == _BLOCK else len(span.addresses) for span in spans], device)
         is_hashed = [span.kind == _HASH for span in spans]
@@ -432,7 +433,7 @@ class _Layout:
             for part, process in enumerate(held.replicas[held.read_by[reader]])
             if held.part_rows(part)
         )
-        bounds = _sums([holdings[index].num_rows(process) for process, index in pairs])
+        bounds = [0, *accumulate(holdings[index].num_rows(process) for process, index in pairs)]
         base = dict(zip(pairs, bounds, strict=False))
         spans: list[_Span] = []
         for held, number, index in ranges:
@@ -459,13 +460,6 @@ def _offset(holding: Holding, process: int, number: int, part: int) -> int:
     """First of a part's rows among those of the holding on a process; 0 if the part has none."""
     mine = (own.offset for own in holding.parts_of(process) if (own.range, own.part) == (number, part))
     return next(mine, 0)
-
-
-def _sums(sizes: Sequence[int]) -> list[int]:
-    sums = [0]
-    for size in sizes:
-        sums.append(sums[-1] + size)
-    return sums
 
 
 def _padded(bounds: Sequence[int], num_buckets: int, device: torch.device) -> torch.Tensor:

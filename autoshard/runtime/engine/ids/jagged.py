@@ -16,6 +16,7 @@ from itertools import accumulate
 import fbgemm_gpu  # noqa: F401 - registers the operators of torch.ops.fbgemm
 import torch
 
+from autoshard.runtime.engine.pieces import merged
 from autoshard.runtime.engine.staging import staged, waits
 
 
@@ -66,11 +67,14 @@ class Runs:
     """
 
     def __init__(self, runs_P: Sequence[Sequence[tuple[int, int]]], device: torch.device) -> None:
-        self._runs_P = merged = [_merged(runs) for runs in runs_P]
-        self.num_rooms, self._device, self._waits = len(merged), device, waits(device)
-        self._is_single = all(len(runs) == 1 for runs in merged)
-        flat = [run for runs in merged for run in runs]
-        starts = [0, *accumulate(map(len, merged))]
+        #: Runs that follow each other as one; an empty one where there is none.
+        self._runs_P = [
+            [(first, last) for _, first, last in merged((None, *run) for run in runs)] or [(0, 0)] for runs in runs_P
+        ]
+        self.num_rooms, self._device, self._waits = len(runs_P), device, waits(device)
+        self._is_single = all(len(runs) == 1 for runs in self._runs_P)
+        flat = [run for runs in self._runs_P for run in runs]
+        starts = [0, *accumulate(map(len, self._runs_P))]
         self._first_S, self._last_S, self._first_P, self._end_P = (
             torch.tensor(numbers, dtype=torch.int64, device=device)
             for numbers in ([one for one, _ in flat], [one for _, one in flat], starts[:-1], starts[1:])
@@ -155,14 +159,3 @@ class Runs:
             place_R = torch.arange(sum(rooms_P), device=self._device) - starts_P.index_select(0, room_R)
             self._places = (rooms_P, room_R, place_R)
         return self._places[1:]
-
-
-def _merged(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Runs, of which those that follow each other are one; an empty one where there is none."""
-    merged: list[tuple[int, int]] = []
-    for first, last in runs:
-        if merged and merged[-1][1] == first:
-            merged[-1] = (merged[-1][0], last)
-        else:
-            merged.append((first, last))
-    return merged or [(0, 0)]

@@ -5,12 +5,13 @@ Shape suffixes: N rows, D embedding dim, U distinct rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
+from autoshard.runtime.engine.pieces import within
 from autoshard.runtime.releases import all_gather
 
 #: Marks of rows that were updated since the last average of replica groups, and since they were last saved.
@@ -71,35 +72,13 @@ def _average_all(tensors: Sequence[torch.Tensor], peers: dist.ProcessGroup, piec
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         values = [tensor.view(-1) for tensor in tensors if tensor.dtype is dtype]
         pieces = [piece for one in values for piece in torch.split(one, piece_bytes // one.element_size())]
-        for batch in _within(((piece, piece.nbytes) for piece in pieces), piece_bytes):
+        for batch in within(((piece, piece.nbytes) for piece in pieces), piece_bytes):
             flat = torch.cat(batch) if len(batch) > 1 else batch[0]
             sent += _average_values(flat, peers)
             if len(batch) > 1:
                 for one, means in zip(batch, torch.split(flat, [len(one) for one in batch]), strict=True):
                     one.copy_(means)
     return sent
-
-
-_PieceT = TypeVar("_PieceT")
-
-
-def _within(pieces: Iterable[tuple[_PieceT, int]], num_bytes: int) -> Iterator[list[_PieceT]]:
-    """Pieces in their order, as many together as have so many bytes, or one that has more.
-
-    Args:
-        pieces: The pieces, each with its bytes.
-        num_bytes: Most of those together.
-    """
-    batch: list[_PieceT] = []
-    room = num_bytes
-    for piece, size in pieces:
-        if batch and size > room:
-            yield batch
-            batch, room = [], num_bytes
-        batch.append(piece)
-        room -= size
-    if batch:
-        yield batch
 
 
 def _average_values(values: torch.Tensor, peers: dist.ProcessGroup) -> int:
@@ -136,7 +115,7 @@ def _average_marked(states: Sequence[RowStates], peers: dist.ProcessGroup, piece
     sent = union.nbytes
     for dtype in dict.fromkeys(tensor.dtype for tensor, _ in places):
         of_dtype = [place for place in places if place[0].dtype is dtype]
-        for batch in _within(_rows_of(of_dtype, piece_bytes), piece_bytes):
+        for batch in within(_rows_of(of_dtype, piece_bytes), piece_bytes):
             gathered = [tensor.index_select(0, rows_U) for tensor, rows_U in batch]
             flat = torch.cat([one.view(-1) for one in gathered])
             sent += _average_values(flat, peers)

@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from autoshard.runtime.engine.agreement import Agreement
 from autoshard.runtime.engine.holdings import HeldRange
+from autoshard.runtime.engine.pieces import within
 from autoshard.runtime.engine.rows.places import RowBlock, TableLayout, located
 
 #: Most bytes that all processes give each other in a round. A process has room in memory for those that travel and two
@@ -243,18 +244,9 @@ def _rounds(moves: Sequence[TableMove], num_stripes: int) -> Iterator[list[_Unit
     Rows that lie side by side are often on one process, and a table may be on one alone. So a round has some rows of
     all tables, and some of all stripes of a table: most processes have something to give and to take in most rounds.
     """
-    units = sorted(_units(moves, num_stripes), key=lambda one: one[0])
-    batch: list[_Unit] = []
-    room = ROUND_BYTES
-    for number, (_, table, ids) in enumerate(units):
-        unit = _Unit(table, ids, number)
-        if batch and unit.num_bytes > room:
-            yield batch
-            batch, room = [], ROUND_BYTES
-        batch.append(unit)
-        room -= unit.num_bytes
-    if batch:
-        yield batch
+    in_order = sorted(_units(moves, num_stripes), key=lambda one: one[0])
+    units = [_Unit(table, ids, number) for number, (_, table, ids) in enumerate(in_order)]
+    return within(((unit, unit.num_bytes) for unit in units), ROUND_BYTES)
 
 
 def _units(moves: Sequence[TableMove], num_stripes: int) -> Iterator[tuple[float, TableMove, range]]:

@@ -18,6 +18,7 @@ from autoshard.core import Pooling
 from autoshard.runtime.engine.holdings import Holding, KernelKey, Ownership
 from autoshard.runtime.engine.ids.addresses import Destination
 from autoshard.runtime.engine.ids.requests import DistributedBatch, InputExchange, RowLookups
+from autoshard.runtime.engine.pieces import merged
 from autoshard.runtime.engine.staging import staged
 
 CutIndex: TypeAlias = Mapping[tuple[int, tuple[int, int]], int]
@@ -300,7 +301,7 @@ def _put_together(
         first, last = ownership.holdings[index].columns
         terms.setdefault(feature, []).append((first, last, block, column))
     gathered: list[Run] = []
-    added: list[tuple[int, Run]] = []
+    added: list[tuple[tuple[int, int], int, int]] = []
     scattered: list[list[tuple[int, int, int]]] = [[] for _ in range(len(groups) + len(rows))]
     for feature in sorted(terms):
         bounds = sorted({bound for first, last, _, _ in terms[feature] for bound in (first, last)})
@@ -312,52 +313,24 @@ def _put_together(
             ]
             at = start_F[feature] + low
             for number, (block, column) in enumerate(covering):
-                run = (block, column, column + high - low)
+                stop = column + high - low
                 if number:
-                    added.append((at, run))
+                    added.append(((block, at - column), column, stop))
                 else:
-                    gathered.append(run)
+                    gathered.append((block, column, stop))
                 scattered[block].append((column, at, at + high - low))
     return Reading(
         groups=tuple(groups),
         rows=tuple(rows),
-        gathered=_merged(gathered),
-        added=_merged_adds(added),
-        scattered=tuple(_merged_columns(sorted(of)) for of in scattered),
+        gathered=tuple(merged(gathered)),
+        added=tuple((start + shift, (block, start, stop)) for (block, shift), start, stop in merged(added)),
+        scattered=tuple(
+            tuple((start, stop) for _, start, stop in merged((None, start, stop) for _, start, stop in sorted(of)))
+            for of in scattered
+        ),
         dim_F=tuple(dim_F),
         sequences=tuple(feature for feature, pooled in enumerate(is_pooled_F) if not pooled),
     )
-
-
-def _merged(runs: Sequence[Run]) -> tuple[Run, ...]:
-    merged: list[Run] = []
-    for block, start, stop in runs:
-        if merged and merged[-1][0] == block and merged[-1][2] == start:
-            merged[-1] = (block, merged[-1][1], stop)
-        else:
-            merged.append((block, start, stop))
-    return tuple(merged)
-
-
-def _merged_adds(adds: Sequence[tuple[int, Run]]) -> tuple[tuple[int, Run], ...]:
-    merged: list[tuple[int, Run]] = []
-    for at, (block, start, stop) in adds:
-        last = merged[-1] if merged else None
-        if last and last[1][0] == block and last[1][2] == start and last[0] + last[1][2] - last[1][1] == at:
-            merged[-1] = (last[0], (block, last[1][1], stop))
-        else:
-            merged.append((at, (block, start, stop)))
-    return tuple(merged)
-
-
-def _merged_columns(columns: Sequence[tuple[int, int, int]]) -> tuple[tuple[int, int], ...]:
-    merged: list[tuple[int, int]] = []
-    for _, start, stop in columns:
-        if merged and merged[-1][1] == start:
-            merged[-1] = (merged[-1][0], stop)
-        else:
-            merged.append((start, stop))
-    return tuple(merged)
 
 
 def row_index(kernel: RowKernel, batch: DistributedBatch) -> RowIndex:
@@ -373,11 +346,11 @@ def row_index(kernel: RowKernel, batch: DistributedBatch) -> RowIndex:
     device = rows.lookups_L.device
     shifts = [base[one.holding, feature] for one in entries for feature in one.features]
     shift_E, count_E = staged([shifts, [count for one in entries for count in one.counts]], device)
-    parts = _parts(entries)
-    lookups_L = torch.cat([rows.lookups_L[lookups] for lookups, _ in parts])
+    parts = merged((one.shift, one.lookups.start, one.lookups.stop) for one in entries)
+    lookups_L = torch.cat([rows.lookups_L[start:stop] for _, start, stop in parts])
     place_L = lookups_L + torch.repeat_interleave(shift_E, count_E, output_size=len(lookups_L))
     table = torch.full((size,), -1, dtype=torch.int64, device=device)
-    table[place_L] = torch.cat([rows.arrival_L[lookups] + shift for lookups, shift in parts])
+    table[place_L] = torch.cat([rows.arrival_L[start:stop] + shift for shift, start, stop in parts])
     known = dict.fromkeys(base, 0)
     for entry in entries:
         for feature, count in zip(entry.features, entry.counts, strict=True):
@@ -455,17 +428,6 @@ def _entries(kernel: RowKernel, rows: RowLookups) -> list[_Entry]:
                 own_row += count
             lookups, first_row = stop, first_row + count
     return entries
-
-
-def _parts(entries: Sequence[_Entry]) -> list[tuple[slice, int]]:
-    """Lookups of entries and their shifts, neighbours with the same shift as one."""
-    parts: list[tuple[slice, int]] = []
-    for one in entries:
-        if parts and parts[-1][0].stop == one.lookups.start and parts[-1][1] == one.shift:
-            parts[-1] = (slice(parts[-1][0].start, one.lookups.stop), one.shift)
-        else:
-            parts.append((one.lookups, one.shift))
-    return parts
 
 
 def _bag_lengths(one: RowFeature, batch: DistributedBatch) -> torch.Tensor:
