@@ -126,8 +126,9 @@ class TestImporting:
     def test_a_folder_without_tables(self, tmp_path):
         with pytest.raises(FormatError, match=r"holds no \.parquet files"):
             import_tables(tmp_path, "row-counts", num_samples=1)
-        with pytest.raises(FormatError, match="cannot be read"):
-            import_tables(tmp_path / "nothing", "row-counts", num_samples=1)
+        for nothing in (tmp_path / "nothing", "no\0thing"):
+            with pytest.raises(FormatError, match="cannot be read"):
+                import_tables(nothing, "row-counts", num_samples=1)
 
 
 #: Reads a path in a process of its own and says by how much its peak memory grew.
