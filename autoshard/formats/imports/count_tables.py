@@ -11,9 +11,10 @@ from autoshard.core.accepted import MAX_ROWS
 from autoshard.core.errors import FormatError, InvalidOptionError
 from autoshard.formats.documents.fields import from_source
 from autoshard.formats.documents.row_counts import SUFFIX, ids_by_count, is_counts_file, read_row_counts
+from autoshard.formats.documents.tables_json import DEFAULT_BATCH_SIZE
 from autoshard.formats.files import files_of
 from autoshard.formats.imports.dlrm_datasets import Advance
-from autoshard.formats.imports.id_batches import DEFAULT_BATCH_SIZE, DEFAULT_EMBEDDING_DIM
+from autoshard.formats.imports.id_batches import DEFAULT_EMBEDDING_DIM
 from autoshard.formats.row_orders import write_row_order
 
 

@@ -22,15 +22,15 @@ from autoshard.core.errors import FormatError
 from autoshard.core.quoting import shortened
 from autoshard.formats.archives.torch_archive import read_tensors
 from autoshard.formats.documents.fields import from_source
+from autoshard.formats.documents.tables_json import DEFAULT_BATCH_SIZE
 from autoshard.formats.files import files_of, open_file, reason_of
 from autoshard.formats.imports.dlrm_datasets import Advance
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: What tables get that files of ids do not say.
+#: Dimension of tables from files of ids or counts, which do not say it.
 DEFAULT_EMBEDDING_DIM = 64
-DEFAULT_BATCH_SIZE = 65_536
 
 _PARQUET_START = b"PAR1"
 _TORCH_START = b"PK\x03\x04"
