@@ -218,9 +218,7 @@ def _access(counts_R: IntArray, num_rows: int) -> AccessProfile:
 
 def _files(path: Path) -> tuple[list[Path], bool]:
     """The files, and whether they are Parquet rather than tensors."""
-    files = files_of(
-        path, lambda file: file.suffix in _SUFFIXES and file.name[0] not in "._", " or ".join(_SUFFIXES)
-    )
+    files = files_of(path, lambda file: file.suffix in _SUFFIXES and file.name[0] not in "._", " or ".join(_SUFFIXES))
     kinds = [_is_parquet(file) for file in files]
     if len({*kinds}) > 1:
         raise FormatError(

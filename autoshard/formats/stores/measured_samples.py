@@ -17,9 +17,7 @@ from autoshard.formats.stores.sample_columns import Amount, Count, Milliseconds
 
 #: What a sample says of its machine beside names and versions; the first versions of the columns lack it.
 MACHINE_COLUMNS = tuple(
-    item.name
-    for item in fields(MeasuredMachine)
-    if item.name not in ("device_name", "torch_version", "fbgemm_version")
+    item.name for item in fields(MeasuredMachine) if item.name not in ("device_name", "torch_version", "fbgemm_version")
 )
 
 

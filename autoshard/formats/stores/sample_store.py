@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from datetime import UTC, datetime
+from datetime import UTC
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
@@ -68,8 +68,7 @@ class SampleStore(Generic[SampleT]):
         self.schema = schema
         self._earlier = earlier
         added = {name for names in earlier.values() for name in names}
-        # typeshed's bound of `fields` takes dataclasses only.
-        self._added = {item.name: item.default for item in fields(record) if item.name in added}  # type: ignore[arg-type]
+        self._added = {item.name: item.default for item in fields(record) if item.name in added}
         self._record = record
         self.arrow_schema = schema_of(record, {_SCHEMA_KEY: schema.encode()})
         self._folder, self._kind, self._command = folder, kind, command
@@ -244,9 +243,7 @@ class SampleStore(Generic[SampleT]):
         expected = _by_name(field for field in self.arrow_schema if field.name not in lacking)
         wrong = sorted(name for name in found.keys() | expected.keys() if found[name] != expected[name])
         if wrong:
-            raise FormatError(
-                "column is missing, there twice or not of this schema", field=shortened(", ".join(wrong))
-            )
+            raise FormatError("column is missing, there twice or not of this schema", field=shortened(", ".join(wrong)))
         return lacking
 
 
