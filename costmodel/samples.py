@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from autoshard import console
 from autoshard.core.errors import SampleStoreError
 from autoshard.core.machine import MeasuredMachine, device_family
-from autoshard.formats.stores.samples import MachineSample, machine_of
+from autoshard.formats.stores.measured_samples import MeasuredSample, machine_of
+from autoshard.formats.stores.sample_store import SampleT
 from autoshard.hardware import is_of_device
-
-SampleT = TypeVar("SampleT", bound=MachineSample)
 
 
 def stored_key(held: Collection[str], device: str | None) -> str | None:
@@ -57,13 +56,13 @@ def of_one_machine(samples: Sequence[SampleT], device: str | None, store: Path) 
     return kept
 
 
-def newest(samples: Sequence[MachineSample]) -> str:
+def newest(samples: Sequence[MeasuredSample]) -> str:
     """When the newest of some samples was measured: `samples_until` of cards."""
     return max(stamp(one.collected_at) for one in samples)
 
 
 def are_unseen(
-    samples: Sequence[MachineSample], training: Mapping[str, Any], measured_on: MeasuredMachine | None
+    samples: Sequence[MeasuredSample], training: Mapping[str, Any], measured_on: MeasuredMachine | None
 ) -> NDArray[np.bool_]:
     """Which samples a model was not trained on, shape (S,): those of other machines, and those newer than its newest.
 

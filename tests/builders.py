@@ -192,6 +192,12 @@ def held(table="t", num_embeddings=1000, embedding_dim=16, *, alpha=1.0, **field
     )
 
 
+def profile_of(counts):
+    """The access profile of a table whose rows were looked up so often, in any order."""
+    values_V, rows_V = np.unique(np.asarray(counts, dtype=np.float64), return_counts=True)
+    return AccessProfile.from_groups(rows_V[::-1], (rows_V * values_V)[::-1])
+
+
 def costs(device="cpu", **fields):
     """The published figures of a device, and links of latency and bandwidth."""
     return CostModels(**{"kernel": AnalyticCostModel.for_device(device), "comm": AlphaBetaComm(), **fields})

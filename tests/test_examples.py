@@ -73,7 +73,7 @@ def test_the_planner_and_the_cost_model_of_contributing(contributed):
 
 def test_the_sample_kind_of_contributing(contributed):
     module = contributed("CopySample")
-    made_by = dict.fromkeys(("device_name", "torch_version", "fbgemm_version", "autoshard_version", "git_commit"), "x")
+    made_by = dict.fromkeys(("device_name", "torch_version", "autoshard_version", "git_commit"), "x")
     measured = {"num_threads": 1, "num_bytes": 4096, "copy_ms": 0.5, "num_rounds": 3, "source": "random"}
     sample = module.CopySample(collected_at=datetime.now(UTC), device="cpu", **made_by, **measured)
     module.COPY_SAMPLES.write("samples", [sample])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from autoshard.core.deferred import deferred
 
 if TYPE_CHECKING:
     from autoshard.api.jobs import (
@@ -183,17 +184,6 @@ __all__ = [
     "list_columns",
 ]
 
-#: Those with the fewest declarations first.
-_MODULES = ("problems", "models", "service", "plans", "keys", "tasks", "jobs")
-
 if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        """Declarations are made when their module is asked for: a plan needs those of models, not those of services."""
-        if name in __all__:
-            for module in _MODULES:
-                declared = vars(import_module(f"{__name__}.{module}"))
-                if name in declared:
-                    globals()[name] = declared[name]
-                    return declared[name]
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Modules with the fewest declarations come first: a plan needs those of models, not those of services.
+    __getattr__ = deferred(__name__, __all__, ("problems", "models", "service", "plans", "keys", "tasks", "jobs"))

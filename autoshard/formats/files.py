@@ -8,7 +8,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -54,7 +54,7 @@ def check_writable(path: str | Path) -> Path:
             raise FormatError("cannot be written: it is there and is no regular file", source=str(path))
         above = next(folder for folder in target.parents if folder.exists())
     except OSError as error:
-        raise FormatError(f"cannot be written: {_reason(error)}", source=str(path)) from error
+        raise FormatError(f"cannot be written: {reason_of(error)}", source=str(path)) from error
     if not above.is_dir():
         raise FormatError(f"cannot be written: {above} is no folder", source=str(path))
     if not os.access(above, os.W_OK | os.X_OK):
@@ -82,7 +82,7 @@ def atomic_write(path: str | Path, data: str | bytes) -> None:
                 temporary.chmod(target.stat().st_mode & 0o777)
             temporary.replace(target)
     except OSError as error:
-        raise FormatError(f"cannot be written: {_reason(error)}", source=str(path)) from error
+        raise FormatError(f"cannot be written: {reason_of(error)}", source=str(path)) from error
 
 
 def atomic_create(path: Path, data: bytes, *, staging: Path) -> bool:
@@ -110,7 +110,7 @@ def atomic_create(path: Path, data: bytes, *, staging: Path) -> bool:
                 return False
         return True
     except OSError as error:
-        raise FormatError(f"cannot be written: {_reason(error)}", source=str(path)) from error
+        raise FormatError(f"cannot be written: {reason_of(error)}", source=str(path)) from error
 
 
 @contextmanager
@@ -151,7 +151,7 @@ def remove_leftovers(folder: Path, *, older_than_s: float) -> tuple[Path, ...]:
             except FileNotFoundError:  # another process was quicker
                 continue
     except OSError as error:
-        raise FormatError(f"cannot be cleared of temporary files: {_reason(error)}", source=str(folder)) from error
+        raise FormatError(f"cannot be cleared of temporary files: {reason_of(error)}", source=str(folder)) from error
     return tuple(removed)
 
 
@@ -176,7 +176,31 @@ def open_file(path: str | Path) -> BinaryIO:
     except FormatError:
         raise
     except (OSError, ValueError) as error:  # the latter: of a path with a null character
-        raise FormatError(f"cannot be read: {_reason(error)}", source=str(path)) from error
+        raise FormatError(f"cannot be read: {reason_of(error)}", source=str(path)) from error
+
+
+def files_of(path: Path, is_wanted: Callable[[Path], bool], wanted: str) -> list[Path]:
+    """The file that a path names; of a folder, what in it is wanted, in the order of names.
+
+    Args:
+        path: A file or a folder.
+        is_wanted: Whether a file or folder within the folder is.
+        wanted: How the names of those end, for the error.
+
+    Raises:
+        FormatError: If the path is not there, or the folder cannot be read or holds none.
+    """
+    try:
+        path.stat()
+        if not path.is_dir():
+            return [path]
+        found = sorted(filter(is_wanted, path.iterdir()))
+    except (OSError, ValueError) as error:  # the latter: of a path with a null character
+        source = getattr(error, "filename", None) or path
+        raise FormatError(f"cannot be read: {reason_of(error)}", source=str(source)) from error
+    if not found:
+        raise FormatError(f"holds no {wanted} files", source=str(path))
+    return found
 
 
 def read_bytes(path: str | Path, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
@@ -194,7 +218,7 @@ def read_bytes(path: str | Path, *, max_bytes: int = MAX_DOCUMENT_BYTES) -> byte
             size = os.fstat(file.fileno()).st_size
             data = file.read(max_bytes + 1) if size <= max_bytes else b""
         except OSError as error:
-            raise FormatError(f"cannot be read: {_reason(error)}", source=str(path)) from error
+            raise FormatError(f"cannot be read: {reason_of(error)}", source=str(path)) from error
     if max(size, len(data)) > max_bytes:  # some files, as those of /proc, do not say how large they are
         got = f", got {size:,}" if size > max_bytes else ""
         raise FormatError(f"must be at most {max_bytes:,} bytes{got}", source=str(path))
@@ -209,5 +233,6 @@ def _check_regular(mode: int, path: str | Path) -> None:
         raise FormatError(f"must be a regular file, got {kinds.get(stat.S_IFMT(mode), 'a device')}", source=str(path))
 
 
-def _reason(error: OSError | ValueError) -> str:
+def reason_of(error: OSError | ValueError) -> str:
+    """Why a file cannot be read or written, for a message."""
     return ((error.strerror if isinstance(error, OSError) else None) or str(error)).lower()

@@ -163,11 +163,13 @@ def _with_shares(rows: CountedRows, file: Path, field: str) -> CountedRows:
     import pyarrow as pa
     import pyarrow.parquet
 
-    found = pa.parquet.read_table(file)
-    if _SHARES not in found.column_names:
-        return rows
-    shares_N = found[_SHARES].to_numpy()
-    metadata = found.schema.metadata or {}
+    with pa.parquet.ParquetFile(file) as parquet:
+        metadata, number = parquet.schema_arrow.metadata or {}, parquet.schema_arrow.names.count(_SHARES)
+        if number == 0:
+            return rows
+        if number > 1:
+            raise FormatError(f"has {number} columns {_SHARES!r}; names must differ", source=str(file), field=field)
+        shares_N = parquet.read(columns=[_SHARES])[_SHARES].to_numpy()
     known, least = metadata.get(_NUM_KNOWN.encode(), b""), metadata.get(_LEAST_SHARE.encode())
     is_right = shares_N.dtype.kind == "f" and np.isfinite(shares_N).all() and (np.diff(shares_N) <= 0).all()
     if (
@@ -330,7 +332,10 @@ def _ids(content: bytes, num_rows: int) -> NDArray[np.int64]:
     import pyarrow.parquet
 
     try:
-        column = pa.parquet.read_table(io.BytesIO(content), columns=[COLUMN])[COLUMN]
+        with pa.parquet.ParquetFile(io.BytesIO(content)) as parquet:
+            if (number := parquet.schema_arrow.names.count(COLUMN)) > 1:
+                raise FormatError(f"has {number} columns {COLUMN!r}; names must differ")
+            column = parquet.read(columns=[COLUMN])[COLUMN]
     except (OSError, pa.ArrowException, KeyError, UnicodeDecodeError) as error:
         raise FormatError(f"is no Parquet file with a column {COLUMN!r}: {shortened(str(error))}") from None
     ids_N = column.to_numpy()

@@ -10,6 +10,7 @@ import io
 import itertools
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -170,16 +171,18 @@ class ParquetFiles:
         _check_unweighted(tables)
         for path in self.paths:
             schema = _reading(path, partial(pq.read_schema, path))
+            numbers = Counter(schema.names)
             for name, column in _columns(tables, num_dense, schema.names).items():
-                if column not in schema.names:
-                    raise InputError(f"has no column {shown(name)}", field="data", source=str(path))
                 accepts, wanted = _ACCEPTED[_role(name, num_dense)]
-                if not accepts(schema.field(column).type):
-                    raise InputError(
-                        f"column {shown(column)} must be {wanted}, got {schema.field(column).type}",
-                        field="data",
-                        source=str(path),
-                    )
+                if not numbers[column]:
+                    wrong = f"has no column {shown(name)}"
+                elif numbers[column] > 1:
+                    wrong = f"has {numbers[column]} columns {shown(column)}; names must differ"
+                elif not accepts(kind := schema.field(column).type):
+                    wrong = f"column {shown(column)} must be {wanted}, got {kind}"
+                else:
+                    continue
+                raise InputError(wrong, field="data", source=str(path))
 
     def blocks(self, tables: TableSet, num_dense: int, begin: FilePlace) -> Iterator[SampleBlock]:
         """As `SampleFiles`."""

@@ -13,7 +13,7 @@ import torch
 from autoshard.core.accepted import FINITE_ABOVE_0
 from autoshard.core.errors import DeviceError
 from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES, CollectiveSample
-from autoshard.formats.stores.sample_columns import MachineColumns
+from autoshard.formats.stores.measured_samples import machine_columns
 from autoshard.runtime.processes.launch import LOCAL, START_S, Launcher, running_workers
 from bench.collecting.collection import CollectedSamples
 from bench.collecting.options import SampleKind
@@ -115,7 +115,7 @@ def _fixed_fields(device: BenchDevice, processes: Processes) -> dict[str, Any]:
         "autoshard_version": software.autoshard_version,
         "git_commit": software.git_commit,
         "num_hosts": 1,
-        **MachineColumns.of(described_hardware(device)),
+        **machine_columns(described_hardware(device)),
         **asdict(processes),
     }
 

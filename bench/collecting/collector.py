@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic
 
 from autoshard.core.errors import AutoshardError
+from autoshard.formats.stores.measured_samples import machine_columns
 from autoshard.formats.stores.sample_store import SampleStore, SampleT
 from bench.collecting.collection import CollectedSamples
 from bench.collecting.options import SampleKind
@@ -112,7 +113,7 @@ class CollectedKind(ABC, Generic[ChosenT, ItemT, ResultT, SampleT]):
         return _Run(cls(harness.machine), harness, log).measure(chosen, num_samples, seconds)
 
     def recorded(self, measurement: Timing, source: str) -> dict[str, Any]:
-        """Fields of a sample by name: when, where, with which software; its source; and those of `Timing`."""
+        """Fields of a sample by name, those of `TimedSample`: when, where, with which software, why, and how long."""
         return {
             "collected_at": datetime.now(UTC),
             "device": self.machine.device.key,
@@ -120,6 +121,7 @@ class CollectedKind(ABC, Generic[ChosenT, ItemT, ResultT, SampleT]):
             "num_threads": self.machine.num_threads,
             "source": source,
             **asdict(self.machine.software),
+            **machine_columns(self.machine.hardware),
             **{item.name: getattr(measurement, item.name) for item in fields(Timing)},
         }
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from autoshard.core.dense import DenseShape
 from autoshard.core.errors import AutoshardError
 from autoshard.formats.stores.dense_samples import DENSE_SAMPLES, DenseSample
-from autoshard.formats.stores.sample_columns import MachineColumns
 from bench.collecting.collector import CollectedKind
 from bench.collecting.options import SampleKind
 from bench.dense.harness import DenseMeasurement
@@ -47,5 +46,4 @@ class DenseLayersKind(CollectedKind[ChosenShape, DenseShape, DenseMeasurement, D
 
     def sample(self, result: DenseMeasurement, source: str) -> DenseSample:
         """The record of a measurement."""
-        hardware = MachineColumns.of(self.machine.hardware)
-        return DenseSample(**self.recorded(result, source), **hardware, shape=result.shape)
+        return DenseSample(**self.recorded(result, source), shape=result.shape)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from autoshard.core import LocalShard
 from autoshard.core.machine import MeasuredMachine
-from autoshard.formats.stores.sample_columns import MachineColumns
 from autoshard.formats.stores.samples import KERNEL_SAMPLES, Sample, measured_sets, set_id_of
 from bench.collecting.collector import CollectedKind
 from bench.collecting.options import SampleKind
@@ -44,10 +43,8 @@ class KernelKind(CollectedKind[ChosenSet, Sequence[LocalShard], Measurement, Sam
 
     def sample(self, result: Measurement, source: str) -> Sample:
         """The record of a measurement."""
-        hardware = MachineColumns.of(self.machine.hardware)
         return Sample(
             **self.recorded(result, source),
-            **hardware,
             shards=result.shards,
             sums_hit_rows=True,
             updated_rows=result.num_updated_S,

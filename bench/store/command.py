@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
@@ -19,13 +19,9 @@ from autoshard.core.quoting import shown
 
 if TYPE_CHECKING:
     from autoshard.core import TableSet
-    from autoshard.formats.stores.collective_samples import CollectiveSample
-    from autoshard.formats.stores.dense_samples import DenseSample
-    from autoshard.formats.stores.sample_store import SampleStore
-    from autoshard.formats.stores.samples import Sample, SampleTable
+    from autoshard.formats.stores.sample_store import SampleStore, SampleT
+    from autoshard.formats.stores.samples import SampleTable
     from bench.store.coverage import Coverage
-
-_Sample = TypeVar("_Sample", "Sample", "DenseSample", "CollectiveSample")
 
 
 @command_options()
@@ -143,7 +139,7 @@ def _checked(store: Path, device: str) -> SampleTable:
     return table
 
 
-def _intact(store: Path, device: str, samples: Sequence[_Sample]) -> Sequence[_Sample]:
+def _intact(store: Path, device: str, samples: Sequence[SampleT]) -> Sequence[SampleT]:
     """The samples, if the content of each matches its id."""
     from autoshard.formats.stores.sample_store import damaged_samples
 

@@ -16,7 +16,7 @@ from autoshard.core.costs import CollectiveName
 from autoshard.core.errors import ModelError
 from autoshard.formats.stores.collective_samples import CollectiveSample, GroupLevel, Splits
 from autoshard.formats.stores.drift import divide_out_drift
-from autoshard.formats.stores.samples import machine_of
+from autoshard.formats.stores.measured_samples import machine_of
 from costmodel.samples import newest
 from costmodel.step.collective_curve import CollectiveCurve, CurvePoints, passing_bytes
 from costmodel.step.collective_model import COLLECTIVES, LINKS, CollectiveCard, Curves, LearnedCollectives

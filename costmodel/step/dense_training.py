@@ -15,7 +15,7 @@ from autoshard.core.dense import DenseShape
 from autoshard.core.errors import ModelError
 from autoshard.formats.stores.dense_samples import DenseSample
 from autoshard.formats.stores.drift import corrected_ms
-from autoshard.formats.stores.samples import machine_of
+from autoshard.formats.stores.measured_samples import machine_of
 from costmodel.samples import newest
 from costmodel.step.dense_features import RESIDUAL_NAMES, residual_features, term_features
 from costmodel.step.dense_model import PASSES, DenseCard, DenseFit, LearnedDense, fit_key, residual_columns

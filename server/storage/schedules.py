@@ -18,7 +18,7 @@ from autoshard.core.quoting import shown
 from server.access import Principal
 from server.problems import BusyError, ScheduleExistsError, UnknownScheduleError
 from server.storage.database import Database
-from server.storage.schema import SCHEDULES, now_us
+from server.storage.schema import SCHEDULES, now_us, told
 
 #: Numbers, names of days and months, and signs; no field that begins with H or R, which would be drawn at random.
 _FIELD = r"(?![HhRr])[0-9A-Za-z*/,?#-]+"
@@ -167,20 +167,10 @@ def _row(connection: Connection, name: str, team: str) -> Row[*tuple[Any, ...]]:
 
 
 def _answer(row: Row[*tuple[Any, ...]]) -> ScheduleAnswer:
-    return ScheduleAnswer(
-        name=row.name,
-        owner=row.owner,
-        cron=row.cron,
-        kind=row.kind,
-        body=json.loads(row.body),
-        is_paused=row.is_paused,
-        last_fired_at=None if row.fired_us is None else _iso(row.fired_us),
-        next_fires_at=None if row.is_paused else _iso(row.next_us),
-    )
-
-
-def _iso(time_us: int) -> str:
-    return datetime.fromtimestamp(time_us / 1e6, UTC).isoformat(timespec="seconds")
+    values = told(row)
+    next_at = None if row.is_paused else values["next_at"]
+    named = {"body": json.loads(row.body), "last_fired_at": values["fired_at"], "next_fires_at": next_at}
+    return ScheduleAnswer.model_validate(values | named)
 
 
 def _next_us(cron: str) -> int:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Path
 from fastapi.routing import APIRoute
 
-from autoshard.api import FILE_SCHEMA, Problem
+from autoshard.api import FILE_SCHEMA, PlanId, Problem
 from autoshard.formats import json_schemas
 from autoshard.formats.documents.document import Document
 from autoshard.report.comparison_json import COMPARISON
@@ -16,6 +16,9 @@ from autoshard.results.explanation import EXPLANATION
 from autoshard.results.plan_diff import DIFF
 from autoshard.results.sweep_record import SIMULATION
 from server.problems import MEDIA_TYPE
+
+#: A plan in the path of a route.
+StoredPlanId = Annotated[PlanId, Path(description="The plan's id.")]
 
 _COMPONENTS = "#/components/schemas/"
 

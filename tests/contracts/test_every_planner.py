@@ -130,7 +130,7 @@ def drawn_access(rng, num_rows):
     if kind == 0:
         return AccessProfile.uniform(num_rows, float(rng.choice([1.0, 0.3])))
     if kind == 1:
-        return AccessProfile.from_counts(rng.pareto(1, min(num_rows, 200)) + 1e-9).thinned(num_rows)
+        return make.profile_of(rng.pareto(1, min(num_rows, 200)) + 1e-9).thinned(num_rows)
     return AccessProfile.zipf(num_rows, float(rng.choice([0.0, 0.8, 1.05, 2.0])), float(rng.choice([0.0, 50.0])))
 
 

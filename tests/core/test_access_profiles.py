@@ -14,6 +14,7 @@ from autoshard.core.access import ProfileBatch, log_spaced_ranks, mixture
 from autoshard.core.access.knots import power_sums
 from autoshard.core.access.reuse import poisson_cdf
 from autoshard.core.errors import InvalidTableError
+from tests.builders import profile_of
 
 row_numbers = st.one_of(
     st.integers(1, 300), st.builds(lambda power, by: max(1, 2**power + by), st.integers(0, 40), st.integers(-1, 1))
@@ -73,10 +74,7 @@ class TestMaking:
             (lambda: AccessProfile.uniform(5, 0.0), "accessed_fraction"),
             (lambda: AccessProfile.zipf(5, -1.0), "alpha"),
             (lambda: AccessProfile.zipf(5, 1.0, math.inf), "shift"),
-            (lambda: AccessProfile.from_counts([]), "counts"),
-            (lambda: AccessProfile.from_counts([1, -1]), "counts"),
-            (lambda: AccessProfile.from_counts([0, 0]), "counts"),
-            (lambda: AccessProfile.from_ids(np.array([5]), 5), "ids"),
+            (lambda: profile_of([0, 0]), "counts"),
             (lambda: AccessProfile.from_reuse_bins(5, [1.0] * 16, of="rows", num_lookups=1), "bins"),
             (lambda: AccessProfile.from_reuse_bins(5, [0.0] * 17, of="rows", num_lookups=1), "bins"),
             (lambda: AccessProfile.from_reuse_bins(5, [1.0] * 17, of="rows", num_lookups=0), "num_lookups"),
@@ -111,21 +109,9 @@ class TestMaking:
     def test_counts_are_exact_where_knots_are(self, values):
         falling = np.sort(values)[::-1].astype(float)
         exact = np.concatenate([[0.0], np.cumsum(falling) / falling.sum()])
-        profile = AccessProfile.from_counts(values)
+        profile = profile_of(values)
         knots = log_spaced_ranks(len(values))
         np.testing.assert_allclose(profile.coverage(knots.astype(float)), exact[knots], atol=1e-12)
-
-    @given(values=counts)
-    def test_ids_give_the_profile_of_their_counts(self, values):
-        ids = np.repeat(np.arange(len(values)), values)
-        from_ids = AccessProfile.from_ids(ids, len(values))
-        hit = AccessProfile.from_counts([value for value in values if value])
-        ranks = hit.ranks_K
-        np.testing.assert_allclose(from_ids.coverage(ranks), hit.cumulative_K, atol=1e-12)
-        assert from_ids.num_rows == len(values)
-
-    def test_no_ids_at_all_say_nothing(self):
-        assert AccessProfile.from_ids(np.array([], dtype=np.int64), 7) == AccessProfile.uniform(7)
 
     @given(profile=profiles())
     @example(profile=AccessProfile.zipf(2**29 + 1, 0.0))  # the last interval holds one row of half a billion

@@ -9,6 +9,7 @@ from autoshard.core import AccessProfile
 from autoshard.core.access import log_spaced_ranks
 from autoshard.core.count_histogram import CountHistogram
 from autoshard.core.errors import InvalidTableError
+from tests.builders import profile_of
 
 whole = st.lists(st.integers(0, 10) | st.integers(0, 2**40), min_size=1, max_size=200).filter(any)
 broken = st.lists(st.floats(0, 1e12, allow_subnormal=False), min_size=1, max_size=200).filter(any)
@@ -34,7 +35,7 @@ def test_whole_counts_are_exact_at_every_knot_and_in_any_parts(values, dtype, cu
     profile = histogram.profile()
     knots = profile.ranks_K.astype(int)
     np.testing.assert_allclose(profile.cumulative_K, exact_coverage(values, knots), rtol=1e-14, atol=1e-14)
-    assert profile == AccessProfile.from_counts(values)
+    assert profile == profile_of(values)
     assert (histogram.num_rows, histogram.num_lookups) == (len(values), sum(values))
     assert histogram.max_error == 0.0
 
@@ -125,7 +126,7 @@ def test_too_few_buckets_are_refused():
 @given(values=st.lists(st.integers(0, 50), min_size=2, max_size=120).filter(any), data=st.data())
 def test_a_slice_by_access_rank_is_the_profile_of_its_rows(values, data):
     falling = np.sort(values)[::-1]
-    profile = AccessProfile.from_counts(values)
+    profile = profile_of(values)
     knots = profile.ranks_K.astype(int).tolist()
     start = data.draw(st.sampled_from(knots[:-1]))
     stop = data.draw(st.sampled_from([knot for knot in knots if knot > start]))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from autoshard.core import AccessProfile
 from autoshard.core.access.counted import CountedRows, profile_of_known
 from autoshard.core.access.orders import BY_ID, ranks_in
+from tests.builders import profile_of
 
 NUM_ROWS = 40
 ALL = np.arange(NUM_ROWS)
@@ -101,7 +102,7 @@ class TestProfileOfKnown:
         assert profile_of_known(np.zeros(0), 5.0, 10) == AccessProfile.uniform(10)
 
     def test_known_rows_can_be_all(self):
-        assert profile_of_known(np.array([3.0, 1.0]), 4.0, 2) == AccessProfile.from_counts([1, 3])
+        assert profile_of_known(np.array([3.0, 1.0]), 4.0, 2) == profile_of([1, 3])
 
     def test_others_without_lookups_have_none(self):
         found = profile_of_known(np.array([3.0, 1.0]), 4.0, 10)

@@ -12,7 +12,8 @@ from autoshard.core.choices import Device
 from autoshard.core.errors import ModelError, SampleStoreError
 from autoshard.core.machine import MeasuredMachine
 from autoshard.formats import load_tables
-from autoshard.formats.stores.samples import HARDWARE_FIELDS, read_samples, write_samples
+from autoshard.formats.stores.measured_samples import MACHINE_COLUMNS
+from autoshard.formats.stores.samples import read_samples, write_samples
 from autoshard.hardware import this_processor
 from autoshard.planning import machine_note
 from costmodel.kernel.calibrate_command import (
@@ -173,7 +174,7 @@ def test_the_nearest_model_is_the_most_proportional_one(base, slower):
 def own_samples(samples, tmp_path):
     """The samples, as if they had been measured on the machine at hand."""
     here = this_processor()
-    facts = {name: getattr(here, name) for name in ("device_name", *HARDWARE_FIELDS)}
+    facts = {name: getattr(here, name) for name in ("device_name", *MACHINE_COLUMNS)}
     folder = tmp_path / "samples"
     write_samples(folder, [replace(one, sample_id="", set_id="", **facts) for one in samples.samples])
     return folder

@@ -30,10 +30,10 @@ from autoshard.evaluation.cached_rows import (
     transfer_seconds,
 )
 from autoshard.evaluation.device_memory import DEVICE_MEMORY, SSD
-from tests.builders import costs, held, placed, plan, table, topology
+from tests.builders import costs, held, placed, plan, profile_of, table, topology
 
 #: Two rows get nine lookups of ten, a thousand share the rest.
-SKEWED = AccessProfile.from_counts(np.array([450.0, 450.0] + [0.1] * 1000))
+SKEWED = profile_of(np.array([450.0, 450.0] + [0.1] * 1000))
 SHARD = held(
     num_embeddings=1002,
     embedding_dim=32,

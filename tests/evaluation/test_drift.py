@@ -128,7 +128,7 @@ class TestDistance:
             num_rows=NUM_ROWS,
             least_share=2 / NUM_ROWS,
         )
-        ten = AccessProfile.from_counts(np.concatenate([[0.5], np.full(9, 0.5 / 9), np.zeros(NUM_ROWS - 10)]) * 1e9)
+        ten = make.profile_of(np.concatenate([[0.5], np.full(9, 0.5 / 9), np.zeros(NUM_ROWS - 10)]) * 1e9)
         planned = rows(BY_ID, ten)
         assert distance(ten, self.ACCESS, planned, seen) == pytest.approx(moved, abs=0.01)
         # Without the share from which on rows are known, that of the last known row is taken.

@@ -16,7 +16,7 @@ from autoshard.formats.stores.collective_samples import (
     Operator,
     Splits,
 )
-from autoshard.formats.stores.sample_columns import MACHINE_COLUMNS
+from autoshard.formats.stores.measured_samples import MACHINE_COLUMNS
 from autoshard.formats.stores.sample_store import damaged_samples
 from tests import builders as make
 
@@ -125,11 +125,11 @@ def with_column(name, value):
         (lambda table: table.drop_columns(["latency_ms"]), "latency_ms: column is missing"),
         (
             lambda table: table.append_column("extra", [[1]]),
-            "extra: column is missing, misplaced or not",
+            "extra: column is missing, there twice or not",
         ),
         (
             lambda table: table.append_column("level", table["level"]),
-            "level: column is missing, misplaced or not of this schema",
+            "level: column is missing, there twice or not of this schema",
         ),
         (lambda table: table.cast(with_type(table.schema, "nproc", pa.float64())), "nproc: column is missing"),
         (with_column("latency_ms", None), "latency_ms: must not be null"),

@@ -15,6 +15,7 @@ from autoshard.core.batches import draw_bags
 from autoshard.core.errors import FormatError, InputError
 from autoshard.formats import import_tables, read_tables, write_tables
 from autoshard.formats.imports.id_batches import read_id_batches
+from tests.builders import profile_of
 
 
 def written(path, columns, **options):
@@ -78,7 +79,7 @@ class TestParquet:
         assert tables["a"].pooling_factor == pytest.approx(lengths.mean())
         assert tables["a"].features[0].pooling_variance == pytest.approx(lengths.var())
         assert tables["b"].num_embeddings == 8
-        exact = AccessProfile.from_ids(ids, int(ids.max()) + 1)
+        exact = profile_of(np.bincount(ids))
         repeated = int((np.unique(ids, return_counts=True)[1] > 1).sum())
         hot = np.arange(0, repeated, 50)
         np.testing.assert_allclose(tables["a"].access.coverage(hot), exact.coverage(hot), atol=1e-3)

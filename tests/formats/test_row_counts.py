@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from autoshard.core import AccessProfile
 from autoshard.core.errors import FormatError, InputError, InvalidOptionError, InvalidTableError
 from autoshard.formats import import_tables
 from autoshard.formats.documents.row_counts import read_row_counts
+from tests.builders import profile_of
 
 COUNTS = np.random.default_rng(3).zipf(1.3, 5000).clip(max=10**12)
 
@@ -39,7 +39,7 @@ def write(path, counts, *, column="count", **layout):
 @pytest.mark.parametrize("dtype", [pa.int64(), pa.uint64(), pa.float64()])
 def test_any_layout_of_a_file_gives_the_profile_of_its_counts(tmp_path, layout, dtype):
     file = write(tmp_path / "counts.parquet", pa.array(COUNTS, dtype), **layout)
-    assert read_row_counts(file, num_rows=len(COUNTS)).profile() == AccessProfile.from_counts(COUNTS)
+    assert read_row_counts(file, num_rows=len(COUNTS)).profile() == profile_of(COUNTS)
 
 
 def test_a_folder_is_one_table_and_other_columns_and_files_do_not_count(tmp_path):
@@ -51,7 +51,7 @@ def test_a_folder_is_one_table_and_other_columns_and_files_do_not_count(tmp_path
     (tmp_path / "_SUCCESS").touch()
     shares = []
     histogram = read_row_counts(tmp_path, num_rows=len(COUNTS), advance=shares.append)
-    assert histogram.profile() == AccessProfile.from_counts(COUNTS)
+    assert histogram.profile() == profile_of(COUNTS)
     assert sum(shares) == pytest.approx(1)
 
 
@@ -103,7 +103,7 @@ class TestImporting:
         items, users = tables.tables
         assert (items.name, users.name, tables.batch_size) == ("items", "users", 256)
         for table in (items, users):
-            assert table.access == AccessProfile.from_counts(COUNTS)
+            assert table.access == profile_of(COUNTS)
             assert (table.num_embeddings, table.embedding_dim) == (len(COUNTS), 16)
             assert table.pooling_factor == pytest.approx(COUNTS.sum() / 10**9)
 
@@ -126,8 +126,9 @@ class TestImporting:
     def test_a_folder_without_tables(self, tmp_path):
         with pytest.raises(FormatError, match=r"holds no \.parquet files"):
             import_tables(tmp_path, "row-counts", num_samples=1)
-        with pytest.raises(FormatError, match="cannot be read"):
-            import_tables(tmp_path / "nothing", "row-counts", num_samples=1)
+        for nothing in (tmp_path / "nothing", "no\0thing"):
+            with pytest.raises(FormatError, match="cannot be read"):
+                import_tables(nothing, "row-counts", num_samples=1)
 
 
 #: Reads a path in a process of its own and says by how much its peak memory grew.

@@ -13,7 +13,7 @@ from autoshard.cli import main
 from autoshard.core import ImpliedOrder, RowOrder, RowsBy
 from autoshard.core.errors import FormatError, InputError
 from autoshard.formats import load_tables, read_plan, read_tables, tables_from_json, tables_to_json, write_tables
-from autoshard.formats.row_orders import MovedOrders, read_row_orders, write_row_order
+from autoshard.formats.row_orders import MovedOrders, read_counted_rows, read_row_orders, write_row_order
 
 TABLE = {
     "name": "t",
@@ -100,12 +100,22 @@ def test_what_is_said_of_a_file_has_to_be_so(tmp_path, stated, message):
         ({"row": [1.0, 2.0]}, "must hold different rows from 0 to 99"),
         ({"row": []}, "must hold different rows from 0 to 99"),
         ({"id": [1, 2]}, "is no Parquet file with a column 'row'"),
+        (pa.table([[1], [2]], names=["row", "row"]), "has 2 columns 'row'; names must differ"),
     ],
 )
 def test_files_of_other_rows_are_refused(tmp_path, columns, message):
     pq.write_table(pa.table(columns), tmp_path / "hot.parquet")
     with pytest.raises(InputError, match=f"row_order.file: hot.parquet {message}"):
         read(tmp_path, {"file": "hot.parquet"})
+
+
+def test_shares_that_are_there_twice_are_refused(tmp_path):
+    path = tmp_path / "hot.parquet"
+    pq.write_table(pa.table([[1], [0.5], [0.5]], names=["row", "share", "share"]), path)
+    tables = read(tmp_path, {"file": path.name})
+    with pytest.raises(FormatError) as raised:
+        read_counted_rows(tables, tmp_path / "tables.json")
+    assert str(raised.value) == f"{path}: row_orders.t: has 2 columns 'share'; names must differ"
 
 
 def test_only_files_can_name_files():

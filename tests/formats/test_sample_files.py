@@ -174,6 +174,18 @@ def test_a_column_that_is_missing_is_named_before_anything_is_read(tmp_path, col
     assert str(raised.value) == f"{path}: data: {text}"
 
 
+@pytest.mark.parametrize("name", ["label", "int_0", "b_f"])
+def test_a_column_that_is_there_twice_is_named(tmp_path, name):
+    path = write_parquet(tmp_path / "clicks.parquet")
+    table = pq.read_table(path)
+    pq.write_table(table.append_column(name, table[name]), path)
+    with pytest.raises(InputError) as raised:
+        open_samples(path).check(TABLES, 1)
+    assert str(raised.value) == f'{path}: data: has 2 columns "{name}"; names must differ'
+    pq.write_table(table.append_column("other", table[name]).append_column("other", table[name]), path)
+    assert len(read(path, TABLES, 1)) == 1  # what is not read may be there twice
+
+
 def test_paths_without_samples_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"^data: is not there: .*nowhere$"):
         open_samples(tmp_path / "nowhere")

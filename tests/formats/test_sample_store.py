@@ -57,6 +57,28 @@ def test_a_bad_value_is_named_with_its_column(kind, tmp_path):
         samples.read(tmp_path)
 
 
+def test_columns_are_read_in_any_order(kind, tmp_path):
+    samples, sample_of = kind
+    file = samples.write(tmp_path, [sample_of(core="amd-25-17-avx512")])
+    read = samples.read(tmp_path)
+    table = pq.read_table(file, partitioning=None)
+    pq.write_table(table.select(table.schema.names[::-1]), file)
+    assert samples.read(tmp_path) == read
+    assert damaged_samples(read) == ()
+
+
+@pytest.mark.parametrize("name", ["device", "extra"])
+def test_a_column_that_is_there_twice_is_named(kind, name, tmp_path):
+    samples, sample_of = kind
+    file = samples.write(tmp_path, [sample_of()])
+    table = pq.read_table(file, partitioning=None)
+    for _ in range(1 if name in table.schema.names else 2):
+        table = table.append_column(name, table["device_name"])
+    pq.write_table(table, file)
+    with pytest.raises(FormatError, match=f"{name}: column is missing, there twice or not of this schema"):
+        samples.read(tmp_path)
+
+
 def test_a_text_that_is_no_utf_8_is_damage(kind, tmp_path):
     samples, sample_of = kind
     file = samples.write(tmp_path, [sample_of()])

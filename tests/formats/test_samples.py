@@ -186,9 +186,12 @@ def as_text(name, table):
         (lambda table: table.drop_columns(["forward_ms"]), "forward_ms: column is missing"),
         (
             lambda table: table.append_column("extra", [[1]]),
-            "extra: column is missing, misplaced or not",
+            "extra: column is missing, there twice or not",
         ),
-        (lambda table: as_text("num_rounds", table), "num_rounds: column is missing, misplaced or not of this schema"),
+        (
+            lambda table: as_text("num_rounds", table),
+            "num_rounds: column is missing, there twice or not of this schema",
+        ),
         (lambda table: with_column("shards", [[None]])(table), "shards: must not be null"),
         (
             lambda table: table.replace_schema_metadata({b"autoshard.schema": b"autoshard.samples/9"}),

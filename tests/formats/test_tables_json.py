@@ -260,7 +260,7 @@ class TestCounts:
 
     def test_counts_lie_beside_the_file(self, tmp_path):
         counts = [9, 0, 3, 3, 1, 0, 0, 2, 2, 100]
-        assert read_tables(self.write(tmp_path, counts)).tables[0].access == AccessProfile.from_counts(counts)
+        assert read_tables(self.write(tmp_path, counts)).tables[0].access == make.profile_of(counts)
 
     @pytest.mark.parametrize(
         ("counts", "column", "line"),

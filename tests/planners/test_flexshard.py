@@ -307,7 +307,7 @@ def drawn_table(index, rng):
     profile = {
         "zipf": lambda: AccessProfile.zipf(num_embeddings, rng.uniform(0, 2)),
         "uniform": lambda: AccessProfile.uniform(num_embeddings, rng.uniform(0.01, 1)),
-        "counts": lambda: AccessProfile.from_counts(rng.pareto(1, min(num_embeddings, 1000))).thinned(num_embeddings),
+        "counts": lambda: make.profile_of(rng.pareto(1, min(num_embeddings, 1000))).thinned(num_embeddings),
     }[access]()
     features = tuple(
         Feature(name=f"f{index}_{number}", pooling_factor=float(rng.choice([0.0, 1.0, rng.lognormal(3, 2)])))

@@ -33,7 +33,11 @@ def test_a_schedule_is_made_paused_and_deleted(client):
         == made.json()
         == {**NIGHTLY, **{name: found[name] for name in ("owner", "is_paused", "last_fired_at", "next_fires_at")}}
     )
-    assert (found["is_paused"], found["last_fired_at"], found["next_fires_at"][10:]) == (False, None, "T03:00:00+00:00")
+    assert (found["is_paused"], found["last_fired_at"], found["next_fires_at"][10:]) == (
+        False,
+        None,
+        "T03:00:00.000+00:00",
+    )
     again = client.post("/v1/schedules", json=NIGHTLY)
     assert (again.status_code, again.json()["type"]) == (409, "urn:autoshard:problem:schedule-exists")
     assert client.get("/v1/schedules").json() == {"schedules": [found]}

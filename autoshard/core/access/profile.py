@@ -89,21 +89,6 @@ class AccessProfile:
         return cls.from_masses(ranks_K, power_sums(ranks_K + shift, alpha))
 
     @classmethod
-    def from_counts(cls, counts: NDArray[np.integer | np.floating] | Sequence[float]) -> AccessProfile:
-        """Profile of a table from the number of lookups of each of its rows, in any order.
-
-        Args:
-            counts: One number per row, at least 0, with a positive sum.
-        """
-        values = np.asarray(counts, dtype=np.float64)
-        if values.ndim != 1 or len(values) == 0:
-            raise InvalidTableError("needs one number per row", field="counts")
-        if not np.isfinite(values).all() or (values < 0).any():
-            raise InvalidTableError("must be finite and at least 0", field="counts")
-        values_V, rows_V = np.unique(values, return_counts=True)
-        return cls.from_groups(rows_V[::-1], (rows_V * values_V)[::-1])
-
-    @classmethod
     def from_groups(cls, rows_V: IntArray, lookups_V: FloatArray) -> AccessProfile:
         """Profile from groups of rows that are looked up alike, from the most to the least looked up.
 
@@ -123,21 +108,6 @@ class AccessProfile:
             ranks = np.append(ranks, ends_V[-1])
         masses = np.diff(np.interp(ranks, ends_V, cumulative_V))
         return cls.from_masses(ranks.astype(np.float64), masses)
-
-    @classmethod
-    def from_ids(cls, ids: IntArray, num_rows: int) -> AccessProfile:
-        """Profile from a batch of row ids; rows that the batch did not hit come last, with probability 0."""
-        AT_LEAST_1.check(num_rows, "num_rows", InvalidTableError)
-        if ids.size == 0:
-            return cls.uniform(num_rows)
-        if ids.min() < 0 or ids.max() >= num_rows:
-            raise InvalidTableError(f"must be in [0, {num_rows}), got {ids.min()} to {ids.max()}", field="ids")
-        _, counts = np.unique(ids, return_counts=True)
-        values_V, rows_V = np.unique(counts, return_counts=True)
-        missed = num_rows - len(counts)
-        groups = np.append(rows_V[::-1], missed) if missed else rows_V[::-1]
-        lookups = (rows_V * values_V)[::-1].astype(np.float64)
-        return cls.from_groups(groups, np.append(lookups, 0.0) if missed else lookups)
 
     @classmethod
     def from_reuse_bins(

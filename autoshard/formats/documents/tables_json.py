@@ -45,6 +45,8 @@ _DIGEST = "sha256:[0-9a-f]{64}"
 NUM_ROWS: Final[Kind[int]] = field_kind(EmbeddingTable, "num_embeddings")
 DIM: Final[Kind[int]] = field_kind(EmbeddingTable, "embedding_dim")
 BATCH_SIZE: Final[Kind[int]] = field_kind(TableSet, "batch_size")
+#: Global batch of what tables are imported from, where it does not say it.
+DEFAULT_BATCH_SIZE: Final = 65_536
 POOLING_FACTOR: Final[Kind[float]] = field_kind(Feature, "pooling_factor")
 DTYPE: Final = named("tables", "dtype", one_of(DType))
 TIER: Final = named("tables", "tier", one_of(Tier), "How a shard is held.")

@@ -11,8 +11,10 @@ from autoshard.core.accepted import MAX_ROWS
 from autoshard.core.errors import FormatError, InvalidOptionError
 from autoshard.formats.documents.fields import from_source
 from autoshard.formats.documents.row_counts import SUFFIX, ids_by_count, is_counts_file, read_row_counts
+from autoshard.formats.documents.tables_json import DEFAULT_BATCH_SIZE
+from autoshard.formats.files import files_of
 from autoshard.formats.imports.dlrm_datasets import Advance
-from autoshard.formats.imports.id_batches import DEFAULT_BATCH_SIZE, DEFAULT_EMBEDDING_DIM
+from autoshard.formats.imports.id_batches import DEFAULT_EMBEDDING_DIM
 from autoshard.formats.row_orders import write_row_order
 
 
@@ -95,17 +97,7 @@ def _table(path: Path, num_samples: int, embedding_dim: int, advance: Advance) -
 
 def _tables(path: Path) -> list[Path]:
     """Files and folders that hold a table each."""
-    try:
-        path.stat()
-        if not path.is_dir():
-            return [path]
-        found = sorted(one for one in path.iterdir() if is_counts_file(one) or _is_counts_folder(one))
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise FormatError(f"cannot be read: {reason}", source=str(error.filename or path)) from error
-    if not found:
-        raise FormatError(f"holds no {SUFFIX} files")
-    return found
+    return files_of(path, lambda one: is_counts_file(one) or _is_counts_folder(one), SUFFIX)
 
 
 def _is_counts_folder(path: Path) -> bool:

@@ -19,7 +19,7 @@ from autoshard.core.access import IntArray
 from autoshard.core.errors import FormatError
 from autoshard.core.quoting import shortened
 from autoshard.formats.archives.torch_archive import read_tensors
-from autoshard.formats.files import open_file
+from autoshard.formats.files import open_file, reason_of
 
 #: Dimensions that tables get when none is asked for: the files have none, and AutoShard draws them from these.
 EMBEDDING_DIMS = (16, 32)
@@ -64,7 +64,7 @@ def read_dlrm_datasets(
                 _unpack(file, unpacked, lambda share: advance(share / 2))
                 return _tables_of(unpacked, embedding_dim, seed, advance, 0.5)
     except OSError as error:
-        raise FormatError(f"cannot be read: {(error.strerror or str(error)).lower()}") from error
+        raise FormatError(f"cannot be read: {reason_of(error)}") from error
 
 
 def _unpack(packed: BinaryIO, unpacked: BinaryIO, advance: Advance) -> None:

@@ -12,8 +12,7 @@ from autoshard.core.accepted import MAX_EMBEDDING_DIM, MAX_POOLING_FACTOR, MAX_R
 from autoshard.core.errors import FormatError
 from autoshard.formats.documents.fields import at_path, check_names, items, number, whole
 from autoshard.formats.documents.json_document import read_json
-from autoshard.formats.documents.tables_json import tables_from_json
-from autoshard.formats.imports.table_lists import DEFAULT_BATCH_SIZE
+from autoshard.formats.documents.tables_json import DEFAULT_BATCH_SIZE, tables_from_json
 
 _log = logging.getLogger(__name__)
 

@@ -22,15 +22,15 @@ from autoshard.core.errors import FormatError
 from autoshard.core.quoting import shortened
 from autoshard.formats.archives.torch_archive import read_tensors
 from autoshard.formats.documents.fields import from_source
-from autoshard.formats.files import open_file
+from autoshard.formats.documents.tables_json import DEFAULT_BATCH_SIZE
+from autoshard.formats.files import files_of, open_file, reason_of
 from autoshard.formats.imports.dlrm_datasets import Advance
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: What tables get that files of ids do not say.
+#: Dimension of tables from files of ids or counts, which do not say it.
 DEFAULT_EMBEDDING_DIM = 64
-DEFAULT_BATCH_SIZE = 65_536
 
 _PARQUET_START = b"PAR1"
 _TORCH_START = b"PK\x03\x04"
@@ -218,16 +218,8 @@ def _access(counts_R: IntArray, num_rows: int) -> AccessProfile:
 
 def _files(path: Path) -> tuple[list[Path], bool]:
     """The files, and whether they are Parquet rather than tensors."""
-    try:
-        files = [path]
-        if path.is_dir():
-            files = sorted(file for file in path.iterdir() if file.suffix in _SUFFIXES and file.name[0] not in "._")
-            if not files:
-                raise FormatError(f"holds no {' or '.join(_SUFFIXES)} files")
-        kinds = [_is_parquet(file) for file in files]
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise FormatError(f"cannot be read: {reason}", source=str(error.filename or path)) from error
+    files = files_of(path, lambda file: file.suffix in _SUFFIXES and file.name[0] not in "._", " or ".join(_SUFFIXES))
+    kinds = [_is_parquet(file) for file in files]
     if len({*kinds}) > 1:
         raise FormatError(
             f"must be files of one kind: {files[kinds.index(True)].name} is Parquet, "
@@ -237,8 +229,11 @@ def _files(path: Path) -> tuple[list[Path], bool]:
 
 
 def _is_parquet(file: Path) -> bool:
-    with open_file(file) as opened:
-        start = opened.read(4)
+    try:
+        with open_file(file) as opened:
+            start = opened.read(4)
+    except OSError as error:
+        raise FormatError(f"cannot be read: {reason_of(error)}", source=str(file)) from error
     if start not in (_PARQUET_START, _TORCH_START):
         raise FormatError("is neither a Parquet file nor one that torch.save wrote", source=str(file))
     return start == _PARQUET_START
@@ -406,7 +401,7 @@ def _add_tensors(file: Path, features: dict[str, FeatureCounts], first: Path, li
                 advance(1 / num_features)
             return num_samples
     except OSError as error:
-        raise FormatError(f"cannot be read: {(error.strerror or str(error)).lower()}") from error
+        raise FormatError(f"cannot be read: {reason_of(error)}") from error
 
 
 def _tensors(tensors: tuple[NDArray[np.generic], ...]) -> tuple[NDArray[np.integer], NDArray[np.integer]]:

@@ -16,14 +16,14 @@ from autoshard.formats.archives.torch_archive import read_tensors
 from autoshard.formats.bundled import bundled_table_sets, bundled_tables, check_file
 from autoshard.formats.documents.fields import from_source
 from autoshard.formats.documents.json_document import YAML_SUFFIXES, read_json
-from autoshard.formats.documents.tables_json import TABLES, read_tables
-from autoshard.formats.files import open_file
+from autoshard.formats.documents.tables_json import DEFAULT_BATCH_SIZE, TABLES, read_tables
+from autoshard.formats.files import open_file, reason_of
 from autoshard.formats.imports.count_tables import read_count_tables
 from autoshard.formats.imports.dlrm_command import is_dlrm_command, read_dlrm_command
 from autoshard.formats.imports.dlrm_datasets import Advance, read_dlrm_datasets
 from autoshard.formats.imports.dreamshard import is_dreamshard, read_dreamshard
 from autoshard.formats.imports.hugectr import is_hugectr, read_hugectr
-from autoshard.formats.imports.id_batches import DEFAULT_BATCH_SIZE, DEFAULT_EMBEDDING_DIM, read_id_batches
+from autoshard.formats.imports.id_batches import DEFAULT_EMBEDDING_DIM, read_id_batches
 from autoshard.formats.imports.nvidia_models import is_nvidia_models, read_nvidia_models
 from autoshard.formats.imports.table_lists import (
     LIST_SUFFIXES,
@@ -160,7 +160,7 @@ def _told_from_folder(source: str) -> str:
     try:
         suffixes = {os.path.splitext(name)[1] for name in os.listdir(source) if not name.startswith(".")}
     except OSError as error:
-        raise FormatError(f"cannot be read: {(error.strerror or str(error)).lower()}", source=source) from error
+        raise FormatError(f"cannot be read: {reason_of(error)}", source=source) from error
     by_suffix = {".json": "tbe-data-config", ".parquet": "id-batches", ".pt": "id-batches"}
     formats = {by_suffix[suffix] for suffix in suffixes if suffix in by_suffix}
     if len(formats) == 1:

@@ -19,9 +19,8 @@ from autoshard.core.accepted import MAX_EMBEDDING_DIM, MAX_POOLING_FACTOR, MAX_R
 from autoshard.core.errors import FormatError, UnknownNameError
 from autoshard.core.quoting import shortened, shown
 from autoshard.formats.documents.fields import at_path, check_flag, items, whole
-from autoshard.formats.documents.tables_json import tables_from_json
+from autoshard.formats.documents.tables_json import DEFAULT_BATCH_SIZE, tables_from_json
 from autoshard.formats.files import read_bytes
-from autoshard.formats.imports.table_lists import DEFAULT_BATCH_SIZE
 
 _log = logging.getLogger(__name__)
 

@@ -26,15 +26,13 @@ from autoshard.core.quoting import shortened, shown
 from autoshard.formats.documents.access_json import ALPHA
 from autoshard.formats.documents.json_document import YAML_SUFFIXES, parse_json
 from autoshard.formats.documents.kinds import kind_of
-from autoshard.formats.documents.tables_json import BATCH_SIZE, TABLE, tables_from_json
+from autoshard.formats.documents.tables_json import BATCH_SIZE, DEFAULT_BATCH_SIZE, TABLE, tables_from_json
 from autoshard.formats.files import open_file, read_bytes
 from autoshard.formats.imports.list_numbers import read_number, read_whole
 from autoshard.formats.torchrec.config_fields import LEFT_CONFIG, REFUSED_CONFIG
 
 _log = logging.getLogger(__name__)
 
-#: Global batch of lists that do not say it.
-DEFAULT_BATCH_SIZE = 65_536
 #: Endings of files that hold lists, whatever their text says; .json and .yaml may hold other things.
 LIST_SUFFIXES = (".csv", ".tsv", ".tab", ".txt", ".psv", ".jsonl", ".ndjson")
 

@@ -35,6 +35,7 @@ from autoshard.formats.documents.kinds import (
     whole_number,
 )
 from autoshard.formats.documents.tables_json import BATCH_SIZE, DIM, NUM_ROWS, POOLING_FACTOR
+from autoshard.formats.files import files_of
 from autoshard.formats.imports.dlrm_datasets import Advance
 
 #: Fields by which a file of this format is known.
@@ -212,14 +213,7 @@ class _Config:
 
 
 def _files(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    try:
-        files = sorted(file for file in path.iterdir() if file.suffix == ".json" and not file.name.startswith("."))
-    except OSError as error:
-        raise FormatError(f"cannot be read: {(error.strerror or str(error)).lower()}") from error
-    if not files:
-        raise FormatError("holds no .json files")
+    files = files_of(path, lambda file: file.suffix == ".json" and not file.name.startswith("."), ".json")
     last: dict[str, int] = {}
     for file in files:
         if match := _REPORTED.fullmatch(file.name):

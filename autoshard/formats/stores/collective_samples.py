@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime
 from enum import StrEnum
 from typing import Annotated
 
 from autoshard.core import DType
 from autoshard.core.accepted import ABOVE_0, AT_LEAST_0
 from autoshard.core.errors import FormatError, InvalidOptionError
-from autoshard.core.machine import MeasuredMachine
-from autoshard.formats.stores.sample_columns import MACHINE_COLUMNS, Amount, MachineColumns, Milliseconds
+from autoshard.formats.stores.measured_samples import MACHINE_COLUMNS, MeasuredSample
+from autoshard.formats.stores.sample_columns import Amount, Milliseconds
 from autoshard.formats.stores.sample_store import SampleStore
 
 _Number = Annotated[int, ABOVE_0]
@@ -89,13 +88,10 @@ class MeasuredCollective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveSample(MachineColumns):
+class CollectiveSample(MeasuredSample):
     """Measured latency of one collective.
 
     Attributes:
-        collected_at: When the measurement ended, in UTC.
-        device: Key of the kind of device, such as `cpu` or `h200`.
-        device_name: Full name of the processor.
         backend: `gloo` or `nccl`.
         num_hosts: Machines that took part.
         nproc: Processes in all.
@@ -110,17 +106,10 @@ class CollectiveSample(MachineColumns):
         spread: Standard deviation of single rounds over the mean, drift divided out.
         reference_ms: The reference collective in the same rounds.
         num_rounds: Rounds measured, warm-ups left out.
-        sample_id: Hash of all else; given by `identified`.
         collective: What ran.
     """
 
-    collected_at: datetime
-    device: str
-    device_name: str
     backend: str
-    torch_version: str
-    autoshard_version: str
-    git_commit: str
     num_hosts: _Number
     nproc: _Number
     node_size: _Number
@@ -133,7 +122,6 @@ class CollectiveSample(MachineColumns):
     spread: Amount
     reference_ms: Milliseconds
     num_rounds: _Number
-    sample_id: str = ""
     collective: MeasuredCollective
 
     def __post_init__(self) -> None:
@@ -148,11 +136,6 @@ class CollectiveSample(MachineColumns):
             raise FormatError(
                 f"is below the mean of {self.mean_sent_bytes:g}, got {self.max_sent_bytes}", field="max_sent_bytes"
             )
-
-    @property
-    def machine(self) -> MeasuredMachine:
-        """Where it was measured, as far as it says."""
-        return self.on(device_name=self.device_name, torch_version=self.torch_version)
 
     def identified(self) -> CollectiveSample:
         """The same sample with its id filled in."""

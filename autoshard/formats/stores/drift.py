@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 MsArray = NDArray[np.float64]
 
 
-class TimedSample(Protocol):
-    """A sample with latencies of a forward and a backward pass, and of a reference in the same rounds, in ms."""
+class TimedPasses(Protocol):
+    """Latencies of a forward and a backward pass, and of a reference in the same rounds, in ms."""
 
     @property
     def forward_ms(self) -> float:
@@ -52,8 +52,8 @@ def divide_out_drift(latency_ms_S: ArrayLike, reference_ms_S: ArrayLike) -> MsAr
     return np.asarray(latency_ms_S, dtype=np.float64) / reference_ms * np.median(reference_ms)
 
 
-def corrected_ms(samples: Sequence[TimedSample]) -> tuple[MsArray, MsArray]:
-    """Forward and backward latencies of one device's samples with its drift divided out, shapes (S,)."""
+def corrected_ms(samples: Sequence[TimedPasses]) -> tuple[MsArray, MsArray]:
+    """Forward and backward latencies, measured on one device, with its drift divided out, shapes (S,)."""
     forward_S = divide_out_drift([one.forward_ms for one in samples], [one.reference_forward_ms for one in samples])
     backward_S = divide_out_drift([one.backward_ms for one in samples], [one.reference_backward_ms for one in samples])
     return forward_S, backward_S

@@ -9,7 +9,7 @@ Shape suffixes: N rows, V values of the lists of all rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from datetime import datetime
 from enum import StrEnum
 from functools import cache
@@ -21,9 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from autoshard.core.accepted import ABOVE_0, AT_LEAST_0, FINITE, FINITE_AT_LEAST_0, Range
+from autoshard.core.accepted import ABOVE_0, FINITE, FINITE_AT_LEAST_0, Range
 from autoshard.core.errors import FormatError
-from autoshard.core.machine import MeasuredMachine
 from autoshard.core.quoting import shown
 
 #: Objects that equal rows share, by what they were made of: large stores are then quick to read.
@@ -46,45 +45,6 @@ _ARRAYS = (np.ndarray, get_origin(NDArray[Any]))
 Milliseconds = Annotated[float, Range(at_least=1e-6, at_most=1e8, kind=FINITE)]
 Amount = Annotated[float, FINITE_AT_LEAST_0]
 Count = Annotated[int, pa.int32(), ABOVE_0]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineColumns:
-    """What a sample says of its machine beside names and versions, as far as the machine tells, see `MeasuredMachine`.
-
-    Attributes:
-        core: Design of a core: vendor, family and model by number, widest vectors; empty on a GPU.
-        core_threads: Hardware threads of a core; 0 where the machine does not tell, as for all that follows.
-        core_cache_bytes: Second-level cache of a core.
-        cache_bytes: Cache before the memory.
-        cache_threads: Hardware threads that share the cache before the memory.
-        memory_bytes: Memory of the host; of a GPU, its own.
-        memory_bytes_per_s: Bandwidth of a copy from memory to memory by one thread, measured when a run begins.
-        clock_mhz: Clock that the system states when a run begins; of a GPU, the highest.
-        driver_version: Of a GPU; empty on a CPU.
-    """
-
-    core: str = ""
-    core_threads: Annotated[int, AT_LEAST_0] = 0
-    core_cache_bytes: Annotated[int, AT_LEAST_0] = 0
-    cache_bytes: Annotated[int, AT_LEAST_0] = 0
-    cache_threads: Annotated[int, AT_LEAST_0] = 0
-    memory_bytes: Annotated[int, AT_LEAST_0] = 0
-    memory_bytes_per_s: Amount = 0.0
-    clock_mhz: Amount = 0.0
-    driver_version: str = ""
-
-    @staticmethod
-    def of(hardware: MeasuredMachine) -> dict[str, Any]:
-        """The columns of a machine."""
-        return {name: getattr(hardware, name) for name in MACHINE_COLUMNS}
-
-    def on(self, **named: Any) -> MeasuredMachine:
-        """The machine of these columns, with its name and versions."""
-        return MeasuredMachine(**named, **{name: getattr(self, name) for name in MACHINE_COLUMNS})
-
-
-MACHINE_COLUMNS = tuple(item.name for item in fields(MachineColumns))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import io
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from datetime import UTC, datetime
+from datetime import UTC
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,6 +26,7 @@ from autoshard.core.errors import FormatError, InputError, SampleStoreError
 from autoshard.core.quoting import shortened, shown
 from autoshard.formats.documents.digest import digest
 from autoshard.formats.files import atomic_write, open_file, remove_leftovers
+from autoshard.formats.stores.measured_samples import MeasuredSample
 from autoshard.formats.stores.sample_columns import SharedObjects, records_of, row_of, schema_of
 
 _SCHEMA_KEY = b"autoshard.schema"
@@ -35,32 +37,7 @@ _LEFTOVER_SECONDS = 3600.0
 #: Characters of what Arrow says that a message has room for; it quotes bytes of damaged files.
 _ARROW_ROOM = 200
 _IDS = ("sample_id", "set_id")
-
-
-class StoredSample(Protocol):
-    """A sample of any kind: a dataclass whose fields are the columns, see `sample_columns`."""
-
-    @property
-    def sample_id(self) -> str:
-        """Hash of all else."""
-        ...
-
-    @property
-    def device(self) -> str:
-        """Key of the kind of device."""
-        ...
-
-    @property
-    def collected_at(self) -> datetime:
-        """When the measurement ended."""
-        ...
-
-    def identified(self) -> Self:
-        """The same sample with the id of its content."""
-        ...
-
-
-SampleT = TypeVar("SampleT", bound=StoredSample)
+SampleT = TypeVar("SampleT", bound=MeasuredSample)
 
 
 class SampleStore(Generic[SampleT]):
@@ -91,8 +68,7 @@ class SampleStore(Generic[SampleT]):
         self.schema = schema
         self._earlier = earlier
         added = {name for names in earlier.values() for name in names}
-        # typeshed's bound of `fields` takes dataclasses only.
-        self._added = {item.name: item.default for item in fields(record) if item.name in added}  # type: ignore[arg-type]
+        self._added = {item.name: item.default for item in fields(record) if item.name in added}
         self._record = record
         self.arrow_schema = schema_of(record, {_SCHEMA_KEY: schema.encode()})
         self._folder, self._kind, self._command = folder, kind, command
@@ -263,13 +239,11 @@ class SampleStore(Generic[SampleT]):
                 "autoshard that wrote this one",
                 field="schema",
             )
-        expected = pa.schema([field for field in self.arrow_schema if field.name not in lacking])
-        if not schema.equals(expected):
-            names = {*schema.names, *expected.names}
-            wrong = sorted(name for name in names if _type_of(name, schema) != _type_of(name, expected))
-            raise FormatError(
-                "column is missing, misplaced or not of this schema", field=shortened(", ".join(wrong)) or "schema"
-            )
+        found = _by_name(schema)
+        expected = _by_name(field for field in self.arrow_schema if field.name not in lacking)
+        wrong = sorted(name for name in found.keys() | expected.keys() if found[name] != expected[name])
+        if wrong:
+            raise FormatError("column is missing, there twice or not of this schema", field=shortened(", ".join(wrong)))
         return lacking
 
 
@@ -310,5 +284,9 @@ def _named_in_errors(file: Path) -> Iterator[None]:
         raise FormatError(f"is no Parquet file, or is damaged: {reason}", source=str(file)) from error
 
 
-def _type_of(name: str, schema: pa.Schema) -> pa.DataType | None:
-    return schema.field(name).type if schema.names.count(name) == 1 else None
+def _by_name(columns: Iterable[pa.Field]) -> defaultdict[str, list[pa.Field]]:
+    """Columns of a file by their names, which it may have twice and in any order."""
+    named: defaultdict[str, list[pa.Field]] = defaultdict(list)
+    for column in columns:
+        named[column.name].append(column)
+    return named

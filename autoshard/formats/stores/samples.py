@@ -6,10 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -33,14 +32,8 @@ from autoshard.core.machine import MeasuredMachine
 from autoshard.core.shard import UPDATE_WRITES
 from autoshard.core.tables import KernelTraits
 from autoshard.formats.documents.digest import digest
-from autoshard.formats.stores.sample_columns import (
-    Amount,
-    Count,
-    Milliseconds,
-    SharedObjects,
-    StoredRows,
-    row_of,
-)
+from autoshard.formats.stores.measured_samples import MACHINE_COLUMNS, TimedSample, machine_of
+from autoshard.formats.stores.sample_columns import Amount, SharedObjects, StoredRows, row_of
 from autoshard.formats.stores.sample_store import SampleStore, without_copies
 
 
@@ -132,76 +125,24 @@ def _local_shard(*values: Any) -> LocalShard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class Sample(TimedSample):
     """Measured kernel latency of one set of shards, run fused.
 
     Attributes:
-        sample_id: Hash of all else; given by `identified`.
-        set_id: Hash of what was measured, see `set_id_of`; given by `identified`.
-        collected_at: When the measurement ended, in UTC.
-        device: Key of the kind of device, such as `cpu` or `h200`; cost models are made per key.
-        device_name: Full name of the processor.
-        num_threads: Intra-op threads of the kernel; 1 on devices that do not care.
         source: How the set was chosen, such as `random`.
-        shards: The set.
         forward_ms: Forward kernel.
         backward_ms: Backward kernel with the fused optimizer.
-        forward_spread: Standard deviation of single rounds over the mean, drift divided out.
-        backward_spread: As `forward_spread`.
         reference_forward_ms: The reference set of the device in the same rounds.
-        reference_backward_ms: As `reference_forward_ms`.
-        num_rounds: Rounds measured, warm-ups left out.
-        num_attempts: Measurements that this is the mean of: more than one if their spread asked for it.
-        is_noisy: Whether the spread stayed above the harness's bound.
-        sm_clock_mhz: Median clock of the GPU while it was measured; 0 where it is not read.
-        throttle_reasons: Why the device held its clock back, as its driver names it; empty for no reason.
-        core_cache_bytes: Second-level cache of a core; 0 where the machine does not tell, as for all that follows.
-        cache_bytes: Cache before the memory.
-        memory_bytes: Memory of the host; of a GPU, its own.
-        clock_mhz: Clock that the system states when a run begins; of a GPU, the highest.
-        driver_version: Of a GPU; empty on a CPU.
-        core: Design of a core: vendor, family and model by number, widest vectors; empty on a GPU.
-        core_threads: Hardware threads of a core.
-        cache_threads: Hardware threads that share the cache before the memory.
-        memory_bytes_per_s: Bandwidth of a copy from memory to memory by one thread, measured when a run begins.
+        set_id: Hash of what was measured, see `set_id_of`; given by `identified`.
+        shards: The set.
         sums_hit_rows: Whether gradients of replicas were summed for the rows that the batch hits, and these updated, as
             the runtime does; before the fourth version of the columns, they were summed for all rows of a table.
         updated_rows: Of each shard, rows of a replica that any of its ranks hits, which all of them update; 0 of other
             shards. Empty before the sixth version, where replicas updated the rows that they hit themselves.
     """
 
-    sample_id: str = ""
     set_id: str = ""
-    collected_at: datetime
-    device: str
-    device_name: str
-    num_threads: Count
-    torch_version: str
-    fbgemm_version: str
-    autoshard_version: str
-    git_commit: str
-    source: str
     shards: Annotated[tuple[MeasuredShard, ...], StoredRows(_ShardRow, _shard_row, _measured_shards)]
-    forward_ms: Amount
-    backward_ms: Amount
-    forward_spread: Amount
-    backward_spread: Amount
-    reference_forward_ms: Milliseconds
-    reference_backward_ms: Milliseconds
-    num_rounds: Count
-    num_attempts: Count = 1
-    is_noisy: bool = False
-    sm_clock_mhz: Amount = 0.0
-    throttle_reasons: str = ""
-    core_cache_bytes: Annotated[int, AT_LEAST_0] = 0
-    cache_bytes: Annotated[int, AT_LEAST_0] = 0
-    memory_bytes: Annotated[int, AT_LEAST_0] = 0
-    clock_mhz: Amount = 0.0
-    driver_version: str = ""
-    core: str = ""
-    core_threads: Annotated[int, AT_LEAST_0] = 0
-    cache_threads: Annotated[int, AT_LEAST_0] = 0
-    memory_bytes_per_s: Amount = 0.0
     sums_hit_rows: bool = False
     updated_rows: tuple[Annotated[int, AT_LEAST_0], ...] = ()
 
@@ -224,11 +165,6 @@ class Sample:
         return self.forward_ms + self.backward_ms
 
     @property
-    def machine(self) -> MeasuredMachine:
-        """Where it was measured."""
-        return MeasuredMachine(**{item.name: getattr(self, item.name) for item in fields(MeasuredMachine)})
-
-    @property
     def local_shards(self) -> tuple[LocalShard, ...]:
         """The set, without what was measured of it but the rows that replicas wrote."""
         if not self.sums_hit_rows:
@@ -248,15 +184,13 @@ class Sample:
         return replace(self, sample_id=KERNEL_SAMPLES.content_id(self), set_id=set_id)
 
 
-#: What samples say of the machine since the third version of their columns, and since the fifth.
-_SINCE_THIRD = ("core_cache_bytes", "cache_bytes", "memory_bytes", "clock_mhz", "driver_version")
+#: What samples say of the machine since the fifth version of their columns; the rest since the third.
 _SINCE_FIFTH = ("core", "core_threads", "cache_threads", "memory_bytes_per_s")
-HARDWARE_FIELDS = (*_SINCE_THIRD, *_SINCE_FIFTH)
 KERNEL_SAMPLES = SampleStore(
     Sample,
     schema="autoshard.samples/6",
     earlier={
-        "autoshard.samples/2": (*HARDWARE_FIELDS, "sums_hit_rows", "updated_rows"),
+        "autoshard.samples/2": (*MACHINE_COLUMNS, "sums_hit_rows", "updated_rows"),
         "autoshard.samples/3": (*_SINCE_FIFTH, "sums_hit_rows", "updated_rows"),
         "autoshard.samples/4": (*_SINCE_FIFTH, "updated_rows"),
         "autoshard.samples/5": ("updated_rows",),
@@ -308,33 +242,6 @@ class SampleTable:
     def reference_backward_ms(self) -> float:
         """Median over samples of the reference set's backward latency."""
         return float(np.median([sample.reference_backward_ms for sample in self.samples]))
-
-
-class MachineSample(Protocol):
-    """A sample that says where and when it was measured."""
-
-    @property
-    def collected_at(self) -> datetime:
-        """When the measurement ended."""
-        ...
-
-    @property
-    def device(self) -> str:
-        """Key of the kind of device."""
-        ...
-
-    @property
-    def machine(self) -> MeasuredMachine:
-        """Where it was measured."""
-        ...
-
-
-def machine_of(samples: Sequence[MachineSample]) -> MeasuredMachine:
-    """The machine of most samples, of at least one, with the median of their bandwidths of its memory."""
-    machines = [sample.machine for sample in samples]
-    usual = Counter(machines).most_common(1)[0][0]
-    found = [one.memory_bytes_per_s for one in machines if one.memory_bytes_per_s and one == usual]
-    return replace(usual, memory_bytes_per_s=float(np.median(found)) if found else 0.0)
 
 
 def devices_in(store: str | Path) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ from autoshard.core import AccessProfile, Constraints, EmbeddingTable, Feature, 
 from autoshard.core.accepted import FINITE_AT_LEAST_0, WHOLE_AT_LEAST_1
 from autoshard.core.errors import InvalidTableError
 from autoshard.core.quoting import shown
+from autoshard.formats.documents.tables_json import DEFAULT_BATCH_SIZE
 from autoshard.formats.torchrec.config_fields import REFUSED_CONFIG
 from autoshard.formats.torchrec.configs import DATA_TYPES, OPTIMIZER_CLASSES, POOLING_TYPES
 from autoshard.formats.torchrec.objects import KERNEL_SETTINGS
@@ -43,8 +44,6 @@ try:
 except ModuleNotFoundError:  # TorchRec 1.6 has none
     PECEmbeddingCollection = None
 
-#: Global batch of models that do not say it.
-DEFAULT_BATCH_SIZE = 65_536
 #: Optimizer of tables whose parameters and sharders name none.
 DEFAULT_OPTIMIZER = Optimizer.ROWWISE_ADAGRAD
 

@@ -25,7 +25,7 @@ from autoshard.results.plan_diff import DIFF
 from autoshard.results.sweep_record import SIMULATION
 from server.access import opened_to
 from server.tasks.work import WorkKind
-from server.web.openapi import document_answer, plan_answer, problems
+from server.web.openapi import StoredPlanId, document_answer, plan_answer, problems
 from server.web.reading import JsonBody, ReceivedBody
 from server.web.work_handler import WorkHandler
 
@@ -37,7 +37,6 @@ _STORED_STATUSES = (400, 404, 408, 422, 429, 500, 503, 504)
 #: whose own page may show it.
 _PAGE_POLICY = "sandbox allow-scripts; frame-ancestors 'self'"
 
-_StoredId = Annotated[PlanId, Path(description="The plan's id.")]
 _Explained = Annotated[
     list[Annotated[str, Query(min_length=1, max_length=512)]] | None,
     Query(max_length=256, description="Only this table; may be repeated."),
@@ -85,7 +84,7 @@ def _add_pricing(app: FastAPI, handler: WorkHandler) -> None:
     )
     @opened_to(Scope.PLAN)
     async def replan(
-        received: Annotated[ReceivedBody[Any], Depends(JsonBody(ReplanBody))], plan_id: _StoredId
+        received: Annotated[ReceivedBody[Any], Depends(JsonBody(ReplanBody))], plan_id: StoredPlanId
     ) -> Response:
         return await handler.answer(received, WorkKind.REPLAN, plan_id)
 
@@ -135,7 +134,7 @@ def _add_of_plans(app: FastAPI, handler: WorkHandler) -> None:
     @opened_to(Scope.READ)
     async def explain_plan(
         request: Request,
-        plan_id: _StoredId,
+        plan_id: StoredPlanId,
         table: _Explained = None,
         most: _MostExplained = MOST_EXPLAINED,
         risk: _PricedBy = None,
@@ -152,7 +151,7 @@ def _add_of_plans(app: FastAPI, handler: WorkHandler) -> None:
     @opened_to(Scope.PLAN)
     async def improve_plan(
         request: Request,
-        plan_id: _StoredId,
+        plan_id: StoredPlanId,
         table: _Explained = None,
         most: _MostExplained = MOST_EXPLAINED,
         risk: _PricedBy = None,
@@ -168,7 +167,7 @@ def _add_of_plans(app: FastAPI, handler: WorkHandler) -> None:
     )
     @opened_to(Scope.READ)
     async def diff_stored_plans(
-        request: Request, plan_id: _StoredId, other_id: Annotated[PlanId, Path(description="Id of the second plan.")]
+        request: Request, plan_id: StoredPlanId, other_id: Annotated[PlanId, Path(description="Id of the second plan.")]
     ) -> Response:
         return await handler.read(request, WorkKind.DIFF, plan_id, other_id)
 
@@ -186,7 +185,7 @@ def _add_pages(app: FastAPI, handler: WorkHandler) -> None:
         responses={**page, **problems(*_STORED_STATUSES)},
     )
     @opened_to(Scope.READ)
-    async def draw_report(request: Request, plan_id: _StoredId) -> Response:
+    async def draw_report(request: Request, plan_id: StoredPlanId) -> Response:
         answer = await handler.read(request, WorkKind.REPORT, plan_id, media_type="text/html; charset=utf-8")
         answer.headers["Content-Security-Policy"] = _PAGE_POLICY
         return answer

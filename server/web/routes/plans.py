@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Depends, FastAPI, Header, Path, Query, Request, Response
+from fastapi import Depends, FastAPI, Header, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from autoshard.api import PlanAnswer, PlanFilter, PlanId, PlanJobBody, PlanLabels, PlanList, Scope
+from autoshard.api import PlanAnswer, PlanFilter, PlanJobBody, PlanLabels, PlanList, Scope
 from server.access import opened_to
 from server.storage.storage import Storage
-from server.web.openapi import plan_answer, problems
+from server.web.openapi import StoredPlanId, plan_answer, problems
 from server.web.reading import JsonBody, ReceivedBody, SecretBody
 from server.web.routes.jobs import JOB_MADE, PREFER, JobHandler
 from server.web.work_handler import WorkHandler
-
-_StoredId = Annotated[PlanId, Path(description="The plan's id.")]
 
 
 def add_plans(app: FastAPI, jobs: JobHandler, handler: WorkHandler, storage: Storage) -> None:
@@ -57,7 +55,7 @@ def _add_one(app: FastAPI, storage: Storage) -> None:
     )
     @opened_to(Scope.READ)
     def read_plan(
-        plan_id: _StoredId,
+        plan_id: StoredPlanId,
         request: Request,
         if_none_match: Annotated[str | None, Header(description="ETags of plans that the client has.")] = None,
     ) -> Response:
@@ -79,7 +77,7 @@ def _add_changing(app: FastAPI, handler: WorkHandler, storage: Storage) -> None:
     )
     @opened_to(Scope.PLAN)
     async def label_plan(
-        plan_id: _StoredId, received: Annotated[ReceivedBody[PlanLabels], Depends(SecretBody(PlanLabels))]
+        plan_id: StoredPlanId, received: Annotated[ReceivedBody[PlanLabels], Depends(SecretBody(PlanLabels))]
     ) -> Response:
         labels = await received.parse(await received.read(handler.settings))
         await run_in_threadpool(storage.label_plan, plan_id, labels, received.request.state.actor)
@@ -93,7 +91,7 @@ def _add_changing(app: FastAPI, handler: WorkHandler, storage: Storage) -> None:
         responses=problems(400, 404, 503),
     )
     @opened_to(Scope.PLAN)
-    def restore_plan(plan_id: _StoredId, request: Request) -> None:
+    def restore_plan(plan_id: StoredPlanId, request: Request) -> None:
         storage.restore_plan(plan_id, request.state.actor)
 
     @app.delete(
@@ -104,7 +102,7 @@ def _add_changing(app: FastAPI, handler: WorkHandler, storage: Storage) -> None:
         responses=problems(400, 404, 503),
     )
     @opened_to(Scope.PLAN)
-    def delete_plan(plan_id: _StoredId, request: Request) -> None:
+    def delete_plan(plan_id: StoredPlanId, request: Request) -> None:
         storage.delete_plan(plan_id, request.state.actor)
 
 

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Depends, FastAPI, Path, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from autoshard.api import PlanId, RunAnswer, RunBody, RunList, Scope
+from autoshard.api import RunAnswer, RunBody, RunList, Scope
 from server.access import opened_to
 from server.storage.idempotency import IdempotentRequest, KeptAnswer
 from server.storage.storage import Storage
 from server.tasks.work import Body, WorkKind
 from server.web.metrics import Metrics
-from server.web.openapi import problems
+from server.web.openapi import StoredPlanId, problems
 from server.web.reading import JsonBody, ReceivedBody
 from server.web.work_handler import WorkHandler
-
-_StoredId = Annotated[PlanId, Path(description="The plan's id.")]
 
 
 def add_runs(app: FastAPI, handler: WorkHandler, storage: Storage, metrics: Metrics) -> None:
@@ -32,7 +30,7 @@ def add_runs(app: FastAPI, handler: WorkHandler, storage: Storage, metrics: Metr
     )
     @opened_to(Scope.PLAN)
     async def report_run(
-        received: Annotated[ReceivedBody[RunBody], Depends(JsonBody(RunBody))], plan_id: _StoredId
+        received: Annotated[ReceivedBody[RunBody], Depends(JsonBody(RunBody))], plan_id: StoredPlanId
     ) -> Response:
         request = received.request
         handler.check_room(request)
@@ -56,6 +54,6 @@ def add_runs(app: FastAPI, handler: WorkHandler, storage: Storage, metrics: Metr
         responses=problems(400, 404, 503),
     )
     @opened_to(Scope.READ)
-    def list_runs(plan_id: _StoredId, request: Request) -> RunList:
+    def list_runs(plan_id: StoredPlanId, request: Request) -> RunList:
         storage.plans.check(plan_id, request.state.actor.team)
         return storage.runs.list(plan_id, request.state.actor.team)
