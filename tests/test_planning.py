@@ -174,12 +174,19 @@ class TestModels:
         assert costs.kernel.predict_ms(np.zeros((1, sum(costs.kernel.widths)), dtype=np.float32)) == 0
 
     @pytest.mark.parametrize(
-        "changes", [{"dtype": DType.BF16}, {"optimizer": Optimizer.ADAM}, {"pooling": Pooling.SEQUENCE}]
+        ("changes", "planners"),
+        [
+            ({"dtype": DType.BF16}, ("auto", "neo", "oper", "flexshard", "neuroshard", "cost-greedy")),
+            ({"optimizer": Optimizer.ADAM}, ("cost-greedy",)),
+            ({"pooling": Pooling.SEQUENCE}, ("cost-greedy",)),
+        ],
     )
-    def test_where_no_kernel_was_learned_the_analytic_model_prices_all(self, tables, topology, registry, changes):
+    def test_where_no_kernel_was_learned_the_analytic_model_prices_all(
+        self, tables, topology, registry, changes, planners
+    ):
         changed = replace(tables, tables=tuple(replace(table, **changes) for table in tables.tables))
         request = make.request(changed, topology, costs=make_costs(changed, topology, registry), time_limit_s=0.3)
-        for name in ("auto", "neo", "oper", "flexshard", "neuroshard", "cost-greedy"):
+        for name in planners:
             plan = make_plan(name, request)
             assert plan.predicted.cost_model == "analytic:cpu"
             assert plan.predicted.step_ms == evaluate(plan, plan_costs(plan, registry)).step_ms
@@ -238,12 +245,13 @@ class TestMakePlan:
         assert made.models["kernel"] == f"learned:cpu@{version}"
         assert made.models["search"].startswith(("stopped by ", "as "))
 
-    def test_auto_is_slower_than_no_other_on_a_learned_model(self, request_of):
+    @pytest.mark.parametrize(("guests", "steps"), [((), 100), pytest.param(("torchrec",), 500, marks=pytest.mark.slow)])
+    def test_auto_is_slower_than_no_other_on_a_learned_model(self, request_of, guests, steps):
         request = request_of(time_limit_s=20.0)
         rows = compare(
-            ["random", "size-greedy", "dim-greedy", "lookup-greedy", "cost-greedy", "torchrec", "auto"],
+            ["random", "size-greedy", "dim-greedy", "lookup-greedy", "cost-greedy", *guests, "auto"],
             request,
-            options={"auto": {"steps": 500, "objective": "kernel"}},
+            options={"auto": {"steps": steps, "objective": "kernel"}},
         )
         times = {row.planner: row.predicted_max_ms for row in rows}
         assert all(times["auto"] <= time for time in times.values())
