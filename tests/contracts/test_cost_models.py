@@ -78,7 +78,9 @@ def analytic(device: str) -> Subject:
     )
 
 
-@pytest.fixture(scope="session", params=["analytic:cpu", "analytic:a100", "learned:cpu"])
+@pytest.fixture(
+    scope="session", params=["analytic:cpu", pytest.param("analytic:a100", marks=pytest.mark.slow), "learned:cpu"]
+)
 def subject(request) -> Subject:
     kind, device = request.param.split(":")
     return learned() if kind == "learned" else analytic(device)
