@@ -34,7 +34,6 @@ from autoshard.formats import load_topology, read_plan, write_plan
 from autoshard.formats.bundled import load_machine
 from autoshard.formats.documents.json_document import read_json
 from autoshard.formats.metasyn import metasyn
-from autoshard.formats.stores.samples import read_samples
 from autoshard.hardware import this_processor
 from autoshard.planners.heuristics.greedy import RandomPlanner
 from autoshard.planning import (
@@ -50,21 +49,17 @@ from autoshard.planning import (
 from autoshard.report import speedups_over
 from autoshard.validator import validate_plan
 from costmodel import Registry
-from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.learned import LearnedCostModel
-from costmodel.kernel.training import CostTrainingOptions, train_cost_model
 from tests import builders as make
+from tests.costmodel.conftest import dataset, samples, short_options, store, trained  # noqa: F401
 
-SAMPLES = Path(__file__).parent / "data" / "samples"
 SCALE = 64
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory):
-    """A cost model of this project's own, trained shortly on real samples."""
+def registry(tmp_path_factory, trained):  # noqa: F811
+    """With a cost model of this project's own, trained shortly on real samples."""
     root = tmp_path_factory.mktemp("registry")
-    options = CostTrainingOptions(num_updates=150, batch_size=64)
-    trained = train_cost_model(CostDataset.from_samples(read_samples(SAMPLES, "cpu")), device="cpu", options=options)
     trained.model.publish(Registry(root))
     return root
 
