@@ -65,11 +65,13 @@ def plain(case):
                 ("/v1/plans", GenerationMode.NEGATIVE, {400}),
                 ("/v1/comparisons", GenerationMode.POSITIVE, {200}),
                 ("/v1/simulations", GenerationMode.POSITIVE, {200}),
+                ("/v1/simulations", GenerationMode.NEGATIVE, {400}),
+                ("/v1/validations", GenerationMode.POSITIVE, {200}),
             )
         ),
         ("POST", "/v1/simulations", GenerationMode.POSITIVE, 10, {200}),
-        ("POST", "/v1/validations", GenerationMode.POSITIVE, 10, {200}),
-        ("POST", "/v1/simulations", GenerationMode.NEGATIVE, 10, {400}),
+        ("POST", "/v1/validations", GenerationMode.POSITIVE, 4, {200}),
+        ("POST", "/v1/simulations", GenerationMode.NEGATIVE, 4, {400}),
     ],
 )
 def test_every_answer_is_as_documented(api, method, path, mode, max_examples, statuses):
