@@ -34,7 +34,6 @@ from autoshard.formats import load_topology, read_plan, write_plan
 from autoshard.formats.bundled import load_machine
 from autoshard.formats.documents.json_document import read_json
 from autoshard.formats.metasyn import metasyn
-from autoshard.formats.stores.samples import read_samples
 from autoshard.hardware import this_processor
 from autoshard.planners.heuristics.greedy import RandomPlanner
 from autoshard.planning import (
@@ -50,21 +49,17 @@ from autoshard.planning import (
 from autoshard.report import speedups_over
 from autoshard.validator import validate_plan
 from costmodel import Registry
-from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.learned import LearnedCostModel
-from costmodel.kernel.training import CostTrainingOptions, train_cost_model
 from tests import builders as make
+from tests.costmodel.conftest import dataset, samples, short_options, store, trained  # noqa: F401
 
-SAMPLES = Path(__file__).parent / "data" / "samples"
 SCALE = 64
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory):
-    """A cost model of this project's own, trained shortly on real samples."""
+def registry(tmp_path_factory, trained):  # noqa: F811
+    """With a cost model of this project's own, trained shortly on real samples."""
     root = tmp_path_factory.mktemp("registry")
-    options = CostTrainingOptions(num_updates=150, batch_size=64)
-    trained = train_cost_model(CostDataset.from_samples(read_samples(SAMPLES, "cpu")), device="cpu", options=options)
     trained.model.publish(Registry(root))
     return root
 
@@ -174,12 +169,19 @@ class TestModels:
         assert costs.kernel.predict_ms(np.zeros((1, sum(costs.kernel.widths)), dtype=np.float32)) == 0
 
     @pytest.mark.parametrize(
-        "changes", [{"dtype": DType.BF16}, {"optimizer": Optimizer.ADAM}, {"pooling": Pooling.SEQUENCE}]
+        ("changes", "planners"),
+        [
+            ({"dtype": DType.BF16}, ("auto", "neo", "oper", "flexshard", "neuroshard", "cost-greedy")),
+            ({"optimizer": Optimizer.ADAM}, ("cost-greedy",)),
+            ({"pooling": Pooling.SEQUENCE}, ("cost-greedy",)),
+        ],
     )
-    def test_where_no_kernel_was_learned_the_analytic_model_prices_all(self, tables, topology, registry, changes):
+    def test_where_no_kernel_was_learned_the_analytic_model_prices_all(
+        self, tables, topology, registry, changes, planners
+    ):
         changed = replace(tables, tables=tuple(replace(table, **changes) for table in tables.tables))
         request = make.request(changed, topology, costs=make_costs(changed, topology, registry), time_limit_s=0.3)
-        for name in ("auto", "neo", "oper", "flexshard", "neuroshard", "cost-greedy"):
+        for name in planners:
             plan = make_plan(name, request)
             assert plan.predicted.cost_model == "analytic:cpu"
             assert plan.predicted.step_ms == evaluate(plan, plan_costs(plan, registry)).step_ms
@@ -238,12 +240,13 @@ class TestMakePlan:
         assert made.models["kernel"] == f"learned:cpu@{version}"
         assert made.models["search"].startswith(("stopped by ", "as "))
 
-    def test_auto_is_slower_than_no_other_on_a_learned_model(self, request_of):
+    @pytest.mark.parametrize(("guests", "steps"), [((), 100), pytest.param(("torchrec",), 500, marks=pytest.mark.slow)])
+    def test_auto_is_slower_than_no_other_on_a_learned_model(self, request_of, guests, steps):
         request = request_of(time_limit_s=20.0)
         rows = compare(
-            ["random", "size-greedy", "dim-greedy", "lookup-greedy", "cost-greedy", "torchrec", "auto"],
+            ["random", "size-greedy", "dim-greedy", "lookup-greedy", "cost-greedy", *guests, "auto"],
             request,
-            options={"auto": {"steps": 500, "objective": "kernel"}},
+            options={"auto": {"steps": steps, "objective": "kernel"}},
         )
         times = {row.planner: row.predicted_max_ms for row in rows}
         assert all(times["auto"] <= time for time in times.values())

@@ -24,6 +24,7 @@ from costmodel.kernel.card import Interval
 from costmodel.kernel.learned import LearnedCostModel
 from policies.network import first_weights
 from policies.planning.trained import TrainedPolicy
+from tests.costmodel.conftest import dataset, samples, short_options, store, trained  # noqa: F401
 
 #: Widths of the untrained encoder.
 HIDDEN = (16,)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +12,7 @@ from hypothesis import strategies as st
 from autoshard.core import AccessProfile, CostModel, LocalShard, set_costs
 from autoshard.core.costs import kernel_floor
 from autoshard.evaluation.analytic import AnalyticCostModel
-from autoshard.formats.stores.samples import read_samples
-from costmodel.kernel.dataset import CostDataset
-from costmodel.kernel.training import CostTrainingOptions, train_cost_model
+from costmodel.kernel.learned import LearnedCostModel
 from tests import builders as make
 
 
@@ -54,10 +51,7 @@ shares = st.floats(0, 1)
 sketches = st.tuples(shares, shares, shares, st.floats(0, 1.5))
 
 
-def learned() -> Subject:
-    samples = read_samples(Path(__file__).parents[1] / "data" / "samples")
-    options = CostTrainingOptions(num_updates=400, batch_size=64)
-    model = train_cost_model(CostDataset.from_samples(samples), device="cpu", options=options).model
+def learned(model: LearnedCostModel) -> Subject:
     ranges = model.card.coverage.ranges
     return Subject(
         model=model,
@@ -78,10 +72,12 @@ def analytic(device: str) -> Subject:
     )
 
 
-@pytest.fixture(scope="session", params=["analytic:cpu", "analytic:a100", "learned:cpu"])
+@pytest.fixture(
+    scope="session", params=["analytic:cpu", pytest.param("analytic:a100", marks=pytest.mark.slow), "learned:cpu"]
+)
 def subject(request) -> Subject:
     kind, device = request.param.split(":")
-    return learned() if kind == "learned" else analytic(device)
+    return learned(request.getfixturevalue("trained").model) if kind == "learned" else analytic(device)
 
 
 def test_it_is_a_cost_model_and_says_its_name(subject, request):

@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import torch
 import torch.distributed as dist
@@ -127,23 +128,25 @@ def error_of(seed, world_size, node_size, groups, optimizers, *, is_weighted):
     return error
 
 
-def errors_of(world_size, node_size, num_groups, num_plans, optimizers=(), *, is_weighted=False):
-    """Largest errors of drawn plans, by plan.
+def errors_of(world_size, node_size, num_groups, num_plans, optimizers):
+    """Largest errors of drawn plans, by their optimizers, whether lookups are weighted, and plan: shape (O, 2, P).
 
     Args:
         world_size: Ranks of the plans.
         node_size: Ranks of a node.
         num_groups: Replica groups.
         num_plans: Plans.
-        optimizers: Of the tables in turn; those that are drawn if left out.
-        is_weighted: Whether lookups are weighted.
+        optimizers: Sets of optimizers, each of the tables in turn; those that are drawn where a set is empty.
     """
     # Averages would make the groups alike: they are another contract's.
     groups = ReplicaGroups(num_groups=num_groups, sync_every=STEPS + 1, moment_scale=float(num_groups))
-    errors = torch.zeros(num_plans)
-    for seed in range(num_plans):
-        # Half of them make room for what may come, as on a GPU, whose host does not know what does.
-        with as_on_a_gpu() if seed % 2 else nullcontext():
-            errors[seed] = error_of(seed, world_size, node_size, groups, optimizers, is_weighted=is_weighted)
-    dist.all_reduce(errors, op=dist.ReduceOp.MAX)
-    return errors.tolist()
+    errors_OWP = torch.zeros(len(optimizers), 2, num_plans)
+    for number, of_tables in enumerate(optimizers):
+        for is_weighted, seed in product((False, True), range(num_plans)):
+            # Half of them make room for what may come, as on a GPU, whose host does not know what does.
+            with as_on_a_gpu() if seed % 2 else nullcontext():
+                errors_OWP[number, int(is_weighted), seed] = error_of(
+                    seed, world_size, node_size, groups, of_tables, is_weighted=is_weighted
+                )
+    dist.all_reduce(errors_OWP, op=dist.ReduceOp.MAX)
+    return errors_OWP

@@ -1,3 +1,6 @@
+import fcntl
+import os
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -36,8 +39,18 @@ def short_options():
 
 
 @pytest.fixture(scope="session")
-def trained(dataset, short_options):
-    return train_cost_model(dataset, device="cpu", options=short_options, seed=0)
+def trained(dataset, short_options, tmp_path_factory):
+    """Trained once for all processes that share the tests."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    file = folder / "trained.pickle"
+    with (folder / "trained.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not file.exists():
+            made = train_cost_model(dataset, device="cpu", options=short_options, seed=0)
+            file.write_bytes(pickle.dumps(made))
+        return pickle.loads(file.read_bytes())
 
 
 @pytest.fixture

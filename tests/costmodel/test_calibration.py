@@ -44,7 +44,7 @@ from costmodel.registry.versions import SHIPPED_VARIABLE, Registry
 
 QUICK = CalibrationOptions(least_updates=150, most_updates=150)
 #: Where it does not matter how well a model is fitted.
-FEWEST = CalibrationOptions(least_updates=15, most_updates=15)
+FEWEST = CalibrationOptions(least_updates=15, most_updates=15, num_folds=2)
 
 
 @pytest.fixture(scope="module")

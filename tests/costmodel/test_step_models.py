@@ -51,7 +51,7 @@ def pool():
 @pytest.fixture(scope="module")
 def plans(pool):
     topology = local_topology("cpu", 2, 1 << 30)
-    trials = draw_trials(24, seed=5, planners=["random", LOPSIDED], num_tables=(8, 60))
+    trials = draw_trials(12, seed=5, planners=["random", LOPSIDED], num_tables=(8, 60))
     return [plan_trial(trial, pool, topology, None) for trial in trials]
 
 
@@ -216,16 +216,16 @@ class TestPromotion:
         old.publish(registry)
         return publish_version(registry, step_version(new, runs), PublishOptions())
 
-    @pytest.mark.parametrize("num_seen", [0, 8])
+    @pytest.mark.parametrize("num_seen", [0, 4])
     def test_plans_that_the_other_side_was_not_fitted_to_are_held_out(self, plans, num_seen, tmp_path):
         rng = np.random.default_rng(7)
-        fresh = [synthetic(plan, float(np.exp(rng.normal(0, 0.02)))) for plan in plans[:16]]
+        fresh = [synthetic(plan, float(np.exp(rng.normal(0, 0.02)))) for plan in plans[:8]]
         # Of plans of its own alone, or of some of these.
-        old = calibrate_step(fresh[:num_seen] or [synthetic(plan, 1.1) for plan in plans[16:]], "cpu")
+        old = calibrate_step(fresh[:num_seen] or [synthetic(plan, 1.1) for plan in plans[8:]], "cpu")
         new = calibrate_step(fresh, "cpu")
         published = self.compare(old, new, fresh, tmp_path)
         (comparison,) = published.comparisons
-        assert (comparison.num_pairs, comparison.of, published.alias) == (16, "plans", "production")
+        assert (comparison.num_pairs, comparison.of, published.alias) == (8, "plans", "production")
         own_P = [*step_errors(fresh, "cpu", new)[:num_seen], *step_errors(fresh, "cpu")[num_seen:]]
         assert comparison.difference == pytest.approx(np.mean(own_P - step_errors(fresh, "cpu", old)))
         assert new.card.metrics["mean_error"] == pytest.approx(step_errors(fresh, "cpu").mean())

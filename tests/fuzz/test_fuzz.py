@@ -78,7 +78,7 @@ def check_generated(run, targets, part, num_cases, number):
         (check if number is None else seed(number)(check))()
 
 
-@pytest.mark.parametrize("one_in", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("one_in", [pytest.param(1, marks=pytest.mark.slow), 5])
 @pytest.mark.parametrize("kind", KINDS)
 def test_odd_cases(kind, one_in, examples, run):
     failed = {}

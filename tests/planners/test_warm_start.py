@@ -31,7 +31,7 @@ def task():
 @pytest.fixture(scope="module")
 def good(task):
     """A plan that takes more steps to find than the searches below have."""
-    return AutoPlanner().plan(make.request(*task, options={"steps": 60}, time_limit_s=SECONDS))
+    return AutoPlanner().plan(make.request(*task, options={"steps": 20}, time_limit_s=SECONDS))
 
 
 def test_the_new_plan_is_no_slower(task, good):
@@ -43,7 +43,7 @@ def test_the_new_plan_is_no_slower(task, good):
 
 
 def test_whole_tables_start_the_search_by_kernels(task):
-    good = AutoPlanner().plan(make.request(*task, options={**KERNEL, "steps": 300}, time_limit_s=SECONDS))
+    good = AutoPlanner().plan(make.request(*task, options={**KERNEL, "steps": 60}, time_limit_s=SECONDS))
     plan = AutoPlanner().plan(make.request(*task, options={**KERNEL}, time_limit_s=SECONDS, start=good))
     assert evaluate(plan, COSTS).max_kernel_ms <= evaluate(good, COSTS).max_kernel_ms
 

@@ -62,17 +62,19 @@ def save_of_torchrec(folder):
     dcp.save({"model": model.state_dict(), "optim": model.fused_optimizer.state_dict()}, checkpoint_id=folder)
 
 
-def load_imported(folder, expected, layout):
-    """Loads an imported checkpoint under a layout; weights and moments are what TorchRec saved."""
-    plan, orders = laid_out(layout, dist.get_world_size(), tables(expected))
-    embeddings = opened(plan, orders)
-    Checkpoint(folder).load({"embeddings": embeddings})
-    for name, (weights_ND, moments_ND) in expected.items():
-        state = embeddings.table_state(name)
-        assert torch.equal(state.weights_ND, weights_ND), name
-        if layout != "column_wise":  # whole rows: the mean over the parts
-            moments_ND = moments_ND.view(NUM_ROWS, -1).mean(dim=1, keepdim=True).expand(-1, DIM)
-            torch.testing.assert_close(state.expanded(), moments_ND, atol=0, rtol=1e-6)
-        else:
-            assert torch.equal(state.expanded(), moments_ND), name
-    assert embeddings.num_steps == 7
+def load_imported(folder, expected, layouts):
+    """Loads an imported checkpoint under each of some layouts; weights and moments are what TorchRec saved."""
+    for layout in layouts:
+        plan, orders = laid_out(layout, dist.get_world_size(), tables(expected))
+        embeddings = opened(plan, orders)
+        Checkpoint(folder).load({"embeddings": embeddings})
+        for name, (weights_ND, moments_ND) in expected.items():
+            state = embeddings.table_state(name)
+            assert torch.equal(state.weights_ND, weights_ND), (layout, name)
+            if layout != "column_wise":  # whole rows: the mean over the parts
+                moments_ND = moments_ND.view(NUM_ROWS, -1).mean(dim=1, keepdim=True).expand(-1, DIM)
+                torch.testing.assert_close(state.expanded(), moments_ND, atol=0, rtol=1e-6)
+            else:
+                assert torch.equal(state.expanded(), moments_ND), (layout, name)
+        assert embeddings.num_steps == 7, layout
+        embeddings.close()

@@ -85,12 +85,13 @@ def job(tmp_path):
     )
 
 
-@pytest.mark.parametrize("policy", [BadIds.CLIP, BadIds.IGNORE, BadIds.SKIP])
-def test_a_job_goes_on_over_bad_values_and_counts_them(job, policy):
-    (result,) = executed([replace(job, on_bad_ids=policy)], 2)
-    assert (result.steps, result.bad_steps, result.bad_ids) == (4, 1, 1)
-    assert math.isfinite(result.first_loss)
-    assert math.isfinite(result.last_loss)
+def test_a_job_goes_on_over_bad_values_and_counts_them(job):
+    policies = (BadIds.CLIP, BadIds.IGNORE, BadIds.SKIP)
+    results = executed([replace(job, on_bad_ids=policy) for policy in policies], 2)
+    for policy, result in zip(policies, results, strict=True):
+        assert (result.steps, result.bad_steps, result.bad_ids) == (4, 1, 1), policy
+        assert math.isfinite(result.first_loss), policy
+        assert math.isfinite(result.last_loss), policy
 
 
 def test_a_job_ends_with_the_name_of_the_feature_or_of_the_process(job):

@@ -50,8 +50,7 @@ def test_torchrecs_weights_and_moments_are_read_under_any_layout(of_torchrec, tm
         expected[name] = weights_ND, moments_NK.repeat_interleave(DIM // parts, dim=1)
     parts = expected["column_wise"][1]
     assert not torch.equal(parts[:, 0], parts[:, -1])
-    for layout in ("column_wise", "row_wise"):
-        on_ranks(load_imported, 2, checkpoint.folder, expected, layout)
+    on_ranks(load_imported, 2, checkpoint.folder, expected, ("column_wise", "row_wise"))
 
 
 def test_moments_that_torchrec_lost_are_told_and_begin_at_0_on_request(of_torchrec, tmp_path):

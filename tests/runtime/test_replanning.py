@@ -65,7 +65,7 @@ def counts_of(plan, order):
 @pytest.fixture
 def planner():
     """Plans every 10 steps."""
-    settings = ReplanSettings(every=10, horizon=1e4, time_limit_s=1.0)
+    settings = ReplanSettings(every=10, horizon=1e4, time_limit_s=0.3)
     planner = Replanner(a_plan(), {"t": ORDER}, settings)
     yield planner
     planner.close()
@@ -123,7 +123,7 @@ def test_a_table_that_is_seldom_looked_up_keeps_its_row_order(tmp_path):
     plan = replace(
         plan, tables=tables, shards=(*plan.shards, make.placed(Shard.whole(seldom), Tier.TABLE_WISE, ((0,),)))
     )
-    settings = ReplanSettings(every=10, horizon=1e4, time_limit_s=1.0)
+    settings = ReplanSettings(every=10, horizon=1e4, time_limit_s=0.3)
     with closing(Replanner(plan, {"t": ORDER}, settings)) as planner:
         planner.begin(10, counts_of(plan, ORDER.flip(0)), 1_000)
         assert planner.decision(waits=True).figures is not None
@@ -180,7 +180,7 @@ def train_until_changed():
     counter = AccessCounter(plan.tables, half_life=5, seed=(0, dist.get_rank()))
     orders = {"t": ORDER}
     embeddings = ShardedEmbeddings(plan, FusedSettings(learning_rate=0.05), row_orders=orders, counter=counter)
-    settings = ReplanSettings(every=10, horizon=1e4, time_limit_s=1.0)
+    settings = ReplanSettings(every=10, horizon=1e4, time_limit_s=0.3)
     cpu = torch.device("cpu")
     replanning = JobReplanning(embeddings, counter, plan, orders, settings, None, cpu)
     until_s = time.monotonic() + 120
@@ -303,7 +303,7 @@ def test_a_plan_that_cannot_be_adopted_is_told_and_the_job_goes_on():
     plan, orders = a_plan(), {"t": ORDER}
     counter = AccessCounter(plan.tables)
     embeddings = Full(plan, FusedSettings(learning_rate=0.05), row_orders=orders)
-    settings = ReplanSettings(every=10, horizon=1e4, time_limit_s=1.0)
+    settings = ReplanSettings(every=10, horizon=1e4, time_limit_s=0.3)
     replanning = JobReplanning(embeddings, counter, plan, orders, settings, None, torch.device("cpu"))
     ranks = plan.tables.tables[0].access.sample_ranks(20_000, np.random.default_rng(0))
     counter.observe(ORDER.flip(0)[torch.from_numpy(ranks)], (20_000,), 2_500)

@@ -85,17 +85,16 @@ def last_files(folder):
 )
 def test_a_job_that_goes_on_ends_with_the_same_bits_as_one_in_one_go(job, tmp_path, overlap, stops):
     job = replace(job, overlap=overlap)
-    whole = trained(replace(job, checkpoints_path=str(tmp_path / "whole")), 2)
+    first, *others = (replace(job, steps=steps) for steps in stops)
+    whole, stopped = executed([replace(job, checkpoints_path=str(tmp_path / "whole")), first], 2)
     assert (whole.job.trained_steps, whole.steps, whole.job.resumed_from) == (32, 32, None)
-    for steps in stops:
-        assert trained(replace(job, steps=steps), 2).job.trained_steps == steps
-    rest = trained(job, 2)
+    assert [stopped.job.trained_steps, *(trained(other, 2).job.trained_steps for other in others)] == list(stops)
+    rest, again = executed([job, replace(job, learning_rate=0.01)], 2)
     assert (rest.job.trained_steps, rest.steps, rest.job.resumed_from) == (32, 15, 17)
     assert rest.last_loss == whole.last_loss
     assert last_files(tmp_path / "job") == last_files(tmp_path / "whole")
     assert len(list((tmp_path / "job").glob("step-*"))) == 3
     assert rest.job.resumed_learning_rate is None
-    again = trained(replace(job, learning_rate=0.01), 2)
     assert (again.job.trained_steps, again.steps, again.step_ms) == (32, 0, 0.0)
     assert again.job.resumed_learning_rate == job.learning_rate == 0.05
     assert (again.first_loss, again.last_loss) == (None, None)
@@ -104,7 +103,6 @@ def test_a_job_that_goes_on_ends_with_the_same_bits_as_one_in_one_go(job, tmp_pa
 
 def test_a_job_at_its_end_leaves_the_files_of_the_steps_before_and_names_none(job, tmp_path):
     job = replace(job, steps=3)
-    whole = trained(job, 2)
     options = RunOptions(
         plan=Path(job.plan_path),
         html=tmp_path / "page.html",
@@ -114,7 +112,7 @@ def test_a_job_at_its_end_leaves_the_files_of_the_steps_before_and_names_none(jo
     for file in files:
         file.write_text("of the steps before", encoding="utf-8")
     trace, profile, access = map(str, files)
-    again = trained(replace(job, trace_path=trace, profile_path=profile, access_path=access), 2)
+    whole, again = executed([job, replace(job, trace_path=trace, profile_path=profile, access_path=access)], 2)
     assert (again.job.trained_steps, again.steps) == (3, 0)
     assert {file.read_text(encoding="utf-8") for file in files} == {"of the steps before"}
     assert _written(options, again) == []
@@ -138,10 +136,10 @@ def test_replica_groups_are_saved_when_they_have_met(job, tmp_path):
     groups = ReplicaGroups(num_groups=2, sync_every=3)
     shards = make.table_wise(plan.tables.tables, [0, 1, 1, 0, 1])
     write_plan(replace(plan, shards=shards, replica_groups=groups), job.plan_path)
-    trained(replace(job, steps=10), 4)
-    # The end is no multiple of 3: groups are averaged once more for its checkpoint.
-    assert [path.name[-2:] for path in sorted((tmp_path / "job").glob("step-*"))] == ["06", "10"]
-    assert trained(replace(job, steps=12), 4).job.resumed_from == 10
+    _, resumed = executed([replace(job, steps=10), replace(job, steps=12)], 4)
+    # The first end is no multiple of 3: groups are averaged once more for its checkpoint.
+    assert [path.name[-2:] for path in sorted((tmp_path / "job").glob("step-*"))] == ["06", "10", "12"]
+    assert resumed.job.resumed_from == 10
 
 
 @pytest.mark.parametrize(
@@ -176,14 +174,15 @@ def test_a_missing_column_is_refused_before_a_process_starts(job, tmp_path):
     assert not (tmp_path / "job").exists()
 
 
-def test_a_plan_without_dense_layers_takes_the_dense_features_of_its_files(job):
+def test_a_plan_without_dense_layers_takes_the_dense_features_of_its_files(job, tmp_path):
     plan = read_plan(job.plan_path)
     write_plan(replace(plan, tables=replace(plan.tables, dense=None)), job.plan_path)
     job = replace(job, checkpoints_path=None, shuffle=0, epochs=1, batch_size=256)
-    assert math.isfinite(trained(job, 1).last_loss)
     table = pq.read_table(job.data_path)
-    pq.write_table(table.rename_columns({"int_1": "int_2"}), job.data_path)
-    assert math.isfinite(trained(job, 1).last_loss)  # on what comes before the gap
+    gap = tmp_path / "gap.parquet"  # which is trained on what comes before it
+    pq.write_table(table.rename_columns({"int_1": "int_2"}), gap)
+    for result in executed([job, replace(job, data_path=str(gap))], 1):
+        assert math.isfinite(result.last_loss), result
     pq.write_table(table.drop_columns("t3_f"), job.data_path)
     with pytest.raises(InputError, match=r'clicks\.parquet: data: has no column "t3_f"$'):
         run_requests([job], 1)
@@ -191,8 +190,7 @@ def test_a_plan_without_dense_layers_takes_the_dense_features_of_its_files(job):
 
 def test_generated_samples_are_gone_on_with(job, tmp_path):
     job = replace(job, data_path=None, drift_every=4, steps=12)
-    whole = trained(replace(job, checkpoints_path=str(tmp_path / "whole")), 2)
-    trained(replace(job, steps=5), 2)
+    whole, _ = executed([replace(job, checkpoints_path=str(tmp_path / "whole")), replace(job, steps=5)], 2)
     assert trained(job, 2).last_loss == whole.last_loss
     assert last_files(tmp_path / "job") == last_files(tmp_path / "whole")
 
@@ -220,12 +218,17 @@ def test_metrics_are_those_of_all_samples_and_go_on_where_the_job_does(job, tmp_
     assert list(folder.glob("events.out.tfevents.*"))
 
 
-def predict_and_measure(folder, mean_logit):
-    """AUC of predictions that are made on two processes."""
+def predict_and_measure(folder, mean_logits):
+    """Predictions that are made on two processes, and labels, by what the predictions are moved by."""
+    return [predictions_of(folder / str(mean_logit), mean_logit) for mean_logit in mean_logits]
+
+
+def predictions_of(folder, mean_logit):
+    """Predictions and labels of this process, of which the metrics are written to a folder."""
     from autoshard.runtime.training.metrics import JobMetrics  # torchmetrics warns of what itself imports
 
     rank = dist.get_rank()
-    metrics = JobMetrics(Path(folder), 1, CPU, StepTimer(CPU), dict, 0, lambda: 0, 0)
+    metrics = JobMetrics(folder, 1, CPU, StepTimer(CPU), dict, 0, lambda: 0, 0)
     rng = np.random.default_rng(rank)
     logits = torch.from_numpy(rng.standard_normal(500 + 100 * rank))
     labels = (logits + torch.from_numpy(rng.standard_normal(len(logits))) > 0).float()
@@ -238,25 +241,26 @@ def predict_and_measure(folder, mean_logit):
     return logits.tolist(), labels.tolist()
 
 
-@pytest.mark.parametrize("mean_logit", [0.0, -7.0, 7.0])  # of labels that are even, rare and common
-def test_the_area_under_the_curve_is_that_of_all_processes(tmp_path, mean_logit):
-    found = on_ranks(predict_and_measure, 2, str(tmp_path), mean_logit)
-    logits, labels = (np.concatenate(of) for of in zip(*found, strict=True))
-    order = np.argsort(np.argsort(logits)) + 1
-    positives = labels.sum()
-    area = (order[labels == 1].sum() - positives * (positives + 1) / 2) / (positives * (len(labels) - positives))
-    (line,) = (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    assert json.loads(line)["auc"] == pytest.approx(area, abs=2e-3)
-    assert json.loads(line)["samples"] == 1100
+def test_the_area_under_the_curve_is_that_of_all_processes(tmp_path):
+    mean_logits = (0.0, -7.0, 7.0)  # of labels that are even, rare and common
+    for mean_logit, *found in zip(mean_logits, *on_ranks(predict_and_measure, 2, tmp_path, mean_logits), strict=True):
+        logits, labels = (np.concatenate(of) for of in zip(*found, strict=True))
+        order = np.argsort(np.argsort(logits)) + 1
+        positives = labels.sum()
+        area = (order[labels == 1].sum() - positives * (positives + 1) / 2) / (positives * (len(labels) - positives))
+        (line,) = (tmp_path / str(mean_logit) / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        assert json.loads(line)["auc"] == pytest.approx(area, abs=2e-3), mean_logit
+        assert json.loads(line)["samples"] == 1100, mean_logit
 
 
-@pytest.mark.parametrize("overlap", ["none", "pipelined"])
-def test_a_trace_names_the_phases_of_a_step(job, tmp_path, overlap):
-    trace = tmp_path / "trace.json"
-    trained(replace(job, checkpoints_path=None, epochs=1, overlap=overlap, trace_path=str(trace)), 2)
-    names = {event.get("name") for event in json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]}
+def test_a_trace_names_the_phases_of_a_step(job, tmp_path):
+    traces = {overlap: tmp_path / f"{overlap}.json" for overlap in ("none", "pipelined")}
+    job = replace(job, checkpoints_path=None, epochs=1)
+    executed([replace(job, overlap=overlap, trace_path=str(trace)) for overlap, trace in traces.items()], 2)
     phases = {"bottom layers", "forward_kernel", "interaction and top layers", "backward", "backward_kernel"}
-    assert {f"autoshard: {phase}" for phase in (*phases, "dense optimizer")} <= names
+    for overlap, trace in traces.items():
+        names = {event.get("name") for event in json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]}
+        assert {f"autoshard: {phase}" for phase in (*phases, "dense optimizer")} <= names, overlap
 
 
 def test_a_run_tells_how_uneven_samples_are_that_are_dealt_at_random(job):

@@ -1,6 +1,8 @@
 """The queue before the planning processes: its bounds, and whose turn it is."""
 
 import asyncio
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -73,9 +75,13 @@ def test_the_queue_is_bounded_for_one_client_and_for_all():
     asyncio.run(play())
 
 
-def test_once_it_is_full_nobody_waits_longer_than_workers_are_held():
+def test_once_it_is_full_nobody_waits_longer_than_workers_are_held(monkeypatch):
+    passed_s = []
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(passed_s))
+    monkeypatch.setattr("server.planning.queue.time", clock)
+
     async def play():
-        queue = queue_of("one", calm_s=1.0)
+        queue = queue_of("one", calm_s=60.0)
         for _ in range(3):
             held = await queue.turn("a")
             queue.leave("a")
@@ -92,7 +98,7 @@ def test_once_it_is_full_nobody_waits_longer_than_workers_are_held():
             await queue.turn("b")
         with pytest.raises(BusyError, match="more requests than"):
             await hasty
-        await asyncio.sleep(1.2)
+        passed_s.append(61.0)
         (later,) = await waiting(queue, "a")  # nobody was refused for a while: it may wait again
         await asyncio.sleep(0.1)
         queue.leave("a")

@@ -49,14 +49,14 @@ def plain(case):
         ("POST", "/v1/plans", GenerationMode.POSITIVE, 20, {200}),
         ("POST", "/v1/plans", GenerationMode.NEGATIVE, 15, {400}),
         ("GET", "/v1/plans", GenerationMode.POSITIVE, 20, {200}),
-        ("GET", "/v1/plans/{plan_id}", GenerationMode.POSITIVE, 10, {404}),
-        ("DELETE", "/v1/plans/{plan_id}", GenerationMode.POSITIVE, 10, {404}),
-        ("DELETE", "/v1/jobs/{job_id}", GenerationMode.POSITIVE, 10, {404}),
-        ("GET", "/v1/plans/{plan_id}/explanation", GenerationMode.POSITIVE, 5, {404}),
-        ("GET", "/v1/plans/{plan_id}/improvements", GenerationMode.POSITIVE, 5, {404}),
-        ("GET", "/v1/plans/{plan_id}/report", GenerationMode.POSITIVE, 5, {404}),
-        ("GET", "/v1/plans/{plan_id}/diff/{other_id}", GenerationMode.POSITIVE, 5, {404}),
-        ("POST", "/v1/plans/{plan_id}/replans", GenerationMode.POSITIVE, 5, {404}),
+        ("GET", "/v1/plans/{plan_id}", GenerationMode.POSITIVE, 3, {404}),
+        ("DELETE", "/v1/plans/{plan_id}", GenerationMode.POSITIVE, 3, {404}),
+        ("DELETE", "/v1/jobs/{job_id}", GenerationMode.POSITIVE, 3, {404}),
+        ("GET", "/v1/plans/{plan_id}/explanation", GenerationMode.POSITIVE, 3, {404}),
+        ("GET", "/v1/plans/{plan_id}/improvements", GenerationMode.POSITIVE, 3, {404}),
+        ("GET", "/v1/plans/{plan_id}/report", GenerationMode.POSITIVE, 3, {404}),
+        ("GET", "/v1/plans/{plan_id}/diff/{other_id}", GenerationMode.POSITIVE, 3, {404}),
+        ("POST", "/v1/plans/{plan_id}/replans", GenerationMode.POSITIVE, 3, {404}),
         ("POST", "/v1/evaluations", GenerationMode.POSITIVE, 10, {400, 422}),
         *(
             pytest.param("POST", path, mode, 100, statuses, marks=pytest.mark.slow)
@@ -65,11 +65,13 @@ def plain(case):
                 ("/v1/plans", GenerationMode.NEGATIVE, {400}),
                 ("/v1/comparisons", GenerationMode.POSITIVE, {200}),
                 ("/v1/simulations", GenerationMode.POSITIVE, {200}),
+                ("/v1/simulations", GenerationMode.NEGATIVE, {400}),
+                ("/v1/validations", GenerationMode.POSITIVE, {200}),
             )
         ),
         ("POST", "/v1/simulations", GenerationMode.POSITIVE, 10, {200}),
-        ("POST", "/v1/validations", GenerationMode.POSITIVE, 10, {200}),
-        ("POST", "/v1/simulations", GenerationMode.NEGATIVE, 10, {400}),
+        ("POST", "/v1/validations", GenerationMode.POSITIVE, 4, {200}),
+        ("POST", "/v1/simulations", GenerationMode.NEGATIVE, 4, {400}),
     ],
 )
 def test_every_answer_is_as_documented(api, method, path, mode, max_examples, statuses):

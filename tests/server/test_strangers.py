@@ -11,6 +11,7 @@ import time
 import httpx
 import pytest
 from sqlalchemy import select
+from starlette.concurrency import run_in_threadpool
 from starlette.testclient import TestClient
 
 from autoshard.api import JobKind, Scope
@@ -22,6 +23,7 @@ from server.storage.jobs import NewJob
 from server.storage.location import DATABASE_VARIABLE
 from server.storage.schema import AUDIT_LOG
 from server.storage.storage import open_storage
+from server.web import access
 from server.web.access import PAGE_COOKIE
 from server.web.app import guarded, make_routes
 from server.web.routes import page
@@ -117,12 +119,14 @@ def test_a_key_that_is_known_stays_so_while_it_is_looked_for(storage, monkeypatc
     assert asyncio.run(play()) == {200}
 
 
-def test_who_is_told_that_it_was_too_often_waits_for_it(storage):
+def test_who_is_told_that_it_was_too_often_waits_for_it(storage, monkeypatch):
+    assert access._STRANGER_WAIT_S >= 1.0
+    monkeypatch.setattr(access, "_STRANGER_WAIT_S", 0.1)
     storage.keys.create("somebody's", ALL_SCOPES, COMMAND_LINE)
     app, _ = application(storage, stranger_rate=0.01)
     client, started = caller(app), time.monotonic()
     assert [client.get("/v1/plans").status_code for _ in range(3)] == [401, 429, 429]
-    assert time.monotonic() - started >= 2.0
+    assert time.monotonic() - started >= 0.2
 
 
 def unsafe(routes):
@@ -190,13 +194,14 @@ def test_a_long_secret_signs_in(storage):
     assert caller(app).post("/page/session", headers=bearer("s" * 9000)).status_code == 401
 
 
-def test_a_token_signs_in_and_its_session_ends_with_it(storage, issuer):  # noqa: F811
+def test_a_token_signs_in_and_its_session_ends_with_it(storage, issuer, monkeypatch):  # noqa: F811
     app, _ = application(storage, oidc_issuer=issuer.url, oidc_audience=AUDIENCE)
     client = caller(app)
-    # Tokens are taken for 30 s after their end, which clocks may differ by; sessions are not.
-    assert client.post("/page/session", headers=bearer(issuer.token(exp=int(time.time()) + 2))).status_code == 204
+    expires_s = int(time.time()) + 60
+    assert client.post("/page/session", headers=bearer(issuer.token(exp=expires_s))).status_code == 204
     assert client.get("/v1/plans").status_code == 200
-    time.sleep(2.1)
+    # Tokens are taken for 30 s after their end, which clocks may differ by; sessions are not.
+    monkeypatch.setattr("server.storage.sessions.now_us", lambda: expires_s * 1_000_000)
     assert client.get("/v1/plans").status_code == 401
 
 
@@ -271,9 +276,11 @@ def test_an_issuer_that_hangs_costs_only_those_who_ask_for_it(storage):
 @pytest.mark.parametrize("kind", ["key", "session", "token", "none"])
 def test_events_end_soon_after_who_watches_has_ended(storage, issuer, monkeypatch, kind):  # noqa: F811
     assert page._KEY_S + page._LOOK_S < 10
-    monkeypatch.setattr(page, "_KEY_S", 0.5)
+    monkeypatch.setattr(page, "_LOOK_S", 0.0625)
+    monkeypatch.setattr(page, "_KEY_S", 0.125)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     settings, client_headers, cookies, key = {}, {}, {}, None
+    expires_s = int(time.time()) + 60
     if kind in ("key", "session"):
         key, secret = storage.keys.create("somebody's", ALL_SCOPES, COMMAND_LINE)
         client_headers = bearer(secret)
@@ -282,18 +289,27 @@ def test_events_end_soon_after_who_watches_has_ended(storage, issuer, monkeypatc
         client_headers = {}
     if kind == "token":
         settings = {"oidc_issuer": issuer.url, "oidc_audience": AUDIENCE}
-        client_headers = bearer(issuer.token(exp=int(time.time()) + 3))
+        client_headers = bearer(issuer.token(exp=expires_s))
     app, _ = application(storage, **settings)
     made = storage.add_job(NewJob(kind=JobKind.PLAN, request=b"{}", task="{}", client="", team=""), None, Principal())
-    path, answers = f"/v1/jobs/{json.loads(made.body)['id']}/events", []
+    looks, path, answers = [], f"/v1/jobs/{json.loads(made.body)['id']}/events", []
     client = caller(app, cookies=cookies)
+
+    async def counted(look):
+        looks.append(look)
+        return await run_in_threadpool(look)
+
     watching = threading.Thread(target=lambda: answers.append(client.get(path, headers=client_headers)))
+    monkeypatch.setattr(page, "run_in_threadpool", counted)
     watching.start()
-    time.sleep(1)
+    while watching.is_alive() and len(looks) < 6:  # at the job, and whether the key has ended
+        time.sleep(0.01)
     assert watching.is_alive()
     if key is not None:
         storage.keys.revoke(key.id, COMMAND_LINE)
-    elif kind == "none":
+    elif kind == "token":
+        monkeypatch.setattr(access, "now_us", lambda: expires_s * 1_000_000)
+    else:
         storage.keys.create("the first", ALL_SCOPES, COMMAND_LINE)
     watching.join(10)
     assert not watching.is_alive()

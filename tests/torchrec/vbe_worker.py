@@ -16,6 +16,8 @@ from tests import builders as make
 ROWS, STEPS, LEARNING_RATE = 20, 3, 0.1
 POOLED, SEQUENCE = ("user", "item"), "history"
 SAMPLES = {"user": (3, 1, 0), "item": (6, 5, 2), "history": (2, 4, 1)}
+#: Whether batches have inverse indices, and weights.
+KINDS = ((True, False), (True, True), (False, False), (False, True))
 
 
 class Model(torch.nn.Module):
@@ -89,8 +91,13 @@ def loss_of(found):
     return sum(one.square().sum() for one in pooled.values()) + (rows.square() * weights).sum()
 
 
-def differences(has_inverse, is_weighted):
-    """How far features of every step, and weights at the end, are off the unsharded modules'."""
+def differences():
+    """By kind of batches, what `difference_of` finds on this process."""
+    return {kind: difference_of(*kind) for kind in KINDS}
+
+
+def difference_of(has_inverse, is_weighted):
+    """How far features of every step and weights at the end are off the unsharded modules', and what was refused."""
     warnings.simplefilter("ignore")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     trained = Model(is_weighted)
