@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import sqlite3
 import stat
 import subprocess
 import time
@@ -125,10 +124,8 @@ def test_nothing_else_gets_the_room_that_is_kept_for_deletions(small_disk, monke
                 storage.plans.read(facts(number).id, "")
 
 
-def test_a_file_of_earlier_versions_gives_room_back_too(tmp_path, monkeypatch):
+def test_a_file_gives_the_room_of_deleted_plans_back(tmp_path, monkeypatch):
     file = tmp_path / "service.sqlite"
-    with contextlib.closing(sqlite3.connect(file)) as connection:
-        connection.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
     monkeypatch.setenv(DATABASE_VARIABLE, f"sqlite:///{file}")
     with contextlib.closing(open_storage()) as storage:
         for number in range(40):

@@ -5,26 +5,12 @@ import os
 import subprocess
 import sys
 import threading
-import zlib
 from dataclasses import replace
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import (
-    Column,
-    ForeignKeyConstraint,
-    Index,
-    Integer,
-    MetaData,
-    Table,
-    event,
-    insert,
-    inspect,
-    select,
-    text,
-    update,
-)
+from sqlalchemy import Column, Index, Integer, MetaData, event, insert, inspect, select, text, update
 
 from autoshard.api import JobKind, PlanFilter, RunAnswer
 from autoshard.core.errors import FormatError, InvalidOptionError
@@ -85,51 +71,6 @@ def test_an_upgrade_makes_the_schema_once(database):
     check_schema(database)
     with database.reading() as connection:
         assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
-
-
-def test_a_database_of_the_time_before_teams_keeps_its_plans(database, monkeypatch):
-    before = MetaData()
-    for table in METADATA.sorted_tables:
-        Table(
-            table.name,
-            before,
-            *(column._copy() for column in table.columns if column.name != "team"),
-            *(
-                Index(index.name, *(c.name for c in index.columns if c.name != "team"))
-                for index in table.indexes
-                if index.name != "audit_log_by_team"
-            ),
-        )
-    runs = before.tables["runs"]
-    runs.append_constraint(ForeignKeyConstraint(["plan_id"], ["plans.id"], ondelete="CASCADE"))
-    with database.writing() as connection:
-        before.create_all(connection)
-        row = {key: value for key, value in plan_row(facts(1), 7).items() if key != "team"}
-        connection.execute(insert(before.tables["plans"]).values(row))
-        connection.execute(
-            insert(before.tables["plan_documents"]).values(plan_id=facts(1).id, answer=zlib.compress(b"{}"))
-        )
-        run = {"reported_us": 8, "measured_ms": 1.0, "predicted_ms": 1.0, "is_drifted": False}
-        connection.execute(insert(runs).values(plan_id=facts(1).id, **run))
-        connection.exec_driver_sql("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
-        connection.exec_driver_sql("INSERT INTO alembic_version VALUES ('0001')")
-    assert upgrade(database) == ("0001", "0003")
-    check_schema(database)
-    with database.reading() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
-        assert not [name for name in inspect(connection).get_table_names() if name.startswith("before_")]
-        num_bytes = connection.scalars(select(PLANS.c.num_bytes)).all()
-    storage = Storage(database)
-    add(storage, facts(2))
-    assert listed(storage) == [facts(2).id, facts(1).id]
-    assert num_bytes == [len(zlib.compress(b"{}"))]
-    assert storage.plans.read(facts(1).id, "") == b"{}"
-    assert len(storage.runs.list(facts(1).id, "").runs) == 1
-    for number, now in ((1, now_us()), (2, now_us() + 25 * 3600 * 1_000_000)):
-        monkeypatch.setattr("server.storage.plans.now_us", lambda now=now: now)
-        delete(storage, facts(number).id)
-        storage.forget_deleted_plans()
-    assert storage.runs.list(facts(1).id, "").runs == []
 
 
 def test_figures_that_the_tables_lack_are_added(database, monkeypatch):
