@@ -62,6 +62,11 @@ def listed(storage, **chosen):
     return [plan.id for plan in storage.plans.list(PlanFilter(**chosen), "").plans]
 
 
+def forget_deleted(storage, **kept):
+    with storage.database.writing(uses_reserve=True) as connection:
+        return storage.plans.forget_deleted(connection, **kept)
+
+
 def test_an_upgrade_makes_the_schema_once(database):
     with pytest.raises(InvalidOptionError, match=r"has no schema yet: run `autoshard db upgrade`"):
         check_schema(database)
@@ -130,11 +135,10 @@ def test_a_plan_is_stored_once_and_read_as_it_was(storage):
         add(storage, facts(1), b'{"id": "caf\xc3\xa9"}')
     assert storage.plans.read(facts(1).id, "") == b'{"id": "caf\xc3\xa9"}'
     assert listed(storage) == [facts(1).id]
-    with storage.database.writing() as connection:
-        storage.plans.delete(connection, facts(1).id, "")
-    for use in (lambda plan_id: storage.plans.read(plan_id, ""), lambda plan_id: delete(storage, plan_id)):
+    storage.plans.delete(facts(1).id, COMMAND_LINE)
+    for use, who in ((storage.plans.read, ""), (storage.plans.delete, COMMAND_LINE)):
         with pytest.raises(UnknownPlanError):
-            use(facts(1).id)
+            use(facts(1).id, who)
     add(storage, facts(1), b"again")  # its document has gone with it
     assert storage.plans.read(facts(1).id, "") == b"again"
 
@@ -177,11 +181,6 @@ def test_plans_are_read_where_they_may_not_be_changed(storage):
     assert storage.plans.read(facts(1).id, "") == b"{}"
     storage.plans.check(facts(1).id, "")
     storage.database.check()
-
-
-def delete(storage, plan_id):
-    with storage.database.writing() as connection:
-        storage.plans.delete(connection, plan_id, "")
 
 
 def test_pages_hold_every_plan_once_the_latest_first(storage):
@@ -442,14 +441,14 @@ def test_a_server_s_database_is_upgraded_by_its_command(postgresql, monkeypatch,
 def test_what_was_deleted_a_day_ago_is_forgotten(storage, monkeypatch):
     for number in (1, 2):
         add(storage, facts(number))
-    storage.delete_plan(facts(1).id, COMMAND_LINE)
-    assert storage.forget_deleted_plans() == 0
+    storage.plans.delete(facts(1).id, COMMAND_LINE)
+    assert forget_deleted(storage) == 0
     assert listed(storage, is_deleted=True) == [facts(1).id]
     later = now_us() + 24 * 3600 * 1_000_000 + 1
     monkeypatch.setattr("server.storage.plans.now_us", lambda: later)
     assert listed(storage, is_deleted=True) == []
     with pytest.raises(UnknownPlanError):
-        storage.restore_plan(facts(1).id, COMMAND_LINE)
-    assert storage.forget_deleted_plans() == 1
+        storage.plans.restore(facts(1).id, COMMAND_LINE)
+    assert forget_deleted(storage) == 1
     with storage.database.reading() as connection:
         assert connection.scalars(select(PLANS.c.id)).all() == [facts(2).id]
