@@ -62,4 +62,5 @@ def test_a_long_table_says_how_many_rows_it_lacks():
     cut = TIMES.first(1, "more planner")
     assert cut.lines == (("auto", "1.50", "fast"),)
     assert cut.caption == "Lower is better. 1 more planner; --json lists all"
-    assert Table(columns=("a",), rows=[(one,) for one in range(2003)]).first(3, "row").caption == "2,000 rows; --json lists all"
+    long = Table(columns=("a",), rows=[(one,) for one in range(2003)])
+    assert long.first(3, "row").caption == "2,000 rows; --json lists all"

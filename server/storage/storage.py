@@ -104,25 +104,6 @@ class Storage:
                 record(connection, actor, "plan.make", facts.id)
             self.requests.keep(connection, request, answer)
 
-    def keep_change(
-        self, answer: KeptAnswer, request: IdempotentRequest | None, actor: Principal, action: str, target: str
-    ) -> None:
-        """Notes a change that was made outside of the database, with the answer to later requests with the same key.
-
-        Args:
-            answer: The answer.
-            request: The request, if it has a key.
-            actor: Who sent it.
-            action: What was done, such as `model.promote`.
-            target: What it was done to.
-
-        Raises:
-            StorageError: If the database does not answer.
-        """
-        with self.database.writing() as connection:
-            record(connection, actor, action, target)
-            self.requests.keep(connection, request, answer)
-
     def keep_run(
         self, plan_id: str, run: RunAnswer, answer: KeptAnswer, request: IdempotentRequest | None, actor: Principal
     ) -> None:
