@@ -139,7 +139,7 @@ def test_other_machines_know_in_which_comparison_a_version_was_worse(address, ma
     assert other.worse_than("cost", "cpu", worse, production) == "by 5%"
     assert other.worse_than("cost", "cpu", worse, BASELINES) == "than cost-greedy"
     assert other.worse_than("cost", "cpu", production, worse) is None
-    assert [item.id for item in other.list()] == [production, worse]
+    assert {item.id for item in other.list()} == {production, worse}
 
 
 def test_objects_that_are_no_models_are_left_where_they_are(address):
