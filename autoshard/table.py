@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from autoshard.core.errors import InvalidOptionError
@@ -84,6 +84,19 @@ class Table:
         """
         values = tuple(tuple(value(row) for _, value in columns) for row in rows)
         return cls(columns=tuple(column for column, _ in columns), rows=values, **settings)
+
+    def first(self, most: int, what: str) -> Table:
+        """The table with its first rows, whose caption says how many it lacks.
+
+        Args:
+            most: Rows that it keeps.
+            what: What one of the others is: `more table`.
+        """
+        left = len(self.rows) - most
+        if left <= 0:
+            return self
+        others = f"{left:,} {what}{'s' if left > 1 else ''}; --json lists all"
+        return replace(self, rows=self.rows[:most], caption=f"{self.caption} {others}".strip())
 
     @property
     def headings(self) -> tuple[str, ...]:

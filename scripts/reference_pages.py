@@ -365,7 +365,8 @@ def cards_page() -> str:
         "# File formats: model cards",
         SOURCE,
         "A registry holds a folder `KIND/DEVICE/ID` per version, with the weights (`weights.safetensors`) and the card "
-        "(`card.json`), and a folder per alias with a file for each change: the ids that had it. Every card has "
+        "(`card.json`), and a folder per alias with a file for each change: the ids that had it. A version that was "
+        "worse than another one when it was trained has the comparison, too (`worse-than-ID.txt`). Every card has "
         "`schema`, the name and version of the format, and `weights_sha256`, the digest of the weights. Loading checks "
         "both.",
         "## Kernels (`cost`)",

@@ -157,6 +157,12 @@ class NotComparedError(InputError):
     kind = "not-compared"
 
 
+class WorseModelError(InputError):
+    """A model that was worse than the one in use when it was trained."""
+
+    kind = "worse-model"
+
+
 class JobStateError(InputError):
     """Something that a job in its state is not open to."""
 
@@ -227,6 +233,7 @@ _STATUS: tuple[tuple[type[AutoshardError], int], ...] = (
     (ScheduleExistsError, 409),
     (ModelChangedError, 412),
     (NotComparedError, 409),
+    (WorseModelError, 409),
     (JobStateError, 409),
     (HostError, 421),
     (FormatError, 400),

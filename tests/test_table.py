@@ -55,3 +55,12 @@ def test_rows_have_a_value_for_each_column():
         Table(columns=("a", "b"), rows=(("1", "2"), ("1",)))
     made = Table.of([3, 4], [("number", lambda one: one), ("square", lambda one: one**2)])
     assert made.lines == (("3", "9"), ("4", "16"))
+
+
+def test_a_long_table_says_how_many_rows_it_lacks():
+    assert TIMES.first(2, "more planner") is TIMES
+    cut = TIMES.first(1, "more planner")
+    assert cut.lines == (("auto", "1.50", "fast"),)
+    assert cut.caption == "Lower is better. 1 more planner; --json lists all"
+    long = Table(columns=("a",), rows=[(one,) for one in range(2003)])
+    assert long.first(3, "row").caption == "2,000 rows; --json lists all"

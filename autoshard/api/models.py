@@ -28,7 +28,8 @@ class PromotionBody(RequestBody):
     alias: _Alias = Alias.PRODUCTION
     force: bool = Field(
         default=False,
-        description="Whether a cost model becomes the production one although it has not been compared in the shadow.",
+        description="Whether a version becomes the production one although it was worse when it was trained, or is a "
+        "cost model that has not been compared in the shadow.",
     )
 
 

@@ -187,12 +187,15 @@ class ServiceEndpoints:
 
     @Endpoint
     def validate(
-        self, tables: TableSet | str | None = None, topology: Topology | str | None = None
+        self,
+        tables: TableSet | str | None = None,
+        topology: Topology | str | None = None,
+        *,
+        constraints: Mapping[str, Mapping[str, Sequence[int | str]]] | None = None,
     ) -> Exchange[ValidationAnswer]:
-        """Checks tables, a topology, or both."""
-        return self._post(
-            "/v1/validations", _as(ValidationAnswer), as_body(ValidationBody, tables=tables, topology=topology)
-        )
+        """Checks tables, a topology, or both; `constraints` by table take the place of the tables' own."""
+        body = as_body(ValidationBody, tables=tables, topology=topology, constraints=constraints or {})
+        return self._post("/v1/validations", _as(ValidationAnswer), body)
 
     @Endpoint
     def read_plan(self, plan_id: str) -> Exchange[StoredPlan]:
@@ -284,7 +287,7 @@ class ServiceEndpoints:
     def promote_model(
         self, kind: str, name: str, version: str, *, alias: str = Alias.PRODUCTION, force: bool = False
     ) -> Exchange[ModelState]:
-        """Has an alias name a version; `force` where a cost model was not compared in the shadow."""
+        """Has an alias name a version; `force` where it was worse when trained, or not compared in the shadow."""
         body = as_body(PromotionBody, version=version, alias=alias, force=force)
         return self._post(_at(_MODELS, kind, name, "promotions"), _as(ModelState), body)
 

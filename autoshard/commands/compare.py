@@ -353,9 +353,7 @@ def _word(value: object) -> str:
     return write_ms(value) if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
 
 
-def _tables(found: PlanDiff) -> RenderableType:
-    from rich.console import Group
-
+def _tables(found: PlanDiff) -> Table:
     from autoshard.core.quoting import write_bytes
 
     rows = [
@@ -363,15 +361,13 @@ def _tables(found: PlanDiff) -> RenderableType:
             *(change.table, change.change.value, change.before, change.after),
             "unknown" if change.received_bytes is None else write_bytes(change.received_bytes),
         )
-        for change in found.tables[:_MAX_LINES]
+        for change in found.tables
     ]
     table = Table(columns=texts("table", "change", "before", "after", "to receive"), rows=rows)
-    return Group(table, *_left_out(len(found.tables), "table"))
+    return table.first(_MAX_LINES, "more table")
 
 
-def _ranks(found: PlanDiff) -> RenderableType:
-    from rich.console import Group
-
+def _ranks(found: PlanDiff) -> Table:
     from autoshard.core.quoting import write_bytes
     from autoshard.report.wording import write_ms
 
@@ -381,11 +377,6 @@ def _ranks(found: PlanDiff) -> RenderableType:
     )
     rows = [
         (one.rank, one.kernel_ms_before, one.kernel_ms_after, one.hbm_bytes_before, one.hbm_bytes_after)
-        for one in found.ranks[:_MAX_LINES]
+        for one in found.ranks
     ]
-    return Group(Table(columns=columns, rows=rows), *_left_out(len(found.ranks), "rank"))
-
-
-def _left_out(count: int, what: str) -> list[str]:
-    left = count - _MAX_LINES
-    return [f"{left:,} more {what}{'s' if left > 1 else ''}; --json lists all"] if left > 0 else []
+    return Table(columns=columns, rows=rows).first(_MAX_LINES, "more rank")

@@ -120,12 +120,7 @@ def _rendered(found: PlanDrift) -> RenderableType:
             (ms[1], lambda one: one.now_ms),
         ],
     )
-    return Group(*lines, "", parts, "", _tables(found.tables[:_MAX_LINES]), *_left_out(len(found.tables)))
-
-
-def _left_out(num_tables: int) -> list[str]:
-    left = num_tables - _MAX_LINES
-    return [f"{left:,} more table{'s' if left > 1 else ''}; --json lists all"] if left > 0 else []
+    return Group(*lines, "", parts, "", _tables(found.tables).first(_MAX_LINES, "more table"))
 
 
 def _tables(tables: tuple[DriftedTable, ...]) -> Table:
@@ -244,7 +239,7 @@ def _replanned(found: Replanning) -> RenderableType:
         f"{write_ms(found.migration_ms)} ms; tables that go back to where they are: {found.num_kept:,}",
     ]
     moved = Table.of(
-        found.tables[:_MAX_LINES],
+        found.tables,
         [("table", lambda one: one.table), ("to receive", lambda one: write_bytes(one.received_bytes))],
     )
-    return Group(*lines, "", moved, *_left_out(len(found.tables))) if found.tables else Group(*lines)
+    return Group(*lines, "", moved.first(_MAX_LINES, "more table")) if found.tables else Group(*lines)

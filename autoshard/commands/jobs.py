@@ -136,9 +136,8 @@ def _done(client: Client, options: JobsOptions, job_id: str) -> Job:
 def _listed(found: Sequence[JobSummary]) -> RenderableType:
     if not found:
         return "No jobs."
-    left = len(found) - _MAX_LINES
-    return Table.of(
-        found[:_MAX_LINES],
+    table = Table.of(
+        found,
         [
             ("job", lambda job: job.id),
             (Column("kind"), lambda job: job.kind),
@@ -147,9 +146,9 @@ def _listed(found: Sequence[JobSummary]) -> RenderableType:
             (Column("asked for"), lambda job: job.created_at),
             (Column("progress"), lambda job: job.progress),
         ],
-        caption=f"{left:,} older job{'s' if left > 1 else ''}; --json lists all" if left > 0 else "",
         is_boxed=True,
     )
+    return table.first(_MAX_LINES, "older job")
 
 
 def _details(job: Job) -> Table:

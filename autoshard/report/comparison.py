@@ -1,61 +1,56 @@
-"""The table of a comparison, as texts that the terminal and the page show alike."""
+"""The table of a comparison, which terminal, page and notebook show alike."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
+from autoshard.core import CostBreakdown
 from autoshard.report.wording import write_ms, write_percent
-from autoshard.results.comparison import ComparedPlan, speedups_over
+from autoshard.results.comparison import ComparedPlan, MeasuredPlan, speedups_over
+from autoshard.table import Table
 
 #: The planner that speed-ups are counted from (AutoShard Sec. 4.1).
 BASELINE = "random"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparisonLine:
-    """One planner's line: a cell for each column but the first, or the reason why there is no plan."""
+def planners_table(rows: Sequence[ComparedPlan]) -> Table:
+    """Planners side by side, the fastest plan first: by the predicted step, or by the slowest rank that was measured.
 
-    planner: str
-    cells: tuple[str, ...]
-    failure: str | None
-    is_best: bool
-
-    def across(self, columns: Sequence[str], reason: str) -> tuple[str, ...]:
-        """A value for each column; without a plan, the reason in the second."""
-        cells = self.cells or (reason, *("" for _ in columns[2:]))
-        return (self.planner, *cells)
-
-
-def comparison_columns(rows: Sequence[ComparedPlan]) -> tuple[str, ...]:
-    """Headings of the table."""
-    measured = ("measured max kernel ms", "measured balance") if _any_measured(rows) else ()
-    error = ("predicted against measured",) if _any_measured(rows) else ()
-    speedup = (f"speed-up over {BASELINE}",) if speedups_over(BASELINE, rows) else ()
-    return (
-        *("planner", "predicted step ms", "predicted max kernel ms", "predicted balance"),
-        *(*measured, *speedup, *error, "planning, s"),
-    )
-
-
-def comparison_lines(rows: Sequence[ComparedPlan]) -> tuple[ComparisonLine, ...]:
-    """The table's lines, the fastest plan first: by the predicted step, or by the slowest rank that was measured.
-
-    The first plan is marked as best, unless others are within noise of it.
+    The first plan is marked, unless others are within noise of it. `failure_lines` say why planners have none.
     """
-    speedups = speedups_over(BASELINE, rows)
-    measured = _any_measured(rows)
-    best = within_noise(rows)
-    return tuple(
-        ComparisonLine(
-            planner=row.planner,
-            cells=_cells(row, measured, speedups.get(row.planner) if speedups else None),
-            failure=None if row.failure is None else str(row.failure),
-            is_best=best == (row.planner,),
-        )
-        for row in ranked(rows)
-    )
+    shown, best, speedups = ranked(rows), within_noise(rows), speedups_over(BASELINE, rows)
+
+    def predicted(write: Callable[[CostBreakdown], str]) -> Callable[[ComparedPlan], str]:
+        return lambda row: write(row.plan.predicted) if row.plan and row.plan.predicted else ""
+
+    def measured(write: Callable[[MeasuredPlan], str]) -> Callable[[ComparedPlan], str]:
+        return lambda row: write(row.measured) if row.measured else ""
+
+    step_ms = predicted(lambda one: write_ms(one.step_ms.value))
+    columns: list[tuple[str, Callable[[ComparedPlan], str]]] = [
+        ("planner", lambda row: row.planner),
+        ("predicted step ms", lambda row: "no plan" if row.plan is None else step_ms(row)),
+        ("predicted max kernel ms", predicted(lambda one: write_ms(one.max_kernel_ms))),
+        ("predicted balance", predicted(lambda one: write_percent(one.balance))),
+    ]
+    if _any_measured(rows):
+        columns += [
+            ("measured max kernel ms", measured(lambda one: write_ms(one.max_kernel_ms))),
+            ("measured balance", measured(lambda one: write_percent(one.balance))),
+        ]
+    if speedups:
+        name = f"speed-up over {BASELINE}"
+        columns.append((name, lambda row: f"{speedups[row.planner]:.3f}×" if row.planner in speedups else ""))
+    if _any_measured(rows):
+        columns.append(("predicted against measured", _write_error))
+    columns.append(("planning, s", lambda row: f"{row.planning_s:.2f}"))
+    return Table.of(shown, columns, marked=[place for place, row in enumerate(shown) if best == (row.planner,)])
+
+
+def failure_lines(rows: Sequence[ComparedPlan]) -> list[str]:
+    """Why planners have no plan, a line for each."""
+    return [f"{row.planner}: {row.failure}" for row in rows if row.failure is not None]
 
 
 def ranked(rows: Sequence[ComparedPlan]) -> list[ComparedPlan]:
@@ -113,20 +108,5 @@ def _noise_factor(row: ComparedPlan) -> float:
     return estimate.high / estimate.value if estimate.value else 1.0
 
 
-def _cells(row: ComparedPlan, measured: bool, speedup: float | None) -> tuple[str, ...]:
-    if row.plan is None:
-        return ()
-    predicted = row.plan.predicted
-    cells = ["", "", ""]
-    if predicted is not None:
-        times_ms = (predicted.step_ms.value, predicted.max_kernel_ms)
-        cells = [*map(write_ms, times_ms), write_percent(predicted.balance)]
-    if measured:
-        cells += (
-            [write_ms(row.measured.max_kernel_ms), write_percent(row.measured.balance)] if row.measured else ["", ""]
-        )
-    if speedup is not None:
-        cells.append(f"{speedup:.3f}×")
-    if measured:
-        cells.append("" if row.prediction_error is None else write_percent(row.prediction_error, signed=True))
-    return (*cells, f"{row.planning_s:.2f}")
+def _write_error(row: ComparedPlan) -> str:
+    return "" if row.prediction_error is None else write_percent(row.prediction_error, signed=True)

@@ -9,12 +9,11 @@ from markupsafe import Markup
 
 from autoshard.core import CostBreakdown, ShardingPlan
 from autoshard.report.caveats import comparison_warnings, plan_warnings
-from autoshard.report.comparison import comparison_columns, comparison_lines
+from autoshard.report.comparison import failure_lines, planners_table
 from autoshard.report.figures import BLUE, ORANGE, PINK
-from autoshard.report.pages import plan_facts, task_line
+from autoshard.report.pages import part_table, plan_facts, task_line
 from autoshard.report.rendering import render_template
-from autoshard.report.simulation import point_table
-from autoshard.report.terminal import part_table
+from autoshard.report.simulation import point_tables
 from autoshard.results.comparison import ComparedPlan
 from autoshard.results.sweep_record import SweepRecord
 from autoshard.table import Table
@@ -44,16 +43,15 @@ def plan_html(plan: ShardingPlan) -> str:
 
 def comparison_html(rows: Sequence[ComparedPlan]) -> str:
     """Planners side by side, as `autoshard compare` prints them."""
-    columns = comparison_columns(rows)
-    lines = [line.across(columns, line.failure or "no plan") for line in comparison_lines(rows)]
-    table = Table(columns=columns, rows=lines, caption="Planners.")
     planned = next((row.plan for row in rows if row.plan is not None), None)
-    return _fragment(task_line(planned) if planned else "Planners", comparison_warnings(rows), tables=(table,))
+    table = replace(planners_table(rows), caption="Planners.")
+    warnings = (*failure_lines(rows), *comparison_warnings(rows))
+    return _fragment(task_line(planned) if planned else "Planners", warnings, tables=(table,))
 
 
 def sweep_html(record: SweepRecord) -> str:
     """All points of a sweep, as `autoshard simulate` prints them."""
-    return _fragment("Simulated steps", (), tables=(point_table(record.points),))
+    return _fragment("Simulated steps", (), tables=point_tables(record.points))
 
 
 def _fragment(

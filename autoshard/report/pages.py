@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from autoshard.core import CostBreakdown, RankCost, ShardingPlan, SyncRows
 from autoshard.core.quoting import write_bytes
 from autoshard.evaluation.batch_memory import rank_memory
 from autoshard.report.caveats import comparison_warnings, plan_warnings
-from autoshard.report.comparison import comparison_columns, comparison_lines, comparison_order, ranked
+from autoshard.report.comparison import comparison_order, failure_lines, planners_table, ranked
 from autoshard.report.rendering import chart_markup, render_page
 from autoshard.report.wording import (
     write_columns,
@@ -53,7 +53,7 @@ def plan_page(
         warnings=[*plan_warnings(plan), *measured_notes],
         facts=plan_facts(plan, predicted, measured) if predicted else [],
         pictures=_pictures(plan_figures(plan, measured)),
-        parts=_part_table(predicted) if predicted and predicted.parts else None,
+        parts=_captioned_parts(predicted) if predicted and predicted.parts else None,
         ranks=_rank_table(plan, predicted, measured) if predicted and predicted.ranks else None,
         shards=_shard_table(plan),
         provenance=_provenance(plan),
@@ -262,10 +262,8 @@ def comparison_page(rows: Sequence[ComparedPlan], notes: Sequence[str], *, title
         subtitle=task_line(planned[0].plan) if planned and planned[0].plan else "",
         warnings=comparison_warnings(rows),
         planners_chart=chart_markup(planners_figure(rows), "chart-planners"),
-        columns=comparison_columns(rows),
-        lines=comparison_lines(rows),
-        table_caption=comparison_order(rows),
-        notes=list(notes),
+        planners=replace(planners_table(rows), caption=comparison_order(rows)),
+        notes=[*failure_lines(rows), *notes],
         rank_charts=small,
         measured=any(row.measured for row in rows),
     )
@@ -358,18 +356,21 @@ def _model_texts(name: str) -> tuple[str, str]:
     return kind, "".join(remark)
 
 
-def _part_table(predicted: CostBreakdown) -> Table:
-    overlap = f" Overlap: {write_overlap(predicted.overlap)}." if predicted.overlap else ""
+def part_table(predicted: CostBreakdown) -> Table:
+    """Parts of the step at their slowest ranks."""
     return Table.of(
         predicted.parts.items(),
         [
-            ("Part", lambda one: write_part(one[0], predicted)),
-            ("Predicted", lambda one: write_ms(one[1].value)),
-            ("Low", lambda one: write_ms(one[1].low)),
-            ("High", lambda one: write_ms(one[1].high)),
+            ("part of the step", lambda one: write_part(one[0], predicted)),
+            ("slowest rank ms", lambda one: write_ms(one[1].value)),
+            ("90% interval", lambda one: write_interval(one[1])),
         ],
-        caption=f"Milliseconds of the slowest rank, with 90% intervals.{overlap}",
     )
+
+
+def _captioned_parts(predicted: CostBreakdown) -> Table:
+    overlap = f" Overlap: {write_overlap(predicted.overlap)}." if predicted.overlap else ""
+    return replace(part_table(predicted), caption=f"Milliseconds of the slowest rank, with 90% intervals.{overlap}")
 
 
 def _rank_table(plan: ShardingPlan, predicted: CostBreakdown, measured: MeasuredPlan | None) -> Table:

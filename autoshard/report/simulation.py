@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 
 from autoshard.core.quoting import write_bytes
 from autoshard.report.images import FigureReport, Section
-from autoshard.report.wording import write_ms, write_percent
-from autoshard.results.sweep import PointStatus, PricedPoint, SimulatedPoint, UnpricedPoint, scaling_factors
+from autoshard.report.wording import write_interval, write_ms, write_percent
+from autoshard.results.sweep import (
+    PointMemory,
+    PointStatus,
+    PricedPoint,
+    SimulatedPoint,
+    StepSpread,
+    UnpricedPoint,
+    scaling_factors,
+)
 from autoshard.table import Table
 
 if TYPE_CHECKING:
@@ -36,23 +45,15 @@ _CURVES_PX = 860
 
 def simulation_table(points: Sequence[SimulatedPoint]) -> RenderableType:
     """A line for each point, a second table with the parts of the step, and why points have no figures."""
-    table, parts, reasons = [], [], []
-    for simulated, factor in zip(points, scaling_factors(points), strict=True):
-        place = (_series(simulated), f"{simulated.point.num_ranks:,}")
-        if isinstance(simulated, PricedPoint):
-            table.append((*place, *_figures(simulated, factor)))
-            parts.append((*place, *_part_times(simulated)))
-        else:
-            table.append((*place, simulated.status.value, *_FIGURES_OF_NONE[1:]))
-            reasons.append(f"{', '.join(place)} ranks: {write_status(simulated)}")
-    blocks: list[RenderableType] = [Table(columns=("series", "ranks", *_FIGURES), rows=table)]
-    if parts:
-        columns = ("series", "ranks", *(name for _, name in _PARTS))
-        blocks += ["", "Parts of the step at their slowest ranks, in ms:", Table(columns=columns, rows=parts)]
+    blocks: list[RenderableType] = [_point_table(points)]
+    parts = _part_table(points)
+    if parts.rows:
+        blocks += ["", "Parts of the step at their slowest ranks, in ms:", parts]
+    reasons = _reasons(points)
     return Group(*blocks, *(["", *reasons] if reasons else []))
 
 
-def write_status(simulated: UnpricedPoint) -> str:
+def _write_status(simulated: UnpricedPoint) -> str:
     """Status of a point without figures, with the numbers behind it."""
     if simulated.status is PointStatus.DOES_NOT_FIT:
         needed, available = write_bytes(simulated.needed_bytes), write_bytes(simulated.available_bytes)
@@ -70,12 +71,12 @@ def simulation_report(record: SweepRecord, title: str) -> FigureReport:
         "fullest rank."
     )
     sections = [
-        Section(title="Curves", caption=caption, figure=curves_figure(priced), tables=(point_table(points),)),
+        Section(title="Curves", caption=caption, figure=curves_figure(priced), tables=point_tables(points)),
         Section(
             title="Parts of the step",
             caption="At their slowest ranks; what overlaps counts once in the step, so that bars may be higher.",
             figure=parts_figure(priced),
-            tables=(_part_table(points),),
+            tables=(replace(_part_table(points), caption="Milliseconds."),),
         ),
     ]
     models = sorted({f"{kind}: {name}" for one in priced for kind, name in one.models.items()})
@@ -187,61 +188,68 @@ def _bars(points: Sequence[PricedPoint]) -> dict[str, object] | None:
     return {"type": "data", "array": above, "arrayminus": below, "thickness": 1, "width": 3}
 
 
-_FIGURES = (
-    "step ms",
-    "interval",
-    "p50",
-    "p90",
-    "p99",
-    "samples/s",
-    "scaling",
-    "imbalance",
-    "memory",
-    "of the limit",
-)
+def _point_table(points: Sequence[SimulatedPoint]) -> Table:
+    """A line for each point; those without figures have their status."""
+    factors = {id(one): factor for one, factor in zip(points, scaling_factors(points), strict=True)}
 
+    def priced(write: Callable[[PricedPoint], str]) -> Callable[[SimulatedPoint], str]:
+        return lambda one: write(one) if isinstance(one, PricedPoint) else ""
 
-#: Of points without figures.
-_FIGURES_OF_NONE = ("",) * len(_FIGURES)
+    def spread(quantile: Callable[[StepSpread], float]) -> Callable[[SimulatedPoint], str]:
+        return priced(lambda one: "" if one.spread is None else write_ms(quantile(one.spread)))
 
+    def scaling(one: SimulatedPoint) -> str:
+        factor = factors[id(one)]
+        return "" if factor is None else write_percent(factor)
 
-def _figures(priced: PricedPoint, factor: float | None) -> tuple[str, ...]:
-    step, memory, spread = priced.step_ms, priced.memory, priced.spread
-    quantiles = ("", "", "") if spread is None else tuple(map(write_ms, (spread.p50_ms, spread.p90_ms, spread.p99_ms)))
-    return (
-        write_ms(step.value),
-        f"{write_ms(step.low)} to {write_ms(step.high)}",
-        *quantiles,
-        f"{priced.samples_per_s:,.0f}",
-        "" if factor is None else write_percent(factor),
-        f"{priced.imbalance:.2f}",
-        write_bytes(memory.used_bytes),
-        write_percent(memory.used_bytes / memory.limit_bytes) if memory.limit_bytes else "",
+    return Table.of(
+        points,
+        [
+            ("series", _series),
+            ("ranks", _ranks),
+            ("step ms", lambda one: write_ms(one.step_ms.value) if isinstance(one, PricedPoint) else one.status.value),
+            ("interval", priced(lambda one: write_interval(one.step_ms))),
+            ("p50", spread(lambda one: one.p50_ms)),
+            ("p90", spread(lambda one: one.p90_ms)),
+            ("p99", spread(lambda one: one.p99_ms)),
+            ("samples/s", priced(lambda one: f"{one.samples_per_s:,.0f}")),
+            ("scaling", scaling),
+            ("imbalance", priced(lambda one: f"{one.imbalance:.2f}")),
+            ("memory", priced(lambda one: write_bytes(one.memory.used_bytes))),
+            ("of the limit", priced(lambda one: _write_share(one.memory))),
+        ],
     )
 
 
-def _part_times(priced: PricedPoint) -> tuple[str, ...]:
-    return tuple(write_ms(priced.parts_ms.get(name, 0.0)) for name, _ in _PARTS)
-
-
-def point_table(points: Sequence[SimulatedPoint]) -> Table:
-    """A line for each point, those without figures with the reason."""
-    lines = []
-    for simulated, factor in zip(points, scaling_factors(points), strict=True):
-        if isinstance(simulated, PricedPoint):
-            lines.append((_point_name(simulated), *_figures(simulated, factor)))
-        else:
-            lines.append((f"{_point_name(simulated)}: {write_status(simulated)}", *_FIGURES_OF_NONE))
-    return Table(columns=("point", *_FIGURES), rows=lines, caption="All points.")
+def _write_share(memory: PointMemory) -> str:
+    return write_percent(memory.used_bytes / memory.limit_bytes) if memory.limit_bytes else ""
 
 
 def _part_table(points: Sequence[SimulatedPoint]) -> Table:
-    lines = [(_point_name(one), *_part_times(one)) for one in points if isinstance(one, PricedPoint)]
-    return Table(columns=("point", *(name for _, name in _PARTS)), rows=lines, caption="Milliseconds.")
+    """Parts of the step of the points that have a plan, in milliseconds."""
+
+    def part(name: str) -> Callable[[PricedPoint], str]:
+        return lambda one: write_ms(one.parts_ms.get(name, 0.0))
+
+    priced = [one for one in points if isinstance(one, PricedPoint)]
+    return Table.of(priced, [("series", _series), ("ranks", _ranks), *((label, part(name)) for name, label in _PARTS)])
 
 
-def _point_name(simulated: SimulatedPoint) -> str:
-    return f"{_series(simulated)}, {simulated.point.num_ranks:,} ranks"
+def point_tables(points: Sequence[SimulatedPoint]) -> tuple[Table, ...]:
+    """All points with their figures, and why some have none: for pages and notebooks."""
+    reasons = [(reason,) for reason in _reasons(points)]
+    left_out = Table(columns=("point",), rows=reasons, caption="Points without figures.")
+    return (replace(_point_table(points), caption="All points."), *([left_out] if reasons else []))
+
+
+def _reasons(points: Sequence[SimulatedPoint]) -> list[str]:
+    return [
+        f"{_series(one)}, {_ranks(one)} ranks: {_write_status(one)}" for one in points if isinstance(one, UnpricedPoint)
+    ]
+
+
+def _ranks(simulated: SimulatedPoint) -> str:
+    return f"{simulated.point.num_ranks:,}"
 
 
 def _series(simulated: SimulatedPoint) -> str:

@@ -7,20 +7,13 @@ from collections.abc import Mapping, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autoshard.core import CostBreakdown, ShardingPlan
+from autoshard.core import ShardingPlan
 from autoshard.core.quoting import write_bytes
 from autoshard.core.step import CollectiveTime, Overlap, StepCollective
 from autoshard.evaluation.batch_memory import rank_memory
-from autoshard.report.comparison import comparison_columns, comparison_lines, comparison_order
-from autoshard.report.pages import task_line
-from autoshard.report.wording import (
-    write_bounds,
-    write_interval,
-    write_ms,
-    write_overlap,
-    write_part,
-    write_percent,
-)
+from autoshard.report.comparison import comparison_order, failure_lines, planners_table
+from autoshard.report.pages import part_table, task_line
+from autoshard.report.wording import write_bounds, write_interval, write_ms, write_overlap, write_percent
 from autoshard.results.comparison import ComparedPlan, MeasuredPlan
 from autoshard.table import Column, Table
 
@@ -69,15 +62,7 @@ def plan_summary(plan: ShardingPlan, measured: MeasuredPlan | None = None) -> Re
 
 def comparison_table(rows: Sequence[ComparedPlan], notes: Sequence[str]) -> RenderableType:
     """Planners side by side, with sentences below."""
-    lines = comparison_lines(rows)
-    columns = comparison_columns(rows)
-    table = Table(
-        columns=columns,
-        rows=[line.across(columns, "no plan") for line in lines],
-        marked=[number for number, line in enumerate(lines) if line.is_best],
-    )
-    failures = [f"{line.planner}: {line.failure}" for line in lines if line.failure is not None]
-    return Group(table, "", *failures, comparison_order(rows), *notes)
+    return Group(planners_table(rows), "", *failure_lines(rows), comparison_order(rows), *notes)
 
 
 def collective_table(times: Mapping[StepCollective, CollectiveTime]) -> Table:
@@ -88,18 +73,6 @@ def collective_table(times: Mapping[StepCollective, CollectiveTime]) -> Table:
             ("collective", lambda one: one[0].replace("_", " ")),
             ("serialised ms", lambda one: write_ms(one[1].serialised_ms)),
             ("exposed ms", lambda one: write_ms(one[1].exposed_ms)),
-        ],
-    )
-
-
-def part_table(predicted: CostBreakdown) -> Table:
-    """Parts of the step at their slowest ranks."""
-    return Table.of(
-        predicted.parts.items(),
-        [
-            ("part of the step", lambda one: write_part(one[0], predicted)),
-            ("slowest rank ms", lambda one: write_ms(one[1].value)),
-            ("90% interval", lambda one: write_interval(one[1])),
         ],
     )
 

@@ -65,7 +65,9 @@ class ModelsOptions:
     server: ServerOption = None
     force: Annotated[
         bool,
-        typer.Option("--force", help="Promote a cost model that the service has not compared with the one in use."),
+        typer.Option(
+            "--force", help="Promote a version that was worse when it was trained, or was not compared in the shadow."
+        ),
         Needs(
             "promote and --server",
             lambda options: options.server is not None and options.action is RegistryAction.PROMOTE,
@@ -90,8 +92,8 @@ def models(options: ModelsOptions, as_json: console.JsonOption = False) -> None:
     `roll-back` gives the alias back to the version before. Models that come with autoshard are listed as shipped; they
     are used until a device has a model of its own, and can be promoted again.
 
-    With --server, the models are those of a service, which loads a version before it is promoted, and compares a cost
-    model with the one in use before it becomes the production version.
+    With --server, the models are those of a service, which loads a version before it is promoted, refuses one that was
+    worse when it was trained, and compares a cost model with the one in use before it becomes the production version.
 
     Example:
         autoshard models

@@ -2,6 +2,7 @@
 
     <kind>/<name>/<id>/weights.safetensors
     <kind>/<name>/<id>/card.json             made last: a version without one is not complete
+    <kind>/<name>/<id>/worse-than-<id>.txt   a comparison in which it was worse; also `worse-than-baselines.txt`
     <kind>/<name>/production/00000003        all lines of the alias's history after its third change
 
 Of those who make the same object at the same time one is first, and the others find it there: so aliases are changed
@@ -32,6 +33,9 @@ WEIGHTS, CARD = "weights.safetensors", "card.json"
 #: Objects are no larger; cards and weights that come with this package have 0.6 MB at most.
 MAX_BYTES = {CARD: 1 << 22, WEIGHTS: 1 << 27}
 _MAX_HISTORY_BYTES = 1 << 26
+#: A comparison in which a version was worse than another one, or than what needs no training.
+BASELINES = "baselines"
+WORSE_THAN = re.compile(rf"worse-than-([0-9a-f]{{16}}|{BASELINES})\.txt")
 #: Age in seconds from which a copy is looked after before models are read from it.
 MAX_AGE_S = 10.0
 #: An alias's changes are counted in the names of its histories.
@@ -146,7 +150,7 @@ class RegistryObjects:
                 self._copy(storage, root, name, sizes[name])
             if not below:
                 (self.folder / _STAMP).touch()
-            return sum(not name.endswith(WEIGHTS) for name in missing)
+            return sum(not name.endswith((WEIGHTS, ".txt")) for name in missing)
 
     def _copy(self, storage: Any, root: str, name: str, size: int) -> None:
         file = name.rpartition("/")[2]
@@ -203,6 +207,8 @@ def _wanted(names: Iterable[str]) -> list[str]:
             continue
         if VERSION_ID.fullmatch(holder) and file in MAX_BYTES:
             steps[file][name] = name
+        elif VERSION_ID.fullmatch(holder) and WORSE_THAN.fullmatch(file):
+            steps[""][name] = name
         elif holder in list(Alias) and NUMBER.fullmatch(file):
             steps[""][folder] = name
     return [name for step in steps.values() for name in step.values()]

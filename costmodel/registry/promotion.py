@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from autoshard import console
 from autoshard.api import AliasChange
 from autoshard.core.errors import ModelError
 from costmodel.registry.models import LearnedModel
+from costmodel.registry.objects import BASELINES
 from costmodel.registry.publish_options import PublishOptions
 from costmodel.registry.versions import PRODUCTION, Registry, StoredModel, Tensors, shipped_models
 
@@ -177,9 +179,9 @@ class Published:
 def publish_version(models: Registry, trained: TrainedVersion, options: PublishOptions) -> Published:
     """Stores a trained version, and makes it the production one if it is not worse than that, nor than the baselines.
 
-    The version that is refused stays in the registry, and `Registry.promote` may still make it the production one.
-    If another process changes the production version meanwhile, the comparison is made again, with the new one.
-    A candidate is compared alike, and becomes the candidate whatever comes of it.
+    The version that is refused stays in the registry, which keeps the comparison, and `Registry.promote` may still make
+    it the production one. If another process changes the production version meanwhile, the comparison is made again,
+    with the new one. A candidate is compared alike, and becomes the candidate whatever comes of it.
 
     Args:
         models: The registry; where it has no production version, the shipped one is what is replaced.
@@ -199,8 +201,11 @@ def publish_version(models: Registry, trained: TrainedVersion, options: PublishO
     if options.force:
         return published
     while True:
-        seen, comparisons, notes = _compare(models, trained, version)
-        published = replace(published, comparisons=comparisons, notes=notes)
+        seen, compared, notes = _compare(models, trained, version)
+        for than, comparisons in compared.items():
+            if worse := [str(one) for one in comparisons if one.is_worse]:
+                models.note_worse(kind, name, version, than, "; ".join(worse))
+        published = replace(published, comparisons=tuple(chain.from_iterable(compared.values())), notes=notes)
         if not is_decided or published.worse:
             return published
         if models.replace_production(kind, name, version, seen):
@@ -209,21 +214,25 @@ def publish_version(models: Registry, trained: TrainedVersion, options: PublishO
 
 def _compare(
     models: Registry, trained: TrainedVersion, version: str
-) -> tuple[tuple[AliasChange, ...], tuple[HeldOutComparison, ...], tuple[str, ...]]:
-    """The production alias as it is, the comparisons, and why the production version is in none of them."""
+) -> tuple[tuple[AliasChange, ...], dict[str, tuple[HeldOutComparison, ...]], tuple[str, ...]]:
+    """The production alias as it is, comparisons, and why the production version is in none of them.
+
+    Comparisons are by the id of the version that they are with, or `BASELINES`.
+    """
     seen: tuple[AliasChange, ...] = ()
+    baselines = {BASELINES: trained.baselines}
     try:
         seen = models.history(trained.kind, trained.name)
         shipped = shipped_models()
         replaced = (models if seen else shipped).production_id(trained.kind, trained.name)
         if replaced is None:
-            return seen, trained.baselines, ()
+            return seen, baselines, ()
         if replaced == version:
-            return seen, (), ()
+            return seen, {}, ()
         stored = (models if seen else shipped).load(trained.kind, trained.name, replaced)
-        return seen, (*trained.baselines, trained.compare(stored)), ()
+        return seen, {**baselines, replaced: (trained.compare(stored),)}, ()
     except ModelError as error:
-        return seen, trained.baselines, (f"not compared with the production version: {error}",)
+        return seen, baselines, (f"not compared with the production version: {error}",)
 
 
 def report_published(published: Published, kind: str, name: str) -> None:

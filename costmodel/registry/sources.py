@@ -105,7 +105,7 @@ class ServedModels:
     Attributes:
         client: Asks the service.
         place: Its address.
-        force: Whether a cost model becomes the production version without a comparison in the shadow.
+        force: Whether a version becomes the production one that was worse, or not compared in the shadow.
     """
 
     client: Client

@@ -2,6 +2,7 @@
 
     ROOT/<kind>/<name>/<id>/weights.safetensors
     ROOT/<kind>/<name>/<id>/card.json
+    ROOT/<kind>/<name>/<id>/worse-than-<id>.txt   a comparison in which it was worse, if there was one
     ROOT/<kind>/<name>/production/<number>   the versions that were used by default, the current one last
     ROOT/<kind>/<name>/candidate/<number>    as `production`, of a version that is tried out
 
@@ -61,6 +62,7 @@ __all__ = [
 REGISTRY_VARIABLE = "AUTOSHARD_REGISTRY"
 SHIPPED_VARIABLE = "AUTOSHARD_SHIPPED_MODELS"
 _WEIGHTS_DIGEST = "weights_sha256"
+_MAX_NOTE_BYTES = 1 << 16
 
 Tensors = Mapping[str, NDArray[Any]]
 
@@ -340,6 +342,30 @@ class Registry:
         if not log.point(identity, Action.PROMOTE, self._author, seen=seen, request=self._request):
             raise _changed(log)
         return identity
+
+    def note_worse(self, kind: str, name: str, version: str, than: str, reason: str) -> None:
+        """Notes that a version was worse than another one when it was trained; a note that is there stays.
+
+        Args:
+            kind: What the model is for.
+            name: Which one of its kind.
+            version: Its id.
+            than: The other one's id, or `BASELINES` for what needs no training.
+            reason: The comparison, in words.
+
+        Raises:
+            ModelError: If the registry cannot be written.
+        """
+        self._objects.create(f"{_model(kind, name)}/{version}/worse-than-{than}.txt", reason.encode())
+
+    def worse_than(self, kind: str, name: str, version: str, than: str) -> str | None:
+        """The comparison in which a version was worse, as `note_worse` was told of it; None if there is no such note.
+
+        Raises:
+            ModelError: If the note cannot be read.
+        """
+        path = self.root / _model(kind, name) / version / f"worse-than-{than}.txt"
+        return _read(path, _MAX_NOTE_BYTES).decode(errors="replace") if path.exists() else None
 
     def replace_production(self, kind: str, name: str, version: str, seen: tuple[AliasChange, ...]) -> bool:
         """Makes a version that was published here the production one, if that is still the one it was compared with.

@@ -10,9 +10,10 @@ from autoshard.api import AliasChange, ModelList, ModelState, ModelSummary
 from autoshard.core.choices import Alias
 from autoshard.core.machine import device_family
 from costmodel.registry.listing import History, alias_histories, listed_versions
+from costmodel.registry.objects import BASELINES
 from costmodel.registry.versions import AliasChangedError, Registry, find_registry, shipped_models
 from server.access import Principal
-from server.problems import ModelChangedError, UnknownModelError
+from server.problems import ModelChangedError, UnknownModelError, WorseModelError
 
 COST = "cost"
 
@@ -92,6 +93,19 @@ class ModelCatalogue:
         models.pull(kind, name)
         return models.has_changed(kind, name, alias)
 
+    def check_not_worse(self, kind: str, name: str, version: str) -> None:
+        """Checks that a version was not found worse than the one in use, or than baselines, when it was trained.
+
+        Raises:
+            WorseModelError: If one did.
+            ModelError: If an alias is damaged.
+        """
+        models = Registry(self._root)
+        others = (BASELINES, self.used_id(kind, name))
+        found = [models.worse_than(kind, name, version, one) for one in others if one is not None]
+        if worse := "; ".join(reason for reason in found if reason is not None):
+            raise WorseModelError(f"was worse when it was trained: {worse}; send force to use it", field="version")
+
     def promote(
         self,
         kind: str,
@@ -132,14 +146,14 @@ class ModelCatalogue:
             models.roll_back(kind, name, alias, seen=self._seen(models, kind, name, alias, expected))
         return self.state(kind, name)
 
-    def used_id(self, name: str) -> str | None:
-        """Id of the cost model that is in use under a name; None where the analytic one is.
+    def used_id(self, kind: str, name: str) -> str | None:
+        """Id of the model of a kind that is in use under a name; None where none is, as where prices are analytic.
 
         Raises:
             ModelError: If an alias is damaged.
         """
-        models = find_registry(COST, name, self._root)
-        return None if models is None else models.production_id(COST, name)
+        models = find_registry(kind, name, self._root)
+        return None if models is None else models.production_id(kind, name)
 
     def candidate_of(self, device: str) -> tuple[str, str] | None:
         """Name and id of the cost model that is tried out for a device, if it is not the one in use.

@@ -59,7 +59,7 @@ class ShadowPricer:
             ModelError: If the registry is damaged.
             StorageError: If the database does not answer.
         """
-        ratios = self._storage.shadow.ratios(name, candidate, self._catalogue.used_id(name))
+        ratios = self._storage.shadow.ratios(name, candidate, self._catalogue.used_id(COST, name))
         return ShadowSummary(
             num_plans=len(ratios),
             median_ratio=float(np.median(ratios)) if ratios else None,

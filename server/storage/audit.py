@@ -41,6 +41,15 @@ class AuditStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
+    def add(self, actor: Principal, action: str, target: str) -> None:
+        """Adds an entry of a change that is made outside of the database; arguments as of `record`.
+
+        Raises:
+            StorageError: If the database does not answer.
+        """
+        with self._database.writing() as connection:
+            record(connection, actor, action, target)
+
     def list(self, search: AuditSearch, team: str | None) -> AuditList:
         """One page of the log, the latest first.
 

@@ -18,7 +18,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from server.problems import StorageError
 from server.storage.schema import IDEMPOTENT_REQUESTS, now_us
-from server.storage.sqlite_file import WRITES, Reserve, empty_log, make_shrinkable, shrink, sqlite_engine
+from server.storage.sqlite_file import WRITES, Reserve, empty_log, shrink, sqlite_engine
 
 _log = structlog.get_logger()
 #: What faults of databases mean, by a part of what these say.
@@ -123,17 +123,6 @@ class Database:
             return False
         with self.writing(uses_reserve=True) as connection:
             return shrink(connection)
-
-    def make_shrinkable(self) -> None:
-        """Has the file of an earlier version give room back; where the disk is too full for that, the next start does.
-
-        The file of this version does so from the beginning, and a server by itself.
-        """
-        if self.is_sqlite:
-            try:
-                make_shrinkable(self._engine)
-            except sqlite3.OperationalError as error:
-                _log.warning("the database cannot be made smaller yet", cause=str(error))
 
     @contextmanager
     def _errors_named(self) -> Iterator[None]:

@@ -87,17 +87,19 @@ class IdempotencyStore:
             raise KeyInUseError("names a request that is still being answered", field="Idempotency-Key")
         return KeptAnswer(status=found.status, body=zlib.decompress(found.answer))
 
-    def keep(self, connection: Connection, request: IdempotentRequest, answer: KeptAnswer) -> None:
-        """Keeps the answer of a request that was begun.
+    def keep(self, connection: Connection, request: IdempotentRequest | None, answer: KeptAnswer) -> None:
+        """Keeps the answer of a request that was begun, if it has a key.
 
         Args:
             connection: A transaction that writes.
-            request: The request.
+            request: The request; None for one without a key.
             answer: Its answer.
 
         Raises:
             KeyInUseError: If the request was given up, or begun again by another process: the transaction must fail.
         """
+        if request is None:
+            return
         kept = {"status": answer.status, "answer": zlib.compress(answer.body)}
         if connection.execute(update(REQUESTS).where(_is_begun(request)).values(kept)).rowcount == 0:
             raise KeyInUseError("names a request that was given up or begun again", field="Idempotency-Key")

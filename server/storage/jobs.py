@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import uuid
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -12,7 +13,9 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, insert, or_, select, tuple_, update
 
 from autoshard.api import JobAnswer, JobKind, JobList, JobState, JobSummary, JobTask, Problem
+from server.access import Principal
 from server.problems import BusyError, ClientBusyError, JobStateError, UnknownJobError
+from server.storage.audit import record
 from server.storage.database import Database
 from server.storage.job_queue import Client, JobQueue, holder_of
 from server.storage.paging import cursor_of, position_of
@@ -257,7 +260,7 @@ class JobStore:
                 found = found or self._queue(connection).next(is_last_place=is_last_place)
             if found is None:
                 return None
-            run = JobRun(id=found.id, attempt=found.attempt)
+            run = _run(found)
             values = {"state": JobState.RUNNING, "owner": owner, "seen_us": now, "started_us": now}
             statement = update(JOBS).where(_is(run), is_free).values({**values, "num_starts": JOBS.c.num_starts + 1})
             with self._database.writing() as connection:
@@ -327,103 +330,98 @@ class JobStore:
         made = {"plan_id": end.plan_id, "result": result, "problem": problem}
         return connection.execute(statement.values({**values, **made})).rowcount == 1
 
-    def cancel(self, connection: Connection, job_id: str, team: str) -> JobAnswer:
+    @contextmanager
+    def _changing(
+        self, change: str, job_id: str, actor: Principal, *, uses_reserve: bool = False
+    ) -> Iterator[tuple[Connection, Row[*tuple[Any, ...]]]]:
+        """A transaction that changes a job of the actor's team, with its row, and notes so in the audit log."""
+        with self._database.writing(uses_reserve=uses_reserve) as connection:
+            yield connection, _row(connection, job_id, actor.team)
+            record(connection, actor, f"job.{change}", job_id)
+
+    def cancel(self, job_id: str, actor: Principal) -> JobAnswer:
         """Ends a job that waits, and has one that runs end soon; one that has ended stays as it is.
 
         Args:
-            connection: A transaction that writes.
             job_id: The job.
-            team: Whose it is.
+            actor: Who changes it, of the job's team.
 
         Raises:
             UnknownJobError: If it is not there.
+            StorageError: If the database does not answer.
         """
-        row, now = _row(connection, job_id, team), now_us()
-        run = JobRun(id=row.id, attempt=row.attempt)
-        if row.state == JobState.QUEUED:
-            self.finish(connection, run, JobEnd(state=JobState.CANCELLED))
-        elif row.state == JobState.RUNNING and row.cancelled_us is None:
-            connection.execute(update(JOBS).where(_is(run)).values(cancelled_us=now))
-        return self.described(connection, job_id, team)
+        with self._changing("cancel", job_id, actor, uses_reserve=True) as (connection, row):
+            if row.state == JobState.QUEUED:
+                self.finish(connection, _run(row), JobEnd(state=JobState.CANCELLED))
+            elif row.state == JobState.RUNNING and row.cancelled_us is None:
+                connection.execute(update(JOBS).where(_is(_run(row))).values(cancelled_us=now_us()))
+            return self.described(connection, job_id, actor.team)
 
-    def stop(self, connection: Connection, job_id: str, team: str) -> JobAnswer:
+    def stop(self, job_id: str, actor: Principal) -> JobAnswer:
         """Has the search of a job end soon, with the best plan found; of one that has ended, nothing changes.
 
-        Args:
-            connection: A transaction that writes.
-            job_id: The job.
-            team: Whose it is.
+        Arguments and errors as of `cancel`.
 
         Raises:
-            UnknownJobError: If it is not there.
             JobStateError: If it does not search, or waits still.
         """
-        row = _row(connection, job_id, team)
-        if row.kind not in _SEARCHING or row.state == JobState.QUEUED:
-            raise JobStateError(f"the {row.kind} job is {row.state}; a plan or comparison that runs can be stopped")
-        running = and_(_is(JobRun(id=row.id, attempt=row.attempt)), JOBS.c.state == JobState.RUNNING)
-        connection.execute(update(JOBS).where(running, JOBS.c.stopped_us.is_(None)).values(stopped_us=now_us()))
-        return self.described(connection, job_id, team)
+        with self._changing("stop", job_id, actor, uses_reserve=True) as (connection, row):
+            if row.kind not in _SEARCHING or row.state == JobState.QUEUED:
+                raise JobStateError(f"the {row.kind} job is {row.state}; a plan or comparison that runs can be stopped")
+            running = and_(_is(_run(row)), JOBS.c.state == JobState.RUNNING)
+            connection.execute(update(JOBS).where(running, JOBS.c.stopped_us.is_(None)).values(stopped_us=now_us()))
+            return self.described(connection, job_id, actor.team)
 
-    def prioritise(self, connection: Connection, job_id: str, team: str, priority: int) -> JobAnswer:
+    def prioritise(self, job_id: str, actor: Principal, priority: int) -> JobAnswer:
         """Gives a job that waits another priority.
 
+        Arguments and errors as of `cancel`.
+
         Args:
-            connection: A transaction that writes.
             job_id: The job.
-            team: Whose it is.
+            actor: Who changes it.
             priority: Jobs of a higher one begin first.
 
         Raises:
-            UnknownJobError: If it is not there.
             JobStateError: If it does not wait.
         """
-        row = _row(connection, job_id, team)
-        waiting = and_(_is(JobRun(id=row.id, attempt=row.attempt)), JOBS.c.state == JobState.QUEUED)
-        if connection.execute(update(JOBS).where(waiting).values(priority=priority)).rowcount == 0:
-            raise JobStateError(f"the job is {row.state}; one that waits can be given another priority")
-        return self.described(connection, job_id, team)
+        with self._changing("prioritise", job_id, actor) as (connection, row):
+            waiting = and_(_is(_run(row)), JOBS.c.state == JobState.QUEUED)
+            if connection.execute(update(JOBS).where(waiting).values(priority=priority)).rowcount == 0:
+                raise JobStateError(f"the job is {row.state}; one that waits can be given another priority")
+            return self.described(connection, job_id, actor.team)
 
-    def retry(self, connection: Connection, job_id: str, team: str) -> JobAnswer:
+    def retry(self, job_id: str, actor: Principal) -> JobAnswer:
         """Begins another attempt of a job that failed or was cancelled.
 
-        Args:
-            connection: A transaction that writes.
-            job_id: The job.
-            team: Whose it is.
+        Arguments and errors as of `cancel`.
 
         Raises:
-            UnknownJobError: If it is not there.
             JobStateError: If it is in another state.
             RetryError: As `add`.
         """
-        row = _row(connection, job_id, team)
-        if row.state in _AGAIN:
-            self._check_room(connection, holder_of(row))
-        run = JobRun(id=row.id, attempt=row.attempt)
-        values = {"state": JobState.QUEUED, "attempt": run.attempt + 1, "seen_us": now_us(), "num_starts": 0}
-        cleared = dict.fromkeys(("owner", "problem", "started_us", "finished_us", "cancelled_us", "stopped_us"))
-        statement = update(JOBS).where(_is(run), JOBS.c.state.in_(_AGAIN)).values({**values, **cleared})
-        if connection.execute(statement).rowcount == 0:
-            raise JobStateError(f"the job is {row.state}; one that failed or was cancelled can be tried again")
-        return self.described(connection, job_id, team)
+        with self._changing("retry", job_id, actor) as (connection, row):
+            if row.state in _AGAIN:
+                self._check_room(connection, holder_of(row))
+            values = {"state": JobState.QUEUED, "attempt": row.attempt + 1, "seen_us": now_us(), "num_starts": 0}
+            cleared = dict.fromkeys(("owner", "problem", "started_us", "finished_us", "cancelled_us", "stopped_us"))
+            statement = update(JOBS).where(_is(_run(row)), JOBS.c.state.in_(_AGAIN)).values({**values, **cleared})
+            if connection.execute(statement).rowcount == 0:
+                raise JobStateError(f"the job is {row.state}; one that failed or was cancelled can be tried again")
+            return self.described(connection, job_id, actor.team)
 
-    def delete(self, connection: Connection, job_id: str, team: str) -> None:
+    def delete(self, job_id: str, actor: Principal) -> None:
         """Deletes a job that has ended; a plan that it made stays.
 
-        Args:
-            connection: A transaction that writes.
-            job_id: The job.
-            team: Whose it is.
+        Arguments and errors as of `cancel`.
 
         Raises:
-            UnknownJobError: If it is not there.
             JobStateError: If it has not ended.
         """
-        row = _row(connection, job_id, team)
-        statement = delete(JOBS).where(JOBS.c.id == job_id, JOBS.c.state.not_in(_UNFINISHED))
-        if connection.execute(statement).rowcount == 0:
-            raise JobStateError(f"the job is {row.state}; one that has ended can be deleted")
+        with self._changing("delete", job_id, actor, uses_reserve=True) as (connection, row):
+            statement = delete(JOBS).where(JOBS.c.id == job_id, JOBS.c.state.not_in(_UNFINISHED))
+            if connection.execute(statement).rowcount == 0:
+                raise JobStateError(f"the job is {row.state}; one that has ended can be deleted")
 
     def forget_old(self, connection: Connection, kept_us: int) -> int:
         """Removes some of the jobs that ended so long ago, those first that ended first; returns how many."""
@@ -444,6 +442,11 @@ class JobStore:
         parts = (func.coalesce(func.length(JOBS.c[name]), 0) for name in ("request", "log", "result"))
         query = select(func.coalesce(func.sum(sum(parts)), 0)).where(JOBS.c.team == team, JOBS.c.client.in_(clients))
         return int(connection.execute(query).scalar_one())
+
+
+def _run(row: Row[*tuple[Any, ...]]) -> JobRun:
+    """A row's attempt."""
+    return JobRun(id=row.id, attempt=row.attempt)
 
 
 def _is(run: JobRun) -> ColumnElement[bool]:

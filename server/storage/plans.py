@@ -11,7 +11,9 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, func, or_, selec
 from sqlalchemy.exc import SQLAlchemyError
 
 from autoshard.api import PlanFigures, PlanLabels, PlanList, PlanSearch, PlanSummary
+from server.access import Principal
 from server.problems import StorageError, UnknownPlanError
+from server.storage.audit import record
 from server.storage.database import Database
 from server.storage.paging import cursor_of, position_of
 from server.storage.schema import PLAN_DOCUMENTS, PLANS, now_us, told
@@ -93,18 +95,26 @@ class PlanStore:
             with suppress(StorageError, SQLAlchemyError), self._database.writing(is_needed=False) as connection:
                 connection.execute(update(PLANS).where(_named(plan_id, team)).values(asked_us=now_us()))
 
-    def delete(self, connection: Connection, plan_id: str, team: str) -> None:
+    def delete(self, plan_id: str, actor: Principal) -> None:
         """Deletes a plan, which can be restored for a day as long as it is not forgotten.
 
+        On a full disk, deleted plans are forgotten until there is room.
+
         Args:
-            connection: A transaction that writes.
             plan_id: Its id.
-            team: Whose it is.
+            actor: Who changes it, of the plan's team.
 
         Raises:
             UnknownPlanError: If it is not there.
+            StorageError: If the database does not answer.
         """
-        self._change(connection, plan_id, team, deleted_us=now_us())
+        self._change("delete", plan_id, actor, uses_reserve=True, deleted_us=now_us())
+        while self._database.is_full and (self._database.shrink() or self._forget_some_deleted()):
+            pass
+
+    def _forget_some_deleted(self) -> int:
+        with self._database.writing(uses_reserve=True) as connection:
+            return self.forget_deleted(connection, kept_us=0)
 
     def forget_deleted(
         self, connection: Connection, kept_us: int = KEPT_US, owners: Collection[str] = (), team: str = ""
@@ -135,21 +145,30 @@ class PlanStore:
         query = query.where(PLANS.c.team == team, PLANS.c.owner.in_(owners))
         return int(connection.execute(query).scalar_one())
 
-    def restore(self, connection: Connection, plan_id: str, team: str) -> None:
-        """Brings a deleted plan back; arguments and errors as of `delete`."""
-        self._change(connection, plan_id, team, is_deleted=True, deleted_us=None, asked_us=now_us())
+    def restore(self, plan_id: str, actor: Principal) -> None:
+        """Brings a plan back that was deleted within a day; arguments and errors as of `delete`."""
+        self._change("restore", plan_id, actor, is_deleted=True, deleted_us=None, asked_us=now_us())
 
-    def label(self, connection: Connection, plan_id: str, team: str, labels: PlanLabels) -> None:
+    def label(self, plan_id: str, actor: Principal, labels: PlanLabels) -> None:
         """Changes what a plan is called; arguments and errors as of `delete`."""
-        self._change(connection, plan_id, team, asked_us=now_us(), **labels.model_dump(exclude_none=True))
+        self._change("label", plan_id, actor, asked_us=now_us(), **labels.model_dump(exclude_none=True))
 
     def _change(
-        self, connection: Connection, plan_id: str, team: str, *, is_deleted: bool = False, **values: Any
+        self,
+        change: str,
+        plan_id: str,
+        actor: Principal,
+        *,
+        is_deleted: bool = False,
+        uses_reserve: bool = False,
+        **values: Any,
     ) -> None:
-        found = connection.execute(select(PLANS.c.id).where(_named(plan_id, team, is_deleted=is_deleted))).first()
-        if found is None:
-            raise _unknown(plan_id)
-        connection.execute(update(PLANS).where(PLANS.c.team == team, PLANS.c.id == plan_id).values(values))
+        """Gives a plan of the actor's team other values, and notes so in the audit log."""
+        named = _named(plan_id, actor.team, is_deleted=is_deleted)
+        with self._database.writing(uses_reserve=uses_reserve) as connection:
+            if connection.execute(update(PLANS).where(named).values(values)).rowcount == 0:
+                raise _unknown(plan_id)
+            record(connection, actor, f"plan.{change}", plan_id)
 
     def list(self, search: PlanSearch, team: str) -> PlanList:
         """One page of plans, the latest first.

@@ -17,6 +17,7 @@ from autoshard.core.errors import InputError
 from autoshard.core.quoting import shown
 from server.access import Principal
 from server.problems import BusyError, ScheduleExistsError, UnknownScheduleError
+from server.storage.audit import record
 from server.storage.database import Database
 from server.storage.schema import SCHEDULES, now_us, told
 
@@ -70,7 +71,9 @@ class ScheduleStore:
             raise BusyError(f"there are {_MAX_SCHEDULES} schedules, the most that may be")
         if not self._database.insert_new(connection, SCHEDULES, row):
             raise ScheduleExistsError(f"there is a schedule {body.name}", field="name")
-        return _answer(_row(connection, body.name, actor.team))
+        answer = _answer(_row(connection, body.name, actor.team))
+        _record(connection, actor, "make", answer)
+        return answer
 
     def list(self, team: str) -> ScheduleList:
         """All schedules of a team, by name.
@@ -94,25 +97,31 @@ class ScheduleStore:
         with self._database.reading() as connection:
             return _answer(_row(connection, name, team))
 
-    def pause(self, connection: Connection, name: str, team: str, *, is_paused: bool) -> ScheduleAnswer:
+    def pause(self, name: str, actor: Principal, *, is_paused: bool) -> ScheduleAnswer:
         """Has a schedule make no more jobs, or make them again from its next time on.
 
-        Raises:
-            UnknownScheduleError: If it is not there.
-        """
-        values = {"is_paused": is_paused, "next_us": _next_us(_row(connection, name, team).cron)}
-        connection.execute(update(SCHEDULES).where(_is(name, team)).values(values))
-        return _answer(_row(connection, name, team))
-
-    def delete(self, connection: Connection, name: str, team: str) -> ScheduleAnswer:
-        """Deletes a schedule; jobs that it made stay.
+        Args:
+            name: Its name.
+            actor: Who changes it, of the schedule's team.
+            is_paused: Whether it makes no more jobs.
 
         Raises:
             UnknownScheduleError: If it is not there.
+            StorageError: If the database does not answer.
         """
-        answer = _answer(_row(connection, name, team))
-        connection.execute(delete(SCHEDULES).where(_is(name, team)))
+        with self._database.writing() as connection:
+            values = {"is_paused": is_paused, "next_us": _next_us(_row(connection, name, actor.team).cron)}
+            connection.execute(update(SCHEDULES).where(_is(name, actor.team)).values(values))
+            answer = _answer(_row(connection, name, actor.team))
+            _record(connection, actor, "pause" if is_paused else "resume", answer)
         return answer
+
+    def delete(self, name: str, actor: Principal) -> None:
+        """Deletes a schedule; jobs that it made stay. Arguments and errors as of `pause`."""
+        with self._database.writing(uses_reserve=True) as connection:
+            answer = _answer(_row(connection, name, actor.team))
+            connection.execute(delete(SCHEDULES).where(_is(name, actor.team)))
+            _record(connection, actor, "delete", answer)
 
     def are_due(self) -> bool:
         """Whether a schedule is to make a job.
@@ -149,6 +158,10 @@ class ScheduleStore:
         """
         named = _is(due.schedule.name, due.team)
         connection.execute(update(SCHEDULES).where(named).values(fired_us=due.at_us))
+
+
+def _record(connection: Connection, actor: Principal, change: str, schedule: ScheduleAnswer) -> None:
+    record(connection, actor, f"schedule.{change}", f"{schedule.name} {schedule.kind} {schedule.cron}")
 
 
 def _is_due() -> Any:

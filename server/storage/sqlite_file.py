@@ -148,17 +148,6 @@ def shrink(connection: Connection) -> bool:
     return pragma("page_count") < before
 
 
-def make_shrinkable(engine: Engine) -> None:
-    """Has a file of earlier versions give room back, too, once: it is written anew, which takes as much room again.
-
-    Raises:
-        sqlite3.OperationalError: If the disk has no room, or another process uses the file.
-    """
-    with closing(engine.raw_connection()) as connection, closing(connection.cursor()) as cursor:
-        if not cursor.execute("PRAGMA auto_vacuum").fetchone()[0]:
-            cursor.execute("VACUUM")
-
-
 def empty_log(engine: Engine) -> None:
     """Has the write-ahead log, if there is one, take no room; another process may use it, then it is left."""
     with closing(engine.raw_connection()) as connection, closing(connection.cursor()) as cursor:

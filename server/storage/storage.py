@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 
 import structlog
 from sqlalchemy import Connection
 
-from autoshard.api import JOB_BODIES, JobAnswer, JobKind, JobTask, PlanLabels, RunAnswer, ScheduleAnswer, ScheduleBody
+from autoshard.api import JOB_BODIES, JobKind, JobTask, RunAnswer, ScheduleBody
 from autoshard.core.errors import InputError
 from autoshard.core.quoting import write_bytes
 from server.access import Principal
@@ -20,7 +19,7 @@ from server.storage.idempotency import IdempotencyStore, IdempotentRequest, Kept
 from server.storage.jobs import ClaimedJob, JobEnd, JobStore, NewJob
 from server.storage.keys import KeyStore
 from server.storage.location import database_url
-from server.storage.plans import KEPT_US, PlanStore
+from server.storage.plans import PlanStore
 from server.storage.runs import RunStore
 from server.storage.schedules import ScheduleStore
 from server.storage.sessions import SessionStore
@@ -32,7 +31,7 @@ _log = structlog.get_logger()
 
 
 class Storage:
-    """The stores of one database.
+    """The stores of one database, and the transactions of several of them.
 
     Args:
         database: Its schema is that of this version.
@@ -103,28 +102,7 @@ class Storage:
             if facts is not None:
                 self.plans.add(connection, facts, answer.body, actor.team, actor.name)
                 record(connection, actor, "plan.make", facts.id)
-            if request is not None:
-                self.requests.keep(connection, request, answer)
-
-    def keep_change(
-        self, answer: KeptAnswer, request: IdempotentRequest | None, actor: Principal, action: str, target: str
-    ) -> None:
-        """Notes a change that was made outside of the database, with the answer to later requests with the same key.
-
-        Args:
-            answer: The answer.
-            request: The request, if it has a key.
-            actor: Who sent it.
-            action: What was done, such as `model.promote`.
-            target: What it was done to.
-
-        Raises:
-            StorageError: If the database does not answer.
-        """
-        with self.database.writing() as connection:
-            record(connection, actor, action, target)
-            if request is not None:
-                self.requests.keep(connection, request, answer)
+            self.requests.keep(connection, request, answer)
 
     def keep_run(
         self, plan_id: str, run: RunAnswer, answer: KeptAnswer, request: IdempotentRequest | None, actor: Principal
@@ -144,46 +122,7 @@ class Storage:
         with self.database.writing() as connection:
             self.runs.add(connection, plan_id, actor.team, run)
             record(connection, actor, "run.report", plan_id)
-            if request is not None:
-                self.requests.keep(connection, request, answer)
-
-    def delete_plan(self, plan_id: str, actor: Principal) -> None:
-        """Deletes a plan, as `PlanStore.delete`; on a full disk, for good, until there is room.
-
-        Args:
-            plan_id: Its id.
-            actor: Who deletes it.
-
-        Raises:
-            UnknownPlanError: If it is not there.
-            StorageError: If the database does not answer.
-        """
-        with self.database.writing(uses_reserve=True) as connection:
-            self.plans.delete(connection, plan_id, actor.team)
-            record(connection, actor, "plan.delete", plan_id)
-        while self.database.is_full and (self.database.shrink() or self.forget_deleted_plans(kept_us=0)):
-            pass
-
-    def forget_deleted_plans(self, kept_us: int = KEPT_US) -> int:
-        """As `PlanStore.forget_deleted`.
-
-        Raises:
-            StorageError: If the database does not answer.
-        """
-        with self.database.writing(uses_reserve=True) as connection:
-            return self.plans.forget_deleted(connection, kept_us)
-
-    def restore_plan(self, plan_id: str, actor: Principal) -> None:
-        """Brings a plan back that was deleted within a day; errors as of `delete_plan`."""
-        with self.database.writing() as connection:
-            self.plans.restore(connection, plan_id, actor.team)
-            record(connection, actor, "plan.restore", plan_id)
-
-    def label_plan(self, plan_id: str, labels: PlanLabels, actor: Principal) -> None:
-        """Changes what a plan is called; errors as of `delete_plan`."""
-        with self.database.writing() as connection:
-            self.plans.label(connection, plan_id, actor.team, labels)
-            record(connection, actor, "plan.label", plan_id)
+            self.requests.keep(connection, request, answer)
 
     def add_job(self, job: NewJob, request: IdempotentRequest | None, actor: Principal) -> KeptAnswer:
         """Stores a job, with the answer to later requests with the same key, in one transaction.
@@ -204,8 +143,7 @@ class Storage:
             answer = KeptAnswer(
                 status=202, body=self.jobs.described(connection, job_id, actor.team).model_dump_json().encode()
             )
-            if request is not None:
-                self.requests.keep(connection, request, answer)
+            self.requests.keep(connection, request, answer)
         return answer
 
     def fire_schedules(self) -> list[str]:
@@ -247,32 +185,8 @@ class Storage:
         with self.database.writing() as connection:
             made = self.schedules.add(connection, body, actor)
             answer = KeptAnswer(status=201, body=made.model_dump_json().encode())
-            _record_schedule(connection, actor, "make", made)
-            if request is not None:
-                self.requests.keep(connection, request, answer)
+            self.requests.keep(connection, request, answer)
         return answer
-
-    def pause_schedule(self, name: str, actor: Principal, *, is_paused: bool) -> ScheduleAnswer:
-        """As `ScheduleStore.pause`.
-
-        Raises:
-            UnknownScheduleError: If it is not there.
-            StorageError: If the database does not answer.
-        """
-        with self.database.writing() as connection:
-            answer = self.schedules.pause(connection, name, actor.team, is_paused=is_paused)
-            _record_schedule(connection, actor, "pause" if is_paused else "resume", answer)
-        return answer
-
-    def delete_schedule(self, name: str, actor: Principal) -> None:
-        """As `ScheduleStore.delete`.
-
-        Raises:
-            UnknownScheduleError: If it is not there.
-            StorageError: If the database does not answer.
-        """
-        with self.database.writing(uses_reserve=True) as connection:
-            _record_schedule(connection, actor, "delete", self.schedules.delete(connection, name, actor.team))
 
     def finish_job(self, job: ClaimedJob, end: JobEnd, plan: tuple[PlanFacts, bytes] | None) -> bool:
         """Ends an attempt of a job and stores its plan, in one transaction, once.
@@ -295,72 +209,6 @@ class Storage:
                     self.plans.add(connection, *plan, job.team, job.client)
                 record(connection, Principal(name="job", team=job.team), f"job.{end.state}", job.run.id)
         return is_ended
-
-    @contextmanager
-    def _changing_job(
-        self, change: str, job_id: str, actor: Principal, *, uses_reserve: bool = False
-    ) -> Iterator[Connection]:
-        with self.database.writing(uses_reserve=uses_reserve) as connection:
-            yield connection
-            record(connection, actor, f"job.{change}", job_id)
-
-    def cancel_job(self, job_id: str, actor: Principal) -> JobAnswer:
-        """Cancels a job, as `JobStore.cancel`.
-
-        Raises:
-            UnknownJobError: If it is not there.
-            StorageError: If the database does not answer.
-        """
-        with self._changing_job("cancel", job_id, actor, uses_reserve=True) as connection:
-            return self.jobs.cancel(connection, job_id, actor.team)
-
-    def stop_job(self, job_id: str, actor: Principal) -> JobAnswer:
-        """Has a job's search end, as `JobStore.stop`.
-
-        Raises:
-            UnknownJobError: If it is not there.
-            JobStateError: If it does not search, or waits still.
-            StorageError: If the database does not answer.
-        """
-        with self._changing_job("stop", job_id, actor, uses_reserve=True) as connection:
-            return self.jobs.stop(connection, job_id, actor.team)
-
-    def delete_job(self, job_id: str, actor: Principal) -> None:
-        """Deletes a job, as `JobStore.delete`.
-
-        Raises:
-            UnknownJobError: If it is not there.
-            JobStateError: If it has not ended.
-            StorageError: If the database does not answer.
-        """
-        with self._changing_job("delete", job_id, actor, uses_reserve=True) as connection:
-            self.jobs.delete(connection, job_id, actor.team)
-
-    def prioritise_job(self, job_id: str, priority: int, actor: Principal) -> JobAnswer:
-        """Gives a job another priority, as `JobStore.prioritise`.
-
-        Raises:
-            UnknownJobError: If it is not there.
-            JobStateError: If it does not wait.
-            StorageError: If the database does not answer.
-        """
-        with self._changing_job("prioritise", job_id, actor) as connection:
-            return self.jobs.prioritise(connection, job_id, actor.team, priority)
-
-    def retry_job(self, job_id: str, actor: Principal) -> JobAnswer:
-        """Begins another attempt, as `JobStore.retry`.
-
-        Raises:
-            UnknownJobError: If it is not there.
-            JobStateError: If it has not failed.
-            StorageError: If the database does not answer.
-        """
-        with self._changing_job("retry", job_id, actor) as connection:
-            return self.jobs.retry(connection, job_id, actor.team)
-
-
-def _record_schedule(connection: Connection, actor: Principal, change: str, schedule: ScheduleAnswer) -> None:
-    record(connection, actor, f"schedule.{change}", f"{schedule.name} {schedule.kind} {schedule.cron}")
 
 
 def open_storage(num_places: int = 1, max_client_bytes: int | None = None) -> Storage:

@@ -40,7 +40,6 @@ def upgrade(database: Database) -> tuple[str | None, str]:
             command.upgrade(config, "head")
             _add_missing(connection)
         after = _revision(connection)
-    database.make_shrinkable()
     assert after is not None
     return before, after
 

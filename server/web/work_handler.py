@@ -137,7 +137,7 @@ class WorkHandler:
         if answer.status == 200:
             added = SamplesAnswer.model_validate_json(answer.body)
             target = f"{added.kind} {added.device} {added.id}"
-            await run_in_threadpool(self._storage.keep_change, answer, None, request.state.actor, "samples.add", target)
+            await run_in_threadpool(self._storage.audit.add, request.state.actor, "samples.add", target)
         return _answered(answer, request)
 
     async def once(

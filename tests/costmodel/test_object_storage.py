@@ -17,7 +17,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from autoshard.core.errors import InvalidOptionError, ModelError
 from autoshard.formats.stores.remote_folders import CACHE_VARIABLE, address_of, folder_of
-from costmodel.registry.objects import RegistryObjects
+from costmodel.registry.objects import BASELINES, RegistryObjects
 from costmodel.registry.versions import REGISTRY_VARIABLE, AliasChangedError, Registry
 
 WEIGHTS = {"w": np.arange(3.0)}
@@ -126,6 +126,20 @@ def test_a_version_whose_card_is_missing_is_not_there_yet(address, machine):
     assert registry_at(address).list() == ()
     storage.pipe_file(f"{root}/cost/cpu/{version}/card.json", card)
     assert [item.id for item in registry_at(address).list()] == [version]
+
+
+def test_other_machines_know_in_which_comparison_a_version_was_worse(address, machine):
+    first = registry_at(address)
+    production, worse = (first.publish("cost", "cpu", WEIGHTS, {"n": n}) for n in range(2))
+    for reason in ("by 5%", "by 6%"):  # the first note stays
+        first.note_worse("cost", "cpu", worse, production, reason)
+    first.note_worse("cost", "cpu", worse, BASELINES, "than cost-greedy")
+    machine("b")
+    other = registry_at(address)
+    assert other.worse_than("cost", "cpu", worse, production) == "by 5%"
+    assert other.worse_than("cost", "cpu", worse, BASELINES) == "than cost-greedy"
+    assert other.worse_than("cost", "cpu", production, worse) is None
+    assert {item.id for item in other.list()} == {production, worse}
 
 
 def test_objects_that_are_no_models_are_left_where_they_are(address):

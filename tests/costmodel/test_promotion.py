@@ -11,6 +11,7 @@ from autoshard.core.errors import ModelError
 from autoshard.core.machine import MeasuredMachine
 from costmodel.kernel.comparison import kernel_version, unseen_by
 from costmodel.kernel.learned import LearnedCostModel
+from costmodel.registry.objects import BASELINES
 from costmodel.registry.promotion import (
     LEAST_TOLERANCE,
     HeldOutComparison,
@@ -88,6 +89,7 @@ class TestPublishing:
         assert [one.against for one in refused.worse] == ["cost-greedy"]
         assert registry.production_id("cost", "cpu") is None
         assert registry.load("cost", "cpu", refused.id).card["number"] == 1
+        assert registry.worse_than("cost", "cpu", refused.id, BASELINES) == str(refused.worse[0])
         taken = publish(registry, version(2, baselines=(against("cost-greedy", 0.0),)))
         assert registry.production_id("cost", "cpu") == taken.id
 
@@ -95,9 +97,11 @@ class TestPublishing:
         first = publish(registry, version(1))
         worse = publish(registry, version(2))
         assert (worse.alias, [one.against for one in worse.comparisons]) == (None, [first.id])
+        assert registry.worse_than("cost", "cpu", worse.id, first.id) == str(worse.comparisons[0])
         assert registry.production_id("cost", "cpu") == first.id
         assert registry.promote("cost", "cpu", worse.id) == worse.id
         better = publish(registry, version(0))
+        assert registry.worse_than("cost", "cpu", better.id, worse.id) is None
         assert registry.production_id("cost", "cpu") == better.id
         assert [entry.action for entry in registry.history("cost", "cpu")] == ["publish", "promote", "publish"]
 
@@ -122,6 +126,8 @@ class TestPublishing:
         candidate = publish(registry, version(2, baselines=(against("cost-greedy", 0.0),)), alias="candidate")
         assert [one.against for one in candidate.comparisons] == ["cost-greedy", first.id]
         assert [one["worse"] for one in candidate.to_json()["comparisons"]] == [False, True]
+        assert registry.worse_than("cost", "cpu", candidate.id, first.id) == str(candidate.worse[0])
+        assert registry.worse_than("cost", "cpu", candidate.id, BASELINES) is None
         report_published(candidate, "cost", "cpu")
         said = f"{candidate.id} is the candidate, and worse: error 100.00% above that of {first.id}"
         assert said in capsys.readouterr().err

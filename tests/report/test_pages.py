@@ -23,7 +23,7 @@ from autoshard.report import ComparedPlan, MeasuredPlan, comparison_page, plan_p
 from autoshard.report.coverage_page import MOST_POINTS, PairAxis, RegionMap, coverage_page
 from autoshard.report.images import figure_page
 from autoshard.report.rendering import PLOTLY_JS, short_markup
-from autoshard.report.simulation import curves_figure, simulation_report
+from autoshard.report.simulation import curves_figure, point_tables, simulation_report
 from autoshard.results.sweep import PointMemory, PointStatus, PricedPoint, SweepPoint, UnpricedPoint
 from autoshard.results.sweep_record import SweepRecord
 from autoshard.table import Table
@@ -227,6 +227,15 @@ def test_notebooks_show_sweeps_without_scripts():
     assert "<script" not in shown
     assert "zionex, batch 4,096, 8 ranks" in shown
     assert "\u202e" not in shown
+
+
+def test_points_without_figures_have_their_status_and_the_reason_below():
+    points = a_sweep().points
+    figures, left_out = point_tables(points)
+    assert figures.lines[0][:4] == ("zionex, batch 4,096", "8", "1.00", "0.900 to 1.20")
+    assert figures.lines[-1] == ("zionex, batch 4,096", "8", "impossible", *("" for _ in figures.columns[3:]))
+    assert left_out.lines == ((f"zionex, batch 4,096, 8 ranks: impossible: {points[-1].reason}",),)
+    assert len(point_tables(points[:-1])) == 1
 
 
 #: What leaves its card or the page, and what a card or a chart shows; what scrolls is there by scrolling.

@@ -33,7 +33,7 @@ from autoshard.report import (
     speedups_over,
     within_noise,
 )
-from autoshard.report.comparison import comparison_columns, comparison_lines
+from autoshard.report.comparison import planners_table
 from autoshard.report.figures import RANK_PARTS, executed_figure, memory_figure, rank_time_figure
 from autoshard.report.wording import write_columns, write_ms, write_percent, write_ranks, write_rows
 from autoshard.results.comparison import Comparison
@@ -147,7 +147,7 @@ def test_reports_show_the_parts_of_the_step_with_intervals_and_what_overlaps(pla
         ends = (write_ms(estimate.low), write_ms(estimate.high))
         line = next(line for line in shown.splitlines() if line.startswith(part.value.replace("_", " ")))
         assert line.split()[-4:] == [write_ms(estimate.value), ends[0], "to", ends[1]]
-        assert set(ends) <= set(page.texts("td"))
+        assert " to ".join(ends) in page.texts("td")
     assert "Overlap: none, parts of a step run one after the other" in shown
     assert any("Overlap: none" in text for text in page.texts("caption"))
     assert "communication alpha-beta" in shown
@@ -232,26 +232,32 @@ def compared(plan, measured=None):
     )
 
 
+def by_heading(table):
+    """The lines of a table by its headings."""
+    return [dict(zip(table.headings, line, strict=True)) for line in table.lines]
+
+
 def test_a_comparison_ranks_by_measured_time(plan, measured):
     rows = compared(plan, measured)
     assert speedups_over("random", rows) == {"random": 1.0, "auto": 2.0}
     assert rows[0].prediction_error == pytest.approx(plan.predicted.max_kernel_ms / 8.0 - 1)
-    auto, random, broken = comparison_lines(rows)  # the fastest first
-    by_column = dict(zip(comparison_columns(rows)[1:], auto.cells, strict=True))
-    assert by_column["measured max kernel ms"] == "4.00"
-    assert by_column["measured balance"] == "100.0%"
-    assert by_column["speed-up over random"] == "2.000×"
-    assert by_column["planning, s"] == "1.25"
-    assert [line.planner for line in (auto, random, broken)] == ["auto", "random", "broken"]
-    assert (random.is_best, auto.is_best, broken.is_best) == (False, True, False)
-    assert broken.cells == ()
+    table = planners_table(rows)
+    auto, random, broken = by_heading(table)  # the fastest first
+    assert [line["planner"] for line in (auto, random, broken)] == ["auto", "random", "broken"]
+    assert auto["measured max kernel ms"] == "4.00"
+    assert auto["measured balance"] == "100.0%"
+    assert auto["speed-up over random"] == "2.000×"
+    assert auto["planning, s"] == "1.25"
+    assert random["predicted against measured"] == write_percent(rows[0].prediction_error, signed=True)
+    assert table.marked == [0]
+    assert list(broken.values()) == ["broken", "no plan", "", "", "", "", "", "", "0.10"]
 
 
 def test_a_comparison_without_replay_ranks_by_prediction(plan):
     rows = compared(plan)
     factor = rows[0].predicted_max_ms / rows[1].predicted_max_ms
     assert speedups_over("random", rows)["auto"] == pytest.approx(factor)
-    assert not any("measured" in column for column in comparison_columns(rows))
+    assert not any("measured" in heading for heading in planners_table(rows).headings)
     assert speedups_over("policy", rows) == {}
     assert speedups_over("broken", rows) == {}
 
@@ -262,7 +268,7 @@ def test_within_noise_nobody_is_best(plan, measured):
     for noise, level in ((0.49, ("auto",)), (0.5, ("random", "auto")), (1.0, ("random", "auto"))):
         rows = (replace(random, measured_noise=noise), replace(auto, measured_noise=noise), broken)
         assert within_noise(rows) == level
-        assert [line.is_best for line in comparison_lines(rows)] == [len(level) == 1, False, False]
+        assert planners_table(rows).marked == ([0] if len(level) == 1 else [])
     assert within_noise((broken,)) == ()
     bare = replace(random, plan=replace(random.plan, predicted=None), measured=None)
     assert within_noise((bare, broken)) == ()
@@ -276,13 +282,21 @@ def test_predictions_rank_by_the_step_and_are_as_good_as_the_best_one_within_its
 
     rows = (row("c", 11.1, 90.0, 1.0), row("b", 10.9, 90.0, 2.0), row("a", 10.0, 11.0, 3.0))
     assert set(within_noise(rows)) == {"a", "b"}
-    lines = comparison_lines(rows)
-    assert [line.planner for line in lines] == ["a", "b", "c"]
-    assert [line.cells[:2] for line in lines] == [("10.0", "3.00"), ("10.9", "2.00"), ("11.1", "1.00")]
-    assert not any(line.is_best for line in lines)
+    table = planners_table(rows)
+    assert [line[:3] for line in table.lines] == [("a", "10.0", "3.00"), ("b", "10.9", "2.00"), ("c", "11.1", "1.00")]
+    assert table.marked == []
     sure = (*rows[:2], row("a", 10.0, 10.0, 3.0))
     assert within_noise(sure) == ("a",)
-    assert [line.is_best for line in comparison_lines(sure)] == [True, False, False]
+    assert planners_table(sure).marked == [0]
+
+
+def test_a_plan_that_takes_no_time_has_no_speed_up(plan):
+    idle = replace(plan, predicted=replace(plan.predicted, max_kernel_ms=0.0))
+    rows = (compared(plan)[0], ComparedPlan(planner="idle", planning_s=0.1, plan=idle))
+    assert {line["planner"]: line["speed-up over random"] for line in by_heading(planners_table(rows))} == {
+        "random": "1.000×",
+        "idle": "",
+    }
 
 
 def test_a_comparison_page_and_table_show_every_planner(plan, measured):
@@ -290,7 +304,7 @@ def test_a_comparison_page_and_table_show_every_planner(plan, measured):
     page = Page(comparison_page(rows, ["a note <b>"]))
     assert page.texts("h3") == ["auto", "random"], "as the table is"
     assert "a note <b>" in page.texts("p")
-    assert f"{EVIL} needs 5 bytes more" in page.texts("td")
+    assert f"broken: {EVIL} needs 5 bytes more" in page.texts("p")
     text = rendered(comparison_table(rows, ["a note [x]"]))
     assert "a note [x]" in text
     assert f"broken: {EVIL} needs 5 bytes more" in text
@@ -342,8 +356,9 @@ def test_notebooks_show_plans_and_comparisons_without_scripts(plan):
     assert len(Page(shown).texts("rect")) == 3 * len(plan.predicted.ranks)
     assert write_ms(plan.predicted.step_ms.value) in shown
     assert "autoshard evaluate" in replace(plan, predicted=None)._repr_html_()
-    rows = Page(Comparison(compared(plan))._repr_html_()).texts("th")
-    assert {"random", "auto", "broken"} <= set(rows)
+    shown = Page(Comparison(compared(plan))._repr_html_())
+    assert {"random", "auto", "broken"} <= set(shown.texts("th"))
+    assert f"broken: {EVIL} needs 5 bytes more" in shown.texts("p")
 
 
 def test_notebooks_say_how_many_ranks_have_bars(plan, monkeypatch):

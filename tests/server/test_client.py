@@ -84,6 +84,10 @@ def test_planners_are_compared_and_clusters_simulated(served):
     assert [one.point.num_ranks for one in served.simulate(sweep).points] == [8, 16]
     assert served.validate("criteo-kaggle", "cpu-8").is_valid
     assert served.validate(topology="nothing").faults
+    constraints = {"t3": {"pinned_ranks": (8,)}}
+    (fault,) = served.validate("criteo-kaggle", "cpu-8", constraints=constraints).faults
+    assert fault.field == "constraints.t3.pinned_ranks"
+    assert served.validate("criteo-kaggle", constraints=constraints).is_valid
 
 
 def test_answers_say_how_a_table_list_was_read(served):
@@ -208,6 +212,7 @@ def test_the_client_for_asyncio_does_the_same(service):
             assert (await client.evaluate(made.plan)).plan.predicted == made.plan.predicted
             assert "<h1>" in await client.report(made.id)
             assert (await client.validate("criteo-kaggle")).is_valid
+            assert not (await client.validate("criteo-kaggle", constraints={"clicks": {}})).is_valid
             assert (await client.list_plans(limit=1)).plans
             compared = await client.compare(
                 ComparisonTask(tables="criteo-kaggle", topology="cpu-8", planners=["random"])

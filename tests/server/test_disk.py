@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import sqlite3
 import stat
 import subprocess
 import time
@@ -19,7 +18,7 @@ from server.storage.storage import open_storage
 from server.storage.upgrading import upgrade
 from studies.service.processes import postgresql_server
 from tests.server.test_jobs import TASK, made, until
-from tests.server.test_storage import add, facts, listed
+from tests.server.test_storage import add, facts, forget_deleted, listed
 
 
 @pytest.fixture
@@ -112,7 +111,7 @@ def test_nothing_else_gets_the_room_that_is_kept_for_deletions(small_disk, monke
         fill(small_disk / "ballast")
         for number in range(400):
             if number % 4 == 0:
-                storage.delete_plan(facts(number).id, COMMAND_LINE)
+                storage.plans.delete(facts(number).id, COMMAND_LINE)
                 continue
             with contextlib.suppress(StorageError):
                 add(storage, facts(1000 + number), os.urandom(300_000))
@@ -125,18 +124,16 @@ def test_nothing_else_gets_the_room_that_is_kept_for_deletions(small_disk, monke
                 storage.plans.read(facts(number).id, "")
 
 
-def test_a_file_of_earlier_versions_gives_room_back_too(tmp_path, monkeypatch):
+def test_a_file_gives_the_room_of_deleted_plans_back(tmp_path, monkeypatch):
     file = tmp_path / "service.sqlite"
-    with contextlib.closing(sqlite3.connect(file)) as connection:
-        connection.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
     monkeypatch.setenv(DATABASE_VARIABLE, f"sqlite:///{file}")
     with contextlib.closing(open_storage()) as storage:
         for number in range(40):
             add(storage, facts(number), os.urandom(50_000))
         size = file.stat().st_size
         for number in range(40):
-            storage.delete_plan(facts(number).id, COMMAND_LINE)
-        while storage.forget_deleted_plans(kept_us=0) or storage.database.shrink():
+            storage.plans.delete(facts(number).id, COMMAND_LINE)
+        while forget_deleted(storage, kept_us=0) or storage.database.shrink():
             pass
         assert file.stat().st_size < size / 2
 

@@ -347,11 +347,11 @@ def test_a_priority_comes_first_even_in_the_last_place(stored):
 
 def test_a_job_that_waits_is_moved(stored):
     first, second, third = (add(stored, "a") for _ in range(3))
-    assert stored.prioritise_job(third, 5, Principal()).position == 1
-    assert stored.prioritise_job(first, -1, Principal()).position == 3
+    assert stored.jobs.prioritise(third, Principal(), 5).position == 1
+    assert stored.jobs.prioritise(first, Principal(), -1).position == 3
     assert [stored.jobs.claim().run.id for _ in range(3)] == [third, second, first]
     with pytest.raises(JobStateError, match="the job is running; one that waits can be given another priority"):
-        stored.prioritise_job(third, 0, Principal())
+        stored.jobs.prioritise(third, Principal(), 0)
 
 
 def test_a_list_says_what_jobs_plan_for_whom_and_when_they_begin(database_address):
@@ -383,17 +383,17 @@ def test_retries_and_cancelled_attempts_count_to_a_clients_limit(stored):
     with pytest.raises(ClientBusyError, match="50 jobs of this client") as error:
         add(stored)
     assert 3600 < error.value.retry_after_s < 3605
-    assert stored.cancel_job(running.run.id, Principal()).is_cancelling
+    assert stored.jobs.cancel(running.run.id, Principal()).is_cancelling
     with pytest.raises(ClientBusyError):  # until its process has ended
         add(stored)
     assert stored.finish_job(running, JobEnd(state=JobState.CANCELLED), None)
-    assert stored.cancel_job(jobs[1], Principal()).state is JobState.CANCELLED
+    assert stored.jobs.cancel(jobs[1], Principal()).state is JobState.CANCELLED
     again = [add(stored) for _ in range(2)]
     for job in jobs[:2]:
         with pytest.raises(ClientBusyError):
-            stored.retry_job(job, Principal())
-    stored.cancel_job(again[0], Principal())
-    assert stored.retry_job(jobs[0], Principal()).state is JobState.QUEUED
+            stored.jobs.retry(job, Principal())
+    stored.jobs.cancel(again[0], Principal())
+    assert stored.jobs.retry(jobs[0], Principal()).state is JobState.QUEUED
     for number in range(50):
         add(stored, f"client-{number}")
     with pytest.raises(BusyError, match="100 jobs are unfinished"):
@@ -402,7 +402,7 @@ def test_retries_and_cancelled_attempts_count_to_a_clients_limit(stored):
 
 def test_cancelled_attempts_take_no_time_from_others(stored):
     for _ in range(40):
-        stored.cancel_job(add(stored, "a"), Principal())
+        stored.jobs.cancel(add(stored, "a"), Principal())
     other = add(stored, "b")
     assert stored.jobs.claim().run.id == other
 
@@ -443,7 +443,7 @@ def test_a_job_that_ended_its_service_each_time_fails(stored, tmp_path):
     failed = stored.jobs.read(job_id, "")
     assert failed.state is JobState.FAILED
     assert "was ended 20 times while it ran" in failed.problem.detail
-    assert stored.retry_job(job_id, Principal()).state is JobState.QUEUED
+    assert stored.jobs.retry(job_id, Principal()).state is JobState.QUEUED
     assert stored.jobs.claim().num_starts == 1
 
 

@@ -18,6 +18,7 @@ from autoshard.client import Client
 from autoshard.core.choices import Alias
 from autoshard.formats import load_tables, tables_to_json
 from autoshard.formats.stores.remote_folders import CACHE_VARIABLE, folder_of
+from costmodel.registry.objects import BASELINES
 from costmodel.registry.versions import SHIPPED_VARIABLE, Registry
 from server.access import Principal
 from server.models.catalogue import ModelCatalogue
@@ -221,7 +222,7 @@ def test_plans_that_jobs_make_and_plans_made_anew_are_priced_in_the_shadow_too(c
 
 @pytest.fixture
 def unheard(database_address, registry, monkeypatch):
-    """A service in this process, and its storage: it does not hear that the first of its changes was noted."""
+    """A service in this process, and its storage: it does not hear that its first answer with a key was kept."""
 
     async def answer(*_):
         return Reply(status=200, body=b"{}")
@@ -233,14 +234,14 @@ def unheard(database_address, registry, monkeypatch):
         upgrade(database)
         storage = Storage(database)
         failures = [StorageError("the database does not answer")]
-        keep = storage.keep_change
+        keep = storage.keep
 
-        def keep_change(*change):
+        def failing_once(*kept):
             if failures:
                 raise failures.pop()
-            keep(*change)
+            keep(*kept)
 
-        monkeypatch.setattr(storage, "keep_change", keep_change)
+        monkeypatch.setattr(storage, "keep", failing_once)
         yield TestClient(create_app(settings, pool, storage), base_url="http://localhost"), storage
 
 
@@ -315,7 +316,7 @@ def test_a_roll_back_that_is_sent_again_goes_one_step_back(unheard, registry, ve
         ("roll-back", second),
     ]
     (entry,) = storage.audit.list(AuditSearch(), None).entries
-    assert (entry.action, entry.target) == ("model.roll-back", f"cost/cpu production={second} candidate=None")
+    assert (entry.action, entry.target) == ("model.roll-back", f"cost/cpu production={first}")
     later = client.post(f"{ADDRESS}/rollbacks", json={}, headers={"Idempotency-Key": "another"})
     assert later.json()["production"] == first
 
@@ -330,6 +331,50 @@ def test_a_promotion_that_is_sent_again_leaves_later_changes_alone(unheard, regi
     assert next(sent).json()["production"] == first
     assert [entry.id for entry in registry.history("cost", "cpu")] == [first, second, first]
     assert [entry.action for entry in storage.audit.list(AuditSearch(), None).entries] == ["model.promote"]
+
+
+def test_no_change_is_made_that_the_audit_log_lacks(unheard, registry, versions, monkeypatch):
+    client, storage = unheard
+    first, second = versions
+    body = {"version": second, "force": True}
+
+    def unwritable(*_):
+        raise StorageError("the disk of the database is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(storage.audit, "add", unwritable)
+        assert client.post(f"{ADDRESS}/promotions", json=body).status_code == 503
+        assert client.post(f"{ADDRESS}/rollbacks", json={}).status_code == 503
+    assert [entry.id for entry in registry.history("cost", "cpu")] == [first]
+    late = {"If-Match": '"of-another-state"'}
+    assert client.post(f"{ADDRESS}/promotions", json=body, headers=late).status_code == 412
+    monkeypatch.setattr(storage, "keep", unwritable)  # of a request without a key, no answer is kept
+    assert client.post(f"{ADDRESS}/promotions", json=body).json()["production"] == second
+    entries = storage.audit.list(AuditSearch(action="model.promote"), None).entries
+    assert [entry.action for entry in entries] == ["model.promote", "model.promote.failed", "model.promote"]
+    assert {entry.target for entry in entries} == {f"cost/cpu production={second}"}
+
+
+def test_a_version_that_was_worse_when_it_was_trained_is_promoted_by_force_only(unheard, registry, versions):
+    client, storage = unheard
+    first, second = versions
+    reason = "mean relative error 5.00 points above that of version x on 20 samples (tolerance 0.10 points)"
+    registry.note_worse("cost", "cpu", second, first, reason)
+    price_in_shadow(storage, first, second, range(LEAST_PLANS))
+    body = {"version": second}
+    assert client.post(f"{ADDRESS}/promotions", json={**body, "alias": "candidate"}).status_code == 200
+    refused = client.post(f"{ADDRESS}/promotions", json=body)
+    assert (refused.status_code, refused.json()["type"]) == (409, "urn:autoshard:problem:worse-model")
+    assert refused.json()["detail"] == f"version: was worse when it was trained: {reason}; send force to use it"
+    assert client.get(ADDRESS).json()["production"] == first
+    assert client.post(f"{ADDRESS}/promotions", json={**body, "force": True}).json()["production"] == second
+    # It is not worse than itself, nor is the other one; what needs no training counts beside whatever is in use.
+    price_in_shadow(storage, second, first, range(LEAST_PLANS))
+    assert client.post(f"{ADDRESS}/promotions", json={"version": first}).json()["production"] == first
+    registry.note_worse("cost", "cpu", first, BASELINES, "worse than cost-greedy")
+    registry.promote("cost", "cpu", second)
+    refused = client.post(f"{ADDRESS}/promotions", json={"version": first})
+    assert (refused.status_code, "worse than cost-greedy" in refused.json()["detail"]) == (409, True)
 
 
 def test_of_two_roll_backs_decided_by_one_state_one_is_made(tmp_path, monkeypatch):

@@ -76,7 +76,7 @@ def test_plans_that_nobody_asks_for_are_removed(storage, tmp_path):
     assert swept(storage, tmp_path, keep_plans="32d") == {}
     assert swept(storage, tmp_path, keep_plans="30d") == {"plans": 249}
     assert listed(storage) == [facts(300).id, facts(7).id]
-    storage.delete_plan(facts(7).id, COMMAND_LINE)
+    storage.plans.delete(facts(7).id, COMMAND_LINE)
     assert swept(storage, tmp_path) == {}
     age(storage, PLANS, 2, "deleted_us")
     assert swept(storage, tmp_path) == {"deleted plans": 1}
@@ -85,12 +85,12 @@ def test_plans_that_nobody_asks_for_are_removed(storage, tmp_path):
 def test_plans_that_are_read_named_or_restored_are_kept(storage, tmp_path, monkeypatch):
     for number in range(6):
         add(storage, facts(number))
-    storage.delete_plan(facts(3).id, COMMAND_LINE)
+    storage.plans.delete(facts(3).id, COMMAND_LINE)
     age(storage, PLANS, 31, "created_us")
     storage.plans.read(facts(0).id, "")
     storage.plans.check(facts(1).id, "")
-    storage.label_plan(facts(2).id, PlanLabels(name="ranker"), COMMAND_LINE)
-    storage.restore_plan(facts(3).id, COMMAND_LINE)
+    storage.plans.label(facts(2).id, COMMAND_LINE, PlanLabels(name="ranker"))
+    storage.plans.restore(facts(3).id, COMMAND_LINE)
 
     def unwritable(**_):
         raise StorageError("the disk of the database is full")
@@ -170,11 +170,11 @@ def test_a_client_stores_no_more_than_its_share(storage):
         limited.add_job(NewJob(kind=JobKind.PLAN, request=b"{}", task="{}", client="key a", team=""), None, CLIENT)
     limited.check_quota({"key b"}, "")
     limited.check_quota({"key a"}, "another team")
-    limited.delete_plan(facts(0).id, CLIENT)
+    limited.plans.delete(facts(0).id, CLIENT)
     assert listed(storage, is_deleted=True) == [facts(0).id]
     limited.check_quota({"key a"}, "")  # for which the deleted plan has to go
     assert listed(storage, is_deleted=True) == []
-    limited.delete_job(job, CLIENT)
+    limited.jobs.delete(job, CLIENT)
     limited.check_quota({"key a"}, "")
 
 

@@ -5,26 +5,12 @@ import os
 import subprocess
 import sys
 import threading
-import zlib
 from dataclasses import replace
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import (
-    Column,
-    ForeignKeyConstraint,
-    Index,
-    Integer,
-    MetaData,
-    Table,
-    event,
-    insert,
-    inspect,
-    select,
-    text,
-    update,
-)
+from sqlalchemy import Column, Index, Integer, MetaData, event, insert, inspect, select, text, update
 
 from autoshard.api import JobKind, PlanFilter, RunAnswer
 from autoshard.core.errors import FormatError, InvalidOptionError
@@ -76,6 +62,11 @@ def listed(storage, **chosen):
     return [plan.id for plan in storage.plans.list(PlanFilter(**chosen), "").plans]
 
 
+def forget_deleted(storage, **kept):
+    with storage.database.writing(uses_reserve=True) as connection:
+        return storage.plans.forget_deleted(connection, **kept)
+
+
 def test_an_upgrade_makes_the_schema_once(database):
     with pytest.raises(InvalidOptionError, match=r"has no schema yet: run `autoshard db upgrade`"):
         check_schema(database)
@@ -85,51 +76,6 @@ def test_an_upgrade_makes_the_schema_once(database):
     check_schema(database)
     with database.reading() as connection:
         assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
-
-
-def test_a_database_of_the_time_before_teams_keeps_its_plans(database, monkeypatch):
-    before = MetaData()
-    for table in METADATA.sorted_tables:
-        Table(
-            table.name,
-            before,
-            *(column._copy() for column in table.columns if column.name != "team"),
-            *(
-                Index(index.name, *(c.name for c in index.columns if c.name != "team"))
-                for index in table.indexes
-                if index.name != "audit_log_by_team"
-            ),
-        )
-    runs = before.tables["runs"]
-    runs.append_constraint(ForeignKeyConstraint(["plan_id"], ["plans.id"], ondelete="CASCADE"))
-    with database.writing() as connection:
-        before.create_all(connection)
-        row = {key: value for key, value in plan_row(facts(1), 7).items() if key != "team"}
-        connection.execute(insert(before.tables["plans"]).values(row))
-        connection.execute(
-            insert(before.tables["plan_documents"]).values(plan_id=facts(1).id, answer=zlib.compress(b"{}"))
-        )
-        run = {"reported_us": 8, "measured_ms": 1.0, "predicted_ms": 1.0, "is_drifted": False}
-        connection.execute(insert(runs).values(plan_id=facts(1).id, **run))
-        connection.exec_driver_sql("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
-        connection.exec_driver_sql("INSERT INTO alembic_version VALUES ('0001')")
-    assert upgrade(database) == ("0001", "0003")
-    check_schema(database)
-    with database.reading() as connection:
-        assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
-        assert not [name for name in inspect(connection).get_table_names() if name.startswith("before_")]
-        num_bytes = connection.scalars(select(PLANS.c.num_bytes)).all()
-    storage = Storage(database)
-    add(storage, facts(2))
-    assert listed(storage) == [facts(2).id, facts(1).id]
-    assert num_bytes == [len(zlib.compress(b"{}"))]
-    assert storage.plans.read(facts(1).id, "") == b"{}"
-    assert len(storage.runs.list(facts(1).id, "").runs) == 1
-    for number, now in ((1, now_us()), (2, now_us() + 25 * 3600 * 1_000_000)):
-        monkeypatch.setattr("server.storage.plans.now_us", lambda now=now: now)
-        delete(storage, facts(number).id)
-        storage.forget_deleted_plans()
-    assert storage.runs.list(facts(1).id, "").runs == []
 
 
 def test_figures_that_the_tables_lack_are_added(database, monkeypatch):
@@ -189,11 +135,10 @@ def test_a_plan_is_stored_once_and_read_as_it_was(storage):
         add(storage, facts(1), b'{"id": "caf\xc3\xa9"}')
     assert storage.plans.read(facts(1).id, "") == b'{"id": "caf\xc3\xa9"}'
     assert listed(storage) == [facts(1).id]
-    with storage.database.writing() as connection:
-        storage.plans.delete(connection, facts(1).id, "")
-    for use in (lambda plan_id: storage.plans.read(plan_id, ""), lambda plan_id: delete(storage, plan_id)):
+    storage.plans.delete(facts(1).id, COMMAND_LINE)
+    for use, who in ((storage.plans.read, ""), (storage.plans.delete, COMMAND_LINE)):
         with pytest.raises(UnknownPlanError):
-            use(facts(1).id)
+            use(facts(1).id, who)
     add(storage, facts(1), b"again")  # its document has gone with it
     assert storage.plans.read(facts(1).id, "") == b"again"
 
@@ -236,11 +181,6 @@ def test_plans_are_read_where_they_may_not_be_changed(storage):
     assert storage.plans.read(facts(1).id, "") == b"{}"
     storage.plans.check(facts(1).id, "")
     storage.database.check()
-
-
-def delete(storage, plan_id):
-    with storage.database.writing() as connection:
-        storage.plans.delete(connection, plan_id, "")
 
 
 def test_pages_hold_every_plan_once_the_latest_first(storage):
@@ -501,14 +441,14 @@ def test_a_server_s_database_is_upgraded_by_its_command(postgresql, monkeypatch,
 def test_what_was_deleted_a_day_ago_is_forgotten(storage, monkeypatch):
     for number in (1, 2):
         add(storage, facts(number))
-    storage.delete_plan(facts(1).id, COMMAND_LINE)
-    assert storage.forget_deleted_plans() == 0
+    storage.plans.delete(facts(1).id, COMMAND_LINE)
+    assert forget_deleted(storage) == 0
     assert listed(storage, is_deleted=True) == [facts(1).id]
     later = now_us() + 24 * 3600 * 1_000_000 + 1
     monkeypatch.setattr("server.storage.plans.now_us", lambda: later)
     assert listed(storage, is_deleted=True) == []
     with pytest.raises(UnknownPlanError):
-        storage.restore_plan(facts(1).id, COMMAND_LINE)
-    assert storage.forget_deleted_plans() == 1
+        storage.plans.restore(facts(1).id, COMMAND_LINE)
+    assert forget_deleted(storage) == 1
     with storage.database.reading() as connection:
         assert connection.scalars(select(PLANS.c.id)).all() == [facts(2).id]

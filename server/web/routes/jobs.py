@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, FastAPI, Path, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
@@ -25,7 +26,7 @@ from server.access import Door, Principal, opened_to, scope_of
 from server.jobs.engine import JobEngine
 from server.problems import ForbiddenError
 from server.storage.idempotency import IdempotentRequest, KeptAnswer
-from server.storage.jobs import NewJob
+from server.storage.jobs import JobStore, NewJob
 from server.storage.storage import Storage
 from server.tasks.reply import ACCEPTED
 from server.tasks.work import Body, WorkKind
@@ -33,6 +34,8 @@ from server.web.buffers import client_of
 from server.web.openapi import problems
 from server.web.reading import JsonBody, ReceivedBody, SecretBody
 from server.web.work_handler import WorkHandler
+
+T = TypeVar("T")
 
 #: What checks the bodies that may be long.
 _CHECKS = {JobKind.PLAN: WorkKind.CHECK_PLAN, JobKind.COMPARE: WorkKind.CHECK_COMPARISON}
@@ -153,51 +156,31 @@ class JobHandler:
         kinds = [one for one in JobKind if actor.may_read(one) and kind in (None, one)]
         return self._storage.jobs.list(actor.team, kinds, **page)
 
-    def cancel(self, job_id: str, actor: Principal) -> JobAnswer:
-        """Cancels a job.
+    def change(self, change: Callable[[JobStore, str, Principal], T], job_id: str, actor: Principal) -> T:
+        """Changes a job.
+
+        Args:
+            change: What to do with it.
+            job_id: Its id.
+            actor: Who does it.
+
+        Returns:
+            What is known of it then.
 
         Raises:
             UnknownJobError: If it is not there.
             ForbiddenError: If the actor must not do jobs of its kind.
+            JobStateError: If jobs in its state are not changed like that.
         """
         self._check(job_id, actor)
-        return self._storage.cancel_job(job_id, actor)
-
-    def stop(self, job_id: str, actor: Principal) -> JobAnswer:
-        """Has a job's search end, with the best plan found.
-
-        Raises:
-            UnknownJobError: If it is not there.
-            ForbiddenError: If the actor must not do jobs of its kind.
-            JobStateError: If it does not search, or waits still.
-        """
-        self._check(job_id, actor)
-        return self._storage.stop_job(job_id, actor)
-
-    def delete(self, job_id: str, actor: Principal) -> None:
-        """Deletes a job that has ended.
-
-        Raises:
-            UnknownJobError: If it is not there.
-            ForbiddenError: If the actor must not do jobs of its kind.
-            JobStateError: If it has not ended.
-        """
-        self._check(job_id, actor)
-        self._storage.delete_job(job_id, actor)
-        self._engine.forget(job_id)
-
-    def retry(self, job_id: str, actor: Principal) -> JobAnswer:
-        """Begins another attempt of a job that failed or was cancelled.
-
-        Raises:
-            UnknownJobError: If it is not there.
-            ForbiddenError: If the actor must not do jobs of its kind.
-            JobStateError: If it is in another state.
-        """
-        self._check(job_id, actor)
-        answer = self._storage.retry_job(job_id, actor)
+        answer = change(self._storage.jobs, job_id, actor)
         self._engine.wake()
         return answer
+
+    def delete(self, job_id: str, actor: Principal) -> None:
+        """Deletes a job that has ended, and its files; errors as of `change`."""
+        self.change(JobStore.delete, job_id, actor)
+        self._engine.forget(job_id)
 
     async def prioritise(self, received: ReceivedBody[JobChange], job_id: str) -> JobAnswer:
         """Gives a job that waits another priority.
@@ -212,7 +195,7 @@ class JobHandler:
         await run_in_threadpool(self._check, job_id, actor)
         change = await received.parse(await received.read(self._handler.settings))
         _check_priority(change.priority, actor)
-        answer = await run_in_threadpool(self._storage.prioritise_job, job_id, change.priority, actor)
+        answer = await run_in_threadpool(self._storage.jobs.prioritise, job_id, actor, change.priority)
         self._engine.wake()
         return answer
 
@@ -320,7 +303,7 @@ def _add_changing(app: FastAPI, jobs: JobHandler) -> None:
     )
     @opened_to(Door.ANY_KEY)
     def cancel_job(job_id: _StoredId, request: Request) -> JobAnswer:
-        return jobs.cancel(job_id, request.state.actor)
+        return jobs.change(JobStore.cancel, job_id, request.state.actor)
 
     @app.delete(
         "/v1/jobs/{job_id}",
@@ -354,7 +337,7 @@ def _add_changing(app: FastAPI, jobs: JobHandler) -> None:
     )
     @opened_to(Door.ANY_KEY)
     def stop_job(job_id: _StoredId, request: Request) -> JobAnswer:
-        return jobs.stop(job_id, request.state.actor)
+        return jobs.change(JobStore.stop, job_id, request.state.actor)
 
     @app.post(
         "/v1/jobs/{job_id}/retry",
@@ -365,4 +348,4 @@ def _add_changing(app: FastAPI, jobs: JobHandler) -> None:
     )
     @opened_to(Door.ANY_KEY)
     def retry_job(job_id: _StoredId, request: Request) -> JobAnswer:
-        return jobs.retry(job_id, request.state.actor)
+        return jobs.change(JobStore.retry, job_id, request.state.actor)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, FastAPI, Query, Request, Response
@@ -19,12 +21,13 @@ from autoshard.api import (
     RollbackBody,
     VersionId,
 )
+from autoshard.core.errors import AutoshardError
 from costmodel.registry.aliases import Alias
-from server.access import Door, opened_to
+from server.access import Door, Principal, opened_to
 from server.models.catalogue import COST, ModelCatalogue
 from server.models.shadow import LEAST_PLANS, ShadowPricer
 from server.planning.workers import WorkerPool
-from server.problems import NotComparedError
+from server.problems import NotComparedError, StorageError
 from server.storage.idempotency import IdempotentRequest, KeptAnswer
 from server.storage.storage import Storage
 from server.tasks.models import ModelCheck
@@ -87,13 +90,16 @@ class ModelHandler:
         request = received.request
 
         async def change(body: PromotionBody, named: str) -> ModelState:
-            if not await run_in_threadpool(self.catalogue.has_changed, kind, name, body.alias, named):
-                await run_in_threadpool(self.catalogue.find, kind, name, body.version)
-                await self._check(request, kind, name, body)
             asked = (kind, name, body.version, body.alias, request.state.actor, _expected(request), named)
-            return await run_in_threadpool(self.catalogue.promote, *asked)
+            promote = partial(self.catalogue.promote, *asked)
+            if await run_in_threadpool(self.catalogue.has_changed, kind, name, body.alias, named):
+                return await run_in_threadpool(promote)
+            await run_in_threadpool(self.catalogue.find, kind, name, body.version)
+            await self._check(request, kind, name, body)
+            target = f"{kind}/{name} {body.alias}={body.version}"
+            return await self._audited(request.state.actor, "model.promote", target, promote)
 
-        return await self._changed(received, change, "model.promote")
+        return await self._changed(received, change)
 
     async def roll_back(self, received: ReceivedBody[RollbackBody], kind: str, name: str) -> Response:
         """Gives an alias back to the version that had it before.
@@ -105,34 +111,56 @@ class ModelHandler:
 
         async def change(body: RollbackBody, named: str) -> ModelState:
             asked = (kind, name, body.alias, request.state.actor, _expected(request), named)
-            return await run_in_threadpool(self.catalogue.roll_back, *asked)
+            roll_back = partial(self.catalogue.roll_back, *asked)
+            if await run_in_threadpool(self.catalogue.has_changed, kind, name, body.alias, named):
+                return await run_in_threadpool(roll_back)
+            state = await run_in_threadpool(self.catalogue.state, kind, name)
+            current = state.production if body.alias is Alias.PRODUCTION else state.candidate
+            target = f"{kind}/{name} {body.alias}={current}"
+            return await self._audited(request.state.actor, "model.roll-back", target, roll_back)
 
-        return await self._changed(received, change, "model.roll-back")
+        return await self._changed(received, change)
+
+    async def _audited(
+        self, actor: Principal, action: str, target: str, change: Callable[[], ModelState]
+    ) -> ModelState:
+        """Makes a change of the registry, after the audit log has it: no change is made that the log lacks.
+
+        One that then fails has a second entry that says so.
+        """
+        await run_in_threadpool(self._storage.audit.add, actor, action, target)
+        try:
+            return await run_in_threadpool(change)
+        except AutoshardError:
+            with suppress(StorageError):
+                await run_in_threadpool(self._storage.audit.add, actor, f"{action}.failed", target)
+            raise
 
     async def _check(self, request: Request, kind: str, name: str, body: PromotionBody) -> None:
-        if kind == COST and body.alias is Alias.PRODUCTION and not body.force:
-            seen = await run_in_threadpool(self._shadow.summary, name, body.version)
-            if seen.num_plans < LEAST_PLANS:
-                raise NotComparedError(
-                    f"its prices were compared with the production model's on {seen.num_plans} different plans, of "
-                    f"the {LEAST_PLANS} that are needed: make it the candidate and wait, or send force",
-                    field="version",
-                )
+        if body.alias is Alias.PRODUCTION and not body.force:
+            await run_in_threadpool(self.catalogue.check_not_worse, kind, name, body.version)
+            await run_in_threadpool(self._check_compared, kind, name, body.version)
         asked = ModelCheck(kind=kind, name=name, version=body.version).model_dump_json().encode()
         work = Work(kind=WorkKind.CHECK_MODEL, body=Body(asked), request_id=request.state.request_id)
         reply = await self._pool.answer(work, client_of(request.scope))
         if reply.status != 200:
             raise RefusedError(reply.status, reply.body)
 
-    async def _changed(
-        self, received: ReceivedBody[B], change: Callable[[B, str], Awaitable[ModelState]], action: str
-    ) -> Response:
+    def _check_compared(self, kind: str, name: str, version: str) -> None:
+        """Checks that a cost model was tried in the shadow."""
+        if kind == COST and (seen := self._shadow.summary(name, version)).num_plans < LEAST_PLANS:
+            raise NotComparedError(
+                f"its prices were compared with the production model's on {seen.num_plans} different plans, of "
+                f"the {LEAST_PLANS} that are needed: make it the candidate and wait, or send force",
+                field="version",
+            )
+
+    async def _changed(self, received: ReceivedBody[B], change: Callable[[B, str], Awaitable[ModelState]]) -> Response:
         async def do(body: Body, keyed: IdempotentRequest | None) -> KeptAnswer:
             state = await change(await received.parse(body), "" if keyed is None else keyed.digest)
             answer = KeptAnswer(status=200, body=state.model_dump_json().encode())
-            target = f"{state.kind}/{state.name} production={state.production} candidate={state.candidate}"
-            actor = received.request.state.actor
-            await run_in_threadpool(self._storage.keep_change, answer, keyed, actor, action, target[:512])
+            if keyed is not None:
+                await run_in_threadpool(self._storage.keep, answer, None, keyed, received.request.state.actor)
             return answer
 
         response = await self._handler.once(received, do)

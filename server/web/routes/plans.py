@@ -80,7 +80,7 @@ def _add_changing(app: FastAPI, handler: WorkHandler, storage: Storage) -> None:
         plan_id: StoredPlanId, received: Annotated[ReceivedBody[PlanLabels], Depends(SecretBody(PlanLabels))]
     ) -> Response:
         labels = await received.parse(await received.read(handler.settings))
-        await run_in_threadpool(storage.label_plan, plan_id, labels, received.request.state.actor)
+        await run_in_threadpool(storage.plans.label, plan_id, received.request.state.actor, labels)
         return Response(status_code=204)
 
     @app.post(
@@ -92,7 +92,7 @@ def _add_changing(app: FastAPI, handler: WorkHandler, storage: Storage) -> None:
     )
     @opened_to(Scope.PLAN)
     def restore_plan(plan_id: StoredPlanId, request: Request) -> None:
-        storage.restore_plan(plan_id, request.state.actor)
+        storage.plans.restore(plan_id, request.state.actor)
 
     @app.delete(
         "/v1/plans/{plan_id}",
@@ -103,7 +103,7 @@ def _add_changing(app: FastAPI, handler: WorkHandler, storage: Storage) -> None:
     )
     @opened_to(Scope.PLAN)
     def delete_plan(plan_id: StoredPlanId, request: Request) -> None:
-        storage.delete_plan(plan_id, request.state.actor)
+        storage.plans.delete(plan_id, request.state.actor)
 
 
 def _names(if_none_match: str, plan_id: str) -> bool:

@@ -26,7 +26,7 @@ def add_schedules(app: FastAPI, handler: WorkHandler, storage: Storage) -> None:
     """Adds the routes."""
     _add_reading(app, storage.schedules)
     _add_making(app, handler, storage)
-    _add_changing(app, storage)
+    _add_changing(app, storage.schedules)
 
 
 def _add_reading(app: FastAPI, schedules: ScheduleStore) -> None:
@@ -68,20 +68,20 @@ def _add_making(app: FastAPI, handler: WorkHandler, storage: Storage) -> None:
         return storage.make_schedule(body, keyed, actor)
 
 
-def _add_changing(app: FastAPI, storage: Storage) -> None:
+def _add_changing(app: FastAPI, schedules: ScheduleStore) -> None:
     @app.post(f"{_PATH}/pause", tags=["schedules"], summary="Pause a schedule", responses=problems(400, 404, 503))
     @opened_to(Scope.TRAIN)
     def pause_schedule(name: _Name, request: Request) -> ScheduleAnswer:
-        return storage.pause_schedule(name, request.state.actor, is_paused=True)
+        return schedules.pause(name, request.state.actor, is_paused=True)
 
     @app.post(f"{_PATH}/resume", tags=["schedules"], summary="Resume a schedule", responses=problems(400, 404, 503))
     @opened_to(Scope.TRAIN)
     def resume_schedule(name: _Name, request: Request) -> ScheduleAnswer:
-        return storage.pause_schedule(name, request.state.actor, is_paused=False)
+        return schedules.pause(name, request.state.actor, is_paused=False)
 
     @app.delete(
         _PATH, tags=["schedules"], summary="Delete a schedule", status_code=204, responses=problems(400, 404, 503)
     )
     @opened_to(Scope.TRAIN)
     def delete_schedule(name: _Name, request: Request) -> None:
-        storage.delete_schedule(name, request.state.actor)
+        schedules.delete(name, request.state.actor)

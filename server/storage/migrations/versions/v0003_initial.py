@@ -1,6 +1,7 @@
 """All tables, as they are declared: no release has had others.
 
 From the first release on, each change is a module of its own, and this one lists the tables as that release had them.
+Databases that were made in development have this number.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from alembic import op
 
 from server.storage.schema import METADATA
 
-revision = "0001"
+revision = "0003"
 down_revision: str | None = None
 
 
