@@ -106,24 +106,19 @@ def _by_size(collective_ms: Callable[[float], float], bytes_B: MsArray) -> MsArr
     return np.array([times_ms[size] for size in sizes], dtype=np.float64).reshape(bytes_B.shape)
 
 
-def cheapest_sync(placed: PlacedShard, group_batch_size: int, comm: CommModel, topology: Topology) -> GradSync:
-    """The gradient synchronisation of least predicted time for a shard; none for one replica.
+def cheapest_syncs(
+    placed_N: Sequence[PlacedShard], group_batch_size: int, comm: CommModel, topology: Topology
+) -> list[GradSync]:
+    """The gradient synchronisation of least predicted time for each shard; none for one replica.
 
     Each way is priced by itself, latencies included; of ways that cost alike, the first of dense, sparse, all-gather.
 
     Args:
-        placed: The shard, with any synchronisation.
+        placed_N: The shards, with any synchronisation.
         group_batch_size: Samples per step of the replica group.
         comm: Prices collectives.
         topology: Of the replica group.
     """
-    return cheapest_syncs([placed], group_batch_size, comm, topology)[0]
-
-
-def cheapest_syncs(
-    placed_N: Sequence[PlacedShard], group_batch_size: int, comm: CommModel, topology: Topology
-) -> list[GradSync]:
-    """As `cheapest_sync`, of many shards."""
     found = [GradSync.NONE] * len(placed_N)
     copied = [index for index, placed in enumerate(placed_N) if len(placed.replicas) > 1]
     if not copied:

@@ -11,7 +11,7 @@ from autoshard.core.costs import set_costs
 from autoshard.core.shard import fused_kernel, local_shard
 from autoshard.core.step import ENGINE_WORK, PART_FEATURES, StepPart
 from autoshard.evaluation.rank_work import reader_ms
-from autoshard.evaluation.traffic import INT8_BLOCK, PairTraffic, SyncBytes, id_bytes, whole_share
+from autoshard.evaluation.traffic import INT8_BLOCK, id_bytes, pair_bytes, sync_bytes, whole_share
 
 EXCHANGED = {
     StepPart.INPUT: ("lengths", "ids"),
@@ -108,11 +108,10 @@ def messages(plan, shards):
     apart = {}
     scattered = {"forward": 0.0, "backward": 0.0}
     for placed in shards:
-        pair = PairTraffic.of(placed, local_batch, plan.payload, id_bytes=width)
+        by_stream = pair_bytes([placed], local_batch, plan.payload, id_bytes=width, lookups_factor_N=[1.0])[0]
         many = (placed.replicas, placed.fetch, placed.collective) if len(placed.replicas) > 1 else None
         of_message = apart.setdefault(many, {stream: np.zeros((world, world)) for stream in STREAMS})
-        for stream in STREAMS:
-            size = getattr(pair, stream)
+        for stream, size in zip(STREAMS, by_stream.tolist(), strict=True):
             if placed.collective is Collective.REDUCE_SCATTER and stream in scattered:
                 scattered[stream] += size
                 continue
@@ -165,12 +164,11 @@ def reading(plan, shards):
 
 
 def synced_ms(plan, shards, costs, rank):
-    reduced = gathered = 0.0
+    synced_2 = np.zeros(2)
     for placed in shards:
         if placed.grad_sync is not GradSync.NONE and holds(placed, rank):
-            synced = SyncBytes.of(placed, plan.group_batch_size)
-            share = whole_share(placed.replicas, plan.topology)
-            reduced, gathered = reduced + share * synced.reduced, gathered + share * synced.gathered
+            synced_2 += whole_share(placed.replicas, plan.topology) * sync_bytes([placed], plan.group_batch_size)[0]
+    reduced, gathered = synced_2.tolist()
     comm, topology = costs.comm, plan.topology
     # Without dense layers no step model was calibrated on the rest of the step.
     work = ENGINE_WORK.get(topology.device.split(":")[0], {}).get(StepPart.DENSE, {})

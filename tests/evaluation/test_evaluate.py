@@ -34,7 +34,7 @@ from autoshard.evaluation import (
     training_bytes,
 )
 from autoshard.evaluation.batch_memory import has_room
-from autoshard.evaluation.stages import cheapest_sync
+from autoshard.evaluation.stages import cheapest_syncs
 from autoshard.evaluation.traffic import Stream, whole_share
 from tests.builders import costs, each, on, placed, plan, table, topology
 
@@ -288,7 +288,7 @@ class TestCheapestSync:
 
     def cheapest(self, batch_size=BATCH, num_ranks=WORLD, **fields):
         shard = placed(table(**fields), Tier.DATA_PARALLEL, each(num_ranks))
-        return cheapest_sync(shard, batch_size, COSTS.comm, topology(num_ranks, latency_s=1e-4))
+        return cheapest_syncs([shard], batch_size, COSTS.comm, topology(num_ranks, latency_s=1e-4))[0]
 
     def test_few_bytes_are_summed_whole(self):
         # 64 kB in 0.16 ms: what names its rows takes 0.2 ms and more.
@@ -303,7 +303,7 @@ class TestCheapestSync:
         assert self.cheapest(2**20, 16, num_embeddings=10**7, alpha=1.5) is GradSync.SPARSE
 
     def test_one_replica_needs_none(self):
-        assert cheapest_sync(on(0), BATCH, COSTS.comm, TOPOLOGY) is GradSync.NONE
+        assert cheapest_syncs([on(0)], BATCH, COSTS.comm, TOPOLOGY) == [GradSync.NONE]
 
 
 class TestEvaluate:

@@ -19,7 +19,7 @@ from autoshard.core import (
     Tier,
 )
 from autoshard.core.plan import Payload
-from autoshard.evaluation.traffic import PairTraffic, cheaper_exchange
+from autoshard.evaluation.traffic import Stream, cheaper_exchange, pair_bytes
 from autoshard.planners.space.constraints import allowed_sites
 from autoshard.planners.space.options import (
     COLUMN_STEP,
@@ -134,7 +134,9 @@ def test_owners_send_what_is_less(tier, pooling, lookups, bounds, columns, alpha
     held = placed_shard(shard, tier, topology)
 
     def forward_bytes(exchange):
-        return PairTraffic.of(replace(held, exchange=exchange), 64, Payload(), id_bytes=4).forward
+        placed = replace(held, exchange=exchange)
+        by_stream = pair_bytes([placed], 64, Payload(), id_bytes=4, lookups_factor_N=[1.0])[0]
+        return by_stream[list(Stream).index(Stream.FORWARD)]
 
     if pooling is Pooling.SEQUENCE:
         assert held.exchange is Exchange.ROWS
