@@ -24,17 +24,15 @@ _TOLERANCE = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBounds:
-    """What no plan of a space is below, in milliseconds.
+    """What no plan of a space is below, in milliseconds: proven, or an estimate, as `StepRelaxation` says.
 
     Attributes:
         step_ms: Of the step.
         parts_ms: Of each part at its slowest rank, in the order of `EMBEDDING_PARTS`.
-        is_proven: Whether it holds for every plan; else it is an estimate.
     """
 
     step_ms: float
     parts_ms: tuple[float, ...]
-    is_proven: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -115,7 +113,6 @@ class StepRelaxation:
         return StepBounds(
             step_ms=step_ms * (1 - _TOLERANCE),
             parts_ms=tuple(one * (1 - _TOLERANCE) for one in parts_ms),
-            is_proven=self.is_proven and kernel_factors == (1.0, 1.0),
         )
 
     def kernel_factors(self, codes_RH: FloatArray) -> tuple[float, float]:
