@@ -87,7 +87,7 @@ class DenseWork:
         num_parameters = sum(shape.num_parameters for shape in shapes)
         return cls(
             costs=_with_sums(model.predict_parts(shapes), sequence_sums_ms(tables, local_batch, topology.device)),
-            all_reduce_ms=costs.comm.all_reduce_ms(float(num_parameters * _GRADIENT_BYTES), topology),
+            all_reduce_ms=costs.comm.collective_ms("all_reduce", float(num_parameters * _GRADIENT_BYTES), topology),
             num_parameters=num_parameters,
             interacted_bytes=float(_GRADIENT_BYTES * local_batch * sum(shapes[1].widths)),
             basis=model.name,

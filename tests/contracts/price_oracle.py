@@ -10,6 +10,7 @@ from autoshard.core import Collective, DType, Exchange, GradSync, Pooling
 from autoshard.core.costs import set_costs
 from autoshard.core.shard import fused_kernel, local_shard
 from autoshard.core.step import ENGINE_WORK, PART_FEATURES, StepPart
+from autoshard.evaluation.communication import link_bytes
 from autoshard.evaluation.rank_work import reader_ms
 from autoshard.evaluation.traffic import INT8_BLOCK, id_bytes, pair_bytes, sync_bytes, whole_share
 
@@ -30,13 +31,13 @@ def slow_parts(plan, costs):
     forward_R, backward_R = kernels(plan, shards, costs)
     comm, topology = costs.comm, plan.topology
     extra = {
-        StepPart.FORWARD_EXCHANGE: comm.reduce_scatter_ms(scattered["forward"] * world, topology),
-        StepPart.BACKWARD_EXCHANGE: comm.all_gather_ms(scattered["backward"] * world, topology),
+        StepPart.FORWARD_EXCHANGE: comm.collective_ms("reduce_scatter", scattered["forward"] * world, topology),
+        StepPart.BACKWARD_EXCHANGE: comm.collective_ms("all_gather", scattered["backward"] * world, topology),
     }
-    exchange_ms = {
-        part: comm.all_to_all_ms(sum(sent_RR[stream] for stream in streams), topology) + extra.get(part, 0.0)
-        for part, streams in EXCHANGED.items()
-    }
+    exchange_ms = {}
+    for part, streams in EXCHANGED.items():
+        links = link_bytes(sum(sent_RR[stream] for stream in streams), topology)
+        exchange_ms[part] = comm.links_ms(links, topology) + extra.get(part, 0.0)
     handled = {
         stream: [
             sent_RR[stream][rank].sum() + sent_RR[stream][:, rank].sum() + scattered.get(stream, 0.0) * (world + 1)
@@ -169,12 +170,16 @@ def synced_ms(plan, shards, costs, rank):
         if placed.grad_sync is not GradSync.NONE and holds(placed, rank):
             synced_2 += whole_share(placed.replicas, plan.topology) * sync_bytes([placed], plan.group_batch_size)[0]
     reduced, gathered = synced_2.tolist()
-    comm, topology = costs.comm, plan.topology
+    topology = plan.topology
+
+    def collective_ms(name, num_bytes):
+        return costs.comm.collective_ms(name, num_bytes, topology)
+
     # Without dense layers no step model was calibrated on the rest of the step.
     work = ENGINE_WORK.get(topology.device.split(":")[0], {}).get(StepPart.DENSE, {})
-    ms = comm.all_reduce_ms(reduced, topology) + work.get("synced_megabytes", 0.0) * (reduced + gathered) / 1e6
+    ms = collective_ms("all_reduce", reduced) + work.get("synced_megabytes", 0.0) * (reduced + gathered) / 1e6
     if reduced or gathered:
         ms += work.get("row_sums", 0.0)
     if gathered:
-        ms += comm.all_gather_ms(8 * topology.world_size, topology) + comm.all_gather_ms(gathered, topology)
+        ms += collective_ms("all_gather", 8 * topology.world_size) + collective_ms("all_gather", gathered)
     return ms

@@ -126,7 +126,7 @@ def test_bytes_by_level_are_those_of_the_pairs_of_ranks(plan):
         np.testing.assert_allclose(links[stream].arriving_LR, expected.arriving_LR, rtol=1e-9)
         np.testing.assert_allclose(
             COMM.links_ms(links[stream], plan.topology),
-            COMM.all_to_all_ms(expected_RR, plan.topology),
+            COMM.links_ms(expected, plan.topology),
             rtol=1e-9,
         )
 
