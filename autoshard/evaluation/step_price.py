@@ -27,8 +27,8 @@ from autoshard.core.step import (
     plain_coefficients,
 )
 from autoshard.evaluation.dense_time import AnalyticDenseModel, dense_parts
-from autoshard.evaluation.pooling import sequence_sums_ms
 from autoshard.evaluation.rank_work import RankWork
+from autoshard.evaluation.reader_work import sequence_sums_ms
 from autoshard.evaluation.stages import Stages, syncs_ms
 from autoshard.evaluation.traffic import LENGTH_BYTES, Stream, id_bytes
 

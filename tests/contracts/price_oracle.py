@@ -11,7 +11,7 @@ from autoshard.core.costs import set_costs
 from autoshard.core.shard import fused_kernel, local_shard
 from autoshard.core.step import ENGINE_WORK, PART_FEATURES, StepPart
 from autoshard.evaluation.communication import link_bytes
-from autoshard.evaluation.rank_work import reader_ms
+from autoshard.evaluation.reader_work import reader_ms
 from autoshard.evaluation.traffic import INT8_BLOCK, id_bytes, pair_bytes, sync_bytes, whole_share
 
 EXCHANGED = {

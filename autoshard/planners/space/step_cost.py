@@ -27,7 +27,8 @@ from autoshard.core.costs import CodeArray, LinkBytes, MsArray
 from autoshard.core.shard import FusedKernel, fused_kernel
 from autoshard.core.step import EMBEDDING_PARTS, EXCHANGE_PARTS, KERNEL_PARTS, PART_INDEX, Overlap, StepPart
 from autoshard.evaluation.batch_memory import BatchMemory, dense_bytes, listed_order_bytes, peak_factor
-from autoshard.evaluation.rank_work import EXCHANGED, SCATTERED, RankWork, needed_once, reader_ms
+from autoshard.evaluation.rank_work import EXCHANGED, SCATTERED, RankWork
+from autoshard.evaluation.reader_work import needed_once, reader_ms
 from autoshard.evaluation.stages import scatters_ms
 from autoshard.evaluation.step_price import StepPricer
 from autoshard.evaluation.traffic import (
