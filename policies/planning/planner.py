@@ -154,7 +154,7 @@ def best_of(network: PolicyNetwork, task: GameTask, num_samples: int, seed: int)
     """
     found = decoded(network, task, num_samples, seed=seed)
     layouts, rng = [task.witness, found.layout(0)], np.random.default_rng(seed)
-    start_I = np.array([task.witness.choice(item)[0] for item in range(len(task.order_I))])
+    start_I = task.witness.numbers_I
     for drawn_I in (found.option_EI[1:] - task.flat.first_I).astype(np.int64):
         number_I = np.where(rng.random(len(start_I)) < _DRAWN_SHARE, drawn_I, start_I)
         layout = placed_options(task.space, task.flat, task.linear.rates, task.limits, number_I)

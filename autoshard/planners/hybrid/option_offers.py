@@ -266,8 +266,7 @@ class OfferedOptions:
     def _costliest(self, flat: FlatOptions, rates: CostGradient, around: Layout) -> list[int]:
         """As `_costliest_whole`, as items are held in a layout."""
         cost_O: MsArray = flat.sums(shard_costs(flat, rates, self.space.topology.world_size))
-        number_I = np.array([around.choice(item)[0] for item in range(len(flat.first_I))])
-        order: list[int] = np.argsort(-cost_O[flat.first_I + number_I], kind="stable").tolist()
+        order: list[int] = np.argsort(-cost_O[flat.first_I + around.numbers_I], kind="stable").tolist()
         return order
 
     def _binding(self, rates: CostGradient) -> list[int]:
