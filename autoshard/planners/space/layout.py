@@ -1,8 +1,8 @@
 """What ranks hold, as sums that change with one item at a time, and the steps of many such changes at once.
 
-Shape suffixes: I items, B changes, R ranks, H width of a code, C columns of what is moved, M memory levels, X columns of
-any sums, P parts of a step, D pairs of a change and a rank that it gives to or takes from, Y shards that changes give
-or take.
+Shape suffixes: I items, B changes, R ranks, H width of a code, C columns of what is moved, M memory levels, X columns
+of any sums, P parts of a step, D pairs of a change and a rank that it gives to or takes from, Y shards that changes
+give or take.
 """
 
 from __future__ import annotations
