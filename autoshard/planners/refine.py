@@ -1,7 +1,7 @@
 """Corrects a placement by what its ranks are measured to take.
 
-Shape suffixes: N items, R ranks, H width of a code, X ranks of all placements that were measured, G items of one rank, T
-what it may take in return, P pairs of both.
+Shape suffixes: N items, R ranks, H width of a code, X ranks of all placements that were measured, G items of one rank,
+T what it may take in return, P pairs of both.
 """
 
 from __future__ import annotations

@@ -126,7 +126,9 @@ def planned(policy: TrainedPolicy, request: PlanRequest, options: PolicyOptions 
 
 
 def named_task(policy: TrainedPolicy, request: PlanRequest, *, with_activations: bool = True) -> GameTask:
-    """The game of a request with the options that a policy names; with all options where these do not fit.
+    """The game of a request with the options that a policy names.
+
+    With all options where these do not fit, and where these do not, too, with rows behind caches.
 
     Args:
         policy: The policy.
@@ -144,6 +146,11 @@ def named_task(policy: TrainedPolicy, request: PlanRequest, *, with_activations:
     except InfeasiblePlanError:
         # The few ways of each table may be too large for the memory.
         offers.complete()
+    try:
+        return GameTask(offers.space, limits)
+    except InfeasiblePlanError:
+        if not offers.offer_caches():
+            raise
         return GameTask(offers.space, limits)
 
 
