@@ -330,7 +330,9 @@ class _Search:
         if self.options.copy_frequency:
             return [RowFrequencies(tables, topology).above(self.options.copy_frequency, budget_bytes)]
         exchange = None if self.options.exchange == _AUTO else Exchange(self.options.exchange)
-        return worthwhile(self.request, budget_bytes, lambda placed: self._as_asked(placed, exchange))
+        return worthwhile(
+            self.request, budget_bytes, lambda shards: [_exchanged(one, exchange) for one in self._synced(shards)]
+        )
 
     def _copied(self, owners: Owners, capacity_R: IntArray) -> list[tuple[Shard, tuple[int, ...]]]:
         """Shards with the rank that each rank reads them from, copies on ranks near by among these."""
