@@ -195,7 +195,7 @@ def _best_exchange(
 
 def _summed(correction_ms_N: MsArray, ranks_N: RankArray, problem: PlacementProblem) -> MsArray:
     """Corrections of the items of each rank, shape (R,)."""
-    return np.bincount(ranks_N, weights=correction_ms_N, minlength=problem.num_ranks)
+    return np.bincount(ranks_N, weights=correction_ms_N, minlength=problem.num_ranks).astype(np.float64)
 
 
 def _corrections(problem: PlacementProblem, seen: Sequence[tuple[RankArray, MsArray]], errors: KernelErrors) -> MsArray:

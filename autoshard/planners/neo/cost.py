@@ -72,7 +72,7 @@ class CostFunction:
             exchange_s += (level.size - inner) * bytes_per_reader / level.all_to_all.bytes_per_s
             inner = level.size
         reduced, gathered = moved["synced_bytes"].tolist()
-        return exchange_s + (reduced + _HALF * gathered) / last_bytes_per_s
+        return exchange_s + float(reduced + _HALF * gathered) / last_bytes_per_s
 
     def _accessed_s(self, local: LocalShard) -> float:
         """Accesses of the device's memory, and what caches miss."""
