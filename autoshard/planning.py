@@ -40,6 +40,7 @@ from autoshard.evaluation.executable import plan_note
 from autoshard.evaluation.step_price import model_names
 from autoshard.evaluation.unseen_kernels import UnseenKernelsModel, kernels_of, pricing
 from autoshard.evaluation.upper_end import UpperEndKernels, at_upper_end
+from autoshard.formats.documents.fields import MAX_TEXT
 from autoshard.hardware import is_of_device, this_processor
 from autoshard.planners.auto_options import AUTO, AutoOptions
 from autoshard.planners.plan_bounds import plan_bounds
@@ -71,9 +72,6 @@ __all__ = [
     "repriced",
     "with_bounds",
 ]
-
-#: Characters that a text of `plan.json` has.
-_MAX_CHARACTERS = 512
 
 _log = logging.getLogger(__name__)
 
@@ -167,7 +165,7 @@ def _unseen_warning(unseen: Sequence[LocalShard], trained: str, analytic: str) -
     """How many tables have kernels that the trained model has not seen, and which kernels these are."""
     num_tables = len({shard.table for shard in unseen})
     tables = "1 table" if num_tables == 1 else f"{num_tables:,} tables"
-    kinds = shortened(", ".join(dict.fromkeys(shard.kernel_kind for shard in unseen)), _MAX_CHARACTERS)
+    kinds = shortened(", ".join(dict.fromkeys(shard.kernel_kind for shard in unseen)), MAX_TEXT)
     return f"{trained} has not measured kernels of {tables} ({kinds}): {analytic} prices these"
 
 
@@ -337,7 +335,7 @@ def finished_plan(plan: ShardingPlan, costs: CostModels, provenance: Provenance)
     models = {**provenance.models, **_order_notes(orders), **_price_entries(plan, costs, held)}
     if note := plan_note(plan):
         _log.warning("%s", note)
-        models["execution_notes"] = shortened(note, _MAX_CHARACTERS)
+        models["execution_notes"] = shortened(note, MAX_TEXT)
     if plan.provenance is not None:
         models |= plan.provenance.models
     predicted = plan.predicted or evaluate(plan, costs)
@@ -387,7 +385,7 @@ def _price_entries(plan: ShardingPlan, costs: CostModels, held: Sequence[LocalSh
     if isinstance(costs.kernel, KnowsMachine) and costs.kernel.measured_on is not None:
         entries["kernel_machine"] = str(costs.kernel.measured_on)
     if of_others := machine_notes(costs, plan.topology.device):
-        entries["machine_notes"] = shortened("; ".join(of_others), _MAX_CHARACTERS)
+        entries["machine_notes"] = shortened("; ".join(of_others), MAX_TEXT)
     return entries
 
 
@@ -428,7 +426,7 @@ def _order_notes(orders: Mapping[str, RowOrder | ImpliedOrder | None]) -> dict[s
         "cut by access rank with assumed row orders: before training, count lookups per row, import them with "
         "`autoshard import COUNTS --format row-counts --row-orders`, and plan again; "
     )
-    return {"row_orders": text + _named(tables, _MAX_CHARACTERS - len(text))}
+    return {"row_orders": text + _named(tables, MAX_TEXT - len(text))}
 
 
 def _no_order_note(request: PlanRequest) -> str:
@@ -443,7 +441,7 @@ def _no_order_note(request: PlanRequest) -> str:
         "hot rows are held as all others, since it is not known which rows are hot: --assume-row-order (in tables.json "
         '"row_order": "assumed") plans as if it was, `autoshard import COUNTS --format row-counts --row-orders` tells; '
     )
-    return text + _named(tables, _MAX_CHARACTERS - len(text))
+    return text + _named(tables, MAX_TEXT - len(text))
 
 
 def _named(tables: Sequence[str], most: int) -> str:
@@ -460,7 +458,7 @@ def _notes_text(notes: Sequence[OutsideRange], tables: TableSet) -> str:
     """The warning, and after it the names of as many tables as a text of `plan.json` holds."""
     summary = _range_warning(notes)
     noted = {note.table for note in notes}
-    named = _named([table.name for table in tables.tables if table.name in noted], _MAX_CHARACTERS - len(summary) - 2)
+    named = _named([table.name for table in tables.tables if table.name in noted], MAX_TEXT - len(summary) - 2)
     return f"{summary}; {named}" if named else summary
 
 

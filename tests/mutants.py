@@ -112,8 +112,8 @@ MUTANTS = (
     ),
     Mutant(
         "autoshard/evaluation/stages.py",
-        "return counts_ms + comm.all_gather_ms(size, topology) if size > 0 else 0.0",
-        "return comm.all_gather_ms(size, topology) if size > 0 else 0.0",
+        'counts_ms + collectives_ms("all_gather", gathered_B, comm, topology)',
+        'collectives_ms("all_gather", gathered_B, comm, topology)',
         "tests/evaluation",
     ),
     Mutant("autoshard/evaluation/group_sync.py", "return ms_R / groups.sync_every", "return ms_R", "tests/evaluation"),

@@ -200,8 +200,10 @@ def recorded_errors(model: CostModel) -> KernelErrors | None:
     return model.errors if isinstance(model, KnowsErrors) else None
 
 
-#: Collectives by torch.distributed's names.
-CollectiveName = Literal["all_to_all", "reduce_scatter", "all_gather", "all_reduce"]
+#: Collectives in which all ranks put in as much, by torch.distributed's names.
+EvenCollective = Literal["reduce_scatter", "all_gather", "all_reduce"]
+#: All collectives by these names.
+CollectiveName = Literal["all_to_all", EvenCollective]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,24 +232,18 @@ class CommModel(Protocol):
         """What answers say."""
         ...
 
-    def all_to_all_ms(self, sent_bytes_RR: MsArray, topology: Topology) -> MsArray:
-        """Time per rank of an all-to-all in which rank i sends `sent_bytes_RR[i, j]` to rank j; shape (R,)."""
-        ...
-
     def links_ms(self, links: LinkBytes, topology: Topology) -> MsArray:
-        """As `all_to_all_ms`, from what leaves and reaches ranks by level; shape (..., R), or 1 for R alike."""
+        """Time per rank of an all-to-all, by what leaves and reaches ranks; shape (..., R), or 1 for R alike."""
         ...
 
-    def all_reduce_ms(self, num_bytes: float, topology: Topology) -> float:
-        """Time of an all-reduce of `num_bytes` on every rank."""
-        ...
+    def collective_ms(self, collective: EvenCollective, num_bytes: float, topology: Topology) -> float:
+        """Time of a collective in which all ranks put in as much.
 
-    def reduce_scatter_ms(self, num_bytes: float, topology: Topology) -> float:
-        """Time of a reduce-scatter of inputs of `num_bytes` on every rank."""
-        ...
-
-    def all_gather_ms(self, num_bytes: float, topology: Topology) -> float:
-        """Time of an all-gather into outputs of `num_bytes` on every rank."""
+        Args:
+            collective: Its name.
+            num_bytes: Of each rank's larger buffer: the input of a reduce-scatter, the output of an all-gather.
+            topology: Of the ranks.
+        """
         ...
 
     def bounds_ms(self, collective: CollectiveName, value_ms: MsArray, topology: Topology) -> tuple[MsArray, MsArray]:

@@ -23,9 +23,8 @@ from autoshard.core import (
     TableSet,
 )
 from autoshard.core.costs import MsArray
-from autoshard.core.dense import dense_shapes
-from autoshard.core.errors import InvalidOptionError, InvalidPlanError
 from autoshard.core.held import sums_by_rank
+from autoshard.evaluation.dense_time import dense_parts
 from autoshard.evaluation.traffic import Stream, Traffic, held_id_bytes, id_bytes, plan_traffic, wire_bytes
 
 #: Dense layers compute in fp32.
@@ -169,16 +168,11 @@ def dense_bytes(tables: TableSet, local_batch: float) -> float:
     Raises:
         InvalidPlanError: If the layers make no model.
     """
-    if tables.dense is None:
+    shapes = dense_parts(tables, local_batch)
+    if not shapes:
         return 0.0
-    batch_size = max(1, round(local_batch))
-    dims = [table.embedding_dim for table in tables.tables for _ in table.features]
-    try:
-        shapes = dense_shapes(tables.dense, dims, batch_size)
-    except InvalidOptionError as error:
-        raise InvalidPlanError(error.message, field="tables.dense") from error
     outputs, num_parameters = sum(one.num_outputs for one in shapes), sum(one.num_parameters for one in shapes)
-    numbers = 2 * num_parameters + batch_size * (tables.dense.num_dense_features + 2 * outputs)
+    numbers = 2 * num_parameters + shapes[0].batch_size * (shapes[0].widths[0] + 2 * outputs)
     return float(_DENSE_BYTES * numbers)
 
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from autoshard.core import Topology
-from autoshard.core.costs import CollectiveName, LinkBytes, MsArray
+from autoshard.core.costs import CollectiveName, EvenCollective, LinkBytes, MsArray
 from autoshard.core.errors import InvalidTopologyError
 
 #: Ends of the interval over the value, an assumption: small messages see a fraction of a published bandwidth, and
@@ -38,16 +38,12 @@ class AlphaBetaComm:
         """Bounds of plans may be proven by it."""
         return True
 
-    def all_to_all_ms(self, sent_bytes_RR: MsArray, topology: Topology) -> MsArray:
-        """Time per rank of an all-to-all in which rank i sends `sent_bytes_RR[i, j]` to rank j; shape (R,).
+    def links_ms(self, links: LinkBytes, topology: Topology) -> MsArray:
+        """Time per rank of an all-to-all, by what leaves and reaches ranks; shape (..., R).
 
         A rank is done when the larger of what it sends and what it receives is through. What stays on its rank
         is free, and so is the collective for a rank that exchanges nothing.
         """
-        return self.links_ms(link_bytes(sent_bytes_RR, topology), topology)
-
-    def links_ms(self, links: LinkBytes, topology: Topology) -> MsArray:
-        """As `all_to_all_ms`, from what leaves and reaches ranks by level; shape (..., R)."""
         links = over_shared_links(links, topology)
         bytes_LR = np.maximum(links.leaving_LR, links.arriving_LR)
         by_level = [level.all_to_all for level in topology.levels]
@@ -57,24 +53,18 @@ class AlphaBetaComm:
         seconds_R = np.max(latency_LR, axis=0) + np.maximum(times_LR[0], beyond_R)
         return np.asarray(seconds_R * 1e3)
 
-    def all_reduce_ms(self, num_bytes: float, topology: Topology) -> float:
-        """Time of an all-reduce of `num_bytes` on every rank.
+    def collective_ms(self, collective: EvenCollective, num_bytes: float, topology: Topology) -> float:
+        """Time of a collective in which all ranks put in as much, by its larger buffer.
 
-        The outermost level's bandwidth is that of the whole collective, inner levels included, as measured on such
-        a cluster (Neo Appendix A has 60 GB/s over 128 ranks).
+        The outermost level's bandwidth is that of a whole all-reduce, inner levels included, as measured on such a
+        cluster (Neo Appendix A has 60 GB/s over 128 ranks). A reduce-scatter, or an all-gather, moves half the bytes of
+        an all-reduce of as large a buffer, behind the same latency.
         """
         if num_bytes <= 0 or topology.world_size == 1:
             return 0.0
         link = topology.levels[-1].all_reduce
-        return (link.latency_s + num_bytes / link.bytes_per_s) * 1e3
-
-    def reduce_scatter_ms(self, num_bytes: float, topology: Topology) -> float:
-        """Time of a reduce-scatter of inputs of `num_bytes`: half the bytes of an all-reduce, behind its latency."""
-        return self.all_reduce_ms(num_bytes / 2, topology)
-
-    def all_gather_ms(self, num_bytes: float, topology: Topology) -> float:
-        """Time of an all-gather into outputs of `num_bytes`: half the bytes of an all-reduce, behind its latency."""
-        return self.all_reduce_ms(num_bytes / 2, topology)
+        moved_bytes = num_bytes if collective == "all_reduce" else num_bytes / 2
+        return (link.latency_s + moved_bytes / link.bytes_per_s) * 1e3
 
     def bounds_ms(self, _collective: CollectiveName, value_ms: MsArray, _topology: Topology) -> tuple[MsArray, MsArray]:
         """Fixed factors below and above, since nothing was measured."""

@@ -11,9 +11,10 @@ from typing import Final
 
 import numpy as np
 
-from autoshard.core import DType
+from autoshard.core import DType, TableSet
 from autoshard.core.costs import DenseCosts
-from autoshard.core.dense import DenseShape
+from autoshard.core.dense import DenseShape, dense_shapes
+from autoshard.core.errors import InvalidOptionError, InvalidPlanError
 from autoshard.core.machine import device_family
 from autoshard.evaluation.device_memory import (
     DEVICE_MEMORY,
@@ -144,3 +145,25 @@ def touched_bytes(shape: DenseShape) -> float:
     """Bytes of a part's weights and of all its activations, each once."""
     activations = sum(shape.widths) + (0 if shape.kind.is_mlp else shape.output_width)
     return float(shape.dtype.num_bytes * (shape.num_parameters + shape.batch_size * activations))
+
+
+def dense_parts(tables: TableSet, local_batch: float) -> tuple[DenseShape, ...]:
+    """The parts of the dense layers on a rank: bottom perceptron, interaction and top perceptron.
+
+    Args:
+        tables: A task's tables.
+        local_batch: Samples of the rank; rounded, to one at least.
+
+    Returns:
+        Nothing where the tables describe no dense layers.
+
+    Raises:
+        InvalidPlanError: If the layers make no model.
+    """
+    if tables.dense is None:
+        return ()
+    dims = [table.embedding_dim for table in tables.tables for _ in table.features]
+    try:
+        return dense_shapes(tables.dense, dims, max(1, round(local_batch)))
+    except InvalidOptionError as error:
+        raise InvalidPlanError(error.message, field="tables.dense") from error

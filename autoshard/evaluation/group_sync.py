@@ -16,6 +16,7 @@ from autoshard.core.costs import MsArray
 from autoshard.core.held import PlacedArrays, sums_by_rank
 from autoshard.core.machine import device_family
 from autoshard.evaluation.device_memory import device_memory
+from autoshard.evaluation.stages import collectives_ms
 
 #: Bytes of the mark of a row.
 _MARK_BYTES: Final = 1
@@ -71,7 +72,7 @@ def group_sync_ms(plan: ShardingPlan, held: PlacedArrays, comm: CommModel) -> Ms
     once_ms, *ms_per_byte = _work_ms(groups, plan.topology)
     ms_R += once_ms
     for bytes_R, work_ms in zip(group_sync_bytes(plan, held), ms_per_byte, strict=True):
-        ms_R += _all_reduces_ms(bytes_R, comm, replicas) + work_ms * bytes_R
+        ms_R += collectives_ms("all_reduce", bytes_R, comm, replicas) + work_ms * bytes_R
     return ms_R / groups.sync_every
 
 
@@ -109,7 +110,7 @@ def least_sync_ms(tables: TableSet, groups: ReplicaGroups, topology: Topology, c
     size, replicas = groups.group_size(topology), groups.replica_topology(topology)
     once_ms, *ms_per_byte = _work_ms(groups, topology)
     ms = once_ms + sum(
-        comm.all_reduce_ms(one / size, replicas) + work_ms * one / size
+        comm.collective_ms("all_reduce", one / size, replicas) + work_ms * one / size
         for one, work_ms in zip(num_bytes, ms_per_byte, strict=True)
     )
     return ms / groups.sync_every
@@ -128,9 +129,3 @@ def _work_ms(groups: ReplicaGroups, topology: Topology) -> tuple[float, ...]:
 
 def _row_bytes(table: EmbeddingTable, embedding_dim: int) -> int:
     return embedding_dim * table.dtype.num_bytes + table.optimizer.state_bytes_per_row(embedding_dim)
-
-
-def _all_reduces_ms(bytes_R: MsArray, comm: CommModel, topology: Topology) -> MsArray:
-    """All-reduces of different sizes, shape (R,)."""
-    distinct, which_R = np.unique(bytes_R, return_inverse=True)
-    return np.array([comm.all_reduce_ms(one, topology) for one in distinct.tolist()])[which_R.reshape(-1)]

@@ -9,7 +9,6 @@ K kinds of shards, Q fused kernels, 2 kinds of bytes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -17,12 +16,11 @@ from typing import Final
 
 import numpy as np
 
-from autoshard.core import Exchange, PlacedShard, Pooling, ShardingPlan, Topology
+from autoshard.core import ShardingPlan
 from autoshard.core.costs import LinkBytes, MsArray
 from autoshard.core.shard import FusedKernel, fused_kernel
 from autoshard.core.step import EXCHANGE_PARTS, StepPart
-from autoshard.evaluation.input_work import input_work_ms
-from autoshard.evaluation.pooling import pooling_ms
+from autoshard.evaluation.reader_work import needed_once, reader_ms
 from autoshard.evaluation.traffic import Stream, Traffic
 
 #: What travels in the all-to-all of each part: lengths and ids together, in messages with room for the ids of the batch
@@ -90,38 +88,6 @@ class RankWork:
             num_kernels_BR=num_kernels_R,
             num_features_BR=num_features_R,
         )
-
-
-def reader_ms(placed_N: Sequence[PlacedShard], local_batch: float, topology: Topology) -> MsArray:
-    """What each rank that reads a shard works on it, in ms; shape (N, X).
-
-    Args:
-        placed_N: Shards in a plan over all ranks of the topology.
-        local_batch: Samples of each rank.
-        topology: Of the ranks.
-    """
-    asked_N1 = input_work_ms(placed_N, local_batch, topology)[:, None]
-    return np.hstack([asked_N1, pooling_ms(placed_N, local_batch, topology)])
-
-
-def needed_once(placed_N: Sequence[PlacedShard], num_ranks: int) -> MsArray:
-    """What readers do once in a step if any shard needs it, shape (N, 2): pool rows that come; find owners of rows.
-
-    Args:
-        placed_N: Shards in a plan over all ranks.
-        num_ranks: These.
-    """
-    return np.array(
-        [
-            (
-                placed.as_run(num_ranks).exchange is Exchange.ROWS
-                and placed.shard.table.pooling is not Pooling.SEQUENCE,
-                len(placed.replicas[0]) > 1 or placed.shard.num_embeddings < placed.shard.table.num_embeddings,
-            )
-            for placed in placed_N
-        ],
-        dtype=np.float64,
-    ).reshape(-1, 2)
 
 
 def _served(plan: ShardingPlan) -> tuple[MsArray, MsArray]:

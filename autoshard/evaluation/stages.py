@@ -6,14 +6,13 @@ bytes: reduce-scattered and gathered, or all-reduced and all-gathered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from autoshard.core import CommModel, GradSync, PlacedShard, Topology
-from autoshard.core.costs import LinkBytes, MsArray
+from autoshard.core.costs import EvenCollective, LinkBytes, MsArray
 from autoshard.evaluation.rank_work import RankWork
 from autoshard.evaluation.traffic import sync_bytes_by_way, whole_share
 
@@ -71,9 +70,12 @@ def all_to_alls_ms(links: LinkBytes, comm: CommModel, topology: Topology) -> MsA
 
 def scatters_ms(bytes_2B: MsArray, comm: CommModel, topology: Topology) -> MsArray:
     """Times of reduce-scatters and of all-gathers whose larger buffers have so many bytes, shape (2, B...)."""
-    collectives = (comm.reduce_scatter_ms, comm.all_gather_ms)
+    reduced_B, gathered_B = bytes_2B
     return np.stack(
-        [_by_size(partial(one, topology=topology), of) for one, of in zip(collectives, bytes_2B, strict=True)]
+        [
+            collectives_ms("reduce_scatter", reduced_B, comm, topology),
+            collectives_ms("all_gather", gathered_B, comm, topology),
+        ]
     )
 
 
@@ -88,42 +90,32 @@ def syncs_ms(bytes_B2: MsArray, comm: CommModel, topology: Topology) -> MsArray:
         comm: Prices collectives.
         topology: Of the replica group.
     """
-    counts_ms = comm.all_gather_ms(float(_COUNT_BYTES * topology.world_size), topology)
-
-    def gather_ms(size: float) -> float:
-        return counts_ms + comm.all_gather_ms(size, topology) if size > 0 else 0.0
-
-    def reduce_ms(size: float) -> float:
-        return comm.all_reduce_ms(size, topology)
-
-    return _by_size(gather_ms, bytes_B2[..., 1]) + _by_size(reduce_ms, bytes_B2[..., 0])
+    reduced_B, gathered_B = bytes_B2[..., 0], bytes_B2[..., 1]
+    counts_ms = comm.collective_ms("all_gather", float(_COUNT_BYTES * topology.world_size), topology)
+    gathers_ms = np.where(gathered_B > 0, counts_ms + collectives_ms("all_gather", gathered_B, comm, topology), 0.0)
+    return np.asarray(gathers_ms + collectives_ms("all_reduce", reduced_B, comm, topology))
 
 
-def _by_size(collective_ms: Callable[[float], float], bytes_B: MsArray) -> MsArray:
+def collectives_ms(collective: EvenCollective, bytes_B: MsArray, comm: CommModel, topology: Topology) -> MsArray:
     """Times of collectives of so many bytes, each size priced once; of the shape of `bytes_B`."""
     sizes = bytes_B.ravel().tolist()
-    times_ms = {size: collective_ms(size) for size in dict.fromkeys(sizes)}
+    times_ms = {size: comm.collective_ms(collective, size, topology) for size in dict.fromkeys(sizes)}
     return np.array([times_ms[size] for size in sizes], dtype=np.float64).reshape(bytes_B.shape)
-
-
-def cheapest_sync(placed: PlacedShard, group_batch_size: int, comm: CommModel, topology: Topology) -> GradSync:
-    """The gradient synchronisation of least predicted time for a shard; none for one replica.
-
-    Each way is priced by itself, latencies included; of ways that cost alike, the first of dense, sparse, all-gather.
-
-    Args:
-        placed: The shard, with any synchronisation.
-        group_batch_size: Samples per step of the replica group.
-        comm: Prices collectives.
-        topology: Of the replica group.
-    """
-    return cheapest_syncs([placed], group_batch_size, comm, topology)[0]
 
 
 def cheapest_syncs(
     placed_N: Sequence[PlacedShard], group_batch_size: int, comm: CommModel, topology: Topology
 ) -> list[GradSync]:
-    """As `cheapest_sync`, of many shards."""
+    """The gradient synchronisation of least predicted time for each shard; none for one replica.
+
+    Each way is priced by itself, latencies included; of ways that cost alike, the first of dense, sparse, all-gather.
+
+    Args:
+        placed_N: The shards, with any synchronisation.
+        group_batch_size: Samples per step of the replica group.
+        comm: Prices collectives.
+        topology: Of the replica group.
+    """
     found = [GradSync.NONE] * len(placed_N)
     copied = [index for index, placed in enumerate(placed_N) if len(placed.replicas) > 1]
     if not copied:

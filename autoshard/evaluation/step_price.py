@@ -14,8 +14,6 @@ import numpy as np
 
 from autoshard.core import CostModels, Estimate, KernelCosts, ShardingPlan, TableSet, Topology
 from autoshard.core.costs import CollectiveName, DenseCosts, MsArray
-from autoshard.core.dense import dense_shapes
-from autoshard.core.errors import InvalidOptionError, InvalidPlanError
 from autoshard.core.step import (
     EMBEDDING_PARTS,
     EXCHANGE_PARTS,
@@ -28,9 +26,9 @@ from autoshard.core.step import (
     model_basis,
     plain_coefficients,
 )
-from autoshard.evaluation.dense_time import AnalyticDenseModel
-from autoshard.evaluation.pooling import sequence_sums_ms
+from autoshard.evaluation.dense_time import AnalyticDenseModel, dense_parts
 from autoshard.evaluation.rank_work import RankWork
+from autoshard.evaluation.reader_work import sequence_sums_ms
 from autoshard.evaluation.stages import Stages, syncs_ms
 from autoshard.evaluation.traffic import LENGTH_BYTES, Stream, id_bytes
 
@@ -75,19 +73,15 @@ class DenseWork:
         Raises:
             InvalidPlanError: If the layers make no model.
         """
-        if tables.dense is None:
+        shapes = dense_parts(tables, tables.batch_size / topology.world_size)
+        if not shapes:
             return None
-        dims = [table.embedding_dim for table in tables.tables for _ in table.features]
-        local_batch = max(1, round(tables.batch_size / topology.world_size))
-        try:
-            shapes = dense_shapes(tables.dense, dims, local_batch)
-        except InvalidOptionError as error:
-            raise InvalidPlanError(error.message, field="tables.dense") from error
+        local_batch = shapes[0].batch_size
         model = costs.dense or AnalyticDenseModel.for_device(topology.device)
         num_parameters = sum(shape.num_parameters for shape in shapes)
         return cls(
             costs=_with_sums(model.predict_parts(shapes), sequence_sums_ms(tables, local_batch, topology.device)),
-            all_reduce_ms=costs.comm.all_reduce_ms(float(num_parameters * _GRADIENT_BYTES), topology),
+            all_reduce_ms=costs.comm.collective_ms("all_reduce", float(num_parameters * _GRADIENT_BYTES), topology),
             num_parameters=num_parameters,
             interacted_bytes=float(_GRADIENT_BYTES * local_batch * sum(shapes[1].widths)),
             basis=model.name,

@@ -97,59 +97,6 @@ _STREAMS = tuple(Stream)
 _IS_SCATTERED_E = np.array([stream in (Stream.FORWARD, Stream.BACKWARD) for stream in _STREAMS])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairTraffic:
-    """Bytes per step between a rank that reads a placed shard and each owner in the replica that it reads.
-
-    Where sums travel by reduce-scatter, `forward` and `backward` are what each owner puts in and takes out for a rank.
-    """
-
-    lengths: float
-    """From reader to owner, as `ids` and `backward`."""
-    ids: float
-    forward: float
-    """From owner to reader."""
-    backward: float
-
-    @classmethod
-    def of(
-        cls,
-        placed: PlacedShard,
-        local_batch: float,
-        payload: Payload,
-        *,
-        id_bytes: int,
-        lookups_factor: float = 1.0,
-    ) -> PairTraffic:
-        """Traffic of one shard.
-
-        Args:
-            placed: The shard.
-            local_batch: Samples of each reader.
-            payload: Number formats on the wire.
-            id_bytes: Of an id, as `id_bytes` says for the plan's tables.
-            lookups_factor: Lookups of the batch over those of the mean batch.
-        """
-        return cls.of_counts(*_pair_counts(placed, local_batch, lookups_factor), payload, id_bytes=id_bytes)
-
-    @classmethod
-    def of_counts(
-        cls, num_lengths: float, num_lookups: float, values: float, payload: Payload, *, id_bytes: int
-    ) -> PairTraffic:
-        """Traffic of so many lengths and ids, answered with so many numbers."""
-        length_bytes, _, forward_bytes, backward_bytes = _unit_bytes(payload, id_bytes)
-        return cls(
-            lengths=num_lengths * length_bytes,
-            ids=num_lookups * id_bytes,
-            forward=values * forward_bytes,
-            backward=values * backward_bytes,
-        )
-
-    def by_stream(self) -> MsArray:
-        """The same numbers, shape (E,)."""
-        return np.array([self.lengths, self.ids, self.forward, self.backward])
-
-
 def _pair_counts(placed: PlacedShard, local_batch: float, lookups_factor: float) -> tuple[float, float, float]:
     """Lengths and ids that a reader sends to each owner, and numbers that it gets back."""
     table = placed.shard.table
@@ -175,7 +122,10 @@ def pair_bytes(
     id_bytes: int,
     lookups_factor_N: Sequence[float],
 ) -> MsArray:
-    """`PairTraffic` of many shards by stream, shape (N, E).
+    """Bytes per step between a reader of a placed shard and each owner in the replica that it reads, shape (N, E).
+
+    Lengths, ids and gradients go from reader to owner, embeddings from owner to reader. Where sums travel by
+    reduce-scatter, `forward` and `backward` are what each owner puts in and takes out for a rank.
 
     Args:
         placed_N: The shards.
@@ -215,7 +165,7 @@ def message_bytes(bytes_M: MsArray, dtype: DType) -> MsArray:
 
 
 def cheaper_exchange(shard: Shard, num_owners: int) -> Exchange:
-    """What owners send back with fewer bytes, by `PairTraffic`: a vector per bag, or a row per lookup.
+    """What owners send back with fewer bytes, by `pair_bytes`: a vector per bag, or a row per lookup.
 
     Each owner of a part of the rows sends a vector for every bag, also for bags without any of its rows: bags x owners
     in all, against the lookups. Sequence tables send rows. A pooled table whose rows one rank holds whole sends sums,
@@ -380,39 +330,6 @@ class Traffic:
         return asked_ELR, self.single_ER[:, None] * np.diff(sizes)[None, :, None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyncBytes:
-    """Bytes of gradients that the replicas of a shard sum in one step.
-
-    Over all ranks, collectives first meet within nodes, so that each rank's port carries its share of them. Where rows
-    are split over a node's ranks already, ranks put in a share each, but the ports carry as much (FlexShard's Table 6:
-    86 GB/s over all ranks, 11 GB/s across nodes, with 8 ranks a node), or as much as `whole_share` says.
-
-    Attributes:
-        reduced: Of the buffers of all-reduces: gradients of all rows (dense), or of those that any replica's batch
-            hits (sparse).
-        gathered: Of the outputs of all-gathers: ids of the rows that each replica's batch hits, as many as the largest
-            has, and their gradients where no all-reduce follows.
-    """
-
-    reduced: float = 0.0
-    gathered: float = 0.0
-
-    @classmethod
-    def of(cls, placed: PlacedShard, group_batch_size: int) -> SyncBytes:
-        """Of a shard; nothing for one replica."""
-        reduced, gathered = sync_bytes([placed], group_batch_size)[0].tolist()
-        return cls(reduced=reduced, gathered=gathered)
-
-    def held_bytes(self, replicas: Replicas) -> float:
-        """Bytes of buffers on each rank that holds some of the rows."""
-        return (self.reduced + self.gathered) / len(replicas[0])
-
-    def sent_bytes(self, replicas: Replicas) -> float:
-        """Bytes that each of them puts into the collectives."""
-        return (self.reduced + self.gathered / len(replicas)) / len(replicas[0])
-
-
 def whole_share(replicas: Replicas, topology: Topology) -> float:
     """Bytes of an all-reduce over all ranks that takes as long as one byte of rows which are held so.
 
@@ -436,7 +353,12 @@ def _reduced_bytes_per_s(topology: Topology, ranks: tuple[int, ...]) -> float:
 
 
 def sync_bytes(placed_N: Sequence[PlacedShard], group_batch_size: int, width: int | None = None) -> MsArray:
-    """`SyncBytes` of many shards as they sum their gradients: reduced and gathered, shape (N, 2).
+    """Bytes of gradients that replicas of shards sum in one step, as they sum them: reduced and gathered, shape (N, 2).
+
+    Nothing for one replica. Over all ranks, collectives first meet within nodes, so that each rank's port carries its
+    share of them. Where rows are split over a node's ranks already, ranks put in a share each, but the ports carry as
+    much (FlexShard's Table 6: 86 GB/s over all ranks, 11 GB/s across nodes, with 8 ranks a node), or as much as
+    `whole_share` says.
 
     Args:
         placed_N: The shards.
@@ -455,6 +377,10 @@ def sync_bytes_by_way(
     placed_N: Sequence[PlacedShard], group_batch_size: int, width: int | None = None
 ) -> dict[GradSync, MsArray]:
     """Bytes that are reduced and gathered, shape (N, 2), by each way in which replicas of shards may sum gradients.
+
+    Reduced are the buffers of all-reduces: gradients of all rows (dense), or of those that any replica's batch hits
+    (sparse). Gathered are the outputs of all-gathers: ids of the rows that each replica's batch hits, as many as the
+    largest has, and their gradients where no all-reduce follows.
 
     Args:
         placed_N: The shards.
@@ -541,17 +467,16 @@ def plan_traffic(plan: ShardingPlan, lookups_factor: LookupsFactor | None = None
             single_ER[:, arrays.ranks_L[index]] += pair_bytes_E[:, None]
             continue
         reduced, gathered = synced_G2[group].tolist()
-        synced = SyncBytes(reduced=reduced, gathered=gathered)
         layout = LayoutTraffic(
             replicas=first.replicas,
             read_by_R=replicas_read(plan, first),
             pair_bytes_E=pair_bytes_E,
-            gradient_bytes=synced.held_bytes(first.replicas),
+            gradient_bytes=(reduced + gathered) / len(first.replicas[0]),
         )
         layouts.append(layout)
         share = whole_share(first.replicas, group_topology)
-        reduced_R[layout.owners_O] += share * synced.reduced
-        gathered_R[layout.owners_O] += share * synced.gathered
+        reduced_R[layout.owners_O] += share * reduced
+        gathered_R[layout.owners_O] += share * gathered
     layouts = [one if one.stays else replace(one, pair_bytes_E=_messages(one.pair_bytes_E, plan)) for one in layouts]
     return Traffic(
         layouts=tuple(layouts),

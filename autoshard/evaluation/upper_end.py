@@ -16,6 +16,7 @@ from autoshard.core.costs import (
     CollectiveName,
     DenseCostModel,
     DenseCosts,
+    EvenCollective,
     KernelFloor,
     LinkBytes,
     MeasuredRange,
@@ -105,34 +106,20 @@ class UpperEndComm(_UpperEnd):
 
     model: CommModel
 
-    def all_to_all_ms(self, sent_bytes_RR: MsArray, topology: Topology) -> MsArray:
-        """Upper end per rank, shape (R,)."""
-        return self.model.bounds_ms("all_to_all", self.model.all_to_all_ms(sent_bytes_RR, topology), topology)[1]
-
     def links_ms(self, links: LinkBytes, topology: Topology) -> MsArray:
         """Upper end per rank, shape (..., R)."""
         return self.model.bounds_ms("all_to_all", self.model.links_ms(links, topology), topology)[1]
 
-    def all_reduce_ms(self, num_bytes: float, topology: Topology) -> float:
+    def collective_ms(self, collective: EvenCollective, num_bytes: float, topology: Topology) -> float:
         """Upper end."""
-        return self._high("all_reduce", self.model.all_reduce_ms(num_bytes, topology), topology)
-
-    def reduce_scatter_ms(self, num_bytes: float, topology: Topology) -> float:
-        """Upper end."""
-        return self._high("reduce_scatter", self.model.reduce_scatter_ms(num_bytes, topology), topology)
-
-    def all_gather_ms(self, num_bytes: float, topology: Topology) -> float:
-        """Upper end."""
-        return self._high("all_gather", self.model.all_gather_ms(num_bytes, topology), topology)
+        value_ms = np.array([self.model.collective_ms(collective, num_bytes, topology)])
+        return float(self.model.bounds_ms(collective, value_ms, topology)[1][0])
 
     def bounds_ms(self, collective: CollectiveName, value_ms: MsArray, topology: Topology) -> tuple[MsArray, MsArray]:
         """Nothing is above the upper end; below it is what the model's interval spans."""
         low, high = self.model.bounds_ms(collective, value_ms, topology)
         span = np.divide(low, high, out=np.ones_like(value_ms), where=high > 0)
         return value_ms * span, value_ms
-
-    def _high(self, collective: CollectiveName, value_ms: float, topology: Topology) -> float:
-        return float(self.model.bounds_ms(collective, np.array([value_ms]), topology)[1][0])
 
 
 @dataclass(frozen=True, slots=True)

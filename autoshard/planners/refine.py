@@ -1,18 +1,19 @@
 """Corrects a placement by what its ranks are measured to take.
 
-Shape suffixes: N items, R ranks, S sets, H width of a code.
+Shape suffixes: N items, R ranks, H width of a code, X ranks of all placements that were measured, G items of one rank,
+T what it may take in return, P pairs of both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autoshard.core import CostModel, KernelCosts, LocalShard, ShardingPlan
+from autoshard.core import CostModel, ShardingPlan
 from autoshard.core.accepted import AT_LEAST_1
-from autoshard.core.costs import CodeArray, KernelErrors, MsArray, recorded_errors
+from autoshard.core.costs import KernelErrors, MsArray, recorded_errors
 from autoshard.core.errors import InvalidOptionError
 from autoshard.evaluation.uncertainty.set_errors import SetErrors, half_widths, numbered
 from autoshard.planners.space.placement import PlacementProblem, RankArray
@@ -52,39 +53,6 @@ class Refined:
         return f"measured slowest rank {self.before_ms:.4g} -> {self.after_ms:.4g} ms, {times}"
 
 
-@dataclass(frozen=True, slots=True)
-class CorrectedKernels:
-    """A cost model with a correction in milliseconds for every shard: the last column of its codes."""
-
-    model: CostModel
-
-    @property
-    def name(self) -> str:
-        """What answers say."""
-        return f"{self.model.name} (corrected)"
-
-    def encode(self, shards: Sequence[LocalShard]) -> CodeArray:
-        """Codes without correction, shape (N, H)."""
-        return np.pad(self.model.encode(shards), ((0, 0), (0, 1)))
-
-    def predict_ms(self, codes_SH: CodeArray) -> MsArray:
-        """Kernel times with corrections, shape (S,); never negative."""
-        price_ms_S = self.model.predict_ms(np.ascontiguousarray(codes_SH[:, :-1]))
-        return np.maximum(price_ms_S + codes_SH[:, -1], 0.0)
-
-    def predict_parts(self, codes_SH: CodeArray) -> KernelCosts:
-        """As `predict_ms`; forward and backward change alike."""
-        parts = self.model.predict_parts(np.ascontiguousarray(codes_SH[:, :-1]))
-        known_ms_S = parts.kernel_ms_S
-        change_S = np.divide(self.predict_ms(codes_SH), known_ms_S, out=np.ones_like(known_ms_S), where=known_ms_S > 0)
-        return KernelCosts(
-            forward_ms_S=parts.forward_ms_S * change_S,
-            backward_ms_S=parts.backward_ms_S * change_S,
-            low_ms_S=parts.low_ms_S * change_S,
-            high_ms_S=parts.high_ms_S * change_S,
-        )
-
-
 def refine(
     plan: ShardingPlan,
     model: CostModel,
@@ -121,7 +89,7 @@ def refine(
     seen = [(first_N, best_ms_R)]
     done = 1
     while done < num_measurements:
-        found_N = _levelled(_corrected(problem, _corrections(problem, seen, errors)), best_N)
+        found_N = _levelled(problem, _corrections(problem, seen, errors), best_N)
         if (found_N == best_N).all():
             break
         candidate = _placed(plan, problem, found_N)
@@ -163,13 +131,16 @@ def _placed(plan: ShardingPlan, problem: PlacementProblem, ranks_N: RankArray) -
     return replace(plan, shards=shards, predicted=None)
 
 
-def _levelled(problem: PlacementProblem, ranks_N: RankArray) -> RankArray:
-    """Moves and swaps items of the slowest rank, one at a time, as long as that makes it faster."""
+def _levelled(problem: PlacementProblem, correction_ms_N: MsArray, ranks_N: RankArray) -> RankArray:
+    """Moves and swaps items of the slowest rank, one at a time, as long as that makes it faster.
+
+    A rank takes its price and the corrections of its items, and never less than nothing.
+    """
     ranks_N = ranks_N.copy()
     for _ in range(_EXCHANGES_PER_RANK * problem.num_ranks):
-        cost_ms_R = problem.rank_ms(ranks_N)
+        cost_ms_R = np.maximum(problem.rank_ms(ranks_N) + _summed(correction_ms_N, ranks_N, problem), 0.0)
         slow = int(cost_ms_R.argmax())
-        found = _best_exchange(problem, ranks_N, slow)
+        found = _best_exchange(problem, correction_ms_N, ranks_N, slow)
         if found is None or found.slower_ms >= cost_ms_R[slow] * (1 - _ROUNDING):
             break
         ranks_N[found.given], slow_gets = found.rank, found.taken
@@ -186,13 +157,16 @@ class _Exchange:
     slower_ms: float
 
 
-def _best_exchange(problem: PlacementProblem, ranks_N: RankArray, slow: int) -> _Exchange | None:
+def _best_exchange(
+    problem: PlacementProblem, correction_ms_N: MsArray, ranks_N: RankArray, slow: int
+) -> _Exchange | None:
     """The item that a rank had best give away, where to, and what for; by the slower of the two ranks then."""
     mine_G = np.flatnonzero(ranks_N == slow)
     others_T = np.flatnonzero(ranks_N != slow)
     # After the items of other ranks, the ranks themselves, for moves that take nothing.
     to_T = np.concatenate([ranks_N[others_T], np.delete(np.arange(problem.num_ranks), slow)])
     taken_TH = np.pad(problem.codes_NH[others_T], ((0, problem.num_ranks - 1), (0, 0)))
+    taken_ms_T = np.pad(correction_ms_N[others_T], (0, problem.num_ranks - 1))
     bytes_T = np.pad(problem.bytes_N[others_T], (0, problem.num_ranks - 1))
     welcome_T = np.pad(problem.allowed_NR[others_T, slow], (0, problem.num_ranks - 1), constant_values=True)
     free_R = problem.capacity_R - problem.rank_bytes(ranks_N)
@@ -202,25 +176,26 @@ def _best_exchange(problem: PlacementProblem, ranks_N: RankArray, slow: int) -> 
     give, take = fits_GT.nonzero()
     if not len(give):
         return None
-    codes_RH = problem.rank_codes(ranks_N)
-    change_H = problem.codes_NH[mine_G[give]] - taken_TH[take]
-    slower_ms = np.maximum(
-        problem.model.predict_ms(codes_RH[slow] - change_H), problem.model.predict_ms(codes_RH[to_T[take]] + change_H)
-    )
-    best = int(slower_ms.argmin())
+    codes_RH, correction_ms_R = problem.rank_codes(ranks_N), _summed(correction_ms_N, ranks_N, problem)
+    given_P, rank_P = mine_G[give], to_T[take]
+    change_PH = problem.codes_NH[given_P] - taken_TH[take]
+    change_ms_P = correction_ms_N[given_P] - taken_ms_T[take]
+    slow_ms_P = problem.model.predict_ms(codes_RH[slow] - change_PH) + correction_ms_R[slow] - change_ms_P
+    other_ms_P = problem.model.predict_ms(codes_RH[rank_P] + change_PH) + correction_ms_R[rank_P] + change_ms_P
+    slower_ms_P = np.maximum(np.maximum(slow_ms_P, other_ms_P), 0.0)
+    best = int(slower_ms_P.argmin())
     taken = int(take[best])
     return _Exchange(
-        given=int(mine_G[give[best]]),
+        given=int(given_P[best]),
         rank=int(to_T[taken]),
         taken=int(others_T[taken]) if taken < len(others_T) else None,
-        slower_ms=float(slower_ms[best]),
+        slower_ms=float(slower_ms_P[best]),
     )
 
 
-def _corrected(problem: PlacementProblem, correction_ms_N: MsArray) -> PlacementProblem:
-    codes_NH = np.concatenate([problem.codes_NH, correction_ms_N[:, None].astype(np.float32)], axis=1)
-    model = CorrectedKernels(problem.model)
-    return replace(problem, codes_NH=codes_NH, model=model, kernel_ms_N=model.predict_ms(codes_NH))
+def _summed(correction_ms_N: MsArray, ranks_N: RankArray, problem: PlacementProblem) -> MsArray:
+    """Corrections of the items of each rank, shape (R,)."""
+    return np.bincount(ranks_N, weights=correction_ms_N, minlength=problem.num_ranks).astype(np.float64)
 
 
 def _corrections(problem: PlacementProblem, seen: Sequence[tuple[RankArray, MsArray]], errors: KernelErrors) -> MsArray:
@@ -230,25 +205,25 @@ def _corrections(problem: PlacementProblem, seen: Sequence[tuple[RankArray, MsAr
     slowness, which all ranks of a measurement share, is none. So the effects of tables and kinds of kernels are those
     of a Bayesian linear regression. What a set's company does is true of that set alone, and corrects no item.
     """
-    priced = _PricedPlacements.of([(problem, ranks_N) for ranks_N, _ in seen], errors)
+    rank_ms_X = np.concatenate([problem.rank_ms(ranks_N) for ranks_N, _ in seen])
     measured_ms_X = np.concatenate([_scaled(ranks_N, ms_R, problem) for ranks_N, ms_R in seen])
-    is_seen_X = (priced.rank_ms_X > 0) & (measured_ms_X > 0)
+    is_seen_X = (rank_ms_X > 0) & (measured_ms_X > 0)
     if not is_seen_X.any():
         return np.zeros(problem.num_items)
     seen_X = np.flatnonzero(is_seen_X)
-    off_X = np.log(measured_ms_X[seen_X] / priced.rank_ms_X[seen_X])
-    spread_XX = priced.errors.covariance(errors)[np.ix_(seen_X, seen_X)] + np.diag(
-        np.full(len(seen_X), _MEASURED_ERROR**2)
-    )
+    off_X = np.log(measured_ms_X[seen_X] / rank_ms_X[seen_X])
+    labels_N, kinds_N = [problem.label(item) for item in range(problem.num_items)], _item_kinds(problem)
+    set_errors = _set_errors(problem, [ranks_N for ranks_N, _ in seen], labels_N, kinds_N, errors)
+    measured_XX = np.diag(np.full(len(seen_X), _MEASURED_ERROR**2))
+    spread_XX = set_errors.covariance(errors)[np.ix_(seen_X, seen_X)] + measured_XX
     answer_X = np.linalg.solve(spread_XX, off_X)
-    labels = ([problem.label(item) for item in range(problem.num_items)], _item_kinds(problem))
-    (table, table_XT), (kind, kind_XK), _ = priced.errors.parts(errors)
+    (table, table_XT), (kind, kind_XK), _ = set_errors.parts(errors)
     effect_N = np.zeros(problem.num_items)
-    for deviation, loads, labels_N in ((table, table_XT, labels[0]), (kind, kind_XK, labels[1])):
-        effect_N += deviation**2 * (loads[seen_X].T @ answer_X)[numbered(labels_N)]
-    half_width = float(np.median(priced.errors.half_width_X[seen_X]))
+    for deviation, loads, names_N in ((table, table_XT, labels_N), (kind, kind_XK, kinds_N)):
+        effect_N += deviation**2 * (loads[seen_X].T @ answer_X)[numbered(names_N)]
+    half_width = float(np.median(set_errors.half_width_X[seen_X]))
     # Ranks take less than the sum of their items alone.
-    beside_ms_N = problem.kernel_ms_N * (priced.rank_ms_X.sum() / (len(seen) * problem.kernel_ms_N.sum()))
+    beside_ms_N = problem.kernel_ms_N * (rank_ms_X.sum() / (len(seen) * problem.kernel_ms_N.sum()))
     return np.asarray(beside_ms_N * np.expm1(half_width * effect_N))
 
 
@@ -258,67 +233,24 @@ def _scaled(ranks_N: RankArray, measured_ms_R: MsArray, problem: PlacementProble
     return measured_ms_R * (float(problem.rank_ms(ranks_N).sum()) / total_ms) if total_ms > 0 else measured_ms_R
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _PricedPlacements:
-    """Several placements of one task's tables, rank by rank.
-
-    Attributes:
-        num_ranks: Of each of them.
-        rank_ms_X: Kernel times of the ranks of all placements, one placement after the other.
-        errors: Of these.
-    """
-
-    num_ranks: int
-    rank_ms_X: MsArray
-    errors: SetErrors
-
-    @classmethod
-    def of(cls, placed: Sequence[tuple[PlacementProblem, RankArray]], errors: KernelErrors) -> _PricedPlacements:
-        """Prices placements of items on single ranks, all by one model of these errors."""
-        num_ranks = placed[0][0].num_ranks
-        codes_XH = np.concatenate([problem.rank_codes(ranks_N) for problem, ranks_N in placed])
-        known = {id(problem): _Items.of(problem) for problem, _ in placed}
-        items_P = [known[id(problem)] for problem, _ in placed]
-        return cls(
-            num_ranks=num_ranks,
-            rank_ms_X=np.concatenate([problem.rank_ms(ranks_N) for problem, ranks_N in placed]),
-            errors=SetErrors.of(
-                owner_M=np.concatenate([number * num_ranks + ranks_N for number, (_, ranks_N) in enumerate(placed)]),
-                tables_M=[label for items in items_P for label in items.labels_N],
-                kinds_M=[kind for items in items_P for kind in items.kinds_N],
-                alone_ms_M=np.concatenate([problem.kernel_ms_N for problem, _ in placed]),
-                half_width_X=half_widths(placed[0][0].model.predict_parts(codes_XH), errors),
-                sets_X=[
-                    tuple(items.keys_N[item] for item in np.flatnonzero(ranks_N == rank).tolist())
-                    for items, (_, ranks_N) in zip(items_P, placed, strict=True)
-                    for rank in range(num_ranks)
-                ],
-            ),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Items:
-    """What the errors of a problem's items depend on.
-
-    Attributes:
-        labels_N: Their tables.
-        kinds_N: Their kinds of kernels.
-        keys_N: What equal items of several problems have alike.
-    """
-
-    labels_N: list[str]
-    kinds_N: list[str]
-    keys_N: list[Hashable]
-
-    @classmethod
-    def of(cls, problem: PlacementProblem) -> _Items:
-        keys_U = [(shard.table.name, shard.rows, shard.columns) for shard in problem.shards]
-        return cls(
-            labels_N=[problem.label(item) for item in range(problem.num_items)],
-            kinds_N=_item_kinds(problem),
-            keys_N=[tuple(keys_U[index] for index in group) for group in problem.members],
-        )
+def _set_errors(
+    problem: PlacementProblem,
+    placements: Sequence[RankArray],
+    labels_N: list[str],
+    kinds_N: list[str],
+    errors: KernelErrors,
+) -> SetErrors:
+    """Errors of the ranks of several placements, one placement after the other; labels and kinds are the items'."""
+    num_placements, num_ranks = len(placements), problem.num_ranks
+    codes_XH = np.concatenate([problem.rank_codes(ranks_N) for ranks_N in placements])
+    return SetErrors.of(
+        owner_M=np.concatenate([number * num_ranks + ranks_N for number, ranks_N in enumerate(placements)]),
+        tables_M=labels_N * num_placements,
+        kinds_M=kinds_N * num_placements,
+        alone_ms_M=np.tile(problem.kernel_ms_N, num_placements),
+        half_width_X=half_widths(problem.model.predict_parts(codes_XH), errors),
+        sets_X=[tuple(np.flatnonzero(ranks_N == rank)) for ranks_N in placements for rank in range(num_ranks)],
+    )
 
 
 def _item_kinds(problem: PlacementProblem) -> list[str]:

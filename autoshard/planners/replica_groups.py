@@ -31,6 +31,7 @@ from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, Inval
 from autoshard.core.quoting import shown, write_bytes
 from autoshard.evaluation.evaluate import evaluate
 from autoshard.evaluation.group_sync import least_sync_ms, with_cheaper_sync
+from autoshard.formats.documents.fields import MAX_TEXT
 from autoshard.planners.auto_options import AUTO, AutoOptions
 from autoshard.planners.planner import PlanRequest, parse_options
 from autoshard.planners.registry import get_planner
@@ -38,8 +39,6 @@ from autoshard.planners.space.placement import exceeds_total
 
 #: Option value for what the planner decides.
 _ANY = "auto"
-#: Characters that a text of `plan.json` has.
-_MAX_CHARACTERS = 512
 
 #: Plans that are made anew, with less room for tables where a batch's inputs and outputs did not fit, to no avail.
 _MAX_IDLE = 2
@@ -174,7 +173,7 @@ class _Search:
             raise InfeasiblePlanError(f"no number of groups fits; with the fewest, {first.message}")
         plan = self.fastest.plan
         of_base = dict(plan.provenance.models) if plan.provenance is not None else {}
-        notes = {label: text[:_MAX_CHARACTERS] for label, text in self.notes.items()}
+        notes = {label: text[:MAX_TEXT] for label, text in self.notes.items()}
         models = {**of_base, "group_planner": self.options.base, **notes}
         provenance = Provenance(planner=ReplicaGroupsPlanner.name, version=__version__, models=models)
         return replace(plan, predicted=self.fastest.priced, provenance=provenance)

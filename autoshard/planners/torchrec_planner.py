@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from autoshard.core import Collective, ShardingPlan, TableSet, Topology
+from autoshard.core import Collective, Payload, ShardingPlan, TableSet, Topology
 from autoshard.core.accepted import AT_LEAST_0, Range, check_choice, listed
 from autoshard.core.errors import InfeasiblePlanError, InvalidTableError, ModelError
 from autoshard.core.machine import device_family
@@ -58,7 +58,8 @@ class TorchRecPlanner:
 
     - The task is told to it as far as it can be: memory and pooling factors of every table and rank, bandwidths between
       ranks (all-to-all of the innermost and the outermost level, in bytes per ms), the device's published memory
-      bandwidth in place of its V100 constants, batch size per rank, optimizers. It has no notion of skewed access.
+      bandwidth in place of its V100 constants, batch size per rank, optimizers, number formats on the wire. It has no
+      notion of skewed access.
     - Whole tables in fused kernels, unless `sharding_types` allows more. On a CPU, too, tables may be split by rows,
       which TorchRec's own sharders offer on a GPU only; data-parallel tables have its dense kernel. Where ranks have
       memories of several sizes, TorchRec cuts rows unevenly and trains such tables wrongly: its plan is refused.
@@ -157,7 +158,7 @@ def _plan_once(request: PlanRequest, options: TorchRecOptions, count_activations
         timeout_seconds=options.timeout_s or None,
     )
     try:
-        found = planner.plan(meta_module(request.tables.tables), _sharders())
+        found = planner.plan(meta_module(request.tables.tables), _sharders(request.payload))
     except PlannerError as error:
         return f"TorchRec calls it {error.error_type.value}"
     plan = replace(from_torchrec(found, request.tables, request.topology), payload=request.payload)
@@ -167,10 +168,24 @@ def _plan_once(request: PlanRequest, options: TorchRecOptions, count_activations
     return replace(plan, shards=shards)
 
 
-def _sharders() -> list[Any]:
-    """TorchRec's sharders, with all sharding types on every device, each with the kernel that trains it."""
+def _sharders(payload: Payload) -> list[Any]:
+    """TorchRec's sharders, with all sharding types on every device, each with the kernel that trains it.
+
+    Its planner reads off their codecs how many bytes a number takes on the wire.
+    """
     from torchrec.distributed.embedding import EmbeddingCollectionSharder
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+    from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
+    from torchrec.distributed.types import CommOp
+
+    forward, backward = CommType(payload.forward.value), CommType(payload.backward.value)
+    codecs = get_qcomm_codecs(QCommsConfig(forward_precision=forward, backward_precision=backward))
+    exchanges = (
+        CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL,
+        CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER,
+        CommOp.SEQUENCE_EMBEDDINGS_ALL_TO_ALL,
+    )
+    registry = {exchange.name: codecs for exchange in exchanges}
 
     def kernels(_: object, sharding_type: str, __: str) -> list[str]:
         is_dense = sharding_type == TorchRecType.DATA_PARALLEL
@@ -189,7 +204,7 @@ def _sharders() -> list[Any]:
             over_nodes = (TorchRecType.TABLE_ROW_WISE, TorchRecType.GRID_SHARD)
             return [kind.value for kind in TorchRecType if kind not in over_nodes]
 
-    return [Pooled(), Sequences()]
+    return [Pooled(qcomm_codecs_registry=registry), Sequences(qcomm_codecs_registry=registry)]
 
 
 class _StaticStorage:

@@ -1,6 +1,6 @@
 """The learned model of collectives.
 
-Shape suffixes: R ranks; [i, j] is what rank i sends to rank j.
+Shape suffixes: R ranks.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Final, get_args
 import numpy as np
 
 from autoshard.core import Link, Topology
-from autoshard.core.costs import CollectiveName, LinkBytes, MsArray
+from autoshard.core.costs import CollectiveName, EvenCollective, LinkBytes, MsArray
 from autoshard.core.errors import FormatError, ModelError
 from autoshard.core.machine import MeasuredMachine
-from autoshard.evaluation.communication import link_bytes, over_shared_links
+from autoshard.evaluation.communication import over_shared_links
 from autoshard.formats.documents.kinds import (
     ANY_OBJECT,
     TEXT,
@@ -178,33 +178,27 @@ class LearnedCollectives(LearnedModel[CollectiveCard]):
             raise ModelError(f"was not fitted to any {collective} of link {link}", field="collective")
         return self._curves[link, collective]
 
-    def all_to_all_ms(self, sent_bytes_RR: MsArray, topology: Topology) -> MsArray:
-        """Time per rank of an all-to-all in which rank i sends `sent_bytes_RR[i, j]` to rank j; shape (R,).
-
-        Raises:
-            InvalidTopologyError: If the matrix is of another world.
-        """
-        return self.links_ms(link_bytes(sent_bytes_RR, topology), topology)
-
     def links_ms(self, links: LinkBytes, topology: Topology) -> MsArray:
-        """As `all_to_all_ms`, from what leaves and reaches ranks by level; shape (..., R)."""
+        """Time per rank of an all-to-all, by what leaves and reaches ranks; shape (..., R)."""
         links, both_ways = over_shared_links(links, topology), self.card.both_ways
         inside_R = passing_bytes(links.leaving_LR[0], links.arriving_LR[0], both_ways["node"])
         leaving_R, arriving_R = links.leaving_LR[1:].sum(axis=0), links.arriving_LR[1:].sum(axis=0)
         outside_R = passing_bytes(leaving_R, arriving_R, both_ways["across_nodes"])
         return self._both("all_to_all", inside_R, outside_R, topology)
 
-    def all_reduce_ms(self, num_bytes: float, topology: Topology) -> float:
-        """Time of an all-reduce of `num_bytes` on every rank."""
-        return self._reduction("all_reduce", 2.0 * num_bytes, topology)
+    def collective_ms(self, collective: EvenCollective, num_bytes: float, topology: Topology) -> float:
+        """Time of a collective in which all ranks put in as much, by its larger buffer.
 
-    def reduce_scatter_ms(self, num_bytes: float, topology: Topology) -> float:
-        """Time of a reduce-scatter of inputs of `num_bytes`."""
-        return self._reduction("reduce_scatter", num_bytes, topology)
-
-    def all_gather_ms(self, num_bytes: float, topology: Topology) -> float:
-        """Time of an all-gather into outputs of `num_bytes`."""
-        return self._reduction("all_gather", num_bytes, topology)
+        It runs inside nodes, then between them with what a node's ranks share.
+        """
+        if num_bytes <= 0 or topology.world_size == 1:
+            return 0.0
+        local, nodes = topology.local_world_size, topology.num_nodes
+        # What would leave a rank if there were infinitely many.
+        leaving_bytes = 2.0 * num_bytes if collective == "all_reduce" else num_bytes
+        inside = np.array(leaving_bytes * (local - 1) / local)
+        outside = np.array(leaving_bytes * (nodes - 1) / nodes / local)
+        return float(self._both(collective, inside, outside, topology))
 
     def bounds_ms(self, collective: CollectiveName, value_ms: MsArray, topology: Topology) -> tuple[MsArray, MsArray]:
         """Ends of the 90% intervals of held-out samples, wider for numbers of ranks that were not measured.
@@ -217,18 +211,6 @@ class LearnedCollectives(LearnedModel[CollectiveCard]):
         outside = min((curve.octaves_outside(topology.world_size) for curve in known), default=1.0)
         low, high = (np.array([row[end] for row in rows])[at] ** (1.0 + outside) for end in (1, 2))
         return np.asarray(value_ms * low), np.asarray(value_ms * high)
-
-    def _reduction(self, collective: CollectiveName, num_bytes: float, topology: Topology) -> float:
-        """A collective in which every rank does the same: inside nodes, then between them what a node's ranks share.
-
-        `num_bytes` would leave a rank if there were infinitely many.
-        """
-        if num_bytes <= 0 or topology.world_size == 1:
-            return 0.0
-        local, nodes = topology.local_world_size, topology.num_nodes
-        inside = np.array(num_bytes * (local - 1) / local)
-        outside = np.array(num_bytes * (nodes - 1) / nodes / local)
-        return float(self._both(collective, inside, outside, topology))
 
     def _both(self, collective: CollectiveName, inside: MsArray, outside: MsArray, topology: Topology) -> MsArray:
         local, nodes, world = topology.local_world_size, topology.num_nodes, topology.world_size

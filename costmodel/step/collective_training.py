@@ -14,6 +14,7 @@ import numpy as np
 from autoshard.core import Level, Link, MemoryBytes, Topology
 from autoshard.core.costs import CollectiveName
 from autoshard.core.errors import ModelError
+from autoshard.evaluation.communication import link_bytes
 from autoshard.formats.stores.collective_samples import CollectiveSample, GroupLevel, Splits
 from autoshard.formats.stores.drift import divide_out_drift
 from autoshard.formats.stores.measured_samples import machine_of
@@ -268,7 +269,6 @@ def _world_ms(model: LearnedCollectives, sample: CollectiveSample) -> float:
         for name, size in (("node", sample.node_size), ("cluster", sample.nproc))
     )
     topology = Topology(world_size=sample.nproc, device=sample.device, memory_bytes=MemoryBytes(hbm=1), levels=levels)
-    buffer_bytes = float(sample.collective.bytes_per_rank)
     name = _name(sample)
     if name == "all_to_all":
         # Bytes of the busiest rank to each of its peers: the file has sums only.
@@ -277,10 +277,5 @@ def _world_ms(model: LearnedCollectives, sample: CollectiveSample) -> float:
         if sample.collective.splits is Splits.ONE_WAY:
             sent_RR[1:] = 0.0
         np.fill_diagonal(sent_RR, 0.0)
-        return float(model.all_to_all_ms(sent_RR, topology).max())
-    price = {
-        "all_reduce": model.all_reduce_ms,
-        "reduce_scatter": model.reduce_scatter_ms,
-        "all_gather": model.all_gather_ms,
-    }[name]
-    return price(buffer_bytes, topology)
+        return float(model.links_ms(link_bytes(sent_RR, topology), topology).max())
+    return model.collective_ms(name, float(sample.collective.bytes_per_rank), topology)

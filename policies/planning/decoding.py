@@ -54,19 +54,15 @@ def decoded(network: PolicyNetwork, task: GameTask, num_episodes: int = 1, *, se
     Raises:
         MemoryError: If there is none left.
     """
-    weights, features, witness = network.weights, task.features, task.witness
+    weights, features = network.weights, task.features
     states_NH = states(network, features.task_F, features.items_IF[task.order_I])
     fixed, num_items = task.linear.fixed, len(task.order_I)
-    number_I = np.array([witness.choice(item)[0] for item in range(num_items)], dtype=np.int32)
-    witness_site = np.zeros(max(1, int(fixed["first_site_i"][-1])), dtype=np.int32)
-    for item, first in enumerate(fixed["first_site_i"][:-1].tolist()):
-        sites = witness.choice(item)[1]
-        witness_site[first : first + len(sites)] = sites
+    witness_option_i, witness_site = task.linear.choices(task.witness)
     arrays = {
         **{name: fixed[name] for name in ("first_option_i", "first_shard_o", "holders_e", "allowed_e", "first_site_i")},
         **{name: fixed[name] for name in ("is_shared_e", "in_node_e", "allowed")},
         "order_i": task.order_I.astype(np.int32),
-        "witness_option_i": fixed["first_option_i"][:-1] + number_I,
+        "witness_option_i": witness_option_i,
         "witness_site": witness_site,
         "own_em": task.memory.own_XM,
         "all_e": task.memory.all_X,

@@ -126,7 +126,9 @@ def planned(policy: TrainedPolicy, request: PlanRequest, options: PolicyOptions 
 
 
 def named_task(policy: TrainedPolicy, request: PlanRequest, *, with_activations: bool = True) -> GameTask:
-    """The game of a request with the options that a policy names; with all options where these do not fit.
+    """The game of a request with the options that a policy names.
+
+    With all options where these do not fit, and where these do not, too, with rows behind caches.
 
     Args:
         policy: The policy.
@@ -144,6 +146,11 @@ def named_task(policy: TrainedPolicy, request: PlanRequest, *, with_activations:
     except InfeasiblePlanError:
         # The few ways of each table may be too large for the memory.
         offers.complete()
+    try:
+        return GameTask(offers.space, limits)
+    except InfeasiblePlanError:
+        if not offers.offer_caches():
+            raise
         return GameTask(offers.space, limits)
 
 
@@ -154,7 +161,7 @@ def best_of(network: PolicyNetwork, task: GameTask, num_samples: int, seed: int)
     """
     found = decoded(network, task, num_samples, seed=seed)
     layouts, rng = [task.witness, found.layout(0)], np.random.default_rng(seed)
-    start_I = np.array([task.witness.choice(item)[0] for item in range(len(task.order_I))])
+    start_I = task.witness.numbers_I
     for drawn_I in (found.option_EI[1:] - task.flat.first_I).astype(np.int64):
         number_I = np.where(rng.random(len(start_I)) < _DRAWN_SHARE, drawn_I, start_I)
         layout = placed_options(task.space, task.flat, task.linear.rates, task.limits, number_I)

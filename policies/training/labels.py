@@ -131,7 +131,7 @@ def regrets(task: GameTask, layout: Layout) -> FloatArray:
     flat, rates = task.flat, CostGradient.of(task.space, layout)
     cost_O = flat.sums(shard_costs(flat, rates, task.num_ranks))
     lump_O = flat.largest(np.where(flat.is_shared_E, 0.0, rates.served_VP[flat.kind_E].sum(axis=1)))
-    now_O = flat.first_I + np.array([layout.choice(item)[0] for item in range(len(flat.first_I))])
+    now_O = flat.first_I + layout.numbers_I
     limit_ms = _MOST_LUMP * float(cost_O[now_O].sum())
     cost_O = cost_O + np.maximum(lump_O - limit_ms, 0.0)
     least_I = np.minimum.reduceat(cost_O, flat.first_I)

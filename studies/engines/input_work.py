@@ -35,7 +35,7 @@ from autoshard.core import (
 )
 from autoshard.core.optimizers import UpdateSettings
 from autoshard.core.step import PART_FEATURES, StepPart, plain_coefficients
-from autoshard.evaluation.rank_work import reader_ms
+from autoshard.evaluation.reader_work import reader_ms
 from autoshard.formats import load_tables, read_plan
 from autoshard.formats.metasyn import metasyn
 from autoshard.runtime.engine.ids.requests import InputExchange
@@ -98,7 +98,7 @@ class InputWork:
         layout: How they are held.
         num_processes: Processes, one per rank.
         measured_ms: Processor time.
-        priced_ms: The same by `input_work_ms`.
+        priced_ms: The same by `reader_ms`.
     """
 
     tables: str

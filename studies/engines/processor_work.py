@@ -28,7 +28,7 @@ from scipy.optimize import nnls
 from autoshard.commands.options import command_options
 from autoshard.core import AccessProfile, EmbeddingTable, Feature, Pooling, TableSet
 from autoshard.evaluation import AlphaBetaComm
-from autoshard.evaluation.pooling import SUM_SPEED, sequence_amounts, sequence_sums_ms
+from autoshard.evaluation.reader_work import SUM_SPEED, sequence_amounts, sequence_sums_ms
 from autoshard.runtime.batch import BatchOfIds, Embedded
 from autoshard.runtime.processes.launch import LOCAL, Launcher
 from autoshard.runtime.releases import all_gather, reduce_scatter

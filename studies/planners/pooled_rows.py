@@ -28,7 +28,7 @@ from autoshard.core import (
     TableSet,
     Tier,
 )
-from autoshard.evaluation.pooling import pooling_ms
+from autoshard.evaluation.reader_work import reader_ms
 from autoshard.runtime.batch import BatchOfIds
 from autoshard.runtime.engine.ids.messages import Jagged, Request
 from autoshard.runtime.engine.ids.requests import DistributedBatch, RowLookups
@@ -59,7 +59,7 @@ class PooledRows:
         num_rows: Rows that come, one a lookup.
         embedding_dim: Their columns.
         measured_ms: Forward and backward.
-        priced_ms: The same by `pooling_ms`.
+        priced_ms: The same by `reader_ms`.
     """
 
     num_bags: int
@@ -102,7 +102,7 @@ def measure(num_bags: int, per_bag: int, dim: int, runs: int) -> PooledRows:
         lambda: assembly.put_together(batch, came, NO_LOOKUPS, None, gradients_BC.new_empty(0)), runs
     )
     backward_ms = _median_ms(lambda: assembly.take_apart(assembled, [gradients_BC]), runs)
-    priced = pooling_ms(plan.shards, num_bags, plan.topology)[0].tolist()
+    priced = reader_ms(plan.shards, num_bags, plan.topology)[0, 1:].tolist()
     return PooledRows(
         num_bags=num_bags,
         num_rows=num_bags * per_bag,

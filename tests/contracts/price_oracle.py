@@ -10,8 +10,9 @@ from autoshard.core import Collective, DType, Exchange, GradSync, Pooling
 from autoshard.core.costs import set_costs
 from autoshard.core.shard import fused_kernel, local_shard
 from autoshard.core.step import ENGINE_WORK, PART_FEATURES, StepPart
-from autoshard.evaluation.rank_work import reader_ms
-from autoshard.evaluation.traffic import INT8_BLOCK, PairTraffic, SyncBytes, id_bytes, whole_share
+from autoshard.evaluation.communication import link_bytes
+from autoshard.evaluation.reader_work import reader_ms
+from autoshard.evaluation.traffic import INT8_BLOCK, id_bytes, pair_bytes, sync_bytes, whole_share
 
 EXCHANGED = {
     StepPart.INPUT: ("lengths", "ids"),
@@ -30,13 +31,13 @@ def slow_parts(plan, costs):
     forward_R, backward_R = kernels(plan, shards, costs)
     comm, topology = costs.comm, plan.topology
     extra = {
-        StepPart.FORWARD_EXCHANGE: comm.reduce_scatter_ms(scattered["forward"] * world, topology),
-        StepPart.BACKWARD_EXCHANGE: comm.all_gather_ms(scattered["backward"] * world, topology),
+        StepPart.FORWARD_EXCHANGE: comm.collective_ms("reduce_scatter", scattered["forward"] * world, topology),
+        StepPart.BACKWARD_EXCHANGE: comm.collective_ms("all_gather", scattered["backward"] * world, topology),
     }
-    exchange_ms = {
-        part: comm.all_to_all_ms(sum(sent_RR[stream] for stream in streams), topology) + extra.get(part, 0.0)
-        for part, streams in EXCHANGED.items()
-    }
+    exchange_ms = {}
+    for part, streams in EXCHANGED.items():
+        links = link_bytes(sum(sent_RR[stream] for stream in streams), topology)
+        exchange_ms[part] = comm.links_ms(links, topology) + extra.get(part, 0.0)
     handled = {
         stream: [
             sent_RR[stream][rank].sum() + sent_RR[stream][:, rank].sum() + scattered.get(stream, 0.0) * (world + 1)
@@ -108,11 +109,10 @@ def messages(plan, shards):
     apart = {}
     scattered = {"forward": 0.0, "backward": 0.0}
     for placed in shards:
-        pair = PairTraffic.of(placed, local_batch, plan.payload, id_bytes=width)
+        by_stream = pair_bytes([placed], local_batch, plan.payload, id_bytes=width, lookups_factor_N=[1.0])[0]
         many = (placed.replicas, placed.fetch, placed.collective) if len(placed.replicas) > 1 else None
         of_message = apart.setdefault(many, {stream: np.zeros((world, world)) for stream in STREAMS})
-        for stream in STREAMS:
-            size = getattr(pair, stream)
+        for stream, size in zip(STREAMS, by_stream.tolist(), strict=True):
             if placed.collective is Collective.REDUCE_SCATTER and stream in scattered:
                 scattered[stream] += size
                 continue
@@ -165,18 +165,21 @@ def reading(plan, shards):
 
 
 def synced_ms(plan, shards, costs, rank):
-    reduced = gathered = 0.0
+    synced_2 = np.zeros(2)
     for placed in shards:
         if placed.grad_sync is not GradSync.NONE and holds(placed, rank):
-            synced = SyncBytes.of(placed, plan.group_batch_size)
-            share = whole_share(placed.replicas, plan.topology)
-            reduced, gathered = reduced + share * synced.reduced, gathered + share * synced.gathered
-    comm, topology = costs.comm, plan.topology
+            synced_2 += whole_share(placed.replicas, plan.topology) * sync_bytes([placed], plan.group_batch_size)[0]
+    reduced, gathered = synced_2.tolist()
+    topology = plan.topology
+
+    def collective_ms(name, num_bytes):
+        return costs.comm.collective_ms(name, num_bytes, topology)
+
     # Without dense layers no step model was calibrated on the rest of the step.
     work = ENGINE_WORK.get(topology.device.split(":")[0], {}).get(StepPart.DENSE, {})
-    ms = comm.all_reduce_ms(reduced, topology) + work.get("synced_megabytes", 0.0) * (reduced + gathered) / 1e6
+    ms = collective_ms("all_reduce", reduced) + work.get("synced_megabytes", 0.0) * (reduced + gathered) / 1e6
     if reduced or gathered:
         ms += work.get("row_sums", 0.0)
     if gathered:
-        ms += comm.all_gather_ms(8 * topology.world_size, topology) + comm.all_gather_ms(gathered, topology)
+        ms += collective_ms("all_gather", 8 * topology.world_size) + collective_ms("all_gather", gathered)
     return ms

@@ -7,7 +7,7 @@ import pytest
 
 from autoshard.core.errors import InvalidPlanError
 from autoshard.evaluation import plan_traffic
-from autoshard.evaluation.traffic import Stream, SyncBytes
+from autoshard.evaluation.traffic import Stream, sync_bytes
 from autoshard.formats import plan_from_json
 from autoshard.runtime import RunRequest, run_requests
 from tests.ranks import executed
@@ -314,9 +314,11 @@ def test_processes_send_the_bytes_that_evaluation_counts(results):
 def test_gradients_of_replicas_take_the_bytes_that_are_priced(results):
     for way in ("dense", "sparse", "all_gather"):
         path = Path(f"gradients {way}", 4, "thin")
+        shards = plan_from_json(json.loads(json.dumps(PLANS[path.plan]))).shards
+        # A holder puts its part of the rows into an all-reduce, and of an all-gather the rows that its replica hits.
         priced = sum(
-            SyncBytes.of(placed, path.batch_size).sent_bytes(placed.replicas)
-            for placed in plan_from_json(json.loads(json.dumps(PLANS[path.plan]))).shards
+            (reduced + gathered / len(placed.replicas)) / len(placed.replicas[0])
+            for placed, (reduced, gathered) in zip(shards, sync_bytes(shards, path.batch_size).tolist(), strict=True)
         )
         # Messages padded to the longest are 2.8% more, and rows that two readers of a copy hit, which both tell, 0.5%.
         sent = [timing.sent_bytes["sync"] for timing in results[path].ranks]

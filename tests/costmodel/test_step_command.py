@@ -16,6 +16,7 @@ from autoshard.core import DenseLayers
 from autoshard.core.dense import DenseKind, DenseShape
 from autoshard.core.errors import InvalidOptionError, SampleStoreError
 from autoshard.evaluation import evaluate
+from autoshard.evaluation.communication import link_bytes
 from autoshard.formats.metasyn import metasyn
 from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES, GroupLevel, Operator
 from autoshard.formats.stores.dense_samples import DENSE_SAMPLES
@@ -190,8 +191,9 @@ def test_what_is_not_measured_again_keeps_its_fits(registry, tmp_path):
     assert layers.predict_parts(shapes).forward_ms_N.tolist() == before[0].predict_parts(shapes).forward_ms_N.tolist()
     assert collectives.card.training["carried_over"] == ["node.all_to_all"]
     assert collectives.card.bounds["all_to_all"] == before[1].card.bounds["all_to_all"]
-    sent, topology = np.array([[0.0, 1e6], [1e6, 0.0]]), make.topology(2)
-    assert collectives.all_to_all_ms(sent, topology).tolist() == before[1].all_to_all_ms(sent, topology).tolist()
+    two = make.topology(2)
+    links = link_bytes(np.array([[0.0, 1e6], [1e6, 0.0]]), two)
+    assert collectives.links_ms(links, two).tolist() == before[1].links_ms(links, two).tolist()
     # Trained again on the same samples, it is the same version.
     found = json.loads(train("--store", store, "--registry", models.root).stdout)["models"]
     assert [one["id"] for one in found] == [collectives.version_id, layers.version_id]

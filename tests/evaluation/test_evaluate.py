@@ -34,7 +34,8 @@ from autoshard.evaluation import (
     training_bytes,
 )
 from autoshard.evaluation.batch_memory import has_room
-from autoshard.evaluation.stages import cheapest_sync
+from autoshard.evaluation.communication import link_bytes
+from autoshard.evaluation.stages import cheapest_syncs
 from autoshard.evaluation.traffic import Stream, whole_share
 from tests.builders import costs, each, on, placed, plan, table, topology
 
@@ -288,7 +289,7 @@ class TestCheapestSync:
 
     def cheapest(self, batch_size=BATCH, num_ranks=WORLD, **fields):
         shard = placed(table(**fields), Tier.DATA_PARALLEL, each(num_ranks))
-        return cheapest_sync(shard, batch_size, COSTS.comm, topology(num_ranks, latency_s=1e-4))
+        return cheapest_syncs([shard], batch_size, COSTS.comm, topology(num_ranks, latency_s=1e-4))[0]
 
     def test_few_bytes_are_summed_whole(self):
         # 64 kB in 0.16 ms: what names its rows takes 0.2 ms and more.
@@ -303,7 +304,7 @@ class TestCheapestSync:
         assert self.cheapest(2**20, 16, num_embeddings=10**7, alpha=1.5) is GradSync.SPARSE
 
     def test_one_replica_needs_none(self):
-        assert cheapest_sync(on(0), BATCH, COSTS.comm, TOPOLOGY) is GradSync.NONE
+        assert cheapest_syncs([on(0)], BATCH, COSTS.comm, TOPOLOGY) == [GradSync.NONE]
 
 
 class TestEvaluate:
@@ -315,8 +316,8 @@ class TestEvaluate:
         # One collective for both tables, behind the all-to-all.
         num_bytes = 2.0 * WORLD * BAGS * DIM * 4
         for part, collective_ms in (
-            ("forward_exchange_ms", COSTS.comm.reduce_scatter_ms(num_bytes, TOPOLOGY)),
-            ("backward_exchange_ms", COSTS.comm.all_gather_ms(num_bytes, TOPOLOGY)),
+            ("forward_exchange_ms", COSTS.comm.collective_ms("reduce_scatter", num_bytes, TOPOLOGY)),
+            ("backward_exchange_ms", COSTS.comm.collective_ms("all_gather", num_bytes, TOPOLOGY)),
         ):
             assert collective_ms > 0
             # What a rank packs and unpacks: its own samples for each rank, and what all add up to.
@@ -417,5 +418,5 @@ def test_lengths_and_ids_travel_in_one_message(tier, replicas):
     plan = plan_of(placed(table(), tier, replicas))
     plan = replace(plan, topology=replace(plan.topology, device="a100"))  # where splitting ids is not priced
     sent_RR = plan_traffic(plan).pairs_RR(Stream.LENGTHS) + plan_traffic(plan).pairs_RR(Stream.IDS)
-    wanted_R = COSTS.comm.all_to_all_ms(sent_RR, plan.topology)
+    wanted_R = COSTS.comm.links_ms(link_bytes(sent_RR, plan.topology), plan.topology)
     np.testing.assert_allclose([rank.input_ms for rank in evaluate(plan, COSTS).ranks], wanted_R, rtol=1e-9)

@@ -15,7 +15,7 @@ from autoshard.core import (
 from autoshard.core.step import PART_FEATURES, Overlap, StepPart, plain_coefficients
 from autoshard.evaluation import evaluate, price_step
 from autoshard.evaluation.device_memory import DEVICE_MEMORY
-from autoshard.evaluation.pooling import POOLING_SPEED, SUM_SPEED, pooling_ms, sequence_sums_ms
+from autoshard.evaluation.reader_work import READER_SPEED, SUM_SPEED, reader_ms, sequence_sums_ms
 from autoshard.evaluation.step_price import DenseWork
 from autoshard.planners.space.options import ShardingType, enumerate_options
 from autoshard.planners.space.planner_space import PlannerSpace
@@ -28,7 +28,8 @@ TIERS = {
     Tier.FLEX: ((0, 1), (2, 3)),
 }
 BATCH, DIM = 512, 16
-SPEED = POOLING_SPEED["cpu"]
+#: Seconds of each amount, forward and backward.
+SPEED = {name: seconds[1:] for name, seconds in READER_SPEED["cpu"].items()}
 TOPOLOGY, COSTS = topology(bytes_per_s=1e10, latency_s=1e-5), costs()
 
 
@@ -42,8 +43,8 @@ def plan_of(shard):
     return plan(shard, batch_size=BATCH, topology=TOPOLOGY)
 
 
-def pooled(shard):
-    return pooling_ms([shard], BATCH / 4, TOPOLOGY)[0]
+def pooled(shard, topology=TOPOLOGY):
+    return reader_ms([shard], BATCH / 4, topology)[0, 1:]
 
 
 @pytest.mark.parametrize("tier", TIERS)
@@ -51,7 +52,7 @@ def test_readers_pool_the_rows_of_their_own_samples_whoever_holds_them(tier):
     lookups, bag_bytes = 0.5 * BATCH / 4, BATCH / 4 * DIM * 4
     expected_ms = [
         1e3 * (of_lookup * lookups + of_byte * bag_bytes)
-        for of_lookup, of_byte in zip(SPEED.lookup_s, SPEED.bag_s, strict=True)
+        for of_lookup, of_byte in zip(SPEED["pooled_lookups"], SPEED["pooled_bytes"], strict=True)
     ]
     np.testing.assert_allclose(pooled(held(tier)), expected_ms)
 
@@ -64,9 +65,9 @@ def test_without_a_measurement_it_is_that_of_fused_kernels(tier):
     forward_s = rows * (memory.lookup_s + vector_bytes / memory.gather_bytes_per_s) + bags * written_s
     expected_ms = [1e3 * forward_s, 1e3 * (bags + rows) * written_s]
     on_gpus = replace(TOPOLOGY, device="a100")
-    np.testing.assert_allclose(pooling_ms([held(tier)], BATCH / 4, on_gpus)[0], expected_ms)
+    np.testing.assert_allclose(pooled(held(tier), on_gpus), expected_ms)
     sequence = held(tier, pooling=Pooling.SEQUENCE)
-    assert pooling_ms([sequence], BATCH / 4, on_gpus)[0].tolist() == [0.0, 0.0]
+    assert pooled(sequence, on_gpus).tolist() == [0.0, 0.0]
 
 
 def test_sums_and_own_copies_take_nothing():
@@ -77,18 +78,18 @@ def test_sums_and_own_copies_take_nothing():
 
 def test_sequences_are_put_in_order_and_means_are_scaled():
     row_bytes, bag_bytes = 0.5 * BATCH / 4 * DIM * 4, BATCH / 4 * DIM * 4
-    whole_s = np.array(SPEED.sequence_s) + np.array(SPEED.placed_s) * row_bytes
-    for tier, seconds in ((Tier.TABLE_WISE, whole_s), (Tier.ROW_WISE, whole_s + SPEED.split_s)):
+    whole_s = np.array(SPEED["sequences"]) + np.array(SPEED["sequence_bytes"]) * row_bytes
+    for tier, seconds in ((Tier.TABLE_WISE, whole_s), (Tier.ROW_WISE, whole_s + SPEED["split_sequences"])):
         np.testing.assert_allclose(pooled(held(tier, pooling=Pooling.SEQUENCE)), 1e3 * seconds)
     mean = held(Tier.TABLE_WISE, Exchange.PARTIAL_SUMS, pooling=Pooling.MEAN)
-    np.testing.assert_allclose(pooled(mean), [1e3 * second * bag_bytes for second in SPEED.scaled_s])
+    np.testing.assert_allclose(pooled(mean), [1e3 * second * bag_bytes for second in SPEED["mean_bytes"]])
 
 
 def test_rows_that_several_lookups_share_come_once():
     busy = held(Tier.ROW_WISE, pooling_factor=64.0)
     on_gpus = replace(TOPOLOGY, device="a100")
-    once, each_time = (pooling_ms([one], BATCH / 4, on_gpus) for one in (replace(busy, deduplicate=True), busy))
-    assert (once[:, 0] < each_time[:, 0]).all()
+    once, each_time = (pooled(one, on_gpus) for one in (replace(busy, deduplicate=True), busy))
+    assert once[0] < each_time[0]
 
 
 @pytest.mark.parametrize("tier", TIERS)

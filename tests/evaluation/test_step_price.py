@@ -29,6 +29,7 @@ from autoshard.evaluation import (
     price_step,
 )
 from autoshard.evaluation.batch_memory import dense_bytes
+from autoshard.evaluation.communication import link_bytes
 from tests.builders import costs, table, table_wise, tables, topology
 from tests.builders import plan as plan_of
 
@@ -297,17 +298,17 @@ class TestIntervals:
         two = plan().topology
         comm, upper = COSTS.comm, UpperEndComm(COSTS.comm)
         for name in ("all_reduce", "reduce_scatter", "all_gather"):
-            value = getattr(comm, f"{name}_ms")(1e6, two)
-            assert getattr(upper, f"{name}_ms")(1e6, two) == comm.bounds_ms(name, np.array([value]), two)[1][0]
-        matrix = np.array([[0.0, 1e6], [1e5, 0.0]])
-        expected = comm.bounds_ms("all_to_all", comm.all_to_all_ms(matrix, two), two)[1]
-        np.testing.assert_array_equal(upper.all_to_all_ms(matrix, two), expected)
+            value = comm.collective_ms(name, 1e6, two)
+            assert upper.collective_ms(name, 1e6, two) == comm.bounds_ms(name, np.array([value]), two)[1][0]
+        links = link_bytes(np.array([[0.0, 1e6], [1e5, 0.0]]), two)
+        expected = comm.bounds_ms("all_to_all", comm.links_ms(links, two), two)[1]
+        np.testing.assert_array_equal(upper.links_ms(links, two), expected)
 
     def test_reduce_scatter_and_all_gather_make_an_all_reduce(self):
         # Half the bytes each, and the latency twice.
         two = plan().topology
-        halves = COSTS.comm.reduce_scatter_ms(1e6, two) + COSTS.comm.all_gather_ms(1e6, two)
-        assert halves == pytest.approx(COSTS.comm.all_reduce_ms(1e6, two) + 0.1)
+        halves = COSTS.comm.collective_ms("reduce_scatter", 1e6, two) + COSTS.comm.collective_ms("all_gather", 1e6, two)
+        assert halves == pytest.approx(COSTS.comm.collective_ms("all_reduce", 1e6, two) + 0.1)
 
 
 def test_analytic_dense_is_the_fallback():

@@ -120,8 +120,9 @@ class TestSteps:
         space, limits = space_and_limits(tables, topology, costs, names, Payload(forward=forward))
         layouts = layouts_of(space, limits)
         assume(layouts)
-        bounds = StepRelaxation(space, limits.capacity_RM).bounds()
-        assert bounds.is_proven
+        relaxation = StepRelaxation(space, limits.capacity_RM)
+        assert relaxation.is_proven
+        bounds = relaxation.bounds()
         for layout in layouts:
             assert bounds.step_ms <= layout.step_ms()
             for part, least_ms, ms_R in zip(EMBEDDING_PARTS, bounds.parts_ms, layout.parts_ms(), strict=True):

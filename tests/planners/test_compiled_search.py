@@ -88,7 +88,7 @@ def searched(linear, layout, effort, **options):
     kept, state_of = {}, linear._state
     options = {"may_O": np.ones(len(linear.flat.item_O), np.bool_), "seed": 7, "deadline_s": math.inf} | options
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(linear, "_state", lambda one: kept.setdefault("state", state_of(one)))
+        patch.setattr(linear, "_state", lambda *of: kept.setdefault("state", state_of(*of)))
         return linear.improved(layout, effort, **options), kept["state"]
 
 

@@ -18,7 +18,7 @@ from autoshard.core import (
 )
 from autoshard.core.errors import InfeasiblePlanError, InvalidPlanError
 from autoshard.core.step import EMBEDDING_PARTS
-from autoshard.evaluation import activation_bytes, evaluate, price_step
+from autoshard.evaluation import evaluate, price_step, training_bytes
 from autoshard.formats import load_topology
 from autoshard.planners.comparison import num_cuts
 from autoshard.planners.hybrid.descent import Start
@@ -59,8 +59,8 @@ def test_sums_price_what_evaluate_prices(seed):
     for part, ms_R in zip(EMBEDDING_PARTS, layout.parts_ms(), strict=True):
         assert ms_R.max() == pytest.approx(getattr(price.times, part.value), rel=1e-5)
     np.testing.assert_array_equal(layout.bytes_RM[:, 0], [one.hbm_bytes for one in evaluate(plan, COSTS).ranks])
-    activations_R = layout.space.prices.activation_bytes(layout.moved_RC[None])[0]
-    np.testing.assert_allclose(activations_R, activation_bytes(plan), rtol=1e-6)
+    needed_R = layout.space.prices.training_bytes(layout.moved_RC[None])[0]
+    np.testing.assert_allclose(needed_R, training_bytes(plan), rtol=1e-6)
 
 
 def test_sums_by_reduce_scatter_are_priced_as_evaluate_prices_them():
@@ -81,8 +81,8 @@ def test_sums_by_reduce_scatter_are_priced_as_evaluate_prices_them():
         price = price_step(plan, COSTS)
         for part, ms_R in zip(EMBEDDING_PARTS, layout.parts_ms(), strict=True):
             assert ms_R.max() == pytest.approx(getattr(price.times, part.value), rel=1e-5)
-        activations_R = space.prices.activation_bytes(layout.moved_RC[None])[0]
-        np.testing.assert_allclose(activations_R, activation_bytes(plan), rtol=1e-6)
+        needed_R = space.prices.training_bytes(layout.moved_RC[None])[0]
+        np.testing.assert_allclose(needed_R, training_bytes(plan), rtol=1e-6)
 
 
 def test_sums_price_rows_behind_caches():

@@ -20,8 +20,8 @@ from autoshard.core import (
     Pooling,
 )
 from autoshard.evaluation.analytic import AnalyticCostModel, kernel_seconds
-from autoshard.evaluation.stages import cheapest_sync, cheapest_syncs
-from autoshard.evaluation.traffic import PairTraffic, SyncBytes, id_bytes, pair_bytes, sync_bytes
+from autoshard.evaluation.stages import cheapest_syncs
+from autoshard.evaluation.traffic import id_bytes, pair_bytes, sync_bytes
 from autoshard.planners.space.layout import Layout, Limits
 from autoshard.planners.space.options import ShardingType, enumerate_options, locals_of
 from autoshard.planners.space.planner_space import PlannerSpace
@@ -83,10 +83,9 @@ def test_small_tables(placed):
 
 @given(placed=placed_shards())
 def test_bytes_and_ways_of_gradients(placed):
-    of_one = [SyncBytes.of(one, BATCH) for one in placed]
-    expected = np.array([(one.reduced, one.gathered) for one in of_one]).reshape(-1, 2)
-    np.testing.assert_allclose(sync_bytes(placed, BATCH), expected, rtol=1e-12)
-    cheapest = [cheapest_sync(one, BATCH, COSTS.comm, TOPOLOGY) for one in placed]
+    one_by_one = [sync_bytes([one], BATCH) for one in placed]
+    np.testing.assert_allclose(sync_bytes(placed, BATCH), np.concatenate([np.zeros((0, 2)), *one_by_one]), rtol=1e-12)
+    cheapest = [way for one in placed for way in cheapest_syncs([one], BATCH, COSTS.comm, TOPOLOGY)]
     assert cheapest_syncs(placed, BATCH, COSTS.comm, TOPOLOGY) == cheapest
 
 
@@ -94,12 +93,12 @@ def test_bytes_and_ways_of_gradients(placed):
 def test_bytes_of_exchanges(placed, payload):
     width = id_bytes(one.shard.table for one in placed)
     factors = np.linspace(1, 2, len(placed)).tolist()
-    expected = [
-        PairTraffic.of(one, BATCH / 4, payload, id_bytes=width, lookups_factor=factor).by_stream()
-        for one, factor in zip(placed, factors, strict=True)
-    ]
-    found = pair_bytes(placed, BATCH / 4, payload, id_bytes=width, lookups_factor_N=factors)
-    np.testing.assert_array_equal(found, np.array(expected).reshape(-1, 4))
+
+    def bytes_of(some, factors):
+        return pair_bytes(some, BATCH / 4, payload, id_bytes=width, lookups_factor_N=factors)
+
+    one_by_one = [bytes_of([one], [factor]) for one, factor in zip(placed, factors, strict=True)]
+    np.testing.assert_array_equal(bytes_of(placed, factors), np.concatenate([np.zeros((0, 4)), *one_by_one]))
 
 
 @given(placed=placed_shards(), device=st.sampled_from(["a100", "cpu"]))

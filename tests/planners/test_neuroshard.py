@@ -3,6 +3,7 @@
 Shape suffixes: P shards of a list, R ranks.
 """
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -77,6 +78,14 @@ def test_halves_what_one_rank_would_wait_for():
     assert widths(planned(task))["large"] == [16] * 4
     assert widths(planned(task, steps=1))["large"] == [32] * 2
     assert widths(planned(task, steps=0))["large"] == [64]
+
+
+def test_nothing_is_halved_once_the_time_of_the_request_is_over():
+    large = make.table("large", 100_000, 64, 40.0, access=AccessProfile.uniform(100_000))
+    task = make.tables(large, make.table("small", embedding_dim=8), batch_size=8192), make.topology(4)
+    for age_s, expected in ((0.0, [16] * 4), (60.0, [64])):
+        request = make.request(*task, time_limit_s=60.0, started_s=time.perf_counter() - age_s)
+        assert widths(NeuroShardPlanner().plan(request))["large"] == expected
 
 
 def test_halves_keep_a_multiple_of_four_columns():

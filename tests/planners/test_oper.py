@@ -23,7 +23,7 @@ from autoshard.core import (
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidPlanError, InvalidTopologyError
 from autoshard.core.quoting import write_bytes
 from autoshard.evaluation import evaluate, plan_traffic
-from autoshard.evaluation.stages import cheapest_sync
+from autoshard.evaluation.stages import cheapest_syncs
 from autoshard.evaluation.traffic import Stream
 from autoshard.formats import load_tables, load_topology
 from autoshard.planners.oper import OperPlanner
@@ -300,7 +300,7 @@ def test_constraints_hold():
 def test_gradients_of_copies_meet_as_was_asked_for(option):
     plan = make_plan(KAGGLE, DGX_A100, grad_sync=option, **PAPERS)
     copies = [placed for placed in plan.shards if len(placed.replicas) > 1]
-    cheapest = [cheapest_sync(placed, KAGGLE.batch_size, COSTS.comm, DGX_A100) for placed in copies]
+    cheapest = cheapest_syncs(copies, KAGGLE.batch_size, COSTS.comm, DGX_A100)
     assert [placed.grad_sync for placed in copies] == (cheapest if option == "auto" else [option] * len(copies))
     assert copies
     assert {placed.grad_sync for placed in plan.shards if len(placed.replicas) == 1} == {GradSync.NONE}

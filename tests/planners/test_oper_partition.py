@@ -17,7 +17,8 @@ from autoshard.core import (
     Shard,
 )
 from autoshard.core.errors import InvalidOptionError
-from autoshard.planners.oper import equal_row_ranges, lookup_bytes, row_groups
+from autoshard.planners.oper import lookup_bytes, row_groups
+from autoshard.planners.oper.partition import row_range
 from tests import builders as make
 
 
@@ -118,30 +119,33 @@ def test_tables_that_are_not_cut_need_no_row_order():
     assert small == Shard.whole(tables["small"])
 
 
-@pytest.mark.parametrize("cut", [lambda tables: row_groups(tables, 0.001), lambda tables: equal_row_ranges(tables, 4)])
-def test_co_located_tables_stay_whole(cut):
+def test_co_located_tables_stay_whole():
     together = make.table("a", constraints=Constraints(colocate_with=("b",)))
     tables = make.tables(together, make.table("b"), make.table("c"), batch_size=1)
-    num_parts = [sum(shard.table.name == name for shard in cut(tables)) for name in "abc"]
+    num_parts = [sum(shard.table.name == name for shard in row_groups(tables, 0.001)) for name in "abc"]
     assert num_parts[:2] == [1, 1]
     assert num_parts[2] > 1
 
 
-@given(tables=table_sets(), num_parts=st.integers(1, 20), by=st.sampled_from(RowsBy))
-def test_equal_ranges_differ_by_one_row(tables, num_parts, by):
-    shards = equal_row_ranges(tables, num_parts, by=by)
+@given(tables=table_sets(), threshold=st.sampled_from([1.0, 0.3, 0.05, 0.01]))
+def test_rows_of_unknown_order_are_cut_into_equal_ranges_of_ids(tables, threshold):
+    tables = replace(tables, tables=tuple(replace(one, row_order=None) for one in tables.tables))
+    shards = row_groups(tables, threshold)
     assert_tiles(tables, shards)
+    assert {shard.rows.by for shard in shards} == {RowsBy.INDEX}
     for one in tables.tables:
         sizes = [shard.num_embeddings for shard in shards if shard.table == one]
-        assert len(sizes) == min(num_parts, one.num_embeddings)
         assert max(sizes) - min(sizes) <= 1
 
 
 def test_ranges_of_row_ids_get_equal_shares_and_those_of_access_ranks_do_not():
-    tables = make.tables(make.table(), batch_size=1)
-    by_id = [read(shard) for shard in equal_row_ranges(tables, 4)]
-    by_rank = [read(shard) for shard in equal_row_ranges(tables, 4, by=RowsBy.ACCESS_RANK)]
-    np.testing.assert_allclose(by_id, read(Shard.whole(tables["t0"])) / 4)
+    def read_of_quarters(table):
+        ends = [table.num_embeddings * quarter // 4 for quarter in range(5)]
+        return [read(row_range(table, start, stop)) for start, stop in pairwise(ends)]
+
+    table = make.table()
+    by_id, by_rank = read_of_quarters(replace(table, row_order=None)), read_of_quarters(table)
+    np.testing.assert_allclose(by_id, read(Shard.whole(table)) / 4)
     assert by_rank == sorted(by_rank, reverse=True)
     assert by_rank[0] > 4 * by_rank[1]
 
@@ -151,5 +155,3 @@ def test_refuses_what_makes_no_partition():
     for threshold in (0.0, -0.1, 1.5, float("nan")):
         with pytest.raises(InvalidOptionError, match=r"threshold: must be in \(0, 1\]"):
             row_groups(tables, threshold)
-    with pytest.raises(InvalidOptionError, match=r"num_parts: must be at least 1, got 0"):
-        equal_row_ranges(tables, 0)

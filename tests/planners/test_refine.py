@@ -8,7 +8,7 @@ import pytest
 from autoshard.core import ReplicaGroups, Tier
 from autoshard.core.errors import InvalidOptionError
 from autoshard.planners.heuristics.greedy import CostGreedyPlanner
-from autoshard.planners.refine import CorrectedKernels, refine
+from autoshard.planners.refine import refine
 from autoshard.planners.space.options import placed_shard
 from autoshard.planning import make_plan, refine_plan
 from tests import builders as make
@@ -90,16 +90,6 @@ def test_the_plan_is_never_slower_than_it_was_measured_to_be(planned):
     machine.noise = 0.2  # nothing can be learned from it
     refined = refine(plan, problem.model, machine, num_measurements=4)
     assert refined.after_ms <= refined.before_ms
-
-
-def test_corrections_add_up(planned):
-    problem, _, _ = planned
-    model = CorrectedKernels(problem.model)
-    codes_NH = np.pad(problem.codes_NH, ((0, 0), (0, 1)), constant_values=0.25)
-    together = codes_NH[:3].sum(axis=0, keepdims=True)
-    expected = problem.model.predict_ms(problem.codes_NH[:3].sum(axis=0, keepdims=True)) + 0.75
-    np.testing.assert_allclose(model.predict_ms(together), expected, rtol=1e-6)
-    np.testing.assert_allclose(model.predict_parts(together).kernel_ms_S, expected, rtol=1e-6)
 
 
 def test_plans_over_several_ranks_are_refused(planned):

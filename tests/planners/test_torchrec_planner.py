@@ -2,20 +2,33 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner
+from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import ParameterConstraints, Topology
 from torchrec.optim import RowWiseAdagrad
 
-from autoshard.core import Collective, Constraints, DType, Feature, MemoryBandwidth, Optimizer, Pooling, Tier
+from autoshard.core import (
+    Collective,
+    Constraints,
+    DType,
+    Feature,
+    MemoryBandwidth,
+    Optimizer,
+    Payload,
+    Pooling,
+    Tier,
+)
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidTableError
 from autoshard.core.quoting import write_bytes
 from autoshard.evaluation import DEVICE_MEMORY
-from autoshard.planners.torchrec_planner import TorchRecPlanner, torchrec_topology
+from autoshard.formats.torchrec.configs import meta_module
+from autoshard.planners.torchrec_planner import TorchRecPlanner, _sharders, torchrec_topology
 from autoshard.validator import validate_plan
 from tests import builders as make
 
@@ -79,6 +92,25 @@ def test_topology_is_told_how_fast_its_memory_is():
     for device in ("h100", "nobody-knows"):
         told = torchrec_topology(replace(make.topology(4), device=device, memory_bandwidth=stated))
         assert told.hbm_mem_bw == pytest.approx(2.5e9)
+
+
+def test_exchanges_are_estimated_in_the_formats_that_are_sent():
+    tables, topology = make.draw_task(6, 4, seed=1, batch_size=1024)
+
+    def exchanges_ms(payload, sharding_type):
+        options = EmbeddingEnumerator(torchrec_topology(topology), 256).enumerate(
+            meta_module(tables.tables), _sharders(payload)
+        )
+        shards = [shard for one in options if one.sharding_type == sharding_type for shard in one.shards]
+        return np.array([(shard.perf.fwd_comms, shard.perf.bwd_comms) for shard in shards])
+
+    narrow = Payload(forward=DType.INT8, backward=DType.BF16)
+    whole = exchanges_ms(Payload(), "table_wise")
+    assert len(whole) == 6
+    np.testing.assert_allclose(exchanges_ms(narrow, "table_wise"), whole / [4, 2])
+    # Sums of rows over all ranks go by reduce-scatter.
+    by_rows = exchanges_ms(Payload(), "row_wise")
+    np.testing.assert_allclose(exchanges_ms(narrow, "row_wise")[:, 0], by_rows[:, 0] / 4)
 
 
 def test_takes_every_kind_of_table():

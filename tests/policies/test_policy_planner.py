@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autoshard.core import Constraints
+from autoshard.core import Constraints, MemoryLevel
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, ModelError
 from autoshard.evaluation.batch_memory import has_room
 from autoshard.evaluation.evaluate import evaluate
@@ -88,6 +88,15 @@ def test_plans_leave_room_for_training_and_keep_constraints(registry):
     plan = PolicyPlanner().plan(request)
     validate_plan(plan)
     assert has_room(plan)
+
+
+def test_a_table_that_fits_no_device_goes_behind_a_cache_although_all_devices_have_room_for_it(registry):
+    small, large = make.table("small"), make.table("large", 100_000, 64, constraints=Constraints(pinned_ranks=(0,)))
+    machine = make.topology(4, hbm=7 * large.storage_bytes // 10, ddr=large.storage_bytes)
+    plan = PolicyPlanner().plan(make.request(make.tables(small, large), machine, registry=registry))
+    validate_plan(plan)
+    levels = {placed.shard.table.name: placed.memory.level for placed in plan.shards}
+    assert levels == {"small": MemoryLevel.HBM, "large": MemoryLevel.DDR}
 
 
 def test_a_task_without_room_is_told(registry):

@@ -1,7 +1,7 @@
 """What an optimizer keeps goes along when tables go on under another layout, the number of steps among it."""
 
 from autoshard.core import Optimizer
-from autoshard.evaluation.traffic import SyncBytes
+from autoshard.evaluation.traffic import sync_bytes
 from tests.ranks import on_ranks
 from tests.runtime.resumed_worker import all_of, plan_of
 
@@ -18,4 +18,5 @@ def test_tables_go_on_under_every_layout_as_if_nothing_had_happened():
         assert keys[optimizer] == names
         # Rows of Adam and LAMB that are looked up move without a gradient, so that a number tells which were.
         [placed] = plan_of(optimizer, "dense", 2).shards
-        assert synced[optimizer] == SyncBytes.of(placed, 12).reduced == 4 * 30 * (8 + optimizer.has_decaying_moments)
+        priced = sync_bytes([placed], 12)[0, 0]
+        assert synced[optimizer] == priced == 4 * 30 * (8 + optimizer.has_decaying_moments)

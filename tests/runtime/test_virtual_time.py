@@ -15,7 +15,7 @@ from autoshard.core import Collective, GroupLayout, Pooling, ReplicaGroups, Tier
 from autoshard.core.errors import AutoshardError, InvalidOptionError
 from autoshard.core.replica_groups import part_of
 from autoshard.core.step import Overlap
-from autoshard.evaluation.communication import AlphaBetaComm
+from autoshard.evaluation.communication import AlphaBetaComm, link_bytes
 from autoshard.formats import write_plan, write_topology
 from autoshard.runtime import RunRequest, run_requests
 from autoshard.runtime.clock import WALL
@@ -266,7 +266,7 @@ def test_an_all_to_all_takes_what_the_price_says():
     wire, comm = Wire(topology, AlphaBetaComm()), AlphaBetaComm()
     sent_RR = np.random.default_rng(0).uniform(0, 1e6, (4, 4))
     whole = wire.seconds(Operation.ALL_TO_ALL, sent_RR, (0, 1, 2, 3))
-    assert whole == pytest.approx(comm.all_to_all_ms(sent_RR, topology) / 1e3)
+    assert whole == pytest.approx(comm.links_ms(link_bytes(sent_RR, topology), topology) / 1e3)
     # Ranks 1 and 2 are on different nodes.
     two = wire.seconds(Operation.ALL_TO_ALL, np.array([[0.0, 2e6], [1e6, 0.0]]), (1, 2))
     link = topology.levels[1].all_to_all
@@ -288,9 +288,9 @@ def test_reductions_take_what_the_price_says():
     wire, ranks, put_in = Wire(topology, comm), (0, 1, 2, 3), np.zeros((4, 4))
     put_in[:, 0] = 1e5
     expected = {
-        Operation.ALL_REDUCE: comm.all_reduce_ms(1e5, topology),
-        Operation.REDUCE_SCATTER: comm.reduce_scatter_ms(1e5, topology),
-        Operation.ALL_GATHER: comm.all_gather_ms(4e5, topology),
+        Operation.ALL_REDUCE: comm.collective_ms("all_reduce", 1e5, topology),
+        Operation.REDUCE_SCATTER: comm.collective_ms("reduce_scatter", 1e5, topology),
+        Operation.ALL_GATHER: comm.collective_ms("all_gather", 4e5, topology),
     }
     for operation, ms in expected.items():
         assert wire.seconds(operation, put_in, ranks) == pytest.approx([ms / 1e3] * 4)

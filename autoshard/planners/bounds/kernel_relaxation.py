@@ -24,7 +24,7 @@ class KernelRelaxation:
     ranks apart, a linear programme over groups of ranks that are alike. All hold for prices with a linear floor.
 
     Args:
-        problem: Items and ranks; shared tiers are not used.
+        problem: Items and ranks.
     """
 
     def __init__(self, problem: PlacementProblem) -> None:

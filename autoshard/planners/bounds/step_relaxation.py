@@ -15,6 +15,7 @@ import numpy as np
 from autoshard.core.costs import MsArray, kernel_floor
 from autoshard.core.step import EMBEDDING_PARTS, KERNEL_PARTS, PART_INDEX, Overlap
 from autoshard.planners.bounds.moving_floor import MovingFloor
+from autoshard.planners.space.cost_gradient import FlatOptions
 from autoshard.planners.space.kinds import FloatArray
 from autoshard.planners.space.planner_space import BoolArray, IndexArray, PlannerSpace
 
@@ -24,17 +25,15 @@ _TOLERANCE = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBounds:
-    """What no plan of a space is below, in milliseconds.
+    """What no plan of a space is below, in milliseconds: proven, or an estimate, as `StepRelaxation` says.
 
     Attributes:
         step_ms: Of the step.
         parts_ms: Of each part at its slowest rank, in the order of `EMBEDDING_PARTS`.
-        is_proven: Whether it holds for every plan; else it is an estimate.
     """
 
     step_ms: float
     parts_ms: tuple[float, ...]
-    is_proven: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -115,7 +114,6 @@ class StepRelaxation:
         return StepBounds(
             step_ms=step_ms * (1 - _TOLERANCE),
             parts_ms=tuple(one * (1 - _TOLERANCE) for one in parts_ms),
-            is_proven=self.is_proven and kernel_factors == (1.0, 1.0),
         )
 
     def kernel_factors(self, codes_RH: FloatArray) -> tuple[float, float]:
@@ -145,7 +143,7 @@ class StepRelaxation:
 
     def _options(self, kernel_factors: tuple[float, float]) -> _Options:
         space, num_ranks = self._space, self._space.topology.world_size
-        flat = _flattened(space)
+        flat = FlatOptions.of(space)
         served_KVQ = self._served(self._floor.slope_KQC, kernel_factors)
         alone_KVQ = self._served(self._floor.lump_KQC, kernel_factors)
         moved_VC, bytes_VM = space.kinds.moved_VC, space.kinds.bytes_VM
@@ -158,10 +156,10 @@ class StepRelaxation:
         lump_KOQ = np.maximum.reduceat(alone_KVQ[:, flat.kind_E] * holds, flat.start_O, axis=1)
         fits_O = self._fits(flat, bytes_VM)
         kernels = np.unique(self._kernels.kernel_N)
-        is_shared_E1 = flat.is_everywhere_E[:, None]
+        is_shared_E1 = flat.is_shared_E[:, None]
         runs_EJ = self._kernels.kernel_N[flat.kind_E][:, None] == kernels
         is_mixed_J = (runs_EJ & is_shared_E1).any(axis=0) & (runs_EJ & ~is_shared_E1).any(axis=0)
-        may_launch_E = ~flat.is_everywhere_E | (runs_EJ & is_mixed_J).any(axis=1)
+        may_launch_E = ~flat.is_shared_E | (runs_EJ & is_mixed_J).any(axis=1)
         return _Options(
             item_O=flat.item_O[fits_O],
             mean_KOQ=np.add.reduceat(served_KVQ[:, flat.kind_E] * share_EQ, flat.start_O, axis=1)[:, fits_O],
@@ -183,35 +181,11 @@ class StepRelaxation:
             served_KVQ[:, :, PART_INDEX[part]] += weight * factor * floor_ms_V
         return served_KVQ
 
-    def _fits(self, flat: _Flat, bytes_VM: FloatArray) -> BoolArray:
+    def _fits(self, flat: FlatOptions, bytes_VM: FloatArray) -> BoolArray:
         """Options whose shards each fit on some rank, or on all ranks if all hold them; shape (O,)."""
         most_M, least_M = self._capacity_RM.max(axis=0), self._capacity_RM.min(axis=0)
-        room_EM = np.where(flat.is_everywhere_E[:, None], least_M, most_M)
+        room_EM = np.where(flat.is_shared_E[:, None], least_M, most_M)
         return np.asarray(np.logical_and.reduceat((bytes_VM[flat.kind_E] <= room_EM).all(axis=1), flat.start_O))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Flat:
-    """All options of a space, one after the other: the item of each, where its shards start, and those shards."""
-
-    item_O: IndexArray
-    start_O: IndexArray
-    kind_E: IndexArray
-    holders_E: IndexArray
-    is_everywhere_E: BoolArray
-
-
-def _flattened(space: PlannerSpace) -> _Flat:
-    options = [(index, option) for index, item in enumerate(space.items) for option in item.options]
-    shards = [shard for _, option in options for shard in option.shards]
-    lengths = [len(option.shards) for _, option in options]
-    return _Flat(
-        item_O=np.array([index for index, _ in options], dtype=np.int64),
-        start_O=np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64),
-        kind_E=np.array([shard.kind for shard in shards], dtype=np.int64),
-        holders_E=np.array([shard.num_holders for shard in shards], dtype=np.int64),
-        is_everywhere_E=np.array([shard.is_everywhere for shard in shards]),
-    )
 
 
 class _Programme:

@@ -74,7 +74,7 @@ class Bandwidths:
             links = LinkBytes(leaving_LR=bytes_L[:, None], arriving_LR=bytes_L[:, None])
             return _bytes_per_s(float(comm.links_ms(links, topology).max()))
 
-        all_reduce = _bytes_per_s(comm.all_reduce_ms(_PROBE_BYTES, topology))
+        all_reduce = _bytes_per_s(comm.collective_ms("all_reduce", _PROBE_BYTES, topology))
         return cls(
             all_to_all_global=all_to_all(to_world_L),
             all_to_all_intra=all_to_all(to_node_L),

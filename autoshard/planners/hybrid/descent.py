@@ -165,7 +165,7 @@ class SearchContext:
         draw = self.rng.random()
         if draw < all_to:
             return self.open_options()
-        now_I = self.flat.first_I + np.array([layout.choice(item)[0] for item in range(len(layout.chosen))])
+        now_I = self.flat.first_I + layout.numbers_I
         if won_to <= draw < like_to:
             return self._or_all(np.isin(self.flat.type_O, np.unique(self.flat.type_O[now_I])))
         may_O = self.linear.won_O > 0 if draw < won_to else self.options_of(self.some_types())

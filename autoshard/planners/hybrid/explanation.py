@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
-from autoshard.core import CostModels, ShardingPlan, TableSet
+from autoshard.core import CostModels, MemoryLevel, ShardingPlan, TableSet
 from autoshard.core.errors import InvalidPlanError, InvalidTableError
 from autoshard.core.quoting import shown, write_bytes
 from autoshard.core.step import EMBEDDING_PARTS
@@ -132,7 +132,7 @@ class _Explainer:
             table=item.label,
             option=item.options[chosen].label,
             ranks=ranks,
-            hbm_bytes=self._bytes(item.options[chosen]),
+            hbm_bytes=self.space.largest_bytes(item.options[chosen], MemoryLevel.HBM),
             without_ms=without_ms,
             binds=self._binds(item.options[chosen], ranks),
             reason=self._reason(others),
@@ -140,7 +140,7 @@ class _Explainer:
         )
 
     def _alternative(self, option: ItemOption, step_ms: float | None) -> Alternative:
-        hbm_bytes = self._bytes(option)
+        hbm_bytes = self.space.largest_bytes(option, MemoryLevel.HBM)
         beside = " beside what training needs" if self.layout.limits.with_activations else ""
         ruled_out = (
             "" if step_ms is not None else f"takes {write_bytes(hbm_bytes)} of a rank{beside}, more than is free"
@@ -214,13 +214,6 @@ class _Explainer:
             for part, added, rank in zip(EMBEDDING_PARTS, added_P.tolist(), slowest_P, strict=True)
             if added > 0 and rank in ranks
         )
-
-    def _bytes(self, option: ItemOption) -> int:
-        """Bytes of parts that all ranks hold, and of the largest of the others."""
-        bytes_V = self.space.kinds.bytes_VM[:, 0]
-        shared = sum(float(bytes_V[shard.kind]) for shard in option.shards if shard.is_everywhere)
-        others = (float(bytes_V[shard.kind]) for shard in option.shards if not shard.is_everywhere)
-        return round(shared + max(others, default=0.0))
 
     def _ranks(self, index: int) -> tuple[int, ...]:
         ranks = np.arange(self.layout.num_ranks)

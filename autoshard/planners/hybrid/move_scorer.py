@@ -77,7 +77,7 @@ class CostGrowth:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MoveScorer:
-    """MoveScorer for one layout, from rates that are linear; memory is left out.
+    """Estimates for one layout, from rates that are linear; memory is left out.
 
     Attributes:
         flat: All options.

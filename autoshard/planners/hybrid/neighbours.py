@@ -28,7 +28,7 @@ _NUM_ITEMS = 128
 
 
 class Neighbourhood:
-    """MoveScorer of what changes of one layout would save, and the best of them.
+    """Estimates of what changes of one layout would save, and the best of them.
 
     A part of the step counts at a p-norm over ranks; its gradient says what a millisecond on each rank is worth.
 

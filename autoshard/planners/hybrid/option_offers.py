@@ -135,9 +135,6 @@ class OfferedOptions:
         Args:
             until_s: When to end, by `time.perf_counter`; if it is infinite, no clock decides what is offered later.
             score: The policy; None for none.
-
-        Returns:
-            For each item the number of the option that the policy thinks likeliest, shape (I,); None without one.
         """
         began_s = time.perf_counter()
         self._is_timed = math.isfinite(until_s)
@@ -146,7 +143,7 @@ class OfferedOptions:
         num_all = max(_NUM_COSTLIEST, math.ceil(_COSTLIEST_SHARE * len(order)))
         if self.is_large:
             self._begin_by_price(order, rates, until_s)
-            self._offer_all(order[:num_all], self._share_of_time(until_s))
+            self._offer_all(order[:num_all], share_of_time(_MORE_SHARE, until_s))
             return
         if score is None:
             self._offer_all([*self._large, *order[:num_all]], until_s)
@@ -159,13 +156,7 @@ class OfferedOptions:
                 break
             self._offer_hot_rows(CostGradient.of(self.space))
         if score is not None:
-            self._offer_all(order[:num_all], self._share_of_time(until_s))
-
-    @staticmethod
-    def _share_of_time(until_s: float) -> float:
-        """When the share of the time left is over that the costliest tables' other options may take."""
-        now_s = time.perf_counter()
-        return now_s + _MORE_SHARE * (until_s - now_s)
+            self._offer_all(order[:num_all], share_of_time(_MORE_SHARE, until_s))
 
     def offer_likely(self, score: ScoreWays, until_s: float = math.inf) -> None:
         """Offers every item the few sharding types that a policy thinks likely, the costliest first, as time allows.
@@ -275,8 +266,7 @@ class OfferedOptions:
     def _costliest(self, flat: FlatOptions, rates: CostGradient, around: Layout) -> list[int]:
         """As `_costliest_whole`, as items are held in a layout."""
         cost_O: MsArray = flat.sums(shard_costs(flat, rates, self.space.topology.world_size))
-        number_I = np.array([around.choice(item)[0] for item in range(len(flat.first_I))])
-        order: list[int] = np.argsort(-cost_O[flat.first_I + number_I], kind="stable").tolist()
+        order: list[int] = np.argsort(-cost_O[flat.first_I + around.numbers_I], kind="stable").tolist()
         return order
 
     def _binding(self, rates: CostGradient) -> list[int]:
@@ -463,6 +453,12 @@ def _is_large(topology: Topology) -> Callable[[EmbeddingTable], bool]:
     """Whether a table takes much of the memory that devices have in the mean."""
     memory_bytes = float(np.mean(topology.hbm_bytes))
     return lambda table: table.storage_bytes > _LARGE_SHARE * memory_bytes
+
+
+def share_of_time(share: float, until_s: float) -> float:
+    """When a share of the time from now on will be over, by `time.perf_counter`."""
+    now_s = time.perf_counter()
+    return now_s + share * max(0.0, until_s - now_s)
 
 
 def looked_up_bytes(table: EmbeddingTable) -> float:

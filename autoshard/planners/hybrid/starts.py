@@ -22,7 +22,7 @@ from autoshard.planners.space.kinds import LEVELS
 from autoshard.planners.space.layout import Layout, Limits
 from autoshard.planners.space.options import ShardingType, option_of_placed
 from autoshard.planners.space.placement import exceeds_total, write_memory
-from autoshard.planners.space.planner_space import IndexArray, ItemOption, PlannerSpace
+from autoshard.planners.space.planner_space import IndexArray, PlannerSpace
 
 #: Largest shard on one rank, over the mean of what ranks have, for which balanced starts are made: of all tiers, and
 #: of few.
@@ -242,8 +242,7 @@ class GrownStarts:
 
 def _is_uneven(flat: FlatOptions, layout: Layout) -> bool:
     """Whether a layout has rows of any item in uneven shares."""
-    numbers_I = [layout.choice(item)[0] for item in range(len(flat.first_I))]
-    return bool(flat.is_uneven_O[flat.first_I + numbers_I].any())
+    return bool(flat.is_uneven_O[flat.first_I + layout.numbers_I].any())
 
 
 def _starts_of(
@@ -320,8 +319,8 @@ def no_room(space: PlannerSpace, limits: Limits) -> InfeasiblePlanError:
         return exceeds_total(needed, room_M, len(room_RM), limits.less)
     most, memory = int(room_RM.sum(axis=1).max()), write_memory(room_M, len(room_RM), limits.less)
     for item in space.items:
-        option = min(item.options, key=lambda one: _largest_bytes(space, one))
-        if (least := _largest_bytes(space, option)) > most:
+        option = min(item.options, key=space.largest_bytes)
+        if (least := space.largest_bytes(option)) > most:
             return InfeasiblePlanError(
                 f"{item.label} needs {write_bytes(least)} of a rank as {option.label}, the sharding type that needs "
                 f"least there, and {memory} is at most {write_bytes(most)} a rank"
@@ -332,13 +331,4 @@ def no_room(space: PlannerSpace, limits: Limits) -> InfeasiblePlanError:
     return InfeasiblePlanError(
         f"no way was found to hold all tables{beside}, {write_bytes(needed)} in {memory}; "
         f"the largest is {largest} with {write_bytes(bytes_of[largest])}"
-    )
-
-
-def _largest_bytes(space: PlannerSpace, option: ItemOption) -> int:
-    """Bytes that an option takes at least of some rank, on all memory levels together."""
-    bytes_V = space.kinds.bytes_VM.sum(axis=1)
-    shared = sum(float(bytes_V[shard.kind]) for shard in option.shards if shard.is_everywhere)
-    return int(
-        shared + max((float(bytes_V[shard.kind]) for shard in option.shards if not shard.is_everywhere), default=0)
     )

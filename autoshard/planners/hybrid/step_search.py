@@ -25,7 +25,7 @@ from autoshard.evaluation.migration import by_table
 from autoshard.planners.comparison import FoundPlan, choose, num_cuts
 from autoshard.planners.hybrid.compiled.library import library
 from autoshard.planners.hybrid.descent import Start
-from autoshard.planners.hybrid.option_offers import OfferedOptions, ScoreWays
+from autoshard.planners.hybrid.option_offers import OfferedOptions, ScoreWays, share_of_time
 from autoshard.planners.hybrid.starts import (
     FINE_LUMPS,
     GrownStarts,
@@ -175,19 +175,19 @@ def search_steps(request: PlanRequest, search: StepSearch) -> FoundPlan:
         now_s = time.perf_counter()
         # Requests whose time was up before they began, as where a service is behind, get no more of it.
         least_s = min(_LEAST_OFFERS_S, 2 * max(0.0, until_s - now_s))
-        offers_s = max(_share_of_time(1.0 if offers.is_large else _OFFERS_SHARE, until_s - start_s), now_s + least_s)
+        offers_s = max(share_of_time(1.0 if offers.is_large else _OFFERS_SHARE, until_s - start_s), now_s + least_s)
         offers.begin(offers_s, None if asked is None else asked[0])
     space, limits = offers.space, _limits(offers.space, search)
     lumps = () if asked is None else FINE_LUMPS
     own_s = time.perf_counter()
-    own = balanced_starts(space, limits, _share_of_time(_OWN_SHARE, until_s), lumps)
+    own = balanced_starts(space, limits, share_of_time(_OWN_SHARE, until_s), lumps)
     if not own and not offers.is_complete:
         offers.complete()
-        own = balanced_starts(space, limits, _share_of_time(_OWN_SHARE, until_s))
+        own = balanced_starts(space, limits, share_of_time(_OWN_SHARE, until_s))
     if not own and offers.offer_caches():
-        own = balanced_starts(space, limits, _share_of_time(_OWN_SHARE, until_s))
+        own = balanced_starts(space, limits, share_of_time(_OWN_SHARE, until_s))
     own_s = time.perf_counter() - own_s
-    starts_s = _share_of_time(_STARTS_SHARE, until_s)
+    starts_s = share_of_time(_STARTS_SHARE, until_s)
     # Plans that no search goes on from are needed before it; others can wait, where there is a start.
     at_once = [one for one in _planners(search) if one.name == _OF_GROUPS or search.steps or not own]
     plans = _plans(request, search, at_once, starts_s, is_needed=not own)
@@ -265,12 +265,6 @@ def _slowest_alone_ms(space: PlannerSpace) -> float:
 
 def _limits(space: PlannerSpace, search: StepSearch) -> Limits:
     return Limits.of(space, search.reserved_bytes, with_activations=search.count_activations)
-
-
-def _share_of_time(share: float, until_s: float) -> float:
-    """When a share of the time from now on will be over, by `time.perf_counter`."""
-    now_s = time.perf_counter()
-    return now_s + share * max(0.0, until_s - now_s)
 
 
 def _priced(plan: ShardingPlan, status: str, request: PlanRequest, search: StepSearch) -> FoundPlan:

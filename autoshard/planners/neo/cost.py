@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from autoshard.core import LocalShard, PlacedShard, Update
@@ -20,25 +19,6 @@ _MOVES_PER_LOOKUP: Final = 3
 _HALF: Final = 0.5
 #: The gradient of a replicated table is written before the all-reduce, and read after it.
 _MOVES_PER_GRADIENT: Final = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartCost:
-    """What a shard costs in one step on every rank that holds some of it.
-
-    Attributes:
-        access_s: Rows moved in the device's memory.
-        exchange_s: Lengths, ids, vectors and gradients on the owner's links, or in collectives.
-        reduce_s: All-reduce of replicated rows.
-        transfer_s: Rows that its cache misses, both ways.
-        weighted_s: The weighted sum by which parts are placed.
-    """
-
-    access_s: float
-    exchange_s: float
-    reduce_s: float
-    transfer_s: float
-    weighted_s: float
 
 
 class CostFunction:
@@ -73,14 +53,17 @@ class CostFunction:
         memory = device_memory(prices.topology.device, prices.topology.memory_bandwidth.hbm)
         self._gather_bytes_per_s = memory.gather_bytes_per_s
 
-    def of(self, placed_U: Sequence[PlacedShard]) -> list[PartCost]:
-        """The cost of each shard, shape (U,); where its replicas are makes no difference."""
+    def of(self, placed_U: Sequence[PlacedShard]) -> list[float]:
+        """Seconds of each shard on every rank that holds some of it; where its replicas are makes no difference."""
         locals_U, moved_UC = locals_of(placed_U, self._prices.tables.batch_size), self._prices.moved(placed_U)
-        moving_U = map(self._moving_s, moved_UC)
-        return [self._cost(*moving_s, local) for moving_s, local in zip(moving_U, locals_U, strict=True)]
+        return [self._cost_s(moved_C, local) for moved_C, local in zip(moved_UC, locals_U, strict=True)]
 
-    def _moving_s(self, moved_C: MovedArray) -> tuple[float, float]:
-        """Seconds of exchanges and of the all-reduce."""
+    def _cost_s(self, moved_C: MovedArray, local: LocalShard) -> float:
+        moving_s, accessed_s = self._moving_s(moved_C), self._accessed_s(local)
+        return self._communication_weight * moving_s + self._access_weight * accessed_s
+
+    def _moving_s(self, moved_C: MovedArray) -> float:
+        """Exchanges and the all-reduce."""
         topology, moved = self._prices.topology, self._prices.columns.of(moved_C)
         last_bytes_per_s = topology.levels[-1].all_reduce.bytes_per_s
         exchange_s = _HALF * topology.world_size * float(moved["scattered_bytes"].sum()) / last_bytes_per_s
@@ -89,19 +72,12 @@ class CostFunction:
             exchange_s += (level.size - inner) * bytes_per_reader / level.all_to_all.bytes_per_s
             inner = level.size
         reduced, gathered = moved["synced_bytes"].tolist()
-        return exchange_s, (reduced + _HALF * gathered) / last_bytes_per_s
+        return exchange_s + float(reduced + _HALF * gathered) / last_bytes_per_s
 
-    def _cost(self, exchange_s: float, reduce_s: float, local: LocalShard) -> PartCost:
+    def _accessed_s(self, local: LocalShard) -> float:
+        """Accesses of the device's memory, and what caches miss."""
         moved_bytes = _MOVES_PER_LOOKUP * local.num_lookups * local.embedding_dim * local.dtype.num_bytes
         if local.update is Update.ALL_REDUCED:
             moved_bytes += _MOVES_PER_GRADIENT * local.num_gradient_rows * local.embedding_dim * REDUCED_BYTES
-        access_s = moved_bytes / self._gather_bytes_per_s
         transfer_s = sum(transfer_seconds(local, TransferSpeeds.of(self._prices.topology)))
-        moving_s = self._communication_weight * (exchange_s + reduce_s)
-        return PartCost(
-            access_s=access_s,
-            exchange_s=exchange_s,
-            reduce_s=reduce_s,
-            transfer_s=transfer_s,
-            weighted_s=moving_s + self._access_weight * (access_s + transfer_s),
-        )
+        return moved_bytes / self._gather_bytes_per_s + transfer_s

@@ -74,8 +74,8 @@ class Arranger:
     def _learn(self, shards: Sequence[ItemShard]) -> None:
         new = {shard.kind: shard for shard in shards if shard.kind not in self._cost_s}
         placed = [(kind, part.placed(0, self.space.topology)) for kind, shard in new.items() for part in shard.parts]
-        for (kind, _), cost in zip(placed, self._cost.of([one for _, one in placed]), strict=True):
-            self._cost_s[kind] = self._cost_s.get(kind, 0.0) + cost.weighted_s
+        for (kind, _), cost_s in zip(placed, self._cost.of([one for _, one in placed]), strict=True):
+            self._cost_s[kind] = self._cost_s.get(kind, 0.0) + cost_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

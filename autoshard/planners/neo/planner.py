@@ -217,8 +217,8 @@ class _Search:
         cost_ms = priced.step.step_ms.value
         if self.options.compare == _COST:
             cost_s_R = np.zeros(self.request.topology.world_size)
-            for placed, cost in zip(plan.shards, self.cost.of(plan.shards), strict=True):
-                cost_s_R[[rank for replica in placed.replicas for rank in replica]] += cost.weighted_s
+            for placed, cost_s in zip(plan.shards, self.cost.of(plan.shards), strict=True):
+                cost_s_R[[rank for replica in placed.replicas for rank in replica]] += cost_s
             cost_ms = 1e3 * float(cost_s_R.max())
         return FoundPlan(plan=plan, priced=priced, cost_ms=cost_ms, status="")
 

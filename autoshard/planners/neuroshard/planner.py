@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -75,7 +74,7 @@ class NeuroShardPlanner:
             InvalidOptionError: If an option is unknown or out of range.
             InvalidPlanError: If a constraint names a table or rank that is not there.
         """
-        deadline_s = time.perf_counter() + request.time_limit_s
+        deadline_s = request.deadline_s()
         options = parse_options(NeuroShardOptions, request.options)
         space = whole_tables(request)
         search = BeamSearch(

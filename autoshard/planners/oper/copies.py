@@ -47,7 +47,7 @@ _LARGE_BYTES = 1e9
 
 HotRows: TypeAlias = Mapping[str, int]
 """How many of a table's most accessed rows are hot, by its name; tables that have none are left out."""
-AsAsked: TypeAlias = Callable[[PlacedShard], PlacedShard]
+AsAsked: TypeAlias = Callable[[Sequence[PlacedShard]], Sequence[PlacedShard]]
 """Gives shards the exchange and the synchronisation that was asked for."""
 
 
@@ -107,7 +107,7 @@ def worthwhile(request: PlanRequest, budget_bytes: int, as_asked: AsAsked) -> li
     Args:
         request: The task.
         budget_bytes: Bytes that one copy of the rows may take.
-        as_asked: Applied to the shards that are priced.
+        as_asked: Applied to the shards that are priced, all together.
 
     Source:
         OPER Sec. 4.3. Differs: rows are copied above the frequency of least predicted step, in place of Eq. 4 and 5.
@@ -142,9 +142,9 @@ def _level_steps_ms(request: PlanRequest, candidates: Sequence[HotRows], as_aske
         for count in dict.fromkeys(counts):
             for tier, start, stop in ((Tier.DATA_PARALLEL, 0, count), (Tier.ROW_WISE, count, table.num_embeddings)):
                 if start < stop:
-                    shard = as_asked(placed_shard(row_range(table, start, stop), tier, topology))
-                    placed.append(shard.as_run(topology.world_size))
+                    placed.append(placed_shard(row_range(table, start, stop), tier, topology))
                     is_held.append([one == count for one in counts])
+    placed = [one.as_run(topology.world_size) for one in as_asked(placed)]
     kernels = {fused_kernel(one.shard.table, one.update) for one in placed}
     prices = StepPrices(tables, topology, request.costs, kernels, request.payload)
     held_BN = np.array(is_held, dtype=np.float64).T

@@ -1,19 +1,16 @@
-"""Row groups: tables cut by rows so that no group holds many bytes or many lookups, or into equal ranges.
-
-Pure functions of the tables, for planners and environments alike.
-"""
+"""Row groups: tables cut by rows so that no group holds many bytes or many lookups."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
 
 import numpy as np
 
 from autoshard.core import AccessProfile, EmbeddingTable, RowRange, RowsBy, Shard, TableSet
-from autoshard.core.accepted import AT_LEAST_1, SHARE
+from autoshard.core.accepted import SHARE
 from autoshard.core.access import FloatArray
 from autoshard.planners.space.constraints import colocated
 
@@ -51,44 +48,25 @@ def row_groups(tables: TableSet, threshold: float, hot: Mapping[str, int] | None
         max_rows = max(1, int(max_bytes / table.storage_bytes * table.num_embeddings))
         middle = (hot or {}).get(table.name, 0)
         if table.row_order is None:
-            count = max(math.ceil(1 / max_share), -(-table.num_embeddings // max_rows))
-            return sorted({middle, *_equal_bounds(table.num_embeddings, count)})
+            num_rows = table.num_embeddings
+            count = min(num_rows, max(math.ceil(1 / max_share), -(-num_rows // max_rows)))
+            return sorted({middle, *(index * num_rows // count for index in range(count + 1))})
         return _bounds(table.access, max_share, max_rows, middle)
 
-    return _cut(tables, bounds, _cut_by)
+    kept_whole = {table.name for unit in colocated(tables) if len(unit) > 1 for table in unit}
+    shards: list[Shard] = []
+    for table in tables.tables:
+        ends = [0, table.num_embeddings] if table.name in kept_whole else bounds(table)
+        shards += [row_range(table, start, stop) for start, stop in pairwise(ends)]
+    return tuple(shards)
 
 
 def row_range(table: EmbeddingTable, start: int, stop: int) -> Shard:
     """Rows of a table by access rank, or by id where its row order is unknown; all of them are the whole table."""
     if stop - start == table.num_embeddings:
         return Shard.whole(table)
-    return replace(Shard.whole(table), rows=RowRange(start=start, stop=stop, by=_cut_by(table)))
-
-
-def _cut_by(table: EmbeddingTable) -> RowsBy:
-    return RowsBy.INDEX if table.row_order is None else RowsBy.ACCESS_RANK
-
-
-def equal_row_ranges(tables: TableSet, num_parts: int, *, by: RowsBy = RowsBy.INDEX) -> tuple[Shard, ...]:
-    """Cuts every table into ranges of as many rows, which differ by one row at most.
-
-    Args:
-        tables: What to cut.
-        num_parts: Ranges per table, at least 1; a table with fewer rows has one range per row.
-        by: What the ranges count. Ranges of row ids get equal shares of the lookups, ranges of access ranks do not.
-
-    Returns:
-        Shards that tile every table, table by table. Tables that must share a rank with another stay whole.
-
-    Raises:
-        InvalidOptionError: If the number of ranges is out of range.
-    """
-    AT_LEAST_1.check(num_parts, "num_parts")
-
-    def bounds(table: EmbeddingTable) -> list[int]:
-        return _equal_bounds(table.num_embeddings, num_parts)
-
-    return _cut(tables, bounds, lambda _: by)
+    by = RowsBy.INDEX if table.row_order is None else RowsBy.ACCESS_RANK
+    return replace(Shard.whole(table), rows=RowRange(start=start, stop=stop, by=by))
 
 
 def lookup_bytes(shards: Sequence[Shard]) -> FloatArray:
@@ -115,26 +93,3 @@ def _bounds(access: AccessProfile, max_share: float, max_rows: int, middle: int)
         end = middle if start < middle else num_rows
         bounds.append(min(max(stop, start + 1), start + max_rows, end))
     return bounds
-
-
-def _equal_bounds(num_rows: int, num_parts: int) -> list[int]:
-    """Where ranges of as many rows start and end, of one row at least."""
-    count = min(num_parts, num_rows)
-    return [index * num_rows // count for index in range(count + 1)]
-
-
-def _cut(
-    tables: TableSet,
-    bounds_of: Callable[[EmbeddingTable], list[int]],
-    by_of: Callable[[EmbeddingTable], RowsBy],
-) -> tuple[Shard, ...]:
-    kept_whole = {table.name for unit in colocated(tables) if len(unit) > 1 for table in unit}
-    shards: list[Shard] = []
-    for table in tables.tables:
-        bounds = [] if table.name in kept_whole else bounds_of(table)
-        if len(bounds) <= 2:
-            shards.append(Shard.whole(table))
-            continue
-        ranges = [RowRange(start=start, stop=stop, by=by_of(table)) for start, stop in pairwise(bounds)]
-        shards += [Shard(table=table, rows=rows, columns=(0, table.embedding_dim)) for rows in ranges]
-    return tuple(shards)

@@ -29,7 +29,7 @@ from autoshard.core.access import IntArray
 from autoshard.core.errors import InfeasiblePlanError, InvalidOptionError, InvalidTopologyError
 from autoshard.core.step import StepPart
 from autoshard.evaluation.evaluate import PricedPlan, breakdown_of, price_with_kernels
-from autoshard.evaluation.stages import cheapest_sync
+from autoshard.evaluation.stages import cheapest_syncs
 from autoshard.evaluation.traffic import cheaper_exchange
 from autoshard.planners.heuristics.greedy import SizeGreedyPlanner
 from autoshard.planners.oper.copies import (
@@ -330,7 +330,9 @@ class _Search:
         if self.options.copy_frequency:
             return [RowFrequencies(tables, topology).above(self.options.copy_frequency, budget_bytes)]
         exchange = None if self.options.exchange == _AUTO else Exchange(self.options.exchange)
-        return worthwhile(self.request, budget_bytes, lambda placed: self._as_asked(placed, exchange))
+        return worthwhile(
+            self.request, budget_bytes, lambda shards: [_exchanged(one, exchange) for one in self._synced(shards)]
+        )
 
     def _copied(self, owners: Owners, capacity_R: IntArray) -> list[tuple[Shard, tuple[int, ...]]]:
         """Shards with the rank that each rank reads them from, copies on ranks near by among these."""
@@ -361,12 +363,13 @@ class _Search:
         """The plan of some shards, with the exchange of least predicted step where any may be taken."""
         request, asked = self.request, self.options.exchange
         ways = (Exchange.ROWS, Exchange.PARTIAL_SUMS, None) if asked == _AUTO else (Exchange(asked),)
+        synced = self._synced(shards)
         found = []
         for exchange in ways:
             plan = ShardingPlan(
                 tables=request.tables,
                 topology=request.topology,
-                shards=tuple(self._as_asked(placed, exchange) for placed in shards),
+                shards=tuple(_exchanged(placed, exchange) for placed in synced),
                 payload=request.payload,
             )
             priced = price_with_kernels(plan, request.costs)
@@ -375,16 +378,21 @@ class _Search:
             found.append(_Attempt(plan=plan, priced=priced, cost_ms=cost_ms))
         return _faster(*found)
 
-    def _as_asked(self, placed: PlacedShard, exchange: Exchange | None) -> PlacedShard:
-        """The shard with the synchronisation that was asked for, and an exchange; None for that with fewer values."""
-        request, sync = self.request, placed.grad_sync
-        if len(placed.replicas) > 1 and self.options.grad_sync == _AUTO:
-            sync = cheapest_sync(placed, request.tables.batch_size, request.costs.comm, request.topology)
-        elif len(placed.replicas) > 1:
-            sync = GradSync(self.options.grad_sync)
-        if exchange is None or placed.shard.table.pooling is Pooling.SEQUENCE:
-            exchange = cheaper_exchange(placed.shard, len(placed.replicas[0]))
-        return replace(placed, grad_sync=sync, exchange=exchange)
+    def _synced(self, shards: Sequence[PlacedShard]) -> list[PlacedShard]:
+        """The shards with the synchronisation that was asked for."""
+        request, asked = self.request, self.options.grad_sync
+        if asked == _AUTO:
+            ways = cheapest_syncs(shards, request.tables.batch_size, request.costs.comm, request.topology)
+        else:
+            ways = [GradSync(asked) if len(placed.replicas) > 1 else GradSync.NONE for placed in shards]
+        return [replace(placed, grad_sync=way) for placed, way in zip(shards, ways, strict=True)]
+
+
+def _exchanged(placed: PlacedShard, exchange: Exchange | None) -> PlacedShard:
+    """The shard with an exchange; None for that with fewer values."""
+    if exchange is None or placed.shard.table.pooling is Pooling.SEQUENCE:
+        exchange = cheaper_exchange(placed.shard, len(placed.replicas[0]))
+    return replace(placed, exchange=exchange)
 
 
 def _faster(first: _Attempt, *others: _Attempt) -> _Attempt:

@@ -89,7 +89,7 @@ def repair(problem: Packing, ranks_N: RankArray, seed: int) -> RankArray:
     num_restarts = max(3, min(_MAX_RESTARTS, _RESTART_ITEMS // problem.num_items))
     for attempt in range(num_restarts):
         noise_N = rng.uniform(1.0, 1.0 + attempt / num_restarts, problem.num_items)
-        filling = filled(problem, problem.bytes_N * noise_N, tightly=True)
+        filling = _filled(problem, problem.bytes_N * noise_N)
         first_failure = first_failure or filling.failure
         ranks_N = _reduce_overflow(problem, filling.ranks_N)
         if problem.is_feasible(ranks_N):
@@ -101,12 +101,11 @@ def repair(problem: Packing, ranks_N: RankArray, seed: int) -> RankArray:
     raise first_failure
 
 
-def filled(problem: Packing, keys_N: NDArray[np.float64] | ByteArray, *, tightly: bool) -> Filling:
-    """Places items by falling key, those with least choice of ranks first, where least room is left, or most."""
+def _filled(problem: Packing, keys_N: NDArray[np.float64]) -> Filling:
+    """Places items by falling key, those with least choice of ranks first, each where least room is left."""
     filling = Filling(problem)
-    sign = 1.0 if tightly else -1.0
     for item in np.lexsort((-keys_N, problem.allowed_NR.sum(axis=1))):
-        filling.put(int(item), sign * filling.free_bytes().astype(np.float64))
+        filling.put(int(item), filling.free_bytes().astype(np.float64))
     return filling
 
 

@@ -1,8 +1,8 @@
 """What ranks hold, as sums that change with one item at a time, and the steps of many such changes at once.
 
-Shape suffixes: B changes, R ranks, H width of a code, C columns of what is moved, M memory levels, X columns of any
-sums, P parts of a step, D pairs of a change and a rank that it gives to or takes from, Y shards that changes give or
-take.
+Shape suffixes: I items, B changes, R ranks, H width of a code, C columns of what is moved, M memory levels, X columns
+of any sums, P parts of a step, D pairs of a change and a rank that it gives to or takes from, Y shards that changes
+give or take.
 """
 
 from __future__ import annotations
@@ -104,6 +104,11 @@ class Layout:
     def num_ranks(self) -> int:
         """R."""
         return len(self.sums_RX)
+
+    @property
+    def numbers_I(self) -> IndexArray:  # noqa: N802 - a shape suffix
+        """The option of every item, all of which are held, shape (I,)."""
+        return np.array([self.choice(item)[0] for item in range(len(self.chosen))], dtype=np.int64)
 
     def copy(self) -> Layout:
         """The same layout, to be changed apart."""

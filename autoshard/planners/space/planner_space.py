@@ -1,6 +1,6 @@
 """What plans are made of: items with their sharding options.
 
-Shape suffixes: R ranks, S sites, M memory levels.
+Shape suffixes: R ranks, S sites, M memory levels, E shards of an option.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from autoshard.core import (
     Collective,
     CostModels,
     EmbeddingTable,
+    MemoryLevel,
     Payload,
     PlacedShard,
     ShardingPlan,
@@ -32,7 +33,7 @@ from autoshard.core.shard import fused_kernel
 from autoshard.evaluation.cached_rows import behind_caches
 from autoshard.evaluation.stages import cheapest_syncs
 from autoshard.planners.space.constraints import allowed_sites, check_constraints, colocated
-from autoshard.planners.space.kinds import FloatArray, ShardKinds
+from autoshard.planners.space.kinds import LEVELS, FloatArray, ShardKinds
 from autoshard.planners.space.options import ShardingOption, UnplacedShard, why_not
 from autoshard.planners.space.step_cost import StepPrices
 from autoshard.planners.space.tiers import is_everywhere, num_holders, num_replicas, site_of
@@ -310,6 +311,18 @@ class PlannerSpace:
             if shard.in_one_node:
                 node = sites[-1] // self.topology.local_world_size
         return tuple(sites)
+
+    def largest_bytes(self, option: ItemOption, level: MemoryLevel | None = None) -> int:
+        """Bytes that an option takes of some rank at least: of its shards on all ranks, and the largest of the others.
+
+        Args:
+            option: The option.
+            level: The memory that counts; None for all levels together.
+        """
+        bytes_EM = self.kinds.bytes_VM[[shard.kind for shard in option.shards]]
+        bytes_E = bytes_EM.sum(axis=1) if level is None else bytes_EM[:, LEVELS.index(level)]
+        is_shared_E = np.array([shard.is_everywhere for shard in option.shards])
+        return round(float(bytes_E[is_shared_E].sum() + bytes_E[~is_shared_E].max(initial=0.0)))
 
     def plan(self, held: Iterable[PlacedShard]) -> ShardingPlan:
         """The plan of some shards, in the order of the tables."""

@@ -1,8 +1,7 @@
 """Whole steps from sums over what ranks hold.
 
 Shape suffixes: B placements, R ranks, H width of a code, C columns of what is moved, L levels, P `EMBEDDING_PARTS`, U
-shards, E streams, X `EXCHANGE_PARTS`; of placement problems N items, K shared tiers, W = 1 + K ways to hold an item, A
-= R + K choices.
+shards, V kinds of shards, E streams, X `EXCHANGE_PARTS`, W `Readers`, K fused kernels and what is `needed_once`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,8 @@ from autoshard.core.costs import CodeArray, LinkBytes, MsArray
 from autoshard.core.shard import FusedKernel, fused_kernel
 from autoshard.core.step import EMBEDDING_PARTS, EXCHANGE_PARTS, KERNEL_PARTS, PART_INDEX, Overlap, StepPart
 from autoshard.evaluation.batch_memory import BatchMemory, dense_bytes, listed_order_bytes, peak_factor
-from autoshard.evaluation.rank_work import EXCHANGED, SCATTERED, RankWork, needed_once, reader_ms
+from autoshard.evaluation.rank_work import EXCHANGED, SCATTERED, RankWork
+from autoshard.evaluation.reader_work import needed_once, reader_ms
 from autoshard.evaluation.stages import scatters_ms
 from autoshard.evaluation.step_price import StepPricer
 from autoshard.evaluation.traffic import (
@@ -272,13 +272,13 @@ class StepPrices:
             num_features_BR=rows_BR["num_features"],
         )
 
-    def activation_bytes(self, moved_BRC: MovedArray) -> MsArray:
-        """What a batch needs beside the tables, as `evaluation.activation_bytes` counts it, shape (B, R)."""
-        return self._memory(moved_BRC).activation_R
-
     def training_bytes(self, moved_BRC: MovedArray) -> MsArray:
         """What training needs beside the tables, as `evaluation.training_bytes` counts it, shape (B, R)."""
-        return self._memory(moved_BRC).training_R
+        rows_BR = self.columns.of(self._in_messages(moved_BRC))
+        kept_B1 = self._dense_bytes + self._total(rows_BR["row_order_bytes"])
+        returned_BR = self._read(rows_BR["returned_bytes"][..., None])[..., 0]
+        inputs_BR, outputs_BR = rows_BR["input_bytes"], rows_BR["output_bytes"]
+        return BatchMemory.of_batch(inputs_BR, outputs_BR, returned_BR, kept_B1, self.payload).training_R
 
     def moving_rates(self, mean_C: MovedArray, num_ranks: int) -> MsArray:
         """Milliseconds of a part per unit of each column, shape (P, C): on one rank that has it, the others as before.
@@ -317,12 +317,6 @@ class StepPrices:
         moved_BRC[1 + columns, 0, columns] += BUMP_BYTES
         bytes_B = self.training_bytes(moved_BRC)[:, 0]
         return np.asarray((bytes_B[1:] - bytes_B[0]) / BUMP_BYTES)
-
-    def _memory(self, moved_BRC: MovedArray) -> BatchMemory:
-        rows_BR = self.columns.of(self._in_messages(moved_BRC))
-        kept_B1 = self._dense_bytes + self._total(rows_BR["row_order_bytes"])
-        returned_BR = self._read(rows_BR["returned_bytes"][..., None])[..., 0]
-        return BatchMemory.of_batch(rows_BR["input_bytes"], rows_BR["output_bytes"], returned_BR, kept_B1, self.payload)
 
     def counted(self, moved_VC: MovedArray) -> MovedArray:
         """Of what is moved, how many shards there are of what is paid once: `num_shards` of the columns."""

@@ -47,16 +47,10 @@ def num_sites(tier: Tier, topology: Topology) -> int:
     return topology.world_size // num_holders(tier, topology)
 
 
-def ranks_at(tier: Tier, site: int, topology: Topology) -> range:
-    """Ranks that hold some of the rows at a site; they follow each other."""
-    holders = num_holders(tier, topology)
-    return range(site * holders, (site + 1) * holders)
-
-
 def replicas_at(tier: Tier, site: int, topology: Topology) -> tuple[tuple[int, ...], ...]:
     """Ranks over which the rows are split at a site, replica by replica."""
-    ranks = ranks_at(tier, site, topology)
-    return _replicas(ranks.start, ranks.stop, num_owners(tier, topology))
+    holders = num_holders(tier, topology)
+    return _replicas(site * holders, (site + 1) * holders, num_owners(tier, topology))
 
 
 # Thousands of shards share a handful of sites, each of up to thousands of ranks.

@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache, partial
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 
 from autoshard.core import CommModel, Topology
-from autoshard.core.costs import MsArray
+from autoshard.core.costs import EvenCollective, MsArray
 from autoshard.core.replica_groups import part_of
+from autoshard.evaluation.communication import link_bytes
 
 #: By which bytes are multiplied for what is left of a collective's time.
 _NEXT_TO_NOTHING = 1e-9
@@ -107,15 +108,12 @@ class Wire:
         if operation is Operation.ALL_TO_ALL:
             sent_RR = np.zeros((self.topology.world_size, self.topology.world_size))
             sent_RR[np.ix_(ranks, ranks)] = bytes_NN
-            return self.comm.all_to_all_ms(sent_RR, self.topology)[list(ranks)] / 1e3
-        put_in, part = float(bytes_NN[:, 0].max()), self._part(ranks)
-        match operation:
-            case Operation.ALL_REDUCE:
-                ms = self.comm.all_reduce_ms(put_in, part)
-            case Operation.REDUCE_SCATTER:
-                ms = self.comm.reduce_scatter_ms(put_in, part)
-            case Operation.ALL_GATHER:
-                ms = self.comm.all_gather_ms(put_in * len(ranks), part)
+            return self.comm.links_ms(link_bytes(sent_RR, self.topology), self.topology)[list(ranks)] / 1e3
+        num_bytes = float(bytes_NN[:, 0].max())
+        if operation is Operation.ALL_GATHER:
+            num_bytes *= len(ranks)
+        # Operations have the names of collectives.
+        ms = self.comm.collective_ms(cast("EvenCollective", operation.value), num_bytes, self._part(ranks))
         return np.full(len(ranks), ms / 1e3)
 
     def in_use_s(self, operation: Operation, bytes_NN: MsArray, ranks: tuple[int, ...]) -> MsArray:

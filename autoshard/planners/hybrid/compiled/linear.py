@@ -147,11 +147,11 @@ class LinearSearch:
             MemoryError: If there is none left.
         """
         compiled = library()
-        state = self._state(layout)
+        held = HeldShards.of(self.flat, layout.chosen)
+        state = self._state(layout, held)
         arrays: dict[str, NDArray[Any]] = {**self.fixed, **self._linear, **state}
         arrays["won_o"] = self.won_O
         arrays["may_o"] = np.ascontiguousarray(may_O, dtype=np.uint8)
-        held = HeldShards.of(self.flat, layout.chosen)
         is_synced_X = held.is_shared_X & (self.rates.sync_V[held.kind_X] > 0)
         task = Task.of(
             arrays,
@@ -177,14 +177,18 @@ class LinearSearch:
         """The layout of an option of each item, among all, and of sites, from each item's first one on."""
         return _layout(self.space, self.limits, self.flat, option_i, site, self.fixed)
 
-    def _state(self, layout: Layout) -> dict[str, NDArray[Any]]:
-        """The arrays that change, of a layout."""
-        held, first_option_I = HeldShards.of(self.flat, layout.chosen), self.fixed["first_option_i"][:-1]
-        number_I = np.array([layout.choice(item)[0] for item in range(len(layout.chosen))], dtype=np.int32)
-        site = np.zeros(max(1, int(self.fixed["first_site_i"][-1])), dtype=np.int32)
-        site[self.fixed["first_site_i"][held.item_X] + held.number_X] = held.site_X
+    def choices(self, layout: Layout) -> tuple[IntArray, IntArray]:
+        """The option of each item, among all, and sites, from each item's first one on: `layout` reads them back."""
+        held, first_site_I = HeldShards.of(self.flat, layout.chosen), self.fixed["first_site_i"]
+        site = np.zeros(max(1, int(first_site_I[-1])), dtype=np.int32)
+        site[first_site_I[held.item_X] + held.number_X] = held.site_X
+        return self.fixed["first_option_i"][:-1] + layout.numbers_I.astype(np.int32), site
+
+    def _state(self, layout: Layout, held: HeldShards) -> dict[str, NDArray[Any]]:
+        """The arrays that change, of a layout with the shards that it holds."""
+        option_i, site = self.choices(layout)
         return {
-            "option_i": first_option_I + number_I,
+            "option_i": option_i,
             "site": site,
             "load_pr": over_ranks(layout.parts_ms()),
             "free_mr": over_ranks(layout.free_bytes().T),
