@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from autoshard import console
 from autoshard.commands.options import command_options
-from autoshard.core.accepted import check_choice
+from autoshard.core.accepted import FINITE_ABOVE_0
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats.stores.samples import Sample, read_samples
 from autoshard.table import Table
@@ -31,7 +31,7 @@ from costmodel.kernel.metrics import MsArray, set_codes
 from costmodel.kernel.training import CostTrainingOptions, train_cost_model
 from studies.frame import FromOption, Machine, OutputOptions, PartsOption, PartStore, StudyResult, command_line
 from studies.frame.documents import read_document, to_document
-from studies.frame.options import names_in
+from studies.frame.options import names_in, numbers_in
 
 SCHEMA: Final = "autoshard.calibration/1"
 DEVICE: Final = "cpu"
@@ -300,21 +300,17 @@ class CalibrationStudyOptions:
     def __post_init__(self) -> None:
         if len(names_in(self.stores)) != 2:
             raise InvalidOptionError("must be two folders", field="--stores")
-        for arm in names_in(self.arms):
-            check_choice(arm, ARMS, "--arms")
-        _ = self.budgets_s
+        _ = self.chosen_arms, self.budgets_s
+
+    @property
+    def chosen_arms(self) -> tuple[str, ...]:
+        """Ways to make models."""
+        return names_in(self.arms, "--arms", ARMS)
 
     @property
     def budgets_s(self) -> tuple[float, ...]:
-        """Seconds of measuring.
-
-        Raises:
-            InvalidOptionError: If one is no number.
-        """
-        try:
-            return tuple(float(text) for text in names_in(self.seconds))
-        except ValueError:
-            raise InvalidOptionError(f"must be numbers, got {self.seconds}", field="--seconds") from None
+        """Seconds of measuring."""
+        return numbers_in(self.seconds, "--seconds", float, FINITE_ABOVE_0)
 
     @property
     def training(self) -> CostTrainingOptions:
@@ -371,7 +367,7 @@ class _Direction:
         yield self._found("calibrated", 0.0, 0, self._unmeasured)
         options = self._options
         for repeat, seconds, arm in itertools.product(
-            range(options.repeats), options.budgets_s, names_in(options.arms)
+            range(options.repeats), options.budgets_s, options.chosen_arms
         ):
             yield self._found(arm, seconds, repeat, partial(self._made, arm, seconds, repeat))
 

@@ -18,8 +18,8 @@ import typer
 
 from autoshard.commands.options import command_options
 from autoshard.core import ShardingPlan
+from autoshard.core.accepted import WHOLE_AT_LEAST_1
 from autoshard.core.choices import Device, Engine
-from autoshard.core.errors import InvalidOptionError
 from autoshard.formats import load_tables, write_plan
 from autoshard.runtime.processes.launch import run_requests
 from autoshard.runtime.results import RunRequest, RunResult
@@ -27,7 +27,17 @@ from autoshard.table import Table
 from autoshard.whatif.trials import local_topology
 from bench.measuring.devices import find_device
 from studies.engines.layouts import Layout, plan_of
-from studies.frame import Machine, OutputOptions, PartsOption, PartStore, StudyResult, command_line, to_document
+from studies.frame import (
+    Machine,
+    OutputOptions,
+    PartsOption,
+    PartStore,
+    StudyResult,
+    command_line,
+    names_in,
+    numbers_in,
+    to_document,
+)
 
 SCHEMA: Final = "autoshard.engines/1"
 _DEVICE: Final = "cpu"
@@ -200,25 +210,16 @@ class EngineOptions:
         """
         tables = load_tables(self.tables).scaled(self.scale).sample(self.num_tables, 0)
         topology = local_topology(_DEVICE, self.nproc, _RUN_BYTES)
-        try:
-            layouts = [Layout(name) for name in self.layouts.split(",")]
-        except ValueError:
-            raise InvalidOptionError(
-                f"must be some of {', '.join(Layout)}, got {self.layouts!r}", field="--layouts"
-            ) from None
-        return {layout: plan_of(layout, tables, topology) for layout in layouts}
+        chosen = map(Layout, names_in(self.layouts, "--layouts", Layout))
+        return {layout: plan_of(layout, tables, topology) for layout in chosen}
 
     def sizes(self) -> tuple[int, ...]:
         """The batch sizes.
 
         Raises:
-            InvalidOptionError: If they are no numbers.
+            InvalidOptionError: If one is no whole number of at least 1.
         """
-        try:
-            return tuple(int(size) for size in self.batch_sizes.split(","))
-        except ValueError:
-            message = f"must be whole numbers with commas between them, got {self.batch_sizes!r}"
-            raise InvalidOptionError(message, field="--batch-sizes") from None
+        return numbers_in(self.batch_sizes, "--batch-sizes", int, WHOLE_AT_LEAST_1)
 
 
 def main(options: EngineOptions, output: OutputOptions) -> None:

@@ -8,6 +8,7 @@ from studies.frame.options import (
     RegistryOption,
     command_line,
     names_in,
+    numbers_in,
 )
 from studies.frame.parts import Numbers, PartStore
 from studies.frame.results import StudyResult, Summary
@@ -24,6 +25,7 @@ __all__ = [
     "Summary",
     "command_line",
     "names_in",
+    "numbers_in",
     "read_document",
     "to_document",
 ]

@@ -21,7 +21,6 @@ from autoshard.commands.arguments import DeviceOption, positive_option
 from autoshard.commands.options import command_options
 from autoshard.console import log, progress
 from autoshard.core import ShardingPlan
-from autoshard.core.accepted import check_choice
 from autoshard.core.choices import Device
 from autoshard.core.errors import InvalidOptionError
 from autoshard.evaluation.step_price import model_names
@@ -248,12 +247,15 @@ class SideBySideOptions:
     parts: PartsOption = None
 
     def __post_init__(self) -> None:
-        if _BASELINE not in names_in(self.planners):
+        if _BASELINE not in self.chosen:
             raise InvalidOptionError(f"must name {_BASELINE}, which speed-ups are relative to", field="--planners")
-        if self.refine and WHOLE not in names_in(self.planners):
+        if self.refine and WHOLE not in self.chosen:
             raise InvalidOptionError(f"refines the plan of {WHOLE}, which --planners lacks", field="--refine")
-        for name in names_in(self.planners):
-            check_choice(name, [*planner_names(), WHOLE], "--planners")
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """Names of the planners."""
+        return names_in(self.planners, "--planners", (*planner_names(), WHOLE))
 
     def requests(self) -> list[PlanRequest]:
         """The tasks."""
@@ -298,7 +300,7 @@ def _identity(options: SideBySideOptions, request: PlanRequest) -> dict[str, obj
 
 
 def _numbers(request: PlanRequest, options: SideBySideOptions) -> TaskNumbers:
-    planners = names_in(options.planners)
+    planners = options.chosen
     return TaskNumbers.of(compare_task(request, planners, options.search_seconds, options.refine, options.device))
 
 

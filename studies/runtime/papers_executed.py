@@ -20,7 +20,6 @@ import typer
 from autoshard import console
 from autoshard.commands.options import command_options
 from autoshard.core import CostModels, GradSync, Level, Link, MemoryBytes, ShardingPlan, SyncRows, Topology
-from autoshard.core.errors import InvalidOptionError
 from autoshard.core.step import Overlap, StepPart
 from autoshard.evaluation import price_step
 from autoshard.planners.planner import PlanRequest
@@ -417,12 +416,7 @@ class PapersExecutedOptions:
         Raises:
             InvalidOptionError: If one of them is none.
         """
-        found = names_in(self.papers)
-        unknown = [name for name in found if name not in PAPERS]
-        if unknown or not found:
-            message = f"must be of {', '.join(PAPERS)}, got {self.papers!r}"
-            raise InvalidOptionError(message, field="--papers")
-        return found
+        return names_in(self.papers, "--papers", PAPERS)
 
 
 def executed(setting: Setting, registry: Path, effort: Effort) -> Executed:

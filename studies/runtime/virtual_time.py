@@ -38,7 +38,8 @@ from autoshard.core import (
     TableSet,
     Topology,
 )
-from autoshard.core.errors import AutoshardError, DeviceError, InvalidOptionError
+from autoshard.core.accepted import FINITE_ABOVE_0, WHOLE_AT_LEAST_1
+from autoshard.core.errors import AutoshardError, DeviceError
 from autoshard.core.step import KERNEL_PARTS, Overlap, StepPart
 from autoshard.formats import atomic_write, topology_from_json, topology_to_json, write_plan
 from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES
@@ -64,7 +65,16 @@ from costmodel.step.comparison import collective_version
 from studies.cluster.commands import opened_cluster
 from studies.cluster.links import fit_links, measured_topology
 from studies.cluster.network import ClusterSpec, check_support
-from studies.frame import Machine, OutputOptions, PartsOption, PartStore, StudyResult, command_line, names_in
+from studies.frame import (
+    Machine,
+    OutputOptions,
+    PartsOption,
+    PartStore,
+    StudyResult,
+    command_line,
+    names_in,
+    numbers_in,
+)
 from studies.frame.jobs import STUDIES_PATH
 from studies.runtime.slow_links.contests import Entry
 from studies.runtime.slow_links.models import drawn_task
@@ -252,9 +262,7 @@ class VirtualTimeOptions:
     def __post_init__(self) -> None:
         self.specs()
         self.numbers_of_ranks()
-        for one in names_in(self.overlaps):
-            if one not in (Overlap.NONE, Overlap.PIPELINED):
-                raise InvalidOptionError(f"must be some of none and pipelined, got {one!r}", field="--overlaps")
+        _ = self.chosen_overlaps
 
     def specs(self) -> tuple[ClusterSpec, ...]:
         """A cluster for each rate.
@@ -264,16 +272,21 @@ class VirtualTimeOptions:
         """
         return tuple(
             ClusterSpec(num_nodes=_NUM_RANKS, ranks_per_node=1, bits_per_s=rate * 1e6)
-            for rate in _numbers(self.rates, "--rates")
+            for rate in numbers_in(self.rates, "--rates", float, FINITE_ABOVE_0)
         )
 
     def numbers_of_ranks(self) -> tuple[int, ...]:
         """Numbers of identical ranks.
 
         Raises:
-            InvalidOptionError: If one is no number.
+            InvalidOptionError: If one is no whole number of at least 1.
         """
-        return tuple(map(int, _numbers(self.ranks, "--ranks")))
+        return numbers_in(self.ranks, "--ranks", int, WHOLE_AT_LEAST_1)
+
+    @property
+    def chosen_overlaps(self) -> tuple[str, ...]:
+        """What steps overlap."""
+        return names_in(self.overlaps, "--overlaps", (Overlap.NONE, Overlap.PIPELINED))
 
     def identity(self) -> dict[str, object]:
         """What parts must share."""
@@ -284,13 +297,6 @@ class VirtualTimeOptions:
     def effort(self) -> dict[str, Any]:
         """How long a plan runs, as `execute_plans` takes it."""
         return {"steps": self.steps, "warmup_steps": 3, "rounds": self.rounds}
-
-
-def _numbers(text: str, option: str) -> list[float]:
-    try:
-        return [float(one) for one in names_in(text)]
-    except ValueError:
-        raise InvalidOptionError(f"must be numbers with commas between them, got {text!r}", field=option) from None
 
 
 def main(options: VirtualTimeOptions, output: OutputOptions) -> None:
@@ -407,7 +413,7 @@ def _compare(
         except AutoshardError as error:
             refused.append(f"{entry.label} of task {number}: {error}")
             continue
-        made += [(entry.label, overlap, plan) for overlap in names_in(options.overlaps)]
+        made += [(entry.label, overlap, plan) for overlap in options.chosen_overlaps]
     if not made:
         return Chunk(plans=(), refused=tuple(refused))
     plans = [plan for *_, plan in made]

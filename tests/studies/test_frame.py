@@ -10,11 +10,12 @@ import pytest
 import typer
 
 from autoshard.commands.options import command_options
+from autoshard.core.accepted import FINITE_AT_LEAST_0, WHOLE_AT_LEAST_1
 from autoshard.core.errors import FormatError, InvalidOptionError, UnknownNameError
 from autoshard.report.figures import in_house_style
 from autoshard.report.images import FigureReport, ImageError, Section, find_browser
 from autoshard.table import Table
-from studies.frame import OutputOptions, PartStore, StudyResult, command_line
+from studies.frame import OutputOptions, PartStore, StudyResult, command_line, names_in, numbers_in
 from studies.frame.results import write_result
 
 
@@ -102,6 +103,30 @@ def test_command_lines_have_what_differs_from_the_defaults():
     assert (
         command_line("x", Outer(store=Path("/home/me/samples"), inner=Inner())) == "python -m studies x --store samples"
     )
+
+
+@pytest.mark.smoke
+def test_names_and_numbers_have_commas_between_them():
+    assert names_in(" a, b,,c ") == ("a", "b", "c")
+    assert names_in("") == ()
+    assert names_in("b, a", "--of", ("a", "b")) == ("b", "a")
+    assert numbers_in("64, 512", "--sizes", int, WHOLE_AT_LEAST_1) == (64, 512)
+    assert numbers_in("0,1.5", "--shares", float, FINITE_AT_LEAST_0) == (0.0, 1.5)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("text", ["", "a,c"])
+def test_names_that_are_not_accepted_are_refused(text):
+    with pytest.raises(InvalidOptionError, match=f"^--of: must be any of a, b, got '{text}'$"):
+        names_in(text, "--of", ("a", "b"))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("text", ["", "64,many", "64,0", "64,1.5"])
+def test_numbers_that_are_not_accepted_are_refused(text):
+    message = f"^--sizes: each must be a whole number of at least 1, with commas between them, got '{text}'$"
+    with pytest.raises(InvalidOptionError, match=message):
+        numbers_in(text, "--sizes", int, WHOLE_AT_LEAST_1)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from plotly.subplots import make_subplots
 
 from autoshard import console
 from autoshard.commands.options import command_options
-from autoshard.core.errors import InvalidOptionError
+from autoshard.core.accepted import FINITE_ABOVE_0
 from autoshard.report.figures import BLUE, GREEN, GREY, ORANGE, PINK, SKY, in_house_style
 from autoshard.runtime import Engine
 from autoshard.table import Table
@@ -24,7 +24,7 @@ from bench.measuring.devices import find_device
 from costmodel.kernel.metrics import kendall_tau
 from studies.cluster.commands import opened_cluster
 from studies.cluster.network import Cluster, ClusterSpec, check_support
-from studies.frame import Machine, OutputOptions, PartStore, StudyResult, command_line, names_in
+from studies.frame import Machine, OutputOptions, PartStore, StudyResult, command_line, numbers_in
 from studies.papers.flexshard.models import MODELS
 from studies.planners.step_runs import TOLERANCE, StepRun, StepSummary, summary_of
 from studies.runtime.slow_links.contests import (
@@ -399,14 +399,9 @@ class SlowLinkOptions:
         Raises:
             InvalidOptionError: If a rate is no number or out of range.
         """
-        try:
-            rates = tuple(map(float, names_in(self.rates)))
-        except ValueError:
-            message = f"must be numbers with commas between them, got {self.rates!r}"
-            raise InvalidOptionError(message, field="--rates") from None
         return tuple(
             ClusterSpec(num_nodes=self.num_nodes, ranks_per_node=self.ranks_per_node, bits_per_s=rate * 1e6)
-            for rate in rates
+            for rate in numbers_in(self.rates, "--rates", float, FINITE_ABOVE_0)
         )
 
     def effort(self) -> Effort:

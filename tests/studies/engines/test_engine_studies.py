@@ -43,7 +43,7 @@ def test_finished_batch_sizes_are_kept(tmp_path, run_study, monkeypatch, capsys)
 
     monkeypatch.setattr(side_by_side, "measure", measure)
     options = ["--num-tables", "4", "--nproc", "2", "--scale", "4096", "--parts", tmp_path / "parts", "--json"]
-    for sizes in ("8,16", "8,16", "8,32"):
+    for sizes in ("8,16", "8, 16", "8,32"):
         assert run_study("engines", *options, "--batch-sizes", sizes) == 0
         runs = json.loads(capsys.readouterr().out)["runs"]
         assert [(run["layout"], run["batch_size"]) for run in runs] == [
