@@ -22,14 +22,13 @@ from autoshard.core.accepted import FINITE_ABOVE_0
 from autoshard.core.errors import InvalidOptionError
 from autoshard.formats.stores.samples import Sample, read_samples
 from autoshard.table import Table
-from bench.measuring.devices import find_device
 from bench.sampling.stream import CALIBRATION_WEIGHTS, DEFAULT_WEIGHTS
 from costmodel.kernel.calibration import CalibrationOptions, calibrate, scaled_to, uncalibrated
 from costmodel.kernel.dataset import CostDataset, IndexArray
 from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.metrics import MsArray, set_codes
 from costmodel.kernel.training import CostTrainingOptions, train_cost_model
-from studies.frame import FromOption, Machine, OutputOptions, PartsOption, PartStore, StudyResult, command_line
+from studies.frame import FromOption, Machine, OutputOptions, PartsOption, PartStore, StudyResult
 from studies.frame.documents import read_document, to_document
 from studies.frame.options import names_in, numbers_in
 
@@ -321,8 +320,8 @@ class CalibrationStudyOptions:
 
 def run_study(options: CalibrationStudyOptions) -> tuple[Outcome, ...]:
     """Calibrates the model of each store to the other one, with each way, time and draw."""
-    parts = PartStore(options.parts)
-    parts.check_identity(
+    parts = PartStore.of(
+        options.parts,
         {
             "stores": options.stores,
             "seed": options.seed,
@@ -330,7 +329,7 @@ def run_study(options: CalibrationStudyOptions) -> tuple[Outcome, ...]:
             "rounds": options.rounds,
             "shares": {name: arm.shares for name, arm in ARMS.items()},
             "calibration": asdict(CalibrationOptions()),
-        }
+        },
     )
     first, second = (Store.read(Path(folder), options.seed, options.rounds) for folder in names_in(options.stores))
 
@@ -461,7 +460,7 @@ def main(options: CalibrationStudyOptions, output: OutputOptions) -> None:
         numbers = read_document(options.from_file, Numbers, SCHEMA)
     else:
         outcomes = run_study(options)
-        machine = Machine.this(find_device("cpu"), command_line("calibrate", options))
+        machine = Machine.of("calibrate", options)
         numbers = Numbers(machine=machine, outcomes=outcomes)
     notes = (*goal_notes(numbers.outcomes), *(f"{name}: {value}" for name, value in numbers.machine.described()))
     output.write(

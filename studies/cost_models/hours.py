@@ -21,7 +21,6 @@ from autoshard.commands.options import command_options
 from autoshard.core.errors import SampleStoreError
 from autoshard.formats.stores.samples import Sample, SampleTable, read_samples
 from autoshard.table import Table
-from bench.measuring.devices import find_device
 from costmodel.kernel.calibration import CalibrationOptions, calibrate, refreshed
 from costmodel.kernel.dataset import CostDataset, IndexArray
 from costmodel.kernel.learned import LearnedCostModel
@@ -29,7 +28,7 @@ from costmodel.kernel.metrics import MsArray, set_codes
 from costmodel.kernel.training import train_cost_model
 from costmodel.registry.versions import shipped_models
 from studies.cost_models.calibration import DEVICE, PAUSE_S, seconds_of
-from studies.frame import FromOption, Machine, OutputOptions, PartsOption, PartStore, StudyResult, command_line
+from studies.frame import FromOption, Machine, OutputOptions, PartsOption, PartStore, StudyResult
 from studies.frame.documents import read_document, to_document
 
 SCHEMA: Final = "autoshard.hours/1"
@@ -190,15 +189,15 @@ def run_study(options: HoursOptions) -> tuple[str, tuple[Trial, ...]]:
     Raises:
         SampleStoreError: If the store has fewer than two stretches.
     """
-    parts = PartStore(options.parts)
-    parts.check_identity(
+    parts = PartStore.of(
+        options.parts,
         {
             "store": str(options.store),
             "base": options.base,
             "seconds": [options.seconds, options.refresh_seconds],
             "seed": options.seed,
             "calibration": asdict(options.fitting),
-        }
+        },
     )
     table = read_samples(options.store, DEVICE)
     stretches = stretches_of(table)
@@ -278,7 +277,7 @@ def main(options: HoursOptions, output: OutputOptions) -> None:
         numbers = read_document(options.from_file, Hours, SCHEMA)
     else:
         measured_on, trials = run_study(options)
-        machine = Machine.this(find_device("cpu"), command_line("hours", options))
+        machine = Machine.of("hours", options)
         numbers = Hours(machine=machine, store=str(options.store), measured_on=measured_on, trials=trials)
     notes = (f"Samples of {numbers.measured_on}", *(f"{name}: {value}" for name, value in numbers.machine.described()))
     output.write(

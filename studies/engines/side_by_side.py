@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import mean, median
@@ -25,7 +25,6 @@ from autoshard.runtime.processes.launch import run_requests
 from autoshard.runtime.results import RunRequest, RunResult
 from autoshard.table import Table
 from autoshard.whatif.trials import local_topology
-from bench.measuring.devices import find_device
 from studies.engines.layouts import Layout, plan_of
 from studies.frame import (
     Machine,
@@ -33,13 +32,11 @@ from studies.frame import (
     PartsOption,
     PartStore,
     StudyResult,
-    command_line,
     names_in,
     numbers_in,
-    to_document,
+    options_without,
 )
 
-SCHEMA: Final = "autoshard.engines/1"
 _DEVICE: Final = "cpu"
 _RUN_BYTES: Final = 8 << 30
 #: Options that a batch size's numbers do not depend on.
@@ -228,13 +225,13 @@ def main(options: EngineOptions, output: OutputOptions) -> None:
     Example:
         OMP_NUM_THREADS=1 python -m studies engines --batch-sizes 64,512 --rounds 9 --parts engine-runs
     """
-    plans, sizes, parts = options.plans(), options.sizes(), PartStore(options.parts)
-    parts.check_identity({name: value for name, value in asdict(options).items() if name not in _FREE})
+    plans, sizes = options.plans(), options.sizes()
+    parts = PartStore.of(options.parts, options_without(options, _FREE))
     makers = {f"batch-{size}": partial(_compared, plans, size, options) for size in sizes}
     found = parts.find_all("Running plans", EngineComparison, makers)
     whole = replace(found[0], runs=tuple(run for one in found for run in one.runs))
-    on = Machine.this(find_device(_DEVICE), command_line("engines", options))
-    document = {**to_document(whole, SCHEMA), "machine": on.to_json()}
+    on = Machine.of("engines", options)
+    document = on.document(whole, "autoshard.engines/1")
     output.write(StudyResult(name="engines", document=document, tables=(engines_table(whole, on),)))
 
 

@@ -9,6 +9,7 @@ from studies.frame.options import (
     command_line,
     names_in,
     numbers_in,
+    options_without,
 )
 from studies.frame.parts import Numbers, PartStore
 from studies.frame.results import StudyResult, Summary
@@ -26,6 +27,7 @@ __all__ = [
     "command_line",
     "names_in",
     "numbers_in",
+    "options_without",
     "read_document",
     "to_document",
 ]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator
-from dataclasses import MISSING, fields, is_dataclass, replace
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import MISSING, asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
@@ -77,6 +77,11 @@ def _word(value: object) -> str:
     if isinstance(value, Path) and value.is_absolute():
         return value.name
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def options_without(options: Any, names: Container[str]) -> dict[str, object]:
+    """Values of options by name, without those that finished parts do not depend on."""
+    return {name: value for name, value in asdict(options).items() if name not in names}
 
 
 def names_in(text: str, field: str = "", accepted: Iterable[str] | None = None) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ from autoshard.table import Table
 from costmodel.kernel.dataset import CostDataset
 from costmodel.kernel.learned import LearnedCostModel
 from costmodel.kernel.training import MIN_SAMPLES, CostTrainingOptions, train_cost_model
-from studies.frame import OutputOptions, PartsOption, PartStore, StudyResult, names_in, numbers_in
+from studies.frame import OutputOptions, PartsOption, PartStore, StudyResult, names_in, numbers_in, options_without
 
 _FIRST_SEED: Final = 1000
 #: Samples that a model is made of.
@@ -241,8 +241,7 @@ def whole_sets(dataset: CostDataset, num_samples: int, rng: np.random.Generator)
 
 def run_study(options: FooledOptions) -> tuple[FooledTask, ...]:
     """All tasks with models of every quality."""
-    parts = PartStore(options.parts)
-    parts.check_identity({name: value for name, value in asdict(options).items() if name not in _FREE})
+    parts = PartStore.of(options.parts, options_without(options, _FREE))
     machines = [_Machine(options, Path(folder)) for folder in names_in(options.stores)]
     seeds = range(_FIRST_SEED, _FIRST_SEED + options.num_tasks)
     makers = {
@@ -299,7 +298,7 @@ def main(options: FooledOptions, output: OutputOptions) -> None:
     tasks = run_study(options)
     rows = regrets(tasks)
     document = {
-        "options": {name: value for name, value in asdict(options).items() if name != "parts"},
+        "options": options_without(options, ("parts",)),
         "regrets": [asdict(row) for row in rows],
         "tasks": [asdict(task) for task in tasks],
     }

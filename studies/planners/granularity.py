@@ -27,7 +27,7 @@ from autoshard.planners.registry import get_planner, planner_names
 from autoshard.planning import make_costs
 from autoshard.table import Table
 from autoshard.validator import validate_plan
-from studies.frame import OutputOptions, PartsOption, PartStore, StudyResult, names_in
+from studies.frame import OutputOptions, PartsOption, PartStore, StudyResult, names_in, options_without
 from studies.planners.limit_runs import SCALE
 
 AUTO = "auto"
@@ -219,8 +219,7 @@ def main(options: GranularityOptions, output: OutputOptions) -> None:
     Example:
         OMP_NUM_THREADS=1 taskset -c 0 python -m studies granularity -o docs/figures
     """
-    parts = PartStore(options.parts)
-    parts.check_identity({name: value for name, value in asdict(options).items() if name not in _FREE})
+    parts = PartStore.of(options.parts, options_without(options, _FREE))
     found = parts.find_all("Planning", Comparison, options.comparisons(), lambda one: one.line)
     document = {"comparisons": [asdict(one) | {"ratio": one.ratio} for one in found]}
     output.write(StudyResult(name="granularity", document=document, tables=(comparison_table(found),)))

@@ -284,9 +284,8 @@ class LimitStudy:
     def __init__(self, options: LimitOptions) -> None:
         self.options = options
         self.settings = options.settings()
-        self.commands, self.searches = PartStore(options.parts), PartStore(options.best or options.parts)
-        for store in (self.commands, self.searches):
-            store.check_identity(self.settings)
+        folders = (options.parts, options.best or options.parts)
+        self.commands, self.searches = (PartStore.of(folder, self.settings) for folder in folders)
 
     def searched_ms(self, task: str, seed: int) -> Iterator[float]:
         """Steps of the searches for the best plan known of a task: made, or only those that are there."""

@@ -224,8 +224,7 @@ def main(options: NeverBeatenOptions, output: OutputOptions) -> None:
     """
     ring = options.ring()
     settings = {"limits_s": list(ring.limits_s), "steps_per_s": ring.steps_per_s, "planners": list(ring.planners)}
-    parts = PartStore(options.parts)
-    parts.check_identity(settings)
+    parts = PartStore.of(options.parts, settings)
     seeds = range(options.first, options.first + options.tasks)
     makers = {f"task-{seed:04d}": partial(ring.run, seed) for seed in seeds}
     contests = parts.find_all("Planning", Contest, makers, lambda one: one.line)

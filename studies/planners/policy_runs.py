@@ -166,8 +166,8 @@ def main(options: PolicyStudyOptions, output: OutputOptions) -> None:
     Example:
         OMP_NUM_THREADS=1 python -m studies policy --tasks 160-a100 --seeds 3 --parts runs -o docs/figures
     """
-    store, settings = PartStore(options.parts), options.settings()
-    store.check_identity(settings)
+    settings = options.settings()
+    store = PartStore.of(options.parts, settings)
     makers = {
         f"{task}-{options.first_seed + draw}": partial(run, task, options.first_seed + draw, options)
         for draw in range(options.seeds)

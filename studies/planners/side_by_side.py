@@ -41,6 +41,7 @@ from studies.frame import (
     RegistryOption,
     StudyResult,
     names_in,
+    options_without,
 )
 
 #: `auto` as it searches whole tables by the kernels of the slowest rank, which is what all others but `auto` do.
@@ -279,8 +280,8 @@ def main(options: SideBySideOptions, output: OutputOptions) -> None:
     Example:
         python -m studies side-by-side --registry demo/registry --num-tasks 8 --search-seconds 60 --parts task-runs
     """
-    requests, parts, tasks = options.requests(), PartStore(options.parts), []
-    parts.check_identity(_identity(options, requests[0]))
+    requests, tasks = options.requests(), []
+    parts = PartStore.of(options.parts, _identity(options, requests[0]))
     with progress("Tasks", options.num_tasks) as advance:
         for number, request in enumerate(requests):
             tasks.append(
@@ -295,8 +296,8 @@ def main(options: SideBySideOptions, output: OutputOptions) -> None:
 
 
 def _identity(options: SideBySideOptions, request: PlanRequest) -> dict[str, object]:
-    chosen = {name: value for name, value in asdict(options).items() if name not in _FREE}
-    return chosen | {"models": model_names(request.costs, request.tables, request.topology.device)}
+    models = model_names(request.costs, request.tables, request.topology.device)
+    return options_without(options, _FREE) | {"models": models}
 
 
 def _numbers(request: PlanRequest, options: SideBySideOptions) -> TaskNumbers:

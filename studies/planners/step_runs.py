@@ -226,8 +226,8 @@ def main(options: StepRunOptions, output: OutputOptions) -> None:
     Example:
         python -m studies steps --runs 20 --parts step-runs -o docs/figures
     """
-    trials, settings, parts = options.trials(), options.settings(), PartStore(options.parts)
-    parts.check_identity(settings)
+    trials, settings = options.trials(), options.settings()
+    parts = PartStore.of(options.parts, settings)
     runs: list[StepRun] = []
     with progress("Running plans", options.runs) as advance:
         for start in range(0, options.runs, options.per_launch):

@@ -32,10 +32,8 @@ from autoshard.runtime.training.step import TrainingStep, distributed_step
 from autoshard.runtime.training.synthetic import draw_samples
 from autoshard.table import Table
 from autoshard.whatif.trials import local_topology
-from bench.measuring.devices import find_device
-from studies.frame import Machine, OutputOptions, StudyResult, command_line, numbers_in
+from studies.frame import Machine, OutputOptions, StudyResult, numbers_in
 
-SCHEMA: Final = "autoshard.access-counts/1"
 #: Share of the lookups whose rows are compared.
 _COVERED: Final = 0.9
 #: Relative error that counts as right.
@@ -251,18 +249,17 @@ def main(options: AccessCountOptions, output: OutputOptions) -> None:
     dist.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     cost = counting_cost(options)
     dist.destroy_process_group()
+    numbers = {
+        "rows": options.rows,
+        "max_bytes": MAX_BYTES,
+        "sampled_ids": SAMPLED_IDS,
+        "accuracy": [asdict(one) for one in found],
+        "cost": asdict(cost),
+    }
     output.write(
         StudyResult(
             name="access-counts",
-            document={
-                "schema": SCHEMA,
-                "machine": Machine.this(find_device("cpu"), command_line("access-counts", options)).to_json(),
-                "rows": options.rows,
-                "max_bytes": MAX_BYTES,
-                "sampled_ids": SAMPLED_IDS,
-                "accuracy": [asdict(one) for one in found],
-                "cost": asdict(cost),
-            },
+            document=Machine.of("access-counts", options).document(numbers, "autoshard.access-counts/1"),
             tables=(_accuracy_table(found, options), _cost_table(cost)),
         )
     )

@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Final
@@ -40,12 +40,9 @@ from autoshard.runtime.engine.rows.fused import FusedSettings
 from autoshard.runtime.training.synthetic import draw_samples
 from autoshard.table import Table
 from autoshard.whatif.trials import local_topology
-from bench.measuring.devices import find_device
-from studies.frame import Machine, OutputOptions, StudyResult, command_line
-from studies.frame.documents import to_document
+from studies.frame import Machine, OutputOptions, StudyResult
 from studies.frame.jobs import do_job, run_job
 
-SCHEMA: Final = "autoshard.checkpoint-cost/1"
 #: Columns of every table.
 DIM: Final = 64
 #: Bytes that plain files are written and read in.
@@ -94,23 +91,6 @@ class Cost:
     extra_load_bytes: int
     step_s: float
     slowed_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointCosts:
-    """The study's result.
-
-    Attributes:
-        machine: Where it was measured.
-        mib: Size of all tables in MiB, weights alone.
-        processes: Processes.
-        cost: What was measured.
-    """
-
-    machine: Machine
-    mib: int
-    processes: int
-    cost: Cost
 
 
 def tables_of_ranks(mib: int, num_ranks: int, *, pooling_factor: float) -> tuple[EmbeddingTable, ...]:
@@ -316,9 +296,9 @@ def _result(options: CheckpointCostOptions, cost: Cost) -> StudyResult:
         f"has {_mib(cost.checkpoint_bytes)}, a step takes {1000 * cost.step_s:.1f} ms"
     )
     table = Table(columns=("", "measured", "against", "ratio"), rows=rows, caption=caption)
-    machine = Machine.this(find_device("cpu"), command_line("checkpoint-cost", options))
-    found = CheckpointCosts(machine=machine, mib=options.mib, processes=options.processes, cost=cost)
-    return StudyResult(name="checkpoint-cost", document=to_document(found, SCHEMA), tables=(table,))
+    found = {"mib": options.mib, "processes": options.processes, "cost": asdict(cost)}
+    document = Machine.of("checkpoint-cost", options).document(found, "autoshard.checkpoint-cost/1")
+    return StudyResult(name="checkpoint-cost", document=document, tables=(table,))
 
 
 def _mib(size: float) -> str:

@@ -55,7 +55,6 @@ from autoshard.table import Table
 from autoshard.whatif.trials import LOPSIDED, MeasuredStep, execute_plans, local_topology, plan_task
 from bench.collecting.collectives import collect_collectives
 from bench.collectives.sampling import CollectiveSettings, Processes
-from bench.measuring.devices import find_device
 from costmodel.kernel.metrics import kendall_tau
 from costmodel.registry.promotion import publish_version
 from costmodel.registry.publish_options import PublishOptions
@@ -71,15 +70,14 @@ from studies.frame import (
     PartsOption,
     PartStore,
     StudyResult,
-    command_line,
     names_in,
     numbers_in,
+    options_without,
 )
 from studies.frame.jobs import STUDIES_PATH
 from studies.runtime.slow_links.contests import Entry
 from studies.runtime.slow_links.models import drawn_task
 
-SCHEMA: Final = "autoshard.virtual-time/1"
 #: Each way to hold tables, balanced and not; `LOPSIDED` comes beside them.
 ENTRIES: Final = (
     Entry(label="table-wise", planner="cost-greedy"),
@@ -290,8 +288,7 @@ class VirtualTimeOptions:
 
     def identity(self) -> dict[str, object]:
         """What parts must share."""
-        free = ("parts", "plans", "rates", "ranks")
-        return {name: value for name, value in asdict(self).items() if name not in free}
+        return options_without(self, ("parts", "plans", "rates", "ranks"))
 
     @property
     def effort(self) -> dict[str, Any]:
@@ -308,8 +305,7 @@ def main(options: VirtualTimeOptions, output: OutputOptions) -> None:
     check_support()
     if len(os.sched_getaffinity(0)) < _NUM_RANKS:
         raise DeviceError("two ranks need a core each, this machine has one")
-    parts = PartStore(options.parts)
-    parts.check_identity(options.identity())
+    parts = PartStore.of(options.parts, options.identity())
     compared: list[Compared] = []
     refused: list[str] = []
     for index, spec in enumerate(options.specs()):
@@ -325,7 +321,6 @@ def main(options: VirtualTimeOptions, output: OutputOptions) -> None:
     shared = {
         alpha: parts.find_data(f"shared-{alpha}", Repeated, partial(_shared, options, alpha)) for alpha in _ALPHAS
     }
-    machine = Machine.this(find_device("cpu"), command_line("virtual-time", options))
     tables = (
         _summary(compared),
         _parts_table(compared),
@@ -333,10 +328,8 @@ def main(options: VirtualTimeOptions, output: OutputOptions) -> None:
         _checks(alike, slowed, tokens),
         _shared_table(shared),
     )
-    document = {
-        "schema": SCHEMA,
+    numbers = {
         "settings": options.identity(),
-        "machine": machine.to_json(),
         "plans": [{**asdict(one), "error": one.error, "noise": one.noise} for one in compared],
         "refused": refused,
         "alike": {str(number): asdict(one) for number, one in alike.items()},
@@ -347,7 +340,7 @@ def main(options: VirtualTimeOptions, output: OutputOptions) -> None:
     output.write(
         StudyResult(
             name="virtual-time",
-            document=document,
+            document=Machine.of("virtual-time", options).document(numbers, "autoshard.virtual-time/1"),
             tables=tables,
             notes=tuple(f"Not made: {one}" for one in refused),
             images={"": _figure(compared)},

@@ -128,7 +128,7 @@ def main(options: ReinforcedOptions, output: OutputOptions) -> None:
     Example:
         OMP_NUM_THREADS=1 python -m studies reinforced --tasks 80-cpu --parts runs -o docs/figures
     """
-    others, store = options.others, PartStore(options.parts)
+    others = options.others
     settings = {
         **others.settings(),
         "num_trained": options.num_trained,
@@ -136,7 +136,7 @@ def main(options: ReinforcedOptions, output: OutputOptions) -> None:
         "first_seed": options.first_seed,
         "seeds": options.seeds,
     }
-    store.check_identity(settings)
+    store = PartStore.of(options.parts, settings)
     plans = {f"{task}-{seed}": partial(run, task, seed, others) for seed in options.held_out for task in others.chosen}
     trainings = {
         f"{task}-{algorithm}-{effort}": partial(trained, algorithm, task, effort, options)
