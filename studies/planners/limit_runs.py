@@ -39,7 +39,12 @@ from studies.frame import OutputOptions, PartsOption, PartStore, RegistryOption,
 #: Seed of the first task, as drawn.
 _FIRST_SEED = 9001
 #: Rows and batch of MetaSyn are divided by this for CPUs.
-SCALE = 64
+_CPU_SCALE = 64
+
+
+def metasyn_for(topology: Topology) -> TableSet:
+    """The pool that tasks on a topology are drawn from; smaller on CPUs."""
+    return metasyn().scaled(_CPU_SCALE) if topology.device == "cpu" else metasyn()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +69,7 @@ class LimitTask:
 
     def tables(self, seed: int) -> TableSet:
         """Tables of a seed."""
-        pool = metasyn().scaled(SCALE) if self.topology().device == "cpu" else metasyn()
-        return pool.redrawn(self.num_tables, seed)
+        return metasyn_for(self.topology()).redrawn(self.num_tables, seed)
 
     def request(self, seed: int, registry: Path | None) -> PlanRequest:
         """One of the tasks."""
