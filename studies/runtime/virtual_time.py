@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +28,6 @@ from autoshard.commands.options import command_options
 from autoshard.core import (
     AccessProfile,
     Collective,
-    DType,
     EmbeddingTable,
     Feature,
     PlacedShard,
@@ -42,7 +40,6 @@ from autoshard.core.accepted import FINITE_ABOVE_0, WHOLE_AT_LEAST_1
 from autoshard.core.errors import AutoshardError, DeviceError
 from autoshard.core.step import KERNEL_PARTS, Overlap, StepPart
 from autoshard.formats import atomic_write, topology_from_json, topology_to_json, write_plan
-from autoshard.formats.stores.collective_samples import COLLECTIVE_SAMPLES
 from autoshard.planners.planner import PlanRequest
 from autoshard.planning import make_costs
 from autoshard.report.figures import BLUE, GREY, ORANGE, in_house_style
@@ -53,16 +50,11 @@ from autoshard.runtime.processes.worker import run_worker
 from autoshard.runtime.result_json import RUN
 from autoshard.table import Table
 from autoshard.whatif.trials import LOPSIDED, MeasuredStep, execute_plans, local_topology, plan_task
-from bench.collecting.collectives import collect_collectives
-from bench.collectives.sampling import CollectiveSettings, Processes
 from costmodel.kernel.metrics import kendall_tau
-from costmodel.registry.promotion import publish_version
-from costmodel.registry.publish_options import PublishOptions
-from costmodel.registry.versions import Registry
 from costmodel.step.collective_training import train_collective_model
 from costmodel.step.comparison import collective_version
 from studies.cluster.commands import opened_cluster
-from studies.cluster.links import fit_links, measured_topology
+from studies.cluster.links import fit_links, link_samples, measured_topology
 from studies.cluster.network import ClusterSpec, check_support
 from studies.frame import (
     Machine,
@@ -76,7 +68,7 @@ from studies.frame import (
 )
 from studies.frame.jobs import STUDIES_PATH
 from studies.runtime.slow_links.contests import Entry
-from studies.runtime.slow_links.models import drawn_task
+from studies.runtime.slow_links.models import doubled_sizes, drawn_task, emptied, published
 
 #: Each way to hold tables, balanced and not; `LOPSIDED` comes beside them.
 ENTRIES: Final = (
@@ -98,7 +90,7 @@ ENTRIES: Final = (
     Entry(label="replica-groups", planner="replica-groups", options={"num_groups": 2}),
 )
 _NUM_RANKS: Final = 2
-_SMALLEST_BYTES, _MAX_BYTES = 2**13, 2**22
+_MAX_BYTES: Final = 2**22
 _RUN_BYTES: Final = 4 << 30
 #: Milliseconds of work that one rank has more, where one is slowed.
 _SLOWED_MS: Final = 10.0
@@ -368,23 +360,9 @@ def _chunks(options: VirtualTimeOptions, spec: ClusterSpec, index: int, parts: P
 
 def _measured_links(spec: ClusterSpec, launcher: Launcher, registry: Path) -> Links:
     """Measures what collectives take on the links, and trains the model of them."""
-    samples_folder = registry.with_name(f"{registry.name}-samples")
-    for folder in (registry, samples_folder):
-        if folder.exists():
-            shutil.rmtree(folder)
-    sizes = tuple(_SMALLEST_BYTES << power for power in range((_MAX_BYTES // _SMALLEST_BYTES).bit_length()))
-    collection = collect_collectives(
-        samples_folder,
-        Processes(nproc=_NUM_RANKS, node_size=1),
-        CollectiveSettings(sizes=sizes, dtypes=(DType.FP32,)),
-        device="cpu",
-        launcher=launcher,
-    )
-    if collection.is_terminated:
-        raise DeviceError("measuring the links was ended by a signal")
-    samples = [sample for file in collection.files for sample in COLLECTIVE_SAMPLES.read_file(file)]
-    publishing = PublishOptions(registry=registry, force=True)
-    publish_version(Registry(registry), collective_version(train_collective_model(samples)), publishing)
+    folder = emptied(registry.with_name(f"{registry.name}-samples"))
+    samples = link_samples(folder, spec, doubled_sizes(_MAX_BYTES), launcher)
+    published(collective_version(train_collective_model(samples)), emptied(registry))
     return Links(topology=topology_to_json(measured_topology(spec.topology(), fit_links(samples))))
 
 
