@@ -45,7 +45,7 @@ from autoshard.table import Table
 from autoshard.whatif.trials import local_topology
 from studies.engines.layouts import Layout, plan_of
 from studies.frame import Machine, OutputOptions, StudyResult
-from studies.frame.jobs import do_job, run_job
+from studies.frame.jobs import do_job, mean_of, run_job
 
 _WARM_UP = 2
 _FLUSHED_BYTES = 64 << 20
@@ -66,12 +66,6 @@ def input_ms(plan: ShardingPlan, runs: int) -> list[float]:
         exchange(batch)
         times_ms.append((time.thread_time() - begun_s) * 1e3)
     return times_ms[_WARM_UP:]
-
-
-def _mean_over_processes(value: float) -> float:
-    total = torch.tensor(value, dtype=torch.float64)
-    dist.all_reduce(total)
-    return float(total) / dist.get_world_size()
 
 
 _DEVICE: Final = "cpu"
@@ -250,5 +244,5 @@ def main(options: InputWorkOptions, output: OutputOptions) -> None:
 
 if __name__ == "__main__":
     do_job(
-        lambda job: [_mean_over_processes(median(input_ms(read_plan(path), job["runs"]))) for path in job["plan_paths"]]
+        lambda job: [mean_of(median(input_ms(read_plan(path), job["runs"]))) for path in job["plan_paths"]]
     )

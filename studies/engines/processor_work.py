@@ -39,7 +39,7 @@ from autoshard.whatif.trials import local_topology
 from studies.cluster.commands import opened_cluster
 from studies.cluster.network import ClusterSpec
 from studies.frame import Machine, OutputOptions, StudyResult
-from studies.frame.jobs import do_job, run_job
+from studies.frame.jobs import do_job, mean_of, run_job
 
 _DEVICE: Final = "cpu"
 #: Bytes that a process puts into a collective.
@@ -132,9 +132,7 @@ def collective_ms(operation: Operation, put_in_bytes: int, runs: int) -> float:
         once()
     ended = resource.getrusage(resource.RUSAGE_SELF)
     seconds = ended.ru_utime + ended.ru_stime - begun.ru_utime - begun.ru_stime
-    total = torch.tensor(seconds / runs * 1e3, dtype=torch.float64)
-    dist.all_reduce(total)
-    return float(total) / size
+    return mean_of(seconds / runs * 1e3)
 
 
 def _collectives(job: Mapping[str, Any]) -> list[float]:

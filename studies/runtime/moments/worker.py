@@ -13,15 +13,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from autoshard.core import ShardingPlan
 from autoshard.runtime.batch import Embedded
 from autoshard.runtime.embeddings import ShardedEmbeddings
 from autoshard.runtime.engine.rows.fused import FusedSettings
@@ -58,16 +56,6 @@ def _work(folder: Path) -> None:
     dist.destroy_process_group()
 
 
-@contextmanager
-def opened(plan: ShardingPlan, settings: FusedSettings) -> Iterator[ShardedEmbeddings]:
-    """The tables of a plan, for as long as they are used."""
-    embeddings = ShardedEmbeddings(plan, settings)
-    try:
-        yield embeddings
-    finally:
-        embeddings.close()
-
-
 def train(setting: Setting, run: Run) -> TrainedRun:
     """Trains once over fresh samples, and predicts the held-out ones now and then."""
     plan = setting.plan(run.num_groups, run.moment_scale)
@@ -77,7 +65,7 @@ def train(setting: Setting, run: Run) -> TrainedRun:
         setting.model, run.seed, setting.local_batch_size, Purpose.HELD_OUT, setting.num_held_out // setting.batch_size
     )
     heard = time.monotonic()
-    with opened(plan, settings) as embeddings:
+    with closing(ShardedEmbeddings(plan, settings)) as embeddings:
         dense = DenseModel(plan.tables.dense, embeddings.feature_dims, run.seed)
         step = distributed_step(embeddings, plan.tables, dense, setting.dense_rate)
         entropies = []
@@ -101,7 +89,8 @@ def noise_result(noise: NoiseJob, num_groups: int) -> NoiseResult:
     plan = setting.plan(num_groups, 1, sync_every=noise.sync_every)
     rng = torch.Generator().manual_seed(noise.seed * setting.num_processes + dist.get_rank())
     differences = []
-    with opened(plan, FusedSettings(learning_rate=0.01, eps=setting.eps, seed=noise.seed)) as embeddings:
+    settings = FusedSettings(learning_rate=0.01, eps=setting.eps, seed=noise.seed)
+    with closing(ShardedEmbeddings(plan, settings)) as embeddings:
         for number, samples in enumerate(_training(setting, noise.seed), start=1):
             found = embeddings(samples.ids)
             assert isinstance(found, Embedded), "the batch has no keys"
