@@ -24,9 +24,10 @@ from autoshard.formats.stores.samples import Sample, read_samples
 from autoshard.table import Table
 from bench.sampling.stream import CALIBRATION_WEIGHTS, DEFAULT_WEIGHTS
 from costmodel.kernel.calibration import CalibrationOptions, calibrate, scaled_to, uncalibrated
+from costmodel.kernel.card import Interval
 from costmodel.kernel.dataset import CostDataset, IndexArray
 from costmodel.kernel.learned import LearnedCostModel
-from costmodel.kernel.metrics import MsArray, set_codes
+from costmodel.kernel.metrics import MsArray, PricedSamples
 from costmodel.kernel.training import CostTrainingOptions, train_cost_model
 from studies.frame import FromOption, Machine, OutputOptions, PartsOption, PartStore, StudyResult
 from studies.frame.documents import read_document, to_document
@@ -224,21 +225,25 @@ def outcome(
     model: LearnedCostModel, store: Store, *, arm: str, seconds: float, repeat: int, num_samples: int
 ) -> Outcome:
     """Error and intervals of a model on the held-out sets."""
-    codes_SH = set_codes(model.predictor, store.held_out)
-    predicted_ms_S = model.predictor.predict(codes_SH).sum(axis=1)
-    low_S, high_S = model.card.interval.factors(model.predictor.spread(codes_SH))
-    ratio_S = store.held_out.kernel_ms / predicted_ms_S
     return Outcome(
         store=store.name,
         arm=arm,
         seconds=seconds,
         repeat=repeat,
         num_samples=num_samples,
-        relative_error=float(np.mean(np.abs(1 / ratio_S - 1))),
-        factored_error=float(np.mean(np.abs(np.median(ratio_S) / ratio_S - 1))),
-        coverage=float(np.mean((low_S <= ratio_S) & (ratio_S <= high_S))),
-        half_width=float(np.median(high_S - low_S) / 2),
+        **judged(PricedSamples.of(model.predictor, store.held_out), model.card.interval),
     )
+
+
+def judged(priced: PricedSamples, interval: Interval) -> dict[str, float]:
+    """Errors of prices and what their intervals hold: fields of `Outcome`, and of trials at other hours."""
+    ratio_S, (low_S, high_S) = priced.ratio_S, interval.factors(priced.spread_S)
+    return {
+        "relative_error": float(np.mean(priced.errors_S)),
+        "factored_error": float(np.mean(np.abs(np.median(ratio_S) / ratio_S - 1))),
+        "coverage": float(np.mean((low_S <= ratio_S) & (ratio_S <= high_S))),
+        "half_width": float(np.median(high_S - low_S) / 2),
+    }
 
 
 #: Makes a model of a base, the samples drawn and a seed.
