@@ -11,9 +11,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import combinations
+from math import sqrt
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Final
@@ -33,7 +34,7 @@ from costmodel.registry.versions import default_registry
 from studies.frame import Machine, OutputOptions, PartsOption, PartStore, RegistryOption, StudyResult, command_line
 from studies.runtime.slow_links.contests import TORCHREC_WHOLE, Contest, ContestResult, Effort, Entry, run_contests
 from studies.runtime.slow_links.models import drawn_task
-from studies.runtime.slow_links.study import AUTO, RateSummary, measured_ms, summarised, thin_runs
+from studies.runtime.slow_links.study import AUTO, RateSummary, measured_ms, summarised, tau_of, thin_runs, thin_steps
 
 SCHEMA: Final = "autoshard.virtual-contests/1"
 #: Bytes per second that lookups read with a core, and from an A100's memory. FBGEMM's of fp32 rows read 23 GB/s from a
@@ -284,6 +285,8 @@ def gains(contests: Sequence[ContestResult]) -> Mapping[str, Gain]:
 
 #: Two plans are told apart if one is executed so much longer: a plan once more is 1% longer or shorter.
 _APART: Final = 0.02
+#: Times that a task is executed twice by chance.
+_DRAWS: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,6 +317,90 @@ class Order:
         return f"{self.tau:.2f} of {self.num_pairs}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeats:
+    """How far executions of one plan are apart in one start of the processes, which no prediction can know.
+
+    Attributes:
+        num_pairs: Pairs of entries on our engine with one plan.
+        median: Half of them are further apart than this ratio, less 1.
+        share_apart: Share of them that is further apart than `_APART`.
+        contests: The tasks, each `_DRAWS` times, as if an earlier execution had been the prediction: steps of both are
+            the executed ones times a distance that is drawn from those of one plan, divided by the square root of 2,
+            since a distance has the noise of two executions.
+    """
+
+    num_pairs: int
+    median: float
+    share_apart: float
+    contests: tuple[ContestResult, ...] = field(repr=False)
+
+    @classmethod
+    def of(cls, kinds: Sequence[Sequence[ContestResult]]) -> Repeats | None:
+        """Of tasks by kind of cluster; None if no two entries of one have one plan."""
+        draws = np.random.default_rng(0)
+        found: list[float] = []
+        contests: list[ContestResult] = []
+        for tasks in kinds:
+            pairs = [pair for task in tasks for pair in combinations(thin_steps(task), 2)]
+            alike = [(left, right) for left, right in pairs if left.predicted_ms == right.predicted_ms]
+            logs = [float(np.log(left.measured_ms / right.measured_ms)) for left, right in alike]
+            if logs:
+                found += logs
+                either = [sign * log / sqrt(2) for log in logs for sign in (1, -1)]
+                contests += [_executed_twice(task, either, draws) for task in tasks for _ in range(_DRAWS)]
+        if not found:
+            return None
+        apart = np.abs(found)
+        return cls(
+            num_pairs=len(found),
+            median=float(np.expm1(np.median(apart))),
+            share_apart=float(np.mean(apart > np.log1p(_APART))),
+            contests=tuple(contests),
+        )
+
+    @property
+    def tau_in_task(self) -> float:
+        """Mean over tasks of Kendall's tau of two executions."""
+        return float(np.mean([tau_of(thin_steps(contest)) for contest in self.contests]))
+
+    @property
+    def near(self) -> float:
+        """Share of the tasks in which the shortest plan of the first execution is within `_APART` in the second."""
+        steps = [thin_steps(contest) for contest in self.contests]
+        shortest = [min(of_task, key=lambda one: one.predicted_ms).measured_ms for of_task in steps]
+        best = [min(one.measured_ms for one in of_task) for of_task in steps]
+        return float(np.mean([ms <= (1 + _APART) * least for ms, least in zip(shortest, best, strict=True)]))
+
+    @property
+    def cells(self) -> tuple[str, str, str, str]:
+        """As columns of a table."""
+        tau = Order.of(self.contests).tau
+        return f"{self.tau_in_task:.2f}", f"{tau:.2f}", f"{self.near:.0%}", f"{self.median:.1%}"
+
+    def to_json(self) -> Mapping[str, object]:
+        """Its numbers; `num_pairs` of orders are of all draws."""
+        orders = {"any": Order.of(self.contests), POLICY: Order.of(self.contests, POLICY)}
+        return {
+            "num_pairs": self.num_pairs,
+            "median": self.median,
+            "share_apart": self.share_apart,
+            "tau_in_task": self.tau_in_task,
+            "near": self.near,
+            "orders": {label: asdict(order) for label, order in orders.items()},
+        }
+
+
+def _executed_twice(contest: ContestResult, logs: Sequence[float], draws: np.random.Generator) -> ContestResult:
+    entries = []
+    for one in _without_repeats(contest).entries:
+        if one.step is not None:
+            first_ms, second_ms = one.step.measured_ms * np.exp(draws.choice(logs, 2))
+            one = replace(one, step=replace(one.step, predicted_ms=float(first_ms), measured_ms=float(second_ms)))
+        entries.append(one)
+    return replace(contest, entries=tuple(entries))
+
+
 def _without_repeats(contest: ContestResult) -> ContestResult:
     """A task with one plan of `auto`: others of it are mostly the same plan, and the shortest by chance."""
     return replace(contest, entries=tuple(one for one in contest.entries if one.label not in (AGAIN, SHORT, LONG)))
@@ -328,6 +415,9 @@ def _result(options: VirtualContestOptions, launches: Sequence[Launch]) -> Study
     summaries = {label: summarised(contests) for label, contests in once.items()}
     found = {label: gains(contests) for label, contests in by_cluster.items()}
     orders = {label: {"any": Order.of(of), POLICY: Order.of(of, POLICY)} for label, of in once.items()}
+    kinds = {label: [contests] for label, contests in by_cluster.items()}
+    kinds["all"] = [contests for label, contests in by_cluster.items() if label != "all"]
+    repeats = {label: again for label, of in kinds.items() if (again := Repeats.of(of)) is not None}
     others = [label for label in found["all"] if label not in (SHORT, LONG)]
     rows = [
         (
@@ -335,6 +425,7 @@ def _result(options: VirtualContestOptions, launches: Sequence[Launch]) -> Study
             f"{one.num_tasks}",
             *map(str, orders[label].values()),
             *_accuracy(one),
+            *(repeats[label].cells if label in repeats else ("-",) * 4),
             f"{_within_now(once[label]):.0%}",
             f"{one.auto_near['2%']:.0%}",
             *(str(found[label].get(other, "-")) for other in others),
@@ -351,6 +442,10 @@ def _result(options: VirtualContestOptions, launches: Sequence[Launch]) -> Study
         "within 15%",
         "bias",
         "in interval",
+        "tau in a task of two executions",
+        f"{tau} of two",
+        "shortest of one within 2% in the other",
+        "one plan's steps apart",
         "in that of the hour, links as given",
         "auto within 2% of shortest",
     )
@@ -370,6 +465,7 @@ def _result(options: VirtualContestOptions, launches: Sequence[Launch]) -> Study
         "within_now": {label: _within_now(of) for label, of in once.items()},
         "gains": {label: {name: asdict(gain) for name, gain in of.items()} for label, of in found.items()},
         "orders": {label: {name: asdict(order) for name, order in of.items()} for label, of in orders.items()},
+        "repeats": {label: one.to_json() for label, one in repeats.items()},
         "launches": [asdict(one) for one in launches],
     }
     return StudyResult(name="virtual-contests", document=document, tables=tuple(tables))

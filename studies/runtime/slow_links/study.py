@@ -123,8 +123,8 @@ def summarised(results: Sequence[ContestResult]) -> RateSummary:
         auto_near={f"{share:.0%}": mean(one <= 1 + share for one in over_best) for share in NEAR},
         over_auto={label: median(_over_auto(label, steps)) for label in labels},
         torchrec_over_auto=tuple(_over_auto(TORCHREC_WHOLE, steps)),
-        tau=_tau(runs),
-        tau_of_task=mean(_tau(thin_steps(task)) for task in tasks),
+        tau=tau_of(runs),
+        tau_of_task=mean(tau_of(thin_steps(task)) for task in tasks),
         steps=summary_of(runs),
         sent=_sent_ratios(tasks),
     )
@@ -139,7 +139,8 @@ def _over_auto(label: str, steps: Sequence[Mapping[str, float]]) -> list[float]:
     return [of_task[label] / of_task[AUTO] for of_task in steps if label in of_task]
 
 
-def _tau(runs: Sequence[StepRun]) -> float:
+def tau_of(runs: Sequence[StepRun]) -> float:
+    """Kendall's tau of predicted and measured steps."""
     return kendall_tau(np.array([run.predicted_ms for run in runs]), np.array([run.measured_ms for run in runs]))
 
 

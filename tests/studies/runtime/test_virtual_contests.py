@@ -21,6 +21,7 @@ from studies.runtime.virtual_contests import (
     ClusterKind,
     Gain,
     Order,
+    Repeats,
     entries,
     gains,
 )
@@ -87,12 +88,13 @@ def test_gains_are_over_auto_where_both_ran():
     assert str(Gain(num_tasks=1, median=0.1, low=-0.05, high=0.2)) == "+10.0% (-5.0% to +20.0%)"
 
 
+def run(label, predicted_ms, measured_ms):
+    (entry,) = contest(**{label: measured_ms}).entries
+    return replace(entry, step=replace(entry.step, predicted_ms=predicted_ms))
+
+
 @pytest.mark.smoke
 def test_the_order_is_that_of_pairs_which_differ_when_executed():
-    def run(label, predicted_ms, measured_ms):
-        (entry,) = contest(**{label: measured_ms}).entries
-        return replace(entry, step=replace(entry.step, predicted_ms=predicted_ms))
-
     # auto and policy differ by 1%; of the other pairs one is in the other order.
     runs = (
         run("auto", 9.0, 10.0),
@@ -105,3 +107,27 @@ def test_the_order_is_that_of_pairs_which_differ_when_executed():
     assert Order.of([task]) == Order(num_pairs=5, tau=pytest.approx(3 / 5))
     assert Order.of([task], "torchrec") == Order(num_pairs=3, tau=pytest.approx(1 / 3))
     assert str(Order.of([])) == "0.00 of 0"
+
+
+@pytest.mark.smoke
+def test_what_two_executions_agree_on_is_drawn_from_how_far_apart_one_plan_is():
+    # One plan takes 10 and 11 ms: plans of 10 and 30 ms keep their order, those of 30.1 and 30 ms do not.
+    one_plan = (run("auto", 9.0, 10.0), run(AGAIN, 9.0, 11.0))
+    clear = replace(contest(), entries=(*one_plan, run("torchrec", 20.0, 30.0)))
+    found = Repeats.of([[clear]])
+    assert (found.num_pairs, found.median, found.share_apart) == (1, pytest.approx(0.1), 1.0)
+    assert found.tau_in_task == 1.0
+    assert {entry.label for again in found.contests for entry in again.entries} == {"auto", "torchrec"}
+    level = replace(clear, entries=(*clear.entries, run("policy", 21.0, 30.1)))
+    assert Repeats.of([[level]]).tau_in_task < 0.9
+    # Of plans that are level now and then the longer one is the shorter one in the first execution, by up to a tenth.
+    assert found.near == 1.0
+    assert Repeats.of([[replace(clear, entries=(*one_plan, run("torchrec", 20.0, 10.1)))]]).near < 1.0
+    # Clusters whose steps are steadier do not get the distances of others.
+    steady = replace(level, entries=(run("auto", 9.0, 10.0), run(AGAIN, 9.0, 10.0), *level.entries[2:]))
+    both = Repeats.of([[steady], [level]])
+    of_steady = both.contests[: len(both.contests) // 2]
+    assert both.num_pairs == 2
+    assert Repeats(num_pairs=1, median=0.0, share_apart=0.0, contests=of_steady).tau_in_task == 1.0
+    assert both.tau_in_task < 1.0
+    assert Repeats.of([[replace(contest(), entries=clear.entries[1:])]]) is None
