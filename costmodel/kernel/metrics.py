@@ -1,7 +1,7 @@
 """Predictions of samples, and how well they agree with what was measured.
 
-Shape suffixes: S samples, B some of them, U distinct shards, N shards of all samples, H width of a code, O outputs (forward,
-backward).
+Shape suffixes: S samples, B some of them, U distinct shards, N shards of all samples, H width of a code, O outputs
+(forward, backward).
 """
 
 from __future__ import annotations

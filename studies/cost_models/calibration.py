@@ -370,9 +370,7 @@ class _Direction:
         yield self._found("everything", 0.0, 0, self._everything)
         yield self._found("calibrated", 0.0, 0, self._unmeasured)
         options = self._options
-        for repeat, seconds, arm in itertools.product(
-            range(options.repeats), options.budgets_s, options.chosen_arms
-        ):
+        for repeat, seconds, arm in itertools.product(range(options.repeats), options.budgets_s, options.chosen_arms):
             yield self._found(arm, seconds, repeat, partial(self._made, arm, seconds, repeat))
 
     def _found(self, arm: str, seconds: float, repeat: int, make: Callable[[], Outcome]) -> Outcome:

@@ -243,6 +243,4 @@ def main(options: InputWorkOptions, output: OutputOptions) -> None:
 
 
 if __name__ == "__main__":
-    do_job(
-        lambda job: [mean_of(median(input_ms(read_plan(path), job["runs"]))) for path in job["plan_paths"]]
-    )
+    do_job(lambda job: [mean_of(median(input_ms(read_plan(path), job["runs"]))) for path in job["plan_paths"]])

@@ -33,9 +33,7 @@ def found(trained, dataset):
 
     def fit(errors, draw):
         factor_S = np.exp(loads.drawn(errors)[:, draw])
-        measured = replace(
-            dataset, latency_ms_SO=dataset.latency_ms_SO * (factor_S / priced.ratio_S)[:, None]
-        )
+        measured = replace(dataset, latency_ms_SO=dataset.latency_ms_SO * (factor_S / priced.ratio_S)[:, None])
         return fitted_errors(predictor, INTERVAL, replace(priced, dataset=measured), 0.0)
 
     return fit

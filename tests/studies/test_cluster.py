@@ -120,7 +120,7 @@ def test_topologies_of_one_node_and_of_nodes_of_one_rank(num_nodes, ranks_per_no
 def test_links_that_a_signal_left_unmeasured_end_the_command_with_its_code(tmp_path, monkeypatch):
     ended = CollectedSamples(kind=SampleKind.COLLECTIVES, device="cpu", is_terminated=True)
     monkeypatch.setattr("studies.cluster.links.collect_collectives", lambda *_, **__: ended)
-    monkeypatch.setattr("studies.cluster.network.open_cluster", lambda spec: nullcontext(LOCAL))
+    monkeypatch.setattr("studies.cluster.network.open_cluster", lambda _: nullcontext(LOCAL))
     with pytest.raises(typer.Exit) as caught, opened_cluster(SPEC) as cluster:
         link_samples(tmp_path, SPEC, (2**13, 2**14), cluster)
     assert caught.value.exit_code == 143

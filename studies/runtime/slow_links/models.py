@@ -149,7 +149,9 @@ def train_cluster(
     emptied(registry)
     shutil.copytree(folder / "kernels", registry)
     spec = cluster.spec
-    samples = link_samples(emptied(folder / f"links-{_rate(cluster)}"), spec, doubled_sizes(settings.max_bytes), cluster)
+    samples = link_samples(
+        emptied(folder / f"links-{_rate(cluster)}"), spec, doubled_sizes(settings.max_bytes), cluster
+    )
     topology = measured_topology(spec.topology(), fit_links(samples))
     collectives = published(collective_version(train_collective_model(samples)), registry)
     drawn = [_calibration_task(number, settings) for number in range(settings.calibration_runs)]

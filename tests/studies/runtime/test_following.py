@@ -27,7 +27,7 @@ def test_counts_are_compared_with_what_was_drawn():
 
 @pytest.mark.smoke
 def test_an_exponent_that_is_no_number_is_refused():
-    with pytest.raises(InvalidOptionError, match="^--alphas: each must be a number of at least 0"):
+    with pytest.raises(InvalidOptionError, match=r"^--alphas: each must be a number of at least 0"):
         AccessCountOptions(alphas="1.05,steep")
 
 
