@@ -59,5 +59,5 @@ def test_finished_batch_sizes_are_kept(tmp_path, run_study, monkeypatch, capsys)
 def test_splitting_of_ids_is_measured_beside_its_price(run_study, capsys):
     assert run_study("input-work", "--nproc", "2", "--runs", "1", "--json") == 0
     plans = json.loads(capsys.readouterr().out)["plans"]
-    assert len(plans) == 14
+    assert len(plans) == 18
     assert all(plan["measured_ms"] > 0 and plan["priced_ms"] > 0 for plan in plans)
